@@ -1,0 +1,1 @@
+"""Learning algorithms and the formulas they share (layer L3)."""

@@ -1,0 +1,1 @@
+"""Measurements against named peers and physical limits (layer L4)."""

@@ -1,0 +1,1 @@
+"""Structured Hydra configuration: registration, validation, messages (layer L0)."""

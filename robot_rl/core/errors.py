@@ -1,0 +1,55 @@
+"""The mistakes a user can make, one class each; a message says where, got, allowed and remedy."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class RobotRLError(ValueError):
+    """Something the user can mend; the command line prints it without a traceback."""
+
+
+class UnknownComponentError(RobotRLError):
+    """A name that no table of components holds."""
+
+
+class ConfigError(RobotRLError):
+    """A configuration key or value that does not fit its schema."""
+
+
+class DatasetError(RobotRLError):
+    """A dataset that is damaged, incomplete, or of another robot or task."""
+
+
+class CheckpointError(RobotRLError):
+    """A checkpoint that cannot be read, or belongs to another task or policy."""
+
+
+class ModelError(RobotRLError):
+    """A robot or scene model that lacks a named joint, actuator, site or sensor."""
+
+
+class RenderError(RobotRLError):
+    """No way to draw: the message names the Debian package that brings one."""
+
+
+class LeaseError(RobotRLError):
+    """A device that somebody else holds, or a lease that expired or was overtaken."""
+
+
+class DeviceError(RobotRLError):
+    """A device that is disconnected, quarantined, or refused a command."""
+
+
+class StaleObservationError(DeviceError):
+    """An observation older than the safety envelope allows."""
+
+
+class SafetyStopError(DeviceError):
+    """A command after a latched stop; only an explicit clear lifts it."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Returns ` Did you mean 'x'?`, or the known names if none is near."""
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=1)
+    return f" Did you mean {close[0]!r}?" if close else f" Known: {', '.join(names)}."

@@ -1,0 +1,93 @@
+"""The policy contract: sample a chunk, score it, learn from demonstrations.
+
+B envs, H chunk length, A action dim, K denoising steps, S scored transitions.
+Actions are normalised to [-1, 1]; observations are dicts of tensors with a leading B.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+if TYPE_CHECKING:
+    from torch import Generator, Tensor
+
+Mode = Literal["ode", "explore", "mean"]
+Observation = "dict[str, Tensor]"
+
+
+@dataclass
+class Chain:
+    """The stochastic path behind a chunk: what a likelihood-based learner scores."""
+
+    x: Tensor
+    """Latent path, (B, K + 1, H, A); never clamped, so that its density is the sampler's."""
+    index: Tensor
+    """Which transitions were stochastic, (B, S)."""
+    log_prob: Tensor
+    """Their behaviour log-probability, (B, S), averaged over H and A."""
+    grid: Any
+    """The very TimeGrid the sampler used."""
+
+
+@dataclass
+class ChunkSample:
+    """A chunk of actions, and the chain that made it if it was recorded."""
+
+    actions: Tensor
+    """(B, H, A) in [-1, 1]."""
+    chain: Chain | None = None
+
+
+@dataclass
+class DemoBatch:
+    """A batch for behaviour cloning."""
+
+    obs: dict[str, Tensor]
+    actions: Tensor
+    """(B, H, A)"""
+    valid: Tensor
+    """(B, H), False beyond the end of the episode."""
+    source: dict[str, Any] = field(default_factory=dict)
+
+
+class Policy(Protocol):
+    """Anything that acts. Adapters (residual, latent steering, best of n) are policies too."""
+
+    horizon: int
+    action_dim: int
+
+    def sample(
+        self,
+        obs: dict[str, Tensor],
+        *,
+        z: Tensor | None = None,
+        mode: Mode = "ode",
+        record: bool = False,
+        generator: Generator | None = None,
+    ) -> ChunkSample:
+        """Returns a chunk (B, H, A); `z` (B, H, A) is the initial noise, drawn if None."""
+        ...
+
+    def log_prob(self, obs: dict[str, Tensor], chain: Chain) -> tuple[Tensor, Tensor]:
+        """Returns the log-probability and entropy of the scored transitions, (B, S) each."""
+        ...
+
+    def bc_loss(self, batch: DemoBatch, generator: Generator | None = None) -> Tensor:
+        """Returns the scalar imitation loss of the family (flow matching, denoising, likelihood)."""
+        ...
+
+    def features(self, obs: dict[str, Tensor]) -> Tensor:
+        """Returns (B, F) features of the observation, for critics and novelty counts."""
+        ...
+
+    def refine(
+        self,
+        obs: dict[str, Tensor],
+        action: Tensor,
+        *,
+        mode: Mode = "ode",
+        generator: Generator | None = None,
+    ) -> Tensor:
+        """Returns the action (B, A) to execute now, given the chunk's; a residual corrects here."""
+        ...

@@ -1,0 +1,65 @@
+"""Find components by name without importing them: a table of strings, resolved when asked.
+
+Third parties add components by an entry point in the group `robot_rl.components`, named
+`<kind>.<name>` and pointing at `module:attribute`.
+"""
+
+import importlib
+from functools import cache
+from importlib.metadata import entry_points
+from typing import Any
+
+from robot_rl.core.errors import UnknownComponentError, nearest
+
+TABLE: dict[str, dict[str, str]] = {
+    "task": {
+        "reach": "robot_rl.sim.tasks.reach:Reach",
+        "pick_cube": "robot_rl.sim.tasks.pick_cube:PickCube",
+    },
+    "robot": {
+        "panda": "robot_rl.sim.robots.panda:PANDA",
+    },
+    "policy": {
+        "flow": "robot_rl.policies.chunk:FlowPolicy",
+        "diffusion": "robot_rl.policies.chunk:DiffusionPolicy",
+        "gaussian": "robot_rl.policies.gaussian:GaussianPolicy",
+        "residual": "robot_rl.policies.residual:ResidualPolicy",
+    },
+    "algorithm": {
+        "bc": "robot_rl.algos.bc:BehaviourCloning",
+        "residual": "robot_rl.algos.residual:ResidualTD",
+    },
+    "simulator": {
+        "mujoco": "robot_rl.sim.vector:SimVectorEnv",
+    },
+}
+
+
+@cache
+def table(kind: str) -> dict[str, str]:
+    """Returns name -> `module:attribute` of one kind, entry points included."""
+    if kind not in TABLE:
+        raise UnknownComponentError(f"registry: no kind {kind!r}.{nearest(kind, TABLE)}")
+    prefix = f"{kind}."
+    added = {
+        point.name.removeprefix(prefix): point.value
+        for point in entry_points(group="robot_rl.components")
+        if point.name.startswith(prefix)
+    }
+    return {**added, **TABLE[kind]}
+
+
+def resolve(kind: str, name: str, *, at: str = "config") -> Any:
+    """Imports and returns component `name` of `kind`.
+
+    Raises:
+        UnknownComponentError: no such kind or name; the message offers the nearest.
+    """
+    known = table(kind)
+    if name not in known:
+        raise UnknownComponentError(
+            f"{at}: no {kind} named {name!r}.{nearest(name, known)} "
+            f"`robot-rl doctor --list {kind}` shows all {len(known)}."
+        )
+    module, attribute = known[name].split(":")
+    return getattr(importlib.import_module(module), attribute)

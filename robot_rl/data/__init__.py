@@ -1,0 +1,1 @@
+"""Transitions, replay, demonstrations, normalisers (layer L2)."""

@@ -1,0 +1,1 @@
+"""Metrics, writers and reports (layer L0)."""

@@ -1,0 +1,1 @@
+"""The only assembler: sources x policy x algorithm in one loop (layer L4)."""

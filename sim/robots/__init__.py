@@ -1,0 +1,1 @@
+"""Robots: models, limits, and the short file that makes any MJCF an arm."""

@@ -1,0 +1,1 @@
+"""Tasks: a scene, a reset distribution, success, and an expert."""
