@@ -6,6 +6,9 @@ from numpy.typing import ArrayLike, NDArray
 EVAL_SEED_START = 2**31
 """Training seeds lie below this number, evaluation seeds at or above it."""
 
+QUICK_EVAL_SEED_START = 2**32
+"""Seeds of the quick evaluations during training; `eval_seeds` ends below this number."""
+
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
@@ -20,6 +23,15 @@ def train_seed(run_seed: int, stream: str) -> int:
 def eval_seeds(run_seed: int, num_episodes: int) -> NDArray[np.uint64]:
     """Returns one seed per held-out episode, distinct and at or above `EVAL_SEED_START`."""
     start = EVAL_SEED_START + (run_seed % 100_000) * 10_000
+    return np.arange(start, start + num_episodes, dtype=np.uint64)
+
+
+def quick_eval_seeds(run_seed: int, num_episodes: int) -> NDArray[np.uint64]:
+    """Returns seeds for looking on during training: disjoint from training and from `eval_seeds`.
+
+    Whoever tunes by what a run shows while it trains, tunes on these and never on the held-out ones.
+    """
+    start = QUICK_EVAL_SEED_START + (run_seed % 100_000) * 10_000
     return np.arange(start, start + num_episodes, dtype=np.uint64)
 
 

@@ -1,0 +1,234 @@
+"""Checkpoints: everything that influences learning, as safetensors and JSON; no pickle.
+
+A state is a nest of dicts, lists, tuples, tensors, arrays, numbers, strings and None. A folder
+holds `state.json` (the nest, with a reference where an array belongs), `tensors.safetensors` and
+`arrays.safetensors`. It is written under a temporary name, flushed to the disk and renamed;
+only then does `latest` name it. A kill at any moment leaves the last good checkpoint in place.
+
+A full disk stops the run with a `CheckpointError`, after older checkpoints were given up for a
+second try. Going on unsaved would spend robot time that the next failure loses, and an exact
+resume costs nothing but the command that the message names.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import shutil
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors import numpy as arrays_io
+from safetensors import torch as tensors_io
+
+from robot_rl.core.errors import CheckpointError
+
+logger = logging.getLogger(__name__)
+
+FORMAT = 1
+"""Raised when a checkpoint of the old form can no longer be read."""
+
+_FILES = ("tensors.safetensors", "arrays.safetensors")
+_KEYS = frozenset({"$tensor", "$array", "$tuple", "$items"})
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class CheckpointStore:
+    """The checkpoints of one run: the newest `keep` of them, and which is the last good one."""
+
+    def __init__(self, folder: Path, *, keep: int = 2) -> None:
+        if keep < 1:
+            raise ValueError(f"keep must be at least 1, got {keep}")
+        self._folder = folder
+        self._keep = keep
+
+    def save(self, state: Mapping[str, Any], name: str) -> Path:
+        """Writes `state` as `<folder>/<serial>-<name>` and makes it the latest.
+
+        Raises:
+            CheckpointError: the disk is full; the last good checkpoint is untouched.
+        """
+        self._folder.mkdir(parents=True, exist_ok=True)
+        try:
+            try:
+                path = self._write(state, name)
+            except OSError as error:
+                if error.errno not in _NO_SPACE or not self._prune(keep=1):
+                    raise
+                path = self._write(state, name)
+        except OSError as error:
+            if error.errno in _NO_SPACE:
+                raise CheckpointError(self._full_disk_message(name, error)) from error
+            raise
+        self._prune(self._keep)
+        return path
+
+    def latest(self) -> Path | None:
+        """Returns the folder of the last good checkpoint, or None."""
+        pointer = self._folder / "latest"
+        if not pointer.exists():
+            return None
+        return self._folder / pointer.read_text().strip()
+
+    def load(self) -> dict[str, Any] | None:
+        """Returns the state of the last good checkpoint, or None if there is none yet."""
+        path = self.latest()
+        return None if path is None else read_state(path)
+
+    def _write(self, state: Mapping[str, Any], name: str) -> Path:
+        found = self._found()
+        serial = int(found[-1].name.split("-")[0]) + 1 if found else 0
+        final = self._folder / f"{serial:06d}-{name}"  # never the name of one that is there
+        temporary = self._folder / f".writing-{final.name}"
+        try:
+            shutil.rmtree(temporary, ignore_errors=True)
+            write_state(state, temporary)
+            temporary.rename(final)
+            _sync_folder(self._folder)
+            write_text(self._folder / "latest", final.name)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+        return final
+
+    def _prune(self, keep: int) -> bool:
+        """Removes all but the newest `keep` checkpoints; returns whether it removed any."""
+        latest = self.latest()
+        others = [path for path in self._found() if path != latest]
+        surplus = [path for path in self._folder.glob(".writing-*") if path.is_dir()]
+        surplus += others[: max(0, len(others) - (keep - 1))]
+        for path in surplus:
+            shutil.rmtree(path, ignore_errors=True)
+        return bool(surplus)
+
+    def _found(self) -> list[Path]:
+        """Returns the finished checkpoints, oldest first."""
+        return sorted(path for path in self._folder.glob("[0-9]*-*") if path.is_dir())
+
+    def _full_disk_message(self, name: str, error: OSError) -> str:
+        latest = self.latest()
+        kept = f"The last good checkpoint is {latest}" if latest else "There is no earlier checkpoint"
+        return (
+            f"{self._folder}: cannot write checkpoint {name!r}: {error.strerror}. {kept}. "
+            f"Free some space, then `robot-rl train resume={self._folder.parent}` goes on from there."
+        )
+
+
+def write_state(state: Mapping[str, Any], folder: Path) -> None:
+    """Writes a state into a new folder and flushes it to the disk."""
+    tensors: dict[str, torch.Tensor] = {}
+    arrays: dict[str, np.ndarray] = {}
+    tree = _pack(dict(state), "", tensors, arrays)
+    blobs = dict(zip(_FILES, (tensors_io.save(tensors), arrays_io.save(arrays)), strict=True))
+    folder.mkdir(parents=True)
+    for file, blob in blobs.items():
+        _write_synced(folder / file, blob)
+    files = {file: {"bytes": len(blob), "crc32": zlib.crc32(blob)} for file, blob in blobs.items()}
+    head = {"format": FORMAT, "files": files, "state": tree}
+    _write_synced(folder / "state.json", json.dumps(head).encode())
+    _sync_folder(folder)
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    """Reads what `write_state` wrote.
+
+    Raises:
+        CheckpointError: a file is missing, cut short, altered, or of another format.
+    """
+    try:
+        head = json.loads((folder / "state.json").read_text())
+        blobs = {file: (folder / file).read_bytes() for file in _FILES}
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{folder}: not a readable checkpoint: {error}. {_OTHER}") from error
+    if head.get("format") != FORMAT:
+        raise CheckpointError(
+            f"{folder}: checkpoint format {head.get('format')!r}, this version reads {FORMAT}. "
+            "Resume with the version of robot_rl that the run's config names."
+        )
+    for file, blob in blobs.items():
+        if head["files"][file] != {"bytes": len(blob), "crc32": zlib.crc32(blob)}:
+            raise CheckpointError(
+                f"{folder / file}: {len(blob)} bytes that do not match state.json: damaged. {_OTHER}"
+            )
+    try:
+        tensors = tensors_io.load(blobs[_FILES[0]])
+        arrays = arrays_io.load(blobs[_FILES[1]])
+    except SafetensorError as error:
+        raise CheckpointError(f"{folder}: not a readable checkpoint: {error}. {_OTHER}") from error
+    return _unpack(head["state"], tensors, arrays)
+
+
+_OTHER = "Write the name of another folder in `checkpoints/` into `checkpoints/latest` to resume there."
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replaces a small file in one step: readers see the old text or the new, never half."""
+    temporary = path.with_name(f".writing-{path.name}")
+    _write_synced(temporary, text.encode())
+    temporary.replace(path)
+    _sync_folder(path.parent)
+
+
+def _pack(node: Any, at: str, tensors: dict[str, torch.Tensor], arrays: dict[str, np.ndarray]) -> Any:
+    """Returns the JSON form of a node, with its arrays put aside under their path."""
+    if node is None or type(node) in (bool, int, float, str):
+        return node
+    if isinstance(node, torch.Tensor):
+        tensors[at] = node.detach().cpu().contiguous().clone()
+        return {"$tensor": at}
+    if isinstance(node, np.ndarray | np.generic):
+        array = np.asarray(node)
+        if array.dtype.kind not in "biuf":
+            raise TypeError(f"checkpoint{at}: an array of {array.dtype} cannot be saved; use numbers or lists")
+        arrays[at] = np.array(array, order="C")
+        return {"$array": at}
+    if isinstance(node, Mapping):
+        items = [(key, _pack(value, f"{at}/{key}", tensors, arrays)) for key, value in node.items()]
+        if all(type(key) is str for key, _ in items) and not _KEYS & {key for key, _ in items}:
+            return dict(items)
+        return {"$items": [[key, value] for key, value in items]}
+    if isinstance(node, list | tuple):
+        packed = [_pack(value, f"{at}/{i}", tensors, arrays) for i, value in enumerate(node)]
+        return {"$tuple": packed} if isinstance(node, tuple) else packed
+    raise TypeError(f"checkpoint{at}: a {type(node).__name__} cannot be saved; use tensors, arrays, numbers, str")
+
+
+def _unpack(node: Any, tensors: Mapping[str, torch.Tensor], arrays: Mapping[str, np.ndarray]) -> Any:
+    if isinstance(node, list):
+        return [_unpack(value, tensors, arrays) for value in node]
+    if not isinstance(node, dict):
+        return node
+    if len(node) == 1:
+        (key, value), = node.items()
+        if key == "$tensor":
+            return tensors[value]
+        if key == "$array":
+            return arrays[value]
+        if key == "$tuple":
+            return tuple(_unpack(item, tensors, arrays) for item in value)
+        if key == "$items":
+            return {name: _unpack(item, tensors, arrays) for name, item in value}
+    return {key: _unpack(value, tensors, arrays) for key, value in node.items()}
+
+
+def _write_synced(path: Path, blob: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(blob)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    """Makes renames inside a folder survive a power cut."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,80 @@
+"""Clocks of a run: how many updates are owed, what is due; counted in control steps, never in wall-clock.
+
+A `Ratio` pays updates for steps and carries the fraction over; an `Every` fires once per interval.
+Both keep their place in a checkpoint, so that a resumed run owes exactly what the unbroken one did.
+(The idea is dreamerv3's `when.py`; ours counts from where it was restored and never loses a fraction.)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass
+class Counters:
+    """Where a run stands; every schedule reads these."""
+
+    env_steps: int = 0
+    """Control steps put into the replay, summed over all envs."""
+    updates: int = 0
+    """Learner updates of the current phase."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.env_steps, self.updates = int(state["env_steps"]), int(state["updates"])
+
+
+class Ratio:
+    """Update-to-data ratio: how many updates the steps since the last call have earned."""
+
+    def __init__(self, updates_per_step: float, *, after_steps: int = 0) -> None:
+        if not (math.isfinite(updates_per_step) and updates_per_step >= 0):
+            raise ValueError(f"updates_per_step must be finite and >= 0, got {updates_per_step}")
+        self._ratio = updates_per_step
+        self._seen = after_steps
+        self._credit = 0.0
+
+    def owed(self, step: int) -> int:
+        """Returns the whole updates due at `step`; steps before `after_steps` earn nothing."""
+        if step <= self._seen:
+            return 0
+        self._credit += (step - self._seen) * self._ratio
+        self._seen = step
+        whole = math.floor(self._credit + 1e-9)  # 0.1 * 10 is 0.99...: the last bit must not cost an update
+        self._credit -= whole
+        return whole
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seen": self._seen, "credit": self._credit}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._seen, self._credit = int(state["seen"]), float(state["credit"])
+
+
+class Every:
+    """Fires when at least `interval` steps have passed since it last fired; 0 means never."""
+
+    def __init__(self, interval: float, *, start: float = 0) -> None:
+        if interval < 0:
+            raise ValueError(f"interval must be >= 0 (0 means never), got {interval}")
+        self._interval = interval
+        self._next = start + interval
+
+    def due(self, step: float) -> bool:
+        """Returns whether it fires now; missed beats are not made up for."""
+        if not self._interval or step < self._next:
+            return False
+        beats = math.floor((step - self._next) / self._interval) + 1
+        self._next += beats * self._interval
+        return True
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"next": self._next}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._next = state["next"]
