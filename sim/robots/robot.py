@@ -1,0 +1,111 @@
+"""What a task knows of a robot: element names, limits and a function that builds its model.
+
+One convention holds for every robot's tool site: the origin lies between the finger tips, z is
+the approach direction (out of the hand), y the direction the fingers open along.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+
+import mujoco
+
+from robot_rl.core.errors import ModelError, nearest
+
+Floats = tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class JointLimits:
+    """Limits of the arm joints, one entry per joint in the order of `Robot.arm_joints`."""
+
+    position_low_rad: Floats
+    """Lowest joint positions."""
+    position_high_rad: Floats
+    """Highest joint positions."""
+    velocity_rad_s: Floats
+    """Largest joint speeds."""
+    acceleration_rad_s2: Floats
+    """Largest joint accelerations."""
+    effort_n_m: Floats
+    """Largest joint torques."""
+
+    def __post_init__(self) -> None:
+        sizes = {field.name: len(getattr(self, field.name)) for field in fields(self)}
+        if len(set(sizes.values())) != 1:
+            raise ModelError(f"limits: one entry per arm joint is needed in every list, got {sizes}.")
+        for low, high in zip(self.position_low_rad, self.position_high_rad, strict=True):
+            if not low < high:
+                raise ModelError(f"limits: position_low_rad {low} is not below position_high_rad {high}.")
+        for name in ("velocity_rad_s", "acceleration_rad_s2", "effort_n_m"):
+            if min(getattr(self, name), default=1.0) <= 0:
+                raise ModelError(f"limits.{name}: every entry must be positive, got {getattr(self, name)}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Robot:
+    """One arm with a gripper: names in its MJCF, limits, home pose, and how to build it."""
+
+    name: str
+    """Name in the registry and in configuration."""
+    arm_joints: tuple[str, ...]
+    """Hinge joints of the arm, base to tool."""
+    arm_actuators: tuple[str, ...]
+    """Position servos of the arm joints, same order; control in rad."""
+    gripper_actuator: str
+    """The one position servo of the gripper."""
+    gripper_open: float
+    """Control value that opens the gripper, in the actuator's unit (m or rad)."""
+    gripper_closed: float
+    """Control value that closes it."""
+    finger_joints: tuple[str, ...]
+    """Joints the gripper moves."""
+    tool_site: str
+    """Site between the finger tips: z approaches, y is the opening direction."""
+    home_rad: Floats
+    """Arm joint positions at rest: the gripper above the table, pointing down."""
+    gripper_home: float
+    """Gripper control value at rest."""
+    limits: JointLimits
+    """Limits of the arm joints; the compiled model's are equal (a test says so)."""
+    build: Callable[[], mujoco.MjSpec]
+    """Returns a fresh spec of the robot alone: base at the origin, z up, no scene."""
+
+    def __post_init__(self) -> None:
+        num_joints = len(self.arm_joints)
+        sizes = {
+            "arm_actuators": len(self.arm_actuators),
+            "home_rad": len(self.home_rad),
+            "limits": len(self.limits.position_low_rad),
+        }
+        for name, size in sizes.items():
+            if size != num_joints:
+                raise ModelError(f"robot {self.name}: {name} has {size} entries for {num_joints} arm joints.")
+        rows = zip(
+            self.arm_joints, self.limits.position_low_rad, self.home_rad, self.limits.position_high_rad, strict=True
+        )
+        for joint, low, home, high in rows:
+            if not low <= home <= high:
+                raise ModelError(
+                    f"robot {self.name}: home_rad of {joint} is {home}, allowed is [{low}, {high}]."
+                )
+
+    @property
+    def num_arm_joints(self) -> int:
+        return len(self.arm_joints)
+
+
+def check_names(robot: Robot, model: mujoco.MjModel) -> None:
+    """Raises ModelError if the compiled model lacks an element that `robot` names."""
+    wanted = [
+        ("joint", (*robot.arm_joints, *robot.finger_joints), mujoco.mjtObj.mjOBJ_JOINT, model.njnt),
+        ("actuator", (*robot.arm_actuators, robot.gripper_actuator), mujoco.mjtObj.mjOBJ_ACTUATOR, model.nu),
+        ("site", (robot.tool_site,), mujoco.mjtObj.mjOBJ_SITE, model.nsite),
+    ]
+    for kind, names, object_type, count in wanted:
+        existing = [mujoco.mj_id2name(model, object_type, i) or f"#{i}" for i in range(count)]
+        for name in names:
+            if name not in existing:
+                raise ModelError(
+                    f"robot {robot.name}: the model has no {kind} {name!r}.{nearest(name, existing)} "
+                    f"It has: {', '.join(existing) or 'none'}."
+                )
