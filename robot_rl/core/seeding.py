@@ -53,6 +53,11 @@ class EpisodeRng:
     def num_rows(self) -> int:
         return len(self._key_B)
 
+    @property
+    def key(self) -> NDArray[np.uint64]:
+        """One number a row that identifies (seed, episode)."""
+        return self._key_B.copy()
+
     def uniform(self, low: ArrayLike = 0.0, high: ArrayLike = 1.0, size: int = 1) -> NDArray[np.float64]:
         """Returns (rows, size) numbers in [low, high)."""
         index = np.arange(self._drawn + 1, self._drawn + size + 1, dtype=np.uint64)

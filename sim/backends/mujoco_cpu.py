@@ -1,0 +1,84 @@
+"""The CPU back end: `mujoco.batch.Batch`, threads over simulations, results equal at any thread count."""
+
+from typing import Any
+
+import mujoco
+import numpy as np
+from mujoco.batch import Batch
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+_POSITION_AND_VELOCITY = int(mujoco.mjtStage.mjSTAGE_VEL.value)
+_NO_STAGE = int(mujoco.mjtStage.mjSTAGE_NONE.value)
+_DIVERGED = [
+    int(mujoco.mjtWarning.mjWARN_BADQPOS),
+    int(mujoco.mjtWarning.mjWARN_BADQVEL),
+    int(mujoco.mjtWarning.mjWARN_BADQACC),
+    int(mujoco.mjtWarning.mjWARN_CONTACTFULL),
+    int(mujoco.mjtWarning.mjWARN_CNSTRFULL),
+]
+
+
+class MujocoCpu:
+    """Steps many copies of one model; see `robot_rl.sim.backends.backend.Backend`.
+
+    The batch is persistent (one MjData a simulation), so that sensors current at the end of a
+    control step cost nothing extra: the next step continues from them.
+    """
+
+    caps = frozenset({"set_state", "fork", "render", "batch"})
+
+    def __init__(self, model: mujoco.MjModel, num_sims: int, num_threads: int = 0) -> None:
+        self.model = model
+        self.batch = Batch(model, num_sims, num_threads, persistent=True)
+        self.state = self.batch.state
+        self._counts = self._count()
+
+    def bind(self, field: str) -> Array:
+        """Returns a live (sims, ...) view of an MjData field."""
+        return self.batch.bind(field)
+
+    def expand(self, field: str) -> Array:
+        """Gives a model field per-simulation values and returns them, (sims, ...)."""
+        return self.batch.expand(field)
+
+    def recompute_constants(self, ids: Array) -> None:
+        """Derives what depends on expanded fields (masses, inertias) for the given simulations."""
+        self.batch.set_const(ids)
+
+    def step(self, num_substeps: int, mask: Array | None = None) -> Array:
+        """Advances all or the masked simulations; returns which of them diverged, (sims,) bool.
+
+        A simulation diverges when MuJoCo warns of a bad state or acceleration, or runs out of
+        contact or constraint memory.
+        """
+        self.batch.step(mask, num_substeps, _POSITION_AND_VELOCITY)
+        counts = self._count()
+        diverged = counts > self._counts
+        self._counts = counts
+        return diverged
+
+    def clear(self, ids: Array) -> None:
+        """Puts simulations into the model's default state, without computing anything."""
+        self.batch.reset(ids, stage=_NO_STAGE)
+        self._counts = self._count()
+
+    def forward(self, ids: Array | None = None) -> None:
+        """Makes positions, velocities and sensors current after a write to the state."""
+        self.batch.forward(ids, _POSITION_AND_VELOCITY)
+
+    def _count(self) -> Array:
+        """Returns how often each simulation has diverged so far, (sims,)."""
+        return self.batch.warning[:, _DIVERGED, 1].sum(axis=1)
+
+    def materialise(self, sim: int) -> tuple[mujoco.MjModel, mujoco.MjData]:
+        """Returns one simulation's own model and data, forwarded, to draw it or to inspect it."""
+        model, data = self.batch.get_model(sim), self.batch.get_data(sim)
+        mujoco.mj_forward(model, data)
+        return model, data
+
+
+def as_ids(mask: Array) -> Array:
+    """Returns the indices of a bool mask, as the back end's calls take them."""
+    return np.flatnonzero(mask)

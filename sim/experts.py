@@ -1,0 +1,58 @@
+"""Scripted experts: a task says where the tool should be, this turns it into actions.
+
+The knobs act on the target, not on the action, so that a policy which imitates the expert is
+smooth and wrong by a known amount: a base of chosen quality for methods that improve a base.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from robot_rl.core.seeding import EpisodeRng
+from robot_rl.sim.task import Task, View
+
+Array = NDArray[Any]
+
+_GAIN = 1.5
+"""Proportional gain on the servo lead: about 45 % of the error is closed in a control step."""
+
+
+class Expert:
+    """Acts in all envs at once from their present state.
+
+    The target is displaced by `bias_m` along world x, and by a Gaussian of standard deviation
+    `noise_m` in x and y that is drawn anew for every episode.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        view: View,
+        episode_seeds: Callable[[], NDArray[np.uint64]],
+        bias_m: float,
+        noise_m: float,
+        noise_seed: int,
+    ) -> None:
+        self._task, self._view, self._episode_seeds = task, view, episode_seeds
+        self._bias_m, self._noise_m, self._noise_seed = bias_m, noise_m, noise_seed
+
+    def act(self) -> Array:
+        """Returns actions (B, A) float32 in [-1, 1] for the task's end-effector control."""
+        control = self._task.control
+        aim = self._task.expert(self._view, self._offset())
+        step = _GAIN * (aim.position_m - self._view["tool.pos"]) / control.linear_m
+        turn = _GAIN * aim.yaw_rad[:, None] / control.angular_rad
+        grip = np.where(aim.closed, -1.0, 1.0)[:, None]
+        turns = {"none": [], "yaw": [turn], "full": [np.zeros_like(turn), np.zeros_like(turn), turn]}
+        action = np.concatenate([step, *turns[control.rotation], grip], axis=1)
+        return np.clip(action, -1.0, 1.0).astype(np.float32)
+
+    def _offset(self) -> Array:
+        keys = self._episode_seeds()
+        rng = EpisodeRng(keys, np.full(len(keys), self._noise_seed))
+        offset = np.zeros((len(keys), 3))
+        offset[:, :2] = self._noise_m * rng.normal(size=2)
+        offset[:, 0] += self._bias_m
+        return offset

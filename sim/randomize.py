@@ -1,0 +1,78 @@
+"""Randomisation terms: each names the model field it writes and what must be derived again."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import mujoco
+import numpy as np
+from numpy.typing import NDArray
+
+from robot_rl.core.errors import ModelError, nearest
+from robot_rl.core.seeding import EpisodeRng
+from robot_rl.sim.backends.backend import Backend
+
+Array = NDArray[Any]
+
+_DERIVED = frozenset({"body_mass", "body_inertia", "body_ipos"})
+"""Fields after which MuJoCo must recompute constants."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vary:
+    """Draws one number an episode and writes it to rows of a model field."""
+
+    field: str
+    """An MjModel field by object kind, such as `geom_friction` or `body_mass`."""
+    element: str
+    """The object's name."""
+    low: float
+    high: float
+    how: Literal["set", "scale"] = "scale"
+    component: int | None = None
+    """Which column to write; all of them if None."""
+
+    def __post_init__(self) -> None:
+        if not self.low <= self.high:
+            raise ModelError(f"vary {self.field} of {self.element}: low {self.low} is above high {self.high}")
+
+
+class Randomizer:
+    """Applies terms to the masked simulations at reset; expands only the fields they name."""
+
+    def __init__(self, terms: tuple[Vary, ...], backend: Backend) -> None:
+        self._backend = backend
+        self._terms = [(term, *_locate(term, backend.model)) for term in terms]
+        self._fields = {term.field: backend.expand(term.field) for term in terms}
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The model fields that differ between simulations."""
+        return tuple(self._fields)
+
+    def restore(self, values: dict[str, Array]) -> None:
+        """Writes back every varied field, as an exact resume needs."""
+        for name, value in values.items():
+            self._fields[name][...] = value
+        if _DERIVED & self._fields.keys():
+            self._backend.recompute_constants(np.arange(len(self._backend.state)))
+
+    def apply(self, ids: Array, rng: EpisodeRng) -> None:
+        """Draws and writes every term for the given simulations."""
+        for term, row, nominal in self._terms:
+            value = rng.uniform(term.low, term.high)
+            new = value * nominal if term.how == "scale" else np.broadcast_to(value, (len(ids), nominal.size))
+            columns = slice(None) if term.component is None else slice(term.component, term.component + 1)
+            target = self._fields[term.field].reshape(len(self._backend.state), -1, nominal.size)
+            target[ids, row, columns] = new[:, columns]
+        if _DERIVED & self._fields.keys():
+            self._backend.recompute_constants(ids)
+
+
+def _locate(term: Vary, model: mujoco.MjModel) -> tuple[int, Array]:
+    """Returns the row of the named object in the field, and its nominal value."""
+    kind = term.field.split("_")[0]
+    objects = [getattr(model, kind)(i).name for i in range(getattr(model, f"n{kind}"))]
+    if term.element not in objects:
+        raise ModelError(f"vary {term.field}: no {kind} named {term.element!r}.{nearest(term.element, objects)}")
+    row = objects.index(term.element)
+    return row, np.atleast_1d(np.asarray(getattr(model, term.field)[row], dtype=float)).reshape(-1).copy()

@@ -1,0 +1,108 @@
+"""Small pieces that tasks build scenes from: table, cubes, goals, cameras, sensors.
+
+World frame: z up, the robot's base at the origin, the table top at z = 0.
+"""
+
+from collections.abc import Sequence
+
+import mujoco
+import numpy as np
+from mujoco import mjtGeom, mjtObj, mjtSensor
+
+Rgba = tuple[float, float, float, float]
+WOOD: Rgba = (0.80, 0.72, 0.62, 1.0)
+RED: Rgba = (0.85, 0.22, 0.18, 1.0)
+BLUE: Rgba = (0.20, 0.42, 0.80, 1.0)
+GREEN: Rgba = (0.20, 0.70, 0.35, 0.45)
+
+
+def add_world(spec: mujoco.MjSpec) -> None:
+    """Adds a floor plane as the table top, a light, and the cameras `front` and `overhead`."""
+    spec.worldbody.add_geom(
+        name="table", type=mjtGeom.mjGEOM_PLANE, size=[1.5, 1.5, 0.05], rgba=WOOD, friction=[0.8, 0.005, 0.0001]
+    )
+    spec.worldbody.add_light(pos=[0.3, -0.8, 2.0], dir=[0.1, 0.4, -1.0], castshadow=True)
+    spec.worldbody.add_light(pos=[1.5, 1.0, 1.5], dir=[-0.8, -0.6, -1.0], castshadow=False)
+    spec.visual.headlight.ambient = [0.35, 0.35, 0.35]
+    spec.visual.global_.offwidth, spec.visual.global_.offheight = 1280, 960
+    add_camera(spec, "front", position_m=(1.25, -0.75, 0.75), target_m=(0.42, 0.0, 0.12))
+    add_camera(spec, "overhead", position_m=(0.50, 0.0, 1.05), target_m=(0.5001, 0.0, 0.0))
+
+
+def add_camera(
+    spec: mujoco.MjSpec, name: str, *, position_m: Sequence[float], target_m: Sequence[float], fovy_deg: float = 45.0
+) -> None:
+    """Adds a fixed camera that looks at a point."""
+    forward = np.subtract(target_m, position_m)
+    forward = forward / np.linalg.norm(forward)
+    right = np.cross(forward, [0.0, 0.0, 1.0])
+    right = right / np.linalg.norm(right)
+    up = np.cross(right, forward)
+    camera = spec.worldbody.add_camera(name=name, pos=list(position_m), fovy=fovy_deg)
+    camera.alt.xyaxes = [*right, *up]
+
+
+def add_free_box(
+    spec: mujoco.MjSpec,
+    name: str,
+    *,
+    half_size_m: Sequence[float],
+    mass_kg: float,
+    rgba: Rgba = RED,
+    friction: float = 1.0,
+) -> mujoco.MjsBody:
+    """Adds a box that moves freely; its joint and geom carry the body's name."""
+    body = spec.worldbody.add_body(name=name, pos=[0.5, 0.0, half_size_m[2]])
+    body.add_freejoint(name=name)
+    body.add_geom(
+        name=name,
+        type=mjtGeom.mjGEOM_BOX,
+        size=list(half_size_m),
+        mass=mass_kg,
+        rgba=rgba,
+        friction=[friction, 0.005, 0.0001],
+        condim=4,
+    )
+    return body
+
+
+def add_goal(spec: mujoco.MjSpec, name: str = "goal", *, radius_m: float = 0.02, rgba: Rgba = GREEN) -> None:
+    """Adds a mocap body that marks where something should go; it touches nothing."""
+    body = spec.worldbody.add_body(name=name, mocap=True, pos=[0.5, 0.0, 0.2])
+    body.add_geom(
+        type=mjtGeom.mjGEOM_SPHERE, size=[radius_m, 0, 0], rgba=rgba, contype=0, conaffinity=0, group=1
+    )
+
+
+def sense(
+    spec: mujoco.MjSpec, name: str, kind: str, of: tuple[str, str], relative_to: tuple[str, str] | None = None
+) -> None:
+    """Adds a frame sensor.
+
+    Args:
+        name: how the observation names it.
+        kind: `pos`, `quat`, `xaxis`, `zaxis`, `linvel` or `angvel`.
+        of: ("site" | "body" | "geom", its name); a body means its inertial-free frame.
+        relative_to: the frame to express it in; the world if None.
+    """
+    sensor = spec.add_sensor(
+        name=name,
+        type=getattr(mjtSensor, f"mjSENS_FRAME{kind.upper()}"),
+        objtype=_object(of[0]),
+        objname=of[1],
+    )
+    if relative_to is not None:
+        sensor.reftype, sensor.refname = _object(relative_to[0]), relative_to[1]
+
+
+def sense_joints(spec: mujoco.MjSpec, joints: Sequence[str], *, velocity: bool = False) -> list[str]:
+    """Adds a position (or velocity) sensor for each joint; returns their names."""
+    kind = mjtSensor.mjSENS_JOINTVEL if velocity else mjtSensor.mjSENS_JOINTPOS
+    names = [f"{joint}.{'vel' if velocity else 'pos'}" for joint in joints]
+    for name, joint in zip(names, joints, strict=True):
+        spec.add_sensor(name=name, type=kind, objtype=mjtObj.mjOBJ_JOINT, objname=joint)
+    return names
+
+
+def _object(kind: str) -> mjtObj:
+    return {"site": mjtObj.mjOBJ_SITE, "body": mjtObj.mjOBJ_XBODY, "geom": mjtObj.mjOBJ_GEOM}[kind]

@@ -1,0 +1,152 @@
+"""What a task is: a scene, a reset distribution, success, a reward and an expert, all batched.
+
+B envs, n reset rows, A action dim. Every function sees a `View`: named arrays with a leading
+axis over simulations, so the same task runs on any back end.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+import mujoco
+import numpy as np
+from numpy.typing import NDArray
+
+from robot_rl.core.seeding import EpisodeRng
+from robot_rl.sim.randomize import Vary
+from robot_rl.sim.robots.robot import Robot
+from robot_rl.sim.scene import add_world, sense, sense_joints
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Control:
+    """How an action in [-1, 1]^A becomes joint targets."""
+
+    kind: Literal["ee_delta", "joint_delta"] = "ee_delta"
+    rotation: Literal["none", "yaw", "full"] = "yaw"
+    """Which rotations an end-effector action has; the others are held at the home orientation."""
+    hz: float = 20.0
+    linear_m: float = 0.05
+    """Servo lead of a full-scale translation; in steady state about 0.5 m/s for the Panda."""
+    angular_rad: float = 0.25
+    joint_rad: float = 0.10
+    """Servo lead of a full-scale joint-position delta."""
+
+
+class View:
+    """Named, live, read-only arrays over all simulations: sensors by name, and `fingers.width`."""
+
+    def __init__(self, model: mujoco.MjModel, sensordata: Array, robot: Robot) -> None:
+        self._arrays: dict[str, Array] = {}
+        self._fingers = [f"{joint}.pos" for joint in robot.finger_joints]
+        for i in range(model.nsensor):
+            start, size = int(model.sensor_adr[i]), int(model.sensor_dim[i])
+            self._arrays[model.sensor(i).name] = sensordata[:, start : start + size]
+
+    def __getitem__(self, sensor: str) -> Array:
+        """Returns (B, dim), current as of the end of the last control step."""
+        if sensor == "fingers.width":
+            return sum((self._arrays[name] for name in self._fingers), start=np.zeros(1))
+        return self._arrays[sensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """Where things are at the beginning of n episodes."""
+
+    joints: Mapping[str, Array] = field(default_factory=dict)
+    """Joint name -> (n, 1) position, or (n, 7) position and quaternion of a free joint."""
+    mocap: Mapping[str, Array] = field(default_factory=dict)
+    """Mocap body name -> (n, 3) position in metres."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Aim:
+    """What the expert wants now, in the world frame."""
+
+    position_m: Array
+    """(B, 3) where the tool should be."""
+    yaw_rad: Array
+    """(B,) by how much the tool should turn about z, from where it is."""
+    closed: Array
+    """(B,) bool: gripper shut."""
+
+
+class Task:
+    """A task is data and batched functions; subclasses fill in the class attributes.
+
+    The observation `state` is the concatenation of the sensors in `observation`, preceded by
+    the arm's joint positions, finger positions, tool position and tool x axis.
+    """
+
+    name: ClassVar[str]
+    instruction: ClassVar[str]
+    horizon_s: ClassVar[float]
+    control: ClassVar[Control] = Control()
+    observation: ClassVar[tuple[str, ...]] = ()
+    vary: ClassVar[tuple[Vary, ...]] = ()
+    joint_noise_rad: ClassVar[float] = 0.02
+
+    def scene(self, spec: mujoco.MjSpec, robot: Robot) -> None:
+        """Adds objects and their sensors to a spec that already holds robot, table and cameras."""
+        raise NotImplementedError
+
+    def start(self, rng: EpisodeRng) -> Start:
+        """Draws where n = `rng.num_rows` episodes begin."""
+        raise NotImplementedError
+
+    def evaluate(self, view: View) -> dict[str, Array]:
+        """Returns named (B,) bool arrays: `success` always, `fail` if the task can be lost."""
+        raise NotImplementedError
+
+    def dense_reward(self, view: View) -> Array:
+        """Returns (B,) shaped reward in [0, 1]; the sparse reward is success itself."""
+        raise NotImplementedError
+
+    def expert(self, view: View, offset_m: Array) -> Aim:
+        """Returns what a scripted expert does, its target displaced by `offset_m` (B, 3)."""
+        raise NotImplementedError
+
+
+def compile_task(task: Task, robot: Robot) -> mujoco.MjModel:
+    """Builds robot, table, cameras, common sensors and the task's own scene into one model."""
+    spec = robot.build()
+    add_world(spec)
+    tool = ("site", robot.tool_site)
+    sense_joints(spec, (*robot.arm_joints, *robot.finger_joints))
+    sense(spec, "tool.pos", "pos", tool)
+    sense(spec, "tool.xaxis", "xaxis", tool)
+    sense(spec, "tool.zaxis", "zaxis", tool)
+    task.scene(spec, robot)
+    return spec.compile()
+
+
+def state_layout(task: Task, robot: Robot, model: mujoco.MjModel) -> tuple[Array, tuple[str, ...]]:
+    """Returns which elements of `sensordata` make the observation `state`, and their names."""
+    joints = [f"{joint}.pos" for joint in (*robot.arm_joints, *robot.finger_joints)]
+    index: list[int] = []
+    names: list[str] = []
+    for sensor in (*joints, "tool.pos", "tool.xaxis", *task.observation):
+        start, size = int(model.sensor(sensor).adr[0]), int(model.sensor(sensor).dim[0])
+        index += range(start, start + size)
+        names += [sensor] if size == 1 else [f"{sensor}.{i}" for i in range(size)]
+    return np.array(index), tuple(names)
+
+
+def yaw_quaternion(yaw_rad: Array) -> Array:
+    """Returns (n, 4) quaternions (w, x, y, z) of rotations about z."""
+    half = 0.5 * np.asarray(yaw_rad).reshape(-1)
+    zero = np.zeros_like(half)
+    return np.stack([np.cos(half), zero, zero, np.sin(half)], axis=1)
+
+
+def free_pose(position_m: Array, yaw_rad: Array) -> Array:
+    """Returns (n, 7) positions of a free joint."""
+    return np.concatenate([position_m, yaw_quaternion(yaw_rad)], axis=1)
+
+
+def closeness(distance_m: Array, scale_m: float) -> Array:
+    """Returns 1 at zero distance, falling to 0.24 at `scale_m` (1 - tanh)."""
+    return 1.0 - np.tanh(distance_m / scale_m)

@@ -1,0 +1,50 @@
+"""The part that scripted experts of grasping tasks share: above, down, close, carry."""
+
+import numpy as np
+
+from robot_rl.sim.task import Aim, Array, View
+
+_ABOVE_M = 0.09
+_ALIGNED_M = 0.015
+_AT_TARGET_M = 0.012
+
+
+def grasp_aim(
+    view: View, thing: str, offset_m: Array, *, carry_to_m: Array, shut_width_m: float = 0.055
+) -> Aim:
+    """Returns an aim that depends on the present state only, so that a policy can imitate it.
+
+    Args:
+        view: needs `tool.pos`, `tool.xaxis`, `fingers.width`, `<thing>.pos` and `<thing>.xaxis`.
+        thing: what to grasp.
+        offset_m: (B, 3) by how much the expert misjudges where it is.
+        carry_to_m: (B, 3) where the tool should go once the thing is held.
+        shut_width_m: the fingers hold something or nothing when they are closer than this.
+    """
+    tool, target = view["tool.pos"], view[f"{thing}.pos"] + offset_m
+    error = tool - target
+    sideways = np.linalg.norm(error[:, :2], axis=1)
+    at_target = (sideways < 2 * _AT_TARGET_M) & (np.abs(error[:, 2]) < _AT_TARGET_M)
+    holding = at_target & (finger_width(view) < shut_width_m)
+    aligned = (sideways < _ALIGNED_M) | ((sideways < 2 * _ALIGNED_M) & (error[:, 2] < 0.5 * _ABOVE_M))
+    height = np.where(aligned, target[:, 2], target[:, 2] + _ABOVE_M)
+    position = np.column_stack([target[:, :2], height])
+    position[holding] = carry_to_m[holding]
+    yaw = quarter_turn(heading(view[f"{thing}.xaxis"]) - heading(view["tool.xaxis"]))
+    return Aim(position_m=position, yaw_rad=np.where(holding, 0.0, yaw), closed=at_target)
+
+
+def finger_width(view: View) -> Array:
+    """Returns how far apart the fingers are, (B,) metres."""
+    return view["fingers.width"][:, 0]
+
+
+def heading(axis: Array) -> Array:
+    """Returns the angle of a horizontal direction about z, (B,)."""
+    return np.arctan2(axis[:, 1], axis[:, 0])
+
+
+def quarter_turn(angle_rad: Array) -> Array:
+    """Returns the same angle modulo 90 degrees, in [-45, 45): a cube looks alike four times a turn."""
+    quarter = np.pi / 2
+    return (angle_rad + quarter / 2) % quarter - quarter / 2

@@ -1,0 +1,70 @@
+"""Grasp a cube from the table and bring it to a point in the air."""
+
+import mujoco
+import numpy as np
+
+from robot_rl.core.seeding import EpisodeRng
+from robot_rl.sim.randomize import Vary
+from robot_rl.sim.robots.robot import Robot
+from robot_rl.sim.scene import add_free_box, add_goal, sense
+from robot_rl.sim.task import Aim, Array, Start, Task, View, closeness, free_pose
+from robot_rl.sim.tasks.grasping import grasp_aim
+
+HALF_SIZE_M = 0.02
+GOAL_RADIUS_M = 0.025
+
+
+class PickCube(Task):
+    """Pick up the cube and hold it at the goal point.
+
+    Randomised: cube position and yaw, goal position, arm posture; with `randomize`, friction and
+    mass. Success: the cube's centre within 2.5 cm of the goal, which is always in the air.
+    """
+
+    name = "pick_cube"
+    instruction = "pick up the cube and bring it to the green point"
+    horizon_s = 5.0
+    observation = (
+        "tool.linvel",
+        "cube.pos",
+        "cube.xaxis",
+        "cube_in_tool.pos",
+        "cube_in_tool.xaxis",
+        "goal_in_tool.pos",
+    )
+    vary = (
+        Vary(field="geom_friction", element="cube", low=0.7, high=1.3, component=0),
+        Vary(field="body_mass", element="cube", low=0.5, high=2.0),
+    )
+
+    def scene(self, spec: mujoco.MjSpec, robot: Robot) -> None:
+        add_free_box(spec, "cube", half_size_m=[HALF_SIZE_M] * 3, mass_kg=0.05)
+        add_goal(spec)
+        tool, cube, goal = ("site", robot.tool_site), ("body", "cube"), ("body", "goal")
+        sense(spec, "tool.linvel", "linvel", tool)
+        sense(spec, "cube.pos", "pos", cube)
+        sense(spec, "cube.xaxis", "xaxis", cube)
+        sense(spec, "cube_in_tool.pos", "pos", cube, tool)
+        sense(spec, "cube_in_tool.xaxis", "xaxis", cube, tool)
+        sense(spec, "goal_in_tool.pos", "pos", goal, tool)
+        sense(spec, "goal.pos", "pos", goal)
+
+    def start(self, rng: EpisodeRng) -> Start:
+        low, high = (0.40, -0.15, HALF_SIZE_M), (0.60, 0.15, HALF_SIZE_M)
+        cube = rng.uniform(low, high, size=3)
+        yaw = rng.uniform(-0.5, 0.5)
+        goal = rng.uniform((0.40, -0.15, 0.12), (0.60, 0.15, 0.25), size=3)
+        return Start(joints={"cube": free_pose(cube, yaw)}, mocap={"goal": goal})
+
+    def evaluate(self, view: View) -> dict[str, Array]:
+        distance = np.linalg.norm(view["cube.pos"] - view["goal.pos"], axis=1)
+        return {"success": distance < GOAL_RADIUS_M}
+
+    def dense_reward(self, view: View) -> Array:
+        reach = closeness(np.linalg.norm(view["cube_in_tool.pos"], axis=1), 0.1)
+        carry = closeness(np.linalg.norm(view["cube.pos"] - view["goal.pos"], axis=1), 0.1)
+        return 0.3 * reach + 0.7 * carry
+
+    def expert(self, view: View, offset_m: Array) -> Aim:
+        carried_to = view["tool.pos"] + view["goal.pos"] - view["cube.pos"]
+        return grasp_aim(view, "cube", offset_m, carry_to_m=carried_to)

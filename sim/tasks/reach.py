@@ -1,0 +1,47 @@
+"""Bring the tool to a point in the air."""
+
+import mujoco
+import numpy as np
+
+from robot_rl.core.seeding import EpisodeRng
+from robot_rl.sim.robots.robot import Robot
+from robot_rl.sim.scene import add_goal, sense
+from robot_rl.sim.task import Aim, Array, Control, Start, Task, View, closeness
+
+GOAL_RADIUS_M = 0.02
+
+
+class Reach(Task):
+    """Move the tool to the goal point.
+
+    Randomised: goal position, arm posture. Success: the tool within 2 cm of the goal.
+    """
+
+    name = "reach"
+    instruction = "move the gripper to the green point"
+    horizon_s = 2.5
+    control = Control(rotation="none")
+    observation = ("tool.linvel", "goal.pos", "goal_in_tool.pos")
+
+    def scene(self, spec: mujoco.MjSpec, robot: Robot) -> None:
+        add_goal(spec)
+        sense(spec, "tool.linvel", "linvel", ("site", robot.tool_site))
+        sense(spec, "goal.pos", "pos", ("body", "goal"))
+        sense(spec, "goal_in_tool.pos", "pos", ("body", "goal"), ("site", robot.tool_site))
+
+    def start(self, rng: EpisodeRng) -> Start:
+        return Start(mocap={"goal": rng.uniform((0.35, -0.25, 0.08), (0.65, 0.25, 0.40), size=3)})
+
+    def evaluate(self, view: View) -> dict[str, Array]:
+        return {"success": self._distance(view) < GOAL_RADIUS_M}
+
+    def dense_reward(self, view: View) -> Array:
+        return closeness(self._distance(view), 0.1)
+
+    def expert(self, view: View, offset_m: Array) -> Aim:
+        still = np.zeros(len(offset_m))
+        return Aim(position_m=view["goal.pos"] + offset_m, yaw_rad=still, closed=still > 0)
+
+    @staticmethod
+    def _distance(view: View) -> Array:
+        return np.linalg.norm(view["tool.pos"] - view["goal.pos"], axis=1)

@@ -1,0 +1,351 @@
+"""A task on a robot in many simulations at once, as a Gymnasium vector env.
+
+B envs, n arm joints, A action dim. There is no Python per env anywhere in `step`: observations,
+success and rewards are array operations on MuJoCo's sensors, and episodes draw their start from
+(seed, episode number), so env i of a thousand is env i alone.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import AutoresetMode
+from numpy.typing import NDArray
+
+from robot_rl.core.errors import ConfigError
+from robot_rl.core.registry import resolve
+from robot_rl.core.seeding import EpisodeRng
+from robot_rl.hal.safety import SafetyEnvelope, SafetyLimits
+from robot_rl.hal.vector import Obs, VectorEnv, row_mask
+from robot_rl.sim.backends.mujoco_cpu import MujocoCpu
+from robot_rl.sim.cameras import Camera, Renderer
+from robot_rl.sim.control import Controller
+from robot_rl.sim.experts import Expert
+from robot_rl.sim.randomize import Randomizer
+from robot_rl.sim.robots.robot import Robot, load_robot
+from robot_rl.sim.task import Task, View, compile_task, state_layout
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvConfig:
+    """Which task on which robot, and how it is shown to the learner."""
+
+    task: str = "pick_cube"
+    robot: str = "panda"
+    """A name of `robot-rl doctor --list robot`, or the path of a robot file."""
+    reward: Literal["sparse", "dense"] = "sparse"
+    horizon_s: float | None = None
+    """Episode length; the task's own if None."""
+    cameras: tuple[str, ...] = ()
+    """Cameras whose images join the observation as `<camera>.rgb`."""
+    depth: bool = False
+    """Add `<camera>.depth` in metres."""
+    image_size: tuple[int, int] = (96, 96)
+    """Height and width in pixels."""
+    randomize: bool = False
+    """Apply the task's randomisation terms at every reset."""
+    num_threads: int = 0
+    """Simulation threads; all cores if 0."""
+    dump_diverged: str | None = None
+    """Folder for the states of simulations that diverged; not kept if None."""
+
+    def __post_init__(self) -> None:
+        if self.horizon_s is not None and self.horizon_s <= 0:
+            raise ConfigError(f"env.horizon_s: got {self.horizon_s}, allowed: above 0, or null for the task's")
+
+
+class SimVectorEnv(VectorEnv):
+    """B simulations of one task; see `robot_rl.hal.vector.VectorEnv` for the contract."""
+
+    def __init__(
+        self,
+        config: EnvConfig,
+        num_envs: int,
+        *,
+        autoreset: Literal["same_step", "disabled"] = "same_step",
+    ) -> None:
+        self.config, self.num_envs = config, num_envs
+        self._task: Task = resolve("task", config.task, at="env.task")()
+        self._robot: Robot = load_robot(config.robot)
+        self.backend = MujocoCpu(compile_task(self._task, self._robot), num_envs, config.num_threads)
+        self.controller = Controller(self._task.control, self._robot, self.backend)
+        self.view = View(self.backend.model, self.backend.bind("sensordata"), self._robot)
+        self._describe(autoreset)
+        self._bind()
+        self._randomizer = Randomizer(self._task.vary if config.randomize else (), self.backend)
+        cameras = [Camera(name=name, height=config.image_size[0], width=config.image_size[1]) for name in config.cameras]
+        self._renderer = Renderer(self.backend.model, cameras) if cameras else None
+        self._seed = np.arange(num_envs, dtype=np.uint64)
+        self._episode = np.zeros(num_envs, dtype=np.uint64)
+        self._elapsed = np.zeros(num_envs, dtype=np.int64)
+        self.num_diverged = 0
+
+    def _describe(self, autoreset: str) -> None:
+        task, robot, model = self._task, self._robot, self.backend.model
+        self.task, self.robot, self.instruction = task.name, robot.name, task.instruction
+        self.control_hz, self.caps = task.control.hz, self.backend.caps
+        self.horizon = round((self.config.horizon_s or task.horizon_s) * task.control.hz)
+        self._num_substeps = round(1.0 / (task.control.hz * model.opt.timestep))
+        self._state_index, self.state_names = state_layout(task, robot, model)
+        self.action_names = self.controller.action_names
+        mode = AutoresetMode.SAME_STEP if autoreset == "same_step" else AutoresetMode.DISABLED
+        self.metadata = {"autoreset_mode": mode, "render_modes": ["rgb_array"], "render_fps": int(task.control.hz)}
+        self.autoreset = autoreset == "same_step"
+        box = gymnasium.spaces.Box
+        spaces: dict[str, gymnasium.Space[Any]] = {
+            "state": box(-np.inf, np.inf, (len(self.state_names),), np.float32)
+        }
+        size = self.config.image_size
+        for camera in self.config.cameras:
+            spaces[f"{camera}.rgb"] = box(0, 255, (*size, 3), np.uint8)
+            if self.config.depth:
+                spaces[f"{camera}.depth"] = box(0, np.inf, size, np.float32)
+        self.single_observation_space = gymnasium.spaces.Dict(spaces)
+        self.single_action_space = box(-1.0, 1.0, (len(self.action_names),), np.float32)
+        self.observation_space = gymnasium.vector.utils.batch_space(self.single_observation_space, self.num_envs)
+        self.action_space = gymnasium.vector.utils.batch_space(self.single_action_space, self.num_envs)
+
+    def _bind(self) -> None:
+        backend, robot, model = self.backend, self._robot, self.backend.model
+        self._sensordata, self._qpos, self._qvel = (backend.bind(f) for f in ("sensordata", "qpos", "qvel"))
+        self._ctrl, self._mocap_pos = backend.bind("ctrl"), backend.bind("mocap_pos")
+        self._arm_ctrl = np.array([model.actuator(name).id for name in robot.arm_actuators])
+        self._gripper_ctrl = model.actuator(robot.gripper_actuator).id
+        self._arm_qvel = np.array([int(model.joint(name).dofadr[0]) for name in robot.arm_joints])
+        limits = robot.limits
+        self.safety = SafetyEnvelope(
+            SafetyLimits(
+                position_low_rad=limits.position_low_rad,
+                position_high_rad=limits.position_high_rad,
+                velocity_rad_s=limits.velocity_rad_s,
+                acceleration_rad_s2=limits.acceleration_rad_s2,
+                effort_n_m=limits.effort_n_m,
+            ),
+            control_dt_s=1.0 / self.control_hz,
+            num_envs=self.num_envs,
+        )
+
+    # The step is the specification: act, simulate, judge, observe, reset.
+
+    def step(self, actions: Array) -> tuple[Obs, Array, Array, Array, dict[str, Any]]:
+        """Advances every env by one control step."""
+        return self.step_masked(actions, None)
+
+    def step_masked(
+        self, actions: Array, active: Array | None
+    ) -> tuple[Obs, Array, Array, Array, dict[str, Any]]:
+        """Advances the active envs by one control step; the others stay, with reward 0."""
+        executed, limited = self._command(actions)
+        before = self.backend.state.copy()
+        diverged = self.backend.step(self._num_substeps, active)
+        if diverged.any():
+            self._contain(diverged, before)
+        verdict = self._task.evaluate(self.view)
+        success = verdict["success"] & ~diverged
+        failed = verdict.get("fail", np.zeros(self.num_envs, bool))
+        reward = success.astype(float) if self.config.reward == "sparse" else self._dense_reward(success)
+        self._elapsed += 1 if active is None else active
+        terminated = (success | failed) & ~diverged
+        truncated = ((self._elapsed >= self.horizon) | diverged) & ~terminated
+        if active is not None:
+            reward, success = reward * active, success & active
+            terminated, truncated, limited = terminated & active, truncated & active, limited & active
+        infos = {
+            "success": success,
+            "executed_action": executed,
+            "limited": limited,
+            "diverged": diverged,
+        }
+        obs = self._observe()
+        ended = terminated | truncated
+        if self.autoreset and ended.any():
+            infos["final_obs"], infos["_final_obs"] = obs, ended
+            infos["final_info"], infos["_final_info"] = {"success": success.copy()}, ended
+            obs = self._begin(ended, self._episode + np.uint64(1), keep=obs)
+        return obs, reward, terminated, truncated, infos
+
+    def _command(self, actions: Array) -> tuple[Array, Array]:
+        """Writes actuator targets; returns the executed actions and where safety limited them."""
+        actions = np.asarray(actions, np.float32)
+        if actions.shape != (self.num_envs, len(self.action_names)):
+            raise ConfigError(
+                f"{self.task}: got actions of shape {actions.shape}, "
+                f"need ({self.num_envs}, {len(self.action_names)}): {', '.join(self.action_names)}"
+            )
+        executed = np.clip(actions, -1.0, 1.0)
+        position = self.controller.joint_positions()
+        target = self.controller.targets(executed, position)
+        safe, limited = self.safety.filter(target, position, self._qvel[:, self._arm_qvel])
+        self._ctrl[:, self._arm_ctrl] = safe
+        self._ctrl[:, self._gripper_ctrl] = self.controller.gripper(executed)
+        return executed, limited
+
+    def _dense_reward(self, success: Array) -> Array:
+        return np.where(success, 1.0, 0.5 * np.clip(self._task.dense_reward(self.view), 0.0, 1.0))
+
+    def _contain(self, diverged: Array, before: Array) -> None:
+        """Counts and dumps simulations that blew up, and gives them back their last good state."""
+        self.num_diverged += int(diverged.sum())
+        ids = np.flatnonzero(diverged)
+        if self.config.dump_diverged is not None:
+            folder = Path(self.config.dump_diverged)
+            folder.mkdir(parents=True, exist_ok=True)
+            np.savez(
+                folder / f"diverged_{self.num_diverged:06d}.npz",
+                state_before=before[ids],
+                ctrl=self._ctrl[ids],
+                seed=self._seed[ids],
+                episode=self._episode[ids],
+                control_step=self._elapsed[ids],
+            )
+        self.backend.clear(ids)
+        self.backend.state[ids] = before[ids]
+        self.backend.forward(ids)
+
+    # Beginning episodes
+
+    def reset(
+        self,
+        *,
+        seed: int | Sequence[int | None] | None = None,
+        options: dict[str, Any] | None = None,
+    ) -> tuple[Obs, dict[str, Any]]:
+        """Begins an episode in all envs, or in those of `options["reset_mask"]`.
+
+        Args:
+            seed: s gives env i the seed s + i; a sequence gives each its own; None goes on to the
+                next episode of the present seeds.
+            options: `reset_mask` (B,) bool; `states` (B, n) rows to start from instead of the
+                task's own distribution.
+
+        Raises:
+            ConfigError: an option that does not exist.
+        """
+        options = options or {}
+        unknown = set(options) - {"reset_mask", "states"}
+        if unknown:
+            raise ConfigError(f"{self.task}.reset: unknown options {sorted(unknown)}; allowed: reset_mask, states")
+        mask = row_mask(options.get("reset_mask"), self.num_envs)
+        episode = self._episode + np.uint64(1)
+        if seed is not None:
+            given = np.arange(seed, seed + self.num_envs) if isinstance(seed, int | np.integer) else np.asarray(seed)
+            if given.shape != (self.num_envs,):
+                raise ConfigError(f"{self.task}.reset: got {given.shape[0]} seeds, need {self.num_envs}, one an env")
+            self._seed = np.where(mask, given.astype(np.uint64), self._seed)
+            episode = np.where(mask, np.uint64(0), episode).astype(np.uint64)
+        obs = self._begin(mask, episode, keep=None)
+        if "states" in options:
+            obs = self.set_state(options["states"], mask)
+        success = self._task.evaluate(self.view)["success"] & mask
+        return obs, {"success": success}
+
+    def _begin(self, mask: Array, episode: Array, keep: Obs | None) -> Obs:
+        """Starts new episodes where masked; returns the observation, rows of `keep` elsewhere."""
+        ids = np.flatnonzero(mask)
+        self._episode = np.where(mask, episode, self._episode)
+        self._elapsed[ids] = 0
+        self.safety.reset(mask)
+        rng = EpisodeRng(self._seed[ids], self._episode[ids])
+        self.backend.clear(ids)
+        self._randomizer.apply(ids, rng)
+        self._place(ids, rng)
+        self.backend.forward(ids)
+        fresh = self._observe(ids)
+        if keep is None or mask.all():
+            return fresh if len(ids) == self.num_envs else self._observe()
+        merged = {key: value.copy() for key, value in keep.items()}
+        for key, value in fresh.items():
+            merged[key][ids] = value
+        return merged
+
+    def _place(self, ids: Array, rng: EpisodeRng) -> None:
+        model, robot, task = self.backend.model, self._robot, self._task
+        noise = rng.uniform(-task.joint_noise_rad, task.joint_noise_rad, size=len(robot.arm_joints))
+        arm = np.asarray(robot.home_rad) + noise
+        for i, joint in enumerate(robot.arm_joints):
+            self._qpos[ids, model.joint(joint).qposadr[0]] = arm[:, i]
+        for joint in robot.finger_joints:
+            self._qpos[ids, model.joint(joint).qposadr[0]] = robot.gripper_home
+        self._ctrl[np.ix_(ids, self._arm_ctrl)] = arm
+        self._ctrl[ids, self._gripper_ctrl] = robot.gripper_open
+        start = task.start(rng)
+        for joint, value in start.joints.items():
+            first = int(model.joint(joint).qposadr[0])
+            self._qpos[ids, first : first + value.shape[1]] = value
+        for body, value in start.mocap.items():
+            self._mocap_pos[ids, model.body(body).mocapid[0]] = value
+
+    def _observe(self, ids: Array | None = None) -> Obs:
+        """Returns fresh arrays: the caller may keep them."""
+        data = self._sensordata if ids is None else self._sensordata[ids]
+        obs: Obs = {"state": data[:, self._state_index].astype(np.float32)}
+        if self._renderer is not None:
+            rows = np.arange(self.num_envs) if ids is None else ids
+            for camera in self.config.cameras:
+                obs[f"{camera}.rgb"] = self._renderer.render_batch(self.backend.batch, rows, camera)
+                if self.config.depth:
+                    obs[f"{camera}.depth"] = self._renderer.render_batch(self.backend.batch, rows, camera, depth=True)
+        return obs
+
+    # States, seeds, experts, pictures
+
+    def episode_seeds(self) -> NDArray[np.uint64]:
+        """Returns (B,) numbers that identify each env's present episode."""
+        return EpisodeRng(self._seed, self._episode).key
+
+    def get_state(self) -> Array:
+        """Returns (B, n): MuJoCo's integration state of each simulation."""
+        return self.backend.state.copy()
+
+    def set_state(self, rows: Array, mask: Array | None = None) -> Obs:
+        """Puts the masked simulations into rows of `get_state`; episode clocks run on."""
+        ids = np.flatnonzero(row_mask(mask, self.num_envs))
+        if np.shape(rows) != self.backend.state.shape:
+            raise ConfigError(
+                f"{self.task}.set_state: got rows of shape {np.shape(rows)}, need {self.backend.state.shape}"
+            )
+        self.backend.state[ids] = np.asarray(rows)[ids]
+        self.backend.forward(ids)
+        return self._observe()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns all that an exact resume needs."""
+        expanded = {f"field.{name}": self.backend.expand(name).copy() for name in self._randomizer.fields}
+        return {
+            "state": self.get_state(),
+            "seed": self._seed.copy(),
+            "episode": self._episode.copy(),
+            "elapsed": self._elapsed.copy(),
+            "num_diverged": self.num_diverged,
+            "safety": self.safety.state_dict(),
+            **expanded,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> Obs:
+        """Restores `state_dict`; the future is then the same, byte for byte."""
+        self._seed, self._episode = state["seed"].copy(), state["episode"].copy()
+        self._elapsed, self.num_diverged = state["elapsed"].copy(), int(state["num_diverged"])
+        self.safety.load_state_dict(state["safety"])
+        self._randomizer.restore({name: state[f"field.{name}"] for name in self._randomizer.fields})
+        return self.set_state(state["state"])
+
+    def expert(self, bias_m: float = 0.0, noise_m: float = 0.0, noise_seed: int = 0) -> Expert:
+        """Returns the task's scripted expert over all envs; see `robot_rl.sim.experts.Expert`."""
+        return Expert(self._task, self.view, self.episode_seeds, bias_m, noise_m, noise_seed)
+
+    def picture(self, env: int = 0, *, camera: str = "front", height: int = 480, width: int = 640) -> Array:
+        """Returns an RGB image (height, width, 3) of one env; needs a software renderer."""
+        renderer = Renderer(self.backend.model, [Camera(name=camera, height=height, width=width)])
+        try:
+            return renderer.render_batch(self.backend.batch, np.array([env]), camera)[0]
+        finally:
+            renderer.close()
+
+    def close_extras(self, **kwargs: Any) -> None:
+        if self._renderer is not None:
+            self._renderer.close()
