@@ -28,8 +28,11 @@ LIMITS = JointLimits(
     effort_n_m=(87.0, 87.0, 87.0, 87.0, 12.0, 12.0, 12.0),
 )
 
-_KP = (4500.0, 4500.0, 3500.0, 3500.0, 2000.0, 2000.0, 2000.0)
-_KD = (450.0, 450.0, 350.0, 350.0, 200.0, 200.0, 200.0)
+_KP = (400.0, 400.0, 400.0, 400.0, 120.0, 120.0, 50.0)
+_KD = (40.0, 40.0, 40.0, 40.0, 12.0, 12.0, 5.0)
+# The usual model has 4500 and 450: with torque limits that damping chatters, joint against joint, once
+# a servo saturates. A saturated servo is stable below kd = 2 armature / timestep = 40 (bang-bang bound);
+# these values are near the arm's own joint-impedance defaults.
 _ARMATURE_KG_M2 = 0.1
 _DAMPING_N_M_S = 1.0
 
