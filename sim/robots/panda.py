@@ -47,6 +47,9 @@ _FINGER_DAMPING_N_S_M = 10.0
 _FLANGE_M = 0.107
 _FINGER_MOUNT_M = 0.0584
 _TOOL_FROM_HAND_M = 0.1034
+_TIP_M = _TOOL_FROM_HAND_M - _FINGER_MOUNT_M
+_PAD_RADIUS_M = 0.004
+_PAD_HALF_WIDTH_M = 0.0075
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,19 +174,37 @@ def _add_shapes(bodies: dict[str, mujoco.MjsBody]) -> None:
         _add_capsule(bodies[body], start, end, radius_m, colour, touches)
     for side in ("left", "right"):
         finger = bodies[f"{side}_finger"]
-        _add_capsule(finger, (0.0, 0.016, 0.004), (0.0, 0.0145, 0.042), 0.0105, _DARK, True)
-        finger.add_geom(
-            name=f"{side}_pad",
-            type=mujoco.mjtGeom.mjGEOM_BOX,
-            pos=(0.0, 0.004, 0.0445),
-            size=(0.0095, 0.004, 0.0095),
-            rgba=_GREY,
-            contype=0,
-            conaffinity=1,
-            priority=1,
-            condim=3,
-            friction=(1.0, 0.005, 0.0001),
-        )
+        _add_capsule(finger, (0.0, 0.0165, 0.004), (0.0, 0.0150, 0.042), 0.0105, _DARK, True)
+        _add_pad(finger, f"{side}_pad")
+
+
+def _add_pad(finger: mujoco.MjsBody, name: str) -> None:
+    """Adds the drawn tip and the capsule across it that grasps.
+
+    Against the face of a box the capsule makes two contacts where a box pad makes four: a third
+    cheaper in motion with the same hold, and the line across the tip still aligns the box.
+    The pad's priority makes its friction the one that counts: to vary a grasp, vary the pad.
+    """
+    finger.add_geom(
+        type=mujoco.mjtGeom.mjGEOM_BOX,
+        pos=(0.0, 0.0055, 0.0445),
+        size=(0.0105, 0.0045, 0.0095),
+        rgba=_GREY,
+        contype=0,
+        conaffinity=0,
+    )
+    finger.add_geom(
+        name=name,
+        type=mujoco.mjtGeom.mjGEOM_CAPSULE,
+        fromto=(-_PAD_HALF_WIDTH_M, _PAD_RADIUS_M, _TIP_M, _PAD_HALF_WIDTH_M, _PAD_RADIUS_M, _TIP_M),
+        size=(_PAD_RADIUS_M, 0.0, 0.0),
+        rgba=_GREY,
+        contype=0,
+        conaffinity=1,
+        priority=1,
+        condim=3,
+        friction=(1.0, 0.005, 0.0001),
+    )
 
 
 def _add_capsule(
@@ -206,7 +227,7 @@ def _add_capsule(
 
 
 def _add_servos(spec: mujoco.MjSpec) -> None:
-    """Adds seven joint servos and one for the mean finger position, and couples the fingers."""
+    """Adds a servo per joint; the gripper's acts on one finger, the other is coupled to it."""
     for index in range(7):
         effort = LIMITS.effort_n_m[index]
         spec.add_actuator(
@@ -217,13 +238,10 @@ def _add_servos(spec: mujoco.MjSpec) -> None:
             forcerange=(-effort, effort),
             **_position_servo(_KP[index], _KD[index]),
         )
-    opening = spec.add_tendon(name="finger_opening")
-    opening.wrap_joint("finger_joint1", 0.5)
-    opening.wrap_joint("finger_joint2", 0.5)
     spec.add_actuator(
         name="gripper",
-        target="finger_opening",
-        trntype=mujoco.mjtTrn.mjTRN_TENDON,
+        target="finger_joint1",
+        trntype=mujoco.mjtTrn.mjTRN_JOINT,
         ctrlrange=(0.0, FINGER_TRAVEL_M),
         forcerange=(-_GRIPPER_FORCE_N, _GRIPPER_FORCE_N),
         **_position_servo(GRIPPER_KP_N_M, _GRIPPER_KD_N_S_M),
@@ -232,8 +250,9 @@ def _add_servos(spec: mujoco.MjSpec) -> None:
         name="fingers_together",
         type=mujoco.mjtEq.mjEQ_JOINT,
         objtype=mujoco.mjtObj.mjOBJ_JOINT,
-        name1="finger_joint1",
-        name2="finger_joint2",
+        name1="finger_joint2",
+        name2="finger_joint1",
+        solref=(0.005, 1.0),
     )
     coupling.data[:2] = (0.0, 1.0)
 
