@@ -56,6 +56,22 @@ class Ratio:
         self._seen, self._credit = int(state["seen"]), float(state["credit"])
 
 
+class Always:
+    """Owes `block` updates at every turn: learning without collecting."""
+
+    def __init__(self, block: int = 1) -> None:
+        self._block = block
+
+    def owed(self, step: int) -> int:
+        return self._block
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        pass
+
+
 class Every:
     """Fires when at least `interval` steps have passed since it last fired; 0 means never."""
 

@@ -1,0 +1,73 @@
+"""Building envs by name, and running whole episodes in lockstep: what evaluation and demonstrations share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from robot_rl.core.registry import resolve
+from robot_rl.hal.vector import Obs, VectorEnv
+from robot_rl.sim.vector import EnvConfig
+
+Array = NDArray[Any]
+
+
+def make_env(
+    config: EnvConfig, num_envs: int, *, autoreset: Literal["same_step", "disabled"] = "same_step"
+) -> VectorEnv:
+    """Returns `num_envs` simulations of a task."""
+    return resolve("simulator", "mujoco", at="env")(config, num_envs, autoreset=autoreset)
+
+
+@dataclass(frozen=True)
+class Moment:
+    """One control step of all envs, of which only the `live` rows count."""
+
+    obs: Obs
+    """Before the step."""
+    action: Array
+    """(B, A) as sent."""
+    next_obs: Obs
+    reward: Array
+    terminated: Array
+    truncated: Array
+    infos: dict[str, Any]
+    live: Array
+    """(B,) bool: the episode of this row had not ended before this step."""
+
+
+def lockstep(
+    env: VectorEnv,
+    seeds: NDArray[np.uint64],
+    begin: Callable[[Obs, dict[str, Any]], None],
+    act: Callable[[Obs], Array],
+) -> Iterator[Moment]:
+    """Runs one episode in every env, each from its own seed, until the last has ended.
+
+    Needs an env with autoreset DISABLED. `begin` sees the first observations before `act` is
+    asked. Rows that ended go on being stepped and are no longer `live`.
+    """
+    obs, infos = env.reset(seed=[int(seed) for seed in seeds])
+    begin(obs, infos)
+    live = np.ones(env.num_envs, bool)
+    while live.any():
+        action = act(obs)
+        next_obs, reward, terminated, truncated, infos = env.step(action)
+        yield Moment(obs, action, next_obs, reward, terminated, truncated, infos, live.copy())
+        live &= ~(terminated | truncated)
+        obs = next_obs
+
+
+def seed_batches(seeds: NDArray[np.uint64], size: int) -> Iterator[tuple[slice, NDArray[np.uint64]]]:
+    """Yields (which of the seeds, a full batch): the last batch is filled up by repeating its last seed.
+
+    Batches keep their size because a matrix product may round differently at another size.
+    """
+    for start in range(0, len(seeds), size):
+        part = seeds[start : start + size]
+        filled = np.concatenate([part, np.repeat(part[-1:], size - len(part))])
+        yield slice(start, start + len(part)), filled

@@ -1,0 +1,156 @@
+"""Evaluation: every started episode counts once, on held-out seeds, with the same actions every time.
+
+Training and `robot-rl evaluate` call the same function with the same batch size, so identical
+(checkpoint, seeds) give identical actions; the digest over all actions shows that they did.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from robot_rl.core.policy import Policy
+from robot_rl.hal.vector import Obs, VectorEnv
+from robot_rl.policies.executor import ChunkExecutor
+from robot_rl.sim.vector import EnvConfig
+from robot_rl.train.envs import lockstep, make_env, seed_batches
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class EvalResult:
+    """What happened in n episodes, in the order of their seeds."""
+
+    success: NDArray[np.bool_]
+    """(n,) solved at any step of the episode, or already at reset."""
+    solved_at_reset: NDArray[np.bool_]
+    """(n,) solved before the policy did anything: to be reported beside the success, not inside it."""
+    steps: NDArray[np.int64]
+    """(n,) control steps until the episode ended."""
+    returns: NDArray[np.float64]
+    """(n,) undiscounted sum of rewards."""
+    seeds: NDArray[np.uint64]
+    action_digest: str
+    """SHA-256 over every action of every live row, in order."""
+    nan_resets: int
+    """Episodes cut short because their simulation diverged; they count as failures."""
+
+    @property
+    def rate(self) -> float:
+        """Share of solved episodes among all started ones; `solved_at_reset` stands beside it."""
+        return float(self.success.mean())
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95 % Wilson interval of `rate`."""
+        return wilson_interval(int(self.success.sum()), len(self.success))
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "success": self.rate,
+            "ci": list(self.interval),
+            "episodes": len(self.seeds),
+            "solved_at_reset": int(self.solved_at_reset.sum()),
+            "mean_steps": float(self.steps.mean()),
+            "nan_resets": self.nan_resets,
+            "first_seed": int(self.seeds[0]),
+            "digest": self.action_digest,
+        }
+
+
+def evaluate(
+    policy: Policy,
+    env_config: EnvConfig,
+    *,
+    seeds: NDArray[np.uint64],
+    n_exec: int,
+    num_envs: int,
+    on_batch: Callable[[int], None] | None = None,
+) -> EvalResult:
+    """Evaluates on fresh simulations; see `evaluate_in`."""
+    env = make_env(env_config, num_envs, autoreset="disabled")
+    try:
+        return evaluate_in(env, policy, seeds=seeds, n_exec=n_exec, on_batch=on_batch)
+    finally:
+        env.close()
+
+
+def evaluate_in(
+    env: VectorEnv,
+    policy: Policy,
+    *,
+    seeds: NDArray[np.uint64],
+    n_exec: int,
+    on_batch: Callable[[int], None] | None = None,
+) -> EvalResult:
+    """Plays one episode for every seed with the deterministic policy and nothing else.
+
+    Args:
+        env: autoreset DISABLED; its number of envs is the batch size of the policy.
+        n_exec: control steps executed of each chunk.
+        on_batch: called with the number of finished episodes after every batch.
+    """
+    executor = ChunkExecutor(policy, env.num_envs, n_exec=n_exec, mode="ode")
+    digest = hashlib.sha256()
+    parts: list[dict[str, Array]] = []
+    for where, batch in seed_batches(seeds, env.num_envs):
+        kept = where.stop - where.start
+        played = _play(env, executor, batch, kept, digest)
+        parts.append({name: values[:kept] for name, values in played.items()})
+        if on_batch is not None:
+            on_batch(where.stop)
+    found = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    return EvalResult(
+        success=found["success"],
+        solved_at_reset=found["solved"],
+        steps=found["steps"],
+        returns=found["returns"],
+        seeds=seeds.copy(),
+        action_digest=digest.hexdigest(),
+        nan_resets=int(found["diverged"].sum()),
+    )
+
+
+def _play(
+    env: VectorEnv, executor: ChunkExecutor, seeds: Array, kept: int, digest: hashlib._Hash
+) -> dict[str, Array]:
+    """Plays one batch; the rows from `kept` on only fill it up and leave no trace in the digest."""
+    num_envs = env.num_envs
+    solved, success, diverged = (np.zeros(num_envs, bool) for _ in range(3))
+    steps, returns = np.zeros(num_envs, np.int64), np.zeros(num_envs)
+
+    def begin(obs: Obs, infos: dict[str, Any]) -> None:
+        executor.reset(np.ones(num_envs, bool), seeds)
+        solved[:] = infos.get("success", False)
+
+    for moment in lockstep(env, seeds, begin, lambda obs: executor.act(obs).action):
+        live = moment.live
+        digest.update(moment.action[:kept][live[:kept]].astype("<f4").tobytes())
+        success |= live & moment.infos["success"]
+        diverged |= live & moment.infos.get("diverged", False)
+        steps += live
+        returns += np.where(live, moment.reward, 0.0)
+    return {
+        "success": success | solved,
+        "solved": solved,
+        "steps": steps,
+        "returns": returns,
+        "diverged": diverged,
+    }
+
+
+def wilson_interval(successes: int, trials: int, z: float = 1.96) -> tuple[float, float]:
+    """Returns the Wilson score interval of a proportion (Wilson 1927); (0, 1) for no trials."""
+    if trials == 0:
+        return 0.0, 1.0
+    share, spread = successes / trials, z * z / trials
+    centre = (share + spread / 2) / (1 + spread)
+    half = z * math.sqrt(share * (1 - share) / trials + spread / (4 * trials)) / (1 + spread)
+    return max(0.0, centre - half), min(1.0, centre + half)

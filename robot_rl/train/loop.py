@@ -1,0 +1,117 @@
+"""The one loop. Every phase of every run is this function with other objects in it.
+
+    collect  ->  replay  ->  sample  ->  update  ->  whatever is due
+    sources      experience              algorithm    publish, metrics, evaluation, checkpoint
+
+Behaviour cloning has no source and a pacer that always owes an update; residual RL has one
+source and pays its updates by a ratio; more sources change nothing here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from robot_rl.core.algorithm import Algorithm
+from robot_rl.data.replay import StepBatch
+from robot_rl.train.meter import Meter
+from robot_rl.train.schedule import Always, Counters, Every, Ratio
+from robot_rl.train.sources import PolicyHandle, Source
+
+
+class Experience(Protocol):
+    """What the learner draws from: a replay, or demonstrations."""
+
+    def add(self, steps: StepBatch) -> int:
+        """Keeps the steps of one collection and returns how many control steps they are."""
+        ...
+
+    def sample(self) -> Any:
+        """Returns one learner batch."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+
+@dataclass
+class Hook:
+    """Something to do now and then; `read` says which clock its schedule follows."""
+
+    name: str
+    every: Every
+    read: Callable[[Counters], float]
+    action: Callable[[Counters], None]
+
+
+@dataclass
+class Pacer:
+    """When the run ends, how many updates it owes, and what is due."""
+
+    finished: Callable[[Counters], bool]
+    updates: Ratio | Always
+    hooks: Sequence[Hook] = ()
+    """In the order they run; the checkpoint comes last, so that it holds what the others changed."""
+
+    def run_due(self, counters: Counters) -> None:
+        for hook in self.hooks:
+            if hook.every.due(hook.read(counters)):
+                hook.action(counters)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"updates": self.updates.state_dict(), "hooks": {h.name: h.every.state_dict() for h in self.hooks}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.updates.load_state_dict(state["updates"])
+        for hook in self.hooks:
+            hook.every.load_state_dict(state["hooks"][hook.name])
+
+
+@dataclass
+class Run:
+    """Everything the loop needs; `assemble` builds it, a checkpoint restores it."""
+
+    sources: Sequence[Source]
+    experience: Experience
+    algorithm: Algorithm
+    handle: PolicyHandle
+    pacer: Pacer
+    meter: Meter
+    stage: Callable[[str], AbstractContextManager[Any]]
+    """Times a named stage."""
+    counters: Counters = field(default_factory=Counters)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns all that influences learning, between two turns of the loop."""
+        parts = {name: getattr(self, name).state_dict() for name in self._parts}
+        return {**parts, "sources": [source.state_dict() for source in self.sources]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for name in self._parts:
+            getattr(self, name).load_state_dict(state[name])
+        for source, saved in zip(self.sources, state["sources"], strict=True):
+            source.load_state_dict(saved)
+
+    _parts = ("counters", "experience", "algorithm", "handle", "pacer", "meter")
+
+
+def train(run: Run) -> None:
+    """Collects, learns and does what is due until the budget is spent."""
+    counters = run.counters
+    while not run.pacer.finished(counters):
+        for source in run.sources:
+            with run.stage("collect"):
+                steps = source.collect(run.handle)
+            if steps is not None:
+                with run.stage("replay"):
+                    counters.env_steps += run.experience.add(steps)
+        for _ in range(run.pacer.updates.owed(counters.env_steps)):
+            with run.stage("sample"):
+                batch = run.experience.sample()
+            with run.stage("update"):
+                run.meter.add(run.algorithm.update(batch))
+            counters.updates += 1
+        run.pacer.run_due(counters)
