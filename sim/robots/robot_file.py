@@ -163,12 +163,14 @@ def _keep_only(spec: mujoco.MjSpec, root: str, robot_name: str) -> None:
     bodies = {body.name: body for body in spec.worldbody.bodies}
     if root not in bodies:
         raise ModelError(f"robot {robot_name}: the MJCF has no top-level body {root!r}.{nearest(root, bodies)}")
+    for name, body in bodies.items():
+        if name != root:
+            spec.delete(body)
+    # Listed only now: deleting a body has deleted, and freed, what referred to it.
     world = spec.worldbody
-    unwanted = [body for name, body in bodies.items() if name != root]
     for group in (world.geoms, world.sites, spec.lights, spec.cameras, spec.keys, spec.excludes):
-        unwanted += list(group)
-    for element in unwanted:
-        spec.delete(element)
+        for element in list(group):
+            spec.delete(element)
     drawn = {geom.meshname for geom in spec.geoms}
     for mesh in [mesh for mesh in spec.meshes if mesh.name not in drawn]:
         spec.delete(mesh)
