@@ -1,1 +1,6 @@
-"""Structured Hydra configuration: registration, validation, messages (layer L0)."""
+"""Configuration (layer L0): Hydra composes and sweeps, frozen dataclasses hold and check."""
+
+from robot_rl.config.build import build, plain
+from robot_rl.config.compose import CONFIGS, dump, load, options, read, sweep
+
+__all__ = ["CONFIGS", "build", "dump", "load", "options", "plain", "read", "sweep"]

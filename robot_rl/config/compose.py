@@ -1,0 +1,150 @@
+"""Hydra composes plain data from `robot_rl/configs` and overrides; `build` turns it into a schema.
+
+Hydra has the defaults lists, groups, interpolation, the override grammar and the sweeps. Types are
+checked after it, by `build`, because frozen keyword-only dataclasses with tuples and literals
+are no OmegaConf structured configs.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import yaml
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from robot_rl.config.build import build, defaults, plain
+from robot_rl.core.errors import ConfigError, nearest
+
+T = TypeVar("T")
+
+CONFIGS = Path(__file__).resolve().parents[1] / "configs"
+"""The folder of root configs and of the groups below them."""
+
+_hydra_lock = threading.RLock()
+
+
+def load(schema: type[T], overrides: Sequence[str], *, config_name: str, folder: Path = CONFIGS) -> T:
+    """Composes `<folder>/<config_name>.yaml` with Hydra overrides into a checked `schema`.
+
+    A name of a group (`recipe=pick_cube`) selects `<folder>/<group>/<name>.yaml`; every other key
+    is a dotted path into the schema. A command without groups needs no file. Works from any
+    directory, and inside another Hydra program.
+
+    Raises:
+        ConfigError: an unknown recipe, key or value, or a bad type; the nearest name is offered.
+    """
+    parsed = _parse(overrides)
+    for override in parsed:
+        _check(override, folder)
+    root = config_name if (folder / f"{config_name}.yaml").is_file() else None
+    try:
+        with _hydra_lock, _hydra(folder):
+            composed = compose(root, overrides=[_spell(override, folder) for override in parsed])
+        merged = OmegaConf.merge(defaults(schema), composed)
+        values = cast("dict[str, Any]", OmegaConf.to_container(merged, resolve=True, throw_on_missing=True))
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(f"{config_name}: {_first_line(error)}") from error
+    return build(schema, values)
+
+
+def read(schema: type[T], path: Path) -> T:
+    """Reads a file that `dump` wrote."""
+    try:
+        loaded = OmegaConf.load(path)
+        values = OmegaConf.to_container(loaded, resolve=True)
+    except (OSError, yaml.YAMLError, OmegaConfBaseException) as error:
+        raise ConfigError(f"{path}: {_first_line(error)}") from error
+    if not isinstance(loaded, DictConfig):
+        raise ConfigError(f"{path}: got a list, allowed: keys and values.")
+    try:
+        return build(schema, cast("dict[str, Any]", values))
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def dump(config: Any) -> str:
+    """Returns the whole resolved config as YAML; `read` gives an equal one back."""
+    return yaml.safe_dump(plain(config), sort_keys=False, default_flow_style=None, width=100)
+
+
+def sweep(argv: Sequence[str]) -> list[list[str]]:
+    """Expands comma lists, `choice(...)`, `range(...)` and `glob(...)` into one argument list per job.
+
+    `["recipe=smoke", "seed=0,1"]` gives `[["recipe=smoke", "seed=0"], ["recipe=smoke", "seed=1"]]`.
+    Flags (`--json`) go to every job.
+    """
+    axes: list[list[str]] = []
+    for word in argv:
+        if word.startswith("-"):
+            axes.append([word])
+            continue
+        (override,) = _parse([word])
+        if override.is_interval_sweep():
+            raise ConfigError(f"{word}: an interval needs an optimiser. List the values: `key=0.1,0.2`.")
+        key = override.get_key_element()
+        values = override.sweep_string_iterator() if override.is_sweep_override() else None
+        axes.append([word] if values is None else [f"{key}={value}" for value in values])
+    return [list(job) for job in itertools.product(*axes)]
+
+
+def options(group: str, folder: Path = CONFIGS) -> list[str]:
+    """Returns the names that `<group>=<name>` may select."""
+    return sorted(path.stem for path in (folder / group).glob("*.yaml"))
+
+
+def _parse(overrides: Sequence[str]) -> list[Override]:
+    for word in overrides:
+        if "=" not in word and not word.startswith("~"):
+            raise ConfigError(f"{word}: got a word, allowed: key=value, for example `seed=3`.")
+    try:
+        return OverridesParser.create().parse_overrides(list(overrides))
+    except HydraException as error:
+        raise ConfigError(f"{_first_line(error)} Quote values with spaces, commas or brackets.") from error
+
+
+def _check(override: Override, folder: Path) -> None:
+    """Raises for what Hydra would report without a remedy: sweeps, and groups without that option."""
+    word, key = override.input_line, override.key_or_group
+    if override.is_sweep_override():
+        raise ConfigError(f"{word}: got several values for one run. Add -m to run them one after another.")
+    known = options(key, folder)
+    if known and not override.is_delete() and override.value() not in known:
+        raise ConfigError(
+            f"{key}: no {key} named {str(override.value())!r}.{nearest(str(override.value()), known)} "
+            f"`robot-rl doctor --list {key}` shows all {len(known)}."
+        )
+
+
+def _spell(override: Override, folder: Path) -> str:
+    """Returns the override as Hydra should see it: keys are always settable, `build` judges them."""
+    word = str(override.input_line)
+    is_key = not options(override.key_or_group, folder) and not override.is_hydra_override()
+    return f"++{word}" if is_key and not word.startswith(("+", "~")) else word
+
+
+@contextmanager
+def _hydra(folder: Path) -> Iterator[None]:
+    """Initialises Hydra on a folder, and gives an outer Hydra program its own state back."""
+    state = GlobalHydra.instance()
+    outer = state.hydra
+    state.clear()
+    try:
+        with initialize_config_dir(str(folder.resolve()), version_base="1.3", job_name="robot-rl"):
+            yield
+    finally:
+        GlobalHydra.instance().hydra = outer
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().split("\n", 1)[0]
