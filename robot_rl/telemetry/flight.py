@@ -1,0 +1,91 @@
+"""The flight recorder: the last moments before a NaN or a fault, kept for inspection.
+
+B envs, N recorded moments. (The idea is the NaN guard of mjlab; ours keeps any named arrays.)
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Array = NDArray[Any]
+
+
+class FlightRecorder:
+    """Remembers the last `capacity` moments of named arrays and writes them when something broke.
+
+    Memory is taken at the first `record`, and nothing is ever written unless `dump` is called.
+    """
+
+    def __init__(self, capacity: int, *, max_dumps: int = 16) -> None:
+        if capacity < 1:
+            raise ValueError(f"flight recorder: capacity is {capacity}, allowed is 1 moment or more")
+        self._capacity = capacity
+        self._left = max_dumps
+        self._rings: dict[str, Array] = {}
+        self._count = 0
+
+    def record(self, **arrays: ArrayLike) -> None:
+        """Copies one moment; every moment has the same names, shapes and types, e.g. (B, n)."""
+        moment = {name: np.asarray(values) for name, values in arrays.items()}
+        if not self._rings:
+            self._rings = {name: np.empty((self._capacity, *a.shape), a.dtype) for name, a in moment.items()}
+        if moment.keys() != self._rings.keys():
+            raise ValueError(f"flight recorder: got {sorted(moment)}, the first moment had {sorted(self._rings)}")
+        for name, values in moment.items():
+            self._rings[name][self._count % self._capacity] = values
+        self._count += 1
+
+    def clear(self) -> None:
+        """Forgets what was recorded; keeps the memory."""
+        self._count = 0
+
+    def dump(self, folder: Path, reason: str, *, rows: Array | None = None, **extra: ArrayLike) -> Path | None:
+        """Writes an .npz: every array as (N, ...), oldest moment first, `reason`, and `extra`.
+
+        Args:
+            folder: made if it does not exist.
+            reason: becomes part of the file's name.
+            rows: bool mask or indices of the envs to keep, of the axis after N; all if None.
+            extra: arrays that stand beside the recorded ones, such as seeds.
+
+        Returns:
+            The file's path; None once `max_dumps` files were written (a fault that repeats must not
+            fill the disk).
+        """
+        if self._left == 0:
+            return None
+        self._left -= 1
+        order = np.arange(max(0, self._count - self._capacity), self._count) % self._capacity
+        moments = {name: ring[order] for name, ring in self._rings.items()}
+        if rows is not None:
+            chosen = np.flatnonzero(rows) if np.asarray(rows).dtype == bool else np.asarray(rows)
+            moments = {name: values[:, chosen] for name, values in moments.items()}
+            extra = {**extra, "rows": chosen}
+        folder.mkdir(parents=True, exist_ok=True)
+        path = _free_name(folder, reason)
+        with path.with_suffix(".tmp").open("wb") as file:
+            np.savez(file, **moments, **extra, reason=np.array(reason))  # pyright: ignore[reportArgumentType]
+        os.replace(path.with_suffix(".tmp"), path)
+        return path
+
+
+def bad_rows(*arrays: Array) -> NDArray[np.bool_]:
+    """Returns (B,): which envs have a value that is not finite in any of the (B, ...) arrays."""
+    bad = np.zeros(len(arrays[0]), bool)
+    for values in arrays:
+        bad |= ~np.isfinite(values).reshape(len(values), -1).all(axis=1)
+    return bad
+
+
+def _free_name(folder: Path, reason: str) -> Path:
+    slug = re.sub(r"[^a-z0-9]+", "-", reason.lower()).strip("-")[:40] or "dump"
+    number = 0
+    while (path := folder / f"{slug}-{number:04d}.npz").exists():
+        number += 1
+    return path

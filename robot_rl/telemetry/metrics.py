@@ -1,0 +1,199 @@
+"""metrics.jsonl, the record of a run, and TensorBoard's event files, a copy made from it.
+
+A row is `{"step": control steps, "updates": learner updates of the phase, "phase": name,
+"wall_s": training time, "<group>/<name>": number, ...}`. A number that is not finite is written
+as null, because JSON has none, and read back as NaN.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import shutil
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from robot_rl.core.clock import Clock, MonotonicClock
+
+if TYPE_CHECKING:
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+logger = logging.getLogger(__name__)
+
+Row = dict[str, Any]
+
+FILE_NAME = "metrics.jsonl"
+EVENTS_FOLDER = "tensorboard"
+
+
+class MetricsWriter:
+    """Appends rows to `<folder>/metrics.jsonl`, on disk before `write` returns.
+
+    A resumed run opens the same folder: a torn last line is dropped, `wall_s` goes on where it
+    stood, and `load_state_dict` (or `truncate_after`) drops the rows that were written after the
+    checkpoint, so that no curve has a point twice.
+    """
+
+    def __init__(self, folder: Path, *, tensorboard: bool = True, clock: Clock | None = None) -> None:
+        self._clock = clock or MonotonicClock()
+        self._path = folder / FILE_NAME
+        folder.mkdir(parents=True, exist_ok=True)
+        rows = read_metrics(self._path) if self._path.exists() else []
+        self._events = _EventCopy(folder / EVENTS_FOLDER) if tensorboard else None
+        self._start(rows)
+
+    @property
+    def num_rows(self) -> int:
+        return self._num_rows
+
+    def write(self, step: int, phase: str, metrics: Mapping[str, Any], *, updates: int = 0) -> None:
+        """Appends one row; every value is one number (Python, numpy or a tensor)."""
+        row: Row = {"step": int(step), "updates": int(updates), "phase": phase, "wall_s": self._wall_s()}
+        for name, value in metrics.items():
+            if "/" not in name:
+                raise ValueError(f"metrics: got the name {name!r}, allowed is '<group>/<name>', such as 'eval/{name}'")
+            row[name] = as_float(name, value)
+        self._file.write(_line(row))
+        self._file.flush()
+        self._num_rows += 1
+        if self._events is not None:
+            self._events.add(row)
+
+    def truncate_after(self, step: int) -> int:
+        """Drops the rows later than control step `step`; returns how many."""
+        rows = read_metrics(self._path)
+        return self._keep([row for row in rows if row["step"] <= step], of=len(rows))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the place in the file; phases that make no control steps need it to resume exactly."""
+        return {"rows": self._num_rows}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Drops the rows that were written after `state_dict`."""
+        rows = read_metrics(self._path)
+        self._keep(rows[: int(state["rows"])], of=len(rows))
+
+    def close(self) -> None:
+        self._file.close()
+        if self._events is not None:
+            self._events.close()
+
+    def __enter__(self) -> MetricsWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _start(self, rows: list[Row]) -> None:
+        """Makes the file hold exactly `rows` and opens it to append."""
+        temporary = self._path.with_suffix(".tmp")
+        temporary.write_text("".join(_line(row) for row in rows), encoding="ascii")
+        os.replace(temporary, self._path)
+        self._file = self._path.open("a", encoding="ascii")
+        self._num_rows = len(rows)
+        self._before_s = float(rows[-1]["wall_s"]) if rows else 0.0
+        self._opened_s = self._clock.now_s()
+        if self._events is not None:
+            self._events.rewrite(rows)
+
+    def _keep(self, rows: list[Row], *, of: int) -> int:
+        dropped = of - len(rows)
+        if dropped:
+            self._file.close()
+            self._start(rows)
+        return dropped
+
+    def _wall_s(self) -> float:
+        return round(self._before_s + self._clock.now_s() - self._opened_s, 3)
+
+
+class _EventCopy:
+    """TensorBoard's copy of the rows; written anew when rows were dropped."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._writer: EventFileWriter | None = None
+        self._epoch_s = 0.0
+
+    def rewrite(self, rows: list[Row]) -> None:
+        """Replaces whatever the folder holds by these rows; costs nothing while there are none."""
+        self.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._epoch_s = time.time() - (rows[-1]["wall_s"] if rows else 0.0)  # the date TensorBoard shows
+        for row in rows:
+            self.add(row)
+
+    def add(self, row: Row) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        values = [
+            Summary.Value(tag=name, simple_value=math.nan if value is None else value)
+            for name, value in row.items()
+            if "/" in name
+        ]
+        # Before the first control step it is the updates that move.
+        step = row["step"] or row.get("updates", 0)
+        event = Event(wall_time=self._epoch_s + row["wall_s"], step=step, summary=Summary(value=values))
+        self._open().add_event(event)
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def _open(self) -> EventFileWriter:
+        if self._writer is None:
+            from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+            self._writer = EventFileWriter(str(self._folder), flush_secs=10)
+        return self._writer
+
+
+def read_metrics(path: Path) -> list[Row]:
+    """Reads the rows of a metrics.jsonl; a line that a crash tore is left out."""
+    rows = []
+    for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
+        row = _parse(line)
+        if row is None:
+            logger.warning("%s: line %d is torn, left out", path, number)
+        else:
+            rows.append(row)
+    return rows
+
+
+def as_float(name: str, value: Any) -> float | None:
+    """Returns one number as JSON can hold it: None for NaN and infinities.
+
+    Raises:
+        ValueError: `value` is not one number; the message says its shape.
+    """
+    if hasattr(value, "detach"):  # a torch tensor: this module does not import torch
+        value = value.detach().cpu().numpy()
+    array = np.asarray(value)
+    if array.size != 1 or array.dtype.kind not in "biuf":
+        raise ValueError(f"metrics: {name!r} must be one number, got shape {array.shape} of {array.dtype}")
+    number = float(array.reshape(()))
+    return number if math.isfinite(number) else None
+
+
+def _line(row: Row) -> str:
+    plain = {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in row.items()}
+    return json.dumps(plain, allow_nan=False) + "\n"
+
+
+def _parse(line: str) -> Row | None:
+    """Returns the row of one line with null read as NaN; None if the line is not a whole row."""
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    if not isinstance(row, dict) or not {"step", "phase", "wall_s"} <= row.keys():
+        return None
+    return {name: math.nan if value is None else value for name, value in row.items()}

@@ -1,0 +1,104 @@
+"""Where the time of a run goes: wall-clock and processor seconds of every named stage."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from robot_rl.core.clock import Clock, MonotonicClock
+
+OTHER = "other"
+"""What lies between the stages."""
+
+
+@dataclass
+class StageTime:
+    """Time spent in one stage, without the stages inside it."""
+
+    name: str
+    wall_s: float = 0.0
+    cpu_s: float = 0.0
+    """Processor seconds of all threads of this process."""
+    calls: int = 0
+    share: float = 0.0
+    """Of the wall-clock since the timer was made; all shares add up to 1."""
+
+
+class StageTimer:
+    """Adds up the time of named stages; a stage within a stage is not counted twice.
+
+    `with timer.stage("sim"): ...` costs about 2 us. For one thread.
+    """
+
+    def __init__(self, clock: Clock | None = None, cpu_s: Callable[[], float] = time.process_time) -> None:
+        self._clock = clock or MonotonicClock()
+        self._cpu_s = cpu_s
+        self._stages: dict[str, StageTime] = {}
+        self._running: list[StageTime] = []
+        self._before_s = 0.0
+        self._start_s = self._mark_s = self._clock.now_s()
+        self._mark_cpu_s = self._start_cpu_s = cpu_s()
+        self._before_cpu_s = 0.0
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        stage = self._stages.setdefault(name, StageTime(name))
+        stage.calls += 1
+        self._book()
+        self._running.append(stage)
+        try:
+            yield
+        finally:
+            self._book()
+            self._running.pop()
+
+    def summary(self) -> list[StageTime]:
+        """Returns the stages, longest first, and `other` at the end."""
+        total_s = self._before_s + self._clock.now_s() - self._start_s
+        total_cpu_s = self._before_cpu_s + self._cpu_s() - self._start_cpu_s
+        stages = sorted(self._stages.values(), key=lambda stage: -stage.wall_s)
+        rest = StageTime(
+            OTHER,
+            wall_s=max(0.0, total_s - sum(stage.wall_s for stage in stages)),
+            cpu_s=max(0.0, total_cpu_s - sum(stage.cpu_s for stage in stages)),
+        )
+        return [
+            StageTime(stage.name, stage.wall_s, stage.cpu_s, stage.calls, stage.wall_s / total_s if total_s else 0.0)
+            for stage in [*stages, rest]
+        ]
+
+    def seconds(self) -> dict[str, float]:
+        """Returns wall-clock seconds by stage, `other` included, as summary.json keeps them."""
+        return {stage.name: round(stage.wall_s, 3) for stage in self.summary()}
+
+    def table(self) -> str:
+        """Returns the summary as aligned text."""
+        lines = [f"{'stage':<16}{'wall s':>10}{'cpu s':>10}{'calls':>10}{'share':>8}"]
+        lines += [
+            f"{stage.name:<16}{stage.wall_s:>10.2f}{stage.cpu_s:>10.2f}{stage.calls:>10}{stage.share:>8.1%}"
+            for stage in self.summary()
+        ]
+        return "\n".join(lines)
+
+    def state_dict(self) -> dict[str, Any]:
+        stages = {stage.name: [stage.wall_s, stage.cpu_s, stage.calls] for stage in self._stages.values()}
+        total_s = self._before_s + self._clock.now_s() - self._start_s
+        return {"stages": stages, "wall_s": total_s, "cpu_s": self._before_cpu_s + self._cpu_s() - self._start_cpu_s}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on counting where `state_dict` stood, as if the time between had not been."""
+        self._stages = {name: StageTime(name, *numbers) for name, numbers in state["stages"].items()}
+        self._before_s, self._before_cpu_s = state["wall_s"], state["cpu_s"]
+        self._start_s = self._mark_s = self._clock.now_s()
+        self._start_cpu_s = self._mark_cpu_s = self._cpu_s()
+
+    def _book(self) -> None:
+        """Gives the time since the last mark to the innermost running stage."""
+        now_s, cpu_s = self._clock.now_s(), self._cpu_s()
+        if self._running:
+            self._running[-1].wall_s += now_s - self._mark_s
+            self._running[-1].cpu_s += cpu_s - self._mark_cpu_s
+        self._mark_s, self._mark_cpu_s = now_s, cpu_s
