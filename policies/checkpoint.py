@@ -1,0 +1,219 @@
+"""Policy checkpoints: weights, normaliser, denoising options and what the policy was made for.
+
+A folder holds `policy.safetensors` (every tensor, the normaliser's included) and `policy.json`
+(kind, config, meta, versions, checksum). It is written under a temporary name and takes the
+place of the old one only when complete, so a full disk or a kill leaves a whole checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import zlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor, nn
+
+from robot_rl.core.errors import CheckpointError
+from robot_rl.policies.spec import SavedPolicy, build, full_spec, read_config
+
+FORMAT = 1
+"""Raised when a checkpoint of the old form can no longer be read."""
+
+_IDENTITY = ("task", "robot", "control_hz", "state_names", "action_names")
+_WEIGHTS, _HEAD = "policy.safetensors", "policy.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyMeta:
+    """What a policy was made for; another task, robot, rate or state layout is refused."""
+
+    task: str
+    robot: str
+    control_hz: float
+    state_names: tuple[str, ...]
+    action_names: tuple[str, ...]
+    instruction: str
+    """The task in words; not compared."""
+    n_exec: int
+    """Actions executed per chunk; a setting of the evaluation, not compared."""
+
+    def __post_init__(self) -> None:
+        if not self.control_hz > 0:
+            raise ValueError(f"policy meta: control_hz must be above 0, got {self.control_hz}")
+        if self.n_exec < 1:
+            raise ValueError(f"policy meta: n_exec must be at least 1, got {self.n_exec}")
+
+
+def save_policy(folder: Path | str, policy: SavedPolicy, *, meta: PolicyMeta) -> None:
+    """Writes the policy as `folder`, replacing an older one only when the new one is complete.
+
+    Raises:
+        CheckpointError: the disk refused; the older checkpoint, if any, is untouched.
+    """
+    folder = Path(folder)
+    tensors = _state(policy)
+    weights = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
+    head = {
+        "format": FORMAT,
+        "crc32": zlib.crc32(weights),
+        "policy": full_spec(policy),
+        "meta": asdict(meta),
+        "versions": _versions(),
+    }
+    temporary = folder.with_name(f".writing-{folder.name}")
+    try:
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        _write_synced(temporary / _WEIGHTS, weights)
+        _write_synced(temporary / _HEAD, json.dumps(head, indent=2).encode())
+        _swap(temporary, folder)
+    except OSError as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        kept = (
+            "The older checkpoint is whole" if folder.exists() else "There is no older checkpoint"
+        )
+        raise CheckpointError(
+            f"{folder}: cannot write the policy: {error.strerror or error}. {kept}. "
+            "Free some space and save again."
+        ) from error
+
+
+def load_policy(
+    folder: Path | str, *, expect: PolicyMeta | None = None
+) -> tuple[SavedPolicy, PolicyMeta]:
+    """Returns the policy, in evaluation mode on the CPU, and what it was made for.
+
+    Raises:
+        CheckpointError: the files are missing, cut short or altered; a tensor is missing,
+            unexpected or of another shape; or the policy is of another task, robot, rate or state
+            layout than `expect`.
+    """
+    folder = Path(folder)
+    _restore_previous(folder)
+    head, weights = _read(folder)
+    meta = read_config(PolicyMeta, head.get("meta"), at=f"{folder}: meta")
+    if expect is not None:
+        _check_meta(folder, meta, expect)
+    policy = build(head.get("policy"), at=str(folder))
+    _check_tensors(folder, _state(policy), weights)
+    module = cast("nn.Module", policy)
+    module.load_state_dict(weights)
+    module.eval()
+    return policy, meta
+
+
+def _state(policy: SavedPolicy) -> dict[str, Tensor]:
+    return cast("nn.Module", policy).state_dict()
+
+
+def _read(folder: Path) -> tuple[Mapping[str, Any], dict[str, Tensor]]:
+    try:
+        head = json.loads((folder / _HEAD).read_text())
+        blob = (folder / _WEIGHTS).read_bytes()
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"{folder}: not a readable policy checkpoint: {error}. "
+            f"It needs {_HEAD} and {_WEIGHTS}, as `save_policy` writes them."
+        ) from error
+    found = head.get("format") if isinstance(head, dict) else None
+    if found != FORMAT:
+        raise CheckpointError(f"{folder}: policy format {found!r}, this version reads {FORMAT}.")
+    if zlib.crc32(blob) != head.get("crc32"):
+        raise CheckpointError(
+            f"{folder}: {_WEIGHTS} was cut short or altered (its checksum differs from {_HEAD}'s). "
+            "Copy both files again, or take an earlier checkpoint."
+        )
+    try:
+        return head, load(blob)
+    except SafetensorError as error:
+        raise CheckpointError(f"{folder}: {_WEIGHTS} cannot be read: {error}.") from error
+
+
+def _check_tensors(folder: Path, own: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
+    """Refuses anything that would leave a tensor untrained or unused."""
+    problems = [f"{name} is missing" for name in own if name not in saved]
+    problems += [f"{name} is unexpected" for name in saved if name not in own]
+    for name in own.keys() & saved.keys():
+        have, want = saved[name], own[name]
+        if have.shape != want.shape or have.dtype != want.dtype:
+            problems.append(
+                f"{name} is {have.dtype} {tuple(have.shape)}, not {want.dtype} {tuple(want.shape)}"
+            )
+    if problems:
+        more = f" and {len(problems) - 6} more" if len(problems) > 6 else ""
+        raise CheckpointError(
+            f"{folder}: the weights do not fit the policy that {_HEAD} describes: "
+            f"{'; '.join(problems[:6])}{more}."
+        )
+
+
+def _check_meta(folder: Path, meta: PolicyMeta, expect: PolicyMeta) -> None:
+    for name in _IDENTITY:
+        have, want = getattr(meta, name), getattr(expect, name)
+        if have != want:
+            raise CheckpointError(
+                f"{folder}: the policy was trained with {name} = {_shown(have)}, here it is "
+                f"{_shown(want)}. Use the task and robot it was trained on, or train a new one."
+            )
+
+
+def _shown(value: Any) -> str:
+    return f"({len(value)}) {', '.join(value)}" if isinstance(value, tuple) else repr(value)
+
+
+def _swap(temporary: Path, folder: Path) -> None:
+    """Puts `temporary` in the place of `folder`; a kill in between is mended by the next load."""
+    previous = _previous(folder)
+    if folder.exists():
+        shutil.rmtree(previous, ignore_errors=True)
+        folder.rename(previous)
+    try:
+        temporary.rename(folder)
+    except OSError:
+        _restore_previous(folder)
+        raise
+    _sync_folder(folder.parent)
+    shutil.rmtree(previous, ignore_errors=True)
+
+
+def _restore_previous(folder: Path) -> None:
+    previous = _previous(folder)
+    if previous.exists() and not folder.exists():
+        previous.rename(folder)
+
+
+def _previous(folder: Path) -> Path:
+    return folder.with_name(f".previous-{folder.name}")
+
+
+def _write_synced(path: Path, content: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _versions() -> dict[str, str]:
+    try:
+        own = version("robot-rl")
+    except PackageNotFoundError:
+        own = "not installed"
+    return {"robot_rl": own, "torch": torch.__version__, "python": platform.python_version()}

@@ -1,0 +1,302 @@
+"""Chunk policies: flow matching and diffusion over the actions of the next H control steps.
+
+Outside the policy, actions are the environment's, in [-1, 1]; inside, the chain lives in the
+normaliser's scale. The chain is stored unclamped, so that its density is the sampler's; only the
+output is clamped. B envs, H chunk length, A action dim, K denoising steps, S scored transitions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Generator, Tensor, nn
+
+from robot_rl.core.errors import nearest
+from robot_rl.core.policy import Chain, ChunkSample, DemoBatch, Mode
+from robot_rl.data.normalize import Normaliser
+from robot_rl.policies.networks import DenoiseNet, ObservationEncoder, initialise, sinusoidal
+from robot_rl.policies.processes import (
+    DDIM,
+    DDPM,
+    FlowODE,
+    FlowSDE,
+    Net,
+    Process,
+    denoise,
+    normal_like,
+    score,
+)
+from robot_rl.policies.spec import check_chunk, check_mode, read_config, read_size
+
+PROCESSES = {"flow": ("flow_ode", "flow_sde"), "diffusion": ("ddpm", "ddim")}
+"""Which processes each kind of policy can use; the first is the default."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChunkPolicyConfig:
+    """A flow or diffusion policy over chunks of actions."""
+
+    kind: str = "flow"
+    """`flow` or `diffusion`."""
+    horizon: int = 16
+    """H, the number of control steps that a chunk covers."""
+    width: int = 256
+    """Units of a hidden layer."""
+    depth: int = 3
+    """Number of hidden layers."""
+    time_dim: int = 32
+    """Size of the time embedding, even."""
+    layernorm: bool = False
+    """Normalises the hidden layers."""
+    residual: bool = False
+    """Adds each hidden layer to the one before."""
+    steps: int = 4
+    """K, the number of denoising steps when acting."""
+    process: str | None = None
+    """`flow_ode`, `flow_sde`, `ddpm` or `ddim`; None takes the first of the kind."""
+    eta: float = 0.5
+    """Noise of `flow_sde` (at least 0) and `ddim` (in [0, 1]) in mode `explore`."""
+    stochastic_steps: str = "one"
+    """`one` or `all` steps of `flow_sde` are stochastic."""
+    train_steps: int = 20
+    """T, the noise levels of diffusion, at least `steps`."""
+    std_floor: float = 0.1
+    """Smallest noise of a stochastic diffusion step."""
+    log_prob_std_floor: float = 0.1
+    """Smallest noise in the log-probability of a diffusion step."""
+    cameras: tuple[str, ...] = ()
+    """Cameras the policy sees besides the state; reads `<camera>.rgb`."""
+    image_features: int = 64
+    """Features per camera."""
+    random_shift_px: int = 4
+    """Largest shift of training images, in pixels; 0 switches it off."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in PROCESSES:
+            raise ValueError(
+                f"policy kind: {self.kind!r} is unknown.{nearest(self.kind, PROCESSES)}"
+            )
+        for name in ("horizon", "width", "depth", "steps", "train_steps", "image_features"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"policy {name} must be at least 1, got {getattr(self, name)}")
+        if self.time_dim < 2 or self.time_dim % 2:
+            raise ValueError(f"policy time_dim must be even and at least 2, got {self.time_dim}")
+        if self.random_shift_px < 0:
+            raise ValueError(
+                f"policy random_shift_px must be at least 0, got {self.random_shift_px}"
+            )
+        allowed = PROCESSES[self.kind]
+        if self.process is not None and self.process not in allowed:
+            raise ValueError(
+                f"policy process: {self.process!r} does not fit kind {self.kind!r}."
+                f"{nearest(self.process, allowed)}"
+            )
+        make_process(self).grid(self.steps)  # refuses options and steps the process cannot have
+
+
+class ChunkPolicy(nn.Module):
+    """Generates a chunk by denoising, given features of the observation."""
+
+    kind: ClassVar[str]
+
+    def __init__(
+        self,
+        config: ChunkPolicyConfig,
+        *,
+        state_dim: int,
+        action_dim: int,
+        normaliser: Normaliser | None = None,
+        generator: Generator | None = None,
+    ) -> None:
+        """Builds the networks; `generator` draws their first weights (None: torch's own).
+
+        Raises:
+            ValueError: the config is of another kind, or the normaliser of other sizes.
+        """
+        super().__init__()
+        if config.kind != self.kind:
+            raise ValueError(
+                f"{type(self).__name__}: needs kind {self.kind!r}, got {config.kind!r}"
+            )
+        self.config = config
+        self.horizon = config.horizon
+        self.state_dim = state_dim
+        self.action_dim = action_dim
+        normaliser = checked_normaliser(normaliser, state_dim=state_dim, action_dim=action_dim)
+        self.encoder = ObservationEncoder(
+            normaliser, cameras=config.cameras, image_features=config.image_features
+        )
+        self.net = DenoiseNet(
+            self.encoder.dim,
+            config.horizon,
+            action_dim,
+            width=config.width,
+            depth=config.depth,
+            time_dim=config.time_dim,
+            layernorm=config.layernorm,
+            residual=config.residual,
+        )
+        self.process: Process = make_process(config)
+        self.grid = self.process.grid(config.steps)
+        times = torch.tensor(self.grid.times[:-1])
+        self.register_buffer("grid_sinusoids", sinusoidal(times, config.time_dim), persistent=False)
+        self.grid_sinusoids: Tensor
+        initialise(self, generator)
+
+    @property
+    def normaliser(self) -> Normaliser:
+        return self.encoder.normaliser
+
+    def sample(
+        self,
+        obs: dict[str, Tensor],
+        *,
+        z: Tensor | None = None,
+        mode: Mode = "ode",
+        record: bool = False,
+        generator: Generator | None = None,
+    ) -> ChunkSample:
+        """Returns a chunk (B, H, A).
+
+        `ode` decodes `z` without further noise, `mean` decodes zero noise, `explore` runs the
+        process with its noise. A recorded sample carries no gradient.
+
+        Raises:
+            ValueError: an unknown mode, or `z` of another shape.
+        """
+        check_mode(mode)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not record):
+            features = self.encoder(obs)
+            noise = self._initial_noise(features, z, mode, generator)
+            path = denoise(
+                self._net(features),
+                self.process,
+                self.grid,
+                noise,
+                explore=mode == "explore",
+                record=record,
+                generator=generator,
+            )
+            actions = self.normaliser.unaction(path.x.clamp(-1.0, 1.0)).clamp(-1.0, 1.0)
+        return ChunkSample(actions, path.chain)
+
+    def log_prob(self, obs: dict[str, Tensor], chain: Chain) -> tuple[Tensor, Tensor]:
+        """Returns log-probability and entropy of the chain's stochastic steps, (B, S) each."""
+        return score(self._net(self.encoder(obs)), self.process, self.grid, chain)
+
+    def bc_loss(self, batch: DemoBatch, generator: Generator | None = None) -> Tensor:
+        """Returns the mean squared error of the predicted velocity or noise over valid steps."""
+        shape = (len(batch.actions), self.horizon, self.action_dim)
+        check_chunk("bc_loss", "actions", batch.actions, shape)
+        check_chunk("bc_loss", "valid", batch.valid, shape[:2])
+        obs: Mapping[str, Tensor] = batch.obs
+        if self.training and self.config.cameras:
+            pad_px = self.config.random_shift_px
+            obs = self.encoder.augment(obs, pad_px=pad_px, generator=generator)
+        actions = self.normaliser.action(batch.actions)
+        corrupted = self.process.corrupt(actions, normal_like(actions, generator), generator)
+        sinusoids = sinusoidal(corrupted.time, self.config.time_dim)
+        condition = self.net.condition(self.encoder(obs)) + self.net.embed_time(sinusoids)
+        error = (self.net(corrupted.x, condition) - corrupted.target).square()
+        return valid_mean(error, batch.valid)
+
+    def features(self, obs: dict[str, Tensor]) -> Tensor:
+        """Returns the normalised state, then the features of each camera, (B, F)."""
+        return self.encoder(obs)
+
+    def refine(
+        self,
+        obs: dict[str, Tensor],
+        action: Tensor,
+        *,
+        mode: Mode = "ode",
+        generator: Generator | None = None,
+    ) -> Tensor:
+        """Returns the chunk's action as it is."""
+        return action
+
+    def spec(self) -> dict[str, Any]:
+        sizes = {"state_dim": self.state_dim, "action_dim": self.action_dim}
+        return {**sizes, "config": asdict(self.config)}
+
+    @classmethod
+    def from_spec(cls, spec: Mapping[str, Any], *, at: str) -> Self:
+        config = read_config(ChunkPolicyConfig, spec["config"], at=at)
+        state_dim, action_dim = (read_size(spec, n, at=at) for n in ("state_dim", "action_dim"))
+        return cls(config, state_dim=state_dim, action_dim=action_dim)
+
+    def _net(self, features: Tensor) -> Net:
+        """Returns the network bound to an observation; its time part is computed once."""
+        condition = self.net.condition(features)
+        times = self.net.embed_time(self.grid_sinusoids)
+
+        def predict(x: Tensor, k: int | Tensor, rows: Tensor | None = None) -> Tensor:
+            return self.net(x, (condition if rows is None else condition[rows]) + times[k])
+
+        return predict
+
+    def _initial_noise(
+        self, features: Tensor, z: Tensor | None, mode: Mode, generator: Generator | None
+    ) -> Tensor:
+        shape = (len(features), self.horizon, self.action_dim)
+        if z is not None:
+            check_chunk("sample", "z", z, shape)
+            return torch.zeros_like(z) if mode == "mean" else z
+        zeros = features.new_zeros(shape)
+        return zeros if mode == "mean" else normal_like(zeros, generator)
+
+
+class FlowPolicy(ChunkPolicy):
+    """Flow matching (Lipman et al. 2023; pi0's convention of time)."""
+
+    kind: ClassVar[str] = "flow"
+
+
+class DiffusionPolicy(ChunkPolicy):
+    """Denoising diffusion (Chi et al. 2023) with a cosine schedule and noise prediction."""
+
+    kind: ClassVar[str] = "diffusion"
+
+
+def make_process(config: ChunkPolicyConfig) -> Process:
+    """Builds the process that a config names."""
+    name = config.process or PROCESSES[config.kind][0]
+    if name == "flow_ode":
+        return FlowODE()
+    if name == "flow_sde":
+        return FlowSDE(eta=config.eta, stochastic_steps=config.stochastic_steps)
+    eta = 1.0 if name == "ddpm" else config.eta
+    return (DDPM if name == "ddpm" else DDIM)(
+        eta=eta,
+        train_steps=config.train_steps,
+        std_floor=config.std_floor,
+        log_prob_std_floor=config.log_prob_std_floor,
+    )
+
+
+def checked_normaliser(
+    normaliser: Normaliser | None, *, state_dim: int, action_dim: int
+) -> Normaliser:
+    """Returns the normaliser, or an identity one for None.
+
+    Raises:
+        ValueError: it was fitted on other sizes.
+    """
+    if normaliser is None:
+        return Normaliser({"state": state_dim}, action_dim)
+    fitted = (normaliser.feature_dims.get("state"), normaliser.action_dim)
+    if fitted != (state_dim, action_dim):
+        raise ValueError(
+            f"policy: the normaliser has state and action dims {fitted}, the policy "
+            f"{(state_dim, action_dim)}. Fit it on data of this task and robot."
+        )
+    return normaliser
+
+
+def valid_mean(error: Tensor, valid: Tensor) -> Tensor:
+    """Averages `error` (B, H, A) over the control steps where `valid` (B, H)."""
+    weight = valid.to(error.dtype)
+    return (error.mean(dim=-1) * weight).sum() / weight.sum().clamp_min(1.0)

@@ -1,0 +1,201 @@
+"""A Gaussian MLP policy: the mean from a network, one learned standard deviation per action.
+
+There is no tanh: the density is that of the unclamped action, and only the output is clamped.
+Its chain has one step: x_0 is noise that does not matter, x_1 the action in the normaliser's scale.
+B envs, H chunk length, A action dim.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Generator, Tensor, nn
+
+from robot_rl.core.policy import Chain, ChunkSample, DemoBatch, Mode
+from robot_rl.data.normalize import Normaliser
+from robot_rl.policies.chunk import checked_normaliser, valid_mean
+from robot_rl.policies.networks import MLP, ObservationEncoder, initialise
+from robot_rl.policies.processes import TimeGrid, gaussian_entropy, gaussian_log_prob, normal_like
+from robot_rl.policies.spec import check_chunk, check_mode, read_config, read_size
+
+GRID = TimeGrid("Gaussian()", (1.0, 0.0), {})
+"""One step, whose standard deviation is learned and so no column of the grid."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GaussianPolicyConfig:
+    """A Gaussian MLP policy."""
+
+    horizon: int = 1
+    """H, the number of control steps that a chunk covers."""
+    width: int = 256
+    """Units of a hidden layer."""
+    depth: int = 2
+    """Number of hidden layers."""
+    layernorm: bool = False
+    """Normalises the hidden layers."""
+    residual: bool = False
+    """Adds each hidden layer to the one before."""
+    initial_std: float = 0.3
+    """First standard deviation, in the normaliser's scale."""
+    min_std: float = 0.01
+    """Smallest standard deviation: exploration and the likelihood stay finite."""
+    max_std: float = 2.0
+    """Largest standard deviation."""
+    cameras: tuple[str, ...] = ()
+    """Cameras the policy sees besides the state; reads `<camera>.rgb`."""
+    image_features: int = 64
+    """Features per camera."""
+    random_shift_px: int = 4
+    """Largest shift of training images, in pixels; 0 switches it off."""
+
+    def __post_init__(self) -> None:
+        for name in ("horizon", "width", "depth", "image_features"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"policy {name} must be at least 1, got {getattr(self, name)}")
+        if not 0 < self.min_std <= self.initial_std <= self.max_std:
+            raise ValueError(
+                "policy initial_std must be between min_std and max_std, above 0; got "
+                f"min_std={self.min_std}, initial_std={self.initial_std}, max_std={self.max_std}"
+            )
+        if self.random_shift_px < 0:
+            raise ValueError(
+                f"policy random_shift_px must be at least 0, got {self.random_shift_px}"
+            )
+
+
+class GaussianPolicy(nn.Module):
+    """Draws a chunk from a Gaussian with a learned mean and a learned, state-independent std."""
+
+    kind: ClassVar[str] = "gaussian"
+
+    def __init__(
+        self,
+        config: GaussianPolicyConfig,
+        *,
+        state_dim: int,
+        action_dim: int,
+        normaliser: Normaliser | None = None,
+        generator: Generator | None = None,
+    ) -> None:
+        """Builds the networks; `generator` draws their first weights (None: torch's own)."""
+        super().__init__()
+        self.config = config
+        self.horizon = config.horizon
+        self.state_dim = state_dim
+        self.action_dim = action_dim
+        self.grid = GRID
+        normaliser = checked_normaliser(normaliser, state_dim=state_dim, action_dim=action_dim)
+        self.encoder = ObservationEncoder(
+            normaliser, cameras=config.cameras, image_features=config.image_features
+        )
+        self.net = MLP(
+            self.encoder.dim,
+            config.horizon * action_dim,
+            width=config.width,
+            depth=config.depth,
+            layernorm=config.layernorm,
+            residual=config.residual,
+        )
+        self.log_std = nn.Parameter(torch.full((action_dim,), math.log(config.initial_std)))
+        initialise(self, generator)
+
+    @property
+    def normaliser(self) -> Normaliser:
+        return self.encoder.normaliser
+
+    def sample(
+        self,
+        obs: dict[str, Tensor],
+        *,
+        z: Tensor | None = None,
+        mode: Mode = "ode",
+        record: bool = False,
+        generator: Generator | None = None,
+    ) -> ChunkSample:
+        """Returns a chunk (B, H, A): a draw in mode `explore`, otherwise the mean whatever `z`."""
+        check_mode(mode)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not record):
+            mean = self._mean(self.encoder(obs))
+            if z is not None:
+                check_chunk("sample", "z", z, tuple(mean.shape))
+            explore = mode == "explore"
+            x = mean + self._std() * normal_like(mean, generator) if explore else mean
+            actions = self.normaliser.unaction(x.clamp(-1.0, 1.0)).clamp(-1.0, 1.0)
+            chain = self._chain(torch.zeros_like(x) if z is None else z, x, mean, explore)
+        return ChunkSample(actions, chain if record else None)
+
+    def log_prob(self, obs: dict[str, Tensor], chain: Chain) -> tuple[Tensor, Tensor]:
+        """Returns log-probability and entropy of the chunk, (B, 1) each.
+
+        Raises:
+            ValueError: the chain is of another policy, or was not sampled in mode `explore`.
+        """
+        if chain.grid != GRID:
+            raise ValueError(
+                f"log_prob: the chain was sampled by {chain.grid.process}, this policy is Gaussian. "
+                "Score it with the policy that made it."
+            )
+        if chain.index.shape[1] == 0:
+            raise ValueError(
+                "log_prob: the chain has no stochastic step. Sample with mode='explore'."
+            )
+        mean, std = self._mean(self.encoder(obs)), self._std()
+        log_prob = gaussian_log_prob(chain.x[:, 1], mean, std)
+        return log_prob[:, None], gaussian_entropy(std, like=mean)[:, None]
+
+    def bc_loss(self, batch: DemoBatch, generator: Generator | None = None) -> Tensor:
+        """Returns the mean negative log-likelihood per action element over valid steps."""
+        shape = (len(batch.actions), self.horizon, self.action_dim)
+        check_chunk("bc_loss", "actions", batch.actions, shape)
+        check_chunk("bc_loss", "valid", batch.valid, shape[:2])
+        obs: Mapping[str, Tensor] = batch.obs
+        if self.training and self.config.cameras:
+            pad_px = self.config.random_shift_px
+            obs = self.encoder.augment(obs, pad_px=pad_px, generator=generator)
+        std = self._std()
+        deviation = (self.normaliser.action(batch.actions) - self._mean(self.encoder(obs))) / std
+        nll = 0.5 * deviation.square() + std.log() + 0.5 * math.log(2.0 * math.pi)
+        return valid_mean(nll, batch.valid)
+
+    def features(self, obs: dict[str, Tensor]) -> Tensor:
+        """Returns the normalised state, then the features of each camera, (B, F)."""
+        return self.encoder(obs)
+
+    def refine(
+        self,
+        obs: dict[str, Tensor],
+        action: Tensor,
+        *,
+        mode: Mode = "ode",
+        generator: Generator | None = None,
+    ) -> Tensor:
+        """Returns the chunk's action as it is."""
+        return action
+
+    def spec(self) -> dict[str, Any]:
+        sizes = {"state_dim": self.state_dim, "action_dim": self.action_dim}
+        return {**sizes, "config": asdict(self.config)}
+
+    @classmethod
+    def from_spec(cls, spec: Mapping[str, Any], *, at: str) -> Self:
+        config = read_config(GaussianPolicyConfig, spec["config"], at=at)
+        state_dim, action_dim = (read_size(spec, n, at=at) for n in ("state_dim", "action_dim"))
+        return cls(config, state_dim=state_dim, action_dim=action_dim)
+
+    def _mean(self, features: Tensor) -> Tensor:
+        return self.net(features).view(-1, self.horizon, self.action_dim)
+
+    def _std(self) -> Tensor:
+        low, high = math.log(self.config.min_std), math.log(self.config.max_std)
+        return self.log_std.clamp(low, high).exp()
+
+    def _chain(self, z: Tensor, x: Tensor, mean: Tensor, explore: bool) -> Chain:
+        scored = 1 if explore else 0
+        index = torch.zeros((len(x), scored), dtype=torch.long, device=x.device)
+        log_prob = gaussian_log_prob(x, mean, self._std())[:, None].expand(-1, 1)[:, :scored]
+        return Chain(x=torch.stack([z, x], dim=1), index=index, log_prob=log_prob, grid=GRID)

@@ -1,0 +1,248 @@
+"""Networks: MLPs, the denoiser, a small image encoder, and the observation encoder they share.
+
+B envs, H chunk length, A action dim, F feature dim, W width, C channels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Generator, Tensor, nn
+
+from robot_rl.core.errors import DatasetError, nearest
+from robot_rl.data.normalize import Normaliser
+
+SHORTEST_PERIOD, LONGEST_PERIOD = 4e-3, 4.0
+"""Periods of the time embedding, for times in [0, 1] (openpi)."""
+
+
+class Trunk(nn.Module):
+    """Hidden layers after the input layer, and the output layer: maps (N, W) to (N, outputs).
+
+    With `residual`, each hidden layer adds to the one before. With `layernorm`, every hidden
+    layer is normalised before its activation.
+    """
+
+    def __init__(
+        self,
+        outputs: int,
+        *,
+        width: int,
+        depth: int,
+        layernorm: bool = False,
+        residual: bool = False,
+    ) -> None:
+        super().__init__()
+        self.residual = residual
+        self.first = _Activate(width, layernorm=layernorm)
+        self.hidden = nn.ModuleList(
+            nn.Sequential(nn.Linear(width, width), _Activate(width, layernorm=layernorm))
+            for _ in range(depth - 1)
+        )
+        self.out = nn.Linear(width, outputs)
+
+    def forward(self, h: Tensor) -> Tensor:
+        h = self.first(h)
+        for layer in self.hidden:
+            h = h + layer(h) if self.residual else layer(h)
+        return self.out(h)
+
+
+class MLP(nn.Module):
+    """`depth` hidden layers of `width` units with SiLU, from (..., inputs) to (..., outputs)."""
+
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        *,
+        width: int,
+        depth: int,
+        layernorm: bool = False,
+        residual: bool = False,
+    ) -> None:
+        super().__init__()
+        self.input = nn.Linear(inputs, width)
+        self.trunk = Trunk(
+            outputs, width=width, depth=depth, layernorm=layernorm, residual=residual
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.trunk(self.input(x))
+
+
+class DenoiseNet(nn.Module):
+    """Predicts velocity or noise of a chunk, given features and time.
+
+    The same function as one MLP over the concatenated inputs; the first layer is split so that
+    the parts of the observation and of the time are computed once per chunk, not once per step.
+    """
+
+    def __init__(
+        self,
+        features: int,
+        horizon: int,
+        action_dim: int,
+        *,
+        width: int,
+        depth: int,
+        time_dim: int,
+        layernorm: bool = False,
+        residual: bool = False,
+    ) -> None:
+        super().__init__()
+        flat = horizon * action_dim
+        self.chunk_in = nn.Linear(flat, width)
+        self.features_in = nn.Linear(features, width, bias=False)
+        self.time_in = nn.Sequential(
+            nn.Linear(time_dim, 2 * time_dim), nn.SiLU(), nn.Linear(2 * time_dim, width, bias=False)
+        )
+        self.trunk = Trunk(flat, width=width, depth=depth, layernorm=layernorm, residual=residual)
+
+    def condition(self, features: Tensor) -> Tensor:
+        """Returns the features' part of the first layer, (B, W)."""
+        return self.features_in(features)
+
+    def embed_time(self, sinusoids: Tensor) -> Tensor:
+        """Returns the time's part of the first layer, (N, W), from `sinusoidal` (N, time_dim)."""
+        return self.time_in(sinusoids)
+
+    def forward(self, x: Tensor, condition: Tensor) -> Tensor:
+        """Predicts (N, H, A) for `x` (N, H, A); `condition` (N, W) sums features and time."""
+        return self.trunk(self.chunk_in(x.flatten(1)) + condition).view(x.shape)
+
+
+class ImageEncoder(nn.Module):
+    """Encodes one camera: convolutions, spatial soft-argmax, a linear layer with layer norm.
+
+    The soft-argmax (Levine et al. 2016) returns where each channel is active, so the features do
+    not depend on the image size. 2,100 to 40,000 pixels are sensible.
+    """
+
+    def __init__(self, outputs: int, *, channels: int = 32) -> None:
+        super().__init__()
+        self.convolutions = nn.Sequential(
+            nn.Conv2d(3, channels, 3, stride=2, padding=1),
+            nn.SiLU(),
+            nn.Conv2d(channels, channels, 3, stride=2, padding=1),
+            nn.SiLU(),
+            nn.Conv2d(channels, channels, 3, padding=1),
+        )
+        self.project = nn.Sequential(nn.Linear(2 * channels, outputs), nn.LayerNorm(outputs))
+
+    def forward(self, image: Tensor) -> Tensor:
+        """Maps images (B, h, w, 3) in [0, 1] to (B, outputs)."""
+        maps = self.convolutions(image.permute(0, 3, 1, 2) - 0.5)
+        return self.project(spatial_soft_argmax(maps))
+
+
+class ObservationEncoder(nn.Module):
+    """Turns an observation into features: the normalised state, then each camera's features."""
+
+    def __init__(
+        self, normaliser: Normaliser, *, cameras: Sequence[str] = (), image_features: int = 64
+    ) -> None:
+        super().__init__()
+        self.normaliser = normaliser
+        self.keys = tuple(f"{camera}.rgb" for camera in cameras)
+        self.images = nn.ModuleList(ImageEncoder(image_features) for _ in cameras)
+        self.dim = normaliser.feature_dims["state"] + image_features * len(self.keys)
+
+    def forward(self, obs: Mapping[str, Tensor]) -> Tensor:
+        """Returns features (B, F).
+
+        Raises:
+            DatasetError: the observation lacks the state or a camera, or has another size.
+        """
+        for key in ("state", *self.keys):
+            if key not in obs:
+                raise DatasetError(
+                    f"observation: no {key!r}, which this policy reads.{nearest(key, obs)} "
+                    "Make the environment with the cameras the policy was trained with."
+                )
+        used = self.normaliser.obs({key: obs[key] for key in ("state", *self.keys)})
+        if not self.keys:
+            return used["state"]
+        encoded = [net(used[key]) for net, key in zip(self.images, self.keys, strict=True)]
+        return torch.cat([used["state"], *encoded], dim=-1)
+
+    def augment(
+        self, obs: Mapping[str, Tensor], *, pad_px: int, generator: Generator | None
+    ) -> dict[str, Tensor]:
+        """Returns the observation with every camera shifted at random (training only)."""
+        return {
+            name: random_shift(value, pad_px=pad_px, generator=generator)
+            if name in self.keys and pad_px > 0
+            else value
+            for name, value in obs.items()
+        }
+
+
+def sinusoidal(time: Tensor, dim: int) -> Tensor:
+    """Embeds times (N,) in [0, 1] as sines and cosines, (N, dim); `dim` is even."""
+    half = dim // 2
+    exponent = torch.linspace(0.0, 1.0, half, dtype=time.dtype, device=time.device)
+    period = SHORTEST_PERIOD * (LONGEST_PERIOD / SHORTEST_PERIOD) ** exponent
+    angle = 2.0 * math.pi * time[:, None] / period
+    return torch.cat([angle.sin(), angle.cos()], dim=-1)
+
+
+def spatial_soft_argmax(maps: Tensor) -> Tensor:
+    """Returns the mean position of each channel's softmax: (B, C, h, w) to (B, 2 C) in [-1, 1]."""
+    batch, channels, height, width = maps.shape
+    weight = maps.flatten(2).softmax(dim=-1).view(batch, channels, height, width)
+    rows = torch.linspace(-1.0, 1.0, height, dtype=maps.dtype, device=maps.device)
+    columns = torch.linspace(-1.0, 1.0, width, dtype=maps.dtype, device=maps.device)
+    y = (weight.sum(dim=3) * rows).sum(dim=-1)
+    x = (weight.sum(dim=2) * columns).sum(dim=-1)
+    return torch.cat([x, y], dim=-1)
+
+
+def random_shift(images: Tensor, *, pad_px: int, generator: Generator | None = None) -> Tensor:
+    """Shifts each image (B, h, w, C) by up to `pad_px` pixels, repeating the border (DrQ)."""
+    if pad_px < 0:
+        raise ValueError(f"random_shift: pad_px must be at least 0, got {pad_px}")
+    batch, height, width = images.shape[:3]
+    device = generator.device if generator is not None else images.device
+    shape = (2, batch, 1)
+    shift = torch.randint(-pad_px, pad_px + 1, shape, generator=generator, device=device)
+    shift = shift.to(images.device)
+    rows = (torch.arange(height, device=images.device) + shift[0]).clamp(0, height - 1)
+    columns = (torch.arange(width, device=images.device) + shift[1]).clamp(0, width - 1)
+    every = torch.arange(batch, device=images.device).view(-1, 1, 1)
+    return images[every, rows[:, :, None], columns[:, None, :]]
+
+
+def zero_last_layer(module: nn.Module) -> None:
+    """Sets the last linear layer of `module` to zero, so that it starts by returning zeros."""
+    linear = [layer for layer in module.modules() if isinstance(layer, nn.Linear)]
+    if not linear:
+        raise ValueError(f"zero_last_layer: {type(module).__name__} has no linear layer")
+    nn.init.zeros_(linear[-1].weight)
+    if linear[-1].bias is not None:
+        nn.init.zeros_(linear[-1].bias)
+
+
+def initialise(module: nn.Module, generator: Generator | None) -> None:
+    """Draws torch's default weights again from `generator`; None keeps what is there."""
+    if generator is None:
+        return
+    for layer in module.modules():
+        if isinstance(layer, nn.Linear | nn.Conv2d):
+            bound = 1.0 / math.sqrt(layer.weight[0].numel())
+            nn.init.uniform_(layer.weight, -bound, bound, generator=generator)
+            if layer.bias is not None:
+                nn.init.uniform_(layer.bias, -bound, bound, generator=generator)
+
+
+class _Activate(nn.Module):
+    """SiLU, after layer norm if asked."""
+
+    def __init__(self, width: int, *, layernorm: bool) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width) if layernorm else None
+
+    def forward(self, h: Tensor) -> Tensor:
+        return nn.functional.silu(h if self.norm is None else self.norm(h))

@@ -1,0 +1,421 @@
+"""Noise processes: how noise becomes a chunk of actions, and how likely each step of that path was.
+
+Conventions, for every process here:
+
+- Time t runs from 1 (noise) to 0 (action). Step k = 0..K-1 takes x_k to x_{k+1}; x_0 is the
+  initial noise and x_K the chunk. The network sees t_k, the time *before* step k.
+- Flow: x_t = (1 - t) action + t noise; the network predicts the velocity v = noise - action, so
+  an Euler step is x - (t_k - t_{k+1}) v.
+- Diffusion: x_i = sqrt(abar_i) action + sqrt(1 - abar_i) noise at training step i in 0..T-1; the
+  network predicts the noise and sees t = (i + 1) / T.
+- Log-probabilities are averaged over H and A: the ratio of a PPO learner is then the (H A)-th root
+  of the density ratio, which is the convention behind published clip ranges.
+
+The sampler and the scorer use one `TimeGrid`, which the chain carries: scoring on another grid
+gives ratios unlike 1 without any error, and `score` refuses it.
+B envs, H chunk length, A action dim, K denoising steps, S scored transitions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from typing import Protocol
+
+import torch
+from torch import Generator, Tensor
+
+from robot_rl.core.policy import Chain
+
+_HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
+
+
+@dataclass(frozen=True)
+class TimeGrid:
+    """The times of one denoising path, and every coefficient its steps use."""
+
+    process: str
+    """The process and its options, as text: two grids are equal only if these are."""
+    times: tuple[float, ...]
+    """K + 1 times from 1 to 0."""
+    columns: Mapping[str, tuple[float, ...]]
+    """One number per step, by name."""
+
+    @property
+    def steps(self) -> int:
+        """K, the number of denoising steps."""
+        return len(self.times) - 1
+
+    def at(self, column: str, k: int | Tensor, like: Tensor) -> float | Tensor:
+        """Returns the coefficient of step `k`: a float, or (N, 1, 1) for steps (N,)."""
+        values = self.columns[column]
+        if isinstance(k, int):
+            return values[k]
+        return torch.tensor(values, dtype=like.dtype, device=like.device)[k].view(-1, 1, 1)
+
+
+@dataclass(frozen=True)
+class Corrupted:
+    """Training input: noisy actions, their times, and what the network shall predict."""
+
+    x: Tensor
+    """(B, H, A)"""
+    time: Tensor
+    """(B,)"""
+    target: Tensor
+    """(B, H, A)"""
+
+
+class Process(Protocol):
+    """A way from noise to a chunk; steps take `k` as an int, or as a tensor with one per row."""
+
+    def grid(self, steps: int) -> TimeGrid:
+        """Returns the grid of `steps` denoising steps."""
+        ...
+
+    def step(
+        self, net_out: Tensor, x: Tensor, grid: TimeGrid, k: int | Tensor
+    ) -> tuple[Tensor, float | Tensor | None]:
+        """Returns mean and standard deviation of x_{k+1}; None where the step is deterministic."""
+        ...
+
+    def ode_step(self, net_out: Tensor, x: Tensor, grid: TimeGrid, k: int | Tensor) -> Tensor:
+        """Returns x_{k+1} of the deterministic path."""
+        ...
+
+    def stochastic_index(self, grid: TimeGrid, batch: int, generator: Generator | None) -> Tensor:
+        """Returns which steps of each row are stochastic, and scored: (B, S), ascending."""
+        ...
+
+    def corrupt(self, actions: Tensor, noise: Tensor, generator: Generator | None) -> Corrupted:
+        """Draws a time per row and returns the training input for clean `actions` (B, H, A)."""
+        ...
+
+
+class Net(Protocol):
+    """The network as a step sees it: `rows` names the observation of each row of `x`."""
+
+    def __call__(self, x: Tensor, k: int | Tensor, rows: Tensor | None = None) -> Tensor: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlowODE:
+    """Flow matching with Euler steps: the chunk is a deterministic function of the noise."""
+
+    def grid(self, steps: int) -> TimeGrid:
+        times = _flow_times(steps)
+        return TimeGrid(str(self), times, {"delta": _differences(times)})
+
+    def step(
+        self, net_out: Tensor, x: Tensor, grid: TimeGrid, k: int | Tensor
+    ) -> tuple[Tensor, float | Tensor | None]:
+        return _euler(net_out, x, grid, k), None
+
+    def ode_step(self, net_out: Tensor, x: Tensor, grid: TimeGrid, k: int | Tensor) -> Tensor:
+        return _euler(net_out, x, grid, k)
+
+    def stochastic_index(self, grid: TimeGrid, batch: int, generator: Generator | None) -> Tensor:
+        return torch.empty((batch, 0), dtype=torch.long)
+
+    def corrupt(self, actions: Tensor, noise: Tensor, generator: Generator | None) -> Corrupted:
+        return _flow_corrupt(actions, noise, generator)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlowSDE:
+    """Flow matching with noise that keeps the marginals of the ODE (Flow-GRPO, pi_RL).
+
+    sigma = eta sqrt(t / (1 - t)), where the first step takes the next time instead of t = 1;
+    mean = Euler step - sigma^2 delta / (2 t) (x + (1 - t) v), std = sigma sqrt(delta).
+    At eta = 0 every step is the Euler step, to the bit.
+    """
+
+    eta: float = 0.5
+    """Strength of the noise, at least 0."""
+    stochastic_steps: str = "one"
+    """`one`: a random step of each chunk is stochastic, the others are ODE steps; or `all`."""
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.eta) and self.eta >= 0):
+            raise ValueError(f"FlowSDE: eta must be at least 0, got {self.eta}")
+        if self.stochastic_steps not in ("one", "all"):
+            raise ValueError(
+                f"FlowSDE: stochastic_steps must be 'one' or 'all', got {self.stochastic_steps!r}"
+            )
+
+    def grid(self, steps: int) -> TimeGrid:
+        if steps == 1:
+            raise ValueError(
+                "FlowSDE: needs at least 2 denoising steps, got 1: its first step takes its noise "
+                "from the next time, where there is none left. Use 2 or more, or FlowODE."
+            )
+        times = _flow_times(steps)
+        deltas = _differences(times)
+        sigmas = [self._sigma(times[max(k, 1)]) for k in range(steps)]
+        pulls = [s * s * d / (2 * t) for s, d, t in zip(sigmas, deltas, times[:-1], strict=True)]
+        stds = tuple(s * math.sqrt(d) for s, d in zip(sigmas, deltas, strict=True))
+        columns = {
+            "delta": deltas,
+            "pull": tuple(pulls),
+            "velocity_to_noise": tuple(1 - t for t in times[:-1]),
+            "std": stds,
+            "score_std": stds,
+        }
+        return TimeGrid(str(self), times, columns)
+
+    def step(
+        self, net_out: Tensor, x: Tensor, grid: TimeGrid, k: int | Tensor
+    ) -> tuple[Tensor, float | Tensor | None]:
+        noise = x + grid.at("velocity_to_noise", k, x) * net_out
+        mean = _euler(net_out, x, grid, k) - grid.at("pull", k, x) * noise
+        return mean, (grid.at("std", k, x) if self.eta > 0 else None)
+
+    def ode_step(self, net_out: Tensor, x: Tensor, grid: TimeGrid, k: int | Tensor) -> Tensor:
+        return _euler(net_out, x, grid, k)
+
+    def stochastic_index(self, grid: TimeGrid, batch: int, generator: Generator | None) -> Tensor:
+        if self.eta == 0:
+            return torch.empty((batch, 0), dtype=torch.long)
+        if self.stochastic_steps == "all":
+            return torch.arange(grid.steps).expand(batch, -1)
+        device = generator.device if generator is not None else "cpu"
+        return torch.randint(grid.steps, (batch, 1), generator=generator, device=device)
+
+    def corrupt(self, actions: Tensor, noise: Tensor, generator: Generator | None) -> Corrupted:
+        return _flow_corrupt(actions, noise, generator)
+
+    def _sigma(self, t: float) -> float:
+        return self.eta * math.sqrt(t / (1 - t))
+
+
+@dataclass(frozen=True, kw_only=True)
+class DDIM:
+    """Diffusion with steps of chosen randomness (Song et al. 2021, equations 12 and 16).
+
+    eta = 0 is deterministic, eta = 1 is DDPM's posterior. The predicted action is clipped to
+    [-1, 1] before it is used, and the noise is derived again from the clipped one.
+    """
+
+    eta: float = 1.0
+    """Randomness of a step, in [0, 1]."""
+    train_steps: int = 20
+    """T, the number of noise levels in training."""
+    std_floor: float = 0.1
+    """Smallest noise of a stochastic step (DPPO: exploration must not die in the last steps)."""
+    log_prob_std_floor: float = 0.1
+    """Smallest noise in the log-probability (DPPO)."""
+
+    def __post_init__(self) -> None:
+        name = type(self).__name__
+        if not 0 <= self.eta <= 1:
+            raise ValueError(f"{name}: eta must be in [0, 1], got {self.eta}")
+        if self.train_steps < 1:
+            raise ValueError(f"{name}: train_steps must be at least 1, got {self.train_steps}")
+        for field in ("std_floor", "log_prob_std_floor"):
+            if not getattr(self, field) > 0:
+                raise ValueError(f"{name}: {field} must be above 0, got {getattr(self, field)}")
+
+    def grid(self, steps: int) -> TimeGrid:
+        if not 1 <= steps <= self.train_steps:
+            raise ValueError(
+                f"{type(self).__name__}: {steps} denoising steps, allowed 1 to "
+                f"train_steps = {self.train_steps}. Lower the one or train with more of the other."
+            )
+        levels = [round(self.train_steps * (steps - k) / steps) - 1 for k in range(steps)]
+        abar = alphas_cumprod(self.train_steps)
+        rows = [
+            self._coefficients(abar[level], abar[after] if after >= 0 else 1.0)
+            for level, after in zip(levels, [*levels[1:], -1], strict=True)
+        ]
+        columns = {name: tuple(row[name] for row in rows) for name in rows[0]}
+        times = tuple((level + 1) / self.train_steps for level in levels)
+        return TimeGrid(str(self), (*times, 0.0), columns)
+
+    def step(
+        self, net_out: Tensor, x: Tensor, grid: TimeGrid, k: int | Tensor
+    ) -> tuple[Tensor, float | Tensor | None]:
+        action = _predicted_action(net_out, x, grid, k)
+        mean = grid.at("action_gain", k, x) * action + grid.at("x_gain", k, x) * x
+        return mean, (grid.at("std", k, x) if self.eta > 0 else None)
+
+    def ode_step(self, net_out: Tensor, x: Tensor, grid: TimeGrid, k: int | Tensor) -> Tensor:
+        action = _predicted_action(net_out, x, grid, k)
+        return grid.at("action_gain_ode", k, x) * action + grid.at("x_gain_ode", k, x) * x
+
+    def stochastic_index(self, grid: TimeGrid, batch: int, generator: Generator | None) -> Tensor:
+        if self.eta == 0:
+            return torch.empty((batch, 0), dtype=torch.long)
+        return torch.arange(grid.steps).expand(batch, -1)
+
+    def corrupt(self, actions: Tensor, noise: Tensor, generator: Generator | None) -> Corrupted:
+        device = generator.device if generator is not None else actions.device
+        shape = (len(actions),)
+        level = torch.randint(self.train_steps, shape, generator=generator, device=device)
+        level = level.to(actions.device)
+        table = torch.tensor(alphas_cumprod(self.train_steps), device=actions.device)
+        abar = table[level].to(actions.dtype).view(-1, 1, 1)
+        x = abar.sqrt() * actions + (1 - abar).sqrt() * noise
+        return Corrupted(x, (level + 1).to(actions.dtype) / self.train_steps, noise)
+
+    def _coefficients(self, abar: float, abar_next: float) -> dict[str, float]:
+        """Returns the numbers of the step from noise level `abar` down to `abar_next`."""
+        variance = (1 - abar_next) / (1 - abar) * (1 - abar / abar_next)
+        std = self.eta * math.sqrt(variance)
+        gain = math.sqrt(max(1 - abar_next - std * std, 0.0) / (1 - abar))
+        gain_ode = math.sqrt((1 - abar_next) / (1 - abar))
+        floored = max(std, self.std_floor)
+        return {
+            "x_to_action": 1 / math.sqrt(abar),
+            "noise_to_action": -math.sqrt((1 - abar) / abar),
+            "action_gain": math.sqrt(abar_next) - gain * math.sqrt(abar),
+            "x_gain": gain,
+            "action_gain_ode": math.sqrt(abar_next) - gain_ode * math.sqrt(abar),
+            "x_gain_ode": gain_ode,
+            "std": floored,
+            "score_std": max(floored, self.log_prob_std_floor),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class DDPM(DDIM):
+    """Diffusion with DDPM's posterior (Ho et al. 2020, equations 6 and 7); on fewer steps too."""
+
+    def __post_init__(self) -> None:
+        if self.eta != 1:
+            raise ValueError(
+                f"DDPM: eta is 1 by definition, got {self.eta}. Use DDIM to choose it."
+            )
+        super().__post_init__()
+
+
+@dataclass(frozen=True)
+class Path:
+    """What `denoise` went through; everything but `x` is None unless recorded."""
+
+    x: Tensor
+    """(B, H, A), the end of the path, not clamped."""
+    chain: Chain | None
+
+
+def denoise(
+    net: Net,
+    process: Process,
+    grid: TimeGrid,
+    z: Tensor,
+    *,
+    explore: bool,
+    record: bool,
+    generator: Generator | None = None,
+) -> Path:
+    """Walks from noise `z` (B, H, A) to a chunk; stochastic where `explore` and the process are."""
+    if not explore:
+        index = torch.empty((len(z), 0), dtype=torch.long, device=z.device)
+    else:
+        index = process.stochastic_index(grid, len(z), generator).to(z.device)
+    path, log_probs, x = [z], [], z
+    for k in range(grid.steps):
+        net_out = net(x, k)
+        if index.shape[1] == 0:
+            x = process.ode_step(net_out, x, grid, k)
+        else:
+            mean, std = process.step(net_out, x, grid, k)
+            assert std is not None, "a process with stochastic steps returns their std"
+            after = mean + std * normal_like(x, generator)
+            if index.shape[1] < grid.steps:
+                chosen = (index == k).any(dim=1).view(-1, 1, 1)
+                after = torch.where(chosen, after, process.ode_step(net_out, x, grid, k))
+            if record:
+                log_probs.append(gaussian_log_prob(after, mean, grid.at("score_std", k, x)))
+            x = after
+        path.append(x)
+    if not record:
+        return Path(x, None)
+    scored = (
+        torch.stack(log_probs, dim=1).gather(1, index) if log_probs else z.new_empty(index.shape)
+    )
+    return Path(x, Chain(x=torch.stack(path, dim=1), index=index, log_prob=scored, grid=grid))
+
+
+def score(net: Net, process: Process, grid: TimeGrid, chain: Chain) -> tuple[Tensor, Tensor]:
+    """Returns log-probability and entropy of the chain's stochastic steps, (B, S) each.
+
+    Raises:
+        ValueError: the chain was sampled on another grid, or has no stochastic step.
+    """
+    if chain.grid is not grid and chain.grid != grid:
+        raise ValueError(
+            f"log_prob: the chain was sampled by {chain.grid.process} in {chain.grid.steps} steps, "
+            f"this policy is {grid.process} in {grid.steps}. Score it with the policy that made it."
+        )
+    batch, scored = chain.index.shape
+    if scored == 0:
+        raise ValueError(
+            f"log_prob: the chain has no stochastic step ({grid.process}). Sample with "
+            "mode='explore' from a process with noise: flow_sde, ddpm, or ddim with eta > 0."
+        )
+    rows = torch.arange(batch, device=chain.x.device).repeat_interleave(scored)
+    k = chain.index.flatten()
+    x, after = chain.x[rows, k], chain.x[rows, k + 1]
+    mean, _ = process.step(net(x, k, rows), x, grid, k)
+    std = grid.at("score_std", k, x)
+    log_prob = gaussian_log_prob(after, mean, std)
+    return log_prob.view(batch, scored), gaussian_entropy(std, like=mean).view(batch, scored)
+
+
+def gaussian_log_prob(value: Tensor, mean: Tensor, std: float | Tensor) -> Tensor:
+    """Returns log N(value; mean, std) averaged over the last two dimensions."""
+    log_std = std.log() if isinstance(std, Tensor) else math.log(std)
+    deviation = (value - mean) / std
+    return (-0.5 * deviation.square() - log_std - _HALF_LOG_2PI).mean(dim=(-2, -1))
+
+
+def gaussian_entropy(std: float | Tensor, *, like: Tensor) -> Tensor:
+    """Returns the entropy of N(., std), shaped as `like` (..., H, A), averaged over H and A."""
+    log_std = std.log() if isinstance(std, Tensor) else math.log(std)
+    return (torch.zeros_like(like) + log_std + 0.5 + _HALF_LOG_2PI).mean(dim=(-2, -1))
+
+
+def normal_like(x: Tensor, generator: Generator | None) -> Tensor:
+    """Returns standard normal noise shaped as `x`, drawn on the generator's device."""
+    device = generator.device if generator is not None else x.device
+    noise = torch.randn(x.shape, dtype=x.dtype, device=device, generator=generator)
+    return noise.to(x.device)
+
+
+@cache
+def alphas_cumprod(train_steps: int) -> tuple[float, ...]:
+    """Returns abar_i of the cosine schedule (Nichol and Dhariwal 2021), i = 0..T-1."""
+    from diffusers.schedulers.scheduling_ddpm import DDPMScheduler  # seconds to import
+
+    scheduler = DDPMScheduler(num_train_timesteps=train_steps, beta_schedule="squaredcos_cap_v2")
+    return tuple((1.0 - scheduler.betas.double()).cumprod(dim=0).tolist())
+
+
+def _flow_times(steps: int) -> tuple[float, ...]:
+    if steps < 1:
+        raise ValueError(f"flow: denoising steps must be at least 1, got {steps}")
+    return tuple(1 - k / steps for k in range(steps + 1))
+
+
+def _differences(times: tuple[float, ...]) -> tuple[float, ...]:
+    return tuple(a - b for a, b in pairwise(times))
+
+
+def _euler(net_out: Tensor, x: Tensor, grid: TimeGrid, k: int | Tensor) -> Tensor:
+    return x - grid.at("delta", k, x) * net_out
+
+
+def _predicted_action(net_out: Tensor, x: Tensor, grid: TimeGrid, k: int | Tensor) -> Tensor:
+    action = grid.at("x_to_action", k, x) * x + grid.at("noise_to_action", k, x) * net_out
+    return action.clamp(-1.0, 1.0)
+
+
+def _flow_corrupt(actions: Tensor, noise: Tensor, generator: Generator | None) -> Corrupted:
+    device = generator.device if generator is not None else actions.device
+    time = torch.rand(len(actions), dtype=actions.dtype, device=device, generator=generator)
+    time = time.to(actions.device)
+    t = time.view(-1, 1, 1)
+    return Corrupted((1 - t) * actions + t * noise, time, noise - actions)

@@ -1,0 +1,189 @@
+"""A residual on a frozen base: a small correction at every control step (ResFiT).
+
+action = clip(base + scale tanh(head(features, base)), -1, 1). The base plans chunks, the residual
+closes the loop. With the head's last layer at zero the policy is its base, bit for bit.
+B envs, H chunk length, A action dim, F feature dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, Self, cast
+
+import torch
+from torch import Generator, Tensor, nn
+
+from robot_rl.core.policy import Chain, ChunkSample, DemoBatch, Mode
+from robot_rl.policies.networks import MLP, initialise, zero_last_layer
+from robot_rl.policies.processes import normal_like
+from robot_rl.policies.spec import (
+    SavedPolicy,
+    build,
+    check_chunk,
+    full_spec,
+    read_config,
+    read_size,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResidualHeadConfig:
+    """The network that corrects the base, and how it explores."""
+
+    width: int = 256
+    """Units of a hidden layer."""
+    depth: int = 2
+    """Number of hidden layers."""
+    layernorm: bool = True
+    """Normalises the hidden layers."""
+    explore_std: float = 0.05
+    """Standard deviation of the exploration noise, in the env's [-1, 1]."""
+    noise_clip: float = 0.3
+    """Largest exploration noise."""
+
+    def __post_init__(self) -> None:
+        for name in ("width", "depth"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"residual {name} must be at least 1, got {getattr(self, name)}")
+        if not self.explore_std >= 0:
+            raise ValueError(f"residual explore_std must be at least 0, got {self.explore_std}")
+        if not self.noise_clip > 0:
+            raise ValueError(f"residual noise_clip must be above 0, got {self.noise_clip}")
+
+
+class ResidualPolicy(nn.Module):
+    """Corrects a frozen base policy; only `head` learns."""
+
+    kind: ClassVar[str] = "residual"
+
+    def __init__(
+        self,
+        base: nn.Module,
+        head_config: ResidualHeadConfig,
+        scale: float = 0.1,
+        *,
+        feature_dim: int | None = None,
+        generator: Generator | None = None,
+    ) -> None:
+        """Freezes `base` and puts a head on its features.
+
+        Args:
+            base: a policy (`SavedPolicy`) that is a module as well.
+            head_config: the correcting network.
+            scale: the largest correction, as a share of the env's [-1, 1], in (0, 1].
+            feature_dim: length of `base.features`; None reads it from the base's encoder.
+            generator: draws the first weights (None: torch's own).
+        """
+        super().__init__()
+        if not 0 < scale <= 1:
+            raise ValueError(f"residual scale must be in (0, 1], got {scale}")
+        self.base = base.requires_grad_(False).eval()
+        self.head_config = head_config
+        self.scale = scale
+        self.horizon: int = self.policy.horizon
+        self.action_dim: int = self.policy.action_dim
+        self.feature_dim = _feature_dim(base) if feature_dim is None else feature_dim
+        self.head = MLP(
+            self.feature_dim + self.action_dim,
+            self.action_dim,
+            width=head_config.width,
+            depth=head_config.depth,
+            layernorm=head_config.layernorm,
+        )
+        initialise(self.head, generator)
+        zero_last_layer(self.head)
+
+    @property
+    def policy(self) -> SavedPolicy:
+        """The base, seen as a policy."""
+        return cast("SavedPolicy", self.base)
+
+    def sample(
+        self,
+        obs: dict[str, Tensor],
+        *,
+        z: Tensor | None = None,
+        mode: Mode = "ode",
+        record: bool = False,
+        generator: Generator | None = None,
+    ) -> ChunkSample:
+        """Returns the base's chunk. Exploration belongs to `refine`: the base stays as it is."""
+        base_mode: Mode = "ode" if mode == "explore" else mode
+        return self.policy.sample(obs, z=z, mode=base_mode, record=record, generator=generator)
+
+    def refine(
+        self,
+        obs: dict[str, Tensor],
+        action: Tensor,
+        *,
+        mode: Mode = "ode",
+        generator: Generator | None = None,
+    ) -> Tensor:
+        """Returns the corrected action (B, A); mode `explore` adds clipped Gaussian noise."""
+        corrected = action + self.residual(self.features(obs), action)
+        if mode == "explore":
+            noise = self.head_config.explore_std * normal_like(action, generator)
+            corrected = corrected + noise.clamp(
+                -self.head_config.noise_clip, self.head_config.noise_clip
+            )
+        return corrected.clamp(-1.0, 1.0)
+
+    def residual(self, obs_features: Tensor, base_action: Tensor) -> Tensor:
+        """Returns the correction (..., A) in [-scale, scale]; gradients reach the head.
+
+        Args:
+            obs_features: what `features` returns, (..., F).
+            base_action: the base's action, (..., A).
+        """
+        return self.scale * self.head(torch.cat([obs_features, base_action], dim=-1)).tanh()
+
+    def log_prob(self, obs: dict[str, Tensor], chain: Chain) -> tuple[Tensor, Tensor]:
+        """Scores the base's chain: the correction happens outside of it."""
+        return self.policy.log_prob(obs, chain)
+
+    def bc_loss(self, batch: DemoBatch, generator: Generator | None = None) -> Tensor:
+        """Returns the squared error of the first corrected action of each chunk."""
+        shape = (len(batch.actions), self.horizon, self.action_dim)
+        check_chunk("bc_loss", "actions", batch.actions, shape)
+        check_chunk("bc_loss", "valid", batch.valid, shape[:2])
+        with torch.no_grad():
+            base_action = self.policy.sample(batch.obs, generator=generator).actions[:, 0]
+        error = (self.refine(batch.obs, base_action) - batch.actions[:, 0]).square().mean(dim=-1)
+        weight = batch.valid[:, 0].to(error.dtype)
+        return (error * weight).sum() / weight.sum().clamp_min(1.0)
+
+    def features(self, obs: dict[str, Tensor]) -> Tensor:
+        """Returns the frozen base's features (B, F)."""
+        with torch.no_grad():
+            return self.policy.features(obs)
+
+    def train(self, mode: bool = True) -> Self:
+        """Switches the head only: the base stays in evaluation mode."""
+        super().train(mode)
+        self.base.eval()
+        return self
+
+    def spec(self) -> dict[str, Any]:
+        return {
+            "base": full_spec(self.policy),
+            "head": asdict(self.head_config),
+            "scale": self.scale,
+            "feature_dim": self.feature_dim,
+        }
+
+    @classmethod
+    def from_spec(cls, spec: Mapping[str, Any], *, at: str) -> Self:
+        base = cast("nn.Module", build(spec["base"], at=f"{at}: base"))
+        head = read_config(ResidualHeadConfig, spec["head"], at=at)
+        feature_dim = read_size(spec, "feature_dim", at=at)
+        return cls(base, head, float(spec["scale"]), feature_dim=feature_dim)
+
+
+def _feature_dim(base: nn.Module) -> int:
+    dim = getattr(getattr(base, "encoder", None), "dim", None)
+    if dim is None:
+        raise ValueError(
+            f"residual: cannot tell the feature length of {type(base).__name__}; pass feature_dim"
+        )
+    return dim

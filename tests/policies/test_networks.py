@@ -1,0 +1,124 @@
+"""Networks: sizes, skips, augmentation, and first weights from a generator."""
+
+import pytest
+import torch
+
+from robot_rl.core.errors import DatasetError
+from robot_rl.data.normalize import Normaliser
+from robot_rl.policies.networks import (
+    MLP,
+    DenoiseNet,
+    ImageEncoder,
+    ObservationEncoder,
+    initialise,
+    random_shift,
+    sinusoidal,
+    spatial_soft_argmax,
+    zero_last_layer,
+)
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("layernorm", [False, True])
+def test_mlp_has_depth_hidden_layers(residual: bool, layernorm: bool) -> None:
+    mlp = MLP(5, 3, width=8, depth=3, layernorm=layernorm, residual=residual)
+    linear = [m for m in mlp.modules() if isinstance(m, torch.nn.Linear)]
+    assert [tuple(m.weight.shape) for m in linear] == [(8, 5), (8, 8), (8, 8), (3, 8)]
+    assert sum(isinstance(m, torch.nn.LayerNorm) for m in mlp.modules()) == (3 if layernorm else 0)
+    assert mlp(torch.zeros(2, 7, 5)).shape == (2, 7, 3)
+
+
+def test_residual_adds_the_layer_before() -> None:
+    # Hidden weights zero: without a skip the layer returns silu(0) = 0, with one it returns h.
+    plain = MLP(2, 2, width=4, depth=2)
+    skip = MLP(2, 2, width=4, depth=2, residual=True)
+    skip.load_state_dict(plain.state_dict())
+    for mlp in (plain, skip):
+        for parameter in mlp.trunk.hidden.parameters():
+            torch.nn.init.zeros_(parameter)
+    x = torch.randn(3, 2, generator=seeded())
+    assert torch.allclose(plain(x), plain.trunk.out.bias.expand(3, 2))
+    expected = skip.trunk.out(torch.nn.functional.silu(skip.input(x)))
+    assert torch.allclose(skip(x), expected)
+
+
+def test_denoise_net_keeps_the_shape() -> None:
+    net = DenoiseNet(6, 4, 3, width=16, depth=2, time_dim=8)
+    condition = net.condition(torch.zeros(5, 6)) + net.embed_time(sinusoidal(torch.rand(5), 8))
+    assert net(torch.zeros(5, 4, 3), condition).shape == (5, 4, 3)
+
+
+def test_time_embedding_by_hand() -> None:
+    # Periods 0.004 and 4: at t = 1 the angles are 2 pi / 0.004 (whole turns) and 2 pi / 4.
+    out = sinusoidal(torch.tensor([0.0, 1.0], dtype=torch.float64), 4)
+    assert out[0].tolist() == [0.0, 0.0, 1.0, 1.0]
+    assert out[1].tolist() == pytest.approx([0.0, 1.0, 1.0, 0.0], abs=1e-9)
+
+
+def test_soft_argmax_finds_the_peak() -> None:
+    maps = torch.zeros(1, 2, 3, 5)
+    maps[0, 0, 0, 4] = 100.0  # top right: x = 1, y = -1
+    maps[0, 1, 1, 2] = 100.0  # centre
+    assert spatial_soft_argmax(maps)[0].tolist() == pytest.approx([1.0, 0.0, -1.0, 0.0], abs=1e-6)
+
+
+def test_image_encoder_takes_any_size() -> None:
+    encoder = ImageEncoder(16, channels=8)
+    assert encoder(torch.rand(2, 32, 48, 3)).shape == (2, 16)
+    assert encoder(torch.rand(2, 64, 64, 3)).shape == (2, 16)
+
+
+def test_observation_encoder_puts_state_before_cameras() -> None:
+    encoder = ObservationEncoder(Normaliser({"state": 3}, 1), cameras=("front", "wrist"), image_features=8)
+    image = torch.zeros(2, 32, 32, 3, dtype=torch.uint8)
+    state = torch.randn(2, 3, generator=seeded())
+    out = encoder({"state": state, "wrist.rgb": image, "front.rgb": image, "other": image})
+    assert out.shape == (2, encoder.dim) == (2, 19)
+    assert torch.equal(out[:, :3], state)
+
+
+def test_missing_observation_is_named() -> None:
+    encoder = ObservationEncoder(Normaliser({"state": 3}, 1), cameras=("front",))
+    with pytest.raises(DatasetError, match="no 'front.rgb', .* Did you mean 'frnt.rgb'"):
+        encoder({"state": torch.zeros(1, 3), "frnt.rgb": torch.zeros(1, 8, 8, 3)})
+    with pytest.raises(DatasetError, match="no 'state'"):
+        encoder({})
+
+
+def test_random_shift_moves_and_repeats_the_border() -> None:
+    image = torch.arange(16, dtype=torch.uint8).view(1, 4, 4, 1).repeat(200, 1, 1, 1)
+    out = random_shift(image, pad_px=1, generator=seeded())
+    assert out.dtype == torch.uint8
+    assert {tuple(row.flatten().tolist()) for row in out[:, 1:3, 1:3]} == {
+        tuple(
+            (4 * (r + dy) + c + dx) for r in (1, 2) for c in (1, 2)
+        )
+        for dy in (-1, 0, 1)
+        for dx in (-1, 0, 1)
+    }
+    assert torch.equal(random_shift(image, pad_px=1, generator=seeded()), out)
+    assert torch.equal(random_shift(image, pad_px=0), image)
+    with pytest.raises(ValueError, match="pad_px must be at least 0, got -1"):
+        random_shift(image, pad_px=-1)
+
+
+def test_zero_last_layer() -> None:
+    mlp = MLP(3, 2, width=4, depth=2, layernorm=True)
+    zero_last_layer(mlp)
+    assert torch.equal(mlp(torch.randn(5, 3)), torch.zeros(5, 2))
+    with pytest.raises(ValueError, match="SiLU has no linear layer"):
+        zero_last_layer(torch.nn.SiLU())
+
+
+def test_first_weights_come_from_the_generator() -> None:
+    nets = [MLP(3, 2, width=4, depth=2) for _ in range(3)]
+    for net, seed in zip(nets, (7, 7, 8), strict=True):
+        initialise(net, seeded(seed))
+    a, b, c = (torch.cat([p.flatten() for p in net.parameters()]) for net in nets)
+    assert torch.equal(a, b)
+    assert not torch.equal(a, c)
+    assert nets[0].input.weight.abs().max() <= 3**-0.5  # torch's default bound, 1 / sqrt(inputs)
