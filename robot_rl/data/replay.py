@@ -1,0 +1,400 @@
+"""Replay of control steps: per-env lanes, n-step windows, mixtures by exact share.
+
+A lane is a ring of frames. A step is stored as the frame it began in; the frame it led to is the
+next one in the lane, so that no observation is stored twice. An episode of L steps therefore
+takes L + 1 frames, the last of which (`final_obs`) is nobody's start.
+B rows of a batch, N lanes, C frames per lane, A action dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import DTypeLike, NDArray
+from torch import Tensor
+
+from robot_rl.core.errors import CheckpointError, DatasetError, nearest
+
+if TYPE_CHECKING:
+    from robot_rl.data.demos import Episodes
+
+Array = NDArray[Any]
+
+SOURCES = ("demo", "sim", "real", "human")
+"""Who made a step; stored as the index into this table."""
+
+_FINAL, _STEP = 0, 1  # what a frame is: somebody's start, or only where an episode ended
+
+
+@dataclass(kw_only=True)
+class StepBatch:
+    """One control step of B envs, as executed."""
+
+    obs: dict[str, Array]
+    base_action: Array
+    """(B, A): what the base policy proposed at `obs`."""
+    action: Array
+    """(B, A): what was executed, after safety."""
+    reward: Array
+    """(B,)"""
+    terminated: Array
+    """(B,): the task ended; nothing is to be had after it."""
+    truncated: Array
+    """(B,): the clock ended it; the value goes on."""
+    next_obs: dict[str, Array]
+    """What the step led to: the final observation where the episode ended."""
+    next_base_action: Array
+    """(B, A): what the base proposes at `next_obs`."""
+    success: Array | None = None
+    """(B,); None means nowhere."""
+    source: str = "sim"
+    """One of `SOURCES`."""
+    policy_version: int = 0
+    """Learner updates behind the weights that acted."""
+    lanes: Array | None = None
+    """(B,): the lane of each row, for sources that step some envs only; None means 0 to B - 1."""
+
+
+@dataclass
+class TransitionBatch:
+    """What an off-policy learner reads: windows of up to n steps, as tensors."""
+
+    obs: dict[str, Tensor]
+    base_action: Tensor
+    """(B, A)"""
+    action: Tensor
+    """(B, A)"""
+    reward: Tensor
+    """(B,): sum of gamma^i r_i over the m steps of the window."""
+    bootstrap: Tensor
+    """(B,): gamma^m, or 0 where the task ended."""
+    next_obs: dict[str, Tensor]
+    """The observation that the window's last step led to."""
+    next_base_action: Tensor
+    """(B, A)"""
+    source: Tensor
+    """(B,): index into `SOURCES`, uint8."""
+
+    def __len__(self) -> int:
+        return len(self.reward)
+
+    def to(self, device: str | torch.device) -> TransitionBatch:
+        """Returns the batch on another device."""
+        return TransitionBatch(
+            **{
+                name: {key: value.to(device) for key, value in field.items()}
+                if isinstance(field, dict)
+                else field.to(device)
+                for name, field in vars(self).items()
+            }
+        )
+
+
+class ReplayBuffer:
+    """A ring per env; samples steps uniformly, whatever lane they lie in."""
+
+    def __init__(
+        self,
+        capacity: int,
+        num_envs: int,
+        obs_shapes: Mapping[str, tuple[tuple[int, ...], DTypeLike]],
+        action_dim: int,
+    ) -> None:
+        """Reserves the memory.
+
+        Args:
+            capacity: frames over all lanes: control steps, and one more for each episode.
+            num_envs: number of lanes.
+            obs_shapes: shape and dtype of one env's observation, by feature.
+            action_dim: number of action elements.
+        """
+        if num_envs < 1 or capacity < 2 * num_envs:
+            raise ValueError(
+                f"replay: got capacity {capacity} for {num_envs} envs, allowed: at least 2 steps "
+                "per env. Raise the capacity, or use fewer envs."
+            )
+        self.num_envs = num_envs
+        self.action_dim = action_dim
+        self._frames = -(-capacity // num_envs) + 1
+        rows = num_envs * self._frames
+        self._obs = {key: np.zeros((rows, *shape), dtype) for key, (shape, dtype) in obs_shapes.items()}
+        self._columns: dict[str, Array] = {
+            "base_action": np.zeros((rows, action_dim), np.float32),
+            "action": np.zeros((rows, action_dim), np.float32),
+            "reward": np.zeros(rows, np.float32),
+            "terminated": np.zeros(rows, bool),
+            "ended": np.zeros(rows, bool),
+            "success": np.zeros(rows, bool),
+            "kind": np.zeros(rows, np.uint8),
+            "source": np.zeros(rows, np.uint8),
+            "policy_version": np.zeros(rows, np.int32),
+        }
+        # Frames ever written to each lane: the next step goes there, modulo C.
+        self._head = np.zeros(num_envs, np.int64)
+        self._steps = 0
+
+    @classmethod
+    def from_episodes(
+        cls, episodes: Episodes, *, base_action: Array, final_base_action: Array, source: str = "demo"
+    ) -> ReplayBuffer:
+        """Returns a buffer of exactly these episodes; see `add_episodes`."""
+        shapes = {key: (value.shape[1:], value.dtype) for key, value in episodes.obs.items()}
+        frames = len(episodes.reward) + episodes.num_episodes
+        buffer = cls(max(2, frames), 1, shapes, episodes.action.shape[1])
+        buffer.add_episodes(
+            episodes, base_action=base_action, final_base_action=final_base_action, source=source
+        )
+        return buffer
+
+    def __len__(self) -> int:
+        """Returns the number of control steps that can be sampled."""
+        return self._steps
+
+    def add(self, steps: StepBatch) -> int:
+        """Appends one control step per row and returns how many they are.
+
+        Where a lane's episode goes on, `obs` is what its last step led to.
+        """
+        lanes = np.arange(len(steps.reward)) if steps.lanes is None else np.asarray(steps.lanes)
+        self._check(steps, lanes)
+        ended = steps.terminated | steps.truncated
+        here = self._row(lanes, self._head[lanes])
+        there = self._row(lanes, self._head[lanes] + 1)
+        self._forget(there)
+        columns = {
+            "base_action": steps.base_action,
+            "action": steps.action,
+            "reward": steps.reward,
+            "terminated": steps.terminated,
+            "ended": ended,
+            "success": False if steps.success is None else steps.success,
+            "source": SOURCES.index(steps.source),
+            "policy_version": steps.policy_version,
+        }
+        self._write(here, steps.obs, columns)
+        self._write_observation(there, steps.next_obs, steps.next_base_action)
+        self._head[lanes] += 1 + ended
+        self._forget(self._row(lanes, self._head[lanes]))
+        return len(lanes)
+
+    def add_episodes(
+        self,
+        episodes: Episodes,
+        *,
+        base_action: Array,
+        final_base_action: Array,
+        source: str = "demo",
+    ) -> int:
+        """Appends whole episodes, each to the shortest lane; returns the control steps added.
+
+        Args:
+            episodes: E episodes of T steps in all.
+            base_action: (T, A), what the base policy proposes at each observation.
+            final_base_action: (E, A), what it proposes at each final observation.
+            source: one of `SOURCES`.
+
+        Raises:
+            DatasetError: an episode that no lane can hold.
+        """
+        for episode, (start, end) in enumerate(zip(*episodes.bounds(), strict=True)):
+            if end - start > self._frames - 2:
+                raise DatasetError(
+                    f"replay: episode {episode} has {end - start} steps, a lane holds {self._frames - 2}. "
+                    "Raise the capacity of the replay."
+                )
+            lane, span = np.argmin(self._head), slice(start, end)
+            rows = self._row(lane, self._head[lane] + np.arange(end - start + 2))
+            self._forget(rows)
+            columns = {
+                "base_action": base_action[span],
+                "action": episodes.action[span],
+                "reward": episodes.reward[span],
+                "terminated": episodes.terminated[span],
+                "ended": episodes.terminated[span] | episodes.truncated[span],
+                "success": episodes.success[span],
+                "source": SOURCES.index(source),
+                "policy_version": 0,
+            }
+            self._write(rows[:-2], {key: value[span] for key, value in episodes.obs.items()}, columns)
+            final = {key: value[episode] for key, value in episodes.final_obs.items()}
+            self._write_observation(rows[-2], final, final_base_action[episode])
+            self._head[lane] += end - start + 1
+        return len(episodes.reward)
+
+    def sample(
+        self, batch_size: int, *, n_step: int, gamma_step: float, rng: np.random.Generator
+    ) -> TransitionBatch:
+        """Returns windows of at most `n_step` steps that begin at uniformly drawn steps.
+
+        A window stops where its episode ends, and at the newest step of its lane.
+
+        Raises:
+            DatasetError: the buffer is empty.
+        """
+        if not self._steps:
+            raise DatasetError("replay: nothing to sample from. Add steps before the learner starts.")
+        lanes, first = self._draw(batch_size, rng)
+        offsets = np.arange(n_step)
+        rows = self._row(lanes[:, None], first[:, None] + offsets)
+        newest = self._head[lanes] - first
+        ended = self._columns["ended"].take(rows)
+        # Step i is in the window if no step before it ended the episode, and it has been written.
+        before = np.zeros_like(ended)
+        np.logical_or.accumulate(ended[:, :-1], axis=1, out=before[:, 1:])
+        inside = ~before & (offsets < newest[:, None])
+        length = inside.sum(axis=1)
+        discounts = np.power(gamma_step, np.arange(n_step + 1)).astype(np.float32)
+        reward = (self._columns["reward"].take(rows) * inside) @ discounts[:-1]
+        last = np.take_along_axis(rows, length[:, None] - 1, axis=1)[:, 0]
+        bootstrap = discounts.take(length) * ~self._columns["terminated"].take(last)
+        start, after = rows[:, 0], self._row(lanes, first + length)
+        column = self._columns
+        return TransitionBatch(
+            obs=self._observation(start),
+            base_action=torch.from_numpy(column["base_action"].take(start, axis=0)),
+            action=torch.from_numpy(column["action"].take(start, axis=0)),
+            reward=torch.from_numpy(reward),
+            bootstrap=torch.from_numpy(bootstrap),
+            next_obs=self._observation(after),
+            next_base_action=torch.from_numpy(column["base_action"].take(after, axis=0)),
+            source=torch.from_numpy(column["source"].take(start)),
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns a copy of every frame in use, and the heads of the lanes."""
+        used = min(self._frames, int(self._head.max()) + 1)
+
+        def kept(column: Array) -> Array:
+            return column.reshape(self.num_envs, self._frames, *column.shape[1:])[:, :used].copy()
+
+        return {
+            "frames": self._frames,
+            "head": self._head.copy(),
+            "obs": {key: kept(column) for key, column in self._obs.items()},
+            "columns": {name: kept(column) for name, column in self._columns.items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores `state_dict` of a buffer of the same size.
+
+        Raises:
+            CheckpointError: a buffer of other size or other observations.
+        """
+        if int(state["frames"]) != self._frames or len(state["head"]) != self.num_envs:
+            raise CheckpointError(
+                f"replay: the checkpoint holds {len(state['head'])} lanes of {state['frames']} frames, this run has "
+                f"{self.num_envs} of {self._frames}. Resume with the same num_envs and capacity."
+            )
+        if set(state["obs"]) != set(self._obs):
+            raise CheckpointError(
+                f"replay: the checkpoint holds observations {sorted(state['obs'])}, this run has {sorted(self._obs)}. "
+                "Resume with the same task and cameras."
+            )
+        self._head[:] = state["head"]
+        for mine, saved in ((self._obs, state["obs"]), (self._columns, state["columns"])):
+            for key, column in mine.items():
+                lanes = column.reshape(self.num_envs, self._frames, *column.shape[1:])
+                used = saved[key].shape[1]
+                lanes[:, :used] = saved[key]
+                lanes[:, used:] = 0
+        self._steps = int(self._columns["kind"].sum())
+
+    def _row(self, lanes: Array, position: Array) -> Array:
+        return lanes * self._frames + position % self._frames
+
+    def _forget(self, rows: Array) -> None:
+        """Frees frames: the steps in them can no longer be sampled."""
+        self._steps -= int(self._columns["kind"][rows].sum())
+        self._columns["kind"][rows] = _FINAL
+
+    def _write(self, rows: Array, obs: Mapping[str, Array], columns: Mapping[str, Any]) -> None:
+        """Stores steps in freed frames."""
+        for key, column in self._obs.items():
+            column[rows] = obs[key]
+        for name, value in columns.items():
+            self._columns[name][rows] = value
+        self._columns["kind"][rows] = _STEP
+        self._steps += len(rows)
+
+    def _write_observation(self, rows: Array, obs: Mapping[str, Array], base_action: Array) -> None:
+        """Stores what a step led to; where the episode goes on, the next step is written over it."""
+        for key, column in self._obs.items():
+            column[rows] = obs[key]
+        self._columns["base_action"][rows] = base_action
+
+    def _draw(self, batch_size: int, rng: np.random.Generator) -> tuple[Array, Array]:
+        """Returns lane and position of uniformly drawn steps; draws again where it hit a final frame."""
+        stored = np.minimum(self._head, self._frames - 1)
+        upper = np.cumsum(stored)
+        drawn = rng.integers(0, upper[-1], batch_size)
+        kind = self._columns["kind"]
+        again = np.arange(batch_size)
+        lanes, position = np.empty(batch_size, np.int64), np.empty(batch_size, np.int64)
+        while len(again):
+            lane = np.searchsorted(upper, drawn, side="right")
+            lanes[again] = lane
+            position[again] = self._head[lane] - (upper[lane] - drawn)
+            missed = kind.take(self._row(lanes[again], position[again])) != _STEP
+            again = again[missed]
+            drawn = rng.integers(0, upper[-1], len(again))
+        return lanes, position
+
+    def _observation(self, rows: Array) -> dict[str, Tensor]:
+        return {key: torch.from_numpy(column.take(rows, axis=0)) for key, column in self._obs.items()}
+
+    def _check(self, steps: StepBatch, lanes: Array) -> None:
+        rows = len(lanes)
+        if rows > self.num_envs or steps.action.shape != (rows, self.action_dim):
+            raise ValueError(
+                f"replay: got actions of shape {steps.action.shape}, allowed "
+                f"(at most {self.num_envs} envs, {self.action_dim} elements)"
+            )
+        if steps.source not in SOURCES:
+            raise ValueError(f"replay: source {steps.source!r} is unknown.{nearest(steps.source, SOURCES)}")
+        missing = set(self._obs) - set(steps.obs)
+        if missing:
+            raise ValueError(f"replay: the step lacks observation {sorted(missing)[0]!r}, it has {sorted(steps.obs)}")
+
+
+class Mixture:
+    """Batches made from several buffers in fixed shares."""
+
+    def __init__(self, parts: Mapping[str, tuple[ReplayBuffer, float]]) -> None:
+        """Args: parts: buffer and share by name; the shares sum to 1."""
+        shares = {name: share for name, (_, share) in parts.items()}
+        if min(shares.values()) < 0 or abs(sum(shares.values()) - 1.0) > 1e-6:
+            raise ValueError(f"mixture: got shares {shares}, allowed: none below 0, summing to 1")
+        self._parts = dict(parts)
+
+    def counts(self, batch_size: int) -> dict[str, int]:
+        """Returns the rows of each part: exact shares, rounded so that they sum to the batch."""
+        edges = np.rint(np.cumsum([0.0] + [share for _, share in self._parts.values()]) * batch_size)
+        return dict(zip(self._parts, np.diff(edges).astype(int).tolist(), strict=True))
+
+    def sample(
+        self, batch_size: int, *, n_step: int, gamma_step: float, rng: np.random.Generator
+    ) -> TransitionBatch:
+        """Returns one batch, part after part, in the order they were named."""
+        batches = [
+            self._parts[name][0].sample(count, n_step=n_step, gamma_step=gamma_step, rng=rng)
+            for name, count in self.counts(batch_size).items()
+            if count
+        ]
+        return batches[0] if len(batches) == 1 else concatenate(batches)
+
+
+def concatenate(batches: list[TransitionBatch]) -> TransitionBatch:
+    """Returns the rows of all batches in one."""
+    first = batches[0]
+
+    def joined(name: str) -> Any:
+        fields = [getattr(batch, name) for batch in batches]
+        if isinstance(fields[0], dict):
+            return {key: torch.cat([field[key] for field in fields]) for key in fields[0]}
+        return torch.cat(fields)
+
+    return TransitionBatch(**{name: joined(name) for name in vars(first)})
