@@ -6,11 +6,13 @@ float32 (B, h, w) in metres. Actions are float32 (B, A) in [-1, 1].
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import gymnasium
 import numpy as np
 from numpy.typing import NDArray
+
+from robot_rl.core.errors import ConfigError
 
 Array = NDArray[Any]
 Obs = dict[str, Array]
@@ -31,10 +33,12 @@ class ChunkStep:
     valid: Array
     """(B, n_exec): which control steps were executed."""
     infos: dict[str, Any]
-    """`final_obs` and `success` as in `step`, merged over the chunk."""
+    """As in `step`, merged over the chunk: flags (B,) are True if they were at any executed step;
+    `final_obs` holds each row where its episode ended; `executed_action` is (B, n_exec, A), zero
+    where not valid; any other array keeps each row's last executed value."""
 
 
-class VectorEnv(gymnasium.vector.VectorEnv):
+class VectorEnv(gymnasium.vector.VectorEnv[Obs, Array, Array]):
     """A `gymnasium.vector.VectorEnv` (1.4 conventions) with chunks and, where possible, states.
 
     `step` returns in `infos`, for every env: `success` (B,) bool, `executed_action` (B, A), the
@@ -46,6 +50,10 @@ class VectorEnv(gymnasium.vector.VectorEnv):
     `reset(seed=s)` gives env i the seed s + i; a list gives each its own.
     """
 
+    observation_space: gymnasium.Space[Any]
+    action_space: gymnasium.Space[Any]
+    single_observation_space: gymnasium.Space[Any]
+    single_action_space: gymnasium.Space[Any]
     task: str
     robot: str
     instruction: str
@@ -56,9 +64,54 @@ class VectorEnv(gymnasium.vector.VectorEnv):
     caps: frozenset[str]
     """Of `set_state`, `fork`, `render`, `batch`: code asks these, never the type."""
 
+    def step_masked(
+        self, actions: Array, active: Array | None
+    ) -> tuple[Obs, Array, Array, Array, dict[str, Any]]:
+        """Advances the active envs (all if None) by one control step; returns what `step` does.
+
+        The one method an env adds to have chunks. Rows that are not active keep their state and
+        clock, show their present observation, and have reward 0 and no end.
+        """
+        raise NotImplementedError
+
     def step_chunk(self, actions: Array, n_exec: int) -> ChunkStep:
         """Executes the first `n_exec` of (B, H, A); an env whose episode ends waits for the rest."""
-        raise NotImplementedError
+        actions = np.asarray(actions, np.float32)
+        self._check_chunk(actions, n_exec)
+        num_envs = self.num_envs
+        reward, valid = np.zeros((num_envs, n_exec)), np.zeros((num_envs, n_exec), bool)
+        terminated, truncated = np.zeros(num_envs, bool), np.zeros(num_envs, bool)
+        executed = np.zeros((num_envs, n_exec, actions.shape[2]), np.float32)
+        merged: dict[str, Any] = {"executed_action": executed}
+        active = np.ones(num_envs, bool)
+        obs: Obs = {}
+        for k in range(n_exec):
+            obs, step_reward, step_terminated, step_truncated, infos = self.step_masked(
+                actions[:, k], None if active.all() else active
+            )
+            valid[:, k] = active
+            reward[active, k] = step_reward[active]
+            executed[active, k] = infos["executed_action"][active]
+            _merge_infos(merged, infos, active)
+            terminated |= step_terminated & active
+            truncated |= step_truncated & active
+            active = active & ~(terminated | truncated)
+            if not active.any():
+                break
+        return ChunkStep(obs, reward, terminated, truncated, valid, merged)
+
+    def _check_chunk(self, actions: Array, n_exec: int) -> None:
+        num_envs, action_dim = self.num_envs, len(self.action_names)
+        if actions.ndim != 3 or actions.shape[0] != num_envs or actions.shape[2] != action_dim:
+            raise ConfigError(
+                f"{self.task}.step_chunk: got actions of shape {actions.shape}, "
+                f"need ({num_envs}, H, {action_dim}): envs, chunk length, actions"
+            )
+        if not 1 <= n_exec <= actions.shape[1]:
+            raise ConfigError(
+                f"{self.task}.step_chunk: got n_exec {n_exec}, "
+                f"allowed 1 to {actions.shape[1]}, the chunk length"
+            )
 
     def get_state(self) -> Array:
         """Returns one state row per env, (B, n) float64. Needs the cap `set_state`."""
@@ -80,3 +133,30 @@ class VectorEnv(gymnasium.vector.VectorEnv):
 def row_mask(mask: Array | None, num_envs: int) -> Array:
     """Returns a bool mask (B,), all True for None."""
     return np.ones(num_envs, bool) if mask is None else np.asarray(mask, bool)
+
+
+def _merge_infos(merged: dict[str, Any], infos: dict[str, Any], active: Array) -> None:
+    """Adds one step's infos to those of the chunk so far; see `ChunkStep.infos`."""
+    for key, value in infos.items():
+        if key == "executed_action":
+            continue  # kept a column per step by the caller
+        if isinstance(value, dict):
+            rows = infos.get(f"_{key}", active) & active
+            _merge_rows(merged.setdefault(key, {}), cast("dict[str, Any]", value), rows)
+        elif isinstance(value, np.ndarray):
+            array = cast("Array", value)
+            if array.dtype == np.bool_ and array.ndim == 1:
+                merged[key] = merged.get(key, False) | (array & active)
+            else:
+                _merge_rows(merged, {key: array}, active)
+        else:
+            merged[key] = value
+
+
+def _merge_rows(kept: dict[str, Any], new: dict[str, Any], rows: Array) -> None:
+    for key, value in new.items():
+        if key in kept:
+            kept[key] = kept[key].copy()
+            kept[key][rows] = value[rows]
+        else:
+            kept[key] = value

@@ -1,0 +1,234 @@
+"""What a scheduler knows of a device, and how a device refuses those whose lease has been overtaken.
+
+A robot, a simulator, a world model and a compute device are described by the same `DeviceSpec`
+and, where they can be acted on, opened as the same `VectorEnv`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, get_args
+
+import gymnasium
+
+from robot_rl.core.errors import ConfigError, LeaseError, nearest
+from robot_rl.hal.health import Health
+from robot_rl.hal.vector import Array, ChunkStep, Obs, VectorEnv
+
+Kind = Literal["robot", "sim", "world", "gpu", "cpu"]
+
+KINDS: tuple[str, ...] = get_args(Kind)
+CAPS = frozenset({"set_state", "fork", "render", "batch"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceSpec:
+    """One thing that can be leased."""
+
+    name: str
+    """Unique on its node; what a lease is taken on."""
+    kind: Kind
+    real: bool = False
+    """Whether a command moves matter: only robots are, and a simulated arm is not."""
+    caps: frozenset[str] = frozenset()
+    """Of `set_state`, `fork`, `render`, `batch`; a real device has neither of the first two."""
+    slots: int = 1
+    """How many holders of one slot each fit side by side."""
+    control_hz: float | None = None
+    """Control rate; None where the task decides it."""
+    labels: dict[str, str] = field(default_factory=dict)
+    """Free words to choose by, such as version, model or station."""
+    node: str = "localhost"
+    """Host that the device is plugged into."""
+    observation_space: gymnasium.Space[Any] | None = None
+    """Of one env; None where the task decides it."""
+    action_space: gymnasium.Space[Any] | None = None
+
+    def __post_init__(self) -> None:
+        at = f"device {self.name!r}"
+        if not self.name or any(letter.isspace() for letter in self.name):
+            raise ConfigError(f"{at}: name must be one word without blanks, such as 'arm1'.")
+        if self.kind not in KINDS:
+            raise ConfigError(f"{at}.kind: got {self.kind!r}.{nearest(self.kind, KINDS)}")
+        for cap in sorted(self.caps - CAPS):
+            raise ConfigError(f"{at}.caps: got {cap!r}.{nearest(cap, CAPS)}")
+        if self.slots < 1:
+            raise ConfigError(f"{at}.slots: got {self.slots}, allowed: 1 or more.")
+        if self.control_hz is not None and not self.control_hz > 0:
+            raise ConfigError(f"{at}.control_hz: got {self.control_hz}, allowed: above 0, or None.")
+        if self.real and self.kind != "robot":
+            raise ConfigError(f"{at}: real is for kind 'robot', got kind {self.kind!r}; set real=False.")
+        impossible = self.caps & {"set_state", "fork"}
+        if self.real and impossible:
+            raise ConfigError(
+                f"{at}.caps: got {', '.join(sorted(impossible))}, but matter cannot be put into a state; "
+                "remove it, or set real=False."
+            )
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns all but the spaces, ready for `json.dumps`."""
+        return {
+            "name": self.name,
+            "kind": self.kind,
+            "real": self.real,
+            "caps": sorted(self.caps),
+            "slots": self.slots,
+            "control_hz": self.control_hz,
+            "labels": dict(self.labels),
+            "node": self.node,
+        }
+
+
+class LeaseLike(Protocol):
+    """What a device needs to know of a lease; `robot_rl.sched.leases.Lease` is one."""
+
+    @property
+    def device(self) -> str: ...
+
+    @property
+    def token(self) -> int:
+        """Fencing token: a later lease of the device has a larger one."""
+        ...
+
+    @property
+    def slot_ids(self) -> tuple[int, ...]:
+        """Which slots of the device, counted from 0."""
+        ...
+
+
+class Device(Protocol):
+    """Anything that can be leased and acted on."""
+
+    @property
+    def spec(self) -> DeviceSpec: ...
+
+    def open(self, lease: LeaseLike) -> VectorEnv:
+        """Returns an env that works until a newer lease of its slots is opened.
+
+        Raises:
+            LeaseError: the lease is of another device, or older than one already seen.
+            DeviceError: the device is disconnected or quarantined.
+        """
+        ...
+
+    def health(self) -> Health: ...
+
+    def safe_stop(self) -> None:
+        """Brings the device to rest now and latches; may be called by anybody, any number of times."""
+        ...
+
+    def close(self) -> None:
+        """Lets go of the device; may be called twice."""
+        ...
+
+
+class Fence:
+    """Remembers the newest fencing token seen on every slot, and refuses commands under older ones.
+
+    The lease store decides who may act; the fence is the device's own last word. It holds even if
+    an old holder slept through the end of its lease and wakes up in the middle of a command
+    (Kleppmann, "Designing Data-Intensive Applications", section 8.4, fencing tokens).
+    """
+
+    def __init__(self, device: str, slots: int = 1) -> None:
+        self._device = device
+        self._newest = [0] * slots
+        self._lock = threading.Lock()
+
+    def admit(self, lease: LeaseLike) -> None:
+        """Checks a lease before it is opened, and its token from then on is the newest of its slots.
+
+        Raises:
+            LeaseError: another device's lease, a slot that does not exist, or an older token.
+        """
+        if lease.device != self._device:
+            raise LeaseError(
+                f"device {self._device}: got a lease of {lease.device!r}; acquire one of this device."
+            )
+        slots = len(self._newest)
+        if not lease.slot_ids or not all(0 <= slot < slots for slot in lease.slot_ids):
+            raise LeaseError(
+                f"device {self._device}: the lease is of slots {lease.slot_ids}, the device has 0 to {slots - 1}."
+            )
+        self.check(lease.token, lease.slot_ids)
+
+    def check(self, token: int, slot_ids: Iterable[int] = (0,)) -> None:
+        """Passes if no newer token has been seen on any of the slots, and remembers this one.
+
+        Raises:
+            LeaseError: names both tokens.
+        """
+        slots = tuple(slot_ids)
+        with self._lock:
+            newest = max(self._newest[slot] for slot in slots)
+            if token < newest:
+                raise LeaseError(
+                    f"device {self._device}: command under fencing token {token} refused, token {newest} has "
+                    "been seen since: the lease was overtaken. Acquire a new lease before commanding again."
+                )
+            for slot in slots:
+                self._newest[slot] = token
+
+
+class FencedEnv(VectorEnv):
+    """An env that refuses its holder as soon as somebody newer has opened the device.
+
+    Attributes that the contract does not name are those of the env inside.
+    """
+
+    def __init__(self, env: VectorEnv, fence: Fence, lease: LeaseLike) -> None:
+        self.env = env
+        self.num_envs = env.num_envs
+        self.observation_space, self.action_space = env.observation_space, env.action_space
+        self.single_observation_space = env.single_observation_space
+        self.single_action_space = env.single_action_space
+        self.metadata = env.metadata
+        self.task, self.robot, self.instruction = env.task, env.robot, env.instruction
+        self.control_hz, self.caps = env.control_hz, env.caps
+        self.state_names, self.action_names = env.state_names, env.action_names
+        self._fence, self._token, self._slot_ids = fence, lease.token, lease.slot_ids
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "env":
+            raise AttributeError(name)
+        return getattr(self.env, name)
+
+    def _check(self) -> None:
+        self._fence.check(self._token, self._slot_ids)
+
+    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Obs, dict[str, Any]]:
+        self._check()
+        return self.env.reset(seed=seed, options=options)
+
+    def step(self, actions: Array) -> tuple[Obs, Array, Array, Array, dict[str, Any]]:
+        self._check()
+        return self.env.step(actions)
+
+    def step_masked(
+        self, actions: Array, active: Array | None
+    ) -> tuple[Obs, Array, Array, Array, dict[str, Any]]:
+        self._check()
+        return self.env.step_masked(actions, active)
+
+    def step_chunk(self, actions: Array, n_exec: int) -> ChunkStep:
+        """As in `VectorEnv`; the token is checked at every control step, not once a chunk."""
+        return super().step_chunk(actions, n_exec)
+
+    def get_state(self) -> Array:
+        return self.env.get_state()
+
+    def set_state(self, rows: Array, mask: Array | None = None) -> Obs:
+        self._check()
+        return self.env.set_state(rows, mask)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.env.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> Obs:
+        self._check()
+        return self.env.load_state_dict(state)
+
+    def close_extras(self, **kwargs: Any) -> None:
+        self.env.close(**kwargs)
