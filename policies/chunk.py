@@ -17,18 +17,9 @@ from torch import Generator, Tensor, nn
 from robot_rl.core.errors import nearest
 from robot_rl.core.policy import Chain, ChunkSample, DemoBatch, Mode
 from robot_rl.data.normalize import Normaliser
+from robot_rl.policies.chain import Net, denoise, score
 from robot_rl.policies.networks import DenoiseNet, ObservationEncoder, initialise, sinusoidal
-from robot_rl.policies.processes import (
-    DDIM,
-    DDPM,
-    FlowODE,
-    FlowSDE,
-    Net,
-    Process,
-    denoise,
-    normal_like,
-    score,
-)
+from robot_rl.policies.processes import DDIM, DDPM, FlowODE, FlowSDE, Process, normal_like
 from robot_rl.policies.spec import check_chunk, check_mode, read_config, read_size
 
 PROCESSES = {"flow": ("flow_ode", "flow_sde"), "diffusion": ("ddpm", "ddim")}
@@ -129,6 +120,7 @@ class ChunkPolicy(nn.Module):
         self.encoder = ObservationEncoder(
             normaliser, cameras=config.cameras, image_features=config.image_features
         )
+        self.feature_dim = self.encoder.dim
         self.net = DenoiseNet(
             self.encoder.dim,
             config.horizon,

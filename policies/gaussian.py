@@ -93,6 +93,7 @@ class GaussianPolicy(nn.Module):
         self.encoder = ObservationEncoder(
             normaliser, cameras=config.cameras, image_features=config.image_features
         )
+        self.feature_dim = self.encoder.dim
         self.net = MLP(
             self.encoder.dim,
             config.horizon * action_dim,

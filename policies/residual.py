@@ -17,14 +17,7 @@ from torch import Generator, Tensor, nn
 from robot_rl.core.policy import Chain, ChunkSample, DemoBatch, Mode
 from robot_rl.policies.networks import MLP, initialise, zero_last_layer
 from robot_rl.policies.processes import normal_like
-from robot_rl.policies.spec import (
-    SavedPolicy,
-    build,
-    check_chunk,
-    full_spec,
-    read_config,
-    read_size,
-)
+from robot_rl.policies.spec import SavedPolicy, build, check_chunk, full_spec, read_config
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +56,6 @@ class ResidualPolicy(nn.Module):
         head_config: ResidualHeadConfig,
         scale: float = 0.1,
         *,
-        feature_dim: int | None = None,
         generator: Generator | None = None,
     ) -> None:
         """Freezes `base` and puts a head on its features.
@@ -72,18 +64,22 @@ class ResidualPolicy(nn.Module):
             base: a policy (`SavedPolicy`) that is a module as well.
             head_config: the correcting network.
             scale: the largest correction, as a share of the env's [-1, 1], in (0, 1].
-            feature_dim: length of `base.features`; None reads it from the base's encoder.
             generator: draws the first weights (None: torch's own).
         """
         super().__init__()
         if not 0 < scale <= 1:
             raise ValueError(f"residual scale must be in (0, 1], got {scale}")
+        if isinstance(base, ResidualPolicy):
+            raise ValueError(
+                "residual: the base is a residual itself, whose correction would be skipped. "
+                "Train that one further, or take its base."
+            )
         self.base = base.requires_grad_(False).eval()
         self.head_config = head_config
         self.scale = scale
         self.horizon: int = self.policy.horizon
         self.action_dim: int = self.policy.action_dim
-        self.feature_dim = _feature_dim(base) if feature_dim is None else feature_dim
+        self.feature_dim: int = self.policy.feature_dim
         self.head = MLP(
             self.feature_dim + self.action_dim,
             self.action_dim,
@@ -169,21 +165,10 @@ class ResidualPolicy(nn.Module):
             "base": full_spec(self.policy),
             "head": asdict(self.head_config),
             "scale": self.scale,
-            "feature_dim": self.feature_dim,
         }
 
     @classmethod
     def from_spec(cls, spec: Mapping[str, Any], *, at: str) -> Self:
         base = cast("nn.Module", build(spec["base"], at=f"{at}: base"))
         head = read_config(ResidualHeadConfig, spec["head"], at=at)
-        feature_dim = read_size(spec, "feature_dim", at=at)
-        return cls(base, head, float(spec["scale"]), feature_dim=feature_dim)
-
-
-def _feature_dim(base: nn.Module) -> int:
-    dim = getattr(getattr(base, "encoder", None), "dim", None)
-    if dim is None:
-        raise ValueError(
-            f"residual: cannot tell the feature length of {type(base).__name__}; pass feature_dim"
-        )
-    return dim
+        return cls(base, head, float(spec["scale"]))

@@ -21,6 +21,8 @@ class SavedPolicy(Policy, Protocol):
 
     kind: ClassVar[str]
     """Its name in the registry."""
+    feature_dim: int
+    """F, the length of `features`."""
 
     def spec(self) -> dict[str, Any]:
         """Returns what `from_spec` needs, as JSON values, without the weights."""

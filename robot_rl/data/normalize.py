@@ -105,7 +105,7 @@ class Normaliser(nn.Module):
 
     def _set(self, buffer: str, values: NDArray[np.float64]) -> None:
         tensor: Tensor = getattr(self, buffer)
-        tensor.copy_(torch.from_numpy(values))
+        tensor.copy_(torch.as_tensor(values))
 
 
 def _mean(name: str) -> str:

@@ -46,7 +46,9 @@ def test_modes(kind: str) -> None:
 )
 def test_explore_is_noisy_and_ode_is_not(kind: str, process: str) -> None:
     policy, obs, z = make(kind, process), observation(), torch.randn(5, 3, 2, generator=seeded(2))
-    draws = [policy.sample(obs, z=z, mode="explore", generator=seeded(i)).actions for i in (0, 0, 1)]
+    draws = [
+        policy.sample(obs, z=z, mode="explore", generator=seeded(i)).actions for i in (0, 0, 1)
+    ]
     assert torch.equal(draws[0], draws[1])
     assert not torch.equal(draws[0], draws[2])
     a, b = (policy.sample(obs, z=z, generator=seeded(i)).actions for i in (0, 1))
@@ -132,7 +134,9 @@ def test_bc_loss_by_hand() -> None:
 def test_gradients() -> None:
     policy, obs = make("flow", "flow_sde"), observation()
     z = torch.randn(5, 3, 2, generator=seeded(2)).mul_(0.1).requires_grad_()
-    policy.sample(obs, z=z).actions.sum().backward()  # latent steering may differentiate the decoder
+    policy.sample(
+        obs, z=z
+    ).actions.sum().backward()  # latent steering may differentiate the decoder
     assert z.grad is not None
     assert z.grad.abs().min() > 0
     sample = policy.sample(obs, mode="explore", record=True, generator=seeded())
@@ -179,13 +183,13 @@ def test_bad_inputs_are_named() -> None:
     policy, obs = make("flow"), observation()
     with pytest.raises(ValueError, match=r"z has shape \(5, 2, 2\), allowed \(5, 3, 2\)"):
         policy.sample(obs, z=torch.zeros(5, 2, 2))
-    with pytest.raises(ValueError, match="no mode 'od'. Did you mean 'ode'"):
+    with pytest.raises(ValueError, match=r"no mode 'od'. Did you mean 'ode'"):
         policy.sample(obs, mode="od")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match=r"actions has shape \(5, 9, 2\), allowed \(5, 3, 2\)"):
         policy.bc_loss(DemoBatch(obs, torch.zeros(5, 9, 2), torch.ones(5, 9, dtype=torch.bool)))
     with pytest.raises(ValueError, match=r"valid has shape \(5, 2\), allowed \(5, 3\)"):
         policy.bc_loss(DemoBatch(obs, torch.zeros(5, 3, 2), torch.ones(5, 2, dtype=torch.bool)))
-    with pytest.raises(ValueError, match="FlowPolicy: needs kind 'flow', got 'diffusion'"):
+    with pytest.raises(ValueError, match=r"FlowPolicy: needs kind 'flow', got 'diffusion'"):
         FlowPolicy(ChunkPolicyConfig(kind="diffusion"), state_dim=4, action_dim=2)
     with pytest.raises(ValueError, match=r"normaliser has state and action dims \(5, 2\)"):
         FlowPolicy(

@@ -67,7 +67,9 @@ def test_it_learns_mean_and_spread() -> None:
     optimiser = torch.optim.Adam(policy.parameters(), lr=1e-2)
     for _ in range(300):
         state = torch.randn(128, 3, generator=generator)
-        actions = 0.3 * state[:, None, :2].tanh() + 0.05 * torch.randn(128, 1, 2, generator=generator)
+        actions = 0.3 * state[:, None, :2].tanh() + 0.05 * torch.randn(
+            128, 1, 2, generator=generator
+        )
         batch = DemoBatch({"state": state}, actions, torch.ones(128, 1, dtype=torch.bool))
         loss = policy.bc_loss(batch, generator)
         optimiser.zero_grad()
@@ -96,20 +98,20 @@ def test_bad_inputs_are_named() -> None:
     policy = make()
     with pytest.raises(ValueError, match=r"z has shape \(6, 2, 2\), allowed \(6, 1, 2\)"):
         policy.sample(obs(), z=torch.zeros(6, 2, 2))
-    with pytest.raises(ValueError, match="no mode 'sde'"):
+    with pytest.raises(ValueError, match=r"no mode 'sde'"):
         policy.sample(obs(), mode="sde")  # pyright: ignore[reportArgumentType]
     still = policy.sample(obs(), record=True).chain
     assert still is not None
-    with pytest.raises(ValueError, match="no stochastic step. Sample with mode='explore'"):
+    with pytest.raises(ValueError, match=r"no stochastic step. Sample with mode='explore'"):
         policy.log_prob(obs(), still)
     still.grid = type("Grid", (), {"process": "FlowODE()"})()
     with pytest.raises(ValueError, match=r"sampled by FlowODE\(\), this policy is Gaussian"):
         policy.log_prob(obs(), still)
     with pytest.raises(ValueError, match=r"actions has shape \(6, 2, 2\), allowed \(6, 1, 2\)"):
         policy.bc_loss(DemoBatch(obs(), torch.zeros(6, 2, 2), torch.ones(6, 2, dtype=torch.bool)))
-    with pytest.raises(ValueError, match="initial_std must be between min_std and max_std"):
+    with pytest.raises(ValueError, match=r"initial_std must be between min_std and max_std"):
         GaussianPolicyConfig(initial_std=3.0)
-    with pytest.raises(ValueError, match="width must be at least 1, got 0"):
+    with pytest.raises(ValueError, match=r"width must be at least 1, got 0"):
         GaussianPolicyConfig(width=0)
-    with pytest.raises(ValueError, match="random_shift_px must be at least 0, got -2"):
+    with pytest.raises(ValueError, match=r"random_shift_px must be at least 0, got -2"):
         GaussianPolicyConfig(random_shift_px=-2)

@@ -73,7 +73,9 @@ def test_image_encoder_takes_any_size() -> None:
 
 
 def test_observation_encoder_puts_state_before_cameras() -> None:
-    encoder = ObservationEncoder(Normaliser({"state": 3}, 1), cameras=("front", "wrist"), image_features=8)
+    encoder = ObservationEncoder(
+        Normaliser({"state": 3}, 1), cameras=("front", "wrist"), image_features=8
+    )
     image = torch.zeros(2, 32, 32, 3, dtype=torch.uint8)
     state = torch.randn(2, 3, generator=seeded())
     out = encoder({"state": state, "wrist.rgb": image, "front.rgb": image, "other": image})
@@ -83,9 +85,9 @@ def test_observation_encoder_puts_state_before_cameras() -> None:
 
 def test_missing_observation_is_named() -> None:
     encoder = ObservationEncoder(Normaliser({"state": 3}, 1), cameras=("front",))
-    with pytest.raises(DatasetError, match="no 'front.rgb', .* Did you mean 'frnt.rgb'"):
+    with pytest.raises(DatasetError, match=r"no 'front.rgb', .* Did you mean 'frnt.rgb'"):
         encoder({"state": torch.zeros(1, 3), "frnt.rgb": torch.zeros(1, 8, 8, 3)})
-    with pytest.raises(DatasetError, match="no 'state'"):
+    with pytest.raises(DatasetError, match=r"no 'state'"):
         encoder({})
 
 
@@ -94,15 +96,13 @@ def test_random_shift_moves_and_repeats_the_border() -> None:
     out = random_shift(image, pad_px=1, generator=seeded())
     assert out.dtype == torch.uint8
     assert {tuple(row.flatten().tolist()) for row in out[:, 1:3, 1:3]} == {
-        tuple(
-            (4 * (r + dy) + c + dx) for r in (1, 2) for c in (1, 2)
-        )
+        tuple((4 * (r + dy) + c + dx) for r in (1, 2) for c in (1, 2))
         for dy in (-1, 0, 1)
         for dx in (-1, 0, 1)
     }
     assert torch.equal(random_shift(image, pad_px=1, generator=seeded()), out)
     assert torch.equal(random_shift(image, pad_px=0), image)
-    with pytest.raises(ValueError, match="pad_px must be at least 0, got -1"):
+    with pytest.raises(ValueError, match=r"pad_px must be at least 0, got -1"):
         random_shift(image, pad_px=-1)
 
 
@@ -110,7 +110,7 @@ def test_zero_last_layer() -> None:
     mlp = MLP(3, 2, width=4, depth=2, layernorm=True)
     zero_last_layer(mlp)
     assert torch.equal(mlp(torch.randn(5, 3)), torch.zeros(5, 2))
-    with pytest.raises(ValueError, match="SiLU has no linear layer"):
+    with pytest.raises(ValueError, match=r"SiLU has no linear layer"):
         zero_last_layer(torch.nn.SiLU())
 
 

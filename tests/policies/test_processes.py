@@ -7,18 +7,16 @@ import torch
 from diffusers.schedulers.scheduling_ddim import DDIMScheduler
 from torch import Tensor
 
+from robot_rl.policies.chain import Net, denoise, score
 from robot_rl.policies.processes import (
     DDIM,
     DDPM,
     FlowODE,
     FlowSDE,
-    Net,
     Process,
     alphas_cumprod,
-    denoise,
     gaussian_entropy,
     gaussian_log_prob,
-    score,
 )
 
 
@@ -156,12 +154,19 @@ def test_ddim_matches_diffusers(eta: float) -> None:
     for k in (1, 7, 18, 19):
         zeros = torch.zeros_like(x)
         theirs = scheduler.step(
-            noise, 19 - k, x, eta=eta, use_clipped_model_output=True, variance_noise=zeros
+            noise,
+            19 - k,
+            x,
+            eta=eta,
+            use_clipped_model_output=True,
+            variance_noise=zeros,
+            return_dict=False,
         )
         mean, _ = process.step(noise, x, grid, k)
-        assert torch.allclose(mean, theirs.prev_sample, atol=1e-4)
+        assert torch.allclose(mean, theirs[0], atol=1e-4)
     assert torch.equal(
-        process.ode_step(noise, x, grid, 5), DDIM(eta=0.0).step(noise, x, DDIM(eta=0.0).grid(20), 5)[0]
+        process.ode_step(noise, x, grid, 5),
+        DDIM(eta=0.0).step(noise, x, DDIM(eta=0.0).grid(20), 5)[0],
     )
 
 
@@ -241,7 +246,9 @@ def test_scoring_on_another_grid_is_refused() -> None:
     process = FlowSDE(stochastic_steps="all")
     path = denoise(net, process, process.grid(4), z, explore=True, record=True, generator=seeded())
     assert path.chain is not None
-    with pytest.raises(ValueError, match=r"sampled by FlowSDE\(.*\) in 4 steps, this policy is .* in 5"):
+    with pytest.raises(
+        ValueError, match=r"sampled by FlowSDE\(.*\) in 4 steps, this policy is .* in 5"
+    ):
         score(net, process, process.grid(5), path.chain)
     score(net, process, process.grid(4), path.chain)  # an equal grid is the same grid
 
@@ -252,26 +259,28 @@ def test_scoring_a_deterministic_chain_is_refused() -> None:
         grid = process.grid(2)
         path = denoise(net, process, grid, z, explore=True, record=True)
         assert path.chain is not None
-        with pytest.raises(ValueError, match="no stochastic step .* mode='explore'"):
+        with pytest.raises(ValueError, match=r"no stochastic step .* mode='explore'"):
             score(net, process, grid, path.chain)
 
 
 def test_options_out_of_range_are_refused() -> None:
-    with pytest.raises(ValueError, match="FlowSDE: eta must be at least 0, got -1"):
+    with pytest.raises(ValueError, match=r"FlowSDE: eta must be at least 0, got -1"):
         FlowSDE(eta=-1.0)
-    with pytest.raises(ValueError, match="stochastic_steps must be 'one' or 'all', got 'two'"):
+    with pytest.raises(ValueError, match=r"stochastic_steps must be 'one' or 'all', got 'two'"):
         FlowSDE(stochastic_steps="two")
-    with pytest.raises(ValueError, match="needs at least 2 denoising steps, got 1"):
+    with pytest.raises(ValueError, match=r"needs at least 2 denoising steps, got 1"):
         FlowSDE().grid(1)
-    with pytest.raises(ValueError, match="denoising steps must be at least 1, got 0"):
+    with pytest.raises(ValueError, match=r"denoising steps must be at least 1, got 0"):
         FlowODE().grid(0)
     with pytest.raises(ValueError, match=r"DDIM: eta must be in \[0, 1\], got 1.5"):
         DDIM(eta=1.5)
-    with pytest.raises(ValueError, match="DDPM: eta is 1 by definition, got 0.5"):
+    with pytest.raises(ValueError, match=r"DDPM: eta is 1 by definition, got 0.5"):
         DDPM(eta=0.5)
-    with pytest.raises(ValueError, match="DDPM: 21 denoising steps, allowed 1 to train_steps = 20"):
+    with pytest.raises(
+        ValueError, match=r"DDPM: 21 denoising steps, allowed 1 to train_steps = 20"
+    ):
         DDPM().grid(21)
-    with pytest.raises(ValueError, match="train_steps must be at least 1, got 0"):
+    with pytest.raises(ValueError, match=r"train_steps must be at least 1, got 0"):
         DDPM(train_steps=0)
-    with pytest.raises(ValueError, match="DDPM: std_floor must be above 0, got 0"):
+    with pytest.raises(ValueError, match=r"DDPM: std_floor must be above 0, got 0"):
         DDPM(std_floor=0.0)

@@ -1,0 +1,102 @@
+"""Walk a process from noise to a chunk, and score the walk afterwards.
+
+The same steps, on the same `TimeGrid`, serve both. The path is stored unclamped.
+B envs, H chunk length, A action dim, K denoising steps, S scored transitions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Generator, Tensor
+
+from robot_rl.core.policy import Chain
+from robot_rl.policies.processes import (
+    Process,
+    TimeGrid,
+    gaussian_entropy,
+    gaussian_log_prob,
+    normal_like,
+)
+
+
+class Net(Protocol):
+    """The network as a step sees it: `rows` names the observation of each row of `x`."""
+
+    def __call__(self, x: Tensor, k: int | Tensor, rows: Tensor | None = None) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Path:
+    """What `denoise` went through; everything but `x` is None unless recorded."""
+
+    x: Tensor
+    """(B, H, A), the end of the path, not clamped."""
+    chain: Chain | None
+
+
+def denoise(
+    net: Net,
+    process: Process,
+    grid: TimeGrid,
+    z: Tensor,
+    *,
+    explore: bool,
+    record: bool,
+    generator: Generator | None = None,
+) -> Path:
+    """Walks from noise `z` (B, H, A) to a chunk; stochastic where `explore` and the process are."""
+    if not explore:
+        index = torch.empty((len(z), 0), dtype=torch.long, device=z.device)
+    else:
+        index = process.stochastic_index(grid, len(z), generator).to(z.device)
+    path, log_probs, x = [z], [], z
+    for k in range(grid.steps):
+        net_out = net(x, k)
+        if index.shape[1] == 0:
+            x = process.ode_step(net_out, x, grid, k)
+        else:
+            mean, std = process.step(net_out, x, grid, k)
+            assert std is not None, "a process with stochastic steps returns their std"
+            after = mean + std * normal_like(x, generator)
+            if index.shape[1] < grid.steps:
+                chosen = (index == k).any(dim=1).view(-1, 1, 1)
+                after = torch.where(chosen, after, process.ode_step(net_out, x, grid, k))
+            if record:
+                log_probs.append(gaussian_log_prob(after, mean, grid.at("score_std", k, x)))
+            x = after
+        path.append(x)
+    if not record:
+        return Path(x, None)
+    scored = (
+        torch.stack(log_probs, dim=1).gather(1, index) if log_probs else z.new_empty(index.shape)
+    )
+    return Path(x, Chain(x=torch.stack(path, dim=1), index=index, log_prob=scored, grid=grid))
+
+
+def score(net: Net, process: Process, grid: TimeGrid, chain: Chain) -> tuple[Tensor, Tensor]:
+    """Returns log-probability and entropy of the chain's stochastic steps, (B, S) each.
+
+    Raises:
+        ValueError: the chain was sampled on another grid, or has no stochastic step.
+    """
+    if chain.grid is not grid and chain.grid != grid:
+        raise ValueError(
+            f"log_prob: the chain was sampled by {chain.grid.process} in {chain.grid.steps} steps, "
+            f"this policy is {grid.process} in {grid.steps}. Score it with the policy that made it."
+        )
+    batch, scored = chain.index.shape
+    if scored == 0:
+        raise ValueError(
+            f"log_prob: the chain has no stochastic step ({grid.process}). Sample with "
+            "mode='explore' from a process with noise: flow_sde, ddpm, or ddim with eta > 0."
+        )
+    rows = torch.arange(batch, device=chain.x.device).repeat_interleave(scored)
+    k = chain.index.flatten()
+    x, after = chain.x[rows, k], chain.x[rows, k + 1]
+    mean, _ = process.step(net(x, k, rows), x, grid, k)
+    std = grid.at("score_std", k, x)
+    log_prob = gaussian_log_prob(after, mean, std)
+    return log_prob.view(batch, scored), gaussian_entropy(std, like=mean).view(batch, scored)

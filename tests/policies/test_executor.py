@@ -1,0 +1,217 @@
+"""The executor: queues per env, ensembling by hand, noise per episode, exact resume, messages."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Generator, Tensor
+
+from robot_rl.core.errors import CheckpointError
+from robot_rl.core.policy import ChunkSample
+from robot_rl.policies.chunk import ChunkPolicyConfig, FlowPolicy
+from robot_rl.policies.executor import ChunkExecutor
+
+
+class CountingPolicy:
+    """Plans what it saw: action h of a chunk is the observed number + h / 100; refine adds 10."""
+
+    action_dim = 1
+
+    def __init__(self, horizon: int = 4, *, refined: float = 0.0) -> None:
+        self.horizon = horizon
+        self.refined = refined
+        self.planned: list[list[float]] = []
+        self.noise: list[Tensor] = []
+
+    def sample(self, obs: dict[str, Tensor], *, z: Tensor, **_: Any) -> ChunkSample:
+        seen = obs["state"][:, 0]
+        self.planned.append(seen.tolist())
+        self.noise.append(z.clone())
+        step = torch.arange(self.horizon) / 100
+        return ChunkSample((seen[:, None] + step)[..., None])
+
+    def refine(
+        self, obs: dict[str, Tensor], action: Tensor, *, mode: str, generator: Generator
+    ) -> Tensor:
+        noise = torch.rand(action.shape, generator=generator) if mode == "explore" else 0.0
+        return action + self.refined + noise
+
+
+def seen(*numbers: float) -> dict[str, np.ndarray]:
+    return {"state": np.array(numbers, np.float32)[:, None]}
+
+
+def make(policy: Any, num_envs: int, **options: Any) -> ChunkExecutor:
+    return ChunkExecutor(policy, num_envs, **options)
+
+
+def test_a_chunk_is_executed_for_n_exec_steps() -> None:
+    policy = CountingPolicy(4)
+    executor = make(policy, 2, n_exec=2)
+    actions = [executor.act(seen(t, 10 + t)).action[:, 0].tolist() for t in range(5)]
+    assert actions == [
+        pytest.approx([0.0, 10.0]),
+        pytest.approx([0.01, 10.01]),
+        pytest.approx([2.0, 12.0]),
+        pytest.approx([2.01, 12.01]),
+        pytest.approx([4.0, 14.0]),
+    ]
+    assert policy.planned == [[0, 10], [2, 12], [4, 14]]
+
+
+def test_reset_empties_one_queue_only() -> None:
+    policy = CountingPolicy(4)
+    executor = make(policy, 3, n_exec=4)
+    executor.act(seen(0, 10, 20))
+    executor.reset(np.array([False, True, False]))
+    action = executor.act(seen(1, 11, 21)).action[:, 0]
+    assert action.tolist() == pytest.approx([0.01, 11.0, 20.01])
+    assert policy.planned == [[0, 10, 20], [11]]
+
+
+def test_base_action_is_before_and_action_after_refine() -> None:
+    act = make(CountingPolicy(refined=0.5), 2, n_exec=1).act(seen(0.1, 0.2))
+    assert act.base_action[:, 0].tolist() == pytest.approx([0.1, 0.2])
+    assert act.action[:, 0].tolist() == pytest.approx([0.6, 0.7])
+    assert act.action.dtype == act.base_action.dtype == np.float32
+
+
+def test_returned_arrays_are_copies() -> None:
+    executor = make(CountingPolicy(), 1, n_exec=2)
+    act = executor.act(seen(0.3))
+    act.action[:] = 99
+    act.base_action[:] = 99
+    assert executor.act(seen(0.0)).action.item() == pytest.approx(0.31)
+
+
+def test_ensemble_by_hand() -> None:
+    # m = ln 2: weights 1, 1/2, 1/4 from the oldest chunk on; each chunk is constant.
+    # t0: 0. t1: (0 + 0.3 / 2) / 1.5 = 0.1. t2: (0 + 0.15 + 0.6 / 4) / 1.75 = 0.1714286.
+    # t3, the first chunk is over: (0.3 + 0.6 / 2 + 0.9 / 4) / 1.75 = 0.4714286.
+    class Constant(CountingPolicy):
+        def sample(self, obs: dict[str, Tensor], *, z: Tensor, **_: Any) -> ChunkSample:
+            return ChunkSample(obs["state"][:, None].expand(-1, self.horizon, 1))
+
+    executor = make(Constant(3), 1, n_exec=1, ensemble=float(np.log(2)))
+    got = [executor.act(seen(number)).action.item() for number in (0.0, 0.3, 0.6, 0.9)]
+    assert got == pytest.approx([0.0, 0.1, 0.1714286, 0.4714286])
+    executor.reset()
+    assert executor.act(seen(0.8)).action.item() == pytest.approx(0.8)  # nothing leaks over a reset
+    # Two steps per plan, m = 0: t2 averages the first chunk's 0.0 and the second's 0.6.
+    pairs = make(Constant(3), 1, n_exec=2, ensemble=0.0)
+    got = [pairs.act(seen(number)).action.item() for number in (0.0, 0.3, 0.6, 0.9)]
+    assert got == pytest.approx([0.0, 0.0, 0.3, 0.6])
+
+
+def test_ensemble_with_whole_chunks_is_plain_execution() -> None:
+    plain, ensembled = (make(CountingPolicy(2), 1, n_exec=2, ensemble=m) for m in (None, 0.1))
+    for t in range(5):
+        assert plain.act(seen(t)).action == pytest.approx(ensembled.act(seen(t)).action)
+
+
+def test_noise_depends_on_seed_and_decision_only() -> None:
+    many, alone = CountingPolicy(), CountingPolicy()
+    wide, narrow = make(many, 3, n_exec=1), make(alone, 1, n_exec=1, seed=9)
+    wide.reset(seeds=np.array([5, 77, 5], np.uint64))
+    narrow.reset(seeds=np.array([77], np.uint64))
+    for _ in range(3):
+        wide.act(seen(0, 0, 0))
+        narrow.act(seen(0))
+    for t in range(3):
+        assert torch.equal(many.noise[t][1], alone.noise[t][0])
+        assert torch.equal(many.noise[t][0], many.noise[t][2])
+        assert not torch.equal(many.noise[t][0], many.noise[t][1])
+    assert not torch.equal(many.noise[0][0], many.noise[1][0])
+    noise = torch.cat([n.flatten() for n in many.noise])
+    assert noise.dtype == torch.float32
+
+
+def test_reset_with_a_seed_restarts_the_noise_and_without_one_goes_on() -> None:
+    policy = CountingPolicy()
+    executor = make(policy, 1, n_exec=1)
+    for seeds in (np.array([3], np.uint64), None, np.array([3], np.uint64)):
+        executor.reset(seeds=seeds)
+        executor.act(seen(0))
+    assert torch.equal(policy.noise[0], policy.noise[2])
+    assert not torch.equal(policy.noise[0], policy.noise[1])
+
+
+def test_fresh_base_action_leaves_the_queues_alone() -> None:
+    policy = CountingPolicy(4)
+    executor = make(policy, 3, n_exec=4)
+    executor.act(seen(0, 10, 20))
+    before = executor.state_dict()
+    action = executor.base_action(seen(1, 11, 21), np.array([True, False, True]))
+    assert action[:, 0].tolist() == pytest.approx([1.0, 0.0, 21.0])
+    after = executor.state_dict()
+    assert all(np.array_equal(before[name], after[name]) for name in before)
+    nothing = executor.base_action(seen(1, 11, 21), np.zeros(3, bool))
+    assert (nothing == 0).all()
+    assert len(policy.planned) == 2
+    # The noise is that of the env's next decision.
+    executor.reset()
+    executor.act(seen(1, 11, 21))
+    assert torch.equal(policy.noise[1], policy.noise[2][[0, 2]])
+
+
+def test_state_restores_exactly() -> None:
+    def build() -> ChunkExecutor:
+        config = ChunkPolicyConfig(horizon=4, width=16, depth=1, time_dim=8, process="flow_sde")
+        policy = FlowPolicy(
+            config, state_dim=1, action_dim=2, generator=torch.Generator().manual_seed(1)
+        )
+        return make(policy, 2, n_exec=3, ensemble=0.1, mode="explore", seed=4)
+
+    running = build()
+    running.reset(seeds=np.array([11, 12], np.uint64))
+    for t in range(4):
+        running.act(seen(t, -t))
+    state = running.state_dict()
+    resumed = build()
+    resumed.load_state_dict(state)
+    for t in range(4, 9):
+        assert np.array_equal(running.act(seen(t, -t)).action, resumed.act(seen(t, -t)).action)
+
+
+def test_exploration_noise_is_seeded() -> None:
+    a, b, c = (make(CountingPolicy(), 2, n_exec=1, mode="explore", seed=s) for s in (1, 1, 2))
+    first = a.act(seen(0, 0)).action
+    assert np.array_equal(first, b.act(seen(0, 0)).action)
+    assert not np.array_equal(first, c.act(seen(0, 0)).action)
+
+
+def test_weights_may_change_between_calls() -> None:
+    config = ChunkPolicyConfig(horizon=1, width=8, depth=1, time_dim=4)
+    policy = FlowPolicy(config, state_dim=1, action_dim=1)
+    executor = make(policy, 1, n_exec=1)
+    executor.act(seen(0))
+    loss = policy.sample({"state": torch.zeros(1, 1)}, z=torch.zeros(1, 1, 1)).actions.sum()
+    loss.backward()  # acting must not leave inference tensors in the policy
+    assert policy.net.chunk_in.weight.grad is not None
+
+
+def test_bad_inputs_are_named() -> None:
+    policy = CountingPolicy(4)
+    for n_exec in (0, 5):
+        with pytest.raises(ValueError, match=f"between 1 and the policy's horizon 4, got {n_exec}"):
+            make(policy, 1, n_exec=n_exec)
+    with pytest.raises(ValueError, match=r"num_envs must be at least 1, got 0"):
+        make(policy, 0, n_exec=1)
+    with pytest.raises(ValueError, match=r"ensemble must be None or at least 0, got -1"):
+        make(policy, 1, n_exec=1, ensemble=-1.0)
+    with pytest.raises(ValueError, match=r"no mode 'best'"):
+        make(policy, 1, n_exec=1, mode="best")
+    executor = make(policy, 2, n_exec=1)
+    with pytest.raises(ValueError, match=r"observation 'state' has 3 rows, allowed 2"):
+        executor.act(seen(0, 1, 2))
+    with pytest.raises(ValueError, match=r"the mask is bool \(3,\), allowed bool \(2,\)"):
+        executor.reset(np.zeros(3, bool))
+    with pytest.raises(ValueError, match=r"the mask is int64 \(2,\), allowed bool \(2,\)"):
+        executor.base_action(seen(0, 1), np.zeros(2, np.int64))
+    with pytest.raises(ValueError, match=r"seeds are float64 \(2,\), allowed integers \(2,\)"):
+        executor.reset(seeds=np.zeros(2))
+    with pytest.raises(CheckpointError, match=r"'plan' has shape \(3, 4, 1\), allowed \(2, 4, 1\)"):
+        executor.load_state_dict(make(policy, 3, n_exec=1).state_dict())
+    with pytest.raises(CheckpointError, match=r"'plan' has shape nothing"):
+        executor.load_state_dict({})

@@ -1,0 +1,286 @@
+"""Policy checkpoints: parity, strictness, and what a full disk or a kill leaves behind."""
+
+import json
+import resource
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from robot_rl.core.errors import CheckpointError
+from robot_rl.data.normalize import Normaliser
+from robot_rl.policies import checkpoint
+from robot_rl.policies.checkpoint import PolicyMeta, load_policy, save_policy
+from robot_rl.policies.chunk import ChunkPolicyConfig, DiffusionPolicy, FlowPolicy
+from robot_rl.policies.gaussian import GaussianPolicy, GaussianPolicyConfig
+from robot_rl.policies.networks import initialise
+from robot_rl.policies.residual import ResidualHeadConfig, ResidualPolicy
+
+META = PolicyMeta(
+    task="pick_cube",
+    robot="panda",
+    control_hz=20.0,
+    state_names=("q1", "q2", "cube_x"),
+    action_names=("x", "y"),
+    instruction="pick the cube up",
+    n_exec=2,
+)
+
+
+def normaliser() -> Normaliser:
+    rng = np.random.default_rng(0)
+    state = rng.normal(3.0, 2.0, (50, 3)).astype(np.float32)
+    return Normaliser.fit({"state": state}, rng.uniform(-0.5, 0.9, (50, 2)).astype(np.float32))
+
+
+def flow(**options: Any) -> FlowPolicy:
+    config = ChunkPolicyConfig(horizon=3, width=16, depth=2, time_dim=8, **options)
+    return FlowPolicy(config, state_dim=3, action_dim=2, normaliser=normaliser())
+
+
+def diffusion() -> DiffusionPolicy:
+    config = ChunkPolicyConfig(
+        kind="diffusion",
+        process="ddim",
+        horizon=3,
+        width=16,
+        time_dim=8,
+        layernorm=True,
+        residual=True,
+    )
+    return DiffusionPolicy(config, state_dim=3, action_dim=2, normaliser=normaliser())
+
+
+def gaussian() -> GaussianPolicy:
+    config = GaussianPolicyConfig(width=16, horizon=2)
+    return GaussianPolicy(config, state_dim=3, action_dim=2, normaliser=normaliser())
+
+
+def residual(base: torch.nn.Module) -> ResidualPolicy:
+    policy = ResidualPolicy(base, ResidualHeadConfig(width=16, explore_std=0.02), 0.2)
+    initialise(policy.head, torch.Generator().manual_seed(4))
+    return policy
+
+
+MAKERS = {
+    "flow": flow,
+    "camera": lambda: flow(cameras=("front",), image_features=8),
+    "diffusion": diffusion,
+    "gaussian": gaussian,
+    "residual": lambda: residual(flow()),
+    "residual on diffusion": lambda: residual(diffusion()),
+}
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_actions_are_identical_after_loading(name: str, tmp_path: Path) -> None:
+    policy = MAKERS[name]().eval()
+    save_policy(tmp_path / "policy", policy, meta=META)
+    loaded, meta = load_policy(tmp_path / "policy", expect=META)
+    assert meta == META
+    assert type(loaded) is type(policy)
+    generator = torch.Generator().manual_seed(0)
+    obs = {
+        "state": torch.randn(7, 3, generator=generator),
+        "front.rgb": torch.randint(0, 255, (7, 16, 16, 3), dtype=torch.uint8, generator=generator),
+    }
+    z = torch.randn(7, policy.horizon, 2, generator=generator)
+    with torch.no_grad():
+        before, after = policy.sample(obs, z=z).actions, loaded.sample(obs, z=z).actions
+        assert torch.equal(before, after)
+        draws = [
+            p.refine(obs, before[:, 0], mode="explore", generator=torch.Generator().manual_seed(1))
+            for p in (policy, loaded)
+        ]
+        assert torch.equal(*draws)
+
+
+def test_saving_again_replaces_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    save_policy(tmp_path / "policy", flow(), meta=META)
+    save_policy(tmp_path / "policy", gaussian(), meta=META)
+    assert isinstance(load_policy(tmp_path / "policy")[0], GaussianPolicy)
+    assert [path.name for path in tmp_path.iterdir()] == ["policy"]
+    files = sorted(path.name for path in (tmp_path / "policy").iterdir())
+    assert files == ["policy.json", "policy.safetensors"]
+
+
+def test_head_says_what_it_is(tmp_path: Path) -> None:
+    save_policy(tmp_path / "policy", residual(flow()), meta=META)
+    head = json.loads((tmp_path / "policy/policy.json").read_text())
+    assert head["policy"]["kind"] == "residual"
+    assert head["policy"]["base"]["kind"] == "flow"
+    assert head["policy"]["base"]["config"]["steps"] == 4
+    assert head["versions"]["torch"] == torch.__version__
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"task": "reach"}, "trained with task = 'pick_cube', here it is 'reach'"),
+        ({"robot": "so_arm"}, "trained with robot = 'panda', here it is 'so_arm'"),
+        ({"control_hz": 10.0}, "trained with control_hz = 20.0, here it is 10.0"),
+        (
+            {"state_names": ("q1", "q2")},
+            r"state_names = \(3\) q1, q2, cube_x, here it is \(2\) q1, q2",
+        ),
+        ({"action_names": ("x", "z")}, r"action_names = \(2\) x, y, here it is \(2\) x, z"),
+    ],
+)
+def test_another_task_or_robot_is_refused(
+    changed: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    save_policy(tmp_path / "policy", gaussian(), meta=META)
+    with pytest.raises(CheckpointError, match=message):
+        load_policy(tmp_path / "policy", expect=replace(META, **changed))
+    load_policy(tmp_path / "policy", expect=replace(META, n_exec=1, instruction="other words"))
+
+
+def rewrite(folder: Path, change: Any) -> None:
+    """Changes the tensors and mends the checksum, as a buggy exporter would."""
+    tensors = load_file(folder / "policy.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "policy.safetensors")
+    head = json.loads((folder / "policy.json").read_text())
+    head["crc32"] = zlib.crc32((folder / "policy.safetensors").read_bytes())
+    (folder / "policy.json").write_text(json.dumps(head))
+
+
+def test_nothing_is_left_untrained(tmp_path: Path) -> None:
+    folder = tmp_path / "policy"
+    save_policy(folder, residual(flow()), meta=META)
+    rewrite(folder, lambda t: t.pop("base.encoder.normaliser.mean_state"))
+    with pytest.raises(CheckpointError, match=r"base.encoder.normaliser.mean_state is missing"):
+        load_policy(folder)
+    save_policy(folder, residual(flow()), meta=META)
+    rewrite(folder, lambda t: t.update(extra=torch.zeros(1)))
+    with pytest.raises(CheckpointError, match=r"extra is unexpected"):
+        load_policy(folder)
+    save_policy(folder, gaussian(), meta=META)
+    rewrite(folder, lambda t: t.update(log_std=torch.zeros(5)))
+    with pytest.raises(
+        CheckpointError, match=r"log_std is torch.float32 \(5,\), not torch.float32 \(2,\)"
+    ):
+        load_policy(folder)
+    save_policy(folder, flow(), meta=META)
+    rewrite(folder, lambda t: t.clear())
+    with pytest.raises(CheckpointError, match=r"is missing; .* and \d+ more"):
+        load_policy(folder)
+
+
+def edit(folder: Path, change: Any) -> None:
+    head = json.loads((folder / "policy.json").read_text())
+    change(head)
+    (folder / "policy.json").write_text(json.dumps(head))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda h: h.update(format=9), "policy format 9, this version reads 1"),
+        (lambda h: h["policy"].update(kind="flw"), "no policy named 'flw'. Did you mean 'flow'"),
+        (lambda h: h.pop("policy"), "names no policy kind"),
+        (lambda h: h["policy"].pop("config"), "policy 'flow' lacks 'config'"),
+        (lambda h: h["policy"].update(config=3), "ChunkPolicyConfig is no table of keys: 3"),
+        (lambda h: h["policy"]["config"].update(wdth=3), "has no 'wdth'. Did you mean 'width'"),
+        (lambda h: h["policy"]["config"].update(width=0), "width must be at least 1, got 0"),
+        (
+            lambda h: h["policy"].update(state_dim="3"),
+            "state_dim must be a positive integer, got '3'",
+        ),
+        (
+            lambda h: h["policy"]["config"].update(kind="diffusion"),
+            "needs kind 'flow', got 'diffusion'",
+        ),
+        (lambda h: h["meta"].pop("robot"), "meta: PolicyMeta lacks 'robot'"),
+        (lambda h: h["meta"].update(control_hz=0), "control_hz must be above 0, got 0"),
+        (lambda h: h["meta"].update(n_exec=0), "n_exec must be at least 1, got 0"),
+        (
+            lambda h: h["policy"].update(state_dim=4),
+            r"mean_state is .*\(3,\), not torch.float32 \(4,\)",
+        ),
+    ],
+)
+def test_a_damaged_head_is_named(change: Any, message: str, tmp_path: Path) -> None:
+    save_policy(tmp_path / "policy", flow(), meta=META)
+    edit(tmp_path / "policy", change)
+    with pytest.raises(CheckpointError, match=message):
+        load_policy(tmp_path / "policy")
+
+
+def test_damaged_or_missing_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"not a readable policy checkpoint: .* No such file"):
+        load_policy(tmp_path / "nowhere")
+    folder = tmp_path / "policy"
+    save_policy(folder, flow(), meta=META)
+    weights = (folder / "policy.safetensors").read_bytes()
+    (folder / "policy.safetensors").write_bytes(weights[:-1])
+    with pytest.raises(CheckpointError, match=r"policy.safetensors was cut short or altered"):
+        load_policy(folder)
+    (folder / "policy.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"not a readable policy checkpoint"):
+        load_policy(folder)
+    (folder / "policy.json").write_text("[]")
+    with pytest.raises(CheckpointError, match=r"policy format None"):
+        load_policy(folder)
+
+
+@contextmanager
+def no_file_above(size: int) -> Iterator[None]:
+    """Makes the system refuse larger files, as a full disk does."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_full_disk_leaves_the_old_policy_whole(tmp_path: Path) -> None:
+    folder, old = tmp_path / "policy", flow()
+    with no_file_above(1000), pytest.raises(CheckpointError, match=r"There is no older checkpoint"):
+        save_policy(folder, old, meta=META)
+    save_policy(folder, old, meta=META)
+    with (
+        no_file_above(1000),
+        pytest.raises(CheckpointError, match=r"File too large. The older checkpoint is whole"),
+    ):
+        save_policy(folder, flow(), meta=META)
+    loaded, _ = load_policy(folder)
+    assert torch.equal(loaded.net.chunk_in.weight, old.net.chunk_in.weight)  # pyright: ignore
+    assert [path.name for path in tmp_path.iterdir()] == ["policy"]
+
+
+def test_a_kill_between_the_renames_is_mended(tmp_path: Path) -> None:
+    folder = tmp_path / "policy"
+    save_policy(folder, gaussian(), meta=META)
+    folder.rename(tmp_path / ".previous-policy")
+    assert isinstance(load_policy(folder)[0], GaussianPolicy)
+    assert [path.name for path in tmp_path.iterdir()] == ["policy"]
+
+
+def test_a_failed_rename_puts_the_old_policy_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "policy"
+    save_policy(folder, gaussian(), meta=META)
+    rename = Path.rename
+
+    def refuse(self: Path, target: Path) -> Path:
+        if self.name.startswith(".writing-"):
+            raise OSError(28, "No space left on device")
+        return rename(self, target)
+
+    monkeypatch.setattr(checkpoint.Path, "rename", refuse)
+    with pytest.raises(
+        CheckpointError, match=r"No space left on device. The older checkpoint is whole"
+    ):
+        save_policy(folder, flow(), meta=META)
+    monkeypatch.undo()
+    assert isinstance(load_policy(folder)[0], GaussianPolicy)
