@@ -54,10 +54,10 @@ def check_device(make_device: Callable[[], Device], *, max_steps: int = 400) -> 
     """
     device = make_device()
     spec = device.spec
-    require(isinstance(spec, DeviceSpec), "device: spec", spec, "a DeviceSpec")
+    require(type(spec) is DeviceSpec, "device: spec", spec, "a DeviceSpec")
     health = device.health()
     require(
-        isinstance(health, Health) and health.usable,
+        type(health) is Health and health.usable,
         f"{spec.name}: health of a fresh device",
         health,
         "usable",

@@ -38,7 +38,7 @@ class DeviceSpec:
     """How many holders of one slot each fit side by side."""
     control_hz: float | None = None
     """Control rate; None where the task decides it."""
-    labels: dict[str, str] = field(default_factory=dict)
+    labels: dict[str, str] = field(default_factory=lambda: dict[str, str]())
     """Free words to choose by, such as version, model or station."""
     node: str = "localhost"
     """Host that the device is plugged into."""
@@ -150,7 +150,8 @@ class Fence:
         slots = len(self._newest)
         if not lease.slot_ids or not all(0 <= slot < slots for slot in lease.slot_ids):
             raise LeaseError(
-                f"device {self._device}: the lease is of slots {lease.slot_ids}, the device has 0 to {slots - 1}."
+                f"device {self._device}: the lease is of slots {lease.slot_ids}, "
+                f"the device has 0 to {slots - 1}."
             )
         self.check(lease.token, lease.slot_ids)
 

@@ -358,8 +358,8 @@ class SafetyEnvelope:
         """Restores `state_dict`; the stop's age counts from now, clocks do not outlive a process."""
         if np.shape(state["previous_rad"]) != self._previous.shape:
             raise ConfigError(
-                f"safety: got a state of shape {np.shape(state['previous_rad'])}, need {self._previous.shape}; "
-                "it is of another number of envs or another arm."
+                f"safety: got a state of shape {np.shape(state['previous_rad'])}, "
+                f"need {self._previous.shape}; it is of another number of envs or another arm."
             )
         self._previous[:] = state["previous_rad"]
         self._held[:] = state["held_rad"]

@@ -5,6 +5,7 @@ B envs, H chunk length, A action dim. Observations are dicts of batched arrays: 
 float32 (B, h, w) in metres. Actions are float32 (B, A) in [-1, 1].
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -63,6 +64,12 @@ class VectorEnv(gymnasium.vector.VectorEnv[Obs, Array, Array]):
     action_names: tuple[str, ...]
     caps: frozenset[str]
     """Of `set_state`, `fork`, `render`, `batch`: code asks these, never the type."""
+
+    def reset(
+        self, *, seed: int | Sequence[int] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Obs, dict[str, Any]]:
+        """Begins an episode in all envs, or in those of `options["reset_mask"]`."""
+        raise NotImplementedError
 
     def step_masked(
         self, actions: Array, active: Array | None
