@@ -18,6 +18,8 @@ TABLE: dict[str, dict[str, str]] = {
     },
     "robot": {
         "panda": "robot_rl.sim.robots.panda:PANDA",
+        "viperx": "robot_rl.sim.robots.catalog:VIPERX",
+        "so_arm100": "robot_rl.sim.robots.catalog:SO_ARM100",
     },
     "policy": {
         "flow": "robot_rl.policies.chunk:FlowPolicy",

@@ -149,9 +149,9 @@ def _add_links(spec: mujoco.MjSpec) -> dict[str, mujoco.MjsBody]:
 
 def _add_hand(bodies: dict[str, mujoco.MjsBody]) -> None:
     """Adds the hand (turned -45 degrees on the flange), two sliding fingers and the tool site."""
-    hand = bodies["link7"].add_body(
-        name="hand", pos=(0, 0, _FLANGE_M), quat=(math.cos(-math.pi / 8), 0, 0, math.sin(-math.pi / 8)), gravcomp=1.0
-    )
+    eighth = math.pi / 8
+    quat = (math.cos(eighth), 0.0, 0.0, -math.sin(eighth))
+    hand = bodies["link7"].add_body(name="hand", pos=(0, 0, _FLANGE_M), quat=quat, gravcomp=1.0)
     _set_inertia(hand, 0.73, (-0.01, 0.0, 0.03), (1.0e-3, 2.5e-3, 1.7e-3, 0.0, 0.0, 0.0))
     hand.add_site(name="tool", pos=(0, 0, _TOOL_FROM_HAND_M), size=(0.006, 0.006, 0.006), group=4)
     bodies["hand"] = hand

