@@ -220,9 +220,8 @@ def zero_last_layer(module: nn.Module) -> None:
     linear = [layer for layer in module.modules() if isinstance(layer, nn.Linear)]
     if not linear:
         raise ValueError(f"zero_last_layer: {type(module).__name__} has no linear layer")
-    nn.init.zeros_(linear[-1].weight)
-    if linear[-1].bias is not None:
-        nn.init.zeros_(linear[-1].bias)
+    for parameter in linear[-1].parameters():
+        nn.init.zeros_(parameter)
 
 
 def initialise(module: nn.Module, generator: Generator | None) -> None:
@@ -232,9 +231,8 @@ def initialise(module: nn.Module, generator: Generator | None) -> None:
     for layer in module.modules():
         if isinstance(layer, nn.Linear | nn.Conv2d):
             bound = 1.0 / math.sqrt(layer.weight[0].numel())
-            nn.init.uniform_(layer.weight, -bound, bound, generator=generator)
-            if layer.bias is not None:
-                nn.init.uniform_(layer.bias, -bound, bound, generator=generator)
+            for parameter in layer.parameters():
+                nn.init.uniform_(parameter, -bound, bound, generator=generator)
 
 
 class _Activate(nn.Module):

@@ -54,7 +54,12 @@ def normaliser() -> Normaliser:
 
 def make(name: str) -> FlowPolicy | DiffusionPolicy | GaussianPolicy:
     options = PROCESSES[name]
-    sizes = {"state_dim": 4, "action_dim": 3, "normaliser": normaliser(), "generator": seeded()}
+    sizes: dict[str, Any] = {
+        "state_dim": 4,
+        "action_dim": 3,
+        "normaliser": normaliser(),
+        "generator": seeded(),
+    }
     if name == "gaussian":
         return GaussianPolicy(GaussianPolicyConfig(width=64, horizon=8), **sizes)
     config = ChunkPolicyConfig(horizon=8, width=64, depth=3, **options)

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch import Generator, Tensor
 
 from robot_rl.core.errors import CheckpointError
@@ -38,7 +39,7 @@ class CountingPolicy:
         return action + self.refined + noise
 
 
-def seen(*numbers: float) -> dict[str, np.ndarray]:
+def seen(*numbers: float) -> dict[str, NDArray[np.float32]]:
     return {"state": np.array(numbers, np.float32)[:, None]}
 
 

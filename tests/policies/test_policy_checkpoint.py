@@ -3,7 +3,7 @@
 import json
 import resource
 import zlib
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -232,7 +232,7 @@ def test_damaged_or_missing_files_are_named(tmp_path: Path) -> None:
 
 
 @contextmanager
-def no_file_above(size: int) -> Iterator[None]:
+def no_file_above(size: int) -> Generator[None, None, None]:
     """Makes the system refuse larger files, as a full disk does."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
