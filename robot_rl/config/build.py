@@ -107,7 +107,8 @@ def _convert(hint: Any, value: Any, at: str) -> Any:
         items = value.items() if isinstance(value, Mapping) else _refuse(hint, value, at)
         return {str(key): _convert(part, item, _join(at, str(key))) for key, item in items}
     if dataclasses.is_dataclass(hint):
-        return build(cast("type[Any]", hint), value, at=at) if isinstance(value, Mapping) else _refuse(hint, value, at)
+        values = value if isinstance(value, Mapping) else _refuse(hint, value, at)
+        return build(cast("type[Any]", hint), values, at=at)
     return _convert_scalar(hint, value, at)
 
 
@@ -137,7 +138,8 @@ def _convert_list(hint: Any, value: Any, at: str) -> Any:
         parts: list[Any] = list(args)
     else:
         parts = [args[0]] * len(items)
-    return origin(_convert(part, item, f"{at}[{i}]") for i, (part, item) in enumerate(zip(parts, items, strict=True)))
+    pairs = enumerate(zip(parts, items, strict=True))
+    return origin(_convert(part, item, f"{at}[{i}]") for i, (part, item) in pairs)
 
 
 def _convert_union(hint: Any, args: tuple[Any, ...], value: Any, at: str) -> Any:
@@ -159,6 +161,8 @@ def _refuse(hint: Any, value: Any, at: str, choices: tuple[Any, ...] | list[str]
     if isinstance(value, str) and choices:
         close = difflib.get_close_matches(value, [str(choice) for choice in choices], n=1)
         remedy = f" Did you mean {close[0]!r}?" if close else ""
+    elif typing.get_origin(hint) in (tuple, list) and not isinstance(value, list | tuple | Mapping):
+        remedy = f" Write a list: '{at}=[{value}]'."
     elif hint is str:
         remedy = f" Quote it to make it text: '{at}=\"{value}\"'."
     raise ConfigError(f"{at}: got {value!r}, allowed: {allowed(hint)}.{remedy}")
@@ -178,7 +182,8 @@ def _suggest(schema: type[Any], at: str, key: str) -> str:
     names = list(_fields(schema))
     paths = list(_paths(schema))
     leaves = [path for path in paths if path.rsplit(".", 1)[-1] == key]
-    close = difflib.get_close_matches(key, names, n=1) or leaves[:1] or difflib.get_close_matches(key, paths, n=1)
+    close = difflib.get_close_matches(key, names, n=1) or leaves[:1]
+    close = close or difflib.get_close_matches(key, paths, n=1)
     if close:
         return f" Did you mean {_join(at, close[0])!r}?"
     return f" Known{f' in {at}' if at else ''}: {', '.join(names)}."

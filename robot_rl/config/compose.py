@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -115,9 +115,12 @@ def _parse(overrides: Sequence[str]) -> list[Override]:
 
 def _check(override: Override, folder: Path) -> None:
     """Raises for what Hydra would report without a remedy: sweeps, and groups without that option."""
-    word, key = override.input_line, override.key_or_group
+    word, key = str(override.input_line), override.key_or_group
     if override.is_sweep_override():
-        raise ConfigError(f"{word}: got several values for one run. Add -m to run them one after another.")
+        raise ConfigError(
+            f"{word}: got several values for one run. Add -m to run them one after another, "
+            f"or write a list: '{key}=[{word.split('=', 1)[1]}]'."
+        )
     known = options(key, folder)
     if known and not override.is_delete() and override.value() not in known:
         raise ConfigError(
@@ -134,7 +137,7 @@ def _spell(override: Override, folder: Path) -> str:
 
 
 @contextmanager
-def _hydra(folder: Path) -> Iterator[None]:
+def _hydra(folder: Path) -> Generator[None]:
     """Initialises Hydra on a folder, and gives an outer Hydra program its own state back."""
     state = GlobalHydra.instance()
     outer = state.hydra

@@ -35,7 +35,9 @@ def folder(tmp_path: Path) -> Path:
         "# @package _global_\nrecipe: smoke\nlearner:\n  updates: 5\nfolder: runs/${seed}\n"
     )
     (tmp_path / "recipe" / "pick_cube.yaml").write_text("# @package _global_\nrecipe: pick_cube\n")
-    (tmp_path / "recipe" / "broken.yaml").write_text("# @package _global_\nrecipe: broken\nlearner:\n  updtes: 5\n")
+    (tmp_path / "recipe" / "broken.yaml").write_text(
+        "# @package _global_\nrecipe: broken\nlearner:\n  updtes: 5\n"
+    )
     return tmp_path
 
 
@@ -73,14 +75,19 @@ def test_a_command_without_groups_needs_no_file(folder: Path) -> None:
     [
         (
             ["recipe=pik_cube"],
-            "recipe: no recipe named 'pik_cube'. Did you mean 'pick_cube'? `robot-rl doctor --list recipe` shows all 3.",
+            "recipe: no recipe named 'pik_cube'. Did you mean 'pick_cube'? "
+            "`robot-rl doctor --list recipe` shows all 3.",
         ),
         (["sed=3"], "sed: no such key. Did you mean 'seed'?"),
         (["learner.updats=3"], "learner.updats: no such key. Did you mean 'learner.updates'?"),
         (["lr=3"], "lr: no such key. Did you mean 'learner.lr'?"),
         (["learner.updates=many"], "learner.updates: got 'many', allowed: a whole number."),
         (["recipe=broken"], "learner.updtes: no such key. Did you mean 'learner.updates'?"),
-        (["seed=0,1"], "seed=0,1: got several values for one run. Add -m to run them one after another."),
+        (
+            ["seed=0,1"],
+            "seed=0,1: got several values for one run. Add -m to run them one after another, "
+            "or write a list: 'seed=[0,1]'.",
+        ),
         (["pick_cube"], "pick_cube: got a word, allowed: key=value, for example `seed=3`."),
         (["seed=${sed}"], "run: Interpolation key 'sed' not found"),
     ],
@@ -109,7 +116,7 @@ def test_read_names_the_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"config.yaml: sed: no such key. Did you mean 'seed'\?"):
         read(Run, saved)
     saved.write_text("- 3\n")
-    with pytest.raises(ConfigError, match="config.yaml: got a list, allowed: keys and values"):
+    with pytest.raises(ConfigError, match=r"config\.yaml: got a list, allowed: keys and values"):
         read(Run, saved)
     with pytest.raises(ConfigError, match="No such file"):
         read(Run, tmp_path / "absent.yaml")

@@ -1,0 +1,50 @@
+# Everything starts from a Python and make: `make train` and `make test` set up what they need.
+
+.DEFAULT_GOAL := help
+.PHONY: help setup train test slow check format bench clean
+
+VENV := .venv
+READY := $(VENV)/.ready
+# PYTHON=/path/to/python overrides the search for one.
+PYTHON ?=
+
+help:
+	@echo "make setup    make $(VENV) and install everything (train and test do this by themselves)"
+	@echo "make train    a Panda arm learns to lift a cube; the last line is one JSON object"
+	@echo "make test     the test suite (make slow: its long tests too)"
+	@echo "make check    lint, types, import layers"
+	@echo "make format   format the code"
+	@echo "make bench    measure this machine: simulator, policy, learner, physics"
+	@echo "make clean    remove caches and $(VENV); run folders stay"
+
+setup: $(READY)
+
+$(READY): pyproject.toml .ci/setup
+	@PYTHON="$(PYTHON)" VENV="$(VENV)" .ci/setup
+	@touch $@
+
+train: $(READY)
+	$(VENV)/bin/robot-rl train recipe=pick_cube --json
+
+test: $(READY)
+	$(VENV)/bin/python -m pytest
+
+slow: $(READY)
+	$(VENV)/bin/python -m pytest -m "slow and not gpu and not hardware"
+
+check: $(READY)
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check --quiet .
+	$(VENV)/bin/pyright
+	$(VENV)/bin/lint-imports --no-logo
+
+format: $(READY)
+	$(VENV)/bin/ruff check --fix-only --quiet .
+	$(VENV)/bin/ruff format .
+
+bench: $(READY)
+	for name in sim policy learner physics; do $(VENV)/bin/robot-rl bench $$name || exit 1; done
+
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache .import_linter_cache build *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,108 @@
+"""`robot-rl bench`: measures one part of the platform on this machine and prints the table."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib
+import inspect
+import json
+import typing
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from robot_rl.config import load
+from robot_rl.core.errors import UnknownComponentError, nearest
+
+SUMMARY = "measure this machine: simulator, policy, learner or physics"
+
+BENCHES: dict[str, str] = {
+    "sim": "control steps per second against the C limit, other vector envs and other simulators",
+    "policy": "time of one action chunk, median and 99th percentile",
+    "learner": "learner updates per second against Stable-Baselines3",
+    "physics": "integrators, time steps and contact models: speed, and whether a grasp holds",
+}
+
+
+def run(argv: list[str]) -> int:
+    """Measures, prints the table, and with `--json` ends on one JSON object."""
+    parser = argparse.ArgumentParser(
+        prog="robot-rl bench",
+        description=SUMMARY,
+        epilog="\n".join(f"{name:<10}{text}" for name, text in BENCHES.items()),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("name", help="sim, policy, learner or physics")
+    parser.add_argument("options", nargs="*", metavar="key=value", help="settings of the benchmark")
+    parser.add_argument("--json", action="store_true", help="end with one JSON object")
+    words = parser.parse_intermixed_args(argv)
+    if words.name not in BENCHES:
+        raise UnknownComponentError(f"bench: no benchmark {words.name!r}.{nearest(words.name, BENCHES)}")
+    measure = importlib.import_module(f"robot_rl.bench.{words.name}").run
+    result = measure(**options(measure, words.options, name=words.name))
+    console = Console()
+    for title, rows in _sections(result).items():
+        console.print(_table(rows, title))
+    for note in result.get("notes", []):
+        console.print(note, style="dim", markup=False)
+    if words.json:
+        print(json.dumps(result, default=_to_json))
+    return 0
+
+
+def options(measure: Callable[..., Any], words: Sequence[str], *, name: str) -> dict[str, Any]:
+    """Returns keyword arguments for `measure`, checked against its signature like any other config."""
+    hints = typing.get_type_hints(measure)
+    fields: list[Any] = []
+    for key, parameter in inspect.signature(measure).parameters.items():
+        default = parameter.default
+        spec = dataclasses.field() if default is parameter.empty else dataclasses.field(default=default)
+        fields.append((key, hints[key], spec))
+    schema = dataclasses.make_dataclass(f"{name}_options", fields, frozen=True, kw_only=True)
+    config: Any = load(schema, words, config_name=f"bench_{name}")
+    return {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+
+
+def _sections(result: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """Returns title -> rows: `rows` first, then every other list of rows under its own name."""
+    others = {
+        key: value
+        for key, value in result.items()
+        if key != "rows" and isinstance(value, list) and value and isinstance(value[0], dict)
+    }
+    return {result["title"]: result["rows"], **others}
+
+
+def _table(rows: list[dict[str, Any]], title: str) -> Table:
+    """Lays out rows; a column is every key that some row has."""
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    table = Table(title=title, title_justify="left")
+    for column in columns:
+        is_text = any(isinstance(row.get(column), str) for row in rows)
+        table.add_column(column, justify="left" if is_text else "right")
+    for row in rows:
+        table.add_row(*(_cell(row.get(column)) for column in columns))
+    return table
+
+
+def _cell(value: Any) -> str:
+    """Writes numbers so that columns compare: four digits that count, thousands apart."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    return str(value)
+
+
+def _to_json(value: Any) -> Any:
+    """Turns array scalars and arrays into numbers and lists."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    return str(value)

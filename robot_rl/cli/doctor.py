@@ -1,0 +1,182 @@
+"""`robot-rl doctor`: what this machine has, what it lacks, and the command that mends it."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import platform
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Literal
+
+from rich.console import Console
+from rich.table import Table
+
+from robot_rl.config import options
+from robot_rl.core.errors import RobotRLError, UnknownComponentError, nearest
+from robot_rl.core.registry import TABLE, table
+
+SUMMARY = "check this machine, and list robots, tasks, policies, recipes"
+
+State = Literal["ok", "note", "fail"]
+
+MIN_FREE_GB = 2.0
+"""Disk that a training run with videos and checkpoints may need."""
+MIN_MEMORY_GB = 4.0
+"""Memory that `recipe=pick_cube` needs with room for the rest of a desktop."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the report."""
+
+    name: str
+    state: State
+    detail: str
+    remedy: str = ""
+
+
+def run(argv: list[str]) -> int:
+    """Prints the report or a list; returns 1 if something needed is missing."""
+    parser = argparse.ArgumentParser(prog="robot-rl doctor", description=SUMMARY)
+    parser.add_argument("--list", metavar="KIND", help=f"names of a kind: {', '.join(kinds())}")
+    parser.add_argument("--json", action="store_true", help="end with one JSON object")
+    words = parser.parse_args(argv)
+    return _list(words.list, as_json=words.json) if words.list else _report(as_json=words.json)
+
+
+def kinds() -> list[str]:
+    """Returns everything `--list` can list."""
+    return sorted([*TABLE, "recipe"])
+
+
+def names(kind: str) -> list[str]:
+    """Returns the names of one kind, entry points of other packages included."""
+    if kind not in kinds():
+        raise UnknownComponentError(f"doctor: no kind {kind!r}.{nearest(kind, kinds())}")
+    return options("recipe") if kind == "recipe" else sorted(table(kind))
+
+
+def checks() -> list[Check]:
+    """Runs every check; none raises."""
+    return [
+        _python(),
+        _package("torch", "2.7"),
+        _package("mujoco", "4.0"),
+        _package("gymnasium", "1.4"),
+        _cores(),
+        _memory(),
+        _disk(),
+        _guarded("renderer", "note", _renderer),
+        _guarded("leases", "fail", _leases),
+        _guarded("run folder", "fail", _run_folder),
+    ]
+
+
+def _list(kind: str, *, as_json: bool) -> int:
+    found = names(kind)
+    print("\n".join(found))
+    if as_json:
+        print(json.dumps({"kind": kind, "names": found}))
+    return 0
+
+
+def _report(*, as_json: bool) -> int:
+    found = checks()
+    rows = Table(box=None, pad_edge=False)
+    for column in ("check", "state", "found"):
+        rows.add_column(column)
+    colours = {"ok": "green", "note": "yellow", "fail": "red"}
+    for check in found:
+        detail = f"{check.detail}. {check.remedy}" if check.remedy else check.detail
+        rows.add_row(check.name, f"[{colours[check.state]}]{check.state}[/]", detail.replace("[", r"\["))
+    Console().print(rows)
+    failed = [check.name for check in found if check.state == "fail"]
+    mend = f"; mend: {', '.join(failed)}" if failed else ""
+    print(f"{len(found) - len(failed)} of {len(found)} checks passed{mend}")
+    if as_json:
+        print(json.dumps({"ok": not failed, "checks": [asdict(check) for check in found]}))
+    return 1 if failed else 0
+
+
+def _python() -> Check:
+    detail = f"{platform.python_version()} at {sys.executable}"
+    if sys.version_info >= (3, 12):
+        return Check("python", "ok", detail)
+    return Check("python", "note", detail, "The lerobot extra needs Python 3.12; everything else works.")
+
+
+def _package(name: str, minimum: str) -> Check:
+    try:
+        found = version(name)
+    except PackageNotFoundError:
+        return Check(name, "fail", "not installed", f"Install it: pip install '{name}>={minimum}'.")
+    if _numbers(found) < _numbers(minimum):
+        return Check(name, "fail", f"{found}, needs {minimum} or later", f"pip install '{name}>={minimum}'.")
+    return Check(name, "ok", found)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    """Returns (2, 11, 0) for 2.11.0+cpu."""
+    parts = text.split("+")[0].split(".")[:3]
+    return tuple(int("".join(c for c in part if c.isdigit()) or 0) for part in parts)
+
+
+def _cores() -> Check:
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return Check("cores", "ok", f"{usable} usable")
+
+
+def _memory() -> Check:
+    total_gb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
+    if total_gb < MIN_MEMORY_GB:
+        return Check("memory", "note", f"{total_gb:.1f} GB", "Use fewer envs: num_envs=4.")
+    return Check("memory", "ok", f"{total_gb:.1f} GB")
+
+
+def _disk() -> Check:
+    free_gb = shutil.disk_usage(Path.cwd()).free / 1e9
+    if free_gb < MIN_FREE_GB:
+        remedy = "Free some, or write elsewhere: out=<folder>."
+        return Check("disk", "note", f"{free_gb:.1f} GB free here", remedy)
+    return Check("disk", "ok", f"{free_gb:.1f} GB free here")
+
+
+def _guarded(name: str, state: State, look: Callable[[], str]) -> Check:
+    """Reports what went wrong in `look` as a line of the report."""
+    try:
+        return Check(name, "ok", look())
+    except (RobotRLError, ImportError, OSError) as error:
+        return Check(name, state, str(error).split("\n", 1)[0])
+
+
+def _renderer() -> str:
+    return str(importlib.import_module("robot_rl.sim.cameras").find_backend())
+
+
+def _leases() -> str:
+    """Opens the lease database for writing, as a training run will."""
+    leases = importlib.import_module("robot_rl.sched.leases")
+    path = Path(leases.default_path())
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists() and not os.access(path, os.W_OK):
+        raise PermissionError(f"{path} is not writable: remove it, or mend its owner")
+    return f"{_written_in(path.parent)}: {path.name}"
+
+
+def _run_folder() -> str:
+    folder = Path("runs")
+    return f"{_written_in(folder if folder.is_dir() else Path.cwd())} is writable"
+
+
+def _written_in(folder: Path) -> Path:
+    """Writes and removes a file, because permission bits do not tell of read-only mounts."""
+    with tempfile.TemporaryFile(dir=folder):
+        return folder

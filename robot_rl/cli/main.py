@@ -1,0 +1,123 @@
+"""`robot-rl`: finds the command, teaches what there is, and turns mistakes into one line each."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from robot_rl import __version__
+from robot_rl.config import sweep
+from robot_rl.core.errors import RobotRLError, UnknownComponentError, nearest
+
+COMMANDS: dict[str, str] = {
+    "train": "robot_rl.cli.train",
+    "evaluate": "robot_rl.cli.evaluate",
+    "collect": "robot_rl.cli.collect",
+    "report": "robot_rl.cli.report",
+    "bench": "robot_rl.cli.bench",
+    "devices": "robot_rl.cli.devices",
+    "doctor": "robot_rl.cli.doctor",
+}
+"""Command -> module with `SUMMARY: str` and `run(argv) -> int`; imported when it is run."""
+
+EXIT_MISTAKE = 2
+EXIT_INTERRUPTED = 130
+"""128 + SIGINT, as shells count."""
+
+_HELP = """\
+robot-rl {version}: robot learning where simulated arms and real arms are schedulable devices
+
+Usage: robot-rl <command> [key=value ...] [-m] [--json]
+
+Commands:
+{commands}
+
+Type first:
+  robot-rl doctor                        what this machine has, and what it lacks
+  robot-rl train recipe=smoke            the whole chain in under a minute
+  robot-rl train recipe=pick_cube        a Panda arm learns to lift a cube
+  robot-rl evaluate run=runs/<folder>    its success on episodes it has never seen
+
+Results go to runs/<date-time>-<recipe>-seed<k>/: config.yaml, metrics.jsonl, checkpoints/, videos/,
+report.html (open it in a browser) and summary.json.
+
+Every setting is key=value, with dots into groups: robot-rl train recipe=pick_cube residual.utd=2
+-m runs comma lists one after another:           robot-rl train -m recipe=smoke seed=0,1,2
+--json makes the last line of output one JSON object.
+robot-rl <command> --help explains a command.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command line and returns its exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words or words[0] in {"-h", "--help", "help"}:
+        print(_help())
+        return 0
+    if words[0] == "--version":
+        print(f"robot-rl {__version__}")
+        return 0
+    try:
+        return _dispatch(words[0], words[1:])
+    except RobotRLError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_MISTAKE
+    except KeyboardInterrupt:
+        print(f"interrupted.{_how_to_resume(words)}", file=sys.stderr)
+        return EXIT_INTERRUPTED
+
+
+def _dispatch(name: str, words: list[str]) -> int:
+    """Runs a command once, or once per job of a sweep (`-m`); the first failure ends a sweep."""
+    if name not in COMMANDS:
+        raise UnknownComponentError(
+            f"robot-rl: no command {name!r}.{nearest(name, COMMANDS)} `robot-rl --help` explains them."
+        )
+    command = importlib.import_module(COMMANDS[name])
+    rest = [word for word in words if word not in {"-m", "--multirun"}]
+    if len(rest) == len(words):
+        return int(command.run(words))
+    jobs = sweep(rest)
+    for i, job in enumerate(jobs):
+        print(f"job {i + 1}/{len(jobs)}: robot-rl {name} {' '.join(job)}", file=sys.stderr)
+        code = int(command.run(job))
+        if code:
+            return code
+    return 0
+
+
+def summary(name: str) -> str:
+    """Returns the `SUMMARY` of a command without importing it, so that help stays quick."""
+    spec = find_spec(COMMANDS[name])
+    assert spec is not None, f"{COMMANDS[name]} is missing"
+    assert spec.origin is not None
+    for node in ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body:
+        match node:
+            case ast.Assign(targets=[ast.Name(id="SUMMARY")], value=ast.Constant(value=str(text))):
+                return text
+            case ast.AnnAssign(target=ast.Name(id="SUMMARY"), value=ast.Constant(value=str(text))):
+                return text
+            case _:
+                continue
+    raise AssertionError(f"{COMMANDS[name]} has no SUMMARY")
+
+
+def _help() -> str:
+    commands = "\n".join(f"  {name:<10}{summary(name)}" for name in COMMANDS)
+    return _HELP.format(version=__version__, commands=commands)
+
+
+def _how_to_resume(words: list[str]) -> str:
+    """Returns the command that continues the newest run, where there is one."""
+    given = dict(word.split("=", 1) for word in words[1:] if "=" in word)
+    if words[0] != "train":
+        return ""
+    if "resume" in given:
+        return f" Continue with: robot-rl train resume={given['resume']}"
+    configs = Path(given.get("out", "runs")).glob("*/config.yaml")
+    newest = max(configs, key=lambda path: path.stat().st_mtime, default=None)
+    return f" Continue with: robot-rl train resume={newest.parent}" if newest else ""
