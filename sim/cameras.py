@@ -115,7 +115,9 @@ class Renderer:
 
     def _camera(self, name: str) -> Camera:
         if name not in self._cameras:
-            raise ConfigError(f"renderer: it was not made with a camera {name!r}.{nearest(name, self._cameras)}")
+            raise ConfigError(
+                f"renderer: it was not made with a camera {name!r}.{nearest(name, self._cameras)}"
+            )
         return self._cameras[name]
 
     def _materialise(self, batch: Batch, sim: int) -> tuple[mujoco.MjModel, mujoco.MjData]:
@@ -165,7 +167,10 @@ class Renderer:
 def _camera_id(model: mujoco.MjModel, name: str) -> int:
     number = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_CAMERA.value, name)
     if number < 0:
-        names = [mujoco.mj_id2name(model, mujoco.mjtObj.mjOBJ_CAMERA.value, i) or f"#{i}" for i in range(model.ncam)]
+        names = [
+            mujoco.mj_id2name(model, mujoco.mjtObj.mjOBJ_CAMERA.value, i) or f"#{i}"
+            for i in range(model.ncam)
+        ]
         raise ModelError(f"cameras: the model has no camera {name!r}.{nearest(name, names)}")
     return number
 

@@ -133,14 +133,16 @@ class OsmesaContext:
 def _load_osmesa() -> ctypes.CDLL:
     """Loads libOSMesa with global symbols, where MuJoCo looks for them."""
     name = ctypes.util.find_library("OSMesa")
-    if name is not None:
-        library = ctypes.CDLL(name, mode=ctypes.RTLD_GLOBAL)
-    else:
-        library = _load_wheel()
+    library = ctypes.CDLL(name, mode=ctypes.RTLD_GLOBAL) if name is not None else _load_wheel()
     library.OSMesaCreateContextExt.restype = ctypes.c_void_p
     library.OSMesaCreateContextExt.argtypes = [ctypes.c_uint, *[ctypes.c_int] * 3, ctypes.c_void_p]
     library.OSMesaMakeCurrent.restype = ctypes.c_ubyte
-    library.OSMesaMakeCurrent.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, *[ctypes.c_int] * 2]
+    library.OSMesaMakeCurrent.argtypes = [
+        ctypes.c_void_p,
+        ctypes.c_void_p,
+        ctypes.c_uint,
+        *[ctypes.c_int] * 2,
+    ]
     library.OSMesaDestroyContext.restype = None
     library.OSMesaDestroyContext.argtypes = [ctypes.c_void_p]
     return library
@@ -150,7 +152,9 @@ def _load_wheel() -> ctypes.CDLL:
     """Loads the OSMesa that a wheel carries, and first the libraries it needs, in whatever order works."""
     found = importlib.util.find_spec("lavavu")
     places = list(found.submodule_search_locations or []) if found else []
-    waiting = [path for place in places for path in sorted(Path(place).parent.glob(f"{OSMESA_WHEEL}.libs/*.so*"))]
+    waiting = [
+        path for place in places for path in sorted(Path(place).parent.glob(f"{OSMESA_WHEEL}.libs/*.so*"))
+    ]
     loaded: dict[str, ctypes.CDLL] = {}
     while waiting:
         blocked = [path for path in waiting if not _load_into(loaded, path)]

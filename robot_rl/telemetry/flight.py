@@ -36,7 +36,8 @@ class FlightRecorder:
         if not self._rings:
             self._rings = {name: np.empty((self._capacity, *a.shape), a.dtype) for name, a in moment.items()}
         if moment.keys() != self._rings.keys():
-            raise ValueError(f"flight recorder: got {sorted(moment)}, the first moment had {sorted(self._rings)}")
+            known = sorted(self._rings)
+            raise ValueError(f"flight recorder: got {sorted(moment)}, the first moment had {known}")
         for name, values in moment.items():
             self._rings[name][self._count % self._capacity] = values
         self._count += 1
@@ -45,7 +46,9 @@ class FlightRecorder:
         """Forgets what was recorded; keeps the memory."""
         self._count = 0
 
-    def dump(self, folder: Path, reason: str, *, rows: Array | None = None, **extra: ArrayLike) -> Path | None:
+    def dump(
+        self, folder: Path, reason: str, *, rows: Array | None = None, **extra: ArrayLike
+    ) -> Path | None:
         """Writes an .npz: every array as (N, ...), oldest moment first, `reason`, and `extra`.
 
         Args:

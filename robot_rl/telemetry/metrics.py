@@ -15,7 +15,7 @@ import shutil
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -57,7 +57,7 @@ class MetricsWriter:
         row: Row = {"step": int(step), "updates": int(updates), "phase": phase, "wall_s": self._wall_s()}
         for name, value in metrics.items():
             if "/" not in name:
-                raise ValueError(f"metrics: got the name {name!r}, allowed is '<group>/<name>', such as 'eval/{name}'")
+                raise ValueError(f"metrics: got {name!r}, allowed is '<group>/<name>', such as 'eval/{name}'")
             row[name] = as_float(name, value)
         self._file.write(_line(row))
         self._file.flush()
@@ -84,7 +84,7 @@ class MetricsWriter:
         if self._events is not None:
             self._events.close()
 
-    def __enter__(self) -> MetricsWriter:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -130,8 +130,9 @@ class _EventCopy:
             self.add(row)
 
     def add(self, row: Row) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.proto.summary_pb2 import Summary
+        # Protobuf makes these classes at import, where no type checker sees them.
+        from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
+        from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
 
         values = [
             Summary.Value(tag=name, simple_value=math.nan if value is None else value)
@@ -184,7 +185,7 @@ def as_float(name: str, value: Any) -> float | None:
 
 
 def _line(row: Row) -> str:
-    plain = {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in row.items()}
+    plain = {name: None if value != value else value for name, value in row.items()}  # NaN alone differs
     return json.dumps(plain, allow_nan=False) + "\n"
 
 

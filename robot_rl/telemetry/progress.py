@@ -6,8 +6,9 @@ Nothing is ever written to stdout: the last line there belongs to the command's 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
+from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
@@ -16,6 +17,7 @@ from robot_rl.core.clock import Clock, MonotonicClock
 
 LINE_INTERVAL_S = 10.0
 RATE_WINDOW_S = 15.0
+REFRESH_INTERVAL_S = 0.2
 
 
 class RateMeter:
@@ -26,8 +28,10 @@ class RateMeter:
         self._points: deque[tuple[float, float]] = deque()
 
     def update(self, count: float) -> None:
-        """Notes how many there have been until now."""
+        """Notes how many there have been until now; calls closer than a refresh share one point."""
         now_s = self._clock.now_s()
+        if len(self._points) > 1 and now_s - self._points[-2][0] < REFRESH_INTERVAL_S:
+            self._points.pop()
         self._points.append((now_s, count))
         while now_s - self._points[0][0] > RATE_WINDOW_S and len(self._points) > 2:
             self._points.popleft()
@@ -94,7 +98,7 @@ class ProgressDisplay:
             refresh_per_second=4,
         )
 
-    def __enter__(self) -> ProgressDisplay:
+    def __enter__(self) -> Self:
         if self._live:
             self._bars.start()
         return self
@@ -105,7 +109,7 @@ class ProgressDisplay:
     @contextmanager
     def phase(
         self, name: str, total: int, *, unit: str = "steps", start: int = 0
-    ) -> Iterator[PhaseProgress]:
+    ) -> Generator[PhaseProgress]:
         """Opens a phase of `total` units, of which `start` were done before (a resumed run)."""
         shown: PhaseProgress
         if self._live:
@@ -125,16 +129,22 @@ class ProgressDisplay:
 class _Bar(PhaseProgress):
     def __init__(self, name: str, total: int, unit: str, start: int, clock: Clock, bars: Progress) -> None:
         super().__init__(name, total, unit, start, clock)
-        self._bars = bars
+        self._clock, self._bars = clock, bars
+        self._shown_s = -REFRESH_INTERVAL_S
         self._task: TaskID = bars.add_task(name, total=total, completed=start, status="")
 
     def update(self, done: int, *, updates: int | None = None, success: float | None = None) -> None:
         super().update(done, updates=updates, success=success)
-        self._bars.update(self._task, completed=done, status=self.status())
+        if self._clock.now_s() - self._shown_s >= REFRESH_INTERVAL_S:
+            self._show()
 
     def finish(self) -> None:
-        self._bars.update(self._task, completed=self.done, status=self.status())
+        self._show()
         self._bars.stop_task(self._task)
+
+    def _show(self) -> None:
+        self._bars.update(self._task, completed=self.done, status=self.status())
+        self._shown_s = self._clock.now_s()
 
 
 class _Lines(PhaseProgress):

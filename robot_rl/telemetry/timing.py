@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from robot_rl.core.clock import Clock, MonotonicClock
@@ -44,7 +44,7 @@ class StageTimer:
         self._before_cpu_s = 0.0
 
     @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
+    def stage(self, name: str) -> Generator[None]:
         stage = self._stages.setdefault(name, StageTime(name))
         stage.calls += 1
         self._book()
@@ -57,18 +57,14 @@ class StageTimer:
 
     def summary(self) -> list[StageTime]:
         """Returns the stages, longest first, and `other` at the end."""
-        total_s = self._before_s + self._clock.now_s() - self._start_s
-        total_cpu_s = self._before_cpu_s + self._cpu_s() - self._start_cpu_s
+        total_s, total_cpu_s = self._total_s(), self._total_cpu_s()
         stages = sorted(self._stages.values(), key=lambda stage: -stage.wall_s)
         rest = StageTime(
             OTHER,
             wall_s=max(0.0, total_s - sum(stage.wall_s for stage in stages)),
             cpu_s=max(0.0, total_cpu_s - sum(stage.cpu_s for stage in stages)),
         )
-        return [
-            StageTime(stage.name, stage.wall_s, stage.cpu_s, stage.calls, stage.wall_s / total_s if total_s else 0.0)
-            for stage in [*stages, rest]
-        ]
+        return [replace(stage, share=stage.wall_s / total_s if total_s else 0.0) for stage in [*stages, rest]]
 
     def seconds(self) -> dict[str, float]:
         """Returns wall-clock seconds by stage, `other` included, as summary.json keeps them."""
@@ -84,9 +80,9 @@ class StageTimer:
         return "\n".join(lines)
 
     def state_dict(self) -> dict[str, Any]:
+        """Returns what was counted so far, for a checkpoint."""
         stages = {stage.name: [stage.wall_s, stage.cpu_s, stage.calls] for stage in self._stages.values()}
-        total_s = self._before_s + self._clock.now_s() - self._start_s
-        return {"stages": stages, "wall_s": total_s, "cpu_s": self._before_cpu_s + self._cpu_s() - self._start_cpu_s}
+        return {"stages": stages, "wall_s": self._total_s(), "cpu_s": self._total_cpu_s()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on counting where `state_dict` stood, as if the time between had not been."""
@@ -94,6 +90,12 @@ class StageTimer:
         self._before_s, self._before_cpu_s = state["wall_s"], state["cpu_s"]
         self._start_s = self._mark_s = self._clock.now_s()
         self._start_cpu_s = self._mark_cpu_s = self._cpu_s()
+
+    def _total_s(self) -> float:
+        return self._before_s + self._clock.now_s() - self._start_s
+
+    def _total_cpu_s(self) -> float:
+        return self._before_cpu_s + self._cpu_s() - self._start_cpu_s
 
     def _book(self) -> None:
         """Gives the time since the last mark to the innermost running stage."""

@@ -26,7 +26,7 @@ def write_video(path: Path, frames: NDArray[np.uint8], fps: float) -> Path:
     frames = np.asarray(frames)
     if frames.ndim != 4 or frames.shape[-1] != 3 or frames.dtype != np.uint8 or len(frames) == 0:
         raise ValueError(
-            f"video: frames must be uint8 of shape (T, h, w, 3) with T >= 1, got {frames.dtype} {frames.shape}"
+            f"video: frames must be uint8 (T, h, w, 3) with T >= 1, got {frames.dtype} {frames.shape}"
         )
     if fps <= 0:
         raise ValueError(f"video: fps must be above 0, got {fps}")
@@ -49,7 +49,7 @@ def find_codec() -> str:
         except UnknownCodecError:
             continue
         return name
-    raise RenderError(f"video: this build of PyAV encodes none of {', '.join(CODECS)}; reinstall the package `av`.")
+    raise RenderError(f"video: this build of PyAV encodes none of {', '.join(CODECS)}; reinstall `av`.")
 
 
 def _encode(path: Path, frames: NDArray[np.uint8], fps: float, codec: str) -> None:

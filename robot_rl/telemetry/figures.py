@@ -1,0 +1,273 @@
+"""The figures of the report, as SVG text: matplotlib without a display and without global state."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from robot_rl.telemetry.runs import Curve, Floats, Moment, Outcome, RunRecord
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+INK, MUTED, GRID = "#1c2430", "#6b7480", "#e3e7ec"
+BEFORE, AFTER = "#a3abb6", "#1f5fa8"
+SEEDS = ("#1f5fa8", "#c2571a", "#2f7d4f", "#8a4a9e", "#a8873a", "#3c8c99")
+
+WIDTH_IN = 8.6
+MAX_POINTS = 300
+"""A longer curve is shown by the means of so many pieces."""
+
+_STYLE: Any = {
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans"],
+    "font.size": 9,
+    "text.color": INK,
+    "axes.edgecolor": MUTED,
+    "axes.labelcolor": MUTED,
+    "axes.titlesize": 9,
+    "axes.titlelocation": "left",
+    "axes.titlecolor": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.8,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": GRID,
+    "grid.linewidth": 0.8,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "xtick.labelsize": 8,
+    "ytick.labelsize": 8,
+    "legend.frameon": False,
+    "legend.fontsize": 8,
+    "lines.linewidth": 1.6,
+    "svg.hashsalt": "robot-rl",  # the same run gives the same bytes
+}
+
+
+def learning_curve(runs: Sequence[RunRecord]) -> str | None:
+    """Draws success over control steps; None without evaluations.
+
+    One run has the binomial band of its evaluations, several have their mean, extremes and single curves.
+    """
+    found = [run.evaluations() for run in runs]
+    found = [(steps, outcomes) for steps, outcomes in found if len(steps) > 0]
+    if not found:
+        return None
+
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots()
+        if len(found) == 1:
+            _binomial_band(axes, *found[0])
+        else:
+            _spread_band(axes, [(steps, np.array([o.share for o in outcomes])) for steps, outcomes in found])
+        base = _pooled(runs, "base")
+        if base is not None:
+            axes.axhline(base.share, color=MUTED, linewidth=1.2, linestyle=(0, (4, 3)), label="base policy")
+        _final_marker(axes, max(float(steps[-1]) for steps, _ in found), _pooled(runs, "final"))
+        _percent_axis(axes)
+        _step_axis(axes, "control steps")
+        figure.legend(loc="outside upper left", ncols=4)
+
+    return render(draw, height_in=3.3)
+
+
+def before_after(runs: Sequence[RunRecord]) -> str | None:
+    """Draws success before and after as bars with 95 % intervals; None if no run has both ends."""
+    pairs = [(run.label, run.outcome("base"), run.outcome("final")) for run in runs]
+    pairs = [(label, base, final) for label, base, final in pairs if base is not None or final is not None]
+    if not pairs:
+        return None
+
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots()
+        for place, (_, base, final) in enumerate(pairs):
+            if base is not None:
+                _bar(axes, place - 0.2, base, BEFORE, "before" if place == 0 else None)
+            if final is not None:
+                _bar(axes, place + 0.2, final, AFTER, "after" if place == 0 else None)
+        axes.set_xticks(range(len(pairs)), [label for label, _, _ in pairs])
+        axes.set_xlim(-0.6, max(len(pairs), 3) - 0.4)
+        axes.tick_params(axis="x", length=0, labelsize=9, labelcolor=INK)
+        axes.grid(axis="x", visible=False)
+        _percent_axis(axes, headroom=0.12)
+        figure.legend(loc="outside upper left", ncols=2)
+
+    return render(draw, height_in=3.1)
+
+
+def metric_grid(runs: Sequence[RunRecord], names: Sequence[str]) -> str | None:
+    """Draws one small panel for each metric, one line for each run; None if there is none."""
+    if not names:
+        return None
+    columns = 3 if len(names) > 1 else 1
+    num_rows = -(-len(names) // columns)
+
+    def draw(figure: Figure) -> None:
+        grid = figure.subplots(num_rows, columns, squeeze=False)
+        for axes, name in zip(grid.flat, names, strict=False):
+            _metric_panel(axes, runs, name)
+        for axes in list(grid.flat)[len(names) :]:
+            axes.set_visible(False)
+        if len(runs) > 1:
+            handles, labels = grid.flat[0].get_legend_handles_labels()
+            figure.legend(handles, labels, loc="outside upper left", ncols=len(SEEDS))
+
+    return render(draw, height_in=2.6 if columns == 1 else 1.9 * num_rows + 0.2)
+
+
+def stage_bars(seconds: Mapping[str, float]) -> str | None:
+    """Draws seconds by stage as horizontal bars, longest on top; None if there is no time."""
+    stages = sorted(((s, name) for name, s in seconds.items() if s > 0), reverse=True)
+    total = sum(s for s, _ in stages)
+    if not total:
+        return None
+
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots()
+        values = [s for s, _ in stages]
+        colors = [BEFORE if name == "other" else AFTER for _, name in stages]
+        axes.barh(range(len(stages)), values, color=colors, height=0.62)
+        for place, value in enumerate(values):
+            text = f" {_seconds(value)}  {value / total:.0%}"
+            axes.text(value, place, text, va="center", ha="left", fontsize=8, color=INK)
+        axes.set_yticks(range(len(stages)), [name for _, name in stages])
+        axes.tick_params(axis="y", length=0, labelsize=9, labelcolor=INK)
+        axes.invert_yaxis()
+        axes.set_xlim(0, max(values) * 1.16)
+        axes.grid(axis="y", visible=False)
+        axes.set_xlabel("seconds of wall-clock")
+
+    return render(draw, height_in=0.9 + 0.3 * len(stages))
+
+
+def render(draw: Callable[[Figure], None], *, height_in: float) -> str:
+    """Returns what `draw` puts into an empty figure, as SVG text."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    with rc_context(_STYLE):
+        figure = Figure(figsize=(WIDTH_IN, height_in), layout="constrained")
+        draw(figure)
+        text = io.StringIO()
+        figure.savefig(text, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    return text.getvalue()
+
+
+def pooled(outcomes: Sequence[Outcome]) -> Outcome | None:
+    """Returns all episodes of several runs together."""
+    if not outcomes:
+        return None
+    return Outcome(sum(o.successes for o in outcomes), sum(o.episodes for o in outcomes))
+
+
+def _pooled(runs: Sequence[RunRecord], moment: Moment) -> Outcome | None:
+    return pooled([outcome for run in runs if (outcome := run.outcome(moment)) is not None])
+
+
+def _binomial_band(axes: Axes, steps: Floats, outcomes: Sequence[Outcome]) -> None:
+    low, high = np.array([outcome.interval for outcome in outcomes]).T
+    axes.fill_between(steps, low, high, color=AFTER, alpha=0.16, linewidth=0, label="95 % interval")
+    shares = [outcome.share for outcome in outcomes]
+    axes.plot(steps, shares, color=AFTER, marker="o", markersize=2.5, label="success")
+
+
+def _spread_band(axes: Axes, curves: Sequence[tuple[Floats, Floats]]) -> None:
+    """Draws mean and extremes where all curves exist, and each curve thinly."""
+    start, end = max(x[0] for x, _ in curves), min(x[-1] for x, _ in curves)
+    grid = np.unique(np.concatenate([x for x, _ in curves]))
+    grid = grid[(grid >= start) & (grid <= end)]
+    for x, y in curves:
+        axes.plot(x, y, color=AFTER, linewidth=0.8, alpha=0.35)
+    if len(grid) == 0:
+        return
+    rows = np.array([np.interp(grid, x, y) for x, y in curves])
+    low, high = rows.min(axis=0), rows.max(axis=0)
+    label = f"lowest to highest of {len(curves)} runs"
+    axes.fill_between(grid, low, high, color=AFTER, alpha=0.16, linewidth=0, label=label)
+    axes.plot(grid, rows.mean(axis=0), color=AFTER, linewidth=2, label="mean")
+
+
+def _final_marker(axes: Axes, step: float, outcome: Outcome | None) -> None:
+    """Marks the last evaluation, on held-out episodes, at the end of the curve."""
+    if outcome is None:
+        return
+    low, high = outcome.interval
+    reach = [[max(0.0, outcome.share - low)], [max(0.0, high - outcome.share)]]
+    axes.errorbar(
+        [step],
+        [outcome.share],
+        reach,
+        fmt="D",
+        color=SEEDS[1],
+        markersize=5,
+        capsize=3,
+        linewidth=1.4,
+        zorder=5,
+        clip_on=False,
+        label=f"final, {outcome.episodes:,} held-out episodes",
+    )
+
+
+def _bar(axes: Axes, place: float, outcome: Outcome, color: str, label: str | None) -> None:
+    low, high = outcome.interval
+    reach = [[max(0.0, outcome.share - low)], [max(0.0, high - outcome.share)]]
+    axes.bar(place, outcome.share, width=0.34, color=color, label=label)
+    axes.errorbar(place, outcome.share, reach, color=INK, capsize=3, linewidth=1)
+    axes.text(place, high + 0.02, f"{outcome.share:.1%}", ha="center", va="bottom", fontsize=8.5, color=INK)
+
+
+def _metric_panel(axes: Axes, runs: Sequence[RunRecord], name: str) -> None:
+    unit = "rows"
+    for number, run in enumerate(runs):
+        curve = run.curve(name)
+        if len(curve.x) == 0:
+            continue
+        unit = curve.unit
+        short = shorten(curve)
+        axes.plot(short.x, short.y, color=SEEDS[number % len(SEEDS)], linewidth=1.2, label=run.label)
+    axes.set_title(name)
+    _step_axis(axes, unit)
+
+
+def shorten(curve: Curve) -> Curve:
+    """Returns a curve of at most `MAX_POINTS` points, each the mean of a piece."""
+    if len(curve.x) <= MAX_POINTS:
+        return curve
+    pieces = [part for part in np.array_split(np.arange(len(curve.x)), MAX_POINTS) if len(part)]
+    x = np.array([curve.x[part].mean() for part in pieces])
+    y = np.array([curve.y[part].mean() for part in pieces])
+    return Curve(x, y, curve.unit)
+
+
+def _percent_axis(axes: Axes, headroom: float = 0.0) -> None:
+    from matplotlib.ticker import MultipleLocator, PercentFormatter
+
+    axes.set_ylim(0, 1.02 + headroom)
+    axes.yaxis.set_major_locator(MultipleLocator(0.25))
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    axes.set_ylabel("success")
+
+
+def _step_axis(axes: Axes, unit: str) -> None:
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    axes.set_xlabel(unit, fontsize=8)
+    axes.margins(x=0.02)
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    axes.xaxis.set_major_formatter(FuncFormatter(_thousands))
+
+
+def _thousands(value: float, _: Any) -> str:
+    if abs(value) >= 1e6:
+        return f"{value / 1e6:g}M"
+    return f"{value / 1e3:g}k" if abs(value) >= 1e3 else f"{value:g}"
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.1f} s" if value < 100 else f"{value / 60:.1f} min"

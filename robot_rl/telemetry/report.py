@@ -1,0 +1,321 @@
+"""report.html: one file that shows what a run, or the seeds of one recipe, came to."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from robot_rl import __version__
+from robot_rl.core.errors import ConfigError
+from robot_rl.telemetry import figures, page
+from robot_rl.telemetry.runs import Moment, Outcome, RunRecord, flatten, load_run
+
+MAX_PANELS = 18
+MAX_PICTURES = 24
+
+_EXPECTED_TO_DIFFER = ("seed", "out", "run")
+"""Settings that seeds of one recipe may differ in without a word."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """Where the page went and what it lacks."""
+
+    path: Path
+    missing: tuple[str, ...]
+
+
+def write_report(folders: Sequence[Path], out: Path | None = None) -> Report:
+    """Writes the page of one run, or of several seeds of one recipe.
+
+    Args:
+        folders: run folders.
+        out: the file; `report.html` in the first folder if None.
+
+    Raises:
+        ConfigError: a folder is no run folder, or the runs are of different tasks or recipes.
+    """
+    runs = sorted((load_run(folder) for folder in folders), key=lambda run: str(run.seed))
+    _check_same(runs, "task", [run.task for run in runs])
+    _check_same(runs, "recipe", [run.recipe for run in runs])
+    missing: list[str] = [
+        f"{run.label}: {part}" if len(runs) > 1 else part for run in runs for part in run.missing
+    ]
+    sections = [section(runs, missing) for section in _SECTIONS]
+    body = [_title(runs), *([page.missing(missing)] if missing else []), *filter(None, sections), _footer()]
+    path = out or folders[0] / "report.html"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(page.page(f"{_task(runs)}, {_recipe(runs)}", body), encoding="utf-8")
+    os.replace(temporary, path)
+    return Report(path, tuple(missing))
+
+
+# Sections: each returns HTML, or "" and says in `missing` what it lacked.
+
+
+def _title(runs: Sequence[RunRecord]) -> str:
+    before, after = _pooled(runs, "base"), _pooled(runs, "final")
+    parts = [
+        f'<p class="eyebrow">{page.escape(_eyebrow(runs))}</p>',
+        f"<h1>{page.escape(_task(runs))}</h1>",
+        page.paragraph(_sentence(runs, before, after), "lead"),
+        page.scores(("Before: base policy", *_score(before)), ("After", *_score(after))),
+        page.tiles(_tiles(runs, after or before)),
+    ]
+    return "\n".join(parts)
+
+
+def _learning(runs: Sequence[RunRecord], missing: list[str]) -> str:
+    svg = figures.learning_curve(runs)
+    if svg is None:
+        missing.append("learning curve: no rows with eval/success and eval/episodes")
+        return ""
+    spread = "the band is the 95 % interval of each evaluation"
+    if len(runs) > 1:
+        spread = "the band goes from the lowest to the highest run, thin lines are single runs"
+    caption = (
+        f"Success over control steps of reinforcement learning; {spread}. Evaluations during training play "
+        "few episodes; the last point is the evaluation on held-out episodes."
+    )
+    return page.heading("Learning") + page.drawing(svg, "success over control steps", caption)
+
+
+def _success(runs: Sequence[RunRecord], missing: list[str]) -> str:
+    svg = figures.before_after(runs)
+    if svg is None:
+        missing.append("success before and after: summary.json lacks base_success, final_success or episodes")
+        return ""
+    caption = "Share of held-out episodes solved, with 95 % Wilson intervals; every started episode counts."
+    parts = [page.heading("Success before and after"), page.drawing(svg, "success before and after", caption)]
+    if len(runs) > 1:
+        header = ["run", "before", "after", "episodes", "control steps", "minutes"]
+        parts.append(page.table(header, [_run_row(run) for run in runs]))
+    return "".join(parts)
+
+
+def _metrics(runs: Sequence[RunRecord], missing: list[str]) -> str:
+    """Behaviour cloning first, then critics, actors and whatever else the rows hold."""
+    names = list(dict.fromkeys(name for run in runs for name in run.names()))
+    drawn = [name for name in names if not name.startswith("eval/")]
+    cloning = [name for name in drawn if name.startswith("bc/")]
+    learning = sorted((name for name in drawn if not name.startswith("bc/")), key=_rank)
+    parts = []
+    for title, chosen in (("Behaviour cloning", cloning), ("Reinforcement learning", learning)):
+        svg = figures.metric_grid(runs, chosen[:MAX_PANELS])
+        if svg is None:
+            missing.append(f"curves of {title.lower()}: no such metrics in metrics.jsonl")
+            continue
+        parts += [page.heading(title), page.drawing(svg, f"metrics of {title.lower()}", _left_out(chosen))]
+    return "".join(parts)
+
+
+def _failures(runs: Sequence[RunRecord], missing: list[str]) -> str:
+    found = [(run, failure) for run in runs for failure in run.failures]
+    if not found:
+        after = _pooled(runs, "final")
+        if after is None or after.successes < after.episodes:
+            missing.append(
+                "failure gallery: no failures/index.json (does `robot-rl doctor` find a renderer?)"
+            )
+            return ""
+        return page.heading("Failures") + page.paragraph("No held-out episode failed after training.")
+    several = len(runs) > 1
+    pictures = [(f.path, f"{run.label}, {f.caption}" if several else f.caption) for run, f in found]
+    text = "Evaluation episodes that did not reach the goal."
+    if len(pictures) > MAX_PICTURES:
+        text += f" {len(pictures) - MAX_PICTURES} more are in the run folders."
+    return page.heading("Failures") + page.paragraph(text, "note") + page.gallery(pictures[:MAX_PICTURES])
+
+
+def _safety(runs: Sequence[RunRecord], missing: list[str]) -> str:
+    kinds = (
+        ("safety_clamps", "actions limited by the safety envelope", False),
+        ("nan_resets", "simulations reset because they diverged", True),
+    )
+    rows = []
+    for key, text, cumulative in kinds:
+        counts = [run.counted(key, cumulative=cumulative) for run in runs]
+        if all(count is None for count in counts):
+            missing.append(f"{text}: no {key} in summary.json or metrics.jsonl")
+        else:
+            rows.append([text, *["-" if count is None else f"{count:,}" for count in counts]])
+    header = ["", *[run.label for run in runs]]
+    return page.heading("Safety and numerical faults") + page.table(header, rows) if rows else ""
+
+
+def _time(runs: Sequence[RunRecord], missing: list[str]) -> str:
+    timings = [run.summary["timing"] for run in runs if isinstance(run.summary.get("timing"), Mapping)]
+    stages = dict.fromkeys(stage for timing in timings for stage in timing)
+    means = {stage: float(np.mean([timing.get(stage, 0.0) for timing in timings])) for stage in stages}
+    svg = figures.stage_bars(means)
+    if svg is None:
+        missing.append("time per stage: summary.json has no timing")
+        return ""
+    caption = "Mean over the runs." if len(timings) > 1 else ""
+    return page.heading("Where the time went") + page.drawing(svg, "seconds per stage", caption)
+
+
+def _reproduce(runs: Sequence[RunRecord], missing: list[str]) -> str:
+    lines = [str(run.summary.get("command") or _command(run)) for run in runs]
+    return page.heading("Reproduce") + page.command("\n".join(dict.fromkeys(lines)))
+
+
+def _machine(runs: Sequence[RunRecord], missing: list[str]) -> str:
+    parts = []
+    for key, title in (("machine", "Machine"), ("versions", "Versions")):
+        found = [run.summary[key] for run in runs if run.summary.get(key)]
+        if not found:
+            missing.append(f"{key}: not in summary.json")
+            continue
+        first = found[0]
+        pairs = flatten(first) if isinstance(first, Mapping) else {key: first}
+        values = [(name, _text(value)) for name, value in pairs.items()]
+        parts += [page.heading(title), page.name_values(values)]
+        if any(other != first for other in found):
+            parts.append(page.paragraph("The runs differ here; the first run's is shown.", "note"))
+    return "".join(parts)
+
+
+def _settings(runs: Sequence[RunRecord], missing: list[str]) -> str:
+    configs = [run.config for run in runs if run.config]
+    if not configs:
+        return ""
+    parts = [page.heading("Settings")]
+    candidates = [key for key in configs[0] if key.split(".")[0] not in _EXPECTED_TO_DIFFER]
+    differing = [key for key in candidates if any(c.get(key) != configs[0][key] for c in configs)]
+    if differing:
+        rows = [[key, *[_text(run.config.get(key)) for run in runs]] for key in differing]
+        parts.append(page.paragraph("The runs differ in more than their seeds:", "note"))
+        parts.append(page.table(["setting", *[run.label for run in runs]], rows))
+    parts.append(page.name_values([(key, _text(value)) for key, value in configs[0].items()]))
+    return "".join(parts)
+
+
+_SECTIONS: tuple[Callable[[Sequence[RunRecord], list[str]], str], ...] = (
+    _learning,
+    _success,
+    _failures,
+    _metrics,
+    _safety,
+    _time,
+    _reproduce,
+    _machine,
+    _settings,
+)
+
+
+# Words and numbers
+
+
+def _check_same(runs: Sequence[RunRecord], what: str, values: Sequence[str | None]) -> None:
+    different = sorted({value for value in values if value is not None})
+    if len(different) > 1:
+        raise ConfigError(
+            f"report.run: the runs are of different {what}s, {', '.join(map(repr, different))}. "
+            f"A page shows seeds of one {what}; write one report for each."
+        )
+
+
+def _task(runs: Sequence[RunRecord]) -> str:
+    return next((run.task for run in runs if run.task), runs[0].folder.name)
+
+
+def _recipe(runs: Sequence[RunRecord]) -> str:
+    return next((run.recipe for run in runs if run.recipe), "unknown recipe")
+
+
+def _eyebrow(runs: Sequence[RunRecord]) -> str:
+    where = runs[0].folder.name if len(runs) == 1 else f"{len(runs)} runs"
+    return f"robot-rl  \u00b7  recipe {_recipe(runs)}  \u00b7  {where}"
+
+
+def _sentence(runs: Sequence[RunRecord], before: Outcome | None, after: Outcome | None) -> str:
+    if before is None or after is None:
+        return "This run has no evaluation before and after reinforcement learning to compare."
+    moved = "rose" if after.share > before.share else "fell" if after.share < before.share else "stayed"
+    text = (
+        f"Success on held-out episodes {moved} from {before.share:.1%} to {after.share:.1%} "
+        f"({100 * (after.share - before.share):+.1f} points)."
+    )
+    if len(runs) == 1:
+        return text
+    finals = [outcome.share for run in runs if (outcome := run.outcome("final")) is not None]
+    extremes = f"between {min(finals):.1%} and {max(finals):.1%}"
+    return f"{text} Over {len(finals)} seeds the final success lies {extremes}."
+
+
+def _score(outcome: Outcome | None) -> tuple[str, str]:
+    if outcome is None:
+        return "-", "not evaluated"
+    low, high = outcome.interval
+    return f"{100 * outcome.share:.1f} %", f"95 % interval {100 * low:.1f} to {100 * high:.1f} %"
+
+
+def _tiles(runs: Sequence[RunRecord], outcome: Outcome | None) -> list[tuple[str, str]]:
+    each = " a run" if len(runs) > 1 else ""
+    return [
+        ("Held-out episodes", f"{outcome.episodes:,}" if outcome else "-"),
+        (f"Control steps{each}", _range([run.number("env_steps") for run in runs], ",.0f")),
+        (f"Minutes of training{each}", _range([run.number("train_minutes") for run in runs], ".1f")),
+        ("Seeds" if len(runs) > 1 else "Seed", ", ".join(_text(run.seed) for run in runs)),
+    ]
+
+
+def _run_row(run: RunRecord) -> list[str]:
+    before, after = run.outcome("base"), run.outcome("final")
+    return [
+        run.label,
+        f"{before.share:.1%}" if before else "-",
+        f"{after.share:.1%}" if after else "-",
+        f"{(after or before).episodes:,}" if after or before else "-",  # pyright: ignore[reportOptionalMemberAccess]
+        _range([run.number("env_steps")], ",.0f"),
+        _range([run.number("train_minutes")], ".1f"),
+    ]
+
+
+def _range(values: Sequence[float | None], style: str) -> str:
+    """Returns `a`, or `a to b` where the runs differ."""
+    known = sorted(value for value in values if value is not None)
+    if not known:
+        return "-"
+    low, high = format(known[0], style), format(known[-1], style)
+    return low if low == high else f"{low} to {high}"
+
+
+def _pooled(runs: Sequence[RunRecord], moment: Moment) -> Outcome | None:
+    return figures.pooled([outcome for run in runs if (outcome := run.outcome(moment)) is not None])
+
+
+def _rank(name: str) -> tuple[int, str]:
+    groups = ("critic", "actor", "residual", "policy")
+    group = name.split("/")[0]
+    return (groups.index(group) if group in groups else len(groups), group)
+
+
+def _left_out(names: Sequence[str]) -> str:
+    return f"Not drawn: {', '.join(names[MAX_PANELS:])}." if len(names) > MAX_PANELS else ""
+
+
+def _command(run: RunRecord) -> str:
+    seed = f" seed={run.seed}" if run.seed is not None else ""
+    return f"robot-rl train recipe={run.recipe or 'custom'}{seed}"
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:g}"
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def _footer() -> str:
+    written = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    return f"<footer>Written by robot-rl {__version__} on {written}.</footer>"

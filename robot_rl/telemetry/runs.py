@@ -1,0 +1,232 @@
+"""Reads run folders back: what a report needs to know, and what of it is missing."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from robot_rl.core.errors import ConfigError, nearest
+from robot_rl.telemetry.intervals import wilson_interval
+from robot_rl.telemetry.metrics import FILE_NAME, Row, read_metrics
+
+Floats = NDArray[np.float64]
+Moment = Literal["base", "final"]
+
+FILES = ("config.yaml", FILE_NAME, "summary.json")
+"""What makes a folder a run folder; any of them may be missing, not all."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Solved episodes among all started ones."""
+
+    successes: int
+    episodes: int
+
+    @property
+    def share(self) -> float:
+        return self.successes / self.episodes
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95 % Wilson interval of `share`."""
+        return wilson_interval(self.successes, self.episodes)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A picture of an episode that failed."""
+
+    path: Path
+    caption: str
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One metric over a run."""
+
+    x: Floats
+    y: Floats
+    unit: str
+    """What x counts: control steps, updates, or rows where neither moves."""
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """One run folder in memory."""
+
+    folder: Path
+    summary: Mapping[str, Any]
+    rows: Sequence[Row]
+    config: Mapping[str, Any]
+    """Resolved configuration with dotted keys."""
+    failures: Sequence[Failure]
+    missing: Sequence[str]
+    """What could not be read, in words."""
+
+    @property
+    def label(self) -> str:
+        return f"seed {self.seed}" if self.seed is not None else self.folder.name
+
+    @property
+    def seed(self) -> Any:
+        return self.summary.get("seed", self.config.get("seed"))
+
+    @property
+    def task(self) -> str | None:
+        return self.summary.get("task", self.config.get("env.task"))
+
+    @property
+    def recipe(self) -> str | None:
+        return self.summary.get("recipe", self.config.get("recipe"))
+
+    def outcome(self, moment: Moment) -> Outcome | None:
+        """Returns the evaluation before (`base`) or after (`final`) reinforcement learning."""
+        episodes_list = self.summary.get(f"{moment}_successes")
+        if isinstance(episodes_list, list) and episodes_list:
+            return Outcome(sum(map(bool, episodes_list)), len(episodes_list))
+        share, episodes = self.number(f"{moment}_success"), self.number("episodes")
+        if share is None or not episodes:
+            return None
+        return Outcome(round(share * episodes), int(episodes))
+
+    def number(self, key: str) -> float | None:
+        """Returns a number of summary.json, None if it is not there."""
+        value = self.summary.get(key)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            return None
+        return float(value)
+
+    def names(self) -> list[str]:
+        """Returns the metrics that any row holds, in the order they first appear."""
+        return list(dict.fromkeys(name for row in self.rows for name in row if "/" in name))
+
+    def curve(self, name: str) -> Curve:
+        """Returns a metric over control steps; over updates in a phase that makes no steps."""
+        rows = [row for row in self.rows if name in row]
+        for key, unit in (("step", "control steps"), ("updates", "updates")):
+            x = np.array([row.get(key, 0) for row in rows], float)
+            if len(x) > 1 and x.max() > x.min():
+                return Curve(x, _column(rows, name), unit)
+        return Curve(np.arange(1, len(rows) + 1, dtype=float), _column(rows, name), "rows")
+
+    def evaluations(self) -> tuple[Floats, list[Outcome]]:
+        """Returns control steps and outcomes of the evaluations during training, the last of each step."""
+        at: dict[int, Outcome] = {}
+        for row in self.rows:
+            episodes = row.get("eval/episodes", 0)
+            if "eval/success" in row and math.isfinite(row["eval/success"]) and episodes >= 1:
+                at[row["step"]] = Outcome(round(row["eval/success"] * episodes), int(episodes))
+        steps = sorted(at)
+        return np.array(steps, float), [at[step] for step in steps]
+
+    def counted(self, name: str, *, cumulative: bool) -> int | None:
+        """Returns how often something happened: from summary.json, else from metrics `<group>/<name>`."""
+        if (told := self.number(name)) is not None:
+            return int(told)
+        columns = [_column(self.rows, metric) for metric in self.names() if metric.endswith(f"/{name}")]
+        if not columns:
+            return None
+        return int(sum(np.nanmax(column) if cumulative else np.nansum(column) for column in columns))
+
+
+def load_run(folder: Path) -> RunRecord:
+    """Reads a run folder; what is missing or damaged is named in the record, not raised.
+
+    Raises:
+        ConfigError: the folder is not a run folder.
+    """
+    if not any((folder / name).is_file() for name in FILES):
+        raise ConfigError(_no_run_message(folder))
+    missing: list[str] = []
+    summary = _read_object(folder / "summary.json", missing, "the run did not finish, or is still running")
+    config = _read_yaml(folder / "config.yaml", missing)
+    rows = read_metrics(folder / FILE_NAME) if (folder / FILE_NAME).is_file() else []
+    if not rows:
+        missing.append(f"{FILE_NAME}: not there or empty, so there are no curves")
+    return RunRecord(folder, summary, rows, config, _read_failures(folder, missing), missing)
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Returns nested mappings as one with dotted keys."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def _column(rows: Sequence[Row], name: str) -> Floats:
+    return np.array([row.get(name, math.nan) for row in rows], float)
+
+
+def _no_run_message(folder: Path) -> str:
+    if not folder.is_dir():
+        siblings = [path.name for path in folder.parent.glob("*") if path.is_dir()]
+        hint = nearest(folder.name, siblings) if siblings else ""
+        return f"report.run: there is no folder {str(folder)!r}.{hint} `robot-rl train` makes them, in runs/."
+    return (
+        f"report.run: {str(folder)!r} is no run folder, it has none of {', '.join(FILES)}. "
+        "Pass one that `robot-rl train` made, such as runs/<date-time>-<recipe>-seed<k>."
+    )
+
+
+def _read_object(path: Path, missing: list[str], why: str) -> dict[str, Any]:
+    if not path.is_file():
+        missing.append(f"{path.name}: not there ({why})")
+        return {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        missing.append(f"{path.name}: not readable ({error})")
+        return {}
+    if not isinstance(found, dict):
+        missing.append(f"{path.name}: not an object but {type(found).__name__}")
+        return {}
+    return found
+
+
+def _read_yaml(path: Path, missing: list[str]) -> dict[str, Any]:
+    import yaml
+
+    if not path.is_file():
+        missing.append(f"{path.name}: not there, so there is no table of settings")
+        return {}
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        missing.append(f"{path.name}: not readable ({' '.join(str(error).split())})")
+        return {}
+    return flatten(found) if isinstance(found, dict) else {}
+
+
+def _read_failures(folder: Path, missing: list[str]) -> list[Failure]:
+    """Reads failures/index.json; a run without failures, or without a renderer, has none."""
+    index = folder / "failures" / "index.json"
+    if not index.is_file():
+        return []
+    try:
+        entries = [_failure(index.parent, entry) for entry in json.loads(index.read_text(encoding="utf-8"))]
+    except (ValueError, TypeError, KeyError) as error:
+        missing.append(f"failures/index.json: not readable ({error!r})")
+        return []
+    gone = [failure.path.name for failure in entries if not failure.path.is_file()]
+    if gone:
+        missing.append(f"failures/: {', '.join(gone)} not there")
+    return [failure for failure in entries if failure.path.is_file()]
+
+
+def _failure(folder: Path, entry: Mapping[str, Any]) -> Failure:
+    parts = [str(entry["phase"])] if entry.get("phase") else []
+    parts += [f"episode seed {entry['seed']}"] if "seed" in entry else []
+    parts += [str(entry["caption"])] if entry.get("caption") else []
+    return Failure(folder / Path(str(entry["file"])).name, ", ".join(parts))
