@@ -8,7 +8,7 @@ B rows of a batch, N lanes, C frames per lane, A action dim.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -84,14 +84,7 @@ class TransitionBatch:
 
     def to(self, device: str | torch.device) -> TransitionBatch:
         """Returns the batch on another device."""
-        return TransitionBatch(
-            **{
-                name: {key: value.to(device) for key, value in field.items()}
-                if isinstance(field, dict)
-                else field.to(device)
-                for name, field in vars(self).items()
-            }
-        )
+        return _map_tensors(lambda tensors: tensors[0].to(device), [self])
 
 
 class ReplayBuffer:
@@ -206,7 +199,7 @@ class ReplayBuffer:
                     f"replay: episode {episode} has {end - start} steps, a lane holds {self._frames - 2}. "
                     "Raise the capacity of the replay."
                 )
-            lane, span = np.argmin(self._head), slice(start, end)
+            lane, span = int(np.argmin(self._head)), slice(start, end)
             rows = self._row(lane, self._head[lane] + np.arange(end - start + 2))
             self._forget(rows)
             columns = {
@@ -286,13 +279,13 @@ class ReplayBuffer:
         """
         if int(state["frames"]) != self._frames or len(state["head"]) != self.num_envs:
             raise CheckpointError(
-                f"replay: the checkpoint holds {len(state['head'])} lanes of {state['frames']} frames, this run has "
-                f"{self.num_envs} of {self._frames}. Resume with the same num_envs and capacity."
+                f"replay: the checkpoint holds {len(state['head'])} lanes of {state['frames']} frames, "
+                f"this run has {self.num_envs} of {self._frames}. Resume with the same num_envs and capacity."
             )
         if set(state["obs"]) != set(self._obs):
             raise CheckpointError(
-                f"replay: the checkpoint holds observations {sorted(state['obs'])}, this run has {sorted(self._obs)}. "
-                "Resume with the same task and cameras."
+                f"replay: the checkpoint holds observations {sorted(state['obs'])}, "
+                f"this run has {sorted(self._obs)}. Resume with the same task and cameras."
             )
         self._head[:] = state["head"]
         for mine, saved in ((self._obs, state["obs"]), (self._columns, state["columns"])):
@@ -303,7 +296,7 @@ class ReplayBuffer:
                 lanes[:, used:] = 0
         self._steps = int(self._columns["kind"].sum())
 
-    def _row(self, lanes: Array, position: Array) -> Array:
+    def _row(self, lanes: Array | int, position: Array) -> Array:
         return lanes * self._frames + position % self._frames
 
     def _forget(self, rows: Array) -> None:
@@ -357,7 +350,9 @@ class ReplayBuffer:
             raise ValueError(f"replay: source {steps.source!r} is unknown.{nearest(steps.source, SOURCES)}")
         missing = set(self._obs) - set(steps.obs)
         if missing:
-            raise ValueError(f"replay: the step lacks observation {sorted(missing)[0]!r}, it has {sorted(steps.obs)}")
+            raise ValueError(
+                f"replay: the step lacks observation {sorted(missing)[0]!r}, it has {sorted(steps.obs)}"
+            )
 
 
 class Mixture:
@@ -389,12 +384,18 @@ class Mixture:
 
 def concatenate(batches: list[TransitionBatch]) -> TransitionBatch:
     """Returns the rows of all batches in one."""
-    first = batches[0]
+    return _map_tensors(torch.cat, batches)
 
-    def joined(name: str) -> Any:
+
+def _map_tensors(
+    function: Callable[[list[Tensor]], Tensor], batches: list[TransitionBatch]
+) -> TransitionBatch:
+    """Returns the batch whose every tensor is `function` of the batches' tensors of that name."""
+
+    def mapped(name: str) -> Any:
         fields = [getattr(batch, name) for batch in batches]
         if isinstance(fields[0], dict):
-            return {key: torch.cat([field[key] for field in fields]) for key in fields[0]}
-        return torch.cat(fields)
+            return {key: function([field[key] for field in fields]) for key in fields[0]}
+        return function(fields)
 
-    return TransitionBatch(**{name: joined(name) for name in vars(first)})
+    return TransitionBatch(**{name: mapped(name) for name in vars(batches[0])})

@@ -1,0 +1,129 @@
+"""Episodes in memory: flat arrays, one row per control step, with the checks every dataset passes.
+
+T control steps in all, E episodes, A action dim.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from robot_rl.core.errors import DatasetError
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpisodesMeta:
+    """What the episodes are of: data of another robot or task is refused by these."""
+
+    task: str
+    robot: str
+    control_hz: float
+    instruction: str
+    state_names: tuple[str, ...]
+    action_names: tuple[str, ...]
+
+
+@dataclass(kw_only=True)
+class Episodes:
+    """Whole episodes, one after the other."""
+
+    meta: EpisodesMeta
+    obs: dict[str, Array]
+    """(T, ...): what each step began with."""
+    action: Array
+    """(T, A): what was executed, in [-1, 1]."""
+    reward: Array
+    """(T,)"""
+    terminated: Array
+    """(T,): the task ended here."""
+    truncated: Array
+    """(T,): the clock, or whoever recorded, ended it here."""
+    success: Array
+    """(T,): the task's success predicate after the step."""
+    episode_index: Array
+    """(T,): 0 to E - 1, ascending."""
+    final_obs: dict[str, Array]
+    """(E, ...): what each episode's last step led to."""
+
+    @property
+    def num_episodes(self) -> int:
+        return int(self.episode_index[-1]) + 1 if len(self.episode_index) else 0
+
+    def bounds(self) -> tuple[Array, Array]:
+        """Returns the first row (E,) of every episode, and the row after its last (E,)."""
+        lengths = np.bincount(self.episode_index, minlength=self.num_episodes)
+        ends = np.cumsum(lengths)
+        return ends - lengths, ends
+
+    def episode_success(self) -> Array:
+        """Returns (E,): whether success was reached at any step."""
+        reached = np.zeros(self.num_episodes, bool)
+        reached[self.episode_index[self.success.astype(bool)]] = True
+        return reached
+
+    def check(self, at: str = "episodes") -> None:
+        """Verifies shapes, order, ends and numbers.
+
+        Raises:
+            DatasetError: the first thing found wrong, with feature, row and episode.
+        """
+        self._check_shapes(at)
+        self._check_order(at)
+        for name, values in self._features().items():
+            if np.issubdtype(values.dtype, np.floating) and not np.isfinite(values).all():
+                raise DatasetError(self._not_finite(at, name, values))
+
+    def _features(self) -> dict[str, Array]:
+        obs = {f"observation.{key}": value for key, value in self.obs.items()}
+        final = {f"final observation.{key}": value for key, value in self.final_obs.items()}
+        return {**obs, "action": self.action, "next.reward": self.reward, **final}
+
+    def _check_shapes(self, at: str) -> None:
+        steps = len(self.action)
+        if steps == 0:
+            raise DatasetError(f"{at}: no steps. Collect at least one episode.")
+        for name, values in self._features().items():
+            rows = self.num_episodes if name.startswith("final ") else steps
+            if len(values) != rows:
+                raise DatasetError(f"{at}: feature {name!r} has {len(values)} rows, needs {rows}.")
+        for name, values, names in (
+            ("observation.state", self.obs.get("state"), self.meta.state_names),
+            ("action", self.action, self.meta.action_names),
+        ):
+            if values is None:
+                raise DatasetError(f"{at}: feature {name!r} is missing; there are {sorted(self.obs)}.")
+            if values.ndim != 2 or values.shape[1] != len(names):
+                raise DatasetError(
+                    f"{at}: feature {name!r} has shape {values.shape[1:]}, "
+                    f"its {len(names)} names need ({len(names)},)."
+                )
+
+    def _check_order(self, at: str) -> None:
+        ended = (self.terminated | self.truncated).astype(bool)
+        last = np.r_[np.diff(self.episode_index) != 0, True]
+        if self.episode_index[0] != 0 or not np.isin(np.diff(self.episode_index), (0, 1)).all():
+            raise DatasetError(f"{at}: feature 'episode_index' must count 0, 1, 2, ... without gaps.")
+        if (ended != last).any():
+            row = int(np.flatnonzero(ended != last)[0])
+            problem = "ends inside" if ended[row] else "is the last row but does not end"
+            raise DatasetError(
+                f"{at}: row {row} (episode {self.episode_index[row]}) {problem} the episode. "
+                "Set terminated or truncated on the last step of each episode, and there only."
+            )
+
+    def _not_finite(self, at: str, name: str, values: Array) -> str:
+        row = int(np.flatnonzero(~np.isfinite(values.reshape(len(values), -1)).all(axis=1))[0])
+        if name.startswith("final "):
+            where = f"of episode {row}"
+        else:
+            episode = int(self.episode_index[row])
+            where = f"in row {row} (episode {episode}, step {row - int(self.bounds()[0][episode])})"
+        return (
+            f"{at}: feature {name!r} is NaN or infinite {where}. Drop or record again that episode: "
+            "a policy trained on it would be NaN everywhere."
+        )
