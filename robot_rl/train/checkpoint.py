@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import errno
 import json
-import logging
 import os
 import shutil
 import zlib
@@ -24,13 +23,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors import numpy as arrays_io
 from safetensors import torch as tensors_io
 
 from robot_rl.core.errors import CheckpointError
 
-logger = logging.getLogger(__name__)
+Array = NDArray[Any]
 
 FORMAT = 1
 """Raised when a checkpoint of the old form can no longer be read."""
@@ -124,7 +124,7 @@ class CheckpointStore:
 def write_state(state: Mapping[str, Any], folder: Path) -> None:
     """Writes a state into a new folder and flushes it to the disk."""
     tensors: dict[str, torch.Tensor] = {}
-    arrays: dict[str, np.ndarray] = {}
+    arrays: dict[str, Array] = {}
     tree = _pack(dict(state), "", tensors, arrays)
     blobs = dict(zip(_FILES, (tensors_io.save(tensors), arrays_io.save(arrays)), strict=True))
     folder.mkdir(parents=True)
@@ -176,7 +176,7 @@ def write_text(path: Path, text: str) -> None:
     _sync_folder(path.parent)
 
 
-def _pack(node: Any, at: str, tensors: dict[str, torch.Tensor], arrays: dict[str, np.ndarray]) -> Any:
+def _pack(node: Any, at: str, tensors: dict[str, torch.Tensor], arrays: dict[str, Array]) -> Any:
     """Returns the JSON form of a node, with its arrays put aside under their path."""
     if node is None or type(node) in (bool, int, float, str):
         return node
@@ -186,7 +186,7 @@ def _pack(node: Any, at: str, tensors: dict[str, torch.Tensor], arrays: dict[str
     if isinstance(node, np.ndarray | np.generic):
         array = np.asarray(node)
         if array.dtype.kind not in "biuf":
-            raise TypeError(f"checkpoint{at}: an array of {array.dtype} cannot be saved; use numbers or lists")
+            raise TypeError(f"checkpoint{at}: cannot save an array of {array.dtype}; use numbers or lists")
         arrays[at] = np.array(array, order="C")
         return {"$array": at}
     if isinstance(node, Mapping):
@@ -197,16 +197,16 @@ def _pack(node: Any, at: str, tensors: dict[str, torch.Tensor], arrays: dict[str
     if isinstance(node, list | tuple):
         packed = [_pack(value, f"{at}/{i}", tensors, arrays) for i, value in enumerate(node)]
         return {"$tuple": packed} if isinstance(node, tuple) else packed
-    raise TypeError(f"checkpoint{at}: a {type(node).__name__} cannot be saved; use tensors, arrays, numbers, str")
+    raise TypeError(f"checkpoint{at}: cannot save a {type(node).__name__}; use tensors, arrays, numbers, str")
 
 
-def _unpack(node: Any, tensors: Mapping[str, torch.Tensor], arrays: Mapping[str, np.ndarray]) -> Any:
+def _unpack(node: Any, tensors: Mapping[str, torch.Tensor], arrays: Mapping[str, Array]) -> Any:
     if isinstance(node, list):
         return [_unpack(value, tensors, arrays) for value in node]
     if not isinstance(node, dict):
         return node
     if len(node) == 1:
-        (key, value), = node.items()
+        ((key, value),) = node.items()
         if key == "$tensor":
             return tensors[value]
         if key == "$array":

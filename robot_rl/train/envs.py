@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from robot_rl.core.errors import ConfigError
 from robot_rl.core.registry import resolve
 from robot_rl.hal.vector import Obs, VectorEnv
 from robot_rl.sim.vector import EnvConfig
@@ -16,11 +17,34 @@ from robot_rl.sim.vector import EnvConfig
 Array = NDArray[Any]
 
 
+class Expert(Protocol):
+    """A scripted expert over all envs."""
+
+    def act(self) -> Array:
+        """Returns actions (B, A) for the present state of every env."""
+        ...
+
+
 def make_env(
     config: EnvConfig, num_envs: int, *, autoreset: Literal["same_step", "disabled"] = "same_step"
 ) -> VectorEnv:
     """Returns `num_envs` simulations of a task."""
     return resolve("simulator", "mujoco", at="env")(config, num_envs, autoreset=autoreset)
+
+
+def make_expert(env: VectorEnv, *, bias_m: float, noise_m: float, noise_seed: int) -> Expert:
+    """Returns the expert of the env's task.
+
+    Raises:
+        ConfigError: the env has none.
+    """
+    make = getattr(env, "expert", None)
+    if make is None:
+        raise ConfigError(
+            f"demos: {env.task!r} on {env.robot!r} has no scripted expert. "
+            "Give recorded episodes: demos.path=<folder>."
+        )
+    return make(bias_m=bias_m, noise_m=noise_m, noise_seed=noise_seed)
 
 
 @dataclass(frozen=True)
@@ -49,14 +73,15 @@ def lockstep(
     """Runs one episode in every env, each from its own seed, until the last has ended.
 
     Needs an env with autoreset DISABLED. `begin` sees the first observations before `act` is
-    asked. Rows that ended go on being stepped and are no longer `live`.
+    asked. Rows that ended stand still and are no longer `live`.
     """
     obs, infos = env.reset(seed=[int(seed) for seed in seeds])
     begin(obs, infos)
     live = np.ones(env.num_envs, bool)
     while live.any():
         action = act(obs)
-        next_obs, reward, terminated, truncated, infos = env.step(action)
+        active = None if live.all() else live
+        next_obs, reward, terminated, truncated, infos = env.step_masked(action, active)
         yield Moment(obs, action, next_obs, reward, terminated, truncated, infos, live.copy())
         live &= ~(terminated | truncated)
         obs = next_obs

@@ -7,7 +7,6 @@ Training and `robot-rl evaluate` call the same function with the same batch size
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +18,7 @@ from robot_rl.core.policy import Policy
 from robot_rl.hal.vector import Obs, VectorEnv
 from robot_rl.policies.executor import ChunkExecutor
 from robot_rl.sim.vector import EnvConfig
+from robot_rl.telemetry.intervals import wilson_interval
 from robot_rl.train.envs import lockstep, make_env, seed_batches
 
 Array = NDArray[Any]
@@ -144,13 +144,3 @@ def _play(
         "returns": returns,
         "diverged": diverged,
     }
-
-
-def wilson_interval(successes: int, trials: int, z: float = 1.96) -> tuple[float, float]:
-    """Returns the Wilson score interval of a proportion (Wilson 1927); (0, 1) for no trials."""
-    if trials == 0:
-        return 0.0, 1.0
-    share, spread = successes / trials, z * z / trials
-    centre = (share + spread / 2) / (1 + spread)
-    half = z * math.sqrt(share * (1 - share) / trials + spread / (4 * trials)) / (1 + spread)
-    return max(0.0, centre - half), min(1.0, centre + half)

@@ -62,7 +62,10 @@ class Pacer:
                 hook.action(counters)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"updates": self.updates.state_dict(), "hooks": {h.name: h.every.state_dict() for h in self.hooks}}
+        return {
+            "updates": self.updates.state_dict(),
+            "hooks": {h.name: h.every.state_dict() for h in self.hooks},
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.updates.load_state_dict(state["updates"])

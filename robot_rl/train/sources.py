@@ -8,8 +8,8 @@ B envs, A action dim.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
-from typing import Any, Literal, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -43,68 +43,90 @@ class Source(Protocol):
 class PolicyHandle:
     """Hands the newest weights from the learner to whoever acts.
 
-    Weights travel as a snapshot with a version (learner updates) and a checksum. When they may be
-    swapped is said once: `"chunk"`, only before an act at which a new chunk is sampled, so that no
-    chunk mixes two versions; or `"step"`, before any act, for residual heads, whose frozen base
-    makes the chunk and whose own output concerns the present control step alone.
+    Weights travel as a snapshot with a version (learner updates) and a checksum, and are swapped
+    between two acts. A chunk is sampled whole within one act and waits in the executor's queue, so
+    for a chunk policy that is a swap at the chunk's boundary: no chunk mixes two versions. Only
+    `refine`, the residual head, changes within a chunk, at the control step it corrects.
     """
 
-    def __init__(self, *, swap: Literal["chunk", "step"], max_staleness: int) -> None:
-        """Args: max_staleness: largest number of updates the acting weights may lag behind."""
-        if max_staleness < 0:
-            raise ValueError(f"max_staleness must be >= 0 learner updates, got {max_staleness}")
-        self._swap = swap
-        self._max_staleness = max_staleness
+    def __init__(self, *, publish_every: int = 1, max_staleness: int = 1000) -> None:
+        """Sets the one bound on staleness.
+
+        Args:
+            publish_every: learner updates between two snapshots.
+            max_staleness: learner updates by which the weights that acted may be older than the learner.
+        """
+        if not 1 <= publish_every <= max_staleness:
+            raise ValueError(
+                f"policy handle: got publish_every {publish_every} and max_staleness {max_staleness}, "
+                "allowed: 1 <= publish_every <= max_staleness (learner updates)"
+            )
+        self._publish_every, self._max_staleness = publish_every, max_staleness
         self._weights: dict[str, Tensor] = {}
-        self._version = 0
+        self._version = -1
+        self._learner = 0
         self._checksum = 0
 
     @property
     def version(self) -> int:
-        """Version of the newest published weights."""
+        """Version of the newest published weights; -1 before the first."""
         return self._version
 
-    def publish(self, weights: Mapping[str, Tensor], *, version: int) -> None:
-        """Takes a snapshot: later changes by the learner do not reach those who act."""
-        self._weights = {name: value.detach().to("cpu", copy=True) for name, value in weights.items()}
-        self._version = version
-        self._checksum = checksum(self._weights)
+    def offer(self, version: int, weights: Callable[[], Mapping[str, Tensor]]) -> None:
+        """Notes how far the learner is, and publishes its weights if that is due."""
+        self._learner = version
+        if self._version < 0 or version - self._version >= self._publish_every:
+            self._publish(weights(), version)
 
-    def refresh(self, policy: torch.nn.Module, acting: int, *, at_chunk_boundary: bool) -> int:
-        """Loads the newest weights into `policy` if a swap is allowed now; returns its version.
+    def refresh(self, policy: torch.nn.Module, acting: int) -> int:
+        """Loads the newest weights into `policy`, which acted with version `acting`; returns theirs.
 
         Raises:
-            StalePolicyError: the acting version lags further behind than the bound allows.
+            StalePolicyError: nothing was published, the weights were damaged on the way, or those
+                that acted until now lag further behind the learner than the bound allows.
         """
-        if acting != self._version and (self._swap == "step" or at_chunk_boundary):
-            if checksum(self._weights) != self._checksum:
-                raise StalePolicyError(f"policy version {self._version}: weights do not match their checksum")
-            load_weights(policy, self._weights)
-            acting = self._version
-        lag = self._version - acting
-        if lag > self._max_staleness:
+        if self._version < 0:
+            raise StalePolicyError("policy handle: no weights yet. Offer the learner's before collecting.")
+        lag = self._learner - acting
+        if acting >= 0 and lag > self._max_staleness:
             raise StalePolicyError(
-                f"a source acts with version {acting}, the learner is at {self._version}: {lag} updates behind, "
-                f"allowed {self._max_staleness}. Execute fewer steps of a chunk, or raise max_staleness."
+                f"a source acted with version {acting}, the learner is at {self._learner}: {lag} updates "
+                f"behind, allowed {self._max_staleness}. Collect more often, or raise max_staleness."
             )
-        return acting
+        if acting != self._version:
+            if checksum(self._weights) != self._checksum:
+                raise StalePolicyError(f"policy version {self._version}: weights and checksum differ.")
+            load_weights(policy, self._weights)
+        return self._version
 
     def state_dict(self) -> dict[str, Any]:
-        return {"weights": dict(self._weights), "version": self._version}
+        return {"weights": dict(self._weights), "version": self._version, "learner": self._learner}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.publish(state["weights"], version=int(state["version"]))
+        self._publish(state["weights"], int(state["version"]))
+        self._learner = int(state["learner"])
+
+    def _publish(self, weights: Mapping[str, Tensor], version: int) -> None:
+        """Takes a snapshot: later changes by the learner do not reach those who act."""
+        self._weights = {name: value.detach().to("cpu", copy=True) for name, value in weights.items()}
+        self._version, self._checksum = version, checksum(self._weights)
 
 
 class SimSource:
     """Synchronous simulators: acts in all envs, steps them, and returns the step at once."""
 
     def __init__(
-        self, env: VectorEnv, policy: torch.nn.Module, executor: ChunkExecutor, *, seed: int, device: str = "sim"
+        self,
+        env: VectorEnv,
+        policy: torch.nn.Module,
+        executor: ChunkExecutor,
+        *,
+        seed: int,
+        label: str = "sim",
     ) -> None:
-        """Args: policy: the acting copy inside `executor`; device: name recorded with every step."""
+        """Args: policy: the acting copy inside `executor`; label: recorded as the source of every step."""
         self._env, self._policy, self._executor = env, policy, executor
-        self._seed, self._device = seed, device
+        self._seed, self._label = seed, label
         self._obs: Obs | None = None
         self._act: Act | None = None
         self._version = -1
@@ -124,9 +146,9 @@ class SimSource:
         final_obs, final_base = next_obs, None
         if ended.any():
             final_obs = merge_rows(next_obs, infos["final_obs"], ended)
-            # Asked before the reset, so that a truncated chunk is continued and not begun anew.
+            # Asked before the reset: the noise is the ended episode's, not the next one's.
             final_base = self._executor.base_action(final_obs, ended)
-            self._executor.reset(ended, self._env.episode_seeds())
+            self._executor.reset(ended)
         self._obs, self._act = next_obs, self._next_act(next_obs, handle)
         next_base = self._act.base_action
         if final_base is not None:
@@ -141,16 +163,18 @@ class SimSource:
             truncated=truncated,
             next_obs=final_obs,
             next_base_action=next_base,
+            success=infos["success"],
+            source=self._label,
+            policy_version=version,
         )
 
     def _begin(self, handle: PolicyHandle) -> tuple[Obs, Act]:
         obs, _ = self._env.reset(seed=self._seed)
-        self._executor.reset(np.ones(self._env.num_envs, bool), self._env.episode_seeds())
+        self._executor.reset()
         return obs, self._next_act(obs, handle)
 
     def _next_act(self, obs: Obs, handle: PolicyHandle) -> Act:
-        boundary = self._executor.at_boundary
-        self._version = handle.refresh(self._policy, self._version, at_chunk_boundary=boundary)
+        self._version = handle.refresh(self._policy, self._version)
         return self._executor.act(obs)
 
     def state_dict(self) -> dict[str, Any]:
@@ -235,7 +259,8 @@ def checksum(weights: Mapping[str, Tensor]) -> int:
     """Returns a CRC-32 over names and bytes, in the order of the names."""
     crc = 0
     for name in sorted(weights):
-        crc = zlib.crc32(weights[name].contiguous().view(torch.uint8).numpy().data, zlib.crc32(name.encode(), crc))
+        octets = weights[name].contiguous().reshape(-1).view(torch.uint8).numpy()
+        crc = zlib.crc32(octets.data, zlib.crc32(name.encode(), crc))
     return crc
 
 

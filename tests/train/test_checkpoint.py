@@ -4,9 +4,6 @@ import errno
 import math
 import os
 import resource
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +23,10 @@ def _state(step: int = 1) -> dict[str, Any]:
         "nothing": None,
         "flag": True,
         "name": "residual",
-        "optimiser": {"state": {0: {"exp_avg": torch.arange(3.0), "step": torch.tensor(7.0)}}, "betas": (0.9, 0.999)},
+        "optimiser": {
+            "state": {0: {"exp_avg": torch.arange(3.0), "step": torch.tensor(7.0)}},
+            "betas": (0.9, 0.999),
+        },
         "rng": np.random.default_rng(5).bit_generator.state,
         "torch_rng": torch.Generator().manual_seed(3).get_state(),
         "replay": {"reward": np.array([1.5, math.nan], np.float32), "seeds": np.array([2**63], np.uint64)},
@@ -41,17 +41,21 @@ def _assert_same(got: Any, expected: Any) -> None:
         for key in expected:
             _assert_same(got[key], expected[key])
     elif isinstance(expected, list | tuple):
-        assert type(got) is type(expected) and len(got) == len(expected)
+        assert type(got) is type(expected)
+        assert len(got) == len(expected)
         for one, other in zip(got, expected, strict=True):
             _assert_same(one, other)
     elif isinstance(expected, torch.Tensor):
-        assert got.dtype == expected.dtype and got.shape == expected.shape
+        assert got.dtype == expected.dtype
+        assert got.shape == expected.shape
         assert torch.equal(got, expected)
     elif isinstance(expected, np.ndarray | np.generic):
-        assert got.dtype == expected.dtype and got.shape == expected.shape
+        assert got.dtype == expected.dtype
+        assert got.shape == expected.shape
         assert got.tobytes() == expected.tobytes()
     else:
-        assert type(got) is type(expected) and got == expected
+        assert type(got) is type(expected)
+        assert got == expected
 
 
 def test_a_nested_state_comes_back_bit_for_bit(tmp_path: Path) -> None:
@@ -62,7 +66,7 @@ def test_a_nested_state_comes_back_bit_for_bit(tmp_path: Path) -> None:
 def test_no_file_is_a_pickle(tmp_path: Path) -> None:
     write_state(_state(), tmp_path / "one")
     for path in (tmp_path / "one").iterdir():
-        assert b"\x80\x04" != path.read_bytes()[:2]
+        assert path.read_bytes()[:2] != b"\x80\x04"
     assert sorted(p.name for p in (tmp_path / "one").iterdir()) == [
         "arrays.safetensors",
         "state.json",
@@ -81,8 +85,8 @@ def test_tensors_that_share_memory_are_saved_each(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (object(), r"checkpoint/x/y: a object cannot be saved"),
-        (np.array(["a"]), r"checkpoint/x/y: an array of <U1 cannot be saved"),
+        (object(), r"checkpoint/x/y: cannot save a object"),
+        (np.array(["a"]), r"checkpoint/x/y: cannot save an array of <U1"),
     ],
 )
 def test_what_cannot_be_saved_is_named_by_its_path(tmp_path: Path, value: Any, message: str) -> None:
@@ -92,13 +96,15 @@ def test_what_cannot_be_saved_is_named_by_its_path(tmp_path: Path, value: Any, m
 
 def test_only_the_last_two_are_kept_and_latest_names_the_newest(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path / "checkpoints")
-    assert store.latest() is None and store.load() is None
+    assert store.latest() is None
+    assert store.load() is None
     for step in range(4):
         store.save(_state(step), "bc")
     names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
     assert names == ["000002-bc", "000003-bc", "latest"]
     state = store.load()
-    assert state is not None and state["step"] == 3
+    assert state is not None
+    assert state["step"] == 3
 
 
 def test_an_abandoned_write_is_cleared_away(tmp_path: Path) -> None:
@@ -106,7 +112,8 @@ def test_an_abandoned_write_is_cleared_away(tmp_path: Path) -> None:
     store.save(_state(1), "bc")
     (tmp_path / ".writing-000001-bc").mkdir()  # what kill -9 in the middle of a write leaves
     state = store.load()
-    assert state is not None and state["step"] == 1
+    assert state is not None
+    assert state["step"] == 1
     store.save(_state(2), "bc")
     assert not list(tmp_path.glob(".writing-*"))
 
@@ -134,7 +141,9 @@ def test_a_full_disk_leaves_the_last_good_one_and_says_how_to_go_on(
     assert sorted(p.name for p in (tmp_path / "run" / "checkpoints").iterdir()) == ["000000-bc", "latest"]
 
 
-def test_a_full_disk_gives_up_older_checkpoints_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_gives_up_older_checkpoints_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = CheckpointStore(tmp_path)
     store.save(_state(1), "bc")
     store.save(_state(2), "bc")
@@ -150,43 +159,32 @@ def test_a_full_disk_gives_up_older_checkpoints_first(tmp_path: Path, monkeypatc
     assert sorted(p.name for p in tmp_path.iterdir()) == ["000001-bc", "000002-bc", "latest"]
 
 
-def test_a_file_size_limit_of_the_system_is_survived(tmp_path: Path) -> None:
-    """The genuine thing: the kernel refuses the write, in a process of its own."""
-    script = (
-        "import sys, torch\n"
-        "from pathlib import Path\n"
-        "from robot_rl.core.errors import CheckpointError\n"
-        "from robot_rl.train.checkpoint import CheckpointStore\n"
-        "store = CheckpointStore(Path(sys.argv[1]))\n"
-        "store.save({'w': torch.ones(4)}, 'small')\n"
-        "try:\n"
-        "    store.save({'w': torch.ones(100_000)}, 'large')\n"
-        "except CheckpointError as error:\n"
-        "    assert 'File too large' in str(error), error\n"
-        "    assert store.load()['w'].tolist() == [1.0] * 4\n"
-        "    print('survived')\n"
-    )
-
-    def limit_files() -> None:
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (64_000, 64_000))
-
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path)],
-        check=False,
-        capture_output=True,
-        text=True,
-        preexec_fn=limit_files,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"},
-    )
-    assert done.stdout.strip() == "survived", done.stderr
+def test_a_write_that_the_system_refuses_is_survived(tmp_path: Path) -> None:
+    """The genuine thing: the kernel refuses to make a file larger than 1 MB."""
+    store = CheckpointStore(tmp_path)
+    store.save({"weight": torch.ones(4)}, "small")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(
+        resource.RLIMIT_FSIZE, (1_000_000, hard)
+    )  # Python ignores the signal that goes with it
+    try:
+        with pytest.raises(CheckpointError, match="cannot write checkpoint 'large': File too large"):
+            store.save({"weight": torch.ones(1_000_000)}, "large")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    state = store.load()
+    assert state is not None
+    assert state["weight"].tolist() == [1.0] * 4
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["000000-small", "latest"]
 
 
 def test_damage_is_found_and_named(tmp_path: Path) -> None:
     write_state(_state(), tmp_path / "one")
     path = tmp_path / "one" / "tensors.safetensors"
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(CheckpointError, match=r"tensors.safetensors: \d+ bytes that do not match state.json: damaged"):
+    with pytest.raises(
+        CheckpointError, match=r"tensors.safetensors: \d+ bytes that do not match state.json: damaged"
+    ):
         read_state(tmp_path / "one")
     with pytest.raises(CheckpointError, match="not a readable checkpoint"):
         read_state(tmp_path / "two")

@@ -1,0 +1,178 @@
+"""What a training run is: one nested, frozen configuration; the parts stand beside their owners."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from robot_rl.algos.bc import BCConfig
+from robot_rl.algos.residual import ResidualConfig
+from robot_rl.core.errors import ConfigError, nearest
+from robot_rl.core.registry import table
+from robot_rl.policies.chunk import ChunkPolicyConfig
+from robot_rl.sim.vector import EnvConfig
+
+
+def _require(holds: bool, key: str, got: object, allowed: str) -> None:
+    """Raises the one form of message for a value out of range."""
+    if not holds:
+        raise ConfigError(f"{key}: got {got!r}, allowed: {allowed}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemosConfig:
+    """Demonstrations: collected from the task's scripted expert, or read from a dataset."""
+
+    episodes: int = 100
+    """Episodes started; failures stay in, they are what the critic learns contrast from."""
+    bias_m: float = 0.0
+    """The expert aims this far beside the target, along world x."""
+    noise_m: float = 0.01
+    """Standard deviation of its aim between episodes, in x and y."""
+    path: str | None = None
+    """Folder of an existing dataset (`robot-rl collect`); nothing is collected then."""
+
+    def __post_init__(self) -> None:
+        _require(self.episodes >= 1, "demos.episodes", self.episodes, "1 or more")
+        _require(abs(self.bias_m) <= 0.2, "demos.bias_m", self.bias_m, "-0.2 to 0.2 metres")
+        _require(0 <= self.noise_m <= 0.2, "demos.noise_m", self.noise_m, "0 to 0.2 metres")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BCPhase:
+    """Behaviour cloning of the base policy."""
+
+    updates: int = 4000
+    batch: int = 256
+    algorithm: BCConfig = field(default_factory=BCConfig)
+
+    def __post_init__(self) -> None:
+        _require(self.updates >= 1, "bc.updates", self.updates, "1 or more")
+        _require(self.batch >= 1, "bc.batch", self.batch, "1 or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResidualPhase:
+    """Residual RL on the frozen base."""
+
+    env_steps: int = 100_000
+    """Control steps over all envs; 0 leaves the base as it is."""
+    utd: float = 1.0
+    """Learner updates per control step."""
+    batch: int = 256
+    demo_ratio: float = 0.5
+    """Share of each batch that comes from the demonstrations."""
+    explore_steps: int = 2000
+    """Control steps of the base with exploration noise before the learner starts."""
+    capacity: int = 200_000
+    """Control steps the replay holds; the oldest go first."""
+    publish_every: int = 1
+    """Learner updates between two hand-overs of weights to those who act."""
+    max_staleness: int = 1000
+    """Learner updates by which acting weights may lag behind before the run stops."""
+    algorithm: ResidualConfig = field(default_factory=ResidualConfig)
+
+    def __post_init__(self) -> None:
+        _require(self.env_steps >= 0, "residual.env_steps", self.env_steps, "0 or more")
+        _require(0 < self.utd <= 64, "residual.utd", self.utd, "above 0, at most 64")
+        _require(self.batch >= 2, "residual.batch", self.batch, "2 or more")
+        _require(0 <= self.demo_ratio < 1, "residual.demo_ratio", self.demo_ratio, "0 to below 1")
+        _require(self.explore_steps >= 0, "residual.explore_steps", self.explore_steps, "0 or more")
+        _require(self.capacity >= 1000, "residual.capacity", self.capacity, "1000 or more")
+        _require(self.publish_every >= 1, "residual.publish_every", self.publish_every, "1 or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateConfig:
+    """How success is measured."""
+
+    episodes: int = 200
+    """Held-out episodes of the base and of the final policy, one seed each."""
+    num_envs: int = 50
+    """Batch size of every evaluation: part of what makes a repetition exact."""
+    every_env_steps: int = 10_000
+    """Control steps between quick evaluations during residual RL, on seeds of their own; 0 means never."""
+    quick_episodes: int = 50
+
+    def __post_init__(self) -> None:
+        _require(1 <= self.episodes <= 10_000, "evaluate.episodes", self.episodes, "1 to 10000")
+        _require(self.num_envs >= 1, "evaluate.num_envs", self.num_envs, "1 or more")
+        _require(self.every_env_steps >= 0, "evaluate.every_env_steps", self.every_env_steps, "0 or more")
+        quick = self.quick_episodes
+        _require(1 <= quick <= 10_000, "evaluate.quick_episodes", quick, "1 to 10000")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    """How much work a crash may cost."""
+
+    every_s: float = 60.0
+    """Seconds of wall-clock between checkpoints; 0 means only by steps."""
+    every_steps: int = 0
+    """Control steps (updates where nothing is collected) between checkpoints; 0 means only by time."""
+    keep: int = 2
+
+    def __post_init__(self) -> None:
+        _require(self.every_s >= 0, "checkpoint.every_s", self.every_s, "0 or more")
+        _require(self.every_steps >= 0, "checkpoint.every_steps", self.every_steps, "0 or more")
+        _require(self.keep >= 1, "checkpoint.keep", self.keep, "1 or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class VideoConfig:
+    """Pictures of the final policy."""
+
+    episodes: int = 2
+    """Episodes filmed; 0 for none."""
+    failures: int = 12
+    """Failed episodes shown in the gallery; 0 for none."""
+    camera: str = "front"
+
+    def __post_init__(self) -> None:
+        _require(self.episodes >= 0, "video.episodes", self.episodes, "0 or more")
+        _require(self.failures >= 0, "video.failures", self.failures, "0 or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """A training run: demonstrations, behaviour cloning, residual RL, evaluation."""
+
+    recipe: str = "custom"
+    """Name of the recipe, for the run folder and the report."""
+    seed: int = 0
+    out: str = "runs"
+    """Folder in which the run folder is made."""
+    device: str = "cpu"
+    """Where the learner computes: cpu, cuda, cuda:1, ..."""
+    torch_threads: int = 1
+    """Learner threads; the simulator has the other cores."""
+    num_envs: int = 16
+    """Simulations that collect."""
+    n_exec: int = 8
+    """Control steps executed of each chunk before the next is sampled."""
+    metrics_rows: int = 200
+    """Rows that each learning phase writes into metrics.jsonl."""
+    env: EnvConfig = field(default_factory=EnvConfig)
+    demos: DemosConfig = field(default_factory=DemosConfig)
+    policy: ChunkPolicyConfig = field(default_factory=ChunkPolicyConfig)
+    bc: BCPhase = field(default_factory=BCPhase)
+    residual: ResidualPhase = field(default_factory=ResidualPhase)
+    evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    video: VideoConfig = field(default_factory=VideoConfig)
+
+    def __post_init__(self) -> None:
+        _require(0 <= self.seed < 2**31, "seed", self.seed, "0 to 2147483647")
+        _require(self.num_envs >= 1, "num_envs", self.num_envs, "1 or more")
+        _require(self.n_exec >= 1, "n_exec", self.n_exec, "1 or more")
+        _require(self.torch_threads >= 1, "torch_threads", self.torch_threads, "1 or more")
+        _require(self.metrics_rows >= 1, "metrics_rows", self.metrics_rows, "1 or more")
+        horizon, task = self.policy.horizon, self.env.task
+        _require(self.n_exec <= horizon, "n_exec", self.n_exec, f"1 to policy.horizon, which is {horizon}")
+        if task not in table("task"):
+            raise ConfigError(f"env.task: no task named {task!r}.{nearest(task, table('task'))}")
+        if self.demos.path is not None and not Path(self.demos.path).is_dir():
+            raise ConfigError(
+                f"demos.path: no folder {self.demos.path!r}. Make one with "
+                f"`robot-rl collect task={self.env.task} out={self.demos.path}`, or leave demos.path out."
+            )

@@ -1,0 +1,137 @@
+"""Demonstrations for a run: collected from the scripted expert, and what the base policy makes of them.
+
+T control steps in all, E episodes, F = T + E frames (final observations included), H chunk length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from robot_rl.core.policy import Policy
+from robot_rl.data.demos import Episodes, EpisodesMeta
+from robot_rl.data.replay import ReplayBuffer
+from robot_rl.hal.vector import Obs, VectorEnv
+from robot_rl.train.envs import Expert, Moment, lockstep, seed_batches
+
+Array = NDArray[Any]
+
+_BATCH = 1024
+"""Decisions relabelled at once."""
+
+
+def episodes_meta(env: VectorEnv) -> EpisodesMeta:
+    """Returns what episodes of this env are of."""
+    return EpisodesMeta(
+        task=env.task,
+        robot=env.robot,
+        control_hz=env.control_hz,
+        instruction=env.instruction,
+        state_names=env.state_names,
+        action_names=env.action_names,
+    )
+
+
+def collect_episodes(
+    env: VectorEnv,
+    expert: Expert,
+    seeds: NDArray[np.uint64],
+    *,
+    on_batch: Callable[[int], None] | None = None,
+) -> Episodes:
+    """Records one episode of the expert for every seed, failures included.
+
+    Args:
+        env: autoreset DISABLED.
+        expert: acts in all envs from their present state.
+        seeds: of the episodes, in the order they are recorded.
+        on_batch: called with the number of recorded episodes after every batch of envs.
+    """
+    rows: list[dict[str, Array]] = []
+    for where, batch in seed_batches(seeds, env.num_envs):
+        moments = list(lockstep(env, batch, _nothing, lambda obs: expert.act()))
+        rows += [_episode(moments, row) for row in range(where.stop - where.start)]
+        if on_batch is not None:
+            on_batch(where.stop)
+    lengths = [len(row["reward"]) for row in rows]
+    keys = [name for name in rows[0] if name.startswith("obs.")]
+    columns = ("action", "reward", "terminated", "truncated", "success")
+    return Episodes(
+        meta=episodes_meta(env),
+        obs={key.removeprefix("obs."): np.concatenate([row[key] for row in rows]) for key in keys},
+        **{name: np.concatenate([row[name] for row in rows]) for name in columns},
+        episode_index=np.repeat(np.arange(len(rows)), lengths),
+        final_obs={key.removeprefix("obs."): np.stack([row[f"final.{key}"] for row in rows]) for key in keys},
+    )
+
+
+def relabelled(
+    episodes: Episodes, policy: Policy, *, n_exec: int, seed: int, device: str = "cpu"
+) -> ReplayBuffer:
+    """Returns a replay of the episodes with what the base policy would have proposed at each frame.
+
+    As when acting, the base plans at every `n_exec`-th frame of an episode and its chunk is followed
+    in between, so that the critic meets the same base actions in both halves of its batch.
+    """
+    starts, ends = episodes.bounds()
+    step_rows = np.arange(len(episodes.reward)) + episodes.episode_index  # row of each step among the frames
+    final_rows = ends + np.arange(len(ends))
+    frame = np.empty(len(step_rows) + len(final_rows), np.int64)
+    frame[step_rows] = np.arange(len(step_rows)) - starts[episodes.episode_index]
+    frame[final_rows] = ends - starts
+    decisions = np.flatnonzero(frame % n_exec == 0)
+    chunks = _chunks(_frames(episodes, step_rows, final_rows, decisions), policy, seed, device)
+    decision_of = np.searchsorted(decisions, np.arange(len(frame)), side="right") - 1
+    base_action = chunks[decision_of, frame % n_exec]
+    return ReplayBuffer.from_episodes(
+        episodes, base_action=base_action[step_rows], final_base_action=base_action[final_rows]
+    )
+
+
+def _episode(moments: list[Moment], row: int) -> dict[str, Array]:
+    """Returns one env's episode: columns by name, and the last observation."""
+    live = [moment for moment in moments if moment.live[row]]
+    columns: dict[str, Array] = {
+        "action": np.stack([moment.infos["executed_action"][row] for moment in live]),
+        "reward": np.array([moment.reward[row] for moment in live], np.float32),
+        "terminated": np.array([moment.terminated[row] for moment in live]),
+        "truncated": np.array([moment.truncated[row] for moment in live]),
+        "success": np.array([moment.infos["success"][row] for moment in live]),
+    }
+    for key in live[0].obs:
+        columns[f"obs.{key}"] = np.stack([moment.obs[key][row] for moment in live])
+        columns[f"final.obs.{key}"] = live[-1].next_obs[key][row]
+    return columns
+
+
+def _frames(episodes: Episodes, step_rows: Array, final_rows: Array, decisions: Array) -> Obs:
+    """Returns the observations of the frames at which the base decides."""
+    chosen: Obs = {}
+    for key, values in episodes.obs.items():
+        frames = np.empty((len(step_rows) + len(final_rows), *values.shape[1:]), values.dtype)
+        frames[step_rows], frames[final_rows] = values, episodes.final_obs[key]
+        chosen[key] = frames[decisions]
+    return chosen
+
+
+def _chunks(obs: Obs, policy: Policy, seed: int, device: str) -> Array:
+    """Returns one chunk (n, H, A) for each observation."""
+    generator = torch.Generator().manual_seed(seed)
+    parts: list[Array] = []
+    with torch.no_grad():
+        for start in range(0, len(next(iter(obs.values()))), _BATCH):
+            part = {
+                key: torch.from_numpy(value[start : start + _BATCH]).to(device) for key, value in obs.items()
+            }
+            rows = len(next(iter(part.values())))
+            z = torch.randn(rows, policy.horizon, policy.action_dim, generator=generator).to(device)
+            parts.append(policy.sample(part, z=z, mode="ode").actions.cpu().numpy())
+    return np.concatenate(parts)
+
+
+def _nothing(obs: Obs, infos: dict[str, Any]) -> None:
+    """Has nothing to prepare: the expert reads the state itself."""

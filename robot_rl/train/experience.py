@@ -1,0 +1,73 @@
+"""What the learner draws from: replayed steps, or windows of demonstrations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from robot_rl.core.policy import DemoBatch
+from robot_rl.data.demos import ChunkSampler
+from robot_rl.data.replay import Mixture, ReplayBuffer, StepBatch, TransitionBatch
+
+
+class ReplayExperience:
+    """Keeps the steps of the sources in one buffer and samples from that, or from a mixture that holds it."""
+
+    def __init__(
+        self,
+        replay: ReplayBuffer,
+        *,
+        sampler: ReplayBuffer | Mixture,
+        batch: int,
+        n_step: int,
+        gamma_step: float,
+        seed: int,
+        device: str = "cpu",
+    ) -> None:
+        self._replay, self._sampler = replay, sampler
+        self._batch, self._n_step, self._gamma_step = batch, n_step, gamma_step
+        self._rng = np.random.default_rng(seed)
+        self._device = device
+
+    def add(self, steps: StepBatch) -> int:
+        return self._replay.add(steps)
+
+    def sample(self) -> TransitionBatch:
+        batch = self._sampler.sample(
+            self._batch, n_step=self._n_step, gamma_step=self._gamma_step, rng=self._rng
+        )
+        return batch if self._device == "cpu" else batch.to(self._device)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the online buffer and the generator; demonstrations are built again from their files."""
+        return {"replay": self._replay.state_dict(), "rng": self._rng.bit_generator.state}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._replay.load_state_dict(state["replay"])
+        self._rng.bit_generator.state = state["rng"]
+
+
+class DemoExperience:
+    """Windows of demonstrations; there is nothing to add to them."""
+
+    def __init__(self, sampler: ChunkSampler, *, batch: int, seed: int, device: str = "cpu") -> None:
+        self._sampler, self._batch, self._device = sampler, batch, device
+        self._rng = np.random.default_rng(seed)
+
+    def add(self, steps: StepBatch) -> int:
+        raise RuntimeError("demonstrations are read only: a run that collects needs a ReplayExperience")
+
+    def sample(self) -> DemoBatch:
+        batch = self._sampler.sample(self._batch, self._rng)
+        if self._device == "cpu":
+            return batch
+        obs = {key: value.to(self._device) for key, value in batch.obs.items()}
+        return DemoBatch(obs, batch.actions.to(self._device), batch.valid.to(self._device), batch.source)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"rng": self._rng.bit_generator.state}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._rng.bit_generator.state = state["rng"]
