@@ -145,7 +145,7 @@ def _build(robot: Robot, source: ModelSource, folder: Path) -> mujoco.MjSpec:
     spec.modelname = robot.name
     if source.keep is not None:
         _keep_only(spec, source.keep, robot.name)
-    _take_off_prefix(spec, source.prefix)
+    _take_off_prefix(spec, source.prefix, robot.name)
     for body in spec.bodies[1:]:
         body.gravcomp = 1.0
     _set_collisions(spec, source.collide)
@@ -180,9 +180,26 @@ def _keep_only(spec: mujoco.MjSpec, root: str, robot_name: str) -> None:
     bodies[root].pos = np.zeros(3)
 
 
-def _take_off_prefix(spec: mujoco.MjSpec, prefix: str) -> None:
-    for element in (*spec.bodies[1:], *spec.joints, *spec.geoms, *spec.sites):
+def _take_off_prefix(spec: mujoco.MjSpec, prefix: str, robot_name: str) -> None:
+    """Renames elements and what refers to them; tendon paths cannot be renamed."""
+    if not prefix:
+        return
+    if spec.tendons:
+        raise ModelError(f"robot {robot_name}: model.prefix must be absent: the MJCF has tendons.")
+    for element in (*spec.bodies[1:], *spec.joints, *spec.geoms, *spec.sites, *spec.actuators):
         element.name = element.name.removeprefix(prefix)
+    for actuator in spec.actuators:
+        actuator.target = actuator.target.removeprefix(prefix)
+    for equality in spec.equalities:
+        equality.name1, equality.name2 = (
+            equality.name1.removeprefix(prefix),
+            equality.name2.removeprefix(prefix),
+        )
+    for sensor in spec.sensors:
+        sensor.objname, sensor.refname = (
+            sensor.objname.removeprefix(prefix),
+            sensor.refname.removeprefix(prefix),
+        )
 
 
 def _set_collisions(spec: mujoco.MjSpec, touching: tuple[str, ...] | None) -> None:

