@@ -1,0 +1,115 @@
+"""Other projects' environments, each measured in a virtual environment of its own.
+
+Their pins exclude this project's MuJoCo, so they cannot be imported here. The environment is made on
+first use under `$XDG_CACHE_HOME/robot_rl/peers` and kept.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from robot_rl.core.errors import RobotRLError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peer:
+    """What to install, and a program that prints `{"steps_per_s": ...}`."""
+
+    packages: tuple[str, ...]
+    make_env: str
+    """Python that defines `make()`, one single-process Gymnasium-like env with 4-tuple or 5-tuple steps."""
+    num_envs: int = 2
+    """Worker processes: one a core."""
+
+
+PEERS = {
+    "robosuite_lift": Peer(
+        packages=("robosuite==1.5.2", "mujoco==3.3.0"),
+        make_env="""
+import robosuite, logging
+logging.getLogger("robosuite_logs").setLevel(logging.ERROR)
+def make():
+    return robosuite.make("Lift", robots="Panda", has_renderer=False, has_offscreen_renderer=False,
+                          use_camera_obs=False, control_freq=20, horizon=100)
+def action(env, rng):
+    low, high = env.action_spec
+    return rng.uniform(low, high)
+""",
+    ),
+    "gymnasium_robotics_fetch_pick_and_place": Peer(
+        packages=("gymnasium-robotics==1.4.2", "mujoco==3.3.0"),
+        make_env="""
+import gymnasium, gymnasium_robotics
+gymnasium.register_envs(gymnasium_robotics)
+def make():
+    return gymnasium.make("FetchPickAndPlace-v4")
+def action(env, rng):
+    return rng.uniform(-1.0, 1.0, 4)
+""",
+    ),
+}
+
+_WORKER = """
+import json, multiprocessing, sys, time
+import numpy as np
+{make_env}
+def work(seed):
+    env, rng = make(), np.random.default_rng(seed)
+    env.reset()
+    steps, began = 0, None
+    while began is None or time.perf_counter() - began < {seconds}:
+        out = env.step(action(env, rng))
+        if out[2] or (len(out) == 5 and out[3]):
+            env.reset()
+        steps += 1
+        if began is None and steps == 20:
+            steps, began = 0, time.perf_counter()
+    return steps / (time.perf_counter() - began)
+if __name__ == "__main__":
+    with multiprocessing.Pool({num_envs}) as pool:
+        print(json.dumps({{"steps_per_s": sum(pool.map(work, range({num_envs})))}}))
+"""
+
+
+def peer_steps_per_s(name: str, seconds: float = 6.0) -> float:
+    """Returns control steps per second of a peer, all its worker processes together.
+
+    Each worker steps its own env with no coordination at all, which favours the peer: a vector env
+    over them would be slower.
+
+    Raises:
+        RobotRLError: its environment cannot be installed, or its program fails.
+    """
+    peer = PEERS[name]
+    python = _environment(name, peer)
+    program = python.parent / "steps_per_s.py"
+    program.write_text(_WORKER.format(make_env=peer.make_env, seconds=seconds, num_envs=peer.num_envs))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([python, program], capture_output=True, text=True, env=environment, timeout=300)
+    if done.returncode != 0:
+        raise RobotRLError(f"bench sim: the peer {name} failed:\n{done.stderr[-800:]}")
+    return float(json.loads(done.stdout.strip().splitlines()[-1])["steps_per_s"])
+
+
+def _environment(name: str, peer: Peer) -> Path:
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "robot_rl" / "peers" / name
+    python = cache / "bin" / "python"
+    ready = cache / "ready.json"
+    if ready.exists() and json.loads(ready.read_text()) == list(peer.packages):
+        return python
+    uv = Path(sys.prefix) / "bin" / "uv"
+    for command in (
+        [uv, "venv", "--clear", "--quiet", "--python", sys.executable, cache],
+        [uv, "pip", "install", "--quiet", "--python", python, *peer.packages],
+    ):
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode != 0:
+            raise RobotRLError(
+                f"bench sim: cannot install the peer {name} ({', '.join(peer.packages)}): {done.stderr.strip()[-400:]} "
+                "Use peers=false to leave peers out."
+            )
+    ready.write_text(json.dumps(list(peer.packages)))
+    return python
