@@ -82,7 +82,8 @@ def checks() -> list[Check]:
 
 def _list(kind: str, *, as_json: bool) -> int:
     found = names(kind)
-    print("\n".join(found))
+    for name in found:
+        print(name)
     if as_json:
         print(json.dumps({"kind": kind, "names": found}))
     return 0

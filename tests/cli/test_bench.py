@@ -1,0 +1,75 @@
+"""The bench command: options checked against the benchmark, tables for people, JSON for machines."""
+
+import json
+import sys
+from types import ModuleType
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+
+from robot_rl.cli import bench
+from robot_rl.core.errors import ConfigError, UnknownComponentError
+
+
+def measure(
+    num_envs: tuple[int, ...] = (64,), rounds: int = 5, kind: Literal["fast", "slow"] = "fast"
+) -> dict[str, Any]:
+    """A benchmark that measures nothing and returns what it was given."""
+    return {
+        "title": "demonstration",
+        "rows": [{"name": kind, "envs": n, "rate": 1234.56 * n} for n in num_envs],
+        "layers": [{"layer": "physics", "share": 0.91234}],
+        "notes": ["rounds [n]: " + str(rounds)],
+        "ratio": np.float64(0.5),
+    }
+
+
+@pytest.fixture
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("robot_rl.bench.sim")
+    monkeypatch.setattr(module, "run", measure, raising=False)
+    monkeypatch.setitem(sys.modules, "robot_rl.bench.sim", module)
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_prints_tables_and_one_json_object(capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.run(["sim", "num_envs=[2,3]", "--json", "rounds=7"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    answer = json.loads(lines[-1])
+    assert answer["ratio"] == 0.5
+    assert [row["envs"] for row in answer["rows"]] == [2, 3]
+    text = "\n".join(lines[:-1])
+    assert "demonstration" in text
+    assert "2,469" in text  # 2 * 1234.56 = 2469.12
+    assert "0.9123" in text
+    assert "rounds [n]: 7" in text
+
+
+@pytest.mark.usefixtures("stand_in")
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("round=3", "round: no such key. Did you mean 'rounds'?"),
+        ("rounds=many", "rounds: got 'many', allowed: a whole number."),
+        ("kind=fest", "kind: got 'fest', allowed: one of 'fast', 'slow'. Did you mean 'fast'?"),
+        (
+            "num_envs=64",
+            "num_envs: got 64, allowed: a list, each a whole number. Write a list: 'num_envs=[64]'.",
+        ),
+    ],
+)
+def test_options_are_checked(word: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        bench.run(["sim", word])
+    assert str(caught.value) == message
+
+
+def test_an_unknown_benchmark_is_answered_with_the_nearest() -> None:
+    with pytest.raises(UnknownComponentError, match=r"bench: no benchmark 'simm'\. Did you mean 'sim'\?"):
+        bench.run(["simm"])
+
+
+def test_cells_compare() -> None:
+    values = [None, True, False, 12345, 12345.6, 0.123456, "x"]
+    assert [bench._cell(v) for v in values] == ["-", "yes", "no", "12,345", "12,346", "0.1235", "x"]

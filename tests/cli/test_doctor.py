@@ -1,0 +1,78 @@
+"""The doctor tells what is there, what is missing, and the command that mends it."""
+
+import json
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+
+from robot_rl.cli import doctor
+from robot_rl.core.errors import RenderError, UnknownComponentError
+from robot_rl.core.registry import TABLE
+
+Usage = namedtuple("Usage", ["total", "used", "free"])
+
+
+def test_a_healthy_machine_passes(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert doctor.run(["--json"]) == 0
+    lines = capsys.readouterr().out.strip().splitlines()
+    answer = json.loads(lines[-1])
+    assert answer["ok"] is True
+    assert {"python", "torch", "mujoco", "cores", "renderer", "leases", "run folder"} <= {
+        c["name"] for c in answer["checks"]
+    }
+    assert "10 of 10 checks passed" in lines[-2]
+
+
+@pytest.mark.parametrize("kind", [*TABLE, "recipe"])
+def test_lists_every_kind(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert doctor.run(["--list", kind, "--json"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert json.loads(lines[-1]) == {"kind": kind, "names": lines[:-1]}
+    assert lines[:-1] == sorted(lines[:-1])
+
+
+def test_an_unknown_kind_is_answered_with_the_nearest() -> None:
+    with pytest.raises(UnknownComponentError, match=r"doctor: no kind 'robots'\. Did you mean 'robot'\?"):
+        doctor.run(["--list", "robots"])
+
+
+def test_a_missing_or_old_package_fails_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    check = doctor._package("no-such-package", "1.0")
+    assert (check.state, check.detail) == ("fail", "not installed")
+    assert check.remedy == "Install it: pip install 'no-such-package>=1.0'."
+    monkeypatch.setattr(doctor, "version", lambda name: "3.10.1+cpu")
+    check = doctor._package("mujoco", "4.0")
+    assert (check.state, check.detail) == ("fail", "3.10.1+cpu, needs 4.0 or later")
+    assert doctor._package("mujoco", "3.9").state == "ok"  # 3.10 is after 3.9
+
+
+def test_little_disk_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: Usage(10e9, 9e9, 1e9))
+    check = doctor._disk()
+    assert check == doctor.Check(
+        "disk", "note", "1.0 GB free here", "Free some, or write elsewhere: out=<folder>."
+    )
+
+
+def test_a_missing_renderer_is_a_note_and_a_locked_folder_a_failure(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def no_renderer() -> str:
+        raise RenderError("no EGL: apt install libegl1")
+
+    def read_only() -> str:
+        raise PermissionError("runs is read-only")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(doctor, "_renderer", no_renderer)
+    monkeypatch.setattr(doctor, "_run_folder", read_only)
+    assert doctor.run(["--json"]) == 1
+    lines = capsys.readouterr().out.strip().splitlines()
+    states = {c["name"]: (c["state"], c["detail"]) for c in json.loads(lines[-1])["checks"]}
+    assert states["renderer"] == ("note", "no EGL: apt install libegl1")
+    assert states["run folder"] == ("fail", "runs is read-only")
+    assert "mend: run folder" in lines[-2]
