@@ -15,6 +15,7 @@ import numpy as np
 from mujoco.batch import Batch
 from numpy.typing import NDArray
 
+from robot_rl.core.errors import ConfigError
 from robot_rl.sim.robots.panda import GRIPPER_KP_N_M, PANDA
 from robot_rl.sim.robots.physics import physics_options
 from robot_rl.sim.scene import add_free_box, add_world
@@ -83,10 +84,22 @@ SETTINGS = (
 )
 
 
-def run(
-    *, hold_s: float = 10.0, shake_s: float = 4.0, num_sims: int = 8, settings: Sequence[Setting] = SETTINGS
-) -> dict[str, Any]:
-    """Returns the table as `{title, rows, notes}`; about half a minute on one core for all settings."""
+def run(*, hold_s: float = 10.0, shake_s: float = 4.0, num_sims: int = 8) -> dict[str, Any]:
+    """Returns the table as `{title, rows, notes}`; about half a minute on one core."""
+    return compare(SETTINGS, hold_s=hold_s, shake_s=shake_s, num_sims=num_sims)
+
+
+def compare(settings: Sequence[Setting], *, hold_s: float, shake_s: float, num_sims: int) -> dict[str, Any]:
+    """Measures the settings one after the other, a row each.
+
+    Raises:
+        ConfigError: no time to hold, or no simulation.
+    """
+    if hold_s < _CREEP_S or shake_s <= 0 or num_sims < 1:
+        raise ConfigError(
+            f"bench physics: got hold_s={hold_s:g}, shake_s={shake_s:g}, num_sims={num_sims}; allowed: "
+            f"hold_s at least {_CREEP_S:g}, shake_s above 0, num_sims at least 1"
+        )
     rows = [measure(setting, hold_s=hold_s, shake_s=shake_s, num_sims=num_sims) for setting in settings]
     return {
         "title": f"Physics: lift a cube, hold {hold_s:g} s, move {shake_s:g} s; {num_sims} simulations",
@@ -110,7 +123,7 @@ def measure(setting: Setting, *, hold_s: float, shake_s: float, num_sims: int) -
     before = grasp.cube_in_tool()
     grasp.still(_CREEP_S)
     creep_m = np.linalg.norm(grasp.cube_in_tool() - before, axis=1)
-    grasp.still(max(hold_s - _CREEP_S, 0.0))
+    grasp.still(hold_s - _CREEP_S)
     held = grasp.held()
     still_cost = grasp.step_cost_s()
     grasp.shake(shake_s)

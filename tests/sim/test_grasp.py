@@ -4,7 +4,8 @@ import math
 
 import pytest
 
-from robot_rl.bench.physics import SHIPPED, USUAL, Setting, measure, run
+from robot_rl.bench.physics import SHIPPED, USUAL, Setting, compare, measure
+from robot_rl.core.errors import ConfigError
 
 
 def test_a_grasp_holds_ten_seconds_under_the_shipped_options() -> None:
@@ -30,7 +31,7 @@ def test_holding_does_not_hang_on_the_stiffness_of_the_arm() -> None:
 
 
 def test_the_table_says_what_was_measured() -> None:
-    table = run(hold_s=2.0, shake_s=0.2, num_sims=1, settings=[SHIPPED])
+    table = compare([SHIPPED], hold_s=2.0, shake_s=0.2, num_sims=1)
     (row,) = table["rows"]
     assert (row["shapes"], row["integrator"], row["timestep_ms"], row["cone"]) == (
         "capsule pads", "discrete", 5.0, "elliptic 10",
@@ -39,3 +40,8 @@ def test_the_table_says_what_was_measured() -> None:
     assert row["cpu_ms"] == pytest.approx(200_000 / row["steps_per_cpu_s"])
     assert math.isfinite(row["creep_mm"])
     assert "hold 2 s" in table["title"]
+
+
+def test_times_too_short_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"got hold_s=1, shake_s=1, num_sims=4; allowed: hold_s at least 2"):
+        compare([SHIPPED], hold_s=1.0, shake_s=1.0, num_sims=4)
