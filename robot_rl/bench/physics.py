@@ -110,8 +110,6 @@ def compare(settings: Sequence[Setting], *, hold_s: float, shake_s: float, num_s
             f"creep_mm: mean motion of the cube in the hand in the first {_CREEP_S:g} s of stillness",
             "cpu_ms: processor time per simulated second while moving; steps_per_cpu_s: physics steps per "
             f"second of one core, while moving and while still; MuJoCo {mujoco.__version__}",
-            "pyramidal cones let the cube creep out of the hand; with soft servos the integrators differ "
-            "little, with stiff ones `discrete` costs least",
         ],
     }
 
