@@ -22,6 +22,7 @@ from rich.table import Table
 from robot_rl.config import options
 from robot_rl.core.errors import RobotRLError, UnknownComponentError, nearest
 from robot_rl.core.registry import TABLE, table
+from robot_rl.sched.leases import LeaseStore
 
 SUMMARY = "check this machine, and list robots, tasks, policies, recipes"
 
@@ -164,12 +165,8 @@ def _renderer() -> str:
 
 def _leases() -> str:
     """Opens the lease database for writing, as a training run will."""
-    leases = importlib.import_module("robot_rl.sched.leases")
-    path = Path(leases.default_path())
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.exists() and not os.access(path, os.W_OK):
-        raise PermissionError(f"{path} is not writable: remove it, or mend its owner")
-    return f"{_written_in(path.parent)}: {path.name}"
+    store = LeaseStore()
+    return f"{store.path}, {len(store.active())} held"
 
 
 def _run_folder() -> str:
