@@ -1,0 +1,96 @@
+"""Which process holds a lease, and whether it still lives."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import socket
+import sys
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+
+_COMMAND_LETTERS = 120
+
+
+@dataclass(frozen=True, kw_only=True)
+class Holder:
+    """A process, told apart from a later one with the same number."""
+
+    pid: int
+    host: str
+    command: str
+    """Shortened command line."""
+    started: str
+    """Start time in ticks since boot; empty where the system does not tell."""
+    world: str
+    """Host, boot and process namespace: only within one world do process ids mean anything."""
+
+    def describe(self) -> str:
+        """Returns pid, host and command in words."""
+        return f"pid {self.pid} on {self.host}, `{self.command}`"
+
+    def is_alive(self, seen_from: Holder) -> bool | None:
+        """Returns whether the process lives, or None if that cannot be told from here."""
+        if self.world != seen_from.world:
+            return None
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:  # it lives, and is another user's
+            pass
+        started = _start_time(self.pid)
+        if started is None or self.started == "":
+            return True
+        return started == self.started
+
+    def to_text(self) -> str:
+        """Returns one line that `from_text` reads."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_text(cls, text: str) -> Holder:
+        return cls(**json.loads(text))
+
+
+def this_process() -> Holder:
+    """Returns the calling process; a forked child is another one."""
+    pid = os.getpid()
+    return Holder(
+        pid=pid,
+        host=socket.gethostname(),
+        command=_command(),
+        started=_start_time(pid) or "",
+        world=_world(),
+    )
+
+
+def _command() -> str:
+    words = [Path(sys.argv[0]).name or "python", *sys.argv[1:]] if sys.argv else ["python"]
+    line = shlex.join(words)
+    return line if len(line) <= _COMMAND_LETTERS else line[: _COMMAND_LETTERS - 3] + "..."
+
+
+@cache
+def _world() -> str:
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        namespace = os.readlink("/proc/self/ns/pid")
+    except OSError:
+        boot = namespace = ""
+    return f"{socket.gethostname()} {boot} {namespace}".strip()
+
+
+def _start_time(pid: int) -> str | None:
+    """Returns the start time in ticks since boot, "" for a dead process, None where /proc hides it.
+
+    proc(5): the fields of /proc/<pid>/stat after the command name, which may hold blanks and
+    brackets, are the state (Z and X are dead, waiting to be reaped) and 18 more before the start.
+    """
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return "" if fields[0] in "ZX" else fields[19]

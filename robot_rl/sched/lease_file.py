@@ -1,0 +1,98 @@
+"""The SQLite file behind the leases: where it is, its tables, and one writer at a time."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+from robot_rl.core.errors import LeaseError
+
+_BUSY_TIMEOUT_S = 30.0
+_VERSION = 1
+_SCHEMA = """
+CREATE TABLE devices (name TEXT PRIMARY KEY, last_token INTEGER NOT NULL);
+CREATE TABLE leases (
+    device TEXT NOT NULL, token INTEGER NOT NULL, slot_ids TEXT NOT NULL, exclusive INTEGER NOT NULL,
+    holder TEXT NOT NULL, process TEXT NOT NULL, since_s REAL NOT NULL, expires_s REAL NOT NULL,
+    PRIMARY KEY (device, token)
+);
+CREATE TABLE waiting (
+    ticket INTEGER PRIMARY KEY AUTOINCREMENT, device TEXT NOT NULL, priority INTEGER NOT NULL,
+    process TEXT NOT NULL, asked_s REAL NOT NULL
+);
+"""
+
+
+class LeaseFileError(LeaseError):
+    """The lease file itself cannot be read or written; who holds what is unknown."""
+
+
+class LeaseFile:
+    """A lease file; every transaction opens it anew, so threads and forks need no care."""
+
+    def __init__(self, path: Path) -> None:
+        """Opens or creates the file and its folder.
+
+        Raises:
+            LeaseFileError: it cannot be made or read, or is of another version.
+        """
+        self.path = path
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise self._unusable(error) from error
+        with self.transaction(creates=True) as rows:
+            found = rows.execute("PRAGMA user_version").fetchone()[0]
+            if found == 0:
+                for statement in _SCHEMA.split(";"):
+                    rows.execute(statement)
+                rows.execute(f"PRAGMA user_version = {_VERSION}")
+            elif found != _VERSION:
+                raise LeaseFileError(
+                    f"{path}: the lease file has version {found}, this program writes {_VERSION}. "
+                    "Use one version of robot_rl on this host, or set ROBOT_RL_STATE to another folder."
+                )
+
+    @contextmanager
+    def transaction(self, *, creates: bool = False) -> Generator[sqlite3.Connection]:
+        """Yields a connection that alone may write, and commits at the end.
+
+        Raises:
+            LeaseFileError: the file cannot be used.
+        """
+        try:
+            rows = sqlite3.connect(self.path, timeout=_BUSY_TIMEOUT_S, isolation_level=None)
+            try:
+                if creates:
+                    rows.execute("PRAGMA journal_mode = WAL")
+                # FULL: a token must not be given twice, not even after a power cut.
+                rows.execute("PRAGMA synchronous = FULL")
+                rows.execute("BEGIN IMMEDIATE")
+                try:
+                    yield rows
+                except BaseException:
+                    rows.execute("ROLLBACK")
+                    raise
+                rows.execute("COMMIT")
+            finally:
+                rows.close()
+        except sqlite3.Error as error:
+            raise self._unusable(error) from error
+
+    def _unusable(self, error: Exception) -> LeaseFileError:
+        return LeaseFileError(
+            f"{self.path}: the lease file cannot be used: {error}. Check the folder's rights and free space, "
+            "or set ROBOT_RL_STATE to a folder on a local disk (one and the same for all of this host)."
+        )
+
+
+def default_path() -> Path:
+    """Returns $ROBOT_RL_STATE/leases.db, else robot_rl/leases.db in the user's state folder."""
+    own = os.environ.get("ROBOT_RL_STATE")
+    if own:
+        return Path(own).expanduser() / "leases.db"
+    state = os.environ.get("XDG_STATE_HOME")
+    return (Path(state) if state else Path.home() / ".local" / "state") / "robot_rl" / "leases.db"

@@ -1,0 +1,373 @@
+"""Leases of devices between processes of one machine, in one SQLite file.
+
+Two jobs cannot drive one arm: who wants to act takes a lease, which ends unless it is renewed,
+and whose fencing token is larger than that of every lease of the device before it. The device
+itself refuses older tokens (`robot_rl.hal.device.Fence`), so even a holder that slept through
+the end of its lease does no harm.
+
+A lease ends by `release`, by expiry, or at once when its holder's process is gone: that is seen
+by process id and start time, and only believed on the same boot of the same host and in the same
+process namespace. Holders elsewhere (a container that shares the file) end by expiry alone.
+
+Lease times are wall-clock times (`time.time`), the only clock that processes share and that goes
+on over a restart. If somebody sets the clock back, leases last longer; forward, they end early,
+and the fencing token still keeps two holders apart. Nothing else here uses wall-clock time.
+
+Devices of one name and of different machines are different devices: a lease file is for one host.
+Deleting the file starts the tokens again; do it with every device switched off.
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from robot_rl.core.clock import Clock
+from robot_rl.core.errors import LeaseError
+from robot_rl.hal.device import DeviceSpec
+from robot_rl.sched.holder import Holder, this_process
+from robot_rl.sched.lease import DEFAULT_TTL_S, Lease, WallClock, clock_time
+from robot_rl.sched.lease_file import LeaseFile, LeaseFileError, default_path
+
+__all__ = ["DEFAULT_TTL_S", "HeldLease", "Lease", "LeaseStore", "WallClock", "default_path"]
+
+logger = logging.getLogger(__name__)
+
+_POLL_S = 0.1
+_WAITER_SILENCE_S = 5.0
+"""A waiter that has not asked for as long has given up without saying so."""
+_ASK_AGAIN_S = 1.0
+"""How often a waiter notes that it still waits; each note is a write to the disk."""
+
+
+class HeldLease:
+    """A lease that a thread keeps renewing; ask `check()` before every chunk of commands."""
+
+    def __init__(self, store: LeaseStore, lease: Lease) -> None:
+        self._store, self.lease = store, lease
+        self._lost: LeaseError | None = None
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._renew, name=f"lease-{lease.device}", daemon=True)
+        self._thread.start()
+
+    @property
+    def device(self) -> str:
+        return self.lease.device
+
+    @property
+    def token(self) -> int:
+        return self.lease.token
+
+    @property
+    def slot_ids(self) -> tuple[int, ...]:
+        return self.lease.slot_ids
+
+    def check(self) -> None:
+        """Passes while the lease is held.
+
+        Raises:
+            LeaseError: it was overtaken, or could not be renewed before it expired.
+        """
+        if self._lost is not None:
+            raise self._lost
+        if self._store.has_expired(self.lease):  # the machine slept, or the file could not be written
+            self.lease = self._store.renew(self.lease)
+
+    def end(self) -> None:
+        """Stops renewing and gives the slots back."""
+        self._done.set()
+        self._thread.join()
+        self._store.release(self.lease)
+
+    def _renew(self) -> None:
+        # A third of the life: two renewals may fail before the lease does.
+        while not self._done.wait(self.lease.ttl_s / 3.0):
+            try:
+                self.lease = self._store.renew(self.lease)
+            except LeaseFileError as error:
+                if not self._store.has_expired(self.lease):
+                    logger.warning("%s Trying again.", error)
+                    continue
+                self._lost = error
+            except LeaseError as error:
+                self._lost = error
+            if self._lost is not None:
+                logger.error("%s", self._lost)
+                return
+
+
+class LeaseStore:
+    """All leases of this host. Cheap to make; every call opens and closes the file."""
+
+    def __init__(
+        self,
+        path: Path | None = None,
+        clock: Clock | None = None,
+        *,
+        process: Holder | None = None,
+        is_alive: Callable[[Holder], bool | None] | None = None,
+    ) -> None:
+        """Opens or creates the file.
+
+        Args:
+            path: `default_path()` if None.
+            clock: wall-clock time if None; see the head of this module.
+            process: who asks; this process if None.
+            is_alive: True, False, or None for unknown; asks the operating system if None.
+
+        Raises:
+            LeaseError: the file cannot be made or read, or is of another version.
+        """
+        self._file = LeaseFile(path or default_path())
+        self._clock = clock or WallClock()
+        self._given_process = process
+        self._is_alive = is_alive or (lambda holder: holder.is_alive(seen_from=self._process))
+
+    @property
+    def path(self) -> Path:
+        """The file; its folder also holds SQLite's own two beside it."""
+        return self._file.path
+
+    @property
+    def _process(self) -> Holder:
+        # Not kept: a store that was made before a fork is also used after it.
+        return self._given_process or this_process()
+
+    def acquire(
+        self,
+        spec: DeviceSpec,
+        *,
+        holder: str,
+        slots: int | None = None,
+        ttl_s: float = DEFAULT_TTL_S,
+        priority: int = 0,
+        wait_s: float = 0.0,
+    ) -> Lease:
+        """Takes slots of a device.
+
+        Args:
+            spec: which device, and how many slots it has.
+            holder: what the asker calls itself; others read it in their errors.
+            slots: how many; None for all of them and no company.
+            ttl_s: life unless renewed.
+            priority: among those who wait, the larger goes first, then the earlier. Nobody is
+                put out of a lease, and nobody who does not wait overtakes an equal who does.
+            wait_s: how long to wait for others to finish.
+
+        Raises:
+            LeaseError: not enough free slots: says who has them since when and until when.
+        """
+        if slots is not None and not 1 <= slots <= spec.slots:
+            raise LeaseError(
+                f"lease of {spec.name}: got slots {slots}, allowed 1 to {spec.slots}, or None for all."
+            )
+        if not ttl_s > 0:
+            raise LeaseError(f"lease of {spec.name}: got ttl_s {ttl_s}, allowed: above 0.")
+        deadline_s = time.monotonic() + wait_s
+        ticket: int | None = None
+        try:
+            while True:
+                with self._file.transaction() as rows:
+                    if ticket is None and wait_s > 0:
+                        ticket = self._take_ticket(rows, spec.name, priority)
+                    found = self._try(rows, spec, holder, slots, ttl_s, priority, ticket)
+                if isinstance(found, Lease):
+                    return found
+                if time.monotonic() >= deadline_s:
+                    raise LeaseError(found)
+                time.sleep(_POLL_S)
+        finally:
+            if ticket is not None:
+                with self._file.transaction() as rows:
+                    rows.execute("DELETE FROM waiting WHERE ticket = ?", (ticket,))
+
+    def renew(self, lease: Lease, ttl_s: float | None = None) -> Lease:
+        """Extends a lease by `ttl_s` (its own if None) from now.
+
+        A lease that expired but that nobody has overtaken is extended too: its token is still
+        the newest of its slots.
+
+        Raises:
+            LeaseError: released or overtaken.
+        """
+        ttl_s = lease.ttl_s if ttl_s is None else ttl_s
+        expires_s = self._clock.now_s() + ttl_s
+        with self._file.transaction() as rows:
+            changed = rows.execute(
+                "UPDATE leases SET expires_s = ? WHERE device = ? AND token = ?",
+                (expires_s, lease.device, lease.token),
+            ).rowcount
+        if not changed:
+            raise LeaseError(
+                f"lease of {lease.device}: token {lease.token} is no longer held; it was released, or it "
+                f"expired at {clock_time(lease.expires_s)} and its slots were freed for others. Stop commanding "
+                "it and acquire a new lease; `robot-rl devices` shows who has it."
+            )
+        return replace(lease, expires_s=expires_s, ttl_s=ttl_s)
+
+    def release(self, lease: Lease) -> None:
+        """Gives the slots back; nothing happens if they are no longer held."""
+        with self._file.transaction() as rows:
+            rows.execute("DELETE FROM leases WHERE device = ? AND token = ?", (lease.device, lease.token))
+
+    @contextmanager
+    def hold(
+        self,
+        spec: DeviceSpec,
+        *,
+        holder: str,
+        slots: int | None = None,
+        ttl_s: float = DEFAULT_TTL_S,
+        priority: int = 0,
+        wait_s: float = 0.0,
+    ) -> Generator[HeldLease]:
+        """Acquires, renews in a thread, and releases at the end; arguments as in `acquire`."""
+        lease = self.acquire(spec, holder=holder, slots=slots, ttl_s=ttl_s, priority=priority, wait_s=wait_s)
+        held = HeldLease(self, lease)
+        try:
+            yield held
+        finally:
+            held.end()
+
+    def active(self, device: str | None = None) -> list[Lease]:
+        """Returns the leases that hold, of one device or of all, oldest first."""
+        now_s = self._clock.now_s()
+        with self._file.transaction() as rows:
+            leases = self._read(rows, device)
+        return [lease for lease in leases if not self._is_over(lease, now_s)]
+
+    def has_expired(self, lease: Lease) -> bool:
+        """Returns whether the lease's time is up, renewable or not."""
+        return lease.expires_s <= self._clock.now_s()
+
+    # Inside a transaction
+
+    def _try(
+        self,
+        rows: sqlite3.Connection,
+        spec: DeviceSpec,
+        holder: str,
+        slots: int | None,
+        ttl_s: float,
+        priority: int,
+        ticket: int | None,
+    ) -> Lease | str:
+        """Returns a lease, or in words why there is none now."""
+        now_s = self._clock.now_s()
+        held = self._purge(rows, spec.name, now_s)
+        ahead = self._count_ahead(rows, spec.name, priority, ticket)
+        taken = {slot for lease in held for slot in lease.slot_ids}
+        free = [slot for slot in range(spec.slots) if slot not in taken]
+        is_free = (
+            not held if slots is None else len(free) >= slots and not any(lease.exclusive for lease in held)
+        )
+        if ahead or not is_free:
+            return _refusal(spec, slots, held, len(free), ahead)
+        rows.execute("INSERT OR IGNORE INTO devices VALUES (?, 0)", (spec.name,))
+        rows.execute("UPDATE devices SET last_token = last_token + 1 WHERE name = ?", (spec.name,))
+        token = rows.execute("SELECT last_token FROM devices WHERE name = ?", (spec.name,)).fetchone()[0]
+        lease = Lease(
+            device=spec.name,
+            token=token,
+            slot_ids=tuple(free if slots is None else free[:slots]),
+            exclusive=slots is None,
+            holder=holder,
+            process=self._process,
+            since_s=now_s,
+            expires_s=now_s + ttl_s,
+            ttl_s=ttl_s,
+        )
+        ids = ",".join(map(str, lease.slot_ids))
+        rows.execute(
+            "INSERT INTO leases VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                lease.device,
+                token,
+                ids,
+                lease.exclusive,
+                holder,
+                self._process.to_text(),
+                now_s,
+                lease.expires_s,
+            ),
+        )
+        return lease
+
+    def _purge(self, rows: sqlite3.Connection, device: str, now_s: float) -> list[Lease]:
+        """Removes the leases of a device that are over, and returns the others."""
+        held: list[Lease] = []
+        for lease in self._read(rows, device):
+            if self._is_over(lease, now_s):
+                rows.execute("DELETE FROM leases WHERE device = ? AND token = ?", (device, lease.token))
+            else:
+                held.append(lease)
+        return held
+
+    def _is_over(self, lease: Lease, now_s: float) -> bool:
+        return lease.expires_s <= now_s or self._is_alive(lease.process) is False
+
+    def _read(self, rows: sqlite3.Connection, device: str | None) -> list[Lease]:
+        where, values = ("", ()) if device is None else (" WHERE device = ?", (device,))
+        found = rows.execute(
+            "SELECT device, token, slot_ids, exclusive, holder, process, since_s, expires_s "
+            f"FROM leases{where} ORDER BY since_s, token",
+            values,
+        ).fetchall()
+        return [
+            Lease(
+                device=name,
+                token=token,
+                slot_ids=tuple(int(slot) for slot in slot_ids.split(",")),
+                exclusive=bool(exclusive),
+                holder=holder,
+                process=Holder.from_text(process),
+                since_s=since_s,
+                expires_s=expires_s,
+            )
+            for name, token, slot_ids, exclusive, holder, process, since_s, expires_s in found
+        ]
+
+    def _take_ticket(self, rows: sqlite3.Connection, device: str, priority: int) -> int:
+        ticket = rows.execute(
+            "INSERT INTO waiting (device, priority, process, asked_s) VALUES (?, ?, ?, ?)",
+            (device, priority, self._process.to_text(), self._clock.now_s()),
+        ).lastrowid
+        assert ticket is not None
+        return ticket
+
+    def _count_ahead(self, rows: sqlite3.Connection, device: str, priority: int, ticket: int | None) -> int:
+        """Notes that the ticket still asks, drops who no longer does, and counts who goes first."""
+        now_s = self._clock.now_s()
+        rows.execute(
+            "UPDATE waiting SET asked_s = ? WHERE ticket = ? AND asked_s < ?",
+            (now_s, ticket, now_s - _ASK_AGAIN_S),
+        )
+        rows.execute("DELETE FROM waiting WHERE asked_s < ?", (now_s - _WAITER_SILENCE_S,))
+        waiting = rows.execute("SELECT ticket, priority, process FROM waiting WHERE device = ?", (device,))
+        ahead = 0
+        for other, other_priority, process in waiting.fetchall():
+            if other == ticket:
+                continue
+            if self._is_alive(Holder.from_text(process)) is False:
+                rows.execute("DELETE FROM waiting WHERE ticket = ?", (other,))
+            elif other_priority > priority or (
+                other_priority == priority and (ticket is None or other < ticket)
+            ):
+                ahead += 1
+        return ahead
+
+
+def _refusal(spec: DeviceSpec, slots: int | None, held: list[Lease], free: int, ahead: int) -> str:
+    wanted = "all alone" if slots is None else f"{slots} slot{'s' * (slots > 1)}"
+    holders = "; ".join(lease.describe() for lease in held) or "nobody"
+    queue = f", {ahead} waiting before you" if ahead else ""
+    return (
+        f"lease of {spec.name}: wanted {wanted}, {free} of {spec.slots} slots are free{queue}. "
+        f"Held by {holders}. Wait (wait_s), end that process, or take another device: `robot-rl devices` shows all."
+    )
