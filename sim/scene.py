@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import mujoco
 import numpy as np
-from mujoco import mjtGeom, mjtObj, mjtSensor
+from mujoco import mjtGeom, mjtObj, mjtOrientation, mjtSensor
 
 Rgba = tuple[float, float, float, float]
 WOOD: Rgba = (0.80, 0.72, 0.62, 1.0)
@@ -21,9 +21,10 @@ def add_world(spec: mujoco.MjSpec) -> None:
     spec.worldbody.add_geom(
         name="table", type=mjtGeom.mjGEOM_PLANE, size=[1.5, 1.5, 0.05], rgba=WOOD, friction=[0.8, 0.005, 0.0001]
     )
-    spec.worldbody.add_light(pos=[0.3, -0.8, 2.0], dir=[0.1, 0.4, -1.0], castshadow=True)
-    spec.worldbody.add_light(pos=[1.5, 1.0, 1.5], dir=[-0.8, -0.6, -1.0], castshadow=False)
-    spec.visual.headlight.ambient = [0.35, 0.35, 0.35]
+    spec.worldbody.add_light(pos=[0.3, -0.8, 2.0], dir=[0.1, 0.4, -1.0], diffuse=[0.5, 0.5, 0.5], castshadow=True)
+    spec.worldbody.add_light(pos=[1.5, 1.0, 1.5], dir=[-0.8, -0.6, -1.0], diffuse=[0.25, 0.25, 0.25], castshadow=False)
+    spec.visual.headlight.ambient = [0.25, 0.25, 0.25]
+    spec.visual.headlight.diffuse = [0.25, 0.25, 0.25]
     spec.visual.global_.offwidth, spec.visual.global_.offheight = 1280, 960
     add_camera(spec, "front", position_m=(1.25, -0.75, 0.75), target_m=(0.42, 0.0, 0.12))
     add_camera(spec, "overhead", position_m=(0.50, 0.0, 1.05), target_m=(0.5001, 0.0, 0.0))
@@ -39,6 +40,7 @@ def add_camera(
     right = right / np.linalg.norm(right)
     up = np.cross(right, forward)
     camera = spec.worldbody.add_camera(name=name, pos=list(position_m), fovy=fovy_deg)
+    camera.alt.type = mjtOrientation.mjORIENTATION_XYAXES
     camera.alt.xyaxes = [*right, *up]
 
 
@@ -61,7 +63,7 @@ def add_free_box(
         mass=mass_kg,
         rgba=rgba,
         friction=[friction, 0.005, 0.0001],
-        condim=4,
+        condim=3,
     )
     return body
 
