@@ -1,8 +1,8 @@
 """The doctor tells what is there, what is missing, and the command that mends it."""
 
 import json
-from collections import namedtuple
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -10,7 +10,13 @@ from robot_rl.cli import doctor
 from robot_rl.core.errors import RenderError, UnknownComponentError
 from robot_rl.core.registry import TABLE
 
-Usage = namedtuple("Usage", ["total", "used", "free"])
+
+class Usage(NamedTuple):
+    """What `shutil.disk_usage` returns, in bytes."""
+
+    total: float
+    used: float
+    free: float
 
 
 def test_a_healthy_machine_passes(

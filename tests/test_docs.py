@@ -1,0 +1,88 @@
+"""What the documents tell people to type exists: make targets, commands and their keys, snippets."""
+
+import contextlib
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from robot_rl.cli import bench
+from robot_rl.cli.main import COMMANDS, main
+from robot_rl.config import load, sweep
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCUMENTS = ("README.md", "CONTRIBUTING.md")
+
+
+def blocks(language: str) -> list[str]:
+    """Returns the fenced blocks of one language, in order."""
+    fence = re.compile(rf"^```{language}\n(.*?)^```", re.MULTILINE | re.DOTALL)
+    return [block for name in DOCUMENTS for block in fence.findall((ROOT / name).read_text(encoding="utf-8"))]
+
+
+def shell_lines(program: str) -> list[str]:
+    """Returns every line of the shell blocks that starts with a program."""
+    lines = [line.strip() for block in blocks("sh") for line in block.splitlines()]
+    return sorted({line for line in lines if line.split(" ", 1)[0] == program})
+
+
+def help_of(command: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """Returns the help of a command; argparse ends the program after printing its own."""
+    with contextlib.suppress(SystemExit):
+        assert main([command, "--help"]) == 0
+    return capsys.readouterr().out
+
+
+def test_documents_have_commands_and_snippets() -> None:
+    assert len(shell_lines("make")) >= 3
+    assert len(shell_lines("robot-rl")) >= 5
+    assert len(blocks("python")) >= 2
+
+
+@pytest.mark.parametrize("line", shell_lines("make"))
+def test_make_targets_exist(line: str) -> None:
+    targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert set(line.split()[1:]) <= set(targets)
+
+
+@pytest.mark.parametrize("line", shell_lines("robot-rl"))
+def test_commands_and_their_keys_exist(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    name, *words = shlex.split(line)[1:]
+    assert name in COMMANDS
+    keys = [word.split("=", 1)[0] for word in words if "=" in word]
+    text = help_of(name, capsys)
+    if name == "train" and keys != ["resume"]:
+        from robot_rl.train.config import RunConfig
+
+        for job in sweep([word for word in words if "=" in word]):
+            load(RunConfig, job, config_name="train")
+    elif name == "bench":
+        measure = __import__(f"robot_rl.bench.{words[0]}", fromlist=["run"]).run
+        bench.options(measure, [word for word in words if "=" in word], name=words[0])
+    else:
+        assert [key for key in keys if not re.search(rf"\b{re.escape(key)}\b", text)] == []
+
+
+@pytest.mark.parametrize("snippet", blocks("python"), ids=lambda text: text.splitlines()[-1])
+def test_python_snippets_run(snippet: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", snippet], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_files_that_documents_name_exist(name: str) -> None:
+    text = (ROOT / name).read_text(encoding="utf-8")
+    named = re.findall(r"`((?:robot_rl|sim|policies|configs|tests|real)/[\w./-]+\.(?:py|yaml))`", text)
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+def test_the_changelog_puts_breaking_changes_first() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    for release in text.split("\n## ")[1:]:
+        assert re.findall(r"^### (\w+)", release, re.MULTILINE)[0] == "Breaking"
