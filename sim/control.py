@@ -41,9 +41,12 @@ class Controller:
         if not kinds <= {int(mujoco.mjtJoint.mjJNT_HINGE), int(mujoco.mjtJoint.mjJNT_SLIDE)}:
             raise ConfigError(f"robot {robot.name}: arm joints must be hinges or slides")
         self.control, self.num_joints = control, len(joints)
-        self._joints = np.array(joints)
+        contiguous = joints == list(range(joints[0], joints[0] + len(joints)))
+        self._joints = slice(joints[0], joints[0] + len(joints)) if contiguous else np.array(joints)
         self._qpos_index = np.array([int(model.jnt_qposadr[j]) for j in joints])
-        self._is_hinge = (model.jnt_type[joints] == int(mujoco.mjtJoint.mjJNT_HINGE)).astype(float)
+        self._is_hinge = (model.jnt_type[joints] == int(mujoco.mjtJoint.mjJNT_HINGE)).astype(float)[:, None]
+        self._all_hinges = bool(self._is_hinge.all())
+        self._damping = _DAMPING**2 * np.eye(6)
         self._axis, self._anchor = backend.bind("xaxis"), backend.bind("xanchor")
         self._site_pos, self._site_mat = backend.bind("site_xpos"), backend.bind("site_xmat")
         self._site = model.site(robot.tool_site).id
@@ -77,42 +80,46 @@ class Controller:
     def _inverse_kinematics(self, action: Array, position: Array) -> Array:
         axis = self._axis[:, self._joints]
         lever = self._site_pos[:, self._site, None, :] - self._anchor[:, self._joints]
-        hinge = self._is_hinge[:, None]
-        jacobian = np.empty((len(action), 6, self.num_joints))
-        jacobian[:, :3] = (hinge * _cross(axis, lever) + (1.0 - hinge) * axis).transpose(0, 2, 1)
-        jacobian[:, 3:] = (hinge * axis).transpose(0, 2, 1)
+        rows = np.empty((len(action), self.num_joints, 6))  # the Jacobian's transpose
+        if self._all_hinges:
+            _cross(axis, lever, out=rows[:, :, :3])
+            rows[:, :, 3:] = axis
+        else:
+            rows[:, :, :3] = self._is_hinge * _cross(axis, lever) + (1.0 - self._is_hinge) * axis
+            rows[:, :, 3:] = self._is_hinge * axis
+        jacobian = np.ascontiguousarray(rows.transpose(0, 2, 1))
         twist = np.empty((len(action), 6))
-        twist[:, :3] = self.control.linear_m * action[:, :3]
-        twist[:, 3:] = self._rotation(action)
+        np.multiply(self.control.linear_m, action[:, :3], out=twist[:, :3])
+        self._rotation(action, out=twist[:, 3:])
         posture = _POSTURE_GAIN * (self._home - position)
-        twist -= np.einsum("bij,bj->bi", jacobian, posture)
-        gram = jacobian @ jacobian.transpose(0, 2, 1)
-        gram[:, range(6), range(6)] += _DAMPING**2
-        solved = np.linalg.solve(gram, twist[..., None])
-        return posture + (jacobian.transpose(0, 2, 1) @ solved)[..., 0]
+        gram = jacobian @ rows
+        gram += self._damping
+        rest = twist[:, :, None] - jacobian @ posture[:, :, None]
+        return posture + (rows @ np.linalg.solve(gram, rest))[:, :, 0]
 
-    def _rotation(self, action: Array) -> Array:
-        """Returns the world-frame rotation vector (B, 3): the commanded part, and the hold of the rest."""
+    def _rotation(self, action: Array, out: Array) -> None:
+        """Writes the world-frame rotation vector (B, 3): the commanded part, and the hold of the rest."""
         rotation = self._site_mat[:, self._site].reshape(-1, 3, 3)
-        commanded = self.control.angular_rad * action[:, 3:6]
         if self.control.rotation == "full":
-            return commanded
+            np.multiply(self.control.angular_rad, action[:, 3:6], out=out)
+            return
+        # The error vector between two frames is half the sum of their axes' cross products; to hold
+        # the approach axis alone takes its own product, which has no part about that axis.
+        _cross(rotation[:, :, 2], self._home_mat[:, 2], out=out)
         if self.control.rotation == "yaw":
-            # Only the approach axis is held; the error that turns it home has no z component.
-            hold = np.cross(rotation[:, :, 2], self._home_mat[:, 2])
-            out = _ROTATION_GAIN * hold
-            out[:, 2] = commanded[:, 0]
-            return out
-        columns = np.cross(rotation.transpose(0, 2, 1), self._home_mat.T)
-        return _ROTATION_GAIN * 0.5 * columns.sum(axis=1)
+            out *= _ROTATION_GAIN
+            np.multiply(self.control.angular_rad, action[:, 3], out=out[:, 2])
+            return
+        out += _cross(rotation[:, :, 0], self._home_mat[:, 0]) + _cross(rotation[:, :, 1], self._home_mat[:, 1])
+        out *= 0.5 * _ROTATION_GAIN
 
 
-def _cross(a: Array, b: Array) -> Array:
+def _cross(a: Array, b: Array, out: Array | None = None) -> Array:
     """Returns a x b over the last axis; np.cross costs three times as much on small arrays."""
-    out = np.empty_like(a)
-    out[..., 0] = a[..., 1] * b[..., 2] - a[..., 2] * b[..., 1]
-    out[..., 1] = a[..., 2] * b[..., 0] - a[..., 0] * b[..., 2]
-    out[..., 2] = a[..., 0] * b[..., 1] - a[..., 1] * b[..., 0]
+    out = np.empty_like(a) if out is None else out
+    np.subtract(a[..., 1] * b[..., 2], a[..., 2] * b[..., 1], out=out[..., 0])
+    np.subtract(a[..., 2] * b[..., 0], a[..., 0] * b[..., 2], out=out[..., 1])
+    np.subtract(a[..., 0] * b[..., 1], a[..., 1] * b[..., 0], out=out[..., 2])
     return out
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import mujoco
 import numpy as np
-from mujoco import mjtGeom, mjtObj, mjtOrientation, mjtSensor
+from mujoco import mjtBuiltin, mjtGeom, mjtObj, mjtOrientation, mjtSensor, mjtTexture
 
 Rgba = tuple[float, float, float, float]
 WOOD: Rgba = (0.80, 0.72, 0.62, 1.0)
@@ -23,10 +23,12 @@ def add_world(spec: mujoco.MjSpec) -> None:
     )
     spec.worldbody.add_light(pos=[0.3, -0.8, 2.0], dir=[0.1, 0.4, -1.0], diffuse=[0.5, 0.5, 0.5], castshadow=True)
     spec.worldbody.add_light(pos=[1.5, 1.0, 1.5], dir=[-0.8, -0.6, -1.0], diffuse=[0.25, 0.25, 0.25], castshadow=False)
+    sky = spec.add_texture(name="sky", type=mjtTexture.mjTEXTURE_SKYBOX, builtin=mjtBuiltin.mjBUILTIN_GRADIENT)
+    sky.rgb1, sky.rgb2, sky.width, sky.height = (0.80, 0.86, 0.93), (0.97, 0.98, 1.0), 64, 384
     spec.visual.headlight.ambient = [0.25, 0.25, 0.25]
     spec.visual.headlight.diffuse = [0.25, 0.25, 0.25]
     spec.visual.global_.offwidth, spec.visual.global_.offheight = 1280, 960
-    add_camera(spec, "front", position_m=(1.25, -0.75, 0.75), target_m=(0.42, 0.0, 0.12))
+    add_camera(spec, "front", position_m=(1.35, -0.85, 0.80), target_m=(0.36, 0.0, 0.22))
     add_camera(spec, "overhead", position_m=(0.50, 0.0, 1.05), target_m=(0.5001, 0.0, 0.0))
 
 

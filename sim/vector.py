@@ -117,6 +117,10 @@ class SimVectorEnv(VectorEnv):
         self._arm_ctrl = np.array([model.actuator(name).id for name in robot.arm_actuators])
         self._gripper_ctrl = model.actuator(robot.gripper_actuator).id
         self._arm_qvel = np.array([int(model.joint(name).dofadr[0]) for name in robot.arm_joints])
+        self._qpos_at = {model.joint(i).name: int(model.jnt_qposadr[i]) for i in range(model.njnt)}
+        self._mocap_at = {model.body(i).name: int(model.body_mocapid[i]) for i in range(model.nbody)}
+        self._arm_qpos = np.array([self._qpos_at[name] for name in robot.arm_joints])
+        self._finger_qpos = np.array([self._qpos_at[name] for name in robot.finger_joints])
         limits = robot.limits
         self.safety = SafetyEnvelope(
             SafetyLimits(
@@ -264,21 +268,19 @@ class SimVectorEnv(VectorEnv):
         return merged
 
     def _place(self, ids: Array, rng: EpisodeRng) -> None:
-        model, robot, task = self.backend.model, self._robot, self._task
+        robot, task = self._robot, self._task
         noise = rng.uniform(-task.joint_noise_rad, task.joint_noise_rad, size=len(robot.arm_joints))
-        arm = np.asarray(robot.home_rad) + noise
-        for i, joint in enumerate(robot.arm_joints):
-            self._qpos[ids, model.joint(joint).qposadr[0]] = arm[:, i]
-        for joint in robot.finger_joints:
-            self._qpos[ids, model.joint(joint).qposadr[0]] = robot.gripper_home
-        self._ctrl[np.ix_(ids, self._arm_ctrl)] = arm
+        arm, rows = np.asarray(robot.home_rad) + noise, ids[:, None]
+        self._qpos[rows, self._arm_qpos] = arm
+        self._qpos[rows, self._finger_qpos] = robot.gripper_home
+        self._ctrl[rows, self._arm_ctrl] = arm
         self._ctrl[ids, self._gripper_ctrl] = robot.gripper_open
         start = task.start(rng)
         for joint, value in start.joints.items():
-            first = int(model.joint(joint).qposadr[0])
+            first = self._qpos_at[joint]
             self._qpos[ids, first : first + value.shape[1]] = value
         for body, value in start.mocap.items():
-            self._mocap_pos[ids, model.body(body).mocapid[0]] = value
+            self._mocap_pos[ids, self._mocap_at[body]] = value
 
     def _observe(self, ids: Array | None = None) -> Obs:
         """Returns fresh arrays: the caller may keep them."""
