@@ -32,7 +32,9 @@ LONG_FUNCTIONS: dict[str, int] = {}
 """Name -> lines of what is over the limit; entries may shrink or go, and none may come."""
 MAX_SUPPRESSIONS = 20
 """Comments that silence ruff or pyright, in the whole tree."""
-SMALL_FUNCTIONS = {"robot_rl/train/loop.py:train": 80, "robot_rl/train/assemble.py:assemble": 120}
+MAX_LOOP_LINES = 80
+MAX_ASSEMBLE_LINES = 120
+"""All functions named assemble* of `robot_rl/train/assemble.py` together."""
 
 LIGHT = (
     "robot_rl",
@@ -143,10 +145,11 @@ def test_functions_stay_small() -> None:
     assert over(lines, MAX_FUNCTION_LINES) == LONG_FUNCTIONS
 
 
-@pytest.mark.parametrize(("name", "limit"), SMALL_FUNCTIONS.items())
-def test_the_loop_and_its_assembly_stay_readable(name: str, limit: int) -> None:
-    path, _ = name.split(":")
-    assert dict(functions(ROOT / path))[name] <= limit
+def test_the_loop_and_its_assembly_stay_readable() -> None:
+    train = PACKAGE / "train"
+    assert dict(functions(train / "loop.py"))["robot_rl/train/loop.py:train"] <= MAX_LOOP_LINES
+    parts = [lines for name, lines in functions(train / "assemble.py") if ":assemble" in name]
+    assert 0 < sum(parts) <= MAX_ASSEMBLE_LINES
 
 
 def test_no_test_file_is_empty() -> None:
