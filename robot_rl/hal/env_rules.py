@@ -193,15 +193,15 @@ def check_episode_end(case: Case) -> int:
 
 def _check_final_obs(env: VectorEnv, obs: Obs, ended: Array, infos: dict[str, Any]) -> None:
     final, mask = infos.get("final_obs"), infos.get("_final_obs")
-    require(mask is not None and np.array_equal(mask, ended), "SAME_STEP: infos['_final_obs']", mask,
-            f"terminated | truncated = {ended.tolist()}")  # fmt: skip
+    is_mask = mask is not None and np.array_equal(mask, ended)
+    require(is_mask, "SAME_STEP: infos['_final_obs']", mask, f"terminated | truncated = {ended.tolist()}")
     require(type(final) is dict, "SAME_STEP: infos['final_obs']", type(final), "a dict of batched arrays")
     assert final is not None
     _check_obs("final_obs", env, final)
     for row in np.flatnonzero(ended):
         is_old = all(np.array_equal(obs[key][row], final[key][row]) for key in obs)
-        require(not is_old, f"SAME_STEP: observation of env {row} after its end", "final_obs again",
-                "the first of the next episode")  # fmt: skip
+        rule = f"SAME_STEP: observation of env {row} after its end"
+        require(not is_old, rule, "final_obs again", "the first of the next episode")
 
 
 def _check_masked_reset(env: VectorEnv, obs: Obs, ended: Array) -> None:

@@ -68,7 +68,8 @@ def this_process() -> Holder:
 
 
 def _command() -> str:
-    words = [Path(sys.argv[0]).name or "python", *sys.argv[1:]] if sys.argv else ["python"]
+    program = Path(sys.argv[0]).name if sys.argv else ""
+    words = [program, *sys.argv[1:]] if program not in ("", "-c") else ["python", *sys.argv]
     line = shlex.join(words)
     return line if len(line) <= _COMMAND_LETTERS else line[: _COMMAND_LETTERS - 3] + "..."
 

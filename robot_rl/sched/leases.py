@@ -206,8 +206,8 @@ class LeaseStore:
         if not changed:
             raise LeaseError(
                 f"lease of {lease.device}: token {lease.token} is no longer held; it was released, or it "
-                f"expired at {clock_time(lease.expires_s)} and its slots were freed for others. Stop commanding "
-                "it and acquire a new lease; `robot-rl devices` shows who has it."
+                f"expired at {clock_time(lease.expires_s)} and its slots were freed for others. Stop "
+                "commanding it and acquire a new lease; `robot-rl devices` shows who has it."
             )
         return replace(lease, expires_s=expires_s, ttl_s=ttl_s)
 
@@ -369,5 +369,6 @@ def _refusal(spec: DeviceSpec, slots: int | None, held: list[Lease], free: int, 
     queue = f", {ahead} waiting before you" if ahead else ""
     return (
         f"lease of {spec.name}: wanted {wanted}, {free} of {spec.slots} slots are free{queue}. "
-        f"Held by {holders}. Wait (wait_s), end that process, or take another device: `robot-rl devices` shows all."
+        f"Held by {holders}. Wait (wait_s), end that process, or take another device: "
+        "`robot-rl devices` shows all."
     )

@@ -1,0 +1,86 @@
+"""`robot-rl devices`: what can be leased on this machine, and who has it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from robot_rl.hal.device import DeviceSpec
+from robot_rl.sched.inventory import discover
+from robot_rl.sched.leases import Lease, LeaseStore
+
+SUMMARY = "list CPU, GPUs, simulators and robots, and who holds them"
+
+
+def run(argv: list[str]) -> int:
+    """Prints the inventory with its leases, and with `--json` ends on one JSON object."""
+    parser = argparse.ArgumentParser(prog="robot-rl devices", description=SUMMARY)
+    parser.add_argument("--json", action="store_true", help="end with one JSON object")
+    words = parser.parse_args(argv)
+    store = LeaseStore()
+    specs, leases = discover(), store.active()
+    console = Console()
+    console.print(device_table(specs, leases))
+    for lease in leases:
+        console.print(f"{lease.device}: held by {lease.describe()}", markup=False, soft_wrap=True)
+    total = sum(spec.slots for spec in specs)
+    names = {spec.name for spec in specs}
+    free = total - sum(lease.slots for lease in leases if lease.device in names)
+    console.print(
+        f"{len(specs)} devices, {free} of {total} slots free; leases in {store.path}", soft_wrap=True
+    )
+    if words.json:
+        print(json.dumps(as_json(specs, leases, store)))
+    return 0
+
+
+def device_table(specs: Sequence[DeviceSpec], leases: Sequence[Lease]) -> Table:
+    """Returns one row a device; a device that is leased but no longer found has a row too."""
+    table = Table(title="devices")
+    for column in ("device", "kind", "free", "caps", "rate", "node", "labels", "held by"):
+        table.add_column(column, justify="right" if column == "free" else "left")
+    for spec in specs:
+        held = [lease for lease in leases if lease.device == spec.name]
+        free = spec.slots - sum(lease.slots for lease in held)
+        table.add_row(
+            spec.name,
+            "real robot" if spec.real else spec.kind,
+            f"{free}/{spec.slots}",
+            " ".join(sorted(spec.caps)) or "-",
+            "-" if spec.control_hz is None else f"{spec.control_hz:g} Hz",
+            spec.node,
+            ", ".join(f"{key} {value}" for key, value in spec.labels.items()),
+            ", ".join(lease.holder for lease in held) or "nobody",
+        )
+    for name in sorted({lease.device for lease in leases} - {spec.name for spec in specs}):
+        holders = ", ".join(lease.holder for lease in leases if lease.device == name)
+        table.add_row(name, "?", "?", "-", "-", "-", "not found", holders)
+    return table
+
+
+def as_json(specs: Sequence[DeviceSpec], leases: Sequence[Lease], store: LeaseStore) -> dict[str, Any]:
+    """Returns the same for machines; times are seconds since 1970."""
+    return {
+        "devices": [spec.to_json() for spec in specs],
+        "leases": [
+            {
+                "device": lease.device,
+                "token": lease.token,
+                "slots": list(lease.slot_ids),
+                "exclusive": lease.exclusive,
+                "holder": lease.holder,
+                "pid": lease.process.pid,
+                "host": lease.process.host,
+                "command": lease.process.command,
+                "since_s": lease.since_s,
+                "expires_s": lease.expires_s,
+            }
+            for lease in leases
+        ],
+        "state": str(store.path),
+    }
