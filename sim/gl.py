@@ -36,24 +36,19 @@ class GlContext(Protocol):
     def free(self) -> None: ...
 
 
-@cache
 def find_backend() -> str:
     """Returns `egl` or `osmesa`, whichever draws first; MUJOCO_GL, if set to one, narrows the search.
 
     Each is tried in a process of its own, because a failed load of OpenGL leaves its libraries
-    half loaded. The answer (about a second) is remembered as long as this process lives.
+    half loaded. The answer, for which one waits about a second, holds as long as this process.
 
     Raises:
         RenderError: neither draws; the message says why and what to install.
     """
-    wanted = os.environ.get("MUJOCO_GL", "").strip().lower()
-    reasons = {}
-    for backend in (wanted,) if wanted in BACKENDS else BACKENDS:
-        reason = _why_not(backend)
-        if reason is None:
-            return backend
-        reasons[backend] = reason
-    raise RenderError(no_renderer_message(reasons))
+    backend, reasons = _search()
+    if backend is None:
+        raise RenderError(no_renderer_message(reasons))
+    return backend
 
 
 def open_context() -> GlContext:
@@ -81,6 +76,19 @@ def no_renderer_message(reasons: dict[str, str]) -> str:
         f"`pip install --no-deps {OSMESA_WHEEL.replace('_', '-')}`. Training from states needs none of them, "
         "it only makes no videos."
     )
+
+
+@cache
+def _search() -> tuple[str | None, dict[str, str]]:
+    """Returns the first back end that draws, and why those before it do not."""
+    wanted = os.environ.get("MUJOCO_GL", "").strip().lower()
+    reasons: dict[str, str] = {}
+    for backend in (wanted,) if wanted in BACKENDS else BACKENDS:
+        reason = _why_not(backend)
+        if reason is None:
+            return backend, reasons
+        reasons[backend] = reason
+    return None, reasons
 
 
 def _why_not(backend: str) -> str | None:

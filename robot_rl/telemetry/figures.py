@@ -12,6 +12,7 @@ from robot_rl.telemetry.runs import Curve, Floats, Moment, Outcome, RunRecord
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 INK, MUTED, GRID = "#1c2430", "#6b7480", "#e3e7ec"
@@ -70,7 +71,8 @@ def learning_curve(runs: Sequence[RunRecord]) -> str | None:
         if base is not None:
             axes.axhline(base.share, color=MUTED, linewidth=1.2, linestyle=(0, (4, 3)), label="base policy")
         _final_marker(axes, max(float(steps[-1]) for steps, _ in found), _pooled(runs, "final"))
-        _percent_axis(axes)
+        _percent_axis(axes.yaxis)
+        axes.set_ylim(0, 1.02)
         _step_axis(axes, "control steps")
         figure.legend(loc="outside upper left", ncols=4)
 
@@ -88,17 +90,17 @@ def before_after(runs: Sequence[RunRecord]) -> str | None:
         axes = figure.subplots()
         for place, (_, base, final) in enumerate(pairs):
             if base is not None:
-                _bar(axes, place - 0.2, base, BEFORE, "before" if place == 0 else None)
+                _bar(axes, place - 0.19, base, BEFORE, "before")
             if final is not None:
-                _bar(axes, place + 0.2, final, AFTER, "after" if place == 0 else None)
-        axes.set_xticks(range(len(pairs)), [label for label, _, _ in pairs])
-        axes.set_xlim(-0.6, max(len(pairs), 3) - 0.4)
-        axes.tick_params(axis="x", length=0, labelsize=9, labelcolor=INK)
-        axes.grid(axis="x", visible=False)
-        _percent_axis(axes, headroom=0.12)
-        figure.legend(loc="outside upper left", ncols=2)
+                _bar(axes, place + 0.19, final, AFTER, "after")
+        axes.set_yticks(range(len(pairs)), [label for label, _, _ in pairs])
+        axes.tick_params(axis="y", length=0, labelsize=9, labelcolor=INK)
+        axes.set_ylim(len(pairs) - 0.5, -0.5)
+        axes.grid(axis="y", visible=False)
+        _percent_axis(axes.xaxis)
+        axes.set_xlim(0, 1.12)
 
-    return render(draw, height_in=3.1)
+    return render(draw, height_in=0.7 + 0.75 * len(pairs))
 
 
 def metric_grid(runs: Sequence[RunRecord], names: Sequence[str]) -> str | None:
@@ -134,7 +136,7 @@ def stage_bars(seconds: Mapping[str, float]) -> str | None:
         colors = [BEFORE if name == "other" else AFTER for _, name in stages]
         axes.barh(range(len(stages)), values, color=colors, height=0.62)
         for place, value in enumerate(values):
-            text = f" {_seconds(value)}  {value / total:.0%}"
+            text = f" {_seconds(value)}  {percent(value / total, 0)}"
             axes.text(value, place, text, va="center", ha="left", fontsize=8, color=INK)
         axes.set_yticks(range(len(stages)), [name for _, name in stages])
         axes.tick_params(axis="y", length=0, labelsize=9, labelcolor=INK)
@@ -214,12 +216,13 @@ def _final_marker(axes: Axes, step: float, outcome: Outcome | None) -> None:
     )
 
 
-def _bar(axes: Axes, place: float, outcome: Outcome, color: str, label: str | None) -> None:
+def _bar(axes: Axes, place: float, outcome: Outcome, color: str, name: str) -> None:
     low, high = outcome.interval
     reach = [[max(0.0, outcome.share - low)], [max(0.0, high - outcome.share)]]
-    axes.bar(place, outcome.share, width=0.34, color=color, label=label)
-    axes.errorbar(place, outcome.share, reach, color=INK, capsize=3, linewidth=1)
-    axes.text(place, high + 0.02, f"{outcome.share:.1%}", ha="center", va="bottom", fontsize=8.5, color=INK)
+    axes.barh(place, outcome.share, height=0.34, color=color)
+    axes.errorbar(outcome.share, place, xerr=reach, color=INK, capsize=3, linewidth=1)
+    text = f"{percent(outcome.share)} {name}"
+    axes.text(high + 0.012, place, text, ha="left", va="center", fontsize=8.5, color=INK)
 
 
 def _metric_panel(axes: Axes, runs: Sequence[RunRecord], name: str) -> None:
@@ -245,13 +248,17 @@ def shorten(curve: Curve) -> Curve:
     return Curve(x, y, curve.unit)
 
 
-def _percent_axis(axes: Axes, headroom: float = 0.0) -> None:
-    from matplotlib.ticker import MultipleLocator, PercentFormatter
+def percent(share: float, digits: int = 1) -> str:
+    """Returns 97.5 % for 0.975."""
+    return f"{100 * share:.{digits}f} %"
 
-    axes.set_ylim(0, 1.02 + headroom)
-    axes.yaxis.set_major_locator(MultipleLocator(0.25))
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    axes.set_ylabel("success")
+
+def _percent_axis(axis: Axis) -> None:
+    from matplotlib.ticker import FuncFormatter, MultipleLocator
+
+    axis.set_major_locator(MultipleLocator(0.25))
+    axis.set_major_formatter(FuncFormatter(lambda share, _: percent(share, 0)))
+    axis.set_label_text("success", fontsize=8)
 
 
 def _step_axis(axes: Axes, unit: str) -> None:

@@ -197,4 +197,6 @@ def _parse(line: str) -> Row | None:
         return None
     if not isinstance(row, dict) or not {"step", "phase", "wall_s"} <= row.keys():
         return None
-    return {name: math.nan if value is None else value for name, value in row.items()}
+    whole = {name: math.nan if value is None else value for name, value in row.items()}
+    numbers = (value for name, value in whole.items() if name != "phase")
+    return whole if all(isinstance(value, int | float) for value in numbers) else None

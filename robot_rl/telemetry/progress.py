@@ -104,7 +104,8 @@ class ProgressDisplay:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._bars.stop()
+        if self._live:
+            self._bars.stop()
 
     @contextmanager
     def phase(

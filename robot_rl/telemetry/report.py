@@ -14,6 +14,7 @@ import numpy as np
 from robot_rl import __version__
 from robot_rl.core.errors import ConfigError
 from robot_rl.telemetry import figures, page
+from robot_rl.telemetry.figures import percent
 from robot_rl.telemetry.runs import Moment, Outcome, RunRecord, flatten, load_run
 
 MAX_PANELS = 18
@@ -62,11 +63,16 @@ def write_report(folders: Sequence[Path], out: Path | None = None) -> Report:
 
 def _title(runs: Sequence[RunRecord]) -> str:
     before, after = _pooled(runs, "base"), _pooled(runs, "final")
+    known = before is not None or after is not None
     parts = [
         f'<p class="eyebrow">{page.escape(_eyebrow(runs))}</p>',
         f"<h1>{page.escape(_task(runs))}</h1>",
         page.paragraph(_sentence(runs, before, after), "lead"),
-        page.scores(("Before: base policy", *_score(before)), ("After", *_score(after))),
+        *(
+            [page.scores(("Before: base policy", *_score(before)), ("After", *_score(after)))]
+            if known
+            else []
+        ),
         page.tiles(_tiles(runs, after or before)),
     ]
     return "\n".join(parts)
@@ -152,8 +158,9 @@ def _safety(runs: Sequence[RunRecord], missing: list[str]) -> str:
 
 def _time(runs: Sequence[RunRecord], missing: list[str]) -> str:
     timings = [run.summary["timing"] for run in runs if isinstance(run.summary.get("timing"), Mapping)]
-    stages = dict.fromkeys(stage for timing in timings for stage in timing)
-    means = {stage: float(np.mean([timing.get(stage, 0.0) for timing in timings])) for stage in stages}
+    known = [{str(stage): s for stage, s in t.items() if isinstance(s, int | float)} for t in timings]
+    stages = dict.fromkeys(stage for timing in known for stage in timing)
+    means = {stage: float(np.mean([timing.get(stage, 0.0) for timing in known])) for stage in stages}
     svg = figures.stage_bars(means)
     if svg is None:
         missing.append("time per stage: summary.json has no timing")
@@ -241,21 +248,21 @@ def _sentence(runs: Sequence[RunRecord], before: Outcome | None, after: Outcome 
         return "This run has no evaluation before and after reinforcement learning to compare."
     moved = "rose" if after.share > before.share else "fell" if after.share < before.share else "stayed"
     text = (
-        f"Success on held-out episodes {moved} from {before.share:.1%} to {after.share:.1%} "
+        f"Success on held-out episodes {moved} from {percent(before.share)} to {percent(after.share)} "
         f"({100 * (after.share - before.share):+.1f} points)."
     )
     if len(runs) == 1:
         return text
     finals = [outcome.share for run in runs if (outcome := run.outcome("final")) is not None]
-    extremes = f"between {min(finals):.1%} and {max(finals):.1%}"
-    return f"{text} Over {len(finals)} seeds the final success lies {extremes}."
+    extremes = f"between {percent(min(finals))} and {percent(max(finals))}"
+    return f"{text} All episodes of {len(finals)} seeds together; single seeds end {extremes}."
 
 
 def _score(outcome: Outcome | None) -> tuple[str, str]:
     if outcome is None:
         return "-", "not evaluated"
     low, high = outcome.interval
-    return f"{100 * outcome.share:.1f} %", f"95 % interval {100 * low:.1f} to {100 * high:.1f} %"
+    return percent(outcome.share), f"95 % interval {100 * low:.1f} to {percent(high)}"
 
 
 def _tiles(runs: Sequence[RunRecord], outcome: Outcome | None) -> list[tuple[str, str]]:
@@ -272,8 +279,8 @@ def _run_row(run: RunRecord) -> list[str]:
     before, after = run.outcome("base"), run.outcome("final")
     return [
         run.label,
-        f"{before.share:.1%}" if before else "-",
-        f"{after.share:.1%}" if after else "-",
+        f"{percent(before.share)}" if before else "-",
+        f"{percent(after.share)}" if after else "-",
         f"{(after or before).episodes:,}" if after or before else "-",  # pyright: ignore[reportOptionalMemberAccess]
         _range([run.number("env_steps")], ",.0f"),
         _range([run.number("train_minutes")], ".1f"),

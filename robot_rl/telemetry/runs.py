@@ -92,10 +92,7 @@ class RunRecord:
         episodes_list = self.summary.get(f"{moment}_successes")
         if isinstance(episodes_list, list) and episodes_list:
             return Outcome(sum(map(bool, episodes_list)), len(episodes_list))
-        share, episodes = self.number(f"{moment}_success"), self.number("episodes")
-        if share is None or not episodes:
-            return None
-        return Outcome(round(share * episodes), int(episodes))
+        return _outcome(self.number(f"{moment}_success"), self.number("episodes"))
 
     def number(self, key: str) -> float | None:
         """Returns a number of summary.json, None if it is not there."""
@@ -121,20 +118,23 @@ class RunRecord:
         """Returns control steps and outcomes of the evaluations during training, the last of each step."""
         at: dict[int, Outcome] = {}
         for row in self.rows:
-            episodes = row.get("eval/episodes", 0)
-            if "eval/success" in row and math.isfinite(row["eval/success"]) and episodes >= 1:
-                at[row["step"]] = Outcome(round(row["eval/success"] * episodes), int(episodes))
+            if outcome := _outcome(row.get("eval/success"), row.get("eval/episodes")):
+                at[row["step"]] = outcome
         steps = sorted(at)
         return np.array(steps, float), [at[step] for step in steps]
 
     def counted(self, name: str, *, cumulative: bool) -> int | None:
-        """Returns how often something happened: from summary.json, else from metrics `<group>/<name>`."""
+        """Returns how often something happened, from summary.json or else from the rows.
+
+        Args:
+            name: key of summary.json, and the metric `<group>/<name>`.
+            cumulative: the metric counts from the start of the run, not since the last row.
+        """
         if (told := self.number(name)) is not None:
             return int(told)
         columns = [_column(self.rows, metric) for metric in self.names() if metric.endswith(f"/{name}")]
-        if not columns:
-            return None
-        return int(sum(np.nanmax(column) if cumulative else np.nansum(column) for column in columns))
+        finite = [known for column in columns if len(known := column[np.isfinite(column)])]
+        return int(sum(known.max() if cumulative else known.sum() for known in finite)) if finite else None
 
 
 def load_run(folder: Path) -> RunRecord:
@@ -163,6 +163,13 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[f"{prefix}{key}"] = value
     return flat
+
+
+def _outcome(share: float | None, episodes: float | None) -> Outcome | None:
+    """Returns the outcome behind a share; None unless both numbers make sense."""
+    if share is None or episodes is None or not 0 <= share <= 1 or not 1 <= episodes < math.inf:
+        return None
+    return Outcome(round(share * episodes), int(episodes))
 
 
 def _column(rows: Sequence[Row], name: str) -> Floats:
@@ -206,7 +213,10 @@ def _read_yaml(path: Path, missing: list[str]) -> dict[str, Any]:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         missing.append(f"{path.name}: not readable ({' '.join(str(error).split())})")
         return {}
-    return flatten(found) if isinstance(found, dict) else {}
+    if not isinstance(found, dict):
+        missing.append(f"{path.name}: it holds no settings")
+        return {}
+    return flatten(found)
 
 
 def _read_failures(folder: Path, missing: list[str]) -> list[Failure]:
@@ -216,7 +226,7 @@ def _read_failures(folder: Path, missing: list[str]) -> list[Failure]:
         return []
     try:
         entries = [_failure(index.parent, entry) for entry in json.loads(index.read_text(encoding="utf-8"))]
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         missing.append(f"failures/index.json: not readable ({error!r})")
         return []
     gone = [failure.path.name for failure in entries if not failure.path.is_file()]

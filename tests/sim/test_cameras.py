@@ -1,0 +1,203 @@
+import functools
+import os
+import subprocess
+import sys
+
+import mujoco
+import numpy as np
+import pytest
+from mujoco.batch import Batch
+
+from robot_rl.core.errors import ConfigError, ModelError, RenderError
+from robot_rl.sim.cameras import Camera, Renderer, find_backend
+from robot_rl.sim.gl import BACKENDS, no_renderer_message
+
+# Two cameras 2 m above a grey floor look straight down. The red cube, 0.4 m wide, stands 0.5 m
+# along +x. A field of view of 53.13 degrees (2 atan 0.5) sees 2 m x 2 m of the floor, so in 96
+# pixels one is 20.8 mm wide.
+SCENE = """
+<mujoco>
+  <statistic extent="2"/>
+  <visual><headlight ambient="1 1 1" diffuse="0 0 0" specular="0 0 0"/></visual>
+  <worldbody>
+    <geom name="floor" type="plane" size="5 5 0.1" rgba="0.5 0.5 0.5 1"/>
+    <geom name="lid" type="box" size="0.01 0.01 0.01" pos="50 0 0"/>
+    <camera name="top" pos="0 0 2" fovy="53.13010235415598"/>
+    <camera name="flat" pos="0 0 2" fovy="2" projection="orthographic"/>
+    <body name="cube" pos="0.5 0 0.2">
+      <joint name="slide" type="slide" axis="0 1 0"/>
+      <geom name="cube" type="box" size="0.2 0.2 0.2" rgba="1 0 0 1" mass="1"/>
+    </body>
+  </worldbody>
+</mujoco>
+"""
+
+
+def can_draw() -> bool:
+    try:
+        find_backend()
+    except RenderError:
+        return False
+    return True
+
+
+@pytest.fixture(scope="module")
+def model():
+    return mujoco.MjModel.from_xml_string(SCENE)
+
+
+@pytest.fixture
+def data(model):
+    data = mujoco.MjData(model)
+    mujoco.mj_forward(model, data)
+    return data
+
+
+@pytest.fixture
+def renderer(model):
+    """A renderer; None, once the error is checked, on a machine that cannot draw."""
+    cameras = [Camera(name="top"), Camera(name="flat", width=64, height=32)]
+    if not can_draw():
+        with pytest.raises(RenderError, match="libegl1 and libgl1-mesa-dri; OSMesa by libosmesa6"):
+            Renderer(model, cameras)
+        yield None
+        return
+    renderer = Renderer(model, cameras)
+    yield renderer
+    renderer.close()
+
+
+def drawing(test):
+    """Runs the test where something can be drawn; elsewhere the fixture has checked the error."""
+
+    @functools.wraps(test)
+    def run(renderer, **others):
+        if renderer is not None:
+            test(renderer=renderer, **others)
+
+    return run
+
+
+def is_red(image):
+    return (image[..., 0] > 120) & (image[..., 1] < 60)
+
+
+@drawing
+def test_colours_are_where_the_geometry_says(renderer, data):
+    image = renderer.rgb(data, "top")
+    assert image.shape == (96, 96, 3)
+    assert image.dtype == np.uint8
+    assert image.flags.c_contiguous
+    rows, columns = np.nonzero(is_red(image))
+    # x = 0.5 m on the cube's top, 1.6 m away, where 96 pixels are 1.6 m: 48 + 0.5 * 60 = 78.
+    assert columns[rows == 48].mean() == pytest.approx(77.5 - 3, abs=4)
+    assert rows.mean() == pytest.approx(47.5, abs=1)
+    assert not is_red(image)[:, :48].any()
+
+
+@drawing
+def test_the_first_row_is_the_upper_one(renderer, model, data):
+    data.qpos[0] = 0.5  # towards +y, which is up in the picture
+    mujoco.mj_forward(model, data)
+    rows, _ = np.nonzero(is_red(renderer.rgb(data, "top")))
+    assert rows.max() < 48
+
+
+@drawing
+def test_depth_is_in_metres_along_the_viewing_axis(renderer, data):
+    depth = renderer.depth(data, "top")
+    assert depth.shape == (96, 96)
+    assert depth.dtype == np.float32
+    # The floor is 2 m below the camera everywhere, corners included; the cube's top 2 - 0.4.
+    assert depth[48, 10] == pytest.approx(2.0, abs=1e-3)
+    assert depth[0, 0] == pytest.approx(2.0, abs=1e-3)
+    assert depth[48, 78] == pytest.approx(1.6, abs=1e-3)
+
+
+@drawing
+def test_depth_of_an_orthographic_camera(renderer, data):
+    depth = renderer.depth(data, "flat")
+    assert depth.shape == (32, 64)
+    # 2 m are 32 pixels high, so x = 0.5 m is column 32 + 8.
+    assert depth[16, 40] == pytest.approx(1.6, abs=1e-3)
+    assert depth[16, 4] == pytest.approx(2.0, abs=1e-3)
+
+
+@drawing
+def test_a_batch_is_drawn_with_each_simulations_own_state_and_colours(renderer, model):
+    batch = Batch(model, 3, 1, persistent=True)
+    batch.bind("qpos")[:, 0] = [0.0, 0.5, -0.5]
+    cube = model.geom("cube").id
+    batch.expand("geom_rgba")[2, cube] = [0, 0, 1, 1]
+    images = renderer.render_batch(batch, np.array([2, 1]), "top")
+    assert images.shape == (2, 96, 96, 3)
+    blue = (images[0, ..., 2] > 120) & (images[0, ..., 0] < 60)
+    assert np.nonzero(blue)[0].min() > 47
+    assert not is_red(images[0]).any()
+    assert np.nonzero(is_red(images[1]))[0].max() < 48
+    depth = renderer.render_batch(batch, np.array([0]), "top", depth=True)
+    assert depth.shape == (1, 96, 96)
+    assert depth[0, 48, 78] == pytest.approx(1.6, abs=1e-3)
+
+
+@drawing
+def test_drawing_leaves_the_models_settings_alone(renderer, model):
+    assert model.vis.quality.shadowsize == mujoco.MjModel.from_xml_string(SCENE).vis.quality.shadowsize
+    assert model.vis.global_.offwidth == 640
+
+
+@drawing
+def test_two_renderers_do_not_disturb_each_other(renderer, model, data):
+    before = renderer.rgb(data, "top")
+    other = Renderer(model, [Camera(name="top", width=200, height=100, shadows=True)])
+    assert other.rgb(data, "top").shape == (100, 200, 3)
+    np.testing.assert_array_equal(renderer.rgb(data, "top"), before)
+    other.close()
+    other.close()
+    np.testing.assert_array_equal(renderer.rgb(data, "top"), before)
+    with pytest.raises(RuntimeError, match="renderer: it is closed"):
+        other.rgb(data, "top")
+
+
+@drawing
+def test_a_camera_that_was_not_asked_for_is_refused(renderer, data):
+    with pytest.raises(ConfigError, match=r"not made with a camera 'topp'\. Did you mean 'top'\?"):
+        renderer.rgb(data, "topp")
+
+
+def test_a_camera_that_the_model_lacks_is_refused_before_anything_is_opened(model):
+    with pytest.raises(ModelError, match=r"the model has no camera 'tip'\. Did you mean 'top'\?"):
+        Renderer(model, [Camera(name="tip")])
+
+
+@pytest.mark.parametrize(("side", "pixels"), [("width", 0), ("height", 5000)])
+def test_impossible_sizes_are_refused(side, pixels):
+    with pytest.raises(ConfigError, match=f"camera top: {side} is {pixels}, allowed is 1 to 4096 pixels"):
+        Camera(name="top", **{side: pixels})
+
+
+def test_the_back_end_is_one_of_the_known_or_the_error_says_what_to_install():
+    if can_draw():
+        assert find_backend() in BACKENDS
+    else:
+        with pytest.raises(RenderError, match="Training from states needs none of them"):
+            find_backend()
+
+
+def test_a_machine_without_egl_is_told_what_to_install():
+    # No driver in the given list, and MUJOCO_GL asks for EGL alone: as on a bare server.
+    absent = {"MUJOCO_GL": "egl", "__EGL_VENDOR_LIBRARY_FILENAMES": "/nonexistent.json"}
+    code = "from robot_rl.sim.cameras import find_backend; find_backend()"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env={**os.environ, **absent}, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert "RenderError: cameras: nothing here can draw without a display. Tried egl (" in last
+    assert "Debian packages libegl1 and libgl1-mesa-dri; OSMesa by libosmesa6;" in last
+    assert "pip install --no-deps lavavu-osmesa" in last
+    assert "osmesa (" not in last
+
+
+def test_the_error_lists_every_back_end_with_its_reason():
+    text = no_renderer_message({"egl": "no device", "osmesa": "libOSMesa is not installed"})
+    assert "Tried egl (no device); osmesa (libOSMesa is not installed). Install one of" in text

@@ -1,0 +1,127 @@
+import json
+import math
+
+import numpy as np
+import pytest
+
+from robot_rl.core.clock import ManualClock
+from robot_rl.telemetry.metrics import MetricsWriter, as_float, read_metrics
+
+
+class FakeTensor:
+    """Looks like a torch tensor on a device."""
+
+    def __init__(self, value: float) -> None:
+        self._value = value
+
+    def detach(self) -> "FakeTensor":
+        return self
+
+    def cpu(self) -> "FakeTensor":
+        return self
+
+    def numpy(self) -> np.ndarray:
+        return np.array(self._value, np.float32)
+
+
+def write_steps(folder, steps, **kwargs):
+    with MetricsWriter(folder, **kwargs) as writer:
+        for step in steps:
+            writer.write(step, "residual", {"critic/loss": 0.1 * step}, updates=2 * step)
+
+
+def events(folder) -> list[tuple[int, str, float]]:
+    """Returns (step, tag, value) of every event that TensorBoard will show."""
+    from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
+    from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
+
+    found = []
+    for path in sorted((folder / "tensorboard").glob("events*")):
+        for raw in RawEventFileLoader(str(path)).Load():
+            event = Event.FromString(raw)
+            found += [(event.step, value.tag, value.simple_value) for value in event.summary.value]
+    return found
+
+
+def test_rows_come_back_as_they_were_written(tmp_path):
+    clock = ManualClock()
+    with MetricsWriter(tmp_path, tensorboard=False, clock=clock) as writer:
+        clock.advance(1.5)
+        writer.write(10, "bc", {"bc/loss": np.float32(0.5), "eval/success": True, "actor/q": FakeTensor(2.0)})
+        # On disk before the writer closes: a killed run loses no row.
+        expected = {"step": 10, "updates": 0, "phase": "bc", "wall_s": 1.5}
+        values = {"bc/loss": 0.5, "eval/success": 1.0, "actor/q": 2.0}
+        assert read_metrics(tmp_path / "metrics.jsonl") == [{**expected, **values}]
+
+
+def test_nan_is_null_in_the_file_and_nan_again_when_read(tmp_path):
+    with MetricsWriter(tmp_path, tensorboard=False) as writer:
+        writer.write(0, "bc", {"bc/loss": math.nan, "bc/norm": math.inf})
+    assert json.loads((tmp_path / "metrics.jsonl").read_text())["bc/loss"] is None
+    row = read_metrics(tmp_path / "metrics.jsonl")[0]
+    assert math.isnan(row["bc/loss"])
+    assert math.isnan(row["bc/norm"])
+
+
+@pytest.mark.parametrize("value", [np.zeros(3), "0.5", None, np.zeros((2, 2))])
+def test_what_is_not_one_number_is_refused(value):
+    with pytest.raises(ValueError, match="metrics: 'critic/q' must be one number, got shape"):
+        as_float("critic/q", value)
+
+
+def test_a_name_without_a_group_is_refused(tmp_path):
+    with (
+        MetricsWriter(tmp_path, tensorboard=False) as writer,
+        pytest.raises(ValueError, match="got 'success', allowed is '<group>/<name>', such as 'eval/success'"),
+    ):
+        writer.write(0, "bc", {"success": 0.5})
+
+
+def test_torn_lines_are_left_out(tmp_path, caplog):
+    write_steps(tmp_path, [1, 2], tensorboard=False)
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(path.read_text() + '{"step": 3, "phase": "resid')
+    assert [row["step"] for row in read_metrics(path)] == [1, 2]
+    assert "line 3 is torn" in caplog.text
+
+
+def test_a_resumed_writer_drops_the_torn_line_and_goes_on(tmp_path):
+    clock = ManualClock()
+    with MetricsWriter(tmp_path, tensorboard=False, clock=clock) as writer:
+        clock.advance(20)
+        writer.write(1, "bc", {})
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(path.read_text() + '{"step": 2')
+    clock.advance(1000)  # the time between two processes is nobody's training time
+    with MetricsWriter(tmp_path, tensorboard=False, clock=clock) as writer:
+        clock.advance(5)
+        writer.write(2, "bc", {})
+    # 20 s before the crash and 5 s after the restart.
+    assert [(row["step"], row["wall_s"]) for row in read_metrics(path)] == [(1, 20.0), (2, 25.0)]
+
+
+def test_truncate_after_drops_later_rows_and_their_events(tmp_path):
+    with MetricsWriter(tmp_path) as writer:
+        for step in (10, 20, 30, 40):
+            writer.write(step, "residual", {"critic/loss": step})
+        assert writer.truncate_after(20) == 2
+        writer.write(30, "residual", {"critic/loss": 0.5})
+    assert [row["step"] for row in read_metrics(tmp_path / "metrics.jsonl")] == [10, 20, 30]
+    assert events(tmp_path) == [
+        (10, "critic/loss", 10.0),
+        (20, "critic/loss", 20.0),
+        (30, "critic/loss", 0.5),
+    ]
+
+
+def test_a_phase_without_control_steps_resumes_by_its_row(tmp_path):
+    with MetricsWriter(tmp_path) as writer:
+        writer.write(0, "bc", {"bc/loss": 3.0}, updates=100)
+        saved = writer.state_dict()
+        writer.write(0, "bc", {"bc/loss": 2.0}, updates=200)
+    with MetricsWriter(tmp_path) as writer:
+        writer.load_state_dict(saved)
+        writer.write(0, "bc", {"bc/loss": 1.0}, updates=200)
+    assert [row["bc/loss"] for row in read_metrics(tmp_path / "metrics.jsonl")] == [3.0, 1.0]
+    # TensorBoard's axis: updates as long as no control step was made.
+    assert events(tmp_path) == [(100, "bc/loss", 3.0), (200, "bc/loss", 1.0)]

@@ -1,0 +1,114 @@
+import io
+
+import pytest
+from rich.console import Console
+
+from robot_rl.core.clock import ManualClock
+from robot_rl.telemetry.progress import PhaseProgress, ProgressDisplay, RateMeter
+
+
+def log_console() -> tuple[Console, io.StringIO]:
+    text = io.StringIO()
+    return Console(file=text, force_terminal=False, width=60), text
+
+
+def test_the_rate_is_that_of_the_last_fifteen_seconds():
+    clock = ManualClock()
+    rate = RateMeter(clock)
+    rate.update(0)
+    assert rate.per_s() == 0.0
+    clock.advance(10)
+    rate.update(100)
+    assert rate.per_s() == 10.0
+    for _ in range(20):  # then 50 a second
+        clock.advance(1)
+        rate.update(100 + 50 * (clock.now_s() - 10))
+    assert rate.per_s() == pytest.approx(50.0)
+
+
+def test_calls_between_two_refreshes_cost_no_memory():
+    clock = ManualClock()
+    rate = RateMeter(clock)
+    for count in range(10_000):
+        clock.advance(0.001)
+        rate.update(count)
+    # 10 s at one point each 0.2 s.
+    assert len(rate._points) <= 52
+    assert rate.per_s() == pytest.approx(1000.0, rel=0.01)
+
+
+def test_the_status_has_counts_rates_time_left_and_success():
+    clock = ManualClock()
+    phase = PhaseProgress("residual", 12_000, "steps", 0, clock)
+    assert phase.status() == "0/12,000 steps  0.0 steps/s  ETA -"
+    clock.advance(2)
+    phase.update(2_000, updates=5, success=0.625)
+    clock.advance(2)
+    phase.update(4_000, updates=11)
+    # 4000 steps in 4 s; 6 updates in the 2 s since the first count of them; 8000 steps left.
+    expected = "4,000/12,000 steps  1,000 steps/s  3.0 updates/s  ETA 0:08  success 62%"
+    assert phase.status() == expected
+
+
+def test_a_resumed_phase_does_not_count_what_was_done_before():
+    clock = ManualClock()
+    phase = PhaseProgress("residual", 10_000, "steps", 9_000, clock)
+    clock.advance(1)
+    phase.update(9_100)
+    assert "  100 steps/s  ETA 0:09" in phase.status()
+
+
+def test_a_log_gets_a_line_every_ten_seconds_and_a_last_one():
+    clock = ManualClock()
+    console, text = log_console()
+    with (
+        ProgressDisplay(console=console, clock=clock) as display,
+        display.phase("bc", 300, unit="updates") as bc,
+    ):
+        for second in range(1, 31):
+            clock.advance(1)
+            bc.update(second * 10)
+    lines = text.getvalue().splitlines()
+    assert [line.split()[:3] for line in lines] == [
+        ["bc", "33%", "100/300"],
+        ["bc", "67%", "200/300"],
+        ["bc", "100%", "300/300"],
+    ]
+
+
+def test_a_terminal_gets_a_bar_and_nothing_is_left_running_after_an_error(capsys):
+    clock = ManualClock()
+    text = io.StringIO()
+    console = Console(file=text, force_terminal=True, width=120, _environ={"TERM": "xterm"})
+    display = ProgressDisplay(console=console, clock=clock)
+
+    def crash() -> None:
+        with display, display.phase("residual", 10) as phase:
+            clock.advance(1)
+            phase.update(5)
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        crash()
+    assert "5/10 steps" in text.getvalue()
+    assert not display._bars.live.is_started
+    assert capsys.readouterr().out == ""
+
+
+def test_messages_and_lines_go_to_stderr(capsys):
+    with ProgressDisplay() as display, display.phase("bc", 10) as phase:
+        display.message("leased: cpu0 [2 slots]")
+        phase.update(10)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "leased: cpu0 [2 slots]\n" in err
+    assert "10/10 steps" in err
+
+
+@pytest.mark.parametrize(("left_s", "shown"), [(42, "0:42"), (725, "12:05"), (11_049, "3:04:09")])
+def test_time_left_is_written_as_on_a_clock(left_s, shown):
+    clock = ManualClock()
+    phase = PhaseProgress("bc", left_s + 1, "steps", 0, clock)
+    clock.advance(1)
+    phase.update(1)  # one a second
+    assert f"ETA {shown}" in phase.status()

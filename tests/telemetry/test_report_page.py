@@ -1,0 +1,205 @@
+import base64
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+from html.parser import HTMLParser
+
+import pytest
+
+from robot_rl.core.errors import ConfigError
+from robot_rl.telemetry.figures import MAX_POINTS, shorten
+from robot_rl.telemetry.report import write_report
+from robot_rl.telemetry.runs import Curve, load_run
+
+PNG = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+)
+
+
+def make_run(root, seed, *, base=0.4, final=0.97, **changes):
+    """Writes a small whole run folder."""
+    folder = root / f"run-seed{seed}"
+    (folder / "failures").mkdir(parents=True)
+    summary = {
+        "task": "pick_cube",
+        "recipe": "pick_cube",
+        "seed": seed,
+        "base_success": base,
+        "final_success": final,
+        "episodes": 200,
+        "env_steps": 1000,
+        "train_minutes": 2.5,
+        "timing": {"update": 90.0, "sim": 45.0, "other": 15.0},
+        "machine": {"cpu": "Test <CPU>", "cores": 2},
+        "versions": {"torch": "2.11"},
+        "nan_resets": 3,
+        **changes,
+    }
+    (folder / "summary.json").write_text(json.dumps(summary))
+    rows = [
+        {"step": 0, "updates": 50 * i, "phase": "bc", "wall_s": i, "bc/loss": 1 / (i + 1)} for i in range(4)
+    ]
+    rows += [
+        {
+            "step": 250 * i,
+            "phase": "residual",
+            "wall_s": 10 + i,
+            "eval/success": base + (final - base) * i / 4,
+            "eval/episodes": 50,
+            "critic/loss": 0.1 / (i + 1),
+            "collect/safety_clamps": 2,
+        }
+        for i in range(5)
+    ]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "config.yaml").write_text(f"recipe: pick_cube\nseed: {seed}\nresidual:\n  scale: 0.2\n")
+    (folder / "failures" / "a.png").write_bytes(PNG)
+    index = [{"file": "a.png", "seed": 2147483648, "phase": "final", "caption": "cube <slipped>"}]
+    (folder / "failures" / "index.json").write_text(json.dumps(index))
+    return folder
+
+
+def text_of(path) -> str:
+    """Returns the words of a page, with single spaces."""
+
+    class Words(HTMLParser):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts: list[str] = []
+            self.hidden = False
+
+        def handle_starttag(self, tag, attrs):
+            self.hidden = tag == "style"
+
+        def handle_data(self, data):
+            if not self.hidden:
+                self.parts.append(data)
+
+    words = Words()
+    words.feed(path.read_text())
+    return " ".join(" ".join(words.parts).split())
+
+
+def drawings(path) -> dict[str, str]:
+    """Returns alternative text -> SVG of every drawing in a page."""
+    found = re.findall(r'<img src="data:image/svg\+xml;base64,([^"]+)" alt="([^"]*)">', path.read_text())
+    return {alternative: base64.b64decode(source).decode() for source, alternative in found}
+
+
+def test_a_page_of_one_run_says_what_happened(tmp_path):
+    report = write_report([make_run(tmp_path, 3)])
+    assert report.path == tmp_path / "run-seed3" / "report.html"
+    assert report.missing == ()
+    words = text_of(report.path)
+    # 80 of 200, 194 of 200; the Wilson intervals of both.
+    assert "Before: base policy 40.0 % 95 % interval 33.5 to 46.9 %" in words
+    assert "After 97.0 % 95 % interval 93.6 to 98.6 %" in words
+    assert "rose from 40.0 % to 97.0 % (+57.0 points)" in words
+    assert "Held-out episodes 200 Control steps 1,000 Minutes of training 2.5 Seed 3" in words
+    assert "robot-rl train recipe=pick_cube seed=3" in words
+    assert "final, episode seed 2147483648, cube <slipped>" in words
+    assert "cpu Test <CPU>" in words
+    assert "residual.scale 0.2" in words
+    # Five rows of 2 clamps; the summary's 3 resets.
+    assert "actions limited by the safety envelope 10 simulations reset because they diverged 3" in words
+
+
+def test_a_page_needs_nothing_from_outside_and_no_scripts(tmp_path):
+    text = write_report([make_run(tmp_path, 0)]).path.read_text()
+    assert "<script" not in text
+    assert re.findall(r'(?:src|href)="(?!data:)', text) == []
+    assert "url(" not in text
+    assert "@import" not in text
+
+
+def test_every_drawing_is_an_svg_and_the_same_run_gives_the_same(tmp_path):
+    folder = make_run(tmp_path, 0)
+    found = drawings(write_report([folder]).path)
+    assert list(found) == [
+        "success over control steps",
+        "success before and after",
+        "metrics of behaviour cloning",
+        "metrics of reinforcement learning",
+        "seconds per stage",
+    ]
+    for svg in found.values():
+        assert ElementTree.fromstring(svg).tag == "{http://www.w3.org/2000/svg}svg"
+    assert drawings(write_report([folder]).path) == found
+
+
+def test_seeds_are_pooled_and_their_spread_is_said(tmp_path):
+    folders = [make_run(tmp_path, seed, final=final) for seed, final in ((1, 0.95), (0, 0.99))]
+    report = write_report(folders, tmp_path / "pages" / "both.html")
+    assert report.path == tmp_path / "pages" / "both.html"
+    words = text_of(report.path)
+    # (190 + 198) of 400.
+    assert "After 97.0 %" in words
+    assert "All episodes of 2 seeds together; single seeds end between 95.0 % and 99.0 %." in words
+    assert "Seeds 0, 1" in words
+    assert "seed 0 40.0 % 99.0 % 200 1,000 2.5 seed 1 40.0 % 95.0 % 200 1,000 2.5" in words
+
+
+def test_settings_that_differ_beyond_the_seed_are_shown(tmp_path):
+    folders = [make_run(tmp_path, seed) for seed in (0, 1)]
+    (folders[1] / "config.yaml").write_text("recipe: pick_cube\nseed: 1\nresidual:\n  scale: 0.4\n")
+    words = text_of(write_report(folders).path)
+    expected = "The runs differ in more than their seeds: setting seed 0 seed 1 residual.scale 0.2 0.4"
+    assert expected in words
+
+
+def test_what_is_missing_is_named_in_the_page(tmp_path):
+    folder = tmp_path / "killed"
+    folder.mkdir()
+    (folder / "config.yaml").write_text("recipe: smoke\nseed: 1\nenv: {task: reach}\n")
+    report = write_report([folder])
+    words = text_of(report.path)
+    for part in (
+        "summary.json: not there (the run did not finish, or is still running)",
+        "metrics.jsonl: not there or empty",
+        "learning curve: no rows with eval/success",
+        "success before and after: summary.json lacks",
+        "time per stage: summary.json has no timing",
+        "machine: not in summary.json",
+        "versions: not in summary.json",
+        "failure gallery: no failures/index.json",
+        "curves of behaviour cloning: no such metrics",
+    ):
+        assert part in words
+        assert any(missing.startswith(part) for missing in report.missing)
+    assert "no evaluation before and after" in words
+
+
+def test_a_run_without_failures_says_so(tmp_path):
+    folder = make_run(tmp_path, 0, final=1.0)
+    (folder / "failures" / "index.json").unlink()
+    report = write_report([folder])
+    assert "No held-out episode failed after training." in text_of(report.path)
+    assert report.missing == ()
+
+
+def test_strange_numbers_are_no_crash(tmp_path):
+    folder = make_run(tmp_path, 0, final=1.5, timing={"update": "long"}, machine="a laptop", env_steps=None)
+    rows = '{"step": 1, "phase": "residual", "wall_s": 1, "critic/loss": null, "collect/nan_resets": null}\n'
+    (folder / "metrics.jsonl").write_text(rows)
+    words = text_of(write_report([folder]).path)
+    assert "After - not evaluated" in words
+    assert "machine a laptop" in words
+
+
+def test_runs_of_different_recipes_do_not_share_a_page(tmp_path):
+    folders = [make_run(tmp_path, 0), make_run(tmp_path, 1, recipe="smoke")]
+    with pytest.raises(
+        ConfigError, match=r"different recipes, 'pick_cube', 'smoke'\. A page shows seeds of one recipe"
+    ):
+        write_report(folders)
+
+
+def test_long_curves_are_shown_by_means(tmp_path):
+    rows = [{"step": i, "phase": "x", "wall_s": 0, "critic/loss": i % 2} for i in range(MAX_POINTS * 4)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    short = shorten(load_run(tmp_path).curve("critic/loss"))
+    # Pieces of four: the mean of 0, 1, 0, 1, at steps 0 to 3 and so on.
+    assert len(short.x) == MAX_POINTS
+    assert short.x[:2].tolist() == [1.5, 5.5]
+    assert set(short.y) == {0.5}
+    assert isinstance(short, Curve)

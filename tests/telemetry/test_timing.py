@@ -1,0 +1,69 @@
+import pytest
+
+from robot_rl.core.clock import ManualClock
+from robot_rl.telemetry.timing import StageTimer
+
+
+def test_a_stage_inside_a_stage_is_counted_once():
+    clock, cpu = ManualClock(), ManualClock()
+    timer = StageTimer(clock, cpu.now_s)
+    with timer.stage("collect"):
+        clock.advance(1.0)
+        with timer.stage("sim"):
+            clock.advance(4.0)
+            cpu.advance(8.0)  # two threads
+        clock.advance(2.0)
+    clock.advance(3.0)
+    stages = {stage.name: stage for stage in timer.summary()}
+    # collect 1 + 2, sim 4, and 3 outside of both: 10 s in all.
+    assert [stages[name].wall_s for name in ("collect", "sim", "other")] == [3.0, 4.0, 3.0]
+    assert [stages[name].share for name in ("collect", "sim", "other")] == pytest.approx([0.3, 0.4, 0.3])
+    assert stages["sim"].cpu_s == 8.0
+    assert stages["collect"].calls == 1
+    assert list(stages) == ["sim", "collect", "other"]
+
+
+def test_a_stage_that_raises_is_closed():
+    clock = ManualClock()
+    timer = StageTimer(clock)
+
+    def crash() -> None:
+        with timer.stage("update"):
+            clock.advance(1.0)
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        crash()
+    clock.advance(1.0)
+    assert timer.seconds() == {"update": 1.0, "other": 1.0}
+
+
+def test_counting_goes_on_after_a_resume():
+    clock = ManualClock()
+    first = StageTimer(clock)
+    with first.stage("update"):
+        clock.advance(2.0)
+    state = first.state_dict()
+    clock.advance(1000.0)
+    second = StageTimer(clock)
+    second.load_state_dict(state)
+    with second.stage("update"):
+        clock.advance(1.0)
+    assert second.seconds() == {"update": 3.0, "other": 0.0}
+    assert second.summary()[0].calls == 2
+
+
+def test_the_table_names_stages_and_shares():
+    clock = ManualClock()
+    timer = StageTimer(clock, lambda: 0.0)
+    with timer.stage("sim"):
+        clock.advance(3.0)
+    clock.advance(1.0)
+    lines = timer.table().splitlines()
+    assert lines[0].split() == ["stage", "wall", "s", "cpu", "s", "calls", "share"]
+    assert lines[1].split() == ["sim", "3.00", "0.00", "1", "75.0%"]
+    assert lines[2].split() == ["other", "1.00", "0.00", "0", "25.0%"]
+
+
+def test_a_timer_without_time_has_no_shares():
+    assert [stage.share for stage in StageTimer(ManualClock()).summary()] == [0.0]
