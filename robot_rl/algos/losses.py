@@ -1,0 +1,75 @@
+"""Losses, each formula once (B rows, S scored transitions of a chain, N critics)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Reduction = Literal["per_step", "joint", "single"]
+
+
+def td_loss(q_NB: Tensor, target_B: Tensor) -> Tensor:
+    """Returns the squared error to the common target: mean over the batch, summed over critics.
+
+    The sum gives each critic the gradient it would have alone, whatever their number.
+    """
+    return (q_NB - target_B).square().mean(dim=1).sum()
+
+
+def chain_ratio(log_prob_BS: Tensor, old_log_prob_BS: Tensor, reduction: Reduction) -> Tensor:
+    """Returns the probability ratio new / old of a chain.
+
+    Log-probabilities are means over the elements of the executed actions: every published clip
+    range assumes it.
+
+    Args:
+        log_prob_BS: of each scored transition under the weights that learn.
+        old_log_prob_BS: under the weights that acted.
+        reduction: `per_step` (B, S), one ratio per transition (DPPO); `joint` (B, 1), one per
+            chunk, of the mean over transitions (ReinFlow); `single` (B, 1), where one transition
+            is stochastic (pi_RL).
+    """
+    difference_BS = log_prob_BS - old_log_prob_BS
+    if reduction == "joint":
+        difference_BS = difference_BS.mean(dim=1, keepdim=True)
+    elif reduction == "single" and difference_BS.shape[1] != 1:
+        raise ValueError(
+            f"chain_ratio: reduction 'single' needs 1 scored transition, got {difference_BS.shape[1]}. "
+            "Use 'joint' or 'per_step', or a process with one stochastic step."
+        )
+    return difference_BS.exp()
+
+
+def ppo_loss(
+    log_prob_BS: Tensor,
+    old_log_prob_BS: Tensor,
+    advantage_B: Tensor,
+    *,
+    clip_low: float,
+    clip_high: float | None = None,
+    reduction: Reduction = "per_step",
+    denoising_discount: float = 1.0,
+) -> Tensor:
+    """Returns PPO's clipped objective (Schulman et al. 2017), negated, over a chain.
+
+    Args:
+        log_prob_BS: of each scored transition, from the noisiest on, under the learning weights.
+        old_log_prob_BS: under the weights that acted.
+        advantage_B: one per chunk.
+        clip_low: the ratio is clipped at 1 - clip_low.
+        clip_high: and at 1 + clip_high (None: the same).
+        reduction: see `chain_ratio`.
+        denoising_discount: the advantage of transition s is weighted by this to the power of
+            S - 1 - s (DPPO): the last, least noisy, counts in full.
+    """
+    ratio_BS = chain_ratio(log_prob_BS, old_log_prob_BS, reduction)
+    count = ratio_BS.shape[1]
+    weight_S = denoising_discount ** torch.arange(
+        count - 1, -1, -1, dtype=ratio_BS.dtype, device=ratio_BS.device
+    )
+    advantage_BS = advantage_B[:, None] * weight_S
+    high = clip_low if clip_high is None else clip_high
+    clipped_BS = ratio_BS.clamp(1.0 - clip_low, 1.0 + high)
+    return -torch.minimum(ratio_BS * advantage_BS, clipped_BS * advantage_BS).mean()

@@ -1,0 +1,209 @@
+"""Residual off-policy RL on a frozen base (ResFiT, Ankile et al. 2025), sized for a CPU.
+
+    action = clip(base + correction(features, base), -1, 1),  critic on (features, action)
+
+TD3 with an ensemble: layer norm in the critics, the target over two of N critics (REDQ), the
+policy's gradient through the mean of all. Deviations: narrower networks, fewer critics, and an
+actor learning rate 300 times larger, because the features are states and not a vision network's.
+B batch, A action dim, F features, N critics.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Generator, Tensor, nn
+
+from robot_rl.algos.critics import Critics, aggregate
+from robot_rl.algos.losses import td_loss
+from robot_rl.algos.optim import Optimiser, follow, matmul_precision
+from robot_rl.algos.returns import td_target
+from robot_rl.data.replay import TransitionBatch
+
+
+class CorrectingPolicy(Protocol):
+    """A module with a frozen base and a `head` that corrects it."""
+
+    action_dim: int
+    feature_dim: int
+    head: nn.Module
+
+    def features(self, obs: dict[str, Tensor]) -> Tensor:
+        """Returns the base's features (B, F), without gradient."""
+        ...
+
+    def residual(self, obs_features: Tensor, base_action: Tensor) -> Tensor:
+        """Returns the correction (B, A); gradients reach the head."""
+        ...
+
+    def parameters(self) -> Iterator[nn.Parameter]: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResidualConfig:
+    """How the correction is learned."""
+
+    num_critics: int = 4
+    """N; the target takes the smaller of two drawn for each batch."""
+    width: int = 256
+    """Units of a critic's hidden layer."""
+    depth: int = 2
+    """A critic's hidden layers."""
+    layernorm: bool = True
+    """Normalises the critics' hidden layers."""
+    n_step: int = 3
+    """Longest window of rewards before the bootstrap, in control steps."""
+    gamma_step: float = 0.99
+    """Discount per control step."""
+    tau: float = 0.005
+    """Share of the way that targets follow at each update."""
+    actor_lr: float = 3e-4
+    critic_lr: float = 3e-4
+    weight_decay: float = 0.0
+    actor_every: int = 2
+    """Critic updates per actor update."""
+    critic_warmup: int = 1000
+    """Updates of the critics alone, before the head moves from zero."""
+    target_noise_std: float = 0.1
+    """Noise on the target's action (TD3): similar actions get similar values."""
+    target_noise_clip: float = 0.3
+    grad_clip: float = 1.0
+    """Largest norm of a gradient; 0 switches clipping off."""
+    residual_l2: float = 0.0
+    """Weight of the squared correction in the actor's loss."""
+    matmul: str = "bf16"
+    """`bf16`: products of float32 matrices in bfloat16 where the processor can; `fp32`: never."""
+
+    def __post_init__(self) -> None:
+        for name in ("num_critics", "width", "depth", "n_step", "actor_every"):
+            _require(getattr(self, name) >= 1, name, getattr(self, name), "1 or more")
+        for name in ("actor_lr", "critic_lr"):
+            _require(getattr(self, name) > 0, name, getattr(self, name), "above 0")
+        for name in ("critic_warmup", "target_noise_std", "target_noise_clip", "grad_clip"):
+            _require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
+        for name in ("weight_decay", "residual_l2"):
+            _require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
+        _require(0 <= self.gamma_step <= 1, "gamma_step", self.gamma_step, "0 to 1")
+        _require(0 < self.tau <= 1, "tau", self.tau, "above 0, at most 1")
+        _require(self.matmul in ("bf16", "fp32"), "matmul", self.matmul, "bf16, fp32")
+
+
+class ResidualTD:
+    """Learns critics of the combined action, and the head that corrects the base."""
+
+    def __init__(self, policy: CorrectingPolicy, cfg: ResidualConfig, seed: int) -> None:
+        """Starts from the policy's present head, which the updates change in place."""
+        self._policy, self._cfg = policy, cfg
+        self._acting_target = _with_own_head(policy)
+        # Parameters are drawn on the CPU, so that a seed means the same on every device.
+        device = next(policy.parameters()).device
+        self._critics = Critics(
+            policy.feature_dim,
+            policy.action_dim,
+            num=cfg.num_critics,
+            width=cfg.width,
+            depth=cfg.depth,
+            layernorm=cfg.layernorm,
+            generator=Generator().manual_seed(seed),
+        ).to(device)
+        self._target_critics = self._critics.target()
+        rates = {"weight_decay": cfg.weight_decay, "grad_clip": cfg.grad_clip}
+        self._actor_optimiser = Optimiser(policy.head.parameters(), lr=cfg.actor_lr, **rates)
+        self._critic_optimiser = Optimiser(self._critics.parameters(), lr=cfg.critic_lr, **rates)
+        self._generator = Generator(device).manual_seed(seed)
+        self._updates = 0
+
+    def update(self, batch: TransitionBatch) -> Mapping[str, Tensor]:
+        """Takes one step of the critics and, every `actor_every` after the warm-up, of the head."""
+        cfg = self._cfg
+        with matmul_precision(cfg.matmul):
+            features = self._policy.features(batch.obs)
+            target = self._target(batch)
+            q = self._critics.q(features, batch.action)
+            loss = td_loss(q, target)
+            self._critic_optimiser.step(loss)
+            self._updates += 1
+            metrics = {"critic_loss": loss.detach(), "q": q.detach().mean(), "target": target.mean()}
+            if self._updates > cfg.critic_warmup and self._updates % cfg.actor_every == 0:
+                metrics |= self._update_actor(features, batch.base_action)
+            self._target_critics.follow_online(self._critics, cfg.tau)
+        return metrics
+
+    def _update_actor(self, features: Tensor, base_action: Tensor) -> dict[str, Tensor]:
+        correction = self._policy.residual(features, base_action)
+        action = (base_action + correction).clamp(-1.0, 1.0)
+        value = aggregate(self._critics.q(features, action, frozen=True), "mean").mean()
+        size = correction.square().mean()
+        loss = self._cfg.residual_l2 * size - value
+        self._actor_optimiser.step(loss)
+        follow(self._acting_target.head.parameters(), self._policy.head.parameters(), self._cfg.tau)
+        return {"actor_loss": loss.detach(), "residual_rms": size.detach().sqrt()}
+
+    @torch.no_grad()
+    def _target(self, batch: TransitionBatch) -> Tensor:
+        """Returns reward + bootstrap * value of the target's action in the next observation."""
+        cfg, base_action = self._cfg, batch.next_base_action
+        features = self._policy.features(batch.next_obs)
+        noise = torch.empty_like(base_action).normal_(0.0, cfg.target_noise_std, generator=self._generator)
+        noise.clamp_(-cfg.target_noise_clip, cfg.target_noise_clip)
+        correction = self._acting_target.residual(features, base_action)
+        action = (base_action + correction + noise).clamp_(-1.0, 1.0)
+        q_NB = self._target_critics.q(features, action)
+        next_value = aggregate(q_NB, "min_of_2", self._generator)
+        return td_target(batch.reward, batch.bootstrap, next_value)
+
+    @property
+    def critics(self) -> Critics:
+        """The critics that learn, for telemetry and for choosing among actions."""
+        return self._critics
+
+    def policy_weights(self) -> Mapping[str, Tensor]:
+        """Returns the head: the rest of the policy is frozen."""
+        return {f"head.{name}": value for name, value in self._policy.head.state_dict().items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            **{name: _copied(module) for name, module in self._modules().items()},
+            "actor_optimiser": self._actor_optimiser.state_dict(),
+            "critic_optimiser": self._critic_optimiser.state_dict(),
+            "generator": self._generator.get_state(),
+            "updates": self._updates,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for name, module in self._modules().items():
+            module.load_state_dict(state[name])
+        self._actor_optimiser.load_state_dict(state["actor_optimiser"])
+        self._critic_optimiser.load_state_dict(state["critic_optimiser"])
+        self._generator.set_state(state["generator"])
+        self._updates = int(state["updates"])
+
+    def _modules(self) -> dict[str, nn.Module]:
+        return {
+            "head": self._policy.head,
+            "target_head": self._acting_target.head,
+            "critics": self._critics,
+            "target_critics": self._target_critics,
+        }
+
+
+def _with_own_head(policy: CorrectingPolicy) -> CorrectingPolicy:
+    """Returns a policy with a frozen copy of the head that shares everything else."""
+    twin = copy.copy(policy)
+    if isinstance(twin, nn.Module):
+        twin._modules = dict(twin._modules)
+    twin.head = copy.deepcopy(policy.head).requires_grad_(False)
+    return twin
+
+
+def _copied(module: nn.Module) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in module.state_dict().items()}
+
+
+def _require(holds: bool, key: str, got: object, allowed: str) -> None:
+    if not holds:
+        raise ValueError(f"residual.algorithm.{key}: got {got!r}, allowed: {allowed}")
