@@ -245,17 +245,26 @@ def check_rows_alone(case: Case, length: int) -> None:
 
 
 def check_chunk(case: Case, length: int) -> None:
-    """Compares chunks of all envs with single steps of each env alone, over the end of an episode."""
+    """Compares chunks of all envs with single steps of each env alone, over the end of an episode.
+
+    Env i is i steps ahead, so that episodes end at different steps of a chunk and rows wait.
+    """
     n_exec, chunk_length = 3, 4
     num_chunks = -(-length // n_exec)
     with case.env() as env:
         env.reset(seed=case.seed)
+        ahead = case.actions(env, case.num_envs - 1)
+        for k, action in enumerate(ahead):
+            obs, _, terminated, truncated, _ = env.step_masked(action, np.arange(case.num_envs) > k)
+            _reset_ended(env, terminated | truncated, obs)
         actions = case.actions(env, num_chunks * chunk_length)
         actions = actions.reshape(num_chunks, chunk_length, *actions.shape[1:])
         chunks = [_advance_chunk(env, chunk.swapaxes(0, 1), n_exec) for chunk in actions]
     for row in range(case.num_envs):
         with case.env(1) as alone:
             alone.reset(seed=[case.seed + row])
+            for action in ahead[:row]:
+                _advance(alone, action[row : row + 1])
             for index, chunk in enumerate(actions):
                 seen = _repeat_step(alone, chunk[:n_exec, row : row + 1])
                 rule = f"step_chunk and repeated step: env {row}, chunk {index}"
