@@ -10,6 +10,7 @@ from robot_rl.algos.residual import ResidualConfig
 from robot_rl.core.errors import ConfigError, nearest
 from robot_rl.core.registry import table
 from robot_rl.policies.chunk import ChunkPolicyConfig
+from robot_rl.policies.residual import ResidualHeadConfig
 from robot_rl.sim.vector import EnvConfig
 
 
@@ -70,16 +71,23 @@ class ResidualPhase:
     """Learner updates between two hand-overs of weights to those who act."""
     max_staleness: int = 1000
     """Learner updates by which acting weights may lag behind before the run stops."""
+    scale: float = 0.2
+    """Largest correction, as a share of the env's [-1, 1]."""
+    head: ResidualHeadConfig = field(default_factory=ResidualHeadConfig)
     algorithm: ResidualConfig = field(default_factory=ResidualConfig)
 
     def __post_init__(self) -> None:
         _require(self.env_steps >= 0, "residual.env_steps", self.env_steps, "0 or more")
         _require(0 < self.utd <= 64, "residual.utd", self.utd, "above 0, at most 64")
         _require(self.batch >= 2, "residual.batch", self.batch, "2 or more")
+        _require(0 < self.scale <= 1, "residual.scale", self.scale, "above 0, at most 1")
         _require(0 <= self.demo_ratio < 1, "residual.demo_ratio", self.demo_ratio, "0 to below 1")
         _require(self.explore_steps >= 0, "residual.explore_steps", self.explore_steps, "0 or more")
         _require(self.capacity >= 1000, "residual.capacity", self.capacity, "1000 or more")
-        _require(self.publish_every >= 1, "residual.publish_every", self.publish_every, "1 or more")
+        every, bound = self.publish_every, self.max_staleness
+        _require(
+            1 <= every <= oldest, "residual.publish_every", every, f"1 to max_staleness, which is {oldest}"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,6 +154,8 @@ class RunConfig:
     """Where the learner computes: cpu, cuda, cuda:1, ..."""
     torch_threads: int = 1
     """Learner threads; the simulator has the other cores."""
+    lease_wait_s: float = 0.0
+    """How long to wait for cores that other runs hold."""
     num_envs: int = 16
     """Simulations that collect."""
     n_exec: int = 8

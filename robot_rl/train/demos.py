@@ -13,10 +13,12 @@ import torch
 from numpy.typing import NDArray
 
 from robot_rl.core.policy import Policy
+from robot_rl.core.seeding import train_seed
 from robot_rl.data.demos import Episodes, EpisodesMeta
 from robot_rl.data.replay import ReplayBuffer
 from robot_rl.hal.vector import Obs, VectorEnv
-from robot_rl.train.envs import Expert, Moment, lockstep, seed_batches
+from robot_rl.train.config import DemosConfig
+from robot_rl.train.envs import Expert, Moment, lockstep, make_expert, seed_batches
 
 Array = NDArray[Any]
 
@@ -34,6 +36,19 @@ def episodes_meta(env: VectorEnv) -> EpisodesMeta:
         state_names=env.state_names,
         action_names=env.action_names,
     )
+
+
+def collect_demonstrations(
+    env: VectorEnv, config: DemosConfig, run_seed: int, *, on_batch: Callable[[int], None] | None = None
+) -> Episodes:
+    """Records the episodes that a configuration asks for; the same for the same run seed."""
+    expert = make_expert(
+        env, bias_m=config.bias_m, noise_m=config.noise_m, noise_seed=train_seed(run_seed, "expert")
+    )
+    # Half the range of training seeds: the episodes' own seeds follow the first and stay in it.
+    first = train_seed(run_seed, "demos") // 2
+    seeds = np.arange(first, first + config.episodes, dtype=np.uint64)
+    return collect_episodes(env, expert, seeds, on_batch=on_batch)
 
 
 def collect_episodes(

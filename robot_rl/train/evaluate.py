@@ -6,6 +6,7 @@ Training and `robot-rl evaluate` call the same function with the same batch size
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from robot_rl.hal.vector import Obs, VectorEnv
 from robot_rl.policies.executor import ChunkExecutor
 from robot_rl.sim.vector import EnvConfig
 from robot_rl.telemetry.intervals import wilson_interval
-from robot_rl.train.envs import lockstep, make_env, seed_batches
+from robot_rl.train.envs import Moment, lockstep, make_env, seed_batches
 
 Array = NDArray[Any]
 
@@ -72,12 +73,13 @@ def evaluate(
     seeds: NDArray[np.uint64],
     n_exec: int,
     num_envs: int,
+    device: str = "cpu",
     on_batch: Callable[[int], None] | None = None,
 ) -> EvalResult:
     """Evaluates on fresh simulations; see `evaluate_in`."""
     env = make_env(env_config, num_envs, autoreset="disabled")
     try:
-        return evaluate_in(env, policy, seeds=seeds, n_exec=n_exec, on_batch=on_batch)
+        return evaluate_in(env, policy, seeds=seeds, n_exec=n_exec, device=device, on_batch=on_batch)
     finally:
         env.close()
 
@@ -88,21 +90,25 @@ def evaluate_in(
     *,
     seeds: NDArray[np.uint64],
     n_exec: int,
+    device: str = "cpu",
     on_batch: Callable[[int], None] | None = None,
+    watch: Callable[[slice, Moment], None] | None = None,
 ) -> EvalResult:
     """Plays one episode for every seed with the deterministic policy and nothing else.
 
     Args:
         env: autoreset DISABLED; its number of envs is the batch size of the policy.
         n_exec: control steps executed of each chunk.
+        device: where the policy's parameters are.
         on_batch: called with the number of finished episodes after every batch.
+        watch: sees every control step, with which of the seeds the rows are; for films.
     """
-    executor = ChunkExecutor(policy, env.num_envs, n_exec=n_exec, mode="ode")
+    executor = ChunkExecutor(policy, env.num_envs, n_exec=n_exec, mode="ode", device=device)
     digest = hashlib.sha256()
     parts: list[dict[str, Array]] = []
     for where, batch in seed_batches(seeds, env.num_envs):
         kept = where.stop - where.start
-        played = _play(env, executor, batch, kept, digest)
+        played = _play(env, executor, batch, kept, digest, functools.partial(watch, where) if watch else None)
         parts.append({name: values[:kept] for name, values in played.items()})
         if on_batch is not None:
             on_batch(where.stop)
@@ -119,7 +125,12 @@ def evaluate_in(
 
 
 def _play(
-    env: VectorEnv, executor: ChunkExecutor, seeds: Array, kept: int, digest: hashlib._Hash
+    env: VectorEnv,
+    executor: ChunkExecutor,
+    seeds: Array,
+    kept: int,
+    digest: hashlib._Hash,
+    watch: Callable[[Moment], None] | None,
 ) -> dict[str, Array]:
     """Plays one batch; the rows from `kept` on only fill it up and leave no trace in the digest."""
     num_envs = env.num_envs
@@ -137,6 +148,8 @@ def _play(
         diverged |= live & moment.infos.get("diverged", False)
         steps += live
         returns += np.where(live, moment.reward, 0.0)
+        if watch is not None:
+            watch(moment)
     return {
         "success": success | solved,
         "solved": solved,

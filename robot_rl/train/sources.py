@@ -35,6 +35,11 @@ class Source(Protocol):
         """Returns the steps that are complete now, or None if there are none yet."""
         ...
 
+    @property
+    def nan_resets(self) -> int:
+        """Episodes cut short because a simulation diverged, since the run began."""
+        ...
+
     def state_dict(self) -> dict[str, Any]: ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
@@ -135,6 +140,10 @@ class SimSource:
     @property
     def episodes(self) -> EpisodeLog:
         return self._episodes
+
+    @property
+    def nan_resets(self) -> int:
+        return self._episodes.nan_resets
 
     def collect(self, handle: PolicyHandle) -> StepBatch:
         """Returns one control step of all envs, complete with the base's next action."""

@@ -1,0 +1,83 @@
+"""`robot-rl train`: demonstrations, cloning, residual RL and evaluation, in one command."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from robot_rl.config import load, options
+from robot_rl.core.errors import ConfigError
+
+SUMMARY = "demonstrations, behaviour cloning, residual RL, evaluation: one run"
+
+_HELP = """\
+Usage: robot-rl train [recipe=<name>] [key=value ...] [-m] [--json]
+       robot-rl train resume=runs/<folder>
+
+Collects demonstrations from a scripted expert, clones them into a base policy, improves it by
+residual reinforcement learning, and evaluates both on held-out seeds. The last line of output is
+one JSON object.
+
+Recipes: {recipes}
+
+Examples:
+  robot-rl train recipe=smoke                        the whole chain in under a minute
+  robot-rl train recipe=pick_cube seed=3             a Panda arm learns to lift a cube
+  robot-rl train recipe=pick_cube demos.bias_m=0.02  from a worse expert
+  robot-rl train recipe=reach residual.env_steps=0   behaviour cloning only
+  robot-rl train -m recipe=smoke seed=0,1,2          three runs, one after another
+  robot-rl train resume=runs/<folder>                goes on after a crash, to the same result
+
+Settings (every one of them is in config.yaml of the run folder):
+  seed  out  device  torch_threads  num_envs  n_exec  lease_wait_s
+  env.task  env.robot  env.reward  env.horizon_s  env.randomize  env.num_threads
+  demos.episodes  demos.bias_m  demos.noise_m  demos.path
+  policy.kind  policy.horizon  policy.width  policy.depth  policy.steps
+  bc.updates  bc.batch  bc.algorithm.lr
+  residual.env_steps  residual.utd  residual.batch  residual.scale  residual.demo_ratio
+  evaluate.episodes  evaluate.num_envs  evaluate.every_env_steps
+  checkpoint.every_s  video.episodes  video.failures
+"""
+
+
+def run(argv: list[str]) -> int:
+    """Trains one run and prints its summary."""
+    if {"-h", "--help"} & set(argv):
+        print(_HELP.format(recipes=", ".join(options("recipe"))), end="")
+        return 0
+    words = [word for word in argv if word != "--json"]  # the last line is JSON with and without it
+    from robot_rl.train.config import RunConfig
+    from robot_rl.train.phases import load_config, resume, run  # the learner: not for --help
+
+    folder = _resumed(words)
+    config = load_config(folder) if folder else load(RunConfig, words, config_name="train")
+    print(
+        f"task {config.env.task} on {config.env.robot}, recipe {config.recipe}, seed {config.seed}: "
+        f"{config.demos.episodes} demonstrations, {config.bc.updates:,} cloning updates, "
+        f"{config.residual.env_steps:,} control steps of residual RL on {config.num_envs} envs, learner on "
+        f"{config.device}",
+        file=sys.stderr,
+    )
+    summary = resume(folder) if folder else run(config)
+    print(
+        f"{summary.task}: success {summary.base_success:.1%} before, {summary.final_success:.1%} after "
+        f"{summary.env_steps:,} control steps and {summary.train_minutes:.1f} minutes "
+        f"({summary.episodes} held-out episodes); see {summary.run}/report.html"
+    )
+    print(json.dumps(summary.to_json()))
+    return 0
+
+
+def _resumed(words: list[str]) -> Path | None:
+    """Returns the folder of `resume=<folder>`, which stands alone."""
+    found = [word.split("=", 1)[1] for word in words if word.startswith("resume=")]
+    if not found:
+        return None
+    if len(words) > 1:
+        others = " ".join(word for word in words if not word.startswith("resume="))
+        raise ConfigError(
+            f"resume: got other settings beside it ({others}), allowed: none. A resumed run keeps its "
+            "config.yaml; start a new run to change settings."
+        )
+    return Path(found[0])

@@ -1,0 +1,253 @@
+"""The only place that builds runs: names to classes, seeds to streams, parts to a `Run`.
+
+A run's seed gives every random stream a seed of its own by name, so a part that draws more or
+less never shifts another.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from robot_rl.core.registry import resolve
+from robot_rl.core.seeding import quick_eval_seeds, train_seed
+from robot_rl.data.demos import ChunkSampler, Episodes
+from robot_rl.data.normalize import Normaliser
+from robot_rl.data.replay import Mixture, ReplayBuffer
+from robot_rl.hal.vector import VectorEnv
+from robot_rl.policies.checkpoint import PolicyMeta
+from robot_rl.policies.executor import ChunkExecutor
+from robot_rl.policies.spec import SavedPolicy
+from robot_rl.train.config import RunConfig
+from robot_rl.train.demos import relabelled
+from robot_rl.train.envs import make_env
+from robot_rl.train.evaluate import EvalResult, evaluate_in
+from robot_rl.train.experience import DemoExperience, ReplayExperience
+from robot_rl.train.loop import Hook, Pacer, Run
+from robot_rl.train.meter import Meter
+from robot_rl.train.schedule import Always, Counters, Every, Ratio
+from robot_rl.train.session import Session
+from robot_rl.train.sources import PolicyHandle, SimSource
+
+Module = Any
+"""A policy that is a `torch.nn.Module` as well; Python has no type for both."""
+
+
+def policy_meta(config: RunConfig, env: VectorEnv) -> PolicyMeta:
+    """Returns what the run's policies are made for."""
+    return PolicyMeta(
+        task=env.task,
+        robot=env.robot,
+        control_hz=env.control_hz,
+        state_names=env.state_names,
+        action_names=env.action_names,
+        instruction=env.instruction,
+        n_exec=config.n_exec,
+    )
+
+
+def assemble_cloning(session: Session, episodes: Episodes) -> tuple[Run, Module]:
+    """Returns the loop of behaviour cloning and the policy that it trains."""
+    config, seed = session.config, session.config.seed
+    policy = resolve("policy", config.policy.kind, at="policy.kind")(
+        config.policy,
+        state_dim=len(episodes.meta.state_names),
+        action_dim=len(episodes.meta.action_names),
+        normaliser=Normaliser.fit(episodes.obs, episodes.action),
+        generator=_generator(seed, "policy"),
+    ).to(config.device)
+    algorithm = resolve("algorithm", "bc", at="bc")(
+        policy, config.bc.algorithm, train_seed(seed, "bc"), total_updates=config.bc.updates
+    )
+    sampler = ChunkSampler(episodes, config.policy.horizon)
+    budget, counters = config.bc.updates, session.counters
+    counters.updates = 0
+    run = Run(
+        sources=[],
+        experience=DemoExperience(
+            sampler, batch=config.bc.batch, seed=train_seed(seed, "bc batches"), device=config.device
+        ),
+        algorithm=algorithm,
+        handle=PolicyHandle(),
+        pacer=Pacer(finished=lambda at: at.updates >= budget, updates=Always()),
+        meter=Meter(),
+        stage=session.timer.stage,
+        counters=counters,
+    )
+    run.pacer.hooks = [
+        Hook("progress", Every(10), _updates, lambda at: _show(session, at.updates)),
+        Hook("metrics", Every(_interval(config, budget)), _updates, lambda at: _write(session, run, "bc")),
+        *_checkpoints(session, run, "bc", _updates),
+    ]
+    return run, policy
+
+
+def assemble_residual(
+    session: Session, episodes: Episodes, base: SavedPolicy, env: VectorEnv, eval_env: VectorEnv
+) -> tuple[Run, Module]:
+    """Returns the loop of residual RL on a frozen base, and the policy whose head it trains.
+
+    Args:
+        session: the run's session.
+        episodes: demonstrations for the learner's offline half.
+        base: the cloned policy.
+        env: simulations that collect, SAME_STEP autoreset.
+        eval_env: simulations of the quick evaluations, autoreset DISABLED.
+    """
+    config, phase, seed = session.config, session.config.residual, session.config.seed
+    policy = resolve("policy", "residual", at="residual")(
+        base, phase.head, phase.scale, generator=_generator(seed, "head")
+    ).to(config.device)
+    algorithm = resolve("algorithm", "residual", at="residual")(
+        policy, phase.algorithm, train_seed(seed, "residual")
+    )
+    session.counters.updates = 0
+    handle = PolicyHandle(publish_every=phase.publish_every, max_staleness=phase.max_staleness)
+    source = _source(config, policy, env)
+    run = Run(
+        sources=[source],
+        experience=_replay(config, episodes, base, env),
+        algorithm=algorithm,
+        handle=handle,
+        pacer=Pacer(
+            finished=lambda at: at.env_steps >= phase.env_steps,
+            updates=Ratio(phase.utd, after_steps=phase.explore_steps),
+        ),
+        meter=Meter(),
+        stage=session.timer.stage,
+        counters=session.counters,
+    )
+
+    def offer(at: Counters) -> None:
+        session.check_leases()
+        handle.offer(at.updates, algorithm.policy_weights)
+
+    offer(session.counters)
+    run.pacer.hooks = [
+        Hook("offer", Every(1), _env_steps, offer),
+        Hook("progress", Every(1), _env_steps, lambda at: _show(session, at.env_steps, at.updates)),
+        Hook(
+            "metrics",
+            Every(_interval(config, phase.env_steps)),
+            _env_steps,
+            lambda at: _write(session, run, "residual", source),
+        ),
+        Hook(
+            "evaluate",
+            Every(config.evaluate.every_env_steps),
+            _env_steps,
+            lambda at: _quick_evaluation(session, policy, eval_env),
+        ),
+        *_checkpoints(session, run, "residual", _env_steps),
+    ]
+    return run, policy
+
+
+def _source(config: RunConfig, policy: Module, env: VectorEnv) -> SimSource:
+    """Returns the simulators with an acting copy of the policy, which the learner never touches."""
+    acting = copy.deepcopy(policy).to("cpu").eval()
+    executor = ChunkExecutor(
+        acting,
+        config.num_envs,
+        n_exec=config.n_exec,
+        mode="explore",
+        seed=train_seed(config.seed, "explore"),
+    )
+    return SimSource(env, acting, executor, seed=train_seed(config.seed, "collect") // 2)
+
+
+def _replay(config: RunConfig, episodes: Episodes, base: SavedPolicy, env: VectorEnv) -> ReplayExperience:
+    """Returns the online buffer, mixed with the demonstrations in exact shares."""
+    phase, seed = config.residual, config.seed
+    shapes = {key: (value.shape[1:], value.dtype) for key, value in episodes.obs.items()}
+    online = ReplayBuffer(phase.capacity, config.num_envs, shapes, len(env.action_names))
+    sampler: ReplayBuffer | Mixture = online
+    if phase.demo_ratio > 0:
+        demos = relabelled(
+            episodes, base, n_exec=config.n_exec, seed=train_seed(seed, "relabel"), device=config.device
+        )
+        sampler = Mixture({"demo": (demos, phase.demo_ratio), "online": (online, 1.0 - phase.demo_ratio)})
+    return ReplayExperience(
+        online,
+        sampler=sampler,
+        batch=phase.batch,
+        n_step=phase.algorithm.n_step,
+        gamma_step=phase.algorithm.gamma_step,
+        seed=train_seed(seed, "residual batches"),
+        device=config.device,
+    )
+
+
+def _checkpoints(session: Session, run: Run, phase: str, read: Callable[[Counters], float]) -> list[Hook]:
+    """Returns the hooks that save: by time, and by steps if asked for."""
+    config = session.config.checkpoint
+
+    def save(_: Counters) -> None:
+        session.save(phase, run)
+
+    # The clock of the first is the run's own, which stands still while the run is dead.
+    by_time = Every(config.every_s, start=session.elapsed_s)
+    return [
+        Hook("checkpoint time", by_time, lambda _: session.elapsed_s, save),
+        Hook("checkpoint steps", Every(config.every_steps), read, save),
+    ]
+
+
+def _quick_evaluation(session: Session, policy: Module, eval_env: VectorEnv) -> None:
+    """Looks on, on seeds that neither training nor the final evaluation uses."""
+    config = session.config
+    seeds = quick_eval_seeds(config.seed, config.evaluate.quick_episodes)
+    with session.timer.stage("evaluate"):
+        result = evaluate_in(eval_env, policy, seeds=seeds, n_exec=config.n_exec, device=config.device)
+    session.write("residual", eval_metrics(result))
+    if session.progress is not None:
+        session.progress.update(session.counters.env_steps, success=result.rate)
+
+
+def eval_metrics(result: EvalResult) -> dict[str, float]:
+    """Returns the row of an evaluation."""
+    return {
+        "eval/success": result.rate,
+        "eval/episodes": float(len(result.seeds)),
+        "eval/solved_at_reset": float(result.solved_at_reset.sum()),
+        "eval/steps": float(result.steps.mean()),
+        "eval/return": float(result.returns.mean()),
+    }
+
+
+def _write(session: Session, run: Run, phase: str, source: SimSource | None = None) -> None:
+    """Writes what the learner and the source reported since the last row."""
+    row = {name if "/" in name else f"{phase}/{name}": value for name, value in run.meter.take().items()}
+    if source is not None:
+        row |= {f"collect/{name}": value for name, value in source.episodes.take().items()}
+        row["collect/nan_resets"] = source.episodes.nan_resets
+    session.write(phase, row)
+
+
+def _show(session: Session, done: int, updates: int | None = None) -> None:
+    if session.progress is not None:
+        session.progress.update(done, updates=updates)
+
+
+def _interval(config: RunConfig, budget: int) -> int:
+    return max(1, budget // config.metrics_rows)
+
+
+def _generator(seed: int, stream: str) -> torch.Generator:
+    return torch.Generator().manual_seed(train_seed(seed, stream))
+
+
+def _updates(counters: Counters) -> float:
+    return counters.updates
+
+
+def _env_steps(counters: Counters) -> float:
+    return counters.env_steps
+
+
+def make_eval_env(config: RunConfig) -> VectorEnv:
+    """Returns the simulations of evaluations: their number is part of what is repeated exactly."""
+    return make_env(config.env, config.evaluate.num_envs, autoreset="disabled")

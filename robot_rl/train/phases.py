@@ -1,0 +1,372 @@
+"""Whole training runs: demonstrations, cloning, evaluation, residual RL, evaluation; exact resume.
+
+    demos -> bc -> base -> residual -> final
+
+Each phase reads what the phases before it left on the disk and leaves its own result there, so a
+resumed run and an unbroken one go the same way. Only the loops of `bc` and `residual` have a
+state of their own; it is in the checkpoints.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import platform
+import shutil
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from robot_rl import __version__
+from robot_rl.config import dump, read
+from robot_rl.core.errors import CheckpointError, ConfigError, RenderError
+from robot_rl.core.seeding import eval_seeds
+from robot_rl.data.demos import load_episodes, save_episodes
+from robot_rl.hal.vector import VectorEnv
+from robot_rl.policies.checkpoint import load_policy, save_policy
+from robot_rl.train.assemble import (
+    assemble_cloning,
+    assemble_residual,
+    eval_metrics,
+    make_eval_env,
+    policy_meta,
+)
+from robot_rl.train.checkpoint import write_text
+from robot_rl.train.config import RunConfig
+from robot_rl.train.demos import collect_demonstrations, episodes_meta
+from robot_rl.train.envs import make_env
+from robot_rl.train.evaluate import EvalResult, evaluate_in
+from robot_rl.train.loop import Run, train
+from robot_rl.train.pictures import Photographer
+from robot_rl.train.session import Session
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """What a run came to: the content of summary.json."""
+
+    task: str
+    recipe: str
+    seed: int
+    base_success: float
+    final_success: float
+    episodes: int
+    """Held-out episodes behind each success."""
+    env_steps: int
+    """Control steps of reinforcement learning, over all envs."""
+    train_minutes: float
+    """From the start to this summary, evaluations included, over all lives of the run."""
+    run: str
+    """Run folder."""
+    base_ci: tuple[float, float]
+    """95 % Wilson interval."""
+    final_ci: tuple[float, float]
+    solved_at_reset: int
+    """Held-out episodes that were solved before the policy acted; they count as solved above."""
+    demo_success: float
+    """Share of the demonstrations that succeed."""
+    demo_env_steps: int
+    """Control steps of the demonstrations; not in `env_steps`."""
+    base_digest: str
+    """SHA-256 over all actions of the evaluation: `robot-rl evaluate` gives the same."""
+    final_digest: str
+    nan_resets: int
+    timing: dict[str, float]
+    """Wall-clock seconds by stage."""
+    versions: dict[str, str]
+    machine: dict[str, str]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def run(config: RunConfig) -> Summary:
+    """Trains from the beginning, in a new run folder below `config.out`.
+
+    Raises:
+        RobotRLError: a mistake in the configuration, a device that somebody else holds, a full
+            disk; the message says what to do.
+    """
+    config = _absolute(config)
+    folder = new_folder(config)
+    write_text(folder / "config.yaml", dump(config))
+    return _execute(config, folder)
+
+
+def resume(folder: Path | str) -> Summary:
+    """Goes on with a run that was cut short, to the same result as if it had not been.
+
+    Raises:
+        ConfigError: the folder is no run folder.
+    """
+    folder = Path(folder)
+    return _execute(load_config(folder), folder)
+
+
+def load_config(folder: Path) -> RunConfig:
+    """Returns the configuration a run was made with."""
+    path = folder / "config.yaml"
+    if not path.is_file():
+        raise ConfigError(
+            f"resume: {str(folder)!r} is no run folder, it has no config.yaml. "
+            "Give one that `robot-rl train` made, such as runs/<date-time>-<recipe>-seed<k>."
+        )
+    return read(RunConfig, path)
+
+
+def new_folder(config: RunConfig) -> Path:
+    """Makes and returns `<out>/<date-time>-<recipe>-seed<k>`."""
+    stamp = datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
+    name = f"{stamp}-{config.recipe}-seed{config.seed}"
+    for suffix in ("", *(f"-{number}" for number in range(2, 1000))):
+        folder = Path(config.out) / f"{name}{suffix}"
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        return folder
+    raise ConfigError(f"out: {config.out!r} holds a thousand runs of this second. Choose another folder.")
+
+
+def _execute(config: RunConfig, folder: Path) -> Summary:
+    torch.set_num_threads(config.torch_threads)
+    try:
+        with Session(config, folder) as session:
+            session.display.message(f"run folder: {folder}")
+            for name, phase in _PHASES.items():
+                if name not in session.finished:
+                    phase(session)
+                    session.finish(name)
+            return _conclude(session)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise CheckpointError(
+            f"{folder}: {error.strerror}. Nothing that a checkpoint holds is lost. "
+            f"Free some space, then `robot-rl train resume={folder}` goes on."
+        ) from error
+
+
+# Phases: each leaves its result on the disk.
+
+
+def _demos(session: Session) -> None:
+    """Collects the demonstrations, or checks those that were given."""
+    config = session.config
+    with closing(make_eval_env(config)) as env:
+        if config.demos.path is None:
+            folder = session.folder / "demos"
+            shutil.rmtree(folder, ignore_errors=True)
+            total = config.demos.episodes
+            with session.phase("demos", total, unit="episodes") as progress, session.timer.stage("demos"):
+                episodes = collect_demonstrations(env, config.demos, config.seed, on_batch=progress.update)
+            save_episodes(folder, episodes)
+        episodes = load_episodes(_demo_folder(session), expect=episodes_meta(env))
+    session.results["demos"] = {
+        "episodes": episodes.num_episodes,
+        "success": float(episodes.episode_success().mean()),
+        "env_steps": len(episodes.reward),
+    }
+    session.write("demos", {f"demos/{name}": value for name, value in session.results["demos"].items()})
+
+
+def _clone(session: Session) -> None:
+    episodes = load_episodes(_demo_folder(session))
+    loop, policy = assemble_cloning(session, episodes)
+    _learn(session, loop, "bc", session.config.bc.updates, unit="updates")
+    policy.load_state_dict(loop.algorithm.policy_weights())
+    with closing(make_eval_env(session.config)) as env:
+        save_policy(session.folder / "policy" / "base", policy, meta=policy_meta(session.config, env))
+    session.counters.updates = 0
+
+
+def _evaluate_base(session: Session) -> None:
+    _final_evaluation(session, "base")
+
+
+def _improve(session: Session) -> None:
+    """Trains a residual head on the frozen base; without control steps the base is the result."""
+    config = session.config
+    if config.residual.env_steps == 0:
+        shutil.copytree(session.folder / "policy/base", session.folder / "policy/final", dirs_exist_ok=True)
+        return
+    base, _ = load_policy(session.folder / "policy" / "base")
+    episodes = load_episodes(_demo_folder(session))
+    with (
+        closing(make_env(config.env, config.num_envs)) as env,
+        closing(make_eval_env(config)) as eval_env,
+    ):
+        loop, policy = assemble_residual(session, episodes, base, env, eval_env)
+        _learn(session, loop, "residual", config.residual.env_steps, unit="steps")
+        save_policy(session.folder / "policy" / "final", policy, meta=policy_meta(config, env))
+        session.results["nan_resets"] = sum(source.nan_resets for source in loop.sources)
+
+
+def _evaluate_final(session: Session) -> None:
+    _final_evaluation(session, "final")
+
+
+_PHASES: dict[str, Callable[[Session], None]] = {
+    "demos": _demos,
+    "bc": _clone,
+    "base": _evaluate_base,
+    "residual": _improve,
+    "final": _evaluate_final,
+}
+
+
+def _learn(session: Session, loop: Run, phase: str, total: int, *, unit: str) -> None:
+    """Runs a loop from where a checkpoint left it."""
+    state = session.loop_state(phase)
+    if state is not None:
+        loop.load_state_dict(state)
+    done = loop.counters.updates if unit == "updates" else loop.counters.env_steps
+    with session.phase(phase, total, unit=unit, start=done):
+        train(loop)
+
+
+def _final_evaluation(session: Session, which: str) -> None:
+    """Evaluates a saved policy on the held-out seeds, as `robot-rl evaluate` does again."""
+    config = session.config
+    seeds = eval_seeds(config.seed, config.evaluate.episodes)
+    with closing(make_eval_env(config)) as env:
+        photographer = _photographer(session, env, seeds)
+        total = config.evaluate.episodes
+        with session.phase(f"evaluate {which}", total, unit="episodes") as progress:
+            with session.timer.stage("evaluate"):
+                result = evaluate_folder(
+                    session.folder, which, config, env, on_batch=progress.update, watch=photographer
+                )
+            progress.update(total, success=result.rate)
+        if photographer is not None:
+            pictures = session.results.setdefault("pictures", {})
+            pictures[which] = photographer.save(session.folder, which)
+            photographer.close()
+            entries = [entry for phase in pictures.values() for entry in phase]
+            if entries:
+                write_text(session.folder / "failures" / "index.json", json.dumps(entries, indent=2))
+    session.results[which] = result.to_json()
+    write_text(session.folder / f"evaluation-{which}.json", json.dumps(result.to_json(), indent=2) + "\n")
+    session.write(which, eval_metrics(result))
+
+
+def evaluate_folder(
+    folder: Path,
+    which: str,
+    config: RunConfig,
+    env: VectorEnv,
+    *,
+    episodes: int | None = None,
+    on_batch: Callable[[int], None] | None = None,
+    watch: Callable[..., None] | None = None,
+) -> EvalResult:
+    """Evaluates `policy/<which>` of a run folder on the run's held-out seeds.
+
+    Raises:
+        CheckpointError: no such policy, or one of another task or robot.
+    """
+    policy, meta = load_policy(folder / "policy" / which, expect=policy_meta(config, env))
+    module: Any = policy
+    return evaluate_in(
+        env,
+        module.to(config.device),
+        seeds=eval_seeds(config.seed, episodes or config.evaluate.episodes),
+        n_exec=meta.n_exec,
+        device=config.device,
+        on_batch=on_batch,
+        watch=watch,
+    )
+
+
+def _photographer(session: Session, env: VectorEnv, seeds: Any) -> Photographer | None:
+    """Returns who takes the pictures, or says in a line why there is nobody."""
+    config = session.config.video
+    if config.episodes == 0 and config.failures == 0:
+        return None
+    try:
+        return Photographer(env, seeds, config)
+    except RenderError as error:
+        session.display.message(f"no video: {str(error).splitlines()[0]}")
+        return None
+
+
+def _conclude(session: Session) -> Summary:
+    """Writes summary.json and the report."""
+    config, results = session.config, session.results
+    base, final = results["base"], results["final"]
+    summary = Summary(
+        task=config.env.task,
+        recipe=config.recipe,
+        seed=config.seed,
+        base_success=base["success"],
+        final_success=final["success"],
+        episodes=final["episodes"],
+        env_steps=session.counters.env_steps,
+        train_minutes=round(session.elapsed_s / 60.0, 3),
+        run=str(session.folder),
+        base_ci=tuple(base["ci"]),
+        final_ci=tuple(final["ci"]),
+        solved_at_reset=final["solved_at_reset"],
+        demo_success=results["demos"]["success"],
+        demo_env_steps=results["demos"]["env_steps"],
+        base_digest=base["digest"],
+        final_digest=final["digest"],
+        nan_resets=results.get("nan_resets", 0) + base["nan_resets"] + final["nan_resets"],
+        timing=session.timer.seconds(),
+        versions={"robot_rl": __version__, **{name: version(name) for name in _PACKAGES}},
+        machine=_machine(config),
+    )
+    write_text(session.folder / "summary.json", json.dumps(summary.to_json(), indent=2) + "\n")
+    from robot_rl.telemetry.report import write_report  # matplotlib: only now
+
+    with session.timer.stage("report"):
+        report = write_report([session.folder])
+    session.display.message(f"report: {report.path}")
+    return summary
+
+
+_PACKAGES = ("mujoco", "torch", "gymnasium", "numpy")
+
+
+def _machine(config: RunConfig) -> dict[str, str]:
+    """Returns what the numbers were made on."""
+    import os
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    learner = torch.cuda.get_device_name(config.device) if config.device.startswith("cuda") else "cpu"
+    return {
+        "node": platform.node(),
+        "system": platform.platform(),
+        "processor": _processor(),
+        "cores": str(cores),
+        "learner": learner,
+        "python": platform.python_version(),
+    }
+
+
+def _processor() -> str:
+    table = Path("/proc/cpuinfo")
+    if table.is_file():
+        for line in table.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def _demo_folder(session: Session) -> Path:
+    path = session.config.demos.path
+    return session.folder / "demos" if path is None else Path(path)
+
+
+def _absolute(config: RunConfig) -> RunConfig:
+    """Returns the config with a dataset path that holds wherever the run is resumed."""
+    path = config.demos.path
+    if path is None:
+        return config
+    return replace(config, demos=replace(config.demos, path=str(Path(path).resolve())))

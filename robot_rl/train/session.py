@@ -1,0 +1,135 @@
+"""What all phases of one run share: its folder, leases, clocks, metrics, progress and checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from robot_rl.hal.device import DeviceSpec
+from robot_rl.sched.inventory import cpu_spec, simulator_specs
+from robot_rl.sched.leases import HeldLease, LeaseStore
+from robot_rl.telemetry.metrics import MetricsWriter
+from robot_rl.telemetry.progress import PhaseProgress, ProgressDisplay
+from robot_rl.telemetry.timing import StageTimer
+from robot_rl.train.checkpoint import CheckpointStore
+from robot_rl.train.config import RunConfig
+from robot_rl.train.loop import Run
+from robot_rl.train.schedule import Counters
+
+
+class Session:
+    """One run on this machine, from its folder; a context manager that leases what the run uses.
+
+    Every phase leaves its result on the disk and is then noted as finished in a checkpoint, so a
+    resumed run skips it. A phase cut short is redone from its last checkpoint: the loop's state,
+    the place in metrics.jsonl, the clocks and the results so far are restored together.
+    """
+
+    def __init__(self, config: RunConfig, folder: Path) -> None:
+        self.config, self.folder = config, folder
+        self.timer = StageTimer()
+        self.display = ProgressDisplay()
+        self.progress: PhaseProgress | None = None
+        self.finished: list[str] = []
+        self.results: dict[str, Any] = {}
+        """Small facts for summary.json, by phase."""
+        self.counters = Counters()
+        self.leases: list[HeldLease] = []
+        self._store = CheckpointStore(folder / "checkpoints", keep=config.checkpoint.keep)
+        self._loop: tuple[str, Mapping[str, Any]] | None = None
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            store = LeaseStore()
+            holder = f"train {self.config.recipe} seed {self.config.seed}"
+            for spec, slots in devices_used(self.config):
+                held = store.hold(spec, holder=holder, slots=slots, wait_s=self.config.lease_wait_s)
+                self.leases.append(stack.enter_context(held))
+            stack.enter_context(self.display)
+            self.metrics = stack.enter_context(MetricsWriter(self.folder))
+            self._restore()
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.__exit__(kind, error, trace)
+
+    def check_leases(self) -> None:
+        """Passes while everything leased is held; raises `LeaseError` otherwise."""
+        for lease in self.leases:
+            lease.check()
+
+    @property
+    def elapsed_s(self) -> float:
+        """Time the run has taken, over all its lives."""
+        return float(self.timer.state_dict()["wall_s"])
+
+    @contextmanager
+    def phase(self, name: str, total: int, *, unit: str, start: int = 0) -> Generator[PhaseProgress]:
+        """Shows a phase of `total` units."""
+        with self.display.phase(name, total, unit=unit, start=start) as progress:
+            self.progress = progress
+            yield progress
+            self.progress = None
+
+    def write(self, phase: str, metrics: Mapping[str, Any], counters: Counters | None = None) -> None:
+        """Appends a row to metrics.jsonl at the present counters, or at those given."""
+        at = counters or self.counters
+        self.metrics.write(at.env_steps, phase, metrics, updates=at.updates)
+
+    def loop_state(self, phase: str) -> Mapping[str, Any] | None:
+        """Returns where the loop of a phase was cut short, or None if it begins."""
+        return self._loop[1] if self._loop is not None and self._loop[0] == phase else None
+
+    def save(self, phase: str, run: Run) -> None:
+        """Checkpoints a phase between two turns of its loop."""
+        with self.timer.stage("checkpoint"):
+            self._store.save(self._state((phase, run.state_dict())), phase)
+
+    def finish(self, phase: str) -> None:
+        """Notes that a phase is over and its results are on the disk."""
+        self.finished.append(phase)
+        self._loop = None
+        with self.timer.stage("checkpoint"):
+            self._store.save(self._state(None), f"{phase}-done")
+
+    def _state(self, loop: tuple[str, Mapping[str, Any]] | None) -> dict[str, Any]:
+        return {
+            "finished": list(self.finished),
+            "results": self.results,
+            "counters": self.counters.state_dict(),
+            "timer": self.timer.state_dict(),
+            "metrics": self.metrics.state_dict(),
+            "phase": None if loop is None else loop[0],
+            "loop": None if loop is None else loop[1],
+        }
+
+    def _restore(self) -> None:
+        state = self._store.load()
+        if state is None:
+            self.metrics.load_state_dict({"rows": 0})
+            return
+        self.finished, self.results = list(state["finished"]), dict(state["results"])
+        self.counters.load_state_dict(state["counters"])
+        self.timer.load_state_dict(state["timer"])
+        self.metrics.load_state_dict(state["metrics"])
+        self._loop = None if state["phase"] is None else (state["phase"], state["loop"])
+
+
+def devices_used(config: RunConfig) -> list[tuple[DeviceSpec, int]]:
+    """Returns which devices a run takes, and how many slots of each.
+
+    The learner takes a slot of the CPU per thread, the simulator one per thread it was given, or
+    one if it may use what is idle (`env.num_threads` 0). So as many runs fit on a machine as it
+    has cores, and the next one is told who has them.
+    """
+    cpu = cpu_spec()
+    simulators = [spec for spec in simulator_specs(cpu_slots=cpu.slots) if spec.name == "mujoco"]
+    wanted = [(cpu, config.torch_threads), *((spec, config.env.num_threads or 1) for spec in simulators)]
+    return [(spec, min(slots, spec.slots)) for spec, slots in wanted]
