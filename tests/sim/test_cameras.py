@@ -1,4 +1,5 @@
 import functools
+import gc
 import os
 import subprocess
 import sys
@@ -157,6 +158,17 @@ def test_two_renderers_do_not_disturb_each_other(renderer, model, data):
     np.testing.assert_array_equal(renderer.rgb(data, "top"), before)
     with pytest.raises(RuntimeError, match="renderer: it is closed"):
         other.rgb(data, "top")
+
+
+@drawing
+def test_a_forgotten_renderer_takes_nothing_from_another(renderer, model, data):
+    before = renderer.rgb(data, "top")
+    forgotten = Renderer(model, [Camera(name="top", shadows=True)])
+    forgotten.rgb(data, "top")
+    renderer.rgb(data, "top")  # its context is the current one when the other goes
+    del forgotten
+    gc.collect()
+    np.testing.assert_array_equal(renderer.rgb(data, "top"), before)
 
 
 @drawing
