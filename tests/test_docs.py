@@ -64,12 +64,26 @@ def test_commands_and_their_keys_exist(line: str, capsys: pytest.CaptureFixture[
         assert [key for key in keys if not re.search(rf"\b{re.escape(key)}\b", text)] == []
 
 
+def run_snippet(snippet: str) -> None:
+    exec(compile(snippet, "README.md", "exec"), {"__name__": "snippet"})
+
+
 @pytest.mark.parametrize("snippet", blocks("python"), ids=lambda text: text.splitlines()[-1])
 def test_python_snippets_run(
     snippet: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    exec(compile(snippet, "README.md", "exec"), {"__name__": "snippet"})
+    run_snippet(snippet)
+    assert capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("snippet", blocks("python slow"), ids=lambda text: text.splitlines()[-1])
+def test_python_snippets_that_train_run(
+    snippet: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_snippet(snippet)
     assert capsys.readouterr().out
 
 
