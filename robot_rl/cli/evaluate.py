@@ -92,6 +92,4 @@ def _told(folder: Path, which: str) -> dict[str, Any] | None:
 def _verdict(matches: bool | None) -> str:
     if matches is None:
         return "not to be compared: training evaluated other episodes, or none yet"
-    return (
-        "the same as in training" if matches else "NOT those of training: other code, packages or processor?"
-    )
+    return "the same as in training" if matches else "NOT those of training (other code or processor?)"

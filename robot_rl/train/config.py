@@ -85,9 +85,7 @@ class ResidualPhase:
         _require(self.explore_steps >= 0, "residual.explore_steps", self.explore_steps, "0 or more")
         _require(self.capacity >= 1000, "residual.capacity", self.capacity, "1000 or more")
         every, bound = self.publish_every, self.max_staleness
-        _require(
-            1 <= every <= oldest, "residual.publish_every", every, f"1 to max_staleness, which is {oldest}"
-        )
+        _require(1 <= every <= bound, "residual.publish_every", every, f"1 to max_staleness, {bound}")
 
 
 @dataclass(frozen=True, kw_only=True)
