@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from robot_rl.core.errors import ConfigError
 from robot_rl.sim.backends.backend import Backend
+from robot_rl.sim.poses import compose
 from robot_rl.sim.robots.robot import Robot
 from robot_rl.sim.task import Control
 
@@ -50,11 +51,15 @@ class Controller:
         self._axis, self._anchor = backend.bind("xaxis"), backend.bind("xanchor")
         self._site_pos, self._site_mat = backend.bind("site_xpos"), backend.bind("site_xmat")
         self._site = model.site(robot.tool_site).id
+        self._tool_body = int(model.site_bodyid[self._site])
+        self._body_from_tool = np.concatenate([model.site_pos[self._site], model.site_quat[self._site]])[None]
+        self._body_pos, self._body_quat = backend.bind("xpos"), backend.bind("xquat")
         self._qpos = backend.bind("qpos")
         self._home = np.asarray(robot.home_rad)
-        self._gripper = (robot.gripper_open + robot.gripper_closed) / 2, (
-            robot.gripper_open - robot.gripper_closed
-        ) / 2
+        self._gripper = (
+            (robot.gripper_open + robot.gripper_closed) / 2,
+            (robot.gripper_open - robot.gripper_closed) / 2,
+        )
         self._names = _action_names(control, robot)
         self._home_mat = _home_orientation(model, robot)
 
@@ -66,6 +71,11 @@ class Controller:
         """Returns measured arm joint positions, (B, n)."""
         return self._qpos[:, self._qpos_index]
 
+    def tool_poses(self, ids: Array) -> Array:
+        """Returns where the tools of some simulations are, (n, 7) in the world."""
+        body = [self._body_pos[ids, self._tool_body], self._body_quat[ids, self._tool_body]]
+        return compose(np.concatenate(body, axis=1), self._body_from_tool)
+
     def targets(self, action: Array, position: Array) -> Array:
         """Returns joint position targets (B, n) for the arm part of (B, A) actions."""
         if self.control.kind == "joint_delta":
@@ -75,6 +85,8 @@ class Controller:
     def gripper(self, action: Array) -> Array:
         """Returns the gripper command (B,): the last action, +1 open, -1 closed."""
         middle, half = self._gripper
+        if self.control.gripper == "shut":
+            return np.full(len(action), middle - half)
         return middle + half * action[:, -1]
 
     def _inverse_kinematics(self, action: Array, position: Array) -> Array:
@@ -110,7 +122,9 @@ class Controller:
             out *= _ROTATION_GAIN
             np.multiply(self.control.angular_rad, action[:, 3], out=out[:, 2])
             return
-        out += _cross(rotation[:, :, 0], self._home_mat[:, 0]) + _cross(rotation[:, :, 1], self._home_mat[:, 1])
+        out += _cross(rotation[:, :, 0], self._home_mat[:, 0]) + _cross(
+            rotation[:, :, 1], self._home_mat[:, 1]
+        )
         out *= 0.5 * _ROTATION_GAIN
 
 
@@ -124,10 +138,11 @@ def _cross(a: Array, b: Array, out: Array | None = None) -> Array:
 
 
 def _action_names(control: Control, robot: Robot) -> tuple[str, ...]:
+    gripper = ("gripper",) if control.gripper == "action" else ()
     if control.kind == "joint_delta":
-        return (*(f"{joint}.delta" for joint in robot.arm_joints), "gripper")
+        return (*(f"{joint}.delta" for joint in robot.arm_joints), *gripper)
     turns = {"none": (), "yaw": ("tool.yaw",), "full": ("tool.rx", "tool.ry", "tool.rz")}
-    return ("tool.dx", "tool.dy", "tool.dz", *turns[control.rotation], "gripper")
+    return ("tool.dx", "tool.dy", "tool.dz", *turns[control.rotation], *gripper)
 
 
 def _home_orientation(model: mujoco.MjModel, robot: Robot) -> Array:

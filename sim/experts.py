@@ -44,9 +44,9 @@ class Expert:
         aim = self._task.expert(self._view, self._offset())
         step = _GAIN * (aim.position_m - self._view["tool.pos"]) / control.linear_m
         turn = _GAIN * aim.yaw_rad[:, None] / control.angular_rad
-        grip = np.where(aim.closed, -1.0, 1.0)[:, None]
+        grip = [np.where(aim.closed, -1.0, 1.0)[:, None]] if control.gripper == "action" else []
         turns = {"none": [], "yaw": [turn], "full": [np.zeros_like(turn), np.zeros_like(turn), turn]}
-        action = np.concatenate([step, *turns[control.rotation], grip], axis=1)
+        action = np.concatenate([step, *turns[control.rotation], *grip], axis=1)
         return np.clip(action, -1.0, 1.0).astype(np.float32)
 
     def _offset(self) -> Array:

@@ -73,6 +73,8 @@ def _locate(term: Vary, model: mujoco.MjModel) -> tuple[int, Array]:
     kind = term.field.split("_")[0]
     objects = [getattr(model, kind)(i).name for i in range(getattr(model, f"n{kind}"))]
     if term.element not in objects:
-        raise ModelError(f"vary {term.field}: no {kind} named {term.element!r}.{nearest(term.element, objects)}")
+        raise ModelError(
+            f"vary {term.field}: no {kind} named {term.element!r}.{nearest(term.element, objects)}"
+        )
     row = objects.index(term.element)
     return row, np.atleast_1d(np.asarray(getattr(model, term.field)[row], dtype=float)).reshape(-1).copy()

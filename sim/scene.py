@@ -19,11 +19,21 @@ GREEN: Rgba = (0.20, 0.70, 0.35, 0.45)
 def add_world(spec: mujoco.MjSpec) -> None:
     """Adds a floor plane as the table top, a light, and the cameras `front` and `overhead`."""
     spec.worldbody.add_geom(
-        name="table", type=mjtGeom.mjGEOM_PLANE, size=[1.5, 1.5, 0.05], rgba=WOOD, friction=[0.8, 0.005, 0.0001]
+        name="table",
+        type=mjtGeom.mjGEOM_PLANE,
+        size=[1.5, 1.5, 0.05],
+        rgba=WOOD,
+        friction=[0.8, 0.005, 0.0001],
     )
-    spec.worldbody.add_light(pos=[0.3, -0.8, 2.0], dir=[0.1, 0.4, -1.0], diffuse=[0.5, 0.5, 0.5], castshadow=True)
-    spec.worldbody.add_light(pos=[1.5, 1.0, 1.5], dir=[-0.8, -0.6, -1.0], diffuse=[0.25, 0.25, 0.25], castshadow=False)
-    sky = spec.add_texture(name="sky", type=mjtTexture.mjTEXTURE_SKYBOX, builtin=mjtBuiltin.mjBUILTIN_GRADIENT)
+    spec.worldbody.add_light(
+        pos=[0.3, -0.8, 2.0], dir=[0.1, 0.4, -1.0], diffuse=[0.5, 0.5, 0.5], castshadow=True
+    )
+    spec.worldbody.add_light(
+        pos=[1.5, 1.0, 1.5], dir=[-0.8, -0.6, -1.0], diffuse=[0.25, 0.25, 0.25], castshadow=False
+    )
+    sky = spec.add_texture(
+        name="sky", type=mjtTexture.mjTEXTURE_SKYBOX, builtin=mjtBuiltin.mjBUILTIN_GRADIENT
+    )
     sky.rgb1, sky.rgb2, sky.width, sky.height = (0.80, 0.86, 0.93), (0.97, 0.98, 1.0), 64, 384
     spec.visual.headlight.ambient = [0.25, 0.25, 0.25]
     spec.visual.headlight.diffuse = [0.25, 0.25, 0.25]
@@ -33,7 +43,12 @@ def add_world(spec: mujoco.MjSpec) -> None:
 
 
 def add_camera(
-    spec: mujoco.MjSpec, name: str, *, position_m: Sequence[float], target_m: Sequence[float], fovy_deg: float = 45.0
+    spec: mujoco.MjSpec,
+    name: str,
+    *,
+    position_m: Sequence[float],
+    target_m: Sequence[float],
+    fovy_deg: float = 45.0,
 ) -> None:
     """Adds a fixed camera that looks at a point."""
     forward = np.subtract(target_m, position_m)

@@ -27,6 +27,8 @@ class Control:
     kind: Literal["ee_delta", "joint_delta"] = "ee_delta"
     rotation: Literal["none", "yaw", "full"] = "yaw"
     """Which rotations an end-effector action has; the others are held at the home orientation."""
+    gripper: Literal["action", "shut"] = "action"
+    """The gripper is the last element of the action, or stays shut and is no part of it."""
     hz: float = 20.0
     linear_m: float = 0.05
     """Servo lead of a full-scale translation; in steady state about 0.5 m/s for the Panda."""
@@ -58,6 +60,10 @@ class Start:
 
     joints: Mapping[str, Array] = field(default_factory=dict)
     """Joint name -> (n, 1) position, or (n, 7) position and quaternion of a free joint."""
+    held: Mapping[str, Array] = field(default_factory=dict)
+    """Free joint name -> (n, 7) position and quaternion in the tool's frame."""
+    fingers: float | None = None
+    """Position of every finger joint; the robot's home if None."""
     mocap: Mapping[str, Array] = field(default_factory=dict)
     """Mocap body name -> (n, 3) position in metres."""
 
@@ -86,6 +92,8 @@ class Task:
     horizon_s: ClassVar[float]
     control: ClassVar[Control] = Control()
     observation: ClassVar[tuple[str, ...]] = ()
+    default_robot: ClassVar[str] = "panda"
+    """The robot it is made for; any other that reaches its scene will do."""
     vary: ClassVar[tuple[Vary, ...]] = ()
     joint_noise_rad: ClassVar[float] = 0.02
 
@@ -133,18 +141,6 @@ def state_layout(task: Task, robot: Robot, model: mujoco.MjModel) -> tuple[Array
         index += range(start, start + size)
         names += [sensor] if size == 1 else [f"{sensor}.{i}" for i in range(size)]
     return np.array(index), tuple(names)
-
-
-def yaw_quaternion(yaw_rad: Array) -> Array:
-    """Returns (n, 4) quaternions (w, x, y, z) of rotations about z."""
-    half = 0.5 * np.asarray(yaw_rad).reshape(-1)
-    zero = np.zeros_like(half)
-    return np.stack([np.cos(half), zero, zero, np.sin(half)], axis=1)
-
-
-def free_pose(position_m: Array, yaw_rad: Array) -> Array:
-    """Returns (n, 7) positions of a free joint."""
-    return np.concatenate([position_m, yaw_quaternion(yaw_rad)], axis=1)
 
 
 def closeness(distance_m: Array, scale_m: float) -> Array:

@@ -24,6 +24,7 @@ from robot_rl.sim.backends.mujoco_cpu import MujocoCpu
 from robot_rl.sim.cameras import Camera, Renderer
 from robot_rl.sim.control import Controller
 from robot_rl.sim.experts import Expert
+from robot_rl.sim.poses import compose
 from robot_rl.sim.randomize import Randomizer
 from robot_rl.sim.robots.robot import Robot, load_robot
 from robot_rl.sim.task import Task, View, compile_task, state_layout
@@ -36,8 +37,8 @@ class EnvConfig:
     """Which task on which robot, and how it is shown to the learner."""
 
     task: str = "pick_cube"
-    robot: str = "panda"
-    """A name of `robot-rl doctor --list robot`, or the path of a robot file."""
+    robot: str | None = None
+    """A name of `robot-rl doctor --list robot`, or the path of a robot file; the task's own if None."""
     reward: Literal["sparse", "dense"] = "sparse"
     horizon_s: float | None = None
     """Episode length; the task's own if None."""
@@ -56,7 +57,9 @@ class EnvConfig:
 
     def __post_init__(self) -> None:
         if self.horizon_s is not None and self.horizon_s <= 0:
-            raise ConfigError(f"env.horizon_s: got {self.horizon_s}, allowed: above 0, or null for the task's")
+            raise ConfigError(
+                f"env.horizon_s: got {self.horizon_s}, allowed: above 0, or null for the task's"
+            )
 
 
 class SimVectorEnv(VectorEnv):
@@ -71,14 +74,17 @@ class SimVectorEnv(VectorEnv):
     ) -> None:
         self.config, self.num_envs = config, num_envs
         self._task: Task = resolve("task", config.task, at="env.task")()
-        self._robot: Robot = load_robot(config.robot)
+        self._robot: Robot = load_robot(config.robot or self._task.default_robot)
         self.backend = MujocoCpu(compile_task(self._task, self._robot), num_envs, config.num_threads)
         self.controller = Controller(self._task.control, self._robot, self.backend)
         self.view = View(self.backend.model, self.backend.bind("sensordata"), self._robot)
         self._describe(autoreset)
         self._bind()
         self._randomizer = Randomizer(self._task.vary if config.randomize else (), self.backend)
-        cameras = [Camera(name=name, height=config.image_size[0], width=config.image_size[1]) for name in config.cameras]
+        cameras = [
+            Camera(name=name, height=config.image_size[0], width=config.image_size[1])
+            for name in config.cameras
+        ]
         self._renderer = Renderer(self.backend.model, cameras) if cameras else None
         self._seed = np.arange(num_envs, dtype=np.uint64)
         self._episode = np.zeros(num_envs, dtype=np.uint64)
@@ -94,7 +100,11 @@ class SimVectorEnv(VectorEnv):
         self._state_index, self.state_names = state_layout(task, robot, model)
         self.action_names = self.controller.action_names
         mode = AutoresetMode.SAME_STEP if autoreset == "same_step" else AutoresetMode.DISABLED
-        self.metadata = {"autoreset_mode": mode, "render_modes": ["rgb_array"], "render_fps": int(task.control.hz)}
+        self.metadata = {
+            "autoreset_mode": mode,
+            "render_modes": ["rgb_array"],
+            "render_fps": int(task.control.hz),
+        }
         self.autoreset = autoreset == "same_step"
         box = gymnasium.spaces.Box
         spaces: dict[str, gymnasium.Space[Any]] = {
@@ -107,7 +117,9 @@ class SimVectorEnv(VectorEnv):
                 spaces[f"{camera}.depth"] = box(0, np.inf, size, np.float32)
         self.single_observation_space = gymnasium.spaces.Dict(spaces)
         self.single_action_space = box(-1.0, 1.0, (len(self.action_names),), np.float32)
-        self.observation_space = gymnasium.vector.utils.batch_space(self.single_observation_space, self.num_envs)
+        self.observation_space = gymnasium.vector.utils.batch_space(
+            self.single_observation_space, self.num_envs
+        )
         self.action_space = gymnasium.vector.utils.batch_space(self.single_action_space, self.num_envs)
 
     def _bind(self) -> None:
@@ -233,13 +245,21 @@ class SimVectorEnv(VectorEnv):
         options = options or {}
         unknown = set(options) - {"reset_mask", "states"}
         if unknown:
-            raise ConfigError(f"{self.task}.reset: unknown options {sorted(unknown)}; allowed: reset_mask, states")
+            raise ConfigError(
+                f"{self.task}.reset: unknown options {sorted(unknown)}; allowed: reset_mask, states"
+            )
         mask = row_mask(options.get("reset_mask"), self.num_envs)
         episode = self._episode + np.uint64(1)
         if seed is not None:
-            given = np.arange(seed, seed + self.num_envs) if isinstance(seed, int | np.integer) else np.asarray(seed)
+            given = (
+                np.arange(seed, seed + self.num_envs)
+                if isinstance(seed, int | np.integer)
+                else np.asarray(seed)
+            )
             if given.shape != (self.num_envs,):
-                raise ConfigError(f"{self.task}.reset: got {given.shape[0]} seeds, need {self.num_envs}, one an env")
+                raise ConfigError(
+                    f"{self.task}.reset: got {given.shape[0]} seeds, need {self.num_envs}, one an env"
+                )
             self._seed = np.where(mask, given.astype(np.uint64), self._seed)
             episode = np.where(mask, np.uint64(0), episode).astype(np.uint64)
         obs = self._begin(mask, episode, keep=None)
@@ -272,15 +292,21 @@ class SimVectorEnv(VectorEnv):
         noise = rng.uniform(-task.joint_noise_rad, task.joint_noise_rad, size=len(robot.arm_joints))
         arm, rows = np.asarray(robot.home_rad) + noise, ids[:, None]
         self._qpos[rows, self._arm_qpos] = arm
-        self._qpos[rows, self._finger_qpos] = robot.gripper_home
+        start = task.start(rng)
+        self._qpos[rows, self._finger_qpos] = robot.gripper_home if start.fingers is None else start.fingers
         self._ctrl[rows, self._arm_ctrl] = arm
         self._ctrl[ids, self._gripper_ctrl] = robot.gripper_open
-        start = task.start(rng)
         for joint, value in start.joints.items():
             first = self._qpos_at[joint]
             self._qpos[ids, first : first + value.shape[1]] = value
         for body, value in start.mocap.items():
             self._mocap_pos[ids, self._mocap_at[body]] = value
+        if start.held:
+            self.backend.forward(ids)
+            world_from_tool = self.controller.tool_poses(ids)
+            for joint, tool_from_thing in start.held.items():
+                first = self._qpos_at[joint]
+                self._qpos[ids, first : first + 7] = compose(world_from_tool, tool_from_thing)
 
     def _observe(self, ids: Array | None = None) -> Obs:
         """Returns fresh arrays: the caller may keep them."""
@@ -291,7 +317,9 @@ class SimVectorEnv(VectorEnv):
             for camera in self.config.cameras:
                 obs[f"{camera}.rgb"] = self._renderer.render_batch(self.backend.batch, rows, camera)
                 if self.config.depth:
-                    obs[f"{camera}.depth"] = self._renderer.render_batch(self.backend.batch, rows, camera, depth=True)
+                    obs[f"{camera}.depth"] = self._renderer.render_batch(
+                        self.backend.batch, rows, camera, depth=True
+                    )
         return obs
 
     # States, seeds, experts, pictures

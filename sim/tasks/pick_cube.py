@@ -4,10 +4,11 @@ import mujoco
 import numpy as np
 
 from robot_rl.core.seeding import EpisodeRng
+from robot_rl.sim.poses import free_pose
 from robot_rl.sim.randomize import Vary
 from robot_rl.sim.robots.robot import Robot
 from robot_rl.sim.scene import add_free_box, add_goal, sense
-from robot_rl.sim.task import Aim, Array, Start, Task, View, closeness, free_pose
+from robot_rl.sim.task import Aim, Array, Start, Task, View, closeness
 from robot_rl.sim.tasks.grasping import grasp_aim
 
 HALF_SIZE_M = 0.02
