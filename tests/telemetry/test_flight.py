@@ -14,6 +14,7 @@ def test_the_last_moments_are_kept_oldest_first(tmp_path):
     recorder = FlightRecorder(3)
     record(recorder, range(5))
     path = recorder.dump(tmp_path / "dumps", "NaN in qacc", seed=np.array([7, 8]))
+    assert path is not None
     assert path == tmp_path / "dumps" / "nan-in-qacc-0000.npz"
     with np.load(path) as found:
         assert found["state"].shape == (3, 2, 2)

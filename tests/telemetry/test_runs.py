@@ -15,8 +15,7 @@ def make_run(folder, *, summary=None, rows=(), config="recipe: smoke\nseed: 4\ne
     if rows:
         lines = [json.dumps({"phase": "residual", "wall_s": 0.0, **row}) for row in rows]
         (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
-    if config is not None:
-        (folder / "config.yaml").write_text(config)
+    (folder / "config.yaml").write_text(config)
     return folder
 
 
