@@ -1,0 +1,79 @@
+"""The devices command: a table for people, one JSON object for machines, leases in both."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from robot_rl.cli import devices
+from robot_rl.hal.device import DeviceSpec
+from robot_rl.sched.leases import LeaseStore
+
+CPU = DeviceSpec(name="cpu", kind="cpu", slots=4, node="lab1", labels={"cores": "4"})
+ARM = DeviceSpec(
+    name="arm1", kind="robot", real=True, caps=frozenset({"render"}), control_hz=20.0, node="lab1"
+)
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LeaseStore:
+    monkeypatch.setenv("ROBOT_RL_STATE", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.setattr(devices, "discover", lambda: [CPU, ARM])
+    return LeaseStore()
+
+
+def test_shows_devices_and_holders(store: LeaseStore, capsys: pytest.CaptureFixture[str]) -> None:
+    store.acquire(CPU, holder="train pick_cube seed 3", slots=3)
+    assert devices.run([]) == 0
+    text = capsys.readouterr().out
+    rows = {row.split()[1]: row for row in text.splitlines() if "lab1" in row and row.startswith("\u2502")}
+    # 3 of 4 slots of the CPU are taken, the arm is free: 1 + 1 of 4 + 1.
+    assert "1/4" in rows["cpu"]
+    assert "train pick_cube seed 3" in rows["cpu"]
+    for word in ("real robot", "1/1", "render", "20 Hz", "nobody"):
+        assert word in rows["arm1"]
+    assert "cpu: held by 'train pick_cube seed 3' (pid " in text
+    assert "2 devices, 2 of 5 slots free; leases in " in text
+
+
+def test_the_last_line_is_one_json_object(store: LeaseStore, capsys: pytest.CaptureFixture[str]) -> None:
+    lease = store.acquire(ARM, holder="deploy")
+    assert devices.run(["--json"]) == 0
+    answer = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert [device["name"] for device in answer["devices"]] == ["cpu", "arm1"]
+    assert answer["devices"][1] == ARM.to_json()
+    assert answer["state"] == str(store.path)
+    assert answer["leases"] == [
+        {
+            "device": "arm1",
+            "token": 1,
+            "slots": [0],
+            "exclusive": True,
+            "holder": "deploy",
+            "pid": lease.process.pid,
+            "host": lease.process.host,
+            "command": lease.process.command,
+            "since_s": lease.since_s,
+            "expires_s": lease.expires_s,
+        }
+    ]
+
+
+def test_a_leased_device_that_is_gone_is_still_shown(
+    store: LeaseStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store.acquire(DeviceSpec(name="arm9", kind="robot"), holder="forgotten")
+    assert devices.run([]) == 0
+    text = capsys.readouterr().out
+    [row] = [row for row in text.splitlines() if "arm9" in row and "not found" in row]
+    assert "forgotten" in row
+    assert "2 devices, 5 of 5 slots free" in text
+
+
+@pytest.mark.usefixtures("store")
+def test_an_unknown_word_is_refused_with_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        devices.run(["--jason"])
+    assert caught.value.code == 2
+    assert "robot-rl devices" in capsys.readouterr().err
