@@ -15,7 +15,7 @@ SUMMARY = "demonstrations of a scripted expert, as a LeRobot dataset"
 
 _HELP = """\
 Usage: robot-rl collect task=<name> out=<folder> [episodes=100] [bias_m=0] [noise_m=0.01]
-                        [robot=panda] [seed=0] [num_envs=50] [cameras=[front]] [--json]
+                        [robot=<name>] [seed=0] [num_envs=50] [cameras=[front]] [--json]
 
 Runs the task's scripted expert and writes its episodes, failures included, as a LeRobotDataset v3.
 bias_m lets it aim beside the target, noise_m varies the aim between episodes: a base of chosen
@@ -34,7 +34,8 @@ class CollectConfig:
     task: str
     out: str
     """Folder of the dataset; must not exist."""
-    robot: str = "panda"
+    robot: str | None = None
+    """The task's own if None."""
     episodes: int = 100
     bias_m: float = 0.0
     noise_m: float = 0.01
@@ -67,7 +68,7 @@ def run(argv: list[str]) -> int:
         raise DatasetError(f"out: {str(folder)!r} exists already. Choose another folder, or remove it first.")
     knobs = DemosConfig(episodes=options.episodes, bias_m=options.bias_m, noise_m=options.noise_m)
     env_config = EnvConfig(task=options.task, robot=options.robot, cameras=options.cameras)
-    print(f"expert of {options.task} on {options.robot}: {options.episodes} episodes", file=sys.stderr)
+    print(f"expert of {options.task}: {options.episodes} episodes", file=sys.stderr)
     with (
         closing(make_env(env_config, options.num_envs, autoreset="disabled")) as env,
         ProgressDisplay() as display,

@@ -53,7 +53,7 @@ def run(argv: list[str]) -> int:
     folder = _resumed(words)
     config = load_config(folder) if folder else load(RunConfig, words, config_name="train")
     print(
-        f"task {config.env.task} on {config.env.robot}, recipe {config.recipe}, seed {config.seed}: "
+        f"task {config.env.task}, recipe {config.recipe}, seed {config.seed}: "
         f"{config.demos.episodes} demonstrations, {config.bc.updates:,} cloning updates, "
         f"{config.residual.env_steps:,} control steps of residual RL on {config.num_envs} envs, learner on "
         f"{config.device}",

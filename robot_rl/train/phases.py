@@ -178,7 +178,8 @@ def _demos(session: Session) -> None:
 
 def _clone(session: Session) -> None:
     episodes = load_episodes(_demo_folder(session))
-    loop, policy = assemble_cloning(session, episodes)
+    with session.timer.stage("build"):
+        loop, policy = assemble_cloning(session, episodes)
     _learn(session, loop, "bc", session.config.bc.updates, unit="updates")
     policy.load_state_dict(loop.algorithm.policy_weights())
     with closing(make_eval_env(session.config)) as env:
@@ -198,11 +199,14 @@ def _improve(session: Session) -> None:
         return
     base, _ = load_policy(session.folder / "policy" / "base")
     episodes = load_episodes(_demo_folder(session))
+    # States of simulations that diverge are kept for inspection.
+    kept = config.env.dump_diverged or str(session.folder / "diverged")
     with (
-        closing(make_env(config.env, config.num_envs)) as env,
+        closing(make_env(replace(config.env, dump_diverged=kept), config.num_envs)) as env,
         closing(make_eval_env(config)) as eval_env,
     ):
-        loop, policy = assemble_residual(session, episodes, base, env, eval_env)
+        with session.timer.stage("build"):
+            loop, policy = assemble_residual(session, episodes, base, env, eval_env)
         _learn(session, loop, "residual", config.residual.env_steps, unit="steps")
         save_policy(session.folder / "policy" / "final", policy, meta=policy_meta(config, env))
         session.results["nan_resets"] = sum(source.nan_resets for source in loop.sources)
@@ -323,12 +327,16 @@ def _conclude(session: Session) -> Summary:
         machine=_machine(config),
     )
     write_text(session.folder / "summary.json", json.dumps(summary.to_json(), indent=2) + "\n")
-    from robot_rl.telemetry.report import write_report  # matplotlib: only now
-
     with session.timer.stage("report"):
-        report = write_report([session.folder])
-    session.display.message(f"report: {report.path}")
+        session.display.message(f"report: {write_report(session.folder)}")
     return summary
+
+
+def write_report(folder: Path) -> Path:
+    """Writes report.html of one run and returns its path."""
+    from robot_rl.telemetry import report  # matplotlib: only when a run has ended
+
+    return report.write_report([folder]).path
 
 
 _PACKAGES = ("mujoco", "torch", "gymnasium", "numpy")

@@ -1,0 +1,60 @@
+"""The configuration of a run: defaults that build, and messages for every value out of range."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from robot_rl.config import build, dump, load, read
+from robot_rl.core.errors import ConfigError
+from robot_rl.train.config import RunConfig
+
+
+def test_a_written_config_is_read_back_equal(tmp_path: Path) -> None:
+    config = load(RunConfig, ["recipe=pick_cube", "seed=3", "env.cameras=[front]"], config_name="train")
+    (tmp_path / "config.yaml").write_text(dump(config))
+    assert read(RunConfig, tmp_path / "config.yaml") == config
+    assert (config.recipe, config.seed, config.env.cameras) == ("pick_cube", 3, ("front",))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"seed": -1}, "seed: got -1, allowed: 0 to 2147483647"),
+        ({"num_envs": 0}, "num_envs: got 0, allowed: 1 or more"),
+        ({"n_exec": 17}, "n_exec: got 17, allowed: 1 to policy.horizon, which is 16"),
+        ({"torch_threads": 0}, "torch_threads: got 0, allowed: 1 or more"),
+        ({"metrics_rows": 0}, "metrics_rows: got 0, allowed: 1 or more"),
+        ({"env": {"task": "pick_cub"}}, "env.task: no task named 'pick_cub'. Did you mean 'pick_cube'?"),
+        ({"demos": {"episodes": 0}}, "demos.episodes: got 0, allowed: 1 or more"),
+        ({"demos": {"bias_m": 2.0}}, "demos.bias_m: got 2.0, allowed: -0.2 to 0.2 metres"),
+        ({"demos": {"noise_m": -0.1}}, "demos.noise_m: got -0.1, allowed: 0 to 0.2 metres"),
+        (
+            {"demos": {"path": "/no/such"}},
+            "demos.path: no folder '/no/such'. Make one with `robot-rl collect",
+        ),
+        ({"bc": {"updates": 0}}, "bc.updates: got 0, allowed: 1 or more"),
+        ({"bc": {"algorithm": {"lr": 0.0}}}, "bc.algorithm.lr: got 0.0, allowed: above 0"),
+        ({"residual": {"utd": 0.0}}, "residual.utd: got 0.0, allowed: above 0, at most 64"),
+        ({"residual": {"demo_ratio": 1.0}}, "residual.demo_ratio: got 1.0, allowed: 0 to below 1"),
+        ({"residual": {"scale": 0.0}}, "residual.scale: got 0.0, allowed: above 0, at most 1"),
+        (
+            {"residual": {"publish_every": 10, "max_staleness": 5}},
+            "residual.publish_every: got 10, allowed: 1 to max_staleness, 5",
+        ),
+        ({"evaluate": {"episodes": 0}}, "evaluate.episodes: got 0, allowed: 1 to 10000"),
+        ({"evaluate": {"quick_episodes": 0}}, "evaluate.quick_episodes: got 0, allowed: 1 to 10000"),
+        ({"checkpoint": {"keep": 0}}, "checkpoint.keep: got 0, allowed: 1 or more"),
+        ({"video": {"episodes": -1}}, "video.episodes: got -1, allowed: 0 or more"),
+        ({"residual": {"utf": 1}}, "residual.utf: no such key. Did you mean 'residual.utd'?"),
+    ],
+)
+def test_every_mistake_says_where_what_and_what_is_allowed(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        build(RunConfig, values)
+    assert str(caught.value).startswith(message)
+
+
+def test_an_unknown_recipe_is_answered_with_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="no recipe named 'pick_cub'. Did you mean 'pick_cube'?"):
+        load(RunConfig, ["recipe=pick_cub"], config_name="train")

@@ -1,0 +1,76 @@
+"""Demonstrations: whole episodes in the order of their seeds, and what the base makes of them."""
+
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from robot_rl.core.errors import ConfigError
+from robot_rl.core.policy import ChunkSample, Policy
+from robot_rl.data.demos import Episodes
+from robot_rl.hal.fake import FakeEnv
+from robot_rl.hal.vector import Array
+from robot_rl.train.demos import collect_episodes, relabelled
+from robot_rl.train.envs import make_expert
+
+
+class Steady:
+    """An expert that always does the same."""
+
+    def __init__(self, num_envs: int) -> None:
+        self._num_envs = num_envs
+
+    def act(self) -> Array:
+        return np.full((self._num_envs, 2), 0.5, np.float32)
+
+
+class Planner(nn.Module):
+    """Plans (step + h) / 100 for the h-th action of its chunk."""
+
+    horizon, action_dim = 5, 2
+
+    def sample(self, obs: dict[str, Tensor], **_: Any) -> ChunkSample:
+        step = obs["state"][:, :1] + torch.arange(self.horizon)
+        return ChunkSample(torch.stack([step, step], dim=-1) / 100.0)
+
+
+def collected() -> Episodes:
+    # Env 0 succeeds after 3 steps, env 1 runs out of time after 4; seeds 20, 21, 22 make 3 + 4 + 3 steps.
+    env = FakeEnv(2, terminate_after=[3, None], truncate_after=[None, 4], autoreset="disabled")
+    return collect_episodes(env, Steady(2), np.arange(20, 23, dtype=np.uint64))
+
+
+def test_episodes_are_whole_and_in_the_order_of_their_seeds() -> None:
+    episodes = collected()
+    episodes.check()
+    assert episodes.num_episodes == 3
+    assert episodes.episode_index.tolist() == [0] * 3 + [1] * 4 + [2] * 3
+    # state = (step, episode, seed, ...)
+    assert episodes.obs["state"][:, 0].tolist() == [0, 1, 2, 0, 1, 2, 3, 0, 1, 2]
+    assert episodes.obs["state"][[0, 3, 7], 2].tolist() == [20, 21, 22]
+    assert episodes.final_obs["state"][:, 0].tolist() == [3, 4, 3]
+    assert episodes.reward.tolist() == [1, 2, 3, 1, 2, 3, 4, 1, 2, 3]
+    assert np.flatnonzero(episodes.terminated).tolist() == [2, 9]
+    assert np.flatnonzero(episodes.truncated).tolist() == [6]
+    assert episodes.episode_success().tolist() == [True, False, True]
+    assert (episodes.action == 0.5).all()
+
+
+@pytest.mark.parametrize("n_exec", [1, 2, 5])
+def test_base_actions_follow_chunks_planned_every_n_exec_steps(n_exec: int) -> None:
+    replay = relabelled(collected(), cast(Policy, Planner()), n_exec=n_exec, seed=0)
+    assert len(replay) == 10
+    batch = replay.sample(200, n_step=1, gamma_step=0.9, rng=np.random.default_rng(0))
+    # The planner says which step each action is for, whichever decision it comes from.
+    np.testing.assert_allclose(batch.base_action[:, 0], batch.obs["state"][:, 0] / 100.0, atol=1e-7)
+    np.testing.assert_allclose(batch.next_base_action[:, 0], batch.next_obs["state"][:, 0] / 100.0, atol=1e-7)
+    assert (batch.source == 0).all()  # demo
+
+
+def test_an_env_without_an_expert_says_what_to_give_instead() -> None:
+    with pytest.raises(
+        ConfigError, match="'count' on 'point' has no scripted expert. Give recorded episodes: demos.path"
+    ):
+        make_expert(FakeEnv(1), bias_m=0.0, noise_m=0.0, noise_seed=0)

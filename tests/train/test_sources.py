@@ -1,0 +1,193 @@
+"""Sources and the policy handle: what travels, when it is swapped, how old it may be."""
+
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from torch import Generator, Tensor, nn
+
+from robot_rl.core.policy import ChunkSample, Mode, Policy
+from robot_rl.hal.fake import FakeEnv
+from robot_rl.policies.executor import ChunkExecutor
+from robot_rl.train.sources import (
+    EpisodeLog,
+    PolicyHandle,
+    SimSource,
+    StalePolicyError,
+    checksum,
+    merge_rows,
+)
+
+
+class VersionPolicy(nn.Module):
+    """Writes its version into every action of a chunk, and adds it again when it refines."""
+
+    horizon, action_dim = 4, 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.version = nn.Parameter(torch.zeros(1))
+
+    def sample(self, obs: dict[str, Tensor], *, mode: Mode = "ode", **_: Any) -> ChunkSample:
+        return ChunkSample(self.version.expand(len(obs["state"]), 4, 2) / 100.0)
+
+    def refine(
+        self,
+        obs: dict[str, Tensor],
+        action: Tensor,
+        *,
+        mode: Mode = "ode",
+        generator: Generator | None = None,
+    ) -> Tensor:
+        return action + self.version / 10.0
+
+
+def weights(version: float) -> dict[str, Tensor]:
+    return {"version": torch.tensor([version])}
+
+
+def make_source(env: FakeEnv, *, n_exec: int) -> SimSource:
+    policy = VersionPolicy()
+    executor = ChunkExecutor(cast(Policy, policy), env.num_envs, n_exec=n_exec)
+    return SimSource(env, policy, executor, seed=3)
+
+
+def test_a_chunk_is_of_one_version_and_the_residual_of_the_newest() -> None:
+    source, handle = make_source(FakeEnv(2, truncate_after=None), n_exec=3), PolicyHandle()
+    base, refined, versions = [], [], []
+    for version in range(7):
+        handle.offer(version, lambda version=version: weights(float(version)))
+        steps = source.collect(handle)
+        base.append(round(100 * float(steps.base_action[0, 0])))
+        refined.append(round(10 * float(steps.action[0, 0] - steps.base_action[0, 0])))
+        versions.append(steps.policy_version)
+    # The first two acts both come before version 1 is offered; an act is decided at the end of a turn.
+    assert refined == versions == [0, 0, 1, 2, 3, 4, 5]
+    # Chunks of 3 are planned at acts 0, 3 and 6, with the version newest then: 0, 2, 5.
+    assert base == [0, 0, 0, 2, 2, 2, 5]
+
+
+def test_weights_are_a_snapshot() -> None:
+    handle, policy = PolicyHandle(), VersionPolicy()
+    mine = weights(1.0)
+    handle.offer(0, lambda: mine)
+    mine["version"].fill_(9.0)  # the learner goes on in place
+    handle.refresh(policy, -1)
+    assert policy.version.item() == 1.0
+
+
+def test_publishing_waits_for_its_interval() -> None:
+    handle = PolicyHandle(publish_every=10)
+    published = []
+    for version in (0, 4, 9, 10, 19, 25):
+        handle.offer(version, lambda: weights(0.0))
+        published.append(handle.version)
+    assert published == [0, 0, 0, 10, 10, 25]
+
+
+def test_acting_with_old_weights_is_bounded() -> None:
+    handle, policy = PolicyHandle(max_staleness=5), VersionPolicy()
+    handle.offer(0, lambda: weights(0.0))
+    acting = handle.refresh(policy, -1)
+    handle.offer(5, lambda: weights(5.0))
+    acting = handle.refresh(policy, acting)
+    assert acting == 5
+    handle.offer(11, lambda: weights(11.0))
+    with pytest.raises(
+        StalePolicyError, match="acted with version 5, the learner is at 11: 6 updates behind, allowed 5"
+    ):
+        handle.refresh(policy, acting)
+
+
+def test_nobody_acts_before_there_are_weights() -> None:
+    with pytest.raises(StalePolicyError, match="no weights yet"):
+        PolicyHandle().refresh(VersionPolicy(), -1)
+
+
+def test_damaged_weights_are_refused() -> None:
+    handle = PolicyHandle()
+    handle.offer(3, lambda: weights(1.0))
+    handle._weights["version"].add_(1.0)
+    with pytest.raises(StalePolicyError, match="policy version 3: weights and checksum differ"):
+        handle.refresh(VersionPolicy(), -1)
+
+
+def test_the_checksum_sees_names_values_and_nothing_else() -> None:
+    one = {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor(3.0)}
+    assert checksum(one) == checksum({"b": torch.tensor(3.0), "a": torch.tensor([1.0, 2.0])})
+    assert checksum(one) != checksum({"a": torch.tensor([1.0, 2.0]), "c": torch.tensor(3.0)})
+    assert checksum(one) != checksum({"a": torch.tensor([1.0, 2.5]), "b": torch.tensor(3.0)})
+
+
+def test_a_handle_comes_back_from_its_state() -> None:
+    first, second, policy = PolicyHandle(publish_every=5), PolicyHandle(publish_every=5), VersionPolicy()
+    first.offer(2, lambda: weights(2.0))
+    first.offer(4, lambda: weights(4.0))  # not due: the newest published stays 2
+    second.load_state_dict(first.state_dict())
+    assert second.refresh(policy, -1) == 2
+    assert policy.version.item() == 2.0
+
+
+@pytest.mark.parametrize(("publish_every", "max_staleness"), [(0, 5), (6, 5)])
+def test_a_bound_that_cannot_hold_is_refused(publish_every: int, max_staleness: int) -> None:
+    with pytest.raises(ValueError, match="1 <= publish_every <= max_staleness"):
+        PolicyHandle(publish_every=publish_every, max_staleness=max_staleness)
+
+
+def test_steps_keep_the_final_observation_and_the_next_episode_begins_afresh() -> None:
+    env = FakeEnv(2, terminate_after=[2, None], truncate_after=[None, 3])
+    source, handle = make_source(env, n_exec=4), PolicyHandle()
+    handle.offer(0, lambda: weights(0.0))
+    steps = [source.collect(handle) for _ in range(4)]
+    # state[0] counts control steps: row 0 ends after 2, row 1 after 3.
+    assert [s.obs["state"][0, 0] for s in steps] == [0, 1, 0, 1]
+    assert [s.next_obs["state"][0, 0] for s in steps] == [1, 2, 1, 2]
+    assert [s.next_obs["state"][1, 0] for s in steps] == [1, 2, 3, 1]
+    assert [bool(s.terminated[0]) for s in steps] == [False, True, False, True]
+    assert [bool(s.truncated[1]) for s in steps] == [False, False, True, False]
+
+
+def test_collecting_goes_on_exactly_after_a_resume() -> None:
+    def fresh() -> tuple[SimSource, PolicyHandle]:
+        handle = PolicyHandle()
+        handle.offer(0, lambda: weights(0.0))
+        return make_source(FakeEnv(3, truncate_after=[4, 5, 6]), n_exec=3), handle
+
+    (whole, handle), (first, other), (second, _) = fresh(), fresh(), fresh()
+    expected = [whole.collect(handle) for _ in range(12)]
+    for _ in range(5):
+        first.collect(other)
+    second.load_state_dict(first.state_dict())
+    for step in expected[5:]:
+        got = second.collect(other)
+        for name in ("action", "base_action", "reward", "terminated", "truncated", "next_base_action"):
+            np.testing.assert_array_equal(getattr(got, name), getattr(step, name), err_msg=name)
+        np.testing.assert_array_equal(got.obs["state"], step.obs["state"])
+        np.testing.assert_array_equal(got.next_obs["state"], step.next_obs["state"])
+
+
+def test_the_log_counts_episodes_that_ended() -> None:
+    log = EpisodeLog(2)
+    nothing = np.zeros(2, bool)
+    log.add(np.array([1.0, 5.0]), nothing, {"success": nothing, "limited": np.array([True, True])})
+    log.add(
+        np.array([2.0, 5.0]),
+        np.array([True, False]),
+        {"success": np.array([True, False]), "diverged": np.array([False, True])},
+    )
+    # Row 0 ended with return 1 + 2 after 2 steps; row 1 has not ended.
+    assert log.take() == {"episodes": 1, "safety_clamps": 2, "return": 3.0, "length": 2.0, "success": 1.0}
+    assert log.nan_resets == 1
+    assert log.take() == {"episodes": 0, "safety_clamps": 0}
+    log.add(np.array([0.0, 1.0]), np.array([False, True]), {"success": nothing})
+    assert log.take()["return"] == 11.0  # 5 + 5 + 1
+
+
+def test_rows_that_ended_take_their_final_observation() -> None:
+    obs = {"state": np.zeros((2, 3)), "front.rgb": np.zeros((2, 4, 4, 3), np.uint8)}
+    final = {"state": np.ones((2, 3)), "front.rgb": np.full((2, 4, 4, 3), 7, np.uint8)}
+    merged = merge_rows(obs, final, np.array([False, True]))
+    assert merged["state"].tolist() == [[0, 0, 0], [1, 1, 1]]
+    assert merged["front.rgb"][0].max() == 0
+    assert merged["front.rgb"][1].min() == 7
