@@ -1,6 +1,8 @@
 """The conformance suite passes what keeps the rules, and names the rule that a broken fake breaks."""
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -342,3 +344,24 @@ class AcceptsNan(FakeRobot):
 def test_a_broken_device_is_named(broken: type[FakeRobot], message: str) -> None:
     with pytest.raises(ConformanceError, match=message):
         check_device(broken)
+
+
+# The page about devices
+
+
+def test_the_snippets_of_the_page_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = Path(__file__).resolve().parents[2] / "docs" / "devices.md"
+    snippets = re.findall(
+        r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+    )
+    monkeypatch.chdir(tmp_path)
+    for snippet in snippets:
+        exec(compile(snippet, str(page), "exec"), {"__name__": "snippet"})
+    # Half an action is 0.05 rad; then 40 ms is over the allowed 30.
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "joint positions [0.05 0.05 0.05]"
+    assert "40 ms old, allowed is 30 ms" in lines[1]
+    assert lines[1].endswith("| health: suspect")
+    assert lines[2] == "conforms"

@@ -15,7 +15,7 @@ from robot_rl.sched.holder import Holder, this_process
 from robot_rl.sched.leases import LeaseStore
 
 ARM = DeviceSpec(name="arm1", kind="robot")
-ONE_OF_MANY = 4
+ONE_OF_MANY = 3
 
 HOLD = """
 import sys
