@@ -93,6 +93,46 @@ def add_goal(spec: mujoco.MjSpec, name: str = "goal", *, radius_m: float = 0.02,
     )
 
 
+def add_mark(spec: mujoco.MjSpec, name: str = "goal", *, radius_m: float, rgba: Rgba = GREEN) -> None:
+    """Adds a mocap body with a disc on the table; it touches nothing."""
+    body = spec.worldbody.add_body(name=name, mocap=True, pos=[0.5, 0.0, 0.0])
+    body.add_geom(
+        type=mjtGeom.mjGEOM_CYLINDER,
+        size=[radius_m, 0.001, 0.0],
+        rgba=(*rgba[:3], 1.0),
+        contype=0,
+        conaffinity=0,
+        group=1,
+    )
+
+
+def add_hole_block(
+    spec: mujoco.MjSpec,
+    name: str,
+    *,
+    hole_half_m: float,
+    height_m: float,
+    wall_m: float = 0.03,
+    rgba: Rgba = BLUE,
+) -> None:
+    """Adds a mocap body of four smooth walls around a square hole; its origin is the hole's floor.
+
+    The walls' friction goes before that of what touches them (priority), so that a peg which the
+    fingers hold well still slides.
+    """
+    body = spec.worldbody.add_body(name=name, mocap=True, pos=[0.5, 0.0, 0.0])
+    outer, middle = hole_half_m + wall_m, hole_half_m + 0.5 * wall_m
+    for x, y in ((1, 0), (-1, 0), (0, 1), (0, -1)):
+        body.add_geom(
+            type=mjtGeom.mjGEOM_BOX,
+            pos=[x * middle, y * middle, 0.5 * height_m],
+            size=[0.5 * wall_m if x else outer, 0.5 * wall_m if y else hole_half_m, 0.5 * height_m],
+            rgba=rgba,
+            friction=[0.2, 0.005, 0.0001],
+            priority=1,
+        )
+
+
 def sense(
     spec: mujoco.MjSpec, name: str, kind: str, of: tuple[str, str], relative_to: tuple[str, str] | None = None
 ) -> None:

@@ -14,10 +14,16 @@ from robot_rl.core.errors import UnknownComponentError, nearest
 TABLE: dict[str, dict[str, str]] = {
     "task": {
         "reach": "robot_rl.sim.tasks.reach:Reach",
+        "push_cube": "robot_rl.sim.tasks.push_cube:PushCube",
         "pick_cube": "robot_rl.sim.tasks.pick_cube:PickCube",
+        "stack_cube": "robot_rl.sim.tasks.stack_cube:StackCube",
+        "peg_insert": "robot_rl.sim.tasks.peg_insert:PegInsert",
+        "open_drawer": "robot_rl.sim.tasks.open_drawer:OpenDrawer",
+        "gantry_peg": "robot_rl.sim.tasks.gantry_peg:GantryPeg",
     },
     "robot": {
         "panda": "robot_rl.sim.robots.panda:PANDA",
+        "gantry": "robot_rl.sim.robots.gantry:GANTRY",
         "viperx": "robot_rl.sim.robots.catalog:VIPERX",
         "so_arm100": "robot_rl.sim.robots.catalog:SO_ARM100",
     },

@@ -18,7 +18,10 @@ Floats = tuple[float, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class JointLimits:
-    """Limits of the arm joints, one entry per joint in the order of `Robot.arm_joints`."""
+    """Limits of the arm joints, one entry per joint in the order of `Robot.arm_joints`.
+
+    The names say radians, as nearly all joints turn; a slide's entries are in m, m/s, m/s^2 and N.
+    """
 
     position_low_rad: Floats
     """Lowest joint positions."""
@@ -50,9 +53,9 @@ class Robot:
     name: str
     """Name in the registry and in configuration."""
     arm_joints: tuple[str, ...]
-    """Hinge joints of the arm, base to tool."""
+    """Joints of the arm, hinges or slides, base to tool."""
     arm_actuators: tuple[str, ...]
-    """Position servos of the arm joints, same order; control in rad."""
+    """Position servos of the arm joints, same order; control in rad, in m for a slide."""
     gripper_actuator: str
     """The one position servo of the gripper."""
     gripper_open: float

@@ -10,7 +10,13 @@ _AT_TARGET_M = 0.012
 
 
 def grasp_aim(
-    view: View, thing: str, offset_m: Array, *, carry_to_m: Array, shut_width_m: float = 0.055
+    view: View,
+    thing: str,
+    offset_m: Array,
+    *,
+    carry_to_m: Array,
+    carry_yaw_rad: Array | float = 0.0,
+    shut_width_m: float = 0.055,
 ) -> Aim:
     """Returns an aim that depends on the present state only, so that a policy can imitate it.
 
@@ -19,6 +25,7 @@ def grasp_aim(
         thing: what to grasp.
         offset_m: (B, 3) by how much the expert misjudges where it is.
         carry_to_m: (B, 3) where the tool should go once the thing is held.
+        carry_yaw_rad: by how much it should turn then.
         shut_width_m: the fingers hold something or nothing when they are closer than this.
     """
     tool, target = view["tool.pos"], view[f"{thing}.pos"] + offset_m
@@ -31,7 +38,26 @@ def grasp_aim(
     position = np.column_stack([target[:, :2], height])
     position[holding] = carry_to_m[holding]
     yaw = quarter_turn(heading(view[f"{thing}.xaxis"]) - heading(view["tool.xaxis"]))
-    return Aim(position_m=position, yaw_rad=np.where(holding, 0.0, yaw), closed=at_target)
+    return Aim(position_m=position, yaw_rad=np.where(holding, carry_yaw_rad, yaw), closed=at_target)
+
+
+def carry_to(thing_m: Array, place_m: Array, *, clearance_m: float, aligned_m: float) -> Array:
+    """Returns which way (B, 3) a held thing should move: up, over the place, and down.
+
+    Args:
+        thing_m: (B, 3) where the thing is, at the point that should come to the place.
+        place_m: (B, 3)
+        clearance_m: height above the place in which it moves sideways.
+        aligned_m: how near above the place it must be to go down; on the way, twice as near.
+    """
+    error = thing_m - place_m
+    sideways = np.linalg.norm(error[:, :2], axis=1)
+    going_down = error[:, 2] < 0.9 * clearance_m
+    down = (sideways < aligned_m) | (going_down & (sideways < 3 * aligned_m))
+    clear = error[:, 2] > 0.75 * clearance_m
+    move = np.where((down | clear)[:, None], -error, 0.0)
+    move[:, 2] = np.where(down, 0.0, clearance_m) - error[:, 2]
+    return move
 
 
 def finger_width(view: View) -> Array:
@@ -42,6 +68,11 @@ def finger_width(view: View) -> Array:
 def heading(axis: Array) -> Array:
     """Returns the angle of a horizontal direction about z, (B,)."""
     return np.arctan2(axis[:, 1], axis[:, 0])
+
+
+def half_turn(angle_rad: Array) -> Array:
+    """Returns the same angle modulo 180 degrees, in [-90, 90): a shut gripper looks alike twice a turn."""
+    return (angle_rad + np.pi / 2) % np.pi - np.pi / 2
 
 
 def quarter_turn(angle_rad: Array) -> Array:

@@ -1,0 +1,195 @@
+"""A gantry with a parallel gripper, built in code: three slides, a yaw hinge, two coupled fingers.
+
+Made for fast experiments. Its joint positions are the tool's own coordinates (x, y, z in metres,
+yaw in radians), so that its kinematics cost next to nothing and hide nothing. No real machine is
+meant; masses and gains are chosen for a servo that closes its lead in kd / kp = 0.1 s, as the
+Panda's does.
+
+Elements: bodies `frame`, `bridge`, `carriage`, `column`, `hand`, `left_finger`, `right_finger`;
+joints `x`, `y`, `z`, `yaw`, `finger_joint1`, `finger_joint2`; actuators of the same names and
+`gripper` (half opening in m); geoms `left_pad`, `right_pad`; site `tool`.
+"""
+
+from collections.abc import Sequence
+
+import mujoco
+import numpy as np
+from mujoco import mjtGeom, mjtJoint
+
+from robot_rl.sim.robots.physics import physics_options
+from robot_rl.sim.robots.robot import JointLimits, Robot
+from robot_rl.sim.robots.servo import add_finger_coupling, add_position_servo
+
+LIMITS = JointLimits(
+    position_low_rad=(0.15, -0.45, 0.005, -3.0),
+    position_high_rad=(0.85, 0.45, 0.60, 3.0),
+    velocity_rad_s=(1.0, 1.0, 1.0, 3.0),
+    acceleration_rad_s2=(10.0, 10.0, 10.0, 30.0),
+    effort_n_m=(100.0, 100.0, 100.0, 5.0),
+)
+
+FINGER_TRAVEL_M = 0.04
+_KP = (2000.0, 2000.0, 2000.0, 20.0)
+_KD = (200.0, 200.0, 200.0, 2.0)
+_JOINTS = ("x", "y", "z", "yaw")
+_GRIPPER_KP_N_M, _GRIPPER_KD_N_S_M, _GRIPPER_FORCE_N = 500.0, 50.0, 100.0
+_FINGER_ARMATURE_KG, _FINGER_DAMPING_N_S_M = 0.1, 10.0
+
+_TOOL_FROM_HAND_M, _FINGER_MOUNT_M = 0.10, 0.055
+_TIP_M = _TOOL_FROM_HAND_M - _FINGER_MOUNT_M
+_PAD_RADIUS_M, _PAD_HALF_WIDTH_M = 0.004, 0.0075
+_RAIL_Z_M = 0.72
+_RAIL_Y_M = 0.62
+
+_WHITE = (0.93, 0.94, 0.95, 1.0)
+_GREY = (0.35, 0.37, 0.40, 1.0)
+_DARK = (0.16, 0.17, 0.19, 1.0)
+_ORANGE = (0.90, 0.50, 0.15, 1.0)
+Rgba = tuple[float, float, float, float]
+
+
+def build() -> mujoco.MjSpec:
+    """Returns the gantry: base at the origin, z up, position servos, no scene."""
+    spec = mujoco.MjSpec()
+    spec.modelname = "gantry"
+    spec.compiler.degree = False
+    physics_options(spec)
+    frame = spec.worldbody.add_body(name="frame")
+    _add_frame_shapes(frame)
+    column = _add_slides(frame)
+    _add_hand(column)
+    for name, kp, kd, effort in zip(_JOINTS, _KP, _KD, LIMITS.effort_n_m, strict=True):
+        add_position_servo(spec, name=name, joint=spec.joint(name), kp=kp, kd=kd, effort=effort)
+    add_finger_coupling(spec, leader="finger_joint1", follower="finger_joint2")
+    add_position_servo(
+        spec, name="gripper", joint=spec.joint("finger_joint1"),
+        kp=_GRIPPER_KP_N_M, kd=_GRIPPER_KD_N_S_M, effort=_GRIPPER_FORCE_N,
+    )  # fmt: skip
+    return spec
+
+
+def _add_frame_shapes(frame: mujoco.MjsBody) -> None:
+    """Adds two rails along x on four posts; they are drawn and touch nothing."""
+    for y in (-_RAIL_Y_M, _RAIL_Y_M):
+        _add_bar(frame, (0.05, y, _RAIL_Z_M), (0.95, y, _RAIL_Z_M), 0.018, _GREY)
+        for x in (0.05, 0.95):
+            _add_bar(frame, (x, y, 0.02), (x, y, _RAIL_Z_M), 0.018, _GREY)
+
+
+def _add_slides(frame: mujoco.MjsBody) -> mujoco.MjsBody:
+    """Chains the three slides, whose bodies' origins all are the tool's point; returns the last."""
+    parent = frame
+    names = ("bridge", "carriage", "column")
+    for index, (name, mass_kg) in enumerate(zip(names, (2.0, 1.0, 1.0), strict=True)):
+        parent = parent.add_body(name=name)
+        _set_inertia(parent, mass_kg)
+        parent.add_joint(
+            name=_JOINTS[index],
+            type=mjtJoint.mjJNT_SLIDE,
+            axis=tuple(float(i == index) for i in range(3)),
+            range=(LIMITS.position_low_rad[index], LIMITS.position_high_rad[index]),
+        )
+        if name == "bridge":
+            _add_bar(parent, (0.0, -_RAIL_Y_M, _RAIL_Z_M), (0.0, _RAIL_Y_M, _RAIL_Z_M), 0.022, _WHITE)
+        elif name == "carriage":
+            _add_box(parent, (0.0, 0.0, _RAIL_Z_M), (0.05, 0.05, 0.045), _ORANGE)
+        else:
+            _add_bar(parent, (0.0, 0.0, 0.14), (0.0, 0.0, _RAIL_Z_M + 0.05), 0.02, _WHITE)
+            parent.gravcomp = 1.0
+    return parent
+
+
+def _add_hand(column: mujoco.MjsBody) -> None:
+    """Adds the hand (turned upside down: its z axis approaches), two sliding fingers and the tool site."""
+    hand = column.add_body(name="hand", pos=(0, 0, _TOOL_FROM_HAND_M), quat=(0, 1, 0, 0), gravcomp=1.0)
+    _set_inertia(hand, 0.7)
+    hand.add_joint(
+        name="yaw",
+        type=mjtJoint.mjJNT_HINGE,
+        axis=(0, 0, -1),
+        range=(LIMITS.position_low_rad[3], LIMITS.position_high_rad[3]),
+        armature=0.05,
+    )
+    hand.add_site(name="tool", pos=(0, 0, _TOOL_FROM_HAND_M), size=(0.006, 0.006, 0.006), group=4)
+    _add_bar(hand, (0.0, -0.065, 0.025), (0.0, 0.065, 0.025), 0.028, _DARK, touches=True)
+    for index, (side, quat) in enumerate((("left", (1, 0, 0, 0)), ("right", (0, 0, 0, 1)))):
+        finger = hand.add_body(name=f"{side}_finger", pos=(0, 0, _FINGER_MOUNT_M), quat=quat, gravcomp=1.0)
+        _set_inertia(finger, 0.015)
+        finger.add_joint(
+            name=f"finger_joint{index + 1}",
+            type=mjtJoint.mjJNT_SLIDE,
+            axis=(0, 1, 0),
+            range=(0.0, FINGER_TRAVEL_M),
+            armature=_FINGER_ARMATURE_KG,
+            damping=np.array([_FINGER_DAMPING_N_S_M, 0.0, 0.0]),
+        )
+        _add_box(finger, (0.0, 0.009, 0.5 * _TIP_M), (0.009, 0.005, 0.5 * _TIP_M), _GREY)
+        _add_pad(finger, f"{side}_pad")
+
+
+def _add_pad(finger: mujoco.MjsBody, name: str) -> None:
+    """Adds the capsule across the finger tip that grasps; its shape is the Panda's."""
+    ends = (-_PAD_HALF_WIDTH_M, _PAD_RADIUS_M, _TIP_M, _PAD_HALF_WIDTH_M, _PAD_RADIUS_M, _TIP_M)
+    finger.add_geom(
+        name=name,
+        type=mjtGeom.mjGEOM_CAPSULE,
+        fromto=ends,
+        size=(_PAD_RADIUS_M, 0.0, 0.0),
+        rgba=_GREY,
+        contype=0,
+        conaffinity=1,
+        condim=3,
+        friction=(0.5, 0.005, 0.0001),
+    )
+
+
+def _set_inertia(body: mujoco.MjsBody, mass_kg: float) -> None:
+    """Gives a body the inertia of a ball of 5 cm about its origin: slides feel the mass alone."""
+    body.explicitinertial = True
+    body.mass = mass_kg
+    body.ipos = (0.0, 0.0, 0.0)
+    body.inertia = [0.4 * mass_kg * 0.05**2] * 3
+
+
+def _add_bar(
+    body: mujoco.MjsBody,
+    start: Sequence[float],
+    end: Sequence[float],
+    radius_m: float,
+    rgba: Rgba,
+    *,
+    touches: bool = False,
+) -> None:
+    """Adds a capsule; no geom of the gantry collides with another of it (contype 0)."""
+    body.add_geom(
+        type=mjtGeom.mjGEOM_CAPSULE,
+        fromto=(*start, *end),
+        size=(radius_m, 0.0, 0.0),
+        rgba=rgba,
+        contype=0,
+        conaffinity=int(touches),
+    )
+
+
+def _add_box(body: mujoco.MjsBody, at: Sequence[float], half_size_m: Sequence[float], rgba: Rgba) -> None:
+    """Adds a drawn box that touches nothing."""
+    body.add_geom(
+        type=mjtGeom.mjGEOM_BOX, pos=tuple(at), size=tuple(half_size_m), rgba=rgba, contype=0, conaffinity=0
+    )
+
+
+GANTRY = Robot(
+    name="gantry",
+    arm_joints=_JOINTS,
+    arm_actuators=_JOINTS,
+    gripper_actuator="gripper",
+    gripper_open=FINGER_TRAVEL_M,
+    gripper_closed=0.0,
+    finger_joints=("finger_joint1", "finger_joint2"),
+    tool_site="tool",
+    home_rad=(0.48, 0.0, 0.28, 0.0),
+    gripper_home=FINGER_TRAVEL_M,
+    limits=LIMITS,
+    build=build,
+)
+"""Home: the tool where the Panda's is, fingers opening along y."""

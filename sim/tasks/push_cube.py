@@ -1,0 +1,99 @@
+"""Push a cube over the table to a mark, with the gripper shut."""
+
+import mujoco
+import numpy as np
+
+from robot_rl.core.seeding import EpisodeRng
+from robot_rl.sim.poses import free_pose
+from robot_rl.sim.randomize import Vary
+from robot_rl.sim.robots.robot import Robot
+from robot_rl.sim.scene import add_free_box, add_mark, sense
+from robot_rl.sim.task import Aim, Array, Control, Start, Task, View, closeness
+from robot_rl.sim.tasks.grasping import half_turn, heading
+
+HALF_SIZE_M = 0.025
+GOAL_RADIUS_M = 0.025
+_TOOL_HEIGHT_M = 0.02
+_ABOVE_M = 0.09
+_BEHIND_M = HALF_SIZE_M + 0.02
+"""From the cube's centre to the tool's before a push: the pads and a little air lie between."""
+
+
+class PushCube(Task):
+    """Push the cube to the mark on the table; the gripper stays shut.
+
+    Randomised: cube position and yaw, direction and distance (8 to 15 cm) of the mark, arm posture;
+    with `randomize`, friction and mass. Success: the cube's centre within 2.5 cm of the mark's.
+    """
+
+    name = "push_cube"
+    instruction = "push the cube onto the green mark"
+    horizon_s = 5.0
+    control = Control(gripper="shut")
+    observation = (
+        "tool.linvel",
+        "cube.pos",
+        "cube.xaxis",
+        "cube_in_tool.pos",
+        "goal.pos",
+        "goal_in_tool.pos",
+    )
+    vary = (
+        Vary(field="geom_friction", element="cube", low=0.7, high=1.3, component=0),
+        Vary(field="body_mass", element="cube", low=0.5, high=2.0),
+    )
+
+    def scene(self, spec: mujoco.MjSpec, robot: Robot) -> None:
+        add_free_box(spec, "cube", half_size_m=[HALF_SIZE_M] * 3, mass_kg=0.1)
+        add_mark(spec, radius_m=GOAL_RADIUS_M)
+        tool, cube, goal = ("site", robot.tool_site), ("body", "cube"), ("body", "goal")
+        sense(spec, "tool.linvel", "linvel", tool)
+        sense(spec, "cube.pos", "pos", cube)
+        sense(spec, "cube.xaxis", "xaxis", cube)
+        sense(spec, "cube_in_tool.pos", "pos", cube, tool)
+        sense(spec, "goal.pos", "pos", goal)
+        sense(spec, "goal_in_tool.pos", "pos", goal, tool)
+
+    def start(self, rng: EpisodeRng) -> Start:
+        cube = rng.uniform((0.42, -0.12, HALF_SIZE_M), (0.56, 0.12, HALF_SIZE_M), size=3)
+        yaw = rng.uniform(-0.75, 0.75)
+        direction, distance = rng.uniform(-np.pi, np.pi), rng.uniform(0.08, 0.15)
+        goal = cube + distance * np.hstack([np.cos(direction), np.sin(direction), 0.0 * direction])
+        goal[:, 2] = 0.0
+        return Start(joints={"cube": free_pose(cube, yaw)}, mocap={"goal": goal}, fingers=0.0)
+
+    def evaluate(self, view: View) -> dict[str, Array]:
+        return {"success": self._distance(view) < GOAL_RADIUS_M}
+
+    def dense_reward(self, view: View) -> Array:
+        near = np.maximum(np.linalg.norm(view["cube_in_tool.pos"], axis=1) - HALF_SIZE_M, 0.0)
+        return 0.3 * closeness(near, 0.1) + 0.7 * closeness(self._distance(view), 0.1)
+
+    def expert(self, view: View, offset_m: Array) -> Aim:
+        """Goes behind the cube, seen from the mark, and pushes through it as long as it is behind."""
+        tool, cube = view["tool.pos"], view["cube.pos"]
+        way = view["goal.pos"][:, :2] + offset_m[:, :2] - cube[:, :2]
+        ahead = way / np.maximum(np.linalg.norm(way, axis=1, keepdims=True), 1e-6)
+        from_cube = tool[:, :2] - cube[:, :2]
+        along = (from_cube * ahead).sum(axis=1)
+        across = np.abs(from_cube[:, 0] * ahead[:, 1] - from_cube[:, 1] * ahead[:, 0])
+        low = tool[:, 2] < 2 * HALF_SIZE_M
+        behind = cube[:, :2] - _BEHIND_M * ahead
+        at_start = np.linalg.norm(tool[:, :2] - behind, axis=1) < 0.015
+        pushing = low & (along < -0.5 * HALF_SIZE_M) & (across < 0.02)
+        down = at_start | pushing
+        height = np.where(down, _TOOL_HEIGHT_M, _ABOVE_M)
+        # Out of the cube's way first: sideways only where the tool is above it.
+        sideways = np.where((down | (tool[:, 2] > 0.7 * _ABOVE_M))[:, None], behind, tool[:, :2])
+        reached = cube[:, :2] + np.minimum(np.linalg.norm(way, axis=1, keepdims=True), 0.04) * ahead
+        target = np.where(pushing[:, None], reached - (_BEHIND_M - 0.02) * ahead, sideways)
+        yaw = half_turn(np.arctan2(ahead[:, 1], ahead[:, 0]) - heading(view["tool.xaxis"]))
+        return Aim(
+            position_m=np.column_stack([target, height]),
+            yaw_rad=np.where(low, 0.0, yaw),
+            closed=np.ones(len(tool), bool),
+        )
+
+    @staticmethod
+    def _distance(view: View) -> Array:
+        return np.linalg.norm((view["cube.pos"] - view["goal.pos"])[:, :2], axis=1)

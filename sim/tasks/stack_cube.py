@@ -1,0 +1,97 @@
+"""Put one cube on another and let go."""
+
+import mujoco
+import numpy as np
+
+from robot_rl.core.seeding import EpisodeRng
+from robot_rl.sim.poses import free_pose
+from robot_rl.sim.randomize import Vary
+from robot_rl.sim.robots.robot import Robot
+from robot_rl.sim.scene import BLUE, RED, add_free_box, sense
+from robot_rl.sim.task import Aim, Array, Start, Task, View, closeness
+from robot_rl.sim.tasks.grasping import carry_to, grasp_aim
+
+HALF_SIZE_M = 0.02
+ALIGNED_M = 0.015
+_HEIGHT_TOLERANCE_M = 0.004
+_RELEASED_M = 0.04
+_AT_REST_M_S = 0.03
+_ON_TOP_M = np.array([0.0, 0.0, 2 * HALF_SIZE_M])
+
+
+class StackCube(Task):
+    """Put the red cube on the blue one, release it and leave it at rest.
+
+    Randomised: position and yaw of both cubes (10 to 16 cm apart), arm posture; with `randomize`,
+    friction and masses. Success: the red cube's centre over the blue's within 1.5 cm, one cube
+    higher within 4 mm, slower than 3 cm/s, and the tool more than 4 cm away from it.
+    """
+
+    name = "stack_cube"
+    instruction = "put the red cube on the blue cube and let go"
+    horizon_s = 6.0
+    observation = (
+        "tool.linvel",
+        "red.pos",
+        "red.xaxis",
+        "red_in_tool.pos",
+        "red_in_tool.xaxis",
+        "blue.pos",
+        "blue.xaxis",
+        "red_in_blue.pos",
+    )
+    vary = (
+        Vary(field="geom_friction", element="red", low=0.7, high=1.3, component=0),
+        Vary(field="body_mass", element="red", low=0.5, high=2.0),
+        Vary(field="body_mass", element="blue", low=0.5, high=2.0),
+    )
+
+    def scene(self, spec: mujoco.MjSpec, robot: Robot) -> None:
+        add_free_box(spec, "red", half_size_m=[HALF_SIZE_M] * 3, mass_kg=0.05, rgba=RED)
+        add_free_box(spec, "blue", half_size_m=[HALF_SIZE_M] * 3, mass_kg=0.05, rgba=BLUE)
+        tool, red, blue = ("site", robot.tool_site), ("body", "red"), ("body", "blue")
+        sense(spec, "tool.linvel", "linvel", tool)
+        for name, cube in (("red", red), ("blue", blue)):
+            sense(spec, f"{name}.pos", "pos", cube)
+            sense(spec, f"{name}.xaxis", "xaxis", cube)
+        sense(spec, "red.linvel", "linvel", red)
+        sense(spec, "red_in_tool.pos", "pos", red, tool)
+        sense(spec, "red_in_tool.xaxis", "xaxis", red, tool)
+        sense(spec, "red_in_blue.pos", "pos", red, blue)
+
+    def start(self, rng: EpisodeRng) -> Start:
+        blue = rng.uniform((0.44, -0.10, HALF_SIZE_M), (0.54, 0.10, HALF_SIZE_M), size=3)
+        direction, distance = rng.uniform(-np.pi, np.pi), rng.uniform(0.10, 0.16)
+        red = blue + distance * np.hstack([np.cos(direction), np.sin(direction), 0.0 * direction])
+        turned = {"red": rng.uniform(-0.5, 0.5), "blue": rng.uniform(-0.5, 0.5)}
+        return Start(joints={"red": free_pose(red, turned["red"]), "blue": free_pose(blue, turned["blue"])})
+
+    def evaluate(self, view: View) -> dict[str, Array]:
+        error = view["red.pos"] - view["blue.pos"] - _ON_TOP_M
+        stacked = _over(error, ALIGNED_M) & (np.abs(error[:, 2]) < _HEIGHT_TOLERANCE_M)
+        at_rest = np.linalg.norm(view["red.linvel"], axis=1) < _AT_REST_M_S
+        released = np.linalg.norm(view["red_in_tool.pos"], axis=1) > _RELEASED_M
+        return {"success": stacked & at_rest & released}
+
+    def dense_reward(self, view: View) -> Array:
+        error = view["red.pos"] - view["blue.pos"] - _ON_TOP_M
+        away = np.linalg.norm(view["red_in_tool.pos"], axis=1)
+        stacked = _over(error, ALIGNED_M) & (np.abs(error[:, 2]) < _HEIGHT_TOLERANCE_M)
+        carry = closeness(np.linalg.norm(error, axis=1), 0.1)
+        reach_or_leave = np.where(stacked, np.minimum(away / _RELEASED_M, 1.0), 0.5 * closeness(away, 0.1))
+        return 0.5 * carry + 0.5 * reach_or_leave
+
+    def expert(self, view: View, offset_m: Array) -> Aim:
+        tool = view["tool.pos"]
+        place = view["blue.pos"] + _ON_TOP_M + offset_m
+        error = view["red.pos"] - place
+        carry = tool + carry_to(view["red.pos"], place, clearance_m=0.04, aligned_m=0.008)
+        aim = grasp_aim(view, "red", offset_m * 0.0, carry_to_m=carry)
+        placed = _over(error, 0.015) & (np.abs(error[:, 2]) < 1.5 * _HEIGHT_TOLERANCE_M)
+        aim.position_m[placed] = tool[placed] + [0.0, 0.0, 0.06]
+        aim.yaw_rad[placed] = 0.0
+        return Aim(position_m=aim.position_m, yaw_rad=aim.yaw_rad, closed=aim.closed & ~placed)
+
+
+def _over(error_m: Array, tolerance_m: float) -> Array:
+    return np.linalg.norm(error_m[:, :2], axis=1) < tolerance_m
