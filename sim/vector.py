@@ -126,6 +126,7 @@ class SimVectorEnv(VectorEnv):
         backend, robot, model = self.backend, self._robot, self.backend.model
         self._sensordata, self._qpos, self._qvel = (backend.bind(f) for f in ("sensordata", "qpos", "qvel"))
         self._ctrl, self._mocap_pos = backend.bind("ctrl"), backend.bind("mocap_pos")
+        self._all_rows = np.arange(self.num_envs)
         self._arm_ctrl = np.array([model.actuator(name).id for name in robot.arm_actuators])
         self._gripper_ctrl = model.actuator(robot.gripper_actuator).id
         self._arm_qvel = np.array([int(model.joint(name).dofadr[0]) for name in robot.arm_joints])
@@ -156,7 +157,7 @@ class SimVectorEnv(VectorEnv):
         self, actions: Array, active: Array | None
     ) -> tuple[Obs, Array, Array, Array, dict[str, Any]]:
         """Advances the active envs by one control step; the others stay, with reward 0."""
-        executed, limited = self._command(actions)
+        executed, limited = self._command(actions, active)
         before = self.backend.state.copy()
         diverged = self.backend.step(self._num_substeps, active)
         if diverged.any():
@@ -185,7 +186,7 @@ class SimVectorEnv(VectorEnv):
             obs = self._begin(ended, self._episode + np.uint64(1), keep=obs)
         return obs, reward, terminated, truncated, infos
 
-    def _command(self, actions: Array) -> tuple[Array, Array]:
+    def _command(self, actions: Array, active: Array | None) -> tuple[Array, Array]:
         """Writes actuator targets; returns the executed actions and where safety limited them."""
         actions = np.asarray(actions, np.float32)
         if actions.shape != (self.num_envs, len(self.action_names)):
@@ -196,9 +197,10 @@ class SimVectorEnv(VectorEnv):
         executed = np.clip(actions, -1.0, 1.0)
         position = self.controller.joint_positions()
         target = self.controller.targets(executed, position)
-        safe, limited = self.safety.filter(target, position, self._qvel[:, self._arm_qvel])
-        self._ctrl[:, self._arm_ctrl] = safe
-        self._ctrl[:, self._gripper_ctrl] = self.controller.gripper(executed)
+        safe, limited = self.safety.filter(target, position, self._qvel[:, self._arm_qvel], active)
+        rows = self._all_rows if active is None else np.flatnonzero(active)
+        self._ctrl[rows[:, None], self._arm_ctrl] = safe[rows]
+        self._ctrl[rows, self._gripper_ctrl] = self.controller.gripper(executed)[rows]
         return executed, limited
 
     def _dense_reward(self, success: Array) -> Array:
@@ -273,11 +275,11 @@ class SimVectorEnv(VectorEnv):
         ids = np.flatnonzero(mask)
         self._episode = np.where(mask, episode, self._episode)
         self._elapsed[ids] = 0
-        self.safety.reset(mask)
         rng = EpisodeRng(self._seed[ids], self._episode[ids])
         self.backend.clear(ids)
         self._randomizer.apply(ids, rng)
         self._place(ids, rng)
+        self.safety.reset(mask, self._ctrl[:, self._arm_ctrl])
         self.backend.forward(ids)
         fresh = self._observe(ids)
         if keep is None or mask.all():
@@ -313,7 +315,7 @@ class SimVectorEnv(VectorEnv):
         data = self._sensordata if ids is None else self._sensordata[ids]
         obs: Obs = {"state": data[:, self._state_index].astype(np.float32)}
         if self._renderer is not None:
-            rows = np.arange(self.num_envs) if ids is None else ids
+            rows = self._all_rows if ids is None else ids
             for camera in self.config.cameras:
                 obs[f"{camera}.rgb"] = self._renderer.render_batch(self.backend.batch, rows, camera)
                 if self.config.depth:
@@ -340,6 +342,7 @@ class SimVectorEnv(VectorEnv):
                 f"{self.task}.set_state: got rows of shape {np.shape(rows)}, need {self.backend.state.shape}"
             )
         self.backend.state[ids] = np.asarray(rows)[ids]
+        self.safety.reset(row_mask(mask, self.num_envs), self._ctrl[:, self._arm_ctrl])
         self.backend.forward(ids)
         return self._observe()
 
@@ -360,9 +363,10 @@ class SimVectorEnv(VectorEnv):
         """Restores `state_dict`; the future is then the same, byte for byte."""
         self._seed, self._episode = state["seed"].copy(), state["episode"].copy()
         self._elapsed, self.num_diverged = state["elapsed"].copy(), int(state["num_diverged"])
-        self.safety.load_state_dict(state["safety"])
         self._randomizer.restore({name: state[f"field.{name}"] for name in self._randomizer.fields})
-        return self.set_state(state["state"])
+        obs = self.set_state(state["state"])
+        self.safety.load_state_dict(state["safety"])
+        return obs
 
     def expert(self, bias_m: float = 0.0, noise_m: float = 0.0, noise_seed: int = 0) -> Expert:
         """Returns the task's scripted expert over all envs; see `robot_rl.sim.experts.Expert`."""

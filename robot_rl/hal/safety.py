@@ -196,10 +196,16 @@ class SafetyEnvelope:
             limited &= active
         return safe, limited
 
-    def reset(self, mask: Array | None = None) -> None:
-        """Forgets the previous targets and row stops of the masked envs; a tripped stop stays."""
+    def reset(self, mask: Array | None = None, target_rad: Array | None = None) -> None:
+        """Lifts the row stops of the masked envs; a tripped stop stays.
+
+        Args:
+            mask: (B,) bool, all if None.
+            target_rad: (B, n) what the servos hold now, from which the next command may differ by
+                the action rate; unknown if None, and then the next command has no rate limit.
+        """
         rows = slice(None) if mask is None else mask
-        self._previous[rows] = np.nan
+        self._previous[rows] = np.nan if target_rad is None else target_rad[rows]
         if self._any_row_stopped:
             self._row_stopped[rows] = False
             self._held[rows] = np.nan
