@@ -58,7 +58,7 @@ def run(argv: list[str]) -> int:
     from robot_rl.train.phases import evaluate_folder, load_config
 
     folder = Path(options.run)
-    config = load_config(folder)
+    config = load_config(folder, at="run")
     torch.set_num_threads(config.torch_threads)
     total = options.episodes or config.evaluate.episodes
     print(f"policy {options.which} of {folder}, {total} held-out episodes", file=sys.stderr)

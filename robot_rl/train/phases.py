@@ -109,12 +109,12 @@ def resume(folder: Path | str) -> Summary:
     return _execute(load_config(folder), folder)
 
 
-def load_config(folder: Path) -> RunConfig:
-    """Returns the configuration a run was made with."""
+def load_config(folder: Path, *, at: str = "resume") -> RunConfig:
+    """Returns the configuration a run was made with; `at` begins the message if there is none."""
     path = folder / "config.yaml"
     if not path.is_file():
         raise ConfigError(
-            f"resume: {str(folder)!r} is no run folder, it has no config.yaml. "
+            f"{at}: {str(folder)!r} is no run folder, it has no config.yaml. "
             "Give one that `robot-rl train` made, such as runs/<date-time>-<recipe>-seed<k>."
         )
     return read(RunConfig, path)

@@ -59,11 +59,11 @@ def result(folder: Path) -> dict[str, Any]:
     """Returns everything a run came to, without what the clock says."""
     rows = read_metrics(folder / "metrics.jsonl")
     summary = json.loads((folder / "summary.json").read_text())
+    for name in ("run", "train_minutes", "timing"):
+        del summary[name]
     return {
         "rows": [repr({key: value for key, value in row.items() if key != "wall_s"}) for row in rows],
-        "summary": {
-            k: v for k, v in summary.items() if k not in ("run", "train_minutes", "timing", "command")
-        },
+        "summary": summary,
         "base": (folder / "policy/base/policy.safetensors").read_bytes(),
         "final": (folder / "policy/final/policy.safetensors").read_bytes(),
     }
@@ -133,14 +133,13 @@ def test_kill_9_and_resume_from_the_command_line(
     folder = tmp_path / "20260101-000000-tiny-seed0"
     folder.mkdir()
     (folder / "config.yaml").write_text(dump(tiny(tmp_path)))
-    command = [sys.executable, "-m", "robot_rl.cli.main", "train", f"resume={folder}"]
+    program = "import sys; from robot_rl.cli.main import main; sys.exit(main())"
+    command = [sys.executable, "-c", program, "train", f"resume={folder}"]
     environment = {**os.environ, "ROBOT_RL_STATE": str(tmp_path / "state"), "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(
-        command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    wait_for(tmp_path, phase, rows, process)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
+    log = (tmp_path / "log").open("w")
+    with log, subprocess.Popen(command, env=environment, text=True, stdout=log, stderr=log) as process:
+        wait_for(tmp_path, phase, rows, process)
+        process.send_signal(signal.SIGKILL)
     assert not (folder / "summary.json").exists()
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -56,5 +56,5 @@ def test_every_mistake_says_where_what_and_what_is_allowed(values: dict[str, Any
 
 
 def test_an_unknown_recipe_is_answered_with_the_nearest() -> None:
-    with pytest.raises(ConfigError, match="no recipe named 'pick_cub'. Did you mean 'pick_cube'?"):
+    with pytest.raises(ConfigError, match=r"no recipe named 'pick_cub'\. Did you mean 'pick_cube'\?"):
         load(RunConfig, ["recipe=pick_cub"], config_name="train")

@@ -1,0 +1,174 @@
+"""`train`, `evaluate` and `collect` from the command line: help, mistakes, and the whole chain."""
+
+import contextlib
+import io
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from robot_rl.cli.main import main
+from robot_rl.config import build, dump
+from robot_rl.data.demos import load_episodes
+from robot_rl.hal.device import DeviceSpec
+from robot_rl.sched.inventory import cpu_spec
+from robot_rl.sched.leases import LeaseStore
+from robot_rl.train.config import RunConfig
+
+
+@pytest.fixture(autouse=True)
+def own_leases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROBOT_RL_STATE", str(tmp_path / "state"))
+
+
+@pytest.mark.parametrize(
+    ("command", "example"),
+    [
+        ("train", "robot-rl train recipe=pick_cube seed=3"),
+        ("evaluate", "which=base"),
+        ("collect", "robot-rl collect task=pick_cube episodes=50 out=demos/pick_cube"),
+    ],
+)
+def test_help_teaches_by_example(command: str, example: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, "--help"]) == 0
+    assert example in capsys.readouterr().out
+
+
+def test_help_names_the_recipes(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["train", "--help"])
+    assert "pick_cube, reach, smoke" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["train", "recipe=pick_cub"], "no recipe named 'pick_cub'. Did you mean 'pick_cube'?"),
+        (["train", "residual.utf=2"], "residual.utf: no such key. Did you mean 'residual.utd'?"),
+        (["train", "seed=many"], "seed: got 'many', allowed: a whole number."),
+        (["train", "env.task=pick_cub"], "env.task: no task named 'pick_cub'. Did you mean 'pick_cube'?"),
+        (["train", "resume=/no/such"], "resume: '/no/such' is no run folder, it has no config.yaml."),
+        (
+            ["train", "resume=runs/x", "seed=2"],
+            "resume: got other settings beside it (seed=2), allowed: none.",
+        ),
+        (["evaluate"], "run: missing. Give it as `run=<text>`."),
+        (["evaluate", "run=/no/such"], "run: '/no/such' is no run folder"),
+        (["evaluate", "run=x", "which=best"], "which: got 'best', allowed: one of 'final', 'base'."),
+        (["evaluate", "run=x", "episodes=0"], "episodes: got 0, allowed: 1 to 10000"),
+        (["collect", "out=x"], "task: missing. Give it as `task=<text>`."),
+        (["collect", "task=reach", "out=/tmp"], "out: '/tmp' exists already. Choose another folder"),
+        (["collect", "task=reach", "out=/x/y", "episodes=0"], "demos.episodes: got 0, allowed: 1 or more"),
+    ],
+)
+def test_mistakes_are_one_line_with_a_remedy(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("error: ")
+    assert message in captured.err
+    assert captured.out == ""
+
+
+def test_a_machine_that_is_taken_says_by_whom(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spec: DeviceSpec = cpu_spec()
+    store = LeaseStore()
+    lease = store.acquire(spec, holder="another job")
+    try:
+        assert main(["train", "recipe=smoke", f"out={tmp_path}"]) == 2
+    finally:
+        store.release(lease)
+    message = capsys.readouterr().err
+    assert f"lease of cpu: wanted 1 slot, 0 of {spec.slots} slots are free" in message
+    assert "Held by 'another job' (pid " in message
+
+
+def test_a_policy_of_another_task_is_refused(
+    tmp_path: Path, trained: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path(shutil.copytree(trained["run"], tmp_path / "run"))
+    config = (folder / "config.yaml").read_text()
+    (folder / "config.yaml").write_text(config.replace("task: reach", "task: pick_cube"))
+    assert main(["evaluate", f"run={folder}"]) == 2
+    assert "the policy was trained with task = 'reach', here it is 'pick_cube'" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Trains the smallest thing there is through the command line; returns the last line."""
+    out = tmp_path_factory.mktemp("trained")
+    words = {
+        "recipe": "smoke",
+        "out": str(out),
+        "demos.episodes": 4,
+        "bc.updates": 10,
+        "residual.env_steps": 0,
+        "evaluate.episodes": 5,
+        "evaluate.num_envs": 4,
+        "env.horizon_s": 0.5,
+        "video.episodes": 0,
+        "video.failures": 0,
+    }
+    printed = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
+        patch.setenv("ROBOT_RL_STATE", str(out / "state"))
+        assert main(["train", *(f"{key}={value}" for key, value in words.items())]) == 0
+    return json.loads(printed.getvalue().splitlines()[-1])
+
+
+def test_train_ends_with_one_object_and_evaluate_repeats_it(
+    trained: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    summary = trained
+    for key in ("task", "base_success", "final_success", "episodes", "env_steps", "train_minutes", "run"):
+        assert key in summary
+    folder = Path(summary["run"])
+    names = {"config.yaml", "metrics.jsonl", "checkpoints", "policy", "summary.json", "report.html"}
+    assert names <= {path.name for path in folder.iterdir()}
+    assert json.loads((folder / "summary.json").read_text()) == summary
+    assert main(["evaluate", f"run={folder}", "which=base", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert told["digest"] == summary["base_digest"]
+    assert told["success"] == summary["base_success"]
+    assert told["matches"] is True
+
+
+def test_an_evaluation_that_differs_from_training_fails(
+    tmp_path: Path, trained: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path(shutil.copytree(trained["run"], tmp_path / "run"))
+    told = folder / "evaluation-final.json"
+    told.write_text(told.read_text().replace('"digest": "', '"digest": "0'))
+    assert main(["evaluate", f"run={folder}"]) == 1
+    assert "NOT those of training" in capsys.readouterr().out
+    assert main(["evaluate", f"run={folder}", "episodes=3"]) == 0
+    assert "not to be compared" in capsys.readouterr().out
+
+
+def test_a_damaged_config_names_its_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.yaml").write_text(dump(build(RunConfig, {})).replace("seed: 0", "seed: none"))
+    assert main(["train", f"resume={tmp_path}"]) == 2
+    assert f"{tmp_path}/config.yaml: seed: got 'none', allowed: a whole number." in capsys.readouterr().err
+
+
+def test_collect_writes_a_dataset_that_train_takes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "deep" / "demos"
+    words = ["collect", "task=reach", "episodes=3", "num_envs=2", "bias_m=0.01", f"out={out}", "--json"]
+    assert main(words) == 0
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert told["episodes"] == load_episodes(out).num_episodes == 3
+    config = build(RunConfig, {"demos": {"path": str(out)}})
+    assert config.demos.path == str(out)
+
+
+@pytest.mark.slow
+def test_the_smoke_recipe_runs_the_whole_chain(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "recipe=smoke", f"out={tmp_path}"]) == 0
+    summary = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert summary["env_steps"] == 3000
+    assert main(["evaluate", f"run={summary['run']}"]) == 0
+    assert "the same as in training" in capsys.readouterr().out
