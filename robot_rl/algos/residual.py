@@ -20,7 +20,7 @@ from torch import Generator, Tensor, nn
 
 from robot_rl.algos.critics import Critics, aggregate
 from robot_rl.algos.losses import td_loss
-from robot_rl.algos.optim import Optimiser, follow, matmul_precision
+from robot_rl.algos.optim import Matmul, Optimiser, follow, matmul_precision
 from robot_rl.algos.returns import td_target
 from robot_rl.data.replay import TransitionBatch
 
@@ -75,7 +75,7 @@ class ResidualConfig:
     """Largest norm of a gradient; 0 switches clipping off."""
     residual_l2: float = 0.0
     """Weight of the squared correction in the actor's loss."""
-    matmul: str = "bf16"
+    matmul: Matmul = "bf16"
     """`bf16`: products of float32 matrices in bfloat16 where the processor can; `fp32`: never."""
 
     def __post_init__(self) -> None:
@@ -108,6 +108,7 @@ class ResidualTD:
             width=cfg.width,
             depth=cfg.depth,
             layernorm=cfg.layernorm,
+            matmul=cfg.matmul,
             generator=Generator().manual_seed(seed),
         ).to(device)
         self._target_critics = self._critics.target()

@@ -15,7 +15,7 @@ from torch import Generator, Tensor, nn
 
 from robot_rl.algos.critics import Critics, EnsembleMLP, aggregate
 from robot_rl.algos.losses import td_loss
-from robot_rl.algos.optim import Optimiser, matmul_precision
+from robot_rl.algos.optim import Matmul, Optimiser
 from robot_rl.algos.returns import td_target
 from robot_rl.data.replay import TransitionBatch
 
@@ -41,7 +41,7 @@ class SACConfig:
     n_step: int = 1
     tau: float = 0.005
     """Share of the way that the target critics follow at each update."""
-    matmul: str = "bf16"
+    matmul: Matmul = "bf16"
     """`bf16`: products of float32 matrices in bfloat16 where the processor can; `fp32`: never."""
 
     def __post_init__(self) -> None:
@@ -57,11 +57,10 @@ class SACConfig:
 class TanhGaussian(nn.Module):
     """An actor: Gaussian, squashed to (-1, 1)."""
 
-    def __init__(
-        self, feature_dim: int, action_dim: int, *, width: int, depth: int, generator: Generator | None = None
-    ) -> None:
+    def __init__(self, feature_dim: int, action_dim: int, **network: Any) -> None:
+        """Args: network: width, depth, matmul, generator: see `EnsembleMLP`."""
         super().__init__()
-        self.net = EnsembleMLP(feature_dim, 2 * action_dim, width=width, depth=depth, generator=generator)
+        self.net = EnsembleMLP(feature_dim, 2 * action_dim, **network)
 
     def mean(self, features: Tensor) -> Tensor:
         """Returns the action (B, A) without noise."""
@@ -84,7 +83,8 @@ class SAC:
     def __init__(self, feature_dim: int, action_dim: int, cfg: SACConfig, seed: int) -> None:
         self._cfg = cfg
         self._generator = Generator().manual_seed(seed)
-        size: dict[str, Any] = {"width": cfg.width, "depth": cfg.depth, "generator": self._generator}
+        size: dict[str, Any] = {"width": cfg.width, "depth": cfg.depth, "matmul": cfg.matmul}
+        size["generator"] = self._generator
         self.actor = TanhGaussian(feature_dim, action_dim, **size)
         self.critics = Critics(feature_dim, action_dim, num=cfg.num_critics, layernorm=cfg.layernorm, **size)
         self._targets = self.critics.target()
@@ -98,18 +98,17 @@ class SAC:
 
     def update(self, batch: TransitionBatch) -> Mapping[str, Tensor]:
         """Takes one step of the critics, the actor and the temperature."""
-        with matmul_precision(self._cfg.matmul):
-            obs, temperature = batch.obs["state"], self._log_temperature.detach().exp()
-            target = self._target(batch, temperature)
-            q_loss = td_loss(self.critics.q(obs, batch.action), target)
-            self._optimisers["critics"].step(q_loss)
-            action, log_prob = self.actor.sample(obs, self._generator)
-            q = aggregate(self.critics.q(obs, action, frozen=True), "min")
-            actor_loss = (temperature * log_prob - q).mean()
-            self._optimisers["actor"].step(actor_loss)
-            entropy = -log_prob.detach().mean()
-            self._optimisers["temperature"].step(self._log_temperature * (entropy - self._target_entropy))
-            self._targets.follow_online(self.critics, self._cfg.tau)
+        obs, temperature = batch.obs["state"], self._log_temperature.detach().exp()
+        target = self._target(batch, temperature)
+        q_loss = td_loss(self.critics.q(obs, batch.action), target)
+        self._optimisers["critics"].step(q_loss)
+        action, log_prob = self.actor.sample(obs, self._generator)
+        q = aggregate(self.critics.q(obs, action, frozen=True), "min")
+        actor_loss = (temperature * log_prob - q).mean()
+        self._optimisers["actor"].step(actor_loss)
+        entropy = -log_prob.detach().mean()
+        self._optimisers["temperature"].step(self._log_temperature * (entropy - self._target_entropy))
+        self._targets.follow_online(self.critics, self._cfg.tau)
         return {
             "critic_loss": q_loss.detach(),
             "actor_loss": actor_loss.detach(),
