@@ -108,7 +108,8 @@ def _environment(name: str, peer: Peer) -> Path:
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode != 0:
             raise RobotRLError(
-                f"bench sim: cannot install the peer {name} ({', '.join(peer.packages)}): {done.stderr.strip()[-400:]} "
+                f"bench sim: cannot install the peer {name} ({', '.join(peer.packages)}): "
+                f"{done.stderr.strip()[-400:]} "
                 "Use peers=false to leave peers out."
             )
     ready.write_text(json.dumps(list(peer.packages)))

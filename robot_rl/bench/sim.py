@@ -166,7 +166,7 @@ def _layers(task: str, num_envs: int) -> list[dict[str, Any]]:
     for layer, owner, name in (
         ("control and safety", env, "_command"),
         ("physics (MuJoCo)", env.backend, "step"),
-        ("success", env._task, "evaluate"),  # noqa: SLF001
+        ("success", env._task, "evaluate"),
         ("observation", env, "_observe"),
         ("autoreset", env, "_begin"),
     ):
@@ -180,7 +180,12 @@ def _layers(task: str, num_envs: int) -> list[dict[str, Any]]:
     spent["rest of step"] = total - sum(spent.values())
     steps = num_envs * len(actions)
     return [
-        {"envs": num_envs, "layer": layer, "us_per_control_step": round(1e6 * s / steps, 3), "share": round(s / total, 3)}
+        {
+            "envs": num_envs,
+            "layer": layer,
+            "us_per_control_step": round(1e6 * s / steps, 3),
+            "share": round(s / total, 3),
+        }
         for layer, s in spent.items()
     ]
 

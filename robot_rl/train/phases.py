@@ -252,7 +252,7 @@ def _final_evaluation(session: Session, which: str) -> None:
             pictures = session.results.setdefault("pictures", {})
             pictures[which] = photographer.save(session.folder, which)
             photographer.close()
-            entries = [entry for phase in pictures.values() for entry in phase]
+            entries = [entry for phase in reversed(pictures.values()) for entry in phase]  # the newest first
             if entries:
                 write_text(session.folder / "failures" / "index.json", json.dumps(entries, indent=2))
     session.results[which] = result.to_json()
