@@ -17,16 +17,17 @@ GREEN: Rgba = (0.20, 0.70, 0.35, 0.45)
 
 
 def add_world(spec: mujoco.MjSpec) -> None:
-    """Adds a floor plane as the table top, a light, and the cameras `front` and `overhead`."""
+    """Adds a floor plane as the table top, lights, and the cameras `front`, `side` and `overhead`."""
+    spec.add_material(name="matt", rgba=WOOD, specular=0.0, shininess=0.0)
     spec.worldbody.add_geom(
         name="table",
         type=mjtGeom.mjGEOM_PLANE,
         size=[1.5, 1.5, 0.05],
-        rgba=WOOD,
+        material="matt",
         friction=[0.8, 0.005, 0.0001],
     )
     spec.worldbody.add_light(
-        pos=[0.3, -0.8, 2.0], dir=[0.1, 0.4, -1.0], diffuse=[0.5, 0.5, 0.5], castshadow=True
+        pos=[0.3, -0.8, 2.0], dir=[0.1, 0.4, -1.0], diffuse=[0.4, 0.4, 0.4], castshadow=True
     )
     spec.worldbody.add_light(
         pos=[1.5, 1.0, 1.5], dir=[-0.8, -0.6, -1.0], diffuse=[0.25, 0.25, 0.25], castshadow=False
@@ -36,9 +37,10 @@ def add_world(spec: mujoco.MjSpec) -> None:
     )
     sky.rgb1, sky.rgb2, sky.width, sky.height = (0.80, 0.86, 0.93), (0.97, 0.98, 1.0), 64, 384
     spec.visual.headlight.ambient = [0.25, 0.25, 0.25]
-    spec.visual.headlight.diffuse = [0.25, 0.25, 0.25]
+    spec.visual.headlight.diffuse = [0.20, 0.20, 0.20]
     spec.visual.global_.offwidth, spec.visual.global_.offheight = 1280, 960
     add_camera(spec, "front", position_m=(1.35, -0.85, 0.80), target_m=(0.36, 0.0, 0.22))
+    add_camera(spec, "side", position_m=(0.05, -0.75, 0.55), target_m=(0.52, 0.0, 0.12))
     add_camera(spec, "overhead", position_m=(0.50, 0.0, 1.05), target_m=(0.5001, 0.0, 0.0))
 
 

@@ -92,6 +92,8 @@ class Task:
     horizon_s: ClassVar[float]
     control: ClassVar[Control] = Control()
     observation: ClassVar[tuple[str, ...]] = ()
+    camera: ClassVar[str] = "front"
+    """The camera that shows it best: `front`, `side` or `overhead`."""
     default_robot: ClassVar[str] = "panda"
     """The robot it is made for; any other that reaches its scene will do."""
     vary: ClassVar[tuple[Vary, ...]] = ()

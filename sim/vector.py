@@ -372,8 +372,11 @@ class SimVectorEnv(VectorEnv):
         """Returns the task's scripted expert over all envs; see `robot_rl.sim.experts.Expert`."""
         return Expert(self._task, self.view, self.episode_seeds, bias_m, noise_m, noise_seed)
 
-    def picture(self, env: int = 0, *, camera: str = "front", height: int = 480, width: int = 640) -> Array:
-        """Returns an RGB image (height, width, 3) of one env; needs a software renderer."""
+    def picture(
+        self, env: int = 0, *, camera: str | None = None, height: int = 480, width: int = 640
+    ) -> Array:
+        """Returns an RGB image (height, width, 3) of one env, by the task's own camera if None."""
+        camera = camera or self._task.camera
         renderer = Renderer(self.backend.model, [Camera(name=camera, height=height, width=width)])
         try:
             return renderer.render_batch(self.backend.batch, np.array([env]), camera)[0]

@@ -22,7 +22,7 @@ from robot_rl.sim.robots.servo import add_finger_coupling, add_position_servo
 
 LIMITS = JointLimits(
     position_low_rad=(0.15, -0.45, 0.005, -3.0),
-    position_high_rad=(0.85, 0.45, 0.60, 3.0),
+    position_high_rad=(0.85, 0.45, 0.45, 3.0),
     velocity_rad_s=(1.0, 1.0, 1.0, 3.0),
     acceleration_rad_s2=(10.0, 10.0, 10.0, 30.0),
     effort_n_m=(100.0, 100.0, 100.0, 5.0),
@@ -38,8 +38,7 @@ _FINGER_ARMATURE_KG, _FINGER_DAMPING_N_S_M = 0.1, 10.0
 _TOOL_FROM_HAND_M, _FINGER_MOUNT_M = 0.10, 0.055
 _TIP_M = _TOOL_FROM_HAND_M - _FINGER_MOUNT_M
 _PAD_RADIUS_M, _PAD_HALF_WIDTH_M = 0.004, 0.0075
-_RAIL_Z_M = 0.72
-_RAIL_Y_M = 0.62
+_BEAM_Y_M, _BEAM_Z_M = 0.55, 0.62
 
 _WHITE = (0.93, 0.94, 0.95, 1.0)
 _GREY = (0.35, 0.37, 0.40, 1.0)
@@ -69,11 +68,10 @@ def build() -> mujoco.MjSpec:
 
 
 def _add_frame_shapes(frame: mujoco.MjsBody) -> None:
-    """Adds two rails along x on four posts; they are drawn and touch nothing."""
-    for y in (-_RAIL_Y_M, _RAIL_Y_M):
-        _add_bar(frame, (0.05, y, _RAIL_Z_M), (0.95, y, _RAIL_Z_M), 0.018, _GREY)
-        for x in (0.05, 0.95):
-            _add_bar(frame, (x, y, 0.02), (x, y, _RAIL_Z_M), 0.018, _GREY)
+    """Adds a beam along x on two posts, behind the scene; they are drawn and touch nothing."""
+    _add_bar(frame, (0.05, _BEAM_Y_M, _BEAM_Z_M), (0.95, _BEAM_Y_M, _BEAM_Z_M), 0.025, _GREY)
+    for x in (0.05, 0.95):
+        _add_bar(frame, (x, _BEAM_Y_M, 0.02), (x, _BEAM_Y_M, _BEAM_Z_M), 0.025, _GREY)
 
 
 def _add_slides(frame: mujoco.MjsBody) -> mujoco.MjsBody:
@@ -90,11 +88,11 @@ def _add_slides(frame: mujoco.MjsBody) -> mujoco.MjsBody:
             range=(LIMITS.position_low_rad[index], LIMITS.position_high_rad[index]),
         )
         if name == "bridge":
-            _add_bar(parent, (0.0, -_RAIL_Y_M, _RAIL_Z_M), (0.0, _RAIL_Y_M, _RAIL_Z_M), 0.022, _WHITE)
+            _add_bar(parent, (0.0, -0.5, _BEAM_Z_M), (0.0, _BEAM_Y_M, _BEAM_Z_M), 0.022, _WHITE)
         elif name == "carriage":
-            _add_box(parent, (0.0, 0.0, _RAIL_Z_M), (0.05, 0.05, 0.045), _ORANGE)
+            _add_box(parent, (0.0, 0.0, _BEAM_Z_M), (0.035, 0.035, 0.04), _ORANGE)
         else:
-            _add_bar(parent, (0.0, 0.0, 0.14), (0.0, 0.0, _RAIL_Z_M + 0.05), 0.02, _WHITE)
+            _add_bar(parent, (0.0, 0.0, 0.14), (0.0, 0.0, _BEAM_Z_M), 0.016, _WHITE)
             parent.gravcomp = 1.0
     return parent
 

@@ -27,6 +27,7 @@ class GantryPeg(Task):
     name = "gantry_peg"
     instruction = "put the peg into the hole"
     horizon_s = 4.0
+    camera = "side"
     default_robot = "gantry"
     control = Control(rotation="none", gripper="shut")
     observation = ("tool.linvel", "peg_in_tool.pos", "peg.zaxis", "tip_in_hole.pos")

@@ -7,6 +7,8 @@ from robot_rl.sim.task import Aim, Array, View
 _ABOVE_M = 0.09
 _ALIGNED_M = 0.015
 _AT_TARGET_M = 0.012
+_GENTLE_M = 0.015
+"""Longest lead on the way down to a place: a faster start shakes the arm sideways by a centimetre."""
 
 
 def grasp_aim(
@@ -17,6 +19,7 @@ def grasp_aim(
     carry_to_m: Array,
     carry_yaw_rad: Array | float = 0.0,
     shut_width_m: float = 0.055,
+    centred_m: float = 2 * _AT_TARGET_M,
 ) -> Aim:
     """Returns an aim that depends on the present state only, so that a policy can imitate it.
 
@@ -27,18 +30,24 @@ def grasp_aim(
         carry_to_m: (B, 3) where the tool should go once the thing is held.
         carry_yaw_rad: by how much it should turn then.
         shut_width_m: the fingers hold something or nothing when they are closer than this.
+        centred_m: how near to the thing's axis the tool must be for the fingers to begin to close.
     """
     tool, target = view["tool.pos"], view[f"{thing}.pos"] + offset_m
     error = tool - target
     sideways = np.linalg.norm(error[:, :2], axis=1)
     at_target = (sideways < 2 * _AT_TARGET_M) & (np.abs(error[:, 2]) < _AT_TARGET_M)
-    holding = at_target & (finger_width(view) < shut_width_m)
+    shut = finger_width(view) < shut_width_m
+    holding = at_target & shut
     aligned = (sideways < _ALIGNED_M) | ((sideways < 2 * _ALIGNED_M) & (error[:, 2] < 0.5 * _ABOVE_M))
     height = np.where(aligned, target[:, 2], target[:, 2] + _ABOVE_M)
     position = np.column_stack([target[:, :2], height])
     position[holding] = carry_to_m[holding]
     yaw = quarter_turn(heading(view[f"{thing}.xaxis"]) - heading(view["tool.xaxis"]))
-    return Aim(position_m=position, yaw_rad=np.where(holding, carry_yaw_rad, yaw), closed=at_target)
+    return Aim(
+        position_m=position,
+        yaw_rad=np.where(holding, carry_yaw_rad, yaw),
+        closed=holding | (at_target & (sideways < centred_m)),
+    )
 
 
 def carry_to(thing_m: Array, place_m: Array, *, clearance_m: float, aligned_m: float) -> Array:
@@ -56,7 +65,7 @@ def carry_to(thing_m: Array, place_m: Array, *, clearance_m: float, aligned_m: f
     down = (sideways < aligned_m) | (going_down & (sideways < 3 * aligned_m))
     clear = error[:, 2] > 0.75 * clearance_m
     move = np.where((down | clear)[:, None], -error, 0.0)
-    move[:, 2] = np.where(down, 0.0, clearance_m) - error[:, 2]
+    move[:, 2] = np.where(down, np.maximum(-error[:, 2], -_GENTLE_M), clearance_m - error[:, 2])
     return move
 
 

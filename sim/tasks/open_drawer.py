@@ -37,6 +37,7 @@ class OpenDrawer(Task):
     name = "open_drawer"
     instruction = "open the drawer"
     horizon_s = 5.0
+    camera = "side"
     observation = ("tool.linvel", "drawer.pos", "drawer.vel", "handle.pos", "handle_in_tool.pos")
     vary = (
         Vary(field="dof_damping", element="drawer", low=0.5, high=2.0),

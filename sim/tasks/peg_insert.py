@@ -84,7 +84,7 @@ class PegInsert(Task):
         yaw = quarter_turn(-heading(view["peg.xaxis"]))
         return grasp_aim(
             view, "grip", 0.0 * offset_m,
-            carry_to_m=view["tool.pos"] + lift, carry_yaw_rad=yaw, shut_width_m=0.045,
+            carry_to_m=view["tool.pos"] + lift, carry_yaw_rad=yaw, shut_width_m=0.032, centred_m=0.008,
         )  # fmt: skip
 
 
