@@ -1,0 +1,182 @@
+"""Whole runs: what is written when, what a full disk costs, what a machine that cannot draw says."""
+
+import errno
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from robot_rl.config import build
+from robot_rl.core.errors import CheckpointError, ConfigError, DatasetError, RenderError
+from robot_rl.hal.fake import FakeEnv
+from robot_rl.hal.vector import Array
+from robot_rl.sim.vector import EnvConfig
+from robot_rl.telemetry.metrics import read_metrics
+from robot_rl.train import checkpoint, phases, pictures
+from robot_rl.train.config import RunConfig, VideoConfig
+from robot_rl.train.envs import Moment, make_env
+from robot_rl.train.phases import load_config, new_folder, resume, run
+from robot_rl.train.pictures import Photographer
+
+SMALL: dict[str, Any] = {
+    "recipe": "small",
+    "num_envs": 2,
+    "n_exec": 4,
+    "env": {"task": "reach", "horizon_s": 0.5, "num_threads": 1},
+    "demos": {"episodes": 3},
+    "policy": {"horizon": 8, "width": 16, "depth": 1, "time_dim": 8, "steps": 2},
+    "bc": {"updates": 6, "batch": 8},
+    "residual": {
+        "env_steps": 40,
+        "batch": 8,
+        "explore_steps": 10,
+        "capacity": 1000,
+        "algorithm": {"num_critics": 2, "width": 16, "depth": 1, "critic_warmup": 5},
+    },
+    "evaluate": {"episodes": 4, "num_envs": 2, "every_env_steps": 20, "quick_episodes": 2},
+    "checkpoint": {"every_s": 0.0, "every_steps": 2},
+    "video": {"episodes": 0, "failures": 0},
+}
+
+
+@pytest.fixture(autouse=True)
+def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROBOT_RL_STATE", str(tmp_path / "state"))
+    monkeypatch.setattr(phases, "write_report", lambda folder: folder / "report.html")
+
+
+def small(out: Path, **changes: Any) -> RunConfig:
+    return replace(build(RunConfig, SMALL), out=str(out), **changes)
+
+
+def the_run(out: Path) -> Path:
+    (folder,) = out.glob("*-small-seed0")
+    return folder
+
+
+def test_a_run_leaves_rows_of_every_phase_and_a_bill(tmp_path: Path) -> None:
+    summary = run(small(tmp_path))
+    folder = the_run(tmp_path)
+    rows = read_metrics(folder / "metrics.jsonl")
+    assert list(dict.fromkeys(row["phase"] for row in rows)) == ["demos", "bc", "base", "residual", "final"]
+    # 2 envs: 40 control steps exactly; quick evaluations at 20 and 40, base and final beside them.
+    assert summary.env_steps == 40
+    assert [row["step"] for row in rows if "eval/success" in row] == [0, 20, 40, 40]
+    assert summary.episodes == 4
+    assert summary.demo_env_steps == next(row["demos/env_steps"] for row in rows if "demos/env_steps" in row)
+    assert json.loads((folder / "evaluation-final.json").read_text())["digest"] == summary.final_digest
+    assert {"update", "collect", "evaluate", "checkpoint", "other"} <= set(summary.timing)
+
+
+def test_the_config_is_written_before_anything_is_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise ConfigError("the builder failed")
+
+    monkeypatch.setattr(phases, "make_eval_env", broken)
+    with pytest.raises(ConfigError, match="the builder failed"):
+        run(small(tmp_path))
+    assert load_config(the_run(tmp_path)) == small(tmp_path)
+
+
+def test_a_full_disk_stops_the_run_and_space_lets_it_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, left = checkpoint._write_synced, [40]
+
+    def fills_up(path: Path, blob: bytes) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write(path, blob)
+
+    monkeypatch.setattr(checkpoint, "_write_synced", fills_up)
+    with pytest.raises(CheckpointError) as caught:
+        run(small(tmp_path))
+    folder = the_run(tmp_path)
+    assert "No space left on device" in str(caught.value)
+    assert f"robot-rl train resume={folder}" in str(caught.value)
+    monkeypatch.setattr(checkpoint, "_write_synced", write)
+    assert resume(folder).env_steps == 40
+
+
+def test_without_control_steps_the_base_is_the_result(tmp_path: Path) -> None:
+    config = small(tmp_path)
+    summary = run(replace(config, residual=replace(config.residual, env_steps=0)))
+    assert summary.env_steps == 0
+    assert summary.final_digest == summary.base_digest
+
+
+def test_two_runs_of_one_second_have_two_folders(tmp_path: Path) -> None:
+    folders = {new_folder(small(tmp_path)) for _ in range(3)}
+    assert len(folders) == 3
+    assert all(folder.is_dir() for folder in folders)
+
+
+def test_demonstrations_of_another_task_are_refused(tmp_path: Path) -> None:
+    run(small(tmp_path))
+    config = small(tmp_path / "other")
+    demos = replace(config.demos, path=str(the_run(tmp_path) / "demos"))
+    with pytest.raises(DatasetError, match="recorded with task 'reach', this run has 'pick_cube'"):
+        run(replace(config, env=replace(config.env, task="pick_cube"), demos=demos))
+
+
+def test_a_machine_that_cannot_draw_says_so_and_trains_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def blind(*_: Any) -> None:
+        raise RenderError("no renderer: install libegl1")
+
+    monkeypatch.setattr(pictures, "Renderer", blind)
+    run(small(tmp_path, video=VideoConfig(episodes=1)))
+    assert "no video: no renderer: install libegl1" in capsys.readouterr().err
+    assert not (the_run(tmp_path) / "videos").exists()
+
+
+class Chalk:
+    """A renderer that draws the number of the simulation."""
+
+    def __init__(self, model: Any, cameras: Any) -> None:
+        self.is_closed = False
+
+    def render_batch(self, batch: Any, rows: Array, camera: str) -> Array:
+        return np.full((1, 32, 32, 3), rows[0], np.uint8)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def test_the_photographer_films_the_first_and_keeps_the_last_picture_of_failures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pictures, "Renderer", Chalk)
+    env = make_env(EnvConfig(task="reach", num_threads=1), 3, autoreset="disabled")
+    seeds = np.arange(100, 105, dtype=np.uint64)
+    photographer = Photographer(env, seeds, VideoConfig(episodes=1, failures=2))
+    alive, over = np.ones(3, bool), np.zeros(3, bool)
+
+    def moment(live: Array, ended: Array, success: Array) -> Moment:
+        return Moment({}, over, {}, over, success, ended & ~success, {"success": success}, live)
+
+    # Seeds 100 to 102: row 0 fails at the second step, row 1 succeeds, row 2 fails.
+    photographer(slice(0, 3), moment(alive, np.array([False, True, False]), np.array([False, True, False])))
+    photographer(slice(0, 3), moment(np.array([True, False, True]), np.array([True, False, True]), over))
+    # Seeds 103 and 104 and a row that fills up the batch: the gallery has its two already.
+    photographer(slice(3, 5), moment(alive, alive, over))
+    entries = photographer.save(tmp_path, "final")
+    assert [entry["seed"] for entry in entries] == [100, 102]
+    assert sorted(path.name for path in (tmp_path / "failures").iterdir()) == [
+        "final-seed100.png",
+        "final-seed102.png",
+    ]
+    assert [path.name for path in (tmp_path / "videos").iterdir()] == ["final-seed100.mp4"]
+
+
+def test_an_env_that_cannot_draw_is_refused() -> None:
+    with pytest.raises(RenderError, match="'count' on 'point' cannot draw"):
+        Photographer(FakeEnv(1), np.zeros(1, np.uint64), VideoConfig())
