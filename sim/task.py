@@ -61,7 +61,7 @@ class Start:
     joints: Mapping[str, Array] = field(default_factory=dict)
     """Joint name -> (n, 1) position, or (n, 7) position and quaternion of a free joint."""
     held: Mapping[str, Array] = field(default_factory=dict)
-    """Free joint name -> (n, 7) position and quaternion in the tool's frame."""
+    """Free joint name -> (n, 7) position and quaternion in the tool's frame; the gripper closes on it."""
     fingers: float | None = None
     """Position of every finger joint; the robot's home if None."""
     mocap: Mapping[str, Array] = field(default_factory=dict)

@@ -5,7 +5,7 @@ success and rewards are array operations on MuJoCo's sensors, and episodes draw 
 (seed, episode number), so env i of a thousand is env i alone.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -304,11 +304,19 @@ class SimVectorEnv(VectorEnv):
         for body, value in start.mocap.items():
             self._mocap_pos[ids, self._mocap_at[body]] = value
         if start.held:
-            self.backend.forward(ids)
-            world_from_tool = self.controller.tool_poses(ids)
-            for joint, tool_from_thing in start.held.items():
-                first = self._qpos_at[joint]
-                self._qpos[ids, first : first + 7] = compose(world_from_tool, tool_from_thing)
+            self._put_in_hand(ids, start.held)
+
+    def _put_in_hand(self, ids: Array, held: Mapping[str, Array]) -> None:
+        """Places things between the fingers, which then have one control step to close on them."""
+        self.backend.forward(ids)
+        world_from_tool = self.controller.tool_poses(ids)
+        for joint, tool_from_thing in held.items():
+            first = self._qpos_at[joint]
+            self._qpos[ids, first : first + 7] = compose(world_from_tool, tool_from_thing)
+        self._ctrl[ids, self._gripper_ctrl] = self._robot.gripper_closed
+        closing = np.zeros(self.num_envs, bool)
+        closing[ids] = True
+        self.backend.step(self._num_substeps, closing)
 
     def _observe(self, ids: Array | None = None) -> Obs:
         """Returns fresh arrays: the caller may keep them."""
