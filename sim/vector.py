@@ -172,7 +172,7 @@ class SimVectorEnv(VectorEnv):
         if active is not None:
             reward, success = reward * active, success & active
             terminated, truncated, limited = terminated & active, truncated & active, limited & active
-        infos = {
+        infos: dict[str, Any] = {
             "success": success,
             "executed_action": executed,
             "limited": limited,
