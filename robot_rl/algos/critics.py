@@ -10,6 +10,8 @@ from __future__ import annotations
 import copy
 import itertools
 import math
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Literal, NamedTuple, Self
 
 import torch
@@ -20,6 +22,7 @@ from robot_rl.algos.optim import Matmul, follow, matmul_precision
 Aggregate = Literal["min", "min_of_2", "mean"]
 
 _EPS = 1e-5  # of the layer norm
+_LARGE = 128  # rows and columns from which a product is worth bfloat16
 
 
 class EnsembleMLP(nn.Module):
@@ -46,12 +49,10 @@ class EnsembleMLP(nn.Module):
         self._shape = _Shape(num, layernorm, matmul)
         sizes = [inputs, *[width] * depth, outputs]
         self.layers = nn.ParameterList()
-        for i, (fan_in, fan_out) in enumerate(itertools.pairwise(sizes)):
+        for fan_in, fan_out in itertools.pairwise(sizes):
             weight, bias = torch.empty(num, fan_in, fan_out), torch.empty(num, fan_out)
             for parameter in (weight, bias):
                 parameter.uniform_(-1 / math.sqrt(fan_in), 1 / math.sqrt(fan_in), generator=generator)
-            if i == 0:  # side by side: what all networks read is multiplied once
-                weight, bias = weight.transpose(0, 1).reshape(fan_in, -1).clone(), bias.flatten()
             self.layers += [nn.Parameter(weight), nn.Parameter(bias)]
 
     def forward(self, x: Tensor, *, frozen: bool = False) -> Tensor:
@@ -129,94 +130,95 @@ class _Shape(NamedTuple):
     matmul: Matmul
 
 
-class _Norm(NamedTuple):
-    """What a layer norm needs on the way back."""
-
-    before: Tensor
-    mean: Tensor
-    rstd: Tensor
-
-
 class _Ensemble(torch.autograd.Function):
     """All networks as one node of the graph.
 
-    The first layer is one product for all. From there each network is computed to its end before
-    the next one begins, both ways: its matrices then stay in the second-level cache, where a batched
-    product of all networks would not (measured: 1.5 times slower). Only the square products are
-    worth bfloat16, which costs some 20 us to enter.
+    Each network is computed to its end before the next one begins, both ways: its matrices then
+    stay in the second-level cache, where a batched product of all networks would not (measured: 1.5 times
+    slower).
     """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, shape: _Shape, *layers: Tensor) -> Tensor:
-        weights, biases = layers[::2], layers[1::2]
-        before_BNW = torch.addmm(biases[0], x, weights[0]).view(len(x), shape.num, -1)
-        first_BNW, norm = _activate(before_BNW, shape.layernorm)
-        out_NBO = x.new_empty(shape.num, len(x), biases[-1].shape[-1])
-        reads: list[list[Tensor]] = []
-        norms: list[list[_Norm | None]] = []
-        for n in range(shape.num):
-            reads.append([first_BNW[:, n]])
-            norms.append([norm])
-            for weight, bias in zip(weights[1:-1], biases[1:-1], strict=True):
-                with matmul_precision(shape.matmul):
-                    before = torch.addmm(bias[n], reads[n][-1], weight[n])
-                hidden, norm_n = _activate(before, shape.layernorm)
-                reads[n].append(hidden)
-                norms[n].append(norm_n)
-            torch.addmm(biases[-1][n], reads[n][-1], weights[-1][n], out=out_NBO[n])
-        # Plain attributes: these tensors are nobody else's, and the parameters must not change
-        # between the way there and the way back, which the saved weights verify.
-        ctx.shape, ctx.first, ctx.reads, ctx.norms = shape, first_BNW, reads, norms
-        ctx.save_for_backward(x, *weights)
+        out_NBO = x.new_empty(shape.num, len(x), layers[-1].shape[-1])
+        unbound = [layer.unbind() for layer in layers]
+        ctx.paths = [
+            _forward(x, [layer[n] for layer in unbound], shape, out_NBO[n]) for n in range(shape.num)
+        ]
+        ctx.shape = shape
+        # Autograd verifies that saved tensors are unchanged on the way back.
+        ctx.save_for_backward(x, *layers[::2])
         return out_NBO
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         shape: _Shape = ctx.shape
-        x, *weights = ctx.saved_tensors
+        weights: Sequence[Tensor] = ctx.saved_tensors[1:]
+        to_layers: list[Tensor | None] = [None] * (2 * len(weights))
         learns = any(ctx.needs_input_grad[2:])
-        to_weights = [torch.empty_like(weight) for weight in weights] if learns else []
-        to_biases = (
-            [weight.new_empty(weight.shape[0], weight.shape[-1]) for weight in weights] if learns else []
-        )
-        to_first_BNW = torch.empty_like(ctx.first)
-        for n in range(shape.num):
-            grad = grads[0][n]
-            for i in range(len(weights) - 1, 0, -1):
-                read = ctx.reads[n][i - 1]
-                with matmul_precision(shape.matmul if i < len(weights) - 1 else "fp32"):
-                    if learns:
-                        torch.mm(read.T, grad, out=to_weights[i][n])
-                        torch.sum(grad, 0, out=to_biases[i][n])
-                    if i > 1:
-                        grad = torch.mm(grad, weights[i][n].T)
-                    else:
-                        torch.mm(grad, weights[i][n].T, out=to_first_BNW[:, n])
-                if i > 1:
-                    grad = _activate_backward(grad, read, ctx.norms[n][i - 1])
-        to_first = _activate_backward(to_first_BNW, ctx.first, ctx.norms[0][0]).flatten(1)
         if learns:
-            to_weights[0] = torch.mm(x.T, to_first)
-            to_biases[0] = to_first.sum(dim=0)
-        to_x = torch.mm(to_first, weights[0].T) if ctx.needs_input_grad[0] else None
-        pairs = zip(to_weights, to_biases, strict=True) if learns else ()
-        to_layers = [grad for pair in pairs for grad in pair] if learns else [None] * (2 * len(weights))
+            to_layers[::2] = [torch.empty_like(w) for w in weights]
+            to_layers[1::2] = [w.new_empty(shape.num, w.shape[-1]) for w in weights]
+        to_x: Tensor | None = None
+        for n in range(shape.num):
+            path = _Path(*ctx.paths[n])
+            own = [layer[n] for layer in to_layers if layer is not None]
+            grad = _backward(grads[0][n], path, [w[n] for w in weights], own, shape)
+            if ctx.needs_input_grad[0]:
+                first = weights[0][n].T
+                to_x = torch.mm(grad, first) if to_x is None else to_x.addmm_(grad, first)
         return to_x, None, *to_layers
 
 
-def _activate(before: Tensor, layernorm: bool) -> tuple[Tensor, _Norm | None]:
-    """Returns ReLU of the layer norm of `before`; without layer norm, in place."""
-    if not layernorm:
-        return before.relu_(), None
-    normalised, mean, rstd = torch.native_layer_norm(before, before.shape[-1:], None, None, _EPS)
-    return normalised.relu_(), _Norm(before, mean, rstd)
+class _Path(NamedTuple):
+    """What one network's way back needs of its way there."""
+
+    reads: list[Tensor]
+    """What each layer read, (B, F) or (B, W)."""
+    norms: list[tuple[Tensor, Tensor, Tensor] | None]
+    """Input, mean and 1 / std of each layer norm."""
 
 
-def _activate_backward(grad: Tensor, activated: Tensor, norm: _Norm | None) -> Tensor:
-    """Returns the gradient before the activation; overwrites `grad`."""
-    torch.ops.aten.threshold_backward.grad_input(grad, activated, 0, grad_input=grad)
-    if norm is None:
-        return grad
-    return torch.ops.aten.native_layer_norm_backward(
-        grad, norm.before, norm.before.shape[-1:], norm.mean, norm.rstd, None, None, [True, False, False]
-    )[0]
+def _forward(x: Tensor, layers: Sequence[Tensor], shape: _Shape, out: Tensor) -> _Path:
+    """Writes the answer of one network to `out`."""
+    path = _Path([x], [])
+    hidden = x
+    for i in range(0, len(layers) - 2, 2):
+        with _square(layers[i], shape):
+            hidden = torch.addmm(layers[i + 1], hidden, layers[i])
+        norm = None
+        if shape.layernorm:
+            before = hidden
+            hidden, mean, rstd = torch.native_layer_norm(before, before.shape[-1:], None, None, _EPS)
+            norm = before, mean, rstd
+        path.reads.append(hidden.relu_())
+        path.norms.append(norm)
+    torch.addmm(layers[-1], hidden, layers[-2], out=out)
+    return path
+
+
+def _backward(
+    grad: Tensor, path: _Path, weights: Sequence[Tensor], to_layers: Sequence[Tensor], shape: _Shape
+) -> Tensor:
+    """Returns the gradient before the first activation; writes those of the layers, if there are any."""
+    for i in range(len(weights) - 1, -1, -1):
+        with _square(weights[i], shape):
+            if to_layers:
+                torch.mm(path.reads[i].T, grad, out=to_layers[2 * i])
+                torch.sum(grad, 0, out=to_layers[2 * i + 1])
+            if i == 0:
+                break
+            grad = torch.mm(grad, weights[i].T)
+        torch.ops.aten.threshold_backward.grad_input(grad, path.reads[i], 0, grad_input=grad)
+        norm = path.norms[i - 1]
+        if norm is not None:
+            before, mean, rstd = norm
+            grad = torch.ops.aten.native_layer_norm_backward(
+                grad, before, before.shape[-1:], mean, rstd, None, None, [True, False, False]
+            )[0]
+    return grad
+
+
+def _square(weight: Tensor, shape: _Shape) -> AbstractContextManager[None]:
+    """Allows bfloat16 for large products only: it costs some 20 us to enter."""
+    return matmul_precision(shape.matmul if min(weight.shape) >= _LARGE else "fp32")
