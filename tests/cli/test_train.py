@@ -169,6 +169,6 @@ def test_collect_writes_a_dataset_that_train_takes(
 def test_the_smoke_recipe_runs_the_whole_chain(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "recipe=smoke", f"out={tmp_path}"]) == 0
     summary = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert summary["env_steps"] == 3000
+    assert summary["env_steps"] == 6000
     assert main(["evaluate", f"run={summary['run']}"]) == 0
     assert "the same as in training" in capsys.readouterr().out
