@@ -15,6 +15,18 @@ Array = NDArray[Any]
 
 _DERIVED = frozenset({"body_mass", "body_inertia", "body_ipos"})
 """Fields after which MuJoCo must recompute constants."""
+_COUNTS = {
+    "actuator": "nu",
+    "body": "nbody",
+    "cam": "ncam",
+    "dof": "njnt",
+    "geom": "ngeom",
+    "jnt": "njnt",
+    "light": "nlight",
+    "mat": "nmat",
+    "site": "nsite",
+}
+"""First word of a field's name -> the size of its list of names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +36,7 @@ class Vary:
     field: str
     """An MjModel field by object kind, such as `geom_friction` or `body_mass`."""
     element: str
-    """The object's name."""
+    """The object's name; of a `dof_` field the joint's, of which the first degree of freedom is meant."""
     low: float
     high: float
     how: Literal["set", "scale"] = "scale"
@@ -71,10 +83,15 @@ class Randomizer:
 def _locate(term: Vary, model: mujoco.MjModel) -> tuple[int, Array]:
     """Returns the row of the named object in the field, and its nominal value."""
     kind = term.field.split("_")[0]
-    objects = [getattr(model, kind)(i).name for i in range(getattr(model, f"n{kind}"))]
+    if kind not in _COUNTS or not hasattr(model, term.field):
+        fields = [name for name in dir(model) if name.split("_")[0] in _COUNTS]
+        raise ModelError(f"vary: the model has no field {term.field!r}.{nearest(term.field, fields)}")
+    access = getattr(model, "jnt" if kind == "dof" else kind)
+    objects = [access(i).name for i in range(getattr(model, _COUNTS[kind]))]
     if term.element not in objects:
         raise ModelError(
             f"vary {term.field}: no {kind} named {term.element!r}.{nearest(term.element, objects)}"
         )
     row = objects.index(term.element)
+    row = int(model.jnt_dofadr[row]) if kind == "dof" else row
     return row, np.atleast_1d(np.asarray(getattr(model, term.field)[row], dtype=float)).reshape(-1).copy()

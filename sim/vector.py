@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import gymnasium
+import mujoco
 import numpy as np
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
@@ -195,11 +196,15 @@ class SimVectorEnv(VectorEnv):
                 f"need ({self.num_envs}, {len(self.action_names)}): {', '.join(self.action_names)}"
             )
         executed = np.clip(actions, -1.0, 1.0)
+        broken = ~np.isfinite(executed).all(axis=1)
+        executed[broken] = np.nan  # the whole row: safety then holds the arm, and the gripper stays
         position = self.controller.joint_positions()
         target = self.controller.targets(executed, position)
         safe, limited = self.safety.filter(target, position, self._qvel[:, self._arm_qvel], active)
+        executed[broken] = 0.0
         rows = self._all_rows if active is None else np.flatnonzero(active)
         self._ctrl[rows[:, None], self._arm_ctrl] = safe[rows]
+        rows = rows[~broken[rows]]
         self._ctrl[rows, self._gripper_ctrl] = self.controller.gripper(executed)[rows]
         return executed, limited
 
@@ -207,7 +212,10 @@ class SimVectorEnv(VectorEnv):
         return np.where(success, 1.0, 0.5 * np.clip(self._task.dense_reward(self.view), 0.0, 1.0))
 
     def _contain(self, diverged: Array, before: Array) -> None:
-        """Counts and dumps simulations that blew up, and gives them back their last good state."""
+        """Counts and dumps simulations that blew up, and gives them back their last good state.
+
+        Where the state was bad before the step, somebody wrote it: that row takes the model's own.
+        """
         self.num_diverged += int(diverged.sum())
         ids = np.flatnonzero(diverged)
         if self.config.dump_diverged is not None:
@@ -222,7 +230,8 @@ class SimVectorEnv(VectorEnv):
                 control_step=self._elapsed[ids],
             )
         self.backend.clear(ids)
-        self.backend.state[ids] = before[ids]
+        good = ids[(np.abs(before[ids]) < mujoco.mjMAXVAL).all(axis=1)]
+        self.backend.state[good] = before[good]
         self.backend.forward(ids)
 
     # Beginning episodes
