@@ -1,0 +1,184 @@
+"""The controller: its Jacobian is MuJoCo's, +x goes +x, the tool stays upright, zero action stays."""
+
+import mujoco
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from robot_rl.core.errors import ConfigError
+from robot_rl.core.registry import table
+from robot_rl.sim.backends.mujoco_cpu import MujocoCpu
+from robot_rl.sim.control import Controller
+from robot_rl.sim.poses import compose, quaternion_product, rotate, yaw_quaternion
+from robot_rl.sim.robots.robot import load_robot
+from robot_rl.sim.task import Control
+from robot_rl.sim.vector import EnvConfig, SimVectorEnv
+
+SIX_AXES = ("panda", "viperx")
+"""Arms that can hold any orientation; so_arm100 has five joints."""
+ROBOTS = sorted(table("robot"))
+UPRIGHT = sorted(set(ROBOTS) - {"so_arm100"})
+
+
+def make(robot: str, task: str = "pick_cube", num_envs: int = 4) -> SimVectorEnv:
+    env = SimVectorEnv(EnvConfig(task=task, robot=robot, num_threads=1), num_envs, autoreset="disabled")
+    env.reset(seed=0)
+    return env
+
+
+def jacobian_of_mujoco(env: SimVectorEnv, sim: int) -> NDArray[np.float64]:
+    """Returns (6, n): linear and angular velocity of the tool for unit joint speeds."""
+    model, data = env.backend.materialise(sim)
+    rows = np.zeros((6, model.nv))
+    robot = load_robot(env.robot)
+    mujoco.mj_jacSite(model, data, rows[:3], rows[3:], model.site(robot.tool_site).id)
+    return rows[:, [int(model.joint(name).dofadr[0]) for name in robot.arm_joints]]
+
+
+@pytest.mark.parametrize("robot", ROBOTS)
+def test_the_step_is_damped_least_squares_on_mujocos_jacobian(robot: str) -> None:
+    env = make(robot)
+    rng = np.random.default_rng(0)
+    action = rng.uniform(-1, 1, (4, 5)).astype(np.float32)
+    control = Control()
+    position = env.controller.joint_positions()
+    step = env.controller.targets(action, position) - position
+    for sim in range(4):
+        jacobian = jacobian_of_mujoco(env, sim)
+        data = env.backend.materialise(sim)[1]
+        rotation = data.site("tool").xmat.reshape(3, 3)
+        # The tool points down: what turns its z axis back to -z is half their cross product.
+        turn = 0.5 * np.cross(rotation[:, 2], env.controller._home_mat[:, 2])
+        turn[2] = control.angular_rad * action[sim, 3]
+        twist = np.concatenate([control.linear_m * action[sim, :3], turn])
+        posture = 0.1 * (np.asarray(load_robot(robot).home_rad) - position[sim])
+        gram = jacobian @ jacobian.T + 0.05**2 * np.eye(6)
+        expected = posture + jacobian.T @ np.linalg.solve(gram, twist - jacobian @ posture)
+        np.testing.assert_allclose(step[sim], expected, atol=1e-9)
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+@pytest.mark.parametrize("robot", UPRIGHT)
+def test_a_commanded_direction_is_where_the_tool_goes(robot: str, axis: int) -> None:
+    env = make(robot)
+    start = env.view["tool.pos"].copy()
+    action = np.zeros((4, 5), np.float32)
+    action[:, axis], action[:, 4] = (-0.5 if axis == 2 else 0.5), 1.0
+    for _ in range(8):
+        env.step(action)
+    moved = env.view["tool.pos"] - start
+    along = moved[:, axis] * np.sign(action[0, axis])
+    aside = np.linalg.norm(np.delete(moved, axis, axis=1), axis=1)
+    # Half of a 5 cm lead at 10 per second is 0.25 m/s; 0.4 s of it, less the start, is 5 to 10 cm.
+    assert along.min() > 0.04
+    assert (aside < 0.35 * along).all()
+
+
+@pytest.mark.parametrize("robot", UPRIGHT)
+def test_the_tool_stays_upright_while_it_moves(robot: str) -> None:
+    env = make(robot)
+    rng = np.random.default_rng(1)
+    worst = 0.0
+    for _ in range(5):
+        action = np.repeat(rng.uniform(-0.6, 0.6, (1, 5)), 4, axis=0).astype(np.float32)
+        action[:, 2] = np.abs(action[:, 2]) - 0.2  # not into the table
+        for _ in range(6):
+            env.step(action)
+            worst = max(worst, float(np.arccos(-env.view["tool.zaxis"][:, 2].clip(-1, 1)).max()))
+    assert np.rad2deg(worst) < 3.0
+
+
+@pytest.mark.parametrize("robot", ROBOTS)
+def test_zero_action_stays(robot: str) -> None:
+    env = make(robot)
+    start = env.view["tool.pos"].copy()
+    action = np.zeros((4, 5), np.float32)
+    # On arms of half a metre the damping lets some of the pull to the posture through: 2.02 mm measured.
+    limit_m = 0.002 if robot in ("panda", "gantry") else 0.003
+    for _ in range(40):  # 2 s
+        env.step(action)
+        assert np.linalg.norm(env.view["tool.pos"] - start, axis=1).max() < limit_m
+
+
+@pytest.mark.parametrize("robot", SIX_AXES)
+def test_yaw_turns_about_the_vertical(robot: str) -> None:
+    env = make(robot)
+    before = env.view["tool.xaxis"].copy()
+    action = np.zeros((4, 5), np.float32)
+    action[:, 3] = 0.5
+    for _ in range(10):
+        env.step(action)
+    turned = np.arctan2(
+        np.cross(before, env.view["tool.xaxis"])[:, 2], (before * env.view["tool.xaxis"]).sum(axis=1)
+    )
+    # 0.125 rad of lead at 10 per second, 0.5 s: 0.6 rad less the start.
+    assert turned.min() > 0.3
+    assert turned.max() < 0.7
+
+
+def test_without_rotation_the_yaw_is_held_too() -> None:
+    env = make("panda", "reach")
+    action = np.zeros((4, 4), np.float32)
+    action[:, 1] = 0.6
+    for _ in range(10):
+        env.step(action)
+    heading = np.arctan2(env.view["tool.xaxis"][:, 1], env.view["tool.xaxis"][:, 0])
+    assert np.rad2deg(np.abs(heading)).max() < 3.0
+
+
+def test_action_names_say_what_moves() -> None:
+    assert make("panda").action_names == ("tool.dx", "tool.dy", "tool.dz", "tool.yaw", "gripper")
+    assert make("panda", "reach").action_names == ("tool.dx", "tool.dy", "tool.dz", "gripper")
+    assert make("gantry", "gantry_peg").action_names == ("tool.dx", "tool.dy", "tool.dz")
+
+
+def controller_of(control: Control, robot: str = "gantry") -> Controller:
+    loaded = load_robot(robot)
+    backend = MujocoCpu(loaded.build().compile(), 2, 1)
+    backend.forward()
+    return Controller(control, loaded, backend)
+
+
+def test_joint_deltas_are_leads_over_the_measured_position() -> None:
+    controller = controller_of(Control(kind="joint_delta", joint_rad=0.1))
+    assert controller.action_names == ("x.delta", "y.delta", "z.delta", "yaw.delta", "gripper")
+    position = np.array([[0.3, 0.0, 0.2, 0.5], [0.4, 0.1, 0.2, 0.5]])
+    action = np.array([[1.0, -1.0, 0.5, 0.0, 1.0], [0.0, 0.0, 0.0, 0.0, -1.0]], np.float32)
+    expected = [[0.4, -0.1, 0.25, 0.5], [0.4, 0.1, 0.2, 0.5]]  # position + 0.1 * action
+    np.testing.assert_allclose(controller.targets(action, position), expected, atol=1e-12)
+    np.testing.assert_allclose(controller.gripper(action), [0.04, 0.0])  # open 4 cm, closed 0
+
+
+def test_a_shut_gripper_is_no_part_of_the_action() -> None:
+    controller = controller_of(Control(gripper="shut"))
+    assert controller.action_names == ("tool.dx", "tool.dy", "tool.dz", "tool.yaw")
+    np.testing.assert_allclose(controller.gripper(np.ones((2, 4), np.float32)), [0.0, 0.0])
+
+
+def test_the_gantrys_joints_are_its_tools_coordinates() -> None:
+    env = make("gantry")
+    np.testing.assert_allclose(env.controller.joint_positions()[:, :3], env.view["tool.pos"], atol=1e-12)
+    poses = env.controller.tool_poses(np.arange(4))
+    np.testing.assert_allclose(poses[:, :3], env.view["tool.pos"], atol=1e-12)
+    xaxis = rotate(poses[:, 3:], np.tile([1.0, 0.0, 0.0], (4, 1)))
+    np.testing.assert_allclose(xaxis, env.view["tool.xaxis"], atol=1e-9)
+
+
+def test_arms_of_other_joints_are_refused() -> None:
+    robot = load_robot("gantry")
+    spec = robot.build()
+    spec.joint("yaw").type, spec.joint("yaw").range = mujoco.mjtJoint.mjJNT_BALL, [0.0, 3.0]
+    spec.delete(spec.actuator("yaw"))
+    with pytest.raises(ConfigError, match="robot gantry: arm joints must be hinges or slides"):
+        Controller(Control(), robot, MujocoCpu(spec.compile(), 1, 1))
+
+
+def test_poses_compose() -> None:
+    # A quarter turn about z takes (1, 0, 0) to (0, 1, 0); then 2 m along x: (2, 1, 0).
+    quarter = yaw_quaternion(np.array([np.pi / 2]))
+    np.testing.assert_allclose(rotate(quarter, np.array([[1.0, 0.0, 0.0]])), [[0.0, 1.0, 0.0]], atol=1e-15)
+    a_from_b = np.concatenate([[[2.0, 0.0, 0.0]], quarter], axis=1)
+    b_from_c = np.array([[1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0]])
+    np.testing.assert_allclose(compose(a_from_b, b_from_c)[0, :3], [2.0, 1.0, 0.0], atol=1e-15)
+    half = yaw_quaternion(np.array([np.pi]))
+    np.testing.assert_allclose(quaternion_product(quarter, quarter), half, atol=1e-15)
