@@ -83,12 +83,13 @@ def clip(gradients: Iterable[Tensor], max_norm: float) -> None:
     """Scales gradients in place so that their common norm is at most `max_norm`; waits for nothing."""
     tensors = list(gradients)
     norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(tensors)))  # pyright: ignore[reportPrivateImportUsage]
-    torch._foreach_mul_(tensors, (max_norm / (norm + 1e-6)).clamp(max=1.0))
+    torch._foreach_mul_(tensors, (max_norm / (norm + 1e-6)).clamp(max=1.0))  # pyright: ignore[reportPrivateImportUsage]
 
 
 def follow(target: Iterable[Tensor], online: Iterable[Tensor], rate: float) -> None:
     """Moves each target a share `rate` of the way to the online tensor (exponential average)."""
-    torch._foreach_lerp_([t.data for t in target], [o.data for o in online], rate)
+    targets, onlines = [t.data for t in target], [o.data for o in online]
+    torch._foreach_lerp_(targets, onlines, rate)  # pyright: ignore[reportPrivateImportUsage]
 
 
 def cosine_lr(step: int, *, peak: float, warmup: int, total: int, floor: float) -> float:

@@ -26,11 +26,11 @@ from robot_rl.data.replay import TransitionBatch
 
 
 class CorrectingPolicy(Protocol):
-    """A module with a frozen base and a `head` that corrects it."""
+    """A module with a frozen base and a `head` (a module) that corrects it."""
 
     action_dim: int
     feature_dim: int
-    head: nn.Module
+    head: Any
 
     def features(self, obs: dict[str, Tensor]) -> Tensor:
         """Returns the base's features (B, F), without gradient."""

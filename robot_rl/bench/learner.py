@@ -23,10 +23,13 @@ from typing import Any
 import gymnasium
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from robot_rl.algos.sac import SAC, SACConfig
 from robot_rl.core.errors import RobotRLError
 from robot_rl.data.replay import ReplayBuffer, StepBatch
+
+Array = NDArray[Any]
 
 OBS, ACTIONS, BATCH, STEPS = 17, 6, 256, 10_000
 
@@ -77,7 +80,8 @@ def run(*, seconds_per_round: float = 3.0, rounds: int = 4, sbx: bool = False) -
     """
     if seconds_per_round <= 0 or rounds < 1:
         raise ValueError(
-            f"bench learner: got {rounds} rounds of {seconds_per_round} s, allowed: at least 1 round, above 0 s"
+            f"bench learner: got {rounds} rounds of {seconds_per_round} s, "
+            "allowed: at least 1 round, above 0 s"
         )
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -214,7 +218,8 @@ def _sbx_python() -> Path:
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode != 0:
             raise RobotRLError(
-                f"bench learner: cannot install sbx: {done.stderr.strip()[-400:]} Use sbx=false to leave it out."
+                f"bench learner: cannot install sbx: {done.stderr.strip()[-400:]} "
+                "Use sbx=false to leave it out."
             )
     ready.write_text(json.dumps(list(_SBX)))
     return python
@@ -229,7 +234,7 @@ def _row(name: str, rates: list[Rate]) -> dict[str, Any]:
     }
 
 
-class _Blank(gymnasium.Env[np.ndarray, np.ndarray]):
+class _Blank(gymnasium.Env[Array, Array]):
     """An env of the right sizes that only fills the peer's replay."""
 
     observation_space = gymnasium.spaces.Box(-1, 1, (OBS,), np.float32)
@@ -238,5 +243,5 @@ class _Blank(gymnasium.Env[np.ndarray, np.ndarray]):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         return self.observation_space.sample(), {}
 
-    def step(self, action: np.ndarray) -> Any:
+    def step(self, action: Array) -> Any:
         return self.observation_space.sample(), 0.0, False, False, {}

@@ -289,7 +289,7 @@ def _stats(values: Array) -> dict[str, Any]:
     return {name: value.reshape(shape).tolist() for name, value in stats.items()} | {"count": [len(values)]}
 
 
-def _to_arrow(values: Array) -> pa.Array:
+def _to_arrow(values: Array) -> Any:
     if values.ndim == 4:
         return pa.array([{"bytes": png, "path": None} for png in _to_png(values)], _IMAGE)
     if values.ndim == 2:
@@ -320,7 +320,7 @@ def _from_png(encoded: list[bytes], shape: tuple[int, ...]) -> Array:
     return images
 
 
-def _read_column(folder: Path, table: pa.Table, name: str, feature: dict[str, Any]) -> Array:
+def _read_column(folder: Path, table: Any, name: str, feature: dict[str, Any]) -> Array:
     """Returns a column as an array, and refuses one of another shape than meta/info.json says."""
     column, shape = table[name].combine_chunks(), tuple(feature["shape"])
     if feature["dtype"] == "image":

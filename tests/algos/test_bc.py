@@ -1,0 +1,88 @@
+"""Behaviour cloning on a linear policy whose answer is known."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Generator, Tensor, nn
+
+from robot_rl.algos.bc import BCConfig, BehaviourCloning
+from robot_rl.core.policy import DemoBatch
+
+
+class LinearPolicy(nn.Module):
+    """Predicts a chunk of one action; its loss draws noise, as denoisers' do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 1)
+        self.register_buffer("scale", torch.ones(1))
+        nn.init.zeros_(self.linear.weight)
+        nn.init.zeros_(self.linear.bias)
+
+    def bc_loss(self, batch: DemoBatch, generator: Generator | None = None) -> Tensor:
+        noise = 0.01 * torch.randn(batch.actions.shape, generator=generator)
+        return (self.linear(batch.obs["state"])[:, None] - batch.actions - noise).square().mean()
+
+
+def batch(seed: int) -> DemoBatch:
+    """The action is 2 x_0 - x_1 + 0.5."""
+    state = torch.randn(64, 2, generator=Generator().manual_seed(seed))
+    action = state @ torch.tensor([[2.0], [-1.0]]) + 0.5
+    return DemoBatch({"state": state}, action[:, None], torch.ones(64, 1, dtype=torch.bool))
+
+
+def learn(algorithm: BehaviourCloning, first: int, last: int) -> None:
+    for seed in range(first, last):
+        algorithm.update(batch(seed))
+
+
+def test_it_learns_the_demonstrated_action() -> None:
+    algorithm = BehaviourCloning(LinearPolicy(), BCConfig(lr=0.05, ema_decay=0.9), 0, total_updates=300)
+    learn(algorithm, 0, 300)
+    weights = algorithm.policy_weights()
+    torch.testing.assert_close(weights["linear.weight"], torch.tensor([[2.0, -1.0]]), atol=0.01, rtol=0)
+    torch.testing.assert_close(weights["linear.bias"], torch.tensor([0.5]), atol=0.01, rtol=0)
+    assert "scale" in weights
+
+
+def test_acting_weights_are_the_average() -> None:
+    policy = LinearPolicy()
+    algorithm = BehaviourCloning(policy, BCConfig(lr=0.1, warmup_updates=0, weight_decay=0.0), 0)
+    learn(algorithm, 0, 1)
+    # The first average keeps (1 + 1) / (10 + 1) of its start, zero: 9 / 11 of the new weights.
+    torch.testing.assert_close(
+        algorithm.policy_weights()["linear.bias"], policy.linear.bias.detach() * 9 / 11
+    )
+
+
+def test_a_resumed_learner_is_the_unbroken_one() -> None:
+    whole, first, second = (BehaviourCloning(LinearPolicy(), BCConfig(), 3) for _ in range(3))
+    learn(whole, 0, 20)
+    learn(first, 0, 11)
+    second.load_state_dict(first.state_dict())
+    learn(second, 11, 20)
+    for name, value in whole.policy_weights().items():
+        assert value.equal(second.policy_weights()[name]), name
+
+
+def test_metrics_stay_tensors() -> None:
+    metrics = BehaviourCloning(LinearPolicy(), BCConfig(lr=0.5, warmup_updates=10), 0).update(batch(0))
+    assert isinstance(metrics["loss"], Tensor)
+    assert metrics["lr"] == pytest.approx(0.05)  # the first of ten steps up to 0.5
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"lr": 0.0}, "bc.algorithm.lr: got 0.0, allowed: above 0"),
+        ({"ema_decay": 1.0}, "bc.algorithm.ema_decay: got 1.0, allowed: 0 to below 1"),
+        ({"final_lr_ratio": 2.0}, "bc.algorithm.final_lr_ratio: got 2.0, allowed: 0 to 1"),
+        ({"grad_clip": -1.0}, "bc.algorithm.grad_clip: got -1.0, allowed: 0 or more"),
+        ({"weight_decay": -1.0}, "bc.algorithm.weight_decay"),
+        ({"warmup_updates": -1}, "bc.algorithm.warmup_updates"),
+    ],
+)
+def test_bad_configs(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        BCConfig(**change)

@@ -1,0 +1,82 @@
+"""AdamW, clipping, averages and learning rates, by hand and against torch."""
+
+import copy
+
+import pytest
+import torch
+
+from robot_rl.algos.optim import Optimiser, clip, cosine_lr, follow, matmul_precision
+
+
+def test_optimiser_is_torch_adamw() -> None:
+    torch.manual_seed(0)
+    mine = torch.nn.Linear(4, 3)
+    peer = copy.deepcopy(mine)
+    optimiser = Optimiser(mine.parameters(), lr=0.01, weight_decay=0.1)
+    reference = torch.optim.AdamW(peer.parameters(), lr=0.01, weight_decay=0.1)
+    for _ in range(5):
+        x = torch.randn(8, 4)
+        optimiser.step(mine(x).square().mean())
+        reference.zero_grad()
+        peer(x).square().mean().backward()
+        reference.step()
+    for a, b in zip(mine.parameters(), peer.parameters(), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_only_its_own_parameters_move() -> None:
+    a, b = torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(2))
+    Optimiser([a], lr=0.1).step((a * b).sum())
+    # The first step of Adam is the learning rate: 1 - 0.1.
+    torch.testing.assert_close(a.detach(), torch.full((2,), 0.9))
+    assert b.tolist() == [1.0, 1.0]
+    assert b.grad is None
+
+
+def test_a_restored_optimiser_goes_on_alike() -> None:
+    def build() -> tuple[torch.nn.Parameter, Optimiser]:
+        p = torch.nn.Parameter(torch.ones(3))
+        return p, Optimiser([p], lr=0.1, grad_clip=1.0)
+
+    (p, one), (q, two) = build(), build()
+    for _ in range(3):
+        one.step(p.square().sum())
+    two.load_state_dict(one.state_dict())
+    q.data.copy_(p.data)
+    one.step(p.pow(3).sum())
+    two.step(q.pow(3).sum())
+    assert torch.equal(p, q)
+
+
+@pytest.mark.parametrize(("limit", "factor"), [(1.0, 0.2), (10.0, 1.0)])
+def test_clip(limit: float, factor: float) -> None:
+    # The norm over both is sqrt(3^2 + 4^2) = 5.
+    gradients = [torch.tensor([3.0]), torch.tensor([[4.0]])]
+    clip(gradients, limit)
+    torch.testing.assert_close(gradients[0], torch.tensor([3.0 * factor]))
+    torch.testing.assert_close(gradients[1], torch.tensor([[4.0 * factor]]))
+
+
+def test_follow() -> None:
+    target, online = torch.zeros(2), torch.ones(2)
+    follow([target], [online], 0.25)
+    follow([target], [online], 0.25)
+    assert target.tolist() == [0.4375, 0.4375]  # 1 - 0.75^2
+
+
+@pytest.mark.parametrize(
+    ("step", "lr"),
+    [(0, 0.25), (3, 1.0), (4, 1.0), (8, 0.55), (12, 0.1), (99, 0.1)],  # half-way: (1 + 0.1) / 2
+)
+def test_cosine(step: int, lr: float) -> None:
+    assert cosine_lr(step, peak=1.0, warmup=4, total=12, floor=0.1) == pytest.approx(lr)
+
+
+def test_the_precision_is_put_back() -> None:
+    before = torch.get_float32_matmul_precision()
+    with matmul_precision("bf16"):
+        pass
+    assert torch.get_float32_matmul_precision() == before
+    with pytest.raises(RuntimeError), matmul_precision("bf16"):
+        raise RuntimeError
+    assert torch.get_float32_matmul_precision() == before

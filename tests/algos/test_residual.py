@@ -1,0 +1,153 @@
+"""Residual TD on a problem of one step whose best correction is known."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Generator, Tensor, nn
+
+from robot_rl.algos.residual import ResidualConfig, ResidualTD
+from robot_rl.data.replay import TransitionBatch
+
+SCALE = 0.5
+
+
+class TinyPolicy(nn.Module):
+    """A base whose features are the state, and a linear head that starts at zero."""
+
+    action_dim, feature_dim = 1, 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = nn.Linear(2, 2).requires_grad_(False)
+        self.head = nn.Linear(3, 1)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def features(self, obs: dict[str, Tensor]) -> Tensor:
+        return obs["state"]
+
+    def residual(self, obs_features: Tensor, base_action: Tensor) -> Tensor:
+        return SCALE * self.head(torch.cat([obs_features, base_action], dim=-1)).tanh()
+
+
+def batch(seed: int, *, bootstrap: float = 0.0) -> TransitionBatch:
+    """Reward 1 - 4 (action - base - 0.3)^2: the best correction is 0.3 everywhere.
+
+    The base is a function of the state, as it is in a run: the critic sees the state alone.
+    """
+    generator = Generator().manual_seed(seed)
+    state = torch.randn(64, 2, generator=generator)
+    base = 0.5 * state[:, :1].tanh()
+    action = base + SCALE * (2 * torch.rand(64, 1, generator=generator) - 1)
+    reward = 1 - 4 * (action - base - 0.3).square()[:, 0]
+    return TransitionBatch(
+        {"state": state},
+        base,
+        action,
+        reward,
+        torch.full((64,), bootstrap),
+        {"state": state},
+        base,
+        torch.zeros(64, dtype=torch.uint8),
+    )
+
+
+def build(seed: int = 0, **changes: Any) -> tuple[TinyPolicy, ResidualTD]:
+    torch.manual_seed(9)
+    policy = TinyPolicy()
+    defaults: dict[str, Any] = {"width": 64, "actor_lr": 1e-2, "critic_lr": 3e-3, "critic_warmup": 5}
+    return policy, ResidualTD(policy, ResidualConfig(**(defaults | changes)), seed)
+
+
+def learn(algorithm: ResidualTD, first: int, last: int) -> None:
+    for seed in range(first, last):
+        algorithm.update(batch(seed))
+
+
+def test_it_finds_the_best_correction() -> None:
+    policy, algorithm = build()
+    learn(algorithm, 0, 250)
+    rows = batch(1000)
+    correction = policy.residual(rows.obs["state"], rows.base_action)
+    assert (correction - 0.3).abs().mean().item() < 0.05
+
+
+def test_the_head_rests_during_the_warm_up() -> None:
+    policy, algorithm = build(critic_warmup=10, actor_every=1)
+    learn(algorithm, 0, 10)
+    assert policy.head.weight.abs().max().item() == 0.0
+    learn(algorithm, 10, 11)
+    assert policy.head.weight.abs().max().item() > 0.0
+
+
+def test_the_actor_moves_every_so_often() -> None:
+    policy, algorithm = build(critic_warmup=0, actor_every=3)
+    moved = []
+    for seed in range(6):
+        before = policy.head.weight.detach().clone()
+        metrics = algorithm.update(batch(seed))
+        moved.append(not before.equal(policy.head.weight))
+        assert ("actor_loss" in metrics) == moved[-1]
+    assert moved == [False, False, True, False, False, True]
+
+
+def test_the_base_is_frozen_and_only_the_head_is_handed_out() -> None:
+    policy, algorithm = build(critic_warmup=0)
+    before = policy.base.weight.clone()
+    learn(algorithm, 0, 4)
+    assert before.equal(policy.base.weight)
+    weights = algorithm.policy_weights()
+    assert set(weights) == {"head.weight", "head.bias"}
+    assert weights["head.weight"].equal(policy.head.weight)
+    assert policy.load_state_dict(dict(weights), strict=False).unexpected_keys == []
+
+
+def test_targets_bootstrap() -> None:
+    # Noise off and critics at zero but for their last bias: every value is that bias, 2.
+    _, algorithm = build(target_noise_std=0.0)
+    for layer in algorithm._target_critics.layers:
+        layer.data.zero_()
+    algorithm._target_critics.layers[-1].data.fill_(2.0)
+    rows = batch(0, bootstrap=0.25)
+    torch.testing.assert_close(algorithm._target(rows), rows.reward + 0.5)  # reward + 0.25 * 2
+
+
+def test_a_resumed_learner_is_the_unbroken_one() -> None:
+    _, whole = build()
+    _, first = build()
+    _, second = build(seed=5)
+    learn(whole, 0, 30)
+    learn(first, 0, 17)
+    second.load_state_dict(first.state_dict())
+    learn(second, 17, 30)
+    for name in ("head", "target_head", "critics", "target_critics"):
+        for key, value in whole.state_dict()[name].items():
+            assert value.equal(second.state_dict()[name][key]), (name, key)
+
+
+def test_the_l2_term_holds_the_correction_back() -> None:
+    sizes = []
+    for residual_l2 in (0.0, 100.0):
+        policy, algorithm = build(residual_l2=residual_l2)
+        learn(algorithm, 0, 100)
+        rows = batch(1000)
+        sizes.append(policy.residual(rows.obs["state"], rows.base_action).abs().mean().item())
+    assert sizes[1] < 0.2 * sizes[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_critics": 0}, "residual.algorithm.num_critics: got 0, allowed: 1 or more"),
+        ({"gamma_step": 1.5}, "residual.algorithm.gamma_step: got 1.5, allowed: 0 to 1"),
+        ({"tau": 0.0}, "residual.algorithm.tau: got 0.0, allowed: above 0, at most 1"),
+        ({"actor_lr": 0.0}, "residual.algorithm.actor_lr: got 0.0, allowed: above 0"),
+        ({"critic_warmup": -1}, "residual.algorithm.critic_warmup: got -1, allowed: 0 or more"),
+        ({"residual_l2": -1.0}, "residual.algorithm.residual_l2: got -1.0, allowed: 0 or more"),
+        ({"matmul": "fp16"}, "residual.algorithm.matmul: got 'fp16', allowed: bf16, fp32"),
+    ],
+)
+def test_bad_configs(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ResidualConfig(**change)

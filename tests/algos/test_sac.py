@@ -1,0 +1,141 @@
+"""SAC: its density against torch's, its resume, and that it learns; bfloat16 learns as well as float32."""
+
+import math
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from torch import Generator
+
+from robot_rl.algos.optim import Matmul
+from robot_rl.algos.sac import SAC, SACConfig, TanhGaussian
+from robot_rl.data.replay import ReplayBuffer, StepBatch, TransitionBatch
+
+
+def batch(seed: int, size: int = 64) -> TransitionBatch:
+    """Reward -(a - 0.5)^2 on one-step episodes."""
+    generator = Generator().manual_seed(seed)
+    state = torch.randn(size, 3, generator=generator)
+    action = 2 * torch.rand(size, 1, generator=generator) - 1
+    reward = -(action - 0.5).square()[:, 0]
+    done = torch.zeros(size)
+    kind = torch.zeros(size, dtype=torch.uint8)
+    return TransitionBatch({"state": state}, action, action, reward, done, {"state": state}, action, kind)
+
+
+def build(seed: int = 0, **changes: Any) -> SAC:
+    defaults: dict[str, Any] = {"width": 64, "actor_lr": 3e-3, "critic_lr": 3e-3}
+    return SAC(3, 1, SACConfig(**(defaults | changes)), seed)
+
+
+def test_log_prob_is_the_density_of_the_squashed_gaussian() -> None:
+    actor = TanhGaussian(3, 2, width=16, depth=2, generator=Generator().manual_seed(0))
+    state = torch.randn(8, 3, generator=Generator().manual_seed(1))
+    action, log_prob = actor.sample(state, Generator().manual_seed(2))
+    mean, log_std = actor.net(state)[0].chunk(2, dim=-1)
+    normal = torch.distributions.Normal(mean, log_std.exp())
+    squashed = torch.distributions.TransformedDistribution(normal, torch.distributions.TanhTransform())
+    torch.testing.assert_close(log_prob, squashed.log_prob(action).sum(dim=-1), rtol=1e-3, atol=1e-3)
+
+
+def test_it_finds_the_best_action() -> None:
+    learner = build(initial_temperature=0.01, target_entropy_per_action=-3.0)
+    for seed in range(300):
+        learner.update(batch(seed))
+    assert (learner.act(torch.zeros(1, 3), explore=False) - 0.5).abs().item() < 0.1
+
+
+def test_targets_bootstrap_with_the_entropy() -> None:
+    learner = build()
+    for layer in learner._targets.layers:
+        layer.data.zero_()
+    learner._targets.layers[-1].data.fill_(4.0)
+    rows = batch(0)
+    rows.bootstrap = torch.full((64,), 0.5)
+    state = learner._generator.get_state()
+    _, log_prob = learner.actor.sample(rows.next_obs["state"], learner._generator)
+    learner._generator.set_state(state)
+    # reward + (4 - 2 log pi) / 2
+    expected = rows.reward + 0.5 * (4.0 - 2.0 * log_prob.detach())
+    torch.testing.assert_close(learner._target(rows, torch.tensor(2.0)), expected)
+
+
+def test_the_temperature_falls_while_entropy_is_high() -> None:
+    learner = build(target_entropy_per_action=-5.0, temperature_lr=0.1)
+    metrics = [learner.update(batch(seed)) for seed in range(5)]
+    assert metrics[0]["temperature"].item() == pytest.approx(1.0)
+    # Adam's first steps are the learning rate: exp(-4 * 0.1) = 0.67 after four.
+    assert metrics[4]["temperature"].item() == pytest.approx(math.exp(-0.4), rel=0.02)
+
+
+def test_a_resumed_learner_is_the_unbroken_one() -> None:
+    whole, first, second = build(), build(), build(seed=7)
+    for seed in range(12):
+        whole.update(batch(seed))
+    for seed in range(5):
+        first.update(batch(seed))
+    second.load_state_dict(first.state_dict())
+    for seed in range(5, 12):
+        second.update(batch(seed))
+    for name, value in whole.policy_weights().items():
+        assert value.equal(second.policy_weights()[name]), name
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"width": 0}, "sac.width: got 0, allowed: 1 or more"),
+        ({"tau": 2.0}, "sac.tau: got 2.0, allowed: above 0, at most 1"),
+        ({"matmul": "bf8"}, "sac.matmul: got 'bf8', allowed: bf16, fp32"),
+    ],
+)
+def test_bad_configs(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        SACConfig(**change)
+
+
+def pendulum_return(matmul: Matmul, *, seed: int = 0, steps: int = 5000) -> float:
+    """Trains on Pendulum-v1 and returns the mean return of its last 5 training episodes."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    env = gymnasium.make("Pendulum-v1")
+    rng = np.random.default_rng(seed)
+    learner = SAC(3, 1, SACConfig(matmul=matmul, actor_lr=1e-3, critic_lr=1e-3), seed)
+    replay = ReplayBuffer(steps + 50, 1, {"state": ((3,), np.float32)}, 1)
+    obs, _ = env.reset(seed=seed)
+    returns, total = [], 0.0
+    for t in range(steps):
+        if t < 300:
+            action = rng.uniform(-1, 1, (1, 1)).astype(np.float32)
+        else:
+            action = learner.act(torch.from_numpy(obs[None]), explore=True).numpy()
+        next_obs, reward, terminated, truncated, _ = env.step(2.0 * action[0])
+        replay.add(
+            StepBatch(
+                obs={"state": obs[None]},
+                base_action=action,
+                action=action,
+                reward=np.array([0.1 * float(reward)]),
+                terminated=np.array([terminated]),
+                truncated=np.array([truncated]),
+                next_obs={"state": next_obs[None]},
+                next_base_action=action,
+            )
+        )
+        obs, total = next_obs, total + float(reward)
+        if truncated:
+            returns.append(total)
+            total, (obs, _) = 0.0, env.reset()
+        if t >= 300:
+            learner.update(replay.sample(256, n_step=1, gamma_step=0.99, rng=rng))
+    torch.set_num_threads(threads)
+    return float(np.mean(returns[-5:]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("matmul", ["bf16", "fp32"])
+def test_both_precisions_solve_the_pendulum(matmul: Matmul) -> None:
+    # A random policy earns some -1200; -200 is commonly called solved, the best are near -140.
+    assert pendulum_return(matmul) > -300
