@@ -38,7 +38,7 @@ class SingleEnv(gymnasium.Env[Obs, Array]):
             config: fields of `robot_rl.sim.vector.EnvConfig`.
         """
         self.render_mode = _checked(render_mode)
-        self._batch = SimVectorEnv(_config(config), 1, autoreset="disabled")
+        self._batch = SimVectorEnv(_config({"num_threads": 1, **config}), 1, autoreset="disabled")
         self.metadata = _metadata(self._batch.control_hz)
         self.observation_space = self._batch.single_observation_space
         self.action_space = self._batch.single_action_space

@@ -1,0 +1,136 @@
+"""Gymnasium's side: ids, its own checker, make and make_vec, and a learner that is not ours."""
+
+import re
+import subprocess
+import sys
+import warnings
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.utils.env_checker import check_env
+
+import robot_rl
+from robot_rl.core.errors import ConfigError
+from robot_rl.core.registry import TABLE
+from robot_rl.sim.registration import env_id, register_envs
+from robot_rl.sim.single import SingleEnv, make_vector
+from robot_rl.sim.vector import EnvConfig, SimVectorEnv
+
+TASKS = sorted(TABLE["task"])
+
+
+def test_ids_are_the_tasks_in_camel_case() -> None:
+    assert robot_rl.__version__
+    assert env_id("pick_cube") == "robot_rl/PickCube-v0"
+    registered = {name for name in gymnasium.registry if name.startswith("robot_rl/")}
+    assert registered == {env_id(task) for task in TASKS}
+    names = ("Reach", "PushCube", "PickCube", "StackCube", "PegInsert", "OpenDrawer", "GantryPeg")
+    assert registered >= {f"robot_rl/{name}-v0" for name in names}
+    register_envs()  # again: nothing happens, no warning either
+
+
+def test_importing_the_package_registers_and_loads_no_simulator() -> None:
+    code = (
+        "import sys, robot_rl, gymnasium; "
+        "assert 'robot_rl/Reach-v0' in gymnasium.registry; "
+        "print([name for name in ('mujoco', 'torch') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_passes_gymnasiums_checker(task: str) -> None:
+    env = gymnasium.make(env_id(task)).unwrapped
+    with warnings.catch_warnings():
+        # Positions have no natural bound, and drawing is tested with the cameras.
+        warnings.filterwarnings("ignore", message=".*observation space (minimum|maximum) value is.*infinity")
+        check_env(env, skip_render_check=True)
+    env.close()
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_make_is_make_vec_is_the_vector_env(task: str) -> None:
+    alone, vector = gymnasium.make(env_id(task)), gymnasium.make_vec(env_id(task), num_envs=3)
+    ours = SimVectorEnv(EnvConfig(task=task, reward="dense"), 3)
+    assert isinstance(vector, SimVectorEnv)
+    assert vector.config == ours.config
+    obs, info = alone.reset(seed=7)
+    batch, _ = vector.reset(seed=7)
+    expected, _ = ours.reset(seed=7)
+    assert info["success"] is False
+    rng = np.random.default_rng(0)
+    for _ in range(3):
+        np.testing.assert_array_equal(obs["state"], batch["state"][0])
+        np.testing.assert_array_equal(batch["state"], expected["state"])
+        action = rng.uniform(-1, 1, vector.action_space.shape or ()).astype(np.float32)
+        obs, reward, terminated, truncated, info = alone.step(action[0])
+        batch, rewards, *_ = vector.step(action)
+        expected = ours.step(action)[0]
+        assert reward == rewards[0]
+        assert (type(terminated), type(truncated), type(info["success"])) == (bool, bool, bool)
+    for env in (alone, vector, ours):
+        env.close()
+
+
+def test_make_takes_every_field_of_the_config() -> None:
+    env = gymnasium.make("robot_rl/Reach-v0", reward="sparse", robot="gantry", horizon_s=0.1)
+    batch = env.unwrapped
+    assert isinstance(batch, SingleEnv)
+    assert (batch.batch.robot, batch.batch.horizon, batch.batch.config.reward) == ("gantry", 2, "sparse")
+    env.reset(seed=0)
+    ends = [env.step(np.zeros(4, np.float32))[2:4] for _ in range(2)]
+    assert ends == [(False, False), (False, True)]
+
+
+def test_make_says_what_is_wrong() -> None:
+    with pytest.raises(ConfigError, match=r"gymnasium.make: no keyword 'rewrd'. Did you mean 'reward'"):
+        SingleEnv(task="reach", rewrd="dense")
+    with pytest.raises(ConfigError, match=re.escape("render_mode: got 'human', allowed: None, rgb_array")):
+        make_vector(2, task="reach", render_mode="human")
+    env = SingleEnv(task="reach")
+    with pytest.raises(ConfigError, match=r"reach.reset: unknown options \['reset_mask'\]; allowed: state"):
+        env.reset(options={"reset_mask": [True]})
+
+
+def test_a_reset_without_seed_goes_on_from_the_seed_before() -> None:
+    first, second = SingleEnv(task="reach"), SingleEnv(task="reach")
+    seen = []
+    for env in (first, second):
+        env.reset(seed=3)
+        seen.append([env.reset()[0]["state"] for _ in range(3)])
+    np.testing.assert_array_equal(seen[0], seen[1])
+    assert len(np.unique(seen[0], axis=0)) == 3
+
+
+def test_a_reset_may_begin_from_a_state() -> None:
+    env = SingleEnv(task="pick_cube")
+    env.reset(seed=0)
+    row, action = env.batch.get_state()[0], np.full(5, 0.5, np.float32)
+    expected = env.step(action)[0]["state"]
+    env.reset(seed=5, options={"state": row})
+    np.testing.assert_array_equal(env.step(action)[0]["state"], expected)
+
+
+def test_vectorisation_by_gymnasium_agrees_with_ours() -> None:
+    env = gymnasium.make_vec("robot_rl/GantryPeg-v0", num_envs=2, vectorization_mode="sync", num_threads=1)
+    ours = make_vector(2, task="gantry_peg", reward="dense")
+    np.testing.assert_array_equal(env.reset(seed=1)[0]["state"], ours.reset(seed=1)[0]["state"])
+
+
+@pytest.mark.slow
+def test_stable_baselines_trains_unmodified() -> None:
+    from stable_baselines3 import SAC
+
+    model = SAC(
+        "MultiInputPolicy", "robot_rl/Reach-v0", learning_starts=100, batch_size=32, seed=0, device="cpu"
+    )
+    actor = model.policy.actor
+    before = [weight.detach().clone() for weight in actor.parameters()]
+    model.learn(400)
+    moved = [
+        float((new.detach() - old).abs().max()) for new, old in zip(actor.parameters(), before, strict=True)
+    ]
+    assert model.num_timesteps == 400
+    assert max(moved) > 1e-3

@@ -1,0 +1,252 @@
+"""The vector env: ends of episodes, messages, divergence, and what a broken action does."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode
+from numpy.typing import NDArray
+
+from robot_rl.core.errors import ConfigError, ModelError, UnknownComponentError
+from robot_rl.core.seeding import EpisodeRng
+from robot_rl.sim.randomize import Randomizer, Vary
+from robot_rl.sim.vector import EnvConfig, SimVectorEnv
+
+Array = NDArray[Any]
+
+
+def make(num_envs: int = 4, *, autoreset: str = "same_step", **config: Any) -> SimVectorEnv:
+    mode = "same_step" if autoreset == "same_step" else "disabled"
+    values: dict[str, Any] = {"task": "reach", "num_threads": 1, **config}
+    return SimVectorEnv(EnvConfig(**values), num_envs, autoreset=mode)
+
+
+def still(env: SimVectorEnv) -> Array:
+    return np.zeros((env.num_envs, len(env.action_names)), np.float32)
+
+
+# --- ends of episodes ----------------------------------------------------------------------------
+
+
+def test_same_step_keeps_the_last_observation() -> None:
+    env = make(3, horizon_s=0.2)  # 4 control steps of 50 ms
+    assert env.metadata["autoreset_mode"] == AutoresetMode.SAME_STEP
+    env.reset(seed=0)
+    for _ in range(3):
+        _, _, terminated, truncated, infos = env.step(still(env))
+        assert not (terminated | truncated).any()
+        assert "final_obs" not in infos
+    obs, _, terminated, truncated, infos = env.step(still(env))
+    assert truncated.all()
+    assert not terminated.any()
+    assert infos["_final_obs"].all()
+    assert infos["final_info"]["success"].shape == (3,)
+    assert (infos["final_obs"]["state"] != obs["state"]).any(axis=1).all()
+    twin = make(3, horizon_s=0.2)
+    twin.reset(seed=0)
+    np.testing.assert_array_equal(obs["state"], twin.reset()[0]["state"])  # episode 1 of the same seeds
+
+
+def test_disabled_leaves_an_ended_env_where_it_is() -> None:
+    env = make(2, autoreset="disabled", horizon_s=0.1)
+    assert env.metadata["autoreset_mode"] == AutoresetMode.DISABLED
+    env.reset(seed=0)
+    env.step(still(env))
+    obs, _, _, truncated, infos = env.step(still(env))
+    assert truncated.all()
+    assert "final_obs" not in infos
+    after = env.reset(options={"reset_mask": np.array([True, False])})[0]
+    np.testing.assert_array_equal(after["state"][1], obs["state"][1])
+    assert (after["state"][0] != obs["state"][0]).any()
+    assert env.step(still(env))[3].tolist() == [False, True]
+
+
+def test_success_terminates_and_pays_one() -> None:
+    env = make(16, autoreset="disabled")
+    env.reset(seed=0)
+    expert, live, paid = env.expert(), np.ones(16, bool), np.zeros(16)
+    while live.any():
+        _, reward, terminated, truncated, infos = env.step_masked(expert.act(), live)
+        np.testing.assert_array_equal(terminated, infos["success"])
+        paid += reward
+        live &= ~(terminated | truncated)
+    np.testing.assert_array_equal(paid, 1.0)
+
+
+def test_rows_that_wait_keep_state_and_clock() -> None:
+    env = make(2, autoreset="disabled", horizon_s=0.1)
+    env.reset(seed=0)
+    before = env.get_state()
+    active = np.array([True, False])
+    _, reward, _, truncated, _ = env.step_masked(still(env) + 1.0, active)
+    np.testing.assert_array_equal(env.get_state()[1], before[1])
+    assert (env.get_state()[0] != before[0]).any()
+    assert reward[1] == 0.0
+    assert env.step_masked(still(env), None)[3].tolist() == [True, False]
+    assert not truncated.any()
+
+
+def test_a_reset_may_begin_from_given_states() -> None:
+    env = make(2, autoreset="disabled")
+    env.reset(seed=0)
+    rows = env.get_state()
+    for _ in range(3):
+        env.step(still(env) + 1.0)
+    env.reset(options={"states": rows, "reset_mask": np.array([True, False])})
+    np.testing.assert_array_equal(env.get_state()[0], rows[0])
+    assert (env.get_state()[1] != rows[1]).any()
+
+
+def test_the_robot_is_the_tasks_own_unless_given() -> None:
+    assert make(1, task="gantry_peg").robot == "gantry"
+    assert make(1).robot == "panda"
+    assert make(1, robot="gantry").robot == "gantry"
+
+
+# --- messages ------------------------------------------------------------------------------------
+
+
+def test_actions_of_a_wrong_shape_are_refused() -> None:
+    env = make(4)
+    env.reset(seed=0)
+    message = "reach: got actions of shape (4, 7), need (4, 4): tool.dx, tool.dy, tool.dz, gripper"
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        env.step(np.zeros((4, 7), np.float32))
+
+
+def test_unknown_names_offer_the_nearest() -> None:
+    with pytest.raises(
+        UnknownComponentError, match=r"env.task: no task named 'pick_cub'. Did you mean 'pick_cube'"
+    ):
+        make(1, task="pick_cub")
+    with pytest.raises(UnknownComponentError, match=r"robot: no robot named 'gantri'. Did you mean 'gantry'"):
+        make(1, robot="gantri")
+
+
+def test_resets_say_what_they_take() -> None:
+    env = make(2)
+    with pytest.raises(ConfigError, match=r"unknown options \['mask'\]; allowed: reset_mask, states"):
+        env.reset(options={"mask": 1})
+    with pytest.raises(ConfigError, match="got 3 seeds, need 2, one an env"):
+        env.reset(seed=[1, 2, 3])
+    with pytest.raises(ConfigError, match=re.escape("got rows of shape (2, 3), need (2, ")):
+        env.set_state(np.zeros((2, 3)))
+    with pytest.raises(ConfigError, match=r"env.horizon_s: got -1.0, allowed: above 0"):
+        EnvConfig(horizon_s=-1.0)
+
+
+# --- divergence ----------------------------------------------------------------------------------
+
+
+def run_with(env: SimVectorEnv, *, bad_row: int | None) -> list[tuple[Array, Array, Array]]:
+    """Returns observation, reward and truncation of six steps; NaN enters a state before the third."""
+    env.reset(seed=0)
+    rng, seen = np.random.default_rng(0), []
+    for step in range(6):
+        if step == 2 and bad_row is not None:
+            env.backend.bind("qpos")[bad_row, 0] = np.nan
+        action = rng.uniform(-1, 1, (env.num_envs, len(env.action_names))).astype(np.float32)
+        obs, reward, _, truncated, infos = env.step(action)
+        assert infos["diverged"].tolist() == [bad_row == i and step == 2 for i in range(env.num_envs)]
+        seen.append((obs["state"], reward, truncated))
+    return seen
+
+
+@pytest.mark.parametrize("autoreset", ["same_step", "disabled"])
+def test_a_diverged_env_is_reset_counted_and_dumped(tmp_path: Path, autoreset: str) -> None:
+    env = make(4, autoreset=autoreset, dump_diverged=str(tmp_path / "dump"), reward="dense")
+    seen = run_with(env, bad_row=2)
+    expected = run_with(make(4, autoreset=autoreset, reward="dense"), bad_row=None)
+    others = [0, 1, 3]
+    for (obs, reward, truncated), (clean_obs, clean_reward, clean_truncated) in zip(
+        seen, expected, strict=True
+    ):
+        np.testing.assert_array_equal(obs[others], clean_obs[others])
+        np.testing.assert_array_equal(reward[others], clean_reward[others])
+        np.testing.assert_array_equal(truncated[others], clean_truncated[others])
+        assert np.isfinite(obs).all()
+        assert np.isfinite(reward).all()
+    assert seen[2][2].tolist() == [False, False, True, False]  # the end of that episode, and no success
+    assert env.num_diverged == 1
+    (file,) = (tmp_path / "dump").iterdir()
+    dump = np.load(file)
+    assert file.name == "diverged_000001.npz"
+    assert np.isnan(dump["state_before"]).any()
+    assert (dump["seed"].tolist(), dump["episode"].tolist(), dump["control_step"].tolist()) == ([2], [0], [2])
+    assert np.isfinite(dump["ctrl"]).all()
+
+
+def test_an_env_that_blows_up_within_a_step_is_truncated_and_can_go_on() -> None:
+    env = make(2, autoreset="disabled", task="pick_cube")
+    env.reset(seed=0)
+    env.backend.bind("qvel")[1, -1] = 1e9  # a state as such, and too fast for a step
+    obs, _, _, truncated, infos = env.step(still(env))
+    assert infos["diverged"].tolist() == [False, True]
+    assert truncated.tolist() == [False, True]
+    assert np.isfinite(obs["state"]).all()
+    env.reset(options={"reset_mask": truncated})
+    for _ in range(3):
+        assert not env.step(still(env))[4]["diverged"].any()
+    assert env.num_diverged == 1
+
+
+@pytest.mark.parametrize("element", [0, -1])
+def test_a_broken_action_holds_its_row_and_no_other(element: int) -> None:
+    env, clean = make(3, task="pick_cube"), make(3, task="pick_cube")
+    env.reset(seed=0)
+    clean.reset(seed=0)
+    action = still(env) + 0.5
+    poisoned = action.copy()
+    poisoned[1, element] = np.nan
+    for _ in range(3):
+        obs, reward, _, _, infos = env.step(poisoned)
+        expected, _, _, _, _ = clean.step(action)
+        np.testing.assert_array_equal(obs["state"][[0, 2]], expected["state"][[0, 2]])
+        np.testing.assert_array_equal(infos["executed_action"][1], 0.0)
+        assert infos["limited"][1]
+        assert np.isfinite(obs["state"]).all()
+        assert np.isfinite(reward).all()
+    assert env.num_diverged == 0
+    # The held arm stays: 0.15 s at half speed would be 3 cm.
+    start = make(3, task="pick_cube")
+    start.reset(seed=0)
+    moved = np.linalg.norm(env.view["tool.pos"] - start.view["tool.pos"], axis=1)
+    assert moved[1] < 0.003 < moved[0]
+
+
+# --- randomisation -------------------------------------------------------------------------------
+
+
+def test_terms_name_fields_and_objects_that_exist() -> None:
+    backend = make(2, task="pick_cube").backend
+    bad = {
+        r"no field 'geom_frction'. Did you mean 'geom_friction'": Vary(
+            field="geom_frction", element="cube", low=1, high=1
+        ),
+        r"no geom named 'cub'. Did you mean 'cube'": Vary(
+            field="geom_friction", element="cub", low=1, high=1
+        ),
+        r"no field 'mass'": Vary(field="mass", element="cube", low=1, high=1),
+    }
+    for message, term in bad.items():
+        with pytest.raises(ModelError, match=message):
+            Randomizer((term,), backend)
+    with pytest.raises(ModelError, match=r"vary body_mass of cube: low 2 is above high 1"):
+        Vary(field="body_mass", element="cube", low=2, high=1)
+
+
+def test_a_term_sets_or_scales_one_column_or_all() -> None:
+    backend = make(3, task="pick_cube").backend
+    row = backend.model.geom("cube").id
+    terms = (
+        Vary(field="geom_friction", element="cube", low=0.4, high=0.4, how="set", component=0),
+        Vary(field="geom_size", element="cube", low=2.0, high=2.0),
+    )
+    randomizer = Randomizer(terms, backend)
+    randomizer.apply(np.array([1]), EpisodeRng([0], [0]))
+    friction, size = backend.expand("geom_friction"), backend.expand("geom_size")
+    np.testing.assert_allclose(friction[:, row, 0], [1.0, 0.4, 1.0])
+    np.testing.assert_allclose(friction[:, row, 1], 0.005)
+    np.testing.assert_allclose(size[:, row, 2], [0.02, 0.04, 0.02])  # half of 4 cm, doubled
