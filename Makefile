@@ -14,7 +14,7 @@ help:
 	@echo "make test     the test suite (make slow: its long tests too)"
 	@echo "make check    lint, types, import layers"
 	@echo "make format   format the code"
-	@echo "make bench    measure this machine: simulator, policy, learner, physics"
+	@echo "make bench    measure this machine: simulator, policy, learner, physics; hold the speed claims"
 	@echo "make clean    remove caches and $(VENV); run folders stay"
 
 setup: $(READY)
@@ -44,6 +44,7 @@ format: $(READY)
 
 bench: $(READY)
 	for name in sim policy learner physics; do $(VENV)/bin/robot-rl bench $$name || exit 1; done
+	$(VENV)/bin/python -m pytest -m benchmark
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .import_linter_cache build *.egg-info

@@ -97,7 +97,7 @@ class SimVectorEnv(VectorEnv):
         self.task, self.robot, self.instruction = task.name, robot.name, task.instruction
         self.control_hz, self.caps = task.control.hz, self.backend.caps
         self.horizon = round((self.config.horizon_s or task.horizon_s) * task.control.hz)
-        self._num_substeps = round(1.0 / (task.control.hz * model.opt.timestep))
+        self.num_substeps = round(1.0 / (task.control.hz * model.opt.timestep))
         self._state_index, self.state_names = state_layout(task, robot, model)
         self.action_names = self.controller.action_names
         mode = AutoresetMode.SAME_STEP if autoreset == "same_step" else AutoresetMode.DISABLED
@@ -160,7 +160,7 @@ class SimVectorEnv(VectorEnv):
         """Advances the active envs by one control step; the others stay, with reward 0."""
         executed, limited = self._command(actions, active)
         before = self.backend.state.copy()
-        diverged = self.backend.step(self._num_substeps, active)
+        diverged = self.backend.step(self.num_substeps, active)
         if diverged.any():
             self._contain(diverged, before)
         verdict = self._task.evaluate(self.view)
@@ -325,7 +325,7 @@ class SimVectorEnv(VectorEnv):
         self._ctrl[ids, self._gripper_ctrl] = self._robot.gripper_closed
         closing = np.zeros(self.num_envs, bool)
         closing[ids] = True
-        self.backend.step(self._num_substeps, closing)
+        self.backend.step(self.num_substeps, closing)
 
     def _observe(self, ids: Array | None = None) -> Obs:
         """Returns fresh arrays: the caller may keep them."""

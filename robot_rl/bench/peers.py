@@ -105,12 +105,13 @@ def _environment(name: str, peer: Peer) -> Path:
         [uv, "venv", "--clear", "--quiet", "--python", sys.executable, cache],
         [uv, "pip", "install", "--quiet", "--python", python, *peer.packages],
     ):
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode != 0:
+        try:
+            subprocess.run(command, capture_output=True, text=True, check=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            reason = getattr(error, "stderr", None) or str(error)
             raise RobotRLError(
                 f"bench sim: cannot install the peer {name} ({', '.join(peer.packages)}): "
-                f"{done.stderr.strip()[-400:]} "
-                "Use peers=false to leave peers out."
-            )
+                f"{reason.strip()[-400:]} Use peers=false to leave peers out."
+            ) from error
     ready.write_text(json.dumps(list(peer.packages)))
     return python

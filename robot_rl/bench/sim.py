@@ -39,24 +39,26 @@ def run(
         num_envs: simulations at once.
         rounds: alternations; medians of the rounds' ratios are reported.
         task: which task.
-        async_envs: AsyncVectorEnv is given the best of these sizes (one process an env).
+        async_envs: AsyncVectorEnv is given the best of these sizes (one process an env); none, no row.
         peers: also measure other projects' environments, each in an environment of its own that is
             installed on first use.
     """
     rows, ratio_to_limit, ratio_to_async, layers = [], {}, {}, []
-    best_async = max(_async_rate(task, n) for n in async_envs)
+    best_async = max((_async_rate(task, n) for n in async_envs), default=None)
     ours_best = 0.0
     for n in num_envs:
         measured = [_against_limit(task, n, seed) for seed in range(rounds)]
         ours = statistics.median(m["ours"] for m in measured)
         limit = statistics.median(m["limit"] for m in measured)
         ratio_to_limit[str(n)] = round(statistics.median(m["ours"] / m["limit"] for m in measured), 3)
-        ratio_to_async[str(n)] = round(ours / best_async, 2)
+        if best_async is not None:
+            ratio_to_async[str(n)] = round(ours / best_async, 2)
         ours_best = max(ours_best, ours)
         rows.append(_row(f"robot_rl {task}", n, ours, ratio_to_limit[str(n)]))
         rows.append(_row("mujoco.rollout (C limit)", n, limit, 1.0))
         layers += _layers(task, n)
-    rows.append(_row("gymnasium AsyncVectorEnv, same task", max(async_envs), best_async, None))
+    if best_async is not None:
+        rows.append(_row("gymnasium AsyncVectorEnv, same task", max(async_envs), best_async, None))
     result = {
         "title": f"Simulation: control steps per second, {os.cpu_count()} cores",
         "rows": rows,
@@ -89,7 +91,7 @@ def _against_limit(task: str, num_envs: int, seed: int) -> dict[str, float]:
     _replay(env, actions[_SEGMENT_STEPS:])
     ours_s = time.perf_counter() - began
     steps = num_envs * _SEGMENT_STEPS
-    return {"ours": steps / ours_s, "limit": steps / _rollout_s(env.backend.model, start, controls)}
+    return {"ours": steps / ours_s, "limit": steps / _rollout_s(env, start, controls)}
 
 
 def _record(env: SimVectorEnv, seed: int) -> tuple[list[Array], Array, Array]:
@@ -122,10 +124,10 @@ def _replay(env: SimVectorEnv, actions: list[Array]) -> None:
         env.step(action)
 
 
-def _rollout_s(model: mujoco.MjModel, start: Array, controls: Array) -> float:
+def _rollout_s(env: SimVectorEnv, start: Array, controls: Array) -> float:
     """Returns the seconds of the same physics in C: one call, both cores, outputs preallocated."""
-    substeps = round(1.0 / (20.0 * model.opt.timestep))
-    control = np.repeat(controls, substeps, axis=1)
+    model = env.backend.model
+    control = np.repeat(controls, env.num_substeps, axis=1)
     datas = [mujoco.MjData(model) for _ in range(os.cpu_count() or 1)]
     num_sims, num_steps = control.shape[:2]
     state = np.zeros((num_sims, num_steps, start.shape[1]))

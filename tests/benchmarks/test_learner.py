@@ -18,7 +18,7 @@ def test_bad_options(seconds: float, rounds: int) -> None:
         run(seconds_per_round=seconds, rounds=rounds)
 
 
-@pytest.mark.slow
+@pytest.mark.benchmark
 def test_updates_are_faster_than_stable_baselines3() -> None:
     pytest.importorskip("stable_baselines3")
     result = run(seconds_per_round=2.0, rounds=5)

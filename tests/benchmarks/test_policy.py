@@ -22,7 +22,7 @@ def test_mistakes_are_named() -> None:
         run(samples=0)
 
 
-@pytest.mark.slow
+@pytest.mark.benchmark
 def test_a_chunk_is_fast() -> None:
     rows = {row["policy"]: row for row in run(samples=500)["rows"]}
     assert rows["flow, 4 steps"]["p50_ms"] <= 3.0
