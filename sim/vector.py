@@ -196,7 +196,7 @@ class SimVectorEnv(VectorEnv):
                 f"need ({self.num_envs}, {len(self.action_names)}): {', '.join(self.action_names)}"
             )
         executed = np.clip(actions, -1.0, 1.0)
-        broken: Array = ~np.isfinite(executed).all(axis=1)
+        broken = np.any(~np.isfinite(executed), axis=1)
         executed[broken] = np.nan  # the whole row: safety then holds the arm, and the gripper stays
         position = self.controller.joint_positions()
         target = self.controller.targets(executed, position)

@@ -23,7 +23,8 @@ class PushCube(Task):
     """Push the cube to the mark on the table; the gripper stays shut.
 
     Randomised: cube position and yaw, direction and distance (8 to 15 cm) of the mark, arm posture;
-    with `randomize`, friction and mass. Success: the cube's centre within 2.5 cm of the mark's.
+    with `randomize`, the table's friction and the cube's mass. Success: the cube's centre within
+    2.5 cm of the mark's.
     """
 
     name = "push_cube"
@@ -39,12 +40,12 @@ class PushCube(Task):
         "goal_in_tool.pos",
     )
     vary = (
-        Vary(field="geom_friction", element="cube", low=0.7, high=1.3, component=0),
+        Vary(field="geom_friction", element="table", low=0.6, high=1.3, component=0),
         Vary(field="body_mass", element="cube", low=0.5, high=2.0),
     )
 
     def scene(self, spec: mujoco.MjSpec, robot: Robot) -> None:
-        add_free_box(spec, "cube", half_size_m=[HALF_SIZE_M] * 3, mass_kg=0.1)
+        add_free_box(spec, "cube", half_size_m=[HALF_SIZE_M] * 3, mass_kg=0.1, friction=0.5)
         add_mark(spec, radius_m=GOAL_RADIUS_M)
         tool, cube, goal = ("site", robot.tool_site), ("body", "cube"), ("body", "goal")
         sense(spec, "tool.linvel", "linvel", tool)
