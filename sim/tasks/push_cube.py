@@ -13,6 +13,7 @@ from robot_rl.sim.tasks.grasping import half_turn, heading
 
 HALF_SIZE_M = 0.025
 GOAL_RADIUS_M = 0.025
+_AT_REST_M_S = 0.05
 _TOOL_HEIGHT_M = 0.02
 _ABOVE_M = 0.09
 _BEHIND_M = HALF_SIZE_M + 0.02
@@ -22,9 +23,9 @@ _BEHIND_M = HALF_SIZE_M + 0.02
 class PushCube(Task):
     """Push the cube to the mark on the table; the gripper stays shut.
 
-    Randomised: cube position and yaw, direction and distance (8 to 15 cm) of the mark, arm posture;
+    Randomised: cube position and yaw, direction and distance (8 to 14 cm) of the mark, arm posture;
     with `randomize`, the table's friction and the cube's mass. Success: the cube's centre within
-    2.5 cm of the mark's.
+    2.5 cm of the mark's and slower than 5 cm/s.
     """
 
     name = "push_cube"
@@ -35,6 +36,7 @@ class PushCube(Task):
         "tool.linvel",
         "cube.pos",
         "cube.xaxis",
+        "cube.linvel",
         "cube_in_tool.pos",
         "goal.pos",
         "goal_in_tool.pos",
@@ -51,27 +53,29 @@ class PushCube(Task):
         sense(spec, "tool.linvel", "linvel", tool)
         sense(spec, "cube.pos", "pos", cube)
         sense(spec, "cube.xaxis", "xaxis", cube)
+        sense(spec, "cube.linvel", "linvel", cube)
         sense(spec, "cube_in_tool.pos", "pos", cube, tool)
         sense(spec, "goal.pos", "pos", goal)
         sense(spec, "goal_in_tool.pos", "pos", goal, tool)
 
     def start(self, rng: EpisodeRng) -> Start:
-        cube = rng.uniform((0.42, -0.12, HALF_SIZE_M), (0.56, 0.12, HALF_SIZE_M), size=3)
+        cube = rng.uniform((0.47, -0.12, HALF_SIZE_M), (0.57, 0.12, HALF_SIZE_M), size=3)
         yaw = rng.uniform(-0.75, 0.75)
-        direction, distance = rng.uniform(-np.pi, np.pi), rng.uniform(0.08, 0.15)
+        direction, distance = rng.uniform(-np.pi, np.pi), rng.uniform(0.08, 0.14)
         goal = cube + distance * np.hstack([np.cos(direction), np.sin(direction), 0.0 * direction])
         goal[:, 2] = 0.0
         return Start(joints={"cube": free_pose(cube, yaw)}, mocap={"goal": goal}, fingers=0.0)
 
     def evaluate(self, view: View) -> dict[str, Array]:
-        return {"success": self._distance(view) < GOAL_RADIUS_M}
+        slow = np.linalg.norm(view["cube.linvel"], axis=1) < _AT_REST_M_S
+        return {"success": (self._distance(view) < GOAL_RADIUS_M) & slow}
 
     def dense_reward(self, view: View) -> Array:
         near = np.maximum(np.linalg.norm(view["cube_in_tool.pos"], axis=1) - HALF_SIZE_M, 0.0)
         return 0.3 * closeness(near, 0.1) + 0.7 * closeness(self._distance(view), 0.1)
 
     def expert(self, view: View, offset_m: Array) -> Aim:
-        """Goes behind the cube, seen from the mark, and pushes through it as long as it is behind."""
+        """Goes behind the cube, seen from the mark, and pushes until it is there."""
         tool, cube = view["tool.pos"], view["cube.pos"]
         way = view["goal.pos"][:, :2] + offset_m[:, :2] - cube[:, :2]
         ahead = way / np.maximum(np.linalg.norm(way, axis=1, keepdims=True), 1e-6)
@@ -88,10 +92,12 @@ class PushCube(Task):
         sideways = np.where((down | (tool[:, 2] > 0.7 * _ABOVE_M))[:, None], behind, tool[:, :2])
         reached = cube[:, :2] + np.minimum(np.linalg.norm(way, axis=1, keepdims=True), 0.04) * ahead
         target = np.where(pushing[:, None], reached - (_BEHIND_M - 0.02) * ahead, sideways)
+        there = np.linalg.norm(way, axis=1) < 0.5 * GOAL_RADIUS_M
+        position = np.where(there[:, None], tool, np.column_stack([target, height]))
         yaw = half_turn(np.arctan2(ahead[:, 1], ahead[:, 0]) - heading(view["tool.xaxis"]))
         return Aim(
-            position_m=np.column_stack([target, height]),
-            yaw_rad=np.where(low, 0.0, yaw),
+            position_m=position,
+            yaw_rad=np.where(low | there, 0.0, yaw),
             closed=np.ones(len(tool), bool),
         )
 
