@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Generator, Tensor
 
-from robot_rl.algos.optim import Optimiser, cosine_lr, follow
+from robot_rl.algos.optim import Matmul, Optimiser, cosine_lr, follow, keep_freed_memory, matmul_precision
 from robot_rl.core.policy import DemoBatch
 
 
@@ -46,6 +46,8 @@ class BCConfig:
     """Share of the average kept at each update; the average of the first updates is shorter."""
     grad_clip: float = 1.0
     """Largest norm of the gradient; 0 switches clipping off."""
+    matmul: Matmul = "bf16"
+    """`bf16`: products of float32 matrices in bfloat16 where the processor can; `fp32`: never."""
 
     def __post_init__(self) -> None:
         _require(self.lr > 0, "lr", self.lr, "above 0")
@@ -54,6 +56,7 @@ class BCConfig:
         _require(self.weight_decay >= 0, "weight_decay", self.weight_decay, "0 or more")
         _require(0 <= self.ema_decay < 1, "ema_decay", self.ema_decay, "0 to below 1")
         _require(self.grad_clip >= 0, "grad_clip", self.grad_clip, "0 or more")
+        _require(self.matmul in ("bf16", "fp32"), "matmul", self.matmul, "bf16, fp32")
 
 
 class BehaviourCloning:
@@ -70,6 +73,7 @@ class BehaviourCloning:
             seed: seeds the noise of the loss.
             total_updates: length of the learning-rate schedule; it stays at its floor afterwards.
         """
+        keep_freed_memory()
         self._policy, self._cfg, self._total_updates = policy, cfg, total_updates
         self._trained = {name: p for name, p in policy.named_parameters() if p.requires_grad}
         self._average = {name: p.detach().clone() for name, p in self._trained.items()}
@@ -89,8 +93,9 @@ class BehaviourCloning:
             total=self._total_updates,
             floor=cfg.lr * cfg.final_lr_ratio,
         )
-        loss = self._policy.bc_loss(batch, self._generator)
-        self._optimiser.step(loss, lr=lr)
+        with matmul_precision(cfg.matmul):
+            loss = self._policy.bc_loss(batch, self._generator)
+            self._optimiser.step(loss, lr=lr)
         self._updates += 1
         # A long average would remember the first, random weights: it grows with the updates.
         decay = min(cfg.ema_decay, (1 + self._updates) / (10 + self._updates))
@@ -119,6 +124,6 @@ class BehaviourCloning:
         self._updates = int(state["updates"])
 
 
-def _require(holds: bool, key: str, got: float, allowed: str) -> None:
+def _require(holds: bool, key: str, got: object, allowed: str) -> None:
     if not holds:
-        raise ValueError(f"bc.algorithm.{key}: got {got}, allowed: {allowed}")
+        raise ValueError(f"bc.algorithm.{key}: got {got!r}, allowed: {allowed}")

@@ -1,8 +1,9 @@
 """Ensembles of small networks, and what critics do with their answers.
 
-A 256 x 256 network takes a batch of 256 in less time than autograd needs to keep its books, so an
-ensemble is one node of the graph, with its way back written out (a test holds it against
-numerical differences). N networks, B batch, F inputs, W width, O outputs, A action dim.
+A 256 x 256 network takes a batch of 256 in less time than autograd and Python need to keep its
+books, so the way back is written out (tests hold it against numerical differences and against
+autograd), and learners call it directly, under `torch.no_grad()`. N networks, B batch, F inputs,
+W width, O outputs, A action dim.
 """
 
 from __future__ import annotations
@@ -10,8 +11,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, Self
 
 import torch
@@ -19,17 +19,29 @@ from torch import Generator, Tensor, nn
 
 from robot_rl.algos.optim import Matmul, follow, matmul_precision
 
-Aggregate = Literal["min", "min_of_2", "mean"]
+Aggregate = Literal["min", "mean"]
+"""How several critics' values become one: `min` (TD3, SAC), or `mean`, without pessimism."""
 
 _EPS = 1e-5  # of the layer norm
-_LARGE = 128  # rows and columns from which a product is worth bfloat16
+_LARGE = 128  # rows and columns from which a product is worth bfloat16, which takes some 20 us to enter
+
+
+class Path(NamedTuple):
+    """What one network's way back needs of its way there."""
+
+    reads: list[Tensor]
+    """What each layer read: (B, F), then (B, W)."""
+    norms: list[tuple[Tensor, Tensor, Tensor]]
+    """Input, mean and 1 / std of each layer norm."""
 
 
 class EnsembleMLP(nn.Module):
     """N multilayer perceptrons of the same shape, ReLU, optionally with layer norm.
 
-    The layer norm has no scale and shift of its own: the next layer can learn them, and they
-    would cost two more passes over the activations.
+    Each network is computed to its end before the next one begins, both ways: its matrices then
+    stay in the second-level cache, where a batched product of all networks would not (measured:
+    1.5 times slower). The layer norm has no scale and shift of its own: the next layer can learn
+    them, and they would cost two more passes over the activations.
     """
 
     def __init__(
@@ -46,26 +58,108 @@ class EnsembleMLP(nn.Module):
     ) -> None:
         """Draws weights and biases from +-1/sqrt(fan in), as torch's Linear does."""
         super().__init__()
-        self._shape = _Shape(num, layernorm, matmul)
+        self.num = num
+        self._layernorm = layernorm
         sizes = [inputs, *[width] * depth, outputs]
         self.layers = nn.ParameterList()
         for fan_in, fan_out in itertools.pairwise(sizes):
-            weight, bias = torch.empty(num, fan_in, fan_out), torch.empty(num, fan_out)
-            for parameter in (weight, bias):
-                parameter.uniform_(-1 / math.sqrt(fan_in), 1 / math.sqrt(fan_in), generator=generator)
-            self.layers += [nn.Parameter(weight), nn.Parameter(bias)]
+            bound = 1.0 / math.sqrt(fan_in)
+            for shape in ((num, fan_in, fan_out), (num, fan_out)):
+                self.layers.append(
+                    nn.Parameter(torch.empty(shape).uniform_(-bound, bound, generator=generator))
+                )
+        self._precisions: list[Matmul] = [
+            matmul if min(pair) >= _LARGE else "fp32" for pair in itertools.pairwise(sizes)
+        ]
+        self._bind()
 
-    def forward(self, x: Tensor, *, frozen: bool = False) -> Tensor:
-        """Maps (B, F), the same for all, to (N, B, O).
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps (B, F), the same for all networks, to (N, B, O)."""
+        return _Ensemble.apply(x, self, *self.in_order)  # type: ignore[no-any-return]
+
+    def answer(self, x: Tensor, only: Sequence[int] | None = None) -> tuple[Tensor, list[Path]]:
+        """Returns what `forward` does, without autograd, and the way back of each network.
 
         Args:
-            x: inputs.
-            frozen: gradients reach `x` but not the weights, and none is computed for them.
+            x: inputs, (B, F).
+            only: the networks to ask; None asks all.
         """
-        layers = list(self.layers)
-        if frozen:
-            layers = [layer.detach() for layer in layers]
-        return _Ensemble.apply(x, self._shape, *layers)  # type: ignore[no-any-return]
+        nets = self._nets if only is None else [self._nets[n] for n in only]
+        out_NBO = x.new_empty(len(nets), len(x), nets[0][-1].shape[-1])
+        return out_NBO, [self._there(x, net, out) for net, out in zip(nets, out_NBO, strict=True)]
+
+    def gradients(self, to_out_NBO: Tensor, paths: Sequence[Path]) -> list[Tensor]:
+        """Returns the gradients of the parameters, in their order, given that of the answer."""
+        to_layers = [torch.empty_like(parameter) for parameter in self.in_order]
+        to_nets = zip(*(to_layer.unbind() for to_layer in to_layers), strict=True)
+        for net, to_out, path, to_net in zip(self._nets, to_out_NBO, paths, to_nets, strict=True):
+            self._back(to_out, path, net, to_net)
+        return to_layers
+
+    def input_gradient(self, to_out_NBO: Tensor, paths: Sequence[Path]) -> Tensor:
+        """Returns the gradient (B, F) of the input, given that of the answer."""
+        to_x: Tensor | None = None
+        for net, to_out, path in zip(self._nets, to_out_NBO, paths, strict=True):
+            grad = self._back(to_out, path, net, ())
+            to_x = torch.mm(grad, net[0].T) if to_x is None else to_x.addmm_(grad, net[0].T)
+        assert to_x is not None, "an ensemble without networks"
+        return to_x
+
+    def _bind(self) -> None:
+        """Looks up what every call needs: walking a ParameterList and slicing it takes 30 us."""
+        self.in_order = list(self.layers)
+        with torch.no_grad():
+            self._nets = [[layer.detach()[n] for layer in self.in_order] for n in range(self.num)]
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)
+        self._bind()
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key not in ("in_order", "_nets")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._bind()
+
+    def _there(self, x: Tensor, layers: Sequence[Tensor], out: Tensor) -> Path:
+        """Writes the answer of one network to `out`."""
+        reads, norms = [x], []
+        hidden = x
+        for i, precision in enumerate(self._precisions[:-1]):
+            # Product and sum apart: one call for both first copies the bias to every row.
+            with matmul_precision(precision):
+                hidden = torch.mm(hidden, layers[2 * i])
+            hidden.add_(layers[2 * i + 1])
+            if self._layernorm:
+                before = hidden
+                hidden, mean, rstd = torch.native_layer_norm(before, before.shape[-1:], None, None, _EPS)
+                norms.append((before, mean, rstd))
+            reads.append(hidden.relu_())
+        torch.mm(hidden, layers[-2], out=out).add_(layers[-1])
+        return Path(reads, norms)
+
+    def _back(
+        self, grad: Tensor, path: Path, layers: Sequence[Tensor], to_layers: Sequence[Tensor]
+    ) -> Tensor:
+        """Returns the gradient before the first activation; writes those of the layers, if asked to."""
+        for i in range(len(layers) // 2 - 1, -1, -1):
+            read = path.reads[i]
+            with matmul_precision(self._precisions[i]):
+                if to_layers:
+                    torch.mm(read.T, grad, out=to_layers[2 * i])
+                    torch.sum(grad, 0, out=to_layers[2 * i + 1])
+                if i == 0:
+                    break
+                grad = torch.mm(grad, layers[2 * i].T)
+            torch.ops.aten.threshold_backward.grad_input(grad, read, 0, grad_input=grad)
+            if self._layernorm:
+                before, mean, rstd = path.norms[i - 1]
+                grad = torch.ops.aten.native_layer_norm_backward(
+                    grad, before, before.shape[-1:], mean, rstd, None, None, [True, False, False]
+                )[0]
+        return grad
 
 
 class Critics(EnsembleMLP):
@@ -93,10 +187,46 @@ class Critics(EnsembleMLP):
             matmul=matmul,
             generator=generator,
         )
+        self._action_dim = action_dim
 
-    def q(self, features: Tensor, action: Tensor, *, frozen: bool = False) -> Tensor:
-        """Returns the estimates (N, B) of features (B, F) and actions (B, A)."""
-        return self(torch.cat([features, action], dim=-1), frozen=frozen).squeeze(-1)
+    def q(self, features: Tensor, action: Tensor) -> Tensor:
+        """Returns the estimates (N, B) of features (B, F) and actions (B, A), without gradient."""
+        return self.answer(torch.cat([features, action], dim=-1))[0].squeeze(-1)
+
+    def pessimistic(self, features: Tensor, action: Tensor, generator: Generator) -> Tensor:
+        """Returns the smaller estimate (B,) of two critics drawn for this batch (REDQ, Chen et al. 2021).
+
+        Args:
+            features: (B, F).
+            action: (B, A).
+            generator: draws the two, on the CPU; only they are asked.
+        """
+        drawn = torch.randperm(self.num, generator=generator)[:2].tolist()
+        out_NBO, _ = self.answer(torch.cat([features, action], dim=-1), drawn)
+        return out_NBO.amin(dim=0).squeeze(-1)
+
+    def td_gradients(self, features: Tensor, action: Tensor, target_B: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Returns the errors q - target (N, B) and the gradients of `losses.td_loss` at them."""
+        out_NBO, paths = self.answer(torch.cat([features, action], dim=-1))
+        error_NB = out_NBO.squeeze(-1) - target_B
+        return error_NB, self.gradients((error_NB * (2.0 / len(target_B))).unsqueeze(-1), paths)
+
+    def action_gradient(self, features: Tensor, action: Tensor, how: Aggregate) -> tuple[Tensor, Tensor]:
+        """Returns the value (B,) of each action, and its derivative (B, A) by the action.
+
+        Args:
+            features: (B, F).
+            action: (B, A).
+            how: over the critics.
+        """
+        out_NBO, paths = self.answer(torch.cat([features, action], dim=-1))
+        if how == "mean":
+            value, share = out_NBO.mean(dim=0), torch.full_like(out_NBO, 1.0 / self.num)
+        else:
+            value, smallest = out_NBO.min(dim=0)
+            share = torch.zeros_like(out_NBO).scatter_(0, smallest.unsqueeze(0), 1.0)
+        to_x = self.input_gradient(share, paths)
+        return value.squeeze(-1), to_x[:, -self._action_dim :]
 
     def target(self) -> Self:
         """Returns a copy that `follow_online` moves."""
@@ -104,121 +234,24 @@ class Critics(EnsembleMLP):
 
     def follow_online(self, online: Critics, tau: float) -> None:
         """Moves these weights a share `tau` of the way to the online critics'."""
-        follow(self.layers, online.layers, tau)
-
-
-def aggregate(q_NB: Tensor, how: Aggregate, generator: Generator | None = None) -> Tensor:
-    """Returns one value (B,) from N.
-
-    Args:
-        q_NB: the estimates.
-        how: `min` (TD3); `min_of_2`, over two of them drawn for this batch (REDQ, Chen et al.
-            2021); `mean`, without pessimism, for the policy's gradient.
-        generator: draws the two.
-    """
-    if how == "mean":
-        return q_NB.mean(dim=0)
-    if how == "min_of_2" and len(q_NB) > 2:
-        drawn = torch.randperm(len(q_NB), generator=generator, device=q_NB.device)[:2]
-        q_NB = q_NB.index_select(0, drawn)
-    return q_NB.amin(dim=0)
-
-
-class _Shape(NamedTuple):
-    num: int
-    layernorm: bool
-    matmul: Matmul
+        follow(self.in_order, online.in_order, tau)
 
 
 class _Ensemble(torch.autograd.Function):
-    """All networks as one node of the graph.
-
-    Each network is computed to its end before the next one begins, both ways: its matrices then
-    stay in the second-level cache, where a batched product of all networks would not (measured: 1.5 times
-    slower).
-    """
+    """The whole ensemble as one node of autograd's graph."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, shape: _Shape, *layers: Tensor) -> Tensor:
-        out_NBO = x.new_empty(shape.num, len(x), layers[-1].shape[-1])
-        unbound = [layer.unbind() for layer in layers]
-        ctx.paths = [
-            _forward(x, [layer[n] for layer in unbound], shape, out_NBO[n]) for n in range(shape.num)
-        ]
-        ctx.shape = shape
-        # Autograd verifies that saved tensors are unchanged on the way back.
-        ctx.save_for_backward(x, *layers[::2])
+    def forward(ctx: Any, x: Tensor, net: EnsembleMLP, *parameters: Tensor) -> Tensor:
+        out_NBO, ctx.paths = net.answer(x)
+        ctx.net = net
+        ctx.save_for_backward(*parameters)  # autograd then verifies that they have not changed
         return out_NBO
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        shape: _Shape = ctx.shape
-        weights: Sequence[Tensor] = ctx.saved_tensors[1:]
-        to_layers: list[Tensor | None] = [None] * (2 * len(weights))
+        net: EnsembleMLP = ctx.net
+        parameters = ctx.saved_tensors
+        to_x = net.input_gradient(grads[0], ctx.paths) if ctx.needs_input_grad[0] else None
         learns = any(ctx.needs_input_grad[2:])
-        if learns:
-            to_layers[::2] = [torch.empty_like(w) for w in weights]
-            to_layers[1::2] = [w.new_empty(shape.num, w.shape[-1]) for w in weights]
-        to_x: Tensor | None = None
-        for n in range(shape.num):
-            path = _Path(*ctx.paths[n])
-            own = [layer[n] for layer in to_layers if layer is not None]
-            grad = _backward(grads[0][n], path, [w[n] for w in weights], own, shape)
-            if ctx.needs_input_grad[0]:
-                first = weights[0][n].T
-                to_x = torch.mm(grad, first) if to_x is None else to_x.addmm_(grad, first)
+        to_layers = net.gradients(grads[0], ctx.paths) if learns else [None] * len(parameters)
         return to_x, None, *to_layers
-
-
-class _Path(NamedTuple):
-    """What one network's way back needs of its way there."""
-
-    reads: list[Tensor]
-    """What each layer read, (B, F) or (B, W)."""
-    norms: list[tuple[Tensor, Tensor, Tensor] | None]
-    """Input, mean and 1 / std of each layer norm."""
-
-
-def _forward(x: Tensor, layers: Sequence[Tensor], shape: _Shape, out: Tensor) -> _Path:
-    """Writes the answer of one network to `out`."""
-    path = _Path([x], [])
-    hidden = x
-    for i in range(0, len(layers) - 2, 2):
-        with _square(layers[i], shape):
-            hidden = torch.addmm(layers[i + 1], hidden, layers[i])
-        norm = None
-        if shape.layernorm:
-            before = hidden
-            hidden, mean, rstd = torch.native_layer_norm(before, before.shape[-1:], None, None, _EPS)
-            norm = before, mean, rstd
-        path.reads.append(hidden.relu_())
-        path.norms.append(norm)
-    torch.addmm(layers[-1], hidden, layers[-2], out=out)
-    return path
-
-
-def _backward(
-    grad: Tensor, path: _Path, weights: Sequence[Tensor], to_layers: Sequence[Tensor], shape: _Shape
-) -> Tensor:
-    """Returns the gradient before the first activation; writes those of the layers, if there are any."""
-    for i in range(len(weights) - 1, -1, -1):
-        with _square(weights[i], shape):
-            if to_layers:
-                torch.mm(path.reads[i].T, grad, out=to_layers[2 * i])
-                torch.sum(grad, 0, out=to_layers[2 * i + 1])
-            if i == 0:
-                break
-            grad = torch.mm(grad, weights[i].T)
-        torch.ops.aten.threshold_backward.grad_input(grad, path.reads[i], 0, grad_input=grad)
-        norm = path.norms[i - 1]
-        if norm is not None:
-            before, mean, rstd = norm
-            grad = torch.ops.aten.native_layer_norm_backward(
-                grad, before, before.shape[-1:], mean, rstd, None, None, [True, False, False]
-            )[0]
-    return grad
-
-
-def _square(weight: Tensor, shape: _Shape) -> AbstractContextManager[None]:
-    """Allows bfloat16 for large products only: it costs some 20 us to enter."""
-    return matmul_precision(shape.matmul if min(weight.shape) >= _LARGE else "fp32")

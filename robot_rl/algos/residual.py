@@ -18,9 +18,8 @@ from typing import Any, Protocol
 import torch
 from torch import Generator, Tensor, nn
 
-from robot_rl.algos.critics import Critics, aggregate
-from robot_rl.algos.losses import td_loss
-from robot_rl.algos.optim import Matmul, Optimiser, follow, matmul_precision
+from robot_rl.algos.critics import Critics
+from robot_rl.algos.optim import METRICS_EVERY, Matmul, Optimiser, follow, keep_freed_memory, matmul_precision
 from robot_rl.algos.returns import td_target
 from robot_rl.data.replay import TransitionBatch
 
@@ -97,8 +96,10 @@ class ResidualTD:
 
     def __init__(self, policy: CorrectingPolicy, cfg: ResidualConfig, seed: int) -> None:
         """Starts from the policy's present head, which the updates change in place."""
+        keep_freed_memory()
         self._policy, self._cfg = policy, cfg
         self._acting_target = _with_own_head(policy)
+        self._target_head = list(self._acting_target.head.parameters())
         # Parameters are drawn on the CPU, so that a seed means the same on every device.
         device = next(policy.parameters()).device
         self._critics = Critics(
@@ -116,45 +117,57 @@ class ResidualTD:
         self._actor_optimiser = Optimiser(policy.head.parameters(), lr=cfg.actor_lr, **rates)
         self._critic_optimiser = Optimiser(self._critics.parameters(), lr=cfg.critic_lr, **rates)
         self._generator = Generator(device).manual_seed(seed)
+        self._draws = Generator().manual_seed(seed + 1)  # of critics: on the CPU, wherever they are
         self._updates = 0
 
+    @torch.no_grad()
     def update(self, batch: TransitionBatch) -> Mapping[str, Tensor]:
         """Takes one step of the critics and, every `actor_every` after the warm-up, of the head."""
         cfg = self._cfg
-        with matmul_precision(cfg.matmul):
-            features = self._policy.features(batch.obs)
-            target = self._target(batch)
-            q = self._critics.q(features, batch.action)
-            loss = td_loss(q, target)
-            self._critic_optimiser.step(loss)
-            self._updates += 1
-            metrics = {"critic_loss": loss.detach(), "q": q.detach().mean(), "target": target.mean()}
-            if self._updates > cfg.critic_warmup and self._updates % cfg.actor_every == 0:
-                metrics |= self._update_actor(features, batch.base_action)
-            self._target_critics.follow_online(self._critics, cfg.tau)
+        features = self._policy.features(batch.obs)
+        target = self._target(batch)
+        error, gradients = self._critics.td_gradients(features, batch.action, target)
+        self._critic_optimiser.apply(gradients)
+        self._updates += 1
+        metrics: dict[str, Tensor] = {}
+        reports = self._updates % METRICS_EVERY == 0
+        if self._updates > cfg.critic_warmup and self._updates % cfg.actor_every == 0:
+            value, correction = self._update_actor(features, batch.base_action)
+            if reports:
+                metrics = {"value": value.mean(), "residual_rms": correction.square().mean().sqrt()}
+        self._target_critics.follow_online(self._critics, cfg.tau)
+        if reports:
+            metrics |= {"critic_loss": error.square().mean(dim=1).sum(), "target": target.mean()}
         return metrics
 
-    def _update_actor(self, features: Tensor, base_action: Tensor) -> dict[str, Tensor]:
-        correction = self._policy.residual(features, base_action)
-        action = (base_action + correction).clamp(-1.0, 1.0)
-        value = aggregate(self._critics.q(features, action, frozen=True), "mean").mean()
-        size = correction.square().mean()
-        loss = self._cfg.residual_l2 * size - value
-        self._actor_optimiser.step(loss)
-        follow(self._acting_target.head.parameters(), self._policy.head.parameters(), self._cfg.tau)
-        return {"actor_loss": loss.detach(), "residual_rms": size.detach().sqrt()}
+    def _update_actor(self, features: Tensor, base_action: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the value (B,) and the correction (B, A) before the step."""
+        with matmul_precision(self._cfg.matmul), torch.enable_grad():
+            correction = self._policy.residual(features, base_action)
+            action = (base_action + correction).clamp(-1.0, 1.0)
+        value, by_action = self._critics.action_gradient(features, action.detach(), "mean")
+        # Loss: mean over the batch of l2 |correction|^2 / A - value; its derivative by the action
+        # comes from the critics, the rest of the way autograd goes.
+        outputs, towards = [action], [by_action * (-1.0 / len(value))]
+        if self._cfg.residual_l2 > 0:
+            outputs.append(correction)
+            towards.append(correction.detach() * (2.0 * self._cfg.residual_l2 / correction.numel()))
+        with matmul_precision(self._cfg.matmul):
+            gradients = torch.autograd.grad(outputs, self._actor_optimiser.parameters, towards)
+        self._actor_optimiser.apply(gradients)
+        follow(self._target_head, self._actor_optimiser.parameters, self._cfg.tau)
+        return value, correction.detach()
 
-    @torch.no_grad()
     def _target(self, batch: TransitionBatch) -> Tensor:
         """Returns reward + bootstrap * value of the target's action in the next observation."""
         cfg, base_action = self._cfg, batch.next_base_action
         features = self._policy.features(batch.next_obs)
         noise = torch.empty_like(base_action).normal_(0.0, cfg.target_noise_std, generator=self._generator)
         noise.clamp_(-cfg.target_noise_clip, cfg.target_noise_clip)
-        correction = self._acting_target.residual(features, base_action)
+        with matmul_precision(cfg.matmul):
+            correction = self._acting_target.residual(features, base_action)
         action = (base_action + correction + noise).clamp_(-1.0, 1.0)
-        q_NB = self._target_critics.q(features, action)
-        next_value = aggregate(q_NB, "min_of_2", self._generator)
+        next_value = self._target_critics.pessimistic(features, action, self._draws)
         return td_target(batch.reward, batch.bootstrap, next_value)
 
     @property
@@ -172,6 +185,7 @@ class ResidualTD:
             "actor_optimiser": self._actor_optimiser.state_dict(),
             "critic_optimiser": self._critic_optimiser.state_dict(),
             "generator": self._generator.get_state(),
+            "draws": self._draws.get_state(),
             "updates": self._updates,
         }
 
@@ -181,6 +195,7 @@ class ResidualTD:
         self._actor_optimiser.load_state_dict(state["actor_optimiser"])
         self._critic_optimiser.load_state_dict(state["critic_optimiser"])
         self._generator.set_state(state["generator"])
+        self._draws.set_state(state["draws"])
         self._updates = int(state["updates"])
 
     def _modules(self) -> dict[str, nn.Module]:

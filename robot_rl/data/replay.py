@@ -320,20 +320,18 @@ class ReplayBuffer:
         self._columns["base_action"][rows] = base_action
 
     def _draw(self, batch_size: int, rng: np.random.Generator) -> tuple[Array, Array]:
-        """Returns lane and position of uniformly drawn steps; draws again where it hit a final frame."""
+        """Returns lane and position of uniformly drawn steps: draws frames, keeps those that are steps."""
         stored = np.minimum(self._head, self._frames - 1)
         upper = np.cumsum(stored)
-        drawn = rng.integers(0, upper[-1], batch_size)
-        kind = self._columns["kind"]
-        again = np.arange(batch_size)
-        lanes, position = np.empty(batch_size, np.int64), np.empty(batch_size, np.int64)
-        while len(again):
-            lane = np.searchsorted(upper, drawn, side="right")
-            lanes[again] = lane
-            position[again] = self._head[lane] - (upper[lane] - drawn)
-            missed = kind.take(self._row(lanes[again], position[again])) != _STEP
-            again = again[missed]
-            drawn = rng.integers(0, upper[-1], len(again))
+        surplus = upper[-1] / self._steps * 1.05
+        drawn = rng.integers(0, upper[-1], int(batch_size * surplus) + 8)
+        lanes = np.searchsorted(upper, drawn, side="right") if self.num_envs > 1 else np.zeros_like(drawn)
+        position = self._head[lanes] - (upper[lanes] - drawn)
+        kept = np.flatnonzero(self._columns["kind"].take(self._row(lanes, position)))[:batch_size]
+        lanes, position = lanes.take(kept), position.take(kept)
+        if len(kept) < batch_size:
+            more_lanes, more_position = self._draw(batch_size - len(kept), rng)
+            return np.concatenate([lanes, more_lanes]), np.concatenate([position, more_position])
         return lanes, position
 
     def _observation(self, rows: Array) -> dict[str, Tensor]:

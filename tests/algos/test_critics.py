@@ -1,10 +1,13 @@
 """The ensemble's written-out way back against numerical differences; aggregation by hand."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
 
-from robot_rl.algos.critics import Critics, EnsembleMLP, aggregate
+from robot_rl.algos.critics import Aggregate, Critics, EnsembleMLP
+from robot_rl.algos.losses import td_loss
 
 
 def network(depth: int, *, layernorm: bool, num: int = 2) -> EnsembleMLP:
@@ -20,12 +23,12 @@ def network(depth: int, *, layernorm: bool, num: int = 2) -> EnsembleMLP:
 def test_gradients_are_numerical_differences(depth: int, layernorm: bool) -> None:
     net = network(depth, layernorm=layernorm)
     x = torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(2)).requires_grad_()
-    names = [name for name, _ in net.named_parameters()]
 
     def answer(x: torch.Tensor, *layers: torch.Tensor) -> torch.Tensor:
-        return torch.func.functional_call(net, dict(zip(names, layers, strict=True)), (x,))
+        # The layers are the net's own: gradcheck changes them in place.
+        return net(x)
 
-    assert torch.autograd.gradcheck(answer, (x, *net.parameters()))
+    assert torch.autograd.gradcheck(answer, (x, *net.in_order))
 
 
 @pytest.mark.parametrize("layernorm", [False, True])
@@ -40,13 +43,12 @@ def test_it_is_the_usual_network(layernorm: bool) -> None:
         torch.testing.assert_close(net(x)[n], hidden @ parameters[4] + parameters[5])
 
 
-def test_frozen_weights_pass_gradients_to_inputs_only() -> None:
-    net = network(2, layernorm=True)
-    x = torch.randn(4, 3, dtype=torch.float64).requires_grad_()
-    frozen = torch.autograd.grad(net(x, frozen=True).sum(), x)[0]
-    torch.testing.assert_close(frozen, torch.autograd.grad(net(x).sum(), x)[0])
-    net(x, frozen=True).sum().backward()
-    assert all(p.grad is None for p in net.parameters())
+def test_the_same_net_asked_in_part() -> None:
+    net = network(2, layernorm=True, num=3)
+    x = torch.randn(4, 3, dtype=torch.float64)
+    some, paths = net.answer(x, [2, 0])
+    torch.testing.assert_close(some, net(x)[[2, 0]])
+    assert len(paths) == 2
 
 
 def test_bf16_products_stay_close() -> None:
@@ -59,15 +61,50 @@ def test_bf16_products_stay_close() -> None:
     torch.testing.assert_close(nets[0](x), nets[1](x), rtol=0.02, atol=0.01)
 
 
-def test_aggregate() -> None:
-    q = torch.tensor([[1.0, 9.0], [2.0, 8.0], [6.0, 1.0]])
-    assert aggregate(q, "min").tolist() == [1.0, 1.0]
-    assert aggregate(q, "mean").tolist() == [3.0, 6.0]
-    generator = torch.Generator().manual_seed(0)
-    seen = {tuple(aggregate(q, "min_of_2", generator).tolist()) for _ in range(50)}
-    # Of critics 0 and 1, 0 and 2, 1 and 2.
-    assert seen == {(1.0, 8.0), (1.0, 1.0), (2.0, 1.0)}
-    assert aggregate(q[:2], "min_of_2").tolist() == [1.0, 8.0]
+def features_and_action() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(5)
+    return torch.randn(6, 2, generator=generator), torch.randn(6, 1, generator=generator)
+
+
+def constant_critics(*values: float) -> Critics:
+    """Critics that answer their last bias, whatever they are asked."""
+    critics = Critics(2, 1, num=len(values), width=4)
+    with torch.no_grad():
+        for layer in critics.layers:
+            layer.zero_()
+        critics.layers[-1].copy_(torch.tensor(values)[:, None])
+    return critics
+
+
+def test_pessimism_is_the_smaller_of_two_drawn() -> None:
+    critics, generator = constant_critics(1.0, 2.0, 6.0), torch.Generator().manual_seed(0)
+    seen = {tuple(critics.pessimistic(*features_and_action(), generator).tolist()) for _ in range(50)}
+    # Of critics 0 and 1 or 2: 1; of 1 and 2: 2. The whole batch has the same two.
+    assert seen == {(1.0,) * 6, (2.0,) * 6}
+    assert constant_critics(3.0).pessimistic(*features_and_action(), generator).tolist() == [3.0] * 6
+
+
+def test_td_gradients_are_those_of_the_td_loss() -> None:
+    critics = Critics(2, 1, num=3, width=8, generator=torch.Generator().manual_seed(4))
+    features, action = features_and_action()
+    target = torch.linspace(-1, 1, 6)
+    error, gradients = critics.td_gradients(features, action, target)
+    q = critics(torch.cat([features, action], dim=1)).squeeze(-1)
+    torch.testing.assert_close(error, q.detach() - target)
+    for mine, peer in zip(gradients, torch.autograd.grad(td_loss(q, target), critics.in_order), strict=True):
+        torch.testing.assert_close(mine, peer)
+
+
+@pytest.mark.parametrize("how", ["mean", "min"])
+def test_the_action_gradient_is_autograds(how: Aggregate) -> None:
+    critics = Critics(2, 1, num=3, width=8, generator=torch.Generator().manual_seed(4))
+    features, action = features_and_action()
+    value, gradient = critics.action_gradient(features, action, how)
+    action.requires_grad_()
+    q = critics(torch.cat([features, action], dim=1)).squeeze(-1)
+    expected = q.mean(dim=0) if how == "mean" else q.amin(dim=0)
+    torch.testing.assert_close(value, expected.detach())
+    torch.testing.assert_close(gradient, torch.autograd.grad(expected.sum(), action)[0])
 
 
 def test_targets_follow() -> None:
@@ -88,3 +125,17 @@ def test_critics_differ_and_a_seed_is_a_seed() -> None:
     assert q.shape == (3, 1)
     assert q.unique().numel() == 3
     assert q.equal(two.q(features, action))
+
+
+def test_copies_and_casts_keep_their_own_weights() -> None:
+    net = network(2, layernorm=False)
+    x = torch.randn(4, 3, dtype=torch.float64)
+    before = net(x)
+    twin = copy.deepcopy(net)
+    with torch.no_grad():
+        twin.layers[-1].add_(1.0)
+    torch.testing.assert_close(twin(x), before + 1.0)
+    torch.testing.assert_close(net(x), before)
+    assert net.float()(x.float()).dtype == torch.float32
+    net.load_state_dict(twin.state_dict())
+    torch.testing.assert_close(net(x.float()), (before + 1.0).float())

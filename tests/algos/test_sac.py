@@ -33,11 +33,37 @@ def build(seed: int = 0, **changes: Any) -> SAC:
 def test_log_prob_is_the_density_of_the_squashed_gaussian() -> None:
     actor = TanhGaussian(3, 2, width=16, depth=2, generator=Generator().manual_seed(0))
     state = torch.randn(8, 3, generator=Generator().manual_seed(1))
-    action, log_prob = actor.sample(state, Generator().manual_seed(2))
+    sample = actor.sample(state, Generator().manual_seed(2))
     mean, log_std = actor.net(state)[0].chunk(2, dim=-1)
     normal = torch.distributions.Normal(mean, log_std.exp())
     squashed = torch.distributions.TransformedDistribution(normal, torch.distributions.TanhTransform())
-    torch.testing.assert_close(log_prob, squashed.log_prob(action).sum(dim=-1), rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(
+        sample.log_prob, squashed.log_prob(sample.action).sum(dim=-1), rtol=1e-3, atol=1e-3
+    )
+
+
+def test_the_actors_gradients_are_autograds() -> None:
+    actor = TanhGaussian(3, 2, width=16, depth=2, generator=Generator().manual_seed(0))
+    state = torch.randn(8, 3, generator=Generator().manual_seed(1))
+    sample = actor.sample(state, Generator().manual_seed(2))
+    to_action, to_log_prob = torch.randn(8, 2, generator=Generator().manual_seed(3)), torch.tensor(0.7)
+    mine = actor.gradients(sample, to_action, to_log_prob)
+    mean, log_std = actor.net(state)[0].chunk(2, dim=-1)
+    u = mean + log_std.exp() * sample.noise
+    density = -0.5 * sample.noise.square() - log_std - torch.log(1 - u.tanh().square())
+    loss = (to_action * u.tanh()).sum() + to_log_prob * density.sum()
+    for gradient, peer in zip(mine, torch.autograd.grad(loss, actor.net.in_order), strict=True):
+        torch.testing.assert_close(gradient, peer, rtol=1e-4, atol=1e-5)
+
+
+def test_a_log_std_out_of_range_stands_still() -> None:
+    actor = TanhGaussian(3, 1, width=16, depth=1, generator=Generator().manual_seed(0))
+    with torch.no_grad():
+        actor.net.layers[-1][0, 1] = 100.0  # the bias of the log std, limited to 2
+    sample = actor.sample(torch.zeros(4, 3), Generator().manual_seed(2))
+    torch.testing.assert_close(sample.std, torch.full((4, 1), math.exp(2.0)))
+    to_bias = actor.gradients(sample, torch.ones(4, 1), torch.tensor(1.0))[-1]
+    assert to_bias[0, 1].item() == 0.0
 
 
 def test_it_finds_the_best_action() -> None:
@@ -54,20 +80,18 @@ def test_targets_bootstrap_with_the_entropy() -> None:
     learner._targets.layers[-1].data.fill_(4.0)
     rows = batch(0)
     rows.bootstrap = torch.full((64,), 0.5)
-    state = learner._generator.get_state()
-    _, log_prob = learner.actor.sample(rows.next_obs["state"], learner._generator)
-    learner._generator.set_state(state)
+    after = learner.actor.sample(rows.next_obs["state"], learner._generator)
     # reward + (4 - 2 log pi) / 2
-    expected = rows.reward + 0.5 * (4.0 - 2.0 * log_prob.detach())
-    torch.testing.assert_close(learner._target(rows, torch.tensor(2.0)), expected)
+    expected = rows.reward + 0.5 * (4.0 - 2.0 * after.log_prob)
+    torch.testing.assert_close(learner._target(rows, after, torch.tensor(2.0)), expected)
 
 
 def test_the_temperature_falls_while_entropy_is_high() -> None:
     learner = build(target_entropy_per_action=-5.0, temperature_lr=0.1)
-    metrics = [learner.update(batch(seed)) for seed in range(5)]
-    assert metrics[0]["temperature"].item() == pytest.approx(1.0)
-    # Adam's first steps are the learning rate: exp(-4 * 0.1) = 0.67 after four.
-    assert metrics[4]["temperature"].item() == pytest.approx(math.exp(-0.4), rel=0.02)
+    metrics = [learner.update(batch(seed)) for seed in range(10)]
+    assert metrics[:9] == [{}] * 9
+    # Adam's first steps are the learning rate: exp(-9 * 0.1) = 0.41 after nine.
+    assert metrics[9]["temperature"].item() == pytest.approx(math.exp(-0.9), rel=0.05)
 
 
 def test_a_resumed_learner_is_the_unbroken_one() -> None:
