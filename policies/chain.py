@@ -70,9 +70,7 @@ def denoise(
         path.append(x)
     if not record:
         return Path(x, None)
-    scored = (
-        torch.stack(log_probs, dim=1).gather(1, index) if log_probs else z.new_empty(index.shape)
-    )
+    scored = torch.stack(log_probs, dim=1).gather(1, index) if log_probs else z.new_empty(index.shape)
     return Path(x, Chain(x=torch.stack(path, dim=1), index=index, log_prob=scored, grid=grid))
 
 

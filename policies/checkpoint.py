@@ -79,18 +79,14 @@ def save_policy(folder: Path | str, policy: SavedPolicy, *, meta: PolicyMeta) ->
         _swap(temporary, folder)
     except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)
-        kept = (
-            "The older checkpoint is whole" if folder.exists() else "There is no older checkpoint"
-        )
+        kept = "The older checkpoint is whole" if folder.exists() else "There is no older checkpoint"
         raise CheckpointError(
             f"{folder}: cannot write the policy: {error.strerror or error}. {kept}. "
             "Free some space and save again."
         ) from error
 
 
-def load_policy(
-    folder: Path | str, *, expect: PolicyMeta | None = None
-) -> tuple[SavedPolicy, PolicyMeta]:
+def load_policy(folder: Path | str, *, expect: PolicyMeta | None = None) -> tuple[SavedPolicy, PolicyMeta]:
     """Returns the policy, in evaluation mode on the CPU, and what it was made for.
 
     Raises:

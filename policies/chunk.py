@@ -67,18 +67,14 @@ class ChunkPolicyConfig:
 
     def __post_init__(self) -> None:
         if self.kind not in PROCESSES:
-            raise ValueError(
-                f"policy kind: {self.kind!r} is unknown.{nearest(self.kind, PROCESSES)}"
-            )
+            raise ValueError(f"policy kind: {self.kind!r} is unknown.{nearest(self.kind, PROCESSES)}")
         for name in ("horizon", "width", "depth", "steps", "train_steps", "image_features"):
             if getattr(self, name) < 1:
                 raise ValueError(f"policy {name} must be at least 1, got {getattr(self, name)}")
         if self.time_dim < 2 or self.time_dim % 2:
             raise ValueError(f"policy time_dim must be even and at least 2, got {self.time_dim}")
         if self.random_shift_px < 0:
-            raise ValueError(
-                f"policy random_shift_px must be at least 0, got {self.random_shift_px}"
-            )
+            raise ValueError(f"policy random_shift_px must be at least 0, got {self.random_shift_px}")
         allowed = PROCESSES[self.kind]
         if self.process is not None and self.process not in allowed:
             raise ValueError(
@@ -109,9 +105,7 @@ class ChunkPolicy(nn.Module):
         """
         super().__init__()
         if config.kind != self.kind:
-            raise ValueError(
-                f"{type(self).__name__}: needs kind {self.kind!r}, got {config.kind!r}"
-            )
+            raise ValueError(f"{type(self).__name__}: needs kind {self.kind!r}, got {config.kind!r}")
         self.config = config
         self.horizon = config.horizon
         self.state_dim = state_dim
@@ -269,9 +263,7 @@ def make_process(config: ChunkPolicyConfig) -> Process:
     )
 
 
-def checked_normaliser(
-    normaliser: Normaliser | None, *, state_dim: int, action_dim: int
-) -> Normaliser:
+def checked_normaliser(normaliser: Normaliser | None, *, state_dim: int, action_dim: int) -> Normaliser:
     """Returns the normaliser, or an identity one for None.
 
     Raises:

@@ -129,9 +129,7 @@ class ChunkExecutor:
             )
             return Act(_array(action), base_action)
 
-    def base_action(
-        self, obs: Mapping[str, Array], mask: Array | None = None
-    ) -> NDArray[np.float32]:
+    def base_action(self, obs: Mapping[str, Array], mask: Array | None = None) -> NDArray[np.float32]:
         """Returns the first action of a fresh chunk, (B, A), zero where not masked.
 
         Neither queues nor counters change: it is for the value of the observation that an episode

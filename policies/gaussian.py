@@ -63,9 +63,7 @@ class GaussianPolicyConfig:
                 f"min_std={self.min_std}, initial_std={self.initial_std}, max_std={self.max_std}"
             )
         if self.random_shift_px < 0:
-            raise ValueError(
-                f"policy random_shift_px must be at least 0, got {self.random_shift_px}"
-            )
+            raise ValueError(f"policy random_shift_px must be at least 0, got {self.random_shift_px}")
 
 
 class GaussianPolicy(nn.Module):
@@ -142,9 +140,7 @@ class GaussianPolicy(nn.Module):
                 "Score it with the policy that made it."
             )
         if chain.index.shape[1] == 0:
-            raise ValueError(
-                "log_prob: the chain has no stochastic step. Sample with mode='explore'."
-            )
+            raise ValueError("log_prob: the chain has no stochastic step. Sample with mode='explore'.")
         mean, std = self._mean(self.encoder(obs)), self._std()
         log_prob = gaussian_log_prob(chain.x[:, 1], mean, std)
         return log_prob[:, None], gaussian_entropy(std, like=mean)[:, None]

@@ -65,9 +65,7 @@ class MLP(nn.Module):
     ) -> None:
         super().__init__()
         self.input = nn.Linear(inputs, width)
-        self.trunk = Trunk(
-            outputs, width=width, depth=depth, layernorm=layernorm, residual=residual
-        )
+        self.trunk = Trunk(outputs, width=width, depth=depth, layernorm=layernorm, residual=residual)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.trunk(self.input(x))

@@ -277,9 +277,7 @@ class DDPM(DDIM):
 
     def __post_init__(self) -> None:
         if self.eta != 1:
-            raise ValueError(
-                f"DDPM: eta is 1 by definition, got {self.eta}. Use DDIM to choose it."
-            )
+            raise ValueError(f"DDPM: eta is 1 by definition, got {self.eta}. Use DDIM to choose it.")
         super().__post_init__()
 
 

@@ -120,9 +120,7 @@ class ResidualPolicy(nn.Module):
         corrected = action + self.residual(self.features(obs), action)
         if mode == "explore":
             noise = self.head_config.explore_std * normal_like(action, generator)
-            corrected = corrected + noise.clamp(
-                -self.head_config.noise_clip, self.head_config.noise_clip
-            )
+            corrected = corrected + noise.clamp(-self.head_config.noise_clip, self.head_config.noise_clip)
         return corrected.clamp(-1.0, 1.0)
 
     def residual(self, obs_features: Tensor, base_action: Tensor) -> Tensor:

@@ -33,7 +33,8 @@ Array = NDArray[Any]
 
 OBS, ACTIONS, BATCH, STEPS = 17, 6, 256, 10_000
 
-_SBX = ("sbx-rl==0.24.0", "gymnasium>=1.0")
+# The same torch as here, which the package cache then has already.
+_SBX = ("sbx-rl==0.28.0", f"torch=={torch.__version__.split('+')[0]}")
 
 _SBX_PROGRAM = """
 import json, time

@@ -25,9 +25,7 @@ def test_actions_map_to_the_unit_range_with_a_floor() -> None:
     # Element 0: from [-0.4, 0.8], centre 0.2, half 0.6. Element 1: constant 0.2, half-range 0.1.
     normaliser = fitted()
     scaled = normaliser.action(torch.tensor([[-0.4, 0.2], [0.8, 0.25], [0.5, 0.1]]))
-    assert scaled.numpy() == pytest.approx(
-        np.array([[-1.0, 0.0], [1.0, 0.5], [0.5, -1.0]]), abs=1e-6
-    )
+    assert scaled.numpy() == pytest.approx(np.array([[-1.0, 0.0], [1.0, 0.5], [0.5, -1.0]]), abs=1e-6)
     back = normaliser.unaction(scaled)
     assert back.numpy() == pytest.approx(np.array([[-0.4, 0.2], [0.8, 0.25], [0.5, 0.1]]), abs=1e-6)
 
@@ -67,27 +65,19 @@ def test_nan_names_feature_count_and_first_row() -> None:
         Normaliser.fit({"state": state}, np.zeros((6, 2), np.float32))
     actions = np.zeros((6, 1), np.float32)
     actions[5] = np.nan
-    with pytest.raises(
-        DatasetError, match=r"feature 'action': 1 values are NaN .* row 5, element 0"
-    ):
+    with pytest.raises(DatasetError, match=r"feature 'action': 1 values are NaN .* row 5, element 0"):
         Normaliser.fit({"state": np.zeros((6, 3), np.float32)}, actions)
 
 
 def test_lengths_and_shapes_are_checked() -> None:
-    with pytest.raises(
-        DatasetError, match=r"feature 'state': shape \(5, 3\), allowed \(6, elements\)"
-    ):
+    with pytest.raises(DatasetError, match=r"feature 'state': shape \(5, 3\), allowed \(6, elements\)"):
         Normaliser.fit({"state": np.zeros((5, 3))}, np.zeros((6, 2)))
-    with pytest.raises(
-        DatasetError, match=r"feature 'action': shape \(0, 2\), allowed \(at least 1"
-    ):
+    with pytest.raises(DatasetError, match=r"feature 'action': shape \(0, 2\), allowed \(at least 1"):
         Normaliser.fit({"state": np.zeros((0, 3))}, np.zeros((0, 2)))
 
 
 def test_unknown_or_resized_features_are_refused() -> None:
-    with pytest.raises(
-        DatasetError, match=r"'stat': .* no statistics for it. Did you mean 'state'"
-    ):
+    with pytest.raises(DatasetError, match=r"'stat': .* no statistics for it. Did you mean 'state'"):
         fitted().obs({"stat": torch.zeros(1, 2)})
     with pytest.raises(DatasetError, match=r"'state': 7 elements, normalised with 2"):
         fitted().obs({"state": torch.zeros(1, 7)})

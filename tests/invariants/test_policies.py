@@ -102,9 +102,7 @@ def test_ratio_moves_when_the_weights_do(name: str) -> None:
     assert (ratio - 1).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in PROCESSES if "ddim" not in name and "ddpm" not in name]
-)
+@pytest.mark.parametrize("name", [name for name in PROCESSES if "ddim" not in name and "ddpm" not in name])
 def test_recorded_density_is_the_sampler_s(name: str) -> None:
     # Standardised noise of the stored path must be standard normal: nothing was clamped or shifted.
     policy = make(name)

@@ -46,9 +46,7 @@ def test_modes(kind: str) -> None:
 )
 def test_explore_is_noisy_and_ode_is_not(kind: str, process: str) -> None:
     policy, obs, z = make(kind, process), observation(), torch.randn(5, 3, 2, generator=seeded(2))
-    draws = [
-        policy.sample(obs, z=z, mode="explore", generator=seeded(i)).actions for i in (0, 0, 1)
-    ]
+    draws = [policy.sample(obs, z=z, mode="explore", generator=seeded(i)).actions for i in (0, 0, 1)]
     assert torch.equal(draws[0], draws[1])
     assert not torch.equal(draws[0], draws[2])
     a, b = (policy.sample(obs, z=z, generator=seeded(i)).actions for i in (0, 1))
@@ -134,9 +132,7 @@ def test_bc_loss_by_hand() -> None:
 def test_gradients() -> None:
     policy, obs = make("flow", "flow_sde"), observation()
     z = torch.randn(5, 3, 2, generator=seeded(2)).mul_(0.1).requires_grad_()
-    policy.sample(
-        obs, z=z
-    ).actions.sum().backward()  # latent steering may differentiate the decoder
+    policy.sample(obs, z=z).actions.sum().backward()  # latent steering may differentiate the decoder
     assert z.grad is not None
     assert z.grad.abs().min() > 0
     sample = policy.sample(obs, mode="explore", record=True, generator=seeded())
@@ -192,9 +188,7 @@ def test_bad_inputs_are_named() -> None:
     with pytest.raises(ValueError, match=r"FlowPolicy: needs kind 'flow', got 'diffusion'"):
         FlowPolicy(ChunkPolicyConfig(kind="diffusion"), state_dim=4, action_dim=2)
     with pytest.raises(ValueError, match=r"normaliser has state and action dims \(5, 2\)"):
-        FlowPolicy(
-            ChunkPolicyConfig(), state_dim=4, action_dim=2, normaliser=Normaliser({"state": 5}, 2)
-        )
+        FlowPolicy(ChunkPolicyConfig(), state_dim=4, action_dim=2, normaliser=Normaliser({"state": 5}, 2))
 
 
 @pytest.mark.parametrize(

@@ -32,9 +32,7 @@ class CountingPolicy:
         step = torch.arange(self.horizon) / 100
         return ChunkSample((seen[:, None] + step)[..., None])
 
-    def refine(
-        self, obs: dict[str, Tensor], action: Tensor, *, mode: str, generator: Generator
-    ) -> Tensor:
+    def refine(self, obs: dict[str, Tensor], action: Tensor, *, mode: str, generator: Generator) -> Tensor:
         noise = torch.rand(action.shape, generator=generator) if mode == "explore" else 0.0
         return action + self.refined + noise
 
@@ -159,9 +157,7 @@ def test_fresh_base_action_leaves_the_queues_alone() -> None:
 def test_state_restores_exactly() -> None:
     def build() -> ChunkExecutor:
         config = ChunkPolicyConfig(horizon=4, width=16, depth=1, time_dim=8, process="flow_sde")
-        policy = FlowPolicy(
-            config, state_dim=1, action_dim=2, generator=torch.Generator().manual_seed(1)
-        )
+        policy = FlowPolicy(config, state_dim=1, action_dim=2, generator=torch.Generator().manual_seed(1))
         return make(policy, 2, n_exec=3, ensemble=0.1, mode="explore", seed=4)
 
     running = build()

@@ -67,9 +67,7 @@ def test_it_learns_mean_and_spread() -> None:
     optimiser = torch.optim.Adam(policy.parameters(), lr=1e-2)
     for _ in range(300):
         state = torch.randn(128, 3, generator=generator)
-        actions = 0.3 * state[:, None, :2].tanh() + 0.05 * torch.randn(
-            128, 1, 2, generator=generator
-        )
+        actions = 0.3 * state[:, None, :2].tanh() + 0.05 * torch.randn(128, 1, 2, generator=generator)
         batch = DemoBatch({"state": state}, actions, torch.ones(128, 1, dtype=torch.bool))
         loss = policy.bc_loss(batch, generator)
         optimiser.zero_grad()

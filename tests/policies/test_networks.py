@@ -73,9 +73,7 @@ def test_image_encoder_takes_any_size() -> None:
 
 
 def test_observation_encoder_puts_state_before_cameras() -> None:
-    encoder = ObservationEncoder(
-        Normaliser({"state": 3}, 1), cameras=("front", "wrist"), image_features=8
-    )
+    encoder = ObservationEncoder(Normaliser({"state": 3}, 1), cameras=("front", "wrist"), image_features=8)
     image = torch.zeros(2, 32, 32, 3, dtype=torch.uint8)
     state = torch.randn(2, 3, generator=seeded())
     out = encoder({"state": state, "wrist.rgb": image, "front.rgb": image, "other": image})

@@ -133,9 +133,7 @@ def test_head_says_what_it_is(tmp_path: Path) -> None:
         ({"action_names": ("x", "z")}, r"action_names = \(2\) x, y, here it is \(2\) x, z"),
     ],
 )
-def test_another_task_or_robot_is_refused(
-    changed: dict[str, Any], message: str, tmp_path: Path
-) -> None:
+def test_another_task_or_robot_is_refused(changed: dict[str, Any], message: str, tmp_path: Path) -> None:
     save_policy(tmp_path / "policy", gaussian(), meta=META)
     with pytest.raises(CheckpointError, match=message):
         load_policy(tmp_path / "policy", expect=replace(META, **changed))
@@ -164,9 +162,7 @@ def test_nothing_is_left_untrained(tmp_path: Path) -> None:
         load_policy(folder)
     save_policy(folder, gaussian(), meta=META)
     rewrite(folder, lambda t: t.update(log_std=torch.zeros(5)))
-    with pytest.raises(
-        CheckpointError, match=r"log_std is torch.float32 \(5,\), not torch.float32 \(2,\)"
-    ):
+    with pytest.raises(CheckpointError, match=r"log_std is torch.float32 \(5,\), not torch.float32 \(2,\)"):
         load_policy(folder)
     save_policy(folder, flow(), meta=META)
     rewrite(folder, lambda t: t.clear())
@@ -265,9 +261,7 @@ def test_a_kill_between_the_renames_is_mended(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["policy"]
 
 
-def test_a_failed_rename_puts_the_old_policy_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_rename_puts_the_old_policy_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "policy"
     save_policy(folder, gaussian(), meta=META)
     rename = Path.rename
@@ -278,9 +272,7 @@ def test_a_failed_rename_puts_the_old_policy_back(
         return rename(self, target)
 
     monkeypatch.setattr(checkpoint.Path, "rename", refuse)
-    with pytest.raises(
-        CheckpointError, match=r"No space left on device. The older checkpoint is whole"
-    ):
+    with pytest.raises(CheckpointError, match=r"No space left on device. The older checkpoint is whole"):
         save_policy(folder, flow(), meta=META)
     monkeypatch.undo()
     assert isinstance(load_policy(folder)[0], GaussianPolicy)

@@ -246,9 +246,7 @@ def test_scoring_on_another_grid_is_refused() -> None:
     process = FlowSDE(stochastic_steps="all")
     path = denoise(net, process, process.grid(4), z, explore=True, record=True, generator=seeded())
     assert path.chain is not None
-    with pytest.raises(
-        ValueError, match=r"sampled by FlowSDE\(.*\) in 4 steps, this policy is .* in 5"
-    ):
+    with pytest.raises(ValueError, match=r"sampled by FlowSDE\(.*\) in 4 steps, this policy is .* in 5"):
         score(net, process, process.grid(5), path.chain)
     score(net, process, process.grid(4), path.chain)  # an equal grid is the same grid
 
@@ -276,9 +274,7 @@ def test_options_out_of_range_are_refused() -> None:
         DDIM(eta=1.5)
     with pytest.raises(ValueError, match=r"DDPM: eta is 1 by definition, got 0.5"):
         DDPM(eta=0.5)
-    with pytest.raises(
-        ValueError, match=r"DDPM: 21 denoising steps, allowed 1 to train_steps = 20"
-    ):
+    with pytest.raises(ValueError, match=r"DDPM: 21 denoising steps, allowed 1 to train_steps = 20"):
         DDPM().grid(21)
     with pytest.raises(ValueError, match=r"train_steps must be at least 1, got 0"):
         DDPM(train_steps=0)
