@@ -20,9 +20,5 @@ def test_bad_options(seconds: float, rounds: int) -> None:
 
 @pytest.mark.benchmark
 def test_updates_are_faster_than_stable_baselines3() -> None:
-    pytest.importorskip("stable_baselines3")
     result = run(seconds_per_round=2.0, rounds=5)
-    ratio = result["ratio_to_stable_baselines3"]
-    # On processors that multiply bfloat16; without it the peer's products cost as much as ours.
-    floor = 1.5 if result["bf16"] else 1.1
-    assert ratio["cpu"] >= floor, result
+    assert result["ratio_to_stable_baselines3"]["cpu"] >= 1.5, result
