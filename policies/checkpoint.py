@@ -8,7 +8,6 @@ place of the old one only when complete, so a full disk or a kill leaves a whole
 from __future__ import annotations
 
 import json
-import os
 import platform
 import shutil
 import zlib
@@ -24,6 +23,7 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from robot_rl.core.errors import CheckpointError
+from robot_rl.core.files import sync_folder, write_synced
 from robot_rl.policies.spec import SavedPolicy, build, full_spec, read_config
 
 FORMAT = 1
@@ -74,8 +74,8 @@ def save_policy(folder: Path | str, policy: SavedPolicy, *, meta: PolicyMeta) ->
     try:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
-        _write_synced(temporary / _WEIGHTS, weights)
-        _write_synced(temporary / _HEAD, json.dumps(head, indent=2).encode())
+        write_synced(temporary / _WEIGHTS, weights)
+        write_synced(temporary / _HEAD, json.dumps(head, indent=2).encode())
         _swap(temporary, folder)
     except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -178,7 +178,7 @@ def _swap(temporary: Path, folder: Path) -> None:
     except OSError:
         _restore_previous(folder)
         raise
-    _sync_folder(folder.parent)
+    sync_folder(folder.parent)
     shutil.rmtree(previous, ignore_errors=True)
 
 
@@ -190,21 +190,6 @@ def _restore_previous(folder: Path) -> None:
 
 def _previous(folder: Path) -> Path:
     return folder.with_name(f".previous-{folder.name}")
-
-
-def _write_synced(path: Path, content: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _versions() -> dict[str, str]:

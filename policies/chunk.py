@@ -7,20 +7,20 @@ output is clamped. B envs, H chunk length, A action dim, K denoising steps, S sc
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, Self
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Generator, Tensor
 
 from robot_rl.core.errors import nearest
 from robot_rl.core.policy import Chain, ChunkSample, DemoBatch, Mode
 from robot_rl.data.normalize import Normaliser
 from robot_rl.policies.chain import Net, denoise, score
-from robot_rl.policies.networks import DenoiseNet, ObservationEncoder, initialise, sinusoidal
+from robot_rl.policies.encoded import EncodedPolicy, valid_mean
+from robot_rl.policies.networks import DenoiseNet, initialise, sinusoidal
 from robot_rl.policies.processes import DDIM, DDPM, FlowODE, FlowSDE, Process, normal_like
-from robot_rl.policies.spec import check_chunk, check_mode, read_config, read_size
+from robot_rl.policies.spec import check_chunk, check_mode
 
 PROCESSES = {"flow": ("flow_ode", "flow_sde"), "diffusion": ("ddpm", "ddim")}
 """Which processes each kind of policy can use; the first is the default."""
@@ -84,10 +84,10 @@ class ChunkPolicyConfig:
         make_process(self).grid(self.steps)  # refuses options and steps the process cannot have
 
 
-class ChunkPolicy(nn.Module):
+class ChunkPolicy(EncodedPolicy):
     """Generates a chunk by denoising, given features of the observation."""
 
-    kind: ClassVar[str]
+    config_class: ClassVar[type[Any]] = ChunkPolicyConfig
 
     def __init__(
         self,
@@ -103,18 +103,9 @@ class ChunkPolicy(nn.Module):
         Raises:
             ValueError: the config is of another kind, or the normaliser of other sizes.
         """
-        super().__init__()
         if config.kind != self.kind:
             raise ValueError(f"{type(self).__name__}: needs kind {self.kind!r}, got {config.kind!r}")
-        self.config = config
-        self.horizon = config.horizon
-        self.state_dim = state_dim
-        self.action_dim = action_dim
-        normaliser = checked_normaliser(normaliser, state_dim=state_dim, action_dim=action_dim)
-        self.encoder = ObservationEncoder(
-            normaliser, cameras=config.cameras, image_features=config.image_features
-        )
-        self.feature_dim = self.encoder.dim
+        super().__init__(config, state_dim=state_dim, action_dim=action_dim, normaliser=normaliser)
         self.net = DenoiseNet(
             self.encoder.dim,
             config.horizon,
@@ -131,10 +122,6 @@ class ChunkPolicy(nn.Module):
         self.register_buffer("grid_sinusoids", sinusoidal(times, config.time_dim), persistent=False)
         self.grid_sinusoids: Tensor
         initialise(self, generator)
-
-    @property
-    def normaliser(self) -> Normaliser:
-        return self.encoder.normaliser
 
     def sample(
         self,
@@ -175,44 +162,12 @@ class ChunkPolicy(nn.Module):
 
     def bc_loss(self, batch: DemoBatch, generator: Generator | None = None) -> Tensor:
         """Returns the mean squared error of the predicted velocity or noise over valid steps."""
-        shape = (len(batch.actions), self.horizon, self.action_dim)
-        check_chunk("bc_loss", "actions", batch.actions, shape)
-        check_chunk("bc_loss", "valid", batch.valid, shape[:2])
-        obs: Mapping[str, Tensor] = batch.obs
-        if self.training and self.config.cameras:
-            pad_px = self.config.random_shift_px
-            obs = self.encoder.augment(obs, pad_px=pad_px, generator=generator)
-        actions = self.normaliser.action(batch.actions)
+        features, actions = self._demonstration(batch, generator)
         corrupted = self.process.corrupt(actions, normal_like(actions, generator), generator)
         sinusoids = sinusoidal(corrupted.time, self.config.time_dim)
-        condition = self.net.condition(self.encoder(obs)) + self.net.embed_time(sinusoids)
+        condition = self.net.condition(features) + self.net.embed_time(sinusoids)
         error = (self.net(corrupted.x, condition) - corrupted.target).square()
         return valid_mean(error, batch.valid)
-
-    def features(self, obs: dict[str, Tensor]) -> Tensor:
-        """Returns the normalised state, then the features of each camera, (B, F)."""
-        return self.encoder(obs)
-
-    def refine(
-        self,
-        obs: dict[str, Tensor],
-        action: Tensor,
-        *,
-        mode: Mode = "ode",
-        generator: Generator | None = None,
-    ) -> Tensor:
-        """Returns the chunk's action as it is."""
-        return action
-
-    def spec(self) -> dict[str, Any]:
-        sizes = {"state_dim": self.state_dim, "action_dim": self.action_dim}
-        return {**sizes, "config": asdict(self.config)}
-
-    @classmethod
-    def from_spec(cls, spec: Mapping[str, Any], *, at: str) -> Self:
-        config = read_config(ChunkPolicyConfig, spec["config"], at=at)
-        state_dim, action_dim = (read_size(spec, n, at=at) for n in ("state_dim", "action_dim"))
-        return cls(config, state_dim=state_dim, action_dim=action_dim)
 
     def _net(self, features: Tensor) -> Net:
         """Returns the network bound to an observation; its time part is computed once."""
@@ -261,26 +216,3 @@ def make_process(config: ChunkPolicyConfig) -> Process:
         std_floor=config.std_floor,
         log_prob_std_floor=config.log_prob_std_floor,
     )
-
-
-def checked_normaliser(normaliser: Normaliser | None, *, state_dim: int, action_dim: int) -> Normaliser:
-    """Returns the normaliser, or an identity one for None.
-
-    Raises:
-        ValueError: it was fitted on other sizes.
-    """
-    if normaliser is None:
-        return Normaliser({"state": state_dim}, action_dim)
-    fitted = (normaliser.feature_dims.get("state"), normaliser.action_dim)
-    if fitted != (state_dim, action_dim):
-        raise ValueError(
-            f"policy: the normaliser has state and action dims {fitted}, the policy "
-            f"{(state_dim, action_dim)}. Fit it on data of this task and robot."
-        )
-    return normaliser
-
-
-def valid_mean(error: Tensor, valid: Tensor) -> Tensor:
-    """Averages `error` (B, H, A) over the control steps where `valid` (B, H)."""
-    weight = valid.to(error.dtype)
-    return (error.mean(dim=-1) * weight).sum() / weight.sum().clamp_min(1.0)

@@ -8,19 +8,18 @@ B envs, H chunk length, A action dim.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, Self
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Generator, Tensor, nn
 
 from robot_rl.core.policy import Chain, ChunkSample, DemoBatch, Mode
 from robot_rl.data.normalize import Normaliser
-from robot_rl.policies.chunk import checked_normaliser, valid_mean
-from robot_rl.policies.networks import MLP, ObservationEncoder, initialise
+from robot_rl.policies.encoded import EncodedPolicy, valid_mean
+from robot_rl.policies.networks import MLP, initialise
 from robot_rl.policies.processes import TimeGrid, gaussian_entropy, gaussian_log_prob, normal_like
-from robot_rl.policies.spec import check_chunk, check_mode, read_config, read_size
+from robot_rl.policies.spec import check_chunk, check_mode
 
 GRID = TimeGrid("Gaussian()", (1.0, 0.0), {})
 """One step, whose standard deviation is learned and so no column of the grid."""
@@ -66,10 +65,11 @@ class GaussianPolicyConfig:
             raise ValueError(f"policy random_shift_px must be at least 0, got {self.random_shift_px}")
 
 
-class GaussianPolicy(nn.Module):
+class GaussianPolicy(EncodedPolicy):
     """Draws a chunk from a Gaussian with a learned mean and a learned, state-independent std."""
 
     kind: ClassVar[str] = "gaussian"
+    config_class: ClassVar[type[Any]] = GaussianPolicyConfig
 
     def __init__(
         self,
@@ -81,17 +81,8 @@ class GaussianPolicy(nn.Module):
         generator: Generator | None = None,
     ) -> None:
         """Builds the networks; `generator` draws their first weights (None: torch's own)."""
-        super().__init__()
-        self.config = config
-        self.horizon = config.horizon
-        self.state_dim = state_dim
-        self.action_dim = action_dim
+        super().__init__(config, state_dim=state_dim, action_dim=action_dim, normaliser=normaliser)
         self.grid = GRID
-        normaliser = checked_normaliser(normaliser, state_dim=state_dim, action_dim=action_dim)
-        self.encoder = ObservationEncoder(
-            normaliser, cameras=config.cameras, image_features=config.image_features
-        )
-        self.feature_dim = self.encoder.dim
         self.net = MLP(
             self.encoder.dim,
             config.horizon * action_dim,
@@ -102,10 +93,6 @@ class GaussianPolicy(nn.Module):
         )
         self.log_std = nn.Parameter(torch.full((action_dim,), math.log(config.initial_std)))
         initialise(self, generator)
-
-    @property
-    def normaliser(self) -> Normaliser:
-        return self.encoder.normaliser
 
     def sample(
         self,
@@ -147,42 +134,11 @@ class GaussianPolicy(nn.Module):
 
     def bc_loss(self, batch: DemoBatch, generator: Generator | None = None) -> Tensor:
         """Returns the mean negative log-likelihood per action element over valid steps."""
-        shape = (len(batch.actions), self.horizon, self.action_dim)
-        check_chunk("bc_loss", "actions", batch.actions, shape)
-        check_chunk("bc_loss", "valid", batch.valid, shape[:2])
-        obs: Mapping[str, Tensor] = batch.obs
-        if self.training and self.config.cameras:
-            pad_px = self.config.random_shift_px
-            obs = self.encoder.augment(obs, pad_px=pad_px, generator=generator)
+        features, actions = self._demonstration(batch, generator)
         std = self._std()
-        deviation = (self.normaliser.action(batch.actions) - self._mean(self.encoder(obs))) / std
+        deviation = (actions - self._mean(features)) / std
         nll = 0.5 * deviation.square() + std.log() + 0.5 * math.log(2.0 * math.pi)
         return valid_mean(nll, batch.valid)
-
-    def features(self, obs: dict[str, Tensor]) -> Tensor:
-        """Returns the normalised state, then the features of each camera, (B, F)."""
-        return self.encoder(obs)
-
-    def refine(
-        self,
-        obs: dict[str, Tensor],
-        action: Tensor,
-        *,
-        mode: Mode = "ode",
-        generator: Generator | None = None,
-    ) -> Tensor:
-        """Returns the chunk's action as it is."""
-        return action
-
-    def spec(self) -> dict[str, Any]:
-        sizes = {"state_dim": self.state_dim, "action_dim": self.action_dim}
-        return {**sizes, "config": asdict(self.config)}
-
-    @classmethod
-    def from_spec(cls, spec: Mapping[str, Any], *, at: str) -> Self:
-        config = read_config(GaussianPolicyConfig, spec["config"], at=at)
-        state_dim, action_dim = (read_size(spec, n, at=at) for n in ("state_dim", "action_dim"))
-        return cls(config, state_dim=state_dim, action_dim=action_dim)
 
     def _mean(self, features: Tensor) -> Tensor:
         return self.net(features).view(-1, self.horizon, self.action_dim)

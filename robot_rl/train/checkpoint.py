@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import shutil
 import zlib
 from collections.abc import Mapping
@@ -29,6 +28,7 @@ from safetensors import numpy as arrays_io
 from safetensors import torch as tensors_io
 
 from robot_rl.core.errors import CheckpointError
+from robot_rl.core.files import sync_folder, write_synced
 
 Array = NDArray[Any]
 
@@ -91,7 +91,7 @@ class CheckpointStore:
             shutil.rmtree(temporary, ignore_errors=True)
             write_state(state, temporary)
             temporary.rename(final)
-            _sync_folder(self._folder)
+            sync_folder(self._folder)
             write_text(self._folder / "latest", final.name)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -129,11 +129,11 @@ def write_state(state: Mapping[str, Any], folder: Path) -> None:
     blobs = dict(zip(_FILES, (tensors_io.save(tensors), arrays_io.save(arrays)), strict=True))
     folder.mkdir(parents=True)
     for file, blob in blobs.items():
-        _write_synced(folder / file, blob)
+        write_synced(folder / file, blob)
     files = {file: {"bytes": len(blob), "crc32": zlib.crc32(blob)} for file, blob in blobs.items()}
     head = {"format": FORMAT, "files": files, "state": tree}
-    _write_synced(folder / "state.json", json.dumps(head).encode())
-    _sync_folder(folder)
+    write_synced(folder / "state.json", json.dumps(head).encode())
+    sync_folder(folder)
 
 
 def read_state(folder: Path) -> dict[str, Any]:
@@ -171,9 +171,9 @@ _OTHER = "Write the name of another folder in `checkpoints/` into `checkpoints/l
 def write_text(path: Path, text: str) -> None:
     """Replaces a small file in one step: readers see the old text or the new, never half."""
     temporary = path.with_name(f".writing-{path.name}")
-    _write_synced(temporary, text.encode())
+    write_synced(temporary, text.encode())
     temporary.replace(path)
-    _sync_folder(path.parent)
+    sync_folder(path.parent)
 
 
 def _pack(node: Any, at: str, tensors: dict[str, torch.Tensor], arrays: dict[str, Array]) -> Any:
@@ -216,19 +216,3 @@ def _unpack(node: Any, tensors: Mapping[str, torch.Tensor], arrays: Mapping[str,
         if key == "$items":
             return {name: _unpack(item, tensors, arrays) for name, item in value}
     return {key: _unpack(value, tensors, arrays) for key, value in node.items()}
-
-
-def _write_synced(path: Path, blob: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(blob)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    """Makes renames inside a folder survive a power cut."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -127,7 +127,7 @@ def test_a_full_disk_leaves_the_last_good_one_and_says_how_to_go_on(
     def full(path: Path, blob: bytes) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(checkpoint, "_write_synced", full)
+    monkeypatch.setattr(checkpoint, "write_synced", full)
     with pytest.raises(CheckpointError) as caught:
         store.save(_state(2), "bc")
     message = str(caught.value)
@@ -147,14 +147,14 @@ def test_a_full_disk_gives_up_older_checkpoints_first(
     store = CheckpointStore(tmp_path)
     store.save(_state(1), "bc")
     store.save(_state(2), "bc")
-    write, failures = checkpoint._write_synced, [OSError(errno.ENOSPC, "full")]
+    write, failures = checkpoint.write_synced, [OSError(errno.ENOSPC, "full")]
 
     def full_once(path: Path, blob: bytes) -> None:
         if failures:
             raise failures.pop()
         write(path, blob)
 
-    monkeypatch.setattr(checkpoint, "_write_synced", full_once)
+    monkeypatch.setattr(checkpoint, "write_synced", full_once)
     store.save(_state(3), "bc")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["000001-bc", "000002-bc", "latest"]
 

@@ -87,7 +87,7 @@ def test_the_config_is_written_before_anything_is_built(
 def test_a_full_disk_stops_the_run_and_space_lets_it_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write, left = checkpoint._write_synced, [40]
+    write, left = checkpoint.write_synced, [40]
 
     def fills_up(path: Path, blob: bytes) -> None:
         left[0] -= 1
@@ -95,13 +95,13 @@ def test_a_full_disk_stops_the_run_and_space_lets_it_go_on(
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         write(path, blob)
 
-    monkeypatch.setattr(checkpoint, "_write_synced", fills_up)
+    monkeypatch.setattr(checkpoint, "write_synced", fills_up)
     with pytest.raises(CheckpointError) as caught:
         run(small(tmp_path))
     folder = the_run(tmp_path)
     assert "No space left on device" in str(caught.value)
     assert f"robot-rl train resume={folder}" in str(caught.value)
-    monkeypatch.setattr(checkpoint, "_write_synced", write)
+    monkeypatch.setattr(checkpoint, "write_synced", write)
     assert resume(folder).env_steps == 40
 
 

@@ -1,0 +1,105 @@
+"""What the policies that read an encoded observation share: sizes, features, spec, demonstrations.
+
+B envs, H chunk length, A action dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any, ClassVar, Self
+
+from torch import Generator, Tensor, nn
+
+from robot_rl.core.policy import DemoBatch, Mode
+from robot_rl.data.normalize import Normaliser
+from robot_rl.policies.networks import ObservationEncoder
+from robot_rl.policies.spec import check_chunk, read_config, read_size
+
+
+class EncodedPolicy(nn.Module):
+    """An encoder of state and cameras, whose normaliser travels in the checkpoint."""
+
+    kind: ClassVar[str]
+    config_class: ClassVar[type[Any]]
+
+    def __init__(
+        self, config: Any, *, state_dim: int, action_dim: int, normaliser: Normaliser | None = None
+    ) -> None:
+        """Builds the encoder; a policy without a normaliser gets an identity, to be loaded later.
+
+        Raises:
+            ValueError: the normaliser is of other sizes.
+        """
+        super().__init__()
+        self.config = config
+        self.horizon: int = config.horizon
+        self.state_dim = state_dim
+        self.action_dim = action_dim
+        normaliser = _checked(normaliser, state_dim=state_dim, action_dim=action_dim)
+        self.encoder = ObservationEncoder(
+            normaliser, cameras=config.cameras, image_features=config.image_features
+        )
+        self.feature_dim = self.encoder.dim
+
+    @property
+    def normaliser(self) -> Normaliser:
+        return self.encoder.normaliser
+
+    def features(self, obs: dict[str, Tensor]) -> Tensor:
+        """Returns the normalised state, then the features of each camera, (B, F)."""
+        return self.encoder(obs)
+
+    def refine(
+        self,
+        obs: dict[str, Tensor],
+        action: Tensor,
+        *,
+        mode: Mode = "ode",
+        generator: Generator | None = None,
+    ) -> Tensor:
+        """Returns the chunk's action as it is."""
+        return action
+
+    def spec(self) -> dict[str, Any]:
+        sizes = {"state_dim": self.state_dim, "action_dim": self.action_dim}
+        return {**sizes, "config": asdict(self.config)}
+
+    @classmethod
+    def from_spec(cls, spec: Mapping[str, Any], *, at: str) -> Self:
+        config = read_config(cls.config_class, spec["config"], at=at)
+        state_dim, action_dim = (read_size(spec, n, at=at) for n in ("state_dim", "action_dim"))
+        return cls(config, state_dim=state_dim, action_dim=action_dim)
+
+    def _demonstration(self, batch: DemoBatch, generator: Generator | None) -> tuple[Tensor, Tensor]:
+        """Returns features (B, F), of shifted images while training, and normalised actions (B, H, A)."""
+        shape = (len(batch.actions), self.horizon, self.action_dim)
+        check_chunk("bc_loss", "actions", batch.actions, shape)
+        check_chunk("bc_loss", "valid", batch.valid, shape[:2])
+        obs: Mapping[str, Tensor] = batch.obs
+        if self.training and self.config.cameras:
+            obs = self.encoder.augment(obs, pad_px=self.config.random_shift_px, generator=generator)
+        return self.encoder(obs), self.normaliser.action(batch.actions)
+
+
+def _checked(normaliser: Normaliser | None, *, state_dim: int, action_dim: int) -> Normaliser:
+    """Returns the normaliser, or an identity one for None.
+
+    Raises:
+        ValueError: it was fitted on other sizes.
+    """
+    if normaliser is None:
+        return Normaliser({"state": state_dim}, action_dim)
+    fitted = (normaliser.feature_dims.get("state"), normaliser.action_dim)
+    if fitted != (state_dim, action_dim):
+        raise ValueError(
+            f"policy: the normaliser has state and action dims {fitted}, the policy "
+            f"{(state_dim, action_dim)}. Fit it on data of this task and robot."
+        )
+    return normaliser
+
+
+def valid_mean(error: Tensor, valid: Tensor) -> Tensor:
+    """Averages `error` (B, H, A) over the control steps where `valid` (B, H)."""
+    weight = valid.to(error.dtype)
+    return (error.mean(dim=-1) * weight).sum() / weight.sum().clamp_min(1.0)
