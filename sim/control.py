@@ -6,6 +6,7 @@ The servo closes part of the step (kp / kd = 10 per second for the Panda), like 
 controller with its set-point on a short lead.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import mujoco
@@ -42,9 +43,8 @@ class Controller:
         if not kinds <= {int(mujoco.mjtJoint.mjJNT_HINGE), int(mujoco.mjtJoint.mjJNT_SLIDE)}:
             raise ConfigError(f"robot {robot.name}: arm joints must be hinges or slides")
         self.control, self.num_joints = control, len(joints)
-        contiguous = joints == list(range(joints[0], joints[0] + len(joints)))
-        self._joints = slice(joints[0], joints[0] + len(joints)) if contiguous else np.array(joints)
-        self._qpos_index = np.array([int(model.jnt_qposadr[j]) for j in joints])
+        self._joints = columns(joints)
+        self._qpos_index = columns([int(model.jnt_qposadr[j]) for j in joints])
         self._is_hinge = (model.jnt_type[joints] == int(mujoco.mjtJoint.mjJNT_HINGE)).astype(float)[:, None]
         self._all_hinges = bool(self._is_hinge.all())
         self._damping = _DAMPING**2 * np.eye(6)
@@ -126,6 +126,17 @@ class Controller:
             rotation[:, :, 1], self._home_mat[:, 1]
         )
         out *= 0.5 * _ROTATION_GAIN
+
+
+def columns(index: Sequence[int]) -> slice | Array:
+    """Returns a slice for consecutive columns, which costs no copy, or else an array of them."""
+    first, last = index[0], index[-1]
+    return slice(first, last + 1) if list(index) == list(range(first, last + 1)) else np.array(index)
+
+
+def cells(rows: Array, columns: slice | Array) -> tuple[Array, slice | Array]:
+    """Returns the index of all given columns of the given rows."""
+    return (rows, columns) if isinstance(columns, slice) else (rows[:, None], columns)
 
 
 def _cross(a: Array, b: Array, out: Array | None = None) -> Array:

@@ -23,7 +23,7 @@ from robot_rl.hal.safety import SafetyEnvelope, SafetyLimits
 from robot_rl.hal.vector import Obs, VectorEnv, row_mask
 from robot_rl.sim.backends.mujoco_cpu import MujocoCpu
 from robot_rl.sim.cameras import Camera, Renderer
-from robot_rl.sim.control import Controller
+from robot_rl.sim.control import Controller, cells, columns
 from robot_rl.sim.experts import Expert
 from robot_rl.sim.poses import compose
 from robot_rl.sim.randomize import Randomizer
@@ -128,13 +128,13 @@ class SimVectorEnv(VectorEnv):
         self._sensordata, self._qpos, self._qvel = (backend.bind(f) for f in ("sensordata", "qpos", "qvel"))
         self._ctrl, self._mocap_pos = backend.bind("ctrl"), backend.bind("mocap_pos")
         self._all_rows = np.arange(self.num_envs)
-        self._arm_ctrl = np.array([model.actuator(name).id for name in robot.arm_actuators])
+        self._arm_ctrl = columns([model.actuator(name).id for name in robot.arm_actuators])
         self._gripper_ctrl = model.actuator(robot.gripper_actuator).id
-        self._arm_qvel = np.array([int(model.joint(name).dofadr[0]) for name in robot.arm_joints])
+        self._arm_qvel = columns([int(model.joint(name).dofadr[0]) for name in robot.arm_joints])
         self._qpos_at = {model.joint(i).name: int(model.jnt_qposadr[i]) for i in range(model.njnt)}
         self._mocap_at = {model.body(i).name: int(model.body_mocapid[i]) for i in range(model.nbody)}
-        self._arm_qpos = np.array([self._qpos_at[name] for name in robot.arm_joints])
-        self._finger_qpos = np.array([self._qpos_at[name] for name in robot.finger_joints])
+        self._arm_qpos = columns([self._qpos_at[name] for name in robot.arm_joints])
+        self._finger_qpos = columns([self._qpos_at[name] for name in robot.finger_joints])
         limits = robot.limits
         self.safety = SafetyEnvelope(
             SafetyLimits(
@@ -196,16 +196,23 @@ class SimVectorEnv(VectorEnv):
                 f"need ({self.num_envs}, {len(self.action_names)}): {', '.join(self.action_names)}"
             )
         executed = np.clip(actions, -1.0, 1.0)
-        broken = np.any(~np.isfinite(executed), axis=1)
-        executed[broken] = np.nan  # the whole row: safety then holds the arm, and the gripper stays
+        commanded = self._all_rows if active is None else np.flatnonzero(active)
+        broken = None
+        if not np.isfinite(executed.sum()):
+            broken = ~np.isfinite(executed).all(axis=1)
+            executed[broken] = np.nan  # the whole row: safety then holds the arm, and the gripper stays
         position = self.controller.joint_positions()
         target = self.controller.targets(executed, position)
         safe, limited = self.safety.filter(target, position, self._qvel[:, self._arm_qvel], active)
-        executed[broken] = 0.0
-        rows = self._all_rows if active is None else np.flatnonzero(active)
-        self._ctrl[rows[:, None], self._arm_ctrl] = safe[rows]
-        rows = rows[~broken[rows]]
-        self._ctrl[rows, self._gripper_ctrl] = self.controller.gripper(executed)[rows]
+        if broken is not None:
+            executed[broken] = 0.0
+        gripper = self.controller.gripper(executed)
+        if active is None and broken is None:
+            self._ctrl[:, self._arm_ctrl], self._ctrl[:, self._gripper_ctrl] = safe, gripper
+        else:
+            self._ctrl[cells(commanded, self._arm_ctrl)] = safe[commanded]
+            gripped = commanded if broken is None else commanded[~broken[commanded]]
+            self._ctrl[gripped, self._gripper_ctrl] = gripper[gripped]
         return executed, limited
 
     def _dense_reward(self, success: Array) -> Array:
@@ -301,11 +308,12 @@ class SimVectorEnv(VectorEnv):
     def _place(self, ids: Array, rng: EpisodeRng) -> None:
         robot, task = self._robot, self._task
         noise = rng.uniform(-task.joint_noise_rad, task.joint_noise_rad, size=len(robot.arm_joints))
-        arm, rows = np.asarray(robot.home_rad) + noise, ids[:, None]
-        self._qpos[rows, self._arm_qpos] = arm
+        arm = np.asarray(robot.home_rad) + noise
+        self._qpos[cells(ids, self._arm_qpos)] = arm
         start = task.start(rng)
-        self._qpos[rows, self._finger_qpos] = robot.gripper_home if start.fingers is None else start.fingers
-        self._ctrl[rows, self._arm_ctrl] = arm
+        fingers = robot.gripper_home if start.fingers is None else start.fingers
+        self._qpos[cells(ids, self._finger_qpos)] = fingers
+        self._ctrl[cells(ids, self._arm_ctrl)] = arm
         self._ctrl[ids, self._gripper_ctrl] = robot.gripper_open
         for joint, value in start.joints.items():
             first = self._qpos_at[joint]

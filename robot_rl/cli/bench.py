@@ -7,6 +7,7 @@ import dataclasses
 import importlib
 import inspect
 import json
+import sys
 import typing
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -43,7 +44,7 @@ def run(argv: list[str]) -> int:
         raise UnknownComponentError(f"bench: no benchmark {words.name!r}.{nearest(words.name, BENCHES)}")
     measure = importlib.import_module(f"robot_rl.bench.{words.name}").run
     result = measure(**options(measure, words.options, name=words.name))
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else 180)  # a log has room for every column
     for title, rows in _sections(result).items():
         console.print(_table(rows, title))
     for note in result.get("notes", []):

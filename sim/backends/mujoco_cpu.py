@@ -3,21 +3,12 @@
 from typing import Any
 
 import mujoco
-import numpy as np
 from mujoco.batch import Batch
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
 
 _POSITION_AND_VELOCITY = int(mujoco.mjtStage.mjSTAGE_VEL.value)
-_NO_STAGE = int(mujoco.mjtStage.mjSTAGE_NONE.value)
-_DIVERGED = [
-    int(mujoco.mjtWarning.mjWARN_BADQPOS),
-    int(mujoco.mjtWarning.mjWARN_BADQVEL),
-    int(mujoco.mjtWarning.mjWARN_BADQACC),
-    int(mujoco.mjtWarning.mjWARN_CONTACTFULL),
-    int(mujoco.mjtWarning.mjWARN_CNSTRFULL),
-]
 
 
 class MujocoCpu:
@@ -33,7 +24,8 @@ class MujocoCpu:
         self.model = model
         self.batch = Batch(model, num_sims, num_threads, persistent=True)
         self.state = self.batch.state
-        self._counts = self._count()
+        self._default_row = self.state[0].copy()
+        self._num_warnings = self._count()
 
     def bind(self, field: str) -> Array:
         """Returns a live (sims, ...) view of an MjData field."""
@@ -50,35 +42,29 @@ class MujocoCpu:
     def step(self, num_substeps: int, mask: Array | None = None) -> Array:
         """Advances all or the masked simulations; returns which of them diverged, (sims,) bool.
 
-        A simulation diverges when MuJoCo warns of a bad state or acceleration, or runs out of
-        contact or constraint memory.
+        A simulation diverges when MuJoCo warns: of a bad state, control or acceleration, or that it
+        ran out of contact or constraint memory.
         """
         self.batch.step(mask, num_substeps, _POSITION_AND_VELOCITY)
-        counts = self._count()
-        diverged = counts > self._counts
-        self._counts = counts
+        num_warnings = self._count()
+        diverged = num_warnings > self._num_warnings
+        self._num_warnings = num_warnings
         return diverged
 
     def clear(self, ids: Array) -> None:
         """Puts simulations into the model's default state, without computing anything."""
-        self.batch.reset(ids, stage=_NO_STAGE)
-        self._counts = self._count()
+        self.state[ids] = self._default_row
 
     def forward(self, ids: Array | None = None) -> None:
         """Makes positions, velocities and sensors current after a write to the state."""
         self.batch.forward(ids, _POSITION_AND_VELOCITY)
 
     def _count(self) -> Array:
-        """Returns how often each simulation has diverged so far, (sims,)."""
-        return self.batch.warning[:, _DIVERGED, 1].sum(axis=1)
+        """Returns how often MuJoCo has warned of each simulation so far, (sims,)."""
+        return self.batch.warning[:, :, 1].sum(axis=1)
 
     def materialise(self, sim: int) -> tuple[mujoco.MjModel, mujoco.MjData]:
         """Returns one simulation's own model and data, forwarded, to draw it or to inspect it."""
         model, data = self.batch.get_model(sim), self.batch.get_data(sim)
         mujoco.mj_forward(model, data)
         return model, data
-
-
-def as_ids(mask: Array) -> Array:
-    """Returns the indices of a bool mask, as the back end's calls take them."""
-    return np.flatnonzero(mask)
