@@ -196,22 +196,21 @@ class SimVectorEnv(VectorEnv):
                 f"need ({self.num_envs}, {len(self.action_names)}): {', '.join(self.action_names)}"
             )
         executed = np.clip(actions, -1.0, 1.0)
-        commanded = self._all_rows if active is None else np.flatnonzero(active)
-        broken = None
+        broken = self._all_rows[:0]
         if not np.isfinite(executed.sum()):
-            broken = ~np.isfinite(executed).all(axis=1)
+            broken = np.flatnonzero(~np.isfinite(executed).all(axis=1))
             executed[broken] = np.nan  # the whole row: safety then holds the arm, and the gripper stays
         position = self.controller.joint_positions()
         target = self.controller.targets(executed, position)
         safe, limited = self.safety.filter(target, position, self._qvel[:, self._arm_qvel], active)
-        if broken is not None:
-            executed[broken] = 0.0
+        executed[broken] = 0.0
         gripper = self.controller.gripper(executed)
-        if active is None and broken is None:
+        if active is None and not len(broken):
             self._ctrl[:, self._arm_ctrl], self._ctrl[:, self._gripper_ctrl] = safe, gripper
         else:
+            commanded = self._all_rows if active is None else np.flatnonzero(active)
             self._ctrl[cells(commanded, self._arm_ctrl)] = safe[commanded]
-            gripped = commanded if broken is None else commanded[~broken[commanded]]
+            gripped = np.setdiff1d(commanded, broken)
             self._ctrl[gripped, self._gripper_ctrl] = gripper[gripped]
         return executed, limited
 
