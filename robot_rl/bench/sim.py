@@ -1,14 +1,16 @@
 """Control steps per second of the simulator, beside the C limit and the peers people use today.
 
-One run, alternating: ours, the C limit (`mujoco.rollout` over the same model, start states, controls
-and substeps, same threads), ours, the limit, and so on; then Gymnasium's AsyncVectorEnv over the same
-task. Ours includes control, observations, reward and autoreset. The actions are the scripted
-expert's with noise, replayed, so that grasping and carrying are in the load as they are in training.
+One run, alternating: ours, the C limit (`mujoco.rollout` over the same model, states, controls and
+substeps, same threads, in one call without a barrier), ours, the limit, and so on; then
+Gymnasium's AsyncVectorEnv over the same task. Ours includes control, observations, reward and
+autoreset. The actions are the scripted expert's with noise, replayed, so that grasping and
+carrying are in the load as they are in training.
 """
 
 import os
 import statistics
 import time
+from dataclasses import dataclass
 from typing import Any
 
 import gymnasium
@@ -28,7 +30,7 @@ _SEGMENT_STEPS = 40
 
 def run(
     num_envs: tuple[int, ...] = (64, 512),
-    rounds: int = 5,
+    rounds: int = 9,
     task: str = "pick_cube",
     async_envs: tuple[int, ...] = (4, 16),
     peers: bool = True,
@@ -84,39 +86,71 @@ def _row(name: str, num_envs: int, rate: float, ratio: float | None) -> dict[str
 def _against_limit(task: str, num_envs: int, seed: int) -> dict[str, float]:
     """Times one segment of ours, and `mujoco.rollout` over the same physics."""
     env = SimVectorEnv(EnvConfig(task=task), num_envs)
-    actions, start, controls = _record(env, seed)
+    actions, load = _record(env, seed)
     env.reset(seed=seed)
     _replay(env, actions[:_SEGMENT_STEPS])  # to where the recording of the limit begins
     began = time.perf_counter()
     _replay(env, actions[_SEGMENT_STEPS:])
     ours_s = time.perf_counter() - began
     steps = num_envs * _SEGMENT_STEPS
-    return {"ours": steps / ours_s, "limit": steps / _rollout_s(env, start, controls)}
+    return {"ours": steps / ours_s, "limit": steps / _rollout_s(env, load)}
 
 
-def _record(env: SimVectorEnv, seed: int) -> tuple[list[Array], Array, Array]:
-    """Returns expert actions over two segments, the states between them, and the second's controls."""
+@dataclass
+class _Load:
+    """What MuJoCo had to compute in a segment: a row for every control step of every simulation."""
+
+    state: Array
+    """Physics state before the step, (rows, n)."""
+    warmstart: Array
+    """The solver's first guess, (rows, nv)."""
+    control: Array
+    """Actuator commands during the step, (rows, nu)."""
+
+
+def _record(env: SimVectorEnv, seed: int) -> tuple[list[Array], _Load]:
+    """Returns expert actions over two segments, and what the second asks of the physics."""
     env.reset(seed=seed)
     expert, rng = env.expert(noise_m=0.01), np.random.default_rng(seed)
-    spec = int(mujoco.mjtState.mjSTATE_FULLPHYSICS)
-    actions, controls = [], []
-    start = np.empty(0)
+    physics = _physics_columns(env)
+    fields = {name: env.backend.bind(name) for name in ("qacc_warmstart", "ctrl")}
+    actions: list[Array] = []
+    states, warmstarts, controls = [], [], []
     for step in range(2 * _SEGMENT_STEPS):
-        if step == _SEGMENT_STEPS:
-            start = _states(env, spec)
         noise = rng.normal(0.0, 0.1, (env.num_envs, len(env.action_names)))
         actions.append(np.clip(expert.act() + noise, -1.0, 1.0).astype(np.float32))
-        env.step(actions[-1])
         if step >= _SEGMENT_STEPS:
-            controls.append(env.backend.bind("ctrl").copy())
-    return actions, start, np.stack(controls, axis=1)
+            states.append(env.backend.state[:, physics].copy())
+            warmstarts.append(fields["qacc_warmstart"].copy())
+        commands = _commands(env, actions[-1])
+        if step >= _SEGMENT_STEPS:
+            controls.append(commands)
+    return actions, _Load(np.concatenate(states), np.concatenate(warmstarts), np.concatenate(controls))
 
 
-def _states(env: SimVectorEnv, spec: int) -> Array:
-    rows = np.empty((env.num_envs, mujoco.mj_stateSize(env.backend.model, spec)))
-    for i in range(env.num_envs):
-        mujoco.mj_getState(env.backend.model, env.backend.batch.get_data(i), rows[i], spec)
-    return rows
+def _commands(env: SimVectorEnv, action: Array) -> Array:
+    """Steps the env and returns what its actuators were told, (envs, nu): a reset writes over it."""
+    told: list[Array] = []
+    backend: Any = env.backend
+    step = backend.step
+
+    def listening(*args: Any) -> Array:
+        told.append(env.backend.bind("ctrl").copy())
+        return step(*args)
+
+    backend.step = listening
+    env.step(action)
+    del backend.step  # the class's own again
+    return told[0]
+
+
+def _physics_columns(env: SimVectorEnv) -> slice:
+    """Returns which columns of the state rows are `mujoco.rollout`'s: its state is their beginning."""
+    model, spec = env.backend.model, int(mujoco.mjtState.mjSTATE_FULLPHYSICS)
+    row = np.empty(mujoco.mj_stateSize(model, spec))
+    mujoco.mj_getState(model, env.backend.batch.get_data(0), row, spec)
+    assert np.array_equal(row, env.backend.state[0, : len(row)]), "MuJoCo has another order of states"
+    return slice(0, len(row))
 
 
 def _replay(env: SimVectorEnv, actions: list[Array]) -> None:
@@ -124,17 +158,24 @@ def _replay(env: SimVectorEnv, actions: list[Array]) -> None:
         env.step(action)
 
 
-def _rollout_s(env: SimVectorEnv, start: Array, controls: Array) -> float:
+def _rollout_s(env: SimVectorEnv, load: _Load) -> float:
     """Returns the seconds of the same physics in C: one call, both cores, outputs preallocated."""
-    model = env.backend.model
-    control = np.repeat(controls, env.num_substeps, axis=1)
+    model, num_substeps = env.backend.model, env.num_substeps
+    control = np.repeat(load.control[:, None], num_substeps, axis=1)
     datas = [mujoco.MjData(model) for _ in range(os.cpu_count() or 1)]
-    num_sims, num_steps = control.shape[:2]
-    state = np.zeros((num_sims, num_steps, start.shape[1]))
-    sensors = np.zeros((num_sims, num_steps, model.nsensordata))
+    state = np.zeros((len(control), num_substeps, load.state.shape[1]))
+    sensors = np.zeros((len(control), num_substeps, model.nsensordata))
     with mujoco.rollout.Rollout(nthread=len(datas)) as pool:
         began = time.perf_counter()
-        pool.rollout(model, datas, start, control, state=state, sensordata=sensors)
+        pool.rollout(
+            model,
+            datas,
+            load.state,
+            control,
+            initial_warmstart=load.warmstart,
+            state=state,
+            sensordata=sensors,
+        )
         return time.perf_counter() - began
 
 
@@ -173,7 +214,7 @@ def _layers(task: str, num_envs: int) -> list[dict[str, Any]]:
         ("autoreset", env, "_begin"),
     ):
         _clocked(owner, name, layer, spent)
-    actions, _, _ = _record(env, 0)
+    actions, _ = _record(env, 0)
     env.reset(seed=0)
     spent.clear()
     began = time.perf_counter()
