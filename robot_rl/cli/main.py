@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import json
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -65,6 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _dispatch(words[0], words[1:])
     except RobotRLError as error:
         print(f"error: {error}", file=sys.stderr)
+        if "--json" in words:
+            print(json.dumps({"error": str(error)}))
         return EXIT_MISTAKE
     except KeyboardInterrupt:
         print(f"interrupted.{_how_to_resume(words)}", file=sys.stderr)

@@ -37,7 +37,7 @@ def write_report(folders: Sequence[Path], out: Path | None = None) -> Report:
 
     Args:
         folders: run folders.
-        out: the file; `report.html` in the first folder if None.
+        out: the file; if None, `report.html` in the run's folder, or beside the folders of several runs.
 
     Raises:
         ConfigError: a folder is no run folder, or the runs are of different tasks or recipes.
@@ -50,7 +50,7 @@ def write_report(folders: Sequence[Path], out: Path | None = None) -> Report:
     ]
     sections = [section(runs, missing) for section in _SECTIONS]
     body = [_title(runs), *([page.missing(missing)] if missing else []), *filter(None, sections), _footer()]
-    path = out or folders[0] / "report.html"
+    path = out or (folders[0] if len(folders) == 1 else folders[0].parent) / "report.html"
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.tmp")
     temporary.write_text(page.page(f"{_task(runs)}, {_recipe(runs)}", body), encoding="utf-8")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
+
 from robot_rl.algos.bc import BCConfig
 from robot_rl.algos.residual import ResidualConfig
 from robot_rl.core.errors import ConfigError, nearest
@@ -18,6 +20,20 @@ def _require(holds: bool, key: str, got: object, allowed: str) -> None:
     """Raises the one form of message for a value out of range."""
     if not holds:
         raise ConfigError(f"{key}: got {got!r}, allowed: {allowed}")
+
+
+def _check_device(device: str) -> None:
+    """Refuses a device that torch does not know or this machine does not have."""
+    allowed = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
+    try:
+        kind = torch.device(device)
+        found = kind.type if kind.type == "cpu" else f"{kind.type}:{kind.index or 0}"
+    except RuntimeError:
+        found = None
+    if found not in allowed:
+        raise ConfigError(
+            f"device: got {device!r}, allowed on this machine: {', '.join(allowed)}. Use device=cpu."
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,6 +195,13 @@ class RunConfig:
         _require(self.n_exec <= horizon, "n_exec", self.n_exec, f"1 to policy.horizon, which is {horizon}")
         if task not in table("task"):
             raise ConfigError(f"env.task: no task named {task!r}.{nearest(task, table('task'))}")
+        robot = self.env.robot
+        if robot is not None and robot not in table("robot") and not Path(robot).is_file():
+            raise ConfigError(
+                f"env.robot: no robot and no file named {robot!r}.{nearest(robot, table('robot'))} "
+                "A robot file of your own is given by its path, such as env.robot=path/to/robot.yaml."
+            )
+        _check_device(self.device)
         if self.demos.path is not None and not Path(self.demos.path).is_dir():
             raise ConfigError(
                 f"demos.path: no folder {self.demos.path!r}. Make one with "

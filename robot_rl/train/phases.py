@@ -130,6 +130,10 @@ def new_folder(config: RunConfig) -> Path:
             folder.mkdir(parents=True)
         except FileExistsError:
             continue
+        except OSError as error:
+            raise ConfigError(
+                f"out: cannot make {str(folder)!r}: {error.strerror}. Give a folder that you may write to."
+            ) from error
         return folder
     raise ConfigError(f"out: {config.out!r} holds a thousand runs of this second. Choose another folder.")
 
@@ -275,6 +279,11 @@ def evaluate_folder(
     Raises:
         CheckpointError: no such policy, or one of another task or robot.
     """
+    if not (folder / "policy" / which).is_dir():
+        raise CheckpointError(
+            f"{folder}: the run ended before it had a policy {which!r}. "
+            f"`robot-rl train resume={folder}` goes on with it."
+        )
     policy, meta = load_policy(folder / "policy" / which, expect=policy_meta(config, env))
     module: Any = policy
     return evaluate_in(

@@ -121,7 +121,11 @@ def test_bad_configs(change: dict[str, Any], message: str) -> None:
 
 
 def pendulum_return(matmul: Matmul, *, seed: int = 0, steps: int = 5000) -> float:
-    """Trains on Pendulum-v1 and returns the mean return of its last 5 training episodes."""
+    """Trains on Pendulum-v1 and returns the mean return of 20 episodes of the policy's mean action.
+
+    Twenty fixed starts, because an optimal episode earns between 0 and -390 depending on its start:
+    the mean of a few training episodes says more about those than about the policy.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     env = gymnasium.make("Pendulum-v1")
@@ -129,7 +133,6 @@ def pendulum_return(matmul: Matmul, *, seed: int = 0, steps: int = 5000) -> floa
     learner = SAC(3, 1, SACConfig(matmul=matmul, actor_lr=1e-3, critic_lr=1e-3), seed)
     replay = ReplayBuffer(steps + 50, 1, {"state": ((3,), np.float32)}, 1)
     obs, _ = env.reset(seed=seed)
-    returns, total = [], 0.0
     for t in range(steps):
         if t < 300:
             action = rng.uniform(-1, 1, (1, 1)).astype(np.float32)
@@ -141,25 +144,29 @@ def pendulum_return(matmul: Matmul, *, seed: int = 0, steps: int = 5000) -> floa
                 obs={"state": obs[None]},
                 base_action=action,
                 action=action,
-                reward=np.array([0.1 * float(reward)]),
+                reward=np.array([float(reward)]),
                 terminated=np.array([terminated]),
                 truncated=np.array([truncated]),
                 next_obs={"state": next_obs[None]},
                 next_base_action=action,
             )
         )
-        obs, total = next_obs, total + float(reward)
-        if truncated:
-            returns.append(total)
-            total, (obs, _) = 0.0, env.reset()
+        obs = env.reset()[0] if truncated else next_obs
         if t >= 300:
             learner.update(replay.sample(256, n_step=1, gamma_step=0.99, rng=rng))
+    total = 0.0
+    for start in range(20):
+        obs, truncated = env.reset(seed=1000 + start)[0], False
+        while not truncated:
+            action = learner.act(torch.from_numpy(obs[None]), explore=False).numpy()
+            obs, reward, _, truncated, _ = env.step(2.0 * action[0])
+            total += float(reward)
     torch.set_num_threads(threads)
-    return float(np.mean(returns[-5:]))
+    return total / 20
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("matmul", ["bf16", "fp32"])
 def test_both_precisions_solve_the_pendulum(matmul: Matmul) -> None:
     # A random policy earns some -1200; -200 is commonly called solved, the best are near -140.
-    assert pendulum_return(matmul) > -300
+    assert pendulum_return(matmul) > -200

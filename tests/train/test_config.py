@@ -7,7 +7,9 @@ import pytest
 
 from robot_rl.config import build, dump, load, read
 from robot_rl.core.errors import ConfigError
+from robot_rl.sim.vector import EnvConfig
 from robot_rl.train.config import RunConfig
+from robot_rl.train.phases import new_folder
 
 
 def test_a_written_config_is_read_back_equal(tmp_path: Path) -> None:
@@ -58,3 +60,24 @@ def test_every_mistake_says_where_what_and_what_is_allowed(values: dict[str, Any
 def test_an_unknown_recipe_is_answered_with_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r"no recipe named 'pick_cub'\. Did you mean 'pick_cube'\?"):
         load(RunConfig, ["recipe=pick_cub"], config_name="train")
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:99"])
+def test_a_device_that_is_not_here_is_refused(device: str) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"device: got '{device}', allowed on this machine: cpu.* Use device=cpu"
+    ):
+        RunConfig(device=device)
+
+
+def test_an_unknown_robot_is_refused_before_anything_is_built() -> None:
+    with pytest.raises(
+        ConfigError, match=r"env.robot: no robot and no file named 'pandda'\. Did you mean 'panda'"
+    ):
+        RunConfig(env=EnvConfig(robot="pandda"))
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"out: cannot make .*Give a folder that you may write to"):
+        new_folder(RunConfig(out=str(tmp_path / "file")))
