@@ -100,3 +100,9 @@ def test_interruption_says_how_to_resume(
     assert capsys.readouterr().err == "interrupted. Continue with: robot-rl train resume=runs/x\n"
     assert cli.main(["train", f"out={tmp_path / 'empty'}"]) == 130
     assert capsys.readouterr().err == "interrupted.\n"
+
+
+def test_a_mistake_is_json_too(recorder: Recorder, capsys: pytest.CaptureFixture[str]) -> None:
+    recorder.answer = ConfigError("seed: got 'x'")
+    assert cli.main(["train", "seed=x", "--json"]) == 2
+    assert capsys.readouterr().out.splitlines()[-1] == """{"error": "seed: got 'x'"}"""
