@@ -37,6 +37,8 @@ class ChunkSample:
     actions: Tensor
     """(B, H, A) in [-1, 1]."""
     chain: Chain | None = None
+    n_exec: Tensor | None = None
+    """(B,) int64: how many of the actions the policy vouches for; None leaves it to the executor."""
 
 
 @dataclass

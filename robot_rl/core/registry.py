@@ -32,6 +32,11 @@ TABLE: dict[str, dict[str, str]] = {
         "diffusion": "robot_rl.policies.chunk:DiffusionPolicy",
         "gaussian": "robot_rl.policies.gaussian:GaussianPolicy",
         "residual": "robot_rl.policies.residual:ResidualPolicy",
+        "small_vla": "robot_rl.policies.vla.small:SmallVLA",
+        "lerobot": "robot_rl.policies.vla.lerobot:LeRobotPolicy",
+        "lerobot_flow": "robot_rl.policies.vla.lerobot_flow:LeRobotFlowPolicy",
+        "best_of_n": "robot_rl.policies.taco:BestOfN",
+        "real_time": "robot_rl.policies.real_time:RealTimeChunks",
     },
     "algorithm": {
         "bc": "robot_rl.algos.bc:BehaviourCloning",

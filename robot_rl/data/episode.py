@@ -1,0 +1,120 @@
+"""One episode: what stores, datasets and replays hand to one another.
+
+Numbers are arrays with one row per control step. Pictures may still be compressed: they are read
+one at a time, when somebody looks at them. T control steps, A action dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from robot_rl.data.episodes import EpisodesMeta
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Feature:
+    """Type and shape of one element of an observation, without the leading T."""
+
+    dtype: str
+    """A numpy name: `float32`, `uint8`."""
+    shape: tuple[int, ...]
+
+    @property
+    def is_picture(self) -> bool:
+        """Whether it is an RGB picture, (h, w, 3) uint8, which is stored compressed."""
+        return self.dtype == "uint8" and len(self.shape) == 3 and self.shape[2] == 3
+
+
+class Frames(Protocol):
+    """T pictures, decoded on demand; an array (T, h, w, 3) is one."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, step: Any) -> Any:
+        """Returns (h, w, 3) uint8 for an int, (n, h, w, 3) for an integer array."""
+        ...
+
+
+@dataclass(kw_only=True)
+class Episode:
+    """One episode, or the recovered part of one that was cut short."""
+
+    meta: EpisodesMeta
+    """Of what; `meta.instruction` is this episode's own."""
+    obs: dict[str, Any]
+    """Key -> (T, ...) array, or `Frames` for pictures: what each step began with."""
+    final_obs: dict[str, Any]
+    """Key -> (...): what the last step led to; empty if nobody knows (the dataset has none)."""
+    action: Array
+    """(T, A): what was executed, after safety."""
+    base_action: Array
+    """(T, A): what the base policy proposed; equals `action` where there was none."""
+    reward: Array
+    """(T,) float32"""
+    terminated: Array
+    """(T,) bool"""
+    truncated: Array
+    """(T,) bool; an episode that was cut short ends with neither."""
+    success: Array
+    """(T,) bool"""
+    source: Array
+    """(T,) uint8: index into `robot_rl.data.replay.SOURCES`."""
+    policy_version: Array
+    """(T,) int64: learner updates behind the weights that acted."""
+    stamp_ns: Array
+    """(T,) int64: measured monotonic time of the observation; (k / control_hz) if nobody measured."""
+    picture_stamp_ns: dict[str, Array] = field(default_factory=dict)
+    """Key -> (T,) int64: when the picture that this step saw was taken."""
+    device: str = ""
+    """Name of the device that acted."""
+
+    def __len__(self) -> int:
+        """Returns T."""
+        return len(self.action)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the last step ended the episode."""
+        return bool(len(self) and (self.terminated[-1] or self.truncated[-1]))
+
+    def features(self) -> dict[str, Feature]:
+        """Returns type and shape of every element of the observation."""
+        return {key: feature_of(value) for key, value in self.obs.items()}
+
+
+class EpisodeSource(Protocol):
+    """Where episodes are read from: a store, or a dataset. Read-only; opening it costs an index."""
+
+    meta: EpisodesMeta
+    """What all episodes are of; `instruction` is that of the first."""
+    features: Mapping[str, Feature]
+
+    def __len__(self) -> int:
+        """Returns how many episodes can be read, the unfinished one of a live store included."""
+        ...
+
+    def lengths(self) -> NDArray[np.int64]:
+        """Returns the control steps of every episode, (E,)."""
+        ...
+
+    def read(self, episode: int) -> Episode:
+        """Returns an episode; pictures stay compressed until they are indexed."""
+        ...
+
+    def refresh(self) -> None:
+        """Takes in what a writer flushed since; lengths may only grow."""
+        ...
+
+
+def feature_of(values: Any) -> Feature:
+    """Returns the feature of an array, or of frames, with leading T."""
+    if isinstance(values, np.ndarray):
+        return Feature(str(values.dtype), values.shape[1:])
+    return Feature("uint8", values[0].shape)
