@@ -7,7 +7,6 @@ less never shifts another.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -26,6 +25,7 @@ from robot_rl.train.demos import relabelled
 from robot_rl.train.envs import make_env
 from robot_rl.train.evaluate import EvalResult, evaluate_in
 from robot_rl.train.experience import DemoExperience, ReplayExperience
+from robot_rl.train.hooks import checkpoint_hooks, env_steps, show_progress, updates, write_metrics
 from robot_rl.train.loop import Hook, Pacer, Run
 from robot_rl.train.meter import Meter
 from robot_rl.train.schedule import Always, Counters, Every, Ratio
@@ -78,9 +78,11 @@ def assemble_cloning(session: Session, episodes: Episodes) -> tuple[Run, Module]
         counters=counters,
     )
     run.pacer.hooks = [
-        Hook("progress", Every(10), _updates, lambda at: _show(session, at.updates)),
-        Hook("metrics", Every(_interval(config, budget)), _updates, lambda at: _write(session, run, "bc")),
-        *_checkpoints(session, run, "bc", _updates),
+        Hook("progress", Every(10), updates, lambda at: show_progress(session, at.updates)),
+        Hook(
+            "metrics", Every(_interval(config, budget)), updates, lambda at: write_metrics(session, run, "bc")
+        ),
+        *checkpoint_hooks(session, run, "bc", config.checkpoint, updates),
     ]
     return run, policy
 
@@ -127,21 +129,21 @@ def assemble_residual(
 
     offer(session.counters)
     run.pacer.hooks = [
-        Hook("offer", Every(1), _env_steps, offer),
-        Hook("progress", Every(1), _env_steps, lambda at: _show(session, at.env_steps, at.updates)),
+        Hook("offer", Every(1), env_steps, offer),
+        Hook("progress", Every(1), env_steps, lambda at: show_progress(session, at.env_steps, at.updates)),
         Hook(
             "metrics",
             Every(_interval(config, phase.env_steps)),
-            _env_steps,
-            lambda at: _write(session, run, "residual", source),
+            env_steps,
+            lambda at: write_metrics(session, run, "residual", source),
         ),
         Hook(
             "evaluate",
             Every(config.evaluate.every_env_steps),
-            _env_steps,
+            env_steps,
             lambda at: _quick_evaluation(session, policy, eval_env),
         ),
-        *_checkpoints(session, run, "residual", _env_steps),
+        *checkpoint_hooks(session, run, "residual", config.checkpoint, env_steps),
     ]
     return run, policy
 
@@ -181,21 +183,6 @@ def _replay(config: RunConfig, episodes: Episodes, base: SavedPolicy, env: Vecto
     )
 
 
-def _checkpoints(session: Session, run: Run, phase: str, read: Callable[[Counters], float]) -> list[Hook]:
-    """Returns the hooks that save: by time, and by steps if asked for."""
-    config = session.config.checkpoint
-
-    def save(_: Counters) -> None:
-        session.save(phase, run)
-
-    # The clock of the first is the run's own, which stands still while the run is dead.
-    by_time = Every(config.every_s, start=session.elapsed_s)
-    return [
-        Hook("checkpoint time", by_time, lambda _: session.elapsed_s, save),
-        Hook("checkpoint steps", Every(config.every_steps), read, save),
-    ]
-
-
 def _quick_evaluation(session: Session, policy: Module, eval_env: VectorEnv) -> None:
     """Looks on, on seeds that neither training nor the final evaluation uses."""
     config = session.config
@@ -218,34 +205,12 @@ def eval_metrics(result: EvalResult) -> dict[str, float]:
     }
 
 
-def _write(session: Session, run: Run, phase: str, source: SimSource | None = None) -> None:
-    """Writes what the learner and the source reported since the last row."""
-    row = {name if "/" in name else f"{phase}/{name}": value for name, value in run.meter.take().items()}
-    if source is not None:
-        row |= {f"collect/{name}": value for name, value in source.episodes.take().items()}
-        row["collect/nan_resets"] = source.episodes.nan_resets
-    session.write(phase, row)
-
-
-def _show(session: Session, done: int, updates: int | None = None) -> None:
-    if session.progress is not None:
-        session.progress.update(done, updates=updates)
-
-
 def _interval(config: RunConfig, budget: int) -> int:
     return max(1, budget // config.metrics_rows)
 
 
 def _generator(seed: int, stream: str) -> torch.Generator:
     return torch.Generator().manual_seed(train_seed(seed, stream))
-
-
-def _updates(counters: Counters) -> float:
-    return counters.updates
-
-
-def _env_steps(counters: Counters) -> float:
-    return counters.env_steps
 
 
 def make_eval_env(config: RunConfig) -> VectorEnv:

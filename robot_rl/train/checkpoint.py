@@ -43,11 +43,13 @@ _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 class CheckpointStore:
     """The checkpoints of one run: the newest `keep` of them, and which is the last good one."""
 
-    def __init__(self, folder: Path, *, keep: int = 2) -> None:
+    def __init__(self, folder: Path, *, keep: int = 2, command: str = "train") -> None:
+        """Args: command: the `robot-rl` command that resumes the run, for messages."""
         if keep < 1:
             raise ValueError(f"keep must be at least 1, got {keep}")
         self._folder = folder
         self._keep = keep
+        self._command = command
 
     def save(self, state: Mapping[str, Any], name: str) -> Path:
         """Writes `state` as `<folder>/<serial>-<name>` and makes it the latest.
@@ -115,9 +117,10 @@ class CheckpointStore:
     def _full_disk_message(self, name: str, error: OSError) -> str:
         latest = self.latest()
         kept = f"The last good checkpoint is {latest}" if latest else "There is no earlier checkpoint"
+        resume = f"robot-rl {self._command} resume={self._folder.parent}"
         return (
             f"{self._folder}: cannot write checkpoint {name!r}: {error.strerror}. {kept}. "
-            f"Free some space, then `robot-rl train resume={self._folder.parent}` goes on from there."
+            f"Free some space, then `{resume}` goes on from there."
         )
 
 

@@ -9,21 +9,16 @@ state of their own; it is in the checkpoints.
 
 from __future__ import annotations
 
-import errno
 import json
-import platform
 import shutil
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
-from datetime import datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from robot_rl import __version__
 from robot_rl.config import dump, read
 from robot_rl.core.errors import CheckpointError, ConfigError, RenderError
 from robot_rl.core.seeding import eval_seeds
@@ -42,9 +37,9 @@ from robot_rl.train.config import RunConfig
 from robot_rl.train.demos import collect_demonstrations, episodes_meta
 from robot_rl.train.envs import make_env
 from robot_rl.train.evaluate import EvalResult, evaluate_in
-from robot_rl.train.loop import Run, train
 from robot_rl.train.pictures import Photographer
-from robot_rl.train.session import Session
+from robot_rl.train.record import machine, new_folder, versions, write_report
+from robot_rl.train.session import Session, execute, learn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +89,7 @@ def run(config: RunConfig) -> Summary:
             disk; the message says what to do.
     """
     config = _absolute(config)
-    folder = new_folder(config)
+    folder = new_folder(config.out, f"{config.recipe}-seed{config.seed}")
     write_text(folder / "config.yaml", dump(config))
     return _execute(config, folder)
 
@@ -120,41 +115,9 @@ def load_config(folder: Path, *, at: str = "resume") -> RunConfig:
     return read(RunConfig, path)
 
 
-def new_folder(config: RunConfig) -> Path:
-    """Makes and returns `<out>/<date-time>-<recipe>-seed<k>`."""
-    stamp = datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
-    name = f"{stamp}-{config.recipe}-seed{config.seed}"
-    for suffix in ("", *(f"-{number}" for number in range(2, 1000))):
-        folder = Path(config.out) / f"{name}{suffix}"
-        try:
-            folder.mkdir(parents=True)
-        except FileExistsError:
-            continue
-        except OSError as error:
-            raise ConfigError(
-                f"out: cannot make {str(folder)!r}: {error.strerror}. Give a folder that you may write to."
-            ) from error
-        return folder
-    raise ConfigError(f"out: {config.out!r} holds a thousand runs of this second. Choose another folder.")
-
-
 def _execute(config: RunConfig, folder: Path) -> Summary:
     torch.set_num_threads(config.torch_threads)
-    try:
-        with Session(config, folder) as session:
-            session.display.message(f"run folder: {folder}")
-            for name, phase in _PHASES.items():
-                if name not in session.finished:
-                    phase(session)
-                    session.finish(name)
-            return _conclude(session)
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise CheckpointError(
-            f"{folder}: {error.strerror}. Nothing that a checkpoint holds is lost. "
-            f"Free some space, then `robot-rl train resume={folder}` goes on."
-        ) from error
+    return execute(Session(config, folder), _PHASES, _conclude)
 
 
 # Phases: each leaves its result on the disk.
@@ -184,7 +147,7 @@ def _clone(session: Session) -> None:
     episodes = load_episodes(_demo_folder(session))
     with session.timer.stage("build"):
         loop, policy = assemble_cloning(session, episodes)
-    _learn(session, loop, "bc", session.config.bc.updates, unit="updates")
+    learn(session, loop, "bc", session.config.bc.updates, unit="updates")
     policy.load_state_dict(loop.algorithm.policy_weights())
     with closing(make_eval_env(session.config)) as env:
         save_policy(session.folder / "policy" / "base", policy, meta=policy_meta(session.config, env))
@@ -211,7 +174,7 @@ def _improve(session: Session) -> None:
     ):
         with session.timer.stage("build"):
             loop, policy = assemble_residual(session, episodes, base, env, eval_env)
-        _learn(session, loop, "residual", config.residual.env_steps, unit="steps")
+        learn(session, loop, "residual", config.residual.env_steps, unit="steps")
         save_policy(session.folder / "policy" / "final", policy, meta=policy_meta(config, env))
         session.results["nan_resets"] = sum(source.nan_resets for source in loop.sources)
 
@@ -227,16 +190,6 @@ _PHASES: dict[str, Callable[[Session], None]] = {
     "residual": _improve,
     "final": _evaluate_final,
 }
-
-
-def _learn(session: Session, loop: Run, phase: str, total: int, *, unit: str) -> None:
-    """Runs a loop from where a checkpoint left it."""
-    state = session.loop_state(phase)
-    if state is not None:
-        loop.load_state_dict(state)
-    done = loop.counters.updates if unit == "updates" else loop.counters.env_steps
-    with session.phase(phase, total, unit=unit, start=done):
-        train(loop)
 
 
 def _final_evaluation(session: Session, which: str) -> None:
@@ -332,8 +285,8 @@ def _conclude(session: Session) -> Summary:
         final_digest=final["digest"],
         nan_resets=results.get("nan_resets", 0) + base["nan_resets"] + final["nan_resets"],
         timing=session.timer.seconds(),
-        versions={"robot_rl": __version__, **{name: version(name) for name in _PACKAGES}},
-        machine=_machine(config),
+        versions=versions(_PACKAGES),
+        machine=machine(config.device),
     )
     write_text(session.folder / "summary.json", json.dumps(summary.to_json(), indent=2) + "\n")
     with session.timer.stage("report"):
@@ -341,39 +294,7 @@ def _conclude(session: Session) -> Summary:
     return summary
 
 
-def write_report(folder: Path) -> Path:
-    """Writes report.html of one run and returns its path."""
-    from robot_rl.telemetry import report  # matplotlib: only when a run has ended
-
-    return report.write_report([folder]).path
-
-
 _PACKAGES = ("mujoco", "torch", "gymnasium", "numpy")
-
-
-def _machine(config: RunConfig) -> dict[str, str]:
-    """Returns what the numbers were made on."""
-    import os
-
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    learner = torch.cuda.get_device_name(config.device) if config.device.startswith("cuda") else "cpu"
-    return {
-        "node": platform.node(),
-        "system": platform.platform(),
-        "processor": _processor(),
-        "cores": str(cores),
-        "learner": learner,
-        "python": platform.python_version(),
-    }
-
-
-def _processor() -> str:
-    table = Path("/proc/cpuinfo")
-    if table.is_file():
-        for line in table.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
 
 
 def _demo_folder(session: Session) -> Path:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+import errno
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
+from robot_rl.core.errors import CheckpointError
 from robot_rl.hal.device import DeviceSpec
 from robot_rl.sched.inventory import cpu_spec, simulator_specs
 from robot_rl.sched.leases import HeldLease, LeaseStore
@@ -16,11 +18,14 @@ from robot_rl.telemetry.progress import PhaseProgress, ProgressDisplay
 from robot_rl.telemetry.timing import StageTimer
 from robot_rl.train.checkpoint import CheckpointStore
 from robot_rl.train.config import RunConfig
-from robot_rl.train.loop import Run
+from robot_rl.train.loop import Run, train
 from robot_rl.train.schedule import Counters
 
+T = TypeVar("T")
+S = TypeVar("S", bound="RunSession")
 
-class Session:
+
+class RunSession:
     """One run on this machine, from its folder; a context manager that leases what the run uses.
 
     Every phase leaves its result on the disk and is then noted as finished in a checkpoint, so a
@@ -28,8 +33,28 @@ class Session:
     the place in metrics.jsonl, the clocks and the results so far are restored together.
     """
 
-    def __init__(self, config: RunConfig, folder: Path) -> None:
-        self.config, self.folder = config, folder
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        command: str,
+        holder: str,
+        devices: Sequence[tuple[DeviceSpec, int]],
+        lease_wait_s: float,
+        keep: int,
+    ) -> None:
+        """Opens nothing yet.
+
+        Args:
+            folder: the run folder.
+            command: the `robot-rl` command that resumes the run.
+            holder: who holds the leases, for those who wait for them.
+            devices: what the run uses, and how many slots of each.
+            lease_wait_s: how long to wait for devices that others hold.
+            keep: checkpoints that stay on the disk.
+        """
+        self.folder, self.command = folder, command
+        self._holder, self._devices, self._lease_wait_s = holder, devices, lease_wait_s
         self.timer = StageTimer()
         self.display = ProgressDisplay()
         self.progress: PhaseProgress | None = None
@@ -38,16 +63,15 @@ class Session:
         """Small facts for summary.json, by phase."""
         self.counters = Counters()
         self.leases: list[HeldLease] = []
-        self._store = CheckpointStore(folder / "checkpoints", keep=config.checkpoint.keep)
+        self._store = CheckpointStore(folder / "checkpoints", keep=keep, command=command)
         self._loop: tuple[str, Mapping[str, Any]] | None = None
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             store = LeaseStore()
-            holder = f"train {self.config.recipe} seed {self.config.seed}"
-            for spec, slots in devices_used(self.config):
-                held = store.hold(spec, holder=holder, slots=slots, wait_s=self.config.lease_wait_s)
+            for spec, slots in self._devices:
+                held = store.hold(spec, holder=self._holder, slots=slots, wait_s=self._lease_wait_s)
                 self.leases.append(stack.enter_context(held))
             stack.enter_context(self.display)
             self.metrics = stack.enter_context(MetricsWriter(self.folder))
@@ -120,6 +144,54 @@ class Session:
         self.timer.load_state_dict(state["timer"])
         self.metrics.load_state_dict(state["metrics"])
         self._loop = None if state["phase"] is None else (state["phase"], state["loop"])
+
+
+class Session(RunSession):
+    """The session of `robot-rl train`."""
+
+    def __init__(self, config: RunConfig, folder: Path) -> None:
+        super().__init__(
+            folder,
+            command="train",
+            holder=f"train {config.recipe} seed {config.seed}",
+            devices=devices_used(config),
+            lease_wait_s=config.lease_wait_s,
+            keep=config.checkpoint.keep,
+        )
+        self.config = config
+
+
+def execute(session: S, phases: Mapping[str, Callable[[S], None]], conclude: Callable[[S], T]) -> T:
+    """Runs the phases that are not finished yet, one after another, and concludes.
+
+    Raises:
+        CheckpointError: the disk is full; the message says how to go on.
+    """
+    try:
+        with session:
+            session.display.message(f"run folder: {session.folder}")
+            for name, phase in phases.items():
+                if name not in session.finished:
+                    phase(session)
+                    session.finish(name)
+            return conclude(session)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise CheckpointError(
+            f"{session.folder}: {error.strerror}. Nothing that a checkpoint holds is lost. "
+            f"Free some space, then `robot-rl {session.command} resume={session.folder}` goes on."
+        ) from error
+
+
+def learn(session: RunSession, loop: Run, phase: str, total: int, *, unit: str) -> None:
+    """Runs a loop from where a checkpoint left it."""
+    state = session.loop_state(phase)
+    if state is not None:
+        loop.load_state_dict(state)
+    done = loop.counters.updates if unit == "updates" else loop.counters.env_steps
+    with session.phase(phase, total, unit=unit, start=done):
+        train(loop)
 
 
 def devices_used(config: RunConfig) -> list[tuple[DeviceSpec, int]]:

@@ -9,7 +9,7 @@ from robot_rl.config import build, dump, load, read
 from robot_rl.core.errors import ConfigError
 from robot_rl.sim.vector import EnvConfig
 from robot_rl.train.config import RunConfig
-from robot_rl.train.phases import new_folder
+from robot_rl.train.record import new_folder
 
 
 def test_a_written_config_is_read_back_equal(tmp_path: Path) -> None:
@@ -80,4 +80,4 @@ def test_an_unknown_robot_is_refused_before_anything_is_built() -> None:
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"out: cannot make .*Give a folder that you may write to"):
-        new_folder(RunConfig(out=str(tmp_path / "file")))
+        new_folder(str(tmp_path / "file"), "reach-seed0")

@@ -19,8 +19,9 @@ from robot_rl.telemetry.metrics import read_metrics
 from robot_rl.train import checkpoint, phases, pictures
 from robot_rl.train.config import RunConfig, VideoConfig
 from robot_rl.train.envs import Moment, make_env
-from robot_rl.train.phases import load_config, new_folder, resume, run
+from robot_rl.train.phases import load_config, resume, run
 from robot_rl.train.pictures import Photographer
+from robot_rl.train.record import new_folder
 
 SMALL: dict[str, Any] = {
     "recipe": "small",
@@ -113,7 +114,7 @@ def test_without_control_steps_the_base_is_the_result(tmp_path: Path) -> None:
 
 
 def test_two_runs_of_one_second_have_two_folders(tmp_path: Path) -> None:
-    folders = {new_folder(small(tmp_path)) for _ in range(3)}
+    folders = {new_folder(str(tmp_path), "small-seed0") for _ in range(3)}
     assert len(folders) == 3
     assert all(folder.is_dir() for folder in folders)
 

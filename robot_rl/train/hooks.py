@@ -1,0 +1,52 @@
+"""What every loop does now and then: show where it stands, write metrics, save."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from robot_rl.train.config import CheckpointConfig
+from robot_rl.train.loop import Hook, Run
+from robot_rl.train.schedule import Counters, Every
+from robot_rl.train.session import RunSession
+from robot_rl.train.sources import SimSource
+
+
+def checkpoint_hooks(
+    session: RunSession, run: Run, phase: str, config: CheckpointConfig, read: Callable[[Counters], float]
+) -> list[Hook]:
+    """Returns the hooks that save: by time, and by steps if asked for."""
+
+    def save(_: Counters) -> None:
+        session.save(phase, run)
+
+    # The clock of the first is the run's own, which stands still while the run is dead.
+    by_time = Every(config.every_s, start=session.elapsed_s)
+    return [
+        Hook("checkpoint time", by_time, lambda _: session.elapsed_s, save),
+        Hook("checkpoint steps", Every(config.every_steps), read, save),
+    ]
+
+
+def write_metrics(session: RunSession, run: Run, phase: str, source: SimSource | None = None) -> None:
+    """Writes what the learner and the source reported since the last row."""
+    row = {name if "/" in name else f"{phase}/{name}": value for name, value in run.meter.take().items()}
+    if source is not None:
+        row |= {f"collect/{name}": value for name, value in source.episodes.take().items()}
+        row["collect/nan_resets"] = source.episodes.nan_resets
+    session.write(phase, row)
+
+
+def show_progress(session: RunSession, done: int, updates: int | None = None) -> None:
+    """Tells the progress display where the present phase stands."""
+    if session.progress is not None:
+        session.progress.update(done, updates=updates)
+
+
+def updates(counters: Counters) -> float:
+    """Reads the clock that counts learner updates."""
+    return counters.updates
+
+
+def env_steps(counters: Counters) -> float:
+    """Reads the clock that counts control steps."""
+    return counters.env_steps

@@ -1,0 +1,67 @@
+"""What stays of a run besides its results: its folder, what made its numbers, its page."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterable
+from datetime import datetime
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+
+from robot_rl import __version__
+from robot_rl.core.errors import ConfigError
+
+
+def new_folder(out: str, name: str) -> Path:
+    """Makes and returns `<out>/<date-time>-<name>`."""
+    stamp = datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
+    for suffix in ("", *(f"-{number}" for number in range(2, 1000))):
+        folder = Path(out) / f"{stamp}-{name}{suffix}"
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise ConfigError(
+                f"out: cannot make {str(folder)!r}: {error.strerror}. Give a folder that you may write to."
+            ) from error
+        return folder
+    raise ConfigError(f"out: {out!r} holds a thousand runs of this second. Choose another folder.")
+
+
+def write_report(folder: Path) -> Path:
+    """Writes report.html of one run and returns its path."""
+    from robot_rl.telemetry import report  # matplotlib: only when a run has ended
+
+    return report.write_report([folder]).path
+
+
+def versions(packages: Iterable[str]) -> dict[str, str]:
+    """Returns the versions of robot_rl and of the packages behind a result."""
+    return {"robot_rl": __version__, **{name: version(name) for name in packages}}
+
+
+def machine(device: str) -> dict[str, str]:
+    """Returns what the numbers were made on."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    learner = torch.cuda.get_device_name(device) if device.startswith("cuda") else "cpu"
+    return {
+        "node": platform.node(),
+        "system": platform.platform(),
+        "processor": _processor(),
+        "cores": str(cores),
+        "learner": learner,
+        "python": platform.python_version(),
+    }
+
+
+def _processor() -> str:
+    table = Path("/proc/cpuinfo")
+    if table.is_file():
+        for line in table.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
