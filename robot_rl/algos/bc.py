@@ -2,19 +2,29 @@
 
 The weights that act are an exponential average of the weights that learn (Ho et al. 2020; every
 diffusion policy does): the last few updates of a denoiser are noise.
+
+A batch may be taken in pieces whose gradients are added up (`accumulate`), and computed in half
+precision (`precision`); weights, moments and averages stay as they are stored.
 """
 
 from __future__ import annotations
 
+from collections.abc import Generator as Yields
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Generator, Tensor
 
 from robot_rl.algos.optim import Matmul, Optimiser, cosine_lr, follow, keep_freed_memory, matmul_precision
 from robot_rl.core.policy import DemoBatch
+
+Precision = Literal["fp32", "bf16", "fp16"]
+"""What a loss and its gradient are computed in, by autocast."""
+
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class ClonablePolicy(Protocol):
@@ -48,6 +58,10 @@ class BCConfig:
     """Largest norm of the gradient; 0 switches clipping off."""
     matmul: Matmul = "bf16"
     """`bf16`: products of float32 matrices in bfloat16 where the processor can; `fp32`: never."""
+    accumulate: int = 1
+    """Pieces that a batch is taken in, one after another: the memory of one piece, the same update."""
+    precision: Precision = "fp32"
+    """`bf16` and `fp16` compute the loss by autocast in half precision; `fp16` scales it (GPUs)."""
 
     def __post_init__(self) -> None:
         _require(self.lr > 0, "lr", self.lr, "above 0")
@@ -57,6 +71,8 @@ class BCConfig:
         _require(0 <= self.ema_decay < 1, "ema_decay", self.ema_decay, "0 to below 1")
         _require(self.grad_clip >= 0, "grad_clip", self.grad_clip, "0 or more")
         _require(self.matmul in ("bf16", "fp32"), "matmul", self.matmul, "bf16, fp32")
+        _require(self.accumulate >= 1, "accumulate", self.accumulate, "1 or more")
+        _require(self.precision in _DTYPES, "precision", self.precision, ", ".join(_DTYPES))
 
 
 class BehaviourCloning:
@@ -80,7 +96,9 @@ class BehaviourCloning:
         self._optimiser = Optimiser(
             self._trained.values(), lr=cfg.lr, weight_decay=cfg.weight_decay, grad_clip=cfg.grad_clip
         )
-        self._generator = Generator(next(policy.parameters()).device).manual_seed(seed)
+        self._device = next(policy.parameters()).device
+        self._generator = Generator(self._device).manual_seed(seed)
+        self._scaler = LossScaler() if cfg.precision == "fp16" else None
         self._updates = 0
 
     def update(self, batch: DemoBatch) -> Mapping[str, Tensor | float]:
@@ -94,13 +112,51 @@ class BehaviourCloning:
             floor=cfg.lr * cfg.final_lr_ratio,
         )
         with matmul_precision(cfg.matmul):
-            loss = self._policy.bc_loss(batch, self._generator)
-            self._optimiser.step(loss, lr=lr)
+            loss, gradients = self._gradients(batch)
+        if self._scaler is None or self._scaler.unscale(gradients):
+            self._optimiser.apply(gradients, lr=lr)
         self._updates += 1
         # A long average would remember the first, random weights: it grows with the updates.
         decay = min(cfg.ema_decay, (1 + self._updates) / (10 + self._updates))
         follow(self._average.values(), self._trained.values(), 1.0 - decay)
-        return {"loss": loss.detach(), "lr": lr}
+        return {"loss": loss, "lr": lr}
+
+    def _gradients(self, batch: DemoBatch) -> tuple[Tensor, list[Tensor]]:
+        """Returns the loss of a batch and its gradients, added up over the pieces."""
+        total, gradients = torch.zeros((), device=self._device), []
+        num_valid = batch.valid.sum()
+        for piece in _pieces(batch, self._cfg.accumulate):
+            with self._autocast():
+                loss = self._policy.bc_loss(piece, self._generator)
+            if self._cfg.accumulate > 1:
+                # By valid steps, which is how a loss averages: the sum is that of the whole batch.
+                loss = loss * (piece.valid.sum() / num_valid)
+            scaled = loss if self._scaler is None else loss * self._scaler.scale
+            # A part that the loss does not reach (a head of a pretrained model) has gradient 0.
+            found = torch.autograd.grad(scaled, self._optimiser.parameters, materialize_grads=True)
+            if gradients:
+                torch._foreach_add_(gradients, found)  # pyright: ignore[reportPrivateImportUsage]
+            else:
+                gradients = list(found)
+            total += loss.detach()
+        return total, gradients
+
+    def _autocast(self) -> torch.autocast:
+        dtype = _DTYPES[self._cfg.precision]
+        return torch.autocast(self._device.type, dtype=dtype, enabled=dtype != torch.float32)
+
+    @contextmanager
+    def acting(self) -> Yields[None]:
+        """Lends the policy its averaged weights, without a second copy of either."""
+        self._swap()
+        try:
+            yield
+        finally:
+            self._swap()
+
+    def _swap(self) -> None:
+        for name, parameter in self._trained.items():
+            parameter.data, self._average[name] = self._average[name], parameter.data
 
     def policy_weights(self) -> Mapping[str, Tensor]:
         """Returns the averaged weights, and the policy's buffers as they are."""
@@ -113,6 +169,7 @@ class BehaviourCloning:
             "optimiser": self._optimiser.state_dict(),
             "generator": self._generator.get_state(),
             "updates": self._updates,
+            "scaler": None if self._scaler is None else self._scaler.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -122,6 +179,50 @@ class BehaviourCloning:
         self._optimiser.load_state_dict(state["optimiser"])
         self._generator.set_state(state["generator"])
         self._updates = int(state["updates"])
+        if self._scaler is not None:
+            self._scaler.load_state_dict(state["scaler"])
+
+
+class LossScaler:
+    """Scales a float16 loss so that small gradients do not vanish (Micikevicius et al. 2018).
+
+    A gradient that overflows halves the scale and its update is left out; a run of good ones doubles it.
+    """
+
+    def __init__(self, scale: float = 2.0**16, *, grow_after: int = 2000) -> None:
+        self.scale = scale
+        self._grow_after, self._good = grow_after, 0
+
+    def unscale(self, gradients: list[Tensor]) -> bool:
+        """Divides by the scale in place; returns whether the gradients are finite."""
+        torch._foreach_mul_(gradients, 1.0 / self.scale)  # pyright: ignore[reportPrivateImportUsage]
+        norms = torch.stack(torch._foreach_norm(gradients))  # pyright: ignore[reportPrivateImportUsage]
+        if not bool(norms.isfinite().all()):
+            self.scale, self._good = max(1.0, self.scale / 2), 0
+            return False
+        self._good += 1
+        if self._good == self._grow_after:
+            self.scale, self._good = self.scale * 2, 0
+        return True
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"scale": self.scale, "good": self._good}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.scale, self._good = float(state["scale"]), int(state["good"])
+
+
+def _pieces(batch: DemoBatch, count: int) -> Iterator[DemoBatch]:
+    """Yields `count` pieces of a batch, or its rows where there are fewer."""
+    rows = len(batch.actions)
+    if count == 1:
+        yield batch
+        return
+    size = -(-rows // count)
+    for start in range(0, rows, size):
+        part = slice(start, start + size)
+        obs = {key: value[part] for key, value in batch.obs.items()}
+        yield DemoBatch(obs, batch.actions[part], batch.valid[part])
 
 
 def _require(holds: bool, key: str, got: object, allowed: str) -> None:

@@ -1,12 +1,13 @@
 """Behaviour cloning on a linear policy whose answer is known."""
 
+import math
 from typing import Any
 
 import pytest
 import torch
 from torch import Generator, Tensor, nn
 
-from robot_rl.algos.bc import BCConfig, BehaviourCloning
+from robot_rl.algos.bc import BCConfig, BehaviourCloning, LossScaler
 from robot_rl.core.policy import DemoBatch
 
 
@@ -72,6 +73,88 @@ def test_metrics_stay_tensors() -> None:
     assert metrics["lr"] == pytest.approx(0.05)  # the first of ten steps up to 0.5
 
 
+class RaggedPolicy(LinearPolicy):
+    """Averages over valid steps and draws no noise, so that two ways to one gradient can be compared."""
+
+    def bc_loss(self, batch: DemoBatch, generator: Generator | None = None) -> Tensor:
+        error = (self.linear(batch.obs["state"])[:, None] - batch.actions).square().mean(-1)
+        return (error * batch.valid).sum() / batch.valid.sum()
+
+
+def ragged() -> DemoBatch:
+    """Chunks of three steps; the episodes of the first 20 rows end after one."""
+    demos = batch(0)
+    valid = torch.ones(64, 3, dtype=torch.bool)
+    valid[:20, 1:] = False
+    return DemoBatch(demos.obs, demos.actions.repeat(1, 3, 1), valid)
+
+
+@pytest.mark.parametrize("accumulate", [2, 3, 64, 100])
+def test_a_batch_in_pieces_is_the_same_update(accumulate: int) -> None:
+    whole, pieces = (
+        BehaviourCloning(RaggedPolicy(), BCConfig(accumulate=number), 0)._gradients(ragged())
+        for number in (1, accumulate)
+    )
+    torch.testing.assert_close(pieces, whole, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_half_precision_learns_too(precision: Any) -> None:
+    config = BCConfig(lr=0.05, ema_decay=0.9, precision=precision)
+    algorithm = BehaviourCloning(LinearPolicy(), config, 0, total_updates=300)
+    learn(algorithm, 0, 300)
+    weights = algorithm.policy_weights()["linear.weight"]
+    assert weights.dtype == torch.float32
+    # bfloat16 rounds by up to 1/256 of a value of 2.
+    torch.testing.assert_close(weights, torch.tensor([[2.0, -1.0]]), atol=0.03, rtol=0)
+
+
+def test_half_precision_is_lower_than_full() -> None:
+    whole, half = (
+        BehaviourCloning(LinearPolicy(), BCConfig(precision=p, matmul="fp32"), 0) for p in ("fp32", "bf16")
+    )
+    learn(whole, 0, 3)
+    learn(half, 0, 3)
+    assert not whole.policy_weights()["linear.weight"].equal(half.policy_weights()["linear.weight"])
+
+
+def test_the_scale_of_a_float16_loss() -> None:
+    scaler = LossScaler(8.0, grow_after=2)
+    gradient = torch.tensor([8.0, 16.0])
+    assert scaler.unscale([gradient])
+    assert gradient.tolist() == [1.0, 2.0]
+    assert not scaler.unscale([torch.tensor([math.inf])])
+    assert scaler.scale == 4.0
+    assert scaler.unscale([torch.ones(1)])
+    assert scaler.unscale([torch.ones(1)])  # two good ones after the bad: twice the scale
+    assert scaler.scale == 8.0
+
+
+def test_an_overflow_leaves_the_weights_as_they_are() -> None:
+    policy = LinearPolicy()
+    algorithm = BehaviourCloning(policy, BCConfig(precision="fp16", warmup_updates=0), 0)
+    algorithm.update(DemoBatch({"state": torch.full((4, 2), 1e30)}, *_chunk_of_ones()))
+    assert not policy.linear.weight.any()
+
+
+def _chunk_of_ones() -> tuple[Tensor, Tensor]:
+    return torch.ones(4, 1, 1), torch.ones(4, 1, dtype=torch.bool)
+
+
+def test_the_policy_acts_with_the_average_for_a_while() -> None:
+    policy = LinearPolicy()
+    algorithm = BehaviourCloning(policy, BCConfig(), 0)
+    learn(algorithm, 0, 5)
+    learned, averaged = (
+        policy.linear.weight.detach().clone(),
+        algorithm.policy_weights()["linear.weight"].clone(),
+    )
+    with algorithm.acting():
+        assert policy.linear.weight.equal(averaged)
+    assert policy.linear.weight.equal(learned)
+    assert algorithm.policy_weights()["linear.weight"].equal(averaged)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -81,6 +164,8 @@ def test_metrics_stay_tensors() -> None:
         ({"grad_clip": -1.0}, "bc.algorithm.grad_clip: got -1.0, allowed: 0 or more"),
         ({"weight_decay": -1.0}, "bc.algorithm.weight_decay"),
         ({"warmup_updates": -1}, "bc.algorithm.warmup_updates"),
+        ({"accumulate": 0}, "bc.algorithm.accumulate: got 0, allowed: 1 or more"),
+        ({"precision": "fp8"}, "bc.algorithm.precision: got 'fp8', allowed: fp32, bf16, fp16"),
     ],
 )
 def test_bad_configs(change: dict[str, Any], message: str) -> None:
