@@ -17,6 +17,9 @@ from robot_rl.data.episodes import EpisodesMeta
 
 Array = NDArray[Any]
 
+SOURCES = ("demo", "sim", "real", "human")
+"""Who made a step; stored as the index into this table."""
+
 
 @dataclass(frozen=True)
 class Feature:
@@ -65,7 +68,7 @@ class Episode:
     success: Array
     """(T,) bool"""
     source: Array
-    """(T,) uint8: index into `robot_rl.data.replay.SOURCES`."""
+    """(T,) uint8: index into `SOURCES`."""
     policy_version: Array
     """(T,) int64: learner updates behind the weights that acted."""
     stamp_ns: Array

@@ -18,14 +18,12 @@ from numpy.typing import DTypeLike, NDArray
 from torch import Tensor
 
 from robot_rl.core.errors import CheckpointError, DatasetError, nearest
+from robot_rl.data.episode import SOURCES
 
 if TYPE_CHECKING:
     from robot_rl.data.demos import Episodes
 
 Array = NDArray[Any]
-
-SOURCES = ("demo", "sim", "real", "human")
-"""Who made a step; stored as the index into this table."""
 
 _FINAL, _STEP = 0, 1  # what a frame is: somebody's start, or only where an episode ended
 
