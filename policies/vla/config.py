@@ -1,0 +1,145 @@
+"""Options of the small VLA: sizes, acting, and what keeps it from learning few episodes by heart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from robot_rl.core.errors import ConfigError, nearest
+from robot_rl.core.language import encode_text
+from robot_rl.policies.processes import FlowODE, FlowSDE, Process
+from robot_rl.policies.vla.vision import SMALLEST
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "tiny": {"width": 32, "depth": 1, "heads": 2, "context_depth": 1, "text_depth": 1, "channels": 4},
+    "small": {},
+}
+"""Sizes by name: `tiny` for tests, `small` for a laptop."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SmallVLAConfig:
+    """Sizes of the small VLA, how it acts, and what keeps it from learning few episodes by heart."""
+
+    horizon: int = 16
+    """H, the number of control steps that a chunk covers."""
+    cameras: tuple[str, ...] = ()
+    """Cameras it sees; reads `<camera>.rgb`."""
+    picture: tuple[int, int] = (96, 128)
+    """Height and width of every camera's pictures, in pixels."""
+    width: int = 192
+    """W, size of a token."""
+    depth: int = 4
+    """Layers of the action expert."""
+    heads: int = 4
+    """Attention heads; divides `width`."""
+    context_depth: int = 2
+    """Layers over the context tokens."""
+    channels: int = 32
+    """Channels of the first convolution."""
+    text_depth: int = 1
+    """Layers over the bytes of the instruction."""
+    text_tokens: int = 4
+    """Tokens that an instruction becomes."""
+    instruction: str = ""
+    """What it does when the observation brings no instruction."""
+    steps: int = 5
+    """K, the number of denoising steps when acting."""
+    process: str = "flow_ode"
+    """`flow_ode`, or `flow_sde` for learners that score the chain."""
+    eta: float = 0.5
+    """Noise of `flow_sde` in mode `explore`."""
+    stochastic_steps: str = "one"
+    """`one` or `all` steps of `flow_sde` are stochastic."""
+    horizons: tuple[int, ...] = ()
+    """Mixture of Horizons: chunk lengths, ascending, the last equal to `horizon`; empty: only that."""
+    agreement_ratio: float = 1.5
+    """How much more the horizons may disagree than at the start of the chunk, before planning again."""
+    agreement_first: int = 2
+    """Steps at the start of the chunk that set the measure, and are always executed."""
+    balance: float = 1e-3
+    """Weight of the loss that keeps the gate from forgetting a horizon."""
+    draws: int = 3
+    """Noisy chunks per observation and update: they share the context, which costs most."""
+    regression: float = 1.0
+    """Weight of the L1 regression that mode `mean` decodes; 0 leaves pure flow matching."""
+    relative_actions: bool = False
+    """Actions of the same name as a state element are learned as distances from that."""
+    random_shift_px: int = 6
+    """Largest shift of training pictures, in pixels."""
+    colour_jitter: float = 0.2
+    """Largest change of contrast and brightness of training pictures."""
+    dropout: float = 0.1
+    """Share of the picture tokens' elements that training hides."""
+    state_noise: float = 0.05
+    """Noise on the training states, in standard deviations of the data."""
+    state_dropout: float = 0.1
+    """Share of the training observations without their state, so that the pictures are learned too."""
+
+    def __post_init__(self) -> None:
+        for name in ("horizon", "width", "depth", "heads", "text_tokens", "channels", "draws"):
+            _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
+        for name in ("context_depth", "text_depth", "random_shift_px"):
+            _require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
+        for name in ("regression", "balance", "colour_jitter", "state_noise"):
+            _require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
+        for name in ("dropout", "state_dropout"):
+            _require(0 <= getattr(self, name) < 1, name, getattr(self, name), "0 to below 1")
+        _require(self.width % self.heads == 0, "heads", self.heads, f"a divisor of width {self.width}")
+        _require(
+            len(self.picture) == 2 and min(self.picture) >= SMALLEST,
+            "picture",
+            self.picture,
+            f"height and width, {SMALLEST} pixels or more",
+        )
+        _require(self.process in ("flow_ode", "flow_sde"), "process", self.process, "flow_ode, flow_sde")
+        rising = all(a < b for a, b in zip((0, *self.horizons), self.horizons, strict=False))
+        _require(
+            not self.horizons or (rising and self.horizons[-1] == self.horizon),
+            "horizons",
+            self.horizons,
+            f"rising, the last equal to the horizon {self.horizon}",
+        )
+        _require(self.agreement_ratio > 0, "agreement_ratio", self.agreement_ratio, "above 0")
+        first, last = self.agreement_first, self.horizon
+        _require(1 <= first <= last, "agreement_first", first, f"1 to the horizon {last}")
+        encode_text([self.instruction])
+        make_process(self).grid(self.steps)  # refuses options and steps the process cannot have
+
+
+def make_process(config: SmallVLAConfig) -> Process:
+    """Builds the process that a config names."""
+    if config.process == "flow_ode":
+        return FlowODE()
+    return FlowSDE(eta=config.eta, stochastic_steps=config.stochastic_steps)
+
+
+def read_options(options: Mapping[str, Any], known: Mapping[str, Any]) -> SmallVLAConfig:
+    """Returns the config of `options` over their preset, over what is `known` of the dataset.
+
+    Raises:
+        ConfigError: an unknown option or preset, or a value out of range.
+    """
+    options = dict(options)
+    preset = options.pop("preset", "small")
+    if preset not in PRESETS:
+        raise ConfigError(f"small_vla: no preset {preset!r}.{nearest(str(preset), PRESETS)}")
+    names = [field.name for field in fields(SmallVLAConfig)]
+    for name in options:
+        if name not in names:
+            raise ConfigError(f"small_vla: no option {name!r}.{nearest(name, [*names, 'preset'])}")
+    values = {**known, **PRESETS[preset], **options}
+    try:
+        return SmallVLAConfig(**{name: _tuples(value) for name, value in values.items()})
+    except (TypeError, ValueError) as error:
+        raise ConfigError(str(error)) from error
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _require(holds: bool, name: str, got: object, allowed: str) -> None:
+    if not holds:
+        raise ValueError(f"small_vla {name}: got {got!r}, allowed: {allowed}")

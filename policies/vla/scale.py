@@ -1,0 +1,151 @@
+"""The units of the small VLA: states standardised, chunks of actions scaled, absolute or relative.
+
+A relative action is the distance from the state that the chunk starts at: on real arms the next half
+second lies much closer to the present pose than to the mean of all poses. Its statistics differ from
+step to step of the chunk, so they are measured on chunks.
+B rows, H chunk length, A action dim, S state dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from robot_rl.core.errors import ConfigError, DatasetError
+from robot_rl.core.policy import DemoBatch
+
+FLOOR = 1e-3
+"""Smallest spread divided by, in the data's units (1 mrad, 1 mm): what never moved stays near zero."""
+STATE_LIMIT = 5.0
+"""Standardised states are clipped to this: a joint that hardly moved in the data may differ later."""
+CHUNKS = 50_000
+"""Chunks that are measured at most."""
+
+
+class ChunkScale(nn.Module):
+    """Maps states and chunks of actions between the dataset's units and the network's."""
+
+    def __init__(self, state_dim: int, action_dim: int, horizon: int, *, relative_to: Sequence[int]) -> None:
+        """Starts as the identity without limits, to be fitted or loaded.
+
+        Args:
+            state_dim: S.
+            action_dim: A.
+            horizon: H.
+            relative_to: per action, the element of the state it is relative to; -1: absolute.
+        """
+        super().__init__()
+        self.relative_to = tuple(relative_to)
+        self.register_buffer("state_mean", torch.zeros(state_dim))
+        self.register_buffer("state_std", torch.ones(state_dim))
+        self.register_buffer("centre", torch.zeros(horizon, action_dim))
+        self.register_buffer("half_range", torch.ones(horizon, action_dim))
+        self.register_buffer("low", torch.full((action_dim,), -torch.inf))
+        self.register_buffer("high", torch.full((action_dim,), torch.inf))
+        self.register_buffer("is_measured", torch.tensor(not self.is_relative))
+        index = torch.tensor(self.relative_to)
+        self.register_buffer("_index", index.clamp_min(0), persistent=False)
+        self.register_buffer("_relative", (index >= 0).float(), persistent=False)
+        self.state_mean: Tensor
+        self.state_std: Tensor
+        self.centre: Tensor
+        self.half_range: Tensor
+        self.low: Tensor
+        self.high: Tensor
+        self.is_measured: Tensor
+        self._index: Tensor
+        self._relative: Tensor
+
+    @property
+    def is_relative(self) -> bool:
+        """Whether any action is relative to the state."""
+        return any(index >= 0 for index in self.relative_to)
+
+    def fit(self, stats: Mapping[str, Mapping[str, NDArray[Any]]]) -> None:
+        """Takes the dataset's statistics; relative actions need `measure` as well.
+
+        Raises:
+            DatasetError: a statistic is missing or not finite.
+        """
+        self.state_mean.copy_(_stat(stats, "state", "mean"))
+        self.state_std.copy_(_stat(stats, "state", "std").clamp_min(FLOOR))
+        self.low.copy_(_stat(stats, "action", "min"))
+        self.high.copy_(_stat(stats, "action", "max"))
+        self._set_range(_stat(stats, "action", "q01"), _stat(stats, "action", "q99"))
+
+    def measure(self, batches: Iterable[DemoBatch]) -> None:
+        """Measures relative actions on chunks of the training data; does nothing for absolute ones.
+
+        Raises:
+            DatasetError: there are no chunks.
+        """
+        if not self.is_relative:
+            return
+        chunks, count = [], 0
+        for batch in batches:
+            distance = batch.actions - self.origin(batch.obs["state"])
+            chunks.append(torch.where(batch.valid[..., None], distance, torch.nan))
+            count += len(distance)
+            if count >= CHUNKS:
+                break
+        if not chunks:
+            raise DatasetError("small_vla: no chunks to measure relative actions on. Pass training data.")
+        table = torch.cat(chunks)
+        self._set_range(table.nanquantile(0.01, dim=0), table.nanquantile(0.99, dim=0))
+        self.is_measured.fill_(True)
+
+    def check(self) -> None:
+        """Refuses to learn relative actions of unknown size."""
+        if not self.is_measured:
+            raise ConfigError(
+                "small_vla: relative actions were never measured. Call "
+                "`policy.measure(loader.batches())` on the training data first, or set "
+                "relative_actions to false."
+            )
+
+    def state(self, state: Tensor) -> Tensor:
+        """Standardises states (..., S)."""
+        return ((state - self.state_mean) / self.state_std).clamp(-STATE_LIMIT, STATE_LIMIT)
+
+    def origin(self, state: Tensor) -> Tensor:
+        """Returns what the actions of a chunk are relative to, (B, 1, A), for states (B, S)."""
+        return (state[:, self._index] * self._relative)[:, None]
+
+    def action(self, actions: Tensor, state: Tensor) -> Tensor:
+        """Maps chunks (B, H, A) in the dataset's units to the network's, [-1, 1] for nearly all."""
+        return (actions - self.origin(state) - self.centre) / self.half_range
+
+    def unaction(self, scaled: Tensor, state: Tensor) -> Tensor:
+        """Maps chunks back to the dataset's units, inside the dataset's range."""
+        actions = torch.addcmul(self.centre, scaled, self.half_range) + self.origin(state)
+        return actions.clamp(self.low, self.high)
+
+    def _set_range(self, low: Tensor, high: Tensor) -> None:
+        self.centre.copy_((low + high) / 2)
+        self.half_range.copy_(((high - low) / 2).clamp_min(FLOOR))
+
+
+def relative_indices(state_names: Sequence[str], action_names: Sequence[str]) -> tuple[int, ...]:
+    """Returns, per action, the state element of the same name, or -1."""
+    place = {name: index for index, name in enumerate(state_names)}
+    return tuple(place.get(name, -1) for name in action_names)
+
+
+def _stat(stats: Mapping[str, Mapping[str, NDArray[Any]]], feature: str, name: str) -> Tensor:
+    try:
+        values = torch.as_tensor(stats[feature][name], dtype=torch.float32).flatten()
+    except KeyError as error:
+        raise DatasetError(
+            f"dataset statistics: no {name!r} of {feature!r}, which small_vla needs. "
+            "Compute the statistics of the dataset again."
+        ) from error
+    if not values.isfinite().all():
+        raise DatasetError(
+            f"dataset statistics: {name!r} of {feature!r} is not finite: {values.tolist()}. "
+            "Find the damaged episode and compute the statistics again."
+        )
+    return values

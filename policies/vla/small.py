@@ -1,0 +1,422 @@
+"""A small vision-language-action policy that trains from scratch on a CPU.
+
+Pictures, instruction and state become context tokens, read once per chunk; an action expert turns
+noise into a chunk by flow matching, as pi0 and SmolVLA do, with the conventions of
+`robot_rl.policies.processes`. Actions leave in the dataset's own units. With `horizons` the expert
+is a Mixture of Horizons, which says how much of a chunk to execute.
+
+Besides noise, a share of the training chunks starts at zero noise and learns the L1 regression of
+the action (ACT's loss): mode `mean` decodes exactly that, in one step.
+B observations, H chunk length, A action dim, S state dim, W token width, G noisy chunks per row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Generator, Tensor, nn
+
+from robot_rl.core.errors import ConfigError, DatasetError, nearest
+from robot_rl.core.language import INSTRUCTION, MAX_BYTES, encode_text
+from robot_rl.core.policy import Chain, ChunkSample, DemoBatch, Mode
+from robot_rl.data.facts import DatasetFacts
+from robot_rl.policies.chain import denoise, score
+from robot_rl.policies.encoded import valid_mean
+from robot_rl.policies.networks import initialise, random_shift, sinusoidal, zero_last_layer
+from robot_rl.policies.processes import FlowODE, Process, TimeGrid, normal_like
+from robot_rl.policies.spec import check_chunk, check_mode, read_config, read_size
+from robot_rl.policies.vla.attention import Block
+from robot_rl.policies.vla.config import SmallVLAConfig, make_process, read_options
+from robot_rl.policies.vla.expert import (
+    ActionExpert,
+    AdaptiveNorm,
+    Cache,
+    Velocities,
+    agreed_prefix,
+    balance_loss,
+    disagreement,
+)
+from robot_rl.policies.vla.language import InstructionEncoder
+from robot_rl.policies.vla.scale import ChunkScale, relative_indices
+from robot_rl.policies.vla.vision import PictureEncoder, dropped, jitter_colour, to_pixels
+
+TIME_DIM = 32
+"""Size of the sinusoidal time embedding."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """An observation as the expert reads it; computed once per chunk."""
+
+    cache: Cache
+    condition: Tensor
+    """(B, W), the state."""
+    pooled: Tensor
+    """(B, 2 W), the features."""
+
+
+class SmallVLA(nn.Module):
+    """Flow matching over chunks of actions, given pictures, an instruction and the state."""
+
+    kind: ClassVar[str] = "small_vla"
+
+    def __init__(
+        self,
+        config: SmallVLAConfig,
+        *,
+        state_dim: int,
+        action_dim: int,
+        relative_to: Iterable[int] | None = None,
+        generator: Generator | None = None,
+    ) -> None:
+        """Builds the networks; their units are the identity until fitted or loaded.
+
+        Args:
+            config: sizes and options.
+            state_dim: S.
+            action_dim: A.
+            relative_to: see `ChunkScale`; None: every action is absolute.
+            generator: draws the first weights (None: torch's own).
+        """
+        super().__init__()
+        self.config = config
+        self.horizon, self.state_dim, self.action_dim = config.horizon, state_dim, action_dim
+        self.feature_dim = 2 * config.width
+        indices = (-1,) * action_dim if relative_to is None else tuple(relative_to)
+        self.normaliser = ChunkScale(state_dim, action_dim, config.horizon, relative_to=indices)
+        width = config.width
+        self.eyes = nn.ModuleDict(
+            {
+                _module_name(camera): PictureEncoder(*config.picture, channels=config.channels, outputs=width)
+                for camera in config.cameras
+            }
+        )
+        self.ears = InstructionEncoder(
+            width=width,
+            depth=config.text_depth,
+            heads=config.heads,
+            tokens=config.text_tokens,
+            max_bytes=MAX_BYTES,
+        )
+        self.state_in = nn.Sequential(nn.Linear(state_dim, width), nn.SiLU(), nn.Linear(width, width))
+        self.no_state = nn.Parameter(torch.zeros(width))
+        self.blocks = nn.ModuleList(Block(width, config.heads) for _ in range(config.context_depth))
+        self.norm = nn.LayerNorm(width)
+        self.time_in = nn.Sequential(nn.Linear(TIME_DIM, width), nn.SiLU(), nn.Linear(width, width))
+        self.expert = ActionExpert(
+            config.horizons or (config.horizon,),
+            action_dim,
+            width=width,
+            depth=config.depth,
+            heads=config.heads,
+        )
+        self.process: Process = make_process(config)
+        self.grid = self.process.grid(config.steps)
+        self.register_buffer(
+            "default_instruction", torch.from_numpy(encode_text([config.instruction])), persistent=False
+        )
+        self.default_instruction: Tensor
+        _initialise(self, generator)
+
+    @classmethod
+    def create(
+        cls, facts: DatasetFacts, options: Mapping[str, Any], *, generator: Generator | None = None
+    ) -> Self:
+        """Builds the policy for a dataset; relative actions still need `measure`.
+
+        Args:
+            facts: sizes, names and statistics of the training episodes.
+            options: fields of `SmallVLAConfig`, and `preset`.
+            generator: draws the first weights.
+
+        Raises:
+            ConfigError: an option that does not exist or does not fit.
+            DatasetError: cameras of different sizes, or statistics missing.
+        """
+        config = read_options(options, _known(facts))
+        for camera in config.cameras:
+            _check_camera(facts, camera, config.picture)
+        names = (facts.meta.state_names, facts.meta.action_names)
+        policy = cls(
+            config,
+            state_dim=facts.features["state"].shape[0],
+            action_dim=len(facts.meta.action_names),
+            relative_to=relative_indices(*names) if config.relative_actions else None,
+            generator=generator,
+        )
+        policy.normaliser.fit(facts.stats)
+        return policy
+
+    def measure(self, batches: Iterable[DemoBatch]) -> None:
+        """Measures what the dataset's statistics do not say, from chunks of the training data."""
+        self.normaliser.measure(batches)
+
+    def sample(
+        self,
+        obs: dict[str, Tensor],
+        *,
+        z: Tensor | None = None,
+        mode: Mode = "ode",
+        record: bool = False,
+        generator: Generator | None = None,
+    ) -> ChunkSample:
+        """Returns a chunk (B, H, A) in the dataset's units, and how much of it the horizons agree on.
+
+        `ode` decodes `z` without further noise, `explore` runs the process with its noise, `mean`
+        decodes the regression: one step from zero noise. A recorded sample carries no gradient.
+
+        Raises:
+            ValueError: an unknown mode, or `z` of another shape.
+            DatasetError: the observation lacks something, or has another size.
+        """
+        check_mode(mode)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not record):
+            context = self._context(obs)
+            process, grid = (self.process, self.grid) if mode != "mean" else (FlowODE(), FlowODE().grid(1))
+            net = _Net(self, context, grid)
+            path = denoise(
+                net,
+                process,
+                grid,
+                self._initial_noise(context, z, mode, generator),
+                explore=mode == "explore",
+                record=record,
+                generator=generator,
+            )
+            actions = self.normaliser.unaction(path.x, obs["state"])
+        return ChunkSample(actions, path.chain, net.agreed())
+
+    def log_prob(self, obs: dict[str, Tensor], chain: Chain) -> tuple[Tensor, Tensor]:
+        """Returns log-probability and entropy of the chain's stochastic steps, (B, S) each."""
+        return score(_Net(self, self._context(obs), self.grid), self.process, self.grid, chain)
+
+    def bc_loss(self, batch: DemoBatch, generator: Generator | None = None) -> Tensor:
+        """Returns flow matching over `draws` noisy chunks per row, plus the regression of mode `mean`.
+
+        With several horizons: the sum of every horizon's and the mix's, plus the gate's balance.
+        """
+        shape = (len(batch.actions), self.horizon, self.action_dim)
+        check_chunk("bc_loss", "actions", batch.actions, shape)
+        check_chunk("bc_loss", "valid", batch.valid, shape[:2])
+        self.normaliser.check()
+        config, state = self.config, batch.obs["state"]
+        actions = self.normaliser.action(batch.actions, state)
+        context = self._context(batch.obs, generator, augment=self.training)
+        repeated = actions.repeat_interleave(config.draws, dim=0)
+        noisy = self.process.corrupt(repeated, normal_like(repeated, generator), generator)
+        split = (len(actions), config.draws)
+        x, time = noisy.x.unflatten(0, split), noisy.time.view(split)
+        if config.regression > 0:
+            x = torch.cat([x, torch.zeros_like(actions)[:, None]], dim=1)
+            time = torch.cat([time, torch.ones_like(time[:, :1])], dim=1)
+        condition = self._embed_time(time) + context.condition[:, None]
+        predicted = self.expert(x, condition, context.cache)
+        flow = Velocities(*(part[:, : config.draws] for part in predicted))
+        loss = self._loss(flow, noisy.target.unflatten(0, split), batch.valid, Tensor.square)
+        if config.regression > 0:
+            regressed = Velocities(*(part[:, config.draws :] for part in predicted))
+            error = self._loss(regressed, -actions[:, None], batch.valid, Tensor.abs)
+            loss = loss + config.regression * error
+        return loss
+
+    def features(self, obs: dict[str, Tensor]) -> Tensor:
+        """Returns the state's token and the mean of the other context tokens, (B, 2 W)."""
+        return self._context(obs).pooled
+
+    def refine(
+        self,
+        obs: dict[str, Tensor],
+        action: Tensor,
+        *,
+        mode: Mode = "ode",
+        generator: Generator | None = None,
+    ) -> Tensor:
+        """Returns the chunk's action as it is."""
+        return action
+
+    def spec(self) -> dict[str, Any]:
+        sizes = {"state_dim": self.state_dim, "action_dim": self.action_dim}
+        relative_to = list(self.normaliser.relative_to)
+        return {**sizes, "relative_to": relative_to, "config": asdict(self.config)}
+
+    @classmethod
+    def from_spec(cls, spec: Mapping[str, Any], *, at: str) -> Self:
+        config = read_config(SmallVLAConfig, spec["config"], at=at)
+        state_dim, action_dim = (read_size(spec, n, at=at) for n in ("state_dim", "action_dim"))
+        return cls(config, state_dim=state_dim, action_dim=action_dim, relative_to=spec["relative_to"])
+
+    def _context(
+        self, obs: Mapping[str, Tensor], generator: Generator | None = None, *, augment: bool = False
+    ) -> Context:
+        """Encodes an observation; `augment` varies and hides parts of it, as training does."""
+        config = self.config
+        state = self.state_in(self._state(obs, generator, augment=augment))
+        if augment and config.state_dropout > 0:
+            hidden = _uniform((len(state), 1), state, generator) < config.state_dropout
+            state = torch.where(hidden, self.no_state, state)
+        tokens = [state[:, None], self.ears(self._instructions(obs, len(state)))]
+        for camera in config.cameras:
+            pictures = self._pictures(obs, camera)
+            if augment and config.random_shift_px > 0:
+                pictures = random_shift(pictures, pad_px=config.random_shift_px, generator=generator)
+            pixels = to_pixels(pictures)
+            if augment and config.colour_jitter > 0:
+                pixels = jitter_colour(pixels, config.colour_jitter, generator)
+            seen = self.eyes[_module_name(camera)](pixels)
+            tokens.append(dropped(seen, config.dropout, generator) if augment else seen)
+        h = torch.cat(tokens, dim=1)
+        for block in self.blocks:
+            h = block(h)
+        h = self.norm(h)
+        pooled = torch.cat([h[:, 0], h[:, 1:].mean(dim=1)], dim=-1)
+        return Context(self.expert.cache(h), state, pooled)
+
+    def _state(self, obs: Mapping[str, Tensor], generator: Generator | None, *, augment: bool) -> Tensor:
+        if "state" not in obs:
+            raise DatasetError(f"observation: no 'state', which this policy reads.{nearest('state', obs)}")
+        state = obs["state"]
+        if state.shape[-1] != self.state_dim:
+            raise DatasetError(
+                f"observation 'state': {state.shape[-1]} elements, this policy was made for "
+                f"{self.state_dim}. Use the robot that it was trained on."
+            )
+        state = self.normaliser.state(state)
+        if augment and self.config.state_noise > 0:
+            state = state + self.config.state_noise * normal_like(state, generator)
+        return state
+
+    def _pictures(self, obs: Mapping[str, Tensor], camera: str) -> Tensor:
+        key = f"{camera}.rgb"
+        if key not in obs:
+            raise DatasetError(
+                f"observation: no {key!r}, which this policy reads.{nearest(key, obs)} "
+                "Use the cameras that it was trained with."
+            )
+        pictures, (height, width) = obs[key], self.config.picture
+        if pictures.dtype != torch.uint8 or tuple(pictures.shape[1:]) != (height, width, 3):
+            raise DatasetError(
+                f"observation {key!r}: {str(pictures.dtype).removeprefix('torch.')} "
+                f"{tuple(pictures.shape[1:])}, this policy reads uint8 {(height, width, 3)}. "
+                "Resize the pictures before they reach it."
+            )
+        return pictures
+
+    def _instructions(self, obs: Mapping[str, Tensor], batch: int) -> Tensor:
+        """Returns the instructions (B, L) of the observation, or the policy's own."""
+        if INSTRUCTION not in obs:
+            return self.default_instruction.expand(batch, -1)
+        texts = obs[INSTRUCTION]
+        if texts.dtype != torch.uint8 or texts.ndim != 2 or texts.shape[1] > self.ears.max_bytes:
+            raise DatasetError(
+                f"observation {INSTRUCTION!r}: {str(texts.dtype).removeprefix('torch.')} "
+                f"{tuple(texts.shape)}, allowed uint8 (rows, {self.ears.max_bytes} bytes or fewer). "
+                "Encode texts with robot_rl.core.language.encode_text."
+            )
+        return texts
+
+    def _embed_time(self, time: Tensor) -> Tensor:
+        """Maps times (...) to (..., W)."""
+        return self.time_in(sinusoidal(time.flatten(), TIME_DIM)).unflatten(0, time.shape)
+
+    def _loss(
+        self, found: Velocities, target: Tensor, valid: Tensor, measure: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        """Returns the error over valid steps: of the mix, or of every horizon, mix and balance."""
+        weight = valid[:, None].expand(target.shape[:-1])
+        mix = valid_mean(measure(found.mix - target), weight)
+        if not self.config.horizons:
+            return mix
+        reached = self.expert.reached
+        errors = measure(found.each - target[:, :, None])
+        each = sum(valid_mean(errors[:, :, m], weight & reached[m]) for m in range(len(self.config.horizons)))
+        return each + mix + self.config.balance * balance_loss(found.gate, reached)
+
+    def _initial_noise(
+        self, context: Context, z: Tensor | None, mode: Mode, generator: Generator | None
+    ) -> Tensor:
+        shape = (len(context.condition), self.horizon, self.action_dim)
+        if z is not None:
+            check_chunk("sample", "z", z, shape)
+        zeros = context.condition.new_zeros(shape)
+        if mode == "mean":
+            return zeros
+        return normal_like(zeros, generator) if z is None else z
+
+
+class _Net:
+    """The expert bound to an observation and a grid; notes how far its horizons are apart."""
+
+    def __init__(self, policy: SmallVLA, context: Context, grid: TimeGrid) -> None:
+        self._policy, self._context, self._grid = policy, context, grid
+        times = torch.tensor(grid.times[:-1], device=context.condition.device)
+        self._times = policy._embed_time(times)
+        self._disagreement: Tensor | None = None
+
+    def __call__(self, x: Tensor, k: int | Tensor, rows: Tensor | None = None) -> Tensor:
+        cache, condition = self._context.cache, self._context.condition
+        if rows is not None:
+            cache = [(keys[rows], values[rows]) for keys, values in cache]
+            condition = condition[rows]
+        found = self._policy.expert(x[:, None], (condition + self._times[k])[:, None], cache)
+        if isinstance(k, int) and self._policy.config.horizons:
+            # Each horizon alone would go its own way by this much, in units of the action.
+            step_s = self._grid.times[k] - self._grid.times[k + 1]
+            apart = step_s * disagreement(found)
+            self._disagreement = apart if self._disagreement is None else self._disagreement + apart
+        return found.mix[:, 0]
+
+    def agreed(self) -> Tensor | None:
+        """Returns how many steps the horizons agree on, (B,); None with one horizon."""
+        if self._disagreement is None:
+            return None
+        config = self._policy.config
+        return agreed_prefix(
+            self._disagreement.detach(),
+            self._policy.expert.reached,
+            ratio=config.agreement_ratio,
+            first=config.agreement_first,
+        )
+
+
+def _known(facts: DatasetFacts) -> dict[str, Any]:
+    """Returns the options that the dataset decides unless the user does."""
+    known: dict[str, Any] = {"cameras": facts.cameras, "instruction": facts.meta.instruction}
+    if facts.cameras:
+        known["picture"] = facts.features[f"{facts.cameras[0]}.rgb"].shape[:2]
+    return known
+
+
+def _check_camera(facts: DatasetFacts, camera: str, picture: tuple[int, int]) -> None:
+    if camera not in facts.cameras:
+        raise ConfigError(f"small_vla cameras: no camera {camera!r}.{nearest(camera, facts.cameras)}")
+    shape = facts.features[f"{camera}.rgb"].shape
+    if shape[:2] != picture:
+        raise DatasetError(
+            f"camera {camera!r}: pictures of {shape[:2]}, small_vla reads {picture} from every camera. "
+            "Resize all cameras to one size when the dataset is loaded."
+        )
+
+
+def _module_name(camera: str) -> str:
+    return camera.replace(".", "__")
+
+
+def _uniform(shape: tuple[int, ...], like: Tensor, generator: Generator | None) -> Tensor:
+    device = generator.device if generator is not None else like.device
+    return torch.rand(shape, generator=generator, device=device).to(like.device)
+
+
+def _initialise(policy: SmallVLA, generator: Generator | None) -> None:
+    """Draws first weights: torch's defaults, small positions, and gates and velocities at zero."""
+    initialise(policy, generator)
+    for name, parameter in policy.named_parameters():
+        if name.endswith(("position", "queries", "byte.weight", "no_state")):
+            nn.init.normal_(parameter, std=0.5 if name.endswith("queries") else 0.1, generator=generator)
+    for module in policy.expert.modules():
+        if isinstance(module, AdaptiveNorm):
+            nn.init.zeros_(module.modulate.weight)
+            nn.init.zeros_(module.modulate.bias)
+    zero_last_layer(policy.expert.out)
