@@ -16,13 +16,13 @@ from robot_rl.policies.residual import ResidualHeadConfig
 from robot_rl.sim.vector import EnvConfig
 
 
-def _require(holds: bool, key: str, got: object, allowed: str) -> None:
+def require(holds: bool, key: str, got: object, allowed: str) -> None:
     """Raises the one form of message for a value out of range."""
     if not holds:
         raise ConfigError(f"{key}: got {got!r}, allowed: {allowed}")
 
 
-def _check_device(device: str) -> None:
+def check_device(device: str) -> None:
     """Refuses a device that torch does not know or this machine does not have."""
     allowed = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
     try:
@@ -50,9 +50,9 @@ class DemosConfig:
     """Folder of an existing dataset (`robot-rl collect`); nothing is collected then."""
 
     def __post_init__(self) -> None:
-        _require(self.episodes >= 1, "demos.episodes", self.episodes, "1 or more")
-        _require(abs(self.bias_m) <= 0.2, "demos.bias_m", self.bias_m, "-0.2 to 0.2 metres")
-        _require(0 <= self.noise_m <= 0.2, "demos.noise_m", self.noise_m, "0 to 0.2 metres")
+        require(self.episodes >= 1, "demos.episodes", self.episodes, "1 or more")
+        require(abs(self.bias_m) <= 0.2, "demos.bias_m", self.bias_m, "-0.2 to 0.2 metres")
+        require(0 <= self.noise_m <= 0.2, "demos.noise_m", self.noise_m, "0 to 0.2 metres")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,8 +64,8 @@ class BCPhase:
     algorithm: BCConfig = field(default_factory=BCConfig)
 
     def __post_init__(self) -> None:
-        _require(self.updates >= 1, "bc.updates", self.updates, "1 or more")
-        _require(self.batch >= 1, "bc.batch", self.batch, "1 or more")
+        require(self.updates >= 1, "bc.updates", self.updates, "1 or more")
+        require(self.batch >= 1, "bc.batch", self.batch, "1 or more")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,15 +93,15 @@ class ResidualPhase:
     algorithm: ResidualConfig = field(default_factory=ResidualConfig)
 
     def __post_init__(self) -> None:
-        _require(self.env_steps >= 0, "residual.env_steps", self.env_steps, "0 or more")
-        _require(0 < self.utd <= 64, "residual.utd", self.utd, "above 0, at most 64")
-        _require(self.batch >= 2, "residual.batch", self.batch, "2 or more")
-        _require(0 < self.scale <= 1, "residual.scale", self.scale, "above 0, at most 1")
-        _require(0 <= self.demo_ratio < 1, "residual.demo_ratio", self.demo_ratio, "0 to below 1")
-        _require(self.explore_steps >= 0, "residual.explore_steps", self.explore_steps, "0 or more")
-        _require(self.capacity >= 1000, "residual.capacity", self.capacity, "1000 or more")
+        require(self.env_steps >= 0, "residual.env_steps", self.env_steps, "0 or more")
+        require(0 < self.utd <= 64, "residual.utd", self.utd, "above 0, at most 64")
+        require(self.batch >= 2, "residual.batch", self.batch, "2 or more")
+        require(0 < self.scale <= 1, "residual.scale", self.scale, "above 0, at most 1")
+        require(0 <= self.demo_ratio < 1, "residual.demo_ratio", self.demo_ratio, "0 to below 1")
+        require(self.explore_steps >= 0, "residual.explore_steps", self.explore_steps, "0 or more")
+        require(self.capacity >= 1000, "residual.capacity", self.capacity, "1000 or more")
         every, bound = self.publish_every, self.max_staleness
-        _require(1 <= every <= bound, "residual.publish_every", every, f"1 to max_staleness, {bound}")
+        require(1 <= every <= bound, "residual.publish_every", every, f"1 to max_staleness, {bound}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,11 +117,11 @@ class EvaluateConfig:
     quick_episodes: int = 50
 
     def __post_init__(self) -> None:
-        _require(1 <= self.episodes <= 10_000, "evaluate.episodes", self.episodes, "1 to 10000")
-        _require(self.num_envs >= 1, "evaluate.num_envs", self.num_envs, "1 or more")
-        _require(self.every_env_steps >= 0, "evaluate.every_env_steps", self.every_env_steps, "0 or more")
+        require(1 <= self.episodes <= 10_000, "evaluate.episodes", self.episodes, "1 to 10000")
+        require(self.num_envs >= 1, "evaluate.num_envs", self.num_envs, "1 or more")
+        require(self.every_env_steps >= 0, "evaluate.every_env_steps", self.every_env_steps, "0 or more")
         quick = self.quick_episodes
-        _require(1 <= quick <= 10_000, "evaluate.quick_episodes", quick, "1 to 10000")
+        require(1 <= quick <= 10_000, "evaluate.quick_episodes", quick, "1 to 10000")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,9 +135,9 @@ class CheckpointConfig:
     keep: int = 2
 
     def __post_init__(self) -> None:
-        _require(self.every_s >= 0, "checkpoint.every_s", self.every_s, "0 or more")
-        _require(self.every_steps >= 0, "checkpoint.every_steps", self.every_steps, "0 or more")
-        _require(self.keep >= 1, "checkpoint.keep", self.keep, "1 or more")
+        require(self.every_s >= 0, "checkpoint.every_s", self.every_s, "0 or more")
+        require(self.every_steps >= 0, "checkpoint.every_steps", self.every_steps, "0 or more")
+        require(self.keep >= 1, "checkpoint.keep", self.keep, "1 or more")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,8 +151,8 @@ class VideoConfig:
     camera: str = "front"
 
     def __post_init__(self) -> None:
-        _require(self.episodes >= 0, "video.episodes", self.episodes, "0 or more")
-        _require(self.failures >= 0, "video.failures", self.failures, "0 or more")
+        require(self.episodes >= 0, "video.episodes", self.episodes, "0 or more")
+        require(self.failures >= 0, "video.failures", self.failures, "0 or more")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,13 +186,13 @@ class RunConfig:
     video: VideoConfig = field(default_factory=VideoConfig)
 
     def __post_init__(self) -> None:
-        _require(0 <= self.seed < 2**31, "seed", self.seed, "0 to 2147483647")
-        _require(self.num_envs >= 1, "num_envs", self.num_envs, "1 or more")
-        _require(self.n_exec >= 1, "n_exec", self.n_exec, "1 or more")
-        _require(self.torch_threads >= 1, "torch_threads", self.torch_threads, "1 or more")
-        _require(self.metrics_rows >= 1, "metrics_rows", self.metrics_rows, "1 or more")
+        require(0 <= self.seed < 2**31, "seed", self.seed, "0 to 2147483647")
+        require(self.num_envs >= 1, "num_envs", self.num_envs, "1 or more")
+        require(self.n_exec >= 1, "n_exec", self.n_exec, "1 or more")
+        require(self.torch_threads >= 1, "torch_threads", self.torch_threads, "1 or more")
+        require(self.metrics_rows >= 1, "metrics_rows", self.metrics_rows, "1 or more")
         horizon, task = self.policy.horizon, self.env.task
-        _require(self.n_exec <= horizon, "n_exec", self.n_exec, f"1 to policy.horizon, which is {horizon}")
+        require(self.n_exec <= horizon, "n_exec", self.n_exec, f"1 to policy.horizon, which is {horizon}")
         if task not in table("task"):
             raise ConfigError(f"env.task: no task named {task!r}.{nearest(task, table('task'))}")
         robot = self.env.robot
@@ -201,7 +201,7 @@ class RunConfig:
                 f"env.robot: no robot and no file named {robot!r}.{nearest(robot, table('robot'))} "
                 "A robot file of your own is given by its path, such as env.robot=path/to/robot.yaml."
             )
-        _check_device(self.device)
+        check_device(self.device)
         if self.demos.path is not None and not Path(self.demos.path).is_dir():
             raise ConfigError(
                 f"demos.path: no folder {self.demos.path!r}. Make one with "
