@@ -1,0 +1,1 @@
+"""LeRobotDataset: layout, writing, reading."""

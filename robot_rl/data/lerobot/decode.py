@@ -1,0 +1,299 @@
+"""Pictures out of video files and PNG or JPEG bytes, by frame number.
+
+PyAV and torchcodec give the same pixels. A request is sorted, and each group of pictures that it
+touches is decoded once. n frames, h x w pixels.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import av
+import av.error
+import numpy as np
+from av.video.reformatter import VideoReformatter
+from numpy.typing import NDArray
+
+from robot_rl.core.errors import DatasetError
+from robot_rl.data.lerobot.index import first_line
+
+Array = NDArray[Any]
+Backend = Literal["auto", "pyav", "torchcodec"]
+
+_RUN_ON = 12
+"""Frames that are decoded rather than sought over, while the distance of key frames is not known."""
+
+
+class Decoder(Protocol):
+    """An open video file."""
+
+    def frames(self, numbers: Array) -> Array:
+        """Returns (n, h, w, 3) uint8 for ascending frame numbers without repetition."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Decoders:
+    """Open video files, the least recently used closed first; one lock for each file."""
+
+    def __init__(self, backend: Backend = "auto", capacity: int = 32) -> None:
+        """Args: backend: `auto` is torchcodec where it works, else PyAV; capacity: open files."""
+        self.backend = choose_backend(backend)
+        self._capacity = capacity
+        self._open: OrderedDict[Path, tuple[Decoder, threading.Lock]] = OrderedDict()
+        self._lock = threading.Lock()
+        self._process = os.getpid()
+
+    def frames(self, path: Path, numbers: Sequence[int] | Array, fps: float) -> Array:
+        """Returns the frames of a file in the order asked for, (n, h, w, 3) uint8.
+
+        Raises:
+            DatasetError: no such file, no readable video, or a frame that it does not have.
+        """
+        wanted, inverse = np.unique(np.asarray(numbers, np.int64), return_inverse=True)
+        decoder, lock = self._get(path, fps)
+        with lock:
+            found = decoder.frames(wanted)
+        return found if len(inverse) == len(wanted) and (np.diff(inverse) > 0).all() else found[inverse]
+
+    def close(self) -> None:
+        """Closes every file."""
+        with self._lock:
+            for decoder, _ in self._open.values():
+                decoder.close()
+            self._open.clear()
+
+    def _get(self, path: Path, fps: float) -> tuple[Decoder, threading.Lock]:
+        with self._lock:
+            if self._process != os.getpid():  # forked: these files' positions belong to the parent
+                self._open, self._process = OrderedDict(), os.getpid()
+            entry = self._open.pop(path, None)
+            if entry is None:
+                opened = PyavDecoder if self.backend == "pyav" else TorchcodecDecoder
+                entry = (opened(path, fps), threading.Lock())
+            self._open[path] = entry
+            if len(self._open) > self._capacity:
+                self._open.popitem(last=False)  # closed with its last reference: a thread may be reading
+            return entry
+
+
+class PyavDecoder:
+    """A video file read by PyAV: no other library, no FFmpeg of the system."""
+
+    def __init__(self, path: Path, fps: float) -> None:
+        self._path = path
+        self._container: Any = open_video(path)
+        self._stream: Any = self._container.streams.video[0]
+        self._stream.thread_type = "NONE"  # frame threads would decode ahead of every seek
+        self._fps = fps
+        self._tick_s = float(self._stream.time_base)
+        self._start = self._stream.start_time or 0
+        self._to_rgb = VideoReformatter()  # kept: one made for every frame costs as much as a small frame
+        self._decoded: Any = iter(())
+        self._at: int | None = None
+        self._key_distance: int | None = None
+
+    def frames(self, numbers: Array) -> Array:
+        out: Array | None = None
+        for row, number in enumerate(numbers.tolist()):
+            frame = self._reach(number)
+            if out is None:
+                out = np.empty((len(numbers), frame.height, frame.width, 3), np.uint8)
+            rgb = self._to_rgb.reformat(frame, format="rgb24")
+            plane: Any = rgb.planes[0]
+            lines = np.frombuffer(plane, np.uint8).reshape(rgb.height, plane.line_size)
+            out[row] = lines[:, : rgb.width * 3].reshape(out.shape[1:])
+        return np.empty((0, self._stream.height, self._stream.width, 3), np.uint8) if out is None else out
+
+    def close(self) -> None:
+        self._container.close()
+
+    def _reach(self, number: int) -> Any:
+        """Returns one frame: decodes on if it is near, else seeks to the key frame before it."""
+        ahead = None if self._at is None else number - self._at
+        if ahead is None or not 0 < ahead <= (self._key_distance or _RUN_ON):
+            self._seek(number)
+        for frame in self._decoded:
+            at = round((frame.pts - self._start) * self._tick_s * self._fps)
+            if frame.key_frame and self._at is not None and ahead is None:
+                self._key_distance = max(1, at - self._at)
+            self._at = at
+            if at == number:
+                return frame
+            if at > number:
+                break
+        self._at = None
+        raise DatasetError(no_frame(self._path, number))
+
+    def _seek(self, number: int) -> None:
+        self._container.seek(
+            self._start + round(number / self._fps / self._tick_s), stream=self._stream, backward=True
+        )
+        self._decoded, self._at = self._container.decode(self._stream), None
+
+
+class TorchcodecDecoder:
+    """A video file read by torchcodec, which needs the system's FFmpeg libraries."""
+
+    def __init__(self, path: Path, fps: float) -> None:
+        from torchcodec.decoders import VideoDecoder
+
+        if not path.is_file():
+            open_video(path)
+        self._path = path
+        try:
+            self._decoder: Any = VideoDecoder(
+                str(path), seek_mode="approximate", dimension_order="NHWC", num_ffmpeg_threads=1
+            )
+        except (RuntimeError, ValueError) as error:
+            raise DatasetError(unreadable(path, error)) from error
+
+    def frames(self, numbers: Array) -> Array:
+        total = self._decoder.metadata.num_frames
+        if total is not None and len(numbers) and numbers[-1] >= total:
+            raise DatasetError(no_frame(self._path, int(numbers[numbers >= total][0])))
+        try:
+            return self._decoder.get_frames_at(indices=numbers.tolist()).data.numpy()
+        except (RuntimeError, IndexError) as error:
+            raise DatasetError(unreadable(self._path, error)) from error
+
+    def close(self) -> None:
+        del self._decoder
+
+
+@functools.cache
+def choose_backend(backend: Backend) -> Literal["pyav", "torchcodec"]:
+    """Returns the backend that will be used; torchcodec is tried once.
+
+    Raises:
+        DatasetError: an unknown backend, or torchcodec was asked for and does not load.
+    """
+    if backend not in ("auto", "pyav", "torchcodec"):
+        raise DatasetError(f"video backend: got {backend!r}, allowed: 'auto', 'pyav', 'torchcodec'.")
+    if backend == "pyav":
+        return "pyav"
+    try:
+        import torchcodec.decoders  # noqa: F401  # pyright: ignore[reportUnusedImport]
+    except (ImportError, RuntimeError, OSError) as error:
+        if backend == "auto":
+            return "pyav"
+        raise DatasetError(
+            "video backend 'torchcodec' does not load: install the package torchcodec and the FFmpeg "
+            f"libraries of the system (apt install ffmpeg), or use 'pyav'. ({first_line(error)})"
+        ) from error
+    return "torchcodec"
+
+
+@dataclass(frozen=True, kw_only=True)
+class VideoHeader:
+    """What a video file says of itself."""
+
+    codec: str
+    frames: int
+    fps: float
+    height: int
+    width: int
+
+
+def read_header(path: Path) -> VideoHeader:
+    """Returns codec, frames and rate of a file without decoding it; the packets are counted.
+
+    Raises:
+        DatasetError: no such file, no readable video, or a codec that this FFmpeg cannot decode.
+    """
+    with open_video(path) as container:
+        stream = container.streams.video[0]
+        packets = sum(packet.size > 0 for packet in container.demux(stream))
+        return VideoHeader(
+            codec=stream.codec_context.codec.canonical_name,
+            frames=packets,
+            fps=float(stream.average_rate or 0),
+            height=stream.codec_context.height,
+            width=stream.codec_context.width,
+        )
+
+
+def open_video(path: Path) -> Any:
+    """Opens a file that holds video in a codec that can be decoded here."""
+    if not path.is_file():
+        raise DatasetError(
+            f"{path}: this video file is missing. Copy it again (a partial download?), or drop its episodes "
+            "(on_damage='skip')."
+        )
+    try:
+        container = av.open(str(path))
+    except (av.error.FFmpegError, OSError, ValueError) as error:
+        raise DatasetError(unreadable(path, error)) from error
+    stream: Any = container.streams.video[0] if container.streams.video else None
+    if stream is None or stream.codec_context is None:
+        tag = _codec_tag(container)
+        container.close()
+        raise DatasetError(
+            f"{path}: no decoder for its codec{tag}; this FFmpeg knows h264, hevc, av1, vp9 and others. "
+            "Encode the video again, for example with `ffmpeg -c:v libx264`."
+        )
+    return container
+
+
+def _codec_tag(container: Any) -> str:
+    tags = [s.codec_tag for s in container.streams if hasattr(s, "codec_tag")]
+    return f" {tags[0]!r}" if tags else ""
+
+
+def no_frame(path: Path, number: int) -> str:
+    """Returns what to say of a frame that a video does not have."""
+    return (
+        f"{path}: frame {number} is not in this video: it is shorter than the parquet rows, has gaps, or "
+        "another rate than meta/info.json says. Record or copy the episode again, or drop it "
+        "(on_damage='skip')."
+    )
+
+
+def unreadable(path: Path, error: Exception) -> str:
+    """Returns what to say of a video that cannot be opened or decoded."""
+    return (
+        f"{path}: cannot be read as video ({first_line(error)}); its writer was killed, or the copy "
+        "stopped early. Copy it again, or drop its episodes (on_damage='skip')."
+    )
+
+
+def decode_pictures(encoded: Sequence[bytes], at: str = "picture") -> Array:
+    """Returns PNG or JPEG pictures of one size, (n, h, w, 3) uint8.
+
+    Raises:
+        DatasetError: bytes that are neither.
+    """
+    out: Array | None = None
+    for row, content in enumerate(encoded):
+        picture = _decode_picture(content, f"{at} {row}")
+        if out is None:
+            out = np.empty((len(encoded), *picture.shape), np.uint8)
+        out[row] = picture
+    return np.empty((0, 0, 0, 3), np.uint8) if out is None else out
+
+
+_LOCAL = threading.local()
+
+
+def _decode_picture(content: bytes, at: str) -> Array:
+    name = "png" if content[:4] == b"\x89PNG" else "mjpeg" if content[:2] == b"\xff\xd8" else None
+    if name is None:
+        raise DatasetError(f"{at}: its first bytes are {content[:4]!r}, allowed: PNG or JPEG.")
+    codec: Any = getattr(_LOCAL, name, None)
+    if codec is None:
+        codec = av.CodecContext.create(name, "r")
+        setattr(_LOCAL, name, codec)
+    packet = av.Packet(content)
+    packet.is_keyframe = True  # else the decoder adds the picture to the one before
+    try:
+        return codec.decode(packet)[0].to_ndarray(format="rgb24")
+    except (av.error.FFmpegError, IndexError) as error:
+        raise DatasetError(f"{at}: damaged {name} picture ({error}). Drop its episode.") from error

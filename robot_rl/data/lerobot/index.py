@@ -1,0 +1,271 @@
+"""Where every episode of a LeRobotDataset lies: files, rows and first video frames.
+
+Reads `meta/` alone, so that opening a dataset costs an index and no episode. E episodes.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from robot_rl.core.errors import DatasetError
+
+Array = NDArray[Any]
+
+STATE = "observation.state"
+_NUMBERS = ("float", "int", "uint", "bool")
+
+
+@dataclass(kw_only=True)
+class VideoSpans:
+    """Where the frames of one camera lie."""
+
+    files: list[str]
+    """Paths below the folder."""
+    file: Array
+    """(E,): which of `files`."""
+    first: Array
+    """(E,): the frame of that file at which the episode begins."""
+
+
+@dataclass(kw_only=True)
+class DatasetIndex:
+    """A dataset's metadata, the same for every version of the format."""
+
+    folder: Path
+    info: dict[str, Any]
+    tasks: dict[int, str]
+    """task_index -> instruction."""
+    episode: Array
+    """(E,): the number by which the data names the episode (`episode_index`)."""
+    lengths: Array
+    """(E,)"""
+    files: list[str]
+    """Parquet files below the folder, in the order of their episodes."""
+    file: Array
+    """(E,): which of `files`."""
+    first: Array
+    """(E,): the row of that file at which the episode begins."""
+    videos: dict[str, VideoSpans]
+    """LeRobot's feature name -> where its frames lie."""
+    instructions: list[str]
+    """(E,): the first instruction of every episode."""
+    columns: dict[str, list[Any]] = field(default_factory=dict)
+    """Other columns of meta/episodes that are ours: `device`, `store_episode`."""
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def fps(self) -> float:
+        return float(self.info["fps"])
+
+    @property
+    def features(self) -> dict[str, dict[str, Any]]:
+        return self.info["features"]
+
+    def named(self, *dtypes: str) -> list[str]:
+        """Returns the features of these dtypes, by LeRobot's names."""
+        return [name for name, feature in self.features.items() if feature["dtype"] in dtypes]
+
+    @property
+    def numeric(self) -> list[str]:
+        """Returns the features that are numbers."""
+        return [name for name, feature in self.features.items() if feature["dtype"].startswith(_NUMBERS)]
+
+    def kept(self, episodes: Array) -> DatasetIndex:
+        """Returns the index of these episodes alone."""
+        return DatasetIndex(
+            folder=self.folder,
+            info=self.info,
+            tasks=self.tasks,
+            episode=self.episode[episodes],
+            lengths=self.lengths[episodes],
+            files=self.files,
+            file=self.file[episodes],
+            first=self.first[episodes],
+            videos={
+                name: VideoSpans(files=v.files, file=v.file[episodes], first=v.first[episodes])
+                for name, v in self.videos.items()
+            },
+            instructions=[self.instructions[e] for e in episodes],
+            columns={name: [values[e] for e in episodes] for name, values in self.columns.items()},
+        )
+
+
+def open_index(folder: Path, known: dict[Path, Any] | None = None) -> DatasetIndex:
+    """Returns the index of a dataset of version 3 or 2.1.
+
+    Raises:
+        DatasetError: no dataset, another version, or damaged metadata.
+    """
+    from robot_rl.data.lerobot.v21 import read_v21  # it needs the classes above
+
+    info = read_info(folder)
+    version = str(info["codebase_version"])
+    if version.startswith("v3."):
+        return read_v3(folder, info, known)
+    if version == "v2.1":
+        return read_v21(folder, info)
+    raise DatasetError(
+        f"{folder}: codebase_version {version!r}, allowed: 'v2.1' and 'v3.*'. Convert it with LeRobot's "
+        "scripts for that version first."
+    )
+
+
+def read_info(folder: Path) -> dict[str, Any]:
+    """Returns meta/info.json.
+
+    Raises:
+        DatasetError: it is missing, cut short, or lacks an entry.
+    """
+    path = folder / "meta/info.json"
+    if not path.is_file():
+        raise DatasetError(
+            f"{folder}: no meta/info.json in it, so it is no LeRobot dataset. Give the folder that holds "
+            f"meta/ and data/; `robot-rl collect out={folder}` makes one."
+        )
+    try:
+        info = json.loads(path.read_text())
+    except ValueError as error:
+        raise DatasetError(f"{path}: no JSON ({error}). Restore the file from a copy.") from error
+    for entry in ("codebase_version", "fps", "features", "data_path"):
+        if entry not in info:
+            raise DatasetError(
+                f"{path}: entry {entry!r} is missing, it has {sorted(info)}. Restore the file."
+            )
+    return info
+
+
+def read_v3(folder: Path, info: dict[str, Any], known: dict[Path, Any] | None = None) -> DatasetIndex:
+    """Returns the index of a dataset of version 3.
+
+    Args:
+        folder: the dataset.
+        info: its meta/info.json.
+        known: tables of files read before, by path; those that did not change are not read again.
+
+    Raises:
+        DatasetError: missing or damaged metadata, or an episode that is listed twice or not at all.
+    """
+    table = _episode_table(folder, {} if known is None else known)
+    rows = {name: table[name].to_pylist() for name in table.column_names}
+    order = np.argsort(np.asarray(rows["episode_index"], np.int64), kind="stable")
+    # meta/info.json is replaced last: what it does not count yet is not committed.
+    order = order[np.asarray(rows["episode_index"], np.int64)[order] < info["total_episodes"]]
+    columns = {name: [values[i] for i in order] for name, values in rows.items()}
+    episode = np.asarray(columns["episode_index"], np.int64)
+    _check_listed(folder, episode, int(info["total_episodes"]))
+    tasks = _read_tasks(folder)
+    start = np.asarray(columns["dataset_from_index"], np.int64)
+    lengths = np.asarray(columns["length"], np.int64)
+    files, file = _files(columns, "data", lambda chunk, index: _data_path(info, chunk, index))
+    first_of_file = np.full(len(files), np.iinfo(np.int64).max)
+    np.minimum.at(first_of_file, file, start)
+    return DatasetIndex(
+        folder=folder,
+        info=info,
+        tasks=tasks,
+        episode=episode,
+        lengths=lengths,
+        files=files,
+        file=file,
+        first=start - first_of_file[file] if len(file) else start,
+        videos={
+            name: _spans(info, columns, name) for name, f in info["features"].items() if f["dtype"] == "video"
+        },
+        instructions=[texts[0] if texts else "" for texts in columns.get("tasks", [[]] * len(episode))],
+        columns={name: columns[name] for name in ("device", "store_episode") if name in columns},
+    )
+
+
+def _episode_table(folder: Path, known: dict[Path, Any]) -> Any:
+    paths = sorted((folder / "meta/episodes").glob("*/*.parquet"))
+    if not paths:
+        raise DatasetError(
+            f"{folder}: no meta/episodes/*/*.parquet, so nobody knows where an episode begins. "
+            "Restore the folder from a copy, or write the dataset again from its data files."
+        )
+    tables: list[Any] = []
+    for path in paths:
+        stat = path.stat()
+        stamp = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
+        if known.get(path, (None,))[0] != stamp:
+            names = [n for n in _opened(path).schema_arrow.names if not n.startswith("stats/")]
+            known[path] = (stamp, pq.read_table(path, columns=names))
+        tables.append(known[path][1])
+    return pa.concat_tables(tables, promote_options="permissive")
+
+
+def _opened(path: Path) -> Any:
+    """Opens a parquet file: one whose writer was killed has no footer."""
+    try:
+        return pq.ParquetFile(path)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise DatasetError(cut_short(path, error)) from error
+
+
+def cut_short(path: Path, error: Exception) -> str:
+    """Returns what to say of a parquet file that cannot be read."""
+    return (
+        f"{path}: no readable parquet file ({first_line(error)}); its writer was killed, or the copy "
+        "stopped early. Copy it again, or drop its episodes (on_damage='skip')."
+    )
+
+
+def first_line(error: Exception) -> str:
+    """Returns the beginning of another library's message."""
+    return (str(error).splitlines() or [""])[0][:80]
+
+
+def _check_listed(folder: Path, episode: Array, total: int) -> None:
+    """Refuses metadata that lists an episode twice, or not at all."""
+    twice = episode[1:][np.diff(episode) == 0]
+    if len(twice):
+        raise DatasetError(
+            f"{folder}: meta/episodes lists episode {int(twice[0])} more than once. Remove the file that "
+            "repeats it: two writers, or a resumed one, wrote the same number."
+        )
+    if len(episode) != total:
+        absent = np.setdiff1d(np.arange(total), episode)
+        raise DatasetError(
+            f"{folder}: meta/episodes lists {len(episode)} episodes, meta/info.json counts {total}; "
+            f"episode {int(absent[0])} is missing. Restore meta/episodes, or correct total_episodes."
+        )
+
+
+def _read_tasks(folder: Path) -> dict[int, str]:
+    path = folder / "meta/tasks.parquet"
+    if not path.is_file():
+        raise DatasetError(f"{folder}: no meta/tasks.parquet, so no instruction is known. Restore the file.")
+    table = _opened(path).read()
+    # pandas writes the instruction as its index, under the name it had: `task`, or none.
+    text = "task" if "task" in table.column_names else "__index_level_0__"
+    return dict(zip(table["task_index"].to_pylist(), table[text].to_pylist(), strict=True))
+
+
+def _data_path(info: dict[str, Any], chunk: int, index: int) -> str:
+    return info["data_path"].format(chunk_index=chunk, file_index=index)
+
+
+def _files(columns: dict[str, list[Any]], at: str, path: Any) -> tuple[list[str], Array]:
+    """Returns the files in order of first use, and which of them each episode lies in."""
+    pairs = list(zip(columns[f"{at}/chunk_index"], columns[f"{at}/file_index"], strict=True))
+    number = {pair: i for i, pair in enumerate(dict.fromkeys(pairs))}
+    return [path(*pair) for pair in number], np.asarray([number[pair] for pair in pairs], np.int64)
+
+
+def _spans(info: dict[str, Any], columns: dict[str, list[Any]], name: str) -> VideoSpans:
+    def path(chunk: int, index: int) -> str:
+        return info["video_path"].format(video_key=name, chunk_index=chunk, file_index=index)
+
+    files, file = _files(columns, f"videos/{name}", path)
+    began_s = np.asarray(columns[f"videos/{name}/from_timestamp"], np.float64)
+    return VideoSpans(files=files, file=file, first=np.rint(began_s * info["fps"]).astype(np.int64))

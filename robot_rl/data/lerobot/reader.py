@@ -1,0 +1,365 @@
+"""Reads a LeRobotDataset, version 3 or 2.1, whoever wrote it, an episode or a frame at a time.
+
+Opening reads `meta/` alone. Episodes come from the disk when they are asked for; pictures stay
+compressed until they are indexed. What LeRobot's own data lacks has these values: reward 0,
+success False (nobody judged), the last step truncated (unless `next.done` says that it
+terminated), base_action = action, source `demo`, stamps = timestamp.
+E episodes, T control steps of one, n frames.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from robot_rl.core.errors import DatasetError
+from robot_rl.data.episode import Episode, Feature
+from robot_rl.data.episodes import EpisodesMeta
+from robot_rl.data.facts import DatasetFacts
+from robot_rl.data.lerobot.damage import check
+from robot_rl.data.lerobot.decode import Backend, Decoders, decode_pictures
+from robot_rl.data.lerobot.describe import describe, describe_pictures, joined_stats
+from robot_rl.data.lerobot.index import STATE, open_index
+from robot_rl.data.lerobot.tables import Tables, flat_names, memory_dtype, numbers, read_rows, row_problems
+from robot_rl.data.lerobot.v21 import read_episode_stats
+
+Array = NDArray[Any]
+
+_PICTURES = ("image", "video")
+_STAMPS = "camera_stamp_ns."
+
+
+class Dataset:
+    """A dataset on the disk; implements `EpisodeSource`. Safe to read from several threads."""
+
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        backend: Backend = "auto",
+        on_damage: Literal["raise", "skip"] = "raise",
+        open_files: int = 32,
+        cached_bytes: int = 1 << 30,
+    ) -> None:
+        """Opens a dataset.
+
+        Args:
+            folder: holds `meta/` and `data/`.
+            backend: decoder of videos; `auto` is torchcodec where it works, else PyAV.
+            on_damage: `skip` checks every file now and leaves damaged episodes out, see `skipped`;
+                `raise` refuses them when they are read.
+            open_files: videos held open.
+            cached_bytes: compressed pictures of parquet columns held in memory.
+
+        Raises:
+            DatasetError: no dataset, another version, or damaged metadata.
+        """
+        self.folder = Path(folder)
+        self.skipped: list[Any] = []
+        self._on_damage = on_damage
+        self._known: dict[Path, Any] = {}
+        self._decoders = Decoders(backend, open_files)
+        self._tables = Tables(self.folder, cached_bytes)
+        self._columns: dict[str, Array] | None = None
+        self._load()
+
+    # --- EpisodeSource -------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def lengths(self) -> NDArray[np.int64]:
+        return self.index.lengths
+
+    def refresh(self) -> None:
+        path = self.folder / "meta/info.json"
+        if path.is_file() and _stamp(path) != self._stamp:
+            self._tables.close()
+            self._decoders.close()
+            self._load()
+
+    def read(self, episode: int) -> Episode:
+        """Returns an episode; only its own rows are read.
+
+        Raises:
+            DatasetError: rows that are missing, not finite, or out of order.
+        """
+        if not 0 <= episode < len(self):
+            raise DatasetError(f"{self.folder}: episode {episode} is unknown, allowed 0 to {len(self) - 1}.")
+        rows = self.rows(episode)
+        steps = int(self.index.lengths[episode])
+        obs: dict[str, Any] = {
+            key: rows[name] for name, key in self._keys.items() if name in rows and key in self.features
+        }
+        obs |= {k: _StepFrames(self, k, episode, steps) for k, f in self.features.items() if f.is_picture}
+        obs |= {key: values[rows["index"]] for key, values in self._arrays("steps").items()}
+        last = np.zeros(steps, bool)
+        last[-1:] = True
+        done = rows["next.done"].astype(bool) if "next.done" in rows else np.zeros(steps, bool)
+        terminated = rows.get("next.terminated", done).astype(bool)
+        action = rows["action"]
+        return Episode(
+            meta=self._meta_of(self.index.instructions[episode]),
+            obs=obs,
+            final_obs=self._final(episode),
+            action=action,
+            base_action=rows.get("base_action", action),
+            reward=rows.get("next.reward", np.zeros(steps, np.float32)).astype(np.float32),
+            terminated=terminated,
+            truncated=rows.get("next.truncated", last & ~terminated).astype(bool),
+            success=rows.get("next.success", np.zeros(steps, bool)).astype(bool),
+            source=rows.get("source", np.zeros(steps)).astype(np.uint8),
+            policy_version=rows.get("policy_version", np.zeros(steps)).astype(np.int64),
+            stamp_ns=self._stamps(rows),
+            picture_stamp_ns={
+                key: rows[name].astype(np.int64)
+                for name, key in ((f"{_STAMPS}{key.removesuffix('.rgb')}", key) for key in self.cameras)
+                if name in rows
+            },
+            device=str(self.index.columns.get("device", [""] * len(self))[episode] or ""),
+        )
+
+    # --- the rest ------------------------------------------------------------------------------
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """Returns meta/info.json."""
+        return self.index.info
+
+    @property
+    def episode_starts(self) -> Array:
+        """Returns the first row of every episode in `columns`, (E,)."""
+        return self.episode_ends - self.index.lengths
+
+    @property
+    def episode_ends(self) -> Array:
+        """Returns the row after the last of every episode in `columns`, (E,)."""
+        return np.cumsum(self.index.lengths)
+
+    @property
+    def cameras(self) -> tuple[str, ...]:
+        """Returns the observation keys of pictures."""
+        return tuple(key for key, feature in self.features.items() if feature.is_picture)
+
+    @property
+    def instructions(self) -> tuple[str, ...]:
+        """Returns every instruction of the dataset, in the order of their numbers."""
+        return tuple(self.index.tasks[number] for number in sorted(self.index.tasks))
+
+    @property
+    def columns(self) -> dict[str, Array]:
+        """Returns the numbers of all episodes, our key -> (rows, ...); read once, then kept."""
+        if self._columns is None:
+            parts = [self.rows(episode) for episode in range(len(self))]
+            names = parts[0] if parts else ()
+            self._columns = {
+                self._keys.get(name, name): np.concatenate([p[name] for p in parts]) for name in names
+            }
+        return self._columns
+
+    @functools.cached_property
+    def stats(self) -> dict[str, dict[str, Array]]:
+        """Returns meta/stats.json by our keys; of version 2.1, joined from its episodes'."""
+        path = self.folder / "meta/stats.json"
+        if path.is_file():
+            recorded: Mapping[str, Mapping[str, Any]] = json.loads(path.read_text())
+        else:
+            recorded = joined_stats(list(read_episode_stats(self.folder).values()))
+        return {
+            self._keys.get(name, name): {k: np.atleast_1d(np.asarray(v)) for k, v in values.items()}
+            for name, values in recorded.items()
+        }
+
+    def frames(self, camera: str, episode: int, steps: Sequence[int] | Array) -> Array:
+        """Returns the pictures that these steps saw, in the order asked for, (n, h, w, 3) uint8.
+
+        Args:
+            camera: observation key, `front.rgb`.
+            episode: 0 to E - 1.
+            steps: control steps of the episode.
+        """
+        name, steps = self._names[camera], np.asarray(steps, np.int64)
+        if name in self.index.videos:
+            spans = self.index.videos[name]
+            path = self.folder / spans.files[spans.file[episode]]
+            return self._decoders.frames(path, spans.first[episode] + steps, self.index.fps)
+        encoded = self.encoded(name, episode)
+        wanted, inverse = np.unique(steps, return_inverse=True)
+        content = [encoded[step].as_py() for step in wanted.tolist()]
+        return decode_pictures(content, f"{self.folder}: {name}, episode {episode}, picture")[inverse]
+
+    def facts(
+        self, episodes: Sequence[int] | None = None, resize: tuple[int, int] | None = None
+    ) -> DatasetFacts:
+        """Returns what a policy must know, with statistics over these episodes (None: all) alone."""
+        chosen = range(len(self)) if episodes is None else list(episodes)
+        starts, ends = self.episode_starts, self.episode_ends
+        rows = np.concatenate([np.arange(starts[e], ends[e]) for e in chosen])
+        stats: dict[str, dict[str, Array]] = {}
+        for key in ("action", *self.features):
+            if key in self.columns and np.issubdtype(self.columns[key].dtype, np.floating):
+                stats[key] = describe(self.columns[key][rows])
+        for key in self.cameras:
+            stats[key] = describe_pictures(self._sampled(key, chosen))
+        features = {
+            key: Feature("uint8", (*resize, 3)) if resize and feature.is_picture else feature
+            for key, feature in self.features.items()
+        }
+        return DatasetFacts(meta=self.meta, features=features, stats=stats, instructions=self.instructions)
+
+    def rows(self, episode: int) -> dict[str, Array]:
+        """Returns the numbers of an episode, LeRobot's name -> (T, ...), checked.
+
+        Raises:
+            DatasetError: the first thing found wrong.
+        """
+        if self._columns is not None:
+            span = self._span(episode)
+            return {
+                name: self._columns[self._keys.get(name, name)][span]
+                for name in self.index.numeric
+                if self._keys.get(name, name) in self._columns
+            }
+        rows = read_rows(self._tables, self.index, episode)
+        for kind, problem in row_problems(self.index, episode, rows):
+            raise DatasetError(
+                f"{self.folder}: episode {self.index.episode[episode]}: {kind}: {problem}. Record it "
+                "again, or drop it (on_damage='skip')."
+            )
+        return rows
+
+    def encoded(self, name: str, episode: int) -> Any:
+        """Returns the PNG or JPEG bytes of an episode's pictures, an Arrow array (T,)."""
+        at = self.index
+        file = at.files[at.file[episode]]
+        column = self._tables.rows(file, int(at.first[episode]), int(at.lengths[episode]), [name])[name]
+        return pa.concat_arrays([chunk.field("bytes") for chunk in column.chunks])
+
+    def _load(self) -> None:
+        self._stamp = _stamp(self.folder / "meta/info.json")
+        self.index = open_index(self.folder, self._known)
+        own = self.folder / "meta/robot_rl.json"
+        self._own: dict[str, Any] = json.loads(own.read_text()) if own.is_file() else {}
+        if self._on_damage == "skip":
+            self._skip_damaged()
+        self._columns = None
+        self.__dict__.pop("stats", None)
+        named: Mapping[str, str] = self._own.get("features", {})
+        self._keys = {n: named.get(n, key_of(n)) for n in self.index.features if n.startswith("observation.")}
+        self._names = {key: name for name, key in self._keys.items()}
+        self.features = self._features()
+        self.meta = self._meta_of(self.index.instructions[0] if len(self.index) else "")
+
+    def _skip_damaged(self) -> None:
+        self.skipped = check(self.folder, self.index)
+        whole = next((p for p in self.skipped if p.episode is None and p.is_fatal), None)
+        if whole:
+            raise DatasetError(whole.message)
+        damaged = {p.episode for p in self.skipped if p.is_fatal}
+        self.index = self.index.kept(np.flatnonzero(~np.isin(self.index.episode, [*damaged])))
+
+    def _features(self) -> dict[str, Feature]:
+        """Returns the observations that can be read; depth as LeRobot packs it into video is left out."""
+        features: dict[str, Feature] = {}
+        for name, key in self._keys.items():
+            feature = self.index.features[name]
+            shape = tuple(feature["shape"])
+            if feature["dtype"] in _PICTURES:
+                if not (feature.get("info") or {}).get("is_depth_map"):
+                    channels_first = len(shape) == 3 and shape[2] != 3 and shape[0] == 3
+                    features[key] = Feature("uint8", (*shape[1:], 3) if channels_first else shape)
+            elif name in self.index.numeric:
+                features[key] = Feature(memory_dtype(name, feature["dtype"]), shape)
+        for key, values in self._arrays("steps").items():
+            features[key] = Feature(str(values.dtype), values.shape[1:])
+        return features
+
+    def _meta_of(self, instruction: str) -> EpisodesMeta:
+        def names(feature: str, short: str) -> tuple[str, ...]:
+            entry = self.index.features.get(feature, {"shape": (0,)})
+            flat, width = flat_names(entry), int(np.prod(entry["shape"]))
+            return flat if len(flat) == width else tuple(f"{short}_{i}" for i in range(width))
+
+        return EpisodesMeta(
+            task=self._own.get("task", ""),
+            robot=self.index.info.get("robot_type") or "",
+            control_hz=self.index.fps,
+            instruction=instruction,
+            state_names=names(STATE, "state"),
+            action_names=names("action", "action"),
+        )
+
+    def _span(self, episode: int) -> slice:
+        end = int(self.index.lengths[: episode + 1].sum())
+        return slice(end - int(self.index.lengths[episode]), end)
+
+    def _stamps(self, rows: Mapping[str, Array]) -> Array:
+        if "stamp_ns" in rows:
+            return rows["stamp_ns"].astype(np.int64)
+        steps = np.arange(len(rows["action"])) / self.index.fps
+        return np.rint(1e9 * rows.get("timestamp", steps).astype(np.float64)).astype(np.int64)
+
+    def _final(self, episode: int) -> dict[str, Any]:
+        """Returns what the last step led to, where a dataset of ours recorded it."""
+        number = int(self.index.episode[episode])
+        final = {key: values[number] for key, values in self._arrays("final").items()}
+        if (self.folder / "final/observations.parquet").is_file():
+            row = self._tables.rows("final/observations.parquet", number, 1, list(self._keys))
+            for name in row.column_names:
+                feature = self.index.features[name]
+                if feature["dtype"] == "image":
+                    final[self._keys[name]] = decode_pictures([row[name][0].as_py()["bytes"]])[0]
+                else:
+                    final[self._keys[name]] = numbers(row[name], feature["shape"])[0]
+        return final
+
+    def _arrays(self, part: str) -> dict[str, Array]:
+        """Returns the observations that parquet does not hold (depth in metres), as maps of their files."""
+        suffix = f".{part}.npy"
+        paths = sorted((self.folder / "arrays").glob(f"*{suffix}"))
+        return {path.name.removesuffix(suffix): np.load(path, mmap_mode="r") for path in paths}
+
+    def _sampled(self, camera: str, episodes: Sequence[int]) -> Array:
+        """Returns up to 96 pictures, evenly spread over these episodes."""
+        steps = [(e, s) for e in episodes for s in range(int(self.index.lengths[e]))]
+        picked = [steps[i] for i in np.unique(np.linspace(0, len(steps) - 1, 96).astype(int))]
+        by_episode: dict[int, list[int]] = {}
+        for episode, step in picked:
+            by_episode.setdefault(episode, []).append(step)
+        return np.concatenate([self.frames(camera, e, s) for e, s in by_episode.items()])
+
+
+class _StepFrames:
+    """The pictures of one camera in one episode, decoded when they are indexed."""
+
+    def __init__(self, dataset: Dataset, camera: str, episode: int, steps: int) -> None:
+        self._dataset, self._camera, self._episode, self._steps = dataset, camera, episode, steps
+
+    def __len__(self) -> int:
+        return self._steps
+
+    def __getitem__(self, step: Any) -> Any:
+        if isinstance(step, (int, np.integer)):
+            return self[[step]][0]
+        wanted = np.arange(self._steps)[step]
+        return self._dataset.frames(self._camera, self._episode, wanted)
+
+
+def key_of(name: str) -> str:
+    """Returns our key of LeRobot's name: `observation.images.front` becomes `front.rgb`."""
+    for prefix in ("observation.images.", "observation.image."):
+        if name.startswith(prefix):
+            return f"{name.removeprefix(prefix)}.rgb"
+    return "image.rgb" if name == "observation.image" else name.removeprefix("observation.")
+
+
+def _stamp(path: Path) -> tuple[int, int, int]:
+    stat = path.stat() if path.is_file() else None
+    return (stat.st_mtime_ns, stat.st_size, stat.st_ino) if stat else (0, 0, 0)

@@ -1,0 +1,93 @@
+"""LeRobotDataset v2.1: read as it lies, or made into version 3 without encoding a video again.
+
+Version 2.1 has one parquet and one video file for each episode, and its metadata in JSON lines.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from robot_rl.core.errors import DatasetError
+from robot_rl.data.lerobot.index import DatasetIndex, VideoSpans
+
+
+def read_v21(folder: Path, info: dict[str, Any]) -> DatasetIndex:
+    """Returns the index of a dataset of version 2.1.
+
+    Raises:
+        DatasetError: missing or damaged metadata, or an episode that is listed twice or not at all.
+    """
+    episodes = sorted(read_lines(folder, "meta/episodes.jsonl"), key=lambda e: e["episode_index"])
+    number = np.asarray([e["episode_index"] for e in episodes], np.int64)
+    twice = number[1:][np.diff(number) == 0]
+    if len(twice):
+        raise DatasetError(
+            f"{folder}: meta/episodes.jsonl lists episode {int(twice[0])} more than once. Remove one line."
+        )
+    if len(number) != info["total_episodes"]:
+        absent = np.setdiff1d(np.arange(info["total_episodes"]), number)
+        missing = f"; episode {int(absent[0])} is missing" if len(absent) else ""
+        raise DatasetError(
+            f"{folder}: meta/episodes.jsonl lists {len(number)} episodes, meta/info.json counts "
+            f"{info['total_episodes']}{missing}. Restore meta/episodes.jsonl, or correct total_episodes."
+        )
+    each, zeros = np.arange(len(number)), np.zeros(len(number), np.int64)
+    tasks = {t["task_index"]: t["task"] for t in read_lines(folder, "meta/tasks.jsonl")}
+    return DatasetIndex(
+        folder=folder,
+        info=info,
+        tasks=tasks,
+        episode=number,
+        lengths=np.asarray([e["length"] for e in episodes], np.int64),
+        files=[_path(info, "data_path", int(n)) for n in number],
+        file=each,
+        first=zeros,
+        videos={
+            name: VideoSpans(
+                files=[_path(info, "video_path", int(n), video_key=name) for n in number],
+                file=each,
+                first=zeros,
+            )
+            for name, feature in info["features"].items()
+            if feature["dtype"] == "video"
+        },
+        instructions=[e["tasks"][0] if e.get("tasks") else tasks.get(0, "") for e in episodes],
+    )
+
+
+def read_episode_stats(folder: Path) -> dict[int, dict[str, Any]]:
+    """Returns LeRobot's statistics of every episode, by its number; empty if there are none."""
+    if not (folder / "meta/episodes_stats.jsonl").is_file():
+        return {}
+    return {line["episode_index"]: line["stats"] for line in read_lines(folder, "meta/episodes_stats.jsonl")}
+
+
+def read_lines(folder: Path, name: str) -> list[dict[str, Any]]:
+    """Returns a file of JSON lines.
+
+    Raises:
+        DatasetError: it is missing, or a line is no JSON.
+    """
+    path = folder / name
+    if not path.is_file():
+        raise DatasetError(
+            f"{folder}: no {name}, which a dataset of version 2.1 must have. Restore the file."
+        )
+    lines: list[dict[str, Any]] = []
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            lines.append(json.loads(line))
+        except ValueError as error:
+            raise DatasetError(f"{path}: line {number} is no JSON ({error}). Restore the file.") from error
+    return lines
+
+
+def _path(info: dict[str, Any], which: str, episode: int, **words: str) -> str:
+    chunk = episode // int(info["chunks_size"])
+    return info[which].format(episode_chunk=chunk, episode_index=episode, **words)
