@@ -1,0 +1,247 @@
+"""The files of one commit, under temporary names until all of them are on the disk.
+
+T control steps.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from robot_rl.core.errors import DatasetError
+from robot_rl.core.files import sync_folder
+from robot_rl.data.episode import Episode
+from robot_rl.data.lerobot import layout as lay
+from robot_rl.data.lerobot.encode import PngEncoder, VideoFile
+from robot_rl.data.lerobot.layout import Layout, place
+from robot_rl.data.lerobot.stats import PictureStats, Stats, aggregate, of_columns, sampled_steps, to_json
+
+Array = NDArray[Any]
+
+TEMPORARY = ".part"
+"""Ends the names of files that are not complete; LeRobot looks at *.parquet only."""
+_ROW_GROUP_BYTES = 64 << 20
+"""Compressed pictures held in memory before they are written."""
+
+
+class Batch:
+    """Episodes that become visible together, in one file of each kind."""
+
+    def __init__(self, folder: Path, layout: Layout, number: int) -> None:
+        self.stats: Stats = {}
+        """Of all episodes so far."""
+        self.rows: list[dict[str, Any]] = []
+        """Of meta/episodes."""
+        self.steps = 0
+        self._folder = folder
+        self._layout = layout
+        self._number = number
+        self._files: list[Path] = []
+        self._data = pq.ParquetWriter(self._part(lay.DATA), layout.schema)
+        self._videos: dict[str, VideoFile] = {}
+        self._final: list[dict[str, Any]] = []
+        self._arrays: dict[str, list[Array]] = {key: [] for key in layout.arrays}
+
+    def add(
+        self, episode: Episode, *, index: int, first_row: int, task: int, store_episode: int | None
+    ) -> None:
+        """Writes an episode's data and pictures.
+
+        Args:
+            episode: pictures are read one at a time.
+            index: the episode's number.
+            first_row: rows of the dataset before it.
+            task: index of its instruction.
+            store_episode: see `DatasetWriter.write`.
+        """
+        columns = self._layout.rows(episode, index=index, first_row=first_row, task=task)
+        stats = of_columns(columns)
+        videos = self._video_places()
+        if self._layout.images == "video":
+            for key, name in self._layout.pictures.items():
+                stats[name] = self._add_video(key, episode.obs[key])
+            self._data.write_table(
+                pa.table([lay.to_arrow(v) for v in columns.values()], schema=self._layout.schema)
+            )
+        else:
+            stats |= self._add_rows_and_pictures(columns, episode)
+        for key, parts in self._arrays.items():
+            parts.append(np.asarray(episode.obs[key]))
+        self._final.append(_final_row(self._layout, episode, index))
+        self.steps += len(episode)
+        chunk, file = divmod(self._number, lay.FILES_PER_CHUNK)
+        self.rows.append(
+            {
+                "episode_index": index,
+                "tasks": [episode.meta.instruction],
+                "length": len(episode),
+                "data/chunk_index": chunk,
+                "data/file_index": file,
+                "dataset_from_index": first_row,
+                "dataset_to_index": first_row + len(episode),
+                **videos,
+                **{
+                    f"videos/{name}/to_timestamp": self.steps / self._layout.fps
+                    for name in self._videos_named()
+                },
+                "meta/episodes/chunk_index": chunk,
+                "meta/episodes/file_index": file,
+                "device": episode.device,
+                "store_episode": store_episode,
+                **{f"stats/{n}/{key}": v for n, of in to_json(stats).items() for key, v in of.items()},
+            }
+        )
+        self.stats = aggregate(self.stats, stats)
+
+    def is_full(self, data_bytes: int, video_bytes: int) -> bool:
+        """Returns whether a file has reached its size."""
+        sizes = {path: path.stat().st_size for path in self._files}
+        return any(
+            size >= (video_bytes if ".mp4" in path.name else data_bytes) for path, size in sizes.items()
+        )
+
+    def seal(self) -> None:
+        """Completes all files and gives them their names; they count when meta/info.json counts them."""
+        self._data.close()
+        for video in self._videos.values():
+            video.finish()
+        for key, parts in self._arrays.items():
+            with self._part(lay.ARRAYS, key=key).open("wb") as file:
+                np.save(file, np.concatenate(parts))
+        pq.write_table(_table(self._final, _final_schema(self._layout)), self._part(lay.FINAL))
+        pq.write_table(episode_table(self.rows), self._part(lay.EPISODES))
+        publish(self._files)
+
+    def abandon(self) -> None:
+        """Removes what was written."""
+        self._data.close()
+        for video in self._videos.values():
+            video.abandon()
+        for path in self._files:
+            path.unlink(missing_ok=True)
+
+    def _part(self, template: str, **names: str) -> Path:
+        path = self._folder / (place(template, self._number, **names) + TEMPORARY)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._files.append(path)
+        return path
+
+    def _videos_named(self) -> list[str]:
+        return list(self._layout.pictures.values()) if self._layout.images == "video" else []
+
+    def _video_places(self) -> dict[str, Any]:
+        chunk, file = divmod(self._number, lay.FILES_PER_CHUNK)
+        places: dict[str, Any] = {}
+        for name in self._videos_named():
+            places[f"videos/{name}/chunk_index"] = chunk
+            places[f"videos/{name}/file_index"] = file
+            places[f"videos/{name}/from_timestamp"] = self.steps / self._layout.fps
+        return places
+
+    def _add_video(self, key: str, frames: Any) -> dict[str, Array]:
+        feature, name = self._layout.observations[key], self._layout.pictures[key]
+        video = self._videos.get(name)
+        if video is None:
+            path = self._part(lay.VIDEO, video_key=name)
+            video = self._videos[name] = VideoFile(path, feature.shape, self._layout.fps, self._layout.codec)
+        gathered, sampled = PictureStats(), set(sampled_steps(len(frames)).tolist())
+        for step in range(len(frames)):
+            picture = frames[step]
+            video.add(picture)
+            if step in sampled:
+                gathered.add(picture)
+        return gathered.result()
+
+    def _add_rows_and_pictures(self, columns: Mapping[str, Array], episode: Episode) -> Stats:
+        """Writes numbers and PNGs in row groups small enough for the memory."""
+        pictures = self._layout.pictures
+        steps = len(episode)
+        encoders = {key: PngEncoder(self._layout.observations[key].shape) for key in pictures}
+        gathered = {name: PictureStats() for name in pictures.values()}
+        sampled = set(sampled_steps(steps).tolist())
+        held: dict[str, list[dict[str, Any]]] = {name: [] for name in pictures.values()}
+        start = size = 0
+        for step in range(steps):
+            for key, name in pictures.items():
+                picture = episode.obs[key][step]
+                png = encoders[key](picture)
+                held[name].append({"bytes": png, "path": None})
+                size += len(png)
+                if step in sampled:
+                    gathered[name].add(picture)
+            if size >= _ROW_GROUP_BYTES or step == steps - 1:
+                numbers = [lay.to_arrow(values[start : step + 1]) for values in columns.values()]
+                images = [pa.array(held[name], lay.PNG) for name in pictures.values()]
+                self._data.write_table(pa.table([*numbers, *images], schema=self._layout.schema))
+                held = {name: [] for name in held}
+                start, size = step + 1, 0
+        return {name: of.result() for name, of in gathered.items()}
+
+
+def publish(parts: list[Path]) -> None:
+    """Flushes files to the disk, then gives them their names."""
+    for path in parts:
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+    for path in parts:
+        path.replace(path.with_name(path.name.removesuffix(TEMPORARY)))
+    for folder in {path.parent for path in parts}:
+        sync_folder(folder)
+
+
+def episode_table(rows: list[dict[str, Any]]) -> Any:
+    """Returns a table of meta/episodes."""
+    types = {"store_episode": pa.int64(), "tasks": pa.list_(pa.string())}
+    return pa.table({name: pa.array([row[name] for row in rows], types.get(name)) for name in rows[0]})
+
+
+def check_episode(layout: Layout, episode: Episode, at: str) -> None:
+    """Refuses an episode of something else, or with columns of different lengths."""
+    steps = len(episode)
+    if steps == 0:
+        raise DatasetError(f"{at}: the episode has no steps. Leave it out.")
+    missing = sorted(layout.observations.keys() ^ episode.obs.keys())
+    if missing:
+        raise DatasetError(
+            f"{at}: observation {missing[0]!r} is in the episode or in the dataset, not in both."
+        )
+    for key, feature in layout.observations.items():
+        values = episode.obs[key]
+        shape = values.shape[1:] if isinstance(values, np.ndarray) else feature.shape
+        if len(values) != steps or shape != feature.shape:
+            raise DatasetError(
+                f"{at}: observation {key!r} has {len(values)} rows of shape {tuple(shape)}, "
+                f"needs {steps} of {feature.shape}."
+            )
+
+
+def _final_schema(layout: Layout) -> Any:
+    fields: list[Any] = [("episode_index", pa.int64())]
+    for key, feature in layout.observations.items():
+        numbers = pa.list_(pa.from_numpy_dtype(np.dtype(feature.dtype)))
+        fields.append((lay.feature_name(key, feature), lay.PNG if feature.is_picture else numbers))
+    return pa.schema(fields)
+
+
+def _final_row(layout: Layout, episode: Episode, index: int) -> dict[str, Any]:
+    """Returns what the last step led to, flat; null where nobody knows."""
+    row: dict[str, Any] = {"episode_index": index}
+    for key, feature in layout.observations.items():
+        value: Any = episode.final_obs.get(key)
+        if value is not None and feature.is_picture:
+            value = {"bytes": PngEncoder(feature.shape)(value), "path": None}
+        elif value is not None:
+            value = np.ascontiguousarray(value, feature.dtype).reshape(-1)
+        row[lay.feature_name(key, feature)] = value
+    return row
+
+
+def _table(rows: list[dict[str, Any]], schema: Any) -> Any:
+    return pa.table([pa.array([row[f.name] for row in rows], f.type) for f in schema], schema=schema)

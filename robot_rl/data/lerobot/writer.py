@@ -1,0 +1,340 @@
+"""Writes LeRobotDataset v3 so that a crash at any instant leaves every earlier episode readable.
+
+All files of a commit (one episode, or the episodes of one `write_all`) are written under temporary
+names and flushed, then renamed; `meta/info.json`, which counts the episodes, is replaced last. Whoever
+opens the folder to write next removes what a torn commit left. Nothing that exists is read again to
+append: the aggregate of the statistics is `meta/stats.json`, and one row of metadata says where to go on.
+T control steps.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from robot_rl.core.errors import DatasetError
+from robot_rl.core.files import sync_folder, write_synced
+from robot_rl.data.episode import Episode, Feature
+from robot_rl.data.episodes import EpisodesMeta
+from robot_rl.data.lerobot import layout as lay
+from robot_rl.data.lerobot.batch import TEMPORARY, Batch, check_episode
+from robot_rl.data.lerobot.encode import VideoCodec
+from robot_rl.data.lerobot.layout import Layout
+from robot_rl.data.lerobot.stats import Stats, aggregate, from_json, to_json
+
+logger = logging.getLogger(__name__)
+
+_MB = 1 << 20
+
+
+class DatasetWriter:
+    """Appends episodes to a dataset, new or begun earlier."""
+
+    def __init__(
+        self,
+        folder: str | Path,
+        meta: EpisodesMeta,
+        features: Mapping[str, Feature],
+        *,
+        images: Literal["video", "png"] = "video",
+        codec: Literal["h264", "av1"] | VideoCodec = "h264",
+    ) -> None:
+        """Opens a dataset to write.
+
+        Args:
+            folder: the dataset; made if it does not exist.
+            meta: of every episode; an episode may have its own instruction.
+            features: of every observation.
+            images: pictures as one video per camera, or without loss in the table.
+            codec: of the video.
+
+        Raises:
+            DatasetError: the folder holds something else, or another process writes to it.
+        """
+        if not isinstance(codec, VideoCodec):
+            codec = VideoCodec(name=codec)
+        self.folder = Path(folder)
+        self._layout = Layout(meta, dict(features), images, codec)
+        self._info: dict[str, Any] = self._layout.info()
+        self._tasks: list[str] = []
+        self._stats: Stats = {}
+        self._next_file = 0
+        self.last_store_episode: int | None = None
+        """`store_episode` of the last episode."""
+        (self.folder / "meta").mkdir(parents=True, exist_ok=True)
+        self._lock = _locked(self.folder)
+        try:
+            if (self.folder / lay.INFO).exists():
+                self._resume()
+            else:
+                _require_empty(self.folder)
+                self._remove_torn()
+                self._replace(lay.OWN, self._layout.own())
+                self._save_tasks()
+                self._replace(lay.INFO, self._info)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> DatasetWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __len__(self) -> int:
+        """Returns the number of episodes."""
+        return self._info["total_episodes"]
+
+    def write(self, episode: Episode, *, store_episode: int | None = None) -> int:
+        """Adds an episode in files of its own; returns its number when the disk has it.
+
+        Args:
+            episode: its pictures are read one at a time.
+            store_episode: number of the store's episode that this is, kept in meta/episodes.
+        """
+        batch = self._batch()
+        try:
+            self._add(batch, episode, store_episode)
+            self._seal(batch)
+        except BaseException:
+            batch.abandon()
+            raise
+        return len(self) - 1
+
+    def write_all(self, episodes: Iterable[Episode]) -> int:
+        """Adds many episodes in few files; returns how many the dataset has then.
+
+        A commit comes whenever a file reaches LeRobot's size (100 MB of data, 200 MB of video) and at
+        the end: a crash loses the episodes since the last.
+        """
+        limits = [int(self._info[f"{kind}_files_size_in_mb"]) * _MB for kind in ("data", "video")]
+        batch: Batch | None = None
+        try:
+            for episode in episodes:
+                batch = batch or self._batch()
+                self._add(batch, episode, None)
+                if batch.is_full(*limits):
+                    self._seal(batch)
+                    batch = None
+            if batch is not None:
+                self._seal(batch)
+        except BaseException:
+            if batch is not None:
+                batch.abandon()
+            raise
+        return len(self)
+
+    def close(self) -> None:
+        """Lets others write."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def _batch(self) -> Batch:
+        return Batch(self.folder, self._layout, self._next_file)
+
+    def _add(self, batch: Batch, episode: Episode, store_episode: int | None) -> None:
+        index = len(self) + len(batch.rows)
+        check_episode(self._layout, episode, f"{self.folder}, episode {index}")
+        instruction = episode.meta.instruction
+        if instruction not in self._tasks:
+            self._tasks.append(instruction)
+        batch.add(
+            episode,
+            index=index,
+            first_row=self._info["total_frames"] + batch.steps,
+            task=self._tasks.index(instruction),
+            store_episode=store_episode,
+        )
+
+    def _seal(self, batch: Batch) -> None:
+        """Commits: files, instructions, statistics, and last the count of episodes."""
+        batch.seal()
+        if len(self._tasks) != self._info["total_tasks"]:
+            self._save_tasks()
+        stats = aggregate(self._stats, batch.stats)
+        self._replace(lay.STATS, to_json(stats))
+        total = len(self) + len(batch.rows)
+        info = {
+            **self._info,
+            "total_episodes": total,
+            "total_frames": self._info["total_frames"] + batch.steps,
+            "total_tasks": len(self._tasks),
+            "splits": {"train": f"0:{total}"},
+        }
+        self._replace(lay.INFO, info)
+        self._info, self._stats = info, stats
+        self._next_file += 1
+        self.last_store_episode = batch.rows[-1]["store_episode"]
+
+    def _resume(self) -> None:
+        """Takes up an existing dataset, and removes what a torn commit left in it."""
+        info = json.loads((self.folder / lay.INFO).read_text())
+        own = self.folder / lay.OWN
+        written = json.loads(own.read_text()) if own.exists() else {}
+        _check_same(self.folder, info, self._info, written, self._layout.own())
+        self._info = info
+        self._tasks = read_tasks(self.folder)
+        last = self._last_row()
+        if last is not None:
+            numbers = [key.removesuffix("chunk_index") for key in last if key.endswith("chunk_index")]
+            places = [(last[f"{at}chunk_index"], last[f"{at}file_index"]) for at in numbers]
+            self._next_file = 1 + max(chunk * lay.FILES_PER_CHUNK + file for chunk, file in places)
+            self.last_store_episode = last["store_episode"]
+        self._remove_torn()
+        if last is not None:
+            self._stats = self._read_stats()
+
+    def _last_row(self) -> dict[str, Any] | None:
+        """Returns the last committed row of meta/episodes, from the newest file that has one."""
+        for path in sorted((self.folder / "meta/episodes").glob("*/*.parquet"), reverse=True):
+            file = pq.ParquetFile(path)
+            names = [name for name in file.schema_arrow.names if not name.startswith("stats/")]
+            row = file.read(names).slice(file.metadata.num_rows - 1).to_pylist()[0]
+            if row["episode_index"] < len(self):
+                return row
+        return None
+
+    def _remove_torn(self) -> None:
+        """Removes files that no committed episode refers to: all numbers from the next one on."""
+        kinds = ("data/*/*", "videos/*/*/*", "meta/episodes/*/*", "final/*/*", "arrays/*/*/*", "meta/*")
+        for path in [path for kind in kinds for path in self.folder.glob(kind) if path.is_file()]:
+            numbered = path.parent.name.startswith("chunk-")
+            if path.name.endswith(TEMPORARY) or (numbered and lay.file_number(path) >= self._next_file):
+                logger.info("%s: left by a write that was cut short, removed", path)
+                path.unlink()
+
+    def _read_stats(self) -> Stats:
+        """Returns the aggregate; summed up again if the torn commit is in it already."""
+        path = self.folder / lay.STATS
+        if path.exists():
+            stats = from_json(json.loads(path.read_text()))
+            if stats["index"]["count"][0] == self._info["total_frames"]:
+                return stats
+        stats = aggregate_of(self.folder)
+        self._replace(lay.STATS, to_json(stats))
+        return stats
+
+    def _save_tasks(self) -> None:
+        sink = pa.BufferOutputStream()
+        pq.write_table(tasks_table(self._tasks), sink)
+        self._replace(lay.TASKS, sink.getvalue().to_pybytes())
+
+    def _replace(self, name: str, content: dict[str, Any] | bytes) -> None:
+        replace(self.folder / name, content)
+
+
+def replace(path: Path, content: dict[str, Any] | bytes) -> None:
+    """Replaces a file as a whole."""
+    if not isinstance(content, bytes):
+        content = (json.dumps(content, indent=2) + "\n").encode()
+    part = path.with_name(path.name + TEMPORARY)
+    write_synced(part, content)
+    part.replace(path)
+    sync_folder(path.parent)
+
+
+def tasks_table(tasks: list[str]) -> Any:
+    """Returns meta/tasks.parquet: the instruction is the index of a pandas table."""
+    index = {"field_name": "task", "pandas_type": "unicode", "numpy_type": "object", "metadata": None}
+    column = {"field_name": "task_index", "pandas_type": "int64", "numpy_type": "int64", "metadata": None}
+    pandas = {
+        "index_columns": ["task"],
+        "column_indexes": [],
+        "columns": [{"name": "task_index", **column}, {"name": "task", **index}],
+        "creator": {"library": "pyarrow", "version": pa.__version__},
+        "pandas_version": "2.0",
+    }
+    table = pa.table(
+        {"task_index": pa.array(range(len(tasks)), pa.int64()), "task": pa.array(tasks, pa.string())}
+    )
+    return table.replace_schema_metadata({"pandas": json.dumps(pandas)})
+
+
+def read_tasks(folder: Path) -> list[str]:
+    """Returns the instructions in the order of their index."""
+    table = pq.read_table(folder / lay.TASKS)
+    return [
+        task
+        for _, task in sorted(zip(table["task_index"].to_pylist(), table["task"].to_pylist(), strict=True))
+    ]
+
+
+def aggregate_of(folder: Path) -> Stats:
+    """Returns the statistics of all episodes, from those of each."""
+    stats: Stats = {}
+    for path in sorted((folder / "meta/episodes").glob("*/*.parquet")):
+        for row in pq.read_table(path).to_pylist():
+            stats = aggregate(stats, stats_of_row(row))
+    return stats
+
+
+def stats_of_row(row: Mapping[str, Any]) -> Stats:
+    """Returns the statistics in a row of meta/episodes."""
+    stats: dict[str, dict[str, Any]] = {}
+    for name, value in row.items():
+        if name.startswith("stats/"):
+            _, feature, statistic = name.split("/")
+            stats.setdefault(feature, {})[statistic] = value
+    return from_json(stats)
+
+
+def _locked(folder: Path) -> int:
+    handle = os.open(folder / "meta", os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        raise DatasetError(
+            f"{folder}: another writer has this dataset open. Close it first; reading needs no lock."
+        ) from None
+    return handle
+
+
+def _require_empty(folder: Path) -> None:
+    """Refuses a folder with episodes in it, but without the file that counts them."""
+    for name in ("data", "videos", "meta/episodes"):
+        if (folder / name).exists():
+            raise DatasetError(
+                f"{folder}: has {name}/ but no {lay.INFO}. Restore that file, or choose another folder."
+            )
+
+
+def _check_same(
+    folder: Path, got: dict[str, Any], want: dict[str, Any], own: dict[str, Any], want_own: dict[str, Any]
+) -> None:
+    """Refuses to append episodes of something else."""
+    at = f"{folder}: cannot append: "
+    if own.get("format") != lay.FORMAT:
+        raise DatasetError(
+            f"{at}{lay.OWN} has format {own.get('format')}, this writer {lay.FORMAT}. Copy the dataset to a "
+            "new folder with `robot_rl.data.lerobot.edit.merge`, which writes the present format."
+        )
+    pairs = [(name, got.get(name), want[name]) for name in ("robot_type", "fps")]
+    pairs += [("task", own["task"], want_own["task"])]
+    pairs += [
+        (f"feature {name!r}", got["features"].get(name), want["features"].get(name))
+        for name in [*want["features"], *(got["features"].keys() - want["features"].keys())]
+    ]
+    pairs += [
+        (f"observation {key!r}", own["observations"].get(key), value)
+        for key, value in want_own["observations"].items()
+    ]
+    for name, has, needs in pairs:
+        if has != needs:
+            raise DatasetError(
+                f"{at}{name} is {has} there, {needs} here. "
+                "Write to another folder, or open it with what it has."
+            )
