@@ -73,7 +73,7 @@ class Batch:
         else:
             stats |= self._add_rows_and_pictures(columns, episode)
         for key, parts in self._arrays.items():
-            parts.append(np.asarray(episode.obs[key]))
+            parts.append(np.asarray(episode.obs[key], self._layout.observations[key].dtype))
         self._final.append(_final_row(self._layout, episode, index))
         self.steps += len(episode)
         chunk, file = divmod(self._number, lay.FILES_PER_CHUNK)

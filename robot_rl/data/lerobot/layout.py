@@ -226,6 +226,14 @@ def file_number(path: Path) -> int:
     return int(chunk) * FILES_PER_CHUNK + int(index)
 
 
+def stored(features: Mapping[str, Feature]) -> dict[str, Feature]:
+    """Returns the features as they are kept: all floats are float32, as LeRobot's policies want them."""
+    return {
+        key: Feature("float32", feature.shape) if feature.dtype.startswith("float") else feature
+        for key, feature in features.items()
+    }
+
+
 def _arrow_type(feature: Feature) -> Any:
     value = pa.from_numpy_dtype(np.dtype(feature.dtype))
     return value if feature.shape in ((), (1,)) else pa.list_(value, feature.shape[0])

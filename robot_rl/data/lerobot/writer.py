@@ -63,7 +63,7 @@ class DatasetWriter:
         if not isinstance(codec, VideoCodec):
             codec = VideoCodec(name=codec)
         self.folder = Path(folder)
-        self._layout = Layout(meta, dict(features), images, codec)
+        self._layout = Layout(meta, lay.stored(features), images, codec)
         self._info: dict[str, Any] = self._layout.info()
         self._tasks: list[str] = []
         self._stats: Stats = {}

@@ -1,0 +1,110 @@
+"""Reads what LeRobot's format has no place for: final observations, and depth and the like as arrays.
+
+Of both formats of ours: 1 keeps one file for the whole dataset, 2 one beside each data file.
+T control steps.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from robot_rl.core.errors import DatasetError
+from robot_rl.data.episode import Feature
+from robot_rl.data.lerobot.decode import decode_pictures
+from robot_rl.data.lerobot.index import DatasetIndex
+from robot_rl.data.lerobot.layout import ARRAYS, FINAL, OWN, feature_name, file_number, place
+from robot_rl.data.lerobot.tables import Tables, memory_dtype, numbers
+
+Array = NDArray[Any]
+
+_ONE_FILE = "final/observations.parquet"
+
+
+class Beside:
+    """What a dataset of ours holds beside LeRobot's files; nothing for one of LeRobot's."""
+
+    def __init__(self, index: DatasetIndex, tables: Tables) -> None:
+        path = index.folder / OWN
+        self.own: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+        """meta/robot_rl.json"""
+        self.names: Mapping[str, str] = self.own.get("features", {})
+        """LeRobot's name -> our key of the observations in its files."""
+        self._index = index
+        self._tables = tables
+        self._observations: dict[str, Feature] | None = None
+        if self.own.get("format", 1) > 1:
+            self._observations = {
+                key: Feature(entry["dtype"], tuple(entry["shape"]))
+                for key, entry in self.own["observations"].items()
+            }
+
+    def features(self) -> dict[str, Feature]:
+        """Returns the observations as they were recorded; of format 1, those that lie in arrays."""
+        if self._observations is None:
+            return {key: Feature(str(v.dtype), v.shape[1:]) for key, v in self._whole("steps").items()}
+        return dict(self._observations)
+
+    def steps(self, key: str, episode: int, first: int) -> Array:
+        """Returns an array of an episode, a map of its file, (T, ...).
+
+        Args:
+            key: of an observation that lies in arrays.
+            episode: place in the index.
+            first: its first row in the whole dataset.
+        """
+        path, count = self._index.folder / "arrays" / f"{key}.steps.npy", int(self._index.lengths[episode])
+        if self._observations is not None:
+            path = self._index.folder / self._file(ARRAYS, episode, key=key)
+            first = int(self._index.first[episode])
+        if not path.is_file():
+            raise DatasetError(f"{path}: this array is missing. Copy it again, or drop its episodes.")
+        return np.load(path, mmap_mode="r")[first : first + count]
+
+    def final(self, episode: int) -> dict[str, Any]:
+        """Returns what the last step of an episode led to; empty if nobody knows."""
+        number = int(self._index.episode[episode])
+        if self._observations is None:
+            return self._final_of_one_file(number)
+        file = self._file(FINAL, episode)
+        first = self._tables.rows(file, 0, 1, ["episode_index"])["episode_index"][0].as_py()
+        columns = {feature_name(key, feature): key for key, feature in self._observations.items()}
+        row = self._tables.rows(file, number - first, 1, list(columns))
+        final: dict[str, Any] = {}
+        for name, key in columns.items():
+            feature = self._observations[key]
+            if not row[name][0].is_valid:
+                continue
+            if feature.is_picture:
+                final[key] = decode_pictures([row[name][0].as_py()["bytes"]])[0]
+            else:
+                flat = numbers(row[name], (-1,))[0]
+                final[key] = flat.astype(memory_dtype(name, feature.dtype)).reshape(feature.shape)
+        return final
+
+    def _file(self, template: str, episode: int, **names: str) -> str:
+        """Returns the file that lies beside the data file of an episode."""
+        data = Path(self._index.files[self._index.file[episode]])
+        return place(template, file_number(data), **names)
+
+    def _whole(self, part: str) -> dict[str, Array]:
+        suffix = f".{part}.npy"
+        paths = sorted((self._index.folder / "arrays").glob(f"*{suffix}"))
+        return {path.name.removesuffix(suffix): np.load(path, mmap_mode="r") for path in paths}
+
+    def _final_of_one_file(self, number: int) -> dict[str, Any]:
+        final: dict[str, Any] = {key: values[number] for key, values in self._whole("final").items()}
+        if (self._index.folder / _ONE_FILE).is_file():
+            row = self._tables.rows(_ONE_FILE, number, 1, list(self.names))
+            for name in row.column_names:
+                feature = self._index.features[name]
+                if feature["dtype"] == "image":
+                    final[self.names[name]] = decode_pictures([row[name][0].as_py()["bytes"]])[0]
+                else:
+                    final[self.names[name]] = numbers(row[name], feature["shape"])[0]
+        return final
