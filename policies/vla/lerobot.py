@@ -1,0 +1,363 @@
+"""LeRobot's policies through their own classes and processors: ACT, Diffusion, SmolVLA, pi0, pi0.5.
+
+A policy here is LeRobot's model between LeRobot's two pipelines: observations in the dataset's own
+units pass the preprocessor (renaming, tokenizer, normalisation), chunks come back through the
+postprocessor. What a checkpoint holds is LeRobot's folder, so either side loads the other's.
+B rows, H chunk length, A action dim, S state dim.
+"""
+
+from __future__ import annotations
+
+import base64
+import tempfile
+from collections.abc import Generator as Yields
+from collections.abc import Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Generator, Tensor, nn
+
+from robot_rl.core.errors import CheckpointError, ConfigError
+from robot_rl.core.language import INSTRUCTION, decode_text
+from robot_rl.core.policy import Chain, ChunkSample, DemoBatch, Mode
+from robot_rl.data.facts import DatasetFacts
+from robot_rl.policies.spec import check_chunk, check_mode, read_config
+from robot_rl.policies.vla import lerobot_files as files
+from robot_rl.policies.vla.lerobot_build import LeRobotOptions, Parts, describe, new_parts, open_parts
+from robot_rl.policies.vla.lerobot_fit import IMAGES, STATE
+from robot_rl.policies.vla.lora import LoraOptions, add_adapters, merged_state, save_adapters
+
+
+class LeRobotPolicy(nn.Module):
+    """A LeRobot policy as it is: chunks and imitation loss are LeRobot's own."""
+
+    kind: ClassVar[str] = "lerobot"
+
+    def __init__(self, parts: Parts, *, instruction: str = "", lora: LoraOptions | None = None) -> None:
+        """Wraps model and pipelines; `create`, `from_pretrained` and `load` make them.
+
+        Raises:
+            ConfigError: LoRA options that fit no layer.
+        """
+        super().__init__()
+        self.policy: Any = parts.policy
+        self.instruction = instruction
+        self.lora = lora
+        self.config: Any = parts.config
+        self.policy_type: str = parts.config.type
+        self.horizon: int = getattr(self.config, "chunk_size", 0) or self.config.horizon
+        self.action_dim: int = self.config.action_feature.shape[0]
+        self.state_dim: int = self.config.robot_state_feature.shape[0]
+        self.cameras = parts.cameras()
+        self._parts = parts
+        if lora is not None:
+            add_adapters(self.policy, lora)
+        self.register_state_dict_post_hook(_drop_tied)
+        self.register_load_state_dict_pre_hook(_fill_tied)
+
+    @classmethod
+    def create(
+        cls, facts: DatasetFacts, options: Mapping[str, Any], *, generator: Generator | None = None
+    ) -> Self:
+        """Makes a policy for a dataset: new, or from `options['pretrained']`; see `LeRobotOptions`.
+
+        Raises:
+            ConfigError: an option that does not exist, fit its type, or fit the dataset.
+            CheckpointError: a checkpoint that is incomplete, damaged, of other cameras, or needs a
+                file that is neither here nor to be had.
+        """
+        chosen = read_options(options)
+        instruction = chosen.instruction or (facts.instructions or (facts.meta.instruction,))[0]
+        with seeded(generator, torch.device("cpu")):
+            parts = open_parts(chosen, facts) if chosen.pretrained else new_parts(chosen, facts)
+            return cls(parts, instruction=instruction, lora=chosen.lora)
+
+    @classmethod
+    def from_pretrained(
+        cls, path_or_id: str | Path, facts: DatasetFacts | None = None, **options: Any
+    ) -> Self:
+        """Opens a checkpoint folder or hub id, LeRobot's or ours, with every one of its tensors.
+
+        Args:
+            path_or_id: the folder, or a repository of the hub.
+            facts: the dataset to go on with; None keeps everything as the checkpoint has it.
+            options: the further fields of `LeRobotOptions`.
+
+        Raises:
+            CheckpointError: see `create`.
+        """
+        chosen = read_options({**options, "pretrained": str(path_or_id)})
+        parts = open_parts(chosen, facts)
+        instruction = chosen.instruction or parts.instruction
+        if facts is not None and not instruction:
+            instruction = (facts.instructions or (facts.meta.instruction,))[0]
+        return cls(parts, instruction=instruction, lora=chosen.lora).eval()
+
+    load = from_pretrained
+
+    def save(self, folder: Path | str) -> None:
+        """Writes a folder that LeRobot loads: adapters merged, tokenizer and VLM files inside.
+
+        LeRobot takes paths as they stand, so the ones written are absolute: after moving the folder,
+        LeRobot needs `lerobot_build.relocate` (our own loading does not).
+
+        Raises:
+            CheckpointError: the disk refused; an older folder is untouched.
+        """
+        folder = Path(folder).resolve()
+        content = describe(self._parts, root=folder, instruction=self.instruction)
+        files.write_folder(folder, content, _untied(merged_state(self.policy)))
+
+    def save_adapters(self, folder: Path | str) -> None:
+        """Writes adapters and trained heads alone, in peft's format.
+
+        Raises:
+            CheckpointError: there are none, or the disk refused.
+        """
+        save_adapters(self.policy, self.lora, Path(folder), base=self._parts.origin)
+
+    def spec(self) -> dict[str, Any]:
+        """Returns everything but the weights: the files of the LeRobot folder, options of the adapters."""
+        content = describe(self._parts, root=None, instruction=self.instruction)
+        return {
+            "files": {name: _as_text(value) for name, value in content.items()},
+            "lora": None if self.lora is None else asdict(self.lora),
+            "instruction": self.instruction,
+        }
+
+    @classmethod
+    def from_spec(cls, spec: Mapping[str, Any], *, at: str) -> Self:
+        lora = None if spec["lora"] is None else read_config(LoraOptions, spec["lora"], at=at)
+        with tempfile.TemporaryDirectory(prefix="robot_rl-") as temporary:
+            folder = Path(temporary)
+            files.unpack({name: _as_bytes(value) for name, value in spec["files"].items()}, folder)
+            parts = open_parts(LeRobotOptions(pretrained=str(folder)), None, weights=False, at=at)
+        return cls(parts, instruction=spec["instruction"], lora=lora)
+
+    def sample(
+        self,
+        obs: dict[str, Tensor],
+        *,
+        z: Tensor | None = None,
+        mode: Mode = "ode",
+        record: bool = False,
+        generator: Generator | None = None,
+    ) -> ChunkSample:
+        """Returns LeRobot's chunk (B, H, A) in the dataset's units.
+
+        Raises:
+            ValueError: `explore` or a record, which need a process of ours (`lerobot_flow`), or
+                noise `z` for ACT, which has none.
+        """
+        check_mode(mode)
+        if mode == "explore" or record:
+            raise ValueError(
+                f"sample: LeRobot's {self.policy_type} has no recorded chain. Use policy 'lerobot_flow' with "
+                "smolvla, pi0 or pi05, or one of `flow`, `diffusion`, `small_vla`."
+            )
+        if z is not None and self.policy_type == "act":
+            raise ValueError("sample: ACT decodes no noise; leave out z.")
+        with torch.no_grad(), self.acting(), seeded(generator, self.device):
+            batch = self.preprocess(obs)
+            noise = self._noise(len(batch[STATE]), z, mode)
+            if self.policy_type == "diffusion":
+                model = self.policy.diffusion
+                condition = model._prepare_global_conditioning(batch)
+                chunk = model.conditional_sample(len(condition), global_cond=condition, noise=noise)
+            else:
+                predict = self.policy.predict_action_chunk
+                chunk = predict(batch) if noise is None else predict(batch, noise=noise)
+            return ChunkSample(self.postprocess(chunk))
+
+    def log_prob(self, obs: dict[str, Tensor], chain: Chain) -> tuple[Tensor, Tensor]:
+        """Refuses: LeRobot's own sampling has no density."""
+        raise ValueError(
+            f"log_prob: LeRobot's {self.policy_type} has no density here. Use policy 'lerobot_flow' with "
+            "smolvla, pi0 or pi05."
+        )
+
+    def bc_loss(self, batch: DemoBatch, generator: Generator | None = None) -> Tensor:
+        """Returns the loss of LeRobot's own forward pass; `generator` seeds its noise and dropout.
+
+        Padded steps are marked `action_is_pad`; pi0 and pi0.5 learn them all the same, and Diffusion
+        unless `do_mask_loss_for_padding`.
+        """
+        shape = (len(batch.actions), self.horizon, self.action_dim)
+        check_chunk("bc_loss", "actions", batch.actions, shape)
+        check_chunk("bc_loss", "valid", batch.valid, shape[:2])
+        inputs = self.preprocess(batch.obs, batch.actions, batch.valid)
+        with seeded(generator, self.device):
+            return self.policy(inputs)[0]
+
+    def features(self, obs: dict[str, Tensor]) -> Tensor:
+        """Returns (B, F): what the action head of ACT or Diffusion is conditioned on.
+
+        Raises:
+            ValueError: a VLA, whose features `lerobot_flow` returns.
+        """
+        with self.acting():
+            batch = self.preprocess(obs)
+            if self.policy_type == "diffusion":
+                model = self.policy.diffusion
+                return model._prepare_global_conditioning(batch)
+            if self.policy_type != "act":
+                raise ValueError(f"features: use policy 'lerobot_flow' with {self.policy_type}.")
+            encoded: list[Tensor] = []
+            act = self.policy.model
+            hook = act.encoder.register_forward_hook(lambda _m, _i, out: encoded.append(out))
+            with hook:
+                act({**batch, "observation.images": [batch[key] for key in self.config.image_features]})
+            return encoded[0].mean(dim=0)
+
+    @property
+    def feature_dim(self) -> int:
+        """F, the length of `features`."""
+        if self.policy_type == "diffusion":
+            return self.policy.diffusion.unet.mid_modules[0].cond_encoder[-1].in_features - (
+                self.config.diffusion_step_embed_dim
+            )
+        return self.config.dim_model
+
+    def refine(
+        self,
+        obs: dict[str, Tensor],
+        action: Tensor,
+        *,
+        mode: Mode = "ode",
+        generator: Generator | None = None,
+    ) -> Tensor:
+        """Returns the chunk's action as it is."""
+        return action
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
+
+    def preprocess(
+        self, obs: Mapping[str, Tensor], actions: Tensor | None = None, valid: Tensor | None = None
+    ) -> dict[str, Any]:
+        """Returns LeRobot's model inputs: renamed, tokenized, normalised.
+
+        Raises:
+            ValueError: the observation lacks a camera or the state.
+        """
+        needed = ["state", *(f"{camera}.rgb" for camera in self.cameras)]
+        missing = [key for key in needed if key not in obs]
+        if missing:
+            raise ValueError(
+                f"{self.policy_type}: the observation lacks {', '.join(missing)}; it has {', '.join(obs)}. "
+                "Use the cameras that the policy was trained on."
+            )
+        batch: dict[str, Any] = {STATE: obs["state"].float()}
+        for camera in self.cameras:
+            picture = obs[f"{camera}.rgb"].permute(0, 3, 1, 2)
+            batch[IMAGES + camera] = picture.to(torch.float32).div(255.0)
+        if actions is not None and valid is not None:
+            batch |= {"action": actions.float(), "action_is_pad": ~valid.bool()}
+        batch["task"] = self._instructions(obs, len(obs["state"]))
+        self._parts.move(self.device)
+        inputs = {
+            k: v.to(self.device) if isinstance(v, Tensor) else v for k, v in self._parts.pre(batch).items()
+        }
+        if self.policy_type == "diffusion":  # its models have a dimension of time, here of length 1
+            for key in (STATE, *self.config.image_features):
+                inputs[key] = inputs[key].unsqueeze(1)
+            pictures = [inputs[key] for key in self.config.image_features]
+            inputs["observation.images"] = torch.stack(pictures, dim=-4)
+        return inputs
+
+    def postprocess(self, chunk: Tensor) -> Tensor:
+        """Returns a chunk (B, H, A) of the model in the dataset's units."""
+        return self._parts.post(chunk).to(chunk.device)
+
+    @contextmanager
+    def acting(self) -> Yields[None]:
+        """Switches dropout off, and back on if it was: the density scored must be the sampler's."""
+        was_training = self.training
+        if was_training:
+            self.eval()
+        try:
+            yield
+        finally:
+            self.train(was_training)
+
+    def _instructions(self, obs: Mapping[str, Tensor], rows: int) -> list[str]:
+        if INSTRUCTION not in obs:
+            return [self.instruction] * rows
+        return decode_text(obs[INSTRUCTION].cpu().numpy())
+
+    def _noise(self, rows: int, z: Tensor | None, mode: Mode) -> Tensor | None:
+        if self.policy_type == "act" or (z is None and mode != "mean"):
+            return None
+        dim = getattr(self.config, "max_action_dim", self.action_dim)
+        noise = torch.zeros(rows, self.horizon, dim, device=self.device)
+        if z is not None and mode != "mean":
+            if z.shape[-1] != dim:
+                check_chunk("sample", "z", z, (rows, self.horizon, self.action_dim))
+            noise[..., : z.shape[-1]] = z
+        return noise
+
+
+def read_options(options: Mapping[str, Any]) -> LeRobotOptions:
+    """Reads options from plain tables.
+
+    Raises:
+        ConfigError: an unknown key, or a value out of range.
+    """
+    values = dict(options)
+    try:
+        if isinstance(values.get("lora"), Mapping):
+            values["lora"] = read_config(LoraOptions, values["lora"], at="policy.lora")
+        return read_config(LeRobotOptions, values, at="policy")
+    except CheckpointError as error:
+        raise ConfigError(str(error)) from error
+
+
+@contextmanager
+def seeded(generator: Generator | None, device: torch.device) -> Yields[None]:
+    """Lets torch's global generator, which LeRobot draws from, follow `generator` for a while.
+
+    None leaves it alone; otherwise its own state is back afterwards.
+    """
+    if generator is None:
+        yield
+        return
+    seed = torch.randint(2**62, (), generator=generator, device=generator.device).item()
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(int(seed))
+        yield
+
+
+def _untied(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Leaves out all but the first name of tensors that share a memory."""
+    spare = {name for group in files.tied_names(state) for name in group[1:]}
+    return {name: tensor for name, tensor in state.items() if name not in spare}
+
+
+def _drop_tied(module: nn.Module, state: dict[str, Tensor], prefix: str, _metadata: Any) -> None:
+    own = {name: tensor for name, tensor in state.items() if name.startswith(prefix)}
+    for group in files.tied_names(own):
+        for name in group[1:]:
+            del state[name]
+
+
+def _fill_tied(module: nn.Module, state: dict[str, Tensor], prefix: str, *_: Any) -> None:
+    tensors = {**dict(module.named_parameters(remove_duplicate=False))}
+    for group in files.tied_names(tensors):
+        for name in group[1:]:
+            if prefix + group[0] in state:
+                state.setdefault(prefix + name, state[prefix + group[0]])
+
+
+def _as_text(content: bytes) -> str | dict[str, str]:
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(content).decode()}
+
+
+def _as_bytes(text: str | Mapping[str, str]) -> bytes:
+    return text.encode() if isinstance(text, str) else base64.b64decode(text["base64"])
