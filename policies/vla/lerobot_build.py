@@ -276,8 +276,8 @@ def _decode(
     try:
         with files.quiet():
             config = files.extra("draccus").decode(config_class, table)
-            config.validatefeatures()
-    except (ValueError, TypeError, NotImplementedError, AttributeError) as error:
+            config.validate_features()
+    except (ValueError, TypeError, NotImplementedError) as error:
         raise ConfigError(f"{at}: LeRobot refuses the configuration: {error}") from error
     except Exception as error:  # draccus raises its own class, derived from Exception alone
         if type(error).__module__.split(".")[0] != "draccus":
