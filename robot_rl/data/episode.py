@@ -95,9 +95,15 @@ class Episode:
 class EpisodeSource(Protocol):
     """Where episodes are read from: a store, or a dataset. Read-only; opening it costs an index."""
 
-    meta: EpisodesMeta
-    """What all episodes are of; `instruction` is that of the first."""
-    features: Mapping[str, Feature]
+    @property
+    def meta(self) -> EpisodesMeta:
+        """Returns what all episodes are of; `instruction` is that of the first."""
+        ...
+
+    @property
+    def features(self) -> Mapping[str, Feature]:
+        """Returns type and shape of every element of the observation."""
+        ...
 
     def __len__(self) -> int:
         """Returns how many episodes can be read, the unfinished one of a live store included."""

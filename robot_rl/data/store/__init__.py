@@ -1,0 +1,1 @@
+"""Crash-safe episodes: appended while the robot moves, sealed into a LeRobotDataset afterwards."""

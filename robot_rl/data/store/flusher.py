@@ -1,0 +1,357 @@
+"""The thread that brings steps and pictures to the disk while the robot moves.
+
+The control thread fills a block and hands over pictures; it never waits for the disk. Every
+`flush_s` the thread takes the block, whatever is in it, and writes it behind the pictures that
+it refers to: one write and one fdatasync. What was written before a failure is cut back to the
+last good flush, what was not stays in memory and is written by the next `flush`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from robot_rl.core.files import sync_folder
+from robot_rl.data.episode import Array
+from robot_rl.data.store.journal import FORMAT, HEADER, Kind, pack, segment_path
+from robot_rl.data.store.layout import Layout, PictureFormat, encode_picture
+
+_WRITE_BYTES = 32 << 20
+"""As much is written before its time."""
+
+
+@dataclass
+class Block:
+    """Steps of all lanes in the order in which they came, by columns."""
+
+    columns: dict[str, Array]
+    episode: Array
+    step: Array
+    size: int = 0
+    begun: list[tuple[int, int, bytes]] = field(default_factory=list[tuple[int, int, bytes]])
+    """Episode, lane, JSON."""
+    ended: list[tuple[int, int, bytes]] = field(default_factory=list[tuple[int, int, bytes]])
+    """Episode, steps, final observation (empty: not known)."""
+
+    @classmethod
+    def of(cls, layout: Layout, capacity: int) -> Block:
+        """Returns an empty block."""
+        columns = {
+            name: np.zeros((capacity, *feature.shape), feature.dtype)
+            for name, feature in layout.columns.items()
+        }
+        return cls(columns, np.zeros(capacity, np.int64), np.zeros(capacity, np.int64))
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.size or self.begun or self.ended)
+
+    def clear(self) -> None:
+        """Makes room again."""
+        self.size = 0
+        self.begun.clear()
+        self.ended.clear()
+
+
+@dataclass
+class Picture:
+    """A copy of a picture that waits to be compressed."""
+
+    pixels: bytearray
+    episode: int
+    picture: int
+    stamp_ns: int
+    camera: int
+
+
+@dataclass
+class _Mark:
+    """Everything before it is to be on the disk now."""
+
+    is_done: bool = False
+
+
+class JournalFile:
+    """The segment that is appended to."""
+
+    def __init__(self, folder: Path, layout: Layout, *, first: int, segment_bytes: int) -> None:
+        self._journal = folder / "journal"
+        self._layout = layout
+        self._segment_bytes = segment_bytes
+        self._number = first - 1
+        self._fd = -1
+        self._size = 0
+        self._open: dict[int, tuple[int, bytes]] = {}
+        self.flushes = 0
+        self.written_bytes = 0
+
+    @property
+    def number(self) -> int:
+        """Returns the segment being written; segments below it are finished."""
+        return self._number
+
+    def pack(self, kind: Kind, payload: bytes, *keys: int) -> bytes:
+        """Returns a record of the flush that comes next."""
+        a, b, c, d = (*keys, 0, 0, 0, 0)[:4]
+        return pack(kind, payload, (a, b, c, d), self.flushes + 1)
+
+    def pack_begin(self, episode: int, lane: int, content: bytes) -> bytes:
+        """Returns the record that begins an episode; every segment it continues in repeats it."""
+        self._open[episode] = (lane, content)
+        return self.pack(Kind.EPISODE, content, episode, lane)
+
+    def pack_end(self, episode: int, steps: int, final: bytes) -> bytes:
+        """Returns the record that ends an episode."""
+        self._open.pop(episode, None)
+        return self.pack(Kind.END, final, episode, steps, int(bool(final)))
+
+    def write(self, records: list[bytes]) -> None:
+        """Appends records and waits until the disk has them; all of them, or `OSError` and none."""
+        if self._fd < 0:
+            self._number += 1
+            self._fd = os.open(
+                segment_path(self._journal, self._number), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644
+            )
+        is_new = self._size == 0
+        content = b"".join([*(self._head() if is_new else ()), *records])
+        try:
+            view, at = memoryview(content), self._size
+            while view:
+                done = os.pwrite(self._fd, view, at)
+                view, at = view[done:], at + done
+            os.fdatasync(self._fd)
+            if is_new:
+                sync_folder(self._journal)
+        except OSError:
+            os.ftruncate(self._fd, self._size)
+            raise
+        self._size = at
+        self.flushes += 1
+        self.written_bytes += len(content)
+        if self._size >= self._segment_bytes:
+            self.rotate()
+
+    def rotate(self) -> None:
+        """Finishes the segment; the next write begins another."""
+        if self._fd >= 0 and self._size:
+            os.close(self._fd)
+            self._fd, self._size = -1, 0
+
+    def close(self) -> None:
+        """Closes the segment, and leaves none behind in which nothing was written."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            if not self._size:
+                segment_path(self._journal, self._number).unlink(missing_ok=True)
+            self._fd = -1
+
+    def _head(self) -> list[bytes]:
+        layout = json.dumps(self._layout.to_json()).encode()
+        begun = [
+            self.pack(Kind.EPISODE, content, episode, lane) for episode, (lane, content) in self._open.items()
+        ]
+        return [self.pack(Kind.SEGMENT, layout, FORMAT, self._number), *begun]
+
+
+class Flusher:
+    """Thread, queue, and the block that the control thread fills while it holds `changed`."""
+
+    def __init__(
+        self,
+        file: JournalFile,
+        layout: Layout,
+        *,
+        flush_s: float,
+        capacity: int,
+        hurry_steps: int,
+        picture: PictureFormat,
+        quality: int,
+    ) -> None:
+        self.changed = threading.Condition(threading.Lock())
+        self.block = Block.of(layout, capacity)
+        self.error: Exception | None = None
+        self.waiting_steps = 0
+        """Appended, and not yet on the disk."""
+        self.waiting_bytes = 0
+        """Pixels that wait to be compressed."""
+        self.flushed_steps = 0
+        self.busy_s = 0.0
+        """CPU time of the thread."""
+        self._file = file
+        self._layout = layout
+        self._flush_s = flush_s
+        self._capacity = capacity
+        self._hurry_steps = hurry_steps
+        self._picture: PictureFormat = picture
+        self._quality = quality
+        self._queue: deque[Block | Picture | _Mark] = deque()
+        self._free_blocks: list[Block] = []
+        self._free_pixels: dict[int, list[bytearray]] = {}
+        self._pending: list[bytes] = []
+        self._pending_bytes = 0
+        self._pending_steps = 0
+        self._is_closing = False
+        self._thread = threading.Thread(target=self._run, name="store-flusher", daemon=True)
+        self._thread.start()
+
+    # --- called by the control thread, which holds `changed` -------------------------------------
+
+    def cut(self) -> None:
+        """Hands the block over and takes an empty one."""
+        if not self.block.is_empty:
+            self._queue.append(self.block)
+            self.block = (
+                self._free_blocks.pop() if self._free_blocks else Block.of(self._layout, self._capacity)
+            )
+            self.changed.notify_all()
+
+    def take_pixels(self, num_bytes: int) -> bytearray:
+        """Returns a buffer for one picture."""
+        free = self._free_pixels.get(num_bytes)
+        return free.pop() if free else bytearray(num_bytes)
+
+    def put(self, picture: Picture) -> None:
+        """Hands a picture over."""
+        self.waiting_bytes += len(picture.pixels)
+        self._queue.append(picture)
+        self.changed.notify_all()
+
+    # --- called by the control thread, which does not --------------------------------------------
+
+    def flush(self) -> int:
+        """Waits until everything appended so far is on the disk; returns the steps of it in all.
+
+        Raises:
+            Exception: what kept the thread from writing; it tries again at the next call.
+        """
+        mark = _Mark()
+        with self.changed:
+            self.error = None
+            self.cut()
+            self._queue.append(mark)
+            self.changed.notify_all()
+            while not mark.is_done:
+                if self.error is not None:
+                    raise self.error
+                self.changed.wait()
+            return self.flushed_steps
+
+    def close(self) -> None:
+        """Ends the thread; what it could not write is lost."""
+        with self.changed:
+            self._is_closing = True
+            self.changed.notify_all()
+        self._thread.join()
+
+    # --- the thread ------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        deadline = time.monotonic() + self._flush_s
+        while True:
+            with self.changed:
+                now = time.monotonic()
+                if self._is_closing and (self.error is not None or not self._queue):
+                    return
+                if self.error is not None:  # until `flush` lifts it
+                    self.changed.wait()
+                    continue
+                if now >= deadline:
+                    deadline = now + self._flush_s
+                    self.cut()
+                    self._queue.append(_Mark())
+                if not self._queue:
+                    self.changed.wait(deadline - now)
+                    continue
+                item = self._queue.popleft()
+            try:
+                self._handle(item)
+            except Exception as error:  # the control thread raises it
+                with self.changed:
+                    self.error = error
+                    self.changed.notify_all()
+            self.busy_s = time.thread_time()
+
+    def _handle(self, item: Block | Picture | _Mark) -> None:
+        match item:
+            case Picture():
+                self._add(self._encoded(item))
+                with self.changed:
+                    self.waiting_bytes -= len(item.pixels)
+                    self._free_pixels.setdefault(len(item.pixels), []).append(item.pixels)
+                    self.changed.notify_all()
+            case Block():
+                self._pending_steps += item.size
+                for record in self._records(item):
+                    self._add(record)
+                with self.changed:
+                    item.clear()
+                    self._free_blocks.append(item)
+            case _Mark():
+                self._write()
+                with self.changed:
+                    item.is_done = True
+                    self.changed.notify_all()
+        if self._pending_bytes > _WRITE_BYTES or self._pending_steps > self._hurry_steps:
+            self._write()
+
+    def _add(self, record: bytes) -> None:
+        self._pending.append(record)
+        self._pending_bytes += len(record)
+
+    def _write(self) -> None:
+        if not self._pending:
+            return
+        self._file.write(self._pending)
+        with self.changed:
+            self.flushed_steps += self._pending_steps
+            self.waiting_steps -= self._pending_steps
+            self._pending = []
+            self._pending_bytes = self._pending_steps = 0
+            self.changed.notify_all()
+
+    def _encoded(self, item: Picture) -> bytes:
+        shape = self._layout.features[self._layout.cameras[item.camera]].shape
+        encoded = encode_picture(item.pixels, shape, self._picture, self._quality)
+        return self._file.pack(Kind.PICTURE, encoded, item.episode, item.picture, item.stamp_ns, item.camera)
+
+    def _records(self, block: Block) -> list[bytes]:
+        """Returns a block as records: what begins, the steps of each episode, what ends."""
+        records = [self._file.pack_begin(*begun) for begun in block.begun]
+        if block.size:
+            records += self._steps(block)
+        return records + [self._file.pack_end(*ended) for ended in block.ended]
+
+    def _steps(self, block: Block) -> list[bytes]:
+        episode, size = block.episode[: block.size], block.size
+        columns: dict[str, Any] = {name: values[:size] for name, values in block.columns.items()}
+        step = block.step[:size]
+        if (episode[1:] < episode[:-1]).any():  # lanes take turns: bring the steps of each together
+            order = np.argsort(episode, kind="stable")
+            episode, step = episode[order], step[order]
+            columns = {name: values[order] for name, values in columns.items()}
+        starts = np.flatnonzero(np.r_[True, episode[1:] != episode[:-1]])
+        ends = np.r_[starts[1:], size]
+        return [
+            self._file.pack(
+                Kind.STEPS,
+                b"".join([values[start:end].tobytes() for values in columns.values()]),
+                int(episode[start]),
+                int(step[start]),
+                int(end - start),
+                int(columns["terminated"][end - 1] or columns["truncated"][end - 1]),
+            )
+            for start, end in zip(starts, ends, strict=True)
+        ]
+
+
+def block_capacity(layout: Layout) -> int:
+    """Returns how many steps a block holds: about 8 MiB, so that a store costs little memory."""
+    return int(np.clip((8 << 20) // (layout.step_bytes + HEADER.size), 16, 1 << 16))

@@ -1,0 +1,72 @@
+"""Pictures of a journal episode, decoded when somebody looks at them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from robot_rl.core.errors import DatasetError
+from robot_rl.data.episode import Array
+from robot_rl.data.store.index import JournalIndex
+from robot_rl.data.store.journal import Record
+from robot_rl.data.store.layout import decode_picture
+
+
+class JournalFrames:
+    """T pictures of one camera: what each step saw."""
+
+    def __init__(
+        self, index: JournalIndex, records: list[Record], rows: NDArray[np.int64], shape: tuple[int, ...]
+    ) -> None:
+        """Refers to pictures.
+
+        Args:
+            index: reads them.
+            records: the pictures of the camera.
+            rows: (T,) which of them each step saw.
+            shape: (h, w, 3)
+        """
+        self._index = index
+        self._records = records
+        self._rows = rows
+        self.shape = (len(rows), *shape)
+        self.dtype = np.dtype(np.uint8)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, step: Any) -> Array:
+        """Returns (h, w, 3) for an int, (n, h, w, 3) for a slice or an integer array."""
+        rows = self._rows[step]
+        if np.ndim(rows) == 0:
+            return self._decode(int(rows))
+        out = np.empty((len(rows), *self.shape[1:]), np.uint8)
+        for row in np.unique(rows):  # steps share pictures: each is decoded once
+            out[rows == row] = self._decode(int(row))
+        return out
+
+    def encoded(self, step: int) -> bytes:
+        """Returns the picture of a step as it was written (JPEG or PNG)."""
+        return self._index.payload(self._records[int(self._rows[step])])
+
+    def _decode(self, row: int) -> Array:
+        record = self._records[row]
+        picture = decode_picture(self._index.payload(record))
+        if picture.shape != self.shape[1:]:
+            raise DatasetError(
+                f"journal/{record.segment:06d}.log, byte {record.offset}: picture {record.b} of episode "
+                f"{record.a} is {picture.shape}, the store holds {self.shape[1:]}."
+            )
+        return picture
+
+
+def rows_of(wanted: NDArray[np.int64], records: list[Record]) -> NDArray[np.int64]:
+    """Returns which record each step refers to: its own picture, else the last one before it.
+
+    A picture that is gone (dropped by a writer that was behind, or damaged) leaves its steps to
+    the one before; steps at the beginning, which have none before, see the first that there is.
+    """
+    there = np.array([record.b for record in records], np.int64)
+    return np.maximum(np.searchsorted(there, wanted, side="right") - 1, 0)

@@ -1,0 +1,196 @@
+"""Index of a journal: which records make up which episode. Made from headers alone.
+
+A step that is missing splits an episode: no window may reach across it. The parts are episodes of
+their own, all but the last one unfinished.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from robot_rl.data.store.journal import Kind, Problem, Record, Segment, segment_numbers
+
+
+@dataclass
+class EpisodeIndex:
+    """Records of one episode."""
+
+    episode: int
+    lane: int = 0
+    begin: Record | None = None
+    end: Record | None = None
+    steps: list[Record] = field(default_factory=list[Record])
+    pictures: list[Record] = field(default_factory=list[Record])
+
+    def parts(self) -> list[list[Record]]:
+        """Returns the runs of steps without a gap."""
+        parts: list[list[Record]] = []
+        expected = -1
+        for record in self.steps:
+            if record.b != expected:
+                parts.append([])
+            parts[-1].append(record)
+            expected = record.b + record.c
+        return parts
+
+    def gaps(self) -> Iterator[tuple[int, int]]:
+        """Yields first missing step and number of missing steps."""
+        expected = 0
+        for record in self.steps:
+            if record.b > expected:
+                yield expected, record.b - expected
+            expected = record.b + record.c
+        if self.end is not None and self.end.b > expected:
+            yield expected, self.end.b - expected
+
+
+class JournalIndex:
+    """Every episode in the journal of a store; `refresh` adds what came since."""
+
+    def __init__(self, folder: Path, *, check_all: bool = False) -> None:
+        """Reads the headers of all records.
+
+        Args:
+            folder: of the store.
+            check_all: also read every payload, and leave damaged ones out. Otherwise that is done
+                for the last flush only: what came before it had reached the disk.
+        """
+        self.journal = folder / "journal"
+        self.episodes: dict[int, EpisodeIndex] = {}
+        self.segments: dict[int, Segment] = {}
+        self.damage: list[Problem] = []
+        self.torn: dict[int, Problem] = {}
+        """Segment -> unfinished write at its end."""
+        self.num_records = 0
+        self._check_all = check_all
+        self.refresh()
+
+    def refresh(self) -> bool:
+        """Takes in what was appended since; returns whether there was anything."""
+        before = self.num_records
+        numbers = segment_numbers(self.journal)
+        for number in numbers:
+            try:
+                segment = self.segments.get(number) or Segment(self.journal, number)
+            except FileNotFoundError:  # trimmed since it was listed: its episodes are sealed
+                continue
+            self.segments[number] = segment
+            self._scan(segment, is_last=number == numbers[-1])
+        return self.num_records > before
+
+    @property
+    def problems(self) -> list[Problem]:
+        """Returns all damage, and the unfinished writes."""
+        return [*self.damage, *(self.torn[number] for number in sorted(self.torn))]
+
+    def gaps(self) -> list[Problem]:
+        """Returns the steps that are missing inside of episodes."""
+        return [
+            Problem(
+                kind="gap",
+                where=f"episode {episode.episode}, step {first}",
+                steps=steps,
+                episode=episode.episode,
+            )
+            for episode in self.episodes.values()
+            for first, steps in episode.gaps()
+        ]
+
+    def payload(self, record: Record) -> bytes:
+        """Returns the payload of a record; raises `DatasetError` where it is damaged."""
+        return self.segments[record.segment].read(record)
+
+    def drop(self, episodes: set[int]) -> None:
+        """Forgets episodes, and closes the segments that no other episode needs."""
+        for episode in episodes:
+            self.episodes.pop(episode, None)
+        needed = {
+            record.segment
+            for episode in self.episodes.values()
+            for record in (*episode.steps, *episode.pictures, episode.begin, episode.end)
+            if record is not None
+        }
+        exist = set(segment_numbers(self.journal))
+        for number in set(self.segments) - needed - exist:
+            del self.segments[number]
+            self.torn.pop(number, None)
+
+    def _scan(self, segment: Segment, *, is_last: bool) -> None:
+        records: list[Record] = []
+        self.torn.pop(segment.number, None)
+        for found in segment.scan(segment.scanned):
+            if isinstance(found, Record):
+                records.append(found)
+                segment.scanned = found.end
+            elif found.kind == "torn":
+                self.torn[segment.number] = found
+            else:
+                self.damage.append(found)
+        if not records:
+            return
+        last_flush = records[-1].flush
+        good = [
+            (not self._check_all and not (is_last and record.flush == last_flush))
+            or segment.payload(record) is not None
+            for record in records
+        ]
+        while is_last and not good[-1]:  # a power cut: the length of the file arrived, its content did not
+            self._tear(segment, records.pop())
+            good.pop()
+            if not good:
+                return
+        for record, is_good in zip(records, good, strict=True):
+            if is_good:
+                self._add(record)
+            else:
+                self.damage.append(_damaged(segment, record))
+
+    def _tear(self, segment: Segment, record: Record) -> None:
+        """Counts a whole-looking record at the end among what was never written to the end."""
+        after = self.torn.get(segment.number)
+        steps = record.c if record.kind == Kind.STEPS else 0
+        if after is not None:
+            steps = None if after.steps is None else steps + after.steps
+        segment.scanned = record.offset
+        self.torn[segment.number] = Problem(
+            kind="torn",
+            where=f"{segment.name}, byte {record.offset}",
+            num_bytes=segment.size() - record.offset,
+            steps=steps,
+            episode=record.a,
+            detail="A write that did not finish.",
+        )
+
+    def _add(self, record: Record) -> None:
+        self.num_records += 1
+        if record.kind == Kind.SEGMENT:
+            return
+        episode = self.episodes.get(record.a)
+        if episode is None:
+            episode = self.episodes[record.a] = EpisodeIndex(record.a)
+        match record.kind:
+            case Kind.STEPS:
+                episode.steps.append(record)
+            case Kind.PICTURE:
+                episode.pictures.append(record)
+            case Kind.EPISODE:
+                episode.begin = record
+                episode.lane = record.b
+            case Kind.END:
+                episode.end = record
+            case _:  # of a later format, which may add kinds but not change these
+                pass
+
+
+def _damaged(segment: Segment, record: Record) -> Problem:
+    is_steps = record.kind == Kind.STEPS
+    return Problem(
+        kind="damaged",
+        where=f"{segment.name}, byte {record.offset}",
+        num_bytes=record.end - record.offset,
+        steps=record.c if is_steps else 0,
+        episode=record.a,
+        detail=f"The checksum of {segment.describe(record)} does not match.",
+    )

@@ -1,0 +1,198 @@
+"""What a store holds: columns of its steps, its cameras, and meta/store.json.
+
+T steps of one record, A action dim.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+from PIL import Image
+
+from robot_rl.core.errors import DatasetError
+from robot_rl.core.files import sync_folder, write_synced
+from robot_rl.data.episode import Array, Feature
+from robot_rl.data.episodes import EpisodesMeta
+from robot_rl.data.store.journal import FORMAT
+
+PictureFormat = Literal["jpeg", "png"]
+
+STORE_JSON = "meta/store.json"
+
+_FIXED = {
+    "reward": Feature("float32", ()),
+    "terminated": Feature("bool", ()),
+    "truncated": Feature("bool", ()),
+    "success": Feature("bool", ()),
+    "source": Feature("uint8", ()),
+    "policy_version": Feature("int64", ()),
+    "stamp_ns": Feature("int64", ()),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """Meta and features of a store, and the columns that follow from them."""
+
+    meta: EpisodesMeta
+    features: Mapping[str, Feature]
+    """Of the observation, pictures included."""
+    columns: Mapping[str, Feature] = field(init=False)
+    """What is written of every step; the widest types first, so that nothing is misaligned."""
+    cameras: tuple[str, ...] = field(init=False)
+    """Observation keys of the pictures; a picture names its camera by the index."""
+
+    def __post_init__(self) -> None:
+        cameras = tuple(key for key, feature in self.features.items() if feature.is_picture)
+        action = Feature("float32", (len(self.meta.action_names),))
+        columns = {f"obs.{key}": f for key, f in self.features.items() if not f.is_picture}
+        columns |= {f"picture.{camera}": Feature("int64", ()) for camera in cameras}
+        columns |= {"action": action, "base_action": action, **_FIXED}
+        width = {name: np.dtype(feature.dtype).itemsize for name, feature in columns.items()}
+        ordered = {name: columns[name] for name in sorted(columns, key=lambda name: (-width[name], name))}
+        object.__setattr__(self, "columns", ordered)
+        object.__setattr__(self, "cameras", cameras)
+
+    @property
+    def step_bytes(self) -> int:
+        """Returns the bytes of one step's numbers."""
+        return sum(_num_bytes(feature) for feature in self.columns.values())
+
+    def unpack(self, payload: bytes, steps: int) -> dict[str, Array]:
+        """Returns the columns of a record, (T, ...) each, without copying."""
+        found: dict[str, Array] = {}
+        at = 0
+        for name, feature in self.columns.items():
+            values = np.frombuffer(payload, feature.dtype, steps * _size(feature), at)
+            found[name] = values.reshape(steps, *feature.shape)
+            at += values.nbytes
+        return found
+
+    def pack_final(self, obs: Mapping[str, Array], pictures: Mapping[str, int]) -> bytes:
+        """Returns the payload of an END record: the observation, by columns, one row."""
+        parts: list[bytes] = []
+        for name, feature in self.columns.items():
+            kind, _, key = name.partition(".")
+            if kind in ("obs", "picture"):
+                value = obs[key] if kind == "obs" else pictures[key]
+                parts.append(np.asarray(value, feature.dtype).tobytes())
+        return b"".join(parts)
+
+    def unpack_final(self, payload: bytes) -> tuple[dict[str, Array], dict[str, int]]:
+        """Returns what `pack_final` packed."""
+        obs: dict[str, Array] = {}
+        pictures: dict[str, int] = {}
+        at = 0
+        for name, feature in self.columns.items():
+            kind, _, key = name.partition(".")
+            if kind in ("obs", "picture"):
+                value = np.frombuffer(payload, feature.dtype, _size(feature), at).reshape(feature.shape)
+                at += value.nbytes
+                if kind == "obs":
+                    obs[key] = value.copy()
+                else:
+                    pictures[key] = int(value)
+        return obs, pictures
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns what store.json and the head of every segment say."""
+        features = {key: [feature.dtype, list(feature.shape)] for key, feature in self.features.items()}
+        return {"format": FORMAT, "meta": dataclasses.asdict(self.meta), "features": features}
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Layout:
+        """Reads what `to_json` wrote."""
+        meta: dict[str, Any] = dict(content["meta"])
+        meta |= {key: tuple(meta[key]) for key in ("state_names", "action_names")}
+        return cls(
+            meta=EpisodesMeta(**meta),
+            features={
+                key: Feature(dtype, tuple(shape)) for key, (dtype, shape) in content["features"].items()
+            },
+        )
+
+
+def _size(feature: Feature) -> int:
+    size = 1
+    for length in feature.shape:
+        size *= length
+    return size
+
+
+def _num_bytes(feature: Feature) -> int:
+    return _size(feature) * np.dtype(feature.dtype).itemsize
+
+
+def is_store(folder: Path) -> bool:
+    """Returns whether a folder holds a store of any format that has a store.json."""
+    return (folder / STORE_JSON).is_file()
+
+
+def read_store_json(folder: Path) -> dict[str, Any]:
+    """Reads meta/store.json.
+
+    Raises:
+        DatasetError: there is none, it is damaged, or a later robot_rl wrote it.
+    """
+    path = folder / STORE_JSON
+    if not path.is_file():
+        raise DatasetError(
+            f"{folder}: no {STORE_JSON} in it, so it is no store. "
+            "Record one with `robot-rl collect` or `robot-rl train`, or open it as a dataset."
+        )
+    try:
+        content = json.loads(path.read_text())
+        found = int(content["format"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise DatasetError(
+            f"{path}: damaged ({error}). `robot-rl replay repair` writes it again from the journal."
+        ) from None
+    if found > FORMAT:
+        raise DatasetError(
+            f"{folder}: the store has format {found}, this robot_rl knows up to {FORMAT}. "
+            "Open it with the version that wrote it, or a later one."
+        )
+    return content
+
+
+def write_store_json(folder: Path, content: Mapping[str, Any]) -> None:
+    """Replaces meta/store.json as a whole."""
+    path = folder / STORE_JSON
+    temporary = path.with_name(".store.json.new")
+    write_synced(temporary, (json.dumps(content, indent=2) + "\n").encode())
+    temporary.replace(path)
+    sync_folder(path.parent)
+
+
+def encode_picture(pixels: Any, shape: tuple[int, ...], picture: PictureFormat, quality: int) -> bytes:
+    """Returns a picture compressed; `pixels` is a buffer of (h, w, 3) bytes."""
+    image = Image.frombuffer("RGB", (shape[1], shape[0]), pixels, "raw", "RGB", 0, 1)
+    out = io.BytesIO()
+    if picture == "png":
+        image.save(out, "PNG", compress_level=1)
+    else:
+        image.save(out, "JPEG", quality=quality)
+    return out.getvalue()
+
+
+def decode_picture(encoded: bytes) -> Array:
+    """Returns (h, w, 3) uint8."""
+    with Image.open(io.BytesIO(encoded)) as image:
+        return np.array(image.convert("RGB"))
+
+
+def check_picture_options(picture: str, quality: int) -> None:
+    """Verifies how pictures are to be kept."""
+    if picture not in get_args(PictureFormat):
+        raise ValueError(
+            f"store: got picture format {picture!r}, allowed: {', '.join(get_args(PictureFormat))}"
+        )
+    if not 1 <= quality <= 100:
+        raise ValueError(f"store: got picture quality {quality}, allowed: 1 to 100")

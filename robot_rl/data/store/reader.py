@@ -1,0 +1,267 @@
+"""Reading a store, also while it is written: what is sealed, then what is in the journal.
+
+T steps of an episode, E episodes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from robot_rl.core.errors import DatasetError
+from robot_rl.data.episode import Array, Episode, EpisodeSource, Feature
+from robot_rl.data.episodes import EpisodesMeta
+from robot_rl.data.store.frames import JournalFrames, rows_of
+from robot_rl.data.store.index import EpisodeIndex, JournalIndex
+from robot_rl.data.store.journal import Problem, Record
+from robot_rl.data.store.layout import Layout, is_store, read_store_json
+from robot_rl.data.store.recovery import known_losses
+from robot_rl.data.store.sealed import sealed_episodes
+
+if TYPE_CHECKING:
+    from robot_rl.data.lerobot.reader import Dataset
+
+
+class _Entry(NamedTuple):
+    """Where an episode is read from."""
+
+    sealed: int | None
+    """Episode of the dataset; None: of the journal."""
+    episode: int
+    """Store episode; -1 where the dataset has it from elsewhere."""
+    part: int = 0
+    """Which run of steps of it, where steps are missing."""
+
+
+class StoreReader:
+    """An `EpisodeSource` over a store. Numbers of episodes stay the same as long as it is open."""
+
+    def __init__(self, folder: str | Path, *, check_all: bool = False) -> None:
+        """Makes an index from the headers of the journal and the meta files of the dataset.
+
+        Args:
+            folder: of the store.
+            check_all: also read every record and leave damaged ones out; otherwise reading an
+                episode that holds one raises `DatasetError`.
+
+        Raises:
+            DatasetError: no store, or one of a later format.
+        """
+        self.folder = Path(folder)
+        self.layout = Layout.from_json(read_store_json(self.folder))
+        self.index = JournalIndex(self.folder, check_all=check_all)
+        self._dataset: Dataset | None = None
+        self._entries: list[_Entry] = []
+        self._places: dict[tuple[int, int], int] = {}
+        self._num_sealed = 0
+        self._take_in()
+        first = self.instruction_of(0) if self._entries else self.layout.meta.instruction
+        self.meta: EpisodesMeta = (
+            self.layout.meta if not first else _with_instruction(self.layout.meta, first)
+        )
+        self.features: Mapping[str, Feature] = self.layout.features
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def refresh(self) -> None:
+        """Takes in what a writer flushed or sealed since."""
+        self.index.refresh()
+        self._take_in()
+
+    def lengths(self) -> NDArray[np.int64]:
+        """Returns the steps of every episode, (E,)."""
+        sealed = self._dataset.lengths() if self._dataset is not None else np.zeros(0, np.int64)
+        found = [
+            int(sealed[entry.sealed]) if entry.sealed is not None else sum(r.c for r in self._part(entry))
+            for entry in self._entries
+        ]
+        return np.array(found, np.int64)
+
+    def read(self, episode: int) -> Episode:
+        """Returns an episode; raises `DatasetError` where a record of it is damaged."""
+        entry = self._entries[episode]
+        if entry.sealed is not None:
+            assert self._dataset is not None
+            return self._dataset.read(entry.sealed)
+        index, records = self.index.episodes[entry.episode], self._part(entry)
+        columns = self._read_columns(records, list(self.layout.columns))
+        is_last = records[-1] is index.steps[-1]
+        words = self._words(index)
+        obs: dict[str, Any] = {}
+        stamps: dict[str, Array] = {}
+        final, final_pictures = self._final(index) if is_last else ({}, {})
+        for key, feature in self.features.items():
+            if not feature.is_picture:
+                obs[key] = columns[f"obs.{key}"]
+                continue
+            pictures = self._pictures(index, key)
+            rows = rows_of(columns[f"picture.{key}"], pictures)
+            obs[key] = JournalFrames(self.index, pictures, rows, feature.shape)
+            stamps[key] = np.array([record.c for record in pictures], np.int64)[rows]
+            if final:
+                last = rows_of(np.array([final_pictures[key]]), pictures)
+                final[key] = JournalFrames(self.index, pictures, last, feature.shape)[0]
+        return Episode(
+            meta=_with_instruction(self.layout.meta, words["instruction"]),
+            obs=obs,
+            final_obs=final,
+            picture_stamp_ns=stamps,
+            device=words["device"],
+            **{name: value for name, value in columns.items() if "." not in name},
+        )
+
+    def columns(self, names: Iterable[str], episodes: Iterable[int] | None = None) -> dict[str, Array]:
+        """Returns numeric columns of journal episodes, one after the other, (sum of T, ...).
+
+        Args:
+            names: `obs.<key>`, `action`, `base_action`, `reward`, `terminated`, `truncated`,
+                `success`, `source`, `policy_version` or `stamp_ns`.
+            episodes: which; None means all. Sealed ones are read through `dataset`.
+        """
+        chosen = range(len(self)) if episodes is None else episodes
+        records = [r for i in chosen if self._entries[i].sealed is None for r in self._part(self._entries[i])]
+        return self._read_columns(records, list(names))
+
+    @property
+    def dataset(self) -> Dataset | None:
+        """Returns the sealed part, None where nothing was sealed yet."""
+        return self._dataset
+
+    def sealed(self, episode: int) -> int | None:
+        """Returns which episode of `dataset` it is, None while it is in the journal."""
+        return self._entries[episode].sealed
+
+    def store_episode(self, episode: int) -> int:
+        """Returns the number that the writer gave it; -1 for one that was never in the journal."""
+        return self._entries[episode].episode
+
+    def instruction_of(self, episode: int) -> str:
+        """Returns the instruction without reading the steps."""
+        entry = self._entries[episode]
+        if entry.sealed is not None:
+            return ""
+        return self._words(self.index.episodes[entry.episode])["instruction"]
+
+    def problems(self) -> list[Problem]:
+        """Returns what cannot be read or is missing now, and was not noted by a repair."""
+        return self.index.problems + self.index.gaps()
+
+    def lost(self) -> list[Problem]:
+        """Returns what earlier crashes and repairs have cost."""
+        return known_losses(self.folder)
+
+    # --- helpers -----------------------------------------------------------------------------------
+
+    def _take_in(self) -> None:
+        """Adds new episodes at the end, and finds again those that moved into the dataset."""
+        sealed = sealed_episodes(self.folder)
+        total = _total_episodes(self.folder)
+        if total and (self._dataset is None or total > self._num_sealed):
+            self._open_dataset()
+            of_sealed = {index: episode for episode, index in sealed.items()}
+            for index in range(self._num_sealed, total):
+                episode = of_sealed.get(index, -1)
+                place = self._places.get((episode, 0)) if episode >= 0 else None
+                entry = _Entry(index, episode)
+                if place is None:
+                    self._add(entry)
+                else:
+                    self._entries[place] = entry
+            self._num_sealed = total
+        self.index.drop(sealed.keys() & self.index.episodes.keys())
+        for episode in sorted(self.index.episodes):
+            if self.index.episodes[episode].steps:
+                for part in range(len(self.index.episodes[episode].parts())):
+                    if (episode, part) not in self._places:
+                        self._add(_Entry(None, episode, part))
+
+    def _add(self, entry: _Entry) -> None:
+        if entry.episode >= 0:
+            self._places[entry.episode, entry.part] = len(self._entries)
+        self._entries.append(entry)
+
+    def _open_dataset(self) -> None:
+        from robot_rl.data.lerobot.reader import Dataset  # only where something is sealed
+
+        if self._dataset is None:
+            self._dataset = Dataset(self.folder)
+        else:
+            self._dataset.refresh()
+
+    def _part(self, entry: _Entry) -> list[Record]:
+        return self.index.episodes[entry.episode].parts()[entry.part]
+
+    def _read_columns(self, records: list[Record], names: list[str]) -> dict[str, Array]:
+        """Returns the columns of records, one after the other."""
+        for name in names:
+            if name not in self.layout.columns:
+                raise DatasetError(
+                    f"{self.folder}: no column {name!r}; there are {sorted(self.layout.columns)}."
+                )
+        steps = sum(record.c for record in records)
+        out = {
+            name: np.empty((steps, *feature.shape), feature.dtype)
+            for name, feature in self.layout.columns.items()
+            if name in names
+        }
+        at = 0
+        for record in records:
+            found = self.layout.unpack(self.index.payload(record), record.c)
+            for name, values in out.items():
+                values[at : at + record.c] = found[name]
+            at += record.c
+        return out
+
+    def _words(self, index: EpisodeIndex) -> dict[str, str]:
+        """Returns instruction and device; the store's own where the record of them is lost."""
+        if index.begin is None:
+            return {"instruction": self.layout.meta.instruction, "device": ""}
+        return json.loads(self.index.payload(index.begin))
+
+    def _final(self, index: EpisodeIndex) -> tuple[dict[str, Any], dict[str, int]]:
+        if index.end is None or not index.end.c:
+            return {}, {}
+        obs, pictures = self.layout.unpack_final(self.index.payload(index.end))
+        return dict(obs), pictures
+
+    def _pictures(self, index: EpisodeIndex, key: str) -> list[Record]:
+        camera = self.layout.cameras.index(key)
+        pictures = [record for record in index.pictures if record.d == camera]
+        if not pictures:
+            raise DatasetError(
+                f"{self.folder}: no picture of {key!r} in episode {index.episode} is left. "
+                "`robot-rl replay verify` says what happened; `columns` still reads its numbers."
+            )
+        return pictures
+
+
+def open_source(path: str | Path) -> EpisodeSource:
+    """Opens a store, or a LeRobotDataset (v3 or v2.1).
+
+    Raises:
+        DatasetError: it is neither, or damaged.
+    """
+    folder = Path(path)
+    if is_store(folder):
+        return StoreReader(folder)
+    from robot_rl.data.lerobot.reader import Dataset  # only where it is needed
+
+    return Dataset(folder)
+
+
+def _total_episodes(folder: Path) -> int:
+    """Returns how many episodes the dataset part holds."""
+    path = folder / "meta/info.json"
+    return int(json.loads(path.read_text())["total_episodes"]) if path.is_file() else 0
+
+
+def _with_instruction(meta: EpisodesMeta, instruction: str) -> EpisodesMeta:
+    from dataclasses import replace
+
+    return meta if meta.instruction == instruction else replace(meta, instruction=instruction)

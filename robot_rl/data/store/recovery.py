@@ -1,0 +1,115 @@
+"""What a writer does before it appends: makes the store, or mends what a crash left of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from robot_rl.core.errors import DatasetError
+from robot_rl.data.store.index import JournalIndex
+from robot_rl.data.store.journal import Problem, segment_numbers, segment_path
+from robot_rl.data.store.layout import Layout, is_store, read_store_json, write_store_json
+from robot_rl.data.store.sealed import sealed_episodes
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recovered:
+    """Where to go on."""
+
+    lost: tuple[Problem, ...]
+    next_segment: int
+    next_episode: int
+    next_picture: int
+
+
+def recover(folder: Path, layout: Layout) -> Recovered:
+    """Makes the store if there is none, cuts unfinished writes off, and says where to go on.
+
+    Raises:
+        DatasetError: the store is of another robot, task or layout.
+    """
+    if is_store(folder):
+        check_layout(folder, layout)
+    else:
+        (folder / "meta").mkdir(parents=True, exist_ok=True)
+        (folder / "journal").mkdir(exist_ok=True)
+        write_store_json(folder, layout.to_json() | {"lost": []})
+    index = JournalIndex(folder)
+    lost = tuple(index.torn[number] for number in sorted(index.torn))
+    cut_torn(folder, index)
+    for problem in lost:
+        logger.warning("store %s: %s", folder, problem)
+    known = [*index.episodes, *sealed_episodes(folder)]
+    pictures = (record.b for episode in index.episodes.values() for record in episode.pictures)
+    return Recovered(
+        lost=lost,
+        next_segment=max(segment_numbers(folder / "journal"), default=0) + 1,
+        next_episode=max(known, default=-1) + 1,
+        next_picture=max(pictures, default=-1) + 1,
+    )
+
+
+def check_layout(folder: Path, layout: Layout) -> None:
+    """Verifies that a store is of this robot, task and layout.
+
+    Raises:
+        DatasetError: the first thing that differs.
+    """
+    found = Layout.from_json(read_store_json(folder))
+    for name in ("task", "robot", "control_hz", "state_names", "action_names"):
+        got, wanted = getattr(found.meta, name), getattr(layout.meta, name)
+        if got != wanted:
+            raise DatasetError(
+                f"{folder}: the store was recorded with {name} {got!r}, this is {wanted!r}. "
+                "Record into another folder."
+            )
+    for key in sorted({*found.features, *layout.features}):
+        got, wanted = found.features.get(key), layout.features.get(key)
+        if got != wanted:
+            raise DatasetError(
+                f"{folder}: observation {key!r} is {_words(got)} in the store, {_words(wanted)} here. "
+                "Record into another folder."
+            )
+
+
+def cut_torn(folder: Path, index: JournalIndex) -> None:
+    """Cuts unfinished writes off the ends of segments, and notes in store.json what was lost."""
+    if not index.torn:
+        return
+    note_lost(folder, index.torn.values())
+    for number in index.torn:
+        path = segment_path(index.journal, number)
+        handle = os.open(path, os.O_RDWR)
+        try:
+            os.ftruncate(handle, index.segments[number].scanned)
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+    index.torn.clear()
+
+
+def note_lost(folder: Path, problems: Iterable[Problem]) -> None:
+    """Adds to the losses that store.json lists; one that it has already is not listed twice."""
+    content: dict[str, Any] = read_store_json(folder)
+    lost: list[dict[str, Any]] = content.get("lost", [])
+    for problem in problems:
+        entry = dataclasses.asdict(problem)
+        if entry not in lost:
+            lost.append(entry)
+    write_store_json(folder, content | {"lost": lost})
+
+
+def known_losses(folder: Path) -> list[Problem]:
+    """Returns what was lost and is noted."""
+    return [Problem(**entry) for entry in read_store_json(folder).get("lost", [])]
+
+
+def _words(feature: Any) -> str:
+    return "missing" if feature is None else f"{feature.dtype} {feature.shape}"

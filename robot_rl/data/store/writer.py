@@ -1,0 +1,536 @@
+"""Appending to a store from the control thread, in less than a millisecond.
+
+Many lanes (robots, envs) write side by side; each has one open episode at a time. B lanes of one
+call, A action dim.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import time
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from robot_rl.core.errors import DatasetError, nearest
+from robot_rl.data.episode import SOURCES, Array, Feature
+from robot_rl.data.episodes import EpisodesMeta
+from robot_rl.data.store.flusher import Flusher, JournalFile, Picture, block_capacity
+from robot_rl.data.store.journal import Problem
+from robot_rl.data.store.layout import Layout, PictureFormat, check_picture_options
+from robot_rl.data.store.lock import WriterLock
+from robot_rl.data.store.recovery import recover
+
+logger = logging.getLogger(__name__)
+
+_NONE = -1
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreStats:
+    """What a writer has done so far."""
+
+    steps: int
+    flushed_steps: int
+    """On the disk."""
+    pictures: int
+    repeated_pictures: int
+    """Steps that refer to the picture of an earlier step, because their camera had no new one."""
+    dropped_pictures: int
+    """Not kept because too many waited to be compressed; their steps refer to the one before."""
+    waits: int
+    """Calls of `append` that waited for the disk."""
+    waited_s: float
+    written_bytes: int
+    thread_cpu_s: float
+    """CPU time of the writer thread."""
+
+
+class StoreWriter:
+    """The one writer of a store.
+
+    Numbers are never dropped. `queue_steps` may wait for the disk (an hour of a robot, by
+    default); beyond that `append` waits, and counts it. Pictures may: beyond `queue_bytes` of
+    pixels waiting to be compressed a picture is dropped and counted, and its step refers to the
+    one before, with that one's stamp (`when_behind="wait"`, for simulators: `append` waits).
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        meta: EpisodesMeta,
+        features: Mapping[str, Feature],
+        *,
+        flush_s: float = 1.0,
+        queue_steps: int = 1 << 19,
+        queue_bytes: int = 128 << 20,
+        when_behind: Literal["drop", "wait"] = "drop",
+        device: str = "",
+        picture: PictureFormat = "jpeg",
+        quality: int = 90,
+        segment_bytes: int = 256 << 20,
+    ) -> None:
+        """Opens a store to append to, made on the spot if there is none; mends what a crash left.
+
+        Args:
+            folder: of the store.
+            meta: what the episodes are of; `instruction` is the default of every episode.
+            features: type and shape of every element of the observation.
+            flush_s: at most so much is lost by a crash.
+            queue_steps: steps that may wait for the disk.
+            queue_bytes: pixels that may wait to be compressed.
+            when_behind: what happens to a picture beyond that.
+            device: default name of the device that acts.
+            picture: how pictures are kept: jpeg, or png (without loss, 30 times slower).
+            quality: of jpeg, 1 to 100.
+            segment_bytes: size at which the next file of the journal begins.
+
+        Raises:
+            DatasetError: another writer has it, or it is of another robot, task or layout.
+        """
+        for name, value in (("flush_s", flush_s), ("queue_steps", queue_steps), ("queue_bytes", queue_bytes)):
+            if value <= 0:
+                raise ValueError(f"store: got {name} {value}, allowed: more than 0")
+        if when_behind not in ("drop", "wait"):
+            raise ValueError(f"store: got when_behind {when_behind!r}, allowed: drop, wait")
+        check_picture_options(picture, quality)
+        self.folder = Path(folder)
+        self.layout = Layout(meta=meta, features=dict(features))
+        self._check_features()
+        self._lock = WriterLock(self.folder)
+        try:
+            found = recover(self.folder, self.layout)
+            self.recovered: tuple[Problem, ...] = found.lost
+            """What a crash before had left unfinished, and was cut off now."""
+            self._file = JournalFile(
+                self.folder, self.layout, first=found.next_segment, segment_bytes=segment_bytes
+            )
+        except BaseException:
+            self._lock.release()
+            raise
+        self._device = device
+        self._queue_steps, self._queue_bytes, self._drops = queue_steps, queue_bytes, when_behind == "drop"
+        self._capacity = min(block_capacity(self.layout), queue_steps)
+        self._flusher = Flusher(
+            self._file,
+            self.layout,
+            flush_s=flush_s,
+            capacity=self._capacity,
+            hurry_steps=max(1, queue_steps // 4),
+            picture=picture,
+            quality=quality,
+        )
+        self._next_episode, self._next_picture = found.next_episode, found.next_picture
+        self._lane_episode = np.full(0, _NONE, np.int64)
+        self._lane_step = np.zeros(0, np.int64)
+        self._lane_picture = np.full((0, len(self.layout.cameras)), _NONE, np.int64)
+        self._lane_stamp = np.full((0, len(self.layout.cameras)), _NONE, np.int64)
+        self._steps = self._pictures = self._repeated = self._dropped = self._waits = 0
+        self._waited_s = 0.0
+        self._is_closed = False
+        os.register_at_fork(after_in_child=_forgetting(weakref.ref(self)))
+
+    # --- recording ---------------------------------------------------------------------------------
+
+    def begin_episode(
+        self, lane: int = 0, *, instruction: str | None = None, device: str | None = None
+    ) -> int:
+        """Begins an episode and returns its number; `append` begins one by itself with the defaults."""
+        self._check_open()
+        with self._flusher.changed:
+            self._grow(lane)
+            if self._lane_episode[lane] != _NONE:
+                raise DatasetError(
+                    f"store {self.folder}: lane {lane} is inside of episode {self._lane_episode[lane]}. "
+                    "End it first with end_episode."
+                )
+            return self._begin(lane, instruction, device)
+
+    def append(
+        self,
+        *,
+        obs: Mapping[str, ArrayLike],
+        action: ArrayLike,
+        base_action: ArrayLike | None = None,
+        reward: float = 0.0,
+        terminated: bool = False,
+        truncated: bool = False,
+        success: bool = False,
+        source: str = "real",
+        policy_version: int = 0,
+        stamp_ns: int | None = None,
+        picture_stamp_ns: Mapping[str, int] | None = None,
+        final_obs: Mapping[str, ArrayLike] | None = None,
+        lane: int = 0,
+    ) -> None:
+        """Appends one step of one lane; see `append_lanes`."""
+        self.append_lanes(
+            np.array([lane]),
+            obs={key: np.asarray(value)[None] for key, value in obs.items()},
+            action=np.asarray(action)[None],
+            base_action=None if base_action is None else np.asarray(base_action)[None],
+            reward=reward,
+            terminated=terminated,
+            truncated=truncated,
+            success=success,
+            source=source,
+            policy_version=policy_version,
+            stamp_ns=stamp_ns,
+            picture_stamp_ns=picture_stamp_ns,
+            final_obs=None
+            if final_obs is None
+            else {key: np.asarray(value)[None] for key, value in final_obs.items()},
+        )
+
+    def append_lanes(
+        self,
+        lanes: Array,
+        *,
+        obs: Mapping[str, Array],
+        action: Array,
+        base_action: Array | None = None,
+        reward: ArrayLike = 0.0,
+        terminated: ArrayLike = False,
+        truncated: ArrayLike = False,
+        success: ArrayLike = False,
+        source: str | Array = "sim",
+        policy_version: ArrayLike = 0,
+        stamp_ns: ArrayLike | None = None,
+        picture_stamp_ns: Mapping[str, ArrayLike] | None = None,
+        final_obs: Mapping[str, Array] | None = None,
+    ) -> None:
+        """Appends one step of each of B different lanes.
+
+        Args:
+            lanes: (B,) numbers from 0 on.
+            obs: (B, ...) of every feature, what the step began with. A picture may be missing, or
+                repeat its stamp: then its camera had no new one, and the step refers to the last.
+            action: (B, A), what was executed.
+            base_action: (B, A), what the base policy proposed; None where there was none.
+            reward: (B,) or one.
+            terminated: (B,) or one.
+            truncated: (B,) or one.
+            success: (B,) or one.
+            source: one of `SOURCES`, or (B,) indices into it.
+            policy_version: (B,) or one.
+            stamp_ns: (B,) or one: monotonic time of the observation; None: now.
+            picture_stamp_ns: camera -> when its picture was taken, (B,) or one; `stamp_ns` if missing.
+            final_obs: (B, ...), looked at where the step ended the episode; None: not known.
+
+        Raises:
+            DatasetError: a wrong key or shape, or the disk does not take it (see `flush`).
+        """
+        self._check_open()
+        lanes = np.asarray(lanes, np.int64)
+        numbers = self._numbers(len(lanes), obs, action, base_action)
+        numbers["reward"] = reward
+        numbers["success"] = success
+        numbers["policy_version"] = policy_version
+        numbers["source"] = _source_index(source)
+        numbers["terminated"] = is_end = np.broadcast_to(np.asarray(terminated, bool), lanes.shape)
+        numbers["truncated"] = is_out = np.broadcast_to(np.asarray(truncated, bool), lanes.shape)
+        numbers["stamp_ns"] = stamps = np.broadcast_to(
+            np.asarray(time.monotonic_ns() if stamp_ns is None else stamp_ns, np.int64), lanes.shape
+        )
+        ended = np.flatnonzero(is_end | is_out) if (is_end | is_out).any() else ()
+        final = None if final_obs is None or not len(ended) else dict(final_obs)
+        if final is not None:
+            self._check_shapes("final_obs", final, len(lanes))
+        with self._flusher.changed:
+            if self._flusher.waiting_steps >= self._queue_steps:
+                self._wait(lambda: self._flusher.waiting_steps < self._queue_steps)
+            self._grow(int(lanes.max()))
+            self._check_first_pictures(lanes, obs)
+            for lane in lanes[self._lane_episode[lanes] == _NONE]:
+                self._begin(int(lane), None, None)
+            if self.layout.cameras:
+                self._take_pictures(lanes, obs, stamps, picture_stamp_ns or {})
+                for camera, key in enumerate(self.layout.cameras):
+                    numbers[f"picture.{key}"] = self._lane_picture[lanes, camera]
+            self._put_rows(lanes, numbers)
+            for row in ended:
+                self._end(
+                    int(lanes[row]),
+                    final and {key: value[row] for key, value in final.items()},
+                    int(stamps[row]),
+                )
+
+    def end_episode(self, lane: int = 0, *, final_obs: Mapping[str, ArrayLike] | None = None) -> None:
+        """Ends an episode that was cut short: neither terminated nor truncated."""
+        self._check_open()
+        final = None if final_obs is None else {key: np.asarray(value) for key, value in final_obs.items()}
+        if final is not None:
+            self._check_shapes("final_obs", {key: value[None] for key, value in final.items()}, 1)
+        with self._flusher.changed:
+            if lane < len(self._lane_episode) and self._lane_episode[lane] != _NONE:
+                self._end(lane, final, time.monotonic_ns())
+
+    # --- the disk ----------------------------------------------------------------------------------
+
+    def flush(self) -> int:
+        """Waits until all steps are on the disk; returns how many this writer has brought there.
+
+        After a failure it tries again, so nothing is lost if there is room now.
+
+        Raises:
+            DatasetError: the disk does not take it; the steps wait in memory.
+        """
+        self._check_not_closed()
+        try:
+            return self._flusher.flush()
+        except Exception:
+            raise self._failure() from self._flusher.error
+
+    def close(self) -> None:
+        """Flushes, and lets another writer in; episodes that are open stay unfinished."""
+        if self._is_closed:
+            return
+        try:
+            self.flush()
+        finally:
+            self._is_closed = True
+            self._flusher.close()
+            self._file.close()
+            self._lock.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def stats(self) -> StoreStats:
+        """Returns the counts so far."""
+        return StoreStats(
+            steps=self._steps,
+            flushed_steps=self._flusher.flushed_steps,
+            pictures=self._pictures,
+            repeated_pictures=self._repeated,
+            dropped_pictures=self._dropped,
+            waits=self._waits,
+            waited_s=self._waited_s,
+            written_bytes=self._file.written_bytes,
+            thread_cpu_s=self._flusher.busy_s,
+        )
+
+    def open_episodes(self) -> set[int]:
+        """Returns the episodes that lanes are inside of."""
+        return {int(episode) for episode in self._lane_episode if episode != _NONE}
+
+    # --- helpers, `changed` held ---------------------------------------------------------------------
+
+    def _begin(self, lane: int, instruction: str | None, device: str | None) -> int:
+        episode = self._next_episode
+        self._next_episode += 1
+        words = {
+            "instruction": self.layout.meta.instruction if instruction is None else instruction,
+            "device": self._device if device is None else device,
+        }
+        self._flusher.block.begun.append((episode, lane, json.dumps(words).encode()))
+        self._lane_episode[lane] = episode
+        self._lane_step[lane] = 0
+        self._lane_picture[lane] = self._lane_stamp[lane] = _NONE
+        return episode
+
+    def _end(self, lane: int, final: dict[str, Array] | None, stamp_ns: int) -> None:
+        content = b""
+        if final is not None:
+            pictures = {key: value[None] for key, value in final.items() if key in self.layout.cameras}
+            self._take_pictures(np.array([lane]), pictures, np.array([stamp_ns]), {})
+            ids = dict(zip(self.layout.cameras, self._lane_picture[lane].tolist(), strict=True))
+            content = self.layout.pack_final(final, ids)
+        ended = (int(self._lane_episode[lane]), int(self._lane_step[lane]), content)
+        self._flusher.block.ended.append(ended)
+        self._lane_episode[lane] = _NONE
+
+    def _put_rows(self, lanes: NDArray[np.int64], numbers: Mapping[str, Any]) -> None:
+        """Writes the steps into the block, and hands it over where it is full."""
+        count, done = len(lanes), 0
+        while done < count:
+            block = self._flusher.block
+            take = min(count - done, self._capacity - block.size)
+            rows, at = slice(block.size, block.size + take), slice(done, done + take)
+            for name, column in block.columns.items():
+                value = numbers[name]
+                column[rows] = value[at] if isinstance(value, np.ndarray) and value.ndim else value
+            block.episode[rows] = self._lane_episode[lanes[at]]
+            block.step[rows] = self._lane_step[lanes[at]]
+            block.size += take
+            done += take
+            if block.size == self._capacity:
+                self._flusher.cut()
+        self._lane_step[lanes] += 1
+        self._flusher.waiting_steps += count
+        self._steps += count
+
+    def _take_pictures(
+        self,
+        lanes: NDArray[np.int64],
+        obs: Mapping[str, Array],
+        step_stamps: Array,
+        stamps: Mapping[str, ArrayLike],
+    ) -> None:
+        """Copies the pictures that are new, and notes which one each lane saw last."""
+        for camera, key in enumerate(self.layout.cameras):
+            if key not in obs:
+                self._repeated += len(lanes)
+                continue
+            taken = np.broadcast_to(np.asarray(stamps.get(key, step_stamps), np.int64), lanes.shape)
+            for row, lane in enumerate(lanes):
+                if self._lane_picture[lane, camera] != _NONE and self._lane_stamp[lane, camera] == taken[row]:
+                    self._repeated += 1
+                elif self._put_picture(obs[key][row], int(self._lane_episode[lane]), int(taken[row]), camera):
+                    self._lane_picture[lane, camera] = self._next_picture
+                    self._lane_stamp[lane, camera] = taken[row]
+                    self._next_picture += 1
+
+    def _put_picture(self, picture: Array, episode: int, stamp_ns: int, camera: int) -> bool:
+        """Hands a copy over; returns False where it had to be dropped."""
+        flusher = self._flusher
+        limit = max(0, self._queue_bytes - picture.nbytes)
+        if flusher.waiting_bytes > limit:
+            if self._drops:
+                self._dropped += 1
+                return False
+            self._wait(lambda: flusher.waiting_bytes <= limit)
+        pixels = flusher.take_pixels(picture.nbytes)
+        # memoryview keeps the GIL, which numpy gives up for a copy and has to wait for afterwards.
+        memoryview(pixels)[:] = np.ascontiguousarray(picture).data.cast("B")
+        flusher.put(Picture(pixels, episode, self._next_picture, stamp_ns, camera))
+        self._pictures += 1
+        return True
+
+    def _wait(self, is_free: Any) -> None:
+        """Waits until the thread has caught up."""
+        began = time.perf_counter()
+        self._waits += 1
+        if self._flusher.block.size:
+            self._flusher.cut()
+        self._flusher.changed.wait_for(lambda: is_free() or self._flusher.error is not None)
+        self._waited_s += time.perf_counter() - began
+        if self._flusher.error is not None:
+            raise self._failure() from self._flusher.error
+
+    def _grow(self, lane: int) -> None:
+        """Makes room for lanes up to this one."""
+        more = lane + 1 - len(self._lane_episode)
+        if more > 0:
+            cameras = len(self.layout.cameras)
+            self._lane_episode = np.r_[self._lane_episode, np.full(more, _NONE)]
+            self._lane_step = np.r_[self._lane_step, np.zeros(more, np.int64)]
+            self._lane_picture = np.r_[self._lane_picture, np.full((more, cameras), _NONE)]
+            self._lane_stamp = np.r_[self._lane_stamp, np.full((more, cameras), _NONE)]
+
+    # --- checks ------------------------------------------------------------------------------------
+
+    def _numbers(
+        self, count: int, obs: Mapping[str, Array], action: Array, base_action: Array | None
+    ) -> dict[str, Any]:
+        """Returns the columns of the observation and the actions, checked."""
+        self._check_shapes("obs", obs, count)
+        dim = len(self.layout.meta.action_names)
+        base = action if base_action is None else base_action
+        for name, value in (("action", action), ("base_action", base)):
+            if value.shape != (count, dim):
+                raise DatasetError(
+                    f"store {self.folder}: {name} has shape {value.shape[1:]}, its {dim} names need ({dim},)."
+                )
+        numbers: dict[str, Any] = {f"obs.{key}": value for key, value in obs.items()}
+        return numbers | {"action": action, "base_action": base}
+
+    def _check_shapes(self, where: str, obs: Mapping[str, Array], count: int) -> None:
+        features = self.layout.features
+        for key, feature in features.items():
+            if key not in obs:
+                if feature.is_picture:
+                    continue
+                raise DatasetError(
+                    f"store {self.folder}: {where} has no {key!r}; it has {sorted(obs)}. "
+                    "Every step needs every feature but pictures."
+                )
+            value = obs[key]
+            if value.shape != (count, *feature.shape) or (feature.is_picture and value.dtype != np.uint8):
+                raise DatasetError(
+                    f"store {self.folder}: {where} {key!r} is {value.dtype} {value.shape[1:]}, "
+                    f"the store holds {feature.dtype} {feature.shape}."
+                )
+        if len(obs) > len(features) or not obs.keys() <= features.keys():
+            unknown = sorted(obs.keys() - features.keys())[0]
+            raise DatasetError(
+                f"store {self.folder}: {where} has {unknown!r}, which the store does not hold."
+                f"{nearest(unknown, features)} The features are fixed when a store is made."
+            )
+
+    def _check_first_pictures(self, lanes: NDArray[np.int64], obs: Mapping[str, Array]) -> None:
+        """Refuses an episode that would begin without a picture to refer to."""
+        for key in self.layout.cameras:
+            if (
+                key not in obs
+                and ((self._lane_episode[lanes] == _NONE) | (self._lane_step[lanes] == 0)).any()
+            ):
+                raise DatasetError(
+                    f"store {self.folder}: the first step of an episode has no {key!r}. "
+                    "Give it the newest picture of each camera, with its stamp."
+                )
+
+    def _check_features(self) -> None:
+        state = self.layout.features.get("state")
+        names = self.layout.meta.state_names
+        if state is None or state.shape != (len(names),):
+            got = "is missing" if state is None else f"has shape {state.shape}"
+            raise DatasetError(
+                f"store {self.folder}: feature 'state' {got}, its {len(names)} names need ({len(names)},)."
+            )
+
+    def _check_open(self) -> None:
+        self._check_not_closed()
+        if self._flusher.error is not None:
+            raise self._failure() from self._flusher.error
+
+    def _check_not_closed(self) -> None:
+        if self._is_closed:
+            raise DatasetError(
+                f"store {self.folder}: this writer is closed, or belongs to the process that this one was "
+                "forked from. Open another."
+            )
+
+    def _failure(self) -> DatasetError:
+        error = self._flusher.error
+        full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        return DatasetError(
+            f"store {self.folder}: {'the disk is full' if full else 'writing failed'} ({error}). "
+            f"{self._flusher.flushed_steps} steps are safe, {self._flusher.waiting_steps} wait in memory: "
+            f"{'make room' if full else 'mend it'}, then flush() writes them; appending goes on after that."
+        )
+
+
+def _source_index(source: str | Array) -> Any:
+    if not isinstance(source, str):
+        return source
+    if source not in SOURCES:
+        raise DatasetError(f"store: source {source!r} is unknown.{nearest(source, SOURCES)}")
+    return SOURCES.index(source)
+
+
+def _forgetting(writer: weakref.ref[StoreWriter]) -> Any:
+    """Returns what makes a forked child forget the writer: the lock and the thread are its parent's."""
+
+    def forget() -> None:
+        mine = writer()
+        if mine is not None and not mine._is_closed:
+            mine._is_closed = True
+            mine._lock.release()
+
+    return forget
