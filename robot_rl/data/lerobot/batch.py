@@ -44,7 +44,8 @@ class Batch:
         self._layout = layout
         self._number = number
         self._files: list[Path] = []
-        self._data = pq.ParquetWriter(self._part(lay.DATA), layout.schema)
+        self._data_path = self._part(lay.DATA)
+        self._data = pq.ParquetWriter(self._data_path, layout.schema)
         self._videos: dict[str, VideoFile] = {}
         self._final: list[dict[str, Any]] = []
         self._arrays: dict[str, list[Array]] = {key: [] for key in layout.arrays}
@@ -102,10 +103,8 @@ class Batch:
 
     def is_full(self, data_bytes: int, video_bytes: int) -> bool:
         """Returns whether a file has reached its size."""
-        sizes = {path: path.stat().st_size for path in self._files}
-        return any(
-            size >= (video_bytes if ".mp4" in path.name else data_bytes) for path, size in sizes.items()
-        )
+        is_long = any(video.bytes >= video_bytes for video in self._videos.values())
+        return is_long or self._data_path.stat().st_size >= data_bytes
 
     def seal(self) -> None:
         """Completes all files and gives them their names; they count when meta/info.json counts them."""

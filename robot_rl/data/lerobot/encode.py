@@ -80,8 +80,9 @@ class VideoFile:
 
     def __init__(self, path: Path, shape: Sequence[int], fps: float, codec: VideoCodec) -> None:
         if codec.name == "av1":
-            os.environ.setdefault("SVT_LOG", "1")  # else it greets on stderr for every file
+            os.environ.setdefault("SVT_LOG", "0")  # else it greets on stderr for every file
         self.frames = 0
+        self.bytes = 0
         self._path = path
         self._rate = Fraction(fps).limit_denominator(1_000_000)
         self._container = av.open(str(path), "w", format="mp4")
@@ -95,7 +96,7 @@ class VideoFile:
         """Encodes a picture (h, w, 3) uint8."""
         frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(picture), format="rgb24")
         frame.pts, frame.time_base = self.frames, 1 / self._rate
-        self._container.mux(self._stream.encode(frame))
+        self._mux(self._stream.encode(frame))
         self.frames += 1
 
     def finish(self) -> None:
@@ -104,11 +105,9 @@ class VideoFile:
         Raises:
             DatasetError: the file holds another number of pictures than were added.
         """
-        self._container.mux(self._stream.encode(None))
+        self._mux(self._stream.encode(None))
         self._container.close()
-        written = av.open(str(self._path))
-        held = written.streams.video[0].frames
-        written.close()
+        held = frames_in(self._path)
         if held != self.frames:
             raise DatasetError(
                 f"{self._path}: the encoder kept {held} of {self.frames} pictures; nothing was saved. "
@@ -118,6 +117,18 @@ class VideoFile:
     def abandon(self) -> None:
         """Closes the file, whatever it holds."""
         self._container.close()
+
+    def _mux(self, packets: Sequence[Any]) -> None:
+        self._container.mux(packets)
+        self.bytes += sum(packet.size for packet in packets)
+
+
+def frames_in(path: Path) -> int:
+    """Returns how many frames a video file says it holds."""
+    container = av.open(str(path))
+    frames = container.streams.video[0].frames
+    container.close()
+    return frames
 
 
 class PngEncoder:

@@ -71,7 +71,7 @@ class DatasetWriter:
         self.last_store_episode: int | None = None
         """`store_episode` of the last episode."""
         (self.folder / "meta").mkdir(parents=True, exist_ok=True)
-        self._lock = _locked(self.folder)
+        self._lock = DatasetLock(self.folder)
         try:
             if (self.folder / lay.INFO).exists():
                 self._resume()
@@ -138,9 +138,7 @@ class DatasetWriter:
 
     def close(self) -> None:
         """Lets others write."""
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
+        self._lock.close()
 
     def _batch(self) -> Batch:
         return Batch(self.folder, self._layout, self._next_file)
@@ -209,12 +207,14 @@ class DatasetWriter:
 
     def _remove_torn(self) -> None:
         """Removes files that no committed episode refers to: all numbers from the next one on."""
-        kinds = ("data/*/*", "videos/*/*/*", "meta/episodes/*/*", "final/*/*", "arrays/*/*/*", "meta/*")
+        kinds = ("data/*/*", "videos/*/*/*", "meta/episodes/*/*", "final/*/*", "arrays/*/*/*")
         for path in [path for kind in kinds for path in self.folder.glob(kind) if path.is_file()]:
             numbered = path.parent.name.startswith("chunk-")
             if path.name.endswith(TEMPORARY) or (numbered and lay.file_number(path) >= self._next_file):
                 logger.info("%s: left by a write that was cut short, removed", path)
                 path.unlink()
+        for name in (lay.INFO, lay.STATS, lay.TASKS, lay.OWN):
+            (self.folder / (name + TEMPORARY)).unlink(missing_ok=True)
 
     def _read_stats(self) -> Stats:
         """Returns the aggregate; summed up again if the torn commit is in it already."""
@@ -291,16 +291,32 @@ def stats_of_row(row: Mapping[str, Any]) -> Stats:
     return from_json(stats)
 
 
-def _locked(folder: Path) -> int:
-    handle = os.open(folder / "meta", os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(handle)
-        raise DatasetError(
-            f"{folder}: another writer has this dataset open. Close it first; reading needs no lock."
-        ) from None
-    return handle
+class DatasetLock:
+    """The right to write to a dataset, until it is closed or the process ends."""
+
+    def __init__(self, folder: Path) -> None:
+        """Takes the right.
+
+        Raises:
+            DatasetError: another writer has it.
+        """
+        self._handle = os.open(folder / "meta", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_same = os.path.samestat(os.fstat(self._handle), (folder / "meta").stat())
+        except BlockingIOError:
+            is_same = False
+        if not is_same:  # held by another, or exchanged by `compact` a moment ago
+            self.close()
+            raise DatasetError(
+                f"{folder}: another writer has this dataset open. Close it first; reading needs no lock."
+            )
+
+    def close(self) -> None:
+        """Lets others write."""
+        if self._handle >= 0:
+            os.close(self._handle)
+            self._handle = -1
 
 
 def _require_empty(folder: Path) -> None:

@@ -1,0 +1,253 @@
+"""Joins the many small files of a recording into few of LeRobot's sizes, without encoding anything again.
+
+A complete new folder is built beside the old one and takes its place in one step, so that whoever
+opens the dataset, LeRobot included, finds either the old or the new.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+from collections.abc import Callable, Iterable
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from robot_rl.core.errors import DatasetError
+from robot_rl.core.files import sync_folder
+from robot_rl.data.lerobot import layout as lay
+from robot_rl.data.lerobot.encode import frames_in
+from robot_rl.data.lerobot.index import read_info
+from robot_rl.data.lerobot.layout import place
+from robot_rl.data.lerobot.writer import DatasetLock
+
+_MB = 1 << 20
+_OURS = ("data", "videos", "final", "arrays", "meta/episodes")
+_RENAME_EXCHANGE = 2
+
+
+@dataclass
+class _Group:
+    """Old files that become one."""
+
+    number: int
+    files: list[int] = field(default_factory=list)
+    """Their numbers."""
+    size: int = 0
+
+
+def compact(folder: str | Path, *, data_mb: int | None = None, video_mb: int | None = None) -> None:
+    """Joins the files of a dataset.
+
+    Nobody may write to the folder meanwhile; readers that have it open must open it again. Files that
+    are not the dataset's (the journal of a store) are kept.
+
+    Args:
+        folder: the dataset.
+        data_mb: largest parquet file; None: what meta/info.json says, as LeRobot 100.
+        video_mb: largest video file; None: as above, 200.
+
+    Raises:
+        DatasetError: no dataset, another writer has it open, or files do not hold what meta/ says.
+    """
+    folder = Path(folder).resolve()
+    info = read_info(folder)
+    with closing(DatasetLock(folder)):
+        new = folder.with_name(f".compacting-{folder.name}")
+        shutil.rmtree(new, ignore_errors=True)  # of an attempt that was cut short
+        foreign = _foreign(folder)
+        for path in foreign:
+            (new / path).parent.mkdir(parents=True, exist_ok=True)
+            os.link(folder / path, new / path)
+        rows = _committed_rows(folder, info["total_episodes"])
+        if len(rows):
+            limits = (data_mb or info["data_files_size_in_mb"], video_mb or info["video_files_size_in_mb"])
+            _write(folder, new, info, rows, limits)
+        _sync(new)
+        if _foreign(folder) != foreign:
+            raise DatasetError(f"{folder}: somebody is writing to it. Close that writer, then compact again.")
+        _exchange(new, folder)
+    shutil.rmtree(new)
+
+
+def _write(folder: Path, new: Path, info: dict[str, Any], rows: Any, limits_mb: tuple[int, int]) -> None:
+    """Writes the joined files and the metadata that says where everything is now."""
+    columns: dict[str, Any] = {name: rows[name] for name in rows.column_names}
+
+    def assign(kind: str, number: Any) -> None:
+        columns[f"{kind}/chunk_index"] = pa.array(number // lay.FILES_PER_CHUNK, pa.int64())
+        columns[f"{kind}/file_index"] = pa.array(number % lay.FILES_PER_CHUNK, pa.int64())
+
+    old = _numbers(rows, "data")
+    groups = _grouped(old, lambda n: folder / place(info["data_path"], n), limits_mb[0] * _MB)
+    for group in groups:
+        _join_tables(folder, new, group)
+    assign("data", _new_numbers(groups, old))
+    for name in [n for n, feature in info["features"].items() if feature["dtype"] == "video"]:
+        old = _numbers(rows, f"videos/{name}")
+        groups = _grouped(
+            old,
+            lambda n, name=name: folder / place(lay.VIDEO, n, video_key=name),
+            limits_mb[1] * _MB,
+            _header,
+        )
+        before_s: dict[int, float] = {}
+        for group in groups:
+            paths = [place(lay.VIDEO, number, video_key=name) for number in group.files]
+            target = new / place(lay.VIDEO, group.number, video_key=name)
+            frames = _join_videos([folder / path for path in paths], target)
+            begins = np.cumsum([0, *frames[:-1]]) / info["fps"]
+            before_s |= dict(zip(group.files, begins.tolist(), strict=True))
+        shift = np.array([before_s[number] for number in old.tolist()])
+        for edge in ("from", "to"):
+            key = f"videos/{name}/{edge}_timestamp"
+            columns[key] = pa.array(rows[key].to_numpy() + shift)
+        assign(f"videos/{name}", _new_numbers(groups, old))
+    assign("meta/episodes", np.zeros(len(rows), np.int64))
+    path = new / place(lay.EPISODES, 0)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table(columns), path)
+
+
+def _committed_rows(folder: Path, total: int) -> Any:
+    """Returns meta/episodes, statistics included, of the episodes that meta/info.json counts."""
+    paths = sorted((folder / "meta/episodes").glob("*/*.parquet"))
+    if not paths:
+        return pa.table({})
+    rows = pa.concat_tables([pq.read_table(path) for path in paths]).sort_by("episode_index")
+    return rows.slice(0, total).combine_chunks()
+
+
+def _numbers(rows: Any, kind: str) -> Any:
+    chunk, file = (rows[f"{kind}/{part}_index"].to_numpy() for part in ("chunk", "file"))
+    return chunk * lay.FILES_PER_CHUNK + file
+
+
+def _grouped(
+    numbers: Any, path: Callable[[int], Path], limit: int, kind: Callable[[Path], Any] = lambda path: None
+) -> list[_Group]:
+    """Returns which files are joined: neighbours of one kind, up to a size."""
+    groups: list[_Group] = []
+    last: Any = None
+    for number in dict.fromkeys(numbers.tolist()):
+        file = path(number)
+        if not file.is_file():
+            raise DatasetError(f"{file}: this file is missing. Copy it again; nothing was changed.")
+        size, its = file.stat().st_size, kind(file)
+        if not groups or groups[-1].size + size > limit or its != last:
+            groups.append(_Group(len(groups)))
+        groups[-1].files.append(number)
+        groups[-1].size += size
+        last = its
+    return groups
+
+
+def _new_numbers(groups: list[_Group], old: Any) -> Any:
+    moved = {number: group.number for group in groups for number in group.files}
+    return np.array([moved[number] for number in old.tolist()], np.int64)
+
+
+def _join_tables(folder: Path, new: Path, group: _Group) -> None:
+    """Joins data files, and what lies beside them, row group by row group."""
+    for template in (lay.DATA, lay.FINAL):
+        sources = [folder / place(template, number) for number in group.files]
+        if sources[0].is_file():
+            _join_parquet(sources, new / place(template, group.number))
+    for key in sorted(path.name for path in (folder / "arrays").glob("*/") if path.is_dir()):
+        parts = [np.load(folder / place(lay.ARRAYS, n, key=key), mmap_mode="r") for n in group.files]
+        path = new / place(lay.ARRAYS, group.number, key=key)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shape = (sum(len(part) for part in parts), *parts[0].shape[1:])
+        whole = np.lib.format.open_memmap(path, "w+", parts[0].dtype, shape)
+        np.concatenate(parts, out=whole)
+        whole.flush()
+
+
+def _join_parquet(sources: Iterable[Path], target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    writer: Any = None
+    for path in sources:
+        with pq.ParquetFile(path) as file:
+            writer = writer or pq.ParquetWriter(target, file.schema_arrow)
+            for number in range(file.metadata.num_row_groups):
+                writer.write_table(file.read_row_group(number))
+    writer.close()
+
+
+def _header(path: Path) -> Any:
+    """Returns what two video files must share to be joined."""
+    with av.open(str(path)) as container:
+        codec = container.streams.video[0].codec_context
+        return (codec.name, codec.width, codec.height, codec.extradata)
+
+
+def _join_videos(paths: list[Path], target: Path) -> list[int]:
+    """Copies the packets of videos one after the other; returns how many frames each has."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    frames: list[int] = []
+    with av.open(str(target), "w", format="mp4") as joined:
+        stream: Any = None
+        for path in paths:
+            with av.open(str(path)) as source:
+                video = source.streams.video[0]
+                assert video.average_rate is not None
+                assert video.time_base is not None
+                if stream is None:
+                    stream = joined.add_stream_from_template(video, opaque=True)
+                    stream.time_base = video.time_base
+                ticks = round(sum(frames) / (video.average_rate * video.time_base))
+                for packet in source.demux(video):
+                    if packet.dts is not None:
+                        packet.dts += ticks
+                        packet.pts = None if packet.pts is None else packet.pts + ticks
+                        packet.stream = stream
+                        joined.mux(packet)
+                frames.append(video.frames)
+    held = frames_in(target)
+    if held != sum(frames):
+        raise DatasetError(
+            f"{target.name}: {held} of {sum(frames)} frames arrived when {paths[0]} and others were joined; "
+            "nothing was changed. Please report this with the files."
+        )
+    return frames
+
+
+def _foreign(folder: Path) -> list[Path]:
+    """Returns all files that stay as they are, relative to the folder."""
+    paths = (path.relative_to(folder) for path in sorted(folder.rglob("*")) if not path.is_dir())
+    return [path for path in paths if not any(path.is_relative_to(ours) for ours in _OURS)]
+
+
+def _sync(folder: Path) -> None:
+    """Waits until the disk has everything in a folder."""
+    for path in folder.rglob("*"):
+        if path.is_dir():
+            sync_folder(path)
+        else:
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+    sync_folder(folder)
+
+
+def _exchange(new: Path, folder: Path) -> None:
+    """Lets two folders take each other's name in one step, where the system can."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    at = -100  # AT_FDCWD: paths are absolute
+    if hasattr(libc, "renameat2"):
+        names = (os.fsencode(new), os.fsencode(folder))
+        if libc.renameat2(at, names[0], at, names[1], _RENAME_EXCHANGE) == 0:
+            sync_folder(folder.parent)
+            return
+    # Not Linux, or a file system without it: for an instant the dataset has its other name only.
+    old = folder.with_name(f".compacted-{folder.name}")
+    folder.rename(old)
+    new.rename(folder)
+    old.rename(new)
+    sync_folder(folder.parent)
