@@ -46,8 +46,13 @@ def denoise(
     explore: bool,
     record: bool,
     generator: Generator | None = None,
+    action_dim: int | None = None,
 ) -> Path:
-    """Walks from noise `z` (B, H, A) to a chunk; stochastic where `explore` and the process are."""
+    """Walks from noise `z` (B, H, A) to a chunk; stochastic where `explore` and the process are.
+
+    `action_dim`, for a model that pads its actions: only the first so many of A get a step's noise
+    and are scored, the others take the step of the ODE.
+    """
     if not explore:
         index = torch.empty((len(z), 0), dtype=torch.long, device=z.device)
     else:
@@ -60,12 +65,16 @@ def denoise(
         else:
             mean, std = process.step(net_out, x, grid, k)
             assert std is not None, "a process with stochastic steps returns their std"
-            after = mean + std * normal_like(x, generator)
+            after = mean[..., :action_dim] + std * normal_like(x[..., :action_dim], generator)
+            if action_dim is not None:
+                padding = process.ode_step(net_out, x, grid, k)[..., action_dim:]
+                after = torch.cat([after, padding], dim=-1)
             if index.shape[1] < grid.steps:
                 chosen = (index == k).any(dim=1).view(-1, 1, 1)
                 after = torch.where(chosen, after, process.ode_step(net_out, x, grid, k))
             if record:
-                log_probs.append(gaussian_log_prob(after, mean, grid.at("score_std", k, x)))
+                scored = after[..., :action_dim], mean[..., :action_dim]
+                log_probs.append(gaussian_log_prob(*scored, grid.at("score_std", k, x)))
             x = after
         path.append(x)
     if not record:
@@ -74,8 +83,12 @@ def denoise(
     return Path(x, Chain(x=torch.stack(path, dim=1), index=index, log_prob=scored, grid=grid))
 
 
-def score(net: Net, process: Process, grid: TimeGrid, chain: Chain) -> tuple[Tensor, Tensor]:
+def score(
+    net: Net, process: Process, grid: TimeGrid, chain: Chain, *, action_dim: int | None = None
+) -> tuple[Tensor, Tensor]:
     """Returns log-probability and entropy of the chain's stochastic steps, (B, S) each.
+
+    `action_dim` is the one that `denoise` had.
 
     Raises:
         ValueError: the chain was sampled on another grid, or has no stochastic step.
@@ -94,7 +107,7 @@ def score(net: Net, process: Process, grid: TimeGrid, chain: Chain) -> tuple[Ten
     rows = torch.arange(batch, device=chain.x.device).repeat_interleave(scored)
     k = chain.index.flatten()
     x, after = chain.x[rows, k], chain.x[rows, k + 1]
-    mean, _ = process.step(net(x, k, rows), x, grid, k)
+    mean = process.step(net(x, k, rows), x, grid, k)[0][..., :action_dim]
     std = grid.at("score_std", k, x)
-    log_prob = gaussian_log_prob(after, mean, std)
+    log_prob = gaussian_log_prob(after[..., :action_dim], mean, std)
     return log_prob.view(batch, scored), gaussian_entropy(std, like=mean).view(batch, scored)

@@ -26,7 +26,14 @@ from robot_rl.core.policy import Chain, ChunkSample, DemoBatch, Mode
 from robot_rl.data.facts import DatasetFacts
 from robot_rl.policies.spec import check_chunk, check_mode, read_config
 from robot_rl.policies.vla import lerobot_files as files
-from robot_rl.policies.vla.lerobot_build import LeRobotOptions, Parts, describe, new_parts, open_parts
+from robot_rl.policies.vla.lerobot_build import (
+    FlowOptions,
+    LeRobotOptions,
+    Parts,
+    describe,
+    new_parts,
+    open_parts,
+)
 from robot_rl.policies.vla.lerobot_fit import IMAGES, STATE
 from robot_rl.policies.vla.lora import LoraOptions, add_adapters, merged_state, save_adapters
 
@@ -36,16 +43,25 @@ class LeRobotPolicy(nn.Module):
 
     kind: ClassVar[str] = "lerobot"
 
-    def __init__(self, parts: Parts, *, instruction: str = "", lora: LoraOptions | None = None) -> None:
+    def __init__(
+        self,
+        parts: Parts,
+        *,
+        instruction: str = "",
+        lora: LoraOptions | None = None,
+        flow: FlowOptions | None = None,
+    ) -> None:
         """Wraps model and pipelines; `create`, `from_pretrained` and `load` make them.
 
         Raises:
-            ConfigError: LoRA options that fit no layer.
+            ConfigError: LoRA options that fit no layer, or flow options without a flow of ours.
         """
         super().__init__()
+        if flow is not None and self.kind == LeRobotPolicy.kind:
+            raise ConfigError("policy.flow: LeRobot's own sampling has no options; use 'lerobot_flow'.")
         self.policy: Any = parts.policy
         self.instruction = instruction
-        self.lora = lora
+        self.lora, self.flow = lora, flow
         self.config: Any = parts.config
         self.policy_type: str = parts.config.type
         self.horizon: int = getattr(self.config, "chunk_size", 0) or self.config.horizon
@@ -73,7 +89,7 @@ class LeRobotPolicy(nn.Module):
         instruction = chosen.instruction or (facts.instructions or (facts.meta.instruction,))[0]
         with seeded(generator, torch.device("cpu")):
             parts = open_parts(chosen, facts) if chosen.pretrained else new_parts(chosen, facts)
-            return cls(parts, instruction=instruction, lora=chosen.lora)
+            return cls(parts, instruction=instruction, lora=chosen.lora, flow=chosen.flow)
 
     @classmethod
     def from_pretrained(
@@ -94,7 +110,7 @@ class LeRobotPolicy(nn.Module):
         instruction = chosen.instruction or parts.instruction
         if facts is not None and not instruction:
             instruction = (facts.instructions or (facts.meta.instruction,))[0]
-        return cls(parts, instruction=instruction, lora=chosen.lora).eval()
+        return cls(parts, instruction=instruction, lora=chosen.lora, flow=chosen.flow).eval()
 
     load = from_pretrained
 
@@ -125,17 +141,19 @@ class LeRobotPolicy(nn.Module):
         return {
             "files": {name: _as_text(value) for name, value in content.items()},
             "lora": None if self.lora is None else asdict(self.lora),
+            "flow": None if self.flow is None else asdict(self.flow),
             "instruction": self.instruction,
         }
 
     @classmethod
     def from_spec(cls, spec: Mapping[str, Any], *, at: str) -> Self:
-        lora = None if spec["lora"] is None else read_config(LoraOptions, spec["lora"], at=at)
+        lora = None if spec["lora"] is None else read_config(LoraOptions, spec["lora"], at=f"{at}: lora")
+        flow = None if spec["flow"] is None else read_config(FlowOptions, spec["flow"], at=f"{at}: flow")
         with tempfile.TemporaryDirectory(prefix="robot_rl-") as temporary:
             folder = Path(temporary)
             files.unpack({name: _as_bytes(value) for name, value in spec["files"].items()}, folder)
             parts = open_parts(LeRobotOptions(pretrained=str(folder)), None, weights=False, at=at)
-        return cls(parts, instruction=spec["instruction"], lora=lora)
+        return cls(parts, instruction=spec["instruction"], lora=lora, flow=flow)
 
     def sample(
         self,
@@ -309,8 +327,9 @@ def read_options(options: Mapping[str, Any]) -> LeRobotOptions:
     """
     values = dict(options)
     try:
-        if isinstance(values.get("lora"), Mapping):
-            values["lora"] = read_config(LoraOptions, values["lora"], at="policy.lora")
+        for name, config in (("lora", LoraOptions), ("flow", FlowOptions)):
+            if isinstance(values.get(name), Mapping):
+                values[name] = read_config(config, values[name], at=f"policy.{name}")
         return read_config(LeRobotOptions, values, at="policy")
     except CheckpointError as error:
         raise ConfigError(str(error)) from error

@@ -45,6 +45,24 @@ _FROM_FILE: dict[str, Any] = {
 
 
 @dataclass(frozen=True, kw_only=True)
+class FlowOptions:
+    """How `lerobot_flow` walks from noise to actions."""
+
+    steps: int | None = None
+    """K, the number of denoising steps; None takes the configuration's."""
+    process: str = "flow_sde"
+    """`flow_sde`, which is an ODE but for mode `explore`, or `flow_ode`."""
+    eta: float = 0.5
+    """Noise of `flow_sde`, at least 0."""
+    stochastic_steps: str = "one"
+    """`one` or `all` steps of `flow_sde` are stochastic in mode `explore`."""
+
+    def __post_init__(self) -> None:
+        if self.process not in ("flow_sde", "flow_ode"):
+            raise ConfigError(f"policy.flow.process: got {self.process!r}, allowed: flow_sde, flow_ode.")
+
+
+@dataclass(frozen=True, kw_only=True)
 class LeRobotOptions:
     """How a LeRobot policy is made."""
 
@@ -64,6 +82,8 @@ class LeRobotOptions:
     """Folder or hub id of the tokenizer and (SmolVLA) the VLM's configuration; '' as the config names."""
     lora: LoraOptions | None = None
     """Trains adapters and heads instead of all weights."""
+    flow: FlowOptions | None = None
+    """How `lerobot_flow` samples; None takes LeRobot's number of steps."""
     instruction: str = ""
     """What an observation without an instruction means; '' takes the first of the dataset."""
 
