@@ -1,4 +1,4 @@
-"""Replay of control steps: per-env lanes, n-step windows, mixtures by exact share.
+"""Replay of control steps: per-env lanes, n-step windows.
 
 A lane is a ring of frames. A step is stored as the frame it began in; the frame it led to is the
 next one in the lane, so that no observation is stored twice. An episode of L steps therefore
@@ -8,8 +8,7 @@ B rows of a batch, N lanes, C frames per lane, A action dim.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,70 +18,24 @@ from torch import Tensor
 
 from robot_rl.core.errors import CheckpointError, DatasetError, nearest
 from robot_rl.data.episode import SOURCES
+from robot_rl.data.transitions import (
+    Mixture,
+    Origin,
+    StepBatch,
+    TransitionBatch,
+    concatenate,
+    discounted,
+    draw_rows,
+)
 
 if TYPE_CHECKING:
     from robot_rl.data.demos import Episodes
 
+__all__ = ["SOURCES", "Mixture", "ReplayBuffer", "StepBatch", "TransitionBatch", "concatenate"]
+
 Array = NDArray[Any]
 
 _FINAL, _STEP = 0, 1  # what a frame is: somebody's start, or only where an episode ended
-
-
-@dataclass(kw_only=True)
-class StepBatch:
-    """One control step of B envs, as executed."""
-
-    obs: dict[str, Array]
-    base_action: Array
-    """(B, A): what the base policy proposed at `obs`."""
-    action: Array
-    """(B, A): what was executed, after safety."""
-    reward: Array
-    """(B,)"""
-    terminated: Array
-    """(B,): the task ended; nothing is to be had after it."""
-    truncated: Array
-    """(B,): the clock ended it; the value goes on."""
-    next_obs: dict[str, Array]
-    """What the step led to: the final observation where the episode ended."""
-    next_base_action: Array
-    """(B, A): what the base proposes at `next_obs`."""
-    success: Array | None = None
-    """(B,); None means nowhere."""
-    source: str = "sim"
-    """One of `SOURCES`."""
-    policy_version: int = 0
-    """Learner updates behind the weights that acted."""
-    lanes: Array | None = None
-    """(B,): the lane of each row, for sources that step some envs only; None means 0 to B - 1."""
-
-
-@dataclass
-class TransitionBatch:
-    """What an off-policy learner reads: windows of up to n steps, as tensors."""
-
-    obs: dict[str, Tensor]
-    base_action: Tensor
-    """(B, A)"""
-    action: Tensor
-    """(B, A)"""
-    reward: Tensor
-    """(B,): sum of gamma^i r_i over the m steps of the window."""
-    bootstrap: Tensor
-    """(B,): gamma^m, or 0 where the task ended."""
-    next_obs: dict[str, Tensor]
-    """The observation that the window's last step led to."""
-    next_base_action: Tensor
-    """(B, A)"""
-    source: Tensor
-    """(B,): index into `SOURCES`, uint8."""
-
-    def __len__(self) -> int:
-        return len(self.reward)
-
-    def to(self, device: str | torch.device) -> TransitionBatch:
-        """Returns the batch on another device."""
-        return _map_tensors(lambda tensors: tensors[0].to(device), [self])
 
 
 class ReplayBuffer:
@@ -238,10 +191,14 @@ class ReplayBuffer:
         np.logical_or.accumulate(ended[:, :-1], axis=1, out=before[:, 1:])
         inside = ~before & (offsets < newest[:, None])
         length = inside.sum(axis=1)
-        discounts = np.power(gamma_step, np.arange(n_step + 1)).astype(np.float32)
-        reward = (self._columns["reward"].take(rows) * inside) @ discounts[:-1]
         last = np.take_along_axis(rows, length[:, None] - 1, axis=1)[:, 0]
-        bootstrap = discounts.take(length) * ~self._columns["terminated"].take(last)
+        reward, bootstrap = discounted(
+            self._columns["reward"].take(rows),
+            inside,
+            length,
+            self._columns["terminated"].take(last),
+            gamma_step,
+        )
         start, after = rows[:, 0], self._row(lanes, first + length)
         column = self._columns
         return TransitionBatch(
@@ -253,6 +210,12 @@ class ReplayBuffer:
             next_obs=self._observation(after),
             next_base_action=torch.from_numpy(column["base_action"].take(after, axis=0)),
             source=torch.from_numpy(column["source"].take(start)),
+            origin=Origin(
+                pool=torch.zeros(batch_size, dtype=torch.int64),
+                episode=torch.from_numpy(lanes),
+                step=torch.from_numpy(first),
+                policy_version=torch.from_numpy(column["policy_version"].take(start).astype(np.int64)),
+            ),
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -321,16 +284,16 @@ class ReplayBuffer:
         """Returns lane and position of uniformly drawn steps: draws frames, keeps those that are steps."""
         stored = np.minimum(self._head, self._frames - 1)
         upper = np.cumsum(stored)
-        surplus = upper[-1] / self._steps * 1.05
-        drawn = rng.integers(0, upper[-1], int(batch_size * surplus) + 8)
-        lanes = np.searchsorted(upper, drawn, side="right") if self.num_envs > 1 else np.zeros_like(drawn)
-        position = self._head[lanes] - (upper[lanes] - drawn)
-        kept = np.flatnonzero(self._columns["kind"].take(self._row(lanes, position)))[:batch_size]
-        lanes, position = lanes.take(kept), position.take(kept)
-        if len(kept) < batch_size:
-            more_lanes, more_position = self._draw(batch_size - len(kept), rng)
-            return np.concatenate([lanes, more_lanes]), np.concatenate([position, more_position])
-        return lanes, position
+
+        def place(drawn: Array) -> tuple[Array, Array]:
+            several = self.num_envs > 1
+            lanes = np.searchsorted(upper, drawn, side="right") if several else np.zeros_like(drawn)
+            return lanes, self._head[lanes] - (upper[lanes] - drawn)
+
+        def is_step(drawn: Array) -> Array:
+            return self._columns["kind"].take(self._row(*place(drawn))) == _STEP
+
+        return place(draw_rows(is_step, int(upper[-1]), self._steps, batch_size, rng))
 
     def _observation(self, rows: Array) -> dict[str, Tensor]:
         return {key: torch.from_numpy(column.take(rows, axis=0)) for key, column in self._obs.items()}
@@ -349,49 +312,3 @@ class ReplayBuffer:
             raise ValueError(
                 f"replay: the step lacks observation {sorted(missing)[0]!r}, it has {sorted(steps.obs)}"
             )
-
-
-class Mixture:
-    """Batches made from several buffers in fixed shares."""
-
-    def __init__(self, parts: Mapping[str, tuple[ReplayBuffer, float]]) -> None:
-        """Args: parts: buffer and share by name; the shares sum to 1."""
-        shares = {name: share for name, (_, share) in parts.items()}
-        if min(shares.values()) < 0 or abs(sum(shares.values()) - 1.0) > 1e-6:
-            raise ValueError(f"mixture: got shares {shares}, allowed: none below 0, summing to 1")
-        self._parts = dict(parts)
-
-    def counts(self, batch_size: int) -> dict[str, int]:
-        """Returns the rows of each part: exact shares, rounded so that they sum to the batch."""
-        edges = np.rint(np.cumsum([0.0] + [share for _, share in self._parts.values()]) * batch_size)
-        return dict(zip(self._parts, np.diff(edges).astype(int).tolist(), strict=True))
-
-    def sample(
-        self, batch_size: int, *, n_step: int, gamma_step: float, rng: np.random.Generator
-    ) -> TransitionBatch:
-        """Returns one batch, part after part, in the order they were named."""
-        batches = [
-            self._parts[name][0].sample(count, n_step=n_step, gamma_step=gamma_step, rng=rng)
-            for name, count in self.counts(batch_size).items()
-            if count
-        ]
-        return batches[0] if len(batches) == 1 else concatenate(batches)
-
-
-def concatenate(batches: list[TransitionBatch]) -> TransitionBatch:
-    """Returns the rows of all batches in one."""
-    return _map_tensors(torch.cat, batches)
-
-
-def _map_tensors(
-    function: Callable[[list[Tensor]], Tensor], batches: list[TransitionBatch]
-) -> TransitionBatch:
-    """Returns the batch whose every tensor is `function` of the batches' tensors of that name."""
-
-    def mapped(name: str) -> Any:
-        fields = [getattr(batch, name) for batch in batches]
-        if isinstance(fields[0], dict):
-            return {key: function([field[key] for field in fields]) for key in fields[0]}
-        return function(fields)
-
-    return TransitionBatch(**{name: mapped(name) for name in vars(batches[0])})

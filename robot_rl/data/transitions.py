@@ -1,0 +1,245 @@
+"""Control steps on their way to a learner: what sources give, what learners get, and the arithmetic between.
+
+B rows of a batch, n steps of a window, H chunk length, A action dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+Array = NDArray[Any]
+T = TypeVar("T")
+
+
+@dataclass(kw_only=True)
+class StepBatch:
+    """One control step of B envs, as executed."""
+
+    obs: dict[str, Array]
+    base_action: Array
+    """(B, A): what the base policy proposed at `obs`."""
+    action: Array
+    """(B, A): what was executed, after safety."""
+    reward: Array
+    """(B,)"""
+    terminated: Array
+    """(B,): the task ended; nothing is to be had after it."""
+    truncated: Array
+    """(B,): the clock ended it; the value goes on."""
+    next_obs: dict[str, Array]
+    """What the step led to: the final observation where the episode ended."""
+    next_base_action: Array
+    """(B, A): what the base proposes at `next_obs`."""
+    success: Array | None = None
+    """(B,); None means nowhere."""
+    source: str = "sim"
+    """One of `SOURCES`."""
+    policy_version: int = 0
+    """Learner updates behind the weights that acted."""
+    lanes: Array | None = None
+    """(B,): the lane of each row, for sources that step some envs only; None means 0 to B - 1."""
+
+
+@dataclass
+class Origin:
+    """Where the rows of a batch come from; (B,) each, int64."""
+
+    pool: Tensor
+    """Which part of a `Mixture`, in the order they were named; 0 outside of one."""
+    episode: Tensor
+    """Number of the episode in its pool; the lane, in a `ReplayBuffer`."""
+    step: Tensor
+    """Control step within the episode; frames since the beginning, in a `ReplayBuffer`."""
+    policy_version: Tensor
+    """Learner updates behind the weights that acted."""
+
+
+@dataclass
+class TransitionBatch:
+    """What an off-policy learner reads: windows of up to n steps, as tensors."""
+
+    obs: dict[str, Tensor]
+    base_action: Tensor
+    """(B, A)"""
+    action: Tensor
+    """(B, A)"""
+    reward: Tensor
+    """(B,): sum of gamma^i r_i over the m steps of the window."""
+    bootstrap: Tensor
+    """(B,): gamma^m, or 0 where the task ended."""
+    next_obs: dict[str, Tensor]
+    """The observation that the window's last step led to."""
+    next_base_action: Tensor
+    """(B, A)"""
+    source: Tensor
+    """(B,): index into `SOURCES`, uint8."""
+    origin: Origin | None = None
+    """Where each row comes from; None if nobody noted it."""
+    weight: Tensor | None = None
+    """(B,): importance weights of prioritised draws; None means 1 everywhere."""
+
+    def __len__(self) -> int:
+        return len(self.reward)
+
+    def to(self, device: str | torch.device) -> TransitionBatch:
+        """Returns the batch on another device."""
+        return map_tensors(lambda tensors: tensors[0].to(device), [self])
+
+
+@dataclass
+class ChunkBatch:
+    """What a learner of action chunks reads: H steps as one decision."""
+
+    obs: dict[str, Tensor]
+    action: Tensor
+    """(B, H, A); where not valid, the last valid action repeats."""
+    valid: Tensor
+    """(B, H) bool: steps before the end of the episode."""
+    reward: Tensor
+    """(B,): sum of gamma^i r_i over the m valid steps."""
+    bootstrap: Tensor
+    """(B,): gamma^m, or 0 where the task ended."""
+    next_obs: dict[str, Tensor]
+    """The observation that the last valid step led to."""
+    source: Tensor
+    """(B,): index into `SOURCES` of the chunk's first step, uint8."""
+    origin: Origin | None = None
+    weight: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.reward)
+
+    def to(self, device: str | torch.device) -> ChunkBatch:
+        """Returns the batch on another device."""
+        return map_tensors(lambda tensors: tensors[0].to(device), [self])
+
+
+Batch = TypeVar("Batch", TransitionBatch, ChunkBatch)
+
+
+class StepSource(Protocol):
+    """What a `Mixture` draws from: a ring of steps, or a pool of episodes."""
+
+    def __len__(self) -> int:
+        """Returns the number of control steps that can be sampled."""
+        ...
+
+    def sample(
+        self, batch_size: int, *, n_step: int, gamma_step: float, rng: np.random.Generator
+    ) -> TransitionBatch: ...
+
+
+class Mixture:
+    """Batches made from several buffers or pools in fixed shares."""
+
+    def __init__(self, parts: Mapping[str, tuple[StepSource, float]]) -> None:
+        """Args: parts: what to draw from and its share, by name; the shares sum to 1."""
+        shares = {name: share for name, (_, share) in parts.items()}
+        if min(shares.values()) < 0 or abs(sum(shares.values()) - 1.0) > 1e-6:
+            raise ValueError(f"mixture: got shares {shares}, allowed: none below 0, summing to 1")
+        self._parts = dict(parts)
+        self.names = tuple(parts)
+        """What `Origin.pool` counts."""
+
+    def counts(self, batch_size: int) -> dict[str, int]:
+        """Returns the rows of each part: exact shares, rounded so that they sum to the batch."""
+        rows = exact_counts([share for _, share in self._parts.values()], batch_size)
+        return dict(zip(self._parts, rows.tolist(), strict=True))
+
+    def sample(
+        self, batch_size: int, *, n_step: int, gamma_step: float, rng: np.random.Generator
+    ) -> TransitionBatch:
+        """Returns one batch, part after part, in the order they were named."""
+        batches: list[TransitionBatch] = []
+        for number, (name, count) in enumerate(self.counts(batch_size).items()):
+            if count:
+                part = self._parts[name][0]
+                batches.append(part.sample(count, n_step=n_step, gamma_step=gamma_step, rng=rng))
+                origin = batches[-1].origin
+                if origin is not None:
+                    origin.pool += number
+        return batches[0] if len(batches) == 1 else concatenate(batches)
+
+    def update_priorities(self, origin: Origin, priority: Tensor) -> None:
+        """Tells the prioritised pools among the parts; see `EpisodePool.update_priorities`."""
+        for number, (part, _) in enumerate(self._parts.values()):
+            update = getattr(part, "update_priorities", None)
+            rows = origin.pool == number
+            if update is not None and rows.any():
+                fields = {name: value[rows] for name, value in vars(origin).items()}
+                update(Origin(**fields), priority[rows])
+
+
+def exact_counts(shares: Sequence[float], rows: int) -> NDArray[np.int64]:
+    """Returns how many of `rows` each share gets, rounded so that they sum to `rows`."""
+    edges = np.rint(np.cumsum([0.0, *shares]) * rows)
+    return np.diff(edges).astype(np.int64)
+
+
+def concatenate(batches: Sequence[Batch]) -> Batch:
+    """Returns the rows of all batches in one; rows without a weight count 1 beside those with one."""
+    if any(batch.weight is not None for batch in batches):
+        for batch in batches:
+            batch.weight = torch.ones(len(batch)) if batch.weight is None else batch.weight
+    if any(batch.origin is None for batch in batches):
+        for batch in batches:
+            batch.origin = None
+    return map_tensors(torch.cat, batches)
+
+
+def map_tensors(function: Callable[[list[Tensor]], Tensor], batches: Sequence[T]) -> T:
+    """Returns the batch whose every tensor is `function` of the batches' tensors of that name."""
+
+    def mapped(values: list[Any]) -> Any:
+        first = values[0]
+        if first is None:
+            return None
+        if isinstance(first, dict):
+            return {key: function([value[key] for value in values]) for key in first}
+        return map_tensors(function, values) if is_dataclass(first) else function(values)
+
+    names = [field.name for field in fields(batches[0])]  # pyright: ignore[reportArgumentType]
+    return type(batches[0])(**{name: mapped([getattr(batch, name) for batch in batches]) for name in names})
+
+
+def draw_rows(
+    is_step: Callable[[Array], Array], rows: int, steps: int, count: int, rng: np.random.Generator
+) -> Array:
+    """Returns `count` uniformly drawn rows that are steps: draws rows, keeps those that are.
+
+    Args:
+        is_step: for rows (n,), whether each is a step and not only where an episode ended.
+        rows: rows in use, of which `steps` are steps.
+        steps: above 0.
+        count: how many to draw.
+        rng: of the draws.
+    """
+    drawn = rng.integers(0, rows, int(count * (rows / steps * 1.05)) + 8)
+    kept = drawn.compress(is_step(drawn))[:count]
+    if len(kept) < count:
+        return np.concatenate([kept, draw_rows(is_step, rows, steps, count - len(kept), rng)])
+    return kept
+
+
+def discounted(
+    reward_Bn: Array, inside_Bn: Array, length_B: Array, terminated_B: Array, gamma_step: float
+) -> tuple[Array, Array]:
+    """Returns what a window earned, sum of gamma^i r_i, and its bootstrap: gamma^m, 0 where the task ended.
+
+    Args:
+        reward_Bn: rewards from the window's first step on.
+        inside_Bn: which of them are steps of the window.
+        length_B: m, how many they are.
+        terminated_B: whether the last of them ended the task.
+        gamma_step: discount per control step.
+    """
+    discounts = np.power(gamma_step, np.arange(reward_Bn.shape[1] + 1)).astype(np.float32)
+    reward_B = (reward_Bn * inside_Bn) @ discounts[:-1]
+    return reward_B, discounts.take(length_B) * ~terminated_B
