@@ -23,7 +23,7 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from robot_rl.core.errors import CheckpointError
-from robot_rl.core.files import sync_folder, write_synced
+from robot_rl.core.files import restore_folder, swap_folder, write_synced
 from robot_rl.policies.spec import SavedPolicy, build, full_spec, read_config
 
 FORMAT = 1
@@ -76,7 +76,7 @@ def save_policy(folder: Path | str, policy: SavedPolicy, *, meta: PolicyMeta) ->
         temporary.mkdir(parents=True)
         write_synced(temporary / _WEIGHTS, weights)
         write_synced(temporary / _HEAD, json.dumps(head, indent=2).encode())
-        _swap(temporary, folder)
+        swap_folder(temporary, folder)
     except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)
         kept = "The older checkpoint is whole" if folder.exists() else "There is no older checkpoint"
@@ -95,7 +95,7 @@ def load_policy(folder: Path | str, *, expect: PolicyMeta | None = None) -> tupl
             layout than `expect`.
     """
     folder = Path(folder)
-    _restore_previous(folder)
+    restore_folder(folder)
     head, weights = _read(folder)
     meta = read_config(PolicyMeta, head.get("meta"), at=f"{folder}: meta")
     if expect is not None:
@@ -165,31 +165,6 @@ def _check_meta(folder: Path, meta: PolicyMeta, expect: PolicyMeta) -> None:
 
 def _shown(value: Any) -> str:
     return f"({len(value)}) {', '.join(value)}" if isinstance(value, tuple) else repr(value)
-
-
-def _swap(temporary: Path, folder: Path) -> None:
-    """Puts `temporary` in the place of `folder`; a kill in between is mended by the next load."""
-    previous = _previous(folder)
-    if folder.exists():
-        shutil.rmtree(previous, ignore_errors=True)
-        folder.rename(previous)
-    try:
-        temporary.rename(folder)
-    except OSError:
-        _restore_previous(folder)
-        raise
-    sync_folder(folder.parent)
-    shutil.rmtree(previous, ignore_errors=True)
-
-
-def _restore_previous(folder: Path) -> None:
-    previous = _previous(folder)
-    if previous.exists() and not folder.exists():
-        previous.rename(folder)
-
-
-def _previous(folder: Path) -> Path:
-    return folder.with_name(f".previous-{folder.name}")
 
 
 def _versions() -> dict[str, str]:

@@ -12,6 +12,7 @@ import importlib
 import io
 import json
 import logging
+import os
 import shutil
 import warnings
 from collections.abc import Generator, Mapping
@@ -25,7 +26,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from robot_rl.core.errors import CheckpointError, ConfigError
-from robot_rl.core.files import sync_folder
+from robot_rl.core.files import restore_folder, swap_folder, write_synced
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 PIPELINES = ("policy_preprocessor", "policy_postprocessor")
@@ -68,6 +69,7 @@ def hub_folder(
     Raises:
         CheckpointError: neither a folder nor to be had from the hub; says where to put it.
     """
+    restore_folder(Path(name).absolute())
     if Path(name).is_dir():
         return Path(name)
     patterns = [*_SMALL_FILES, "*.safetensors"] if weights else list(_SMALL_FILES)
@@ -177,7 +179,7 @@ def unpack(files: Mapping[str, bytes], folder: Path) -> None:
     for name, content in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
+        write_synced(path, content)
 
 
 def pack(folder: Path, prefix: str) -> Files:
@@ -193,22 +195,16 @@ def write_folder(folder: Path, files: Mapping[str, bytes], weights: Mapping[str,
         CheckpointError: the disk refused; the older folder, if any, is untouched.
     """
     temporary = folder.with_name(f".writing-{folder.name}")
-    previous = folder.with_name(f".previous-{folder.name}")
     try:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
         unpack(files, temporary)
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
         save_file(tensors, temporary / WEIGHTS, metadata={"format": "pt"})
-        if folder.exists():
-            shutil.rmtree(previous, ignore_errors=True)
-            folder.rename(previous)
-        temporary.rename(folder)
-        sync_folder(folder.parent)
-        shutil.rmtree(previous, ignore_errors=True)
+        with (temporary / WEIGHTS).open("rb") as file:
+            os.fsync(file.fileno())
+        swap_folder(temporary, folder)
     except (OSError, SafetensorError) as error:
-        if previous.exists() and not folder.exists():
-            previous.rename(folder)
         shutil.rmtree(temporary, ignore_errors=True)
         raise CheckpointError(
             f"{folder}: cannot write the checkpoint: {error}. Free some space and save again."

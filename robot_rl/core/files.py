@@ -1,6 +1,7 @@
 """Files that survive a power cut: written whole, flushed to the disk, renamed into place."""
 
 import os
+import shutil
 from pathlib import Path
 
 
@@ -19,3 +20,33 @@ def sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def swap_folder(temporary: Path, folder: Path) -> None:
+    """Puts a complete folder in the place of `folder`; a kill in between: see `restore_folder`.
+
+    Raises:
+        OSError: the disk refused; the older folder, if any, is in its place.
+    """
+    previous = _previous(folder)
+    if folder.exists():
+        shutil.rmtree(previous, ignore_errors=True)
+        folder.rename(previous)
+    try:
+        temporary.rename(folder)
+    except OSError:
+        restore_folder(folder)
+        raise
+    sync_folder(folder.parent)
+    shutil.rmtree(previous, ignore_errors=True)
+
+
+def restore_folder(folder: Path) -> None:
+    """Mends what a kill inside `swap_folder` left: the older folder takes its place again."""
+    previous = _previous(folder)
+    if previous.exists() and not folder.exists():
+        previous.rename(folder)
+
+
+def _previous(folder: Path) -> Path:
+    return folder.with_name(f".previous-{folder.name}")
