@@ -16,6 +16,7 @@ from robot_rl.core.errors import RobotRLError, UnknownComponentError, nearest
 
 COMMANDS: dict[str, str] = {
     "train": "robot_rl.cli.train",
+    "finetune": "robot_rl.cli.finetune",
     "evaluate": "robot_rl.cli.evaluate",
     "collect": "robot_rl.cli.collect",
     "report": "robot_rl.cli.report",
@@ -42,6 +43,7 @@ Type first:
   robot-rl train recipe=smoke            the whole chain in under a minute
   robot-rl train recipe=pick_cube        a Panda arm learns to lift a cube
   robot-rl evaluate run=runs/<folder>    its success on episodes it has never seen
+  robot-rl finetune dataset=<folder>     a policy learns from a LeRobot dataset, beside two baselines
 
 Results go to runs/<date-time>-<recipe>-seed<k>/: config.yaml, metrics.jsonl, checkpoints/, videos/,
 report.html (open it in a browser) and summary.json.
@@ -116,11 +118,11 @@ def _help() -> str:
 
 def _how_to_resume(words: list[str]) -> str:
     """Returns the command that continues the newest run, where there is one."""
-    given = dict(word.split("=", 1) for word in words[1:] if "=" in word)
-    if words[0] != "train":
+    command, given = words[0], dict(word.split("=", 1) for word in words[1:] if "=" in word)
+    if command not in ("train", "finetune"):
         return ""
     if "resume" in given:
-        return f" Continue with: robot-rl train resume={given['resume']}"
+        return f" Continue with: robot-rl {command} resume={given['resume']}"
     configs = Path(given.get("out", "runs")).glob("*/config.yaml")
     newest = max(configs, key=lambda path: path.stat().st_mtime, default=None)
-    return f" Continue with: robot-rl train resume={newest.parent}" if newest else ""
+    return f" Continue with: robot-rl {command} resume={newest.parent}" if newest else ""

@@ -1,0 +1,95 @@
+"""`robot-rl finetune`: a policy learns from a dataset, measured on episodes that it never saw."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from robot_rl.config import load
+from robot_rl.core.errors import ConfigError
+
+SUMMARY = "a policy learns from a LeRobot dataset; errors on held-out episodes"
+
+_HELP = """\
+Usage: robot-rl finetune dataset=<folder> [policy=small_vla] [key=value ...] [--json]
+       robot-rl finetune resume=runs/<folder>
+
+Trains a policy on a LeRobotDataset (v3 or v2.1, or a store) and measures it on the last episodes,
+which nothing is learned from. Beside it stand two baselines: nearest neighbours, and LeRobot's ACT
+trained for the same processor time. The report shows the curves and the errors by group of joints.
+An error of 1 is one standard deviation of the training actions.
+
+policy=  small_vla                our own small vision-language-action policy, from scratch
+         act diffusion            LeRobot's, from scratch (extra `lerobot`)
+         smolvla pi0 pi05         LeRobot's; tokenizer and VLM come from the hub, for size=tiny from here
+         <folder>                 a run folder, a policy/ of one, or a LeRobot checkpoint
+         <owner>/<name>           a LeRobot model of the hub
+
+Examples:
+  robot-rl finetune dataset=demos/pick_cube                         ten processor minutes and two baselines
+  robot-rl finetune dataset=demos/pick_cube minutes=2 baselines=false   a first look
+  robot-rl finetune dataset=demos/pick_cube policy=smolvla size=tiny updates=50
+  robot-rl finetune dataset=demos/pick_cube policy=lerobot/smolvla_base lora.rank=16 device=cuda
+  robot-rl finetune dataset=demos/pick_cube policy=runs/<folder> lr=1e-4
+  robot-rl finetune dataset=demos/pick_cube robot=panda             refuses data of other joints
+  robot-rl finetune resume=runs/<folder>                            goes on after a crash, to the same result
+
+Settings (every one of them is in config.yaml of the run folder):
+  heldout  stride  horizon  picture  robot            what is learned, and what is measured
+  updates | minutes  batch  accumulate  precision  lr  warmup_updates  weight_decay  ema_decay  grad_clip
+  size  options.<name>  lora.rank  lora.alpha          the policy itself
+  baselines  act.lrs  act.batches  act.trial           the comparison
+  seed  out  device  torch_threads  lease_wait_s  curve_points  metrics_rows  checkpoint.every_s
+With updates= a run gives the same bytes every time; with minutes= the number of updates is measured first.
+"""
+
+
+def run(argv: list[str]) -> int:
+    """Fine-tunes one policy and prints its summary."""
+    if {"-h", "--help"} & set(argv):
+        print(_HELP, end="")
+        return 0
+    words = [word for word in argv if word != "--json"]
+    from robot_rl.train.finetune import run as finetune  # the learner: not for --help
+    from robot_rl.train.finetune.config import FinetuneConfig
+
+    folder = _resumed(words)
+    config = finetune.load_config(folder) if folder else load(FinetuneConfig, words, config_name="finetune")
+    length = f"{config.updates:,} updates" if config.updates else f"{config.minutes:g} minutes"
+    print(
+        f"policy {config.policy} ({config.size}), dataset {config.dataset}, seed {config.seed}: {length} of "
+        f"batch {config.batch} on {config.device}, the last {config.heldout} episodes held out",
+        file=sys.stderr,
+    )
+    summary = finetune.resume(folder) if folder else finetune.run(config)
+    beside = [
+        f"{name} {error:.4f}"
+        for name, error in (
+            ("nearest neighbour", summary.nearest_neighbour_error),
+            ("ACT", summary.act_error),
+        )
+        if error is not None
+    ]
+    compared = f" ({', '.join(beside)})" if beside else ""
+    print(
+        f"{summary.policy}: held-out error {summary.heldout_error:.4f}{compared} after {summary.updates:,} "
+        f"updates and {summary.minutes:.1f} minutes, over {summary.chunks:,} chunks of "
+        f"{len(summary.heldout_episodes)} episodes; see {summary.run}/report.html"
+    )
+    print(json.dumps(summary.to_json()))
+    return 0
+
+
+def _resumed(words: list[str]) -> Path | None:
+    """Returns the folder of `resume=<folder>`, which stands alone."""
+    found = [word.split("=", 1)[1] for word in words if word.startswith("resume=")]
+    if not found:
+        return None
+    if len(words) > 1:
+        others = " ".join(word for word in words if not word.startswith("resume="))
+        raise ConfigError(
+            f"resume: got other settings beside it ({others}), allowed: none. A resumed run keeps its "
+            "config.yaml; start a new run to change settings."
+        )
+    return Path(found[0])

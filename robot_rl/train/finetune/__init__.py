@@ -1,0 +1,1 @@
+"""Fine-tuning on a dataset: whole episodes held out, two baselines, one loop. Start in `run`."""

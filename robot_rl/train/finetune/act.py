@@ -1,0 +1,111 @@
+"""The baseline that learns: LeRobot's ACT of similar size, from random weights, for as much time.
+
+It reads the same pictures from the same loader, predicts chunks of the same length, and has the
+schedule and the average of the policy. Learning rate and batch size are chosen for it by short
+trials on validation episodes among the training ones; LeRobot's own values are among them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+
+from robot_rl.algos.bc import BCConfig
+from robot_rl.train.finetune.data import stream_seed
+from robot_rl.train.finetune.learn import (
+    FinetuneSession,
+    Lesson,
+    assemble_lesson,
+    policy_errors,
+    prepare,
+    updates_in,
+)
+from robot_rl.train.finetune.policies import Module, new_lerobot, recipe_of
+from robot_rl.train.loop import train
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One choice of settings, and what came of it on the validation episodes."""
+
+    lr: float
+    batch: int
+    error: float
+    updates: int
+    updates_per_minute: float
+
+
+def why_no_act(session: FinetuneSession) -> str | None:
+    """Returns why there is no ACT to compare with, or None if there is."""
+    if not session.config.baselines:
+        return "baselines=false"
+    if session.config.policy == "act":
+        return "the policy is ACT itself"
+    if find_spec("lerobot") is None:
+        return "the extra is not installed: pip install 'robot-rl[lerobot]', on Python 3.12 or later"
+    return None
+
+
+def make_act(session: FinetuneSession, episodes: tuple[int, ...]) -> Module:
+    """Builds ACT for the statistics of these episodes; the same first weights every time."""
+    seed = stream_seed(session.config, "act")
+    generator = torch.Generator().manual_seed(seed)
+    policy = new_lerobot(session.config, "act", session.data.facts(episodes), generator)
+    return prepare(session, policy, episodes)
+
+
+def try_settings(session: FinetuneSession, *, minutes: float) -> list[Trial]:
+    """Trains for so many minutes with every learning rate and batch size, on training episodes alone."""
+    act = session.config.act
+    settings = [(batch, lr) for batch, lr in itertools.product(act.batches, act.lrs)]
+    trials: list[Trial] = []
+    with session.phase("act settings", len(settings), unit="trials") as progress:
+        for batch, lr in settings:
+            session.check_leases()
+            trials.append(_try(session, lr=lr, batch=batch, minutes=minutes))
+            progress.update(len(trials))
+    return trials
+
+
+def act_lesson(session: FinetuneSession, policy: Module, best: Trial, *, minutes: float) -> Lesson:
+    """Returns what ACT is given for its whole time."""
+    updates = max(1, round(minutes * best.updates_per_minute))
+    learning = _learning(session, policy, lr=best.lr, updates=updates)
+    return Lesson(
+        name="act",
+        episodes=session.data.split.train,
+        learning=learning,
+        batch=best.batch,
+        updates=updates,
+        minutes=minutes,
+    )
+
+
+def _try(session: FinetuneSession, *, lr: float, batch: int, minutes: float) -> Trial:
+    inner, name = session.data.split.inner(), "act trial"
+
+    def lesson(policy: Module, updates: int) -> Lesson:
+        learning = _learning(session, policy, lr=lr, updates=updates)
+        return Lesson(name=name, episodes=inner.train, learning=learning, batch=batch, updates=updates)
+
+    policy = make_act(session, inner.train)
+    updates = updates_in(session, lesson(policy, 1), policy, minutes=minutes)
+    policy = make_act(session, inner.train)  # the first has learned while it was timed
+    before = session.minutes(name)
+    run, algorithm = assemble_lesson(session, lesson(policy, updates), policy)
+    train(run)
+    with algorithm.acting():
+        error = policy_errors(session, policy, inner.heldout).normalised
+    pace = updates / max(session.minutes(name) - before, 1e-9)
+    return Trial(lr=lr, batch=batch, error=error, updates=updates, updates_per_minute=pace)
+
+
+def _learning(session: FinetuneSession, policy: Module, *, lr: float, updates: int) -> BCConfig:
+    """Returns LeRobot's weight decay and clipping for ACT, with the schedule and average of the policy."""
+    own: Any = recipe_of(policy)
+    common = session.config.learning(own, updates=updates)
+    return replace(common, lr=lr, weight_decay=own.weight_decay, grad_clip=own.grad_clip, accumulate=1)

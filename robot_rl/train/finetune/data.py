@@ -1,0 +1,215 @@
+"""The dataset of a fine-tuning run: whole episodes on either side of the line, and what must fit.
+
+E episodes, B chunks, H chunk length, A action dim.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from robot_rl.core.errors import ConfigError, DatasetError
+from robot_rl.core.policy import DemoBatch
+from robot_rl.core.seeding import train_seed
+from robot_rl.data.facts import DatasetFacts
+from robot_rl.data.lerobot.pictures import PictureCache, PictureReader
+from robot_rl.data.lerobot.reader import Dataset
+from robot_rl.data.loader import ChunkLoader
+from robot_rl.data.replay import StepBatch
+from robot_rl.sim.robots.robot import load_robot
+from robot_rl.train.finetune.config import EVAL_BATCH, FinetuneConfig
+
+COMMANDED = re.compile(r"tool\.\w+|gripper")
+"""Actions that move the tool: every arm with a gripper understands them."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """Which episodes are learned from, and which are only measured on."""
+
+    train: tuple[int, ...]
+    heldout: tuple[int, ...]
+
+    def text(self) -> str:
+        return f"training on episodes {_spans(self.train)}, held out: {_spans(self.heldout)}"
+
+    def inner(self) -> Split:
+        """Splits the training episodes alone, the same way: what settings may be chosen on."""
+        held = min(len(self.heldout), max(1, len(self.train) // 4))
+        return Split(self.train[:-held], self.train[-held:])
+
+
+class DemoData:
+    """The chunks of a dataset as one run reads them: one split, one size of pictures, one device."""
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        split: Split,
+        *,
+        picture: tuple[int, int] | None,
+        device: str,
+        cache: PictureCache,
+        workers: int = 0,
+    ) -> None:
+        """Opens nothing yet.
+
+        Args:
+            dataset: what to read.
+            split: which of its episodes are for what.
+            picture: height and width of pictures; None leaves them as they are.
+            device: where batches go.
+            cache: where decoded pictures are kept.
+            workers: processes that read ahead for the learner.
+        """
+        self.dataset, self.split, self.picture = dataset, split, picture
+        self._device, self._cache, self._workers = device, cache, workers
+
+    def decode(self, progress: Callable[[int, int], None]) -> None:
+        """Decodes every picture once, if the cache keeps them in files."""
+        PictureReader(self.dataset, resize=self.picture, cache=self._cache, progress=progress).close()
+
+    def num_pictures(self) -> int:
+        """Returns the pictures of all episodes and cameras."""
+        return int(self.dataset.lengths().sum()) * len(self.dataset.cameras)
+
+    def facts(self, episodes: Sequence[int] | None = None) -> DatasetFacts:
+        """Returns sizes, names and statistics of the training episodes, or of those given."""
+        return self.dataset.facts(episodes=list(episodes or self.split.train), resize=self.picture)
+
+    def experience(self, episodes: Sequence[int], *, horizon: int, batch: int, seed: int) -> ChunkExperience:
+        """Returns random chunks of these episodes for the learner."""
+        return ChunkExperience(self._loader(episodes, horizon, batch, seed, self._workers), self._device)
+
+    def batches(self, episodes: Sequence[int], *, horizon: int, stride: int) -> Iterator[DemoBatch]:
+        """Yields the chunks that begin at every `stride`-th step of these episodes, in order."""
+        with self._loader(episodes, horizon, EVAL_BATCH, 0) as loader:
+            for batch in loader.batches(steps_stride=stride):
+                yield to_device(batch, self._device)
+
+    def _loader(
+        self, episodes: Sequence[int], horizon: int, batch: int, seed: int, workers: int = 0
+    ) -> ChunkLoader:
+        return ChunkLoader(
+            self.dataset,
+            horizon=horizon,
+            batch=batch,
+            seed=seed,
+            episodes=list(episodes),
+            resize=self.picture,
+            cache=self._cache,
+            num_workers=workers,
+        )
+
+
+class ChunkExperience:
+    """Chunks of recorded episodes; there is nothing to add to them."""
+
+    def __init__(self, loader: ChunkLoader, device: str) -> None:
+        self._loader, self._device = loader, device
+
+    def add(self, steps: StepBatch) -> int:
+        raise RuntimeError("a dataset is read only: a run that collects needs a ReplayExperience")
+
+    def close(self) -> None:
+        self._loader.close()
+
+    def sample(self) -> DemoBatch:
+        return to_device(self._loader.sample(), self._device)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"loader": self._loader.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._loader.load_state_dict(state["loader"])
+
+
+def open_data(config: FinetuneConfig) -> tuple[Dataset, Split]:
+    """Opens the dataset and divides its episodes.
+
+    Raises:
+        DatasetError: no dataset, a damaged one, too few episodes, or none as long as a chunk.
+        ConfigError: the robot has other joints.
+    """
+    dataset = Dataset(config.dataset)
+    if config.robot is not None:
+        check_robot(config.robot, dataset.meta.action_names, at=config.dataset)
+    split = split_episodes(len(dataset), config.heldout, at=config.dataset)
+    longest = int(dataset.lengths().max())
+    if longest < config.horizon:
+        raise DatasetError(
+            f"{config.dataset}: the longest episode has {longest} control steps, a chunk needs "
+            f"horizon={config.horizon}. Use horizon={longest} or less."
+        )
+    return dataset, split
+
+
+def split_episodes(episodes: int, heldout: int, *, at: str) -> Split:
+    """Holds out the last episodes; nobody may have to trust a random choice.
+
+    Raises:
+        DatasetError: fewer than two episodes are left to learn from.
+    """
+    if episodes - heldout < 2:
+        raise DatasetError(
+            f"{at}: {episodes} episodes, heldout={heldout} leaves {max(0, episodes - heldout)} to learn "
+            "from, needed: 2 or more. Hold fewer out, or record more."
+        )
+    first = episodes - heldout
+    return Split(tuple(range(first)), tuple(range(first, episodes)))
+
+
+def check_robot(robot: str, action_names: Sequence[str], *, at: str) -> None:
+    """Refuses a robot whose joints are not those that the dataset's actions move.
+
+    Raises:
+        ConfigError: the message names the joints that only one of them has.
+    """
+    found = load_robot(robot)
+    names = [re.sub(r"\.(pos|delta)$", "", name) for name in action_names]
+    if all(COMMANDED.fullmatch(name) for name in names):
+        return
+    joints = [*found.arm_joints, "gripper"]
+    lacking = [name for name in names if name not in joints]
+    unused = [joint for joint in joints if joint not in names and joint != "gripper"]
+    if lacking or unused:
+        parts = [f"{robot} lacks {_listed(lacking)}"] if lacking else []
+        parts += [f"the dataset lacks {_listed(unused)}"] if unused else []
+        raise ConfigError(
+            f"robot: {robot!r} does not fit {at}: {'; '.join(parts)}. "
+            "Leave robot out to train for the robot that was recorded."
+        )
+
+
+def decoded_bytes(dataset: Dataset, picture: tuple[int, int] | None) -> int:
+    """Returns the memory of all pictures once they are decoded."""
+    shapes = [dataset.features[camera].shape for camera in dataset.cameras]
+    pixels = sum(math.prod(picture or shape[:2]) for shape in shapes)
+    return 3 * pixels * int(dataset.lengths().sum())
+
+
+def to_device(batch: DemoBatch, device: str) -> DemoBatch:
+    """Returns a batch on the learner's device."""
+    if device == "cpu":
+        return batch
+    obs = {key: value.to(device) for key, value in batch.obs.items()}
+    return DemoBatch(obs, batch.actions.to(device), batch.valid.to(device), batch.source)
+
+
+def stream_seed(config: FinetuneConfig, stream: str) -> int:
+    """Returns the seed of a named stream of this run."""
+    return train_seed(config.seed, f"finetune {stream}")
+
+
+def _spans(numbers: Sequence[int]) -> str:
+    """Returns `0-15 (16)`."""
+    span = str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]}-{numbers[-1]}"
+    return f"{span} ({len(numbers)})"
+
+
+def _listed(names: Sequence[str], most: int = 8) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

@@ -1,0 +1,211 @@
+"""One learner on the one loop: what the policy and the baseline ACT have in common.
+
+Both are `BehaviourCloning` on chunks of the same loader, with the same schedule and average, and
+both are measured in the same way.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from robot_rl.algos.bc import BCConfig, BehaviourCloning
+from robot_rl.core.policy import DemoBatch
+from robot_rl.core.registry import resolve
+from robot_rl.data.lerobot.pictures import PictureCache
+from robot_rl.sched.inventory import cpu_spec
+from robot_rl.train.finetune.config import FinetuneConfig
+from robot_rl.train.finetune.data import DemoData, decoded_bytes, open_data, stream_seed
+from robot_rl.train.finetune.errors import Errors, Ruler
+from robot_rl.train.finetune.policies import Module, fit_units, picture_size
+from robot_rl.train.hooks import checkpoint_hooks, show_progress, updates, write_metrics
+from robot_rl.train.loop import Hook, Pacer, Run
+from robot_rl.train.meter import Meter
+from robot_rl.train.schedule import Always, Counters, Every
+from robot_rl.train.session import RunSession
+from robot_rl.train.sources import PolicyHandle
+
+Array = NDArray[Any]
+
+PICTURES = "pictures"
+"""Folder of decoded pictures in a run folder, while it runs."""
+PACE_UPDATES = 8
+"""Updates that are timed to know how many fit into the minutes; two more before them warm up."""
+
+
+class FinetuneSession(RunSession):
+    """The session of `robot-rl finetune`: a run folder, and the dataset it learns from."""
+
+    def __init__(self, config: FinetuneConfig, folder: Path) -> None:
+        cpu = cpu_spec()
+        super().__init__(
+            folder,
+            command="finetune",
+            holder=f"finetune {config.policy} seed {config.seed}",
+            devices=[(cpu, min(config.torch_threads, cpu.slots))],
+            lease_wait_s=config.lease_wait_s,
+            keep=config.checkpoint.keep,
+        )
+        self.config = config
+        dataset, split = open_data(config)
+        picture = picture_size(config)
+        cache = PictureCache(ram_bytes=1 << 30)
+        if decoded_bytes(dataset, picture) <= config.cache_gb * 1e9:
+            cache = PictureCache(folder=config.cache or str(folder / PICTURES))
+        self.data = DemoData(
+            dataset, split, picture=picture, device=config.device, cache=cache, workers=config.workers
+        )
+        self.facts = self.data.facts()
+        self.ruler = Ruler(self.facts.stats["action"]["std"], self.facts.meta.action_names)
+
+    def measure(self, predict: Callable[[DemoBatch], Array], episodes: Sequence[int]) -> Errors:
+        """Returns the errors of a predictor on these episodes."""
+        config = self.config
+        with self.timer.stage("evaluate"):
+            batches = self.data.batches(episodes, horizon=config.horizon, stride=config.stride)
+            return self.ruler.measure(batches, predict)
+
+    def minutes(self, learner: str) -> float:
+        """Returns how long a learner's loop has sampled and updated: the currency of the comparison.
+
+        Processor time of all threads, so that other programs on the machine do not count; on a GPU
+        wall-clock time.
+        """
+        stages = self.timer.state_dict()["stages"]
+        index = 1 if self.config.device == "cpu" else 0
+        return sum(stages.get(f"{learner} {part}", (0.0, 0.0))[index] for part in ("sample", "update")) / 60.0
+
+    def stage(self, learner: str) -> Callable[[str], AbstractContextManager[Any]]:
+        """Returns what times the stages of one learner's loop."""
+        return lambda name: self.timer.stage(f"{learner} {name}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lesson:
+    """What one learner is given."""
+
+    name: str
+    """`policy`, or `act`: of its phase, its stages and its rows."""
+    episodes: Sequence[int]
+    learning: BCConfig
+    batch: int
+    updates: int
+    minutes: float = 0.0
+    """It goes on at its last learning rate until it had this much time."""
+
+
+def assemble_lesson(session: FinetuneSession, lesson: Lesson, policy: Module) -> tuple[Run, BehaviourCloning]:
+    """Returns the loop that trains a policy in place, and the algorithm that holds its average."""
+    config, name = session.config, lesson.name
+    policy.train()
+    algorithm: BehaviourCloning = resolve("algorithm", "bc", at="finetune")(
+        policy, lesson.learning, stream_seed(config, f"{name} noise"), total_updates=lesson.updates
+    )
+    session.counters.updates = 0
+    run = Run(
+        sources=[],
+        experience=session.data.experience(
+            lesson.episodes,
+            horizon=policy.horizon,
+            batch=lesson.batch,
+            seed=stream_seed(config, f"{name} batches"),
+        ),
+        algorithm=algorithm,
+        handle=PolicyHandle(),
+        pacer=Pacer(
+            finished=lambda at: at.updates >= lesson.updates and session.minutes(name) >= lesson.minutes,
+            updates=Always(),
+        ),
+        meter=Meter(),
+        stage=session.stage(name),
+        counters=session.counters,
+    )
+    return run, algorithm
+
+
+def assemble_watched(
+    session: FinetuneSession, lesson: Lesson, policy: Module
+) -> tuple[Run, BehaviourCloning]:
+    """Returns a loop that also writes metrics, looks at the held-out error, and saves."""
+    config, name = session.config, lesson.name
+    run, algorithm = assemble_lesson(session, lesson, policy)
+
+    def every(times: int) -> Every:
+        return Every(-(-lesson.updates // times) if times else 0)
+
+    def look(at: Counters) -> None:
+        if at.updates < lesson.updates:  # the last look is the result
+            with algorithm.acting():
+                error = policy_errors(session, policy, session.data.split.heldout)
+            write_errors(session, name, error)
+
+    def leases(at: Counters) -> None:
+        session.check_leases()
+        show_progress(session, min(at.updates, lesson.updates))
+
+    run.pacer.hooks = [
+        Hook("progress", Every(1), updates, leases),
+        Hook("metrics", every(config.metrics_rows), updates, lambda at: write_metrics(session, run, name)),
+        Hook("heldout", every(config.curve_points), updates, look),
+        *checkpoint_hooks(session, run, name, config.checkpoint, updates),
+    ]
+    return run, algorithm
+
+
+def prepare(session: FinetuneSession, policy: Module, episodes: Sequence[int]) -> Module:
+    """Returns the policy on its device, its units measured on the episodes that it learns from."""
+    fit_units(
+        policy, lambda: session.data.batches(episodes, horizon=policy.horizon, stride=session.config.stride)
+    )
+    return policy.to(session.config.device)
+
+
+def policy_errors(session: FinetuneSession, policy: Module, episodes: Sequence[int]) -> Errors:
+    """Returns the errors of a policy's deterministic chunks on these episodes."""
+    was_training = policy.training
+    policy.eval()
+
+    def predict(batch: DemoBatch) -> Array:
+        with torch.no_grad():
+            return policy.sample(batch.obs, mode="mean").actions.float().cpu().numpy()
+
+    errors = session.measure(predict, episodes)
+    policy.train(was_training)
+    return errors
+
+
+def write_errors(session: FinetuneSession, name: str, errors: Errors) -> None:
+    """Writes a point of the curve."""
+    session.write(name, {"heldout/error": errors.normalised, "heldout/minutes": session.minutes(name)})
+
+
+def updates_in(session: FinetuneSession, lesson: Lesson, policy: Module, *, minutes: float) -> int:
+    """Returns how many updates fit into so much time, by doing a few."""
+    run, algorithm = assemble_lesson(session, lesson, policy)
+    clock = time.process_time if session.config.device == "cpu" else time.perf_counter
+    start = clock()
+    for done in range(PACE_UPDATES + 2):
+        if done == 2:
+            start = _now(session.config, clock)
+        algorithm.update(run.experience.sample())
+    seconds = (_now(session.config, clock) - start) / PACE_UPDATES
+    return max(1, round(60.0 * minutes / seconds))
+
+
+def _now(config: FinetuneConfig, clock: Callable[[], float]) -> float:
+    if config.device != "cpu":
+        torch.cuda.synchronize(config.device)
+    return clock()
+
+
+def count_parameters(policy: Module) -> int:
+    """Returns how many numbers learn."""
+    return int(np.sum([p.numel() for p in policy.parameters() if p.requires_grad]))

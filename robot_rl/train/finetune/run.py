@@ -1,0 +1,314 @@
+"""Fine-tuning from end to end.
+
+    pictures -> neighbour -> policy -> act settings -> act -> summary
+
+The last episodes are held out. What remembering alone would do is measured on them, then the policy
+learns from the others, then LeRobot's ACT does for as long. Each is measured on the held-out
+episodes at its end, and nothing is chosen by that. Each phase leaves its result in a checkpoint, so
+a resumed run and an unbroken one go the same way.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from robot_rl.config import dump, read
+from robot_rl.core.errors import ConfigError
+from robot_rl.core.policy import DemoBatch
+from robot_rl.train.checkpoint import write_text
+from robot_rl.train.finetune.act import Trial, act_lesson, make_act, try_settings, why_no_act
+from robot_rl.train.finetune.config import FinetuneConfig
+from robot_rl.train.finetune.data import open_data, stream_seed
+from robot_rl.train.finetune.learn import (
+    PICTURES,
+    FinetuneSession,
+    Lesson,
+    assemble_watched,
+    count_parameters,
+    policy_errors,
+    prepare,
+    updates_in,
+    write_errors,
+)
+from robot_rl.train.finetune.neighbour import NearestNeighbour, read_moments, thumbnails
+from robot_rl.train.finetune.policies import Module, make_policy, recipe_of, save, saved_folder
+from robot_rl.train.record import machine, new_folder, versions, write_report
+from robot_rl.train.session import execute, learn
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinetuneSummary:
+    """What a run came to: the content of summary.json. Errors are those of `errors.Ruler`."""
+
+    heldout_error: float
+    """Mean absolute error on the held-out episodes, in standard deviations of the training actions."""
+    nearest_neighbour_error: float | None
+    act_error: float | None
+    """None where there was no ACT; `act` says why."""
+    minutes: float
+    """From the start to this summary, over all lives of the run."""
+    policy: str
+    dataset: str
+    run: str
+    """Run folder."""
+    seed: int
+    parameters: int
+    """Numbers that learned."""
+    updates: int
+    policy_minutes: float
+    """Processor minutes of the policy's training loop; wall-clock on a GPU."""
+    act_parameters: int | None
+    act_updates: int | None
+    act_minutes: float | None
+    train_episodes: tuple[int, ...]
+    heldout_episodes: tuple[int, ...]
+    horizon: int
+    stride: int
+    chunks: int
+    """Held-out chunks that every error is a mean over."""
+    groups: dict[str, dict[str, float]]
+    """Predictor -> group of joints -> normalised error."""
+    units: dict[str, dict[str, float]]
+    """Predictor -> group of joints -> error in the dataset's units."""
+    nearest_neighbour: dict[str, Any] | None
+    """What was chosen for it, on training episodes."""
+    act: dict[str, Any] | str
+    """What was chosen for it, on training episodes, and what was tried."""
+    command: str
+    timing: dict[str, float]
+    """Wall-clock seconds by stage."""
+    versions: dict[str, str]
+    machine: dict[str, str]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def run(config: FinetuneConfig) -> FinetuneSummary:
+    """Fine-tunes from the beginning, in a new run folder below `config.out`.
+
+    Raises:
+        RobotRLError: a mistake in the configuration, a dataset or a checkpoint that does not fit or
+            is damaged, a device that somebody else holds, a full disk; the message says what to do.
+    """
+    config = _absolute(config)
+    open_data(config)  # mistakes are found before there is a folder
+    saved_folder(config.policy)
+    name = Path(config.policy).name
+    folder = new_folder(config.out, f"finetune-{name}-seed{config.seed}")
+    write_text(folder / "config.yaml", dump(config))
+    return _execute(config, folder)
+
+
+def resume(folder: Path | str) -> FinetuneSummary:
+    """Goes on with a run that was cut short, to the same result as if it had not been.
+
+    Raises:
+        ConfigError: the folder is none of `robot-rl finetune`.
+    """
+    folder = Path(folder)
+    return _execute(load_config(folder), folder)
+
+
+def load_config(folder: Path) -> FinetuneConfig:
+    """Returns the configuration that a run was made with."""
+    path = folder / "config.yaml"
+    if not path.is_file():
+        raise ConfigError(
+            f"resume: {str(folder)!r} is no run folder, it has no config.yaml. "
+            "Give one that `robot-rl finetune` made, such as runs/<date-time>-finetune-<policy>-seed<k>."
+        )
+    return read(FinetuneConfig, path)
+
+
+def _execute(config: FinetuneConfig, folder: Path) -> FinetuneSummary:
+    torch.set_num_threads(config.torch_threads)
+    return execute(FinetuneSession(config, folder), _PHASES, _conclude)
+
+
+# Phases: each leaves its result in the session.
+
+
+def _pictures(session: FinetuneSession) -> None:
+    """Decodes the pictures once, for everybody who reads them."""
+    data = session.data
+    session.display.message(f"{session.config.dataset}: {data.split.text()}")
+    total = data.num_pictures()
+    with session.phase("pictures", total, unit="pictures") as progress, session.timer.stage("pictures"):
+        data.decode(lambda done, _: progress.update(done))
+
+
+def _neighbour(session: FinetuneSession) -> None:
+    """Measures what remembering alone would do."""
+    data, config = session.data, session.config
+    if not config.baselines:
+        return
+    with session.phase("nearest neighbour", len(data.split.train), unit="episodes") as progress:
+        with session.timer.stage("neighbour"):
+            meta = session.facts.meta
+            moments = read_moments(data, horizon=config.horizon, on_episode=progress.update)
+            baseline = NearestNeighbour(
+                moments, session.ruler.std, same_names=meta.state_names == meta.action_names
+            )
+        errors = session.measure(
+            lambda batch: baseline.predict(_state(batch), thumbnails(batch)), data.split.heldout
+        )
+    session.results["neighbour"] = {"errors": errors.to_json(), "choice": baseline.choice.to_json()}
+    session.write("neighbour", {"heldout/error": errors.normalised})
+
+
+def _policy(session: FinetuneSession) -> None:
+    """Trains the policy and saves it."""
+    config, train = session.config, session.data.split.train
+    policy = _build(session)
+    updates = session.results.get("updates") or config.updates
+    lesson = Lesson(
+        name="policy",
+        episodes=train,
+        learning=config.learning(recipe_of(policy), updates=updates or 1),
+        batch=config.batch,
+        updates=updates or 1,
+    )
+    if updates is None:
+        # Noted with the first checkpoint: a resumed run does not measure again.
+        updates = session.results["updates"] = updates_in(session, lesson, policy, minutes=config.minutes)
+        policy = _build(session)  # the first has learned while it was timed
+        learning = config.learning(recipe_of(policy), updates=updates)
+        lesson = Lesson(name="policy", episodes=train, learning=learning, batch=config.batch, updates=updates)
+    _teach(session, lesson, policy)
+    save(policy, session.folder / "policy", session.facts)
+
+
+def _act_settings(session: FinetuneSession) -> None:
+    """Chooses learning rate and batch size for ACT, on training episodes alone."""
+    why = why_no_act(session)
+    session.results["no_act"] = why
+    if why is not None:
+        session.display.message(f"no ACT to compare with: {why}")
+        return
+    minutes = session.minutes("policy") * session.config.act.trial
+    session.results["trials"] = [asdict(trial) for trial in try_settings(session, minutes=minutes)]
+
+
+def _act(session: FinetuneSession) -> None:
+    """Trains ACT for as long as the policy was trained."""
+    if session.results["no_act"] is None:
+        policy = make_act(session, session.data.split.train)
+        lesson = act_lesson(session, policy, _best_trial(session), minutes=session.minutes("policy"))
+        _teach(session, lesson, policy)
+
+
+_PHASES: dict[str, Callable[[FinetuneSession], None]] = {
+    "pictures": _pictures,
+    "neighbour": _neighbour,
+    "policy": _policy,
+    "act settings": _act_settings,
+    "act": _act,
+}
+
+
+def _build(session: FinetuneSession) -> Module:
+    """Returns the policy with its first weights."""
+    config = session.config
+    with session.timer.stage("build"):
+        generator = torch.Generator().manual_seed(stream_seed(config, "policy"))
+        policy = make_policy(config, session.facts, generator)
+        if policy.horizon < config.horizon:
+            raise ConfigError(
+                f"horizon: got {config.horizon}, the policy predicts {policy.horizon} control steps. "
+                f"Use horizon={policy.horizon} or less."
+            )
+        return prepare(session, policy, session.data.split.train)
+
+
+def _teach(session: FinetuneSession, lesson: Lesson, policy: Module) -> None:
+    """Runs a learner's loop, leaves the policy with its averaged weights, and measures it."""
+    loop, algorithm = assemble_watched(session, lesson, policy)
+    learn(session, loop, lesson.name, lesson.updates, unit="updates")
+    policy.load_state_dict(algorithm.policy_weights())
+    errors = policy_errors(session, policy, session.data.split.heldout)
+    write_errors(session, lesson.name, errors)
+    session.results[lesson.name] = {
+        "errors": errors.to_json(),
+        "updates": session.counters.updates,
+        "minutes": session.minutes(lesson.name),
+        "parameters": count_parameters(policy),
+    }
+    session.counters.updates = 0
+
+
+def _conclude(session: FinetuneSession) -> FinetuneSummary:
+    """Writes summary.json and the report."""
+    config, results, split = session.config, session.results, session.data.split
+    policy, act, neighbour = results["policy"], results.get("act"), results.get("neighbour")
+    found = {"policy": policy, "nearest neighbour": neighbour, "ACT": act}
+    errors = {name: result["errors"] for name, result in found.items() if result is not None}
+    summary = FinetuneSummary(
+        heldout_error=policy["errors"]["normalised"],
+        nearest_neighbour_error=neighbour and neighbour["errors"]["normalised"],
+        act_error=act and act["errors"]["normalised"],
+        minutes=round(session.elapsed_s / 60.0, 3),
+        policy=config.policy,
+        dataset=config.dataset,
+        run=str(session.folder),
+        seed=config.seed,
+        parameters=policy["parameters"],
+        updates=policy["updates"],
+        policy_minutes=round(policy["minutes"], 3),
+        act_parameters=act and act["parameters"],
+        act_updates=act and act["updates"],
+        act_minutes=act and round(act["minutes"], 3),
+        train_episodes=split.train,
+        heldout_episodes=split.heldout,
+        horizon=config.horizon,
+        stride=config.stride,
+        chunks=policy["errors"]["chunks"],
+        groups={name: error["groups"] for name, error in errors.items()},
+        units={name: error["units"] for name, error in errors.items()},
+        nearest_neighbour=neighbour and neighbour["choice"],
+        act=results["no_act"] or {"chosen": asdict(_best_trial(session)), "tried": results["trials"]},
+        command=_command(config, policy["updates"]),
+        timing=session.timer.seconds(),
+        versions=versions(_packages()),
+        machine=machine(config.device),
+    )
+    shutil.rmtree(session.folder / PICTURES, ignore_errors=True)
+    write_text(session.folder / "summary.json", json.dumps(summary.to_json(), indent=2) + "\n")
+    with session.timer.stage("report"):
+        session.display.message(f"report: {write_report(session.folder)}")
+    return summary
+
+
+def _best_trial(session: FinetuneSession) -> Trial:
+    return min((Trial(**trial) for trial in session.results["trials"]), key=lambda trial: trial.error)
+
+
+def _state(batch: DemoBatch) -> Any:
+    return batch.obs["state"].cpu().numpy()
+
+
+def _command(config: FinetuneConfig, updates: int) -> str:
+    """Returns the command that repeats the run, its number of updates included."""
+    return (
+        f"robot-rl finetune policy={config.policy} dataset={config.dataset} heldout={config.heldout} "
+        f"size={config.size} batch={config.batch} updates={updates} seed={config.seed}"
+    )
+
+
+def _packages() -> list[str]:
+    return [name for name in ("torch", "numpy", "av", "lerobot") if find_spec(name) is not None]
+
+
+def _absolute(config: FinetuneConfig) -> FinetuneConfig:
+    """Returns the config with paths that hold wherever the run is resumed."""
+    policy = saved_folder(config.policy)
+    dataset = str(Path(config.dataset).resolve())
+    return replace(config, dataset=dataset, policy=config.policy if policy is None else str(policy.resolve()))
