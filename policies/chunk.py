@@ -153,7 +153,7 @@ class ChunkPolicy(EncodedPolicy):
                 record=record,
                 generator=generator,
             )
-            actions = self.normaliser.unaction(path.x.clamp(-1.0, 1.0)).clamp(-1.0, 1.0)
+            actions = self.from_chain(path.x)
         return ChunkSample(actions, path.chain)
 
     def log_prob(self, obs: dict[str, Tensor], chain: Chain) -> tuple[Tensor, Tensor]:
@@ -168,6 +168,14 @@ class ChunkPolicy(EncodedPolicy):
         condition = self.net.condition(features) + self.net.embed_time(sinusoids)
         error = (self.net(corrupted.x, condition) - corrupted.target).square()
         return valid_mean(error, batch.valid)
+
+    def to_chain(self, actions: Tensor) -> Tensor:
+        """Maps the environment's actions (..., A) to the scale that the chain lives in."""
+        return self.normaliser.action(actions)
+
+    def from_chain(self, x: Tensor) -> Tensor:
+        """Maps the end of a chain (..., A) to the environment's actions."""
+        return self.normaliser.unaction(x.clamp(-1.0, 1.0)).clamp(-1.0, 1.0)
 
     def _net(self, features: Tensor) -> Net:
         """Returns the network bound to an observation; its time part is computed once."""
@@ -194,6 +202,10 @@ class FlowPolicy(ChunkPolicy):
     """Flow matching (Lipman et al. 2023; pi0's convention of time)."""
 
     kind: ClassVar[str] = "flow"
+
+    def velocity(self, obs: dict[str, Tensor]) -> Net:
+        """Returns the velocity network bound to an observation."""
+        return self._net(self.encoder(obs))
 
 
 class DiffusionPolicy(ChunkPolicy):

@@ -1,9 +1,19 @@
 """Execution of chunks: the only owner of an action queue.
 
-Per env, the executor plans a chunk, hands out its first `n_exec` actions one by one, and plans
-again; each action passes through the policy's `refine`, which closes the loop at every step. With
-temporal ensembling (Zhao et al. 2023, section 4.2) the actions of overlapping chunks are averaged
-with weights exp(-m i), where i = 0 is the oldest chunk.
+Per env, the executor plans a chunk, hands out its actions one by one, and plans again after
+`n_exec` of them, or sooner where the policy vouches for fewer (`ChunkSample.n_exec`); each action
+passes through the policy's `refine`, which closes the loop at every step. With temporal
+ensembling (Zhao et al. 2023, section 4.2) the actions of overlapping chunks are averaged with
+weights exp(-m i), where i = 0 is the oldest chunk.
+
+A policy that takes `delay` control steps to plan begins that much ahead: its chunk belongs to the
+observation it began with, and the arm follows the chunk before until it is there.
+
+    step             0  1  2  3  4  5  6  7  8  9     n_exec 4, delay 2
+    first chunk      0  1  2  3  4  5                 the first of an episode is waited for
+    second chunk                (0  1) 2  3  4  5     begun at step 4, followed from step 6 on
+
+A policy with `sample_after` (real-time chunking) is told what the chunk before still holds.
 
 The initial noise of a row depends on its episode seed and the number of the decision alone, so a
 row acts the same alone or beside a thousand others.
@@ -23,7 +33,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from robot_rl.core.errors import CheckpointError
-from robot_rl.core.policy import Mode, Policy
+from robot_rl.core.policy import ChunkSample, ContinuingPolicy, Mode, Policy
 from robot_rl.core.seeding import EpisodeRng
 from robot_rl.policies.spec import check_mode
 
@@ -51,6 +61,7 @@ class ChunkExecutor:
         num_envs: int,
         *,
         n_exec: int,
+        delay: int = 0,
         ensemble: float | None = None,
         mode: Mode = "ode",
         seed: int = 0,
@@ -61,7 +72,8 @@ class ChunkExecutor:
         Args:
             policy: any policy; its weights may change between calls.
             num_envs: B.
-            n_exec: how many actions of a chunk are executed before planning again.
+            n_exec: how many actions are executed before planning again, at most.
+            delay: control steps that planning takes.
             ensemble: m of the temporal ensemble, at least 0; None executes each chunk as it is.
             mode: how chunks are sampled and actions refined.
             seed: of the exploration noise, and (plus the row) of episodes without a seed of their own.
@@ -73,19 +85,30 @@ class ChunkExecutor:
             raise ValueError(
                 f"executor: n_exec must be between 1 and the policy's horizon {policy.horizon}, got {n_exec}"
             )
+        longest = min(n_exec, policy.horizon - n_exec)
+        if not 0 <= delay <= longest:
+            raise ValueError(
+                f"executor: delay must be between 0 and {longest}, got {delay}: one plan is made at a "
+                f"time (delay <= n_exec = {n_exec}), and the chunk before lasts until the next is "
+                f"there (n_exec + delay <= horizon = {policy.horizon})"
+            )
         if ensemble is not None and not (math.isfinite(ensemble) and ensemble >= 0):
             raise ValueError(f"executor: ensemble must be None or at least 0, got {ensemble}")
         check_mode(mode)
         self.policy = policy
         self.num_envs = num_envs
         self.n_exec = n_exec
+        self.delay = delay
         self.mode: Mode = mode
         self._device = torch.device(device)
         self._ensemble = ensemble
         self._generator = torch.Generator().manual_seed(seed)
         self._plan = np.zeros((num_envs, policy.horizon, policy.action_dim), np.float32)
         self._votes = np.zeros((num_envs, policy.horizon), np.int64)
+        self._next = np.full(num_envs, policy.horizon, np.int64)
+        """(B,) index of the next action in the plan; its end where there is no plan."""
         self._left = np.zeros(num_envs, np.int64)
+        """(B,) actions to execute before planning again."""
         self._decisions = np.zeros(num_envs, np.uint64)
         self._seeds = np.arange(num_envs, dtype=np.uint64) + np.uint64(seed)
 
@@ -99,7 +122,7 @@ class ChunkExecutor:
         """
         rows = self._rows(mask)
         self._left[rows] = 0
-        self._votes[rows] = 0
+        self._next[rows] = self.policy.horizon
         if seeds is None:
             return
         seeds = np.asarray(seeds)
@@ -119,7 +142,8 @@ class ChunkExecutor:
             empty = np.flatnonzero(self._left == 0)
             if len(empty):
                 self._take(empty, self._sample(tensors, empty))
-            base_action = self._plan[every, self.n_exec - self._left]
+            base_action = self._plan[every, self._next]
+            self._next += 1
             self._left -= 1
             action = self.policy.refine(
                 tensors,
@@ -130,17 +154,19 @@ class ChunkExecutor:
             return Act(_array(action), base_action)
 
     def base_action(self, obs: Mapping[str, Array], mask: Array | None = None) -> NDArray[np.float32]:
-        """Returns the first action of a fresh chunk, (B, A), zero where not masked.
+        """Returns the action that planning now would lead to, (B, A), zero where not masked.
 
-        Neither queues nor counters change: it is for the value of the observation that an episode
-        was truncated at. The noise is the one the env's next decision would have had.
+        It is the first of a fresh chunk; where planning takes time, the old chunk's next. Neither
+        queues nor counters change: it is for the value of the observation that an episode was
+        truncated at. The noise is the one the env's next decision would have had.
         """
         self._check_rows(obs)
         rows = self._rows(mask)
         action = np.zeros((self.num_envs, self.policy.action_dim), np.float32)
         if len(rows):
             with torch.inference_mode():
-                action[rows] = self._sample(self._tensors(obs), rows)[:, 0]
+                chunk = _array(self._sample(self._tensors(obs), rows).actions)
+                action[rows] = self._spliced(chunk, *self._rest(rows))[:, 0]
         return action
 
     def state_dict(self) -> dict[str, Array]:
@@ -148,6 +174,7 @@ class ChunkExecutor:
         return {
             "plan": self._plan.copy(),
             "votes": self._votes.copy(),
+            "next": self._next.copy(),
             "left": self._left.copy(),
             "decisions": self._decisions.copy(),
             "seeds": self._seeds.copy(),
@@ -167,13 +194,13 @@ class ChunkExecutor:
                     f"executor: {name!r} has shape {got}, allowed {own.shape}. Resume with the "
                     "num_envs and the policy of the run."
                 )
-        for name in ("plan", "votes", "left", "decisions", "seeds"):
+        for name in ("plan", "votes", "next", "left", "decisions", "seeds"):
             own = getattr(self, f"_{name}")
             own[...] = state[name]
         self._generator.set_state(torch.from_numpy(np.array(state["generator"], np.uint8)))
 
-    def _sample(self, tensors: dict[str, Tensor], rows: Array) -> NDArray[np.float32]:
-        """Returns a fresh chunk (N, H, A) for the rows."""
+    def _sample(self, tensors: dict[str, Tensor], rows: Array) -> ChunkSample:
+        """Returns fresh chunks (N, H, A) for the rows."""
         if len(rows) < self.num_envs:
             index = torch.from_numpy(rows).to(self._device)
             tensors = {name: value[index] for name, value in tensors.items()}
@@ -181,30 +208,68 @@ class ChunkExecutor:
         rng = EpisodeRng(self._seeds[rows] ^ _STREAM, self._decisions[rows])
         noise = rng.normal(shape[1] * shape[2]).astype(np.float32).reshape(shape)
         z = torch.from_numpy(noise).to(self._device)
-        sample = self.policy.sample(tensors, z=z, mode=self.mode, generator=self._generator)
-        return _array(sample.actions)
+        if not isinstance(self.policy, ContinuingPolicy):
+            return self.policy.sample(tensors, z=z, mode=self.mode, generator=self._generator)
+        before, known = self._rest(rows)
+        return self.policy.sample_after(
+            tensors,
+            torch.from_numpy(before).to(self._device),
+            torch.from_numpy(known).to(self._device),
+            frozen=self.delay,
+            z=z,
+            mode=self.mode,
+            generator=self._generator,
+        )
 
-    def _take(self, rows: Array, chunk: NDArray[np.float32]) -> None:
+    def _take(self, rows: Array, sample: ChunkSample) -> None:
         """Puts fresh chunks (N, H, A) into the queues."""
-        if self._ensemble is None:
-            self._plan[rows] = chunk
-        else:
-            self._plan[rows], self._votes[rows] = self._averaged(rows, chunk, self._ensemble)
-        self._left[rows] = self.n_exec
+        chunk, (before, known) = _array(sample.actions), self._rest(rows)
+        if self._ensemble is not None:
+            chunk, self._votes[rows] = self._averaged(rows, chunk, before, self._ensemble)
+        self._plan[rows] = self._spliced(chunk, before, known)
+        self._next[rows] = 0
+        self._left[rows] = self._span(sample)
         self._decisions[rows] += np.uint64(1)
 
+    def _span(self, sample: ChunkSample) -> int | Array:
+        """Returns how many actions to execute before planning again, for each row.
+
+        With a delay the next chunk takes over that much later: what the policy vouches for is what
+        is followed of its chunk in all. Less than the delay is impossible, as plans do not overlap.
+        """
+        if sample.n_exec is None:
+            return self.n_exec
+        vouched = sample.n_exec.cpu().numpy() - self.delay
+        return np.clip(vouched, max(self.delay, 1), self.n_exec)
+
+    def _rest(self, rows: Array) -> tuple[NDArray[np.float32], Array]:
+        """Returns what is left of the plans, moved to begin now (N, H, A), and how much it is (N,).
+
+        Beyond its end the last action repeats.
+        """
+        index = np.minimum(self._steps_ahead(rows), self.policy.horizon - 1)
+        return self._plan[rows[:, None], index], self.policy.horizon - self._next[rows]
+
+    def _spliced(self, chunk: Array, before: Array, known: Array) -> NDArray[np.float32]:
+        """Returns the chunk with what will have been executed before it is there, (N, H, A)."""
+        committed = np.arange(chunk.shape[1]) < np.minimum(self.delay, known)[:, None]
+        return np.where(committed[..., None], before, chunk)
+
     def _averaged(
-        self, rows: Array, chunk: NDArray[np.float32], m: float
+        self, rows: Array, chunk: NDArray[np.float32], before: NDArray[np.float32], m: float
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """Returns the running average of all chunks that cover each step, and their number."""
-        old = np.zeros_like(chunk)
-        votes = np.zeros(chunk.shape[:2], np.int64)
-        old[:, : -self.n_exec] = self._plan[rows, self.n_exec :]
-        votes[:, : -self.n_exec] = self._votes[rows, self.n_exec :]
-        weights = np.exp(-m * np.arange(chunk.shape[1] + 1))
-        before = np.concatenate([[0.0], np.cumsum(weights)])[votes][..., None]
-        now = weights[votes][..., None]
-        return ((old * before + chunk * now) / (before + now)).astype(np.float32), votes + 1
+        horizon = chunk.shape[1]
+        ahead = self._steps_ahead(rows)
+        votes = np.where(ahead < horizon, self._votes[rows[:, None], np.minimum(ahead, horizon - 1)], 0)
+        weights = np.exp(-m * np.arange(horizon + 1))
+        old = np.concatenate([[0.0], np.cumsum(weights)])[votes][..., None]
+        new = weights[votes][..., None]
+        return ((before * old + chunk * new) / (old + new)).astype(np.float32), votes + 1
+
+    def _steps_ahead(self, rows: Array) -> Array:
+        """Returns the index in the plan of this control step and the H - 1 after it, (N, H)."""
+        return self._next[rows, None] + np.arange(self.policy.horizon)
 
     def _tensors(self, obs: Mapping[str, Array]) -> dict[str, Tensor]:
         return {

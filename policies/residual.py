@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Self, cast
 import torch
 from torch import Generator, Tensor, nn
 
-from robot_rl.core.policy import Chain, ChunkSample, DemoBatch, Mode
+from robot_rl.core.policy import Chain, ChunkSample, ContinuingPolicy, DemoBatch, Mode
 from robot_rl.policies.networks import MLP, initialise, zero_last_layer
 from robot_rl.policies.processes import normal_like
 from robot_rl.policies.spec import SavedPolicy, build, check_chunk, full_spec, read_config
@@ -73,6 +73,11 @@ class ResidualPolicy(nn.Module):
             raise ValueError(
                 "residual: the base is a residual itself, whose correction would be skipped. "
                 "Train that one further, or take its base."
+            )
+        if isinstance(base, ContinuingPolicy):
+            raise ValueError(
+                f"residual: the base is {type(base).__name__}, whose chunks would no longer continue "
+                "each other. Put the residual on its base, and the adapter around the residual."
             )
         self.base = base.requires_grad_(False).eval()
         self.head_config = head_config

@@ -18,12 +18,14 @@ from rich.table import Table
 from robot_rl.config import load
 from robot_rl.core.errors import UnknownComponentError, nearest
 
-SUMMARY = "measure this machine: simulator, policy, learner or physics"
+SUMMARY = "measure this machine, or a method on a task"
 
 BENCHES: dict[str, str] = {
     "sim": "control steps per second against the C limit, other vector envs and other simulators",
     "policy": "time of one action chunk, median and 99th percentile",
     "learner": "learner updates per second against Stable-Baselines3",
+    "chunking": "success and jerk with a planning delay: naive, temporal ensemble, real-time chunking",
+    "taco": "success of the best of N chunks by a pseudo-count, against the policy itself",
     "physics": "integrators, time steps and contact models: speed, and whether a grasp holds",
 }
 
@@ -36,7 +38,7 @@ def run(argv: list[str]) -> int:
         epilog="\n".join(f"{name:<10}{text}" for name, text in BENCHES.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("name", help="sim, policy, learner or physics")
+    parser.add_argument("name", help="which benchmark, of the list below")
     parser.add_argument("options", nargs="*", metavar="key=value", help="settings of the benchmark")
     parser.add_argument("--json", action="store_true", help="end with one JSON object")
     words = parser.parse_intermixed_args(argv)

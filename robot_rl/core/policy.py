@@ -7,7 +7,7 @@ Actions are normalised to [-1, 1]; observations are dicts of tensors with a lead
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
@@ -92,4 +92,33 @@ class Policy(Protocol):
         generator: Generator | None = None,
     ) -> Tensor:
         """Returns the action (B, A) to execute now, given the chunk's; a residual corrects here."""
+        ...
+
+
+@runtime_checkable
+class ContinuingPolicy(Protocol):
+    """A policy whose next chunk can follow on from the one that is being executed."""
+
+    def sample_after(
+        self,
+        obs: dict[str, Tensor],
+        before: Tensor,
+        known: Tensor,
+        *,
+        frozen: int,
+        z: Tensor,
+        mode: Mode = "ode",
+        generator: Generator | None = None,
+    ) -> ChunkSample:
+        """Returns a chunk (B, H, A) that continues the one before.
+
+        Args:
+            obs: what the chunk is planned from.
+            before: (B, H, A), what is left of the chunk before, beginning now.
+            known: (B,) int64, how many of these actions there are; 0 at the start of an episode.
+            frozen: how many of them will have been executed before the new chunk is there.
+            z: (B, H, A), the initial noise.
+            mode: as in `sample`.
+            generator: as in `sample`.
+        """
         ...

@@ -90,6 +90,8 @@ def evaluate_in(
     *,
     seeds: NDArray[np.uint64],
     n_exec: int,
+    delay: int = 0,
+    ensemble: float | None = None,
     device: str = "cpu",
     on_batch: Callable[[int], None] | None = None,
     watch: Callable[[slice, Moment], None] | None = None,
@@ -99,11 +101,15 @@ def evaluate_in(
     Args:
         env: autoreset DISABLED; its number of envs is the batch size of the policy.
         n_exec: control steps executed of each chunk.
+        delay: control steps that planning a chunk takes; see `ChunkExecutor`.
+        ensemble: m of the temporal ensemble; None executes each chunk as it is.
         device: where the policy's parameters are.
         on_batch: called with the number of finished episodes after every batch.
         watch: sees every control step, with which of the seeds the rows are; for films.
     """
-    executor = ChunkExecutor(policy, env.num_envs, n_exec=n_exec, mode="ode", device=device)
+    executor = ChunkExecutor(
+        policy, env.num_envs, n_exec=n_exec, delay=delay, ensemble=ensemble, mode="ode", device=device
+    )
     digest = hashlib.sha256()
     parts: list[dict[str, Array]] = []
     for where, batch in seed_batches(seeds, env.num_envs):

@@ -1,0 +1,241 @@
+"""Real-time chunking: the next chunk continues the one that is executed while it is computed.
+
+Black, Galliker, Levine 2025, "Real-time execution of action chunking flow policies", sections 3 and 4.
+The part of the old chunk that will have been executed is frozen, the rest that both chunks cover
+counts less and less, and the flow is steered so that its estimate of the chunk agrees with them
+(in-painting by pseudo-inverse guidance: Song et al. 2023; Pokle et al. 2024).
+
+The paper's time runs from 0 (noise) to 1 (action), ours from 1 to 0, and our velocity has the
+other sign. With x = (1 - t) action + t noise and v = noise - action:
+
+    estimate  a = x - t v(x, t)
+    spread    r^2 = t^2 / (t^2 + (1 - t)^2), the variance of the action given x if actions are N(0, 1)
+    pull      g = (da / dx)^T W (target - a), the gradient of -|target - a|_W^2 / 2
+    guided    v - min(beta, t / ((1 - t) r^2)) g
+
+because a term s added to the score of x changes v by -t / (1 - t) s, and s = g / r^2. For actions
+that are N(0, 1), beta infinite and W = 1 the guided estimate is the target itself, whatever x.
+B envs, H chunk length, A action dim.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, Protocol, Self, cast, runtime_checkable
+
+import torch
+from torch import Generator, Tensor, nn
+
+from robot_rl.core.policy import Chain, ChunkSample, DemoBatch, Mode
+from robot_rl.policies.chain import Net, denoise
+from robot_rl.policies.processes import Process, TimeGrid
+from robot_rl.policies.residual import ResidualPolicy
+from robot_rl.policies.spec import SavedPolicy, build, check_chunk, check_mode, full_spec, read_config
+
+
+@runtime_checkable
+class GuidablePolicy(Protocol):
+    """A flow policy that shows its velocity field, so that it can be steered."""
+
+    @property
+    def process(self) -> Process: ...
+
+    @property
+    def grid(self) -> TimeGrid:
+        """The grid it samples on."""
+        ...
+
+    def velocity(self, obs: dict[str, Tensor]) -> Net:
+        """Returns the network v(x, step) bound to an observation; differentiable in x."""
+        ...
+
+    def to_chain(self, actions: Tensor) -> Tensor:
+        """Maps the policy's actions (..., A) to the scale of x."""
+        ...
+
+    def from_chain(self, x: Tensor) -> Tensor:
+        """Maps the end of a path (..., A) to the policy's actions."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class RealTimeConfig:
+    """How strongly the next chunk is held to the one before."""
+
+    max_guidance: float = 5.0
+    """beta, the largest weight of the guidance (paper, section 4.1); 0 ignores the old chunk."""
+
+    def __post_init__(self) -> None:
+        if not self.max_guidance >= 0:
+            raise ValueError(f"real_time max_guidance must be at least 0, got {self.max_guidance}")
+
+
+class RealTimeChunks(nn.Module):
+    """Continues chunks of a flow policy; otherwise it is its base.
+
+    `ChunkExecutor` calls `sample_after` with what is left of the plan and its own delay. This
+    adapter belongs outermost: its base may be a residual, not the other way round.
+    """
+
+    kind: ClassVar[str] = "real_time"
+
+    def __init__(self, base: nn.Module, config: RealTimeConfig | None = None) -> None:
+        """Wraps `base`, a flow policy or an adapter that leaves the chunks of one as they are.
+
+        Raises:
+            ValueError: the base shows no velocity field.
+        """
+        super().__init__()
+        self.base = base
+        self.config = config or RealTimeConfig()
+        self._flow()  # refuses a base without one
+        self.horizon: int = self.policy.horizon
+        self.action_dim: int = self.policy.action_dim
+        self.feature_dim: int = self.policy.feature_dim
+
+    @property
+    def policy(self) -> SavedPolicy:
+        """The base, seen as a policy."""
+        return cast("SavedPolicy", self.base)
+
+    def sample_after(
+        self,
+        obs: dict[str, Tensor],
+        before: Tensor,
+        known: Tensor,
+        *,
+        frozen: int,
+        z: Tensor,
+        mode: Mode = "ode",
+        generator: Generator | None = None,
+    ) -> ChunkSample:
+        """Returns a chunk (B, H, A) that continues the one before; see `ContinuingPolicy`."""
+        check_mode(mode)
+        shape = (len(z), self.horizon, self.action_dim)
+        check_chunk("sample_after", "z", z, shape)
+        check_chunk("sample_after", "before", before, shape)
+        if self.config.max_guidance == 0 or not known.any():
+            return self.policy.sample(obs, z=z, mode=mode, generator=generator)
+        flow = self._flow()
+        # The pull is a derivative by x, also for callers that have derivatives switched off.
+        with torch.inference_mode(False), torch.no_grad():
+            obs, before, known = _usable(obs), before.clone(), known.clone()
+            weights = soft_mask(known, frozen=frozen, horizon=self.horizon).to(z.dtype)
+            path = denoise(
+                guided(
+                    flow.velocity(obs),
+                    flow.grid,
+                    flow.to_chain(before),
+                    weights[..., None],
+                    max_guidance=self.config.max_guidance,
+                ),
+                flow.process,
+                flow.grid,
+                torch.zeros_like(z) if mode == "mean" else z.clone(),
+                explore=mode == "explore",
+                record=False,
+                generator=generator,
+            )
+            return ChunkSample(flow.from_chain(path.x))
+
+    def sample(
+        self,
+        obs: dict[str, Tensor],
+        *,
+        z: Tensor | None = None,
+        mode: Mode = "ode",
+        record: bool = False,
+        generator: Generator | None = None,
+    ) -> ChunkSample:
+        """Returns the base's chunk: without an old chunk there is nothing to continue."""
+        return self.policy.sample(obs, z=z, mode=mode, record=record, generator=generator)
+
+    def log_prob(self, obs: dict[str, Tensor], chain: Chain) -> tuple[Tensor, Tensor]:
+        """Scores a chain of `sample`; continued chunks are not recorded."""
+        return self.policy.log_prob(obs, chain)
+
+    def bc_loss(self, batch: DemoBatch, generator: Generator | None = None) -> Tensor:
+        return self.policy.bc_loss(batch, generator)
+
+    def features(self, obs: dict[str, Tensor]) -> Tensor:
+        return self.policy.features(obs)
+
+    def refine(
+        self,
+        obs: dict[str, Tensor],
+        action: Tensor,
+        *,
+        mode: Mode = "ode",
+        generator: Generator | None = None,
+    ) -> Tensor:
+        return self.policy.refine(obs, action, mode=mode, generator=generator)
+
+    def spec(self) -> dict[str, Any]:
+        return {"base": full_spec(self.policy), "config": asdict(self.config)}
+
+    @classmethod
+    def from_spec(cls, spec: Mapping[str, Any], *, at: str) -> Self:
+        base = cast("nn.Module", build(spec["base"], at=f"{at}: base"))
+        return cls(base, read_config(RealTimeConfig, spec["config"], at=at))
+
+    def _flow(self) -> GuidablePolicy:
+        """Returns the policy whose velocity makes the chunks."""
+        found = self.base.base if isinstance(self.base, ResidualPolicy) else self.base
+        if not isinstance(found, GuidablePolicy):
+            raise ValueError(
+                f"real_time: {type(found).__name__} shows no velocity field to steer. Allowed: flow policies "
+                "(flow, small_vla, lerobot_flow), or a residual on one of them."
+            )
+        return found
+
+
+def guided(net: Net, grid: TimeGrid, target: Tensor, weights: Tensor, *, max_guidance: float) -> Net:
+    """Returns the velocity steered towards `target` (B, H, A) where `weights` (B, H, 1) say so.
+
+    A row whose weights are all zero keeps its velocity to the bit.
+    """
+
+    def predict(x: Tensor, k: int | Tensor, rows: Tensor | None = None) -> Tensor:
+        assert isinstance(k, int)
+        assert rows is None, "a walk takes one step for all rows"
+        t = grid.times[k]
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            velocity = net(x, k)
+            estimate = x - t * velocity
+            miss = (weights * (target - estimate)).detach()
+            (pull,) = torch.autograd.grad(estimate, x, miss)
+        return velocity.detach() - guidance_weight(t, max_guidance) * pull
+
+    return predict
+
+
+def guidance_weight(t: float, max_guidance: float) -> float:
+    """Returns min(max_guidance, t / ((1 - t) r^2)) for a time in (0, 1]."""
+    if t >= 1:
+        return max_guidance
+    return min(max_guidance, (t * t + (1 - t) * (1 - t)) / (t * (1 - t)))
+
+
+def soft_mask(known: Tensor, *, frozen: int, horizon: int) -> Tensor:
+    """Returns how much each step of the old chunk counts, (B, H) (paper, equation 5).
+
+    1 where it is frozen, then falling to 0 where the old chunk ends.
+
+    Args:
+        known: (B,), how many steps the old chunk has; a row with 0 has weights 0.
+        frozen: how many of them are executed whatever comes.
+        horizon: H.
+    """
+    step = torch.arange(horizon, device=known.device)
+    known = known[:, None]
+    share = ((known - step) / (known - frozen + 1).clamp_min(1)).clamp(0.0, 1.0)
+    soft = share * torch.expm1(share) / (math.e - 1.0)
+    return torch.where(step < known, torch.where(step < frozen, 1.0, soft), 0.0)
+
+
+def _usable(obs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Returns tensors that autograd may keep: those of inference mode are copied."""
+    return {name: value.clone() if value.is_inference() else value for name, value in obs.items()}

@@ -1,0 +1,178 @@
+"""What a policy that takes time to plan costs, and how much of it real-time chunking gets back.
+
+Inference delay is simulated in control steps: the chunk belongs to the observation it was begun
+with, and until it is there the arm follows the chunk before. `naive` switches to the new chunk as
+it is, `ensemble` averages the chunks that cover a step, `rtc` has the new chunk continue the old.
+
+Demonstrations with an aim of their own in each episode make the policy's chunks differ from
+plan to plan: that is what makes switching costly.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from robot_rl.bench.cloned import clone
+from robot_rl.core.policy import Policy
+from robot_rl.core.seeding import eval_seeds
+from robot_rl.hal.vector import VectorEnv
+from robot_rl.policies.real_time import RealTimeChunks
+from robot_rl.sim.vector import EnvConfig
+from robot_rl.telemetry.intervals import wilson_interval
+from robot_rl.train.envs import Moment, make_env
+from robot_rl.train.evaluate import EvalResult, evaluate_in
+
+METHODS = ("naive", "ensemble", "rtc")
+_NUM_ENVS = 50
+_ENSEMBLE = 0.01
+"""m of the temporal ensemble (Zhao et al. 2023)."""
+
+
+def run(
+    *,
+    task: str = "pick_cube",
+    delays: tuple[int, ...] = (0, 2, 4, 8),
+    seeds: tuple[int, ...] = (0, 1, 2),
+    episodes: int = 100,
+    horizon: int = 16,
+    n_exec: int = 8,
+    updates: int = 5000,
+    demos: int = 400,
+    noise_m: float = 0.005,
+) -> dict[str, Any]:
+    """Clones a policy for every seed and plays held-out episodes with every method and delay.
+
+    Args:
+        task: what is played.
+        delays: control steps that planning takes.
+        seeds: of the policies; each has its own held-out episodes.
+        episodes: held-out episodes for every seed.
+        horizon: H.
+        n_exec: control steps between two plans.
+        updates: of behaviour cloning.
+        demos: demonstrations for each seed.
+        noise_m: how far the expert aims beside the target, drawn for each demonstration.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    played: dict[tuple[str, int], list[tuple[EvalResult, Roughness]]] = {}
+    demo_success: list[float] = []
+    began_s = time.perf_counter()
+    try:
+        with closing(make_env(EnvConfig(task=task), _NUM_ENVS, autoreset="disabled")) as env:
+            for seed in seeds:
+                cloned = clone(
+                    task, seed=seed, demos=demos, noise_m=noise_m, updates=updates, horizon=horizon
+                )
+                demo_success.append(cloned.demo_success)
+                for delay in delays:
+                    for method in METHODS:
+                        found = play(env, cloned.policy, method, delay, n_exec, eval_seeds(seed, episodes))
+                        played.setdefault((method, delay), []).append(found)
+    finally:
+        torch.set_num_threads(threads)
+    return {
+        "title": f"{task}: chunks of {horizon}, a plan every {n_exec} steps that takes `delay` steps",
+        "rows": [_row(method, delay, results) for (method, delay), results in played.items()],
+        "seeds": list(seeds),
+        "demo_success": demo_success,
+        "minutes": (time.perf_counter() - began_s) / 60.0,
+        "notes": [
+            "success: of all episodes of all seeds, 95 % Wilson interval; low and high: of single seeds",
+            "jerk: mean |a(t) - 2 a(t-1) + a(t-2)| over steps and action elements, of actions in [-1, 1]",
+            "jump: mean |a(t) - a(t-1)| at the steps where a new chunk takes over",
+        ],
+    }
+
+
+def play(
+    env: VectorEnv, policy: Any, method: str, delay: int, n_exec: int, seeds: NDArray[np.uint64]
+) -> tuple[EvalResult, Roughness]:
+    """Returns the evaluation of one method at one delay, and how rough its actions were."""
+    acting: Policy = RealTimeChunks(policy) if method == "rtc" else policy
+    roughness = Roughness(n_exec, delay)
+    result = evaluate_in(
+        env,
+        acting,
+        seeds=seeds,
+        n_exec=n_exec,
+        delay=delay,
+        ensemble=_ENSEMBLE if method == "ensemble" else None,
+        watch=roughness,
+    )
+    return result, roughness
+
+
+class Roughness:
+    """Watches an evaluation: second differences of the actions, and jumps where chunks change."""
+
+    def __init__(self, n_exec: int, delay: int) -> None:
+        self._n_exec, self._delay = n_exec, delay
+        self._batch, self._step = slice(0, 0), 0
+        self._last: list[NDArray[Any]] = []
+        self._second, self._jumps = _Mean(), _Mean()
+
+    @property
+    def jerk(self) -> float:
+        """Mean |a(t) - 2 a(t-1) + a(t-2)| over the steps of live rows and action elements."""
+        return self._second.value
+
+    @property
+    def jump(self) -> float:
+        """Mean |a(t) - a(t-1)| over the steps at which a new chunk takes over."""
+        return self._jumps.value
+
+    def __call__(self, where: slice, moment: Moment) -> None:
+        if where != self._batch:
+            self._batch, self._step, self._last = where, 0, []
+        rows = np.flatnonzero(moment.live[: where.stop - where.start])
+        action = moment.action[rows]
+        if len(self._last) == 2:
+            before, last = self._last
+            self._second.add(action - 2.0 * last[rows] + before[rows])
+        # All rows begin an episode together, and plan together.
+        taken_over = self._step > self._delay and (self._step - self._delay) % self._n_exec == 0
+        if taken_over:
+            self._jumps.add(action - self._last[-1][rows])
+        self._last = [*self._last[-1:], moment.action]
+        self._step += 1
+
+
+class _Mean:
+    """The mean absolute value of all that was added."""
+
+    def __init__(self) -> None:
+        self._sum, self._count = 0.0, 0
+
+    def add(self, values: NDArray[Any]) -> None:
+        self._sum += float(np.abs(values).sum())
+        self._count += values.size
+
+    @property
+    def value(self) -> float:
+        return self._sum / max(self._count, 1)
+
+
+def _row(method: str, delay: int, results: list[tuple[EvalResult, Roughness]]) -> dict[str, Any]:
+    success = np.concatenate([result.success for result, _ in results])
+    rates = [result.rate for result, _ in results]
+    low, high = wilson_interval(int(success.sum()), len(success))
+    return {
+        "delay": delay,
+        "method": method,
+        "success": float(success.mean()),
+        "ci_low": low,
+        "ci_high": high,
+        "low": min(rates),
+        "high": max(rates),
+        "jerk": float(np.mean([roughness.jerk for _, roughness in results])),
+        "jump": float(np.mean([roughness.jump for _, roughness in results])),
+        "steps": float(np.mean([result.steps.mean() for result, _ in results])),
+        "episodes": len(success),
+    }
