@@ -134,10 +134,7 @@ class BehaviourCloning:
             scaled = loss if self._scaler is None else loss * self._scaler.scale
             # A part that the loss does not reach (a head of a pretrained model) has gradient 0.
             found = torch.autograd.grad(scaled, self._optimiser.parameters, materialize_grads=True)
-            if gradients:
-                torch._foreach_add_(gradients, found)  # pyright: ignore[reportPrivateImportUsage]
-            else:
-                gradients = list(found)
+            gradients = [a + b for a, b in zip(gradients, found, strict=True)] if gradients else list(found)
             total += loss.detach()
         return total, gradients
 
@@ -195,9 +192,8 @@ class LossScaler:
 
     def unscale(self, gradients: list[Tensor]) -> bool:
         """Divides by the scale in place; returns whether the gradients are finite."""
-        torch._foreach_mul_(gradients, 1.0 / self.scale)  # pyright: ignore[reportPrivateImportUsage]
-        norms = torch.stack(torch._foreach_norm(gradients))  # pyright: ignore[reportPrivateImportUsage]
-        if not bool(norms.isfinite().all()):
+        sums = torch.stack([gradient.div_(self.scale).sum() for gradient in gradients])
+        if not bool(sums.isfinite().all()):
             self.scale, self._good = max(1.0, self.scale / 2), 0
             return False
         self._good += 1
