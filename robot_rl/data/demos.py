@@ -1,36 +1,33 @@
-"""Demonstrations: episodes on the disk as a LeRobotDataset v3, and windows of them for cloning.
+"""Demonstrations: whole episodes in memory, kept on the disk as a LeRobotDataset v3, and windows of them.
 
-Layout: `data/` (parquet, one row group per episode, LeRobot's column names; RGB as PNG columns) and
-`meta/` (info, tasks, episodes, stats) are what LeRobot reads. Beside them stand what its format
-has no place for: `meta/robot_rl.json` (task), `final/` (what each episode's last step led to) and
-`arrays/` (depth in metres).
 B windows, H chunk length, T control steps, E episodes.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
-import os
-import shutil
-from fractions import Fraction
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-import av
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 
 from robot_rl.core.errors import DatasetError, nearest
 from robot_rl.core.policy import DemoBatch
+from robot_rl.data.episode import SOURCES, Episode, feature_of
 from robot_rl.data.episodes import Array, Episodes, EpisodesMeta
+from robot_rl.data.lerobot.edit import write_new
+from robot_rl.data.lerobot.layout import OWN
+from robot_rl.data.lerobot.reader import Dataset
 
 __all__ = ["ChunkSampler", "Episodes", "EpisodesMeta", "load_episodes", "save_episodes"]
 
-_DATA = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
-_FLAGS = {"next.terminated": "terminated", "next.truncated": "truncated", "next.success": "success"}
-_REQUIRED = ("observation.state", "action", "episode_index", "next.reward", *_FLAGS)
+_REQUIRED = {"state": "observation.state", "action": "action"} | {
+    name: name for name in ("next.reward", "next.terminated", "next.truncated", "next.success")
+}
+"""Our key -> LeRobot's name of the columns without which these are no demonstrations."""
 
 
 class ChunkSampler:
@@ -59,8 +56,13 @@ class ChunkSampler:
         )
 
 
-def save_episodes(folder: str | Path, episodes: Episodes) -> Path:
+def save_episodes(folder: str | Path, episodes: Episodes, *, images: Literal["png", "video"] = "png") -> Path:
     """Writes the dataset under a temporary name, then renames it; returns the folder.
+
+    Args:
+        folder: the new dataset.
+        episodes: what to write; many share a file, they are short.
+        images: pictures without loss, or as video, which is smaller.
 
     Raises:
         DatasetError: the folder exists, or the episodes do not pass their checks.
@@ -69,24 +71,15 @@ def save_episodes(folder: str | Path, episodes: Episodes) -> Path:
     if folder.exists():
         raise DatasetError(f"{folder}: exists already. Choose another folder, or remove it first.")
     episodes.check(str(folder))
-    temporary = folder.with_name(f".writing-{os.getpid()}-{folder.name}")
-    try:
-        for sub in ("data/chunk-000", "meta/episodes/chunk-000", "final", "arrays"):
-            (temporary / sub).mkdir(parents=True)
-        _write_steps(temporary, episodes)
-        _write_final(temporary, episodes)
-        _write_meta(temporary, episodes)
-        temporary.rename(folder)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    return folder
+    features = {key: feature_of(values) for key, values in episodes.obs.items()}
+    return write_new(folder, episodes.meta, features, _each(episodes), images=images)
 
 
 def load_episodes(folder: str | Path, *, expect: EpisodesMeta | None = None) -> Episodes:
-    """Reads a dataset and verifies it.
+    """Reads a dataset into memory and verifies it.
 
     Args:
-        folder: what `save_episodes` wrote.
+        folder: what `save_episodes` or a recording wrote.
         expect: robot, task, rate and names of elements that the episodes must have.
 
     Raises:
@@ -94,41 +87,85 @@ def load_episodes(folder: str | Path, *, expect: EpisodesMeta | None = None) -> 
             shapes, NaN. The message names the feature, the row and the remedy.
     """
     folder = Path(folder)
-    info, own = _read_json(folder, "meta/info.json"), _read_json(folder, "meta/robot_rl.json")
-    features: dict[str, Any] = info["features"]
-    steps = pa.concat_tables([pq.read_table(path) for path in sorted(folder.glob("data/*/*.parquet"))])
-    for name in _REQUIRED:
-        if name not in features or name not in steps.column_names:
-            known = sorted(set(features) & set(steps.column_names))
+    dataset = Dataset(folder, backend="pyav")  # torchcodec takes longer to import than this to read
+    if not (folder / OWN).is_file():
+        raise DatasetError(
+            f"{folder}: no {OWN} in it, so nobody knows the task, rewards and ends of its episodes. "
+            f"Collect demonstrations with `robot-rl collect out={folder}`."
+        )
+    _check_required(folder, dataset)
+    own: dict[str, Any] = json.loads((folder / OWN).read_text())
+    meta = dataclasses.replace(dataset.meta, instruction=own["instruction"])
+    if expect is not None:
+        _check_meta(folder, meta, expect)
+    episodes = _joined(dataset, meta)
+    episodes.check(str(folder))
+    return episodes
+
+
+def _each(episodes: Episodes) -> Iterator[Episode]:
+    """Yields the episodes one by one, views of their arrays; a demonstration has no base and no clock."""
+    for number, (start, end) in enumerate(zip(*episodes.bounds(), strict=True)):
+        rows = slice(start, end)
+        steps = np.arange(end - start)
+        yield Episode(
+            meta=episodes.meta,
+            obs={key: values[rows] for key, values in episodes.obs.items()},
+            final_obs={key: values[number] for key, values in episodes.final_obs.items()},
+            action=episodes.action[rows],
+            base_action=episodes.action[rows],
+            reward=episodes.reward[rows],
+            terminated=episodes.terminated[rows],
+            truncated=episodes.truncated[rows],
+            success=episodes.success[rows],
+            source=np.full(len(steps), SOURCES.index("demo"), np.uint8),
+            policy_version=np.zeros(len(steps), np.int64),
+            stamp_ns=np.rint(steps * (1e9 / episodes.meta.control_hz)).astype(np.int64),
+        )
+
+
+def _joined(dataset: Dataset, meta: EpisodesMeta) -> Episodes:
+    """Returns all episodes in arrays that are filled one episode after the other."""
+    lengths = dataset.lengths()
+    steps, ends = int(lengths.sum()), np.cumsum(lengths)
+
+    def empty(rows: int) -> dict[str, Array]:
+        return {key: np.empty((rows, *f.shape), f.dtype) for key, f in dataset.features.items()}
+
+    flags = ("terminated", "truncated", "success")
+    joined = Episodes(
+        meta=meta,
+        obs=empty(steps),
+        action=np.empty((steps, len(meta.action_names)), np.float32),
+        reward=np.empty(steps, np.float32),
+        episode_index=np.repeat(np.arange(len(lengths)), lengths),
+        final_obs=empty(len(lengths)),
+        **{name: np.empty(steps, bool) for name in flags},
+    )
+    for number, end in enumerate(ends):
+        episode, rows = dataset.read(number), slice(end - lengths[number], end)
+        for name in ("action", "reward", *flags):
+            getattr(joined, name)[rows] = getattr(episode, name)
+        if not episode.final_obs:
+            raise DatasetError(
+                f"{dataset.folder}: nobody recorded what the last step of episode {number} led to; it was cut "
+                "short. Leave it out: robot_rl.data.lerobot.edit.filter(..., keep=lambda e: e.is_complete)."
+            )
+        for key, values in joined.obs.items():
+            values[rows] = episode.obs[key][np.arange(len(episode))]
+            joined.final_obs[key][number] = episode.final_obs[key]
+    return joined
+
+
+def _check_required(folder: Path, dataset: Dataset) -> None:
+    """Refuses a dataset without a column that demonstrations need."""
+    for key, name in _REQUIRED.items():
+        if key not in dataset.columns:
+            known = [feature for feature in dataset.info["features"] if feature != name]
             raise DatasetError(
                 f"{folder}: feature {name!r} is missing.{nearest(name, known)} Rename the column and its "
                 "entry in meta/info.json, or collect the dataset again with `robot-rl collect`."
             )
-    meta = EpisodesMeta(
-        task=own["task"],
-        robot=info["robot_type"],
-        control_hz=float(info["fps"]),
-        instruction=own["instruction"],
-        state_names=tuple(features["observation.state"]["names"]),
-        action_names=tuple(features["action"]["names"]),
-    )
-    if expect is not None:
-        _check_meta(folder, meta, expect)
-    final = pq.read_table(folder / "final" / "observations.parquet")
-    keys = {own["features"][name]: name for name in features if name in own["features"]}
-    episodes = Episodes(
-        meta=meta,
-        obs={key: _read_column(folder, steps, name, features[name]) for key, name in keys.items()}
-        | _read_arrays(folder, "steps"),
-        action=_read_column(folder, steps, "action", features["action"]),
-        reward=_read_column(folder, steps, "next.reward", features["next.reward"]),
-        episode_index=_read_column(folder, steps, "episode_index", features["episode_index"]),
-        final_obs={key: _read_column(folder, final, name, features[name]) for key, name in keys.items()}
-        | _read_arrays(folder, "final"),
-        **{field: _read_column(folder, steps, name, features[name]) for name, field in _FLAGS.items()},
-    )
-    episodes.check(str(folder))
-    return episodes
 
 
 def _check_meta(folder: Path, got: EpisodesMeta, expect: EpisodesMeta) -> None:
@@ -158,198 +195,3 @@ def _check_meta(folder: Path, got: EpisodesMeta, expect: EpisodesMeta) -> None:
                     f"{folder}: feature {feature!r}, element {index} is named {name!r}, "
                     f"this run has {want!r}. Put the elements in this run's order, or collect again."
                 )
-
-
-def _feature_name(key: str) -> str:
-    """Returns LeRobot's name of an observation: `front.rgb` becomes `observation.images.front`."""
-    return f"observation.images.{key.removesuffix('.rgb')}" if key.endswith(".rgb") else f"observation.{key}"
-
-
-def _tabled(obs: dict[str, Array]) -> dict[str, Array]:
-    """Returns the observations that parquet holds; float images (depth) go to .npy files."""
-    return {key: value for key, value in obs.items() if value.dtype == np.uint8 or value.ndim == 2}
-
-
-def _write_steps(folder: Path, episodes: Episodes) -> None:
-    starts, ends = episodes.bounds()
-    frame = np.arange(len(episodes.action)) - starts[episodes.episode_index]
-    columns = {_feature_name(key): value for key, value in _tabled(episodes.obs).items()} | {
-        "action": episodes.action.astype(np.float32),
-        "next.reward": episodes.reward.astype(np.float32),
-        "next.done": episodes.terminated | episodes.truncated,
-        **{name: getattr(episodes, field) for name, field in _FLAGS.items()},
-        "timestamp": (frame / episodes.meta.control_hz).astype(np.float32),
-        "frame_index": frame,
-        "episode_index": episodes.episode_index.astype(np.int64),
-        "index": np.arange(len(frame)),
-        "task_index": np.zeros(len(frame), np.int64),
-    }
-    writer = None
-    for start, end in zip(starts, ends, strict=True):
-        table = pa.table({name: _to_arrow(value[start:end]) for name, value in columns.items()})
-        writer = writer or pq.ParquetWriter(folder / _DATA.format(chunk_index=0, file_index=0), table.schema)
-        writer.write_table(table)
-    if writer:
-        writer.close()
-    features = {name: _feature(episodes, name, value) for name, value in columns.items()}
-    _write_json(folder / "meta/info.json", _info(episodes, features))
-    stats = {name: _stats(value) for name, value in columns.items()}
-    _write_json(folder / "meta/stats.json", stats)
-    for key in episodes.obs.keys() - _tabled(episodes.obs).keys():
-        np.save(folder / "arrays" / f"{key}.steps.npy", episodes.obs[key])
-
-
-def _write_final(folder: Path, episodes: Episodes) -> None:
-    tabled = _tabled(episodes.final_obs)
-    table = pa.table({_feature_name(key): _to_arrow(value) for key, value in tabled.items()})
-    pq.write_table(table, folder / "final" / "observations.parquet")
-    for key in episodes.final_obs.keys() - tabled.keys():
-        np.save(folder / "arrays" / f"{key}.final.npy", episodes.final_obs[key])
-
-
-def _write_meta(folder: Path, episodes: Episodes) -> None:
-    meta = episodes.meta
-    own = {
-        "format": 1,
-        "task": meta.task,
-        "instruction": meta.instruction,
-        "features": {_feature_name(key): key for key in _tabled(episodes.obs)},
-    }
-    _write_json(folder / "meta/robot_rl.json", own)
-    # LeRobot reads the instruction as the index of a pandas table, hence the schema's metadata.
-    index = {"field_name": "task", "pandas_type": "unicode", "numpy_type": "object", "metadata": None}
-    column = {"field_name": "task_index", "pandas_type": "int64", "numpy_type": "int64", "metadata": None}
-    pandas = {
-        "index_columns": ["task"],
-        "column_indexes": [],
-        "columns": [{"name": "task_index", **column}, {"name": "task", **index}],
-        "creator": {"library": "pyarrow", "version": pa.__version__},
-        "pandas_version": "2.0",
-    }
-    tasks = pa.table({"task_index": [0], "task": [meta.instruction]})
-    tasks = tasks.replace_schema_metadata({"pandas": json.dumps(pandas)})
-    pq.write_table(tasks, folder / "meta/tasks.parquet")
-    starts, ends = episodes.bounds()
-    zeros = [0] * len(starts)
-    table = {
-        "episode_index": np.arange(len(starts)),
-        "tasks": [[meta.instruction]] * len(starts),
-        "length": ends - starts,
-        "data/chunk_index": zeros,
-        "data/file_index": zeros,
-        "dataset_from_index": starts,
-        "dataset_to_index": ends,
-        "meta/episodes/chunk_index": zeros,
-        "meta/episodes/file_index": zeros,
-    }
-    pq.write_table(pa.table(table), folder / "meta/episodes/chunk-000/file-000.parquet")
-
-
-def _info(episodes: Episodes, features: dict[str, Any]) -> dict[str, Any]:
-    rate_hz = episodes.meta.control_hz
-    return {
-        "codebase_version": "v3.0",
-        "robot_type": episodes.meta.robot,
-        "total_episodes": episodes.num_episodes,
-        "total_frames": len(episodes.action),
-        "total_tasks": 1,
-        "chunks_size": 1000,
-        "data_files_size_in_mb": 100,
-        "video_files_size_in_mb": 200,
-        "fps": int(rate_hz) if float(rate_hz).is_integer() else rate_hz,
-        "splits": {"train": f"0:{episodes.num_episodes}"},
-        "data_path": _DATA,
-        "video_path": None,
-        "features": features,
-    }
-
-
-def _feature(episodes: Episodes, name: str, values: Array) -> dict[str, Any]:
-    names: list[str] | None = None
-    if name == "observation.state":
-        names = list(episodes.meta.state_names)
-    elif name == "action":
-        names = list(episodes.meta.action_names)
-    elif values.ndim == 2:
-        names = [f"{name.split('.')[-1]}_{i}" for i in range(values.shape[1])]
-    elif values.ndim == 4:
-        names = ["height", "width", "channels"]
-    dtype = "image" if values.ndim == 4 else str(values.dtype)
-    return {"dtype": dtype, "shape": list(values.shape[1:]) or [1], "names": names}
-
-
-def _stats(values: Array) -> dict[str, Any]:
-    """Returns LeRobot's statistics: per element, per channel in [0, 1] for images."""
-    flat = values[:, ::4, ::4].reshape(-1, 3) / 255.0 if values.ndim == 4 else values.reshape(len(values), -1)
-    flat = flat.astype(np.float64)
-    stats = {"min": flat.min(0), "max": flat.max(0), "mean": flat.mean(0), "std": flat.std(0)}
-    for percent in (1, 10, 50, 90, 99):
-        stats[f"q{percent:02d}"] = np.percentile(flat, percent, axis=0)
-    shape = (3, 1, 1) if values.ndim == 4 else (-1,)
-    return {name: value.reshape(shape).tolist() for name, value in stats.items()} | {"count": [len(values)]}
-
-
-def _to_arrow(values: Array) -> Any:
-    if values.ndim == 4:
-        return pa.array([{"bytes": png, "path": None} for png in _to_png(values)], _IMAGE)
-    if values.ndim == 2:
-        return pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), values.shape[1])
-    return pa.array(values)
-
-
-_IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-
-
-def _to_png(images: Array) -> list[bytes]:
-    codec = av.CodecContext.create("png", "w")
-    assert isinstance(codec, av.VideoCodecContext)
-    codec.height, codec.width = images.shape[1:3]
-    codec.pix_fmt, codec.time_base = "rgb24", Fraction(1, 1)
-    frames = (av.VideoFrame.from_ndarray(np.ascontiguousarray(image), format="rgb24") for image in images)
-    return [bytes(packet) for frame in frames for packet in codec.encode(frame)]
-
-
-def _from_png(encoded: list[bytes], shape: tuple[int, ...]) -> Array:
-    codec = av.CodecContext.create("png", "r")
-    assert isinstance(codec, av.VideoCodecContext)
-    images = np.empty((len(encoded), *shape), np.uint8)
-    for image, png in zip(images, encoded, strict=True):
-        packet = av.Packet(png)
-        packet.is_keyframe = True  # else the decoder adds the picture to the one before
-        image[:] = codec.decode(packet)[0].to_ndarray(format="rgb24")
-    return images
-
-
-def _read_column(folder: Path, table: Any, name: str, feature: dict[str, Any]) -> Array:
-    """Returns a column as an array, and refuses one of another shape than meta/info.json says."""
-    column, shape = table[name].combine_chunks(), tuple(feature["shape"])
-    if feature["dtype"] == "image":
-        return _from_png(column.field("bytes").to_pylist(), shape)
-    if not pa.types.is_list(column.type) and not pa.types.is_fixed_size_list(column.type):
-        return column.to_numpy(zero_copy_only=False).copy()
-    flat = column.flatten().to_numpy(zero_copy_only=False)
-    if len(flat) != len(column) * shape[0]:
-        raise DatasetError(
-            f"{folder}: feature {name!r} holds {len(flat) / max(1, len(column)):g} numbers a row, "
-            f"meta/info.json says {shape}. Collect the dataset again, or correct the entry."
-        )
-    return flat.reshape(len(column), *shape).copy()
-
-
-def _read_arrays(folder: Path, part: str) -> dict[str, Array]:
-    suffix = f".{part}.npy"
-    paths = sorted((folder / "arrays").glob(f"*{suffix}"))
-    return {path.name.removesuffix(suffix): np.load(path) for path in paths}
-
-
-def _read_json(folder: Path, name: str) -> dict[str, Any]:
-    if not (folder / name).is_file():
-        raise DatasetError(
-            f"{folder}: no {name} in it, so it is no dataset of robot-rl. "
-            f"Make one with `robot-rl collect out={folder}`."
-        )
-    return json.loads((folder / name).read_text())
-
-
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2) + "\n")

@@ -76,6 +76,25 @@ def test_the_disk_keeps_every_number(tmp_path: Path, cameras: bool) -> None:
             assert getattr(read, field)[key].dtype == value.dtype
 
 
+def test_datasets_of_format_1_are_read() -> None:
+    # Written by this test's `episodes(cameras=True)` and robot_rl at commit edb5f25.
+    read, written = load_episodes(Path(__file__).parent / "format_1", expect=META), episodes(cameras=True)
+    np.testing.assert_array_equal(read.action, written.action)
+    for field in ("obs", "final_obs"):
+        for key, value in getattr(written, field).items():
+            np.testing.assert_array_equal(getattr(read, field)[key], value)
+
+
+def test_an_episode_without_a_final_observation_is_named(tmp_path: Path) -> None:
+    folder = save_episodes(tmp_path / "demos", episodes())
+    path = folder / "final/chunk-000/file-000.parquet"
+    rows = pq.read_table(path).to_pylist()
+    rows[1]["observation.state"] = None
+    pq.write_table(pa.Table.from_pylist(rows, pq.read_schema(path)), path)
+    with pytest.raises(DatasetError, match=r"last step of episode 1 led to .*Leave it out"):
+        load_episodes(folder)
+
+
 def test_columns_have_lerobots_names(tmp_path: Path) -> None:
     folder = save_episodes(tmp_path / "demos", episodes(cameras=True))
     table = pq.read_table(folder / "data/chunk-000/file-000.parquet")
@@ -102,7 +121,7 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     def full(*_: Any) -> None:
         raise OSError("No space left on device")
 
-    monkeypatch.setattr("robot_rl.data.demos._write_final", full)
+    monkeypatch.setattr("robot_rl.data.lerobot.batch.publish", full)
     with pytest.raises(OSError, match="No space"):
         save_episodes(tmp_path / "demos", episodes())
     assert list(tmp_path.iterdir()) == []
@@ -124,7 +143,8 @@ def test_nan_is_named_by_feature_row_and_episode(tmp_path: Path) -> None:
 
     edit_table(folder, spoil)
     # Episodes of 3, 1 and 2 steps: row 4 is the first step of the third.
-    with pytest.raises(DatasetError, match=r"'observation.state' is NaN.* in row 4 \(episode 2, step 0\)"):
+    said = r"episode 2: .*'observation.state' is NaN or infinite in row 0, element 1 \(joint_2\)\. Record it"
+    with pytest.raises(DatasetError, match=said):
         load_episodes(folder)
 
 
@@ -175,7 +195,7 @@ def test_data_of_something_else_is_refused(tmp_path: Path, change: dict[str, Any
 def test_a_shape_that_contradicts_info_is_refused(tmp_path: Path) -> None:
     folder = save_episodes(tmp_path / "demos", episodes())
     edit_info(folder, lambda info: info["features"]["action"].update(shape=[3]))
-    with pytest.raises(DatasetError, match=r"'action' holds 2 numbers a row, meta/info.json says \(3,\)"):
+    with pytest.raises(DatasetError, match=r"'action' has shape \(2,\), meta/info.json says \(3,\)"):
         load_episodes(folder)
 
 

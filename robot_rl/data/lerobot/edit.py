@@ -1,0 +1,233 @@
+"""Makes new datasets out of episodes that exist: merged, split, filtered.
+
+Episodes stream from their source to the new dataset one at a time, so that neither has to fit into
+the memory; statistics are those of the episodes that are kept. The new folder appears when it is
+complete. Video is encoded again; `images="png"` keeps what was decoded without further loss.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal, TypedDict, Unpack
+
+import numpy as np
+
+from robot_rl.core.errors import DatasetError, nearest
+from robot_rl.data.episode import SOURCES, Episode, EpisodeSource, Feature
+from robot_rl.data.episodes import EpisodesMeta
+from robot_rl.data.lerobot.encode import VideoCodec
+from robot_rl.data.lerobot.layout import stored
+from robot_rl.data.lerobot.writer import DatasetWriter
+
+
+class WriteOptions(TypedDict, total=False):
+    """How pictures are written; see `DatasetWriter`."""
+
+    images: Literal["video", "png"]
+    codec: Literal["h264", "av1"] | VideoCodec
+
+
+def merge(sources: Sequence[EpisodeSource], out: str | Path, **options: Unpack[WriteOptions]) -> Path:
+    """Writes the episodes of all sources into a new dataset, one source after the other.
+
+    Raises:
+        DatasetError: another robot, rate, or other elements; the message says which joints differ.
+    """
+    if not sources:
+        raise DatasetError("merge: got no source, allowed: one or more. Name the datasets to merge.")
+    first = sources[0]
+    for number, source in enumerate(sources[1:], start=1):
+        check_alike(first, source, f"merge: source {number}")
+    tasks = {source.meta.task for source in sources}
+    meta = dataclasses.replace(first.meta, task=first.meta.task if len(tasks) == 1 else "mixed")
+    return write_new(
+        out, meta, first.features, (e for source in sources for e in _episodes(source)), **options
+    )
+
+
+def split(
+    source: EpisodeSource,
+    parts: Mapping[str | Path, Sequence[int] | float],
+    **options: Unpack[WriteOptions],
+) -> list[Path]:
+    """Writes parts of a dataset into new datasets; returns their folders.
+
+    Args:
+        source: what is split.
+        parts: folder -> its episodes, or its share of them: shares take neighbouring episodes in the
+            order given, 0.8 and 0.2 of 10 the first 8 and the last 2.
+        options: see `WriteOptions`.
+
+    Raises:
+        DatasetError: episodes that do not exist, or shares that are more than the whole.
+    """
+    chosen = {Path(folder): part for folder, part in _chosen(len(source), parts).items()}
+    for folder in chosen:
+        _require_new(folder)
+    return [
+        write_new(folder, source.meta, source.features, _episodes(source, which), **options)
+        for folder, which in chosen.items()
+    ]
+
+
+def filter(
+    source: EpisodeSource,
+    out: str | Path,
+    *,
+    success: bool | None = None,
+    by: Sequence[str] | None = None,
+    instruction: str | None = None,
+    episodes: Sequence[int] | None = None,
+    min_steps: int = 1,
+    keep: Callable[[Episode], bool] | None = None,
+    **options: Unpack[WriteOptions],
+) -> Path:
+    """Writes the episodes that pass every test into a new dataset.
+
+    Args:
+        source: what is filtered.
+        out: the new folder.
+        success: whether success was reached at any step.
+        by: who acted, of `SOURCES`; all steps of an episode must be of these.
+        instruction: the episode's, exactly.
+        episodes: the only ones looked at.
+        min_steps: shortest episode that is kept.
+        keep: any other test.
+        options: see `WriteOptions`.
+
+    Raises:
+        DatasetError: an unknown source, or no episode passed.
+    """
+    unknown = sorted(set(by or ()) - set(SOURCES))
+    if unknown:
+        raise DatasetError(f"filter: no source named {unknown[0]!r}.{nearest(unknown[0], SOURCES)}")
+    actors = None if by is None else [SOURCES.index(name) for name in by]
+
+    def passes(episode: Episode) -> bool:
+        return (
+            len(episode) >= min_steps
+            and (success is None or bool(episode.success.any()) == success)
+            and (actors is None or bool(np.isin(episode.source, actors).all()))
+            and (instruction is None or episode.meta.instruction == instruction)
+            and (keep is None or keep(episode))
+        )
+
+    which = _known(len(source), range(len(source)) if episodes is None else episodes, "filter")
+    kept = (episode for episode in _episodes(source, which) if passes(episode))
+    return write_new(out, source.meta, source.features, kept, **options)
+
+
+def write_new(
+    out: str | Path,
+    meta: EpisodesMeta,
+    features: Mapping[str, Feature],
+    episodes: Iterable[Episode],
+    **options: Unpack[WriteOptions],
+) -> Path:
+    """Writes a dataset that appears when it is complete; returns its folder.
+
+    Raises:
+        DatasetError: the folder exists, or there are no episodes.
+    """
+    folder = Path(out)
+    with _new_folder(folder) as temporary:
+        with DatasetWriter(temporary, meta, features, **options) as writer:
+            count = writer.write_all(episodes)
+        if not count:
+            raise DatasetError(f"{folder}: no episode to write. Choose other episodes, or a weaker test.")
+    return folder
+
+
+def check_alike(one: EpisodeSource, two: EpisodeSource, at: str) -> None:
+    """Refuses episodes of another robot, rate, or with other elements.
+
+    Raises:
+        DatasetError: names what differs.
+    """
+    for name, remedy in (
+        ("robot", "A policy of one is no policy of the other: keep them apart."),
+        ("control_hz", "Actions are per control step: resample one, or keep them apart."),
+    ):
+        if getattr(one.meta, name) != getattr(two.meta, name):
+            got, want = getattr(two.meta, name), getattr(one.meta, name)
+            raise DatasetError(f"{at}: {name} is {got!r}, in the first {want!r}. {remedy}")
+    for name in ("state_names", "action_names"):
+        _check_names(at, name.removesuffix("_names"), getattr(one.meta, name), getattr(two.meta, name))
+    has, other = stored(one.features), stored(two.features)
+    for key in sorted(has.keys() | other.keys()):
+        first, second = has.get(key), other.get(key)
+        if first != second:
+            raise DatasetError(
+                f"{at}: observation {key!r} is {_said(second)}, in the first {_said(first)}. "
+                "Merge datasets that were recorded with the same observations."
+            )
+
+
+def _check_names(at: str, what: str, one: tuple[str, ...], two: tuple[str, ...]) -> None:
+    if one == two:
+        return
+    only_one, only_two = sorted(set(one) - set(two)), sorted(set(two) - set(one))
+    if only_one or only_two:
+        differ = f"only the first has {only_one}, only this one {only_two}"
+    else:
+        place = next(i for i, (a, b) in enumerate(zip(one, two, strict=True)) if a != b)
+        differ = f"the order differs from element {place} on: {two[place]!r}, in the first {one[place]!r}"
+    raise DatasetError(f"{at}: elements of {what} differ: {differ}. Bring both to the same elements first.")
+
+
+def _said(feature: Feature | None) -> str:
+    return "absent" if feature is None else f"{feature.dtype} {feature.shape}"
+
+
+def _episodes(source: EpisodeSource, which: Iterable[int] | None = None) -> Iterator[Episode]:
+    """Yields the episodes that have steps: a live store may hold one that has not begun."""
+    lengths = source.lengths()
+    for number in range(len(source)) if which is None else which:
+        if lengths[number]:
+            yield source.read(number)
+
+
+def _chosen(total: int, parts: Mapping[str | Path, Sequence[int] | float]) -> dict[str | Path, Sequence[int]]:
+    shares = {folder: part for folder, part in parts.items() if isinstance(part, (int, float))}
+    if not shares:
+        return {
+            f: _known(total, part, "split") for f, part in parts.items() if not isinstance(part, (int, float))
+        }
+    if len(shares) != len(parts) or min(shares.values()) <= 0 or sum(shares.values()) > 1 + 1e-9:
+        raise DatasetError(
+            f"split: got {dict(parts)}, allowed: a list of episodes for every folder, or a share for every "
+            "folder, each above 0 and together at most 1."
+        )
+    edges = np.rint(np.cumsum([0.0, *shares.values()]) * total).astype(int)
+    return {folder: range(edges[i], edges[i + 1]) for i, folder in enumerate(shares)}
+
+
+def _known(total: int, episodes: Sequence[int], at: str) -> Sequence[int]:
+    for episode in episodes:
+        if not 0 <= episode < total:
+            raise DatasetError(f"{at}: episode {episode} is unknown, allowed 0 to {total - 1}.")
+    return episodes
+
+
+def _require_new(folder: Path) -> None:
+    if folder.exists():
+        raise DatasetError(f"{folder}: exists already. Choose another folder, or remove it first.")
+
+
+@contextmanager
+def _new_folder(folder: Path) -> Generator[Path]:
+    """Gives a folder under a temporary name, which becomes `folder` if the block succeeds."""
+    _require_new(folder)
+    temporary = folder.with_name(f".writing-{os.getpid()}-{folder.name}")
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        temporary.mkdir(parents=True)
+        yield temporary
+        temporary.rename(folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
