@@ -28,7 +28,7 @@ class SmallVLAConfig:
     """Cameras it sees; reads `<camera>.rgb`."""
     picture: tuple[int, int] = (96, 128)
     """Height and width of every camera's pictures, in pixels."""
-    width: int = 192
+    width: int = 128
     """W, size of a token."""
     depth: int = 4
     """Layers of the action expert."""
@@ -60,11 +60,11 @@ class SmallVLAConfig:
     """Steps at the start of the chunk that set the measure, and are always executed."""
     balance: float = 1e-3
     """Weight of the loss that keeps the gate from forgetting a horizon."""
-    draws: int = 3
+    draws: int = 1
     """Noisy chunks per observation and update: they share the context, which costs most."""
     regression: float = 1.0
     """Weight of the L1 regression that mode `mean` decodes; 0 leaves pure flow matching."""
-    relative_actions: bool = False
+    relative_actions: bool = True
     """Actions of the same name as a state element are learned as distances from that."""
     random_shift_px: int = 6
     """Largest shift of training pictures, in pixels."""
@@ -72,7 +72,7 @@ class SmallVLAConfig:
     """Largest change of contrast and brightness of training pictures."""
     dropout: float = 0.1
     """Share of the picture tokens' elements that training hides."""
-    state_noise: float = 0.05
+    state_noise: float = 0.4
     """Noise on the training states, in standard deviations of the data."""
     state_dropout: float = 0.1
     """Share of the training observations without their state, so that the pictures are learned too."""

@@ -40,6 +40,8 @@ class InstructionEncoder(nn.Module):
         """Maps texts (B, L) uint8 to tokens (B, Q, W)."""
         distinct, row = torch.unique(texts, dim=0, return_inverse=True)
         if torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters()):
+            # Whoever asks for gradients changes the weights next, and a fused optimiser leaves no trace.
+            self._known.clear()
             return self.encode(distinct)[row]
         self._forget_old_weights()
         keys = [bytes(text) for text in distinct.cpu().numpy()]
@@ -68,7 +70,7 @@ class InstructionEncoder(nn.Module):
         return self.read(self.queries.expand(len(texts), -1, -1), keys, values, mask=mask)
 
     def _forget_old_weights(self) -> None:
-        weights = tuple((id(p), p._version) for p in self.parameters())
+        weights = tuple((p.data_ptr(), p._version) for p in self.parameters())
         if weights != self._known_weights:
             self._known.clear()
             self._known_weights = weights

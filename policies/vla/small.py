@@ -203,7 +203,7 @@ class SmallVLA(nn.Module):
         check_chunk("bc_loss", "valid", batch.valid, shape[:2])
         self.normaliser.check()
         config, state = self.config, batch.obs["state"]
-        actions = self.normaliser.action(batch.actions, state)
+        actions = self.normaliser.action(_held(batch.actions, batch.valid), state)
         context = self._context(batch.obs, generator, augment=self.training)
         repeated = actions.repeat_interleave(config.draws, dim=0)
         noisy = self.process.corrupt(repeated, normal_like(repeated, generator), generator)
@@ -379,6 +379,13 @@ class _Net:
             ratio=config.agreement_ratio,
             first=config.agreement_first,
         )
+
+
+def _held(actions: Tensor, valid: Tensor) -> Tensor:
+    """Returns chunks whose last valid action is held to their end: the expert sees all H of them."""
+    last = valid.sum(dim=1, keepdim=True).clamp_min(1) - 1
+    step = torch.arange(actions.shape[1], device=actions.device).minimum(last)
+    return actions.gather(1, step[..., None].expand_as(actions))
 
 
 def _known(facts: DatasetFacts) -> dict[str, Any]:

@@ -1,0 +1,103 @@
+"""Units: what is standardised, what is relative, and what cannot leave the data's range."""
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from robot_rl.core.errors import ConfigError, DatasetError
+from robot_rl.core.policy import DemoBatch
+from robot_rl.policies.vla.scale import ChunkScale, relative_indices
+
+STATS: dict[str, dict[str, Any]] = {
+    "state": {"mean": np.array([1.0, 2.0]), "std": np.array([0.5, 0.0])},
+    "action": {
+        "min": np.array([-2.0, 0.0]),
+        "max": np.array([2.0, 3.0]),
+        "q01": np.array([-1.0, 0.5]),
+        "q99": np.array([1.0, 2.5]),
+    },
+}
+
+
+def absolute() -> ChunkScale:
+    scale = ChunkScale(2, 2, 3, relative_to=(-1, -1))
+    scale.fit(STATS)
+    return scale
+
+
+def chunks(actions: Tensor, state: Tensor, valid: Tensor | None = None) -> DemoBatch:
+    shown = torch.ones(actions.shape[:2], dtype=torch.bool) if valid is None else valid
+    return DemoBatch({"state": state}, actions, shown)
+
+
+def test_absolute_actions_by_hand() -> None:
+    # Quantiles -1 to 1 and 0.5 to 2.5: centres 0 and 1.5, half-ranges 1 and 1.
+    scale, state = absolute(), torch.zeros(1, 2)
+    actions = torch.tensor([[[1.0, 2.5], [0.0, 1.5], [-0.5, 0.5]]])
+    scaled = scale.action(actions, state)
+    assert scaled[0].tolist() == [[1.0, 1.0], [0.0, 0.0], [-0.5, -1.0]]
+    assert torch.allclose(scale.unaction(scaled, state), actions)
+
+
+def test_actions_stay_inside_the_range_of_the_data() -> None:
+    far = absolute().unaction(torch.full((1, 3, 2), 9.0), torch.zeros(1, 2))
+    assert far[0].tolist() == [[2.0, 3.0]] * 3
+    assert absolute().unaction(torch.full((1, 3, 2), -9.0), torch.zeros(1, 2))[0, 0].tolist() == [-2.0, 0.0]
+
+
+def test_states_by_hand() -> None:
+    # (2 - 1) / 0.5; an element that never moved is divided by 1 mrad, and clipped.
+    assert absolute().state(torch.tensor([[2.0, 2.001]]))[0].tolist() == pytest.approx([2.0, 1.0], abs=1e-3)
+    assert absolute().state(torch.tensor([[-99.0, 2.5]]))[0].tolist() == [-5.0, 5.0]
+
+
+def test_relative_actions_by_hand() -> None:
+    # The first action follows state element 1, the second is absolute.
+    scale = ChunkScale(2, 2, 2, relative_to=(1, -1))
+    scale.fit(STATS)
+    state = torch.tensor([[7.0, 0.3], [7.0, -0.4]])
+    steps = torch.tensor([[0.1, 0.2], [0.3, 0.6]])  # distance from the state: row x step
+    actions = torch.stack([state[:, 1:] + steps, torch.tensor([[1.0, 2.0], [1.0, 2.0]])], dim=-1)
+    assert torch.allclose(scale.origin(state)[:, 0], torch.tensor([[0.3, 0.0], [-0.4, 0.0]]))
+    scale.measure([chunks(actions, state)])
+    # Step 0: 0.1 and 0.3, step 1: 0.2 and 0.6. Quantiles 0.01 and 0.99 of two values: 1 % inwards.
+    assert scale.centre[:, 0].tolist() == pytest.approx([0.2, 0.4])
+    assert scale.half_range[:, 0].tolist() == pytest.approx([0.098, 0.196])
+    scaled = scale.action(actions, state)
+    assert scaled[:, :, 0].tolist() == [pytest.approx([-1 / 0.98] * 2), pytest.approx([1 / 0.98] * 2)]
+    assert torch.allclose(scale.unaction(scaled, state), actions, atol=1e-6)
+
+
+def test_the_end_of_an_episode_is_not_measured() -> None:
+    scale = ChunkScale(1, 1, 2, relative_to=(0,))
+    actions = torch.tensor([[[1.0], [1.0]], [[2.0], [50.0]]])
+    valid = torch.tensor([[True, True], [True, False]])
+    scale.measure([chunks(actions, torch.zeros(2, 1), valid)])
+    assert scale.centre.flatten().tolist() == pytest.approx([1.5, 1.0])
+
+
+def test_names_decide_what_is_relative() -> None:
+    assert relative_indices(("a", "b", "grip"), ("b", "speed", "a")) == (1, -1, 0)
+
+
+def test_relative_actions_want_measuring() -> None:
+    scale = ChunkScale(2, 2, 3, relative_to=(0, -1))
+    with pytest.raises(ConfigError, match=re.escape("Call `policy.measure(loader.batches())`")):
+        scale.check()
+    with pytest.raises(DatasetError, match="no chunks to measure"):
+        scale.measure([])
+    absolute().check()
+    absolute().measure([])  # nothing to do
+
+
+def test_lost_statistics_are_named() -> None:
+    without = {"state": STATS["state"], "action": {"min": np.zeros(2)}}
+    with pytest.raises(DatasetError, match="no 'max' of 'action', which small_vla needs"):
+        ChunkScale(2, 2, 3, relative_to=(-1, -1)).fit(without)
+    broken = {**STATS, "state": {"mean": np.array([np.nan, 0.0]), "std": np.ones(2)}}
+    with pytest.raises(DatasetError, match="'mean' of 'state' is not finite"):
+        ChunkScale(2, 2, 3, relative_to=(-1, -1)).fit(broken)
