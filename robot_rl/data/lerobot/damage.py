@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from robot_rl.core.errors import DatasetError
 from robot_rl.data.lerobot.decode import VideoHeader, read_header
-from robot_rl.data.lerobot.describe import describe
 from robot_rl.data.lerobot.index import DatasetIndex, open_index
+from robot_rl.data.lerobot.stats import of_columns
 from robot_rl.data.lerobot.tables import Tables, element, read_rows, row_problems
 from robot_rl.data.lerobot.v21 import read_episode_stats
 
@@ -140,7 +140,7 @@ def _difference(index: DatasetIndex, name: str, recorded: dict[str, Any] | None,
     """Says where recorded statistics differ by more than rounding, a thousandth of the range."""
     if recorded is None:
         return f"feature {name!r} has no statistics"
-    true = describe(values)
+    true = of_columns({name: values})[name]
     slack = 1e-3 * (true["max"] - true["min"]) + 1e-5 * np.abs(true["max"]) + 1e-6
     for stat in _COMPARED:
         if stat not in recorded:

@@ -1,12 +1,12 @@
 """Pictures out of video files and PNG or JPEG bytes, by frame number.
 
-PyAV and torchcodec give the same pixels. A request is sorted, and each group of pictures that it
-touches is decoded once. n frames, h x w pixels.
+PyAV and torchcodec give the same pixels; PyAV is the default: it needs no FFmpeg of the system, loads
+without torch, and decodes as fast with the care taken here. A request is sorted, and each group of
+pictures that it touches is decoded once. n frames, h x w pixels.
 """
 
 from __future__ import annotations
 
-import functools
 import os
 import threading
 from collections import OrderedDict
@@ -25,10 +25,7 @@ from robot_rl.core.errors import DatasetError
 from robot_rl.data.lerobot.index import first_line
 
 Array = NDArray[Any]
-Backend = Literal["auto", "pyav", "torchcodec"]
-
-_RUN_ON = 12
-"""Frames that are decoded rather than sought over, while the distance of key frames is not known."""
+Backend = Literal["pyav", "torchcodec"]
 
 
 class Decoder(Protocol):
@@ -44,9 +41,11 @@ class Decoder(Protocol):
 class Decoders:
     """Open video files, the least recently used closed first; one lock for each file."""
 
-    def __init__(self, backend: Backend = "auto", capacity: int = 32) -> None:
-        """Args: backend: `auto` is torchcodec where it works, else PyAV; capacity: open files."""
-        self.backend = choose_backend(backend)
+    def __init__(self, backend: Backend = "pyav", capacity: int = 128) -> None:
+        """Args: backend: which decoder; capacity: open files, a few MB each."""
+        if backend not in ("pyav", "torchcodec"):
+            raise DatasetError(f"video backend: got {backend!r}, allowed: 'pyav', 'torchcodec'.")
+        self.backend: Backend = backend
         self._capacity = capacity
         self._open: OrderedDict[Path, tuple[Decoder, threading.Lock]] = OrderedDict()
         self._lock = threading.Lock()
@@ -92,14 +91,16 @@ class PyavDecoder:
         self._path = path
         self._container: Any = open_video(path)
         self._stream: Any = self._container.streams.video[0]
-        self._stream.thread_type = "NONE"  # frame threads would decode ahead of every seek
+        self._stream.thread_type = "NONE"  # frame threads would decode ahead of every seek,
+        self._stream.codec_context.thread_count = 1  # and dav1d takes as many as it may
         self._fps = fps
         self._tick_s = float(self._stream.time_base)
         self._start = self._stream.start_time or 0
         self._to_rgb = VideoReformatter()  # kept: one made for every frame costs as much as a small frame
         self._decoded: Any = iter(())
         self._at: int | None = None
-        self._key_distance: int | None = None
+        self._key = 0  # the last key frame
+        self._group = 1  # longest known distance of key frames
 
     def frames(self, numbers: Array) -> Array:
         out: Array | None = None
@@ -117,16 +118,18 @@ class PyavDecoder:
         self._container.close()
 
     def _reach(self, number: int) -> Any:
-        """Returns one frame: decodes on if it is near, else seeks to the key frame before it."""
-        ahead = None if self._at is None else number - self._at
-        if ahead is None or not 0 < ahead <= (self._key_distance or _RUN_ON):
+        """Returns one frame: decodes on within a group of pictures, else seeks to its key frame."""
+        # A group's length is learnt from how far behind its target a seek lands.
+        goes_on = self._at is not None and self._at < number < max(self._key + self._group, self._at + 2)
+        if not goes_on:
             self._seek(number)
         for frame in self._decoded:
             at = round((frame.pts - self._start) * self._tick_s * self._fps)
-            if frame.key_frame and self._at is not None and ahead is None:
-                self._key_distance = max(1, at - self._at)
+            if frame.key_frame or self._at is None:
+                self._key = at
             self._at = at
             if at == number:
+                self._group = max(self._group, number - self._key + 1)
                 return frame
             if at > number:
                 break
@@ -144,8 +147,13 @@ class TorchcodecDecoder:
     """A video file read by torchcodec, which needs the system's FFmpeg libraries."""
 
     def __init__(self, path: Path, fps: float) -> None:
-        from torchcodec.decoders import VideoDecoder
-
+        try:
+            from torchcodec.decoders import VideoDecoder
+        except (ImportError, RuntimeError, OSError) as error:
+            raise DatasetError(
+                "video backend 'torchcodec' does not load: install the package torchcodec and the FFmpeg "
+                f"libraries of the system (apt install ffmpeg), or use 'pyav'. ({first_line(error)})"
+            ) from error
         if not path.is_file():
             open_video(path)
         self._path = path
@@ -167,29 +175,6 @@ class TorchcodecDecoder:
 
     def close(self) -> None:
         del self._decoder
-
-
-@functools.cache
-def choose_backend(backend: Backend) -> Literal["pyav", "torchcodec"]:
-    """Returns the backend that will be used; torchcodec is tried once.
-
-    Raises:
-        DatasetError: an unknown backend, or torchcodec was asked for and does not load.
-    """
-    if backend not in ("auto", "pyav", "torchcodec"):
-        raise DatasetError(f"video backend: got {backend!r}, allowed: 'auto', 'pyav', 'torchcodec'.")
-    if backend == "pyav":
-        return "pyav"
-    try:
-        import torchcodec.decoders  # noqa: F401  # pyright: ignore[reportUnusedImport]
-    except (ImportError, RuntimeError, OSError) as error:
-        if backend == "auto":
-            return "pyav"
-        raise DatasetError(
-            "video backend 'torchcodec' does not load: install the package torchcodec and the FFmpeg "
-            f"libraries of the system (apt install ffmpeg), or use 'pyav'. ({first_line(error)})"
-        ) from error
-    return "torchcodec"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,12 +23,13 @@ from robot_rl.core.errors import DatasetError
 from robot_rl.data.episode import Episode, Feature
 from robot_rl.data.episodes import EpisodesMeta
 from robot_rl.data.facts import DatasetFacts
-from robot_rl.data.lerobot.damage import check
+from robot_rl.data.lerobot.beside import Beside
+from robot_rl.data.lerobot.damage import Problem, check
 from robot_rl.data.lerobot.decode import Backend, Decoders, decode_pictures
-from robot_rl.data.lerobot.describe import describe, describe_pictures, joined_stats
-from robot_rl.data.lerobot.index import STATE, open_index
-from robot_rl.data.lerobot.tables import Tables, flat_names, memory_dtype, numbers, read_rows, row_problems
-from robot_rl.data.lerobot.v21 import read_episode_stats
+from robot_rl.data.lerobot.index import STATE, DatasetIndex, open_index
+from robot_rl.data.lerobot.stats import PictureStats, of_columns
+from robot_rl.data.lerobot.tables import Tables, flat_names, memory_dtype, read_rows, row_problems
+from robot_rl.data.lerobot.v21 import joined_stats, read_episode_stats
 
 Array = NDArray[Any]
 
@@ -43,16 +44,16 @@ class Dataset:
         self,
         folder: str | Path,
         *,
-        backend: Backend = "auto",
+        backend: Backend = "pyav",
         on_damage: Literal["raise", "skip"] = "raise",
-        open_files: int = 32,
+        open_files: int = 128,
         cached_bytes: int = 1 << 30,
     ) -> None:
         """Opens a dataset.
 
         Args:
             folder: holds `meta/` and `data/`.
-            backend: decoder of videos; `auto` is torchcodec where it works, else PyAV.
+            backend: decoder of videos: PyAV, or torchcodec where it is installed.
             on_damage: `skip` checks every file now and leaves damaged episodes out, see `skipped`;
                 `raise` refuses them when they are read.
             open_files: videos held open.
@@ -62,7 +63,8 @@ class Dataset:
             DatasetError: no dataset, another version, or damaged metadata.
         """
         self.folder = Path(folder)
-        self.skipped: list[Any] = []
+        self.skipped: list[Problem] = []
+        """What `on_damage='skip'` found; what is fatal was left out."""
         self._on_damage = on_damage
         self._known: dict[Path, Any] = {}
         self._decoders = Decoders(backend, open_files)
@@ -95,11 +97,16 @@ class Dataset:
             raise DatasetError(f"{self.folder}: episode {episode} is unknown, allowed 0 to {len(self) - 1}.")
         rows = self.rows(episode)
         steps = int(self.index.lengths[episode])
-        obs: dict[str, Any] = {
-            key: rows[name] for name, key in self._keys.items() if name in rows and key in self.features
-        }
-        obs |= {k: _StepFrames(self, k, episode, steps) for k, f in self.features.items() if f.is_picture}
-        obs |= {key: values[rows["index"]] for key, values in self._arrays("steps").items()}
+        columns = {key: name for name, key in self._keys.items() if name in rows}
+        first = int(rows["index"][0]) if "index" in rows and steps else 0
+        obs: dict[str, Any] = {}
+        for key, feature in self.features.items():
+            if feature.is_picture:
+                obs[key] = _StepFrames(self, key, episode, steps)
+            elif key in columns:
+                obs[key] = rows[columns[key]].reshape(steps, *feature.shape)
+            else:
+                obs[key] = self._beside.steps(key, episode, first)
         last = np.zeros(steps, bool)
         last[-1:] = True
         done = rows["next.done"].astype(bool) if "next.done" in rows else np.zeros(steps, bool)
@@ -108,7 +115,7 @@ class Dataset:
         return Episode(
             meta=self._meta_of(self.index.instructions[episode]),
             obs=obs,
-            final_obs=self._final(episode),
+            final_obs=self._beside.final(episode),
             action=action,
             base_action=rows.get("base_action", action),
             reward=rows.get("next.reward", np.zeros(steps, np.float32)).astype(np.float32),
@@ -127,6 +134,17 @@ class Dataset:
         )
 
     # --- the rest ------------------------------------------------------------------------------
+
+    @property
+    def backend(self) -> Backend:
+        """Returns the decoder of videos."""
+        return self._decoders.backend
+
+    def keep(self, episodes: Array) -> None:
+        """Leaves out all but these episodes, by the dataset's own numbers (`episode_index`)."""
+        kept = np.flatnonzero(np.isin(self.index.episode, episodes))
+        if len(kept) < len(self):
+            self._use(self.index.kept(kept))
 
     @property
     def info(self) -> dict[str, Any]:
@@ -185,15 +203,33 @@ class Dataset:
             episode: 0 to E - 1.
             steps: control steps of the episode.
         """
-        name, steps = self._names[camera], np.asarray(steps, np.int64)
+        return self.frames_of(camera, np.full(len(steps), episode), np.asarray(steps, np.int64))
+
+    def frames_of(self, camera: str, episodes: Array, steps: Array) -> Array:
+        """Returns pictures of several episodes that lie in one file, in one pass, (n, h, w, 3) uint8."""
+        name, number = self._names[camera], int(self.file_of(camera)[episodes[0]])
         if name in self.index.videos:
-            spans = self.index.videos[name]
-            path = self.folder / spans.files[spans.file[episode]]
-            return self._decoders.frames(path, spans.first[episode] + steps, self.index.fps)
-        encoded = self.encoded(name, episode)
-        wanted, inverse = np.unique(steps, return_inverse=True)
-        content = [encoded[step].as_py() for step in wanted.tolist()]
-        return decode_pictures(content, f"{self.folder}: {name}, episode {episode}, picture")[inverse]
+            path = self.folder / self.index.videos[name].files[number]
+            return self._decoders.frames(path, self.first_of(camera)[episodes] + steps, self.index.fps)
+        content: list[bytes] = []
+        for episode, step in zip(episodes.tolist(), steps.tolist(), strict=True):
+            content.append(self._encoded(name, episode)[step].as_py())
+        return decode_pictures(content, f"{self.folder / self.index.files[number]}: {name}, picture")
+
+    def files_of(self, camera: str) -> list[str]:
+        """Returns the files that hold a camera's pictures, below the folder."""
+        spans = self.index.videos.get(self._names[camera])
+        return spans.files if spans else self.index.files
+
+    def file_of(self, camera: str) -> Array:
+        """Returns (E,): which of `files_of` holds each episode."""
+        spans = self.index.videos.get(self._names[camera])
+        return spans.file if spans else self.index.file
+
+    def first_of(self, camera: str) -> Array:
+        """Returns (E,): the frame, or row, of its file at which each episode begins."""
+        spans = self.index.videos.get(self._names[camera])
+        return spans.first if spans else self.index.first
 
     def facts(
         self, episodes: Sequence[int] | None = None, resize: tuple[int, int] | None = None
@@ -202,12 +238,17 @@ class Dataset:
         chosen = range(len(self)) if episodes is None else list(episodes)
         starts, ends = self.episode_starts, self.episode_ends
         rows = np.concatenate([np.arange(starts[e], ends[e]) for e in chosen])
-        stats: dict[str, dict[str, Array]] = {}
-        for key in ("action", *self.features):
-            if key in self.columns and np.issubdtype(self.columns[key].dtype, np.floating):
-                stats[key] = describe(self.columns[key][rows])
+        floats = {
+            key: self.columns[key][rows]
+            for key in ("action", *self.features)
+            if key in self.columns and np.issubdtype(self.columns[key].dtype, np.floating)
+        }
+        stats = of_columns(floats)
         for key in self.cameras:
-            stats[key] = describe_pictures(self._sampled(key, chosen))
+            sampled = PictureStats()
+            for picture in self._sampled(key, chosen):
+                sampled.add(picture)
+            stats[key] = sampled.result()
         features = {
             key: Feature("uint8", (*resize, 3)) if resize and feature.is_picture else feature
             for key, feature in self.features.items()
@@ -235,38 +276,39 @@ class Dataset:
             )
         return rows
 
-    def encoded(self, name: str, episode: int) -> Any:
+    def _encoded(self, name: str, episode: int) -> Any:
         """Returns the PNG or JPEG bytes of an episode's pictures, an Arrow array (T,)."""
         at = self.index
         file = at.files[at.file[episode]]
         column = self._tables.rows(file, int(at.first[episode]), int(at.lengths[episode]), [name])[name]
-        return pa.concat_arrays([chunk.field("bytes") for chunk in column.chunks])
+        return pa.chunked_array([chunk.field("bytes") for chunk in column.chunks])
 
     def _load(self) -> None:
         self._stamp = _stamp(self.folder / "meta/info.json")
-        self.index = open_index(self.folder, self._known)
-        own = self.folder / "meta/robot_rl.json"
-        self._own: dict[str, Any] = json.loads(own.read_text()) if own.is_file() else {}
-        if self._on_damage == "skip":
-            self._skip_damaged()
+        index = open_index(self.folder, self._known)
+        self._use(self._without_damaged(index) if self._on_damage == "skip" else index)
+
+    def _use(self, index: DatasetIndex) -> None:
+        """Prepares to read the episodes of an index."""
+        self.index = index
+        """Where every episode lies."""
         self._columns = None
         self.__dict__.pop("stats", None)
-        named: Mapping[str, str] = self._own.get("features", {})
-        self._keys = {n: named.get(n, key_of(n)) for n in self.index.features if n.startswith("observation.")}
+        self._beside = Beside(index, self._tables)
+        named = self._beside.names
+        self._keys = {n: named.get(n, key_of(n)) for n in index.features if n.startswith("observation.")}
         self._names = {key: name for name, key in self._keys.items()}
         self.features = self._features()
-        self.meta = self._meta_of(self.index.instructions[0] if len(self.index) else "")
+        self.meta = self._meta_of(index.instructions[0] if len(index) else "")
 
-    def _skip_damaged(self) -> None:
-        self.skipped = check(self.folder, self.index)
-        whole = next((p for p in self.skipped if p.episode is None and p.is_fatal), None)
-        if whole:
-            raise DatasetError(whole.message)
-        damaged = {p.episode for p in self.skipped if p.is_fatal}
-        self.index = self.index.kept(np.flatnonzero(~np.isin(self.index.episode, [*damaged])))
+    def _without_damaged(self, index: DatasetIndex) -> DatasetIndex:
+        self.skipped = check(self.folder, index)
+        damaged = [p.episode for p in self.skipped if p.is_fatal and p.episode is not None]
+        return index.kept(np.flatnonzero(~np.isin(index.episode, damaged)))
 
     def _features(self) -> dict[str, Feature]:
         """Returns the observations that can be read; depth as LeRobot packs it into video is left out."""
+        recorded = self._beside.features()
         features: dict[str, Feature] = {}
         for name, key in self._keys.items():
             feature = self.index.features[name]
@@ -276,10 +318,8 @@ class Dataset:
                     channels_first = len(shape) == 3 and shape[2] != 3 and shape[0] == 3
                     features[key] = Feature("uint8", (*shape[1:], 3) if channels_first else shape)
             elif name in self.index.numeric:
-                features[key] = Feature(memory_dtype(name, feature["dtype"]), shape)
-        for key, values in self._arrays("steps").items():
-            features[key] = Feature(str(values.dtype), values.shape[1:])
-        return features
+                features[key] = recorded.get(key, Feature(memory_dtype(name, feature["dtype"]), shape))
+        return {**features, **{key: f for key, f in recorded.items() if key not in features}}
 
     def _meta_of(self, instruction: str) -> EpisodesMeta:
         def names(feature: str, short: str) -> tuple[str, ...]:
@@ -288,7 +328,7 @@ class Dataset:
             return flat if len(flat) == width else tuple(f"{short}_{i}" for i in range(width))
 
         return EpisodesMeta(
-            task=self._own.get("task", ""),
+            task=self._beside.own.get("task", ""),
             robot=self.index.info.get("robot_type") or "",
             control_hz=self.index.fps,
             instruction=instruction,
@@ -306,34 +346,15 @@ class Dataset:
         steps = np.arange(len(rows["action"])) / self.index.fps
         return np.rint(1e9 * rows.get("timestamp", steps).astype(np.float64)).astype(np.int64)
 
-    def _final(self, episode: int) -> dict[str, Any]:
-        """Returns what the last step led to, where a dataset of ours recorded it."""
-        number = int(self.index.episode[episode])
-        final = {key: values[number] for key, values in self._arrays("final").items()}
-        if (self.folder / "final/observations.parquet").is_file():
-            row = self._tables.rows("final/observations.parquet", number, 1, list(self._keys))
-            for name in row.column_names:
-                feature = self.index.features[name]
-                if feature["dtype"] == "image":
-                    final[self._keys[name]] = decode_pictures([row[name][0].as_py()["bytes"]])[0]
-                else:
-                    final[self._keys[name]] = numbers(row[name], feature["shape"])[0]
-        return final
-
-    def _arrays(self, part: str) -> dict[str, Array]:
-        """Returns the observations that parquet does not hold (depth in metres), as maps of their files."""
-        suffix = f".{part}.npy"
-        paths = sorted((self.folder / "arrays").glob(f"*{suffix}"))
-        return {path.name.removesuffix(suffix): np.load(path, mmap_mode="r") for path in paths}
-
-    def _sampled(self, camera: str, episodes: Sequence[int]) -> Array:
-        """Returns up to 96 pictures, evenly spread over these episodes."""
-        steps = [(e, s) for e in episodes for s in range(int(self.index.lengths[e]))]
-        picked = [steps[i] for i in np.unique(np.linspace(0, len(steps) - 1, 96).astype(int))]
-        by_episode: dict[int, list[int]] = {}
-        for episode, step in picked:
-            by_episode.setdefault(episode, []).append(step)
-        return np.concatenate([self.frames(camera, e, s) for e, s in by_episode.items()])
+    def _sampled(self, camera: str, episodes: Sequence[int]) -> Iterator[Array]:
+        """Yields up to 96 pictures, evenly spread over these episodes."""
+        lengths = self.index.lengths[list(episodes)]
+        ends = np.cumsum(lengths)
+        picked = np.unique(np.linspace(0, ends[-1] - 1, 96).astype(int))
+        which = np.searchsorted(ends, picked, side="right")
+        for number in np.unique(which).tolist():
+            steps = picked[which == number] - (ends[number] - lengths[number])
+            yield from self.frames(camera, episodes[number], steps)
 
 
 class _StepFrames:

@@ -6,13 +6,17 @@ Version 2.1 has one parquet and one video file for each episode, and its metadat
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from robot_rl.core.errors import DatasetError
 from robot_rl.data.lerobot.index import DatasetIndex, VideoSpans
+
+Array = NDArray[Any]
 
 
 def read_v21(folder: Path, info: dict[str, Any]) -> DatasetIndex:
@@ -64,6 +68,25 @@ def read_episode_stats(folder: Path) -> dict[int, dict[str, Any]]:
     if not (folder / "meta/episodes_stats.jsonl").is_file():
         return {}
     return {line["episode_index"]: line["stats"] for line in read_lines(folder, "meta/episodes_stats.jsonl")}
+
+
+def joined_stats(parts: Sequence[Mapping[str, Mapping[str, Any]]]) -> dict[str, dict[str, Array]]:
+    """Returns the statistics of all episodes together; quantiles cannot be joined and are left out."""
+    joined: dict[str, dict[str, Array]] = {}
+    for name in parts[0] if parts else ():
+        each = [{k: np.asarray(v, np.float64) for k, v in part[name].items()} for part in parts]
+        count = np.asarray([float(e["count"].reshape(-1)[0]) for e in each])
+        share = (count / count.sum()).reshape(-1, *[1] * each[0]["mean"].ndim)
+        mean = (share * np.stack([e["mean"] for e in each])).sum(0)
+        spread = np.stack([e["std"] ** 2 + (e["mean"] - mean) ** 2 for e in each])
+        joined[name] = {
+            "min": np.min([e["min"] for e in each], axis=0),
+            "max": np.max([e["max"] for e in each], axis=0),
+            "mean": mean,
+            "std": np.sqrt((share * spread).sum(0)),
+            "count": np.asarray([int(count.sum())]),
+        }
+    return joined
 
 
 def read_lines(folder: Path, name: str) -> list[dict[str, Any]]:

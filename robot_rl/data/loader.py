@@ -1,0 +1,233 @@
+"""Batches of action chunks out of a dataset, for behaviour cloning; seeded, resumed exactly.
+
+Every epoch is a permutation of all steps, drawn from the seed and the epoch's number, so the state of
+the loader is one number, and neither workers nor caches change what comes.
+B batch, H chunk length, A action dim.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from robot_rl.core.errors import CheckpointError, DatasetError
+from robot_rl.core.language import INSTRUCTION, encode_text
+from robot_rl.core.policy import DemoBatch
+from robot_rl.data.lerobot.pictures import PictureCache, PictureReader, Size
+from robot_rl.data.lerobot.reader import Dataset
+from robot_rl.data.lerobot.windows import Windows
+from robot_rl.data.lerobot.workers import PictureWorkers, WorkerTask
+
+Array = NDArray[Any]
+
+
+class ChunkLoader:
+    """Draws windows of H actions with the observation that they begin at.
+
+    Actions are in the dataset's own units. Beyond the end of an episode its last action repeats,
+    not valid. Pictures of the steps after the first are never decoded.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        *,
+        horizon: int,
+        batch: int,
+        seed: int,
+        episodes: Sequence[int] | None = None,
+        resize: Size | None = None,
+        num_workers: int = 0,
+        cache: PictureCache | None = None,
+        deltas: Mapping[str, Sequence[int]] | None = None,
+        keys: Sequence[str] | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        """Prepares to draw.
+
+        Args:
+            dataset: what to draw from.
+            horizon: H.
+            batch: B.
+            seed: of the order.
+            episodes: those to draw from; None takes all.
+            resize: height and width of pictures; None leaves them as they are.
+            num_workers: processes that decode ahead; 0 decodes here, in threads.
+            cache: where decoded pictures are kept.
+            deltas: observation key -> offsets in steps, for policies that see more than one step: the
+                observation becomes (B, n, ...), with `<key>_is_pad` (B, n).
+            keys: observations to load; None loads all.
+            progress: called with pictures done and in all while they are decoded into `cache.folder`.
+
+        Raises:
+            DatasetError: nothing to draw from, or an unknown episode or key.
+        """
+        if horizon < 1 or batch < 1:
+            raise ValueError(f"chunk loader: got horizon {horizon}, batch {batch}, allowed: 1 or more")
+        self._dataset = dataset
+        self._batch = batch
+        self._seed = seed
+        self._horizon = horizon
+        self._rows = _rows_of(dataset, episodes)
+        observed = [key for key in dataset.features if key in dataset.columns or key in dataset.cameras]
+        deltas = {**(deltas or {}), "action": range(horizon)}
+        self._windows = Windows(dataset, deltas, keys=observed if keys is None else keys)
+        self._texts = _encoded_instructions(dataset)
+        cache = cache or PictureCache()
+        self._pictures = PictureReader(
+            dataset, resize=resize, cache=cache, progress=progress, threads=1 if num_workers else 0
+        )
+        self._workers = self._start_workers(num_workers, resize, cache) if num_workers else None
+        self._number = 0  # of the next batch
+        self._asked: deque[tuple[int, Array]] = deque()  # batches on their way, and their rows
+        self._order: tuple[int, Array] | None = None
+
+    def __enter__(self) -> ChunkLoader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __len__(self) -> int:
+        """Returns the number of windows of an epoch: one begins at every step."""
+        return len(self._rows)
+
+    @property
+    def hit_rate(self) -> float:
+        """Returns the share of pictures that needed no decoding."""
+        counts = self._workers.counts if self._workers else self._pictures.counts
+        total = sum(counts.values())
+        return 1 - counts["decoded"] / total if total else 0.0
+
+    def sample(self) -> DemoBatch:
+        """Returns the next batch of B windows, in random order without repetition within an epoch."""
+        number, self._number = self._number, self._number + 1
+        if self._workers is None:
+            return self._read(self._drawn(number))
+        if not self._asked:
+            self._ask(number)
+        while len(self._asked) < self._workers.ahead:
+            self._ask(self._asked[-1][0] + 1)
+        asked, rows = self._asked.popleft()
+        assert asked == number, f"chunk loader: batch {asked} is first in line, not {number}"
+        wanted = self._flat_picture_rows(rows)
+        return self._read(rows, self._workers.collect(number, wanted))
+
+    def batches(self, steps_stride: int = 1) -> Iterator[DemoBatch]:
+        """Yields every `steps_stride`-th window once, in order; the last batch may be smaller."""
+        rows = self._rows[::steps_stride]
+        for begin in range(0, len(rows), self._batch):
+            yield self._read(rows[begin : begin + self._batch])
+
+    def state_dict(self) -> dict[str, int]:
+        """Returns where the loader is."""
+        return {"number": self._number, **self._identity()}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Goes on where `state_dict` was called, of a loader of the same data and settings.
+
+        Raises:
+            CheckpointError: other data or settings, with which the order would be another.
+        """
+        for name, mine in self._identity().items():
+            if state[name] != mine:
+                raise CheckpointError(
+                    f"chunk loader: the checkpoint has {name} {state[name]}, this run has {mine}. "
+                    "Resume with the same dataset, episodes and settings."
+                )
+        while self._asked:  # what is on its way was asked for another place
+            number, rows = self._asked.popleft()
+            assert self._workers is not None
+            self._workers.collect(number, self._flat_picture_rows(rows))
+        self._number = state["number"]
+
+    def close(self) -> None:
+        """Ends workers and threads."""
+        if self._workers is not None:
+            self._workers.close()
+        self._pictures.close()
+
+    def _identity(self) -> dict[str, int]:
+        return {"seed": self._seed, "batch": self._batch, "horizon": self._horizon, "windows": len(self)}
+
+    def _drawn(self, number: int) -> Array:
+        """Returns the rows of a batch: positions B k to B (k + 1) of all epochs' permutations."""
+        positions = np.arange(number * self._batch, (number + 1) * self._batch)
+        epochs, places = np.divmod(positions, len(self))
+        parts = [self._permutation(int(e))[places[epochs == e]] for e in np.unique(epochs)]
+        return self._rows[np.concatenate(parts)]
+
+    def _permutation(self, epoch: int) -> Array:
+        if self._order is None or self._order[0] != epoch:
+            self._order = epoch, np.random.default_rng([self._seed, epoch]).permutation(len(self))
+        return self._order[1]
+
+    def _read(self, rows: Array, pictures: Mapping[str, Array] | None = None) -> DemoBatch:
+        read = self._windows.read(rows, None if pictures is not None else self._pictures)
+        for key, at in (self._windows.picture_rows(rows) if pictures is not None else {}).items():
+            read[key] = pictures[key].reshape(*at.shape, *pictures[key].shape[1:])  # type: ignore[index]
+        actions, is_pad = read.pop("action"), read.pop("action_is_pad")
+        episode = np.searchsorted(self._dataset.episode_ends, rows, side="right")
+        obs = {key: torch.from_numpy(values) for key, values in read.items()}
+        if self._texts is not None:
+            obs[INSTRUCTION] = torch.from_numpy(self._texts[self._dataset.columns["task_index"][rows]])
+        return DemoBatch(
+            obs=obs,
+            actions=torch.from_numpy(actions),
+            valid=torch.from_numpy(~is_pad),
+            source={"episode": episode, "step": rows - self._dataset.episode_starts[episode]},
+        )
+
+    def _ask(self, number: int) -> None:
+        assert self._workers is not None
+        rows = self._drawn(number)
+        self._workers.submit(number, self._flat_picture_rows(rows))
+        self._asked.append((number, rows))
+
+    def _flat_picture_rows(self, rows: Array) -> dict[str, Array]:
+        return {key: at.reshape(-1) for key, at in self._windows.picture_rows(rows).items()}
+
+    def _start_workers(self, num_workers: int, resize: Size | None, cache: PictureCache) -> PictureWorkers:
+        """Starts the workers; each has its share of the memory for decoded pictures."""
+        shapes = self._pictures.shapes
+        per_batch = self._flat_picture_rows(np.zeros(self._batch, np.int64))
+        size = sum(len(rows) * int(np.prod(shapes[key])) for key, rows in per_batch.items())
+        page = -(-size // 4096) * 4096
+        task = WorkerTask(
+            folder=self._dataset.folder,
+            backend=self._dataset.backend,
+            kept=self._dataset.index.episode,
+            resize=resize,
+            cache=PictureCache(folder=cache.folder, ram_bytes=cache.ram_bytes // num_workers),
+            slot_bytes=page,
+        )
+        return PictureWorkers(task, num_workers, shapes)
+
+
+def _rows_of(dataset: Dataset, episodes: Sequence[int] | None) -> Array:
+    chosen = list(range(len(dataset)) if episodes is None else episodes)
+    unknown = [e for e in chosen if not 0 <= e < len(dataset)]
+    if unknown:
+        raise DatasetError(
+            f"{dataset.folder}: episode {unknown[0]} is unknown, allowed 0 to {len(dataset) - 1}."
+        )
+    if not chosen or not sum(int(dataset.lengths()[e]) for e in chosen):
+        raise DatasetError(f"{dataset.folder}: no steps to draw from. Choose at least one episode.")
+    starts, ends = dataset.episode_starts, dataset.episode_ends
+    return np.concatenate([np.arange(starts[e], ends[e]) for e in chosen])
+
+
+def _encoded_instructions(dataset: Dataset) -> Array | None:
+    """Returns a row of bytes for each task number, or None if the dataset has none."""
+    tasks = dataset.index.tasks
+    if not tasks or "task_index" not in dataset.columns:
+        return None
+    return encode_text([tasks.get(number, "") for number in range(max(tasks) + 1)])
