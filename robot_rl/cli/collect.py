@@ -7,6 +7,7 @@ import sys
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from robot_rl.config import load
 from robot_rl.core.errors import ConfigError, DatasetError
@@ -15,11 +16,12 @@ SUMMARY = "demonstrations of a scripted expert, as a LeRobot dataset"
 
 _HELP = """\
 Usage: robot-rl collect task=<name> out=<folder> [episodes=100] [bias_m=0] [noise_m=0.01]
-                        [robot=<name>] [seed=0] [num_envs=50] [cameras=[front]] [--json]
+                        [robot=<name>] [seed=0] [num_envs=50]
+                        [cameras=[front]] [images=png|video] [--json]
 
 Runs the task's scripted expert and writes its episodes, failures included, as a LeRobotDataset v3.
 bias_m lets it aim beside the target, noise_m varies the aim between episodes: a base of chosen
-quality. Train on the result with `robot-rl train demos.path=<folder>`.
+quality. images=video is smaller, png loses nothing. Train on the result with `robot-rl train demos.path=<folder>`.
 
 Examples:
   robot-rl collect task=pick_cube episodes=50 out=demos/pick_cube
@@ -42,6 +44,8 @@ class CollectConfig:
     seed: int = 0
     num_envs: int = 50
     cameras: tuple[str, ...] = field(default=())
+    images: Literal["png", "video"] = "png"
+    """How pictures are kept: without loss, or as h264 video, which is smaller."""
 
     def __post_init__(self) -> None:
         if self.num_envs < 1 or self.seed < 0:
@@ -76,7 +80,7 @@ def run(argv: list[str]) -> int:
     ):
         episodes = collect_demonstrations(env, knobs, options.seed, on_batch=progress.update)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    save_episodes(folder, episodes)
+    save_episodes(folder, episodes, images=options.images)
     success = float(episodes.episode_success().mean())
     steps = len(episodes.reward)
     print(f"{folder}: {episodes.num_episodes} episodes, {steps:,} control steps, success {success:.1%}")

@@ -148,8 +148,8 @@ def _joined(dataset: Dataset, meta: EpisodesMeta) -> Episodes:
             getattr(joined, name)[rows] = getattr(episode, name)
         if not episode.final_obs:
             raise DatasetError(
-                f"{dataset.folder}: nobody recorded what the last step of episode {number} led to; it was cut "
-                "short. Leave it out: robot_rl.data.lerobot.edit.filter(..., keep=lambda e: e.is_complete)."
+                f"{dataset.folder}: nobody recorded what the last step of episode {number} led to. Leave it "
+                "out: robot_rl.data.lerobot.edit.filter(..., keep=lambda episode: episode.is_complete)."
             )
         for key, values in joined.obs.items():
             values[rows] = episode.obs[key][np.arange(len(episode))]
