@@ -135,7 +135,7 @@ def write_new(
         DatasetError: the folder exists, or there are no episodes.
     """
     folder = Path(out)
-    with _new_folder(folder) as temporary:
+    with new_folder(folder) as temporary:
         with DatasetWriter(temporary, meta, features, **options) as writer:
             count = writer.write_all(episodes)
         if not count:
@@ -220,7 +220,7 @@ def _require_new(folder: Path) -> None:
 
 
 @contextmanager
-def _new_folder(folder: Path) -> Generator[Path]:
+def new_folder(folder: Path) -> Generator[Path]:
     """Gives a folder under a temporary name, which becomes `folder` if the block succeeds."""
     _require_new(folder)
     temporary = folder.with_name(f".writing-{os.getpid()}-{folder.name}")

@@ -71,7 +71,7 @@ def read_episode_stats(folder: Path) -> dict[int, dict[str, Any]]:
 
 
 def joined_stats(parts: Sequence[Mapping[str, Mapping[str, Any]]]) -> dict[str, dict[str, Array]]:
-    """Returns the statistics of all episodes together; quantiles cannot be joined and are left out."""
+    """Returns the statistics of all episodes together; quantiles are averaged by count, as LeRobot does."""
     joined: dict[str, dict[str, Array]] = {}
     for name in parts[0] if parts else ():
         each = [{k: np.asarray(v, np.float64) for k, v in part[name].items()} for part in parts]
@@ -86,6 +86,8 @@ def joined_stats(parts: Sequence[Mapping[str, Mapping[str, Any]]]) -> dict[str, 
             "std": np.sqrt((share * spread).sum(0)),
             "count": np.asarray([int(count.sum())]),
         }
+        for quantile in each[0].keys() - joined[name].keys():
+            joined[name][quantile] = (share * np.stack([e[quantile] for e in each])).sum(0)
     return joined
 
 
