@@ -1,7 +1,7 @@
 # Everything starts from a Python and make: `make train` and `make test` set up what they need.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test slow check format bench clean
+.PHONY: help setup train test test-faults slow check format bench clean
 
 VENV := .venv
 READY := $(VENV)/.ready
@@ -12,6 +12,7 @@ help:
 	@echo "make setup    make $(VENV) and install everything (train and test do this by themselves)"
 	@echo "make train    a Panda arm learns to lift a cube; the last line is one JSON object"
 	@echo "make test     the test suite (make slow: its long tests too)"
+	@echo "make test-faults  kill, truncate and damage 600 stores; nothing flushed may be lost (minutes)"
 	@echo "make check    lint, types, import layers"
 	@echo "make format   format the code"
 	@echo "make bench    measure this machine: simulator, policy, learner, physics; hold the speed claims"
@@ -28,6 +29,9 @@ train: $(READY)
 
 test: $(READY)
 	$(VENV)/bin/python -m pytest
+
+test-faults: $(READY)
+	$(VENV)/bin/python tests/faults/campaign.py --kills 200 --truncations 200 --flips 200
 
 slow: $(READY)
 	$(VENV)/bin/python -m pytest -m "slow and not gpu and not hardware"

@@ -19,6 +19,7 @@ COMMANDS: dict[str, str] = {
     "finetune": "robot_rl.cli.finetune",
     "evaluate": "robot_rl.cli.evaluate",
     "collect": "robot_rl.cli.collect",
+    "replay": "robot_rl.cli.replay",
     "report": "robot_rl.cli.report",
     "bench": "robot_rl.cli.bench",
     "devices": "robot_rl.cli.devices",

@@ -76,6 +76,9 @@ class Picture:
 class _Mark:
     """Everything before it is to be on the disk now."""
 
+    rotates: bool = False
+    """Whether the next record begins another segment."""
+    next_segment: int = 0
     is_done: bool = False
 
 
@@ -232,7 +235,16 @@ class Flusher:
         Raises:
             Exception: what kept the thread from writing; it tries again at the next call.
         """
-        mark = _Mark()
+        self._send(_Mark())
+        return self.flushed_steps
+
+    def rotate(self) -> int:
+        """Flushes and finishes the segment; returns the number that the next one will have."""
+        mark = _Mark(rotates=True)
+        self._send(mark)
+        return mark.next_segment
+
+    def _send(self, mark: _Mark) -> None:
         with self.changed:
             self.error = None
             self.cut()
@@ -242,7 +254,6 @@ class Flusher:
                 if self.error is not None:
                     raise self.error
                 self.changed.wait()
-            return self.flushed_steps
 
     def close(self) -> None:
         """Ends the thread; what it could not write is lost."""
@@ -296,6 +307,9 @@ class Flusher:
                     self._free_blocks.append(item)
             case _Mark():
                 self._write()
+                if item.rotates:
+                    self._file.rotate()
+                    item.next_segment = self._file.number + 1
                 with self.changed:
                     item.is_done = True
                     self.changed.notify_all()

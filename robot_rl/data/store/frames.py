@@ -33,6 +33,7 @@ class JournalFrames:
         self._rows = rows
         self.shape = (len(rows), *shape)
         self.dtype = np.dtype(np.uint8)
+        self._last: tuple[int, Array] | None = None
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -41,7 +42,7 @@ class JournalFrames:
         """Returns (h, w, 3) for an int, (n, h, w, 3) for a slice or an integer array."""
         rows = self._rows[step]
         if np.ndim(rows) == 0:
-            return self._decode(int(rows))
+            return self._decode_cached(int(rows))
         out = np.empty((len(rows), *self.shape[1:]), np.uint8)
         for row in np.unique(rows):  # steps share pictures: each is decoded once
             out[rows == row] = self._decode(int(row))
@@ -51,7 +52,19 @@ class JournalFrames:
         """Returns the picture of a step as it was written (JPEG or PNG)."""
         return self._index.payload(self._records[int(self._rows[step])])
 
+    def _decode_cached(self, row: int) -> Array:
+        """Decodes once for the steps in a row that saw the same picture."""
+        last = self._last
+        if last is None or last[0] != row:
+            self._last = last = (row, self._decode(row))
+        return last[1].copy()
+
     def _decode(self, row: int) -> Array:
+        if not self._records:
+            raise DatasetError(
+                "A camera has no picture left in this episode. `robot-rl replay verify` says what happened; "
+                "the numbers of the episode can be read."
+            )
         record = self._records[row]
         picture = decode_picture(self._index.payload(record))
         if picture.shape != self.shape[1:]:

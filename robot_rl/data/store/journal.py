@@ -4,7 +4,7 @@ A segment `journal/NNNNNN.log` is a row of records, the first of which (SEGMENT)
 and the layout of the store. A record is a header of 64 bytes and a payload:
 
     magic 4s | kind u16 | format u16 | length u32 | payload crc32 u32 | flush u64 | keys 4 x i64 |
-    crc32 of the above u32 | 4 bytes of zero
+    4 bytes of zero | crc32 of the above u32
 
 The header's own crc makes a jump over a payload trustworthy, so an index reads headers alone; what
 an index needs to know stands in the keys. After damage, reading resumes at the next magic whose
@@ -28,8 +28,8 @@ FORMAT = 2
 """Of the journal and of store.json. Format 1 is a dataset folder without either."""
 
 MAGIC = b"\xf5RRJ"
-HEADER = struct.Struct("<4sHHIIQ4qI4x")
-_CHECKED = HEADER.size - 8  # bytes of the header that its crc covers
+HEADER = struct.Struct("<4sHHIIQ4q4xI")
+_CHECKED = HEADER.size - 4  # bytes of the header that its crc covers
 _WINDOW = 1 << 20  # bytes read at a time in search of the next record
 
 
@@ -93,7 +93,7 @@ class Problem:
 def pack(kind: Kind, payload: bytes, keys: tuple[int, int, int, int], flush: int) -> bytes:
     """Returns a record as bytes."""
     head = HEADER.pack(MAGIC, kind, FORMAT, len(payload), zlib.crc32(payload), flush, *keys, 0)[:_CHECKED]
-    return b"".join((head, struct.pack("<I4x", zlib.crc32(head)), payload))
+    return b"".join((head, struct.pack("<I", zlib.crc32(head)), payload))
 
 
 def segment_path(journal: Path, number: int) -> Path:

@@ -5,6 +5,7 @@ T steps of an episode, E episodes.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -60,10 +61,7 @@ class StoreReader:
         self._places: dict[tuple[int, int], int] = {}
         self._num_sealed = 0
         self._take_in()
-        first = self.instruction_of(0) if self._entries else self.layout.meta.instruction
-        self.meta: EpisodesMeta = (
-            self.layout.meta if not first else _with_instruction(self.layout.meta, first)
-        )
+        self.meta: EpisodesMeta = self.layout.meta
         self.features: Mapping[str, Feature] = self.layout.features
 
     def __len__(self) -> int:
@@ -103,8 +101,9 @@ class StoreReader:
             pictures = self._pictures(index, key)
             rows = rows_of(columns[f"picture.{key}"], pictures)
             obs[key] = JournalFrames(self.index, pictures, rows, feature.shape)
-            stamps[key] = np.array([record.c for record in pictures], np.int64)[rows]
-            if final:
+            taken = np.array([record.c for record in pictures], np.int64)
+            stamps[key] = taken[rows] if len(taken) else np.full(len(rows), -1)
+            if final and pictures:
                 last = rows_of(np.array([final_pictures[key]]), pictures)
                 final[key] = JournalFrames(self.index, pictures, last, feature.shape)[0]
         return Episode(
@@ -141,12 +140,17 @@ class StoreReader:
         """Returns the number that the writer gave it; -1 for one that was never in the journal."""
         return self._entries[episode].episode
 
-    def instruction_of(self, episode: int) -> str:
-        """Returns the instruction without reading the steps."""
+    def first_step(self, episode: int) -> int:
+        """Returns the step that it begins with: not 0 where the steps before it are lost."""
+        entry = self._entries[episode]
+        return 0 if entry.sealed is not None else self._part(entry)[0].b
+
+    def device_of(self, episode: int) -> str:
+        """Returns the name of the device that acted; of a journal episode without reading its steps."""
         entry = self._entries[episode]
         if entry.sealed is not None:
-            return ""
-        return self._words(self.index.episodes[entry.episode])["instruction"]
+            return self.read(episode).device
+        return self._words(self.index.episodes[entry.episode])["device"]
 
     def problems(self) -> list[Problem]:
         """Returns what cannot be read or is missing now, and was not noted by a repair."""
@@ -162,24 +166,23 @@ class StoreReader:
         """Adds new episodes at the end, and finds again those that moved into the dataset."""
         sealed = sealed_episodes(self.folder)
         total = _total_episodes(self.folder)
-        if total and (self._dataset is None or total > self._num_sealed):
+        if total > self._num_sealed:
             self._open_dataset()
-            of_sealed = {index: episode for episode, index in sealed.items()}
-            for index in range(self._num_sealed, total):
-                episode = of_sealed.get(index, -1)
-                place = self._places.get((episode, 0)) if episode >= 0 else None
-                entry = _Entry(index, episode)
-                if place is None:
-                    self._add(entry)
+            parts = {at: (episode, part) for episode, ats in sealed.items() for part, at in enumerate(ats)}
+            for at in range(self._num_sealed, total):
+                key = parts.get(at, (-1, 0))
+                entry = _Entry(at, *key)
+                if key in self._places:
+                    self._entries[self._places[key]] = entry
                 else:
-                    self._entries[place] = entry
+                    self._add(entry)
             self._num_sealed = total
-        self.index.drop(sealed.keys() & self.index.episodes.keys())
         for episode in sorted(self.index.episodes):
-            if self.index.episodes[episode].steps:
-                for part in range(len(self.index.episodes[episode].parts())):
-                    if (episode, part) not in self._places:
-                        self._add(_Entry(None, episode, part))
+            for part in range(len(self.index.episodes[episode].parts())):
+                if (episode, part) not in self._places:
+                    self._add(_Entry(None, episode, part))
+        needed = {entry.episode for entry in self._entries if entry.sealed is None}
+        self.index.drop(self.index.episodes.keys() & sealed.keys() - needed)
 
     def _add(self, entry: _Entry) -> None:
         if entry.episode >= 0:
@@ -232,13 +235,7 @@ class StoreReader:
 
     def _pictures(self, index: EpisodeIndex, key: str) -> list[Record]:
         camera = self.layout.cameras.index(key)
-        pictures = [record for record in index.pictures if record.d == camera]
-        if not pictures:
-            raise DatasetError(
-                f"{self.folder}: no picture of {key!r} in episode {index.episode} is left. "
-                "`robot-rl replay verify` says what happened; `columns` still reads its numbers."
-            )
-        return pictures
+        return [record for record in index.pictures if record.d == camera]
 
 
 def open_source(path: str | Path) -> EpisodeSource:
@@ -262,6 +259,4 @@ def _total_episodes(folder: Path) -> int:
 
 
 def _with_instruction(meta: EpisodesMeta, instruction: str) -> EpisodesMeta:
-    from dataclasses import replace
-
-    return meta if meta.instruction == instruction else replace(meta, instruction=instruction)
+    return meta if meta.instruction == instruction else dataclasses.replace(meta, instruction=instruction)

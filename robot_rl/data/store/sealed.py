@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 
-def sealed_episodes(folder: Path) -> dict[int, int]:
-    """Returns store episode -> episode of the dataset."""
+def sealed_episodes(folder: Path) -> dict[int, list[int]]:
+    """Returns store episode -> episodes of the dataset: one for each of its parts, in order."""
     paths = sorted((folder / "meta/episodes").rglob("*.parquet"))
     if not paths or not (folder / "meta/info.json").is_file():
         return {}
@@ -15,12 +15,12 @@ def sealed_episodes(folder: Path) -> dict[int, int]:
 
     # meta/info.json is replaced last: an episode beyond its total was not sealed to the end.
     total = int(json.loads((folder / "meta/info.json").read_text())["total_episodes"])
-    sealed: dict[int, int] = {}
+    sealed: dict[int, list[int]] = {}
     for path in paths:
         if "store_episode" in pq.read_schema(path).names:
             table = pq.read_table(path, columns=["episode_index", "store_episode"])
             index, episode = (table[name].to_pylist() for name in table.column_names)
-            sealed |= {
-                e: i for i, e in zip(index, episode, strict=True) if i < total and e is not None and e >= 0
-            }
+            for at, number in zip(index, episode, strict=True):
+                if at < total and number is not None and number >= 0:
+                    sealed.setdefault(number, []).append(at)
     return sealed

@@ -12,7 +12,7 @@ import logging
 import os
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -29,6 +29,7 @@ from robot_rl.data.store.journal import Problem
 from robot_rl.data.store.layout import Layout, PictureFormat, check_picture_options
 from robot_rl.data.store.lock import WriterLock
 from robot_rl.data.store.recovery import recover
+from robot_rl.data.store.seal import Sealed, SealOptions, seal_episodes
 
 logger = logging.getLogger(__name__)
 
@@ -284,18 +285,43 @@ class StoreWriter:
         Raises:
             DatasetError: the disk does not take it; the steps wait in memory.
         """
+        return self._flushed(self._flusher.flush)
+
+    def _flushed(self, flush: Callable[[], int]) -> int:
         self._check_not_closed()
         try:
-            return self._flusher.flush()
+            return flush()
         except Exception:
             raise self._failure() from self._flusher.error
 
+    def seal(self, options: SealOptions | None = None) -> Sealed:
+        """Moves finished episodes into the dataset of this folder; takes as long as encoding takes.
+
+        Other threads may go on appending.
+        """
+        with self._flusher.changed:
+            before, unfinished = self._next_episode, self.open_episodes()
+        below = self._flushed(self._flusher.rotate)
+        return seal_episodes(
+            self.folder,
+            options or SealOptions(),
+            goes_on=lambda episode: episode >= before or episode in unfinished,
+            below=below,
+        )
+
     def close(self) -> None:
-        """Flushes, and lets another writer in; episodes that are open stay unfinished."""
+        """Flushes, and lets another writer in; episodes that are open stay unfinished.
+
+        Raises:
+            DatasetError: the disk does not take the last steps, which are lost.
+        """
         if self._is_closed:
             return
         try:
             self.flush()
+        except DatasetError as error:
+            lost = self._flusher.waiting_steps
+            raise DatasetError(f"{error} This writer was closed instead: {lost} steps are lost.") from None
         finally:
             self._is_closed = True
             self._flusher.close()

@@ -1,0 +1,179 @@
+"""Verifying and repairing a store: every checksum, every gap, and the dataset part."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from robot_rl.core.errors import DatasetError
+from robot_rl.core.files import sync_folder
+from robot_rl.data.store.index import JournalIndex
+from robot_rl.data.store.journal import (
+    HEADER,
+    Kind,
+    Problem,
+    Record,
+    Segment,
+    segment_numbers,
+    segment_path,
+)
+from robot_rl.data.store.layout import STORE_JSON, Layout, read_store_json, write_store_json
+from robot_rl.data.store.lock import WriterLock, is_being_written
+from robot_rl.data.store.recovery import cut_torn, known_losses, note_lost
+
+DAMAGED = "journal/damaged"
+"""Where `repair` keeps the segments that it replaced."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreReport:
+    """What `verify` found."""
+
+    episodes: int
+    """In the journal; parts that a gap separates count one each."""
+    steps: int
+    pictures: int
+    records: int
+    num_bytes: int
+    """Of the journal."""
+    problems: tuple[Problem, ...]
+    """Damage that nobody has repaired."""
+    lost: tuple[Problem, ...]
+    """What earlier crashes have cost, as far as the journal can tell; nothing is wrong now."""
+    is_being_written: bool
+
+
+def verify(folder: str | Path) -> StoreReport:
+    """Reads every record of the journal and compares it with its checksum; changes nothing.
+
+    An unfinished write at the end of a store that is being written is no problem but today's news.
+
+    Raises:
+        DatasetError: no store, or one of a later format.
+    """
+    folder = Path(folder)
+    problems: list[Problem] = []
+    lost: list[Problem] = []
+    if not (folder / STORE_JSON).is_file() and not segment_numbers(folder / "journal"):
+        read_store_json(folder)  # says what is missing
+    live = is_being_written(folder)
+    try:
+        layout = Layout.from_json(read_store_json(folder))
+        lost = known_losses(folder)
+    except (KeyError, TypeError, DatasetError) as error:
+        if "has format" in str(error):
+            raise
+        layout = None
+        problems.append(Problem(kind="damaged", where=STORE_JSON, detail=str(error)))
+    index = JournalIndex(folder, check_all=True)
+    problems += index.damage
+    newest = max(index.segments, default=-1)
+    problems += [torn for number, torn in sorted(index.torn.items()) if not (live and number == newest)]
+    known = {(problem.where, problem.steps) for problem in lost if problem.kind == "gap"}
+    problems += [gap for gap in _gaps(index, layout) if (gap.where, gap.steps) not in known]
+    return StoreReport(
+        episodes=sum(len(episode.parts()) for episode in index.episodes.values()),
+        steps=sum(record.c for episode in index.episodes.values() for record in episode.steps),
+        pictures=sum(len(episode.pictures) for episode in index.episodes.values()),
+        records=index.num_records,
+        num_bytes=sum(segment.size() for segment in index.segments.values()),
+        problems=tuple(problems),
+        lost=tuple(lost),
+        is_being_written=live,
+    )
+
+
+def repair(folder: str | Path) -> tuple[Problem, ...]:
+    """Takes damage out of the journal and notes in store.json what was lost with it.
+
+    Unfinished writes are cut off. A segment that is damaged inside is written again without the
+    damaged records; the original is kept in `journal/damaged`.
+
+    Raises:
+        DatasetError: a writer has the store, or nothing is left to tell its layout from.
+    """
+    folder = Path(folder)
+    if not (folder / STORE_JSON).is_file() and not segment_numbers(folder / "journal"):
+        read_store_json(folder)
+    lock = WriterLock(folder)
+    try:
+        _restore_store_json(folder)
+        before = verify(folder).problems  # the lock is ours, and does not make this a live store
+        index = JournalIndex(folder, check_all=True)
+        repaired = [*index.damage, *index.torn.values()]
+        note_lost(folder, index.damage)
+        cut_torn(folder, index)
+        for number in {int(problem.where[len("journal/") :][:6]) for problem in index.damage}:
+            _rewrite(folder, number)
+        layout = Layout.from_json(read_store_json(folder))
+        gaps = _gaps(JournalIndex(folder), layout)
+        note_lost(folder, gaps)
+        fresh = [gap for gap in gaps if gap in before]
+        return (*repaired, *fresh)
+    finally:
+        lock.release()
+
+
+def _gaps(index: JournalIndex, layout: Layout | None) -> list[Problem]:
+    """Returns the steps that are missing, and the episodes that have lost all pictures of a camera."""
+    gaps = index.gaps()
+    for episode in index.episodes.values() if layout is not None else ():
+        cameras = {record.d for record in episode.pictures}
+        gaps += [
+            Problem(
+                kind="gap",
+                where=f"episode {episode.episode}, {camera}",
+                episode=episode.episode,
+                detail="No picture is left.",
+            )
+            for number, camera in enumerate(layout.cameras if layout is not None else ())
+            if number not in cameras and episode.steps
+        ]
+    return gaps
+
+
+def _rewrite(folder: Path, number: int) -> None:
+    """Replaces a segment by its good records; the original is kept aside."""
+    journal, kept = folder / "journal", folder / DAMAGED
+    path, fresh = segment_path(journal, number), journal / f".{number:06d}.new"
+    segment = Segment(journal, number)
+    with fresh.open("wb") as file:
+        for found in segment.scan(0):
+            if isinstance(found, Record) and segment.payload(found) is not None:
+                file.write(os.pread(segment.fd, HEADER.size + found.length, found.offset))
+        file.flush()
+        os.fsync(file.fileno())
+    kept.mkdir(exist_ok=True)
+    original = kept / path.name
+    for copy in range(1, 1000):
+        if not original.exists():
+            break
+        original = kept / f"{path.stem}-{copy}.log"
+    os.link(path, original)
+    fresh.replace(path)
+    sync_folder(kept)
+    sync_folder(journal)
+
+
+def _restore_store_json(folder: Path) -> None:
+    """Writes meta/store.json again from the head of a segment, if it cannot be read."""
+    try:
+        Layout.from_json(read_store_json(folder))
+    except (KeyError, TypeError, DatasetError) as error:
+        if "has format" in str(error):
+            raise
+        for number in segment_numbers(folder / "journal"):
+            segment = Segment(folder / "journal", number)
+            head = segment.header(0)
+            content = segment.payload(head) if head is not None and head.kind == Kind.SEGMENT else None
+            if content is not None:
+                (folder / "meta").mkdir(exist_ok=True)
+                write_store_json(folder, {**json.loads(content), "lost": []})
+                note_lost(
+                    folder,
+                    [Problem(kind="damaged", where=STORE_JSON, detail="Written again from the journal.")],
+                )
+                return
+        raise

@@ -1,0 +1,129 @@
+"""Sealing: finished episodes move from the journal into the LeRobotDataset of the same folder.
+
+A crash at any point leaves every episode exactly once: the dataset names the store episode that
+each of its episodes was, so that one is not sealed twice, and the journal is trimmed only behind
+what the dataset has.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from robot_rl.core.errors import DatasetError
+from robot_rl.core.files import sync_folder
+from robot_rl.data.store.index import JournalIndex
+from robot_rl.data.store.journal import Kind, Record, Segment, segment_numbers, segment_path
+from robot_rl.data.store.lock import WriterLock
+from robot_rl.data.store.reader import StoreReader
+from robot_rl.data.store.recovery import cut_torn
+from robot_rl.data.store.sealed import sealed_episodes
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SealOptions:
+    """How pictures go into the dataset."""
+
+    images: Literal["video", "png"] = "video"
+    codec: Literal["h264", "av1"] = "h264"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sealed:
+    """What sealing did."""
+
+    episodes: int
+    steps: int
+    trimmed_segments: int
+    refused: tuple[str, ...]
+    """Why episodes stayed in the journal."""
+
+
+def seal(folder: str | Path, options: SealOptions | None = None) -> Sealed:
+    """Seals every episode of a store that nobody writes to; the unfinished ones will not go on.
+
+    Raises:
+        DatasetError: a writer has the store.
+    """
+    folder = Path(folder)
+    StoreReader(folder)  # refuses what is no store before a lock file is made
+    lock = WriterLock(folder)
+    try:
+        cut_torn(folder, JournalIndex(folder))
+        return seal_episodes(folder, options or SealOptions())
+    finally:
+        lock.release()
+
+
+def seal_episodes(
+    folder: Path,
+    options: SealOptions,
+    *,
+    goes_on: Callable[[int], bool] = lambda episode: False,
+    below: int | None = None,
+) -> Sealed:
+    """Seals the episodes of a store whose lock the caller holds.
+
+    Args:
+        folder: of the store.
+        options: how pictures are kept.
+        goes_on: whether an episode is being written, and therefore stays.
+        below: segments from this one on are being written, and stay; None: no one writes.
+    """
+    from robot_rl.data.lerobot.writer import DatasetWriter  # a recorder that never seals needs none of it
+
+    source = StoreReader(folder)
+    waiting = [
+        i for i in range(len(source)) if source.sealed(i) is None and not goes_on(source.store_episode(i))
+    ]
+    refused: list[str] = []
+    sealed = steps = 0
+    if waiting:
+        meta, features = source.layout.meta, source.features
+        with DatasetWriter(folder, meta, features, images=options.images, codec=options.codec) as out:
+            spoiled: set[int] = set()  # parts of one episode go in order, or not at all
+            for i in waiting:
+                number = source.store_episode(i)
+                if number in spoiled:
+                    continue
+                try:
+                    episode = source.read(i)
+                    out.write(episode, store_episode=number)
+                except DatasetError as error:
+                    spoiled.add(number)
+                    refused.append(str(error))
+                    continue
+                sealed += 1
+                steps += len(episode)
+    trimmed = _trim(folder, goes_on, below)
+    return Sealed(episodes=sealed, steps=steps, trimmed_segments=trimmed, refused=tuple(refused))
+
+
+def _trim(folder: Path, goes_on: Callable[[int], bool], below: int | None) -> int:
+    """Removes the segments that hold nothing but sealed episodes; returns how many."""
+    journal = folder / "journal"
+    done, source = sealed_episodes(folder), StoreReader(folder)
+    kept = {source.store_episode(i) for i in range(len(source)) if source.sealed(i) is None}
+    trimmed = 0
+    for number in segment_numbers(journal):
+        if below is not None and number >= below:
+            continue
+        needed = False
+        for found in Segment(journal, number).scan(0):
+            if not isinstance(found, Record):
+                needed = True  # damaged: `repair` says what is lost before anything goes
+            elif found.kind != Kind.SEGMENT:
+                needed |= (
+                    found.a in kept or goes_on(found.a) or (found.a not in done and found.kind == Kind.STEPS)
+                )
+        if not needed:
+            segment_path(journal, number).unlink()
+            trimmed += 1
+    if trimmed:
+        sync_folder(journal)
+    return trimmed

@@ -1,0 +1,120 @@
+"""What a store or a dataset holds, in numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from robot_rl.data.episode import SOURCES, Array, EpisodeSource
+from robot_rl.data.store.journal import Problem
+from robot_rl.data.store.reader import StoreReader, open_source
+
+
+@dataclass(kw_only=True)
+class Group:
+    """Steps that one source made on one device."""
+
+    source: str
+    device: str
+    episodes: int = 0
+    """That have such steps."""
+    steps: int = 0
+    minutes: float = 0.0
+    successes: int = 0
+    """Episodes that reached success at some step."""
+    first_version: int = 0
+    last_version: int = 0
+    """Of the policies that acted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """A store or dataset in numbers."""
+
+    path: str
+    kind: str
+    """store or dataset"""
+    task: str
+    robot: str
+    control_hz: float
+    episodes: int
+    unfinished: int
+    steps: int
+    minutes: float
+    success: float
+    """Share of the episodes that reached success."""
+    sealed_episodes: int
+    journal_episodes: int
+    num_bytes: int
+    journal_bytes: int
+    groups: tuple[Group, ...]
+    lost: tuple[Problem, ...]
+
+    @property
+    def lost_steps(self) -> int:
+        """Returns how many steps are known to be lost."""
+        return sum(problem.steps or 0 for problem in self.lost)
+
+
+def summarize(path: str | Path) -> Summary:
+    """Reads the numbers of all episodes, no pictures."""
+    folder, source = Path(path), open_source(path)
+    groups: dict[tuple[str, str], Group] = {}
+    unfinished = successes = 0
+    for device, columns in _episodes(source):
+        reached = bool(columns["success"].any())
+        successes += reached
+        unfinished += not (columns["terminated"][-1] or columns["truncated"][-1])
+        for number in np.unique(columns["source"]):
+            of_source = columns["source"] == number
+            versions = columns["policy_version"][of_source]
+            name = SOURCES[number]
+            group = groups.get((name, device))
+            if group is None:
+                first = int(versions.min())
+                group = groups[name, device] = Group(source=name, device=device, first_version=first)
+            group.episodes += 1
+            group.steps += int(of_source.sum())
+            group.minutes = group.steps / source.meta.control_hz / 60
+            group.successes += reached
+            group.first_version = min(group.first_version, int(versions.min()))
+            group.last_version = max(group.last_version, int(versions.max()))
+    steps = int(source.lengths().sum())
+    is_store = isinstance(source, StoreReader)
+    in_journal = sum(source.sealed(i) is None for i in range(len(source))) if is_store else 0
+    return Summary(
+        path=str(folder),
+        kind="store" if is_store else "dataset",
+        task=source.meta.task,
+        robot=source.meta.robot,
+        control_hz=source.meta.control_hz,
+        episodes=len(source),
+        unfinished=unfinished,
+        steps=steps,
+        minutes=steps / source.meta.control_hz / 60,
+        success=successes / max(1, len(source)),
+        sealed_episodes=len(source) - in_journal,
+        journal_episodes=in_journal,
+        num_bytes=_num_bytes(folder),
+        journal_bytes=_num_bytes(folder / "journal"),
+        groups=tuple(groups.values()),
+        lost=tuple([*source.lost(), *source.problems()]) if is_store else (),
+    )
+
+
+def _episodes(source: EpisodeSource) -> Iterator[tuple[str, dict[str, Array]]]:
+    """Yields device and the columns that a summary needs."""
+    names = ("success", "terminated", "truncated", "source", "policy_version")
+    for i in range(len(source)):
+        if isinstance(source, StoreReader) and source.sealed(i) is None:
+            yield source.device_of(i), source.columns(names, [i])
+        else:
+            episode = source.read(i)
+            yield episode.device, {name: getattr(episode, name) for name in names}
+
+
+def _num_bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
