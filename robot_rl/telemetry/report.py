@@ -13,7 +13,7 @@ import numpy as np
 
 from robot_rl import __version__
 from robot_rl.core.errors import ConfigError
-from robot_rl.telemetry import figures, page
+from robot_rl.telemetry import figures, finetune, page
 from robot_rl.telemetry.figures import percent
 from robot_rl.telemetry.runs import Moment, Outcome, RunRecord, flatten, load_run
 
@@ -48,12 +48,16 @@ def write_report(folders: Sequence[Path], out: Path | None = None) -> Report:
     missing: list[str] = [
         f"{run.label}: {part}" if len(runs) > 1 else part for run in runs for part in run.missing
     ]
-    sections = [section(runs, missing) for section in _SECTIONS]
-    body = [_title(runs), *([page.missing(missing)] if missing else []), *filter(None, sections), _footer()]
+    title, chosen, name = _title, _SECTIONS, f"{_task(runs)}, {_recipe(runs)}"
+    if any(map(finetune.is_finetuning, runs)):
+        _check_single(runs)
+        title, chosen, name = finetune.title, _FINETUNE_SECTIONS, f"finetune, {runs[0].folder.name}"
+    sections = [section(runs, missing) for section in chosen]
+    body = [title(runs), *([page.missing(missing)] if missing else []), *filter(None, sections), _footer()]
     path = out or (folders[0] if len(folders) == 1 else folders[0].parent) / "report.html"
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(page.page(f"{_task(runs)}, {_recipe(runs)}", body), encoding="utf-8")
+    temporary.write_text(page.page(name, body), encoding="utf-8")
     os.replace(temporary, path)
     return Report(path, tuple(missing))
 
@@ -218,6 +222,28 @@ _SECTIONS: tuple[Callable[[Sequence[RunRecord], list[str]], str], ...] = (
 )
 
 
+def _curves(runs: Sequence[RunRecord], missing: list[str]) -> str:
+    """What the learners of a fine-tuning run reported."""
+    names = [name for name in runs[0].names() if name.startswith(("policy/", "act/"))]
+    svg = figures.metric_grid(runs, names[:MAX_PANELS])
+    if svg is None:
+        missing.append("curves of learning: no such metrics in metrics.jsonl")
+        return ""
+    return page.heading("Learning") + page.drawing(svg, "metrics of learning", _left_out(names))
+
+
+_FINETUNE_SECTIONS: tuple[Callable[[Sequence[RunRecord], list[str]], str], ...] = (
+    finetune.errors,
+    finetune.joints,
+    finetune.baselines,
+    _curves,
+    _time,
+    _reproduce,
+    _machine,
+    _settings,
+)
+
+
 # Words and numbers
 
 
@@ -227,6 +253,14 @@ def _check_same(runs: Sequence[RunRecord], what: str, values: Sequence[str | Non
         raise ConfigError(
             f"report.run: the runs are of different {what}s, {', '.join(map(repr, different))}. "
             f"A page shows seeds of one {what}; write one report for each."
+        )
+
+
+def _check_single(runs: Sequence[RunRecord]) -> None:
+    if len(runs) > 1:
+        raise ConfigError(
+            f"report.run: got {len(runs)} runs, allowed: one where a run is of `robot-rl finetune`. "
+            "Write one report for each."
         )
 
 

@@ -1,0 +1,202 @@
+"""The page of a fine-tuning run: the held-out error beside its baselines, over time and by joints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from robot_rl.telemetry import page
+from robot_rl.telemetry.figures import AFTER, BEFORE, INK, SEEDS, percent, render
+from robot_rl.telemetry.runs import Floats, RunRecord
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_CURVES = (("policy", "policy", AFTER), ("act", "ACT", SEEDS[1]))
+"""Phase of the rows, name on the page, colour."""
+
+
+def is_finetuning(run: RunRecord) -> bool:
+    """Whether a run folder is of `robot-rl finetune`: its settings name a dataset and a policy."""
+    return "heldout_error" in run.summary or {"dataset", "policy", "heldout"} <= set(run.config)
+
+
+def title(runs: Sequence[RunRecord]) -> str:
+    """Returns name, result and small numbers."""
+    run = runs[0]
+    error, beside = run.number("heldout_error"), run.number("nearest_neighbour_error")
+    parts = [
+        f'<p class="eyebrow">{page.escape(f"robot-rl finetune - {run.folder.name}")}</p>',
+        f"<h1>{page.escape(str(run.config.get('policy', 'policy')))}</h1>",
+        page.paragraph(_sentence(run, error, beside), "lead"),
+    ]
+    if error is not None and beside is not None:
+        parts.append(
+            page.scores(
+                ("Nearest neighbours", f"{beside:.3f}", "held-out error"),
+                ("Policy", f"{error:.3f}", "held-out error"),
+            )
+        )
+    return "\n".join([*parts, page.tiles(_tiles(run))])
+
+
+def errors(runs: Sequence[RunRecord], missing: list[str]) -> str:
+    """Returns the curve of the held-out error."""
+    svg = error_curve(runs[0])
+    if svg is None:
+        missing.append("held-out error over time: no rows with heldout/error")
+        return ""
+    caption = (
+        "Mean absolute error of the chunk on the held-out episodes, in standard deviations of the training "
+        "actions, over processor minutes of the training loop (on a GPU: wall-clock). It was shown while "
+        "training, and nothing was chosen by it; the result is the last point."
+    )
+    return page.heading("Held-out error") + page.drawing(svg, "held-out error over time", caption)
+
+
+def joints(runs: Sequence[RunRecord], missing: list[str]) -> str:
+    """Returns the errors by group of joints, of the policy and of every baseline."""
+    summary = runs[0].summary
+    groups: Mapping[str, Any] = summary.get("groups") or {}
+    units: Mapping[str, Any] = summary.get("units") or {}
+    if not groups:
+        missing.append("errors by joints: summary.json has no groups")
+        return ""
+    names = list(groups)
+    totals = {
+        "policy": summary.get("heldout_error"),
+        "nearest neighbour": summary.get("nearest_neighbour_error"),
+        "ACT": summary.get("act_error"),
+    }
+    rows = [["all joints", *[_number(totals.get(name)) for name in names]]]
+    rows += [[group, *[_number(groups[n].get(group)) for n in names]] for group in groups[names[0]]]
+    in_units = [[group, *[_number(units[n].get(group)) for n in names]] for group in units.get(names[0], {})]
+    return "".join(
+        [
+            page.heading("Errors by joints"),
+            page.paragraph("In standard deviations of the training actions.", "note"),
+            page.table(["", *names], rows),
+            page.paragraph("In the dataset's own units: radians, where these are joint positions.", "note"),
+            page.table(["", *names], in_units),
+        ]
+    )
+
+
+def baselines(runs: Sequence[RunRecord], missing: list[str]) -> str:
+    """Returns what was chosen for the baselines, and what the comparison cost."""
+    summary = runs[0].summary
+    rows = [
+        ["policy", *_cost(summary, "")],
+        *([["ACT", *_cost(summary, "act_")]] if summary.get("act_error") is not None else []),
+    ]
+    parts = [
+        page.heading("The comparison"),
+        page.table(["", "parameters", "updates", "minutes of its loop"], rows),
+    ]
+    neighbour, act = summary.get("nearest_neighbour"), summary.get("act")
+    if isinstance(neighbour, Mapping):
+        manner = "distances from the state" if neighbour.get("relative") else "they are"
+        text = (
+            f"Nearest neighbours: the mean of {neighbour.get('neighbours')}, their chunks taken as {manner}, "
+            f"pictures weighted by {neighbour.get('picture_weight')}; chosen by leaving out one training "
+            "episode at a time."
+        )
+        parts.append(page.paragraph(text, "note"))
+    if isinstance(act, Mapping):
+        tried = [
+            [f"{t['lr']:g}", str(t["batch"]), str(t["updates"]), f"{t['error']:.3f}"] for t in act["tried"]
+        ]
+        parts += [
+            page.paragraph("Short trials of ACT on validation episodes among the training ones:", "note"),
+            page.table(["learning rate", "batch", "updates", "error"], tried),
+        ]
+    elif act:
+        parts.append(page.paragraph(f"No ACT: {act}.", "note"))
+    return "".join(parts)
+
+
+def error_curve(run: RunRecord) -> str | None:
+    """Draws the held-out error over the minutes of each learner; None without a point."""
+    curves = [(name, color, *_curve(run, phase)) for phase, name, color in _CURVES]
+    curves = [curve for curve in curves if len(curve[2])]
+    if not curves:
+        return None
+    flat = _flat(run)
+
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots()
+        for name, color, minutes, error in curves:
+            axes.plot(minutes, error, color=color, marker="o", markersize=3, label=name)
+            _end(axes, minutes[-1], error[-1], color)
+        if flat is not None:
+            axes.axhline(flat, color=BEFORE, linestyle=(0, (4, 3)), label=f"nearest neighbour {flat:.3f}")
+        tops = [error.max() for *_, error in curves]
+        axes.set_ylim(0, 1.08 * max([*tops, flat or 0.0]))
+        axes.set_xlabel("minutes of the training loop", fontsize=8)
+        axes.set_ylabel("held-out error", fontsize=8)
+        figure.legend(loc="outside upper left", ncols=4)
+
+    return render(draw, height_in=3.3)
+
+
+def _end(axes: Axes, x: float, y: float, color: str) -> None:
+    axes.annotate(
+        f"{y:.3f}", (x, y), xytext=(4, 4), textcoords="offset points", fontsize=8, color=color or INK
+    )
+
+
+def _curve(run: RunRecord, phase: str) -> tuple[Floats, Floats]:
+    """Returns minutes and errors of a learner."""
+    rows = [row for row in run.rows if row["phase"] == phase and "heldout/error" in row]
+    points = [(row.get("heldout/minutes"), row["heldout/error"]) for row in rows]
+    known = [(x, y) for x, y in points if x is not None and y is not None]
+    return np.array([x for x, _ in known], float), np.array([y for _, y in known], float)
+
+
+def _flat(run: RunRecord) -> float | None:
+    """Returns the error of the nearest neighbours, which do not learn over time."""
+    if (told := run.number("nearest_neighbour_error")) is not None:
+        return told
+    found = [row.get("heldout/error") for row in run.rows if row["phase"] == "neighbour"]
+    return found[-1] if found else None
+
+
+def _sentence(run: RunRecord, error: float | None, beside: float | None) -> str:
+    if error is None:
+        return "This run has not ended: there is no held-out error yet."
+    episodes = run.summary.get("heldout_episodes") or []
+    text = f"Held-out error {error:.3f} on {len(episodes)} episodes that nothing was learned from"
+    others = (("nearest neighbours", beside), ("LeRobot's ACT", run.number("act_error")))
+    compared = [
+        f"{percent(abs(1 - error / other))} {'below' if error < other else 'above'} {name} ({other:.3f})"
+        for name, other in others
+        if other
+    ]
+    return f"{text}: {' and '.join(compared)}." if compared else f"{text}."
+
+
+def _tiles(run: RunRecord) -> list[tuple[str, str]]:
+    trained = run.summary.get("train_episodes") or []
+    chunks = run.number("chunks")
+    return [
+        ("Episodes learned from", str(len(trained)) if trained else "-"),
+        ("Chunks measured", f"{chunks:,.0f}" if chunks else "-"),
+        ("Minutes in all", _number(run.number("minutes"), ".1f")),
+        ("Seed", str(run.seed)),
+    ]
+
+
+def _cost(summary: Mapping[str, Any], prefix: str) -> list[str]:
+    minutes = summary.get(f"{prefix}minutes" if prefix else "policy_minutes")
+    return [
+        _number(summary.get(f"{prefix}parameters"), ",.0f"),
+        _number(summary.get(f"{prefix}updates"), ",.0f"),
+        _number(minutes, ".2f"),
+    ]
+
+
+def _number(value: Any, style: str = ".4f") -> str:
+    return "-" if value is None else format(value, style)
