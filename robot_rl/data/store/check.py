@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,8 +72,7 @@ def verify(folder: str | Path) -> StoreReport:
     problems += index.damage
     newest = max(index.segments, default=-1)
     problems += [torn for number, torn in sorted(index.torn.items()) if not (live and number == newest)]
-    known = {(problem.where, problem.steps) for problem in lost if problem.kind == "gap"}
-    problems += [gap for gap in _gaps(index, layout) if (gap.where, gap.steps) not in known]
+    problems += _gaps(index, layout, lost)
     return StoreReport(
         episodes=sum(len(episode.parts()) for episode in index.episodes.values()),
         steps=sum(record.c for episode in index.episodes.values() for record in episode.steps),
@@ -100,7 +100,6 @@ def repair(folder: str | Path) -> tuple[Problem, ...]:
     lock = WriterLock(folder)
     try:
         _restore_store_json(folder)
-        before = verify(folder).problems  # the lock is ours, and does not make this a live store
         index = JournalIndex(folder, check_all=True)
         repaired = [*index.damage, *index.torn.values()]
         note_lost(folder, index.damage)
@@ -108,17 +107,17 @@ def repair(folder: str | Path) -> tuple[Problem, ...]:
         for number in {int(problem.where[len("journal/") :][:6]) for problem in index.damage}:
             _rewrite(folder, number)
         layout = Layout.from_json(read_store_json(folder))
-        gaps = _gaps(JournalIndex(folder), layout)
+        gaps = _gaps(JournalIndex(folder), layout, known_losses(folder))
         note_lost(folder, gaps)
-        fresh = [gap for gap in gaps if gap in before]
-        return (*repaired, *fresh)
+        return (*repaired, *gaps)
     finally:
         lock.release()
 
 
-def _gaps(index: JournalIndex, layout: Layout | None) -> list[Problem]:
-    """Returns the steps that are missing, and the episodes that have lost all pictures of a camera."""
-    gaps = index.gaps()
+def _gaps(index: JournalIndex, layout: Layout | None, noted: Sequence[Problem]) -> list[Problem]:
+    """Returns missing steps, and the episodes that have lost all pictures of a camera, unless noted."""
+    gaps = index.gaps(noted)
+    known = {problem.where for problem in noted}
     for episode in index.episodes.values() if layout is not None else ():
         cameras = {record.d for record in episode.pictures}
         gaps += [
@@ -131,7 +130,7 @@ def _gaps(index: JournalIndex, layout: Layout | None) -> list[Problem]:
             for number, camera in enumerate(layout.cameras if layout is not None else ())
             if number not in cameras and episode.steps
         ]
-    return gaps
+    return [gap for gap in gaps if gap.first is not None or gap.where not in known]
 
 
 def _rewrite(folder: Path, number: int) -> None:

@@ -6,7 +6,7 @@ their own, all but the last one unfinished.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -85,18 +85,37 @@ class JournalIndex:
         """Returns all damage, and the unfinished writes."""
         return [*self.damage, *(self.torn[number] for number in sorted(self.torn))]
 
-    def gaps(self) -> list[Problem]:
-        """Returns the steps that are missing inside of episodes."""
-        return [
-            Problem(
-                kind="gap",
-                where=f"episode {episode.episode}, step {first}",
-                steps=steps,
-                episode=episode.episode,
-            )
-            for episode in self.episodes.values()
-            for first, steps in episode.gaps()
-        ]
+    def gaps(self, noted: Iterable[Problem] = ()) -> list[Problem]:
+        """Returns the steps that are missing inside of episodes, and that no other problem counts.
+
+        Args:
+            noted: losses that are known already.
+        """
+        counted: dict[int, list[Problem]] = {}
+        for problem in (*noted, *self.problems):
+            if problem.episode is not None and problem.first is not None:
+                counted.setdefault(problem.episode, []).append(problem)
+        gaps: list[Problem] = []
+        for episode in self.episodes.values():
+            for first, steps in episode.gaps():
+                explained = sum(
+                    problem.steps or 0
+                    for problem in counted.get(episode.episode, ())
+                    if problem.first is not None and first <= problem.first < first + steps
+                )
+                if explained < steps:
+                    where = f"episode {episode.episode}, step {first}"
+                    gaps.append(
+                        Problem(
+                            kind="gap",
+                            where=where,
+                            steps=steps - explained,
+                            episode=episode.episode,
+                            first=first,
+                            detail="Steps are missing.",
+                        )
+                    )
+        return gaps
 
     def payload(self, record: Record) -> bytes:
         """Returns the payload of a record; raises `DatasetError` where it is damaged."""
@@ -160,6 +179,7 @@ class JournalIndex:
             num_bytes=segment.size() - record.offset,
             steps=steps,
             episode=record.a,
+            first=record.b if record.kind == Kind.STEPS else None,
             detail="A write that did not finish.",
         )
 
@@ -192,5 +212,6 @@ def _damaged(segment: Segment, record: Record) -> Problem:
         num_bytes=record.end - record.offset,
         steps=record.c if is_steps else 0,
         episode=record.a,
+        first=record.b if is_steps else None,
         detail=f"The checksum of {segment.describe(record)} does not match.",
     )

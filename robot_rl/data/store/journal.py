@@ -81,6 +81,8 @@ class Problem:
     steps: int | None = 0
     """Steps lost with it; None means nobody can know."""
     episode: int | None = None
+    first: int | None = None
+    """First of the steps lost, where it is known."""
     detail: str = ""
 
     def __str__(self) -> str:
@@ -199,6 +201,7 @@ class Segment:
                     num_bytes=size - offset,
                     steps=lost,
                     episode=None if record is None else record.a,
+                    first=record.b if record is not None and record.kind == Kind.STEPS else None,
                     detail="A write that did not finish.",
                 )
                 return

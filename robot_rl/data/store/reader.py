@@ -154,7 +154,7 @@ class StoreReader:
 
     def problems(self) -> list[Problem]:
         """Returns what cannot be read or is missing now, and was not noted by a repair."""
-        return self.index.problems + self.index.gaps()
+        return self.index.problems + self.index.gaps(self.lost())
 
     def lost(self) -> list[Problem]:
         """Returns what earlier crashes and repairs have cost."""
