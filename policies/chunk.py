@@ -153,7 +153,7 @@ class ChunkPolicy(EncodedPolicy):
                 record=record,
                 generator=generator,
             )
-            actions = self.from_chain(path.x)
+            actions = self.from_chain(path.x, obs)
         return ChunkSample(actions, path.chain)
 
     def log_prob(self, obs: dict[str, Tensor], chain: Chain) -> tuple[Tensor, Tensor]:
@@ -169,11 +169,11 @@ class ChunkPolicy(EncodedPolicy):
         error = (self.net(corrupted.x, condition) - corrupted.target).square()
         return valid_mean(error, batch.valid)
 
-    def to_chain(self, actions: Tensor) -> Tensor:
+    def to_chain(self, actions: Tensor, obs: dict[str, Tensor]) -> Tensor:
         """Maps the environment's actions (..., A) to the scale that the chain lives in."""
         return self.normaliser.action(actions)
 
-    def from_chain(self, x: Tensor) -> Tensor:
+    def from_chain(self, x: Tensor, obs: dict[str, Tensor]) -> Tensor:
         """Maps the end of a chain (..., A) to the environment's actions."""
         return self.normaliser.unaction(x.clamp(-1.0, 1.0)).clamp(-1.0, 1.0)
 

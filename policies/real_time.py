@@ -15,7 +15,7 @@ other sign. With x = (1 - t) action + t noise and v = noise - action:
 
 because a term s added to the score of x changes v by -t / (1 - t) s, and s = g / r^2. For actions
 that are N(0, 1), beta infinite and W = 1 the guided estimate is the target itself, whatever x.
-B envs, H chunk length, A action dim.
+B envs, H chunk length, A action dim, D action dim of the path, at least A.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ class GuidablePolicy(Protocol):
         """Returns the network v(x, step) bound to an observation; differentiable in x."""
         ...
 
-    def to_chain(self, actions: Tensor) -> Tensor:
-        """Maps the policy's actions (..., A) to the scale of x."""
+    def to_chain(self, actions: Tensor, obs: dict[str, Tensor]) -> Tensor:
+        """Maps the policy's chunks (B, H, A) to the scale of x, (B, H, D), where D > A is padding."""
         ...
 
-    def from_chain(self, x: Tensor) -> Tensor:
-        """Maps the end of a path (..., A) to the policy's actions."""
+    def from_chain(self, x: Tensor, obs: dict[str, Tensor]) -> Tensor:
+        """Maps the end of a path (B, H, D) to the policy's chunks (B, H, A)."""
         ...
 
 
@@ -122,23 +122,22 @@ class RealTimeChunks(nn.Module):
         # The pull is a derivative by x, also for callers that have derivatives switched off.
         with torch.inference_mode(False), torch.no_grad():
             obs, before, known = _usable(obs), before.clone(), known.clone()
-            weights = soft_mask(known, frozen=frozen, horizon=self.horizon).to(z.dtype)
+            target = flow.to_chain(before, obs)
+            padding = (0, target.shape[-1] - self.action_dim)
+            weights = soft_mask(known, frozen=frozen, horizon=self.horizon).to(target)
+            weights = nn.functional.pad(weights[..., None].expand_as(before), padding)
+            net = flow.velocity(obs)
             path = denoise(
-                guided(
-                    flow.velocity(obs),
-                    flow.grid,
-                    flow.to_chain(before),
-                    weights[..., None],
-                    max_guidance=self.config.max_guidance,
-                ),
+                guided(net, flow.grid, target, weights, max_guidance=self.config.max_guidance),
                 flow.process,
                 flow.grid,
-                torch.zeros_like(z) if mode == "mean" else z.clone(),
+                nn.functional.pad(torch.zeros_like(z) if mode == "mean" else z.clone(), padding),
                 explore=mode == "explore",
                 record=False,
                 generator=generator,
+                action_dim=self.action_dim,
             )
-            return ChunkSample(flow.from_chain(path.x))
+            return ChunkSample(flow.from_chain(path.x, obs))
 
     def sample(
         self,
@@ -192,7 +191,7 @@ class RealTimeChunks(nn.Module):
 
 
 def guided(net: Net, grid: TimeGrid, target: Tensor, weights: Tensor, *, max_guidance: float) -> Net:
-    """Returns the velocity steered towards `target` (B, H, A) where `weights` (B, H, 1) say so.
+    """Returns the velocity steered towards `target` (B, H, D) where `weights`, as large, say so.
 
     A row whose weights are all zero keeps its velocity to the bit.
     """

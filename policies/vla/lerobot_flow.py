@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import Generator, Tensor
+from torch import Generator, Tensor, nn
 
 from robot_rl.core.errors import ConfigError
 from robot_rl.core.policy import Chain, ChunkSample, Mode
@@ -130,7 +130,7 @@ class LeRobotFlowPolicy(LeRobotPolicy):
                 generator=generator,
                 action_dim=self.action_dim,
             )
-            return ChunkSample(self.postprocess(path.x[..., : self.action_dim]), path.chain)
+            return ChunkSample(self.from_chain(path.x, obs), path.chain)
 
     def log_prob(self, obs: dict[str, Tensor], chain: Chain) -> tuple[Tensor, Tensor]:
         """Returns log-probability and entropy of the chain's stochastic steps, (B, S) each."""
@@ -146,6 +146,21 @@ class LeRobotFlowPolicy(LeRobotPolicy):
             weight = prefix.mask.unsqueeze(-1).to(prefix.hidden.dtype)
             pooled = (prefix.hidden * weight).sum(dim=1) / weight.sum(dim=1)
             return torch.cat([batch[STATE], pooled.float()], dim=-1)
+
+    def velocity(self, obs: dict[str, Tensor]) -> Net:
+        """Returns the velocity network bound to an observation."""
+        with self.acting():
+            return self._net(self.prefix(self.preprocess(obs)))
+
+    def to_chain(self, actions: Tensor, obs: dict[str, Tensor]) -> Tensor:
+        """Maps chunks (B, H, A) in the dataset's units to the model's scale, padded, (B, H, D)."""
+        valid = torch.ones(actions.shape[:2], dtype=torch.bool, device=actions.device)
+        scaled = self.preprocess(obs, actions, valid)["action"]
+        return nn.functional.pad(scaled, (0, self.config.max_action_dim - scaled.shape[-1]))
+
+    def from_chain(self, x: Tensor, obs: dict[str, Tensor]) -> Tensor:
+        """Maps the end of a chain (B, H, D) to the dataset's units, (B, H, A)."""
+        return self.postprocess(x[..., : self.action_dim])
 
     def prefix(self, batch: dict[str, Any]) -> Prefix:
         """Runs the VLM over pictures and words, as LeRobot's `sample_actions` begins."""

@@ -233,7 +233,7 @@ def test_the_chosen_chain_is_recorded_and_scored() -> None:
     chain = sample.chain
     assert isinstance(chain, Chain)
     assert chain.x.shape == (6, 5, 4, 2)
-    assert torch.equal(base.from_chain(chain.x[:, -1]), sample.actions)
+    assert torch.equal(base.from_chain(chain.x[:, -1], obs), sample.actions)
     ratio = (policy.log_prob(obs, chain)[0] - chain.log_prob).exp()
     assert torch.allclose(ratio, torch.ones_like(ratio), atol=1e-5, rtol=0)
 
