@@ -23,7 +23,7 @@ from robot_rl.core.errors import ConfigError, DatasetError, nearest
 from robot_rl.core.language import INSTRUCTION, MAX_BYTES, encode_text
 from robot_rl.core.policy import Chain, ChunkSample, DemoBatch, Mode
 from robot_rl.data.facts import DatasetFacts
-from robot_rl.policies.chain import denoise, score
+from robot_rl.policies.chain import Net, denoise, score
 from robot_rl.policies.encoded import valid_mean
 from robot_rl.policies.networks import initialise, random_shift, sinusoidal, zero_last_layer
 from robot_rl.policies.processes import FlowODE, Process, TimeGrid, normal_like
@@ -186,7 +186,7 @@ class SmallVLA(nn.Module):
                 record=record,
                 generator=generator,
             )
-            actions = self.normaliser.unaction(path.x, obs["state"])
+            actions = self.from_chain(path.x, obs)
         return ChunkSample(actions, path.chain, net.agreed())
 
     def log_prob(self, obs: dict[str, Tensor], chain: Chain) -> tuple[Tensor, Tensor]:
@@ -221,6 +221,18 @@ class SmallVLA(nn.Module):
             error = self._loss(regressed, -actions[:, None], batch.valid, Tensor.abs)
             loss = loss + config.regression * error
         return loss
+
+    def velocity(self, obs: dict[str, Tensor]) -> Net:
+        """Returns the velocity network bound to an observation."""
+        return _Net(self, self._context(obs), self.grid)
+
+    def to_chain(self, actions: Tensor, obs: dict[str, Tensor]) -> Tensor:
+        """Maps chunks (B, H, A) in the dataset's units to the scale that the chain lives in."""
+        return self.normaliser.action(actions, obs["state"])
+
+    def from_chain(self, x: Tensor, obs: dict[str, Tensor]) -> Tensor:
+        """Maps the end of a chain (B, H, A) to the dataset's units, inside the dataset's range."""
+        return self.normaliser.unaction(x, obs["state"])
 
     def features(self, obs: dict[str, Tensor]) -> Tensor:
         """Returns the state's token and the mean of the other context tokens, (B, 2 W)."""
@@ -363,8 +375,8 @@ class _Net:
         found = self._policy.expert(x[:, None], (condition + self._times[k])[:, None], cache)
         if isinstance(k, int) and self._policy.config.horizons:
             # Each horizon alone would go its own way by this much, in units of the action.
-            step_s = self._grid.times[k] - self._grid.times[k + 1]
-            apart = step_s * disagreement(found)
+            length = self._grid.times[k] - self._grid.times[k + 1]
+            apart = length * disagreement(found).detach()
             self._disagreement = apart if self._disagreement is None else self._disagreement + apart
         return found.mix[:, 0]
 
@@ -374,7 +386,7 @@ class _Net:
             return None
         config = self._policy.config
         return agreed_prefix(
-            self._disagreement.detach(),
+            self._disagreement,
             self._policy.expert.reached,
             ratio=config.agreement_ratio,
             first=config.agreement_first,

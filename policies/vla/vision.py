@@ -52,7 +52,7 @@ class PictureEncoder(nn.Module):
 
 def to_pixels(pictures: Tensor) -> Tensor:
     """Maps pictures (B, h, w, 3) uint8 to pixels (B, 3, h, w) in [-1, 1]."""
-    return (pictures.permute(0, 3, 1, 2).float() / 127.5 - 1.0).contiguous()
+    return pictures.permute(0, 3, 1, 2).float() / 127.5 - 1.0
 
 
 def jitter_colour(pixels: Tensor, strength: float, generator: Generator | None) -> Tensor:

@@ -22,6 +22,8 @@ from robot_rl.policies.chunk import ChunkPolicyConfig, DiffusionPolicy, FlowPoli
 from robot_rl.policies.gaussian import GaussianPolicy, GaussianPolicyConfig
 from robot_rl.policies.networks import initialise
 from robot_rl.policies.residual import ResidualHeadConfig, ResidualPolicy
+from robot_rl.policies.vla.config import SmallVLAConfig
+from robot_rl.policies.vla.small import SmallVLA
 
 META = PolicyMeta(
     task="pick_cube",
@@ -69,13 +71,22 @@ def residual(base: torch.nn.Module) -> ResidualPolicy:
     return policy
 
 
+def small_vla() -> SmallVLA:
+    config = SmallVLAConfig(
+        horizon=3, width=16, depth=1, heads=2, context_depth=1, cameras=("front",), picture=(16, 16)
+    )
+    return SmallVLA(config, state_dim=3, action_dim=2, relative_to=(0, -1))
+
+
 MAKERS = {
     "flow": flow,
     "camera": lambda: flow(cameras=("front",), image_features=8),
     "diffusion": diffusion,
     "gaussian": gaussian,
+    "small_vla": small_vla,
     "residual": lambda: residual(flow()),
     "residual on diffusion": lambda: residual(diffusion()),
+    "residual on small_vla": lambda: residual(small_vla()),
 }
 
 

@@ -18,6 +18,7 @@ from robot_rl.data.episode import Feature
 from robot_rl.data.episodes import EpisodesMeta
 from robot_rl.data.facts import DatasetFacts
 from robot_rl.policies.checkpoint import PolicyMeta, load_policy, save_policy
+from robot_rl.policies.real_time import RealTimeChunks, RealTimeConfig
 from robot_rl.policies.residual import ResidualHeadConfig, ResidualPolicy
 from robot_rl.policies.vla.small import SmallVLA
 
@@ -375,6 +376,18 @@ def test_a_residual_learns_on_it() -> None:
     assert sum(losses[-5:]) < sum(losses[:5])
     assert not torch.equal(policy.refine(obs, chunk[:, 0]), chunk[:, 0])
     assert all(torch.equal(value, before[name]) for name, value in policy.base.state_dict().items())
+
+
+def test_chunks_continue_one_another_in_real_time() -> None:
+    # Relative actions: what is left of the old chunk is measured from where the arm is now.
+    policy, obs = RealTimeChunks(trained(steps=8), RealTimeConfig(max_guidance=20.0)), observation()
+    z = torch.randn(6, 8, 3, generator=seeded())
+    before = policy.sample(obs, z=torch.randn(6, 8, 3, generator=seeded(9))).actions
+    moved = {**obs, "state": obs["state"] + 0.02}
+    known = torch.full((6,), 8)
+    after = policy.sample_after(moved, before, known, frozen=4, z=z).actions
+    free = policy.sample(moved, z=z).actions
+    assert (after - before)[:, :4].abs().mean() < 0.3 * (free - before)[:, :4].abs().mean()
 
 
 def test_policy_gradients_reach_every_trained_weight() -> None:
