@@ -16,6 +16,8 @@ from robot_rl.policies.gaussian import GaussianPolicy, GaussianPolicyConfig
 from robot_rl.policies.networks import initialise
 from robot_rl.policies.processes import gaussian_log_prob
 from robot_rl.policies.residual import ResidualHeadConfig, ResidualPolicy
+from robot_rl.policies.vla.config import SmallVLAConfig
+from robot_rl.policies.vla.small import SmallVLA
 
 META = PolicyMeta(
     task="t",
@@ -39,6 +41,9 @@ PROCESSES: dict[str, dict[str, Any]] = {
     "ddpm strided": {"kind": "diffusion", "process": "ddpm", "steps": 4},
     "ddim": {"kind": "diffusion", "process": "ddim", "eta": 0.5, "steps": 5},
     "gaussian": {"kind": "gaussian"},
+    "small_vla one": {"kind": "small_vla", "process": "flow_sde"},
+    "small_vla all": {"kind": "small_vla", "process": "flow_sde", "stochastic_steps": "all"},
+    "small_vla horizons": {"kind": "small_vla", "process": "flow_sde", "horizons": (2, 4, 8)},
 }
 
 
@@ -52,8 +57,18 @@ def normaliser() -> Normaliser:
     return Normaliser.fit({"state": rng.normal(1.0, 3.0, (50, 4)).astype(np.float32)}, actions)
 
 
-def make(name: str) -> FlowPolicy | DiffusionPolicy | GaussianPolicy:
-    options = PROCESSES[name]
+def small_vla(**options: Any) -> SmallVLA:
+    config = SmallVLAConfig(horizon=8, width=32, depth=1, heads=2, context_depth=1, **options)
+    policy = SmallVLA(config, state_dim=4, action_dim=3, relative_to=(1, -1, 0), generator=seeded())
+    initialise(policy, seeded(1))  # its velocity starts at zero, whatever the observation
+    return policy
+
+
+def make(name: str) -> FlowPolicy | DiffusionPolicy | GaussianPolicy | SmallVLA:
+    options = dict(PROCESSES[name])
+    if options["kind"] == "small_vla":
+        del options["kind"]
+        return small_vla(**options)
     sizes: dict[str, Any] = {
         "state_dim": 4,
         "action_dim": 3,
@@ -96,13 +111,15 @@ def test_ratio_moves_when_the_weights_do(name: str) -> None:
     policy = make(name)
     obs, chain = recorded(policy)
     with torch.no_grad():
-        for parameter in policy.net.parameters():
+        for parameter in policy.parameters():
             parameter.mul_(1.1)
     ratio = (policy.log_prob(obs, chain)[0] - chain.log_prob).exp()
     assert (ratio - 1).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("name", [name for name in PROCESSES if "ddim" not in name and "ddpm" not in name])
+@pytest.mark.parametrize(
+    "name", ["flow_sde one", "flow_sde all", "flow_sde faint", "gaussian", "small_vla all"]
+)
 def test_recorded_density_is_the_sampler_s(name: str) -> None:
     # Standardised noise of the stored path must be standard normal: nothing was clamped or shifted.
     policy = make(name)
@@ -134,7 +151,7 @@ def test_zero_residual_is_its_base_bit_for_bit() -> None:
         assert np.array_equal(plain, corrected)
 
 
-@pytest.mark.parametrize("name", ["flow_sde one", "ddpm", "gaussian"])
+@pytest.mark.parametrize("name", ["flow_sde one", "ddpm", "gaussian", "small_vla one"])
 def test_queue_of_a_new_episode_is_empty(name: str) -> None:
     # After a reset an env acts as if it had never lived: no action of the old chunk is left.
     executor, fresh = (ChunkExecutor(make(name), 2, n_exec=8) for _ in range(2))
@@ -185,6 +202,7 @@ def test_normaliser_travels_in_the_checkpoint(tmp_path: Path) -> None:
 
 def test_recorded_log_prob_by_hand() -> None:
     policy = make("gaussian")
+    assert isinstance(policy, GaussianPolicy)
     obs, chain = recorded(policy)
     mean = policy.net(policy.features(obs)).view(64, 8, 3)
     by_hand = gaussian_log_prob(chain.x[:, 1], mean, 0.3)
