@@ -43,7 +43,7 @@ class _Group:
     size: int = 0
 
 
-def compact(folder: str | Path, *, data_mb: int | None = None, video_mb: int | None = None) -> None:
+def compact(folder: str | Path, *, data_mb: float | None = None, video_mb: float | None = None) -> None:
     """Joins the files of a dataset.
 
     Nobody may write to the folder meanwhile; readers that have it open must open it again. Files that
@@ -73,11 +73,11 @@ def compact(folder: str | Path, *, data_mb: int | None = None, video_mb: int | N
         _sync(new)
         if _foreign(folder) != foreign:
             raise DatasetError(f"{folder}: somebody is writing to it. Close that writer, then compact again.")
-        _exchange(new, folder)
+        exchange(new, folder)
     shutil.rmtree(new)
 
 
-def _write(folder: Path, new: Path, info: dict[str, Any], rows: Any, limits_mb: tuple[int, int]) -> None:
+def _write(folder: Path, new: Path, info: dict[str, Any], rows: Any, limits_mb: tuple[float, float]) -> None:
     """Writes the joined files and the metadata that says where everything is now."""
     columns: dict[str, Any] = {name: rows[name] for name in rows.column_names}
 
@@ -131,7 +131,7 @@ def _numbers(rows: Any, kind: str) -> Any:
 
 
 def _grouped(
-    numbers: Any, path: Callable[[int], Path], limit: int, kind: Callable[[Path], Any] = lambda path: None
+    numbers: Any, path: Callable[[int], Path], limit: float, kind: Callable[[Path], Any] = lambda path: None
 ) -> list[_Group]:
     """Returns which files are joined: neighbours of one kind, up to a size."""
     groups: list[_Group] = []
@@ -236,7 +236,7 @@ def _sync(folder: Path) -> None:
     sync_folder(folder)
 
 
-def _exchange(new: Path, folder: Path) -> None:
+def exchange(new: Path, folder: Path) -> None:
     """Lets two folders take each other's name in one step, where the system can."""
     libc = ctypes.CDLL(None, use_errno=True)
     at = -100  # AT_FDCWD: paths are absolute

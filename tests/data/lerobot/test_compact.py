@@ -1,0 +1,164 @@
+"""Joined files hold what the many held: pixels, numbers, metadata; a crash leaves one or the other."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from robot_rl.core.errors import DatasetError
+from robot_rl.data.episode import Episode
+from robot_rl.data.lerobot.compact import compact
+from robot_rl.data.lerobot.reader import Dataset
+from robot_rl.data.lerobot.writer import DatasetWriter
+
+Made = Callable[..., Episode]
+
+LENGTHS = (5, 8, 3, 6)
+
+
+def opened(folder: Path, made: Made, **options: Any) -> DatasetWriter:
+    episode = made(depth=True)
+    return DatasetWriter(folder, episode.meta, episode.features(), **options)
+
+
+def written(folder: Path, made: Made, **options: Any) -> Path:
+    with opened(folder, made, **options) as writer:
+        for seed, steps in enumerate(LENGTHS):
+            writer.write(made(steps, seed=seed, depth=True), store_episode=seed)
+    return folder
+
+
+def content(folder: Path) -> list[dict[str, Any]]:
+    """Returns everything that can be read, pictures decoded."""
+    dataset = Dataset(folder, backend="pyav")
+    rows: list[dict[str, Any]] = []
+    for number in range(len(dataset)):
+        episode = dataset.read(number)
+        row: dict[str, Any] = dict(vars(episode))
+        for key, values in row.pop("obs").items():
+            row[key] = np.array(values[np.arange(len(episode))])
+        rows.append(row)
+    return rows
+
+
+def assert_equal(got: list[dict[str, Any]], want: list[dict[str, Any]]) -> None:
+    assert len(got) == len(want)
+    for one, two in zip(got, want, strict=True):
+        for name, value in two.items():
+            np.testing.assert_equal(one[name], value)
+
+
+def files(folder: Path, pattern: str) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob(pattern))
+
+
+@pytest.mark.parametrize("options", [{"images": "png"}, {"codec": "h264"}, {"codec": "av1"}])
+def test_nothing_changes_but_the_files(tmp_path: Path, made: Made, options: dict[str, Any]) -> None:
+    folder = written(tmp_path / "d", made, **options)
+    before = content(folder)
+    compact(folder)
+    assert files(folder, "*.parquet") == [
+        "data/chunk-000/file-000.parquet",
+        "final/chunk-000/file-000.parquet",
+        "meta/episodes/chunk-000/file-000.parquet",
+        "meta/tasks.parquet",
+    ]
+    assert len(files(folder, "*.mp4")) == (0 if "images" in options else 2)
+    assert_equal(content(folder), before)
+    assert [path.name for path in tmp_path.iterdir()] == ["d"]
+    compact(folder)  # again: nothing to do, nothing lost
+    with opened(folder, made, **options) as writer:
+        assert writer.last_store_episode == 3
+        assert writer.write(made(4, seed=9, depth=True)) == 4
+    assert_equal(content(folder)[:4], before)
+    assert np.array_equal(content(folder)[4]["action"], made(4, seed=9, depth=True).action)
+
+
+def test_an_episode_keeps_its_row_group(tmp_path: Path, made: Made) -> None:
+    folder = written(tmp_path, made)
+    compact(folder)
+    metadata = pq.ParquetFile(folder / "data/chunk-000/file-000.parquet").metadata
+    assert [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)] == list(LENGTHS)
+
+
+def test_files_stop_at_their_size(tmp_path: Path, made: Made) -> None:
+    folder = written(tmp_path, made)
+    before = content(folder)
+    size = (folder / "data/chunk-000/file-000.parquet").stat().st_size
+    compact(folder, data_mb=2.5 * size / (1 << 20))
+    assert len(files(folder, "data/*/*.parquet")) == 2
+    assert len(files(folder, "arrays/*/*/*.npy")) == 2
+    assert len(files(folder, "*.mp4")) == 2
+    assert_equal(content(folder), before)
+
+
+def test_videos_of_another_codec_are_not_joined(tmp_path: Path, made: Made) -> None:
+    written(tmp_path / "one", made, codec="h264")
+    folder = written(tmp_path / "two", made, codec="av1")
+    video = "videos/observation.images.front/chunk-000/file-002.mp4"
+    (tmp_path / "one" / video).replace(folder / video)
+    before = content(folder)
+    compact(folder)
+    assert len(files(folder, "videos/observation.images.front/*/*.mp4")) == 3
+    assert_equal(content(folder), before)
+
+
+def test_what_is_not_the_datasets_stays(tmp_path: Path, made: Made) -> None:
+    folder = written(tmp_path / "d", made)
+    (folder / "journal/lane-0").mkdir(parents=True)
+    (folder / "journal/lane-0/000.seg").write_bytes(b"not sealed yet")
+    (folder / "meta/store.json").write_text("{}")
+    inode = (folder / "journal/lane-0/000.seg").stat().st_ino
+    compact(folder)
+    assert (folder / "meta/store.json").read_text() == "{}"
+    # The same file, not a copy: a lock on it holds.
+    assert (folder / "journal/lane-0/000.seg").stat().st_ino == inode
+
+
+@pytest.mark.parametrize("at", ["_write", "_sync", "_exchange"])
+def test_a_crash_leaves_the_old_files(
+    tmp_path: Path, made: Made, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    folder = written(tmp_path / "d", made)
+    before = content(folder)
+
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(f"robot_rl.data.lerobot.compact.{at}", killed)
+        with pytest.raises(KeyboardInterrupt):
+            compact(folder)
+    assert_equal(content(folder), before)
+    compact(folder)
+    assert_equal(content(folder), before)
+    assert [path.name for path in tmp_path.iterdir()] == ["d"]
+
+
+def test_somebody_who_writes_meanwhile_is_noticed(
+    tmp_path: Path, made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = written(tmp_path / "d", made)
+    (folder / "journal").mkdir()
+    monkeypatch.setattr(
+        "robot_rl.data.lerobot.compact._sync", lambda _: (folder / "journal/1.seg").write_text("new")
+    )
+    with pytest.raises(DatasetError, match=r"somebody is writing to it\. Close that writer"):
+        compact(folder)
+    assert len(files(folder, "*.mp4")) == 8
+
+
+def test_a_writer_keeps_compaction_out(tmp_path: Path, made: Made) -> None:
+    folder = written(tmp_path / "d", made)
+    with opened(folder, made), pytest.raises(DatasetError, match="another writer has this dataset open"):
+        compact(folder)
+
+
+def test_a_missing_file_is_named(tmp_path: Path, made: Made) -> None:
+    folder = written(tmp_path / "d", made)
+    (folder / "videos/observation.images.wrist/chunk-000/file-001.mp4").unlink()
+    with pytest.raises(DatasetError, match=r"wrist/chunk-000/file-001.mp4: this file is missing\. .*nothing"):
+        compact(folder)
