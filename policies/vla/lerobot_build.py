@@ -269,9 +269,13 @@ def _defaults(options: LeRobotOptions) -> dict[str, Any]:
 
 
 def _default_vlm(kind: str) -> str:
-    config = files.extra("lerobot.configs").PreTrainedConfig.get_choice_class(kind)
-    known = {f.name: f.default for f in fields(config)}
+    known = {f.name: f.default for f in fields(_config_class(kind))}
     return str(known.get("vlm_model_name", "google/paligemma-3b-pt-224"))
+
+
+def _config_class(kind: str) -> Any:
+    files.extra("lerobot.policies")  # registers the types
+    return files.extra("lerobot.configs").PreTrainedConfig.get_choice_class(kind)
 
 
 def _decode(
@@ -282,8 +286,7 @@ def _decode(
     Raises:
         ConfigError: an unknown field, a value out of range, or more than one observation step.
     """
-    files.extra("lerobot.policies")
-    config_class = files.extra("lerobot.configs").PreTrainedConfig.get_choice_class(kind)
+    config_class = _config_class(kind)
     known = {f.name for f in fields(config_class)}
     table = {key: value for key, value in table.items() if key in known or key not in _FROM_FILE}
     for key in table:
@@ -322,7 +325,7 @@ def _model(config: Any, *, at: str) -> Any:
             f"{at}: weights of the backbone cannot be fetched: {error}. Where there is no network, begin "
             "with random ones: config.pretrained_backbone_weights=null."
         ) from error
-    except (ValueError, AssertionError) as error:
+    except (ValueError, RuntimeError, AssertionError, ImportError) as error:
         raise ConfigError(f"{at}: LeRobot refuses the configuration: {error}") from error
 
 

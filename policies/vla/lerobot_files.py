@@ -95,7 +95,8 @@ def assets_folder(policy_type: str, name: str, *, at: str, weights: bool = False
     """
     what = "the VLM" if policy_type == "smolvla" else "the tokenizer"
     folder = hub_folder(name, at=at, what=what, option="vlm", weights=weights)
-    for alternatives in _NEEDED[policy_type]:
+    heavy = ((WEIGHTS, "model.safetensors.index.json"),) if weights else ()
+    for alternatives in _NEEDED[policy_type] + heavy:
         if not any((folder / file).is_file() for file in alternatives):
             raise CheckpointError(
                 f"{at}: {what} in {folder} lacks {' or '.join(alternatives)}. Where there is a network: "

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +111,6 @@ def save_adapters(policy: nn.Module, options: LoraOptions | None, folder: Path, 
         "target_modules": targets,
         "modules_to_save": heads or None,
         "inference_mode": True,
-        "robot_rl": asdict(options),
     }
     try:
         folder.mkdir(parents=True, exist_ok=True)
