@@ -30,7 +30,7 @@ class SmallVLAConfig:
     """Height and width of every camera's pictures, in pixels."""
     width: int = 128
     """W, size of a token."""
-    depth: int = 4
+    depth: int = 3
     """Layers of the action expert."""
     heads: int = 4
     """Attention heads; divides `width`."""
@@ -75,7 +75,7 @@ class SmallVLAConfig:
     state_noise: float = 0.4
     """Noise on the training states, in standard deviations of the data."""
     state_dropout: float = 0.1
-    """Share of the training observations without their state, so that the pictures are learned too."""
+    """Share of the training observations that show the mean state, so that the pictures are learned too."""
 
     def __post_init__(self) -> None:
         for name in ("horizon", "width", "depth", "heads", "text_tokens", "channels", "draws"):

@@ -40,6 +40,11 @@ class ChunkScale(nn.Module):
         """
         super().__init__()
         self.relative_to = tuple(relative_to)
+        if len(self.relative_to) != action_dim or not all(-1 <= i < state_dim for i in self.relative_to):
+            raise ValueError(
+                f"relative_to: got {self.relative_to}, "
+                f"allowed: {action_dim} indices from -1 to {state_dim - 1}"
+            )
         self.register_buffer("state_mean", torch.zeros(state_dim))
         self.register_buffer("state_std", torch.ones(state_dim))
         self.register_buffer("centre", torch.zeros(horizon, action_dim))
@@ -95,7 +100,12 @@ class ChunkScale(nn.Module):
         if not chunks:
             raise DatasetError("small_vla: no chunks to measure relative actions on. Pass training data.")
         table = torch.cat(chunks)
-        self._set_range(table.nanquantile(0.01, dim=0), table.nanquantile(0.99, dim=0))
+        # Step by step: torch refuses quantiles of more than 16 million numbers at once.
+        low, high = (
+            torch.stack([table[:, step].nanquantile(share, dim=0) for step in range(table.shape[1])])
+            for share in (0.01, 0.99)
+        )
+        self._set_range(low, high)
         self.is_measured.fill_(True)
 
     def check(self) -> None:

@@ -102,7 +102,6 @@ class SmallVLA(nn.Module):
             max_bytes=MAX_BYTES,
         )
         self.state_in = nn.Sequential(nn.Linear(state_dim, width), nn.SiLU(), nn.Linear(width, width))
-        self.no_state = nn.Parameter(torch.zeros(width))
         self.blocks = nn.ModuleList(Block(width, config.heads) for _ in range(config.context_depth))
         self.norm = nn.LayerNorm(width)
         self.time_in = nn.Sequential(nn.Linear(TIME_DIM, width), nn.SiLU(), nn.Linear(width, width))
@@ -266,9 +265,6 @@ class SmallVLA(nn.Module):
         """Encodes an observation; `augment` varies and hides parts of it, as training does."""
         config = self.config
         state = self.state_in(self._state(obs, generator, augment=augment))
-        if augment and config.state_dropout > 0:
-            hidden = _uniform((len(state), 1), state, generator) < config.state_dropout
-            state = torch.where(hidden, self.no_state, state)
         tokens = [state[:, None], self.ears(self._instructions(obs, len(state)))]
         for camera in config.cameras:
             pictures = self._pictures(obs, camera)
@@ -298,6 +294,8 @@ class SmallVLA(nn.Module):
         state = self.normaliser.state(state)
         if augment and self.config.state_noise > 0:
             state = state + self.config.state_noise * normal_like(state, generator)
+        if augment and self.config.state_dropout > 0:
+            state = state * (_uniform((len(state), 1), state, generator) >= self.config.state_dropout)
         return state
 
     def _pictures(self, obs: Mapping[str, Tensor], camera: str) -> Tensor:
@@ -432,7 +430,7 @@ def _initialise(policy: SmallVLA, generator: Generator | None) -> None:
     """Draws first weights: torch's defaults, small positions, and gates and velocities at zero."""
     initialise(policy, generator)
     for name, parameter in policy.named_parameters():
-        if name.endswith(("position", "queries", "byte.weight", "no_state")):
+        if name.endswith(("position", "queries", "byte.weight")):
             nn.init.normal_(parameter, std=0.5 if name.endswith("queries") else 0.1, generator=generator)
     for module in policy.expert.modules():
         if isinstance(module, AdaptiveNorm):

@@ -84,6 +84,12 @@ def test_names_decide_what_is_relative() -> None:
     assert relative_indices(("a", "b", "grip"), ("b", "speed", "a")) == (1, -1, 0)
 
 
+@pytest.mark.parametrize("relative_to", [(0,), (0, 2), (0, -2)])
+def test_another_arm_s_indices_are_refused(relative_to: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=r"relative_to: got .* allowed: 2 indices from -1 to 1"):
+        ChunkScale(2, 2, 3, relative_to=relative_to)
+
+
 def test_relative_actions_want_measuring() -> None:
     scale = ChunkScale(2, 2, 3, relative_to=(0, -1))
     with pytest.raises(ConfigError, match=re.escape("Call `policy.measure(loader.batches())`")):

@@ -396,8 +396,7 @@ def test_policy_gradients_reach_every_trained_weight() -> None:
     assert chain is not None
     policy.log_prob(obs, chain)[0].mean().backward()
     for name, parameter in policy.named_parameters():
-        if name != "no_state":  # only what training hides
-            assert parameter.grad is not None, name
+        assert parameter.grad is not None, name
 
 
 def test_what_is_saved_is_complete(tmp_path: Path) -> None:
