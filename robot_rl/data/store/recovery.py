@@ -15,6 +15,7 @@ from robot_rl.data.store.index import JournalIndex
 from robot_rl.data.store.journal import Problem, segment_numbers, segment_path
 from robot_rl.data.store.layout import Layout, is_store, read_store_json, write_store_json
 from robot_rl.data.store.sealed import sealed_episodes
+from robot_rl.data.store.upgrade import upgrade
 
 logger = logging.getLogger(__name__)
 
@@ -36,8 +37,14 @@ def recover(folder: Path, layout: Layout) -> Recovered:
         DatasetError: the store is of another robot, task or layout.
     """
     if is_store(folder):
-        check_layout(folder, layout)
+        check_layout(folder, Layout.from_json(read_store_json(folder)), layout)
     else:
+        upgrade(folder)
+        if (folder / "meta/info.json").is_file():
+            from robot_rl.data.lerobot.reader import Dataset  # only where there is a dataset
+
+            dataset = Dataset(folder)
+            check_layout(folder, Layout(meta=dataset.meta, features=dataset.features), layout)
         (folder / "meta").mkdir(parents=True, exist_ok=True)
         (folder / "journal").mkdir(exist_ok=True)
         write_store_json(folder, layout.to_json() | {"lost": []})
@@ -56,13 +63,12 @@ def recover(folder: Path, layout: Layout) -> Recovered:
     )
 
 
-def check_layout(folder: Path, layout: Layout) -> None:
-    """Verifies that a store is of this robot, task and layout.
+def check_layout(folder: Path, found: Layout, layout: Layout) -> None:
+    """Verifies that what is there is of this robot, task and layout.
 
     Raises:
         DatasetError: the first thing that differs.
     """
-    found = Layout.from_json(read_store_json(folder))
     for name in ("task", "robot", "control_hz", "state_names", "action_names"):
         got, wanted = getattr(found.meta, name), getattr(layout.meta, name)
         if got != wanted:

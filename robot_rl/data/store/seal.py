@@ -7,6 +7,7 @@ what the dataset has.
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,7 +30,8 @@ logger = logging.getLogger(__name__)
 class SealOptions:
     """How pictures go into the dataset."""
 
-    images: Literal["video", "png"] = "video"
+    images: Literal["video", "png"] | None = None
+    """As video, or without further loss; None: as the dataset has them, video for a new one."""
     codec: Literal["h264", "av1"] = "h264"
 
 
@@ -85,7 +87,8 @@ def seal_episodes(
     sealed = steps = 0
     if waiting:
         meta, features = source.layout.meta, source.features
-        with DatasetWriter(folder, meta, features, images=options.images, codec=options.codec) as out:
+        images = options.images or _images(folder)
+        with DatasetWriter(folder, meta, features, images=images, codec=options.codec) as out:
             spoiled: set[int] = set()  # parts of one episode go in order, or not at all
             for i in waiting:
                 number = source.store_episode(i)
@@ -102,6 +105,13 @@ def seal_episodes(
                 steps += len(episode)
     trimmed = _trim(folder, goes_on, below)
     return Sealed(episodes=sealed, steps=steps, trimmed_segments=trimmed, refused=tuple(refused))
+
+
+def _images(folder: Path) -> Literal["video", "png"]:
+    """Returns how the dataset keeps its pictures."""
+    path = folder / "meta/info.json"
+    found = json.loads(path.read_text())["features"].values() if path.is_file() else ()
+    return "png" if any(feature["dtype"] == "image" for feature in found) else "video"
 
 
 def _trim(folder: Path, goes_on: Callable[[int], bool], below: int | None) -> int:

@@ -1,0 +1,76 @@
+"""A dataset becomes a store; one of an older format is written anew, and the original kept.
+
+Format 1 is what robot_rl recorded before there were stores: a dataset with one file for all
+episodes, without who acted, policy versions and stamps. Sealing could not append to it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+from pathlib import Path
+
+from robot_rl.core.errors import DatasetError
+from robot_rl.data.store.layout import is_store
+
+logger = logging.getLogger(__name__)
+
+_OWN = "meta/robot_rl.json"
+
+
+def upgrade(folder: Path) -> Path | None:
+    """Brings the dataset in a folder to the present format; returns where the original is, if it had to.
+
+    The upgraded folder takes the place of the original in one step: a crash leaves one or the other.
+
+    Raises:
+        DatasetError: robot_rl did not write the dataset, or writes another format by now.
+    """
+    if is_store(folder) or not (folder / "meta/info.json").is_file():
+        return None
+    from robot_rl.data.lerobot.compact import _exchange  # only where there is a dataset
+    from robot_rl.data.lerobot.edit import merge
+    from robot_rl.data.lerobot.layout import FORMAT
+    from robot_rl.data.lerobot.reader import Dataset
+
+    folder = folder.resolve()
+    found = _format(folder)
+    if found is None:
+        raise DatasetError(
+            f"{folder}: robot_rl did not write this dataset, so it cannot be recorded into. Copy it first: "
+            f"`robot-rl replay merge {folder} out=<new folder>`, then record into that."
+        )
+    fresh = folder.with_name(f".upgrading-{folder.name}")
+    original = _free(folder, found)
+    left = _format(fresh)
+    if left is not None and left < FORMAT <= found:  # a crash after the exchange: it is the original
+        original = _free(folder, left)
+        fresh.rename(original)
+    shutil.rmtree(fresh, ignore_errors=True)
+    if found >= FORMAT:
+        return None
+    merge([Dataset(folder)], fresh, images="png")  # as format 1 had them: without loss
+    (fresh / "journal").mkdir()
+    lock = folder / "journal/writer.lock"
+    if lock.exists():
+        os.link(lock, fresh / "journal/writer.lock")  # whoever holds it holds it there as well
+    _exchange(fresh, folder)
+    fresh.rename(original)
+    shutil.rmtree(original / "journal", ignore_errors=True)
+    logger.warning("%s: upgraded from format %d to %d; the original is %s", folder, found, FORMAT, original)
+    return original
+
+
+def _format(folder: Path) -> int | None:
+    """Returns the format of a dataset of ours."""
+    path = folder / _OWN
+    return int(json.loads(path.read_text()).get("format", 1)) if path.is_file() else None
+
+
+def _free(folder: Path, number: int) -> Path:
+    """Returns a name for the original that nothing has."""
+    name = f"{folder.name}.format-{number}"
+    names = [name, *(f"{name}-{copy}" for copy in range(2, 1000))]
+    return next(path for path in map(folder.with_name, names) if not path.exists())

@@ -1,0 +1,157 @@
+"""`robot-rl replay`: every action on a store and on a dataset, exit codes, mistakes."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from robot_rl.cli.main import main
+from robot_rl.data.episode import Feature
+from robot_rl.data.episodes import EpisodesMeta
+from robot_rl.data.store.reader import open_source
+from robot_rl.data.store.writer import StoreWriter
+
+META = EpisodesMeta(
+    task="Reach",
+    robot="gantry",
+    control_hz=50.0,
+    instruction="reach",
+    state_names=("x", "y"),
+    action_names=("dx",),
+)
+STEPS = (4, 6, 5)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """Three episodes, two flushes: the second by a human and with success, the third cut short."""
+    features = {"state": Feature("float32", (2,))}
+    with StoreWriter(tmp_path / "store", META, features, flush_s=1e6, device="arm-1") as writer:
+        for episode, steps in enumerate(STEPS):
+            for step in range(steps):
+                writer.append(
+                    obs={"state": np.array([episode, step], np.float32)},
+                    action=np.zeros(1),
+                    truncated=step == steps - 1 and episode < 2,
+                    success=step == 2 and episode == 1,
+                    source="human" if episode == 1 else "real",
+                    policy_version=10 * episode,
+                )
+            writer.flush()
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def replay(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, Any, str]]:
+    """Runs an action with --json; returns exit code, the object, and everything printed."""
+
+    def run(*words: Any) -> tuple[int, Any, str]:
+        code = main(["replay", *map(str, words), "--json"])
+        captured = capsys.readouterr()
+        return code, json.loads(captured.out.splitlines()[-1]), captured.out + captured.err
+
+    return run
+
+
+def test_info_counts(store: Path, replay: Any) -> None:
+    code, found, text = replay("info", store)
+    assert code == 0
+    assert (found["kind"], found["episodes"], found["steps"], found["unfinished"]) == ("store", 3, 15, 1)
+    assert found["minutes"] == pytest.approx(15 / 50 / 60)
+    assert found["success"] == pytest.approx(1 / 3)
+    assert (found["sealed_episodes"], found["journal_episodes"], found["lost_steps"]) == (0, 3, 0)
+    groups = {group["source"]: group for group in found["groups"]}
+    assert (groups["real"]["episodes"], groups["real"]["steps"], groups["real"]["last_version"]) == (2, 9, 20)
+    assert (groups["human"]["steps"], groups["human"]["successes"], groups["human"]["device"]) == (
+        6,
+        1,
+        "arm-1",
+    )
+    assert found["bytes"] >= found["journal_bytes"] > 1000
+    assert "3 episodes (0 sealed, 3 in the journal, 1 unfinished), 15 steps" in text
+
+
+def test_verify_repair_and_seal(store: Path, replay: Any) -> None:
+    assert replay("verify", store)[0] == 0
+    segment = store / "journal/000001.log"
+    os.truncate(segment, segment.stat().st_size - 3)
+    code, found, text = replay("verify", store)
+    assert (code, found["sound"]) == (1, False)
+    assert "damaged: journal/000001.log, byte" in text
+    assert "5 steps of episode 2 lost" in text
+    code, found, text = replay("repair", store)
+    assert (code, len(found["repaired"])) == (0, 1)
+    code, found, text = replay("verify", store)
+    assert (code, found["sound"], found["journal"]["steps"]) == (0, True, 10)
+    assert "lost earlier: journal/000001.log" in text
+    assert replay("info", store)[1]["lost_steps"] == 5
+    code, found, text = replay("seal", store)
+    assert (code, found["episodes"], found["steps"]) == (0, 2, 10)
+    code, found, text = replay("verify", store)
+    assert (code, found["dataset"], found["journal"]["steps"]) == (0, [], 0)
+    found = replay("info", store)[1]
+    assert (found["sealed_episodes"], found["journal_episodes"], found["lost_steps"]) == (2, 0, 5)
+    (store / "data/chunk-000/file-001.parquet").unlink()
+    code, found, text = replay("verify", store)
+    assert (code, found["dataset"][0]["kind"]) == (1, "unreadable-rows")
+
+
+def test_merge_split_and_filter(store: Path, replay: Any, tmp_path: Path) -> None:
+    code, found, _ = replay("merge", store, store, f"out={tmp_path / 'both'}")
+    assert code == 0
+    assert found["written"] == [{"path": str(tmp_path / "both"), "episodes": 6, "steps": 30}]
+    one, two = tmp_path / "one", tmp_path / "two"
+    replay("split", tmp_path / "both", f"{one}=0,2-3", f"{two}=5")
+    assert open_source(one).lengths().tolist() == [4, 5, 4]
+    assert open_source(two).lengths().tolist() == [5]
+    replay("split", tmp_path / "both", f"{tmp_path / 'a'}=0.5", f"{tmp_path / 'b'}=0.5", "images=png")
+    assert open_source(tmp_path / "b").lengths().tolist() == list(STEPS)
+    for number, (test, lengths) in enumerate(
+        {
+            "success=true": [6, 6],
+            "by=real": [4, 5, 4, 5],
+            "min_steps=5": [6, 5] * 2,
+            "episodes=1-2": [6, 5],
+        }.items()
+    ):
+        replay("filter", tmp_path / "both", f"out={tmp_path / str(number)}", test)
+        assert open_source(tmp_path / str(number)).lengths().tolist() == lengths
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["inf"], "replay: no action 'inf'. Did you mean 'info'?"),
+        (["info"], "replay info: got 0 paths, allowed: one. Usage: robot-rl replay info PATH"),
+        (["info", "nowhere"], "nowhere: "),
+        (["verify", "nowhere", "speed=2"], "replay verify: no setting 'speed'. It takes none."),
+        (["seal", "nowhere"], "nowhere: no meta/store.json in it, so it is no store"),
+        (["repair", "nowhere"], "nowhere: no meta/store.json in it, so it is no store"),
+        (["seal", "STORE", "codec=h265"], "replay seal.codec: got 'h265', allowed: h264, av1"),
+        (["merge", "STORE"], "replay merge: out is missing"),
+        (["split", "STORE"], "replay split: no parts"),
+        (["split", "STORE", "new=0.x"], "replay split.new: got '0.x', allowed: a share such as 0.8"),
+        (["filter", "STORE", "out=new", "sucess=true"], "no setting 'sucess'. Did you mean 'success'?"),
+        (["filter", "STORE", "out=new", "success=yes"], "filter.success: got 'yes', allowed: true, false"),
+        (["filter", "STORE", "out=new", "episodes=a-b"], "filter.episodes: got 'a', allowed: a whole number"),
+    ],
+)
+def test_mistakes_end_with_2(
+    store: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    assert main(["replay", *[str(store) if word == "STORE" else word for word in words]]) == 2
+    assert message in capsys.readouterr().err
+    assert not Path("nowhere").exists()
+
+
+def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["replay", "--help"])
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    for word in ("info", "verify", "repair", "seal", "merge", "split", "filter", "out=", "exit code 1"):
+        assert word in text
