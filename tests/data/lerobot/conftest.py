@@ -1,6 +1,7 @@
 """Made-up episodes whose numbers and pictures say which step they belong to."""
 
 import dataclasses
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -68,3 +69,15 @@ def _made(
 def made() -> Callable[..., Episode]:
     """Makes episodes: steps, seed, instruction, cameras, size, depth, success."""
     return _made
+
+
+@pytest.fixture(scope="session")
+def lerobot_datasets(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Gives the package `lerobot.datasets` (10 s to import), offline and with a cache of its own."""
+    cache = str(tmp_path_factory.mktemp("hf"))
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        for name in ("HF_HOME", "HF_DATASETS_CACHE", "HF_LEROBOT_HOME"):
+            patch.setenv(name, cache)
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        warnings.simplefilter("ignore")  # of whatever the package imports
+        yield pytest.importorskip("lerobot.datasets", reason="wants the extra `lerobot` (Python 3.12)")
