@@ -219,8 +219,8 @@ class EpisodePool:
         got = (int(state["rows"]), len(state["seen"]), state["priorities"] is not None)
         if got != (ring.rows, len(sources), self._priorities is not None):
             raise CheckpointError(
-                f"pool: the checkpoint has {got[0]} rows, {got[1]} sources and priorities: {got[2]}; this run "
-                f"has {ring.rows} rows, {len(sources)} sources. Resume with the pool that was saved."
+                f"pool: the checkpoint has {got[0]} rows, {got[1]} sources and priorities: {got[2]}; "
+                f"this run has {ring.rows} rows, {len(sources)} sources. Resume with the pool that was saved."
             )
         for place in list(ring.places.values()):
             ring.free(place)

@@ -6,7 +6,7 @@ B rows of a batch, n steps of a window, H chunk length, A action dim.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, is_dataclass
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -205,7 +205,7 @@ def map_tensors(function: Callable[[list[Tensor]], Tensor], batches: Sequence[T]
             return {key: function([value[key] for value in values]) for key in first}
         return map_tensors(function, values) if is_dataclass(first) else function(values)
 
-    names = [field.name for field in fields(batches[0])]  # pyright: ignore[reportArgumentType]
+    names = vars(batches[0])
     return type(batches[0])(**{name: mapped([getattr(batch, name) for batch in batches]) for name in names})
 
 

@@ -14,8 +14,10 @@ import torch
 from robot_rl.core.registry import resolve
 from robot_rl.core.seeding import quick_eval_seeds, train_seed
 from robot_rl.data.demos import ChunkSampler, Episodes
+from robot_rl.data.episode import feature_of
 from robot_rl.data.normalize import Normaliser
 from robot_rl.data.replay import Mixture, ReplayBuffer
+from robot_rl.data.transitions import StepSource
 from robot_rl.hal.vector import VectorEnv
 from robot_rl.policies.checkpoint import PolicyMeta
 from robot_rl.policies.executor import ChunkExecutor
@@ -28,6 +30,7 @@ from robot_rl.train.experience import DemoExperience, ReplayExperience
 from robot_rl.train.hooks import checkpoint_hooks, env_steps, show_progress, updates, write_metrics
 from robot_rl.train.loop import Hook, Pacer, Run
 from robot_rl.train.meter import Meter
+from robot_rl.train.recording import Recorder, open_earlier, pool_of
 from robot_rl.train.schedule import Always, Counters, Every, Ratio
 from robot_rl.train.session import Session
 from robot_rl.train.sources import PolicyHandle, SimSource
@@ -88,7 +91,12 @@ def assemble_cloning(session: Session, episodes: Episodes) -> tuple[Run, Module]
 
 
 def assemble_residual(
-    session: Session, episodes: Episodes, base: SavedPolicy, env: VectorEnv, eval_env: VectorEnv
+    session: Session,
+    episodes: Episodes,
+    base: SavedPolicy,
+    env: VectorEnv,
+    eval_env: VectorEnv,
+    recorder: Recorder | None = None,
 ) -> tuple[Run, Module]:
     """Returns the loop of residual RL on a frozen base, and the policy whose head it trains.
 
@@ -98,6 +106,7 @@ def assemble_residual(
         base: the cloned policy.
         env: simulations that collect, SAME_STEP autoreset.
         eval_env: simulations of the quick evaluations, autoreset DISABLED.
+        recorder: keeps what is experienced.
     """
     config, phase, seed = session.config, session.config.residual, session.config.seed
     policy = resolve("policy", "residual", at="residual")(
@@ -109,9 +118,10 @@ def assemble_residual(
     session.counters.updates = 0
     handle = PolicyHandle(publish_every=phase.publish_every, max_staleness=phase.max_staleness)
     source = _source(config, policy, env)
+    experience = _replay(config, episodes, base, env, recorder)
     run = Run(
         sources=[source],
-        experience=_replay(config, episodes, base, env),
+        experience=experience,
         algorithm=algorithm,
         handle=handle,
         pacer=Pacer(
@@ -135,7 +145,7 @@ def assemble_residual(
             "metrics",
             Every(_interval(config, phase.env_steps)),
             env_steps,
-            lambda at: write_metrics(session, run, "residual", source),
+            lambda at: write_metrics(session, run, "residual", source, experience.metrics()),
         ),
         Hook(
             "evaluate",
@@ -161,25 +171,35 @@ def _source(config: RunConfig, policy: Module, env: VectorEnv) -> SimSource:
     return SimSource(env, acting, executor, seed=train_seed(config.seed, "collect") // 2)
 
 
-def _replay(config: RunConfig, episodes: Episodes, base: SavedPolicy, env: VectorEnv) -> ReplayExperience:
-    """Returns the online buffer, mixed with the demonstrations in exact shares."""
+def _replay(
+    config: RunConfig, episodes: Episodes, base: SavedPolicy, env: VectorEnv, recorder: Recorder | None
+) -> ReplayExperience:
+    """Returns the online buffer, mixed in exact shares with demonstrations and earlier experience."""
     phase, seed = config.residual, config.seed
     shapes = {key: (value.shape[1:], value.dtype) for key, value in episodes.obs.items()}
     online = ReplayBuffer(phase.capacity, config.num_envs, shapes, len(env.action_names))
-    sampler: ReplayBuffer | Mixture = online
+    how: dict[str, Any] = {"n_exec": config.n_exec, "device": config.device}
+    parts: dict[str, tuple[StepSource, float]] = {}
+    earlier = None
     if phase.demo_ratio > 0:
-        demos = relabelled(
-            episodes, base, n_exec=config.n_exec, seed=train_seed(seed, "relabel"), device=config.device
-        )
-        sampler = Mixture({"demo": (demos, phase.demo_ratio), "online": (online, 1.0 - phase.demo_ratio)})
+        demos = relabelled(episodes, base, **how, seed=train_seed(seed, "relabel"))
+        parts["demo"] = (demos, phase.demo_ratio)
+    if config.replay.reuse:
+        features = {key: feature_of(value) for key, value in episodes.obs.items()}
+        sources = open_earlier(config.replay.reuse, episodes.meta, features)
+        earlier = pool_of(sources, features, base, **how, seed=train_seed(seed, "relabel earlier"))
+        parts["earlier"] = (earlier, config.replay.reuse_ratio)
+    share = 1.0 - sum(share for _, share in parts.values())
     return ReplayExperience(
         online,
-        sampler=sampler,
+        sampler=Mixture({**parts, "online": (online, share)}) if parts else online,
         batch=phase.batch,
         n_step=phase.algorithm.n_step,
         gamma_step=phase.algorithm.gamma_step,
         seed=train_seed(seed, "residual batches"),
         device=config.device,
+        recorder=recorder,
+        earlier=earlier,
     )
 
 

@@ -105,6 +105,27 @@ class ResidualPhase:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ReplayConfig:
+    """Experience that outlives the run: what this one leaves, and what it takes from earlier ones."""
+
+    record: bool = True
+    """Keep every control step of residual RL in `experience/` of the run folder, safe from a crash."""
+    reuse: tuple[str, ...] = ()
+    """Folders of earlier experience, such as runs/<folder>/experience: stores or LeRobot datasets."""
+    reuse_ratio: float = 0.25
+    """Share of each batch that comes from `reuse`, if there is any."""
+
+    def __post_init__(self) -> None:
+        require(0 < self.reuse_ratio < 1, "replay.reuse_ratio", self.reuse_ratio, "above 0, below 1")
+        for path in self.reuse:
+            if not Path(path).is_dir():
+                raise ConfigError(
+                    f"replay.reuse: no folder {path!r}. Give the experience/ of an earlier run that had "
+                    "replay.record=true, or a dataset."
+                )
+
+
+@dataclass(frozen=True, kw_only=True)
 class EvaluateConfig:
     """How success is measured."""
 
@@ -181,6 +202,7 @@ class RunConfig:
     policy: ChunkPolicyConfig = field(default_factory=ChunkPolicyConfig)
     bc: BCPhase = field(default_factory=BCPhase)
     residual: ResidualPhase = field(default_factory=ResidualPhase)
+    replay: ReplayConfig = field(default_factory=ReplayConfig)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     video: VideoConfig = field(default_factory=VideoConfig)
@@ -200,6 +222,12 @@ class RunConfig:
             raise ConfigError(
                 f"env.robot: no robot and no file named {robot!r}.{nearest(robot, table('robot'))} "
                 "A robot file of your own is given by its path, such as env.robot=path/to/robot.yaml."
+            )
+        ratios = self.residual.demo_ratio + self.replay.reuse_ratio
+        if self.replay.reuse and ratios >= 1:
+            raise ConfigError(
+                f"replay.reuse_ratio: got {self.replay.reuse_ratio} beside residual.demo_ratio "
+                f"{self.residual.demo_ratio}, allowed: a sum below 1, so that a share is left for new steps"
             )
         check_device(self.device)
         if self.demos.path is not None and not Path(self.demos.path).is_dir():

@@ -99,7 +99,7 @@ def relabelled(
     frame[step_rows] = np.arange(len(step_rows)) - starts[episodes.episode_index]
     frame[final_rows] = ends - starts
     decisions = np.flatnonzero(frame % n_exec == 0)
-    chunks = _chunks(_frames(episodes, step_rows, final_rows, decisions), policy, seed, device)
+    chunks = chunks_of(_frames(episodes, step_rows, final_rows, decisions), policy, seed, device)
     decision_of = np.searchsorted(decisions, np.arange(len(frame)), side="right") - 1
     base_action = chunks[decision_of, frame % n_exec]
     return ReplayBuffer.from_episodes(
@@ -133,7 +133,7 @@ def _frames(episodes: Episodes, step_rows: Array, final_rows: Array, decisions: 
     return chosen
 
 
-def _chunks(obs: Obs, policy: Policy, seed: int, device: str) -> Array:
+def chunks_of(obs: Obs, policy: Policy, seed: int, device: str) -> Array:
     """Returns one chunk (n, H, A) for each observation."""
     generator = torch.Generator().manual_seed(seed)
     parts: list[Array] = []

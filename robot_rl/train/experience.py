@@ -9,7 +9,9 @@ import numpy as np
 
 from robot_rl.core.policy import DemoBatch
 from robot_rl.data.demos import ChunkSampler
+from robot_rl.data.pool import EpisodePool
 from robot_rl.data.replay import Mixture, ReplayBuffer, StepBatch, TransitionBatch
+from robot_rl.train.recording import Recorder
 
 
 class ReplayExperience:
@@ -25,13 +27,31 @@ class ReplayExperience:
         gamma_step: float,
         seed: int,
         device: str = "cpu",
+        recorder: Recorder | None = None,
+        earlier: EpisodePool | None = None,
     ) -> None:
+        """Puts them together.
+
+        Args:
+            replay: takes the steps of the sources.
+            sampler: that buffer, or what mixes it with others.
+            batch: rows of a learner batch.
+            n_step: longest window.
+            gamma_step: discount per control step.
+            seed: of the draws.
+            device: where the batches go.
+            recorder: keeps every step on the disk.
+            earlier: the part of `sampler` that earlier runs experienced.
+        """
+        self._recorder, self._earlier = recorder, earlier
         self._replay, self._sampler = replay, sampler
         self._batch, self._n_step, self._gamma_step = batch, n_step, gamma_step
         self._rng = np.random.default_rng(seed)
         self._device = device
 
     def add(self, steps: StepBatch) -> int:
+        if self._recorder is not None:
+            self._recorder.add(steps)
         return self._replay.add(steps)
 
     def sample(self) -> TransitionBatch:
@@ -40,12 +60,25 @@ class ReplayExperience:
         )
         return batch if self._device == "cpu" else batch.to(self._device)
 
+    def metrics(self) -> dict[str, float]:
+        """Returns how reuse does in this process; nothing where nothing is reused."""
+        found = {} if self._earlier is None else self._earlier.metrics()
+        return {f"replay/{name}": value for name, value in found.items()}
+
     def state_dict(self) -> dict[str, Any]:
         """Returns the online buffer and the generator; demonstrations are built again from their files."""
-        return {"replay": self._replay.state_dict(), "rng": self._rng.bit_generator.state}
+        state: dict[str, Any] = {"replay": self._replay.state_dict(), "rng": self._rng.bit_generator.state}
+        parts = {"recorder": self._recorder, "earlier": self._earlier}
+        return state | {name: part.state_dict() for name, part in parts.items() if part is not None}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._replay.load_state_dict(state["replay"])
+        if (
+            self._recorder is not None and "recorder" in state
+        ):  # else the checkpoint is from before there was one
+            self._recorder.load_state_dict(state["recorder"])
+        if self._earlier is not None:
+            self._earlier.load_state_dict(state["earlier"])
         self._rng.bit_generator.state = state["rng"]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from robot_rl.train.config import CheckpointConfig
 from robot_rl.train.loop import Hook, Run
@@ -27,13 +27,19 @@ def checkpoint_hooks(
     ]
 
 
-def write_metrics(session: RunSession, run: Run, phase: str, source: SimSource | None = None) -> None:
-    """Writes what the learner and the source reported since the last row."""
+def write_metrics(
+    session: RunSession,
+    run: Run,
+    phase: str,
+    source: SimSource | None = None,
+    more: Mapping[str, float] | None = None,
+) -> None:
+    """Writes what the learner and the source reported since the last row, and `more`."""
     row = {name if "/" in name else f"{phase}/{name}": value for name, value in run.meter.take().items()}
     if source is not None:
         row |= {f"collect/{name}": value for name, value in source.episodes.take().items()}
         row["collect/nan_resets"] = source.episodes.nan_resets
-    session.write(phase, row)
+    session.write(phase, row | dict(more or {}))
 
 
 def show_progress(session: RunSession, done: int, updates: int | None = None) -> None:

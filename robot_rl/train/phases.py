@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ from robot_rl.train.envs import make_env
 from robot_rl.train.evaluate import EvalResult, evaluate_in
 from robot_rl.train.pictures import Photographer
 from robot_rl.train.record import machine, new_folder, versions, write_report
+from robot_rl.train.recording import Recorder, observed, open_earlier
 from robot_rl.train.session import Session, execute, learn
 
 
@@ -127,6 +128,8 @@ def _demos(session: Session) -> None:
     """Collects the demonstrations, or checks those that were given."""
     config = session.config
     with closing(make_eval_env(config)) as env:
+        # Asked first: a mistake is not worth the demonstrations.
+        open_earlier(config.replay.reuse, episodes_meta(env), observed(env))
         if config.demos.path is None:
             folder = session.folder / "demos"
             shutil.rmtree(folder, ignore_errors=True)
@@ -171,12 +174,23 @@ def _improve(session: Session) -> None:
     with (
         closing(make_env(replace(config.env, dump_diverged=kept), config.num_envs)) as env,
         closing(make_eval_env(config)) as eval_env,
+        _recorder(session, env) as recorder,
     ):
         with session.timer.stage("build"):
-            loop, policy = assemble_residual(session, episodes, base, env, eval_env)
+            loop, policy = assemble_residual(session, episodes, base, env, eval_env, recorder)
         learn(session, loop, "residual", config.residual.env_steps, unit="steps")
         save_policy(session.folder / "policy" / "final", policy, meta=policy_meta(config, env))
         session.results["nan_resets"] = sum(source.nan_resets for source in loop.sources)
+
+
+def _recorder(session: Session, env: VectorEnv) -> AbstractContextManager[Recorder | None]:
+    """Returns who keeps the run's experience, if it is to be kept."""
+    folder = session.folder / "experience"
+    if session.loop_state("residual") is None:
+        shutil.rmtree(folder, ignore_errors=True)  # of a life that was cut short before its first checkpoint
+    if not session.config.replay.record:
+        return nullcontext()
+    return Recorder(folder, episodes_meta(env), observed(env))
 
 
 def _evaluate_final(session: Session) -> None:
@@ -303,8 +317,10 @@ def _demo_folder(session: Session) -> Path:
 
 
 def _absolute(config: RunConfig) -> RunConfig:
-    """Returns the config with a dataset path that holds wherever the run is resumed."""
-    path = config.demos.path
-    if path is None:
-        return config
-    return replace(config, demos=replace(config.demos, path=str(Path(path).resolve())))
+    """Returns the config with paths that hold wherever the run is resumed."""
+    path, reuse = config.demos.path, config.replay.reuse
+    return replace(
+        config,
+        demos=replace(config.demos, path=None if path is None else str(Path(path).resolve())),
+        replay=replace(config.replay, reuse=tuple(str(Path(folder).resolve()) for folder in reuse)),
+    )

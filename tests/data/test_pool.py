@@ -462,6 +462,7 @@ def mistakes() -> list[tuple[Any, type[Exception], str]]:
     other = Memory(episode(1, 3, meta=replace(META, action_names=("b",))))
     wide = Memory(with_pictures(1, 3))
     pool = EpisodePool([source], capacity=9)
+    unknown: dict[str, Any] = {"by": "joy"}
     return [
         (
             lambda: EpisodePool([source, other], capacity=9),
@@ -497,7 +498,7 @@ def mistakes() -> list[tuple[Any, type[Exception], str]]:
         ),
         (lambda: PoolBudget(disk_bytes=1, folder="/nowhere"), ConfigError, "no folder '/nowhere'. Make it"),
         (lambda: Prioritised(alpha=2.0), ConfigError, r"prioritised\.alpha: got 2\.0, allowed: 0 to 1"),
-        (lambda: Stratified(by="joy"), ConfigError, "stratified.by: got 'joy', allowed: source, success"),  # pyright: ignore[reportArgumentType]
+        (lambda: Stratified(**unknown), ConfigError, "stratified.by: got 'joy', allowed: source, success"),
         (
             lambda: Stratified(by="source", shares={"sim": 0.5}),
             ConfigError,

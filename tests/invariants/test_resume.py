@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from robot_rl.config import build
+from robot_rl.data.store.reader import open_source
 from robot_rl.telemetry.metrics import read_metrics
 from robot_rl.train import checkpoint, phases
 from robot_rl.train.config import RunConfig
@@ -66,7 +67,23 @@ def result(folder: Path) -> dict[str, Any]:
         "summary": summary,
         "base": (folder / "policy/base/policy.safetensors").read_bytes(),
         "final": (folder / "policy/final/policy.safetensors").read_bytes(),
+        "experience": experience(folder),
     }
+
+
+def experience(folder: Path) -> list[Any]:
+    """Returns everything the run recorded, step by step."""
+    source = open_source(folder / "experience")
+    columns = ("action", "base_action", "reward", "terminated", "truncated", "success", "stamp_ns")
+    episodes = [source.read(i) for i in range(len(source))]
+    return [
+        [
+            *(getattr(episode, name).tobytes() for name in (*columns, "policy_version", "source")),
+            episode.obs["state"].tobytes(),
+            {key: value.tobytes() for key, value in episode.final_obs.items()},
+        ]
+        for episode in episodes
+    ]
 
 
 @pytest.fixture(scope="module")

@@ -44,6 +44,15 @@ def test_a_written_config_is_read_back_equal(tmp_path: Path) -> None:
             {"residual": {"publish_every": 10, "max_staleness": 5}},
             "residual.publish_every: got 10, allowed: 1 to max_staleness, 5",
         ),
+        (
+            {"replay": {"reuse": ["/no/such"]}},
+            "replay.reuse: no folder '/no/such'. Give the experience/ of an earlier run",
+        ),
+        ({"replay": {"reuse_ratio": 1.0}}, "replay.reuse_ratio: got 1.0, allowed: above 0, below 1"),
+        (
+            {"replay": {"reuse": ["/"], "reuse_ratio": 0.5}},
+            "replay.reuse_ratio: got 0.5 beside residual.demo_ratio 0.5, allowed: a sum below 1",
+        ),
         ({"evaluate": {"episodes": 0}}, "evaluate.episodes: got 0, allowed: 1 to 10000"),
         ({"evaluate": {"quick_episodes": 0}}, "evaluate.quick_episodes: got 0, allowed: 1 to 10000"),
         ({"checkpoint": {"keep": 0}}, "checkpoint.keep: got 0, allowed: 1 or more"),

@@ -12,12 +12,13 @@ import pytest
 
 from robot_rl.config import build
 from robot_rl.core.errors import CheckpointError, ConfigError, DatasetError, RenderError
+from robot_rl.data.store.reader import open_source
 from robot_rl.hal.fake import FakeEnv
 from robot_rl.hal.vector import Array
 from robot_rl.sim.vector import EnvConfig
 from robot_rl.telemetry.metrics import read_metrics
 from robot_rl.train import checkpoint, phases, pictures
-from robot_rl.train.config import RunConfig, VideoConfig
+from robot_rl.train.config import ReplayConfig, RunConfig, VideoConfig
 from robot_rl.train.envs import Moment, make_env
 from robot_rl.train.phases import load_config, resume, run
 from robot_rl.train.pictures import Photographer
@@ -111,6 +112,23 @@ def test_without_control_steps_the_base_is_the_result(tmp_path: Path) -> None:
     summary = run(replace(config, residual=replace(config.residual, env_steps=0)))
     assert summary.env_steps == 0
     assert summary.final_digest == summary.base_digest
+
+
+def test_a_run_takes_from_what_an_earlier_one_experienced(tmp_path: Path) -> None:
+    run(small(tmp_path / "first"))
+    experience = the_run(tmp_path / "first") / "experience"
+    assert open_source(experience).lengths().sum() == 40
+    reusing = ReplayConfig(record=False, reuse=(str(experience),), reuse_ratio=0.25)
+    summary = run(small(tmp_path / "second", replay=reusing))
+    folder = the_run(tmp_path / "second")
+    assert summary.env_steps == 40
+    assert not (folder / "experience").exists()
+    (row, *_) = [row for row in read_metrics(folder / "metrics.jsonl") if "replay/steps" in row]
+    assert row["replay/steps"] == 40  # four episodes of ten steps, ended by the clock
+    other = small(tmp_path / "third", replay=reusing)
+    with pytest.raises(DatasetError, match="does not fit this run: its"):
+        run(replace(other, env=replace(other.env, task="pick_cube")))
+    assert not (the_run(tmp_path / "third") / "demos").exists()  # refused before anything was collected
 
 
 def test_two_runs_of_one_second_have_two_folders(tmp_path: Path) -> None:

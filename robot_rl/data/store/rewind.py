@@ -53,8 +53,8 @@ def rewind(writer: StoreWriter, state: Mapping[str, Any]) -> None:
     sealed = [number for number in sealed_episodes(folder) if number >= next_episode or number in begun]
     if sealed:
         raise DatasetError(
-            f"{folder}: episode {sealed[0]} was sealed after the checkpoint that is resumed, which would record "
-            "it once more. Move the folder elsewhere if you want to keep it, and begin a new run."
+            f"{folder}: episode {sealed[0]} was sealed after the checkpoint that is resumed, and would be "
+            "recorded once more. Begin a new run; this one can be reused by its path."
         )
     journal = folder / "journal"
     later = [number for number in segment_numbers(journal) if number >= int(state["segment"])]

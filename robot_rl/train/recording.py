@@ -1,0 +1,163 @@
+"""What a run experienced, kept in a store of its own; and what earlier runs kept, drawn from again.
+
+T steps of an episode, A action dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from robot_rl.core.errors import DatasetError
+from robot_rl.core.policy import Policy
+from robot_rl.core.seeding import train_seed
+from robot_rl.data.episode import Episode, EpisodeSource, Feature
+from robot_rl.data.episodes import EpisodesMeta
+from robot_rl.data.fit import misfit
+from robot_rl.data.pool import EpisodePool, Relabel
+from robot_rl.data.store.reader import open_source
+from robot_rl.data.store.rewind import mark, rewind
+from robot_rl.data.store.writer import StoreWriter
+from robot_rl.data.transitions import StepBatch
+from robot_rl.hal.vector import VectorEnv
+from robot_rl.train.demos import chunks_of
+
+Array = NDArray[Any]
+
+
+class Recorder:
+    """Appends every control step of all envs to a store; a resumed run goes on where its checkpoint was."""
+
+    def __init__(self, folder: Path, meta: EpisodesMeta, features: Mapping[str, Feature]) -> None:
+        """Opens the store, made on the spot if there is none.
+
+        Raises:
+            DatasetError: another process writes to it, or it holds something else.
+        """
+        self._writer = StoreWriter(folder, meta, features, when_behind="wait", device=f"sim {meta.robot}")
+        self._period_ns = 1e9 / meta.control_hz
+        self._keys = tuple(features)
+        self._turns = 0
+
+    def add(self, steps: StepBatch) -> None:
+        """Appends one control step of each lane; its stamp is the simulators' own time."""
+        lanes = np.arange(len(steps.reward)) if steps.lanes is None else steps.lanes
+        self._writer.append_lanes(
+            lanes,
+            obs={key: steps.obs[key] for key in self._keys},
+            action=steps.action,
+            base_action=steps.base_action,
+            reward=steps.reward,
+            terminated=steps.terminated,
+            truncated=steps.truncated,
+            success=False if steps.success is None else steps.success,
+            source=steps.source,
+            policy_version=steps.policy_version,
+            stamp_ns=round(self._turns * self._period_ns),
+            final_obs={key: steps.next_obs[key] for key in self._keys},
+        )
+        self._turns += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns where the store stands, after everything so far is on the disk."""
+        return {"store": mark(self._writer), "turns": self._turns}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Cuts off what was recorded after the checkpoint: the run makes those steps again."""
+        rewind(self._writer, state["store"])
+        self._turns = int(state["turns"])
+
+    def close(self) -> None:
+        self._writer.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def observed(env: VectorEnv) -> dict[str, Feature]:
+    """Returns type and shape of every element of one env's observation."""
+    spaces: Any = env.single_observation_space
+    return {key: Feature(str(space.dtype), space.shape) for key, space in spaces.items()}
+
+
+def open_earlier(
+    paths: Sequence[str], meta: EpisodesMeta, features: Mapping[str, Feature]
+) -> list[EpisodeSource]:
+    """Opens the experience of earlier runs, and checks that this run can learn from it.
+
+    Args:
+        paths: stores or datasets.
+        meta: what this run's episodes are of.
+        features: what this run observes.
+
+    Raises:
+        DatasetError: another robot, task, or joints; the message says which joints differ.
+    """
+    sources = [open_source(path) for path in paths]
+    for path, source in zip(paths, sources, strict=True):
+        problem = _problem(source, meta, features)
+        if problem is not None:
+            raise DatasetError(
+                f"replay.reuse: {path} does not fit this run: {problem}. Leave it out, or give this run the "
+                "env settings it was recorded with."
+            )
+    return sources
+
+
+def pool_of(
+    sources: Sequence[EpisodeSource],
+    features: Mapping[str, Feature],
+    base: Policy,
+    *,
+    n_exec: int,
+    seed: int,
+    device: str,
+) -> EpisodePool:
+    """Returns a pool of all their episodes, with what the present base would have proposed."""
+    rows = sum(int(source.lengths().sum()) + len(source) for source in sources)
+    relabel = _relabel(base, n_exec=n_exec, seed=seed, device=device)
+    return EpisodePool(sources, capacity=rows, keys=tuple(features), relabel=relabel)
+
+
+def _relabel(base: Policy, *, n_exec: int, seed: int, device: str) -> Relabel:
+    """Returns who asks the base: as when acting, it plans at every `n_exec`-th frame of an episode."""
+
+    def ask(number: int, episode: Episode) -> Array:
+        frames = np.arange(len(episode) + bool(episode.final_obs))
+        steps, final = frames[::n_exec], episode.final_obs
+        obs: dict[str, Array] = {}
+        for key, values in episode.obs.items():
+            obs[key] = np.asarray(values[steps[steps < len(episode)]])
+            if steps[-1] == len(episode):
+                obs[key] = np.concatenate([obs[key], np.asarray(final[key])[None]])
+        chunks = chunks_of(obs, base, train_seed(seed, f"relabel {number}"), device)
+        return chunks[frames // n_exec, frames % n_exec]
+
+    return ask
+
+
+def _problem(source: EpisodeSource, meta: EpisodesMeta, features: Mapping[str, Feature]) -> str | None:
+    """Returns why this run cannot learn from a source, or None."""
+    problem = misfit(source.meta, meta)
+    if problem is not None:
+        return problem
+    for name in ("task", "robot"):
+        got, wanted = getattr(source.meta, name), getattr(meta, name)
+        if got != wanted:
+            return f"it was recorded with {name} {got!r}, not {wanted!r}"
+    for key, feature in features.items():
+        got = source.features.get(key)
+        if got != feature:
+            return f"its observation {key!r} is {_words(got)}, not {_words(feature)}"
+    return None if source.lengths().any() else "it holds no steps"
+
+
+def _words(feature: Feature | None) -> str:
+    return "missing" if feature is None else f"{feature.dtype} {feature.shape}"

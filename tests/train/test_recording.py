@@ -1,0 +1,191 @@
+"""What a run keeps and what it takes from earlier ones: each step once, whatever happened in between."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from robot_rl.core.errors import DatasetError
+from robot_rl.core.policy import ChunkSample, Policy
+from robot_rl.data.episode import SOURCES, Feature
+from robot_rl.data.episodes import EpisodesMeta
+from robot_rl.data.store.reader import open_source
+from robot_rl.data.store.writer import StoreWriter
+from robot_rl.data.transitions import StepBatch
+from robot_rl.train.recording import Recorder, open_earlier, pool_of
+
+META = EpisodesMeta(
+    task="count",
+    robot="point",
+    control_hz=50.0,
+    instruction="go",
+    state_names=("x",),
+    action_names=("a", "b"),
+)
+FEATURES = {"state": Feature("float32", (1,)), "cam.rgb": Feature("uint8", (8, 8, 3))}
+LANES = 3
+
+
+def turn(number: int, keys: Any = FEATURES) -> StepBatch:
+    """Control step `number` of three envs; env k ends every 4 + k steps, in turn by task and clock."""
+    lanes = np.arange(LANES)
+    value = (100 * lanes + number).astype(np.float32)
+    ends = (number + 1) % (4 + lanes) == 0
+    by_task = (number // (4 + lanes)) % 2 == 0
+
+    def seen(values: Any) -> dict[str, Any]:
+        picture = np.broadcast_to(values[:, None, None, None] % 200, (LANES, 8, 8, 3)).astype(np.uint8)
+        return {key: {"state": values[:, None], "cam.rgb": picture}[key] for key in keys}
+
+    return StepBatch(
+        obs=seen(value),
+        action=np.stack([value, -value], axis=1),
+        base_action=np.stack([value, value], axis=1) / 2,
+        reward=value,
+        terminated=ends & by_task,
+        truncated=ends & ~by_task,
+        next_obs=seen(value + 1),
+        next_base_action=np.zeros((LANES, 2), np.float32),
+        success=ends & by_task,
+        policy_version=number // 3,
+    )
+
+
+def content(folder: Path) -> dict[tuple[float, int], tuple[Any, ...]]:
+    """Returns all steps of a store, in the order of their episodes: (state, stamp) -> the rest."""
+    source, found = open_source(folder), {}
+    for index in range(len(source)):
+        episode = source.read(index)
+        for step in range(len(episode)):
+            is_last = step == len(episode) - 1
+            key = (float(episode.obs["state"][step, 0]), int(episode.stamp_ns[step]))
+            assert key not in found, "a step is there twice"
+            found[key] = (
+                index,
+                step,
+                *(getattr(episode, name)[step].tolist() for name in ("action", "base_action", "reward")),
+                *(bool(getattr(episode, name)[step]) for name in ("terminated", "truncated", "success")),
+                SOURCES[episode.source[step]],
+                int(episode.policy_version[step]),
+                float(episode.final_obs["state"][0]) if is_last and episode.final_obs else None,
+                int(np.asarray(episode.obs["cam.rgb"][step])[0, 0, 0]) if "cam.rgb" in episode.obs else None,
+            )
+    return found
+
+
+def record(folder: Path, turns: int) -> dict[tuple[float, int], tuple[Any, ...]]:
+    with Recorder(folder, META, FEATURES) as recorder:
+        for number in range(turns):
+            recorder.add(turn(number))
+    return content(folder)
+
+
+def test_every_control_step_is_kept_with_all_that_belongs_to_it(tmp_path: Path) -> None:
+    found = record(tmp_path / "store", 9)
+    assert len(found) == 9 * LANES
+    # Env 0 ends at its turns 3 and 7; at 50 Hz turn 3 begins at 60 ms. It is the first episode's last step.
+    assert found[3.0, 60_000_000][:10] == (0, 3, [3, -3], [1.5, 1.5], 3.0, True, False, True, "sim", 1)
+    assert found[3.0, 60_000_000][10] == 4.0
+    assert found[7.0, 140_000_000][5:8] == (False, True, False)
+    assert found[205.0, 100_000_000][10] == 206.0  # env 2 ends every sixth turn
+    assert found[208.0, 160_000_000][10] is None  # nobody knows yet where that led to
+
+
+@pytest.mark.parametrize(("marked", "killed"), [(0, 5), (6, 6), (6, 13), (11, 12)])
+def test_a_resumed_recorder_ends_as_the_unbroken_one(tmp_path: Path, marked: int, killed: int) -> None:
+    """Steps recorded after the checkpoint are made again, and are in the store once."""
+    expected = record(tmp_path / "unbroken", 20)
+    with Recorder(tmp_path / "store", META, FEATURES) as recorder:
+        state = recorder.state_dict()
+        for number in range(killed):
+            if number == marked:
+                state = recorder.state_dict()
+            recorder.add(turn(number))
+        if marked == killed:
+            state = recorder.state_dict()
+    with Recorder(tmp_path / "store", META, FEATURES) as recorder:
+        recorder.load_state_dict(state)
+        for number in range(marked, 20):
+            recorder.add(turn(number))
+            if number == 15:
+                recorder.state_dict()
+    assert content(tmp_path / "store") == expected
+
+
+def test_a_store_that_was_sealed_after_the_checkpoint_is_not_recorded_twice(tmp_path: Path) -> None:
+    with Recorder(tmp_path / "store", META, {"state": FEATURES["state"]}) as recorder:
+        state = recorder.state_dict()
+        for number in range(5):
+            recorder.add(turn(number, ["state"]))
+        recorder._writer.seal()
+    with (
+        Recorder(tmp_path / "store", META, {"state": FEATURES["state"]}) as recorder,
+        pytest.raises(DatasetError, match="episode 0 was sealed after the checkpoint that is resumed"),
+    ):
+        recorder.load_state_dict(state)
+
+
+class Planner:
+    """Proposes, as action h of a chunk, (state, h)."""
+
+    horizon, action_dim = 4, 2
+
+    def sample(self, obs: dict[str, Tensor], **_: Any) -> ChunkSample:
+        state = obs["state"].expand(-1, 4)
+        return ChunkSample(torch.stack([state, torch.arange(4.0).expand_as(state)], dim=-1))
+
+
+def test_earlier_experience_is_relabelled_with_the_present_base(tmp_path: Path) -> None:
+    record(tmp_path / "store", 7)
+    features = {"state": FEATURES["state"]}
+    sources = open_earlier([str(tmp_path / "store")], META, features)
+    pool = pool_of(sources, features, cast(Policy, Planner()), n_exec=3, seed=0, device="cpu")
+    # Env 0: 4 steps and 3 of which the last leads nowhere yet; env 1: 5 and 1 of 2; env 2: 6 and 0 of 1.
+    assert len(pool) == 4 + 2 + 5 + 1 + 6 + 0
+    batch = pool.sample(300, n_step=1, gamma_step=0.9, rng=np.random.default_rng(0))
+    origin = batch.origin
+    assert origin is not None
+    for row in range(300):
+        step, state = int(origin.step[row]), float(batch.obs["state"][row, 0])
+        first = state - step
+        assert batch.base_action[row].tolist() == [first + 3 * (step // 3), step % 3]
+        assert batch.next_base_action[row].tolist() == [first + 3 * ((step + 1) // 3), (step + 1) % 3]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"action_names": ("a", "grip")},
+            r"replay.reuse: .*store does not fit this run: its joints \(action\) differ: it has b and lacks "
+            r"grip\. Leave it out, or give this run the env settings it was recorded with",
+        ),
+        ({"action_names": ("b", "a")}, r"its joints \(action\) are in another order: a, b"),
+        ({"state_names": ("x", "y")}, "its state elements differ: it lacks y"),
+        ({"control_hz": 20.0}, "it was recorded at 50 Hz, not 20 Hz"),
+        ({"task": "reach"}, "it was recorded with task 'count', not 'reach'"),
+        ({"robot": "panda"}, "it was recorded with robot 'point', not 'panda'"),
+    ],
+)
+def test_experience_of_something_else_is_refused(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    record(tmp_path / "store", 2)
+    with pytest.raises(DatasetError, match=message):
+        open_earlier([str(tmp_path / "store")], replace(META, **changes), FEATURES)
+
+
+def test_an_observation_that_was_not_recorded_and_an_empty_store_are_refused(tmp_path: Path) -> None:
+    record(tmp_path / "store", 2)
+    wider = {**FEATURES, "top.rgb": Feature("uint8", (8, 8, 3))}
+    with pytest.raises(DatasetError, match=r"its observation 'top.rgb' is missing, not uint8 \(8, 8, 3\)"):
+        open_earlier([str(tmp_path / "store")], META, wider)
+    StoreWriter(tmp_path / "empty", META, FEATURES).close()
+    with pytest.raises(DatasetError, match="empty does not fit this run: it holds no steps"):
+        open_earlier([str(tmp_path / "empty")], META, FEATURES)
+    with pytest.raises(DatasetError):
+        open_earlier([str(tmp_path)], META, FEATURES)
