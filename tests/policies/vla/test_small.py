@@ -3,7 +3,7 @@
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -164,7 +164,7 @@ def test_modes() -> None:
         mean = policy.sample(obs, mode="mean").actions
         assert torch.equal(mean, policy.sample(obs, z=z, mode="mean", generator=seeded(4)).actions)
     with pytest.raises(ValueError, match="no mode 'best'"):
-        policy.sample(obs, mode="best")  # pyright: ignore[reportArgumentType]
+        cast("Any", policy).sample(obs, mode="best")
     with pytest.raises(ValueError, match=r"z has shape \(6, 7, 3\), allowed \(6, 8, 3\)"):
         policy.sample(obs, z=z[:, :7])
 
@@ -268,7 +268,9 @@ def test_how_much_to_execute_comes_from_several_horizons_only() -> None:
     # Beyond step 4 one horizon is left, which cannot agree with anybody.
     assert 1 <= several.min() <= several.max() <= 4
     cautious = trained(horizons=(2, 4, 8), agreement_first=1, agreement_ratio=1e-6)
-    assert cautious.sample(obs, generator=seeded()).n_exec.tolist() == [1] * 6  # pyright: ignore
+    least = cautious.sample(obs, generator=seeded()).n_exec
+    assert least is not None
+    assert least.tolist() == [1] * 6
 
 
 # --- learning ------------------------------------------------------------------------------------
@@ -314,8 +316,8 @@ def test_loss_by_hand() -> None:
     # Horizons 4 and 8: each has an error over its own steps, the mix that of the longest, as all are 0;
     # an even gate costs nothing.
     several = make(relative_actions=False, draws=1, regression=0.0, horizons=(4, 8)).eval()
-    with torch.no_grad():
-        several.expert.gate.weight.zero_()  # pyright: ignore
+    assert several.expert.gate is not None
+    torch.nn.init.zeros_(several.expert.gate.weight)
     short = ((noise - scaled).square() * weight)[:, :4].sum() / weight[:, :4].sum()
     assert several.bc_loss(batch, seeded()).item() == pytest.approx((short + 2 * flow).item(), rel=1e-5)
 
@@ -409,7 +411,9 @@ def test_what_is_saved_is_complete(tmp_path: Path) -> None:
     for mode in ("ode", "mean"):
         before, after = (p.sample(obs, z=z, mode=mode) for p in (policy, loaded))
         assert torch.equal(before.actions, after.actions)
-        assert torch.equal(before.n_exec, after.n_exec)  # pyright: ignore
+        assert before.n_exec is not None
+        assert after.n_exec is not None
+        assert torch.equal(before.n_exec, after.n_exec)
     assert torch.equal(policy.bc_loss(demonstration(), seeded()), loaded.bc_loss(demonstration(), seeded()))
     assert (tmp_path / "policy" / "policy.safetensors").stat().st_size < 2_000_000
 
@@ -419,13 +423,10 @@ def test_an_interrupted_training_goes_on_as_if_nothing_had_happened() -> None:
         return BehaviourCloning(policy, BCConfig(), 0, total_updates=8)
 
     whole = learner(make())
-    for _ in range(6):
-        last = whole.update(demonstration())["loss"]
+    losses = [float(whole.update(demonstration())["loss"]) for _ in range(6)]
     first = learner(make())
     for _ in range(3):
         first.update(demonstration())
     second = learner(make())
     second.load_state_dict(first.state_dict())
-    for _ in range(3):
-        resumed = second.update(demonstration())["loss"]
-    assert torch.equal(last, resumed)  # pyright: ignore
+    assert [float(second.update(demonstration())["loss"]) for _ in range(3)] == losses[3:]
