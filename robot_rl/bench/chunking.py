@@ -65,7 +65,7 @@ def run(
     demo_success: list[float] = []
     began_s = time.perf_counter()
     try:
-        with closing(make_env(EnvConfig(task=task), _NUM_ENVS, autoreset="disabled")) as env:
+        with closing(make_env(EnvConfig(task=task), min(_NUM_ENVS, episodes), autoreset="disabled")) as env:
             for seed in seeds:
                 cloned = clone(
                     task, seed=seed, demos=demos, noise_m=noise_m, updates=updates, horizon=horizon

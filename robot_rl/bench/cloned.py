@@ -49,7 +49,7 @@ def clone(
         horizon: H.
         width: units of a hidden layer.
     """
-    with closing(make_env(EnvConfig(task=task), _NUM_ENVS, autoreset="disabled")) as env:
+    with closing(make_env(EnvConfig(task=task), min(_NUM_ENVS, demos), autoreset="disabled")) as env:
         episodes = collect_demonstrations(env, DemosConfig(episodes=demos, noise_m=noise_m), seed)
     policy = FlowPolicy(
         ChunkPolicyConfig(horizon=horizon, width=width),

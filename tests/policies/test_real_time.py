@@ -39,7 +39,7 @@ def seeded(seed: int = 0) -> torch.Generator:
 def flow(**options: Any) -> FlowPolicy:
     actions = np.random.default_rng(0).uniform(-0.6, 0.9, (50, 2)).astype(np.float32)
     normaliser = Normaliser.fit({"state": np.zeros((50, 4), np.float32)}, actions)
-    normaliser.std_state.fill_(1.0)  # pyright: ignore
+    normaliser.get_buffer("std_state").fill_(1.0)
     config = ChunkPolicyConfig(horizon=6, width=32, depth=2, time_dim=8, **options)
     return FlowPolicy(config, state_dim=4, action_dim=2, normaliser=normaliser, generator=seeded())
 
@@ -246,4 +246,4 @@ def test_bad_inputs_are_named() -> None:
     with pytest.raises(ValueError, match=r"before has shape \(5, 3, 2\), allowed \(5, 6, 2\)"):
         policy.sample_after(**{**given, "before": given["before"][:, :3]}, frozen=1)
     with pytest.raises(ValueError, match=r"no mode 'best'"):
-        policy.sample_after(**given, frozen=1, mode="best")  # pyright: ignore
+        policy.sample_after(**{**given, "mode": "best"}, frozen=1)

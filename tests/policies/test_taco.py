@@ -293,13 +293,15 @@ def test_bad_inputs_are_named() -> None:
         BestOfN(RealTimeChunks(flow()), scorer(), 4)
     with pytest.raises(ValueError, match="prefix must be at most the horizon 4, got 5"):
         scorer(CoinFlipConfig(prefix=5))
-    for name, value in (("coins", 0), ("epochs", 0), ("scale", 0.0), ("lr", -1.0)):
+    wrong: dict[str, Any] = {"coins": 0, "epochs": 0, "scale": 0.0, "lr": -1.0}
+    for name, value in wrong.items():
         with pytest.raises(ValueError, match=rf"coin flips {name} must be .*, got {value}"):
-            CoinFlipConfig(**{name: value})  # pyright: ignore
+            CoinFlipConfig(**{name: value})
     with pytest.raises(ValueError, match="prefix must be None or at least 1, got 0"):
         CoinFlipConfig(prefix=0)
     policy = BestOfN(flow(), scorer(), 4)
     with pytest.raises(ValueError, match=r"z has shape \(6, 3, 2\), allowed \(6, 4, 2\)"):
         policy.sample(observation(), z=torch.zeros(6, 3, 2))
+    unknown: dict[str, Any] = {"mode": "best"}
     with pytest.raises(ValueError, match=r"no mode 'best'"):
-        policy.sample(observation(), mode="best")  # pyright: ignore
+        policy.sample(observation(), **unknown)
