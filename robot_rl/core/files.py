@@ -22,6 +22,14 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
+def make_folder(folder: Path) -> None:
+    """Makes a folder and those above it, so that they survive a power cut."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in missing:
+        sync_folder(path.parent)
+
+
 def swap_folder(temporary: Path, folder: Path) -> None:
     """Puts a complete folder in the place of `folder`; a kill in between: see `restore_folder`.
 

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from robot_rl.core.errors import DatasetError
-from robot_rl.core.files import sync_folder
+from robot_rl.core.files import make_folder, sync_folder
 from robot_rl.data.episode import Episode
 from robot_rl.data.lerobot import layout as lay
 from robot_rl.data.lerobot.encode import PngEncoder, VideoFile
@@ -128,7 +128,7 @@ class Batch:
 
     def _part(self, template: str, **names: str) -> Path:
         path = self._folder / (place(template, self._number, **names) + TEMPORARY)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         self._files.append(path)
         return path
 

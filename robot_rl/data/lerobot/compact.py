@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from robot_rl.core.errors import DatasetError
-from robot_rl.core.files import sync_folder
+from robot_rl.core.files import restore_folder, swap_folder, sync_folder
 from robot_rl.data.lerobot import layout as lay
 from robot_rl.data.lerobot.encode import frames_in
 from robot_rl.data.lerobot.index import read_info
@@ -55,10 +55,19 @@ def compact(folder: str | Path, *, data_mb: float | None = None, video_mb: float
         video_mb: largest video file; None: as above, 200.
 
     Raises:
-        DatasetError: no dataset, another writer has it open, or files do not hold what meta/ says.
+        DatasetError: no dataset of version 3, another writer has it open, or files do not hold what
+            meta/ says; nothing was changed.
     """
     folder = Path(folder).resolve()
+    restore_folder(folder)
     info = read_info(folder)
+    if not info["codebase_version"].startswith("v3"):
+        raise DatasetError(
+            f"{folder}: version {info['codebase_version']}, allowed: v3.0. Only version 3 has files of many "
+            "episodes; `robot_rl.data.lerobot.edit.merge` writes it anew."
+        )
+    if not info["total_episodes"]:
+        return
     with closing(DatasetLock(folder)):
         new = folder.with_name(f".compacting-{folder.name}")
         shutil.rmtree(new, ignore_errors=True)  # of an attempt that was cut short
@@ -66,15 +75,13 @@ def compact(folder: str | Path, *, data_mb: float | None = None, video_mb: float
         for path in foreign:
             (new / path).parent.mkdir(parents=True, exist_ok=True)
             os.link(folder / path, new / path)
-        rows = _committed_rows(folder, info["total_episodes"])
-        if len(rows):
-            limits = (data_mb or info["data_files_size_in_mb"], video_mb or info["video_files_size_in_mb"])
-            _write(folder, new, info, rows, limits)
+        limits = (data_mb or info["data_files_size_in_mb"], video_mb or info["video_files_size_in_mb"])
+        _write(folder, new, info, _committed_rows(folder, info["total_episodes"]), limits)
         _sync(new)
         if _foreign(folder) != foreign:
             raise DatasetError(f"{folder}: somebody is writing to it. Close that writer, then compact again.")
-        exchange(new, folder)
-    shutil.rmtree(new)
+        _exchange(new, folder)
+    shutil.rmtree(new, ignore_errors=True)
 
 
 def _write(folder: Path, new: Path, info: dict[str, Any], rows: Any, limits_mb: tuple[float, float]) -> None:
@@ -88,21 +95,19 @@ def _write(folder: Path, new: Path, info: dict[str, Any], rows: Any, limits_mb: 
     old = _numbers(rows, "data")
     groups = _grouped(old, lambda n: folder / place(info["data_path"], n), limits_mb[0] * _MB)
     for group in groups:
-        _join_tables(folder, new, group)
+        _join_tables(folder, new, group, info["data_path"])
     assign("data", _new_numbers(groups, old))
     for name in [n for n, feature in info["features"].items() if feature["dtype"] == "video"]:
         old = _numbers(rows, f"videos/{name}")
-        groups = _grouped(
-            old,
-            lambda n, name=name: folder / place(lay.VIDEO, n, video_key=name),
-            limits_mb[1] * _MB,
-            _header,
-        )
+
+        def path(number: int, name: str = name) -> Path:
+            return folder / place(info["video_path"], number, video_key=name)
+
+        groups = _grouped(old, path, limits_mb[1] * _MB, _header)
         before_s: dict[int, float] = {}
         for group in groups:
-            paths = [place(lay.VIDEO, number, video_key=name) for number in group.files]
-            target = new / place(lay.VIDEO, group.number, video_key=name)
-            frames = _join_videos([folder / path for path in paths], target)
+            target = new / place(info["video_path"], group.number, video_key=name)
+            frames = _join_videos([path(number) for number in group.files], target)
             begins = np.cumsum([0, *frames[:-1]]) / info["fps"]
             before_s |= dict(zip(group.files, begins.tolist(), strict=True))
         shift = np.array([before_s[number] for number in old.tolist()])
@@ -111,18 +116,26 @@ def _write(folder: Path, new: Path, info: dict[str, Any], rows: Any, limits_mb: 
             columns[key] = pa.array(rows[key].to_numpy() + shift)
         assign(f"videos/{name}", _new_numbers(groups, old))
     assign("meta/episodes", np.zeros(len(rows), np.int64))
-    path = new / place(lay.EPISODES, 0)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.table(columns), path)
+    target = new / place(lay.EPISODES, 0)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table(columns), target)
 
 
 def _committed_rows(folder: Path, total: int) -> Any:
     """Returns meta/episodes, statistics included, of the episodes that meta/info.json counts."""
     paths = sorted((folder / "meta/episodes").glob("*/*.parquet"))
-    if not paths:
-        return pa.table({})
-    rows = pa.concat_tables([pq.read_table(path) for path in paths]).sort_by("episode_index")
-    return rows.slice(0, total).combine_chunks()
+    rows = (
+        pa.concat_tables([pq.read_table(path) for path in paths])
+        if paths
+        else pa.table({"episode_index": []})
+    )
+    rows = rows.sort_by("episode_index").slice(0, total).combine_chunks()
+    if rows["episode_index"].to_pylist() != list(range(total)):
+        raise DatasetError(
+            f"{folder}: meta/episodes does not list the {total} episodes that meta/info.json counts. Restore "
+            "meta/ from a copy; nothing was changed."
+        )
+    return rows
 
 
 def _numbers(rows: Any, kind: str) -> Any:
@@ -154,9 +167,9 @@ def _new_numbers(groups: list[_Group], old: Any) -> Any:
     return np.array([moved[number] for number in old.tolist()], np.int64)
 
 
-def _join_tables(folder: Path, new: Path, group: _Group) -> None:
+def _join_tables(folder: Path, new: Path, group: _Group, data: str) -> None:
     """Joins data files, and what lies beside them, row group by row group."""
-    for template in (lay.DATA, lay.FINAL):
+    for template in (data, lay.FINAL):
         sources = [folder / place(template, number) for number in group.files]
         if sources[0].is_file():
             _join_parquet(sources, new / place(template, group.number))
@@ -236,18 +249,12 @@ def _sync(folder: Path) -> None:
     sync_folder(folder)
 
 
-def exchange(new: Path, folder: Path) -> None:
+def _exchange(new: Path, folder: Path) -> None:
     """Lets two folders take each other's name in one step, where the system can."""
     libc = ctypes.CDLL(None, use_errno=True)
+    names = (os.fsencode(new), os.fsencode(folder))
     at = -100  # AT_FDCWD: paths are absolute
-    if hasattr(libc, "renameat2"):
-        names = (os.fsencode(new), os.fsencode(folder))
-        if libc.renameat2(at, names[0], at, names[1], _RENAME_EXCHANGE) == 0:
-            sync_folder(folder.parent)
-            return
-    # Not Linux, or a file system without it: for an instant the dataset has its other name only.
-    old = folder.with_name(f".compacted-{folder.name}")
-    folder.rename(old)
-    new.rename(folder)
-    old.rename(new)
-    sync_folder(folder.parent)
+    if hasattr(libc, "renameat2") and not libc.renameat2(at, names[0], at, names[1], _RENAME_EXCHANGE):
+        sync_folder(folder.parent)
+    else:  # not Linux, or a file system that cannot
+        swap_folder(new, folder)

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from robot_rl.core.errors import DatasetError
-from robot_rl.core.files import sync_folder, write_synced
+from robot_rl.core.files import make_folder, sync_folder, write_synced
 from robot_rl.data.episode import Episode, Feature
 from robot_rl.data.episodes import EpisodesMeta
 from robot_rl.data.lerobot import layout as lay
@@ -70,7 +70,7 @@ class DatasetWriter:
         self._next_file = 0
         self.last_store_episode: int | None = None
         """`store_episode` of the last episode."""
-        (self.folder / "meta").mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder / "meta")
         self._lock = DatasetLock(self.folder)
         try:
             if (self.folder / lay.INFO).exists():

@@ -157,6 +157,30 @@ def test_a_writer_keeps_compaction_out(tmp_path: Path, made: Made) -> None:
         compact(folder)
 
 
+def test_metadata_that_does_not_add_up_is_refused(tmp_path: Path, made: Made) -> None:
+    folder = written(tmp_path / "d", made)
+    (folder / "meta/episodes/chunk-000/file-001.parquet").unlink()
+    with pytest.raises(DatasetError, match=r"does not list the 4 episodes that meta/info.json counts"):
+        compact(folder)
+    info = (folder / "meta/info.json").read_text()
+    (folder / "meta/info.json").write_text(info.replace("v3.0", "v2.1"))
+    with pytest.raises(DatasetError, match=r"version v2.1, allowed: v3.0\."):
+        compact(folder)
+    assert len(files(folder, "*.mp4")) == 8
+
+
+def test_without_the_exchange_two_renames_do(
+    tmp_path: Path, made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = written(tmp_path / "d", made)
+    before = content(folder)
+    monkeypatch.setattr("robot_rl.data.lerobot.compact._RENAME_EXCHANGE", 1 << 30)  # EINVAL, as elsewhere
+    compact(folder)
+    assert_equal(content(folder), before)
+    assert len(files(folder, "*.mp4")) == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["d"]
+
+
 def test_a_missing_file_is_named(tmp_path: Path, made: Made) -> None:
     folder = written(tmp_path / "d", made)
     (folder / "videos/observation.images.wrist/chunk-000/file-001.mp4").unlink()
