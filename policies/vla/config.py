@@ -68,13 +68,13 @@ class SmallVLAConfig:
     """Actions of the same name as a state element are learned as distances from that."""
     random_shift_px: int = 6
     """Largest shift of training pictures, in pixels."""
-    colour_jitter: float = 0.2
+    colour_jitter: float = 0.3
     """Largest change of contrast and brightness of training pictures."""
-    dropout: float = 0.1
+    dropout: float = 0.2
     """Share of the picture tokens' elements that training hides."""
-    state_noise: float = 0.4
+    state_noise: float = 0.7
     """Noise on the training states, in standard deviations of the data."""
-    state_dropout: float = 0.1
+    state_dropout: float = 0.2
     """Share of the training observations that show the mean state, so that the pictures are learned too."""
 
     def __post_init__(self) -> None:
