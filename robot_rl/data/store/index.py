@@ -64,6 +64,8 @@ class JournalIndex:
         self.torn: dict[int, Problem] = {}
         """Segment -> unfinished write at its end."""
         self.num_records = 0
+        self.touched: set[int] = set()
+        """Episodes with new records; whoever takes them in clears it."""
         self._check_all = check_all
         self.refresh()
 
@@ -187,6 +189,7 @@ class JournalIndex:
         self.num_records += 1
         if record.kind == Kind.SEGMENT:
             return
+        self.touched.add(record.a)
         episode = self.episodes.get(record.a)
         if episode is None:
             episode = self.episodes[record.a] = EpisodeIndex(record.a)

@@ -60,6 +60,7 @@ class StoreReader:
         self._entries: list[_Entry] = []
         self._places: dict[tuple[int, int], int] = {}
         self._num_sealed = 0
+        self._sealed: dict[int, list[int]] = {}
         self._take_in()
         self.meta: EpisodesMeta = self.layout.meta
         self.features: Mapping[str, Feature] = self.layout.features
@@ -164,11 +165,13 @@ class StoreReader:
 
     def _take_in(self) -> None:
         """Adds new episodes at the end, and finds again those that moved into the dataset."""
-        sealed = sealed_episodes(self.folder)
         total = _total_episodes(self.folder)
         if total > self._num_sealed:
             self._open_dataset()
-            parts = {at: (episode, part) for episode, ats in sealed.items() for part, at in enumerate(ats)}
+            self._sealed = sealed_episodes(self.folder)
+            parts = {
+                at: (episode, part) for episode, ats in self._sealed.items() for part, at in enumerate(ats)
+            }
             for at in range(self._num_sealed, total):
                 key = parts.get(at, (-1, 0))
                 entry = _Entry(at, *key)
@@ -177,12 +180,14 @@ class StoreReader:
                 else:
                     self._add(entry)
             self._num_sealed = total
-        for episode in sorted(self.index.episodes):
+        for episode in sorted(self.index.touched):
             for part in range(len(self.index.episodes[episode].parts())):
                 if (episode, part) not in self._places:
                     self._add(_Entry(None, episode, part))
-        needed = {entry.episode for entry in self._entries if entry.sealed is None}
-        self.index.drop(self.index.episodes.keys() & sealed.keys() - needed)
+        self.index.touched.clear()
+        done = self.index.episodes.keys() & self._sealed.keys()
+        if done:
+            self.index.drop(done - {entry.episode for entry in self._entries if entry.sealed is None})
 
     def _add(self, entry: _Entry) -> None:
         if entry.episode >= 0:

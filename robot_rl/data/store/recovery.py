@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from robot_rl.core.errors import DatasetError
+from robot_rl.core.files import sync_folder
 from robot_rl.data.store.index import JournalIndex
 from robot_rl.data.store.journal import Problem, segment_numbers, segment_path
-from robot_rl.data.store.layout import Layout, is_store, read_store_json, write_store_json
+from robot_rl.data.store.layout import STORE_JSON, Layout, is_store, read_store_json, write_store_json
 from robot_rl.data.store.sealed import sealed_episodes
 from robot_rl.data.store.upgrade import upgrade
 
@@ -39,6 +40,11 @@ def recover(folder: Path, layout: Layout) -> Recovered:
     if is_store(folder):
         check_layout(folder, Layout.from_json(read_store_json(folder)), layout)
     else:
+        if segment_numbers(folder / "journal"):
+            raise DatasetError(
+                f"{folder}: the journal is there, {STORE_JSON} is not. "
+                "`robot-rl replay repair` writes it again from the journal."
+            )
         upgrade(folder)
         if (folder / "meta/info.json").is_file():
             from robot_rl.data.lerobot.reader import Dataset  # only where there is a dataset
@@ -48,6 +54,8 @@ def recover(folder: Path, layout: Layout) -> Recovered:
         (folder / "meta").mkdir(parents=True, exist_ok=True)
         (folder / "journal").mkdir(exist_ok=True)
         write_store_json(folder, layout.to_json() | {"lost": []})
+        sync_folder(folder)
+        sync_folder(folder.absolute().parent)
     index = JournalIndex(folder)
     lost = tuple(index.torn[number] for number in sorted(index.torn))
     cut_torn(folder, index)

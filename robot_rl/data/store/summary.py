@@ -10,6 +10,7 @@ import numpy as np
 
 from robot_rl.data.episode import SOURCES, Array, EpisodeSource
 from robot_rl.data.store.journal import Problem
+from robot_rl.data.store.lock import is_being_written
 from robot_rl.data.store.reader import StoreReader, open_source
 
 
@@ -101,7 +102,7 @@ def summarize(path: str | Path) -> Summary:
         num_bytes=_num_bytes(folder),
         journal_bytes=_num_bytes(folder / "journal"),
         groups=tuple(groups.values()),
-        lost=tuple([*source.lost(), *source.problems()]) if is_store else (),
+        lost=_lost(source) if is_store else (),
     )
 
 
@@ -114,6 +115,15 @@ def _episodes(source: EpisodeSource) -> Iterator[tuple[str, dict[str, Array]]]:
         else:
             episode = source.read(i)
             yield episode.device, {name: getattr(episode, name) for name in names}
+
+
+def _lost(store: StoreReader) -> tuple[Problem, ...]:
+    """Returns all losses; a write that is under way is none."""
+    live = is_being_written(store.folder)
+    return (
+        *store.lost(),
+        *(problem for problem in store.problems() if not (live and problem.kind == "torn")),
+    )
 
 
 def _num_bytes(folder: Path) -> int:

@@ -21,9 +21,10 @@ from typing import Any, Literal, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from robot_rl.core.errors import DatasetError, nearest
-from robot_rl.data.episode import SOURCES, Array, Feature
+from robot_rl.core.errors import DatasetError
+from robot_rl.data.episode import Array, Feature
 from robot_rl.data.episodes import EpisodesMeta
+from robot_rl.data.store.columns import Columns, source_index
 from robot_rl.data.store.flusher import Flusher, JournalFile, Picture, block_capacity
 from robot_rl.data.store.journal import Problem
 from robot_rl.data.store.layout import Layout, PictureFormat, check_picture_options
@@ -106,7 +107,7 @@ class StoreWriter:
         check_picture_options(picture, quality)
         self.folder = Path(folder)
         self.layout = Layout(meta=meta, features=dict(features))
-        self._check_features()
+        self._columns = Columns(self.folder, self.layout)
         self._lock = WriterLock(self.folder)
         try:
             found = recover(self.folder, self.layout)
@@ -232,20 +233,22 @@ class StoreWriter:
         """
         self._check_open()
         lanes = np.asarray(lanes, np.int64)
-        numbers = self._numbers(len(lanes), obs, action, base_action)
-        numbers["reward"] = reward
-        numbers["success"] = success
-        numbers["policy_version"] = policy_version
-        numbers["source"] = _source_index(source)
-        numbers["terminated"] = is_end = np.broadcast_to(np.asarray(terminated, bool), lanes.shape)
-        numbers["truncated"] = is_out = np.broadcast_to(np.asarray(truncated, bool), lanes.shape)
-        numbers["stamp_ns"] = stamps = np.broadcast_to(
-            np.asarray(time.monotonic_ns() if stamp_ns is None else stamp_ns, np.int64), lanes.shape
+        numbers = self._columns.of_vectors(lanes, obs, action, base_action)
+        numbers |= self._columns.of_scalars(
+            lanes,
+            reward=reward,
+            success=success,
+            policy_version=policy_version,
+            source=source_index(source),
+            terminated=terminated,
+            truncated=truncated,
+            stamp_ns=time.monotonic_ns() if stamp_ns is None else stamp_ns,
         )
-        ended = np.flatnonzero(is_end | is_out) if (is_end | is_out).any() else ()
+        stamps = np.broadcast_to(numbers["stamp_ns"], lanes.shape)
+        ended = np.flatnonzero(np.broadcast_to(numbers["terminated"] | numbers["truncated"], lanes.shape))
         final = None if final_obs is None or not len(ended) else dict(final_obs)
         if final is not None:
-            self._check_shapes("final_obs", final, len(lanes))
+            self._columns.check_shapes("final_obs", final, len(lanes))
         with self._flusher.changed:
             if self._flusher.waiting_steps >= self._queue_steps:
                 self._wait(lambda: self._flusher.waiting_steps < self._queue_steps)
@@ -270,7 +273,7 @@ class StoreWriter:
         self._check_open()
         final = None if final_obs is None else {key: np.asarray(value) for key, value in final_obs.items()}
         if final is not None:
-            self._check_shapes("final_obs", {key: value[None] for key, value in final.items()}, 1)
+            self._columns.check_shapes("final_obs", {key: value[None] for key, value in final.items()}, 1)
         with self._flusher.changed:
             if lane < len(self._lane_episode) and self._lane_episode[lane] != _NONE:
                 self._end(lane, final, time.monotonic_ns())
@@ -461,44 +464,6 @@ class StoreWriter:
 
     # --- checks ------------------------------------------------------------------------------------
 
-    def _numbers(
-        self, count: int, obs: Mapping[str, Array], action: Array, base_action: Array | None
-    ) -> dict[str, Any]:
-        """Returns the columns of the observation and the actions, checked."""
-        self._check_shapes("obs", obs, count)
-        dim = len(self.layout.meta.action_names)
-        base = action if base_action is None else base_action
-        for name, value in (("action", action), ("base_action", base)):
-            if value.shape != (count, dim):
-                raise DatasetError(
-                    f"store {self.folder}: {name} has shape {value.shape[1:]}, its {dim} names need ({dim},)."
-                )
-        numbers: dict[str, Any] = {f"obs.{key}": value for key, value in obs.items()}
-        return numbers | {"action": action, "base_action": base}
-
-    def _check_shapes(self, where: str, obs: Mapping[str, Array], count: int) -> None:
-        features = self.layout.features
-        for key, feature in features.items():
-            if key not in obs:
-                if feature.is_picture:
-                    continue
-                raise DatasetError(
-                    f"store {self.folder}: {where} has no {key!r}; it has {sorted(obs)}. "
-                    "Every step needs every feature but pictures."
-                )
-            value = obs[key]
-            if value.shape != (count, *feature.shape) or (feature.is_picture and value.dtype != np.uint8):
-                raise DatasetError(
-                    f"store {self.folder}: {where} {key!r} is {value.dtype} {value.shape[1:]}, "
-                    f"the store holds {feature.dtype} {feature.shape}."
-                )
-        if len(obs) > len(features) or not obs.keys() <= features.keys():
-            unknown = sorted(obs.keys() - features.keys())[0]
-            raise DatasetError(
-                f"store {self.folder}: {where} has {unknown!r}, which the store does not hold."
-                f"{nearest(unknown, features)} The features are fixed when a store is made."
-            )
-
     def _check_first_pictures(self, lanes: NDArray[np.int64], obs: Mapping[str, Array]) -> None:
         """Refuses an episode that would begin without a picture to refer to."""
         for key in self.layout.cameras:
@@ -510,15 +475,6 @@ class StoreWriter:
                     f"store {self.folder}: the first step of an episode has no {key!r}. "
                     "Give it the newest picture of each camera, with its stamp."
                 )
-
-    def _check_features(self) -> None:
-        state = self.layout.features.get("state")
-        names = self.layout.meta.state_names
-        if state is None or state.shape != (len(names),):
-            got = "is missing" if state is None else f"has shape {state.shape}"
-            raise DatasetError(
-                f"store {self.folder}: feature 'state' {got}, its {len(names)} names need ({len(names)},)."
-            )
 
     def _check_open(self) -> None:
         self._check_not_closed()
@@ -540,14 +496,6 @@ class StoreWriter:
             f"{self._flusher.flushed_steps} steps are safe, {self._flusher.waiting_steps} wait in memory: "
             f"{'make room' if full else 'mend it'}, then flush() writes them; appending goes on after that."
         )
-
-
-def _source_index(source: str | Array) -> Any:
-    if not isinstance(source, str):
-        return source
-    if source not in SOURCES:
-        raise DatasetError(f"store: source {source!r} is unknown.{nearest(source, SOURCES)}")
-    return SOURCES.index(source)
 
 
 def _forgetting(writer: weakref.ref[StoreWriter]) -> Any:

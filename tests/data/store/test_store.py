@@ -266,9 +266,10 @@ def _use(writer: StoreWriter, connection: Any) -> None:
 
 def test_an_import_loads_neither_torch_nor_mujoco() -> None:
     code = """
-import sys
-import robot_rl.data.store.writer, robot_rl.data.store.reader, robot_rl.data.store.check
-import robot_rl.data.store.seal, robot_rl.data.store.summary
+import importlib, pkgutil, sys
+import robot_rl.data.store as store
+for module in pkgutil.iter_modules(store.__path__):
+    importlib.import_module(f"robot_rl.data.store.{module.name}")
 print(sorted({"torch", "mujoco", "pyarrow", "av", "matplotlib"} & set(sys.modules)))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
@@ -291,6 +292,10 @@ def test_mistakes_are_named(bench: Any) -> None:
         writer.append(obs=obs, action=np.zeros(3))
     with pytest.raises(DatasetError, match=r"source 'humans' is unknown\. Did you mean 'human'"):
         writer.append(obs=obs, action=action, source="humans")
+    with pytest.raises(DatasetError, match=r"reward has shape \(2,\), allowed: one number, or \(1,\)"):
+        bench.append(writer, 0, 0, reward=np.zeros(2))
+    with pytest.raises(DatasetError, match=r"got lanes \[-1\], allowed: different numbers from 0 on"):
+        writer.append(obs=obs, action=action, lane=-1)
     assert writer.stats.steps == 0
     writer.begin_episode()
     with pytest.raises(DatasetError, match=r"lane 0 is inside of episode 0\. End it first"):
