@@ -192,7 +192,8 @@ def _act_settings(session: FinetuneSession) -> None:
     why = why_no_act(session)
     session.results["no_act"] = why
     if why is not None:
-        session.display.message(f"no ACT to compare with: {why}")
+        if session.config.baselines:
+            session.display.message(f"no ACT to compare with: {why}")
         return
     minutes = session.minutes("policy") * session.config.act.trial
     session.results["trials"] = [asdict(trial) for trial in try_settings(session, minutes=minutes)]

@@ -1,0 +1,89 @@
+"""Which episodes are learned from, and what must fit before anything is."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from robot_rl.config import build
+from robot_rl.core.errors import ConfigError, DatasetError
+from robot_rl.data.lerobot.reader import Dataset
+from robot_rl.train.finetune.config import FinetuneConfig
+from robot_rl.train.finetune.data import Split, check_robot, open_data, split_episodes
+
+
+def test_the_last_episodes_are_held_out() -> None:
+    split = split_episodes(20, 4, at="data")
+    assert split.heldout == (16, 17, 18, 19)
+    assert split.train == tuple(range(16))
+    assert split.text() == "training on episodes 0-15 (16), held out: 16-19 (4)"
+
+
+def test_settings_are_chosen_inside_the_training_episodes() -> None:
+    inner = split_episodes(20, 4, at="data").inner()
+    assert inner == Split(tuple(range(12)), (12, 13, 14, 15))
+    assert split_episodes(4, 2, at="data").inner() == Split((0,), (1,))
+
+
+def test_too_few_episodes() -> None:
+    with pytest.raises(DatasetError, match="data: 5 episodes, heldout=4 leaves 1 to learn from, needed: 2"):
+        split_episodes(5, 4, at="data")
+
+
+def test_a_chunk_longer_than_every_episode(dataset: Path) -> None:
+    text = r"the longest episode has 20 control steps, .*. Use horizon=20 or less\."
+    with pytest.raises(DatasetError, match=text):
+        open_data(FinetuneConfig(dataset=str(dataset), horizon=21))
+
+
+def test_the_robot_has_other_joints(dataset: Path) -> None:
+    text = (
+        "robot: 'so_arm100' does not fit .*: so_arm100 lacks left_shoulder, right_shoulder; the dataset lacks"
+    )
+    with pytest.raises(ConfigError, match=text):
+        open_data(FinetuneConfig(dataset=str(dataset), robot="so_arm100"))
+
+
+def test_a_robot_fits_its_own_joints_and_every_tool_command() -> None:
+    joints = [f"joint{number}" for number in range(1, 8)]
+    check_robot("panda", [*(f"{joint}.pos" for joint in joints), "gripper.pos"], at="data")
+    check_robot("panda", [f"{joint}.delta" for joint in joints], at="data")
+    check_robot("panda", ["tool.dx", "tool.dy", "tool.dz", "gripper"], at="data")
+    with pytest.raises(ConfigError, match="panda lacks joint8"):
+        check_robot("panda", [*joints, "joint8"], at="data")
+    with pytest.raises(ConfigError, match="the dataset lacks joint7"):
+        check_robot("panda", joints[:6], at="data")
+
+
+def test_no_dataset(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"dataset: no folder '.*none'. Give a LeRobotDataset, or make one"):
+        FinetuneConfig(dataset=str(tmp_path / "none"))
+    with pytest.raises(DatasetError, match=r"meta/info\.json"):
+        open_data(FinetuneConfig(dataset=str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"heldout": 0}, "heldout: got 0, allowed: 1 or more"),
+        ({"updates": 0}, "updates: got 0, allowed: 1 or more, or null"),
+        ({"minutes": 0.0}, "minutes: got 0.0, allowed: above 0"),
+        ({"accumulate": 0}, "accumulate: got 0, allowed: 1 or more"),
+        ({"lr": -1.0}, "lr: got -1.0, allowed: above 0"),
+        ({"precision": "fp16"}, "precision: got 'fp16' with device=cpu, allowed: fp32, bf16."),
+        ({"device": "cuda:9"}, "device: got 'cuda:9', allowed on this machine: cpu"),
+        ({"robot": "pandda"}, "robot: no robot and no file named 'pandda'. Did you mean 'panda'?"),
+        ({"picture": [4, 4]}, r"picture: got \(4, 4\), allowed: height and width, 8 or more"),
+    ],
+)
+def test_values_out_of_range(dataset: Path, change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build(FinetuneConfig, {"dataset": str(dataset), **change})
+
+
+def test_statistics_are_of_the_training_episodes_alone(make_dataset: Callable[..., Path]) -> None:
+    dataset = Dataset(make_dataset([0, 1, 2]))
+    some, all_ = dataset.facts(episodes=[0, 1]), dataset.facts()
+    assert some.stats["action"]["count"] == 40
+    assert all_.stats["action"]["count"] == 60
