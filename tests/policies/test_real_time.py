@@ -245,5 +245,6 @@ def test_bad_inputs_are_named() -> None:
     policy, given = RealTimeChunks(flow()), inputs()
     with pytest.raises(ValueError, match=r"before has shape \(5, 3, 2\), allowed \(5, 6, 2\)"):
         policy.sample_after(**{**given, "before": given["before"][:, :3]}, frozen=1)
+    given["mode"] = "best"
     with pytest.raises(ValueError, match=r"no mode 'best'"):
-        policy.sample_after(**{**given, "mode": "best"}, frozen=1)
+        policy.sample_after(**given, frozen=1)
