@@ -205,7 +205,8 @@ def guided(net: Net, grid: TimeGrid, target: Tensor, weights: Tensor, *, max_gui
             velocity = net(x, k)
             estimate = x - t * velocity
             miss = (weights * (target - estimate)).detach()
-            (pull,) = torch.autograd.grad(estimate, x, miss)
+            # As a sum: torch imports sympy, for seconds, when it is handed the outer gradient.
+            (pull,) = torch.autograd.grad((estimate * miss).sum(), x)
         return velocity.detach() - guidance_weight(t, max_guidance) * pull
 
     return predict
