@@ -89,15 +89,6 @@ def test_the_last_line_is_one_object(
     assert "Missing from this report" not in page
 
 
-def test_a_report_is_of_one_run(dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for seed in (0, 1):
-        words = [f"dataset={dataset}", f"out={tmp_path / 'runs'}", "updates=1", "baselines=false"]
-        assert main(["finetune", *words, f"seed={seed}", *WORDS]) == 0
-    runs = [f"run={folder}" for folder in sorted((tmp_path / "runs").iterdir())]
-    assert main(["report", *runs]) == 2
-    assert "report.run: got 2 runs, allowed: one" in capsys.readouterr().err
-
-
 @pytest.mark.slow
 def test_kill_9_and_resume_give_the_bytes_of_the_unbroken_run(dataset: Path, tmp_path: Path) -> None:
     program = "import sys; from robot_rl.cli.main import main; sys.exit(main())"
@@ -164,7 +155,7 @@ def _lerobots_chunk(folder: Path, policy: str, obs: dict[str, torch.Tensor]) -> 
     from robot_rl.policies.vla.lerobot_files import quiet
 
     with quiet():
-        model = get_policy_class(policy).from_pretrained(str(folder), strict=True).eval()
+        model: Any = get_policy_class(policy).from_pretrained(str(folder), strict=True).eval()
         pre, post = make_pre_post_processors(model.config, pretrained_path=str(folder))
     batch = pre(
         {
