@@ -201,9 +201,9 @@ class SmallVLA(nn.Module):
         check_chunk("bc_loss", "actions", batch.actions, shape)
         check_chunk("bc_loss", "valid", batch.valid, shape[:2])
         self.normaliser.check()
-        config, state = self.config, batch.obs["state"]
-        actions = self.normaliser.action(_held(batch.actions, batch.valid), state)
+        config = self.config
         context = self._context(batch.obs, generator, augment=self.training)
+        actions = self.to_chain(_held(batch.actions, batch.valid), batch.obs)
         repeated = actions.repeat_interleave(config.draws, dim=0)
         noisy = self.process.corrupt(repeated, normal_like(repeated, generator), generator)
         split = (len(actions), config.draws)

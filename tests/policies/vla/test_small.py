@@ -340,6 +340,16 @@ def test_training_varies_what_it_sees_and_acting_does_not() -> None:
     assert plain.train().bc_loss(batch, seeded()) == plain.eval().bc_loss(batch, seeded())
 
 
+@pytest.mark.parametrize("horizons", [(), (2, 4, 8)])
+def test_half_precision_is_the_same_loss(horizons: tuple[int, ...]) -> None:
+    policy, batch = trained(updates=3, horizons=horizons), demonstration()
+    exact = policy.bc_loss(batch, seeded())
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = policy.bc_loss(batch, seeded())
+    assert rounded.item() == pytest.approx(exact.item(), rel=0.02)
+    assert rounded.item() != exact.item()
+
+
 def test_unmeasured_relative_actions_are_not_learned() -> None:
     policy = SmallVLA.create(facts(), {"preset": "tiny", "horizon": 8})
     with pytest.raises(ConfigError, match="relative actions were never measured"):
