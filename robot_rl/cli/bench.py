@@ -24,6 +24,7 @@ BENCHES: dict[str, str] = {
     "sim": "control steps per second against the C limit, other vector envs and other simulators",
     "policy": "time of one action chunk, median and 99th percentile",
     "learner": "learner updates per second against Stable-Baselines3",
+    "data": "samples per second of our data loader against LeRobot's, replay, recording",
     "chunking": "success and jerk with a planning delay: naive, temporal ensemble, real-time chunking",
     "taco": "success of the best of N chunks by a pseudo-count, against the policy itself",
     "physics": "integrators, time steps and contact models: speed, and whether a grasp holds",

@@ -70,7 +70,8 @@ class ChunkLoader:
         """
         if horizon < 1 or batch < 1:
             raise ValueError(f"chunk loader: got horizon {horizon}, batch {batch}, allowed: 1 or more")
-        self._dataset = dataset
+        self.dataset = dataset
+        """What is drawn from."""
         self._batch = batch
         self._seed = seed
         self._horizon = horizon
@@ -175,15 +176,15 @@ class ChunkLoader:
         for key, at in (self._windows.picture_rows(rows) if pictures is not None else {}).items():
             read[key] = pictures[key].reshape(*at.shape, *pictures[key].shape[1:])  # type: ignore[index]
         actions, is_pad = read.pop("action"), read.pop("action_is_pad")
-        episode = np.searchsorted(self._dataset.episode_ends, rows, side="right")
+        episode = np.searchsorted(self.dataset.episode_ends, rows, side="right")
         obs = {key: torch.from_numpy(values) for key, values in read.items()}
         if self._texts is not None:
-            obs[INSTRUCTION] = torch.from_numpy(self._texts[self._dataset.columns["task_index"][rows]])
+            obs[INSTRUCTION] = torch.from_numpy(self._texts[self.dataset.columns["task_index"][rows]])
         return DemoBatch(
             obs=obs,
             actions=torch.from_numpy(actions),
             valid=torch.from_numpy(~is_pad),
-            source={"episode": episode, "step": rows - self._dataset.episode_starts[episode]},
+            source={"episode": episode, "step": rows - self.dataset.episode_starts[episode]},
         )
 
     def _ask(self, number: int) -> None:
@@ -202,9 +203,9 @@ class ChunkLoader:
         size = sum(len(rows) * int(np.prod(shapes[key])) for key, rows in per_batch.items())
         page = -(-size // 4096) * 4096
         task = WorkerTask(
-            folder=self._dataset.folder,
-            backend=self._dataset.backend,
-            kept=self._dataset.index.episode,
+            folder=self.dataset.folder,
+            backend=self.dataset.backend,
+            kept=self.dataset.index.episode,
             resize=resize,
             cache=PictureCache(folder=cache.folder, ram_bytes=cache.ram_bytes // num_workers),
             slot_bytes=page,
