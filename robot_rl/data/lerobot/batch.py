@@ -27,6 +27,13 @@ Array = NDArray[Any]
 
 TEMPORARY = ".part"
 """Ends the names of files that are not complete; LeRobot looks at *.parquet only."""
+_ONE_ROW: Any = {
+    "use_dictionary": False,
+    "write_statistics": False,
+    "store_schema": False,
+    "compression": "none",
+}
+"""Of meta/episodes: 200 columns and more of one row each, 104 kB with pyarrow's defaults, 43 kB so."""
 _ROW_GROUP_BYTES = 64 << 20
 """Compressed pictures held in memory before they are written."""
 
@@ -115,7 +122,7 @@ class Batch:
             with self._part(lay.ARRAYS, key=key).open("wb") as file:
                 np.save(file, np.concatenate(parts))
         pq.write_table(_table(self._final, _final_schema(self._layout)), self._part(lay.FINAL))
-        pq.write_table(episode_table(self.rows), self._part(lay.EPISODES))
+        pq.write_table(episode_table(self.rows), self._part(lay.EPISODES), **_ONE_ROW)
         publish(self._files)
 
     def abandon(self) -> None:

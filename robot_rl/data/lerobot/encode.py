@@ -139,6 +139,8 @@ class PngEncoder:
         assert isinstance(codec, av.VideoCodecContext)
         codec.height, codec.width = shape[:2]
         codec.pix_fmt, codec.time_base = "rgb24", Fraction(1, 1)
+        # A third smaller than FFmpeg's default, which predicts no pixel from others, at the same cost.
+        codec.options = {"pred": "mixed", "compression_level": "1"}
         self._codec = codec
 
     def __call__(self, picture: Array) -> bytes:
