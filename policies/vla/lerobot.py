@@ -222,7 +222,7 @@ class LeRobotPolicy(nn.Module):
                 model = self.policy.diffusion
                 return model._prepare_global_conditioning(batch)
             if self.policy_type != "act":
-                raise ValueError(f"features: use policy 'lerobot_flow' with {self.policy_type}.")
+                raise self._no_features()
             encoded: list[Tensor] = []
             act = self.policy.model
             hook = act.encoder.register_forward_hook(lambda _m, _i, out: encoded.append(out))
@@ -237,6 +237,8 @@ class LeRobotPolicy(nn.Module):
             return self.policy.diffusion.unet.mid_modules[0].cond_encoder[-1].in_features - (
                 self.config.diffusion_step_embed_dim
             )
+        if self.policy_type != "act":
+            raise self._no_features()
         return self.config.dim_model
 
     def refine(
@@ -288,8 +290,8 @@ class LeRobotPolicy(nn.Module):
         return inputs
 
     def postprocess(self, chunk: Tensor) -> Tensor:
-        """Returns a chunk (B, H, A) of the model in the dataset's units."""
-        return self._parts.post(chunk).to(chunk.device)
+        """Returns a chunk (B, H, A) of the model in the dataset's units, float32 whatever it computes in."""
+        return self._parts.post(chunk.float()).to(chunk.device)
 
     @contextmanager
     def acting(self) -> Yields[None]:
@@ -300,12 +302,16 @@ class LeRobotPolicy(nn.Module):
         try:
             yield
         finally:
-            self.train(was_training)
+            if was_training:
+                self.train()
 
     def _instructions(self, obs: Mapping[str, Tensor], rows: int) -> list[str]:
         if INSTRUCTION not in obs:
             return [self.instruction] * rows
         return decode_text(obs[INSTRUCTION].cpu().numpy())
+
+    def _no_features(self) -> ValueError:
+        return ValueError(f"features: use policy 'lerobot_flow' with {self.policy_type}.")
 
     def _noise(self, rows: int, z: Tensor | None, mode: Mode) -> Tensor | None:
         if self.policy_type == "act" or (z is None and mode != "mean"):

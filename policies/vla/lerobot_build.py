@@ -92,6 +92,11 @@ class LeRobotOptions:
             raise ConfigError(f"policy.type: got {self.type!r}.{nearest(self.type, TYPES)}")
         if not self.type and not self.pretrained:
             raise ConfigError(f"policy.type: say one of {', '.join(TYPES)}, or name a pretrained folder.")
+        if not self.pretrained and any(self.rename.values()):
+            raise ConfigError(
+                "policy.rename: a new policy takes the dataset's cameras by their names; allowed is null, "
+                "to leave one out. Names of a checkpoint need `pretrained`."
+            )
         if self.normalisation not in ("dataset", "checkpoint"):
             raise ConfigError(
                 f"policy.normalisation: got {self.normalisation!r}, allowed: dataset, checkpoint."
@@ -204,9 +209,9 @@ def open_parts(
     policy = _model(config, at=at)
     if weights:
         files.load_weights(policy, folder / files.WEIGHTS, at=at)
-    own = json.loads((folder / _OWN).read_text()) if (folder / _OWN).is_file() else {}
-    instruction = str(own.get("instruction", ""))
-    return Parts(policy.eval(), config, pre, post, _assets(policy, pre, config), at, instruction)
+    own = files.read_json(folder / _OWN, at=at) if (folder / _OWN).is_file() else {}
+    assets = _assets(policy, pre, config)
+    return Parts(policy.eval(), config, pre, post, assets, at, str(own.get("instruction", "")))
 
 
 def describe(parts: Parts, *, root: Path | None, instruction: str) -> files.Files:

@@ -72,6 +72,9 @@ class LeRobotFlowPolicy(LeRobotPolicy):
     ) -> None:
         """Wraps model and pipelines; `create`, `from_pretrained` and `load` make them.
 
+        A LeRobot folder (`save`) keeps the number of steps, not process and noise; our checkpoints
+        (`save_policy`) keep all.
+
         Raises:
             ConfigError: a type that is no flow, or options its process cannot have.
         """
@@ -82,13 +85,18 @@ class LeRobotFlowPolicy(LeRobotPolicy):
             )
         flow = flow or FlowOptions()
         super().__init__(parts, instruction=instruction, lora=lora, flow=flow)
-        self.process: Process = (
-            FlowODE()
-            if flow.process == "flow_ode"
-            else FlowSDE(eta=flow.eta, stochastic_steps=flow.stochastic_steps)
-        )
-        own = getattr(self.config, "num_steps", None) or self.config.num_inference_steps
-        self.grid = self.process.grid(flow.steps or own)
+        steps = "num_steps" if self.policy_type == "smolvla" else "num_inference_steps"
+        if flow.steps is not None:
+            setattr(self.config, steps, flow.steps)  # is saved, so that LeRobot takes as many
+        try:
+            self.process: Process = (
+                FlowODE()
+                if flow.process == "flow_ode"
+                else FlowSDE(eta=flow.eta, stochastic_steps=flow.stochastic_steps)
+            )
+            self.grid = self.process.grid(getattr(self.config, steps))
+        except ValueError as error:
+            raise ConfigError(f"policy.flow: {error}") from error
 
     @property
     def feature_dim(self) -> int:

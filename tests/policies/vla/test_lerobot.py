@@ -205,6 +205,32 @@ def test_no_tensor_is_missing_unused_or_of_another_shape(kind, saved, tmp_path) 
         LeRobotPolicy.load(folder)
 
 
+def test_weights_under_the_names_of_openpi_are_loaded_whole(tiny_policy, demo_of, tmp_path) -> None:
+    policy = tiny_policy("pi0")
+    vlm = policy.policy.model.paligemma_with_expert.paligemma
+    with torch.no_grad():
+        vlm.lm_head.weight.copy_(vlm.model.language_model.embed_tokens.weight)  # tied there
+    policy.save(tmp_path / "run")
+    tensors = load_file(tmp_path / "run" / "model.safetensors")
+    theirs = {n.removeprefix("model."): t for n, t in tensors.items() if "language_model.embed" not in n}
+    assert len(theirs) == len(tensors) - 1
+    save_file(theirs, tmp_path / "run" / "model.safetensors")
+    demo = demo_of(policy.horizon)
+    assert torch.equal(chunk(LeRobotPolicy.load(tmp_path / "run"), demo), chunk(policy, demo))
+
+
+@pytest.mark.parametrize("kind", ["act", "smolvla"])
+def test_half_precision_reaches_neither_loss_nor_actions(kind, tiny_policy, demo_of) -> None:
+    policy = tiny_policy(kind)
+    demo = demo_of(policy.horizon)
+    full = chunk(policy, demo)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss, half = policy.bc_loss(demo, seeded()), chunk(policy, demo)
+    assert loss.dtype == half.dtype == torch.float32
+    torch.testing.assert_close(half, full, rtol=0.05, atol=0.1)
+    assert torch.equal(chunk(policy, demo), full)  # the statistics are in full precision still
+
+
 def test_statistics_must_be_there(saved, tmp_path) -> None:
     folder = saved("act", tmp_path / "run")
     state = next(folder.glob("policy_preprocessor*normalizer*.safetensors"))

@@ -91,6 +91,7 @@ def test_a_folder_that_is_not_there_is_no_hub_id() -> None:
         ({"type": "smolvia"}, "Did you mean 'smolvla'"),
         ({}, "say one of act, diffusion"),
         ({"type": "act", "normalisation": "none"}, "allowed: dataset, checkpoint"),
+        ({"type": "act", "rename": {"front": "camera1"}}, "a new policy takes the dataset's cameras"),
         ({"type": "act", "camera": 1}, "has no 'camera'"),
         ({"type": "act", "lora": {"rank": 0}}, "rank must be at least 1"),
         ({"type": "act", "lora": {"targets": "("}}, "is no pattern"),

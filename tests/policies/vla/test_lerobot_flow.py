@@ -1,5 +1,6 @@
 """LeRobot's flow VLAs under the policy contract: LeRobot's own numbers, and an exact density."""
 
+import json
 import math
 
 import pytest
@@ -168,6 +169,16 @@ def test_a_checkpoint_keeps_the_process(flow_of, demo_of, tmp_path) -> None:
     loaded.log_prob(demo.obs, expected.chain)  # the grid is the very same
 
 
+@pytest.mark.parametrize("kind", FLOWS)
+def test_lerobot_samples_in_as_many_steps(kind, flow_of, tmp_path) -> None:
+    flow_of(kind, steps=3).save(tmp_path / "run")
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert config["num_steps" if kind == "smolvla" else "num_inference_steps"] == 3
+    assert LeRobotFlowPolicy.load(tmp_path / "run").grid.steps == 3
+
+
 def test_only_flows_are_flows(tiny_policy) -> None:
+    with pytest.raises(ConfigError, match=r"policy\.flow: FlowSDE: needs at least 2 denoising steps"):
+        tiny_policy("smolvla", LeRobotFlowPolicy, flow={"steps": 1})
     with pytest.raises(ConfigError, match=r"'act' is no flow policy, allowed: smolvla, pi0, pi05"):
         tiny_policy("act", LeRobotFlowPolicy)
