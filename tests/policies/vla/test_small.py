@@ -284,13 +284,13 @@ def test_it_learns_a_chunk_for_each_picture(options: dict[str, Any]) -> None:
     batch.obs["front.rgb"][:] = torch.where(bright, 200, 40)[:, None, None, None].to(torch.uint8)
     batch.obs["state"][:] = 0.1
     batch.actions[:] = torch.where(bright, 0.4, 0.0)[:, None, None]
-    learner = BehaviourCloning(policy, BCConfig(lr=5e-3, warmup_updates=5), 0, total_updates=80)
-    for _ in range(80):
+    learner = BehaviourCloning(policy, BCConfig(lr=5e-3, warmup_updates=5), 0, total_updates=70)
+    for _ in range(70):
         learner.update(batch)
     policy.load_state_dict(learner.policy_weights())
     for mode in ("mean", "ode"):
         out = policy.eval().sample(batch.obs, mode=mode, generator=seeded()).actions
-        assert (out - batch.actions).abs().mean() < 0.05, mode
+        assert (out - batch.actions).abs().mean() < 0.08, mode
 
 
 def test_steps_beyond_the_episode_do_not_count() -> None:
