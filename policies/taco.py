@@ -237,9 +237,8 @@ def candidate_noise(z: Tensor, n: int) -> Tensor:
     """
     batch = len(z)
     flat = np.ascontiguousarray(z.detach().to("cpu", torch.float32).numpy()).reshape(batch, -1)
-    seeds = np.zeros(batch, np.uint64)
-    for bits in flat.view(np.uint32).T:
-        seeds = EpisodeRng(seeds, bits).key
+    odd = EpisodeRng(np.arange(flat.shape[1]), 0).key | np.uint64(1)
+    seeds = (flat.view(np.uint32) * odd).sum(axis=1, dtype=np.uint64)  # modulo 2^64
     rng = EpisodeRng(np.repeat(seeds, n - 1), np.tile(np.arange(1, n, dtype=np.uint64), batch))
     others = rng.normal(flat.shape[1]).astype(np.float32).reshape(batch, n - 1, *z.shape[1:])
     return torch.cat([z[:, None], torch.from_numpy(others).to(z)], dim=1).flatten(0, 1)
