@@ -8,6 +8,7 @@ pictures adds, and rows with `uint8` what LeRobot gains if it does not turn pict
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import os
@@ -234,18 +235,16 @@ def _lerobot(
     folder: Path, case: Case, order: list[int], workers: int, *, is_uint8: bool
 ) -> tuple[Reader, Callable[[], None]]:
     """LeRobot's own dataset under torch's DataLoader; videos by torchcodec, its default."""
-    from lerobot.datasets import LeRobotDataset  # pyright: ignore[reportMissingImports]
-
-    source: Any = LeRobotDataset(
+    datasets: Any = importlib.import_module("lerobot.datasets")
+    source = datasets.LeRobotDataset(
         "robot-rl/bench",
         root=folder,
         delta_timestamps={"action": [step / FPS for step in range(CHUNK)]},
         video_backend="torchcodec" if case.images == "video" else None,
         return_uint8=is_uint8,
     )
-    batches: Iterator[Any] = iter(
-        torch.utils.data.DataLoader(source, batch_size=BATCH, sampler=order, num_workers=workers)  # type: ignore[arg-type]
-    )
+    loader: Any = torch.utils.data.DataLoader
+    batches: Iterator[Any] = iter(loader(source, batch_size=BATCH, sampler=order, num_workers=workers))
     scale = 1 if is_uint8 and case.images == "video" else 255
 
     def read(number: int) -> dict[str, Array]:

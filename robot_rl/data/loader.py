@@ -62,7 +62,7 @@ class ChunkLoader:
             cache: where decoded pictures are kept.
             deltas: observation key -> offsets in steps, for policies that see more than one step: the
                 observation becomes (B, n, ...), with `<key>_is_pad` (B, n).
-            keys: observations to load; None loads all.
+            keys: observations to load; None loads all but depth, which is no column.
             progress: called with pictures done and in all while they are decoded into `cache.folder`.
 
         Raises:
@@ -172,9 +172,12 @@ class ChunkLoader:
         return self._order[1]
 
     def _read(self, rows: Array, pictures: Mapping[str, Array] | None = None) -> DemoBatch:
-        read = self._windows.read(rows, None if pictures is not None else self._pictures)
-        for key, at in (self._windows.picture_rows(rows) if pictures is not None else {}).items():
-            read[key] = pictures[key].reshape(*at.shape, *pictures[key].shape[1:])  # type: ignore[index]
+        if pictures is None:
+            read = self._windows.read(rows, self._pictures)
+        else:
+            read = self._windows.read(rows)
+            for key, at in self._windows.picture_rows(rows).items():
+                read[key] = pictures[key].reshape(*at.shape, *pictures[key].shape[1:])
         actions, is_pad = read.pop("action"), read.pop("action_is_pad")
         episode = np.searchsorted(self.dataset.episode_ends, rows, side="right")
         obs = {key: torch.from_numpy(values) for key, values in read.items()}

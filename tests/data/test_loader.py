@@ -3,6 +3,7 @@
 import os
 import signal
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +141,21 @@ def test_decoded_pictures_are_made_once_and_follow_the_data(
     PictureReader(Dataset(video_dataset), cache=cache, resize=(24, 32))
     assert len(list(tmp_path.glob("*.rgb"))) == 4
     assert not list(tmp_path.glob("*.part"))
+
+
+def test_who_comes_second_waits_for_the_decoded_pictures(video_dataset: Path, tmp_path: Path) -> None:
+    cache = PictureCache(folder=str(tmp_path))
+    made: list[int] = []
+
+    def open_them(_: int) -> PictureReader:
+        return PictureReader(Dataset(video_dataset), cache=cache, progress=lambda done, _: made.append(done))
+
+    with ThreadPoolExecutor(4) as pool:
+        readers = list(pool.map(open_them, range(4)))
+    assert made == [22, 22]  # once for each camera
+    wanted = {"front.rgb": np.arange(22)}
+    for reader in readers:
+        np.testing.assert_array_equal(reader.read(wanted)["front.rgb"], readers[0].read(wanted)["front.rgb"])
 
 
 def test_a_full_disk_is_said_before_anything_is_decoded(

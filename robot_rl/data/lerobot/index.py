@@ -136,7 +136,7 @@ def read_info(folder: Path) -> dict[str, Any]:
         info = json.loads(path.read_text())
     except ValueError as error:
         raise DatasetError(f"{path}: no JSON ({error}). Restore the file from a copy.") from error
-    for entry in ("codebase_version", "fps", "features", "data_path"):
+    for entry in ("codebase_version", "fps", "features", "data_path", "total_episodes"):
         if entry not in info:
             raise DatasetError(
                 f"{path}: entry {entry!r} is missing, it has {sorted(info)}. Restore the file."
@@ -156,6 +156,8 @@ def read_v3(folder: Path, info: dict[str, Any], known: dict[Path, Any] | None = 
         DatasetError: missing or damaged metadata, or an episode that is listed twice or not at all.
     """
     table = _episode_table(folder, {} if known is None else known)
+    videos = [name for name, feature in info["features"].items() if feature["dtype"] == "video"]
+    _check_columns(folder, table.column_names, videos)
     rows = {name: table[name].to_pylist() for name in table.column_names}
     order = np.argsort(np.asarray(rows["episode_index"], np.int64), kind="stable")
     # meta/info.json is replaced last: what it does not count yet is not committed.
@@ -178,9 +180,7 @@ def read_v3(folder: Path, info: dict[str, Any], known: dict[Path, Any] | None = 
         files=files,
         file=file,
         first=start - first_of_file[file] if len(file) else start,
-        videos={
-            name: _spans(info, columns, name) for name, f in info["features"].items() if f["dtype"] == "video"
-        },
+        videos={name: _spans(info, columns, name) for name in videos},
         instructions=[texts[0] if texts else "" for texts in columns.get("tasks", [[]] * len(episode))],
         columns={name: columns[name] for name in ("device", "store_episode") if name in columns},
     )
@@ -198,8 +198,9 @@ def _episode_table(folder: Path, known: dict[Path, Any]) -> Any:
         stat = path.stat()
         stamp = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
         if known.get(path, (None,))[0] != stamp:
-            names = [n for n in _opened(path).schema_arrow.names if not n.startswith("stats/")]
-            known[path] = (stamp, pq.read_table(path, columns=names))
+            opened = _opened(path)
+            names = [n for n in opened.schema_arrow.names if not n.startswith("stats/")]
+            known[path] = (stamp, opened.read(columns=names))
         tables.append(known[path][1])
     return pa.concat_tables(tables, promote_options="permissive")
 
@@ -223,6 +224,20 @@ def cut_short(path: Path, error: Exception) -> str:
 def first_line(error: Exception) -> str:
     """Returns the beginning of another library's message."""
     return (str(error).splitlines() or [""])[0][:80]
+
+
+def _check_columns(folder: Path, names: list[str], videos: list[str]) -> None:
+    """Refuses metadata that does not say where an episode lies."""
+    places = ("data", *(f"videos/{name}" for name in videos))
+    needed = ["episode_index", "length", "dataset_from_index"]
+    needed += [f"{place}/{number}_index" for place in places for number in ("chunk", "file")]
+    needed += [f"videos/{name}/from_timestamp" for name in videos]
+    absent = [name for name in needed if name not in names]
+    if absent:
+        raise DatasetError(
+            f"{folder}: meta/episodes has no column {absent[0]!r}, so nobody knows where an episode lies. "
+            "Restore meta/episodes from a copy."
+        )
 
 
 def _check_listed(folder: Path, episode: Array, total: int) -> None:

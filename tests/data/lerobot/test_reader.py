@@ -5,6 +5,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import av
 import numpy as np
@@ -102,17 +103,18 @@ def test_one_pass_decodes_each_group_of_pictures_once(tmp_path: Path) -> None:
     path = long_video(tmp_path / "long.mp4", 40)
     decoders = Decoders("pyav")
     decoders.frames(path, [39], 20.0)  # from now on the distance of key frames is known
-    decoder, _ = decoders._open[path]
+    decoder: Any = decoders._open[path][0]
     seeks: list[int] = []
-    seek = decoder._seek  # type: ignore[attr-defined]
-    decoder._seek = lambda number: (seeks.append(number), seek(number))  # type: ignore[attr-defined]
+    seek = decoder._seek
+    decoder._seek = lambda number: (seeks.append(number), seek(number))
     decoders.frames(path, [30, 3, 17, 25, 9], 20.0)
     assert seeks == [3]
 
 
 @pytest.mark.slow  # loading torchcodec, and torch with it, takes seconds
 def test_torchcodec_gives_the_same_pixels(video_dataset: Path) -> None:
-    pytest.importorskip("torchcodec", exc_type=(ImportError, RuntimeError))  # type: ignore[arg-type]
+    either: Any = (ImportError, RuntimeError)  # the latter without FFmpeg's libraries
+    pytest.importorskip("torchcodec", exc_type=either)
     ours, theirs = Dataset(video_dataset), Dataset(video_dataset, backend="torchcodec")
     steps = [8, 0, 3, 3]
     for camera in ours.cameras:
@@ -257,8 +259,9 @@ def test_another_version_is_refused_by_name(png_dataset: Path, copied: Copied) -
 
 
 def test_an_unknown_backend_is_refused(png_dataset: Path) -> None:
+    unknown: Any = "gpu"
     with pytest.raises(DatasetError, match="got 'gpu', allowed: 'pyav', 'torchcodec'"):
-        Dataset(png_dataset, backend="gpu")  # type: ignore[arg-type]
+        Dataset(png_dataset, backend=unknown)
 
 
 def test_the_real_dataset(g1_bottle: Path) -> None:
