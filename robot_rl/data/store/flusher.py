@@ -26,6 +26,8 @@ from robot_rl.data.store.layout import Layout, PictureFormat, encode_picture
 
 _WRITE_BYTES = 32 << 20
 """As much is written before its time."""
+_SPARE = 8
+"""Buffers for pictures that are there from the beginning, for each size of picture."""
 
 
 @dataclass
@@ -197,7 +199,9 @@ class Flusher:
         self._quality = quality
         self._queue: deque[Block | Picture | _Mark] = deque()
         self._free_blocks: list[Block] = []
-        self._free_pixels: dict[int, list[bytearray]] = {}
+        # Filled, not only reserved: the first touch of fresh memory takes half a millisecond.
+        sizes = [int(np.prod(layout.features[camera].shape)) for camera in layout.cameras]
+        self._free_pixels = {size: [bytearray(b"\1") * size for _ in range(_SPARE)] for size in sizes}
         self._pending: list[bytes] = []
         self._pending_bytes = 0
         self._pending_steps = 0

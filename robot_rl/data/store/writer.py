@@ -245,7 +245,8 @@ class StoreWriter:
             stamp_ns=time.monotonic_ns() if stamp_ns is None else stamp_ns,
         )
         stamps = np.broadcast_to(numbers["stamp_ns"], lanes.shape)
-        ended = np.flatnonzero(np.broadcast_to(numbers["terminated"] | numbers["truncated"], lanes.shape))
+        is_over = numbers["terminated"] | numbers["truncated"]
+        ended = np.flatnonzero(np.broadcast_to(is_over, lanes.shape)) if is_over.any() else ()
         final = None if final_obs is None or not len(ended) else dict(final_obs)
         if final is not None:
             self._columns.check_shapes("final_obs", final, len(lanes))

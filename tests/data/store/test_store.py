@@ -182,6 +182,34 @@ def test_a_live_store_grows_and_numbers_stay(bench: Any) -> None:
     assert reader.read(2).obs["state"][0, 0] == 2
 
 
+def _write(bench: Any, done: Any) -> None:
+    with bench.writer(segment_bytes=20_000) as writer:
+        for episode in range(10):
+            bench.episode(writer, episode, 30)
+            writer.flush()
+    done.send(None)
+
+
+def test_a_reader_samples_while_another_process_writes(bench: Any) -> None:
+    here, there = multiprocessing.get_context("fork").Pipe()
+    child = multiprocessing.get_context("fork").Process(target=_write, args=(bench, there))
+    child.start()
+    while not (bench.folder / "meta/store.json").exists():
+        time.sleep(0.001)
+    reader, seen = StoreReader(bench.folder), 0
+    while seen < 300:
+        reader.refresh()
+        lengths = reader.lengths()
+        assert lengths.sum() >= seen
+        seen = int(lengths.sum())
+        for i in range(len(lengths)):
+            state = reader.read(i).obs["state"]
+            assert state[:, 0].tolist() == [i] * lengths[i]
+            assert state[:, 1].tolist() == list(range(lengths[i]))
+    here.recv()
+    child.join()
+
+
 def test_steps_reach_the_disk_without_flush(bench: Any) -> None:
     writer = bench.writer(flush_s=0.02)
     bench.append(writer, 0, 0)
