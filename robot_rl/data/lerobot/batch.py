@@ -5,6 +5,7 @@ T control steps.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,7 +20,7 @@ from robot_rl.core.errors import DatasetError
 from robot_rl.core.files import make_folder, sync_folder
 from robot_rl.data.episode import Episode
 from robot_rl.data.lerobot import layout as lay
-from robot_rl.data.lerobot.encode import PngEncoder, VideoFile
+from robot_rl.data.lerobot.encode import ArrayFile, PngEncoder, VideoFile
 from robot_rl.data.lerobot.layout import Layout, place
 from robot_rl.data.lerobot.stats import PictureStats, Stats, aggregate, of_columns, sampled_steps, to_json
 
@@ -55,7 +56,7 @@ class Batch:
         self._data = pq.ParquetWriter(self._data_path, layout.schema)
         self._videos: dict[str, VideoFile] = {}
         self._final: list[dict[str, Any]] = []
-        self._arrays: dict[str, list[Array]] = {key: [] for key in layout.arrays}
+        self._arrays: dict[str, ArrayFile] = {}
 
     def add(
         self, episode: Episode, *, index: int, first_row: int, task: int, store_episode: int | None
@@ -80,8 +81,8 @@ class Batch:
             )
         else:
             stats |= self._add_rows_and_pictures(columns, episode)
-        for key, parts in self._arrays.items():
-            parts.append(np.asarray(episode.obs[key], self._layout.observations[key].dtype))
+        for key in self._layout.arrays:
+            self._array(key).add(episode.obs[key])
         self._final.append(_final_row(self._layout, episode, index))
         self.steps += len(episode)
         chunk, file = divmod(self._number, lay.FILES_PER_CHUNK)
@@ -118,18 +119,18 @@ class Batch:
         self._data.close()
         for video in self._videos.values():
             video.finish()
-        for key, parts in self._arrays.items():
-            with self._part(lay.ARRAYS, key=key).open("wb") as file:
-                np.save(file, np.concatenate(parts))
+        for array in self._arrays.values():
+            array.finish()
         pq.write_table(_table(self._final, _final_schema(self._layout)), self._part(lay.FINAL))
         pq.write_table(episode_table(self.rows), self._part(lay.EPISODES), **_ONE_ROW)
         publish(self._files)
 
     def abandon(self) -> None:
         """Removes what was written."""
-        self._data.close()
-        for video in self._videos.values():
-            video.abandon()
+        with contextlib.suppress(OSError):  # a full disk takes no footer either
+            self._data.close()
+        for file in (*self._videos.values(), *self._arrays.values()):
+            file.abandon()
         for path in self._files:
             path.unlink(missing_ok=True)
 
@@ -150,6 +151,12 @@ class Batch:
             places[f"videos/{name}/file_index"] = file
             places[f"videos/{name}/from_timestamp"] = self.steps / self._layout.fps
         return places
+
+    def _array(self, key: str) -> ArrayFile:
+        if key not in self._arrays:
+            feature = self._layout.observations[key]
+            self._arrays[key] = ArrayFile(self._part(lay.ARRAYS, key=key), feature.dtype, feature.shape)
+        return self._arrays[key]
 
     def _add_video(self, key: str, frames: Any) -> dict[str, Array]:
         feature, name = self._layout.observations[key], self._layout.pictures[key]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import av
+import av.error
 import numpy as np
 from numpy.typing import NDArray
 
@@ -116,7 +118,8 @@ class VideoFile:
 
     def abandon(self) -> None:
         """Closes the file, whatever it holds."""
-        self._container.close()
+        with contextlib.suppress(OSError, av.error.FFmpegError):  # a full disk takes no index either
+            self._container.close()
 
     def _mux(self, packets: Sequence[Any]) -> None:
         self._container.mux(packets)
@@ -147,3 +150,39 @@ class PngEncoder:
         """Returns the bytes of a picture (h, w, 3) uint8."""
         frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(picture), format="rgb24")
         return b"".join(bytes(packet) for packet in self._codec.encode(frame))
+
+
+class ArrayFile:
+    """A .npy file that grows by rows; its header leaves room for their number."""
+
+    def __init__(self, path: Path, dtype: str, shape: tuple[int, ...]) -> None:
+        self.rows = 0
+        self._shape = shape
+        self._dtype = np.dtype(dtype)
+        self._file = path.open("wb")
+        self._write_header()
+
+    def add(self, values: Array) -> None:
+        """Appends rows (n, ...)."""
+        np.ascontiguousarray(values, self._dtype).tofile(self._file)
+        self.rows += len(values)
+
+    def finish(self) -> None:
+        """Completes the header and closes the file."""
+        self._file.seek(0)
+        self._write_header()
+        self._file.close()
+
+    def abandon(self) -> None:
+        """Closes the file, whatever it holds."""
+        with contextlib.suppress(OSError):
+            self._file.close()
+
+    def _write_header(self) -> None:
+        header = {
+            "descr": np.lib.format.dtype_to_descr(self._dtype),
+            "fortran_order": False,
+            "shape": (self.rows, *self._shape),
+        }
+        np.lib.format.write_array_header_1_0(self._file, header)
+        self._file.flush()  # `tofile` writes past the buffer

@@ -109,7 +109,7 @@ class DatasetWriter:
             self._add(batch, episode, store_episode)
             self._seal(batch)
         except BaseException:
-            batch.abandon()
+            self._give_up(batch)
             raise
         return len(self) - 1
 
@@ -132,7 +132,7 @@ class DatasetWriter:
                 self._seal(batch)
         except BaseException:
             if batch is not None:
-                batch.abandon()
+                self._give_up(batch)
             raise
         return len(self)
 
@@ -176,6 +176,11 @@ class DatasetWriter:
         self._info, self._stats = info, stats
         self._next_file += 1
         self.last_store_episode = batch.rows[-1]["store_episode"]
+
+    def _give_up(self, batch: Batch) -> None:
+        """Goes back to what the disk says: nobody knows how far a commit came that failed."""
+        batch.abandon()
+        self._resume()
 
     def _resume(self) -> None:
         """Takes up an existing dataset, and removes what a torn commit left in it."""

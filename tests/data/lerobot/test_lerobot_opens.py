@@ -17,6 +17,7 @@ import pytest
 
 from robot_rl.data.episode import Episode
 from robot_rl.data.lerobot.compact import compact
+from robot_rl.data.lerobot.layout import INFO
 from robot_rl.data.lerobot.reader import Dataset
 from robot_rl.data.lerobot.writer import DatasetWriter
 
@@ -100,16 +101,16 @@ def test_lerobot_reads_it_appended_and_joined(
 
 
 def test_lerobots_statistics_are_ours(lerobot: Any, tmp_path: Path, made: Made) -> None:
-    from lerobot.datasets.compute_stats import aggregate_stats, get_feature_stats
+    from lerobot.datasets.compute_stats import aggregate_stats, get_feature_stats, sample_indices
 
-    episodes = [made(90, size=(16, 24)), made(60, seed=1, size=(16, 24))]
+    episodes = [made(400, size=(16, 24)), made(900, seed=1, size=(16, 24))]
     with DatasetWriter(tmp_path, made().meta, episodes[0].features(), images="png") as writer:
         for episode in episodes:
             writer.write(episode)
     stats = lerobot.LeRobotDatasetMetadata("ours/made", root=tmp_path).stats
     parts: list[dict[str, Any]] = []
     for episode in episodes:
-        pictures = episode.obs["front.rgb"].transpose(0, 3, 1, 2)
+        pictures = episode.obs["front.rgb"][sample_indices(len(episode))].transpose(0, 3, 1, 2)
         of_pictures = get_feature_stats(pictures, axis=(0, 2, 3), keepdims=True)
         scaled = {key: v if key == "count" else v[0] / 255 for key, v in of_pictures.items()}
         state = get_feature_stats(episode.obs["state"].astype(np.float64), axis=0, keepdims=False)
@@ -117,11 +118,34 @@ def test_lerobots_statistics_are_ours(lerobot: Any, tmp_path: Path, made: Made) 
     for name, theirs in aggregate_stats(parts).items():
         ours, width = stats[name], theirs["max"] - theirs["min"]
         assert ours.keys() == theirs.keys()
-        for key in ("count", "min", "max", "mean", "std"):
-            np.testing.assert_allclose(ours[key], theirs[key], rtol=1e-5, err_msg=f"{name} {key}")
+        for key in ("count", "min", "max", "mean", "std"):  # LeRobot sums squares of bytes in 32 bits
+            np.testing.assert_allclose(ours[key], theirs[key], rtol=1e-3, err_msg=f"{name} {key}")
         for key in ("q01", "q10", "q50", "q90", "q99"):
             # LeRobot takes one of the values, by a histogram; we go between two, as numpy does.
             assert (np.abs(ours[key] - theirs[key]) < width / 20).all(), f"{name} {key}"
+
+
+def test_lerobot_reads_past_a_commit_that_was_cut_short(
+    lerobot: Any, tmp_path: Path, made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Everything of the third episode has its name; only meta/info.json does not count it yet."""
+    episodes = [made(5), made(8, seed=1)]
+    with DatasetWriter(tmp_path, made().meta, made().features()) as writer:
+        for episode in episodes:
+            writer.write(episode)
+        replace = DatasetWriter._replace
+
+        def killed(writer: DatasetWriter, name: str, content: Any) -> None:
+            if name == INFO:
+                raise KeyboardInterrupt
+            replace(writer, name, content)
+
+        monkeypatch.setattr(DatasetWriter, "_replace", killed)
+        monkeypatch.setattr(DatasetWriter, "_give_up", lambda writer, batch: None)
+        with pytest.raises(KeyboardInterrupt):
+            writer.write(made(4, seed=2, instruction="another"))
+    assert len(list((tmp_path / "data").rglob("*.parquet"))) == 3
+    assert_lerobot_reads(lerobot, tmp_path, episodes, CODEC_ERROR)
 
 
 _ENDLESS = """

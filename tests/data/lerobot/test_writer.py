@@ -14,7 +14,6 @@ import pytest
 
 from robot_rl.core.errors import DatasetError
 from robot_rl.data.episode import Episode, Feature
-from robot_rl.data.lerobot.batch import Batch
 from robot_rl.data.lerobot.encode import VideoCodec, VideoFile
 from robot_rl.data.lerobot.reader import Dataset
 from robot_rl.data.lerobot.writer import DatasetWriter
@@ -197,9 +196,9 @@ def test_a_writer_may_be_killed_at_any_instant(
                 left[0] -= 1
                 return replace(path, target)
 
-            patch.setattr(Path, "replace", counted)
-            patch.setattr(Batch, "abandon", lambda batch: None)
             writer = opened(folder, episode, images=images)
+            patch.setattr(Path, "replace", counted)
+            patch.setattr(DatasetWriter, "_give_up", lambda writer, batch: None)
             try:
                 writer.write(dataclasses.replace(second, meta=made(instruction="other").meta))
             except Killed:
@@ -276,6 +275,27 @@ def test_a_full_disk_costs_one_episode(tmp_path: Path, made: Made, monkeypatch: 
         assert sorted(tmp_path.rglob("*")) == before
         assert writer.write(made(seed=2)) == 1
     assert_same(Dataset(tmp_path).read(1), made(seed=2))
+
+
+def test_a_commit_that_failed_after_it_counted_counts(
+    tmp_path: Path, made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(tmp_path, made()) as writer:
+        with monkeypatch.context() as patch:
+            replace = DatasetWriter._replace
+
+            def interrupted(writer: DatasetWriter, name: str, content: Any) -> None:
+                replace(writer, name, content)
+                if name == "meta/info.json":
+                    raise KeyboardInterrupt
+
+            patch.setattr(DatasetWriter, "_replace", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                writer.write(made())
+        assert len(writer) == 1
+        assert writer.write(made(seed=1)) == 1
+    for number in range(2):
+        assert_same(Dataset(tmp_path, backend="pyav").read(number), made(seed=number), CODEC_ERROR)
 
 
 def test_to_go_on_one_row_of_metadata_is_read(
