@@ -277,7 +277,7 @@ class StoreWriter:
             self._columns.check_shapes("final_obs", {key: value[None] for key, value in final.items()}, 1)
         with self._flusher.changed:
             if lane < len(self._lane_episode) and self._lane_episode[lane] != _NONE:
-                self._end(lane, final, time.monotonic_ns())
+                self._end(lane, final, int(self._lane_stamp[lane].max(initial=0)))
 
     # --- the disk ----------------------------------------------------------------------------------
 
@@ -378,7 +378,9 @@ class StoreWriter:
         content = b""
         if final is not None:
             pictures = {key: value[None] for key, value in final.items() if key in self.layout.cameras}
-            self._take_pictures(np.array([lane]), pictures, np.array([stamp_ns]), {})
+            # Nobody measured when they were taken; with the stamp of the step they would pass for its own.
+            after_ns = stamp_ns + round(1e9 / self.layout.meta.control_hz)
+            self._take_pictures(np.array([lane]), pictures, np.array([after_ns]), {})
             ids = dict(zip(self.layout.cameras, self._lane_picture[lane].tolist(), strict=True))
             content = self.layout.pack_final(final, ids)
         ended = (int(self._lane_episode[lane]), int(self._lane_step[lane]), content)

@@ -91,6 +91,22 @@ def test_a_picture_that_repeats_its_stamp_is_kept_once(bench: Any) -> None:
     ]  # fmt: skip
 
 
+def test_the_final_picture_is_not_the_last_steps(bench: Any) -> None:
+    bench.with_cameras()
+    both = {key: bench.picture(key, 1) for key in ("front.rgb", "wrist.rgb")}
+    with bench.writer() as writer:
+        final = bench.obs(0, 1) | {key: picture + 1 for key, picture in both.items()}
+        bench.append(writer, 0, 0, pictures=both, truncated=True, final_obs=final)
+        bench.append(writer, 1, 0, pictures=both)
+        writer.end_episode(final_obs=bench.obs(1, 1) | {"front.rgb": both["front.rgb"] + 2})
+    reader = StoreReader(bench.folder)
+    for episode, front, wrist in ((reader.read(0), 2, 2), (reader.read(1), 3, 1)):
+        assert episode.obs["front.rgb"][0][0, 0, 0] == 1
+        assert episode.final_obs["front.rgb"][0, 0, 0] == front
+        assert episode.final_obs["wrist.rgb"][0, 0, 0] == wrist  # no new one: the last that there was
+    assert [reader.read(i).is_complete for i in range(2)] == [True, False]
+
+
 def test_jpeg_is_near_and_png_is_equal(bench: Any) -> None:
     bench.with_cameras()
     ramp = np.linspace(0, 255, 24)[None, :, None] + np.zeros((16, 24, 3))
