@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -121,14 +122,11 @@ def tiny_policy(tiny_vlm: Path, small_pi: None, facts_of: Callable[..., DatasetF
     from robot_rl.policies.vla import tiny
     from robot_rl.policies.vla.lerobot import LeRobotPolicy
 
-    def make(kind: str, policy_class: type[LeRobotPolicy] = LeRobotPolicy, **options: object):
+    def make(kind: str, policy_class: type[LeRobotPolicy] = LeRobotPolicy, **options: Any):
         chosen = tiny.options(kind, tiny_vlm)
-        chosen["config"] = {**chosen["config"], **options.pop("config", {})}  # type: ignore[dict-item]
-        facts = options.pop("facts", None) or facts_of()
+        chosen["config"] |= options.pop("config", {})
         return policy_class.create(
-            facts,  # type: ignore[arg-type]
-            {**chosen, **options},
-            generator=torch.Generator().manual_seed(0),
+            facts_of(), {**chosen, **options}, generator=torch.Generator().manual_seed(0)
         )
 
     return make
