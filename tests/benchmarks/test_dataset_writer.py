@@ -129,8 +129,8 @@ def _rates(wall: float, cpu: float, episodes: int, spent: list[float]) -> dict[s
 @pytest.mark.parametrize(
     ("images", "codec", "at_least"),
     [
-        ("video", VideoCodec(name="h264"), 1.2),
-        ("video", VideoCodec(name="av1"), 1.2),
+        ("video", VideoCodec(name="h264"), 3.0),
+        ("video", VideoCodec(name="av1"), 1.5),
         ("png", None, 2.0),
     ],
 )
