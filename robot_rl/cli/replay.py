@@ -74,13 +74,16 @@ def _info(paths: Sequence[str], settings: dict[str, str]) -> Result:
     _allow("info", settings)
     found = summarize(_one("info", paths))
     console = Console(soft_wrap=True)
-    console.print(f"{found.path}: {found.kind} of {found.task!r}, {found.robot}, {found.control_hz:g} Hz")
+    task = f" of {found.task!r}" if found.task else ""
+    console.print(f"{found.path}: {found.kind}{task}, {found.robot}, {found.control_hz:g} Hz", markup=False)
     console.print(_groups(found))
+    where = f"{found.sealed_episodes:,} sealed, {found.journal_episodes:,} in the journal, "
+    where = where if found.kind == "store" else ""
     console.print(
-        f"{found.episodes:,} episodes ({found.sealed_episodes:,} sealed, {found.journal_episodes:,} in the "
-        f"journal, {found.unfinished:,} unfinished), {found.steps:,} steps, {found.minutes:,.1f} min, "
-        f"success {found.success:.0%}, {_megabytes(found.num_bytes)} "
-        f"({_megabytes(found.journal_bytes)} journal)"
+        f"{found.episodes:,} episodes ({where}{found.unfinished:,} unfinished), "
+        f"{found.steps:,} steps, {found.minutes:,.1f} min, success {_share_of(found.success)}, "
+        f"{_megabytes(found.num_bytes)}"
+        + (f" ({_megabytes(found.journal_bytes)} journal)" if found.kind == "store" else "")
     )
     _print_lost(console, found.lost)
     result = dataclasses.asdict(found) | {"bytes": found.num_bytes, "lost_steps": found.lost_steps}
@@ -287,7 +290,7 @@ def _groups(found: Summary) -> Table:
             f"{group.episodes:,}",
             f"{group.steps:,}",
             f"{group.minutes:,.1f}",
-            f"{group.successes / max(1, group.episodes):.0%}",
+            _share_of(None if found.success is None else group.successes / max(1, group.episodes)),
         )
     return table
 
@@ -295,6 +298,10 @@ def _groups(found: Summary) -> Table:
 def _print_lost(console: Console, lost: Sequence[object]) -> None:
     for problem in lost:
         console.print(f"  lost earlier: {problem}", markup=False)
+
+
+def _share_of(success: float | None) -> str:
+    return "not judged" if success is None else f"{success:.0%}"
 
 
 def _megabytes(num_bytes: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -45,8 +46,8 @@ class Summary:
     unfinished: int
     steps: int
     minutes: float
-    success: float
-    """Share of the episodes that reached success."""
+    success: float | None
+    """Share of the episodes that reached success; None where nobody judged."""
     sealed_episodes: int
     journal_episodes: int
     num_bytes: int
@@ -96,7 +97,7 @@ def summarize(path: str | Path) -> Summary:
         unfinished=unfinished,
         steps=steps,
         minutes=steps / source.meta.control_hz / 60,
-        success=successes / max(1, len(source)),
+        success=successes / max(1, len(source)) if _is_judged(source) else None,
         sealed_episodes=len(source) - in_journal,
         journal_episodes=in_journal,
         num_bytes=_num_bytes(folder),
@@ -115,6 +116,12 @@ def _episodes(source: EpisodeSource) -> Iterator[tuple[str, dict[str, Array]]]:
         else:
             episode = source.read(i)
             yield episode.device, {name: getattr(episode, name) for name in names}
+
+
+def _is_judged(source: EpisodeSource) -> bool:
+    """Returns whether success was recorded; most datasets of others have no such column."""
+    info: dict[str, Any] | None = getattr(source, "info", None)
+    return info is None or "next.success" in info["features"]
 
 
 def _lost(store: StoreReader) -> tuple[Problem, ...]:
