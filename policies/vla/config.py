@@ -72,9 +72,9 @@ class SmallVLAConfig:
     """Largest change of contrast and brightness of training pictures."""
     dropout: float = 0.2
     """Share of the picture tokens' elements that training hides."""
-    state_noise: float = 0.7
+    state_noise: float = 1.0
     """Noise on the training states, in standard deviations of the data."""
-    state_dropout: float = 0.2
+    state_dropout: float = 0.3
     """Share of the training observations that show the mean state, so that the pictures are learned too."""
 
     def __post_init__(self) -> None:
