@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -31,8 +31,8 @@ Backend = Literal["pyav", "torchcodec"]
 class Decoder(Protocol):
     """An open video file."""
 
-    def frames(self, numbers: Array) -> Array:
-        """Returns (n, h, w, 3) uint8 for ascending frame numbers without repetition."""
+    def frames(self, numbers: Array) -> Iterator[Array]:
+        """Yields (h, w, 3) uint8 for ascending frame numbers; each may be gone when the next comes."""
         ...
 
     def close(self) -> None: ...
@@ -51,17 +51,34 @@ class Decoders:
         self._lock = threading.Lock()
         self._process = os.getpid()
 
-    def frames(self, path: Path, numbers: Sequence[int] | Array, fps: float) -> Array:
+    def frames(
+        self, path: Path, numbers: Sequence[int] | Array, fps: float, out: Array | None = None
+    ) -> Array:
         """Returns the frames of a file in the order asked for, (n, h, w, 3) uint8.
+
+        Args:
+            path: of the file.
+            numbers: of the frames, (n,).
+            fps: of the dataset.
+            out: where to write them, instead of a new array: a picture is copied once.
 
         Raises:
             DatasetError: no such file, no readable video, or a frame that it does not have.
         """
-        wanted, inverse = np.unique(np.asarray(numbers, np.int64), return_inverse=True)
+        numbers = np.asarray(numbers, np.int64)
+        if not len(numbers):
+            return np.empty((0, 0, 0, 3), np.uint8)
+        order = np.argsort(numbers, kind="stable")
+        wanted, first = np.unique(numbers[order], return_index=True)
         decoder, lock = self._get(path, fps)
         with lock:
-            found = decoder.frames(wanted)
-        return found if len(inverse) == len(wanted) and (np.diff(inverse) > 0).all() else found[inverse]
+            for places, frame in zip(np.split(order, first[1:]), decoder.frames(wanted), strict=True):
+                if out is None:
+                    out = np.empty((len(numbers), *frame.shape), np.uint8)
+                for place in places.tolist():
+                    out[place] = frame
+        assert out is not None
+        return out
 
     def close(self) -> None:
         """Closes every file."""
@@ -102,17 +119,12 @@ class PyavDecoder:
         self._key = 0  # the last key frame
         self._group = 1  # longest known distance of key frames
 
-    def frames(self, numbers: Array) -> Array:
-        out: Array | None = None
-        for row, number in enumerate(numbers.tolist()):
-            frame = self._reach(number)
-            if out is None:
-                out = np.empty((len(numbers), frame.height, frame.width, 3), np.uint8)
-            rgb = self._to_rgb.reformat(frame, format="rgb24")
+    def frames(self, numbers: Array) -> Iterator[Array]:
+        for number in numbers.tolist():
+            rgb = self._to_rgb.reformat(self._reach(number), format="rgb24")
             plane: Any = rgb.planes[0]
             lines = np.frombuffer(plane, np.uint8).reshape(rgb.height, plane.line_size)
-            out[row] = lines[:, : rgb.width * 3].reshape(out.shape[1:])
-        return np.empty((0, self._stream.height, self._stream.width, 3), np.uint8) if out is None else out
+            yield lines[:, : rgb.width * 3].reshape(rgb.height, rgb.width, 3)
 
     def close(self) -> None:
         self._container.close()
@@ -164,14 +176,15 @@ class TorchcodecDecoder:
         except (RuntimeError, ValueError) as error:
             raise DatasetError(unreadable(path, error)) from error
 
-    def frames(self, numbers: Array) -> Array:
+    def frames(self, numbers: Array) -> Iterator[Array]:
         total = self._decoder.metadata.num_frames
         if total is not None and len(numbers) and numbers[-1] >= total:
             raise DatasetError(no_frame(self._path, int(numbers[numbers >= total][0])))
         try:
-            return self._decoder.get_frames_at(indices=numbers.tolist()).data.numpy()
+            decoded = self._decoder.get_frames_at(indices=numbers.tolist()).data.numpy()
         except (RuntimeError, IndexError) as error:
             raise DatasetError(unreadable(self._path, error)) from error
+        yield from decoded
 
     def close(self) -> None:
         del self._decoder
@@ -250,13 +263,12 @@ def unreadable(path: Path, error: Exception) -> str:
     )
 
 
-def decode_pictures(encoded: Sequence[bytes], at: str = "picture") -> Array:
+def decode_pictures(encoded: Sequence[bytes], at: str = "picture", out: Array | None = None) -> Array:
     """Returns PNG or JPEG pictures of one size, (n, h, w, 3) uint8.
 
     Raises:
         DatasetError: bytes that are neither.
     """
-    out: Array | None = None
     for row, content in enumerate(encoded):
         picture = _decode_picture(content, f"{at} {row}")
         if out is None:

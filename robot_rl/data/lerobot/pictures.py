@@ -138,8 +138,10 @@ class PictureReader:
         self, camera: str, episodes: Array, steps: Array, places: Array, out: Array
     ) -> Callable[[], None]:
         def read() -> None:
-            pictures = self._dataset.frames_of(camera, episodes, steps)
-            out[places] = resize_pictures(pictures, self._resize)
+            if self._resize is None and (np.diff(places) == 1).all():
+                self._dataset.frames_of(camera, episodes, steps, out[places[0] : places[-1] + 1])
+            else:
+                out[places] = resize_pictures(self._dataset.frames_of(camera, episodes, steps), self._resize)
 
         return read
 

@@ -117,7 +117,7 @@ class Dataset:
             obs=obs,
             final_obs=self._beside.final(episode),
             action=action,
-            base_action=rows.get("base_action", action),
+            base_action=rows.get("base_action", action).reshape(action.shape),  # one element is stored flat
             reward=rows.get("next.reward", np.zeros(steps, np.float32)).astype(np.float32),
             terminated=terminated,
             truncated=rows.get("next.truncated", last & ~terminated).astype(bool),
@@ -203,18 +203,28 @@ class Dataset:
             episode: 0 to E - 1.
             steps: control steps of the episode.
         """
+        if not len(steps):
+            return np.empty((0, *self.features[camera].shape), np.uint8)
         return self.frames_of(camera, np.full(len(steps), episode), np.asarray(steps, np.int64))
 
-    def frames_of(self, camera: str, episodes: Array, steps: Array) -> Array:
-        """Returns pictures of several episodes that lie in one file, in one pass, (n, h, w, 3) uint8."""
+    def frames_of(self, camera: str, episodes: Array, steps: Array, out: Array | None = None) -> Array:
+        """Returns pictures of several episodes that lie in one file, in one pass, (n, h, w, 3) uint8.
+
+        Args:
+            camera: observation key.
+            episodes: of each picture, (n,).
+            steps: of each picture, (n,).
+            out: where to write them, instead of a new array.
+        """
         name, number = self._names[camera], int(self.file_of(camera)[episodes[0]])
         if name in self.index.videos:
             path = self.folder / self.index.videos[name].files[number]
-            return self._decoders.frames(path, self.first_of(camera)[episodes] + steps, self.index.fps)
+            return self._decoders.frames(path, self.first_of(camera)[episodes] + steps, self.index.fps, out)
         content: list[bytes] = []
         for episode, step in zip(episodes.tolist(), steps.tolist(), strict=True):
             content.append(self._encoded(name, episode)[step].as_py())
-        return decode_pictures(content, f"{self.folder / self.index.files[number]}: {name}, picture")
+        at = f"{self.folder / self.index.files[number]}: {name}, picture"
+        return decode_pictures(content, at, out)
 
     def files_of(self, camera: str) -> list[str]:
         """Returns the files that hold a camera's pictures, below the folder."""

@@ -87,6 +87,7 @@ def test_frames_are_those_of_decoding_from_the_beginning(video_dataset: Path) ->
     np.testing.assert_array_equal(lazy[:], whole)
     np.testing.assert_array_equal(lazy[4], whole[4])
     np.testing.assert_array_equal(lazy[np.array([8, 2, 2])], whole[[8, 2, 2]])
+    assert len(lazy[5:5]) == 0
 
 
 @pytest.mark.parametrize("group", [1, 2, 7, 40])
