@@ -21,7 +21,8 @@ Usage: robot-rl collect task=<name> out=<folder> [episodes=100] [bias_m=0] [nois
 
 Runs the task's scripted expert and writes its episodes, failures included, as a LeRobotDataset v3.
 bias_m lets it aim beside the target, noise_m varies the aim between episodes: a base of chosen
-quality. images=video is smaller, png loses nothing. Train on the result with `robot-rl train demos.path=<folder>`.
+quality. images=video is smaller, png loses nothing.
+Train on the result with `robot-rl train demos.path=<folder>`.
 
 Examples:
   robot-rl collect task=pick_cube episodes=50 out=demos/pick_cube

@@ -66,9 +66,10 @@ def compact(folder: str | Path, *, data_mb: float | None = None, video_mb: float
             f"{folder}: version {info['codebase_version']}, allowed: v3.0. Only version 3 has files of many "
             "episodes; `robot_rl.data.lerobot.edit.merge` writes it anew."
         )
-    if not info["total_episodes"]:
-        return
     with closing(DatasetLock(folder)):
+        info = read_info(folder)  # again: nobody adds to it from here on
+        if not info["total_episodes"]:
+            return
         new = folder.with_name(f".compacting-{folder.name}")
         shutil.rmtree(new, ignore_errors=True)  # of an attempt that was cut short
         foreign = _foreign(folder)
@@ -107,7 +108,7 @@ def _write(folder: Path, new: Path, info: dict[str, Any], rows: Any, limits_mb: 
         before_s: dict[int, float] = {}
         for group in groups:
             target = new / place(info["video_path"], group.number, video_key=name)
-            frames = _join_videos([path(number) for number in group.files], target)
+            frames = _join_videos([path(number) for number in group.files], target, info["fps"])
             begins = np.cumsum([0, *frames[:-1]]) / info["fps"]
             before_s |= dict(zip(group.files, begins.tolist(), strict=True))
         shift = np.array([before_s[number] for number in old.tolist()])
@@ -201,7 +202,7 @@ def _header(path: Path) -> Any:
         return (codec.name, codec.width, codec.height, codec.extradata)
 
 
-def _join_videos(paths: list[Path], target: Path) -> list[int]:
+def _join_videos(paths: list[Path], target: Path, fps: float) -> list[int]:
     """Copies the packets of videos one after the other; returns how many frames each has."""
     target.parent.mkdir(parents=True, exist_ok=True)
     frames: list[int] = []
@@ -210,12 +211,11 @@ def _join_videos(paths: list[Path], target: Path) -> list[int]:
         for path in paths:
             with av.open(str(path)) as source:
                 video = source.streams.video[0]
-                assert video.average_rate is not None
                 assert video.time_base is not None
                 if stream is None:
                     stream = joined.add_stream_from_template(video, opaque=True)
                     stream.time_base = video.time_base
-                ticks = round(sum(frames) / (video.average_rate * video.time_base))
+                ticks = round(sum(frames) / fps / video.time_base)
                 for packet in source.demux(video):
                     if packet.dts is not None:
                         packet.dts += ticks

@@ -12,7 +12,7 @@ from robot_rl.core.errors import DatasetError
 from robot_rl.data.episode import Episode
 from robot_rl.data.lerobot.compact import compact
 from robot_rl.data.lerobot.reader import Dataset
-from robot_rl.data.lerobot.writer import DatasetWriter
+from robot_rl.data.lerobot.writer import DatasetLock, DatasetWriter
 
 Made = Callable[..., Episode]
 
@@ -149,6 +149,22 @@ def test_somebody_who_writes_meanwhile_is_noticed(
     with pytest.raises(DatasetError, match=r"somebody is writing to it\. Close that writer"):
         compact(folder)
     assert len(files(folder, "*.mp4")) == 8
+
+
+def test_an_episode_of_the_last_moment_is_joined_too(
+    tmp_path: Path, made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A writer adds one after compaction looked at the folder and before it took the lock."""
+    folder = written(tmp_path / "d", made)
+
+    def late(path: Path) -> DatasetLock:
+        with opened(folder, made) as writer:
+            writer.write(made(7, seed=9, depth=True))
+        return DatasetLock(path)
+
+    monkeypatch.setattr("robot_rl.data.lerobot.compact.DatasetLock", late)
+    compact(folder)
+    assert Dataset(folder).lengths().tolist() == [*LENGTHS, 7]
 
 
 def test_a_writer_keeps_compaction_out(tmp_path: Path, made: Made) -> None:
