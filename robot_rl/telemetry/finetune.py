@@ -102,7 +102,7 @@ def baselines(runs: Sequence[RunRecord], missing: list[str]) -> str:
         text = (
             f"Nearest neighbours: the mean of {neighbour.get('neighbours')}, their chunks taken as {manner}, "
             f"pictures weighted by {neighbour.get('picture_weight')}; chosen by leaving out one training "
-            "episode at a time."
+            f"episode at a time. One neighbour alone: {_number(summary.get('single_neighbour_error'))}."
         )
         parts.append(page.paragraph(text, "note"))
     if isinstance(act, Mapping):

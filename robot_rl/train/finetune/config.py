@@ -74,6 +74,8 @@ class FinetuneConfig:
     """A robot that the dataset's joints must fit; nothing is compared if None."""
     horizon: int = 16
     """H, control steps of a chunk: of a policy made anew, and of the errors."""
+    history: int = 0
+    """Control steps over which the change of the state is given beside it, to every learner; 0: not."""
     picture: tuple[int, int] | None = None
     """Height and width that pictures are read at; None: what the policy is made for."""
     cache: str | None = None
@@ -130,6 +132,7 @@ class FinetuneConfig:
         require(self.curve_points >= 0, "curve_points", self.curve_points, "0 or more")
         require(self.updates is None or self.updates >= 1, "updates", self.updates, "1 or more, or null")
         require(self.cache_gb >= 0, "cache_gb", self.cache_gb, "0 or more")
+        require(self.history >= 0, "history", self.history, "0 or more")
         require(self.workers >= 0, "workers", self.workers, "0 or more")
         require(self.minutes > 0, "minutes", self.minutes, "above 0")
         picture = self.picture

@@ -8,15 +8,21 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
 
 from robot_rl.core.errors import ConfigError, DatasetError
 from robot_rl.core.policy import DemoBatch
 from robot_rl.core.seeding import train_seed
+from robot_rl.data.episode import Feature
 from robot_rl.data.facts import DatasetFacts
 from robot_rl.data.lerobot.pictures import PictureCache, PictureReader
 from robot_rl.data.lerobot.reader import Dataset
+from robot_rl.data.lerobot.stats import of_columns
 from robot_rl.data.loader import ChunkLoader
 from robot_rl.data.replay import StepBatch
 from robot_rl.sim.robots.robot import load_robot
@@ -54,6 +60,7 @@ class DemoData:
         device: str,
         cache: PictureCache,
         workers: int = 0,
+        history: int = 0,
     ) -> None:
         """Opens nothing yet.
 
@@ -64,9 +71,11 @@ class DemoData:
             device: where batches go.
             cache: where decoded pictures are kept.
             workers: processes that read ahead for the learner.
+            history: control steps over which the change of the state is given beside it; 0: not given.
         """
         self.dataset, self.split, self.picture = dataset, split, picture
         self._device, self._cache, self._workers = device, cache, workers
+        self._history = history
 
     def decode(self, progress: Callable[[int, int], None]) -> None:
         """Decodes every picture once, if the cache keeps them in files."""
@@ -78,17 +87,27 @@ class DemoData:
 
     def facts(self, episodes: Sequence[int] | None = None) -> DatasetFacts:
         """Returns sizes, names and statistics of the training episodes, or of those given."""
-        return self.dataset.facts(episodes=list(episodes or self.split.train), resize=self.picture)
+        chosen = list(episodes or self.split.train)
+        facts = self.dataset.facts(episodes=chosen, resize=self.picture)
+        return with_change(facts, self.dataset, chosen, self._history) if self._history else facts
 
     def experience(self, episodes: Sequence[int], *, horizon: int, batch: int, seed: int) -> ChunkExperience:
         """Returns random chunks of these episodes for the learner."""
-        return ChunkExperience(self._loader(episodes, horizon, batch, seed, self._workers), self._device)
+        return ChunkExperience(self._loader(episodes, horizon, batch, seed, self._workers), self._ready)
 
     def batches(self, episodes: Sequence[int], *, horizon: int, stride: int) -> Iterator[DemoBatch]:
         """Yields the chunks that begin at every `stride`-th step of these episodes, in order."""
         with self._loader(episodes, horizon, EVAL_BATCH, 0) as loader:
             for batch in loader.batches(steps_stride=stride):
-                yield to_device(batch, self._device)
+                yield self._ready(batch)
+
+    def _ready(self, batch: DemoBatch) -> DemoBatch:
+        """Returns a batch as the policies see it, on the learner's device."""
+        if self._history:
+            before, now = batch.obs["state"].unbind(1)
+            batch.obs["state"] = torch.cat([now, now - before], dim=1)
+            del batch.obs["state_is_pad"]  # before the first step nothing had changed
+        return to_device(batch, self._device)
 
     def _loader(
         self, episodes: Sequence[int], horizon: int, batch: int, seed: int, workers: int = 0
@@ -102,14 +121,15 @@ class DemoData:
             resize=self.picture,
             cache=self._cache,
             num_workers=workers,
+            deltas={"state": (-self._history, 0)} if self._history else None,
         )
 
 
 class ChunkExperience:
     """Chunks of recorded episodes; there is nothing to add to them."""
 
-    def __init__(self, loader: ChunkLoader, device: str) -> None:
-        self._loader, self._device = loader, device
+    def __init__(self, loader: ChunkLoader, ready: Callable[[DemoBatch], DemoBatch]) -> None:
+        self._loader, self._ready = loader, ready
 
     def add(self, steps: StepBatch) -> int:
         raise RuntimeError("a dataset is read only: a run that collects needs a ReplayExperience")
@@ -118,7 +138,7 @@ class ChunkExperience:
         self._loader.close()
 
     def sample(self) -> DemoBatch:
-        return to_device(self._loader.sample(), self._device)
+        return self._ready(self._loader.sample())
 
     def state_dict(self) -> dict[str, Any]:
         return {"loader": self._loader.state_dict()}
@@ -182,6 +202,23 @@ def check_robot(robot: str, action_names: Sequence[str], *, at: str) -> None:
             f"robot: {robot!r} does not fit {at}: {'; '.join(parts)}. "
             "Leave robot out to train for the robot that was recorded."
         )
+
+
+def with_change(facts: DatasetFacts, dataset: Dataset, episodes: Sequence[int], history: int) -> DatasetFacts:
+    """Returns facts whose state has the change over `history` control steps behind it, name by name."""
+    state, starts, ends = dataset.columns["state"], dataset.episode_starts, dataset.episode_ends
+    parts: list[NDArray[Any]] = []
+    for episode in episodes:
+        now = state[starts[episode] : ends[episode]]
+        before = now[np.maximum(np.arange(len(now)) - history, 0)]
+        parts.append(np.concatenate([now, now - before], axis=1))
+    names = facts.meta.state_names
+    return replace(
+        facts,
+        meta=replace(facts.meta, state_names=(*names, *(f"{name}.change_{history}" for name in names))),
+        features={**facts.features, "state": Feature("float32", (2 * len(names),))},
+        stats={**facts.stats, "state": of_columns({"state": np.concatenate(parts)})["state"]},
+    )
 
 
 def decoded_bytes(dataset: Dataset, picture: tuple[int, int] | None) -> int:

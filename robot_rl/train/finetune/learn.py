@@ -61,7 +61,13 @@ class FinetuneSession(RunSession):
         if decoded_bytes(dataset, picture) <= config.cache_gb * 1e9:
             cache = PictureCache(folder=config.cache or str(folder / PICTURES))
         self.data = DemoData(
-            dataset, split, picture=picture, device=config.device, cache=cache, workers=config.workers
+            dataset,
+            split,
+            picture=picture,
+            device=config.device,
+            cache=cache,
+            workers=config.workers,
+            history=config.history,
         )
         self.facts = self.data.facts()
         self.ruler = Ruler(self.facts.stats["action"]["std"], self.facts.meta.action_names)

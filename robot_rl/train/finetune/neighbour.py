@@ -75,22 +75,28 @@ class NearestNeighbour:
         Args:
             memory: the training episodes.
             action_std: (A,), what errors are divided by.
-            same_names: state and action are of the same joints, so chunks can be carried over.
+            same_names: the state begins with the joints of the action, so chunks can be carried over.
         """
         self._memory, self._std = memory, action_std
         self._centre, self._scale = memory.state.mean(0), np.maximum(memory.state.std(0), 1e-3)
         self._basis, self._thumb_mean, self._thumb_scale = _principal(memory.thumbs)
         self._state_N = self._states(memory.state)
         self._pictures_N = self._pictures(memory.thumbs)
-        self.choice = self._choose(same_names)
+        found = self._tried(same_names)
+        self.choice = min(found, key=lambda choice: choice.error)
+        """The best of all."""
+        self.single = min((one for one in found if one.neighbours == 1), key=lambda one: one.error)
+        """The best with one neighbour."""
 
-    def predict(self, state: Array, thumbs: Array) -> Array:
-        """Returns chunks (Q, H, A) for states (Q, S) and thumbnails (Q, P)."""
-        distance = self._distance(self._states(state), self._pictures(thumbs), self.choice.picture_weight)
-        nearest = np.argpartition(distance, self.choice.neighbours - 1, axis=1)[:, : self.choice.neighbours]
-        return self._chunks(nearest, state, self.choice.relative).mean(axis=1)
+    def predict(self, state: Array, thumbs: Array, choice: Choice | None = None) -> Array:
+        """Returns chunks (Q, H, A) for states (Q, S) and thumbnails (Q, P), by the best choice or another."""
+        choice = choice or self.choice
+        distance = self._distance(self._states(state), self._pictures(thumbs), choice.picture_weight)
+        nearest = np.argpartition(distance, choice.neighbours - 1, axis=1)[:, : choice.neighbours]
+        return self._chunks(nearest, state, choice.relative).mean(axis=1)
 
-    def _choose(self, same_names: bool) -> Choice:
+    def _tried(self, same_names: bool) -> list[Choice]:
+        """Returns every choice with its error."""
         memory = self._memory
         queries = np.unique(np.linspace(0, len(memory.state) - 1, MAX_QUERIES).astype(int))
         most = min(max(NEIGHBOURS), len(memory.state) - int(np.bincount(memory.episode).max()))
@@ -104,7 +110,7 @@ class NearestNeighbour:
                 found.append(
                     Choice(picture_weight=weight, neighbours=count, relative=relative, error=float(error))
                 )
-        return min(found, key=lambda choice: choice.error)
+        return found
 
     def _left_out(self, queries: Array, weight: float, relative: bool, counts: Sequence[int]) -> Array:
         """Returns the error for every number of neighbours, each query's own episode left out."""
@@ -127,7 +133,7 @@ class NearestNeighbour:
         chunks = self._memory.chunks[nearest]
         if not relative:
             return chunks
-        moved = state[:, None] - self._memory.state[nearest]
+        moved = (state[:, None] - self._memory.state[nearest])[..., : chunks.shape[-1]]
         return chunks + moved[:, :, None]
 
     def _distance(self, state: Array, pictures: Array, weight: float) -> Array:

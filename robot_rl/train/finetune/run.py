@@ -14,6 +14,7 @@ import json
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,7 @@ from robot_rl.train.finetune.learn import (
     updates_in,
     write_errors,
 )
-from robot_rl.train.finetune.neighbour import NearestNeighbour, read_moments, thumbnails
+from robot_rl.train.finetune.neighbour import Choice, NearestNeighbour, read_moments, thumbnails
 from robot_rl.train.finetune.policies import Module, make_policy, recipe_of, save, saved_folder
 from robot_rl.train.record import machine, new_folder, versions, write_report
 from robot_rl.train.session import execute, learn
@@ -51,6 +52,9 @@ class FinetuneSummary:
     heldout_error: float
     """Mean absolute error on the held-out episodes, in standard deviations of the training actions."""
     nearest_neighbour_error: float | None
+    """Of the best choice for it: the mean of several neighbours, as a rule."""
+    single_neighbour_error: float | None
+    """Of the best choice with one neighbour, which is what many call by this name."""
     act_error: float | None
     """None where there was no ACT; `act` says why."""
     minutes: float
@@ -155,13 +159,18 @@ def _neighbour(session: FinetuneSession) -> None:
         with session.timer.stage("neighbour"):
             meta = session.facts.meta
             moments = read_moments(data, horizon=config.horizon, on_episode=progress.update)
-            baseline = NearestNeighbour(
-                moments, session.ruler.std, same_names=meta.state_names == meta.action_names
-            )
-        errors = session.measure(
-            lambda batch: baseline.predict(_state(batch), thumbnails(batch)), data.split.heldout
+            same = meta.state_names[: len(meta.action_names)] == meta.action_names
+            baseline = NearestNeighbour(moments, session.ruler.std, same_names=same)
+        errors, single = (
+            session.measure(partial(_remembered, baseline=baseline, choice=choice), data.split.heldout)
+            for choice in (baseline.choice, baseline.single)
         )
-    session.results["neighbour"] = {"errors": errors.to_json(), "choice": baseline.choice.to_json()}
+    session.results["neighbour"] = {
+        "errors": errors.to_json(),
+        "choice": baseline.choice.to_json(),
+        "single": baseline.single.to_json(),
+        "single_error": single.normalised,
+    }
     session.write("neighbour", {"heldout/error": errors.normalised})
 
 
@@ -255,6 +264,7 @@ def _conclude(session: FinetuneSession) -> FinetuneSummary:
     summary = FinetuneSummary(
         heldout_error=policy["errors"]["normalised"],
         nearest_neighbour_error=neighbour and neighbour["errors"]["normalised"],
+        single_neighbour_error=neighbour and neighbour["single_error"],
         act_error=act and act["errors"]["normalised"],
         minutes=round(session.elapsed_s / 60.0, 3),
         policy=config.policy,
@@ -274,7 +284,7 @@ def _conclude(session: FinetuneSession) -> FinetuneSummary:
         chunks=policy["errors"]["chunks"],
         groups={name: error["groups"] for name, error in errors.items()},
         units={name: error["units"] for name, error in errors.items()},
-        nearest_neighbour=neighbour and neighbour["choice"],
+        nearest_neighbour=neighbour and {**neighbour["choice"], "single": neighbour["single"]},
         act=results["no_act"] or {"chosen": asdict(_best_trial(session)), "tried": results["trials"]},
         command=_command(config, policy["updates"]),
         timing=session.timer.seconds(),
@@ -292,8 +302,8 @@ def _best_trial(session: FinetuneSession) -> Trial:
     return min((Trial(**trial) for trial in session.results["trials"]), key=lambda trial: trial.error)
 
 
-def _state(batch: DemoBatch) -> Any:
-    return batch.obs["state"].cpu().numpy()
+def _remembered(batch: DemoBatch, *, baseline: NearestNeighbour, choice: Choice) -> Any:
+    return baseline.predict(batch.obs["state"].cpu().numpy(), thumbnails(batch), choice)
 
 
 def _command(config: FinetuneConfig, updates: int) -> str:

@@ -4,13 +4,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from robot_rl.config import build
 from robot_rl.core.errors import ConfigError, DatasetError
+from robot_rl.data.lerobot.pictures import PictureCache
 from robot_rl.data.lerobot.reader import Dataset
 from robot_rl.train.finetune.config import FinetuneConfig
-from robot_rl.train.finetune.data import Split, check_robot, open_data, split_episodes
+from robot_rl.train.finetune.data import DemoData, Split, check_robot, open_data, split_episodes
 
 
 def test_the_last_episodes_are_held_out() -> None:
@@ -87,3 +90,21 @@ def test_statistics_are_of_the_training_episodes_alone(make_dataset: Callable[..
     some, all_ = dataset.facts(episodes=[0, 1]), dataset.facts()
     assert some.stats["action"]["count"] == 40
     assert all_.stats["action"]["count"] == 60
+
+
+def test_the_change_of_the_state_stands_behind_it(dataset: Path) -> None:
+    split = Split((0, 1), (2,))
+    data = DemoData(Dataset(dataset), split, picture=None, device="cpu", cache=PictureCache(), history=3)
+    (batch,) = data.batches([1], horizon=4, stride=1)
+    state = Dataset(dataset).read(1).obs["state"]
+    np.testing.assert_array_equal(batch.obs["state"][:, :2], state)
+    np.testing.assert_allclose(batch.obs["state"][3:, 2:], state[3:] - state[:-3])
+    np.testing.assert_allclose(batch.obs["state"][:3, 2:], state[:3] - state[0])  # nothing before the first
+    facts = data.facts()
+    assert facts.meta.state_names == (
+        *("left_shoulder", "right_shoulder"),
+        *("left_shoulder.change_3", "right_shoulder.change_3"),
+    )
+    assert facts.features["state"].shape == (4,)
+    batches = torch.cat([b.obs["state"] for e in split.train for b in data.batches([e], horizon=4, stride=1)])
+    np.testing.assert_allclose(facts.stats["state"]["mean"], batches.mean(0), atol=1e-6)

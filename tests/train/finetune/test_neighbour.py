@@ -40,6 +40,8 @@ def test_it_takes_chunks_as_they_are_where_they_do_not() -> None:
     state = chunks[:, 0] + 0.3 * random.standard_normal((60, 1))  # tells which of two actions is due
     found = NearestNeighbour(memory(state, chunks, no_pictures(60)), np.ones(1), same_names=True)
     assert not found.choice.relative
+    assert found.single.neighbours == 1
+    assert found.single.error >= found.choice.error
     np.testing.assert_allclose(found.predict(np.array([[1.1]]), no_pictures(1)), np.ones((1, 3, 1)))
 
 

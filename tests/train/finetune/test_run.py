@@ -98,6 +98,7 @@ def test_a_run_says_what_it_came_to(whole: FinetuneSummary) -> None:
     assert whole.heldout_episodes == (5, 6)
     assert whole.chunks == 20  # two episodes of 20 steps, every second step
     assert whole.nearest_neighbour_error is not None
+    assert whole.single_neighbour_error is not None
     assert whole.act_error is None
     assert "pip install 'robot-rl[lerobot]'" in str(whole.act)
     rows = read_metrics(Path(whole.run) / "metrics.jsonl")
