@@ -15,10 +15,16 @@ ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = ("README.md", "CONTRIBUTING.md")
 
 
-def blocks(language: str) -> list[str]:
+def fenced(language: str, text: str) -> list[str]:
     """Returns the fenced blocks of one language, in order."""
-    fence = re.compile(rf"^```{language}\n(.*?)^```", re.MULTILINE | re.DOTALL)
-    return [block for name in DOCUMENTS for block in fence.findall((ROOT / name).read_text(encoding="utf-8"))]
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+
+
+def blocks(language: str) -> list[str]:
+    """Returns the fenced blocks of one language in the documents, in order."""
+    return [
+        block for name in DOCUMENTS for block in fenced(language, (ROOT / name).read_text(encoding="utf-8"))
+    ]
 
 
 def shell_lines(program: str) -> list[str]:
@@ -75,6 +81,16 @@ def test_python_snippets_run(
     monkeypatch.chdir(tmp_path)
     run_snippet(snippet)
     assert capsys.readouterr().out
+
+
+@pytest.mark.parametrize("page", ["data", "policies"])
+def test_the_snippets_of_a_page_run_one_after_the_other(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    snippets = fenced("python", (ROOT / f"docs/{page}.md").read_text(encoding="utf-8"))
+    assert snippets
+    run_snippet("\n".join(snippets))
 
 
 @pytest.mark.slow
