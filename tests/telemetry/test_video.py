@@ -22,7 +22,8 @@ def decode(path) -> tuple[np.ndarray, Fraction, str]:
         images = [frame.to_ndarray(format="rgb24") for frame in container.decode(stream)]
         rate = stream.average_rate
         assert rate is not None
-        return np.stack(images), Fraction(rate.numerator, rate.denominator), stream.codec_context.name
+        codec = stream.codec_context.name
+    return np.stack(images), Fraction(rate.numerator, rate.denominator), codec
 
 
 def test_a_film_comes_back_with_its_size_rate_and_colours(tmp_path):
