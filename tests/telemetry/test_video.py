@@ -1,3 +1,4 @@
+from contextlib import closing
 from fractions import Fraction
 
 import av
@@ -17,13 +18,12 @@ def film(num_frames: int, height: int, width: int) -> np.ndarray:
 
 
 def decode(path) -> tuple[np.ndarray, Fraction, str]:
-    with av.open(str(path)) as container:
+    with closing(av.open(str(path))) as container:
         stream = container.streams.video[0]
         images = [frame.to_ndarray(format="rgb24") for frame in container.decode(stream)]
         rate = stream.average_rate
         assert rate is not None
-        codec = stream.codec_context.name
-    return np.stack(images), Fraction(rate.numerator, rate.denominator), codec
+        return np.stack(images), Fraction(rate.numerator, rate.denominator), stream.codec_context.name
 
 
 def test_a_film_comes_back_with_its_size_rate_and_colours(tmp_path):
