@@ -293,7 +293,9 @@ class SmallVLA(nn.Module):
             )
         state = self.normaliser.state(state)
         if augment and self.config.state_noise > 0:
-            state = state + self.config.state_noise * normal_like(state, generator)
+            # From none to all of it: fine distances are learned from exact states, the rest from rough ones.
+            size = self.config.state_noise * _uniform((len(state), 1), state, generator)
+            state = state + size * normal_like(state, generator)
         if augment and self.config.state_dropout > 0:
             state = state * (_uniform((len(state), 1), state, generator) >= self.config.state_dropout)
         return state

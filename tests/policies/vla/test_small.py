@@ -279,7 +279,8 @@ def test_how_much_to_execute_comes_from_several_horizons_only() -> None:
 @pytest.mark.parametrize("options", [{"horizons": (2, 4, 8)}, {"relative_actions": False}])
 def test_it_learns_a_chunk_for_each_picture(options: dict[str, Any]) -> None:
     # Two pictures, two chunks: what to do is in the picture alone.
-    policy, batch = make(**options, state_noise=0.0, steps=10), demonstration(16)
+    # Both weigh the same here: 70 updates have to do for both modes.
+    policy, batch = make(**options, state_noise=0.0, regression=1.0, steps=10), demonstration(16)
     bright = torch.arange(16) % 2 == 1
     batch.obs["front.rgb"][:] = torch.where(bright, 200, 40)[:, None, None, None].to(torch.uint8)
     batch.obs["state"][:] = 0.1
@@ -338,6 +339,20 @@ def test_training_varies_what_it_sees_and_acting_does_not() -> None:
     }
     plain = make(**quiet)
     assert plain.train().bc_loss(batch, seeded()) == plain.eval().bc_loss(batch, seeded())
+
+
+def test_state_noise_is_of_every_size_up_to_its_own() -> None:
+    policy, batch = make(state_noise=0.5, state_dropout=0.0), demonstration(128)
+    batch.obs["state"][:] = 0.1
+    seen: list[torch.Tensor] = []
+    policy.state_in.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+    policy.eval().bc_loss(batch, seeded())
+    policy.train().bc_loss(batch, seeded())
+    exact, noisy = seen
+    assert len(exact.unique(dim=0)) == 1
+    size = (noisy - exact).square().mean(dim=1).sqrt()
+    assert size.min() < 0.02
+    assert size.square().mean().sqrt() == pytest.approx(0.5 / 3**0.5, rel=0.15)  # uniform from 0 to 0.5
 
 
 @pytest.mark.parametrize("horizons", [(), (2, 4, 8)])
