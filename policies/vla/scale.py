@@ -130,9 +130,17 @@ class ChunkScale(nn.Module):
         return (actions - self.origin(state) - self.centre) / self.half_range
 
     def unaction(self, scaled: Tensor, state: Tensor) -> Tensor:
-        """Maps chunks back to the dataset's units, inside the dataset's range."""
-        actions = torch.addcmul(self.centre, scaled, self.half_range) + self.origin(state)
-        return actions.clamp(self.low, self.high)
+        """Maps chunks back to the dataset's units, inside the dataset's range.
+
+        A joint that stands outside the range may stay where it is, but go no further: sending it into
+        the range at once would be a jump that nobody demonstrated.
+        """
+        origin = self.origin(state)
+        actions = torch.addcmul(self.centre, scaled, self.half_range) + origin
+        is_relative = self._relative > 0
+        low = torch.where(is_relative, origin.minimum(self.low), self.low)
+        high = torch.where(is_relative, origin.maximum(self.high), self.high)
+        return actions.clamp(low, high)
 
     def _set_range(self, low: Tensor, high: Tensor) -> None:
         self.centre.copy_((low + high) / 2)

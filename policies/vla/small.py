@@ -230,7 +230,7 @@ class SmallVLA(nn.Module):
         return self.normaliser.action(actions, obs["state"])
 
     def from_chain(self, x: Tensor, obs: dict[str, Tensor]) -> Tensor:
-        """Maps the end of a chain (B, H, A) to the dataset's units, inside the dataset's range."""
+        """Maps the end of a chain (B, H, A) to the dataset's units; see `ChunkScale.unaction`."""
         return self.normaliser.unaction(x, obs["state"])
 
     def features(self, obs: dict[str, Tensor]) -> Tensor:

@@ -72,6 +72,23 @@ def test_relative_actions_by_hand() -> None:
     assert torch.allclose(scale.unaction(scaled, state), actions, atol=1e-6)
 
 
+def test_a_joint_outside_the_range_may_stay_but_go_no_further() -> None:
+    # The first action, -2 to 2 in the data, is relative to a joint at 5, -5 and 1; the second is absolute.
+    scale = ChunkScale(2, 2, 1, relative_to=(0, -1))
+    scale.fit(STATS)
+    state = torch.tensor([[5.0, 9.0], [-5.0, 9.0], [1.0, 9.0]])
+
+    def joint(distance: float) -> list[float]:
+        scaled = torch.full((3, 1, 2), distance)
+        assert scale.unaction(scaled, state)[:, 0, 1].max() <= 3.0
+        return scale.unaction(scaled, state)[:, 0, 0].tolist()
+
+    assert joint(0.0) == [5.0, -5.0, 1.0]
+    assert joint(9.0) == [5.0, 2.0, 2.0]
+    assert joint(-1.0) == [4.0, -5.0, 0.0]
+    assert joint(-9.0) == [-2.0, -5.0, -2.0]
+
+
 def test_the_end_of_an_episode_is_not_measured() -> None:
     scale = ChunkScale(1, 1, 2, relative_to=(0,))
     actions = torch.tensor([[[1.0], [1.0]], [[2.0], [50.0]]])

@@ -144,7 +144,9 @@ def test_cameras_of_two_sizes_are_refused() -> None:
 
 
 def test_actions_are_in_the_dataset_s_units_and_range() -> None:
-    out = trained().sample(observation(50), generator=seeded()).actions
+    obs = observation(50)
+    obs["state"].clamp_(-0.2, 0.6)  # a joint outside the range may stay there
+    out = trained().sample(obs, generator=seeded()).actions
     assert out.shape == (50, 8, 3)
     assert out.min() >= -0.2
     assert out.max() <= np.float32(0.6)
