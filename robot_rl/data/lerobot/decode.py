@@ -7,10 +7,11 @@ pictures that it touches is decoded once. n frames, h x w pixels.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -28,11 +29,23 @@ Array = NDArray[Any]
 Backend = Literal["pyav", "torchcodec"]
 
 
+class FrameError(Exception):
+    """A frame that is absent or damaged; `Decoders` says of which file and episode."""
+
+    def __init__(self, number: int, *, absent: bool = False) -> None:
+        super().__init__(f"frame {number}")
+        self.number, self.absent = number, absent
+
+
 class Decoder(Protocol):
     """An open video file."""
 
     def frames(self, numbers: Array) -> Iterator[Array]:
-        """Yields (h, w, 3) uint8 for ascending frame numbers; each may be gone when the next comes."""
+        """Yields (h, w, 3) uint8 for ascending frame numbers; each may be gone when the next comes.
+
+        Raises:
+            FrameError: one that the file does not have, or whose packets are damaged.
+        """
         ...
 
     def close(self) -> None: ...
@@ -52,7 +65,12 @@ class Decoders:
         self._process = os.getpid()
 
     def frames(
-        self, path: Path, numbers: Sequence[int] | Array, fps: float, out: Array | None = None
+        self,
+        path: Path,
+        numbers: Sequence[int] | Array,
+        fps: float,
+        out: Array | None = None,
+        where: Callable[[int], str] = "frame {}".format,
     ) -> Array:
         """Returns the frames of a file in the order asked for, (n, h, w, 3) uint8.
 
@@ -61,9 +79,10 @@ class Decoders:
             numbers: of the frames, (n,).
             fps: of the dataset.
             out: where to write them, instead of a new array: a picture is copied once.
+            where: says which episode a frame belongs to, for the message if it is damaged.
 
         Raises:
-            DatasetError: no such file, no readable video, or a frame that it does not have.
+            DatasetError: no such file, no readable video, damage, or a frame that it does not have.
         """
         numbers = np.asarray(numbers, np.int64)
         if not len(numbers):
@@ -71,12 +90,16 @@ class Decoders:
         order = np.argsort(numbers, kind="stable")
         wanted, first = np.unique(numbers[order], return_index=True)
         decoder, lock = self._get(path, fps)
-        with lock:
-            for places, frame in zip(np.split(order, first[1:]), decoder.frames(wanted), strict=True):
-                if out is None:
-                    out = np.empty((len(numbers), *frame.shape), np.uint8)
-                for place in places.tolist():
-                    out[place] = frame
+        try:
+            with lock:
+                for places, frame in zip(np.split(order, first[1:]), decoder.frames(wanted), strict=True):
+                    if out is None:
+                        out = np.empty((len(numbers), *frame.shape), np.uint8)
+                    for place in places.tolist():
+                        out[place] = frame
+        except FrameError as error:
+            say = no_frame if error.absent else undecodable
+            raise DatasetError(say(path, where(error.number))) from error
         assert out is not None
         return out
 
@@ -105,7 +128,6 @@ class PyavDecoder:
     """A video file read by PyAV: no other library, no FFmpeg of the system."""
 
     def __init__(self, path: Path, fps: float) -> None:
-        self._path = path
         self._container: Any = open_video(path)
         self._stream: Any = self._container.streams.video[0]
         self._stream.thread_type = "NONE"  # frame threads would decode ahead of every seek,
@@ -121,7 +143,11 @@ class PyavDecoder:
 
     def frames(self, numbers: Array) -> Iterator[Array]:
         for number in numbers.tolist():
-            rgb = self._to_rgb.reformat(self._reach(number), format="rgb24")
+            try:
+                rgb = self._to_rgb.reformat(self._reach(number), format="rgb24")
+            except av.error.FFmpegError as error:
+                self._at = None  # the next frame begins with a seek
+                raise FrameError(number) from error
             plane: Any = rgb.planes[0]
             lines = np.frombuffer(plane, np.uint8).reshape(rgb.height, plane.line_size)
             yield lines[:, : rgb.width * 3].reshape(rgb.height, rgb.width, 3)
@@ -146,7 +172,7 @@ class PyavDecoder:
             if at > number:
                 break
         self._at = None
-        raise DatasetError(no_frame(self._path, number))
+        raise FrameError(number, absent=True)
 
     def _seek(self, number: int) -> None:
         self._container.seek(
@@ -168,7 +194,6 @@ class TorchcodecDecoder:
             ) from error
         if not path.is_file():
             open_video(path)
-        self._path = path
         try:
             self._decoder: Any = VideoDecoder(
                 str(path), seek_mode="approximate", dimension_order="NHWC", num_ffmpeg_threads=1
@@ -179,15 +204,24 @@ class TorchcodecDecoder:
     def frames(self, numbers: Array) -> Iterator[Array]:
         total = self._decoder.metadata.num_frames
         if total is not None and len(numbers) and numbers[-1] >= total:
-            raise DatasetError(no_frame(self._path, int(numbers[numbers >= total][0])))
+            raise FrameError(int(numbers[numbers >= total][0]), absent=True)
         try:
             decoded = self._decoder.get_frames_at(indices=numbers.tolist()).data.numpy()
         except (RuntimeError, IndexError) as error:
-            raise DatasetError(unreadable(self._path, error)) from error
+            raise FrameError(self._first_damaged(numbers)) from error
         yield from decoded
 
     def close(self) -> None:
         del self._decoder
+
+    def _first_damaged(self, numbers: Array) -> int:
+        """Returns which frame fails: torchcodec does not say."""
+        for number in numbers.tolist():
+            try:
+                self._decoder.get_frames_at(indices=[number])
+            except (RuntimeError, IndexError):
+                return number
+        return int(numbers[0])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,6 +253,30 @@ def read_header(path: Path) -> VideoHeader:
         )
 
 
+def lost_frames(path: Path) -> Array:
+    """Decodes a whole file; returns the numbers of the frames that its packets hold but nobody can decode.
+
+    Raises:
+        DatasetError: as `read_header`.
+    """
+    expected: set[int] = set()
+    decoded: set[int] = set()
+    with open_video(path) as container:
+        stream: Any = container.streams.video[0]
+        stream.thread_type = "NONE"  # as when it is read, and a failure concerns the packet at hand
+        stream.codec_context.thread_count = 1
+        try:
+            for packet in container.demux(stream):
+                if packet.size and not packet.is_discard:
+                    expected.add(packet.pts)
+                with contextlib.suppress(av.error.FFmpegError):  # the frame is absent, which says it all
+                    decoded |= {frame.pts for frame in packet.decode()}
+        except av.error.FFmpegError as error:  # the container itself
+            raise DatasetError(unreadable(path, error)) from error
+    order = np.array(sorted(expected), np.int64)
+    return np.flatnonzero(~np.isin(order, list(decoded)))
+
+
 def open_video(path: Path) -> Any:
     """Opens a file that holds video in a codec that can be decoded here."""
     if not path.is_file():
@@ -246,12 +304,21 @@ def _codec_tag(container: Any) -> str:
     return f" {tags[0]!r}" if tags else ""
 
 
-def no_frame(path: Path, number: int) -> str:
+def no_frame(path: Path, where: str) -> str:
     """Returns what to say of a frame that a video does not have."""
     return (
-        f"{path}: frame {number} is not in this video: it is shorter than the parquet rows, has gaps, or "
+        f"{path}: {where} is not in this video: it is shorter than the parquet rows, has gaps or damage, or "
         "another rate than meta/info.json says. Record or copy the episode again, or drop it "
         "(on_damage='skip')."
+    )
+
+
+def undecodable(path: Path, where: str) -> str:
+    """Returns what to say of a frame whose packets are damaged."""
+    return (
+        f"{path}: {where} cannot be decoded: the video is damaged there. Copy it again, or leave the episode "
+        "out: `robot-rl replay verify` says which are sound, `robot-rl replay filter` writes those to a new "
+        "dataset."
     )
 
 

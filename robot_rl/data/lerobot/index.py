@@ -6,6 +6,7 @@ Reads `meta/` alone, so that opening a dataset costs an index and no episode. E 
 from __future__ import annotations
 
 import json
+import textwrap
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -219,6 +220,11 @@ def _opened(path: Path) -> Any:
 
 def cut_short(path: Path, error: Exception) -> str:
     """Returns what to say of a parquet file that cannot be read."""
+    if "CRC checksum" in str(error):
+        return (
+            f"{path}: a page does not match its checksum: bytes of the file have changed since it was "
+            "written. Copy it again, or drop its episodes."
+        )
     return (
         f"{path}: no readable parquet file ({first_line(error)}); its writer was killed, or the copy "
         "stopped early. Copy it again, or drop its episodes (on_damage='skip')."
@@ -226,8 +232,8 @@ def cut_short(path: Path, error: Exception) -> str:
 
 
 def first_line(error: Exception) -> str:
-    """Returns the beginning of another library's message."""
-    return (str(error).splitlines() or [""])[0][:80]
+    """Returns the beginning of another library's message, cut between words."""
+    return textwrap.shorten((str(error).splitlines() or [""])[0], 100, placeholder=" ...")
 
 
 def _check_columns(folder: Path, names: list[str], videos: list[str]) -> None:

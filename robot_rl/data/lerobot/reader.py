@@ -219,7 +219,13 @@ class Dataset:
         name, number = self._names[camera], int(self.file_of(camera)[episodes[0]])
         if name in self.index.videos:
             path = self.folder / self.index.videos[name].files[number]
-            return self._decoders.frames(path, self.first_of(camera)[episodes] + steps, self.index.fps, out)
+            numbers = self.first_of(camera)[episodes] + steps
+
+            def where(frame: int) -> str:
+                at = int(np.flatnonzero(numbers == frame)[0])
+                return f"episode {self.index.episode[episodes[at]]}, step {steps[at]}, frame {frame}"
+
+            return self._decoders.frames(path, numbers, self.index.fps, out, where)
         content: list[bytes] = []
         for episode, step in zip(episodes.tolist(), steps.tolist(), strict=True):
             content.append(self._encoded(name, episode)[step].as_py())
