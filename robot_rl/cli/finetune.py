@@ -41,7 +41,8 @@ Settings (every one of them is in config.yaml of the run folder):
   size  options.<name>  lora.rank  lora.alpha          the policy itself
   baselines  act.lrs  act.batches  act.trial           the comparison
   seed  out  device  torch_threads  lease_wait_s  curve_points  metrics_rows  checkpoint.every_s
-With updates= a run gives the same bytes every time; with minutes= the number of updates is measured first.
+With updates= a run gives the same bytes every time; with minutes= (10 if neither is given) the number of
+updates is measured first. The report ends with the command that repeats the run, every changed setting in it.
 """
 
 
@@ -52,11 +53,11 @@ def run(argv: list[str]) -> int:
         return 0
     words = [word for word in argv if word != "--json"]
     from robot_rl.train.finetune import run as finetune  # the learner: not for --help
-    from robot_rl.train.finetune.config import FinetuneConfig
+    from robot_rl.train.finetune.config import MINUTES, FinetuneConfig
 
     folder = _resumed(words)
     config = finetune.load_config(folder) if folder else load(FinetuneConfig, words, config_name="finetune")
-    length = f"{config.updates:,} updates" if config.updates else f"{config.minutes:g} minutes"
+    length = f"{config.updates:,} updates" if config.updates else f"{config.minutes or MINUTES:g} minutes"
     print(
         f"policy {config.policy} ({config.size}), dataset {config.dataset}, seed {config.seed}: {length} of "
         f"batch {config.batch} on {config.device}, the last {config.heldout} episodes held out",

@@ -2,5 +2,6 @@
 
 from robot_rl.config.build import build, plain
 from robot_rl.config.compose import CONFIGS, dump, load, options, read, sweep
+from robot_rl.config.words import shell, words
 
-__all__ = ["CONFIGS", "build", "dump", "load", "options", "plain", "read", "sweep"]
+__all__ = ["CONFIGS", "build", "dump", "load", "options", "plain", "read", "shell", "sweep", "words"]

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from robot_rl.config import dump, read
+from robot_rl.config import dump, load, options, read, shell, words
 from robot_rl.core.errors import CheckpointError, ConfigError, RenderError
 from robot_rl.core.seeding import eval_seeds
 from robot_rl.data.demos import load_episodes, save_episodes
@@ -73,6 +73,8 @@ class Summary:
     """SHA-256 over all actions of the evaluation: `robot-rl evaluate` gives the same."""
     final_digest: str
     nan_resets: int
+    command: str
+    """Repeats the run."""
     timing: dict[str, float]
     """Wall-clock seconds by stage."""
     versions: dict[str, str]
@@ -298,6 +300,7 @@ def _conclude(session: Session) -> Summary:
         base_digest=base["digest"],
         final_digest=final["digest"],
         nan_resets=results.get("nan_resets", 0) + base["nan_resets"] + final["nan_resets"],
+        command=_command(config),
         timing=session.timer.seconds(),
         versions=versions(_PACKAGES),
         machine=machine(config.device),
@@ -314,6 +317,13 @@ _PACKAGES = ("mujoco", "torch", "gymnasium", "numpy")
 def _demo_folder(session: Session) -> Path:
     path = session.config.demos.path
     return session.folder / "demos" if path is None else Path(path)
+
+
+def _command(config: RunConfig) -> str:
+    """Returns the command that repeats the run: its recipe, and every setting that is not the recipe's."""
+    chosen = [f"recipe={config.recipe}"] if config.recipe in options("recipe") else []
+    usual = load(RunConfig, chosen, config_name="train")
+    return f"robot-rl train {shell(chosen + words(replace(config, recipe=usual.recipe), usual))}"
 
 
 def _absolute(config: RunConfig) -> RunConfig:

@@ -15,6 +15,8 @@ Size = Literal["tiny", "small", "full"]
 
 EVAL_BATCH = 64
 """Held-out chunks predicted at once."""
+MINUTES = 10.0
+"""Length of the training loop where neither updates nor minutes are given."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,8 +92,9 @@ class FinetuneConfig:
     """Errors are measured at every so many control steps of the held-out episodes."""
     updates: int | None = None
     """Learner updates; None: as many as fit into `minutes`."""
-    minutes: float = 10.0
-    """Length of the training loop in processor minutes, on a GPU in wall-clock minutes."""
+    minutes: float | None = None
+    """Length of the training loop in processor minutes, on a GPU in wall-clock minutes, instead of
+    `updates`; 10 if neither is given."""
     batch: int = 32
     lr: float | None = None
     """Highest learning rate; None: the policy's own."""
@@ -134,7 +137,12 @@ class FinetuneConfig:
         require(self.cache_gb >= 0, "cache_gb", self.cache_gb, "0 or more")
         require(self.history >= 0, "history", self.history, "0 or more")
         require(self.workers >= 0, "workers", self.workers, "0 or more")
-        require(self.minutes > 0, "minutes", self.minutes, "above 0")
+        require(self.minutes is None or self.minutes > 0, "minutes", self.minutes, "above 0")
+        if self.updates is not None and self.minutes is not None:
+            raise ConfigError(
+                f"minutes: got {self.minutes:g} beside updates={self.updates}, allowed: one of the two. "
+                "Leave minutes out for the same bytes every time, or updates for a length in time."
+            )
         picture = self.picture
         require(picture is None or min(picture) >= 8, "picture", picture, "height and width, 8 or more")
         if self.precision == "fp16" and self.device == "cpu":

@@ -21,13 +21,13 @@ from typing import Any
 
 import torch
 
-from robot_rl.config import dump, read
+from robot_rl.config import dump, read, shell, words
 from robot_rl.core.errors import ConfigError
 from robot_rl.core.policy import DemoBatch
 from robot_rl.train.checkpoint import write_text
 from robot_rl.train.finetune.act import Trial, act_lesson, make_act, try_settings, why_no_act
-from robot_rl.train.finetune.config import FinetuneConfig
-from robot_rl.train.finetune.data import open_data, stream_seed
+from robot_rl.train.finetune.config import MINUTES, FinetuneConfig
+from robot_rl.train.finetune.data import bare_facts, open_data, stream_seed
 from robot_rl.train.finetune.learn import (
     PICTURES,
     FinetuneSession,
@@ -40,7 +40,14 @@ from robot_rl.train.finetune.learn import (
     write_errors,
 )
 from robot_rl.train.finetune.neighbour import Choice, NearestNeighbour, read_moments, thumbnails
-from robot_rl.train.finetune.policies import Module, make_policy, recipe_of, save, saved_folder
+from robot_rl.train.finetune.policies import (
+    Module,
+    check_policy,
+    make_policy,
+    recipe_of,
+    save,
+    saved_folder,
+)
 from robot_rl.train.record import machine, new_folder, versions, write_report
 from robot_rl.train.session import execute, learn
 
@@ -104,8 +111,8 @@ def run(config: FinetuneConfig) -> FinetuneSummary:
             is damaged, a device that somebody else holds, a full disk; the message says what to do.
     """
     config = _absolute(config)
-    open_data(config)  # mistakes are found before there is a folder
-    saved_folder(config.policy)
+    dataset, _ = open_data(config)  # mistakes are found before there is a folder
+    check_policy(config, bare_facts(dataset, config))
     name = Path(config.policy).name
     folder = new_folder(config.out, f"finetune-{name}-seed{config.seed}")
     write_text(folder / "config.yaml", dump(config))
@@ -188,7 +195,8 @@ def _policy(session: FinetuneSession) -> None:
     )
     if updates is None:
         # Noted with the first checkpoint: a resumed run does not measure again.
-        updates = session.results["updates"] = updates_in(session, lesson, policy, minutes=config.minutes)
+        minutes = MINUTES if config.minutes is None else config.minutes
+        updates = session.results["updates"] = updates_in(session, lesson, policy, minutes=minutes)
         policy = _build(session)  # the first has learned while it was timed
         learning = config.learning(recipe_of(policy), updates=updates)
         lesson = Lesson(name="policy", episodes=train, learning=learning, batch=config.batch, updates=updates)
@@ -308,10 +316,7 @@ def _remembered(batch: DemoBatch, *, baseline: NearestNeighbour, choice: Choice)
 
 def _command(config: FinetuneConfig, updates: int) -> str:
     """Returns the command that repeats the run, its number of updates included."""
-    return (
-        f"robot-rl finetune policy={config.policy} dataset={config.dataset} heldout={config.heldout} "
-        f"size={config.size} batch={config.batch} updates={updates} seed={config.seed}"
-    )
+    return f"robot-rl finetune {shell(words(replace(config, updates=updates, minutes=None)))}"
 
 
 def _packages() -> list[str]:

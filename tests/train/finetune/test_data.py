@@ -72,6 +72,7 @@ def test_no_dataset(tmp_path: Path) -> None:
         ({"heldout": 0}, "heldout: got 0, allowed: 1 or more"),
         ({"updates": 0}, "updates: got 0, allowed: 1 or more, or null"),
         ({"minutes": 0.0}, "minutes: got 0.0, allowed: above 0"),
+        ({"minutes": 2.0, "updates": 5}, "minutes: got 2 beside updates=5, allowed: one of the two"),
         ({"accumulate": 0}, "accumulate: got 0, allowed: 1 or more"),
         ({"lr": -1.0}, "lr: got -1.0, allowed: above 0"),
         ({"precision": "fp16"}, "precision: got 'fp16' with device=cpu, allowed: fp32, bf16."),

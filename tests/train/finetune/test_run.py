@@ -1,6 +1,7 @@
 """Whole fine-tuning runs on a made-up dataset: results, leaks, exact resume."""
 
 import json
+import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -61,7 +62,7 @@ def result(folder: Path) -> dict[str, Any]:
     """Returns everything a run came to, without what the clock says."""
     rows = read_metrics(folder / "metrics.jsonl")
     summary = json.loads((folder / "summary.json").read_text())
-    for name in ("run", "minutes", "policy_minutes", "timing"):
+    for name in ("run", "minutes", "policy_minutes", "timing", "command"):
         del summary[name]
     clock = ("wall_s", "heldout/minutes")
     return {
@@ -159,6 +160,8 @@ def test_minutes_become_updates_once(dataset: Path, run_of: Callable[..., Finetu
     assert summary.updates >= 1
     assert 0.0005 < summary.policy_minutes < 0.02
     assert f"updates={summary.updates}" in summary.command
+    assert {"baselines=false", "horizon=4", "act.lrs=[0.001]"} <= set(shlex.split(summary.command))
+    assert "minutes=" not in summary.command
 
 
 def test_a_saved_policy_goes_on(
