@@ -27,7 +27,7 @@ Examples:
   robot-rl train recipe=pick_cube demos.bias_m=0.02  from a worse expert
   robot-rl train recipe=reach residual.env_steps=0   behaviour cloning only
   robot-rl train -m recipe=smoke seed=0,1,2          three runs, one after another
-  robot-rl train recipe=reach replay.reuse=[runs/<folder>/experience]   learns from an earlier run too
+  robot-rl train recipe=reach replay.reuse=[runs/<folder>]   learns from an earlier run too
   robot-rl train resume=runs/<folder>                goes on after a crash, to the same result
 
 Settings (every one of them is in config.yaml of the run folder):

@@ -111,7 +111,7 @@ class ReplayConfig:
     record: bool = True
     """Keep every control step of residual RL in `experience/` of the run folder, safe from a crash."""
     reuse: tuple[str, ...] = ()
-    """Folders of earlier experience, such as runs/<folder>/experience: stores or LeRobot datasets."""
+    """Earlier experience: run folders that have an `experience/`, stores or LeRobot datasets."""
     reuse_ratio: float = 0.25
     """Share of each batch that comes from `reuse`, if there is any."""
 
@@ -120,8 +120,8 @@ class ReplayConfig:
         for path in self.reuse:
             if not Path(path).is_dir():
                 raise ConfigError(
-                    f"replay.reuse: no folder {path!r}. Give the experience/ of an earlier run that had "
-                    "replay.record=true, or a dataset."
+                    f"replay.reuse: no folder {path!r}. Give the folder of an earlier run that had "
+                    "replay.record=true, a store, or a dataset."
                 )
 
 

@@ -39,7 +39,7 @@ from robot_rl.train.envs import make_env
 from robot_rl.train.evaluate import EvalResult, evaluate_in
 from robot_rl.train.pictures import Photographer
 from robot_rl.train.record import machine, new_folder, versions, write_report
-from robot_rl.train.recording import Recorder, observed, open_earlier
+from robot_rl.train.recording import Recorder, check_earlier, observed
 from robot_rl.train.session import Session, execute, learn
 
 
@@ -92,6 +92,9 @@ def run(config: RunConfig) -> Summary:
             disk; the message says what to do.
     """
     config = _absolute(config)
+    if config.replay.reuse:  # a mistake there is worth neither a folder nor the demonstrations
+        with closing(make_eval_env(config)) as env:
+            check_earlier(config.replay.reuse, episodes_meta(env), observed(env))
     folder = new_folder(config.out, f"{config.recipe}-seed{config.seed}")
     write_text(folder / "config.yaml", dump(config))
     return _execute(config, folder)
@@ -130,8 +133,6 @@ def _demos(session: Session) -> None:
     """Collects the demonstrations, or checks those that were given."""
     config = session.config
     with closing(make_eval_env(config)) as env:
-        # Asked first: a mistake is not worth the demonstrations.
-        open_earlier(config.replay.reuse, episodes_meta(env), observed(env))
         if config.demos.path is None:
             folder = session.folder / "demos"
             shutil.rmtree(folder, ignore_errors=True)

@@ -19,7 +19,7 @@ from robot_rl.data.episode import Episode, EpisodeSource, Feature
 from robot_rl.data.episodes import EpisodesMeta
 from robot_rl.data.fit import misfit
 from robot_rl.data.pool import EpisodePool, Relabel
-from robot_rl.data.store.reader import open_source
+from robot_rl.data.store.reader import StoreReader, open_source
 from robot_rl.data.store.rewind import mark, rewind
 from robot_rl.data.store.writer import StoreWriter
 from robot_rl.data.transitions import StepBatch
@@ -93,14 +93,15 @@ def open_earlier(
     """Opens the experience of earlier runs, and checks that this run can learn from it.
 
     Args:
-        paths: stores or datasets.
+        paths: stores or datasets, or run folders that have one in `experience/`.
         meta: what this run's episodes are of.
         features: what this run observes.
 
     Raises:
-        DatasetError: another robot, task, or joints; the message says which joints differ.
+        DatasetError: no experience there, or of another robot, task, or joints; the message says
+            which joints differ.
     """
-    sources = [open_source(path) for path in paths]
+    sources = [open_source(experience_of(path)) for path in paths]
     for path, source in zip(paths, sources, strict=True):
         problem = _problem(source, meta, features)
         if problem is not None:
@@ -109,6 +110,44 @@ def open_earlier(
                 "env settings it was recorded with."
             )
     return sources
+
+
+def check_earlier(paths: Sequence[str], meta: EpisodesMeta, features: Mapping[str, Feature]) -> None:
+    """Opens the experience of earlier runs, and reads every number of it once.
+
+    Raises:
+        DatasetError: it does not fit, or is damaged.
+    """
+    for path, source in zip(paths, open_earlier(paths, meta, features), strict=True):
+        problems = source.problems() if isinstance(source, StoreReader) else []
+        damage = next((str(problem) for problem in problems if problem.kind != "torn"), None)
+        try:
+            for episode in range(0 if damage else len(source)):
+                source.read(episode)
+        except DatasetError as error:
+            damage = str(error)
+        if damage is not None:
+            raise DatasetError(
+                f"replay.reuse: {path} is damaged: {damage} What is whole can be saved by "
+                f"`robot-rl replay repair {experience_of(path)}`; or leave it out."
+            )
+
+
+def experience_of(path: str) -> Path:
+    """Returns the folder of the episodes: `experience/` of a run folder, or else the folder itself.
+
+    Raises:
+        DatasetError: a run folder without experience.
+    """
+    folder = Path(path)
+    if not (folder / "config.yaml").is_file():
+        return folder
+    if not (folder / "experience").is_dir():
+        raise DatasetError(
+            f"replay.reuse: the run {path} left no experience/: it had replay.record=false, or ended before "
+            "residual RL. Give another run folder, a store, or a dataset."
+        )
+    return folder / "experience"
 
 
 def pool_of(

@@ -46,7 +46,7 @@ def test_a_written_config_is_read_back_equal(tmp_path: Path) -> None:
         ),
         (
             {"replay": {"reuse": ["/no/such"]}},
-            "replay.reuse: no folder '/no/such'. Give the experience/ of an earlier run",
+            "replay.reuse: no folder '/no/such'. Give the folder of an earlier run",
         ),
         ({"replay": {"reuse_ratio": 1.0}}, "replay.reuse_ratio: got 1.0, allowed: above 0, below 1"),
         (

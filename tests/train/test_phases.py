@@ -118,7 +118,7 @@ def test_a_run_takes_from_what_an_earlier_one_experienced(tmp_path: Path) -> Non
     run(small(tmp_path / "first"))
     experience = the_run(tmp_path / "first") / "experience"
     assert open_source(experience).lengths().sum() == 40
-    reusing = ReplayConfig(record=False, reuse=(str(experience),), reuse_ratio=0.25)
+    reusing = ReplayConfig(record=False, reuse=(str(experience.parent),), reuse_ratio=0.25)
     summary = run(small(tmp_path / "second", replay=reusing))
     folder = the_run(tmp_path / "second")
     assert summary.env_steps == 40
@@ -128,7 +128,16 @@ def test_a_run_takes_from_what_an_earlier_one_experienced(tmp_path: Path) -> Non
     other = small(tmp_path / "third", replay=reusing)
     with pytest.raises(DatasetError, match="does not fit this run: its"):
         run(replace(other, env=replace(other.env, task="pick_cube")))
-    assert not (the_run(tmp_path / "third") / "demos").exists()  # refused before anything was collected
+    (segment, *_) = sorted((experience / "journal").glob("*"))
+    content = bytearray(segment.read_bytes())
+    content[len(content) // 2] ^= 1
+    segment.write_bytes(content)
+    with pytest.raises(DatasetError, match=r"replay\.reuse: .* is damaged: "):
+        run(other)
+    without = replace(reusing, reuse=(str(folder),))
+    with pytest.raises(DatasetError, match=r"replay\.reuse: the run .* left no experience/: it had"):
+        run(replace(other, replay=without))
+    assert not (tmp_path / "third").exists()  # refused before there was a folder
 
 
 def test_two_runs_of_one_second_have_two_folders(tmp_path: Path) -> None:
