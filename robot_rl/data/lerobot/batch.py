@@ -29,6 +29,7 @@ Array = NDArray[Any]
 TEMPORARY = ".part"
 """Ends the names of files that are not complete; LeRobot looks at *.parquet only."""
 _ONE_ROW: Any = {
+    **lay.PARQUET,
     "use_dictionary": False,
     "write_statistics": False,
     "store_schema": False,
@@ -53,7 +54,7 @@ class Batch:
         self._number = number
         self._files: list[Path] = []
         self._data_path = self._part(lay.DATA)
-        self._data = pq.ParquetWriter(self._data_path, layout.schema)
+        self._data = pq.ParquetWriter(self._data_path, layout.schema, **lay.PARQUET)
         self._videos: dict[str, VideoFile] = {}
         self._final: list[dict[str, Any]] = []
         self._arrays: dict[str, ArrayFile] = {}
@@ -121,7 +122,8 @@ class Batch:
             video.finish()
         for array in self._arrays.values():
             array.finish()
-        pq.write_table(_table(self._final, _final_schema(self._layout)), self._part(lay.FINAL))
+        final = _table(self._final, _final_schema(self._layout))
+        pq.write_table(final, self._part(lay.FINAL), **lay.PARQUET)
         pq.write_table(episode_table(self.rows), self._part(lay.EPISODES), **_ONE_ROW)
         publish(self._files)
 

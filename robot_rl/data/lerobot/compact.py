@@ -119,7 +119,7 @@ def _write(folder: Path, new: Path, info: dict[str, Any], rows: Any, limits_mb: 
     assign("meta/episodes", np.zeros(len(rows), np.int64))
     target = new / place(lay.EPISODES, 0)
     target.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.table(columns), target)
+    pq.write_table(pa.table(columns), target, **lay.PARQUET)
 
 
 def _committed_rows(folder: Path, total: int) -> Any:
@@ -189,7 +189,7 @@ def _join_parquet(sources: Iterable[Path], target: Path) -> None:
     writer: Any = None
     for path in sources:
         with pq.ParquetFile(path) as file:
-            writer = writer or pq.ParquetWriter(target, file.schema_arrow)
+            writer = writer or pq.ParquetWriter(target, file.schema_arrow, **lay.PARQUET)
             for number in range(file.metadata.num_row_groups):
                 writer.write_table(file.read_row_group(number))
     writer.close()

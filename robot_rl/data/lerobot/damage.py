@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Iterator
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from robot_rl.core.errors import DatasetError
-from robot_rl.data.lerobot.decode import VideoHeader, read_header
-from robot_rl.data.lerobot.index import DatasetIndex, open_index
+from robot_rl.data.lerobot.decode import VideoHeader, lost_frames, read_header
+from robot_rl.data.lerobot.index import DatasetIndex, VideoSpans, open_index
 from robot_rl.data.lerobot.stats import of_columns
-from robot_rl.data.lerobot.tables import Tables, element, read_rows, row_problems
+from robot_rl.data.lerobot.tables import Tables, element, file_damage, read_rows, row_problems
 from robot_rl.data.lerobot.v21 import read_episode_stats
 
 Array = NDArray[Any]
@@ -29,9 +33,9 @@ class Problem:
     """One thing that is wrong."""
 
     kind: str
-    """`missing-metadata`, `unreadable-rows`, `unequal-lengths`, `duplicate-index`, `not-finite`,
-    `wrong-shape`, `wrong-fps`, `unreadable-video`, `unknown-codec`, `missing-video`, `short-video`,
-    `wrong-stats`."""
+    """`missing-metadata`, `damaged-metadata`, `unreadable-rows`, `unequal-lengths`, `duplicate-index`,
+    `not-finite`, `wrong-shape`, `wrong-fps`, `unreadable-video`, `damaged-video`, `unknown-codec`,
+    `missing-video`, `short-video`, `wrong-stats`."""
     message: str
     """Where, got, allowed, remedy."""
     episode: int | None = None
@@ -40,17 +44,38 @@ class Problem:
     """Whether the episode cannot be trained on; recorded statistics are not needed for that."""
 
 
-def check(folder: str | Path, index: DatasetIndex | None = None) -> list[Problem]:
-    """Reads every row and every video packet of a dataset (nothing is decoded) and returns what is wrong."""
+def check(
+    folder: str | Path,
+    index: DatasetIndex | None = None,
+    *,
+    thorough: bool = False,
+    on_video: Callable[[int, int], None] | None = None,
+) -> list[Problem]:
+    """Reads every row and every video packet of a dataset and returns what is wrong.
+
+    Args:
+        folder: of the dataset.
+        index: of it, where the caller has one.
+        thorough: also decode every video, and compare the page checksums of every parquet file whole.
+        on_video: called with videos decoded and in all.
+    """
     folder = Path(folder)
+    if thorough:
+        texts = map(file_damage, sorted(folder.glob("meta/**/*.parquet")))
+        damaged = [Problem(kind="damaged-metadata", message=text) for text in texts if text]
+        if damaged:  # nothing that it says can be relied on
+            return damaged
     try:
         index = index or open_index(folder)
     except DatasetError as error:
         return [Problem(kind="missing-metadata", message=str(error))]
-    problems: list[Problem] = []
-    tables, sound = Tables(folder, 1 << 28), dict[int, dict[str, Array]]()
+    problems = list(_table_problems(index)) if thorough else []
+    unreadable = {problem.episode for problem in problems}
+    tables, sound = Tables(folder, 1 << 28, checksums=True), dict[int, dict[str, Array]]()
     for episode in range(len(index)):
         number = int(index.episode[episode])
+        if number in unreadable:
+            continue
         try:
             rows = read_rows(tables, index, episode)
         except DatasetError as error:
@@ -68,8 +93,74 @@ def check(folder: str | Path, index: DatasetIndex | None = None) -> list[Problem
         if not found:
             sound[number] = {name: rows[name] for name in ("action", "observation.state") if name in rows}
     problems += _video_problems(index)
+    if thorough:
+        problems += _decoding_problems(index, on_video or (lambda done, total: None))
     problems += _stats_problems(folder, index, sound)
     return problems
+
+
+def lines(problems: Iterable[Problem]) -> list[str]:
+    """Returns what to print: problems that differ by the episode alone, or wrong rates, in one line."""
+    groups: dict[str, list[Problem]] = {}
+    for problem in problems:
+        shared = re.sub(rf"\bepisode {problem.episode}\b", "{}", problem.message)
+        groups.setdefault("wrong-fps" if problem.kind == "wrong-fps" else shared, []).append(problem)
+    said: list[str] = []
+    for group in groups.values():
+        message = group[0].message
+        numbers = sorted({problem.episode for problem in group if problem.episode is not None})
+        name = f"episode {spans(numbers)}" if len(numbers) == 1 else f"episodes {spans(numbers)}"
+        own = rf"\bepisode {group[0].episode}\b"
+        if numbers and re.search(own, message):
+            message = re.sub(own, name, message, count=1)
+        elif numbers:
+            message = f"{name}: {message}"
+        said.append(message)
+    return said
+
+
+def spans(numbers: Iterable[int]) -> str:
+    """Returns ascending numbers as `0-9,12`."""
+    runs = [[n for _, n in run] for _, run in itertools.groupby(enumerate(numbers), lambda p: p[1] - p[0])]
+    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+
+
+def _table_problems(index: DatasetIndex) -> Iterator[Problem]:
+    """Yields the episodes of parquet files that are damaged, also in pictures and in `final/`."""
+    for number, file in enumerate(index.files):
+        for path in (index.folder / file, index.folder / file.replace("data/", "final/", 1)):
+            text = file_damage(path) if path.is_file() else None
+            if text:
+                for episode in index.episode[index.file == number].tolist():
+                    yield Problem(kind="unreadable-rows", message=text, episode=episode)
+
+
+def _decoding_problems(index: DatasetIndex, on_video: Callable[[int, int], None]) -> Iterator[Problem]:
+    """Decodes every video, several at a time; yields the episodes with frames that nobody can decode."""
+    files = [(of, number) for of in index.videos.values() for number in range(len(of.files))]
+
+    def decode(file: tuple[VideoSpans, int]) -> tuple[Array, int] | None:
+        path = index.folder / file[0].files[file[1]]
+        try:
+            return lost_frames(path)
+        except DatasetError:
+            return None  # said of its header already
+
+    with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
+        for done, (result, (of, number)) in enumerate(zip(pool.map(decode, files), files, strict=True)):
+            on_video(done + 1, len(files))
+            if result is None or not len(result[0]):
+                continue
+            lost, total = result
+            which = f"frame{'s' * (len(lost) > 1)} {spans(lost.tolist())}"
+            message = (
+                f"{index.folder / of.files[number]}: {len(lost)} of {total} frames cannot be decoded "
+                f"({which}): the video is damaged. Copy it again, or leave the episode out."
+            )
+            for episode in np.flatnonzero(of.file == number).tolist():
+                begin = of.first[episode]
+                if ((lost >= begin) & (lost < begin + index.lengths[episode])).any():
+                    yield Problem(kind="damaged-video", message=message, episode=int(index.episode[episode]))
 
 
 def _video_problems(index: DatasetIndex) -> Iterator[Problem]:
@@ -85,18 +176,18 @@ def _video_problems(index: DatasetIndex) -> Iterator[Problem]:
                 continue
             at = f"{index.folder / file}: episode {number}"
             needed = int(spans.first[episode] + index.lengths[episode])
-            if header.frames < needed:
-                yield Problem(
-                    kind="short-video",
-                    message=f"{at}: has {header.frames} frames of {name!r}, its parquet rows need {needed}. "
-                    "Record or copy the episode again, or drop it.",
-                    episode=number,
-                )
             if abs(header.fps - index.fps) > 0.01 * index.fps:
                 yield Problem(
                     kind="wrong-fps",
                     message=f"{at}: the video has {header.fps:g} fps, meta/info.json says {index.fps:g}. "
                     "Correct fps in meta/info.json, or encode the video again.",
+                    episode=number,
+                )
+            elif header.frames < needed:
+                yield Problem(
+                    kind="short-video",
+                    message=f"{at}: has {header.frames} frames of {name!r}, its parquet rows need {needed}. "
+                    "Record or copy the episode again, or drop it.",
                     episode=number,
                 )
 

@@ -253,8 +253,8 @@ def read_header(path: Path) -> VideoHeader:
         )
 
 
-def lost_frames(path: Path) -> Array:
-    """Decodes a whole file; returns the numbers of the frames that its packets hold but nobody can decode.
+def lost_frames(path: Path) -> tuple[Array, int]:
+    """Decodes a whole file; returns the frames that cannot be decoded, and how many its packets hold.
 
     Raises:
         DatasetError: as `read_header`.
@@ -274,7 +274,7 @@ def lost_frames(path: Path) -> Array:
         except av.error.FFmpegError as error:  # the container itself
             raise DatasetError(unreadable(path, error)) from error
     order = np.array(sorted(expected), np.int64)
-    return np.flatnonzero(~np.isin(order, list(decoded)))
+    return np.flatnonzero(~np.isin(order, list(decoded))), len(order)
 
 
 def open_video(path: Path) -> Any:

@@ -35,6 +35,8 @@ Array = NDArray[Any]
 FORMAT = 2
 """Of `meta/robot_rl.json`; 1 had all episodes in one file and one array per key."""
 FILES_PER_CHUNK = 1000
+PARQUET: Any = {"write_page_checksum": True}
+"""How every parquet file is written: `damage.check` finds a byte that changed since."""
 _FILE = "chunk-{chunk_index:03d}/file-{file_index:03d}"
 DATA = f"data/{_FILE}.parquet"
 VIDEO = f"videos/{{video_key}}/{_FILE}.mp4"

@@ -22,8 +22,10 @@ Array = NDArray[Any]
 class Tables:
     """Reads row groups; those read last stay in memory, up to a number of bytes."""
 
-    def __init__(self, folder: Path, cached_bytes: int) -> None:
+    def __init__(self, folder: Path, cached_bytes: int, *, checksums: bool = False) -> None:
+        """Args: cached_bytes: held in memory; checksums: compare those of pages, where a file has any."""
         self._folder = folder
+        self._checksums = checksums
         self._budget = cached_bytes
         self._groups: OrderedDict[tuple[str, int, tuple[str, ...]], Any] = OrderedDict()
         self._ends: dict[str, Array] = {}
@@ -92,9 +94,20 @@ class Tables:
                 "episodes (on_damage='skip')."
             )
         try:
-            return pq.ParquetFile(path)
+            return pq.ParquetFile(path, page_checksum_verification=self._checksums)
         except (pa.ArrowException, OSError) as error:
             raise DatasetError(cut_short(path, error)) from error
+
+
+def file_damage(path: Path) -> str | None:
+    """Reads a whole parquet file, compares the checksums of its pages, and says what is wrong."""
+    try:
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            for number in range(file.num_row_groups):
+                file.read_row_group(number)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        return cut_short(path, error)
+    return None
 
 
 def read_rows(tables: Tables, index: DatasetIndex, episode: int) -> dict[str, Array]:

@@ -49,10 +49,10 @@ def upgrade(folder: str | Path, out: str | Path) -> Path:
             first_row += rows[-1]["length"]
         path = new / place(lay.EPISODES, 0)
         path.parent.mkdir(parents=True)
-        pq.write_table(episode_table(rows), path)
+        pq.write_table(episode_table(rows), path, **lay.PARQUET)
         instructions = [index.tasks[number] for number in sorted(index.tasks)]
         sink = pa.BufferOutputStream()
-        pq.write_table(tasks_table(instructions), sink)
+        pq.write_table(tasks_table(instructions), sink, **lay.PARQUET)
         write_synced(new / lay.TASKS, sink.getvalue().to_pybytes())
         write_synced(new / lay.STATS, (json.dumps(to_json(joined_stats(stats)), indent=2) + "\n").encode())
         write_synced(new / lay.INFO, (json.dumps(_info(index, first_row), indent=2) + "\n").encode())

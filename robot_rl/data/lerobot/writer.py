@@ -234,7 +234,7 @@ class DatasetWriter:
 
     def _save_tasks(self) -> None:
         sink = pa.BufferOutputStream()
-        pq.write_table(tasks_table(self._tasks), sink)
+        pq.write_table(tasks_table(self._tasks), sink, **lay.PARQUET)
         self._replace(lay.TASKS, sink.getvalue().to_pybytes())
 
     def _replace(self, name: str, content: dict[str, Any] | bytes) -> None:

@@ -6,9 +6,11 @@ from typing import Any
 
 import av
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from robot_rl.core.errors import DatasetError
+from robot_rl.data.lerobot.damage import Problem, check, lines, spans
 from robot_rl.data.lerobot.decode import lost_frames
 from robot_rl.data.lerobot.reader import Dataset
 from robot_rl.data.loader import ChunkLoader
@@ -42,8 +44,9 @@ def damaged(video_dataset: Path, copied: Callable[[Path], Path]) -> Path:
 
 
 def test_lost_frames_are_those_that_nobody_can_decode(damaged: Path) -> None:
-    assert lost_frames(damaged / VIDEO).tolist() == [4]
-    assert lost_frames(damaged / VIDEO.replace("001", "002")).tolist() == []
+    lost, total = lost_frames(damaged / VIDEO)
+    assert (lost.tolist(), total) == ([4], 9)
+    assert lost_frames(damaged / VIDEO.replace("001", "002"))[0].tolist() == []
 
 
 def test_frames_name_file_episode_and_frame(damaged: Path) -> None:
@@ -73,3 +76,55 @@ def test_torchcodec_says_the_same(damaged: Path) -> None:
         dataset.frames("front.rgb", 1, [2, 3, 4])
     assert "step 4, frame 4" in str(raised.value)
     assert dataset.frames("front.rgb", 1, [0]).shape == (1, 48, 64, 3)
+
+
+def test_check_counts_the_frames_and_names_the_episodes(damaged: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    problems = check(damaged, thorough=True, on_video=lambda done, total: seen.append((done, total)))
+    assert [(p.kind, p.episode) for p in problems] == [("damaged-video", 1)]
+    assert "file-001.mp4: 1 of 9 frames cannot be decoded (frame 4)" in problems[0].message
+    assert lines(problems)[0].startswith("episode 1: ")
+    assert seen == [(i + 1, 6) for i in range(6)]
+    assert check(damaged) == []  # decodes nothing
+
+
+def test_a_flipped_byte_of_our_parquet_is_found_and_named(
+    png_dataset: Path, copied: Callable[[Path], Path]
+) -> None:
+    folder = copied(png_dataset)
+    assert check(folder, thorough=True) == []
+    for name, kind, episode in (
+        ("data/chunk-000/file-001.parquet", "unreadable-rows", 1),
+        ("final/chunk-000/file-002.parquet", "unreadable-rows", 2),
+        ("meta/episodes/chunk-000/file-000.parquet", "damaged-metadata", None),
+        ("meta/tasks.parquet", "damaged-metadata", None),
+    ):
+        content = np.fromfile(folder / name, np.uint8)
+        group = pq.ParquetFile(folder / name).metadata.row_group(0)
+        column = group.column(group.num_columns - 1)  # in data/ and final/ pictures, PNG
+        at = (column.dictionary_page_offset or column.data_page_offset) + column.total_compressed_size - 1
+        content[at] ^= 1
+        content.tofile(folder / name)
+        problems = check(folder, thorough=True)
+        assert [(p.kind, p.episode) for p in problems] == [(kind, episode)], name
+        assert name in problems[0].message
+        assert "does not match its checksum: bytes of the file have changed" in problems[0].message
+        content[at] ^= 1
+        content.tofile(folder / name)
+
+
+def test_what_several_episodes_share_is_one_line() -> None:
+    problems = [
+        Problem(kind="not-finite", message=f"demos: episode {n}: NaN. Drop it.", episode=n) for n in (0, 1, 4)
+    ]
+    problems += [
+        Problem(kind="wrong-fps", message=f"file-{n}.mp4: episode {n}: the video has 30 fps", episode=n)
+        for n in range(8)
+    ]
+    problems += [Problem(kind="missing-video", message="a.mp4: missing", episode=n) for n in (2, 3)]
+    assert lines(problems) == [
+        "demos: episodes 0-1,4: NaN. Drop it.",
+        "file-0.mp4: episodes 0-7: the video has 30 fps",
+        "episodes 2-3: a.mp4: missing",
+    ]
+    assert spans([]) == ""
