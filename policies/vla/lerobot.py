@@ -13,14 +13,14 @@ import tempfile
 from collections.abc import Generator as Yields
 from collections.abc import Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Generator, Tensor, nn
 
-from robot_rl.core.errors import CheckpointError, ConfigError
+from robot_rl.core.errors import CheckpointError, ConfigError, nearest
 from robot_rl.core.language import INSTRUCTION, decode_text
 from robot_rl.core.policy import Chain, ChunkSample, DemoBatch, Mode
 from robot_rl.data.facts import DatasetFacts
@@ -30,6 +30,7 @@ from robot_rl.policies.vla.lerobot_build import (
     FlowOptions,
     LeRobotOptions,
     Parts,
+    check,
     describe,
     new_parts,
     open_parts,
@@ -90,6 +91,16 @@ class LeRobotPolicy(nn.Module):
         with seeded(generator, torch.device("cpu")):
             parts = open_parts(chosen, facts) if chosen.pretrained else new_parts(chosen, facts)
             return cls(parts, instruction=instruction, lora=chosen.lora, flow=chosen.flow)
+
+    @classmethod
+    def check(cls, facts: DatasetFacts, options: Mapping[str, Any]) -> None:
+        """Refuses options that do not fit a dataset, whose statistics may still be missing.
+
+        Raises:
+            ConfigError: see `create`.
+            CheckpointError: see `create`.
+        """
+        check(read_options(options), facts)
 
     @classmethod
     def from_pretrained(
@@ -332,13 +343,23 @@ def read_options(options: Mapping[str, Any]) -> LeRobotOptions:
         ConfigError: an unknown key, or a value out of range.
     """
     values = dict(options)
+    _check_names("", values, LeRobotOptions)
     try:
         for name, config in (("lora", LoraOptions), ("flow", FlowOptions)):
             if isinstance(values.get(name), Mapping):
+                _check_names(f"{name}.", values[name], config)
                 values[name] = read_config(config, values[name], at=f"policy.{name}")
         return read_config(LeRobotOptions, values, at="policy")
     except CheckpointError as error:
         raise ConfigError(str(error)) from error
+
+
+def _check_names(prefix: str, values: Mapping[str, Any], config_class: type[Any]) -> None:
+    known = [prefix + f.name for f in fields(config_class)]
+    for name in (prefix + key for key in values):
+        if name not in known:
+            own = "" if prefix else " LeRobot's own settings of the policy go into options.config.<name>."
+            raise ConfigError(f"lerobot: no option {name!r}.{nearest(name, known)}{own}")
 
 
 @contextmanager

@@ -23,11 +23,13 @@ from robot_rl.data.facts import DatasetFacts
 from robot_rl.policies.vla import lerobot_files as files
 from robot_rl.policies.vla.lerobot_fit import (
     IMAGES,
+    check_cameras,
     check_sizes,
     check_statistics,
     dataset_stats,
     features,
     matched_cameras,
+    padded_sizes,
     rename_map,
 )
 from robot_rl.policies.vla.lora import LoraOptions
@@ -143,6 +145,22 @@ class Parts:
             step.non_blocking = device.type == "cuda"
 
 
+def check(options: LeRobotOptions, facts: DatasetFacts) -> None:
+    """Refuses what does not fit, without weights or statistics: before pictures are read.
+
+    Raises:
+        ConfigError: see `new_parts` and `open_parts`.
+        CheckpointError: see `open_parts`.
+    """
+    if not options.pretrained:
+        _check_new(options, facts, at=f"policy {options.type}")
+        return
+    at = options.pretrained
+    _, kind, table, pipelines = _read(options, at=at, weights=False)
+    matched_cameras(kind, table, rename_map(pipelines[0]), options.rename, facts, at=at)
+    check_sizes(kind, {**table, **options.config}, facts, at=at)
+
+
 def new_parts(options: LeRobotOptions, facts: DatasetFacts) -> Parts:
     """Makes a policy with random weights, or with those of a pretrained backbone its config names.
 
@@ -151,8 +169,9 @@ def new_parts(options: LeRobotOptions, facts: DatasetFacts) -> Parts:
         CheckpointError: a file that is neither here nor to be had.
     """
     at = f"policy {options.type}"
-    cameras = {c: c for c in facts.cameras if options.rename.get(c, c) is not None}
-    table: dict[str, Any] = {"device": "cpu", "push_to_hub": False, **_defaults(options), **options.config}
+    cameras, sizes = _check_new(options, facts, at=at)
+    table: dict[str, Any] = {"device": "cpu", "push_to_hub": False, **_defaults(options), **sizes}
+    table |= options.config
     table |= features(facts, cameras)
     vlm = None
     if options.type in files.ASSETS:
@@ -177,21 +196,7 @@ def open_parts(
             is neither here nor to be had.
     """
     at = at or options.pretrained
-    folder = files.hub_folder(
-        options.pretrained,
-        at=at,
-        what="the checkpoint",
-        option="pretrained",
-        revision=options.revision,
-        weights=True,
-    )
-    table = files.read_json(folder / files.CONFIG, at=at)
-    pipelines = [files.read_json(folder / f"{name}.json", at=at) for name in files.PIPELINES]
-    kind = table.pop("type", None)
-    if kind not in TYPES or options.type not in (kind, ""):
-        raise CheckpointError(
-            f"{at}: a policy of type {kind!r}, expected {options.type or 'one of ' + ', '.join(TYPES)}."
-        )
+    folder, kind, table, pipelines = _read(options, at=at, weights=True)
     table |= {"device": "cpu", **_FROM_FILE, **options.config}
     rename = rename_map(pipelines[0])
     cameras: dict[str, str] = {}
@@ -264,6 +269,37 @@ def relocate(folder: Path) -> None:
     path.write_bytes(_json(table))
 
 
+def _check_new(
+    options: LeRobotOptions, facts: DatasetFacts, *, at: str
+) -> tuple[dict[str, str], dict[str, int]]:
+    """Returns the cameras of a new policy, and the sizes it pads to."""
+    cameras = {c: c for c in facts.cameras if options.rename.get(c, c) is not None}
+    check_cameras(facts, cameras, at=at)
+    return cameras, padded_sizes(options.type, facts, options.config, at=at)
+
+
+def _read(
+    options: LeRobotOptions, *, at: str, weights: bool
+) -> tuple[Path, str, dict[str, Any], list[dict[str, Any]]]:
+    """Returns a checkpoint's folder, policy type, configuration and both pipelines, as they are written."""
+    folder = files.hub_folder(
+        options.pretrained,
+        at=at,
+        what="the checkpoint",
+        remedy="as pretrained (for `robot-rl finetune`: policy=FOLDER)",
+        revision=options.revision,
+        weights=weights,
+    )
+    table = files.read_json(folder / files.CONFIG, at=at)
+    pipelines = [files.read_json(folder / f"{name}.json", at=at) for name in files.PIPELINES]
+    kind = table.pop("type", None)
+    if kind not in TYPES or options.type not in (kind, ""):
+        raise CheckpointError(
+            f"{at}: a policy of type {kind!r}, expected {options.type or 'one of ' + ', '.join(TYPES)}."
+        )
+    return folder, kind, table, pipelines
+
+
 def _defaults(options: LeRobotOptions) -> dict[str, Any]:
     """Returns what differs from LeRobot's defaults: one observation, and chunks executed whole."""
     horizon = options.config.get("chunk_size", options.config.get("horizon"))
@@ -328,7 +364,7 @@ def _model(config: Any, *, at: str) -> Any:
     except OSError as error:  # torchvision's download of a pretrained backbone
         raise CheckpointError(
             f"{at}: weights of the backbone cannot be fetched: {error}. Where there is no network, begin "
-            "with random ones: config.pretrained_backbone_weights=null."
+            f"with random ones: {files.option('config.pretrained_backbone_weights=null')}."
         ) from error
     except (ValueError, RuntimeError, AssertionError, ImportError) as error:
         raise ConfigError(f"{at}: LeRobot refuses the configuration: {error}") from error

@@ -61,10 +61,17 @@ def extra(module: str) -> Any:
         ) from error
 
 
+def option(setting: str) -> str:
+    """Returns how a setting is said, by Python callers and on the command line."""
+    return f"{setting} (for `robot-rl finetune`: options.{setting})"
+
+
 def hub_folder(
-    name: str, *, at: str, what: str, option: str, revision: str = "", weights: bool = False
+    name: str, *, at: str, what: str, remedy: str, revision: str = "", weights: bool = False
 ) -> Path:
     """Returns the local folder `name`, or that of the hub repository `name` in the local cache.
+
+    `remedy` says how the downloaded FOLDER is given.
 
     Raises:
         CheckpointError: neither a folder nor to be had from the hub; says where to put it.
@@ -73,17 +80,19 @@ def hub_folder(
     if Path(name).is_dir():
         return Path(name)
     patterns = [*_SMALL_FILES, "*.safetensors"] if weights else list(_SMALL_FILES)
+    if name.startswith(("/", ".", "~")):
+        raise CheckpointError(
+            f"{at}: no such folder for {what}: {name!r}. Give an existing one, or a hub id."
+        )
     hub = extra("huggingface_hub")
     try:
-        if name.startswith(("/", ".", "~")):
-            raise FileNotFoundError("no such folder")
         with quiet():
             return Path(hub.snapshot_download(name, revision=revision or None, allow_patterns=patterns))
     except (OSError, ValueError) as error:  # the hub's own errors are OSErrors, a bad name a ValueError
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise CheckpointError(
             f"{at}: {what} {name!r} is neither a folder nor to be had from the hub ({reason}). Where there "
-            f"is a network: `hf download {name} --local-dir FOLDER`; then say {option}=FOLDER here."
+            f"is a network: `hf download {name} --local-dir FOLDER`; then give that folder: {remedy}."
         ) from error
 
 
@@ -94,13 +103,13 @@ def assets_folder(policy_type: str, name: str, *, at: str, weights: bool = False
         CheckpointError: it cannot be had, or lacks a file.
     """
     what = "the VLM" if policy_type == "smolvla" else "the tokenizer"
-    folder = hub_folder(name, at=at, what=what, option="vlm", weights=weights)
+    folder = hub_folder(name, at=at, what=what, remedy=option("vlm=FOLDER"), weights=weights)
     heavy = ((WEIGHTS, "model.safetensors.index.json"),) if weights else ()
     for alternatives in _NEEDED[policy_type] + heavy:
         if not any((folder / file).is_file() for file in alternatives):
             raise CheckpointError(
                 f"{at}: {what} in {folder} lacks {' or '.join(alternatives)}. Where there is a network: "
-                f"`hf download {name} --local-dir FOLDER`; then say vlm=FOLDER here."
+                f"`hf download {name} --local-dir FOLDER`; then give that folder: {option('vlm=FOLDER')}."
             )
     return folder
 

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from robot_rl.core.errors import CheckpointError
+from robot_rl.core.errors import CheckpointError, ConfigError
 from robot_rl.data.facts import DatasetFacts
+from robot_rl.policies.vla.lerobot_files import option
 
 STATE, ACTION, IMAGES = "observation.state", "action", "observation.images."
 STD_FLOOR = 1e-3
@@ -17,7 +18,49 @@ STD_FLOOR = 1e-3
 
 _PADS = ("smolvla", "pi0", "pi05")
 """Types whose state and action are padded to a largest size, and that do with fewer cameras."""
+_PADDED = 32
+"""That size in LeRobot's configurations."""
 _IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+
+
+def padded_sizes(kind: str, facts: DatasetFacts, given: Mapping[str, Any], *, at: str) -> dict[str, int]:
+    """Returns the sizes that a new policy pads state and action to: LeRobot's, or the dataset's if larger.
+
+    Raises:
+        ConfigError: a size in `given` that the dataset does not fit into.
+    """
+    if kind not in _PADS:
+        return {}
+    sizes = {
+        "max_state_dim": len(facts.meta.state_names),
+        "max_action_dim": len(facts.meta.action_names),
+    }
+    for name, needed in sizes.items():
+        size = given.get(name)
+        if isinstance(size, int) and size < needed:
+            raise ConfigError(
+                f"{at}: config.{name} is {size}, the dataset has {needed} elements. Leave it out, and it "
+                "becomes large enough."
+            )
+    return {name: max(_PADDED, needed) for name, needed in sizes.items()}
+
+
+def check_cameras(facts: DatasetFacts, cameras: Mapping[str, str], *, at: str) -> None:
+    """Refuses a dataset without pictures, and a renaming that leaves out every camera.
+
+    Raises:
+        ConfigError: the message says how to get one.
+    """
+    if not facts.cameras:
+        raise ConfigError(
+            f"{at}: it needs at least one camera, the dataset has none. Record with one, as in `robot-rl "
+            "collect cameras=[front]`, or give another dataset."
+        )
+    if not cameras:
+        raise ConfigError(
+            f"{at}: it needs at least one camera, and rename leaves out every one of the dataset's: "
+            f"{', '.join(facts.cameras)}. Keep one."
+        )
 
 
 def features(facts: DatasetFacts, cameras: Mapping[str, str]) -> dict[str, Any]:
@@ -80,20 +123,22 @@ def matched_cameras(
 
     Raises:
         CheckpointError: they do not fit; the message names both.
+        ConfigError: there is none.
     """
     known = [k.removeprefix(IMAGES) for k in table.get("input_features") or {} if k.startswith(IMAGES)]
     known = [camera for camera in known if not camera.startswith("empty_camera")]
     earlier = {before.removeprefix(IMAGES): after.removeprefix(IMAGES) for before, after in rename.items()}
     given = given or earlier
     cameras = {c: t for c in facts.cameras if (t := given.get(c, c)) is not None}
+    check_cameras(facts, cameras, at=at)
     strangers = [c for c, t in cameras.items() if t not in known]
-    unseen = [] if kind in _PADS and cameras else [t for t in known if t not in cameras.values()]
+    unseen = [] if kind in _PADS else [t for t in known if t not in cameras.values()]
     if strangers or unseen or len(set(cameras.values())) < len(cameras):
         raise CheckpointError(
             f"{at}: the checkpoint sees the cameras {', '.join(known) or '(none)'}; the dataset has "
-            f"{', '.join(facts.cameras) or '(none)'}. Say which is which: "
-            f"rename={{{(facts.cameras or ('front',))[0]}: {(known or ['camera1'])[0]}}}; "
-            "null leaves a camera out."
+            f"{', '.join(facts.cameras)}. Say which is which: "
+            + option(f"rename={{{facts.cameras[0]}: {(known or ['camera1'])[0]}}}")
+            + "; null leaves a camera out."
         )
     return cameras
 
@@ -106,12 +151,13 @@ def check_sizes(kind: str, table: Mapping[str, Any], facts: DatasetFacts, *, at:
         ("action", facts.meta.action_names, outputs.get(ACTION), "max_action_dim"),
     ):
         have, allowed = len(names), feature["shape"][0] if feature else 0
-        fits = have <= table.get(limit, 32) if kind in _PADS else have == allowed
+        fits = have <= table.get(limit, _PADDED) if kind in _PADS else have == allowed
         if not fits:
-            want = f"at most {table.get(limit, 32)}" if kind in _PADS else str(allowed)
+            anew = f", or a new policy, which takes any size: policy={kind}" if kind in _PADS else ""
+            want = f"at most {table.get(limit, _PADDED)}" if kind in _PADS else str(allowed)
             raise CheckpointError(
                 f"{at}: the dataset's {what} has {have} elements ({', '.join(names[:4])}, ...), the "
-                f"checkpoint takes {want}. Use a dataset of the robot it was trained on."
+                f"checkpoint takes {want}. Use a dataset of the robot it was trained on{anew}."
             )
 
 
@@ -126,11 +172,11 @@ def check_statistics(pipeline: Any, features: Mapping[str, Any], config: Any, *,
         if not found:
             raise CheckpointError(
                 f"{at}: no statistics of {key!r}, which are needed to normalise it ({mode.value}). "
-                "Take those of a dataset: normalisation=dataset."
+                f"Take those of a dataset: {option('normalisation=dataset')}."
             )
         sizes = {len(tensor) for tensor in found} - {1}
         if sizes and feature.shape[0] not in sizes:
             raise CheckpointError(
                 f"{at}: the statistics of {key!r} have {max(sizes)} elements, the dataset has "
-                f"{feature.shape[0]}. Take those of the dataset: normalisation=dataset."
+                f"{feature.shape[0]}. Take those of the dataset: {option('normalisation=dataset')}."
             )

@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,8 @@ from robot_rl.data.lerobot.reader import Dataset
 from robot_rl.data.lerobot.stats import of_columns
 from robot_rl.data.loader import ChunkLoader
 from robot_rl.data.replay import StepBatch
+from robot_rl.data.store.layout import is_store
+from robot_rl.data.store.reader import StoreReader
 from robot_rl.sim.robots.robot import load_robot
 from robot_rl.train.finetune.config import EVAL_BATCH, FinetuneConfig
 
@@ -151,10 +154,18 @@ def open_data(config: FinetuneConfig) -> tuple[Dataset, Split]:
     """Opens the dataset and divides its episodes.
 
     Raises:
-        DatasetError: no dataset, a damaged one, too few episodes, or none as long as a chunk.
+        DatasetError: no dataset, one that is not sealed, a damaged one, too few episodes, or none as
+            long as a chunk.
         ConfigError: the robot has other joints.
     """
-    dataset = Dataset(config.dataset)
+    folder = Path(config.dataset)
+    if is_store(folder) and not (folder / "meta/info.json").is_file():
+        waiting = len(StoreReader(folder))
+        raise DatasetError(
+            f"dataset: {folder} is a store whose {waiting} episodes are in its journal; fine-tuning reads "
+            f"datasets. Seal it first: robot-rl replay seal {folder}"
+        )
+    dataset = Dataset(folder)
     if config.robot is not None:
         check_robot(config.robot, dataset.meta.action_names, at=config.dataset)
     split = split_episodes(len(dataset), config.heldout, at=config.dataset)
@@ -165,6 +176,38 @@ def open_data(config: FinetuneConfig) -> tuple[Dataset, Split]:
             f"horizon={config.horizon}. Use horizon={longest} or less."
         )
     return dataset, split
+
+
+def bare_facts(dataset: Dataset, config: FinetuneConfig) -> DatasetFacts:
+    """Returns the facts of the whole dataset without statistics, which take decoding."""
+    meta, again = dataset.meta, 2 if config.history else 1
+    return DatasetFacts(
+        meta=replace(meta, state_names=meta.state_names * again),
+        features=dataset.features,
+        stats={},
+        instructions=dataset.instructions,
+    )
+
+
+def numeric_facts(
+    dataset: Dataset, split: Split, picture: tuple[int, int] | None, history: int
+) -> DatasetFacts:
+    """Returns the facts of the training episodes without statistics of pictures: nothing is decoded."""
+    stats = of_columns({key: dataset.columns[key] for key in ("state", "action") if key in dataset.columns})
+    features = {
+        key: Feature("uint8", (*picture, 3)) if picture and key in dataset.cameras else feature
+        for key, feature in dataset.features.items()
+    }
+    facts = DatasetFacts(dataset.meta, features, stats, dataset.instructions)
+    return with_change(facts, dataset, split.train, history) if history else facts
+
+
+def in_journal(folder: Path) -> int:
+    """Returns how many episodes of a store are not part of its dataset yet; 0 for a plain dataset."""
+    if not is_store(folder):
+        return 0
+    source = StoreReader(folder)
+    return sum(source.sealed(episode) is None for episode in range(len(source)))
 
 
 def split_episodes(episodes: int, heldout: int, *, at: str) -> Split:

@@ -73,9 +73,27 @@ def make_policy(config: FinetuneConfig, facts: DatasetFacts, generator: torch.Ge
     if name in NAMES:
         return new_lerobot(config, name, facts, generator)
     kind = _lerobot("act") if folder is None else _lerobot(_type_of(folder))
-    return kind.create(
-        facts, {"pretrained": str(folder or name), **_lora(config), **config.options}, generator=generator
-    )
+    return kind.create(facts, pretrained_options(config, folder), generator=generator)
+
+
+def check_policy(config: FinetuneConfig, facts: DatasetFacts) -> None:
+    """Refuses a LeRobot policy that does not fit; `facts` may lack statistics, so nothing is decoded.
+
+    Raises:
+        ConfigError: see `make_policy`.
+        CheckpointError: see `make_policy`.
+    """
+    name, folder = config.policy, saved_folder(config.policy)
+    if name in OWN or (folder is not None and (folder / "policy.json").is_file()):
+        return
+    kind = _lerobot(name if folder is None else _type_of(folder))
+    new = name in NAMES
+    kind.check(facts, new_options(config, name) if new else pretrained_options(config, folder))
+
+
+def pretrained_options(config: FinetuneConfig, folder: Path | None) -> dict[str, Any]:
+    """Returns the options of a LeRobot policy that goes on from a folder, or from a model of the hub."""
+    return {"pretrained": str(folder or config.policy), **_lora(config), **config.options}
 
 
 def new_lerobot(config: FinetuneConfig, name: str, facts: DatasetFacts, generator: torch.Generator) -> Module:
@@ -122,8 +140,15 @@ def saved_folder(policy: str) -> Path | None:
             f"policy: {policy!r} holds no policy: neither policy.json (ours) nor config.json (LeRobot's). "
             "Give a run folder, its policy/, or a LeRobot checkpoint (its pretrained_model/)."
         )
-    if re.fullmatch(r"[\w.-]+/[\w.-]+", policy) and not policy.startswith("."):
+    owner, slash, _ = policy.partition("/")
+    local = policy.startswith((".", "~")) or owner == "runs" or Path(owner).is_dir()
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", policy) and not local:
         return None
+    if slash:
+        raise ConfigError(
+            f"policy: no such folder: {policy!r}. Give a run folder, its policy/, or a LeRobot checkpoint; "
+            "models of the hub are given as <owner>/<name>."
+        )
     raise ConfigError(
         f"policy: no policy and no folder named {policy!r}.{nearest(policy, NAMES)} "
         "Models of the hub are given as <owner>/<name>."

@@ -14,6 +14,7 @@ from robot_rl.core.errors import CheckpointError, ConfigError
 from robot_rl.core.language import INSTRUCTION
 from robot_rl.core.policy import Chain, DemoBatch
 from robot_rl.policies.checkpoint import PolicyMeta, load_policy, save_policy
+from robot_rl.policies.vla import tiny
 from robot_rl.policies.vla.lerobot import LeRobotPolicy
 from robot_rl.policies.vla.lerobot_build import relocate
 from robot_rl.policies.vla.lerobot_files import quiet
@@ -414,3 +415,18 @@ def test_a_full_disk_leaves_the_older_folder(tiny_policy, tmp_path, monkeypatch)
         policy.save(tmp_path / "run")
     assert (tmp_path / "run" / "model.safetensors").read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+@pytest.mark.parametrize("kind", ["smolvla", "pi0", "pi05"])
+def test_a_new_policy_has_room_for_a_long_state(
+    kind, tiny_vlm, small_pi, facts_of, demo_of, tmp_path
+) -> None:
+    sizes = {"state": 33, "action": 34}
+    policy = LeRobotPolicy.create(facts_of(**sizes), tiny.options(kind, tiny_vlm), generator=seeded())
+    demo = demo_of(policy.horizon, **sizes)
+    assert policy.bc_loss(demo, seeded()).isfinite()
+    assert chunk(policy, demo).shape == (3, policy.horizon, 34)
+    policy.save(tmp_path / "run")
+    assert torch.equal(chunk(LeRobotPolicy.load(tmp_path / "run"), demo), chunk(policy.eval(), demo))
+    with pytest.raises(CheckpointError, match=r"state has 40 elements .*takes at most 33"):
+        LeRobotPolicy.load(tmp_path / "run", facts_of(state=40, action=34))

@@ -1,14 +1,21 @@
 """How a dataset fits a LeRobot checkpoint, without LeRobot; and the message where it is missing."""
 
+import json
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from robot_rl.core.errors import CheckpointError, ConfigError
 from robot_rl.policies.vla.lerobot import LeRobotPolicy, read_options
-from robot_rl.policies.vla.lerobot_files import hub_folder
-from robot_rl.policies.vla.lerobot_fit import check_sizes, dataset_stats, matched_cameras
+from robot_rl.policies.vla.lerobot_files import PIPELINES, hub_folder
+from robot_rl.policies.vla.lerobot_fit import (
+    check_sizes,
+    dataset_stats,
+    matched_cameras,
+    padded_sizes,
+)
 from robot_rl.policies.vla.lora import LoraOptions
 
 TWO = {"input_features": {"observation.images.camera1": {}, "observation.images.camera2": {}}}
@@ -80,9 +87,46 @@ def test_other_sizes_are_refused_unless_the_type_pads(facts_of) -> None:
         check_sizes("act", table, facts_of(state=6), at="run")
 
 
+def test_a_new_policy_pads_to_what_the_dataset_needs(facts_of) -> None:
+    wide = facts_of(state=33, action=40)
+    for kind in ("smolvla", "pi0", "pi05"):
+        assert padded_sizes(kind, wide, {}, at="") == {"max_state_dim": 33, "max_action_dim": 40}
+    assert padded_sizes("pi0", facts_of(), {}, at="") == {"max_state_dim": 32, "max_action_dim": 32}
+    assert padded_sizes("act", wide, {}, at="") == {}
+    with pytest.raises(
+        ConfigError, match=r"config\.max_action_dim is 32, the dataset has 40 elements\. Leave it"
+    ):
+        padded_sizes("pi0", wide, {"max_action_dim": 32}, at="")
+
+
+@pytest.mark.parametrize("kind", ["act", "diffusion", "smolvla", "pi0", "pi05"])
+def test_a_dataset_without_pictures(kind: str, facts_of) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"policy {kind}: it needs at least one camera.*collect cameras=\[front"
+    ):
+        LeRobotPolicy.check(facts_of(cameras=()), {"type": kind})
+    blind = {"front": None, "wrist": None}
+    with pytest.raises(ConfigError, match="leaves out every one of the dataset's: front, wrist"):
+        LeRobotPolicy.check(facts_of(), {"type": kind, "rename": blind})
+
+
+def test_a_checkpoint_that_does_not_fit_is_refused_without_its_weights(facts_of, tmp_path) -> None:
+    table = {"type": "smolvla", "max_state_dim": 32, "max_action_dim": 32}
+    (tmp_path / "config.json").write_text(json.dumps(table | TWO))
+    for name in PIPELINES:
+        (tmp_path / f"{name}.json").write_text('{"steps": []}')
+    options = {"pretrained": str(tmp_path), "rename": {"front": "camera1", "wrist": "camera2"}}
+    LeRobotPolicy.check(replace(facts_of(state=32), stats={}), options)
+    with pytest.raises(
+        CheckpointError,
+        match=r"state has 33 elements .*takes at most 32\. .*a new policy.*: policy=smolvla\.",
+    ):
+        LeRobotPolicy.check(replace(facts_of(state=33), stats={}), options)
+
+
 def test_a_folder_that_is_not_there_is_no_hub_id() -> None:
-    with pytest.raises(CheckpointError, match=r"the checkpoint '/nowhere/x' is neither a folder .*no such f"):
-        hub_folder("/nowhere/x", at="run", what="the checkpoint", option="pretrained")
+    with pytest.raises(CheckpointError, match=r"no such folder for the checkpoint: '/nowhere/x'\. Give"):
+        hub_folder("/nowhere/x", at="run", what="the checkpoint", remedy="")
 
 
 @pytest.mark.parametrize(
@@ -92,7 +136,14 @@ def test_a_folder_that_is_not_there_is_no_hub_id() -> None:
         ({}, "say one of act, diffusion"),
         ({"type": "act", "normalisation": "none"}, "allowed: dataset, checkpoint"),
         ({"type": "act", "rename": {"front": "camera1"}}, "a new policy takes the dataset's cameras"),
-        ({"type": "act", "camera": 1}, "has no 'camera'"),
+        (
+            {"type": "act", "typo": 1},
+            r"^lerobot: no option 'typo'\. Did you mean 'type'\? .* go into options\.config\.<name>\.$",
+        ),
+        (
+            {"type": "act", "lora": {"rang": 4}},
+            r"lerobot: no option 'lora\.rang'\. Did you mean 'lora\.rank'",
+        ),
         ({"type": "act", "lora": {"rank": 0}}, "rank must be at least 1"),
         ({"type": "act", "lora": {"targets": "("}}, "is no pattern"),
         ({"type": "act", "flow": {"process": "sde"}}, "allowed: flow_sde, flow_ode"),

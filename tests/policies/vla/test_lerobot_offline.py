@@ -16,7 +16,9 @@ def fetch(name: str, what: str = "") -> str:
 
 
 def test_a_checkpoint_on_the_hub(facts_of) -> None:
-    with pytest.raises(CheckpointError, match=fetch("lerobot/smolvla_base") + ".*pretrained=FOLDER"):
+    with pytest.raises(
+        CheckpointError, match=fetch("lerobot/smolvla_base") + r".*as pretrained \(for .*: policy=FOLDER\)"
+    ):
         LeRobotPolicy.from_pretrained("lerobot/smolvla_base", facts_of())
 
 
@@ -29,7 +31,9 @@ def test_a_checkpoint_on_the_hub(facts_of) -> None:
     ],
 )
 def test_what_a_new_policy_reads_from_the_hub(kind, what, name, facts_of) -> None:
-    with pytest.raises(CheckpointError, match=fetch(name, f"{what} ") + ".*vlm=FOLDER"):
+    with pytest.raises(
+        CheckpointError, match=fetch(name, f"{what} ") + ".*: vlm=FOLDER .*options.vlm=FOLDER"
+    ):
         LeRobotPolicy.create(facts_of(), {"type": kind})
 
 

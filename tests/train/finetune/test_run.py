@@ -200,6 +200,9 @@ def test_a_policy_of_shorter_chunks(
     ("change", "error", "message"),
     [
         ({"policy": "smal_vla"}, ConfigError, r"no policy and no folder named .* Did you mean 'small_vla'"),
+        ({"policy": "runs/nope"}, ConfigError, r"no such folder: 'runs/nope'\. Give a run folder"),
+        ({"policy": "tests/nope"}, ConfigError, r"no such folder: 'tests/nope'"),
+        ({"policy": "a/b/c"}, ConfigError, r"no such folder: 'a/b/c'\. .* <owner>/<name>"),
         ({"policy": "."}, CheckpointError, r"neither policy\.json \(ours\) nor config\.json \(LeRobot's\)"),
         ({"options": {"deep": 3}}, ConfigError, r"small_vla: no option 'deep'\. Did you mean 'depth'"),
         ({"lora": {"rank": 4}}, ConfigError, r"lora\.rank: got 4 with policy=small_vla, allowed: 0"),
