@@ -15,7 +15,7 @@ _HELP = """\
 Usage: robot-rl finetune dataset=<folder> [policy=small_vla] [key=value ...] [--json]
        robot-rl finetune resume=runs/<folder>
 
-Trains a policy on a LeRobotDataset (v3 or v2.1, or a store) and measures it on the last episodes,
+Trains a policy on a LeRobotDataset (v3, v2.1, or a sealed store) and measures it on the last episodes,
 which nothing is learned from. Beside it stand two baselines: nearest neighbours, and LeRobot's ACT
 trained for the same processor time. The report shows the curves and the errors by group of joints.
 An error of 1 is one standard deviation of the training actions.

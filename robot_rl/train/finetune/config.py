@@ -64,7 +64,7 @@ class FinetuneConfig:
     """A policy, a dataset, and how the one learns from the other."""
 
     dataset: str
-    """Folder of a LeRobotDataset (v3 or v2.1) or of a store."""
+    """Folder of a LeRobotDataset (v3 or v2.1) or of a sealed store."""
     policy: str = "small_vla"
     """A policy by name, a folder with a saved one, or a LeRobot model `<owner>/<name>` of the hub."""
     size: Size = "small"

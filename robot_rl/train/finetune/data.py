@@ -198,7 +198,7 @@ def numeric_facts(
         key: Feature("uint8", (*picture, 3)) if picture and key in dataset.cameras else feature
         for key, feature in dataset.features.items()
     }
-    facts = DatasetFacts(dataset.meta, features, stats, dataset.instructions)
+    facts = DatasetFacts(meta=dataset.meta, features=features, stats=stats, instructions=dataset.instructions)
     return with_change(facts, dataset, split.train, history) if history else facts
 
 

@@ -24,10 +24,12 @@ import torch
 from robot_rl.config import dump, read, shell, words
 from robot_rl.core.errors import ConfigError
 from robot_rl.core.policy import DemoBatch
+from robot_rl.data.facts import DatasetFacts
+from robot_rl.data.lerobot.reader import Dataset
 from robot_rl.train.checkpoint import write_text
 from robot_rl.train.finetune.act import Trial, act_lesson, make_act, try_settings, why_no_act
 from robot_rl.train.finetune.config import MINUTES, FinetuneConfig
-from robot_rl.train.finetune.data import bare_facts, open_data, stream_seed
+from robot_rl.train.finetune.data import Split, bare_facts, in_journal, numeric_facts, open_data, stream_seed
 from robot_rl.train.finetune.learn import (
     PICTURES,
     FinetuneSession,
@@ -41,9 +43,11 @@ from robot_rl.train.finetune.learn import (
 )
 from robot_rl.train.finetune.neighbour import Choice, NearestNeighbour, read_moments, thumbnails
 from robot_rl.train.finetune.policies import (
+    OWN,
     Module,
     check_policy,
     make_policy,
+    picture_size,
     recipe_of,
     save,
     saved_folder,
@@ -111,10 +115,10 @@ def run(config: FinetuneConfig) -> FinetuneSummary:
             is damaged, a device that somebody else holds, a full disk; the message says what to do.
     """
     config = _absolute(config)
-    dataset, _ = open_data(config)  # mistakes are found before there is a folder
+    dataset, split = open_data(config)  # mistakes are found before there is a folder
     check_policy(config, bare_facts(dataset, config))
-    name = Path(config.policy).name
-    folder = new_folder(config.out, f"finetune-{name}-seed{config.seed}")
+    folder_name = f"finetune-{_check_own(config, dataset, split)}-seed{config.seed}"
+    folder = new_folder(config.out, folder_name)
     write_text(folder / "config.yaml", dump(config))
     return _execute(config, folder)
 
@@ -152,6 +156,10 @@ def _pictures(session: FinetuneSession) -> None:
     """Decodes the pictures once, for everybody who reads them."""
     data = session.data
     session.display.message(f"{session.config.dataset}: {data.split.text()}")
+    if waiting := in_journal(Path(session.config.dataset)):
+        session.display.message(
+            f"left out: {waiting} episodes in its journal; robot-rl replay seal would add them"
+        )
     total = data.num_pictures()
     with session.phase("pictures", total, unit="pictures") as progress, session.timer.stage("pictures"):
         data.decode(lambda done, _: progress.update(done))
@@ -235,16 +243,34 @@ _PHASES: dict[str, Callable[[FinetuneSession], None]] = {
 
 def _build(session: FinetuneSession) -> Module:
     """Returns the policy with its first weights."""
-    config = session.config
     with session.timer.stage("build"):
-        generator = torch.Generator().manual_seed(stream_seed(config, "policy"))
-        policy = make_policy(config, session.facts, generator)
-        if policy.horizon < config.horizon:
-            raise ConfigError(
-                f"horizon: got {config.horizon}, the policy predicts {policy.horizon} control steps. "
-                f"Use horizon={policy.horizon} or less."
-            )
-        return prepare(session, policy, session.data.split.train)
+        return prepare(session, _make(session.config, session.facts), session.data.split.train)
+
+
+def _make(config: FinetuneConfig, facts: DatasetFacts) -> Module:
+    policy = make_policy(config, facts, torch.Generator().manual_seed(stream_seed(config, "policy")))
+    if policy.horizon < config.horizon:
+        raise ConfigError(
+            f"horizon: got {config.horizon}, the policy predicts {policy.horizon} control steps. "
+            f"Use horizon={policy.horizon} or less."
+        )
+    return policy
+
+
+def _check_own(config: FinetuneConfig, dataset: Dataset, split: Split) -> str:
+    """Returns what kind of policy it is, after building it once if it is one of ours.
+
+    LeRobot's may be large, and are checked by their settings alone.
+    """
+    folder = saved_folder(config.policy)
+    is_saved = folder is not None and (folder / "policy.json").is_file()
+    if config.policy in OWN or is_saved:
+        _make(config, numeric_facts(dataset, split, picture_size(config), config.history))
+    if folder is None:
+        return Path(config.policy).name
+    if is_saved:
+        return str(json.loads((folder / "policy.json").read_text())["policy"]["kind"])
+    return str(json.loads((folder / "config.json").read_text())["type"])
 
 
 def _teach(session: FinetuneSession, lesson: Lesson, policy: Module) -> None:

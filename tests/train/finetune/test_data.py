@@ -10,10 +10,13 @@ import torch
 
 from robot_rl.config import build
 from robot_rl.core.errors import ConfigError, DatasetError
+from robot_rl.data.episode import Feature
 from robot_rl.data.lerobot.pictures import PictureCache
 from robot_rl.data.lerobot.reader import Dataset
+from robot_rl.data.store.seal import seal
+from robot_rl.data.store.writer import StoreWriter
 from robot_rl.train.finetune.config import FinetuneConfig
-from robot_rl.train.finetune.data import DemoData, Split, check_robot, open_data, split_episodes
+from robot_rl.train.finetune.data import DemoData, Split, check_robot, in_journal, open_data, split_episodes
 
 
 def test_the_last_episodes_are_held_out() -> None:
@@ -109,3 +112,23 @@ def test_the_change_of_the_state_stands_behind_it(dataset: Path) -> None:
     assert facts.features["state"].shape == (4,)
     batches = torch.cat([b.obs["state"] for e in split.train for b in data.batches([e], horizon=4, stride=1)])
     np.testing.assert_allclose(facts.stats["state"]["mean"], batches.mean(0), atol=1e-6)
+
+
+def test_what_is_in_the_journal_alone_is_not_learned_from(dataset: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "store"
+    features = {"state": Feature("float32", (2,))}
+
+    def record() -> None:
+        with StoreWriter(folder, Dataset(dataset).meta, features) as store:
+            for step in range(30):
+                store.append(obs={"state": np.zeros(2)}, action=np.zeros(2), truncated=step % 10 == 9)
+
+    record()
+    config = FinetuneConfig(dataset=str(folder), heldout=1, horizon=4)
+    text = "is a store whose 3 episodes are in its journal; .* Seal it first: robot-rl replay seal "
+    with pytest.raises(DatasetError, match=text):
+        open_data(config)
+    seal(folder)
+    assert (len(open_data(config)[0]), in_journal(folder)) == (3, 0)
+    record()
+    assert (len(open_data(config)[0]), in_journal(folder)) == (3, 3)

@@ -214,7 +214,15 @@ def test_policies_that_cannot_be(
     (tmp_path / "empty").mkdir()
     change = {key: str(tmp_path / "empty") if value == "." else value for key, value in change.items()}
     with pytest.raises(error, match=message):
-        finetune.run(small(dataset, tmp_path, **change))
+        finetune.run(small(dataset, tmp_path / "runs", **change))
+    assert not (tmp_path / "runs").exists()  # said before anything was decoded
+
+
+def test_a_run_is_named_by_the_kind_of_its_policy(
+    dataset: Path, whole: FinetuneSummary, run_of: Callable[..., FinetuneSummary]
+) -> None:
+    again = run_of(dataset, policy=str(Path(whole.run) / "policy"), updates=1, baselines=False)
+    assert "-finetune-small_vla-seed0" in Path(again.run).name
 
 
 def test_resuming_what_is_no_run(tmp_path: Path) -> None:
