@@ -7,37 +7,59 @@ import dataclasses
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.progress import Progress
 from rich.table import Table
 
-from robot_rl.core.errors import ConfigError, nearest
+from robot_rl.core.errors import ConfigError, DatasetError, nearest
 from robot_rl.data.store.check import repair, verify
 from robot_rl.data.store.layout import is_store
-from robot_rl.data.store.reader import open_source
+from robot_rl.data.store.lock import WriterLock
+from robot_rl.data.store.reader import StoreReader, open_source
 from robot_rl.data.store.seal import SealOptions, seal
 from robot_rl.data.store.summary import Summary, summarize
 
-SUMMARY = "look into recorded episodes: info, verify, repair, seal, merge, split, filter"
+if TYPE_CHECKING:
+    from robot_rl.data.lerobot.damage import Problem as DatasetProblem
+
+SUMMARY = "look into recorded episodes: info, verify, repair, seal, compact, merge, split, filter"
 
 _DAMAGED = 1
 
-_EPILOG = """\
+_ABOUT = """\
 A store is a folder that a robot or a simulator records into (journal/, safe against crashes); what is
 sealed in it is a LeRobotDataset v3. Every command but repair and seal also reads plain datasets (v3, v2.1).
+"""
 
-  info   PATH               episodes, steps, minutes, success; by source, device and policy; what was lost
-  verify PATH               reads everything and compares checksums; exit code 1 if something is damaged
-  repair STORE              takes damage out, notes what is lost; damaged files are kept in journal/damaged
-  seal   STORE              finished episodes of the journal become part of the dataset
-           images=video|png   pictures as video, or without further loss (default video)
-           codec=h264|av1
-  merge  PATH PATH ...      out=FOLDER: all episodes in one new dataset
-  split  PATH               FOLDER=0.8 FOLDER=0.2 (shares), or FOLDER=0-79 FOLDER=80,82-99 (episodes)
-  filter PATH               out=FOLDER: a new dataset of the episodes that pass every test:
-           success=true|false by=real,human instruction="..." episodes=0-9,12 min_steps=20
+_HELP = {
+    "info": """\
+  info    PATH       episodes, steps, time, success; by source, device and policy; what was lost""",
+    "verify": """\
+  verify  PATH       reads everything, compares checksums, decodes every video; exit code 1 if damaged""",
+    "repair": """\
+  repair  STORE      takes damage out, notes what is lost; damaged files stay in journal/damaged""",
+    "seal": """\
+  seal    STORE      finished episodes of the journal become part of the dataset
+            images=video|png   pictures as video, or without further loss (default video)
+            codec=h264|av1     of the video""",
+    "compact": """\
+  compact PATH       joins the files of many episodes into few; nothing is encoded again""",
+    "merge": """\
+  merge   PATH ...   all episodes in one new dataset
+            out=FOLDER         and images=, codec= as of seal""",
+    "split": """\
+  split   PATH       new datasets of parts of it
+            FOLDER=0.8 FOLDER=0.2 (shares), or FOLDER=0-79 FOLDER=80,82-99 (episodes)
+            and images=, codec= as of seal""",
+    "filter": """\
+  filter  PATH       a new dataset of the episodes that pass every test
+            out=FOLDER         and images=, codec= as of seal
+            success=true|false by=real,human instruction="..." episodes=0-9,12 min_steps=20""",
+}
 
+_EXAMPLES = """
 Type first:
   robot-rl replay info demos
   robot-rl replay filter demos out=good success=true
@@ -50,10 +72,12 @@ Result = tuple[int, dict[str, Any]]
 
 def run(argv: list[str]) -> int:
     """Runs one action and with `--json` ends on one JSON object."""
+    asked = next((word for word in argv if word in _HELP), None)
     parser = argparse.ArgumentParser(
         prog="robot-rl replay",
-        description=SUMMARY,
-        epilog=_EPILOG,
+        usage=f"robot-rl replay {asked} PATH [key=value ...] [--json]" if asked else None,
+        description=None if asked else SUMMARY,
+        epilog=_HELP[asked] if asked else "\n".join([_ABOUT, *_HELP.values(), _EXAMPLES]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("action", help=", ".join(_ACTIONS))
@@ -72,16 +96,21 @@ def run(argv: list[str]) -> int:
 
 def _info(paths: Sequence[str], settings: dict[str, str]) -> Result:
     _allow("info", settings)
-    found = summarize(_one("info", paths))
+    found = summarize(_recorded("info", paths))
     console = Console(soft_wrap=True)
     task = f" of {found.task!r}" if found.task else ""
     console.print(f"{found.path}: {found.kind}{task}, {found.robot}, {found.control_hz:g} Hz", markup=False)
     console.print(_groups(found))
+    shapes = (f"{key} {'x'.join(map(str, shape))}" for key, shape in found.features.items())
+    console.print(f"observations: {', '.join(shapes)}; action {found.action}", markup=False)
+    more = f" and {len(found.instructions) - 3} more" if len(found.instructions) > 3 else ""
+    said = ", ".join(repr(text) for text in found.instructions[:3])
+    console.print(f"instructions: {said or 'none'}{more}", markup=False)
     where = f"{found.sealed_episodes:,} sealed, {found.journal_episodes:,} in the journal, "
     where = where if found.kind == "store" else ""
     console.print(
-        f"{found.episodes:,} episodes ({where}{found.unfinished:,} unfinished), "
-        f"{found.steps:,} steps, {found.minutes:,.1f} min, success {_share_of(found.success)}, "
+        f"{_count(found.episodes, 'episode')} ({where}{found.unfinished:,} unfinished), "
+        f"{_count(found.steps, 'step')}, {_time(found.minutes)}, success {_share_of(found.success)}, "
         f"{_megabytes(found.num_bytes)}"
         + (f" ({_megabytes(found.journal_bytes)} journal)" if found.kind == "store" else "")
     )
@@ -92,38 +121,73 @@ def _info(paths: Sequence[str], settings: dict[str, str]) -> Result:
 
 def _verify(paths: Sequence[str], settings: dict[str, str]) -> Result:
     _allow("verify", settings)
-    folder = Path(_one("verify", paths))
+    folder = Path(_recorded("verify", paths))
     console = Console(soft_wrap=True)
     wrong: list[str] = []
+    remedies: list[str] = []
     result: dict[str, Any] = {"path": str(folder)}
     if is_store(folder) or (folder / "journal").is_dir():
         report = verify(folder)
         console.print(
-            f"{folder}/journal: {report.records:,} records, {report.episodes:,} episodes, "
-            f"{report.steps:,} steps, {report.pictures:,} pictures, {_megabytes(report.num_bytes)}"
-            + (", being written now" if report.is_being_written else ""),
+            f"{folder}/journal: {_count(report.records, 'record')}, {_count(report.episodes, 'episode')}, "
+            f"{_count(report.steps, 'step')}, {_count(report.pictures, 'picture')}, "
+            f"{_megabytes(report.num_bytes)}" + (", being written now" if report.is_being_written else ""),
             markup=False,
         )
         wrong += [str(problem) for problem in report.problems]
+        if wrong:
+            remedies.append(f"mend the journal: robot-rl replay repair {folder}")
         _print_lost(console, report.lost)
         result |= {"journal": dataclasses.asdict(report)}
     if (folder / "meta/info.json").is_file() or not result.get("journal"):
-        from robot_rl.data.lerobot.damage import check  # reads videos: loaded where there is a dataset
-
-        source = check(folder)
-        fatal = [problem.message for problem in source if problem.is_fatal]
-        console.print(f"{folder}: dataset, {len(fatal)} problems", markup=False)
-        for problem in source:
-            if not problem.is_fatal:
-                console.print(f"  note: {problem.message}", markup=False)
-        wrong += fatal
-        result |= {"dataset": [dataclasses.asdict(problem) for problem in source]}
+        problems, said = _check_dataset(console, folder)
+        remedies += [] if remedies else _sound_episodes(folder, problems)
+        wrong += said
+        result |= {"dataset": [dataclasses.asdict(problem) for problem in problems]}
     for problem in wrong:
         console.print(f"  damaged: {problem}", markup=False, style="red")
-    console.print(
-        "sound" if not wrong else f"{len(wrong)} problems; `robot-rl replay repair` mends a journal"
-    )
+    console.print(_count(len(wrong), "problem") if wrong else "sound", markup=False)
+    for remedy in remedies:
+        console.print(f"  {remedy}", markup=False)
     return _DAMAGED if wrong else 0, result | {"sound": not wrong, "problems": wrong}
+
+
+def _check_dataset(console: Console, folder: Path) -> tuple[list[DatasetProblem], list[str]]:
+    """Reads and decodes everything; returns what was found, and what to say of damage."""
+    from robot_rl.data.lerobot.damage import check, lines  # reads videos: loaded where there is a dataset
+
+    bar = Console(stderr=True)
+    with Progress(console=bar, transient=True, disable=not bar.is_terminal) as progress:
+        task = progress.add_task("decoding videos", total=None)
+        videos = 0
+
+        def on_video(done: int, total: int) -> None:
+            nonlocal videos
+            videos = total
+            progress.update(task, completed=done, total=total)
+
+        problems = check(folder, thorough=True, on_video=on_video)
+    said = lines(problem for problem in problems if problem.is_fatal)
+    decoded = f"{_count(videos, 'video')} decoded, " if videos else ""
+    console.print(f"{folder}: dataset, {decoded}{_count(len(said), 'problem')}", markup=False)
+    for note in lines(problem for problem in problems if not problem.is_fatal):
+        console.print(f"  note: {note}", markup=False)
+    return problems, said
+
+
+def _sound_episodes(folder: Path, problems: Sequence[DatasetProblem]) -> list[str]:
+    """Says how to keep the sound episodes, where the damage is that of single ones."""
+    fatal = [problem.episode for problem in problems if problem.is_fatal]
+    if not fatal or None in fatal:
+        return []
+    from robot_rl.data.lerobot.damage import spans
+    from robot_rl.data.lerobot.reader import Dataset
+
+    numbers, source = Dataset(folder).index.episode, open_source(folder)
+    at = [source.sealed(i) if isinstance(source, StoreReader) else i for i in range(len(source))]
+    sound = [i for i, place in enumerate(at) if place is None or int(numbers[place]) not in fatal]
+    keep = f"keep what is sound: robot-rl replay filter {folder} out=NEW episodes={spans(sound)}"
+    return [keep] if sound else []
 
 
 def _repair(paths: Sequence[str], settings: dict[str, str]) -> Result:
@@ -132,7 +196,11 @@ def _repair(paths: Sequence[str], settings: dict[str, str]) -> Result:
     problems = [str(problem) for problem in repair(folder)]
     for problem in problems:
         print(f"  {problem}")
-    print(f"{folder}: {len(problems)} problems repaired" if problems else f"{folder}: nothing to repair")
+    print(
+        f"{folder}: {_count(len(problems), 'problem')} repaired"
+        if problems
+        else f"{folder}: nothing to repair"
+    )
     return 0, {"path": folder, "repaired": problems}
 
 
@@ -141,8 +209,30 @@ def _seal(paths: Sequence[str], settings: dict[str, str]) -> Result:
     done = seal(folder, SealOptions(**_pictures("seal", settings)))
     for reason in done.refused:
         print(f"  not sealed: {reason}")
-    print(f"{folder}: {done.episodes} episodes ({done.steps:,} steps) sealed")
+    print(f"{folder}: {_count(done.episodes, 'episode')} ({_count(done.steps, 'step')}) sealed")
     return _DAMAGED if done.refused else 0, {"path": folder, **dataclasses.asdict(done)}
+
+
+def _compact(paths: Sequence[str], settings: dict[str, str]) -> Result:
+    from robot_rl.data.lerobot.compact import compact
+
+    _allow("compact", settings)
+    folder = Path(_recorded("compact", paths))
+    if is_store(folder) and not (folder / "meta/info.json").is_file():
+        raise DatasetError(
+            f"{folder}: nothing is sealed yet, the journal has no files to join. Seal it first: "
+            f"robot-rl replay seal {folder}"
+        )
+    lock = WriterLock(folder) if is_store(folder) else None  # nobody records meanwhile
+    try:
+        before = _num_files(folder)
+        compact(folder)
+    finally:
+        if lock is not None:
+            lock.release()
+    after = _num_files(folder)
+    print(f"{folder}: {_count(before, 'file')} became {after:,}")
+    return 0, {"path": str(folder), "files_before": before, "files": after}
 
 
 def _merge(paths: Sequence[str], settings: dict[str, str]) -> Result:
@@ -150,13 +240,13 @@ def _merge(paths: Sequence[str], settings: dict[str, str]) -> Result:
 
     out = _out("merge", settings)
     options = _pictures("merge", settings, "out")
-    return _written([merge([open_source(path) for path in paths], out, **options)])
+    return _written([merge([open_source(_recorded("merge", [path])) for path in paths], out, **options)])
 
 
 def _split(paths: Sequence[str], settings: dict[str, str]) -> Result:
     from robot_rl.data.lerobot.edit import split
 
-    source = open_source(_one("split", paths))
+    source = open_source(_recorded("split", paths))
     kept = {key: settings.pop(key) for key in ("images", "codec") if key in settings}
     if not settings:
         raise ConfigError("replay split: no parts. Say FOLDER=0.8 FOLDER=0.2, or FOLDER=0-79 FOLDER=80-99.")
@@ -169,7 +259,7 @@ def _split(paths: Sequence[str], settings: dict[str, str]) -> Result:
 def _filter(paths: Sequence[str], settings: dict[str, str]) -> Result:
     from robot_rl.data.lerobot.edit import filter as filter_episodes
 
-    source = open_source(_one("filter", paths))
+    source = open_source(_recorded("filter", paths))
     out = _out("filter", settings)
     tests: dict[str, Callable[[str], Any]] = {
         "success": lambda text: _choice("filter", "success", text, {"true": True, "false": False}),
@@ -188,6 +278,7 @@ _ACTIONS: dict[str, Callable[[Sequence[str], dict[str, str]], Result]] = {
     "verify": _verify,
     "repair": _repair,
     "seal": _seal,
+    "compact": _compact,
     "merge": _merge,
     "split": _split,
     "filter": _filter,
@@ -203,6 +294,22 @@ def _one(action: str, paths: Sequence[str]) -> str:
             f"replay {action}: got {len(paths)} paths, allowed: one. Usage: robot-rl replay {action} PATH"
         )
     return paths[0]
+
+
+def _recorded(action: str, paths: Sequence[str]) -> str:
+    """Returns the one path; of a run folder it says what to look into."""
+    path = _one(action, paths)
+    folder = Path(path)
+    if not folder.is_dir():
+        raise DatasetError(f"{folder}: no such folder. Give one that holds a store or a LeRobotDataset.")
+    if not (folder / "meta").is_dir() and not (folder / "journal").is_dir():
+        inside = [f"{folder / name}" for name in ("experience", "demos") if (folder / name / "meta").is_dir()]
+        is_run = "a run folder" if (folder / "config.yaml").is_file() else "no store and no dataset"
+        hint = (
+            f"What was recorded lies in {' and '.join(inside)}." if inside else "Nothing is recorded in it."
+        )
+        raise DatasetError(f"{folder}: this is {is_run}. {hint}")
+    return path
 
 
 def _out(action: str, settings: dict[str, str]) -> str:
@@ -272,14 +379,14 @@ def _written(folders: Sequence[Path]) -> Result:
     for folder in folders:
         source = open_source(folder)
         rows.append({"path": str(folder), "episodes": len(source), "steps": int(source.lengths().sum())})
-        print(f"{folder}: {len(source):,} episodes, {rows[-1]['steps']:,} steps")
+        print(f"{folder}: {_count(len(source), 'episode')}, {_count(rows[-1]['steps'], 'step')}")
     return 0, {"written": rows}
 
 
 def _groups(found: Summary) -> Table:
     """Lays out who made the steps, on what, with which policies."""
     table = Table()
-    for column in ("source", "device", "policy version", "episodes", "steps", "minutes", "success"):
+    for column in ("source", "device", "policy version", "episodes", "steps", "time", "success"):
         table.add_column(column, justify="left" if column in ("source", "device") else "right")
     for group in found.groups:
         first, last = group.first_version, group.last_version
@@ -289,7 +396,7 @@ def _groups(found: Summary) -> Table:
             f"{first}" if first == last else f"{first} to {last}",
             f"{group.episodes:,}",
             f"{group.steps:,}",
-            f"{group.minutes:,.1f}",
+            _time(group.minutes),
             _share_of(None if found.success is None else group.successes / max(1, group.episodes)),
         )
     return table
@@ -298,6 +405,26 @@ def _groups(found: Summary) -> Table:
 def _print_lost(console: Console, lost: Sequence[object]) -> None:
     for problem in lost:
         console.print(f"  lost earlier: {problem}", markup=False)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def _time(minutes: float) -> str:
+    """Returns `4.2 s`, `3 min 07 s` or `84.5 min`."""
+    if minutes < 1:
+        return f"{60 * minutes:.1f} s"
+    whole, seconds = divmod(round(60 * minutes), 60)
+    return f"{whole} min {seconds:02d} s" if minutes < 10 else f"{minutes:,.1f} min"
+
+
+def _num_files(folder: Path) -> int:
+    return sum(
+        path.is_file()
+        for kind in ("data", "videos", "final", "arrays", "meta/episodes")
+        for path in (folder / kind).rglob("*")
+    )
 
 
 def _share_of(success: float | None) -> str:

@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from robot_rl.cli.main import main
 from robot_rl.data.episode import Feature
 from robot_rl.data.episodes import EpisodesMeta
+from robot_rl.data.store.lock import WriterLock
 from robot_rl.data.store.reader import open_source
 from robot_rl.data.store.writer import StoreWriter
 
@@ -122,12 +124,89 @@ def test_merge_split_and_filter(store: Path, replay: Any, tmp_path: Path) -> Non
         assert open_source(tmp_path / str(number)).lengths().tolist() == lengths
 
 
+def test_info_says_what_is_in_it(store: Path, replay: Any) -> None:
+    code, found, text = replay("info", store)
+    assert (code, found["features"], found["instructions"]) == (0, {"state": [2]}, ["reach"])
+    assert "observations: state 2; action 1" in text
+    assert "instructions: 'reach'" in text
+    assert "15 steps, 0.3 s, success 33%" in text
+
+
+def test_info_of_a_run_folder_points_inside(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/config.yaml").touch()
+    store.rename(tmp_path / "run/experience")
+    assert main(["replay", "info", str(tmp_path / "run")]) == 2
+    said = capsys.readouterr().err
+    assert f"this is a run folder. What was recorded lies in {tmp_path / 'run/experience'}." in said
+
+
+def test_compact_joins_what_is_sealed_and_keeps_the_journal(store: Path, replay: Any) -> None:
+    replay("seal", store)
+    with StoreWriter(store, META, {"state": Feature("float32", (2,))}, flush_s=1e6) as writer:
+        for step in range(2):
+            obs = {"state": np.zeros(2, np.float32)}
+            writer.append(obs=obs, action=np.zeros(1), truncated=step == 1)
+    code, found, text = replay("compact", store)
+    assert (code, found["files"] < found["files_before"]) == (0, True)
+    assert f"became {found['files']}" in text
+    info = replay("info", store)[1]
+    assert (info["sealed_episodes"], info["journal_episodes"]) == (3, 1)
+    assert replay("seal", store)[1]["episodes"] == 1
+    assert open_source(store).lengths().tolist() == [*STEPS, 2]
+    assert replay("verify", store)[0] == 0
+
+
+def test_compact_waits_for_the_writer(store: Path, capsys: pytest.CaptureFixture[str], replay: Any) -> None:
+    replay("seal", store)
+    lock = WriterLock(store)
+    try:
+        assert main(["replay", "compact", str(store)]) == 2
+    finally:
+        lock.release()
+    assert "is writing to this store" in capsys.readouterr().err
+
+
+def test_verify_names_what_to_keep(store: Path, replay: Any, tmp_path: Path) -> None:
+    replay("seal", store)
+    table = store / "data/chunk-000/file-000.parquet"
+    column = pq.ParquetFile(table).metadata.row_group(0).column(0)
+    content = bytearray(table.read_bytes())
+    content[
+        (column.dictionary_page_offset or column.data_page_offset) + column.total_compressed_size - 1
+    ] ^= 1
+    table.write_bytes(content)
+    code, found, text = replay("verify", store)
+    assert (code, len(found["problems"])) == (1, 1)
+    assert "damaged: episode 0: " in text
+    assert "does not match its checksum" in text
+    assert "1 problem\n" in text
+    assert "repair" not in text  # that is for journals
+    assert f"robot-rl replay filter {store} out=NEW episodes=1-2" in text
+    assert replay("filter", store, f"out={tmp_path / 'new'}", "episodes=1-2")[0] == 0
+    assert replay("verify", tmp_path / "new")[0] == 0
+
+
+def test_help_of_one_action(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["replay", "filter", "--help"])
+    text = capsys.readouterr().out
+    assert "min_steps=20" in text
+    assert "held_out" not in text
+    assert "journal" not in text
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["inf"], "replay: no action 'inf'. Did you mean 'info'?"),
         (["info"], "replay info: got 0 paths, allowed: one. Usage: robot-rl replay info PATH"),
-        (["info", "nowhere"], "nowhere: "),
+        (["info", "nowhere"], "nowhere: no such folder. Give one that holds a store or a LeRobotDataset."),
+        (["info", "."], "this is no store and no dataset. Nothing is recorded in it."),
+        (["compact", "STORE"], "nothing is sealed yet, the journal has no files to join. Seal it first"),
+        (["split", "STORE", "a=0-1", "b=1-2"], "split: episode 1 in a and in b. Give every episode to one"),
         (["verify", "nowhere", "speed=2"], "replay verify: no setting 'speed'. It takes none."),
         (["seal", "nowhere"], "nowhere: no meta/store.json in it, so it is no store"),
         (["repair", "nowhere"], "nowhere: no meta/store.json in it, so it is no store"),
@@ -153,5 +232,17 @@ def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
         main(["replay", "--help"])
     assert ended.value.code == 0
     text = capsys.readouterr().out
-    for word in ("info", "verify", "repair", "seal", "merge", "split", "filter", "out=", "exit code 1"):
+    for word in (
+        "info",
+        "verify",
+        "repair",
+        "seal",
+        "compact",
+        "merge",
+        "split",
+        "filter",
+        "out=",
+        "exit code 1",
+        "Type first",
+    ):
         assert word in text

@@ -8,6 +8,7 @@ complete. Video is encoded again; `images="png"` keeps what was decoded without 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import shutil
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -20,6 +21,7 @@ import numpy as np
 from robot_rl.core.errors import DatasetError, nearest
 from robot_rl.data.episode import SOURCES, Episode, EpisodeSource, Feature
 from robot_rl.data.episodes import EpisodesMeta
+from robot_rl.data.lerobot.damage import spans
 from robot_rl.data.lerobot.encode import VideoCodec
 from robot_rl.data.lerobot.layout import stored
 from robot_rl.data.lerobot.writer import DatasetWriter
@@ -64,9 +66,11 @@ def split(
         options: see `WriteOptions`.
 
     Raises:
-        DatasetError: episodes that do not exist, or shares that are more than the whole.
+        DatasetError: episodes that do not exist or stand in two parts, or shares that are more than the
+            whole.
     """
     chosen = {Path(folder): part for folder, part in _chosen(len(source), parts).items()}
+    _refuse_overlap(chosen)
     for folder in chosen:
         _require_new(folder)
     return [
@@ -205,6 +209,15 @@ def _chosen(total: int, parts: Mapping[str | Path, Sequence[int] | float]) -> di
         )
     edges = np.rint(np.cumsum([0.0, *shares.values()]) * total).astype(int)
     return {folder: range(edges[i], edges[i + 1]) for i, folder in enumerate(shares)}
+
+
+def _refuse_overlap(parts: Mapping[Path, Sequence[int]]) -> None:
+    """Refuses parts that share episodes: what is held out must not be trained on."""
+    for (one, first), (two, second) in itertools.combinations(parts.items(), 2):
+        both = sorted(set(first) & set(second))
+        if both:
+            some = f"episode{'s' * (len(both) > 1)} {spans(both)}"
+            raise DatasetError(f"split: {some} in {one} and in {two}. Give every episode to one part.")
 
 
 def _known(total: int, episodes: Sequence[int], at: str) -> Sequence[int]:

@@ -153,6 +153,13 @@ class StoreReader:
             return self.read(episode).device
         return self._words(self.index.episodes[entry.episode])["device"]
 
+    def instruction_of(self, episode: int) -> str:
+        """Returns the instruction of an episode; as `device_of`."""
+        entry = self._entries[episode]
+        if entry.sealed is not None:
+            return self.read(episode).meta.instruction
+        return self._words(self.index.episodes[entry.episode])["instruction"]
+
     def problems(self) -> list[Problem]:
         """Returns what cannot be read or is missing now, and was not noted by a repair."""
         return self.index.problems + self.index.gaps(self.lost())

@@ -54,6 +54,12 @@ class Summary:
     journal_bytes: int
     groups: tuple[Group, ...]
     lost: tuple[Problem, ...]
+    features: dict[str, tuple[int, ...]]
+    """Observation -> shape; cameras are those that end in .rgb or .depth."""
+    action: int
+    """Elements of an action."""
+    instructions: tuple[str, ...]
+    """In the order they first come."""
 
     @property
     def lost_steps(self) -> int:
@@ -66,7 +72,9 @@ def summarize(path: str | Path) -> Summary:
     folder, source = Path(path), open_source(path)
     groups: dict[tuple[str, str], Group] = {}
     unfinished = successes = 0
-    for device, columns in _episodes(source):
+    instructions: dict[str, None] = {}
+    for device, instruction, columns in _episodes(source):
+        instructions[instruction] = None
         reached = bool(columns["success"].any())
         successes += reached
         unfinished += not (columns["terminated"][-1] or columns["truncated"][-1])
@@ -104,18 +112,22 @@ def summarize(path: str | Path) -> Summary:
         journal_bytes=_num_bytes(folder / "journal"),
         groups=tuple(groups.values()),
         lost=_lost(source) if is_store else (),
+        features={key: tuple(feature.shape) for key, feature in source.features.items()},
+        action=len(source.meta.action_names),
+        instructions=tuple(instructions),
     )
 
 
-def _episodes(source: EpisodeSource) -> Iterator[tuple[str, dict[str, Array]]]:
-    """Yields device and the columns that a summary needs."""
+def _episodes(source: EpisodeSource) -> Iterator[tuple[str, str, dict[str, Array]]]:
+    """Yields device, instruction and the columns that a summary needs."""
     names = ("success", "terminated", "truncated", "source", "policy_version")
     for i in range(len(source)):
         if isinstance(source, StoreReader) and source.sealed(i) is None:
-            yield source.device_of(i), source.columns(names, [i])
+            yield source.device_of(i), source.instruction_of(i), source.columns(names, [i])
         else:
             episode = source.read(i)
-            yield episode.device, {name: getattr(episode, name) for name in names}
+            columns = {name: getattr(episode, name) for name in names}
+            yield episode.device, episode.meta.instruction, columns
 
 
 def _is_judged(source: EpisodeSource) -> bool:

@@ -124,6 +124,10 @@ def test_split_by_shares_and_by_lists(tmp_path: Path, source: InMemory) -> None:
         ({"a": 0.9, "b": 0.2}, r"allowed: a list of episodes .* each above 0 and together at most 1"),
         ({"a": 0.5, "b": [1]}, r"a list of episodes for every folder, or a share for every"),
         ({"a": [3, 10]}, r"split: episode 10 is unknown, allowed 0 to 9"),
+        (
+            {"a": [0, 3, 4, 5, 7], "b": [9], "c": range(3, 8)},
+            r"episodes 3-5,7 in .*a and in .*c\. Give every",
+        ),
     ],
 )
 def test_a_split_that_makes_no_sense_is_refused(
