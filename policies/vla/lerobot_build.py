@@ -153,12 +153,15 @@ def check(options: LeRobotOptions, facts: DatasetFacts) -> None:
         CheckpointError: see `open_parts`.
     """
     if not options.pretrained:
-        _check_new(options, facts, at=f"policy {options.type}")
+        at = f"policy {options.type}"
+        _check_new(options, facts, at=at)
+        _check_fields(options.type, options.config, at=at)
         return
     at = options.pretrained
     _, kind, table, pipelines = _read(options, at=at, weights=False)
     matched_cameras(kind, table, rename_map(pipelines[0]), options.rename, facts, at=at)
     check_sizes(kind, {**table, **options.config}, facts, at=at)
+    _check_fields(kind, options.config, at=at)
 
 
 def new_parts(options: LeRobotOptions, facts: DatasetFacts) -> Parts:
@@ -319,6 +322,14 @@ def _config_class(kind: str) -> Any:
     return files.extra("lerobot.configs").PreTrainedConfig.get_choice_class(kind)
 
 
+def _check_fields(kind: str, settings: Mapping[str, Any], *, at: str) -> None:
+    """Refuses settings that LeRobot's configuration class does not have; imports LeRobot if there are any."""
+    known = {f.name for f in fields(_config_class(kind))} if settings else set[str]()
+    for key in settings:
+        if key not in known:
+            raise ConfigError(f"{at}: LeRobot's {kind} has no option {key!r}.{nearest(key, known)}")
+
+
 def _decode(
     kind: str, table: dict[str, Any], facts: DatasetFacts | None, vlm: Path | None, *, at: str
 ) -> Any:
@@ -330,9 +341,7 @@ def _decode(
     config_class = _config_class(kind)
     known = {f.name for f in fields(config_class)}
     table = {key: value for key, value in table.items() if key in known or key not in _FROM_FILE}
-    for key in table:
-        if key not in known:
-            raise ConfigError(f"{at}: LeRobot's {kind} has no option {key!r}.{nearest(key, known)}")
+    _check_fields(kind, table, at=at)
     if facts is not None and "action_feature_names" in known:
         table["action_feature_names"] = list(facts.meta.action_names)
     if vlm is not None and "vlm_model_name" in known:

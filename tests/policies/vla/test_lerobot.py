@@ -428,5 +428,8 @@ def test_a_new_policy_has_room_for_a_long_state(
     assert chunk(policy, demo).shape == (3, policy.horizon, 34)
     policy.save(tmp_path / "run")
     assert torch.equal(chunk(LeRobotPolicy.load(tmp_path / "run"), demo), chunk(policy.eval(), demo))
+    misspelt = {"pretrained": str(tmp_path / "run"), "config": {"num_step": 2}}
+    with pytest.raises(ConfigError, match=f"LeRobot's {kind} has no option 'num_step'"):
+        LeRobotPolicy.check(facts_of(**sizes), misspelt)
     with pytest.raises(CheckpointError, match=r"state has 40 elements .*takes at most 33"):
         LeRobotPolicy.load(tmp_path / "run", facts_of(state=40, action=34))
