@@ -72,10 +72,12 @@ def run(argv: list[str]) -> int:
         )
         if error is not None
     ]
+    from robot_rl.telemetry.finetune import duration
+
     compared = f" ({', '.join(beside)})" if beside else ""
     print(
         f"{summary.policy}: held-out error {summary.heldout_error:.4f}{compared} after {summary.updates:,} "
-        f"updates and {summary.minutes:.1f} minutes, over {summary.chunks:,} chunks of "
+        f"updates and {duration(summary.minutes)}, over {summary.chunks:,} chunks of "
         f"{len(summary.heldout_episodes)} episodes; see {summary.run}/report.html"
     )
     print(json.dumps(summary.to_json()))

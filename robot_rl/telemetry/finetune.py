@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,12 +34,14 @@ def title(runs: Sequence[RunRecord]) -> str:
         f"<h1>{page.escape(str(run.config.get('policy', 'policy')))}</h1>",
         page.paragraph(_sentence(run, error, beside), "lead"),
     ]
-    if error is not None and beside is not None:
+    if error is not None:
+        shown = (
+            ("Nearest neighbours", beside, "baseline: no learning"),
+            ("ACT", run.number("act_error"), "baseline: as much time"),
+        )
+        others = [(name, f"{value:.3f}", note) for name, value, note in shown if value is not None]
         parts.append(
-            page.scores(
-                ("Nearest neighbours", f"{beside:.3f}", "held-out error"),
-                ("Policy", f"{error:.3f}", "held-out error"),
-            )
+            page.compared(("This policy", f"{error:.3f}", "held-out error, lower is better"), *others)
         )
     return "\n".join([*parts, page.tiles(_tiles(run))])
 
@@ -51,7 +54,7 @@ def errors(runs: Sequence[RunRecord], missing: list[str]) -> str:
         return ""
     caption = (
         "Mean absolute error of the chunk on the held-out episodes, in standard deviations of the training "
-        "actions, over processor minutes of the training loop (on a GPU: wall-clock). It was shown while "
+        "actions, over processor time of the training loop (on a GPU: wall-clock). It was shown while "
         "training, and nothing was chosen by it; the result is the last point."
     )
     return page.heading("Held-out error") + page.drawing(svg, "held-out error over time", caption)
@@ -79,7 +82,7 @@ def joints(runs: Sequence[RunRecord], missing: list[str]) -> str:
             page.heading("Errors by joints"),
             page.paragraph("In standard deviations of the training actions.", "note"),
             page.table(["", *names], rows),
-            page.paragraph("In the dataset's own units: radians, where these are joint positions.", "note"),
+            page.paragraph("In the dataset's units.", "note"),
             page.table(["", *names], in_units),
         ]
     )
@@ -88,21 +91,36 @@ def joints(runs: Sequence[RunRecord], missing: list[str]) -> str:
 def baselines(runs: Sequence[RunRecord], missing: list[str]) -> str:
     """Returns what was chosen for the baselines, and what the comparison cost."""
     summary = runs[0].summary
-    rows = [
-        ["policy", *_cost(summary, "")],
-        *([["ACT", *_cost(summary, "act_")]] if summary.get("act_error") is not None else []),
+    neighbours = (summary.get("nearest_neighbour") or {}).get("neighbours")
+    learners = [
+        ["policy", _number(summary.get("heldout_error")), *_cost(summary, "")],
+        ["ACT", _number(summary.get("act_error")), *_cost(summary, "act_")],
+        [
+            f"nearest neighbours, tuned ({neighbours})",
+            _number(summary.get("nearest_neighbour_error")),
+            "-",
+            "-",
+            "-",
+        ],
+        ["nearest neighbour, single", _number(summary.get("single_neighbour_error")), "-", "-", "-"],
     ]
+    clock = "processor time of its loop" if _on_cpu(runs[0]) else "time of its loop"
     parts = [
         page.heading("The comparison"),
-        page.table(["", "parameters", "updates", "minutes of its loop"], rows),
+        page.table(
+            ["", "held-out error", "parameters", "updates", clock], [row for row in learners if row[1] != "-"]
+        ),
     ]
+    if summary.get("act_error") is not None:
+        text = "ACT's smallest backbone, a ResNet-18 of 11 million parameters, sets its size."
+        parts.append(page.paragraph(text, "note"))
     neighbour, act = summary.get("nearest_neighbour"), summary.get("act")
     if isinstance(neighbour, Mapping):
         manner = "distances from the state" if neighbour.get("relative") else "they are"
         text = (
             f"Nearest neighbours: the mean of {neighbour.get('neighbours')}, their chunks taken as {manner}, "
             f"pictures weighted by {neighbour.get('picture_weight')}; chosen by leaving out one training "
-            f"episode at a time. One neighbour alone: {_number(summary.get('single_neighbour_error'))}."
+            "episode at a time. The best choice with one neighbour stands below it."
         )
         parts.append(page.paragraph(text, "note"))
     if isinstance(act, Mapping):
@@ -125,17 +143,19 @@ def error_curve(run: RunRecord) -> str | None:
     if not curves:
         return None
     flat = _flat(run)
+    in_seconds = max(minutes[-1] for *_, minutes, _ in curves) < 2
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
         for name, color, minutes, error in curves:
-            axes.plot(minutes, error, color=color, marker="o", markersize=3, label=name)
-            _end(axes, minutes[-1], error[-1], color)
+            time = 60 * minutes if in_seconds else minutes
+            axes.plot(time, error, color=color, marker="o", markersize=3, label=name)
+            _end(axes, time[-1], error[-1], color)
         if flat is not None:
             axes.axhline(flat, color=BEFORE, linestyle=(0, (4, 3)), label=f"nearest neighbour {flat:.3f}")
         tops = [error.max() for *_, error in curves]
         axes.set_ylim(0, 1.08 * max([*tops, flat or 0.0]))
-        axes.set_xlabel("minutes of the training loop", fontsize=8)
+        axes.set_xlabel(f"{'seconds' if in_seconds else 'minutes'} of the training loop", fontsize=8)
         axes.set_ylabel("held-out error", fontsize=8)
         figure.legend(loc="outside upper left", ncols=4)
 
@@ -178,15 +198,32 @@ def _sentence(run: RunRecord, error: float | None, beside: float | None) -> str:
     return f"{text}: {' and '.join(compared)}." if compared else f"{text}."
 
 
+def duration(minutes: float | None) -> str:
+    """Returns `45 s` or `12.3 min`."""
+    if minutes is None:
+        return "-"
+    return f"{60 * minutes:.0f} s" if minutes < 2 else f"{minutes:.1f} min"
+
+
 def _tiles(run: RunRecord) -> list[tuple[str, str]]:
-    trained = run.summary.get("train_episodes") or []
     chunks = run.number("chunks")
     return [
-        ("Episodes learned from", str(len(trained)) if trained else "-"),
+        ("Dataset", Path(str(run.config.get("dataset", "-"))).name),
+        ("Robot", str(run.summary.get("robot") or run.config.get("robot") or "-")),
+        ("Learned from", _episodes(run.summary.get("train_episodes"))),
+        ("Held out", _episodes(run.summary.get("heldout_episodes"))),
         ("Chunks measured", f"{chunks:,.0f}" if chunks else "-"),
-        ("Minutes in all", _number(run.number("minutes"), ".1f")),
-        ("Seed", str(run.seed)),
+        ("Time in all", duration(run.number("minutes"))),
     ]
+
+
+def _episodes(numbers: Sequence[int] | None) -> str:
+    """Returns `0-15 (16)`."""
+    return f"{numbers[0]}-{numbers[-1]} ({len(numbers)})" if numbers else "-"
+
+
+def _on_cpu(run: RunRecord) -> bool:
+    return str(run.config.get("device", "cpu")) == "cpu"
 
 
 def _cost(summary: Mapping[str, Any], prefix: str) -> list[str]:
@@ -194,7 +231,7 @@ def _cost(summary: Mapping[str, Any], prefix: str) -> list[str]:
     return [
         _number(summary.get(f"{prefix}parameters"), ",.0f"),
         _number(summary.get(f"{prefix}updates"), ",.0f"),
-        _number(minutes, ".2f"),
+        duration(minutes),
     ]
 
 

@@ -104,6 +104,11 @@ def scores(before: tuple[str, str, str], after: tuple[str, str, str]) -> str:
     return f'<div class="scores">{_score("before", before)}{_ARROW}{_score("after", after)}</div>'
 
 
+def compared(main: tuple[str, str, str], *others: tuple[str, str, str]) -> str:
+    """Returns large numbers side by side, of which none came before another."""
+    return f'<div class="scores">{_score("after", main)}{"".join(_score("before", o) for o in others)}</div>'
+
+
 def tiles(pairs: Sequence[tuple[str, str]]) -> str:
     """Returns a row of small numbers with names."""
     cells = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in pairs)

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from robot_rl.config import dump, load, options, read, shell, words
-from robot_rl.core.errors import CheckpointError, ConfigError, RenderError
+from robot_rl.core.errors import CheckpointError, RenderError
 from robot_rl.core.seeding import eval_seeds
 from robot_rl.data.demos import load_episodes, save_episodes
 from robot_rl.hal.vector import VectorEnv
@@ -38,7 +38,7 @@ from robot_rl.train.demos import collect_demonstrations, episodes_meta
 from robot_rl.train.envs import make_env
 from robot_rl.train.evaluate import EvalResult, evaluate_in
 from robot_rl.train.pictures import Photographer
-from robot_rl.train.record import machine, new_folder, versions, write_report
+from robot_rl.train.record import check_kind, machine, new_folder, versions, write_report
 from robot_rl.train.recording import Recorder, check_earlier, observed
 from robot_rl.train.session import Session, execute, learn
 
@@ -112,13 +112,8 @@ def resume(folder: Path | str) -> Summary:
 
 def load_config(folder: Path, *, at: str = "resume") -> RunConfig:
     """Returns the configuration a run was made with; `at` begins the message if there is none."""
-    path = folder / "config.yaml"
-    if not path.is_file():
-        raise ConfigError(
-            f"{at}: {str(folder)!r} is no run folder, it has no config.yaml. "
-            "Give one that `robot-rl train` made, such as runs/<date-time>-<recipe>-seed<k>."
-        )
-    return read(RunConfig, path)
+    check_kind(folder, "train", at=at)
+    return read(RunConfig, folder / "config.yaml")
 
 
 def _execute(config: RunConfig, folder: Path) -> Summary:

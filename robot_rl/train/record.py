@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -30,6 +31,32 @@ def new_folder(out: str, name: str) -> Path:
             ) from error
         return folder
     raise ConfigError(f"out: {out!r} holds a thousand runs of this second. Choose another folder.")
+
+
+def check_kind(folder: Path, kind: Literal["train", "finetune"], *, at: str) -> None:
+    """Refuses the folder of a run that another command made; `at` begins the message.
+
+    Raises:
+        ConfigError: no run folder, or one of the other kind.
+    """
+    path = folder / "config.yaml"
+    if not path.is_file():
+        name = "<recipe>" if kind == "train" else "finetune-<policy>"
+        raise ConfigError(
+            f"{at}: {str(folder)!r} is no run folder, it has no config.yaml. "
+            f"Give one that `robot-rl {kind}` made, such as runs/<date-time>-{name}-seed<k>."
+        )
+    is_finetuning = any(line.startswith("dataset:") for line in path.read_text().splitlines())
+    if is_finetuning == (kind == "finetune"):
+        return
+    other = "finetune" if is_finetuning else "train"
+    if at == "run":
+        remedy = f"it was measured on held-out episodes of its dataset: see {folder / 'report.html'}"
+    else:
+        remedy = f"go on with it by `robot-rl {other} resume={folder}`"
+    raise ConfigError(
+        f"{at}: {str(folder)!r} is a run of `robot-rl {other}`, not of `robot-rl {kind}`; {remedy}."
+    )
 
 
 def write_report(folder: Path) -> Path:

@@ -63,6 +63,8 @@ class RunSession:
         """Small facts for summary.json, by phase."""
         self.counters = Counters()
         self.leases: list[HeldLease] = []
+        self.is_resumed = False
+        """Whether the present phase was begun in an earlier life of the run."""
         self._store = CheckpointStore(folder / "checkpoints", keep=keep, command=command)
         self._loop: tuple[str, Mapping[str, Any]] | None = None
         self._stack = ExitStack()
@@ -119,7 +121,7 @@ class RunSession:
     def finish(self, phase: str) -> None:
         """Notes that a phase is over and its results are on the disk."""
         self.finished.append(phase)
-        self._loop = None
+        self._loop, self.is_resumed = None, False
         with self.timer.stage("checkpoint"):
             self._store.save(self._state(None), f"{phase}-done")
 
@@ -144,6 +146,7 @@ class RunSession:
         self.timer.load_state_dict(state["timer"])
         self.metrics.load_state_dict(state["metrics"])
         self._loop = None if state["phase"] is None else (state["phase"], state["loop"])
+        self.is_resumed = True
 
 
 class Session(RunSession):
@@ -190,6 +193,10 @@ def learn(session: RunSession, loop: Run, phase: str, total: int, *, unit: str) 
     if state is not None:
         loop.load_state_dict(state)
     done = loop.counters.updates if unit == "updates" else loop.counters.env_steps
+    if state is not None:
+        session.display.message(f"{phase}: goes on from {unit} {done:,} of {total:,}")
+    elif session.is_resumed:
+        session.display.message(f"{phase}: begins at {unit} 0, no checkpoint of it was written yet")
     with session.phase(phase, total, unit=unit, start=done):
         train(loop)
 

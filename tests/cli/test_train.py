@@ -36,6 +36,29 @@ def test_help_teaches_by_example(command: str, example: str, capsys: pytest.Capt
     assert example in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("word", "content", "message"),
+    [
+        (
+            "evaluate run",
+            "dataset: x",
+            "a run of `robot-rl finetune`, not of `robot-rl train`; it was",
+        ),
+        ("train resume", "dataset: x", "go on with it by `robot-rl finetune resume="),
+        ("finetune resume", "recipe: x", "go on with it by `robot-rl train resume="),
+    ],
+)
+def test_a_run_of_another_kind(
+    word: str, content: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.yaml").write_text(f"{content}\n")
+    command, key = word.split()
+    assert main([command, f"{key}={tmp_path}"]) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1
+
+
 def test_help_names_the_recipes(capsys: pytest.CaptureFixture[str]) -> None:
     main(["train", "--help"])
     assert "pick_cube, reach, smoke" in capsys.readouterr().out

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from robot_rl.core.errors import ConfigError
-from robot_rl.telemetry.finetune import error_curve
+from robot_rl.telemetry.finetune import duration, error_curve
 from robot_rl.telemetry.report import write_report
 from robot_rl.telemetry.runs import load_run
 
@@ -20,6 +20,8 @@ def make_run(folder: Path, **changes: Any) -> Path:
     summary = {
         "heldout_error": 0.15,
         "nearest_neighbour_error": 0.2,
+        "single_neighbour_error": 0.27,
+        "robot": "panda",
         "act_error": 0.3,
         "minutes": 21.5,
         "seed": 0,
@@ -71,6 +73,15 @@ def test_the_page_compares(tmp_path: Path) -> None:
         "0.3000",
         "12,000,000",
         "the mean of 64",
+        "nearest neighbours, tuned (64)",
+        "nearest neighbour, single",
+        "0.2700",
+        "ResNet-18",
+        "panda",
+        "bottle",
+        "0-2 (3)",
+        "3-4 (2)",
+        "21.5 min",
         "robot-rl finetune policy=",
     ):
         assert part in text, part
@@ -98,3 +109,7 @@ def test_there_is_no_curve_without_points(tmp_path: Path) -> None:
 def test_a_page_is_of_one_run(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"report\.run: got 2 runs, allowed: one"):
         write_report([make_run(tmp_path / name) for name in ("a", "b")])
+
+
+def test_short_runs_are_told_in_seconds() -> None:
+    assert [duration(minutes) for minutes in (None, 0.05, 1.5, 2.0)] == ["-", "3 s", "90 s", "2.0 min"]

@@ -52,7 +52,7 @@ from robot_rl.train.finetune.policies import (
     save,
     saved_folder,
 )
-from robot_rl.train.record import machine, new_folder, versions, write_report
+from robot_rl.train.record import check_kind, machine, new_folder, versions, write_report
 from robot_rl.train.session import execute, learn
 
 
@@ -72,6 +72,8 @@ class FinetuneSummary:
     """From the start to this summary, over all lives of the run."""
     policy: str
     dataset: str
+    robot: str
+    """That was recorded."""
     run: str
     """Run folder."""
     seed: int
@@ -135,13 +137,8 @@ def resume(folder: Path | str) -> FinetuneSummary:
 
 def load_config(folder: Path) -> FinetuneConfig:
     """Returns the configuration that a run was made with."""
-    path = folder / "config.yaml"
-    if not path.is_file():
-        raise ConfigError(
-            f"resume: {str(folder)!r} is no run folder, it has no config.yaml. "
-            "Give one that `robot-rl finetune` made, such as runs/<date-time>-finetune-<policy>-seed<k>."
-        )
-    return read(FinetuneConfig, path)
+    check_kind(folder, "finetune", at="resume")
+    return read(FinetuneConfig, folder / "config.yaml")
 
 
 def _execute(config: FinetuneConfig, folder: Path) -> FinetuneSummary:
@@ -303,6 +300,7 @@ def _conclude(session: FinetuneSession) -> FinetuneSummary:
         minutes=round(session.elapsed_s / 60.0, 3),
         policy=config.policy,
         dataset=config.dataset,
+        robot=session.facts.meta.robot,
         run=str(session.folder),
         seed=config.seed,
         parameters=policy["parameters"],

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -105,7 +106,8 @@ def test_kill_9_and_resume_give_the_bytes_of_the_unbroken_run(dataset: Path, tmp
     (cut,), (whole,) = (tmp_path / "cut").iterdir(), (tmp_path / "whole").iterdir()
     assert not (cut / "summary.json").exists()
     resume = [sys.executable, "-c", program, "finetune", f"resume={cut}"]
-    subprocess.run(resume, env=environment, capture_output=True, check=True)
+    said = subprocess.run(resume, env=environment, capture_output=True, check=True, text=True).stderr
+    assert re.search(r"policy: goes on from updates \d+ of 60", said)
     weights = "policy/policy.safetensors"
     assert (cut / weights).read_bytes() == (whole / weights).read_bytes()
     errors = [json.loads((run / "summary.json").read_text())["heldout_error"] for run in (cut, whole)]
