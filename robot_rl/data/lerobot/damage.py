@@ -25,6 +25,8 @@ from robot_rl.data.lerobot.v21 import read_episode_stats
 Array = NDArray[Any]
 
 _COMPARED = ("min", "max", "mean", "std", "count")
+_REMEDY = "Record the episode again, or drop it."
+_RATE = "Correct fps in meta/info.json, or record the episode again."
 _STATS_REMEDY = "Compute the statistics again: policies normalise with them."
 
 
@@ -84,7 +86,7 @@ def check(
         found = [
             Problem(
                 kind=kind,
-                message=f"{folder}: episode {number}: {text}. Record the episode again, or drop it.",
+                message=f"{folder}: episode {number}: {text}. {_RATE if kind == 'wrong-fps' else _REMEDY}",
                 episode=number,
             )
             for kind, text in row_problems(index, episode, rows)
@@ -100,10 +102,12 @@ def check(
 
 
 def lines(problems: Iterable[Problem]) -> list[str]:
-    """Returns what to print: problems that differ by the episode alone, or wrong rates, in one line."""
+    """Returns what to print: what differs by the episode alone, wrong rates, missing files in one line."""
     groups: dict[str, list[Problem]] = {}
     for problem in problems:
         shared = re.sub(rf"\bepisode {problem.episode}\b", "{}", problem.message)
+        if "file is missing" in shared:
+            shared = re.sub(r"(file-|episode_)\d+", "", shared)
         groups.setdefault("wrong-fps" if problem.kind == "wrong-fps" else shared, []).append(problem)
     said: list[str] = []
     for group in groups.values():
@@ -115,6 +119,8 @@ def lines(problems: Iterable[Problem]) -> list[str]:
             message = re.sub(own, name, message, count=1)
         elif numbers:
             message = f"{name}: {message}"
+        if "file is missing" in message and len({problem.message for problem in group}) > 1:
+            message += f" So are {len({problem.message for problem in group}) - 1} more beside it."
         said.append(message)
     return said
 
@@ -137,7 +143,12 @@ def _table_problems(index: DatasetIndex) -> Iterator[Problem]:
 
 def _decoding_problems(index: DatasetIndex, on_video: Callable[[int, int], None]) -> Iterator[Problem]:
     """Decodes every video, several at a time; yields the episodes with frames that nobody can decode."""
-    files = [(of, number) for of in index.videos.values() for number in range(len(of.files))]
+    files = [
+        (of, number)
+        for of in index.videos.values()
+        for number, file in enumerate(of.files)
+        if (index.folder / file).is_file()
+    ]
 
     def decode(file: tuple[VideoSpans, int]) -> tuple[Array, int] | None:
         path = index.folder / file[0].files[file[1]]

@@ -121,10 +121,15 @@ def test_what_several_episodes_share_is_one_line() -> None:
         Problem(kind="wrong-fps", message=f"file-{n}.mp4: episode {n}: the video has 30 fps", episode=n)
         for n in range(8)
     ]
-    problems += [Problem(kind="missing-video", message="a.mp4: missing", episode=n) for n in (2, 3)]
+    problems += [Problem(kind="short-video", message="a.mp4: cut", episode=n) for n in (2, 3)]
+    problems += [
+        Problem(kind="missing-video", message=f"file-00{n}.mp4: this video file is missing.", episode=n)
+        for n in (1, 2, 5)
+    ]
     assert lines(problems) == [
         "demos: episodes 0-1,4: NaN. Drop it.",
         "file-0.mp4: episodes 0-7: the video has 30 fps",
-        "episodes 2-3: a.mp4: missing",
+        "episodes 2-3: a.mp4: cut",
+        "episodes 1-2,5: file-001.mp4: this video file is missing. So are 2 more beside it.",
     ]
     assert spans([]) == ""
