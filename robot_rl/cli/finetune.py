@@ -27,7 +27,7 @@ policy=  small_vla                our own small vision-language-action policy, f
          <owner>/<name>           a LeRobot model of the hub
 
 Examples:
-  robot-rl finetune dataset=demos/pick_cube                         ten processor minutes and two baselines
+  robot-rl finetune dataset=demos/pick_cube                         as long as it helps, and two baselines
   robot-rl finetune dataset=demos/pick_cube minutes=2 baselines=false   a first look
   robot-rl finetune dataset=demos/pick_cube policy=smolvla size=tiny updates=50
   robot-rl finetune dataset=demos/pick_cube policy=lerobot/smolvla_base lora.rank=16 device=cuda
@@ -41,8 +41,9 @@ Settings (every one of them is in config.yaml of the run folder):
   size  options.<name>  lora.rank  lora.alpha          the policy itself
   baselines  act.lrs  act.batches  act.trial           the comparison
   seed  out  device  torch_threads  lease_wait_s  curve_points  metrics_rows  checkpoint.every_s
-With updates= a run gives the same bytes every time; with minutes= (10 if neither is given) the number of
-updates is measured first. The report ends with the command that repeats the run, every changed setting in it.
+With updates= a run gives the same bytes every time; with minutes= the number of updates is measured first;
+without both it is found on validation episodes among the training ones. The report ends with the command
+that repeats the run, every changed setting in it.
 """
 
 
@@ -53,13 +54,14 @@ def run(argv: list[str]) -> int:
         return 0
     words = [word for word in argv if word != "--json"]
     from robot_rl.train.finetune import run as finetune  # the learner: not for --help
-    from robot_rl.train.finetune.config import MINUTES, FinetuneConfig
+    from robot_rl.train.finetune.config import FinetuneConfig
 
     folder = _resumed(words)
     config = finetune.load_config(folder) if folder else load(FinetuneConfig, words, config_name="finetune")
-    length = f"{config.updates:,} updates" if config.updates else f"{config.minutes or MINUTES:g} minutes"
+    length = f"{config.minutes:g} minutes" if config.minutes else "as long as it helps"
+    length = f"{config.updates:,} updates" if config.updates else length
     print(
-        f"policy {config.policy} ({config.size}), dataset {config.dataset}, seed {config.seed}: {length} of "
+        f"policy {config.policy} ({config.size}), dataset {config.dataset}, seed {config.seed}: {length}, "
         f"batch {config.batch} on {config.device}, the last {config.heldout} episodes held out",
         file=sys.stderr,
     )

@@ -16,7 +16,7 @@ Size = Literal["tiny", "small", "full"]
 EVAL_BATCH = 64
 """Held-out chunks predicted at once."""
 MINUTES = 10.0
-"""Length of the training loop where neither updates nor minutes are given."""
+"""Longest search for the number of updates, where neither that nor minutes are given."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,10 +91,11 @@ class FinetuneConfig:
     stride: int = 4
     """Errors are measured at every so many control steps of the held-out episodes."""
     updates: int | None = None
-    """Learner updates; None: as many as fit into `minutes`."""
+    """Learner updates; None: as many as fit into `minutes`, or, without both, as many passes over
+    the data as did best on validation episodes among the training ones."""
     minutes: float | None = None
     """Length of the training loop in processor minutes, on a GPU in wall-clock minutes, instead of
-    `updates`; 10 if neither is given."""
+    `updates`."""
     batch: int = 32
     lr: float | None = None
     """Highest learning rate; None: the policy's own."""

@@ -1,6 +1,6 @@
 """Fine-tuning from end to end.
 
-    pictures -> neighbour -> policy -> act settings -> act -> summary
+    pictures -> neighbour -> length -> policy -> act settings -> act -> summary
 
 The last episodes are held out. What remembering alone would do is measured on them, then the policy
 learns from the others, then LeRobot's ACT does for as long. Each is measured on the held-out
@@ -28,7 +28,7 @@ from robot_rl.data.facts import DatasetFacts
 from robot_rl.data.lerobot.reader import Dataset
 from robot_rl.train.checkpoint import write_text
 from robot_rl.train.finetune.act import Trial, act_lesson, make_act, try_settings, why_no_act
-from robot_rl.train.finetune.config import MINUTES, FinetuneConfig
+from robot_rl.train.finetune.config import FinetuneConfig
 from robot_rl.train.finetune.data import Split, bare_facts, in_journal, numeric_facts, open_data, stream_seed
 from robot_rl.train.finetune.learn import (
     PICTURES,
@@ -41,6 +41,7 @@ from robot_rl.train.finetune.learn import (
     updates_in,
     write_errors,
 )
+from robot_rl.train.finetune.length import choose_length
 from robot_rl.train.finetune.neighbour import Choice, NearestNeighbour, read_moments, thumbnails
 from robot_rl.train.finetune.policies import (
     OWN,
@@ -99,6 +100,8 @@ class FinetuneSummary:
     """What was chosen for it, on training episodes."""
     act: dict[str, Any] | str
     """What was chosen for it, on training episodes, and what was tried."""
+    length: dict[str, Any] | None
+    """How the number of updates was found, on training episodes; None if it was given."""
     command: str
     timing: dict[str, float]
     """Wall-clock seconds by stage."""
@@ -186,10 +189,19 @@ def _neighbour(session: FinetuneSession) -> None:
     session.write("neighbour", {"heldout/error": errors.normalised})
 
 
+def _length(session: FinetuneSession) -> None:
+    """Finds how long to train, on training episodes alone, if nobody said."""
+    config = session.config
+    if config.updates is None and config.minutes is None:
+        found = choose_length(session, partial(_build, session))
+        session.results["updates"], session.results["length"] = found.updates, found.to_json()
+        session.display.message(f"length: {found.updates} updates, read from episodes {found.validation}")
+
+
 def _policy(session: FinetuneSession) -> None:
     """Trains the policy and saves it."""
     config, train = session.config, session.data.split.train
-    policy = _build(session)
+    policy = _build(session, train)
     updates = session.results.get("updates") or config.updates
     lesson = Lesson(
         name="policy",
@@ -200,9 +212,9 @@ def _policy(session: FinetuneSession) -> None:
     )
     if updates is None:
         # Noted with the first checkpoint: a resumed run does not measure again.
-        minutes = MINUTES if config.minutes is None else config.minutes
-        updates = session.results["updates"] = updates_in(session, lesson, policy, minutes=minutes)
-        policy = _build(session)  # the first has learned while it was timed
+        assert config.minutes is not None, "without both, the length was found before"
+        updates = session.results["updates"] = updates_in(session, lesson, policy, minutes=config.minutes)
+        policy = _build(session, train)  # the first has learned while it was timed
         learning = config.learning(recipe_of(policy), updates=updates)
         lesson = Lesson(name="policy", episodes=train, learning=learning, batch=config.batch, updates=updates)
     _teach(session, lesson, policy)
@@ -232,16 +244,17 @@ def _act(session: FinetuneSession) -> None:
 _PHASES: dict[str, Callable[[FinetuneSession], None]] = {
     "pictures": _pictures,
     "neighbour": _neighbour,
+    "length": _length,
     "policy": _policy,
     "act settings": _act_settings,
     "act": _act,
 }
 
 
-def _build(session: FinetuneSession) -> Module:
-    """Returns the policy with its first weights."""
+def _build(session: FinetuneSession, episodes: tuple[int, ...]) -> Module:
+    """Returns the policy with its first weights, for the statistics of these episodes."""
     with session.timer.stage("build"):
-        return prepare(session, _make(session.config, session.facts), session.data.split.train)
+        return prepare(session, _make(session.config, session.data.facts(episodes)), episodes)
 
 
 def _make(config: FinetuneConfig, facts: DatasetFacts) -> Module:
@@ -318,6 +331,7 @@ def _conclude(session: FinetuneSession) -> FinetuneSummary:
         units={name: error["units"] for name, error in errors.items()},
         nearest_neighbour=neighbour and {**neighbour["choice"], "single": neighbour["single"]},
         act=results["no_act"] or {"chosen": asdict(_best_trial(session)), "tried": results["trials"]},
+        length=results.get("length"),
         command=_command(config, policy["updates"]),
         timing=session.timer.seconds(),
         versions=versions(_packages()),

@@ -110,6 +110,20 @@ def test_a_run_says_what_it_came_to(whole: FinetuneSummary) -> None:
 
 
 @pytest.mark.slow
+def test_without_a_length_one_is_found_on_training_episodes(
+    dataset: Path, run_of: Callable[..., FinetuneSummary]
+) -> None:
+    summary = run_of(dataset, updates=None, baselines=False)
+    length = summary.length
+    assert length is not None
+    best, _ = min(length["curve"], key=lambda point: point[1])
+    assert not set(length["validation"]) & set(summary.heldout_episodes)
+    # All episodes are as long as each other: the passes of fewer become as many of all.
+    inner = len(summary.train_episodes) - len(length["validation"])
+    assert summary.updates == round(best * len(summary.train_episodes) / inner)
+
+
+@pytest.mark.slow
 def test_a_run_learns(dataset: Path, run_of: Callable[..., FinetuneSummary]) -> None:
     options = {**SMALL["options"], "relative_actions": False, "state_noise": 0.0, "state_dropout": 0.0}
     first, trained = (run_of(dataset, updates=n, options=options, baselines=False) for n in (1, 100))

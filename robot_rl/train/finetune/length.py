@@ -1,0 +1,84 @@
+"""How long to train, if nobody said: until validation episodes among the training ones get no better.
+
+Few demonstrations are soon learned by heart, many are not. The policy is trained once without the
+validation episodes and looked at twice in every pass over its data; the run then takes as many
+passes over all its training episodes as that one had taken at its best.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from robot_rl.train.finetune.config import MINUTES
+from robot_rl.train.finetune.learn import FinetuneSession, Lesson, assemble_lesson, policy_errors
+from robot_rl.train.finetune.policies import Module, recipe_of
+from robot_rl.train.hooks import updates
+from robot_rl.train.loop import Hook, train
+from robot_rl.train.schedule import Counters, Every
+
+LOOKS_PER_PASS = 2
+MAX_LOOKS = 60
+PATIENCE = 5
+"""Looks in a row that were no better than the best one, before it is over."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Length:
+    """How long to train, and what that was read from."""
+
+    updates: int
+    """On all training episodes."""
+    validation: tuple[int, ...]
+    """Training episodes that the choice was made on."""
+    curve: tuple[tuple[int, float], ...]
+    """Updates without the validation episodes, and the error on them."""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def choose_length(session: FinetuneSession, build: Callable[[tuple[int, ...]], Module]) -> Length:
+    """Trains a policy, built for the episodes it is given, until it gets no better or `MINUTES` are over."""
+    config, split = session.config, session.data.split
+    inner = split.inner()
+    policy = build(inner.train)
+    lengths = session.data.dataset.lengths()
+    rows = int(lengths[list(inner.train)].sum())
+    every = max(1, round(rows / config.batch / LOOKS_PER_PASS))
+    most = every * MAX_LOOKS
+    lesson = Lesson(
+        name="length",
+        episodes=inner.train,
+        learning=config.learning(recipe_of(policy), updates=most),
+        batch=config.batch,
+        updates=most,
+    )
+    run, algorithm = assemble_lesson(session, lesson, policy)
+    curve: list[tuple[int, float]] = []
+    with session.phase("length", MAX_LOOKS, unit="looks") as progress:
+
+        def look(at: Counters) -> None:
+            session.check_leases()
+            with algorithm.acting():
+                error = policy_errors(session, policy, inner.heldout).normalised
+            curve.append((at.updates, error))
+            progress.update(len(curve))
+
+        run.pacer.hooks = [Hook("look", Every(every), updates, look)]
+        run.pacer.finished = lambda at: (
+            len(curve) == MAX_LOOKS
+            or is_past_best([error for _, error in curve])
+            or (bool(curve) and session.minutes("length") >= MINUTES)
+        )
+        train(run)
+    session.counters.updates = 0
+    best, _ = min(curve, key=lambda point: point[1])
+    scaled = best * int(lengths[list(split.train)].sum()) / rows
+    return Length(updates=max(1, round(scaled)), validation=inner.heldout, curve=tuple(curve))
+
+
+def is_past_best(errors: list[float]) -> bool:
+    """Returns whether the last `PATIENCE` errors were all above the least one before them."""
+    return len(errors) > PATIENCE and min(errors[-PATIENCE:]) > min(errors[:-PATIENCE])
