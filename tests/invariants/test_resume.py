@@ -60,7 +60,7 @@ def result(folder: Path) -> dict[str, Any]:
     """Returns everything a run came to, without what the clock says."""
     rows = read_metrics(folder / "metrics.jsonl")
     summary = json.loads((folder / "summary.json").read_text())
-    for name in ("run", "train_minutes", "timing"):
+    for name in ("train_minutes", "timing", "run", "command"):  # clocks, and paths, which the command names
         del summary[name]
     return {
         "rows": [repr({key: value for key, value in row.items() if key != "wall_s"}) for row in rows],
