@@ -36,7 +36,8 @@ p { margin: .35rem 0 .9rem; max-width: 44rem; }
          border-top: 1px solid var(--line); border-bottom: 1px solid var(--line); }
 .tiles div { padding: .8rem 1rem .85rem 0; min-width: 0; }
 .tiles dt { font-size: .8rem; color: var(--muted); }
-.tiles dd { margin: 0; font-size: 1.16rem; font-weight: 600; letter-spacing: -.01em; overflow-wrap: anywhere; }
+.tiles dd { margin: 0; font-size: 1.16rem; font-weight: 600; letter-spacing: -.01em;
+            overflow-wrap: anywhere; }
 .missing { margin: 1.8rem 0 0; padding: .8rem 1.1rem; background: var(--warn-soft);
            border-left: 3px solid #d9a441; color: var(--warn); font-size: .92rem; }
 .missing ul { margin: .25rem 0 0; padding-left: 1.1rem; }
