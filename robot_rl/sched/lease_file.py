@@ -31,7 +31,11 @@ class LeaseFileError(LeaseError):
 
 
 class LeaseFile:
-    """A lease file; every transaction opens it anew, so threads and forks need no care."""
+    """A lease file; every transaction opens it anew, so threads and forks need no care.
+
+    A rollback journal, not a write-ahead log: everyone here writes, and the switch to a log
+    does not wait for another process that switches too, it fails at once.
+    """
 
     def __init__(self, path: Path) -> None:
         """Opens or creates the file and its folder.
@@ -44,7 +48,7 @@ class LeaseFile:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise self._unusable(error) from error
-        with self.transaction(creates=True) as rows:
+        with self.transaction() as rows:
             found = rows.execute("PRAGMA user_version").fetchone()[0]
             if found == 0:
                 for statement in _SCHEMA.split(";"):
@@ -57,7 +61,7 @@ class LeaseFile:
                 )
 
     @contextmanager
-    def transaction(self, *, creates: bool = False) -> Generator[sqlite3.Connection]:
+    def transaction(self) -> Generator[sqlite3.Connection]:
         """Yields a connection that alone may write, and commits at the end.
 
         Raises:
@@ -66,10 +70,8 @@ class LeaseFile:
         try:
             rows = sqlite3.connect(self.path, timeout=_BUSY_TIMEOUT_S, isolation_level=None)
             try:
-                if creates:
-                    rows.execute("PRAGMA journal_mode = WAL")
-                # FULL: a token must not be given twice, not even after a power cut.
-                rows.execute("PRAGMA synchronous = FULL")
+                # EXTRA: a token must not be given twice, not even after a power cut.
+                rows.execute("PRAGMA synchronous = EXTRA")
                 rows.execute("BEGIN IMMEDIATE")
                 try:
                     yield rows

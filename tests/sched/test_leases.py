@@ -2,6 +2,7 @@
 
 import sqlite3
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -340,3 +341,17 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 def test_a_lease_is_what_a_device_wants(store: LeaseStore) -> None:
     lease: Lease = store.acquire(GPU, holder="train", slots=2)
     Fence("gpu0", slots=3).admit(lease)
+
+
+def test_a_lease_file_may_be_made_by_several_at_once(tmp_path: Path) -> None:
+    # A write-ahead log failed here in one of twenty: the switch to it does not wait for another's.
+    def make(path: Path, start: threading.Barrier) -> None:
+        start.wait()
+        LeaseStore(path)
+
+    with ThreadPoolExecutor(3) as makers:
+        for number in range(100):
+            start = threading.Barrier(3)
+            made = [makers.submit(make, tmp_path / str(number) / "leases.db", start) for _ in range(3)]
+            for one in made:
+                one.result()
