@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 
+from robot_rl.cli.resume import resumed
 from robot_rl.config import load
-from robot_rl.core.errors import ConfigError
 
 SUMMARY = "a policy learns from a LeRobot dataset; errors on held-out episodes"
 
@@ -56,7 +55,7 @@ def run(argv: list[str]) -> int:
     from robot_rl.train.finetune import run as finetune  # the learner: not for --help
     from robot_rl.train.finetune.config import FinetuneConfig
 
-    folder = _resumed(words)
+    folder = resumed(words)
     config = finetune.load_config(folder) if folder else load(FinetuneConfig, words, config_name="finetune")
     length = f"{config.minutes:g} minutes" if config.minutes else "as long as it helps"
     length = f"{config.updates:,} updates" if config.updates else length
@@ -84,17 +83,3 @@ def run(argv: list[str]) -> int:
     )
     print(json.dumps(summary.to_json()))
     return 0
-
-
-def _resumed(words: list[str]) -> Path | None:
-    """Returns the folder of `resume=<folder>`, which stands alone."""
-    found = [word.split("=", 1)[1] for word in words if word.startswith("resume=")]
-    if not found:
-        return None
-    if len(words) > 1:
-        others = " ".join(word for word in words if not word.startswith("resume="))
-        raise ConfigError(
-            f"resume: got other settings beside it ({others}), allowed: none. A resumed run keeps its "
-            "config.yaml; start a new run to change settings."
-        )
-    return Path(found[0])

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 
+from robot_rl.cli.resume import resumed
 from robot_rl.config import load, options
-from robot_rl.core.errors import ConfigError
 
 SUMMARY = "demonstrations, behaviour cloning, residual RL, evaluation: one run"
 
@@ -52,7 +51,7 @@ def run(argv: list[str]) -> int:
     from robot_rl.train.config import RunConfig
     from robot_rl.train.phases import load_config, resume, run  # the learner: not for --help
 
-    folder = _resumed(words)
+    folder = resumed(words)
     config = load_config(folder) if folder else load(RunConfig, words, config_name="train")
     print(
         f"task {config.env.task}, recipe {config.recipe}, seed {config.seed}: "
@@ -69,17 +68,3 @@ def run(argv: list[str]) -> int:
     )
     print(json.dumps(summary.to_json()))
     return 0
-
-
-def _resumed(words: list[str]) -> Path | None:
-    """Returns the folder of `resume=<folder>`, which stands alone."""
-    found = [word.split("=", 1)[1] for word in words if word.startswith("resume=")]
-    if not found:
-        return None
-    if len(words) > 1:
-        others = " ".join(word for word in words if not word.startswith("resume="))
-        raise ConfigError(
-            f"resume: got other settings beside it ({others}), allowed: none. A resumed run keeps its "
-            "config.yaml; start a new run to change settings."
-        )
-    return Path(found[0])
