@@ -1,8 +1,12 @@
 """Files that survive a power cut: written whole, flushed to the disk, renamed into place."""
 
+import ctypes
 import os
 import shutil
 from pathlib import Path
+
+_RENAME_EXCHANGE = 2  # of renameat2
+_AT_FDCWD = -100  # paths begin where the process stands
 
 
 def write_synced(path: Path, content: bytes) -> None:
@@ -36,6 +40,36 @@ def swap_folder(temporary: Path, folder: Path) -> None:
     Raises:
         OSError: the disk refused; the older folder, if any, is in its place.
     """
+    shutil.rmtree(_replace(temporary, folder), ignore_errors=True)
+
+
+def exchange_folder(new: Path, folder: Path) -> None:
+    """Lets two folders of one parent take each other's name; in one step, where the system can.
+
+    Where it cannot (not Linux, or a file system without it), a kill in between: see `restore_folder`.
+
+    Raises:
+        OSError: the disk refused; `folder` is what it was.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    names = (os.fsencode(new), os.fsencode(folder))
+    if hasattr(libc, "renameat2") and not libc.renameat2(
+        _AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_EXCHANGE
+    ):
+        sync_folder(folder.parent)
+    else:
+        _replace(new, folder).rename(new)
+
+
+def restore_folder(folder: Path) -> None:
+    """Mends what a kill inside `swap_folder` left: the older folder takes its place again."""
+    previous = _previous(folder)
+    if previous.exists() and not folder.exists():
+        previous.rename(folder)
+
+
+def _replace(temporary: Path, folder: Path) -> Path:
+    """Puts a folder in the place of another; returns where the older one is, if there was any."""
     previous = _previous(folder)
     if folder.exists():
         shutil.rmtree(previous, ignore_errors=True)
@@ -46,14 +80,7 @@ def swap_folder(temporary: Path, folder: Path) -> None:
         restore_folder(folder)
         raise
     sync_folder(folder.parent)
-    shutil.rmtree(previous, ignore_errors=True)
-
-
-def restore_folder(folder: Path) -> None:
-    """Mends what a kill inside `swap_folder` left: the older folder takes its place again."""
-    previous = _previous(folder)
-    if previous.exists() and not folder.exists():
-        previous.rename(folder)
+    return previous
 
 
 def _previous(folder: Path) -> Path:

@@ -6,7 +6,6 @@ opens the dataset, LeRobot included, finds either the old or the new.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import shutil
 from collections.abc import Callable, Iterable
@@ -21,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from robot_rl.core.errors import DatasetError
-from robot_rl.core.files import restore_folder, swap_folder, sync_folder
+from robot_rl.core.files import exchange_folder, restore_folder, sync_folder
 from robot_rl.data.lerobot import layout as lay
 from robot_rl.data.lerobot.encode import frames_in
 from robot_rl.data.lerobot.index import read_info
@@ -30,7 +29,6 @@ from robot_rl.data.lerobot.writer import DatasetLock
 
 _MB = 1 << 20
 _OURS = ("data", "videos", "final", "arrays", "meta/episodes")
-_RENAME_EXCHANGE = 2
 
 
 @dataclass
@@ -81,7 +79,7 @@ def compact(folder: str | Path, *, data_mb: float | None = None, video_mb: float
         _sync(new)
         if _foreign(folder) != foreign:
             raise DatasetError(f"{folder}: somebody is writing to it. Close that writer, then compact again.")
-        _exchange(new, folder)
+        exchange_folder(new, folder)
     shutil.rmtree(new, ignore_errors=True)
 
 
@@ -247,14 +245,3 @@ def _sync(folder: Path) -> None:
             with path.open("rb") as file:
                 os.fsync(file.fileno())
     sync_folder(folder)
-
-
-def _exchange(new: Path, folder: Path) -> None:
-    """Lets two folders take each other's name in one step, where the system can."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    names = (os.fsencode(new), os.fsencode(folder))
-    at = -100  # AT_FDCWD: paths are absolute
-    if hasattr(libc, "renameat2") and not libc.renameat2(at, names[0], at, names[1], _RENAME_EXCHANGE):
-        sync_folder(folder.parent)
-    else:  # not Linux, or a file system that cannot
-        swap_folder(new, folder)

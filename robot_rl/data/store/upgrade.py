@@ -13,6 +13,7 @@ import shutil
 from pathlib import Path
 
 from robot_rl.core.errors import DatasetError
+from robot_rl.core.files import exchange_folder
 from robot_rl.data.store.layout import is_store
 
 logger = logging.getLogger(__name__)
@@ -30,8 +31,7 @@ def upgrade(folder: Path) -> Path | None:
     """
     if is_store(folder) or not (folder / "meta/info.json").is_file():
         return None
-    from robot_rl.data.lerobot.compact import _exchange  # only where there is a dataset
-    from robot_rl.data.lerobot.edit import merge
+    from robot_rl.data.lerobot.edit import merge  # only where there is a dataset
     from robot_rl.data.lerobot.layout import FORMAT
     from robot_rl.data.lerobot.reader import Dataset
 
@@ -56,7 +56,7 @@ def upgrade(folder: Path) -> Path | None:
     lock = folder / "journal/writer.lock"
     if lock.exists():
         os.link(lock, fresh / "journal/writer.lock")  # whoever holds it holds it there as well
-    _exchange(fresh, folder)
+    exchange_folder(fresh, folder)
     fresh.rename(original)
     shutil.rmtree(original / "journal", ignore_errors=True)
     logger.warning("%s: upgraded from format %d to %d; the original is %s", folder, found, FORMAT, original)

@@ -118,7 +118,7 @@ def test_what_is_not_the_datasets_stays(tmp_path: Path, made: Made) -> None:
     assert (folder / "journal/lane-0/000.seg").stat().st_ino == inode
 
 
-@pytest.mark.parametrize("at", ["_write", "_sync", "_exchange"])
+@pytest.mark.parametrize("at", ["_write", "_sync", "exchange_folder"])
 def test_a_crash_leaves_the_old_files(
     tmp_path: Path, made: Made, monkeypatch: pytest.MonkeyPatch, at: str
 ) -> None:
@@ -185,12 +185,12 @@ def test_metadata_that_does_not_add_up_is_refused(tmp_path: Path, made: Made) ->
     assert len(files(folder, "*.mp4")) == 8
 
 
-def test_without_the_exchange_two_renames_do(
+def test_without_the_exchange_three_renames_do(
     tmp_path: Path, made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = written(tmp_path / "d", made)
     before = content(folder)
-    monkeypatch.setattr("robot_rl.data.lerobot.compact._RENAME_EXCHANGE", 1 << 30)  # EINVAL, as elsewhere
+    monkeypatch.setattr("robot_rl.core.files._RENAME_EXCHANGE", 1 << 30)  # EINVAL, as elsewhere
     compact(folder)
     assert_equal(content(folder), before)
     assert len(files(folder, "*.mp4")) == 2
