@@ -20,7 +20,6 @@ from robot_rl.data.episodes import EpisodesMeta
 from robot_rl.data.fit import misfit
 from robot_rl.data.pool import EpisodePool, Relabel
 from robot_rl.data.store.reader import StoreReader, open_source
-from robot_rl.data.store.rewind import mark, rewind
 from robot_rl.data.store.writer import StoreWriter
 from robot_rl.data.transitions import StepBatch
 from robot_rl.hal.vector import VectorEnv
@@ -64,11 +63,11 @@ class Recorder:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns where the store stands, after everything so far is on the disk."""
-        return {"store": mark(self._writer), "turns": self._turns}
+        return {"store": self._writer.mark(), "turns": self._turns}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Cuts off what was recorded after the checkpoint: the run makes those steps again."""
-        rewind(self._writer, state["store"])
+        self._writer.rewind(state["store"])
         self._turns = int(state["turns"])
 
     def close(self) -> None:

@@ -13,6 +13,7 @@ import os
 import threading
 import time
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -149,6 +150,16 @@ class JournalFile:
         if self._fd >= 0 and self._size:
             os.close(self._fd)
             self._fd, self._size = -1, 0
+
+    def mark(self) -> list[tuple[int, int, str]]:
+        """Returns the episodes that go on in the next segment, for `rewind`: number, lane, JSON."""
+        return [(episode, lane, content.decode()) for episode, (lane, content) in self._open.items()]
+
+    def rewind(self, segment: int, unfinished: Iterable[tuple[int, int, str]]) -> None:
+        """Lets the next write begin a segment again, which these episodes go on in."""
+        assert self._fd < 0, "a segment is being written"
+        self._number = segment - 1
+        self._open = {episode: (lane, content.encode()) for episode, lane, content in unfinished}
 
     def close(self) -> None:
         """Closes the segment, and leaves none behind in which nothing was written."""

@@ -27,14 +27,14 @@ from robot_rl.data.episodes import EpisodesMeta
 from robot_rl.data.store.columns import Columns, source_index
 from robot_rl.data.store.flusher import Flusher, JournalFile, Picture, block_capacity
 from robot_rl.data.store.journal import Problem
+from robot_rl.data.store.lanes import NONE, Lanes
 from robot_rl.data.store.layout import Layout, PictureFormat, check_picture_options
 from robot_rl.data.store.lock import WriterLock
 from robot_rl.data.store.recovery import recover
+from robot_rl.data.store.rewind import cut_off
 from robot_rl.data.store.seal import Sealed, SealOptions, seal_episodes
 
 logger = logging.getLogger(__name__)
-
-_NONE = -1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,10 +132,7 @@ class StoreWriter:
             quality=quality,
         )
         self._next_episode, self._next_picture = found.next_episode, found.next_picture
-        self._lane_episode = np.full(0, _NONE, np.int64)
-        self._lane_step = np.zeros(0, np.int64)
-        self._lane_picture = np.full((0, len(self.layout.cameras)), _NONE, np.int64)
-        self._lane_stamp = np.full((0, len(self.layout.cameras)), _NONE, np.int64)
+        self._lanes = Lanes(len(self.layout.cameras))
         self._steps = self._pictures = self._repeated = self._dropped = self._waits = 0
         self._waited_s = 0.0
         self._is_closed = False
@@ -149,10 +146,10 @@ class StoreWriter:
         """Begins an episode and returns its number; `append` begins one by itself with the defaults."""
         self._check_open()
         with self._flusher.changed:
-            self._grow(lane)
-            if self._lane_episode[lane] != _NONE:
+            self._lanes.grow(lane)
+            if self._lanes.episode[lane] != NONE:
                 raise DatasetError(
-                    f"store {self.folder}: lane {lane} is inside of episode {self._lane_episode[lane]}. "
+                    f"store {self.folder}: lane {lane} is inside of episode {self._lanes.episode[lane]}. "
                     "End it first with end_episode."
                 )
             return self._begin(lane, instruction, device)
@@ -253,14 +250,14 @@ class StoreWriter:
         with self._flusher.changed:
             if self._flusher.waiting_steps >= self._queue_steps:
                 self._wait(lambda: self._flusher.waiting_steps < self._queue_steps)
-            self._grow(int(lanes.max()))
+            self._lanes.grow(int(lanes.max()))
             self._check_first_pictures(lanes, obs)
-            for lane in lanes[self._lane_episode[lanes] == _NONE]:
+            for lane in lanes[self._lanes.episode[lanes] == NONE]:
                 self._begin(int(lane), None, None)
             if self.layout.cameras:
                 self._take_pictures(lanes, obs, stamps, picture_stamp_ns or {})
                 for camera, key in enumerate(self.layout.cameras):
-                    numbers[f"picture.{key}"] = self._lane_picture[lanes, camera]
+                    numbers[f"picture.{key}"] = self._lanes.picture[lanes, camera]
             self._put_rows(lanes, numbers)
             for row in ended:
                 self._end(
@@ -276,8 +273,8 @@ class StoreWriter:
         if final is not None:
             self._columns.check_shapes("final_obs", {key: value[None] for key, value in final.items()}, 1)
         with self._flusher.changed:
-            if lane < len(self._lane_episode) and self._lane_episode[lane] != _NONE:
-                self._end(lane, final, int(self._lane_stamp[lane].max(initial=0)))
+            if lane < len(self._lanes.episode) and self._lanes.episode[lane] != NONE:
+                self._end(lane, final, int(self._lanes.stamp[lane].max(initial=0)))
 
     # --- the disk ----------------------------------------------------------------------------------
 
@@ -297,6 +294,38 @@ class StoreWriter:
             return flush()
         except Exception:
             raise self._failure() from self._flusher.error
+
+    def mark(self) -> dict[str, Any]:
+        """Brings everything to the disk and returns where this writer stands, for `rewind`.
+
+        Raises:
+            DatasetError: the disk does not take it.
+        """
+        return {
+            "segment": self._flushed(self._flusher.rotate),
+            "next_episode": self._next_episode,
+            "next_picture": self._next_picture,
+            "lanes": self._lanes.state_dict(),
+            "open": self._file.mark(),
+        }
+
+    def rewind(self, state: Mapping[str, Any]) -> None:
+        """Takes this writer, just opened, back to where another one of the same store made its `mark`.
+
+        Raises:
+            DatasetError: what was recorded after the mark was sealed meanwhile.
+        """
+        segment, next_episode = int(state["segment"]), int(state["next_episode"])
+        unfinished = [(int(episode), int(lane), str(words)) for episode, lane, words in state["open"]]
+        cut_off(
+            self.folder,
+            segment=segment,
+            next_episode=next_episode,
+            unfinished={episode for episode, _, _ in unfinished},
+        )
+        self._file.rewind(segment, unfinished)
+        self._next_episode, self._next_picture = next_episode, int(state["next_picture"])
+        self._lanes.load_state_dict(state["lanes"])
 
     def seal(self, options: SealOptions | None = None) -> Sealed:
         """Moves finished episodes into the dataset of this folder; takes as long as encoding takes.
@@ -357,7 +386,7 @@ class StoreWriter:
 
     def open_episodes(self) -> set[int]:
         """Returns the episodes that lanes are inside of."""
-        return {int(episode) for episode in self._lane_episode if episode != _NONE}
+        return {int(episode) for episode in self._lanes.episode if episode != NONE}
 
     # --- helpers, `changed` held ---------------------------------------------------------------------
 
@@ -369,9 +398,9 @@ class StoreWriter:
             "device": self._device if device is None else device,
         }
         self._flusher.block.begun.append((episode, lane, json.dumps(words).encode()))
-        self._lane_episode[lane] = episode
-        self._lane_step[lane] = 0
-        self._lane_picture[lane] = self._lane_stamp[lane] = _NONE
+        self._lanes.episode[lane] = episode
+        self._lanes.step[lane] = 0
+        self._lanes.picture[lane] = self._lanes.stamp[lane] = NONE
         return episode
 
     def _end(self, lane: int, final: dict[str, Array] | None, stamp_ns: int) -> None:
@@ -381,11 +410,11 @@ class StoreWriter:
             # Nobody measured when they were taken; with the stamp of the step they would pass for its own.
             after_ns = stamp_ns + round(1e9 / self.layout.meta.control_hz)
             self._take_pictures(np.array([lane]), pictures, np.array([after_ns]), {})
-            ids = dict(zip(self.layout.cameras, self._lane_picture[lane].tolist(), strict=True))
+            ids = dict(zip(self.layout.cameras, self._lanes.picture[lane].tolist(), strict=True))
             content = self.layout.pack_final(final, ids)
-        ended = (int(self._lane_episode[lane]), int(self._lane_step[lane]), content)
+        ended = (int(self._lanes.episode[lane]), int(self._lanes.step[lane]), content)
         self._flusher.block.ended.append(ended)
-        self._lane_episode[lane] = _NONE
+        self._lanes.episode[lane] = NONE
 
     def _put_rows(self, lanes: NDArray[np.int64], numbers: Mapping[str, Any]) -> None:
         """Writes the steps into the block, and hands it over where it is full."""
@@ -397,13 +426,13 @@ class StoreWriter:
             for name, column in block.columns.items():
                 value = numbers[name]
                 column[rows] = value[at] if isinstance(value, np.ndarray) and value.ndim else value
-            block.episode[rows] = self._lane_episode[lanes[at]]
-            block.step[rows] = self._lane_step[lanes[at]]
+            block.episode[rows] = self._lanes.episode[lanes[at]]
+            block.step[rows] = self._lanes.step[lanes[at]]
             block.size += take
             done += take
             if block.size == self._capacity:
                 self._flusher.cut()
-        self._lane_step[lanes] += 1
+        self._lanes.step[lanes] += 1
         self._flusher.waiting_steps += count
         self._steps += count
 
@@ -415,17 +444,18 @@ class StoreWriter:
         stamps: Mapping[str, ArrayLike],
     ) -> None:
         """Copies the pictures that are new, and notes which one each lane saw last."""
+        last = self._lanes
         for camera, key in enumerate(self.layout.cameras):
             if key not in obs:
                 self._repeated += len(lanes)
                 continue
             taken = np.broadcast_to(np.asarray(stamps.get(key, step_stamps), np.int64), lanes.shape)
             for row, lane in enumerate(lanes):
-                if self._lane_picture[lane, camera] != _NONE and self._lane_stamp[lane, camera] == taken[row]:
+                if last.picture[lane, camera] != NONE and last.stamp[lane, camera] == taken[row]:
                     self._repeated += 1
-                elif self._put_picture(obs[key][row], int(self._lane_episode[lane]), int(taken[row]), camera):
-                    self._lane_picture[lane, camera] = self._next_picture
-                    self._lane_stamp[lane, camera] = taken[row]
+                elif self._put_picture(obs[key][row], int(last.episode[lane]), int(taken[row]), camera):
+                    last.picture[lane, camera] = self._next_picture
+                    last.stamp[lane, camera] = taken[row]
                     self._next_picture += 1
 
     def _put_picture(self, picture: Array, episode: int, stamp_ns: int, camera: int) -> bool:
@@ -455,16 +485,6 @@ class StoreWriter:
         if self._flusher.error is not None:
             raise self._failure() from self._flusher.error
 
-    def _grow(self, lane: int) -> None:
-        """Makes room for lanes up to this one."""
-        more = lane + 1 - len(self._lane_episode)
-        if more > 0:
-            cameras = len(self.layout.cameras)
-            self._lane_episode = np.r_[self._lane_episode, np.full(more, _NONE)]
-            self._lane_step = np.r_[self._lane_step, np.zeros(more, np.int64)]
-            self._lane_picture = np.r_[self._lane_picture, np.full((more, cameras), _NONE)]
-            self._lane_stamp = np.r_[self._lane_stamp, np.full((more, cameras), _NONE)]
-
     # --- checks ------------------------------------------------------------------------------------
 
     def _check_first_pictures(self, lanes: NDArray[np.int64], obs: Mapping[str, Array]) -> None:
@@ -472,7 +492,7 @@ class StoreWriter:
         for key in self.layout.cameras:
             if (
                 key not in obs
-                and ((self._lane_episode[lanes] == _NONE) | (self._lane_step[lanes] == 0)).any()
+                and ((self._lanes.episode[lanes] == NONE) | (self._lanes.step[lanes] == 0)).any()
             ):
                 raise DatasetError(
                     f"store {self.folder}: the first step of an episode has no {key!r}. "
