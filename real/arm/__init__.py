@@ -1,0 +1,1 @@
+"""A simulated arm behind the ros2_control conventions."""

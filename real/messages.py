@@ -1,0 +1,191 @@
+"""What travels between policy, supervisor and driver, each in a process of its own.
+
+    policy --Plan--> supervisor --Command | Plan--> driver --> arm
+           <-Status--           <----- ArmState ---
+
+Stamps are `time.monotonic_ns()`, which all processes of a host share; an arm's own clock stays in
+`device_stamp_ns` and is compared with itself only. Messages are msgpack, never pickle: bytes from
+another process are data, not code. n arm joints, H points of a plan.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, Literal, TypeAlias, cast
+
+import msgpack
+import numpy as np
+from numpy.typing import NDArray
+
+from robot_rl.core.errors import DeviceError
+
+Array = NDArray[Any]
+Operation = Literal["start", "pause", "hold", "stop", "estop", "clear", "home", "reset"]
+
+
+class MessageError(DeviceError):
+    """Bytes that are no message of ours."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArmState:
+    """What an arm measured, newest last."""
+
+    stamp_ns: int
+    """When it was measured, as far as the driver can tell: monotonic."""
+    device_stamp_ns: int = 0
+    """The arm's own clock; the same twice means that nothing new was measured."""
+    position_rad: Array
+    """(n,)"""
+    velocity_rad_s: Array
+    """(n,)"""
+    effort_n_m: Array | None = None
+    """(n,), of arms that measure it."""
+    gripper: float = 0.0
+    """Opening, in the unit of the station's gripper."""
+    stop_reason: str = ""
+    """Why the arm has stopped itself (protective stop, fault); empty while it runs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Joint targets at equal intervals: what the policy wants, or what the supervisor lets pass of it."""
+
+    number: int
+    """Counts up; an older one than the last is ignored."""
+    start_ns: int
+    """When the first target is due, monotonic; a plan replaces what the one before held from then on."""
+    period_ns: int
+    targets_rad: Array
+    """(H, n)"""
+    gripper: Array
+    """(H,)"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """One target for now, after safety."""
+
+    number: int
+    stamp_ns: int
+    target_rad: Array
+    """(n,)"""
+    gripper: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Control:
+    """An order about the arm as a whole, from a policy, a person or a program."""
+
+    operation: Operation
+    """`start` lets plans through; `pause` holds, and forgets the plan; `hold` is pause for the driver;
+    `stop` brings to rest and latches; `estop` is `stop` by a person; `clear` lifts a latched stop;
+    `home` moves to the station's home pose; `reset` puts a simulated scene back, of episode `seed`."""
+    by: str
+    """Who: a person's name for `clear`."""
+    seed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Status:
+    """What the supervisor tells the policy, once a cycle."""
+
+    stamp_ns: int
+    state: ArmState | None
+    """The newest; None before the first."""
+    phase: Literal["waiting", "paused", "homing", "running", "holding", "stopped"]
+    plan: int
+    """Number of the plan that is followed; -1 for none."""
+    sent_rad: Array
+    """(n,), the last target after safety; NaN before the first."""
+    sent_gripper: float
+    limited: bool
+    """Whether safety changed a target since the status before."""
+    reason: str = ""
+    """Why it is stopped or holding; empty otherwise."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """To a `Control`, from whoever carried it out."""
+
+    operation: Operation
+    done: bool
+    message: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Frame:
+    """One reading of a camera or tracker that comes through a driver."""
+
+    name: str
+    """`front.rgb` and the like; `cube` for a tracked object's pose."""
+    stamp_ns: int
+    array: Array
+    """uint8 (h, w, 3) of a camera; (7,) position in metres and quaternion (w, x, y, z) of an object."""
+
+
+Message: TypeAlias = ArmState | Plan | Command | Control | Status | Answer | Frame
+_KINDS: dict[str, type[Any]] = {
+    kind.__name__: kind for kind in (ArmState, Plan, Command, Control, Status, Answer, Frame)
+}
+_ARRAY = 1
+"""msgpack extension type: [dtype, shape, bytes]."""
+
+
+def encode(message: Message) -> bytes:
+    """Returns one message as bytes."""
+    return _pack([type(message).__name__, _fields(message)])
+
+
+def decode(octets: bytes) -> Message:
+    """Returns the message that `encode` was given.
+
+    Raises:
+        MessageError: the bytes are none of ours, or of another version.
+    """
+    try:
+        kind, values = msgpack.unpackb(octets, ext_hook=_unpack_array)
+        return _built(kind, values)
+    except (ValueError, TypeError, KeyError, msgpack.UnpackException) as error:
+        raise MessageError(
+            f"link: {len(octets)} bytes are no message of this version: {error!r}. "
+            "Run policy, supervisor and driver from one installation of robot_rl."
+        ) from error
+
+
+def _fields(message: Any) -> dict[str, Any]:
+    # Not dataclasses.asdict: it copies every array.
+    return {item.name: getattr(message, item.name) for item in fields(message)}
+
+
+def _built(kind: str, values: dict[str, Any]) -> Message:
+    state = values.get("state")
+    if kind == "Status" and state is not None:
+        values["state"] = ArmState(**state)
+    return cast("Message", _KINDS[kind](**values))
+
+
+def _pack(value: Any) -> bytes:
+    return cast("bytes", msgpack.packb(value, default=_pack_other))
+
+
+def _pack_other(value: Any) -> Any:
+    if isinstance(value, ArmState):
+        return _fields(value)
+    if isinstance(value, np.ndarray):
+        array = np.ascontiguousarray(value)
+        return msgpack.ExtType(_ARRAY, _pack([array.dtype.str, list(array.shape), array.tobytes()]))
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"{type(value).__name__} cannot be sent over a link")
+
+
+def _unpack_array(code: int, octets: bytes) -> Array:
+    if code != _ARRAY:
+        raise ValueError(f"unknown extension type {code}")
+    dtype, shape, content = msgpack.unpackb(octets)
+    kind = np.dtype(dtype)
+    if kind.hasobject:
+        raise ValueError("an array of objects")
+    return np.frombuffer(content, kind).reshape(shape)

@@ -1,0 +1,60 @@
+"""What a simulated arm's server moves: MuJoCo in `robot_rl.sim.plant`, or what behaves like it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from robot_rl.real.messages import ArmState, Array
+
+
+class Plant(Protocol):
+    """An arm, its gripper and what is around it, advanced by whoever holds the clock."""
+
+    @property
+    def joint_names(self) -> tuple[str, ...]: ...
+
+    @property
+    def finger_names(self) -> tuple[str, ...]:
+        """Joints the gripper moves; published in /joint_states beside the arm's."""
+        ...
+
+    @property
+    def gripper_range(self) -> tuple[float, float]:
+        """Closed and open."""
+        ...
+
+    @property
+    def position_limits_rad(self) -> tuple[Array, Array]:
+        """Lowest and highest (n,)."""
+        ...
+
+    def command(self, target_rad: Array, gripper: float) -> None:
+        """Sets the servos' targets; they hold until the next command."""
+        ...
+
+    def step(self, dt_s: float) -> None:
+        """Advances time; whole physics steps only, the rest is kept for the next call."""
+        ...
+
+    def measure(self) -> ArmState:
+        """Returns position, velocity, torque and gripper opening; stamps are 0, the server sets them."""
+        ...
+
+    def fingers(self) -> Array:
+        """Returns positions of `finger_names`."""
+        ...
+
+    def objects(self) -> Mapping[str, Array]:
+        """Returns the pose (7,) of each object a tracker would see: position and quaternion (w, x, y, z)."""
+        ...
+
+    def picture(self, camera: str) -> Array:
+        """Returns uint8 (h, w, 3)."""
+        ...
+
+    def reset(self, seed: int) -> None:
+        """Begins the episode of a seed: arm at its start, objects at theirs."""
+        ...
+
+    def close(self) -> None: ...

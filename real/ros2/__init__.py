@@ -1,0 +1,1 @@
+"""ROS 2 with or without ROS installed: one node interface, two transports."""

@@ -1,0 +1,180 @@
+"""The node that everything ROS of this project is written against; names as in rclpy.
+
+Two transports implement it: genuine `rclpy` where ROS 2 is installed, and a pip-only one that
+speaks the same wire (CycloneDDS). Types are ROS names, `sensor_msgs/msg/JointState`; messages are
+attribute objects made by `Node.message`, the same for both. Callbacks run on one thread of the
+node, one at a time, and should return soon.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from robot_rl.core.errors import DeviceError
+
+Message = Any
+"""Attributes as in the .msg file; arrays of numbers are numpy arrays, others lists."""
+
+
+class Ros2Error(DeviceError):
+    """ROS 2 is not there, or does not answer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class QoS:
+    """Quality of service, by ROS's names."""
+
+    depth: int = 10
+    reliable: bool = True
+    transient_local: bool = False
+    """Late subscribers get the last `depth` messages."""
+
+
+DEFAULT = QoS()
+SENSOR = QoS(depth=5, reliable=False)
+LATCHED = QoS(depth=1, transient_local=True)
+
+
+class Publisher(Protocol):
+    """Sends messages on a topic."""
+
+    def publish(self, message: Message) -> None: ...
+
+    @property
+    def num_subscriptions(self) -> int:
+        """Matched subscriptions."""
+        ...
+
+
+class Subscription(Protocol):
+    """Receives messages of a topic."""
+
+    @property
+    def num_publishers(self) -> int: ...
+
+    def close(self) -> None: ...
+
+
+class Service(Protocol):
+    """Answers requests."""
+
+    def close(self) -> None: ...
+
+
+class Client(Protocol):
+    """Asks a service."""
+
+    def wait(self, timeout_s: float) -> bool:
+        """Waits until a server is there; returns whether it is."""
+        ...
+
+    def call(self, request: Message, timeout_s: float) -> Message:
+        """Calls and returns the response; not from within a callback.
+
+        Raises:
+            Ros2Error: nobody answered in time, or the server cannot answer this transport; says which.
+        """
+        ...
+
+
+class GoalHandle(Protocol):
+    """A goal as its server sees it."""
+
+    @property
+    def goal(self) -> Message: ...
+
+    @property
+    def cancel_requested(self) -> bool: ...
+
+    def feedback(self, feedback: Message) -> None: ...
+
+    def succeed(self, result: Message) -> None: ...
+
+    def cancel(self, result: Message) -> None: ...
+
+    def abort(self, result: Message) -> None: ...
+
+
+class ActionServer(Protocol):
+    """Serves goals."""
+
+    def close(self) -> None: ...
+
+
+class ClientGoal(Protocol):
+    """A goal as its client sees it."""
+
+    @property
+    def accepted(self) -> bool: ...
+
+    def result(self, timeout_s: float) -> tuple[int, Message]:
+        """Returns (GoalStatus, result): 4 succeeded, 5 cancelled, 6 aborted."""
+        ...
+
+    def cancel(self, timeout_s: float) -> bool:
+        """Returns whether the server accepts to cancel."""
+        ...
+
+
+class ActionClient(Protocol):
+    """Sends goals."""
+
+    def wait(self, timeout_s: float) -> bool: ...
+
+    def send(
+        self, goal: Message, timeout_s: float, on_feedback: Callable[[Message], None] | None = None
+    ) -> ClientGoal: ...
+
+
+class Node(Protocol):
+    """One ROS node."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def namespace(self) -> str: ...
+
+    def message(self, kind: str, **fields: Any) -> Message:
+        """Returns a message of a type; fields that are left out are zero or empty, as ROS has it."""
+        ...
+
+    def create_publisher(self, kind: str, topic: str, qos: QoS = DEFAULT) -> Publisher: ...
+
+    def create_subscription(
+        self, kind: str, topic: str, callback: Callable[[Message], None], qos: QoS = DEFAULT
+    ) -> Subscription: ...
+
+    def create_service(self, kind: str, name: str, callback: Callable[[Message], Message]) -> Service: ...
+
+    def create_client(self, kind: str, name: str) -> Client: ...
+
+    def create_action_server(
+        self,
+        kind: str,
+        name: str,
+        *,
+        execute: Callable[[GoalHandle], None],
+        accept: Callable[[Message], bool],
+        cancel: Callable[[GoalHandle], bool],
+    ) -> ActionServer:
+        """Serves an action: `execute` runs on a thread of its own for each accepted goal."""
+        ...
+
+    def create_action_client(self, kind: str, name: str) -> ActionClient: ...
+
+    def now_ns(self) -> int:
+        """Returns ROS time: wall-clock, or the time of /clock with `use_sim_time`."""
+        ...
+
+    def node_names(self) -> list[str]:
+        """Returns the full names of all nodes that are seen, own ones included."""
+        ...
+
+    def publishers_of(self, topic: str) -> list[str]:
+        """Returns the full names of the nodes that publish a topic."""
+        ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,195 @@
+"""Station files: which arm, cameras and tracked objects stand where, and what the arm may do.
+
+One YAML file per place, in `configs/stations/` or anywhere: `station=sim_arm` or
+`station=path/to/mine.yaml`. n arm joints, in the order of `joints`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import robot_rl
+from robot_rl.config import read
+from robot_rl.core.errors import ConfigError, nearest
+from robot_rl.hal.safety import SafetyLimits
+
+STATIONS = Path(robot_rl.__file__).parent / "configs" / "stations"
+"""Folder of the shipped station files."""
+
+Floats = tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GripperConfig:
+    """The gripper, in its own unit (metres of one finger's travel, radians, or share)."""
+
+    open: float
+    closed: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ros2Config:
+    """Where the arm is on the ROS graph. Names are resolved as ROS does: relative ones in `namespace`."""
+
+    namespace: str = ""
+    domain_id: int | None = None
+    """$ROS_DOMAIN_ID, else 0, if None."""
+    transport: Literal["auto", "rclpy", "dds"] = "auto"
+    """auto: rclpy where it can be imported, else the pip-only transport."""
+    command: Literal["position", "velocity", "trajectory", "twist", "pose"] = "position"
+    """position, velocity: forward controllers, streamed at `command_hz`; trajectory: whole chunks to a
+    joint_trajectory_controller; twist, pose: MoveIt Servo's topics."""
+    joint_states: str = "joint_states"
+    position_controller: str = "forward_position_controller"
+    velocity_controller: str = "forward_velocity_controller"
+    trajectory_controller: str = "joint_trajectory_controller"
+    gripper_controller: str = "gripper_controller"
+    servo_node: str = "servo_node"
+    controller_manager: str = "controller_manager"
+    finger_joints: tuple[str, ...] = ()
+    """Joints of /joint_states whose mean is the gripper's opening."""
+    safety_status: str = ""
+    """Topic (std_msgs/String) on which the arm says why it has stopped itself; none if empty."""
+    clear_service: str = ""
+    """std_srvs/Trigger that lifts the arm's own stop; none if empty."""
+    reset_service: str = ""
+    """std_srvs/Trigger that puts a simulated scene back, after the parameter `episode_seed` of the node
+    `scene_node` was set; a person does it if empty."""
+    scene_node: str = ""
+    remap: dict[str, str] = field(default_factory=lambda: dict[str, str]())
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeRobotConfig:
+    """An arm that LeRobot drives, such as an SO-101."""
+
+    type: str
+    """LeRobot's name of it: so101_follower, koch_follower, ..."""
+    options: dict[str, Any] = field(default_factory=lambda: dict[str, Any]())
+    """Fields of LeRobot's own config class: port, id, cameras, ..."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimConfig:
+    """A simulated arm within the driver's process: no ROS, same time."""
+
+    task: str = "pick_cube"
+    robot: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CameraConfig:
+    """A camera on the ROS graph; those of other drivers come through the driver."""
+
+    topic: str
+    compressed: bool = True
+    """CompressedImage (JPEG or PNG), else Image."""
+    max_age_s: float = 0.5
+    """Older pictures stop the policy."""
+    crop: tuple[int, int, int, int] | None = None
+    """top, left, height, width in pixels, before it is resized to what the policy saw in training."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObjectConfig:
+    """A tracked object: PoseStamped in the arm's base frame."""
+
+    topic: str
+    max_age_s: float = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class SupervisorConfig:
+    """How the supervisor watches and moves the arm."""
+
+    command_hz: float = 100.0
+    """Rate of targets to the arm."""
+    interpolate: Literal["hold", "linear", "jerk_limited"] = "jerk_limited"
+    """Between a plan's targets: hold each (soft servos, as in simulation), straight lines, or the
+    fastest motion within velocity, acceleration and jerk limits (ruckig)."""
+    jerk_rad_s3: Floats | None = None
+    """Largest joint jerks of homing and of jerk_limited; 100 times the acceleration limits per s if None."""
+    hold_after_s: float = 0.25
+    """After so long without a plan the arm holds where it is."""
+    stop_after_s: float = 2.0
+    """After so long it stops and latches."""
+    max_state_age_s: float = 0.1
+    """Joint states older than that stop the arm."""
+    tracking_rad: Floats | None = None
+    """Largest |target - position| per joint that may last for `tracking_s`; velocity limit x lookahead x 1.5
+    if None."""
+    tracking_s: float = 0.5
+    flight_s: float = 30.0
+    """Seconds that the flight recorder keeps."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StationConfig:
+    """One place with one arm."""
+
+    name: str
+    robot: str
+    """Name or file of the robot, as in training; the policy's must be equal."""
+    joints: tuple[str, ...]
+    driver: Literal["ros2", "lerobot", "sim"]
+    gripper: GripperConfig
+    home_rad: Floats
+    """Where episodes begin."""
+    safe_rad: Floats
+    """Where the arm may be left alone, and may be preempted."""
+    limits: SafetyLimits
+    real: bool = True
+    """Whether matter moves: simulated arms say false, and only then may a scene be reset by a program."""
+    ros2: Ros2Config | None = None
+    lerobot: LeRobotConfig | None = None
+    sim: SimConfig | None = None
+    cameras: dict[str, CameraConfig] = field(default_factory=lambda: dict[str, CameraConfig]())
+    objects: dict[str, ObjectConfig] = field(default_factory=lambda: dict[str, ObjectConfig]())
+    supervisor: SupervisorConfig = field(default_factory=SupervisorConfig)
+    joint_offset_rad: Floats | None = None
+    """Calibration: what to add to the arm's joint positions to get the robot model's; zeros if None."""
+
+    def __post_init__(self) -> None:
+        for key in ("home_rad", "safe_rad", "joint_offset_rad"):
+            given = getattr(self, key)
+            if given is not None and len(given) != len(self.joints):
+                raise ConfigError(
+                    f"{key}: got {len(given)} entries, allowed: {len(self.joints)}, one a joint."
+                )
+        if self.limits.num_joints != len(self.joints):
+            raise ConfigError(
+                f"limits: got {self.limits.num_joints} entries in every list, allowed: {len(self.joints)}."
+            )
+        for key in ("home_rad", "safe_rad"):
+            rows = zip(
+                self.joints,
+                self.limits.position_low_rad,
+                getattr(self, key),
+                self.limits.position_high_rad,
+                strict=True,
+            )
+            for joint, low, given, high in rows:
+                if not low <= given <= high:
+                    raise ConfigError(f"{key}: {joint} is {given}, allowed: {low} to {high}.")
+        if getattr(self, self.driver) is None:
+            raise ConfigError(f"{self.driver}: missing. A station with driver: {self.driver} needs it.")
+
+
+def load_station(name_or_path: str) -> StationConfig:
+    """Returns a shipped station by name, or the one a YAML file describes.
+
+    Raises:
+        ConfigError: no such station, or a mistake in its file; the message names the key.
+    """
+    path = Path(name_or_path)
+    if not name_or_path.endswith((".yaml", ".yml")):
+        shipped = {file.stem: file for file in STATIONS.glob("*.yaml")}
+        if name_or_path not in shipped:
+            raise ConfigError(
+                f"station: no station named {name_or_path!r}.{nearest(name_or_path, shipped)} "
+                "A station file of your own is given by its path, such as station=path/to/mine.yaml."
+            )
+        path = shipped[name_or_path]
+    return read(StationConfig, path)

@@ -1,0 +1,1 @@
+"""Teleoperation: people and their devices, as one stream of intents."""
