@@ -16,7 +16,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
-from robot_rl.core.errors import ConfigError
+from robot_rl.core.errors import ConfigError, require
 from robot_rl.core.registry import resolve
 from robot_rl.core.seeding import EpisodeRng
 from robot_rl.hal.safety import SafetyEnvelope, SafetyLimits
@@ -57,10 +57,8 @@ class EnvConfig:
     """Folder for the states of simulations that diverged; not kept if None."""
 
     def __post_init__(self) -> None:
-        if self.horizon_s is not None and self.horizon_s <= 0:
-            raise ConfigError(
-                f"env.horizon_s: got {self.horizon_s}, allowed: above 0, or null for the task's"
-            )
+        given = self.horizon_s
+        require(given is None or given > 0, "env.horizon_s", given, "above 0, or null for the task's")
 
 
 class SimVectorEnv(VectorEnv):

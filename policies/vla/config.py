@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from robot_rl.core.errors import ConfigError, nearest
+from robot_rl.core.errors import ConfigError, nearest, require
 from robot_rl.core.language import encode_text
 from robot_rl.policies.processes import FlowODE, FlowSDE, Process
 from robot_rl.policies.vla.vision import SMALLEST
@@ -79,31 +79,35 @@ class SmallVLAConfig:
 
     def __post_init__(self) -> None:
         for name in ("horizon", "width", "depth", "heads", "text_tokens", "channels", "draws"):
-            _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
+            require(getattr(self, name) >= 1, f"small_vla {name}", getattr(self, name), "at least 1")
         for name in ("context_depth", "text_depth", "random_shift_px"):
-            _require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
+            require(getattr(self, name) >= 0, f"small_vla {name}", getattr(self, name), "0 or more")
         for name in ("regression", "balance", "colour_jitter", "state_noise"):
-            _require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
+            require(getattr(self, name) >= 0, f"small_vla {name}", getattr(self, name), "0 or more")
         for name in ("dropout", "state_dropout"):
-            _require(0 <= getattr(self, name) < 1, name, getattr(self, name), "0 to below 1")
-        _require(self.width % self.heads == 0, "heads", self.heads, f"a divisor of width {self.width}")
-        _require(
+            require(0 <= getattr(self, name) < 1, f"small_vla {name}", getattr(self, name), "0 to below 1")
+        require(
+            self.width % self.heads == 0, "small_vla heads", self.heads, f"a divisor of width {self.width}"
+        )
+        require(
             len(self.picture) == 2 and min(self.picture) >= SMALLEST,
-            "picture",
+            "small_vla picture",
             self.picture,
             f"height and width, {SMALLEST} pixels or more",
         )
-        _require(self.process in ("flow_ode", "flow_sde"), "process", self.process, "flow_ode, flow_sde")
+        require(
+            self.process in ("flow_ode", "flow_sde"), "small_vla process", self.process, "flow_ode, flow_sde"
+        )
         rising = all(a < b for a, b in zip((0, *self.horizons), self.horizons, strict=False))
-        _require(
+        require(
             not self.horizons or (rising and self.horizons[-1] == self.horizon),
-            "horizons",
+            "small_vla horizons",
             self.horizons,
             f"rising, the last equal to the horizon {self.horizon}",
         )
-        _require(self.agreement_ratio > 0, "agreement_ratio", self.agreement_ratio, "above 0")
+        require(self.agreement_ratio > 0, "small_vla agreement_ratio", self.agreement_ratio, "above 0")
         first, last = self.agreement_first, self.horizon
-        _require(1 <= first <= last, "agreement_first", first, f"1 to the horizon {last}")
+        require(1 <= first <= last, "small_vla agreement_first", first, f"1 to the horizon {last}")
         encode_text([self.instruction])
         make_process(self).grid(self.steps)  # refuses options and steps the process cannot have
 
@@ -138,8 +142,3 @@ def read_options(options: Mapping[str, Any], known: Mapping[str, Any]) -> SmallV
 
 def _tuples(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
-
-
-def _require(holds: bool, name: str, got: object, allowed: str) -> None:
-    if not holds:
-        raise ValueError(f"small_vla {name}: got {got!r}, allowed: {allowed}")

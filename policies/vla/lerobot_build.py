@@ -18,7 +18,7 @@ from unittest import mock
 import torch
 from safetensors.torch import save
 
-from robot_rl.core.errors import CheckpointError, ConfigError, nearest
+from robot_rl.core.errors import CheckpointError, ConfigError, nearest, require
 from robot_rl.data.facts import DatasetFacts
 from robot_rl.policies.vla import lerobot_files as files
 from robot_rl.policies.vla.lerobot_fit import (
@@ -60,8 +60,8 @@ class FlowOptions:
     """`one` or `all` steps of `flow_sde` are stochastic in mode `explore`."""
 
     def __post_init__(self) -> None:
-        if self.process not in ("flow_sde", "flow_ode"):
-            raise ConfigError(f"policy.flow.process: got {self.process!r}, allowed: flow_sde, flow_ode.")
+        known = ("flow_sde", "flow_ode")
+        require(self.process in known, "policy.flow.process", self.process, ", ".join(known))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,10 +99,8 @@ class LeRobotOptions:
                 "policy.rename: a new policy takes the dataset's cameras by their names; allowed is null, "
                 "to leave one out. Names of a checkpoint need `pretrained`."
             )
-        if self.normalisation not in ("dataset", "checkpoint"):
-            raise ConfigError(
-                f"policy.normalisation: got {self.normalisation!r}, allowed: dataset, checkpoint."
-            )
+        known = ("dataset", "checkpoint")
+        require(self.normalisation in known, "policy.normalisation", self.normalisation, ", ".join(known))
 
 
 @dataclass

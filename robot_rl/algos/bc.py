@@ -19,6 +19,7 @@ import torch
 from torch import Generator, Tensor
 
 from robot_rl.algos.optim import Matmul, Optimiser, cosine_lr, follow, keep_freed_memory, matmul_precision
+from robot_rl.core.errors import require
 from robot_rl.core.policy import DemoBatch
 
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -64,15 +65,15 @@ class BCConfig:
     """`bf16` and `fp16` compute the loss by autocast in half precision; `fp16` scales it (GPUs)."""
 
     def __post_init__(self) -> None:
-        _require(self.lr > 0, "lr", self.lr, "above 0")
-        _require(self.warmup_updates >= 0, "warmup_updates", self.warmup_updates, "0 or more")
-        _require(0 <= self.final_lr_ratio <= 1, "final_lr_ratio", self.final_lr_ratio, "0 to 1")
-        _require(self.weight_decay >= 0, "weight_decay", self.weight_decay, "0 or more")
-        _require(0 <= self.ema_decay < 1, "ema_decay", self.ema_decay, "0 to below 1")
-        _require(self.grad_clip >= 0, "grad_clip", self.grad_clip, "0 or more")
-        _require(self.matmul in ("bf16", "fp32"), "matmul", self.matmul, "bf16, fp32")
-        _require(self.accumulate >= 1, "accumulate", self.accumulate, "1 or more")
-        _require(self.precision in _DTYPES, "precision", self.precision, ", ".join(_DTYPES))
+        require(self.lr > 0, "bc.algorithm.lr", self.lr, "above 0")
+        require(self.warmup_updates >= 0, "bc.algorithm.warmup_updates", self.warmup_updates, "0 or more")
+        require(0 <= self.final_lr_ratio <= 1, "bc.algorithm.final_lr_ratio", self.final_lr_ratio, "0 to 1")
+        require(self.weight_decay >= 0, "bc.algorithm.weight_decay", self.weight_decay, "0 or more")
+        require(0 <= self.ema_decay < 1, "bc.algorithm.ema_decay", self.ema_decay, "0 to below 1")
+        require(self.grad_clip >= 0, "bc.algorithm.grad_clip", self.grad_clip, "0 or more")
+        require(self.matmul in ("bf16", "fp32"), "bc.algorithm.matmul", self.matmul, "bf16, fp32")
+        require(self.accumulate >= 1, "bc.algorithm.accumulate", self.accumulate, "1 or more")
+        require(self.precision in _DTYPES, "bc.algorithm.precision", self.precision, ", ".join(_DTYPES))
 
 
 class BehaviourCloning:
@@ -219,8 +220,3 @@ def _pieces(batch: DemoBatch, count: int) -> Iterator[DemoBatch]:
         part = slice(start, start + size)
         obs = {key: value[part] for key, value in batch.obs.items()}
         yield DemoBatch(obs, batch.actions[part], batch.valid[part])
-
-
-def _require(holds: bool, key: str, got: object, allowed: str) -> None:
-    if not holds:
-        raise ValueError(f"bc.algorithm.{key}: got {got!r}, allowed: {allowed}")

@@ -21,6 +21,7 @@ from torch import Generator, Tensor, nn
 from robot_rl.algos.critics import Critics
 from robot_rl.algos.optim import METRICS_EVERY, Matmul, Optimiser, follow, keep_freed_memory, matmul_precision
 from robot_rl.algos.returns import td_target
+from robot_rl.core.errors import require
 from robot_rl.data.replay import TransitionBatch
 
 
@@ -79,16 +80,16 @@ class ResidualConfig:
 
     def __post_init__(self) -> None:
         for name in ("num_critics", "width", "depth", "n_step", "actor_every"):
-            _require(getattr(self, name) >= 1, name, getattr(self, name), "1 or more")
+            require(getattr(self, name) >= 1, f"residual.algorithm.{name}", getattr(self, name), "1 or more")
         for name in ("actor_lr", "critic_lr"):
-            _require(getattr(self, name) > 0, name, getattr(self, name), "above 0")
+            require(getattr(self, name) > 0, f"residual.algorithm.{name}", getattr(self, name), "above 0")
         for name in ("critic_warmup", "target_noise_std", "target_noise_clip", "grad_clip"):
-            _require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
+            require(getattr(self, name) >= 0, f"residual.algorithm.{name}", getattr(self, name), "0 or more")
         for name in ("weight_decay", "residual_l2"):
-            _require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
-        _require(0 <= self.gamma_step <= 1, "gamma_step", self.gamma_step, "0 to 1")
-        _require(0 < self.tau <= 1, "tau", self.tau, "above 0, at most 1")
-        _require(self.matmul in ("bf16", "fp32"), "matmul", self.matmul, "bf16, fp32")
+            require(getattr(self, name) >= 0, f"residual.algorithm.{name}", getattr(self, name), "0 or more")
+        require(0 <= self.gamma_step <= 1, "residual.algorithm.gamma_step", self.gamma_step, "0 to 1")
+        require(0 < self.tau <= 1, "residual.algorithm.tau", self.tau, "above 0, at most 1")
+        require(self.matmul in ("bf16", "fp32"), "residual.algorithm.matmul", self.matmul, "bf16, fp32")
 
 
 class ResidualTD:
@@ -218,8 +219,3 @@ def _with_own_head(policy: CorrectingPolicy) -> CorrectingPolicy:
 
 def _copied(module: nn.Module) -> dict[str, Tensor]:
     return {name: value.clone() for name, value in module.state_dict().items()}
-
-
-def _require(holds: bool, key: str, got: object, allowed: str) -> None:
-    if not holds:
-        raise ValueError(f"residual.algorithm.{key}: got {got!r}, allowed: {allowed}")

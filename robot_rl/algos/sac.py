@@ -16,6 +16,7 @@ from torch import Generator, Tensor, nn
 from robot_rl.algos.critics import Critics, EnsembleMLP, Path
 from robot_rl.algos.optim import METRICS_EVERY, Matmul, Optimiser, keep_freed_memory
 from robot_rl.algos.returns import td_target
+from robot_rl.core.errors import require
 from robot_rl.data.replay import TransitionBatch
 
 LOG_STD_RANGE = (-20.0, 2.0)
@@ -45,12 +46,12 @@ class SACConfig:
 
     def __post_init__(self) -> None:
         for name in ("width", "depth", "num_critics", "n_step"):
-            _require(getattr(self, name) >= 1, name, getattr(self, name), "1 or more")
+            require(getattr(self, name) >= 1, f"sac.{name}", getattr(self, name), "1 or more")
         for name in ("actor_lr", "critic_lr", "temperature_lr", "initial_temperature"):
-            _require(getattr(self, name) > 0, name, getattr(self, name), "above 0")
-        _require(0 <= self.gamma_step <= 1, "gamma_step", self.gamma_step, "0 to 1")
-        _require(0 < self.tau <= 1, "tau", self.tau, "above 0, at most 1")
-        _require(self.matmul in ("bf16", "fp32"), "matmul", self.matmul, "bf16, fp32")
+            require(getattr(self, name) > 0, f"sac.{name}", getattr(self, name), "above 0")
+        require(0 <= self.gamma_step <= 1, "sac.gamma_step", self.gamma_step, "0 to 1")
+        require(0 < self.tau <= 1, "sac.tau", self.tau, "above 0, at most 1")
+        require(self.matmul in ("bf16", "fp32"), "sac.matmul", self.matmul, "bf16, fp32")
 
 
 class Squashed(NamedTuple):
@@ -198,8 +199,3 @@ class SAC:
             optimiser.load_state_dict(state["optimisers"][name])
         self._generator.set_state(state["generator"])
         self._updates = int(state["updates"])
-
-
-def _require(holds: bool, key: str, got: object, allowed: str) -> None:
-    if not holds:
-        raise ValueError(f"sac.{key}: got {got!r}, allowed: {allowed}")

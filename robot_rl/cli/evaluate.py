@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from robot_rl.config import load
-from robot_rl.core.errors import ConfigError
+from robot_rl.core.errors import require
 
 SUMMARY = "success of a run's policy on held-out seeds, repeated exactly"
 
@@ -40,8 +40,8 @@ class EvaluateCommandConfig:
     """Held-out episodes; as many as the run's own evaluation if None."""
 
     def __post_init__(self) -> None:
-        if self.episodes is not None and not 1 <= self.episodes <= 10_000:
-            raise ConfigError(f"episodes: got {self.episodes}, allowed: 1 to 10000")
+        given = self.episodes
+        require(given is None or 1 <= given <= 10_000, "episodes", given, "1 to 10000")
 
 
 def run(argv: list[str]) -> int:

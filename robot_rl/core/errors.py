@@ -48,6 +48,12 @@ class SafetyStopError(DeviceError):
     """A command after a latched stop; only an explicit clear lifts it."""
 
 
+def require(holds: bool, key: str, got: object, allowed: str) -> None:
+    """Raises the one form of message for a setting out of range."""
+    if not holds:
+        raise ConfigError(f"{key}: got {got!r}, allowed: {allowed}")
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """Returns ` Did you mean 'x'?`, or the known names if none is near."""
     names = sorted(known)

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from robot_rl.core.errors import ConfigError, DatasetError, nearest
+from robot_rl.core.errors import DatasetError, nearest, require
 from robot_rl.data.sum_tree import SumTree
 from robot_rl.data.transitions import exact_counts
 
@@ -37,8 +37,7 @@ class Prioritised:
 
     def __post_init__(self) -> None:
         for name in ("alpha", "beta"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(f"prioritised.{name}: got {getattr(self, name)}, allowed: 0 to 1")
+            require(0 <= getattr(self, name) <= 1, f"prioritised.{name}", getattr(self, name), "0 to 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,13 +51,11 @@ class Stratified:
 
     def __post_init__(self) -> None:
         allowed = ("source", "success", "instruction", "policy_version")
-        if self.by not in allowed:
-            raise ConfigError(f"stratified.by: got {self.by!r}, allowed: {', '.join(allowed)}")
-        shares = None if self.shares is None else self.shares.values()
-        if shares is not None and (not shares or min(shares) < 0 or abs(sum(shares) - 1) > 1e-6):
-            raise ConfigError(
-                f"stratified.shares: got {dict(self.shares or {})}, allowed: none below 0, summing to 1"
-            )
+        require(self.by in allowed, "stratified.by", self.by, ", ".join(allowed))
+        if self.shares is not None:
+            shares = self.shares.values()
+            fits = bool(shares) and min(shares) >= 0 and abs(sum(shares) - 1) <= 1e-6
+            require(fits, "stratified.shares", dict(self.shares), "none below 0, summing to 1")
 
 
 class Priorities:

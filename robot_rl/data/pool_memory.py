@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from robot_rl.core.errors import ConfigError, DatasetError
+from robot_rl.core.errors import ConfigError, DatasetError, require
 
 Array = NDArray[Any]
 
@@ -31,8 +31,7 @@ class PoolBudget:
 
     def __post_init__(self) -> None:
         for name in ("ram_bytes", "disk_bytes"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"pool.{name}: got {getattr(self, name)}, allowed: 0 or more")
+            require(getattr(self, name) >= 0, f"pool.{name}", getattr(self, name), "0 or more")
         if self.disk_bytes and (self.folder is None or not Path(self.folder).is_dir()):
             raise ConfigError(f"pool.folder: no folder {self.folder!r}. Make it, or set disk_bytes to 0.")
 

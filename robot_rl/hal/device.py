@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol, get_args
 
 import gymnasium
 
-from robot_rl.core.errors import ConfigError, LeaseError, nearest
+from robot_rl.core.errors import ConfigError, LeaseError, nearest, require
 from robot_rl.hal.health import Health
 from robot_rl.hal.vector import Array, ChunkStep, Obs, VectorEnv
 
@@ -54,10 +54,9 @@ class DeviceSpec:
             raise ConfigError(f"{at}.kind: got {self.kind!r}.{nearest(self.kind, KINDS)}")
         for cap in sorted(self.caps - CAPS):
             raise ConfigError(f"{at}.caps: got {cap!r}.{nearest(cap, CAPS)}")
-        if self.slots < 1:
-            raise ConfigError(f"{at}.slots: got {self.slots}, allowed: 1 or more.")
-        if self.control_hz is not None and not self.control_hz > 0:
-            raise ConfigError(f"{at}.control_hz: got {self.control_hz}, allowed: above 0, or None.")
+        require(self.slots >= 1, f"{at}.slots", self.slots, "1 or more")
+        is_rate = self.control_hz is None or self.control_hz > 0
+        require(is_rate, f"{at}.control_hz", self.control_hz, "above 0, or None")
         if self.real and self.kind != "robot":
             raise ConfigError(f"{at}: real is for kind 'robot', got kind {self.kind!r}; set real=False.")
         impossible = self.caps & {"set_state", "fork"}

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from robot_rl.core.clock import Clock, MonotonicClock
-from robot_rl.core.errors import ConfigError, DeviceError
+from robot_rl.core.errors import ConfigError, DeviceError, require
 
 State = Literal["ok", "suspect", "quarantined", "recovering"]
 
@@ -39,16 +39,11 @@ class HealthConfig:
 
     def __post_init__(self) -> None:
         for name in ("quarantine_after", "clear_after", "recover_after"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"health.{name}: got {getattr(self, name)}, allowed: 1 or more.")
+            require(getattr(self, name) >= 1, f"health.{name}", getattr(self, name), "1 or more")
         for name in ("suspect_timeout_s", "quarantine_s"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"health.{name}: got {getattr(self, name)}, allowed: above 0.")
-        if self.max_quarantine_s < self.quarantine_s:
-            raise ConfigError(
-                f"health.max_quarantine_s: got {self.max_quarantine_s}, allowed: "
-                f"quarantine_s ({self.quarantine_s}) or more."
-            )
+            require(getattr(self, name) > 0, f"health.{name}", getattr(self, name), "above 0")
+        first, last = self.quarantine_s, self.max_quarantine_s
+        require(last >= first, "health.max_quarantine_s", last, f"quarantine_s ({first}) or more")
 
 
 @dataclass(frozen=True, kw_only=True)

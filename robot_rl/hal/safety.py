@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from robot_rl.core.clock import Clock, MonotonicClock
-from robot_rl.core.errors import ConfigError, SafetyStopError, StaleObservationError
+from robot_rl.core.errors import ConfigError, SafetyStopError, StaleObservationError, require
 
 logger = logging.getLogger(__name__)
 
@@ -68,15 +68,11 @@ class SafetyLimits:
                     f"safety: joint {joint}: position_low_rad {low} must be below position_high_rad {high}."
                 )
         for name in names[2:]:
-            if not all(value > 0 for value in getattr(self, name)):
-                raise ConfigError(
-                    f"safety.{name}: got {getattr(self, name)}, allowed: above 0 in every entry."
-                )
+            given = getattr(self, name)
+            require(all(value > 0 for value in given), f"safety.{name}", given, "above 0 in every entry")
         for name in ("lookahead_s", "max_observation_age_s", "heartbeat_timeout_s"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"safety.{name}: got {getattr(self, name)}, allowed: above 0.")
-        if not self.motion_tolerance >= 0:
-            raise ConfigError(f"safety.motion_tolerance: got {self.motion_tolerance}, allowed: 0 or more.")
+            require(getattr(self, name) > 0, f"safety.{name}", getattr(self, name), "above 0")
+        require(self.motion_tolerance >= 0, "safety.motion_tolerance", self.motion_tolerance, "0 or more")
         self._check_workspace_box()
 
     def _check_workspace_box(self) -> None:
@@ -128,8 +124,7 @@ class SafetyEnvelope:
             real: whether a command that is not finite trips the whole envelope.
             clock: monotonic, for the watchdogs.
         """
-        if not control_dt_s > 0:
-            raise ConfigError(f"safety.control_dt_s: got {control_dt_s}, allowed: above 0.")
+        require(control_dt_s > 0, "safety.control_dt_s", control_dt_s, "above 0")
         self.limits = limits
         self._clock = clock or MonotonicClock()
         self._real = real

@@ -9,17 +9,11 @@ import torch
 
 from robot_rl.algos.bc import BCConfig
 from robot_rl.algos.residual import ResidualConfig
-from robot_rl.core.errors import ConfigError, nearest
+from robot_rl.core.errors import ConfigError, nearest, require
 from robot_rl.core.registry import table
 from robot_rl.policies.chunk import ChunkPolicyConfig
 from robot_rl.policies.residual import ResidualHeadConfig
 from robot_rl.sim.vector import EnvConfig
-
-
-def require(holds: bool, key: str, got: object, allowed: str) -> None:
-    """Raises the one form of message for a value out of range."""
-    if not holds:
-        raise ConfigError(f"{key}: got {got!r}, allowed: {allowed}")
 
 
 def check_device(device: str) -> None:

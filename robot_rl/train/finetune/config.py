@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from robot_rl.algos.bc import BCConfig, Precision
-from robot_rl.core.errors import ConfigError, nearest
+from robot_rl.core.errors import ConfigError, nearest, require
 from robot_rl.core.registry import table
-from robot_rl.train.config import CheckpointConfig, check_device, require
+from robot_rl.train.config import CheckpointConfig, check_device
 
 Size = Literal["tiny", "small", "full"]
 
