@@ -28,11 +28,12 @@ from typing import Any, ClassVar, Protocol, Self, cast, runtime_checkable
 import torch
 from torch import Generator, Tensor, nn
 
-from robot_rl.core.policy import Chain, ChunkSample, DemoBatch, Mode
+from robot_rl.core.policy import ChunkSample, Mode
+from robot_rl.policies.adapter import PolicyAdapter
 from robot_rl.policies.chain import Net, denoise
 from robot_rl.policies.processes import Process, TimeGrid
 from robot_rl.policies.residual import ResidualPolicy
-from robot_rl.policies.spec import SavedPolicy, build, check_chunk, check_mode, full_spec, read_config
+from robot_rl.policies.spec import build, check_chunk, check_mode, full_spec, read_config
 
 
 @runtime_checkable
@@ -72,11 +73,12 @@ class RealTimeConfig:
             raise ValueError(f"real_time max_guidance must be at least 0, got {self.max_guidance}")
 
 
-class RealTimeChunks(nn.Module):
+class RealTimeChunks(PolicyAdapter):
     """Continues chunks of a flow policy; otherwise it is its base.
 
-    `ChunkExecutor` calls `sample_after` with what is left of the plan and its own delay. This
-    adapter belongs outermost: its base may be a residual, not the other way round.
+    `ChunkExecutor` calls `sample_after` with what is left of the plan and its own delay; `sample`
+    has no old chunk to continue. Only its chains can be scored, continued chunks are not recorded.
+    This adapter belongs outermost: its base may be a residual, not the other way round.
     """
 
     kind: ClassVar[str] = "real_time"
@@ -87,18 +89,9 @@ class RealTimeChunks(nn.Module):
         Raises:
             ValueError: the base shows no velocity field.
         """
-        super().__init__()
-        self.base = base
+        _flow(base)  # refuses a base without one
+        super().__init__(base)
         self.config = config or RealTimeConfig()
-        self._flow()  # refuses a base without one
-        self.horizon: int = self.policy.horizon
-        self.action_dim: int = self.policy.action_dim
-        self.feature_dim: int = self.policy.feature_dim
-
-    @property
-    def policy(self) -> SavedPolicy:
-        """The base, seen as a policy."""
-        return cast("SavedPolicy", self.base)
 
     def sample_after(
         self,
@@ -118,7 +111,7 @@ class RealTimeChunks(nn.Module):
         check_chunk("sample_after", "before", before, shape)
         if self.config.max_guidance == 0 or not known.any():
             return self.policy.sample(obs, z=z, mode=mode, generator=generator)
-        flow = self._flow()
+        flow = _flow(self.base)
         # The pull is a derivative by x, also for callers that have derivatives switched off.
         with torch.inference_mode(False), torch.no_grad():
             obs, before, known = _usable(obs), before.clone(), known.clone()
@@ -139,38 +132,6 @@ class RealTimeChunks(nn.Module):
             )
             return ChunkSample(flow.from_chain(path.x, obs))
 
-    def sample(
-        self,
-        obs: dict[str, Tensor],
-        *,
-        z: Tensor | None = None,
-        mode: Mode = "ode",
-        record: bool = False,
-        generator: Generator | None = None,
-    ) -> ChunkSample:
-        """Returns the base's chunk: without an old chunk there is nothing to continue."""
-        return self.policy.sample(obs, z=z, mode=mode, record=record, generator=generator)
-
-    def log_prob(self, obs: dict[str, Tensor], chain: Chain) -> tuple[Tensor, Tensor]:
-        """Scores a chain of `sample`; continued chunks are not recorded."""
-        return self.policy.log_prob(obs, chain)
-
-    def bc_loss(self, batch: DemoBatch, generator: Generator | None = None) -> Tensor:
-        return self.policy.bc_loss(batch, generator)
-
-    def features(self, obs: dict[str, Tensor]) -> Tensor:
-        return self.policy.features(obs)
-
-    def refine(
-        self,
-        obs: dict[str, Tensor],
-        action: Tensor,
-        *,
-        mode: Mode = "ode",
-        generator: Generator | None = None,
-    ) -> Tensor:
-        return self.policy.refine(obs, action, mode=mode, generator=generator)
-
     def spec(self) -> dict[str, Any]:
         return {"base": full_spec(self.policy), "config": asdict(self.config)}
 
@@ -178,16 +139,6 @@ class RealTimeChunks(nn.Module):
     def from_spec(cls, spec: Mapping[str, Any], *, at: str) -> Self:
         base = cast("nn.Module", build(spec["base"], at=f"{at}: base"))
         return cls(base, read_config(RealTimeConfig, spec["config"], at=at))
-
-    def _flow(self) -> GuidablePolicy:
-        """Returns the policy whose velocity makes the chunks."""
-        found = self.base.base if isinstance(self.base, ResidualPolicy) else self.base
-        if not isinstance(found, GuidablePolicy):
-            raise ValueError(
-                f"real_time: {type(found).__name__} shows no velocity field to steer. Allowed: flow policies "
-                "(flow, small_vla, lerobot_flow), or a residual on one of them."
-            )
-        return found
 
 
 def guided(net: Net, grid: TimeGrid, target: Tensor, weights: Tensor, *, max_guidance: float) -> Net:
@@ -234,6 +185,17 @@ def soft_mask(known: Tensor, *, frozen: int, horizon: int) -> Tensor:
     share = ((known - step) / (known - frozen + 1).clamp_min(1)).clamp(0.0, 1.0)
     soft = share * torch.expm1(share) / (math.e - 1.0)
     return torch.where(step < known, torch.where(step < frozen, 1.0, soft), 0.0)
+
+
+def _flow(base: nn.Module) -> GuidablePolicy:
+    """Returns the policy whose velocity makes the chunks."""
+    found = base.base if isinstance(base, ResidualPolicy) else base
+    if not isinstance(found, GuidablePolicy):
+        raise ValueError(
+            f"real_time: {type(found).__name__} shows no velocity field to steer. Allowed: flow policies "
+            "(flow, small_vla, lerobot_flow), or a residual on one of them."
+        )
+    return found
 
 
 def _usable(obs: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -14,10 +14,11 @@ from typing import Any, ClassVar, Self, cast
 import torch
 from torch import Generator, Tensor, nn
 
-from robot_rl.core.policy import Chain, ChunkSample, ContinuingPolicy, DemoBatch, Mode
+from robot_rl.core.policy import ChunkSample, ContinuingPolicy, DemoBatch, Mode
+from robot_rl.policies.adapter import PolicyAdapter
 from robot_rl.policies.networks import MLP, initialise, zero_last_layer
 from robot_rl.policies.processes import normal_like
-from robot_rl.policies.spec import SavedPolicy, build, check_chunk, full_spec, read_config
+from robot_rl.policies.spec import build, check_chunk, full_spec, read_config
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +46,8 @@ class ResidualHeadConfig:
             raise ValueError(f"residual noise_clip must be above 0, got {self.noise_clip}")
 
 
-class ResidualPolicy(nn.Module):
-    """Corrects a frozen base policy; only `head` learns."""
+class ResidualPolicy(PolicyAdapter):
+    """Corrects a frozen base policy; only `head` learns. Chains, and their scores, are the base's."""
 
     kind: ClassVar[str] = "residual"
 
@@ -66,7 +67,6 @@ class ResidualPolicy(nn.Module):
             scale: the largest correction, as a share of the env's [-1, 1], in (0, 1].
             generator: draws the first weights (None: torch's own).
         """
-        super().__init__()
         if not 0 < scale <= 1:
             raise ValueError(f"residual scale must be in (0, 1], got {scale}")
         if isinstance(base, ResidualPolicy):
@@ -79,12 +79,9 @@ class ResidualPolicy(nn.Module):
                 f"residual: the base is {type(base).__name__}, whose chunks would no longer continue "
                 "each other. Put the residual on its base, and the adapter around the residual."
             )
-        self.base = base.requires_grad_(False).eval()
+        super().__init__(base.requires_grad_(False).eval())
         self.head_config = head_config
         self.scale = scale
-        self.horizon: int = self.policy.horizon
-        self.action_dim: int = self.policy.action_dim
-        self.feature_dim: int = self.policy.feature_dim
         self.head = MLP(
             self.feature_dim + self.action_dim,
             self.action_dim,
@@ -94,11 +91,6 @@ class ResidualPolicy(nn.Module):
         )
         initialise(self.head, generator)
         zero_last_layer(self.head)
-
-    @property
-    def policy(self) -> SavedPolicy:
-        """The base, seen as a policy."""
-        return cast("SavedPolicy", self.base)
 
     def sample(
         self,
@@ -136,10 +128,6 @@ class ResidualPolicy(nn.Module):
             base_action: the base's action, (..., A).
         """
         return self.scale * self.head(torch.cat([obs_features, base_action], dim=-1)).tanh()
-
-    def log_prob(self, obs: dict[str, Tensor], chain: Chain) -> tuple[Tensor, Tensor]:
-        """Scores the base's chain: the correction happens outside of it."""
-        return self.policy.log_prob(obs, chain)
 
     def bc_loss(self, batch: DemoBatch, generator: Generator | None = None) -> Tensor:
         """Returns the squared error of the first corrected action of each chunk."""

@@ -26,6 +26,7 @@ from robot_rl.core.errors import DatasetError
 from robot_rl.core.policy import Chain, ChunkSample, ContinuingPolicy, DemoBatch, Mode
 from robot_rl.core.seeding import EpisodeRng
 from robot_rl.data.episodes import Episodes
+from robot_rl.policies.adapter import PolicyAdapter
 from robot_rl.policies.networks import MLP, initialise
 from robot_rl.policies.processes import normal_like
 from robot_rl.policies.spec import (
@@ -132,7 +133,7 @@ class CoinFlips(nn.Module):
         self.prior_std.copy_(prior.std(dim=0, correction=0).clamp_min(_STD_FLOOR))
 
 
-class BestOfN(nn.Module):
+class BestOfN(PolicyAdapter):
     """Samples N chunks of its base and returns the one that the data of `scorer` holds most often.
 
     The noise of the other candidates follows from a row's own `z`, so the choice depends neither
@@ -151,7 +152,6 @@ class BestOfN(nn.Module):
             scorer: fitted on the base's features.
             n: N, at least 1.
         """
-        super().__init__()
         if n < 1:
             raise ValueError(f"best_of_n: n must be at least 1, got {n}")
         if isinstance(base, ContinuingPolicy):
@@ -159,17 +159,9 @@ class BestOfN(nn.Module):
                 f"best_of_n: the base is {type(base).__name__}, whose chunks would no longer continue each "
                 "other. Choose among the chunks of its base."
             )
-        self.base = base
+        super().__init__(base)
         self.scorer = scorer.requires_grad_(False)
         self.n = n
-        self.horizon: int = self.policy.horizon
-        self.action_dim: int = self.policy.action_dim
-        self.feature_dim: int = self.policy.feature_dim
-
-    @property
-    def policy(self) -> SavedPolicy:
-        """The base, seen as a policy."""
-        return cast("SavedPolicy", self.base)
 
     def sample(
         self,
@@ -200,25 +192,6 @@ class BestOfN(nn.Module):
         rarity = self.scorer.inverse_count(features.repeat_interleave(self.n, dim=0), found.actions)
         best = rarity.view(batch, self.n).argmin(dim=1)
         return _rows(found, torch.arange(batch, device=best.device) * self.n + best)
-
-    def log_prob(self, obs: dict[str, Tensor], chain: Chain) -> tuple[Tensor, Tensor]:
-        return self.policy.log_prob(obs, chain)
-
-    def bc_loss(self, batch: DemoBatch, generator: Generator | None = None) -> Tensor:
-        return self.policy.bc_loss(batch, generator)
-
-    def features(self, obs: dict[str, Tensor]) -> Tensor:
-        return self.policy.features(obs)
-
-    def refine(
-        self,
-        obs: dict[str, Tensor],
-        action: Tensor,
-        *,
-        mode: Mode = "ode",
-        generator: Generator | None = None,
-    ) -> Tensor:
-        return self.policy.refine(obs, action, mode=mode, generator=generator)
 
     def spec(self) -> dict[str, Any]:
         return {"base": full_spec(self.policy), "scorer": asdict(self.scorer.config), "n": self.n}
