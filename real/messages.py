@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from robot_rl.core.errors import DeviceError
+from robot_rl.hal.arm import ArmState
 
 Array = NDArray[Any]
 Operation = Literal["start", "pause", "hold", "stop", "estop", "clear", "home", "reset"]
@@ -25,26 +26,6 @@ Operation = Literal["start", "pause", "hold", "stop", "estop", "clear", "home", 
 
 class MessageError(DeviceError):
     """Bytes that are no message of ours."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ArmState:
-    """What an arm measured, newest last."""
-
-    stamp_ns: int
-    """When it was measured, as far as the driver can tell: monotonic."""
-    device_stamp_ns: int = 0
-    """The arm's own clock; the same twice means that nothing new was measured."""
-    position_rad: Array
-    """(n,)"""
-    velocity_rad_s: Array
-    """(n,)"""
-    effort_n_m: Array | None = None
-    """(n,), of arms that measure it."""
-    gripper: float = 0.0
-    """Opening, in the unit of the station's gripper."""
-    stop_reason: str = ""
-    """Why the arm has stopped itself (protective stop, fault); empty while it runs."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,6 +29,16 @@ class Plant(Protocol):
         """Lowest and highest (n,)."""
         ...
 
+    @property
+    def velocity_limits_rad_s(self) -> Array:
+        """Largest joint speeds (n,)."""
+        ...
+
+    @property
+    def effort_limits_n_m(self) -> Array:
+        """Largest joint torques (n,): the servos saturate there."""
+        ...
+
     def command(self, target_rad: Array, gripper: float) -> None:
         """Sets the servos' targets; they hold until the next command."""
         ...
@@ -48,6 +58,20 @@ class Plant(Protocol):
     def objects(self) -> Mapping[str, Array]:
         """Returns the pose (7,) of each object a tracker would see: position and quaternion (w, x, y, z)."""
         ...
+
+    def tool_pose(self) -> Array:
+        """Returns where the tool is in the base frame, (7,) as those of objects."""
+        ...
+
+    def jacobian(self) -> Array:
+        """Returns (6, n): the tool's linear and angular velocity in the base frame by joint speeds."""
+        ...
+
+    def state(self) -> Array:
+        """Returns all that determines the future, as one row; `set_state` of an equal plant takes it."""
+        ...
+
+    def set_state(self, row: Array) -> None: ...
 
     def picture(self, camera: str) -> Array:
         """Returns uint8 (h, w, 3)."""

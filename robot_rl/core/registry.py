@@ -45,6 +45,9 @@ TABLE: dict[str, dict[str, str]] = {
     "simulator": {
         "mujoco": "robot_rl.sim.vector:SimVectorEnv",
     },
+    "plant": {
+        "mujoco": "robot_rl.sim.plant:MujocoPlant",
+    },
 }
 
 

@@ -1,0 +1,172 @@
+"""The body of a simulated arm: one simulation of a task, advanced by whoever holds the clock.
+
+Scene, servos and starts are those of `SimVectorEnv`, so what is measured on the arm can be compared
+with what was measured in training. World frame and arm's base frame are the same. n arm joints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import mujoco
+import numpy as np
+from numpy.typing import NDArray
+
+from robot_rl.core.errors import ConfigError, require
+from robot_rl.core.registry import resolve
+from robot_rl.hal.arm import ArmState
+from robot_rl.sim.cameras import Camera, Renderer
+from robot_rl.sim.control import columns
+from robot_rl.sim.robots.robot import Robot, load_robot
+from robot_rl.sim.vector import EnvConfig, SimVectorEnv
+
+Array = NDArray[Any]
+
+
+class MujocoPlant:
+    """A `robot_rl.real.plant.Plant`; drawing belongs to the thread that asks for the first picture."""
+
+    def __init__(
+        self,
+        task: str = "pick_cube",
+        robot: str | None = None,
+        *,
+        friction_n_m: float = 0.0,
+        image_size: tuple[int, int] = (96, 96),
+    ) -> None:
+        """Builds the scene, at the start of episode 0.
+
+        Args:
+            task: name in the registry.
+            robot: name or file; the task's own if None.
+            friction_n_m: dry friction of every arm joint (N of a slide), which training did not have.
+            image_size: height and width of pictures in pixels.
+        """
+        require(friction_n_m >= 0, "friction_n_m", friction_n_m, "0 or more")
+        self._robot: Robot = load_robot(robot or resolve("task", task, at="task").default_robot)
+        self._env = SimVectorEnv(EnvConfig(task=task, robot=robot, num_threads=1), 1, autoreset="disabled")
+        self._backend, self._size = self._env.backend, image_size
+        self._renderer: Renderer | None = None
+        self._timestep_ns = round(1e9 * self._backend.model.opt.timestep)
+        self._rest_ns = 0
+        self._bind(self._backend.model)
+        if friction_n_m:
+            self._backend.expand("dof_frictionloss")[:, self._dof] = friction_n_m
+        self.reset(0)
+
+    def _bind(self, model: mujoco.MjModel) -> None:
+        robot, bind = self._robot, self._backend.bind
+        joints = [model.joint(name).id for name in robot.arm_joints]
+        self._dof = columns([int(model.jnt_dofadr[j]) for j in joints])
+        self._arm_qpos = columns([int(model.jnt_qposadr[j]) for j in joints])
+        self._finger_qpos = columns([int(model.joint(name).qposadr[0]) for name in robot.finger_joints])
+        self._servos = columns([model.actuator(name).id for name in robot.arm_actuators])
+        self._gripper_servo = model.actuator(robot.gripper_actuator).id
+        self._qpos, self._qvel = bind("qpos")[0], bind("qvel")[0]
+        self._ctrl, self._force = bind("ctrl")[0], bind("actuator_force")[0]
+        self._body_pos, self._body_quat = bind("xpos")[0], bind("xquat")[0]
+        self._axis, self._anchor, self._joints = bind("xaxis")[0], bind("xanchor")[0], np.array(joints)
+        self._turns = (model.jnt_type[joints] == int(mujoco.mjtJoint.mjJNT_HINGE)).astype(float)
+        arm_root = model.body_rootid[model.jnt_bodyid[joints[0]]]
+        self._tracked = {
+            model.body(i).name: i
+            for i in range(1, model.nbody)
+            if model.body_rootid[i] != arm_root and (model.body_mocapid[i] >= 0 or model.body_jntnum[i] > 0)
+        }
+
+    @property
+    def joint_names(self) -> tuple[str, ...]:
+        return self._robot.arm_joints
+
+    @property
+    def finger_names(self) -> tuple[str, ...]:
+        return self._robot.finger_joints
+
+    @property
+    def gripper_range(self) -> tuple[float, float]:
+        return self._robot.gripper_closed, self._robot.gripper_open
+
+    @property
+    def position_limits_rad(self) -> tuple[Array, Array]:
+        limits = self._robot.limits
+        return np.array(limits.position_low_rad), np.array(limits.position_high_rad)
+
+    @property
+    def velocity_limits_rad_s(self) -> Array:
+        return np.array(self._robot.limits.velocity_rad_s)
+
+    @property
+    def effort_limits_n_m(self) -> Array:
+        return np.array(self._robot.limits.effort_n_m)
+
+    def command(self, target_rad: Array, gripper: float) -> None:
+        self._ctrl[self._servos] = target_rad
+        self._ctrl[self._gripper_servo] = gripper
+
+    def step(self, dt_s: float) -> None:
+        # Whole nanoseconds: at 300 Hz a sum of floats would lose a physics step now and then.
+        num_steps, self._rest_ns = divmod(self._rest_ns + round(1e9 * dt_s), self._timestep_ns)
+        if not num_steps:
+            return
+        self._has_moved = True
+        if self._backend.step(num_steps)[0]:
+            raise ConfigError(
+                f"{self._env.task}: the simulation diverged at targets {self._ctrl.tolist()}. "
+                "Reset the scene; a smaller friction_n_m or gentler targets keep it stable."
+            )
+
+    def measure(self) -> ArmState:
+        effort = self._force[self._servos].copy()
+        if not self._has_moved:
+            effort[:] = 0.0  # what is there is of the episode before
+        return ArmState(
+            stamp_ns=0,
+            position_rad=self._qpos[self._arm_qpos].copy(),
+            velocity_rad_s=self._qvel[self._dof].copy(),
+            effort_n_m=effort,
+            gripper=float(self._qpos[self._finger_qpos].mean()),
+        )
+
+    def fingers(self) -> Array:
+        return self._qpos[self._finger_qpos].copy()
+
+    def objects(self) -> Mapping[str, Array]:
+        return {
+            name: np.concatenate([self._body_pos[body], self._body_quat[body]])
+            for name, body in self._tracked.items()
+        }
+
+    def tool_pose(self) -> Array:
+        return self._env.controller.tool_poses(np.zeros(1, int))[0]
+
+    def jacobian(self) -> Array:
+        axis = self._axis[self._joints]
+        lever = self.tool_pose()[:3] - self._anchor[self._joints]
+        turns = self._turns[:, None]
+        linear = turns * np.cross(axis, lever) + (1.0 - turns) * axis
+        return np.concatenate([linear, turns * axis], axis=1).T
+
+    def state(self) -> Array:
+        return self._env.get_state()[0]
+
+    def set_state(self, row: Array) -> None:
+        self._env.set_state(row[None])
+
+    def picture(self, camera: str) -> Array:
+        if self._renderer is None:
+            height, width = self._size
+            names = [self._backend.model.camera(i).name for i in range(self._backend.model.ncam)]
+            cameras = [Camera(name=name, height=height, width=width) for name in names]
+            self._renderer = Renderer(self._backend.model, cameras)
+        return self._renderer.render_batch(self._backend.batch, np.zeros(1, int), camera)[0]
+
+    def reset(self, seed: int) -> None:
+        self._env.reset(seed=[seed])
+        self._rest_ns = 0
+        self._has_moved = False
+
+    def close(self) -> None:
+        if self._renderer is not None:
+            self._renderer.close()
+            self._renderer = None
