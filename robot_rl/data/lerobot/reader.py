@@ -248,9 +248,19 @@ class Dataset:
         return spans.first if spans else self.index.first
 
     def facts(
-        self, episodes: Sequence[int] | None = None, resize: tuple[int, int] | None = None
+        self,
+        episodes: Sequence[int] | None = None,
+        resize: tuple[int, int] | None = None,
+        *,
+        decode: bool = True,
     ) -> DatasetFacts:
-        """Returns what a policy must know, with statistics over these episodes (None: all) alone."""
+        """Returns what a policy must know, with statistics over these episodes (None: all) alone.
+
+        Args:
+            episodes: whose statistics.
+            resize: height and width that pictures will have; None leaves them as they are.
+            decode: False leaves out the statistics of pictures, which have to be decoded for them.
+        """
         chosen = range(len(self)) if episodes is None else list(episodes)
         starts, ends = self.episode_starts, self.episode_ends
         rows = np.concatenate([np.arange(starts[e], ends[e]) for e in chosen])
@@ -260,7 +270,7 @@ class Dataset:
             if key in self.columns and np.issubdtype(self.columns[key].dtype, np.floating)
         }
         stats = of_columns(floats)
-        for key in self.cameras:
+        for key in self.cameras if decode else ():
             sampled = PictureStats()
             for picture in self._sampled(key, chosen):
                 sampled.add(picture)

@@ -90,9 +90,8 @@ class DemoData:
 
     def facts(self, episodes: Sequence[int] | None = None) -> DatasetFacts:
         """Returns sizes, names and statistics of the training episodes, or of those given."""
-        chosen = list(episodes or self.split.train)
-        facts = self.dataset.facts(episodes=chosen, resize=self.picture)
-        return with_change(facts, self.dataset, chosen, self._history) if self._history else facts
+        chosen = episodes or self.split.train
+        return read_facts(self.dataset, chosen, picture=self.picture, history=self._history)
 
     def experience(self, episodes: Sequence[int], *, horizon: int, batch: int, seed: int) -> ChunkExperience:
         """Returns random chunks of these episodes for the learner."""
@@ -178,28 +177,25 @@ def open_data(config: FinetuneConfig) -> tuple[Dataset, Split]:
     return dataset, split
 
 
-def bare_facts(dataset: Dataset, config: FinetuneConfig) -> DatasetFacts:
-    """Returns the facts of the whole dataset without statistics, which take decoding."""
-    meta, again = dataset.meta, 2 if config.history else 1
-    return DatasetFacts(
-        meta=replace(meta, state_names=meta.state_names * again),
-        features=dataset.features,
-        stats={},
-        instructions=dataset.instructions,
-    )
-
-
-def numeric_facts(
-    dataset: Dataset, split: Split, picture: tuple[int, int] | None, history: int
+def read_facts(
+    dataset: Dataset,
+    episodes: Sequence[int],
+    *,
+    picture: tuple[int, int] | None,
+    history: int,
+    decode: bool = True,
 ) -> DatasetFacts:
-    """Returns the facts of the training episodes without statistics of pictures: nothing is decoded."""
-    stats = of_columns({key: dataset.columns[key] for key in ("state", "action") if key in dataset.columns})
-    features = {
-        key: Feature("uint8", (*picture, 3)) if picture and key in dataset.cameras else feature
-        for key, feature in dataset.features.items()
-    }
-    facts = DatasetFacts(meta=dataset.meta, features=features, stats=stats, instructions=dataset.instructions)
-    return with_change(facts, dataset, split.train, history) if history else facts
+    """Returns sizes, names and statistics of these episodes, as the policies see them.
+
+    Args:
+        dataset: what to read.
+        episodes: whose statistics.
+        picture: height and width of pictures; None leaves them as they are.
+        history: as of `DemoData`.
+        decode: False leaves out the statistics of pictures, which take long.
+    """
+    facts = dataset.facts(episodes, picture, decode=decode)
+    return with_change(facts, dataset, episodes, history) if history else facts
 
 
 def in_journal(folder: Path) -> int:

@@ -21,9 +21,10 @@ from robot_rl.algos.bc import BCConfig, BehaviourCloning
 from robot_rl.core.policy import DemoBatch
 from robot_rl.core.registry import resolve
 from robot_rl.data.lerobot.pictures import PictureCache
+from robot_rl.data.lerobot.reader import Dataset
 from robot_rl.sched.inventory import cpu_spec
 from robot_rl.train.finetune.config import FinetuneConfig
-from robot_rl.train.finetune.data import DemoData, decoded_bytes, open_data, stream_seed
+from robot_rl.train.finetune.data import DemoData, Split, decoded_bytes, stream_seed
 from robot_rl.train.finetune.errors import Errors, Ruler
 from robot_rl.train.finetune.policies import Module, fit_units, picture_size
 from robot_rl.train.hooks import checkpoint_hooks, show_progress, updates, write_metrics
@@ -44,7 +45,7 @@ PACE_UPDATES = 8
 class FinetuneSession(RunSession):
     """The session of `robot-rl finetune`: a run folder, and the dataset it learns from."""
 
-    def __init__(self, config: FinetuneConfig, folder: Path) -> None:
+    def __init__(self, config: FinetuneConfig, folder: Path, dataset: Dataset, split: Split) -> None:
         cpu = cpu_spec()
         super().__init__(
             folder,
@@ -55,7 +56,6 @@ class FinetuneSession(RunSession):
             keep=config.checkpoint.keep,
         )
         self.config = config
-        dataset, split = open_data(config)
         picture = picture_size(config)
         cache = PictureCache(ram_bytes=1 << 30)
         if decoded_bytes(dataset, picture) <= config.cache_gb * 1e9:

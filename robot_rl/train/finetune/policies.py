@@ -77,7 +77,7 @@ def make_policy(config: FinetuneConfig, facts: DatasetFacts, generator: torch.Ge
 
 
 def check_policy(config: FinetuneConfig, facts: DatasetFacts) -> None:
-    """Refuses a LeRobot policy that does not fit; `facts` may lack statistics, so nothing is decoded.
+    """Refuses a LeRobot policy that does not fit; `facts` may lack statistics of pictures.
 
     Raises:
         ConfigError: see `make_policy`.

@@ -29,7 +29,7 @@ from robot_rl.data.lerobot.reader import Dataset
 from robot_rl.train.checkpoint import write_text
 from robot_rl.train.finetune.act import Trial, act_lesson, make_act, try_settings, why_no_act
 from robot_rl.train.finetune.config import FinetuneConfig
-from robot_rl.train.finetune.data import Split, bare_facts, in_journal, numeric_facts, open_data, stream_seed
+from robot_rl.train.finetune.data import Split, in_journal, open_data, read_facts, stream_seed
 from robot_rl.train.finetune.learn import (
     PICTURES,
     FinetuneSession,
@@ -121,11 +121,10 @@ def run(config: FinetuneConfig) -> FinetuneSummary:
     """
     config = _absolute(config)
     dataset, split = open_data(config)  # mistakes are found before there is a folder
-    check_policy(config, bare_facts(dataset, config))
-    folder_name = f"finetune-{_check_own(config, dataset, split)}-seed{config.seed}"
-    folder = new_folder(config.out, folder_name)
+    kind = _check(config, dataset, split)
+    folder = new_folder(config.out, f"finetune-{kind}-seed{config.seed}")
     write_text(folder / "config.yaml", dump(config))
-    return _execute(config, folder)
+    return _execute(config, folder, dataset, split)
 
 
 def resume(folder: Path | str) -> FinetuneSummary:
@@ -135,7 +134,8 @@ def resume(folder: Path | str) -> FinetuneSummary:
         ConfigError: the folder is none of `robot-rl finetune`.
     """
     folder = Path(folder)
-    return _execute(load_config(folder), folder)
+    config = load_config(folder)
+    return _execute(config, folder, *open_data(config))
 
 
 def load_config(folder: Path) -> FinetuneConfig:
@@ -144,9 +144,9 @@ def load_config(folder: Path) -> FinetuneConfig:
     return read(FinetuneConfig, folder / "config.yaml")
 
 
-def _execute(config: FinetuneConfig, folder: Path) -> FinetuneSummary:
+def _execute(config: FinetuneConfig, folder: Path, dataset: Dataset, split: Split) -> FinetuneSummary:
     torch.set_num_threads(config.torch_threads)
-    return execute(FinetuneSession(config, folder), _PHASES, _conclude)
+    return execute(FinetuneSession(config, folder, dataset, split), _PHASES, _conclude)
 
 
 # Phases: each leaves its result in the session.
@@ -267,15 +267,18 @@ def _make(config: FinetuneConfig, facts: DatasetFacts) -> Module:
     return policy
 
 
-def _check_own(config: FinetuneConfig, dataset: Dataset, split: Split) -> str:
+def _check(config: FinetuneConfig, dataset: Dataset, split: Split) -> str:
     """Returns what kind of policy it is, after building it once if it is one of ours.
 
     LeRobot's may be large, and are checked by their settings alone.
     """
+    picture, history = picture_size(config), config.history
+    facts = read_facts(dataset, split.train, picture=picture, history=history, decode=False)
+    check_policy(config, facts)
     folder = saved_folder(config.policy)
     is_saved = folder is not None and (folder / "policy.json").is_file()
     if config.policy in OWN or is_saved:
-        _make(config, numeric_facts(dataset, split, picture_size(config), config.history))
+        _make(config, facts)
     if folder is None:
         return Path(config.policy).name
     if is_saved:

@@ -94,6 +94,10 @@ def test_statistics_are_of_the_training_episodes_alone(make_dataset: Callable[..
     some, all_ = dataset.facts(episodes=[0, 1]), dataset.facts()
     assert some.stats["action"]["count"] == 40
     assert all_.stats["action"]["count"] == 60
+    bare = dataset.facts(episodes=[0, 1], decode=False)
+    assert dataset.cameras
+    assert bare.stats.keys() == some.stats.keys() - set(dataset.cameras)
+    np.testing.assert_array_equal(bare.stats["action"]["mean"], some.stats["action"]["mean"])
 
 
 def test_the_change_of_the_state_stands_behind_it(dataset: Path) -> None:

@@ -133,7 +133,8 @@ def test_a_run_learns(dataset: Path, run_of: Callable[..., FinetuneSummary]) -> 
 def test_the_saved_policy_is_the_measured_one(whole: FinetuneSummary, tmp_path: Path) -> None:
     policy, meta = load_policy(Path(whole.run) / "policy")
     assert (meta.task, meta.robot, meta.n_exec) == ("follow", "arm", 4)
-    with FinetuneSession(finetune.load_config(Path(whole.run)), tmp_path / "again") as session:
+    config = finetune.load_config(Path(whole.run))
+    with FinetuneSession(config, tmp_path / "again", *open_data(config)) as session:
         errors = policy_errors(session, policy, whole.heldout_episodes)
     assert errors.normalised == whole.heldout_error
 
