@@ -19,6 +19,7 @@ from robot_rl.hal.arm import ArmState
 from robot_rl.sim.cameras import Camera, Renderer
 from robot_rl.sim.control import columns
 from robot_rl.sim.robots.robot import Robot, load_robot
+from robot_rl.sim.scene import tracked_bodies
 from robot_rl.sim.vector import EnvConfig, SimVectorEnv
 
 Array = NDArray[Any]
@@ -68,12 +69,7 @@ class MujocoPlant:
         self._body_pos, self._body_quat = bind("xpos")[0], bind("xquat")[0]
         self._axis, self._anchor, self._joints = bind("xaxis")[0], bind("xanchor")[0], np.array(joints)
         self._turns = (model.jnt_type[joints] == int(mujoco.mjtJoint.mjJNT_HINGE)).astype(float)
-        arm_root = model.body_rootid[model.jnt_bodyid[joints[0]]]
-        self._tracked = {
-            model.body(i).name: i
-            for i in range(1, model.nbody)
-            if model.body_rootid[i] != arm_root and (model.body_mocapid[i] >= 0 or model.body_jntnum[i] > 0)
-        }
+        self._tracked = tracked_bodies(model, robot.arm_joints[0])
 
     @property
     def joint_names(self) -> tuple[str, ...]:

@@ -165,5 +165,20 @@ def sense_joints(spec: mujoco.MjSpec, joints: Sequence[str], *, velocity: bool =
     return names
 
 
+def tracked_bodies(model: mujoco.MjModel, arm_joint: str) -> dict[str, int]:
+    """Returns name -> id of the bodies that a tracker would see: all that moves or is put somewhere.
+
+    Args:
+        model: robot and scene.
+        arm_joint: any joint of the arm.
+    """
+    arm_root = model.body_rootid[model.jnt_bodyid[model.joint(arm_joint).id]]
+    return {
+        model.body(i).name: i
+        for i in range(1, model.nbody)
+        if model.body_rootid[i] != arm_root and (model.body_mocapid[i] >= 0 or model.body_jntnum[i] > 0)
+    }
+
+
 def _object(kind: str) -> mjtObj:
     return {"site": mjtObj.mjOBJ_SITE, "body": mjtObj.mjOBJ_XBODY, "geom": mjtObj.mjOBJ_GEOM}[kind]

@@ -161,10 +161,7 @@ class SimVectorEnv(VectorEnv):
         diverged = self.backend.step(self.num_substeps, active)
         if diverged.any():
             self._contain(diverged, before)
-        verdict = self._task.evaluate(self.view)
-        success = verdict["success"] & ~diverged
-        failed = verdict.get("fail", np.zeros(self.num_envs, bool))
-        reward = success.astype(float) if self.config.reward == "sparse" else self._dense_reward(success)
+        success, failed, reward = self.judge(~diverged)
         self._elapsed += 1 if active is None else active
         terminated = (success | failed) & ~diverged
         truncated = ((self._elapsed >= self.horizon) | diverged) & ~terminated
@@ -212,8 +209,15 @@ class SimVectorEnv(VectorEnv):
             self._ctrl[gripped, self._gripper_ctrl] = gripper[gripped]
         return executed, limited
 
-    def _dense_reward(self, success: Array) -> Array:
-        return np.where(success, 1.0, 0.5 * np.clip(self._task.dense_reward(self.view), 0.0, 1.0))
+    def judge(self, is_valid: Array | bool = True) -> tuple[Array, Array, Array]:
+        """Returns success, failure and reward of what is so now, (B,) each; where not valid, no success."""
+        verdict = self._task.evaluate(self.view)
+        success = verdict["success"] & is_valid
+        failed = verdict.get("fail", np.zeros(self.num_envs, bool))
+        if self.config.reward == "sparse":
+            return success, failed, success.astype(float)
+        shaped = 0.5 * np.clip(self._task.dense_reward(self.view), 0.0, 1.0)
+        return success, failed, np.where(success, 1.0, shaped)
 
     def _contain(self, diverged: Array, before: Array) -> None:
         """Counts and dumps simulations that blew up, and gives them back their last good state.

@@ -1,0 +1,162 @@
+"""What was measured on an arm, seen as training saw simulation: observation, targets, success, expert.
+
+One simulation that is never stepped: measured joints and poses are written into it, and the very
+code of simulation reads them. World frame and arm's base frame are the same. n arm joints, A action dim.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import mujoco
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from robot_rl.core.errors import ConfigError
+from robot_rl.core.registry import resolve
+from robot_rl.hal.vector import Obs
+from robot_rl.sim.control import columns
+from robot_rl.sim.experts import Expert
+from robot_rl.sim.robots.robot import load_robot
+from robot_rl.sim.scene import tracked_bodies
+from robot_rl.sim.vector import EnvConfig, SimVectorEnv
+
+Array = NDArray[Any]
+
+
+class Mirror:
+    """A task as it stands on a table, in the terms of `SimVectorEnv` with one env."""
+
+    def __init__(self, config: EnvConfig) -> None:
+        """Builds the scene; cameras are not drawn, as real ones take their pictures.
+
+        Raises:
+            ConfigError: the scene has a part whose position a tracked pose does not give.
+        """
+        quiet = replace(config, cameras=(), depth=False, randomize=False, num_threads=1)
+        self.env = SimVectorEnv(quiet, 1, autoreset="disabled")
+        """Describes the task: names, spaces, rates; and draws what is shown."""
+        self.robot = load_robot(config.robot or resolve("task", config.task, at="env.task").default_robot)
+        backend = self.env.backend
+        model, bind = backend.model, backend.bind
+        self._qpos, self._qvel = bind("qpos")[0], bind("qvel")[0]
+        self._mocap_pos, self._mocap_quat = bind("mocap_pos")[0], bind("mocap_quat")[0]
+        self._body_pos, self._axis = bind("xpos")[0], bind("xaxis")[0]
+        joints = [model.joint(name) for name in self.robot.arm_joints]
+        self._arm_qpos = columns([int(joint.qposadr[0]) for joint in joints])
+        self._arm_qvel = columns([int(joint.dofadr[0]) for joint in joints])
+        fingers = [model.joint(name) for name in self.robot.finger_joints]
+        self._finger_qpos = columns([int(joint.qposadr[0]) for joint in fingers])
+        self._place(model)
+
+    def _place(self, model: mujoco.MjModel) -> None:
+        """Sorts the tracked bodies by what their pose is written to."""
+        self._mocap: dict[str, int] = {}
+        self._free: dict[str, tuple[int, int]] = {}
+        self._slides: dict[str, tuple[int, int]] = {}
+        for name, body in tracked_bodies(model, self.robot.arm_joints[0]).items():
+            joint = int(model.body_jntadr[body])
+            kind = int(model.jnt_type[joint]) if joint >= 0 else -1
+            if joint < 0:
+                self._mocap[name] = int(model.body_mocapid[body])
+            elif kind == int(mujoco.mjtJoint.mjJNT_FREE):
+                self._free[name] = int(model.jnt_qposadr[joint]), int(model.jnt_dofadr[joint])
+            elif kind == int(mujoco.mjtJoint.mjJNT_SLIDE) and model.body_jntnum[body] == 1:
+                self._slides[name] = body, joint
+            else:
+                raise ConfigError(
+                    f"mirror of {self.env.task}: the pose of {name!r} does not give its joints, allowed: "
+                    "bodies that are free, fixed, or on one slide."
+                )
+        self._slide_at = [
+            (int(model.jnt_qposadr[joint]), int(model.jnt_dofadr[joint]))
+            for _, joint in self._slides.values()
+        ]
+
+    @property
+    def objects(self) -> tuple[str, ...]:
+        """Whose poses the task needs."""
+        return (*self._mocap, *self._free, *self._slides)
+
+    def begin(self, seed: int) -> None:
+        """Notes which episode it is: the expert's misjudgements depend on it."""
+        self.env.reset(seed=[seed])
+
+    def show(
+        self,
+        position_rad: Array,
+        velocity_rad_s: Array,
+        fingers: ArrayLike,
+        objects: Mapping[str, Array],
+        object_velocity_m_s: Mapping[str, Array] | None = None,
+    ) -> Obs:
+        """Takes over what was measured, and returns the observation of it, one row.
+
+        Args:
+            position_rad: (n,)
+            velocity_rad_s: (n,)
+            fingers: position of all finger joints, or of each.
+            objects: pose (7,) of every name in `objects`: position and quaternion (w, x, y, z).
+            object_velocity_m_s: (3,) of those that move; 0 if missing.
+
+        Raises:
+            ConfigError: a pose is missing.
+        """
+        missing = [name for name in self.objects if name not in objects]
+        if missing:
+            raise ConfigError(
+                f"mirror of {self.env.task}: nothing was measured of {', '.join(missing)}; "
+                f"needed: {', '.join(self.objects)}. Name their trackers in the station's `objects`."
+            )
+        self._qvel[:] = 0.0
+        self._qpos[self._arm_qpos], self._qvel[self._arm_qvel] = position_rad, velocity_rad_s
+        self._qpos[self._finger_qpos] = fingers
+        moving = object_velocity_m_s or {}
+        for name, mocap in self._mocap.items():
+            self._mocap_pos[mocap], self._mocap_quat[mocap] = objects[name][:3], objects[name][3:]
+        for name, (first, dof) in self._free.items():
+            self._qpos[first : first + 7] = objects[name]
+            self._qvel[dof : dof + 3] = moving.get(name, 0.0)
+        if self._slides:
+            self._slide(objects, moving)
+        return self.env.set_state(self.env.backend.state)
+
+    def _slide(self, objects: Mapping[str, Array], moving: Mapping[str, Array]) -> None:
+        """Finds how far slides are out: from where their bodies would be at 0 to where they are."""
+        for at, _ in self._slide_at:
+            self._qpos[at] = 0.0
+        self.env.backend.forward()
+        for (name, (body, joint)), (at, dof) in zip(self._slides.items(), self._slide_at, strict=True):
+            axis = self._axis[joint]
+            self._qpos[at] = axis @ (objects[name][:3] - self._body_pos[body])
+            self._qvel[dof] = axis @ np.broadcast_to(moving.get(name, 0.0), 3)
+
+    def targets(self, actions: Array, *, servo_s: float = math.inf) -> tuple[Array, Array]:
+        """Returns joint targets (T, n) and gripper commands (T,) of actions (T, A) from now on.
+
+        The first is what simulation would command now. The others are foretold with the Jacobian of
+        now, for an arm that closes its lead with the time constant `servo_s`.
+        """
+        controller = self.env.controller
+        share = -math.expm1(-1.0 / (self.env.control_hz * servo_s))
+        position = controller.joint_positions()
+        targets = np.empty((len(actions), controller.num_joints))
+        for step, action in enumerate(actions):
+            targets[step] = controller.targets(action[None], position)[0]
+            position = position + share * (targets[step] - position)
+        return targets, controller.gripper(actions)
+
+    def judge(self) -> tuple[bool, bool, float]:
+        """Returns success, failure and reward of what is shown."""
+        success, failed, reward = self.env.judge()
+        return bool(success[0]), bool(failed[0]), float(reward[0])
+
+    def expert(self, bias_m: float = 0.0, noise_m: float = 0.0, noise_seed: int = 0) -> Expert:
+        """Returns the task's scripted expert, who acts on what is shown."""
+        return self.env.expert(bias_m, noise_m, noise_seed)
+
+    def close(self) -> None:
+        self.env.close()
