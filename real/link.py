@@ -66,6 +66,10 @@ class Link:
             self.close()
             raise
 
+    def is_idle(self) -> bool:
+        """Returns whether all that was sent has gone out, after trying once more."""
+        return self._flush()
+
     def wait(self, timeout_s: float) -> bool:
         """Waits until something arrives or the peer goes; returns whether either happened."""
         if self.closed:

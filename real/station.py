@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import robot_rl
 from robot_rl.config import read
-from robot_rl.core.errors import ConfigError, nearest
+from robot_rl.core.errors import ConfigError, nearest, require
 from robot_rl.hal.safety import SafetyLimits
 
 STATIONS = Path(robot_rl.__file__).parent / "configs" / "stations"
@@ -77,13 +77,25 @@ class SimConfig:
 
     task: str = "pick_cube"
     robot: str | None = None
+    """Name or file; the task's own if None."""
+    plant: str = "mujoco"
+    """Name in the registry."""
+    state_hz: float = 200.0
+    camera_hz: float = 20.0
+    image_size: tuple[int, int] = (96, 96)
+    """Height and width in pixels."""
+
+    def __post_init__(self) -> None:
+        require(self.state_hz > 0, "state_hz", self.state_hz, "above 0")
+        require(self.camera_hz > 0, "camera_hz", self.camera_hz, "above 0")
 
 
 @dataclass(frozen=True, kw_only=True)
 class CameraConfig:
-    """A camera on the ROS graph; those of other drivers come through the driver."""
+    """A camera: on the ROS graph, or the driver's own."""
 
-    topic: str
+    topic: str = ""
+    """On the ROS graph; empty for a camera that the driver reads."""
     compressed: bool = True
     """CompressedImage (JPEG or PNG), else Image."""
     max_age_s: float = 0.5
@@ -94,9 +106,9 @@ class CameraConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectConfig:
-    """A tracked object: PoseStamped in the arm's base frame."""
+    """A tracked object: PoseStamped in the arm's base frame, or a pose the driver knows."""
 
-    topic: str
+    topic: str = ""
     max_age_s: float = 0.5
 
 

@@ -11,9 +11,12 @@ from robot_rl.real.messages import ArmState, Command, Frame, Plan
 class Driver(Protocol):
     """One arm with its gripper, as its vendor or ros2_control offers it.
 
-    No method blocks for longer than a control period but `connect`, `start`, `stop`, `clear`, `reset`
-    and `close`. Errors are DeviceErrors; the host stops the arm on any of them. Limits are the
+    No method blocks for longer than a control period but `wait`, `connect`, `start`, `stop`, `clear`,
+    `reset` and `close`. Errors are DeviceErrors; the host stops the arm on any of them. Limits are the
     supervisor's; a driver still refuses what is not finite or of another length.
+
+    The host calls from four threads: `wait` on one, `frames` on another, `start`, `stop`, `clear` and
+    `reset` one after another on a third, all else on its own. So `hold` works while `start` waits.
     """
 
     @property
@@ -30,11 +33,11 @@ class Driver(Protocol):
         ...
 
     def wait(self, timeout_s: float) -> bool:
-        """Waits for a newer state; returns whether there is one."""
+        """Waits for a newer state, or a new stop reason; returns whether there is one."""
         ...
 
     def read(self) -> ArmState | None:
-        """Returns the newest state; None before the first."""
+        """Returns the newest state; None before the first. The same object means nothing new."""
         ...
 
     def frames(self) -> Sequence[Frame]:

@@ -45,6 +45,9 @@ TABLE: dict[str, dict[str, str]] = {
     "simulator": {
         "mujoco": "robot_rl.sim.vector:SimVectorEnv",
     },
+    "driver": {
+        "sim": "robot_rl.real.drivers.sim:SimArm",
+    },
     "plant": {
         "mujoco": "robot_rl.sim.plant:MujocoPlant",
     },

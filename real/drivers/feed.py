@@ -1,0 +1,87 @@
+"""Pictures and poses from a driver to whoever listens, on a thread of its own: no picture delays the arm."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from robot_rl.real.link import Link, Listener
+from robot_rl.real.messages import Frame, MessageError
+
+_PERIOD_S = 0.005
+"""How often the driver is asked for something new."""
+_IDLE_S = 0.1
+
+
+class SensorFeed:
+    """Sends each listener the newest frame of every name, and never an older one after it."""
+
+    def __init__(
+        self, frames: Callable[[], Sequence[Frame]], path: Path, on_error: Callable[[str], None]
+    ) -> None:
+        """Listens at once.
+
+        Args:
+            frames: of the driver; only called while somebody listens.
+            path: of the socket.
+            on_error: gets what `frames` raised; the feed ends then.
+        """
+        self._frames, self._on_error = frames, on_error
+        self._listener = Listener(path)
+        self._peers: list[_Peer] = []
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="sensor feed", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._closing.set()
+        self._thread.join()
+        self._listener.close()
+
+    def _run(self) -> None:
+        try:
+            while not self._closing.is_set():
+                self._cycle()
+        except Exception as error:  # a camera's library may throw anything: the arm is stopped, by name
+            self._on_error(f"frames: {error}")
+        for peer in self._peers:
+            peer.link.close()
+
+    def _cycle(self) -> None:
+        full = [peer.link for peer in self._peers if peer.is_full]
+        ends = [self._listener, *(peer.link for peer in self._peers)]
+        select.select(ends, full, [], _PERIOD_S if self._peers else _IDLE_S)
+        link = self._listener.accept()
+        if link is not None:
+            self._peers.append(_Peer(link))
+        if self._peers:
+            frames = self._frames()
+            for peer in self._peers:
+                peer.offer(frames)
+            self._peers = [peer for peer in self._peers if not peer.link.closed]
+
+
+class _Peer:
+    """A listener and what it has not got yet."""
+
+    def __init__(self, link: Link) -> None:
+        self.link = link
+        self._waiting: dict[str, Frame] = {}
+
+    @property
+    def is_full(self) -> bool:
+        """Whether its socket has to drain first."""
+        return not self.link.is_idle()
+
+    def offer(self, frames: Sequence[Frame]) -> None:
+        """Sends what fits, those first that wait longest; a newer frame takes the place of an older."""
+        for frame in frames:
+            self._waiting[frame.name] = frame
+        with contextlib.suppress(MessageError):
+            self.link.receive()  # nobody says anything here: it shows who has gone
+        while self._waiting and self.link.is_idle() and not self.link.closed:
+            name = next(iter(self._waiting))
+            self.link.send(self._waiting.pop(name))

@@ -1,0 +1,74 @@
+"""The last look at a command before an arm gets it: what no supervisor may send is refused here too.
+
+n arm joints, H points of a plan.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from robot_rl.real.messages import Array, Command, Plan
+from robot_rl.real.station import StationConfig
+
+_SLACK_RAD = 1e-6
+"""Float noise of a target clamped to its limit."""
+
+
+class Gate:
+    """Says why a command is refused; an empty reason lets it pass."""
+
+    def __init__(self, station: StationConfig) -> None:
+        self._joints = station.joints
+        self._low = np.asarray(station.limits.position_low_rad) - _SLACK_RAD
+        self._high = np.asarray(station.limits.position_high_rad) + _SLACK_RAD
+        self._max_age_ns = round(1e9 * station.supervisor.max_state_age_s)
+        self._last_plan = -1
+        self.refused = 0
+        """Commands and plans that did not pass."""
+
+    def refuses(self, message: Command | Plan, now_ns: int) -> str:
+        """Returns why a message must not reach the arm, or an empty text."""
+        reason = self._old(message, now_ns)
+        if isinstance(message, Command):
+            reason = reason or self._wrong(message.target_rad, np.array(message.gripper), ())
+        else:
+            reason = reason or self._wrong(message.targets_rad, message.gripper, message.gripper.shape)
+        if not reason and isinstance(message, Plan):
+            self._last_plan = message.number
+        self.refused += bool(reason)
+        return reason
+
+    def restart(self) -> None:
+        """Forgets the number of the last plan: another supervisor counts from its own start."""
+        self._last_plan = -1
+
+    def _old(self, message: Command | Plan, now_ns: int) -> str:
+        if isinstance(message, Command):
+            age_ns = now_ns - message.stamp_ns
+            if age_ns <= self._max_age_ns:
+                return ""
+            age_ms, allowed_ms = 1e-6 * age_ns, 1e-6 * self._max_age_ns
+            return f"command {message.number} is {age_ms:.0f} ms old, allowed {allowed_ms:.0f} ms"
+        if message.period_ns <= 0:
+            return f"plan {message.number} has a period of {message.period_ns} ns, allowed: above 0"
+        if message.number <= self._last_plan:
+            return f"plan {message.number} comes after plan {self._last_plan}"
+        end_ns = message.start_ns + len(message.targets_rad) * message.period_ns
+        return f"plan {message.number} ended {1e-6 * (now_ns - end_ns):.0f} ms ago" if end_ns < now_ns else ""
+
+    def _wrong(self, targets_rad: Array, gripper: Array, rows: tuple[int, ...]) -> str:
+        shape = (*rows, len(self._joints))
+        if targets_rad.shape != shape or gripper.shape != rows or rows == (0,):
+            return f"targets of shape {targets_rad.shape}, gripper {gripper.shape}; allowed {shape}, {rows}"
+        # NaN fails every comparison, so this finds it too.
+        inside = (targets_rad >= self._low) & (targets_rad <= self._high)
+        if inside.all() and np.isfinite(gripper).all():
+            return ""
+        if inside.all():
+            return f"gripper target {gripper.tolist()} is not finite"
+        where = tuple(np.argwhere(~inside)[0])
+        joint = where[-1]
+        return (
+            f"{self._joints[joint]}: target {targets_rad[where]:g} rad, "
+            f"allowed {self._low[joint] + _SLACK_RAD:g} to {self._high[joint] - _SLACK_RAD:g}"
+        )
