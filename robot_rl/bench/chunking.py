@@ -10,26 +10,19 @@ plan to plan: that is what makes switching costly.
 
 from __future__ import annotations
 
-import time
-from contextlib import closing
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from robot_rl.bench.cloned import clone
+from robot_rl.bench.cloned import SUCCESS_NOTE, Cloned, play_clones, successes_of
 from robot_rl.core.policy import Policy
-from robot_rl.core.seeding import eval_seeds
 from robot_rl.hal.vector import VectorEnv
 from robot_rl.policies.real_time import RealTimeChunks
-from robot_rl.sim.vector import EnvConfig
-from robot_rl.telemetry.intervals import wilson_interval
-from robot_rl.train.envs import Moment, make_env
+from robot_rl.train.envs import Moment
 from robot_rl.train.evaluate import EvalResult, evaluate_in
 
 METHODS = ("naive", "ensemble", "rtc")
-_NUM_ENVS = 50
 _ENSEMBLE = 0.01
 """m of the temporal ensemble (Zhao et al. 2023)."""
 
@@ -49,42 +42,34 @@ def run(
     """Clones a policy for every seed and plays held-out episodes with every method and delay.
 
     Args:
-        task: what is played.
+        task: as all that is not listed, see `play_clones`.
         delays: control steps that planning takes.
-        seeds: of the policies; each has its own held-out episodes.
-        episodes: held-out episodes for every seed.
-        horizon: H.
         n_exec: control steps between two plans.
-        updates: of behaviour cloning.
-        demos: demonstrations for each seed.
-        noise_m: how far the expert aims beside the target, drawn for each demonstration.
     """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     played: dict[tuple[str, int], list[tuple[EvalResult, Roughness]]] = {}
-    demo_success: list[float] = []
-    began_s = time.perf_counter()
-    try:
-        with closing(make_env(EnvConfig(task=task), min(_NUM_ENVS, episodes), autoreset="disabled")) as env:
-            for seed in seeds:
-                cloned = clone(
-                    task, seed=seed, demos=demos, noise_m=noise_m, updates=updates, horizon=horizon
-                )
-                demo_success.append(cloned.demo_success)
-                for delay in delays:
-                    for method in METHODS:
-                        found = play(env, cloned.policy, method, delay, n_exec, eval_seeds(seed, episodes))
-                        played.setdefault((method, delay), []).append(found)
-    finally:
-        torch.set_num_threads(threads)
+
+    def play_methods(env: VectorEnv, cloned: Cloned, held_out: NDArray[np.uint64]) -> None:
+        for delay in delays:
+            for method in METHODS:
+                found = play(env, cloned.policy, method, delay, n_exec, held_out)
+                played.setdefault((method, delay), []).append(found)
+
+    common = play_clones(
+        play_methods,
+        task=task,
+        seeds=seeds,
+        episodes=episodes,
+        horizon=horizon,
+        updates=updates,
+        demos=demos,
+        noise_m=noise_m,
+    )
     return {
         "title": f"{task}: chunks of {horizon}, a plan every {n_exec} steps that takes `delay` steps",
         "rows": [_row(method, delay, results) for (method, delay), results in played.items()],
-        "seeds": list(seeds),
-        "demo_success": demo_success,
-        "minutes": (time.perf_counter() - began_s) / 60.0,
+        **common,
         "notes": [
-            "success: of all episodes of all seeds, 95 % Wilson interval; low and high: of single seeds",
+            SUCCESS_NOTE,
             "jerk: mean |a(t) - 2 a(t-1) + a(t-2)| over steps and action elements, of actions in [-1, 1]",
             "jump: mean |a(t) - a(t-1)| at the steps where a new chunk takes over",
         ],
@@ -160,19 +145,13 @@ class _Mean:
 
 
 def _row(method: str, delay: int, results: list[tuple[EvalResult, Roughness]]) -> dict[str, Any]:
-    success = np.concatenate([result.success for result, _ in results])
-    rates = [result.rate for result, _ in results]
-    low, high = wilson_interval(int(success.sum()), len(success))
+    found = [result for result, _ in results]
     return {
         "delay": delay,
         "method": method,
-        "success": float(success.mean()),
-        "ci_low": low,
-        "ci_high": high,
-        "low": min(rates),
-        "high": max(rates),
+        **successes_of(found),
         "jerk": float(np.mean([roughness.jerk for _, roughness in results])),
         "jump": float(np.mean([roughness.jump for _, roughness in results])),
-        "steps": float(np.mean([result.steps.mean() for result, _ in results])),
-        "episodes": len(success),
+        "steps": float(np.mean([result.steps.mean() for result in found])),
+        "episodes": sum(len(result.success) for result in found),
     }

@@ -1,23 +1,32 @@
-"""A policy cloned from scripted demonstrations: what benchmarks of acting begin with."""
+"""Policies cloned from scripted demonstrations, one for each seed: what benchmarks of acting play with."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from robot_rl.algos.bc import BCConfig, BehaviourCloning
-from robot_rl.core.seeding import train_seed
+from robot_rl.core.seeding import eval_seeds, train_seed
 from robot_rl.data.demos import ChunkSampler
 from robot_rl.data.episodes import Episodes
 from robot_rl.data.normalize import Normaliser
+from robot_rl.hal.vector import VectorEnv
 from robot_rl.policies.chunk import ChunkPolicyConfig, FlowPolicy
 from robot_rl.sim.vector import EnvConfig
+from robot_rl.telemetry.intervals import wilson_interval
 from robot_rl.train.config import DemosConfig
 from robot_rl.train.demos import collect_demonstrations
 from robot_rl.train.envs import make_env
+from robot_rl.train.evaluate import EvalResult
+
+SUCCESS_NOTE = "success: of all episodes of all seeds, 95 % Wilson interval; low and high: of single seeds"
 
 _NUM_ENVS = 50
 _BATCH = 256
@@ -27,6 +36,7 @@ _BATCH = 256
 class Cloned:
     """A policy and what it was cloned from."""
 
+    seed: int
     policy: FlowPolicy
     episodes: Episodes
 
@@ -35,24 +45,68 @@ class Cloned:
         return float(self.episodes.episode_success().mean())
 
 
-def clone(
-    task: str, *, seed: int, demos: int, noise_m: float, updates: int, horizon: int, width: int = 256
-) -> Cloned:
-    """Collects demonstrations and clones a flow policy from all of them, failures included.
+def play_clones(
+    play: Callable[[VectorEnv, Cloned, NDArray[np.uint64]], None],
+    *,
+    task: str,
+    seeds: Sequence[int],
+    episodes: int,
+    horizon: int,
+    updates: int,
+    demos: int,
+    noise_m: float,
+) -> dict[str, Any]:
+    """Clones a policy for every seed and has it played with, all on one thread of torch.
 
     Args:
-        task: of `robot-rl doctor --list task`.
-        seed: of demonstrations, first weights and batches.
-        demos: episodes of the scripted expert.
-        noise_m: how far the expert aims beside the target, drawn for each episode.
-        updates: of behaviour cloning.
+        play: is given the env, a policy, and the seeds of its own held-out episodes.
+        task: what is played.
+        seeds: of the policies.
+        episodes: held-out episodes for every seed.
         horizon: H.
-        width: units of a hidden layer.
+        updates: of behaviour cloning.
+        demos: demonstrations for each seed.
+        noise_m: how far the expert aims beside the target, drawn for each demonstration.
+
+    Returns:
+        Seeds, share of the demonstrations that succeeded for each, and minutes that all took.
     """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    demo_success: list[float] = []
+    began_s = time.perf_counter()
+    try:
+        with closing(make_env(EnvConfig(task=task), min(_NUM_ENVS, episodes), autoreset="disabled")) as env:
+            for seed in seeds:
+                cloned = _clone(task, seed, demos=demos, noise_m=noise_m, updates=updates, horizon=horizon)
+                demo_success.append(cloned.demo_success)
+                play(env, cloned, eval_seeds(seed, episodes))
+    finally:
+        torch.set_num_threads(threads)
+    minutes = (time.perf_counter() - began_s) / 60.0
+    return {"seeds": list(seeds), "demo_success": demo_success, "minutes": minutes}
+
+
+def successes_of(results: Sequence[EvalResult]) -> dict[str, float]:
+    """Returns the columns that `SUCCESS_NOTE` explains, of one result for each seed."""
+    success = np.concatenate([result.success for result in results])
+    rates = [result.rate for result in results]
+    low, high = wilson_interval(int(success.sum()), len(success))
+    return {
+        "success": float(success.mean()),
+        "ci_low": low,
+        "ci_high": high,
+        "low": min(rates),
+        "high": max(rates),
+    }
+
+
+def _clone(task: str, seed: int, *, demos: int, noise_m: float, updates: int, horizon: int) -> Cloned:
+    """Collects demonstrations and clones a flow policy from all of them, failures included."""
     with closing(make_env(EnvConfig(task=task), min(_NUM_ENVS, demos), autoreset="disabled")) as env:
         episodes = collect_demonstrations(env, DemosConfig(episodes=demos, noise_m=noise_m), seed)
     policy = FlowPolicy(
-        ChunkPolicyConfig(horizon=horizon, width=width),
+        ChunkPolicyConfig(horizon=horizon, width=256),
         state_dim=len(episodes.meta.state_names),
         action_dim=len(episodes.meta.action_names),
         normaliser=Normaliser.fit(episodes.obs, episodes.action),
@@ -63,4 +117,4 @@ def clone(
     for _ in range(updates):
         learner.update(sampler.sample(_BATCH, rng))
     policy.load_state_dict(learner.policy_weights())
-    return Cloned(policy=policy.eval(), episodes=episodes)
+    return Cloned(seed=seed, policy=policy.eval(), episodes=episodes)
