@@ -1,0 +1,312 @@
+"""CycloneDDS as rmw_cyclonedds_cpp uses it: one participant, raw CDR bytes, one thread that waits.
+
+Samples are written by the C function itself, which runs without Python's lock; no serializer of
+cyclonedds-python is used (it is pure Python).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from robot_rl.real.ros2.api import QoS, Ros2Error
+from robot_rl.real.ros2.discovery import Discovery
+from robot_rl.real.ros2.types import SampleError, Types
+
+try:
+    from cyclonedds import core, domain, pub, qos, sub, topic
+    from cyclonedds._clayer import ddspy_take  # type: ignore[reportMissingImports]  # C, without stubs
+except ImportError as error:
+    raise Ros2Error(
+        "ros2: neither rclpy nor cyclonedds can be imported. Source your ROS 2 installation, or "
+        "pip install 'robot-rl[ros2]' (cyclonedds has wheels for x86-64 Linux, macOS and Windows, "
+        "Python < 3.14; elsewhere it needs ROS 2 or the C library)."
+    ) from error
+
+logger = logging.getLogger(__name__)
+
+OnSample = Callable[[bytes, Any], None]
+"""Gets the CDR bytes of a sample and its SampleInfo."""
+
+WRITE_TIMEOUT_S = 0.02
+"""A reliable writer whose readers do not keep up drops after this: it must not stop a control loop."""
+VENDORS = {
+    b"\x01\x01": "RTI Connext",
+    b"\x01\x0f": "Fast DDS",
+    b"\x01\x10": "CycloneDDS",
+    b"\x01\x12": "RustDDS",
+}
+CYCLONE = b"\x01\x10"
+
+_FOREVER_NS = (1 << 63) - 1
+_TAKE = 64
+_ANY = core.ViewState.Any | core.InstanceState.Any | core.SampleState.Any
+_RETCODE_TIMEOUT = -10
+
+
+class _Sample(ctypes.Structure):
+    _fields_ = (("octets", ctypes.c_void_p), ("size", ctypes.c_size_t))
+
+
+def _function(name: str, *arguments: Any) -> Any:
+    # Indexing makes a function object of our own: cyclonedds-python sets other argument types on its.
+    function = core.Entity._dll_handle[name]
+    function.argtypes = arguments
+    function.restype = ctypes.c_int32
+    return function
+
+
+_write = _function("dds_write", ctypes.c_int32, ctypes.c_void_p)
+_attach = _function("dds_waitset_attach", ctypes.c_int32, ctypes.c_int32, ctypes.c_ssize_t)
+_detach = _function("dds_waitset_detach", ctypes.c_int32, ctypes.c_int32)
+_wait = _function("dds_waitset_wait", ctypes.c_int32, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int64)
+_delete = _function("dds_delete", ctypes.c_int32)
+
+
+class Writer:
+    """Writes ready CDR on one topic."""
+
+    def __init__(self, entity: Any) -> None:
+        self.entity = entity
+        self.guid: bytes = entity.guid.bytes
+        self.dropped = 0
+        """Samples that readers were too slow to take."""
+
+    def write(self, octets: bytearray) -> None:
+        """Writes a sample; its length is a multiple of four.
+
+        Raises:
+            Ros2Error: the node is closed.
+        """
+        address = ctypes.addressof(ctypes.c_char.from_buffer(octets))
+        sample = _Sample(address, len(octets))
+        code = _write(self.entity._ref, ctypes.addressof(sample))
+        if code == _RETCODE_TIMEOUT:
+            self.dropped += 1
+        elif code < 0:
+            raise Ros2Error(f"ros2: writing failed: {core.DDSException(code)}. Is the node closed?")
+
+    def matched(self) -> list[int]:
+        return self.entity.get_matched_subscriptions()
+
+    def participant_of(self, handle: int) -> bytes | None:
+        """Returns whose a matched reader is: the GUID of its participant."""
+        found = self.entity.get_matched_subscription_data(handle)
+        return found.participant_key.bytes if found is not None else None
+
+
+class Reader:
+    """Takes samples of one topic."""
+
+    def __init__(self, entity: Any, condition: Any) -> None:
+        self.entity = entity
+        self.condition = condition
+        self.guid: bytes = entity.guid.bytes
+
+    def matched(self) -> list[int]:
+        return self.entity.get_matched_publications()
+
+    def participant_of(self, handle: int) -> bytes | None:
+        """Returns whose a matched writer is: the GUID of its participant."""
+        found = self.entity.get_matched_publication_data(handle)
+        return found.participant_key.bytes if found is not None else None
+
+
+class Participant:
+    """One participant of a domain and the thread that waits for what arrives."""
+
+    def __init__(self, settings: Discovery, types: Types, *, name: str) -> None:
+        self._domain = _Domains.enter(settings)
+        self._settings = settings
+        self._types = types
+        self._entity: Any = domain.DomainParticipant(
+            settings.domain_id, qos=qos.Qos(qos.Policy.Userdata(b"enclave=/;"))
+        )
+        self.guid: bytes = self._entity.guid.bytes
+        self._publisher = pub.Publisher(self._entity)
+        self._subscriber = sub.Subscriber(self._entity)
+        self._topics: dict[tuple[str, str], Any] = {}
+        self._waitset: Any = core.WaitSet(self._entity)
+        self._guard: Any = core.GuardCondition(self._entity)
+        self._handlers: dict[int, tuple[Reader | None, Callable[..., None], str]] = {}
+        self._lock = threading.Lock()
+        self._next = 1
+        self._endpoints: set[Reader | Writer] = set()  # cyclonedds-python deletes what nobody holds
+        self.bad_samples: Counter[str] = Counter()
+        """Samples that no message could be made of, per topic of the wire."""
+        self._closed = False
+        _attach(self._waitset._ref, self._guard._ref, 0)
+        self._thread = threading.Thread(target=self._run, name=f"ros2 {name}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    @property
+    def entity(self) -> Any:
+        return self._entity
+
+    def on_thread(self) -> bool:
+        """Returns whether the caller is a callback."""
+        return threading.current_thread() is self._thread
+
+    def writer(
+        self, name: str, kind: str, quality: QoS, user_data: bytes = b"", *, opaque: bool = False
+    ) -> Writer:
+        """Returns a writer on a topic by its name on the wire; `opaque` writes bytes around the type."""
+        policies = self._policies(kind, quality, user_data)
+        writer = Writer(pub.DataWriter(self._publisher, self._topic(name, kind, opaque), qos=policies))
+        self._endpoints.add(writer)
+        return writer
+
+    def reader(
+        self,
+        name: str,
+        kind: str,
+        quality: QoS,
+        on_sample: OnSample,
+        user_data: bytes = b"",
+        *,
+        opaque: bool = False,
+    ) -> Reader:
+        """Returns a reader; `on_sample` runs on this participant's thread."""
+        policies = self._policies(kind, quality, user_data)
+        entity = sub.DataReader(self._subscriber, self._topic(name, kind, opaque), qos=policies)
+        reader = Reader(entity, core.ReadCondition(entity, _ANY))
+        self._endpoints.add(reader)
+        self._watch(reader, on_sample, name)
+        return reader
+
+    def watch(self, condition: Any, callback: Callable[[], None]) -> None:
+        """Calls back on this participant's thread whenever a condition holds."""
+        self._watch(None, callback, "", condition)
+
+    def close_endpoint(self, endpoint: Reader | Writer) -> None:
+        """Ends a reader or writer; its peers see that at once."""
+        if isinstance(endpoint, Reader):
+            with self._lock:
+                for key, (reader, _, _) in list(self._handlers.items()):
+                    if reader is endpoint:
+                        del self._handlers[key]
+            _detach(self._waitset._ref, endpoint.condition._ref)
+        _delete(endpoint.entity._ref)
+        self._endpoints.discard(endpoint)
+
+    def close(self) -> None:
+        """Ends everything; peers see it at once. Callbacks have ended when it returns, but one's own."""
+        if self._closed:
+            return
+        self._closed = True
+        self._guard.set(True)
+        if not self.on_thread() and self._thread.ident is not None:
+            self._thread.join()
+        _delete(self._entity._ref)
+        _Domains.leave(self._settings.domain_id)
+
+    def _topic(self, name: str, kind: str, opaque: bool) -> Any:
+        key = (name, kind)
+        if key not in self._topics:
+            self._topics[key] = topic.Topic(self._entity, name, self._types.idl(kind, opaque=opaque))
+        return self._topics[key]
+
+    def _policies(self, kind: str, quality: QoS, user_data: bytes) -> Any:
+        if self._types.distro != "humble":
+            user_data += f"typehash={self._types.type_hash(kind)};".encode()
+        policy = qos.Policy
+        reliable = policy.Reliability.Reliable(int(WRITE_TIMEOUT_S * 1e9))
+        history = policy.History.KeepLast(quality.depth)
+        chosen: list[Any] = [
+            policy.DataRepresentation(use_cdrv0_representation=True),  # what every rmw writes
+            reliable if quality.reliable else policy.Reliability.BestEffort,
+            policy.Durability.TransientLocal if quality.transient_local else policy.Durability.Volatile,
+            history,
+            policy.WriterDataLifecycle(autodispose=False),
+        ]
+        if quality.transient_local:
+            chosen.append(policy.DurabilityService(0, history, -1, -1, -1))
+        if user_data:
+            chosen.append(policy.Userdata(user_data))
+        return qos.Qos(*chosen)
+
+    def _watch(
+        self, reader: Reader | None, callback: Callable[..., None], name: str, condition: Any = None
+    ) -> None:
+        with self._lock:
+            key, self._next = self._next, self._next + 1
+            self._handlers[key] = (reader, callback, name)
+        attached = reader.condition if reader is not None else condition
+        _attach(self._waitset._ref, attached._ref, key)
+
+    def _run(self) -> None:
+        keys = (ctypes.c_ssize_t * 256)()
+        address = ctypes.addressof(keys)
+        waitset = self._waitset._ref
+        while not self._closed:
+            count = _wait(waitset, address, len(keys), _FOREVER_NS)
+            if count < 0:
+                logger.error("ros2: waiting failed: %s", core.DDSException(count))
+                return
+            for key in keys[: min(count, len(keys))]:
+                handler = self._handlers.get(key)
+                if handler is not None:
+                    self._handle(*handler)
+
+    def _handle(self, reader: Reader | None, callback: Callable[..., None], name: str) -> None:
+        if reader is None:
+            callback()
+            return
+        taken = ddspy_take(reader.entity._ref, _ANY, _TAKE)
+        if isinstance(taken, int):
+            return  # closed meanwhile
+        for octets, info in taken:
+            if not info.valid_data:
+                continue
+            try:
+                callback(octets, info)
+            except SampleError as error:
+                self.bad_samples[name] += 1
+                if self.bad_samples[name] == 1:
+                    logger.error("ros2: %s: a sample is ignored, and others like it: %s", name, error)
+            except Exception:
+                logger.exception("ros2: the callback of %s failed", name)
+
+
+class _Domains:
+    """The domains of this process: participants of one share its sockets and settings."""
+
+    _open: dict[int, tuple[Any, str, int]] = {}  # noqa: RUF012  # one table per process, under the lock
+    _lock = threading.Lock()
+
+    @classmethod
+    def enter(cls, settings: Discovery) -> Any:
+        config = settings.config()
+        with cls._lock:
+            entity, present, users = cls._open.get(settings.domain_id, (None, config, 0))
+            if present != config:
+                raise Ros2Error(
+                    f"ros2: domain {settings.domain_id} is open in this process with other "
+                    "discovery settings (ROS_AUTOMATIC_DISCOVERY_RANGE, ROS_STATIC_PEERS). Close those nodes first."
+                )
+            if entity is None:
+                try:
+                    entity = domain.Domain(settings.domain_id, config)
+                except core.DDSException as error:
+                    raise Ros2Error(
+                        f"ros2: domain {settings.domain_id} cannot be opened: {error}. Is "
+                        "CYCLONEDDS_URI valid, and is there a network?"
+                    ) from error
+            cls._open[settings.domain_id] = (entity, config, users + 1)
+            return entity
+
+    @classmethod
+    def leave(cls, domain_id: int) -> None:
+        with cls._lock:
+            entity, config, users = cls._open[domain_id]
+            if users > 1:
+                cls._open[domain_id] = (entity, config, users - 1)
+                return
+            del cls._open[domain_id]
+            _delete(entity._ref)

@@ -1,0 +1,222 @@
+"""Opens a node: genuine rclpy where ROS 2 is, else the same wire with what pip installs."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+from robot_rl.core.errors import nearest
+from robot_rl.real.ros2.api import (
+    DEFAULT,
+    ActionClient,
+    ActionServer,
+    GoalHandle,
+    Message,
+    Node,
+    QoS,
+    Ros2Error,
+)
+from robot_rl.real.ros2.discovery import discovery
+from robot_rl.real.ros2.names import check_kind, names, topic_on_wire
+from robot_rl.real.ros2.types import Codec, types_of
+
+if TYPE_CHECKING:
+    from robot_rl.real.ros2.dds import Participant, Reader, Writer
+    from robot_rl.real.ros2.graph import Graph
+    from robot_rl.real.ros2.service import DdsClient, DdsService, Deferred, Refusal
+
+logger = logging.getLogger(__name__)
+
+Transport = Literal["auto", "rclpy", "dds"]
+_CLOCK_QOS = QoS(depth=1, reliable=False)
+
+
+def open_node(
+    name: str,
+    *,
+    namespace: str = "",
+    transport: Transport = "auto",
+    domain_id: int | None = None,
+    remap: Mapping[str, str] | None = None,
+    use_sim_time: bool = False,
+) -> Node:
+    """Opens a node.
+
+    Args:
+        name: Without its namespace.
+        namespace: `left/arm`; empty for none.
+        transport: `auto` takes rclpy if it can be imported, else `dds` (pip install 'robot-rl[ros2]').
+        domain_id: None for ROS_DOMAIN_ID.
+        remap: Names from -> to; `__node` and `__ns` for the node's own.
+        use_sim_time: Whether `now_ns` follows /clock.
+
+    Raises:
+        Ros2Error: neither transport is installed, or a name or setting is not valid.
+    """
+    if transport not in ("auto", "rclpy", "dds"):
+        raise Ros2Error(f"ros2: transport {transport!r}.{nearest(transport, ('auto', 'rclpy', 'dds'))}")
+    if transport == "rclpy" or (transport == "auto" and importlib.util.find_spec("rclpy") is not None):
+        from robot_rl.real.ros2.rclpy_node import RclpyNode
+
+        return RclpyNode(
+            name, namespace=namespace, domain_id=domain_id, remap=remap, use_sim_time=use_sim_time
+        )
+    return DdsNode(name, namespace=namespace, domain_id=domain_id, remap=remap, use_sim_time=use_sim_time)
+
+
+class DdsPublisher:
+    """Sends messages on a topic; `publish` may be called from any thread and never waits long."""
+
+    def __init__(self, writer: Writer, codec: Codec) -> None:
+        self._writer = writer
+        self._codec = codec
+
+    def publish(self, message: Message) -> None:
+        self._writer.write(self._codec.encode(message))
+
+    @property
+    def num_subscriptions(self) -> int:
+        return len(self._writer.matched())
+
+    @property
+    def dropped(self) -> int:
+        """Messages that reliable subscribers were too slow to take."""
+        return self._writer.dropped
+
+
+class DdsSubscription:
+    """Receives messages of a topic."""
+
+    def __init__(self, node: DdsNode, reader: Reader) -> None:
+        self._node = node
+        self._reader = reader
+
+    @property
+    def num_publishers(self) -> int:
+        return len(self._reader.matched())
+
+    def close(self) -> None:
+        self._node.graph.remove(self._reader.guid)
+        self._node.participant.close_endpoint(self._reader)
+
+
+class DdsNode:
+    """A node that speaks ROS 2's wire without ROS; one participant and one thread."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        namespace: str = "",
+        domain_id: int | None = None,
+        remap: Mapping[str, str] | None = None,
+        use_sim_time: bool = False,
+    ) -> None:
+        self._names = names(name, namespace, remap)
+        settings = discovery(domain_id=domain_id)
+        self.types = types_of(settings.distro)
+        from robot_rl.real.ros2.dds import Participant
+        from robot_rl.real.ros2.graph import Graph
+
+        self.participant: Participant = Participant(settings, self.types, name=self._names.full_name)
+        self.graph: Graph = Graph(self.participant, self.types, self.name, self.namespace)
+        self.graph.add()
+        self.refused: list[Refusal] = []
+        """Clients of other middlewares whom services of this node cannot answer."""
+        self._sim_time_ns: int | None = None
+        self.participant.start()
+        if use_sim_time:
+            self._sim_time_ns = 0
+            self.create_subscription("rosgraph_msgs/msg/Clock", "/clock", self._on_clock, _CLOCK_QOS)
+
+    @property
+    def name(self) -> str:
+        return self._names.node
+
+    @property
+    def namespace(self) -> str:
+        return self._names.namespace
+
+    @property
+    def bad_samples(self) -> Mapping[str, int]:
+        """Foreign samples that were ignored, per topic of the wire."""
+        return self.participant.bad_samples
+
+    def resolve(self, name: str) -> str:
+        """Returns the absolute name of a topic, service or action after remapping."""
+        return self._names.resolve(name)
+
+    def message(self, kind: str, **fields: Any) -> Message:
+        return self.types.message(kind, fields)
+
+    def create_publisher(self, kind: str, topic: str, qos: QoS = DEFAULT) -> DdsPublisher:
+        codec = self.types.codec(kind)
+        writer = self.participant.writer(topic_on_wire(self.resolve(topic)), kind, qos)
+        self.graph.add(writers=(writer.guid,))
+        return DdsPublisher(writer, codec)
+
+    def create_subscription(
+        self, kind: str, topic: str, callback: Callable[[Message], None], qos: QoS = DEFAULT
+    ) -> DdsSubscription:
+        decode = self.types.codec(kind).decode
+
+        def on_sample(octets: bytes, _: Any) -> None:
+            callback(decode(octets))
+
+        reader = self.participant.reader(topic_on_wire(self.resolve(topic)), kind, qos, on_sample)
+        self.graph.add(readers=(reader.guid,))
+        return DdsSubscription(self, reader)
+
+    def create_service(
+        self, kind: str, name: str, callback: Callable[[Message], Message | Deferred]
+    ) -> DdsService:
+        """Serves; the callback returns the response, or a `service.Deferred` that is completed later."""
+        from robot_rl.real.ros2.service import DdsService
+
+        check_kind(kind)
+        full_name = self.resolve(name)
+        return DdsService(
+            self.participant, self.graph, self.types, kind, full_name, callback, self.refused.append
+        )
+
+    def create_client(self, kind: str, name: str) -> DdsClient:
+        from robot_rl.real.ros2.service import DdsClient
+
+        check_kind(kind)
+        return DdsClient(self.participant, self.graph, self.types, kind, self.resolve(name))
+
+    def create_action_server(
+        self,
+        kind: str,
+        name: str,
+        *,
+        execute: Callable[[GoalHandle], None],
+        accept: Callable[[Message], bool],
+        cancel: Callable[[GoalHandle], bool],
+    ) -> ActionServer:
+        from robot_rl.real.ros2 import action
+
+        return action.ActionServer(self, kind, name, execute=execute, accept=accept, cancel=cancel)
+
+    def create_action_client(self, kind: str, name: str) -> ActionClient:
+        from robot_rl.real.ros2 import action
+
+        return action.ActionClient(self, kind, name)
+
+    def now_ns(self) -> int:
+        return time.time_ns() if self._sim_time_ns is None else self._sim_time_ns
+
+    def node_names(self) -> list[str]:
+        return self.graph.node_names()
+
+    def publishers_of(self, topic: str) -> list[str]:
+        return self.graph.publishers_of(topic_on_wire(self.resolve(topic)))
+
+    def close(self) -> None:
+        self.participant.close()
+
+    def _on_clock(self, message: Message) -> None:
+        self._sim_time_ns = message.clock.sec * 1_000_000_000 + message.clock.nanosec

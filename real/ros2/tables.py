@@ -1,0 +1,136 @@
+"""Definitions of ROS types that rosbags does not bring, in ROS's own .msg, .srv and .action text.
+
+`;` stands for a line end. Tests compare the type hashes with those that ROS generates, so a field
+that differs cannot stay unseen.
+"""
+
+from __future__ import annotations
+
+DEFINITIONS: dict[str, str] = {
+    "std_srvs/srv/Empty": "---",
+    "std_srvs/srv/SetBool": "bool data; ---; bool success; string message",
+    "std_srvs/srv/Trigger": "---; bool success; string message",
+    "action_msgs/srv/CancelGoal": (
+        "GoalInfo goal_info; ---; int8 ERROR_NONE=0; int8 ERROR_REJECTED=1; int8 ERROR_UNKNOWN_GOAL_ID=2;"
+        "int8 ERROR_GOAL_TERMINATED=3; int8 return_code; GoalInfo[] goals_canceling"
+    ),
+    # Parameters and life cycle.
+    "rcl_interfaces/srv/DescribeParameters": "string[] names; ---; ParameterDescriptor[] descriptors",
+    "rcl_interfaces/srv/GetParameters": "string[] names; ---; ParameterValue[] values",
+    "rcl_interfaces/srv/GetParameterTypes": "string[] names; ---; uint8[] types",
+    "rcl_interfaces/srv/ListParameters": (
+        "uint64 DEPTH_RECURSIVE=0; string[] prefixes; uint64 depth; ---; ListParametersResult result"
+    ),
+    "rcl_interfaces/srv/SetParameters": "Parameter[] parameters; ---; SetParametersResult[] results",
+    "rcl_interfaces/srv/SetParametersAtomically": "Parameter[] parameters; ---; SetParametersResult result",
+    "lifecycle_msgs/srv/ChangeState": "Transition transition; ---; bool success",
+    "lifecycle_msgs/srv/GetState": "---; State current_state",
+    "lifecycle_msgs/srv/GetAvailableStates": "---; State[] available_states",
+    "lifecycle_msgs/srv/GetAvailableTransitions": "---; TransitionDescription[] available_transitions",
+    # Controllers: ros-controls/control_msgs.
+    "control_msgs/msg/JointTolerance": (
+        "string name; float64 position; float64 velocity; float64 acceleration"
+    ),
+    "control_msgs/msg/JointComponentTolerance": (
+        "uint16 X_AXIS=1; uint16 Y_AXIS=2; uint16 Z_AXIS=3; uint16 TRANSLATION=4; uint16 ROTATION=5;"
+        "string joint_name; uint16 component; float64 position; float64 velocity; float64 acceleration"
+    ),
+    "control_msgs/msg/JointJog": (
+        "std_msgs/Header header; string[] joint_names; float64[] displacements; float64[] velocities;"
+        "float64 duration"
+    ),
+    "control_msgs/msg/GripperCommand": "float64 position; float64 max_effort",
+    "control_msgs/msg/InterfaceValue": "string[] interface_names; float64[] values",
+    "control_msgs/msg/DynamicJointState": (
+        "std_msgs/Header header; string[] joint_names; InterfaceValue[] interface_values"
+    ),
+    "control_msgs/msg/JointTrajectoryControllerState": (
+        "std_msgs/Header header; string[] joint_names;"
+        "trajectory_msgs/JointTrajectoryPoint reference; trajectory_msgs/JointTrajectoryPoint feedback;"
+        "trajectory_msgs/JointTrajectoryPoint error; trajectory_msgs/JointTrajectoryPoint output;"
+        "string[] multi_dof_joint_names;"
+        "trajectory_msgs/MultiDOFJointTrajectoryPoint multi_dof_reference;"
+        "trajectory_msgs/MultiDOFJointTrajectoryPoint multi_dof_feedback;"
+        "trajectory_msgs/MultiDOFJointTrajectoryPoint multi_dof_error;"
+        "trajectory_msgs/MultiDOFJointTrajectoryPoint multi_dof_output;"
+        "float64 speed_scaling_factor"
+    ),
+    "control_msgs/action/FollowJointTrajectory": (
+        "trajectory_msgs/JointTrajectory trajectory;"
+        "trajectory_msgs/MultiDOFJointTrajectory multi_dof_trajectory;"
+        "JointTolerance[] path_tolerance; JointComponentTolerance[] component_path_tolerance;"
+        "JointTolerance[] goal_tolerance; JointComponentTolerance[] component_goal_tolerance;"
+        "builtin_interfaces/Duration goal_time_tolerance; ---;"
+        "int32 SUCCESSFUL=0; int32 INVALID_GOAL=-1; int32 INVALID_JOINTS=-2; int32 OLD_HEADER_TIMESTAMP=-3;"
+        "int32 PATH_TOLERANCE_VIOLATED=-4; int32 GOAL_TOLERANCE_VIOLATED=-5;"
+        "int32 error_code; string error_string; ---;"
+        "std_msgs/Header header; string[] joint_names;"
+        "trajectory_msgs/JointTrajectoryPoint desired; trajectory_msgs/JointTrajectoryPoint actual;"
+        "trajectory_msgs/JointTrajectoryPoint error; string[] multi_dof_joint_names;"
+        "trajectory_msgs/MultiDOFJointTrajectoryPoint multi_dof_desired;"
+        "trajectory_msgs/MultiDOFJointTrajectoryPoint multi_dof_actual;"
+        "trajectory_msgs/MultiDOFJointTrajectoryPoint multi_dof_error"
+    ),
+    "control_msgs/action/GripperCommand": (
+        "GripperCommand command; ---; float64 position; float64 effort; bool stalled; bool reached_goal;"
+        "---; float64 position; float64 effort; bool stalled; bool reached_goal"
+    ),
+    "control_msgs/action/ParallelGripperCommand": (
+        "sensor_msgs/JointState command; ---; sensor_msgs/JointState state; bool stalled; bool reached_goal;"
+        "---; sensor_msgs/JointState state"
+    ),
+    # ros-controls/ros2_control: controller_manager_msgs.
+    "controller_manager_msgs/msg/ChainConnection": "string name; string[] reference_interfaces",
+    "controller_manager_msgs/msg/ControllerState": (
+        "string name; string state; string type; bool is_async; uint16 update_rate;"
+        "string[] claimed_interfaces; string[] required_command_interfaces;"
+        "string[] required_state_interfaces; bool is_chainable; bool is_chained;"
+        "string[] exported_state_interfaces; string[] reference_interfaces;"
+        "ChainConnection[] chain_connections"
+    ),
+    "controller_manager_msgs/msg/HardwareInterface": (
+        "string name; string data_type; bool is_available; bool is_claimed"
+    ),
+    "controller_manager_msgs/msg/HardwareComponentState": (
+        "string name; string type; bool is_async; uint16 rw_rate; string plugin_name; string class_type;"
+        "lifecycle_msgs/State state; HardwareInterface[] command_interfaces;"
+        "HardwareInterface[] state_interfaces"
+    ),
+    "controller_manager_msgs/msg/NamedLifecycleState": "string name; lifecycle_msgs/State state",
+    "controller_manager_msgs/msg/ControllerManagerActivity": (
+        "std_msgs/Header header; NamedLifecycleState[] controllers; NamedLifecycleState[] hardware_components"
+    ),
+    "controller_manager_msgs/srv/ListControllers": "---; ControllerState[] controller",
+    "controller_manager_msgs/srv/ListControllerTypes": "---; string[] types; string[] base_classes",
+    "controller_manager_msgs/srv/ListHardwareComponents": "---; HardwareComponentState[] component",
+    "controller_manager_msgs/srv/ListHardwareInterfaces": (
+        "---; HardwareInterface[] command_interfaces; HardwareInterface[] state_interfaces"
+    ),
+    "controller_manager_msgs/srv/LoadController": "string name; ---; bool ok",
+    "controller_manager_msgs/srv/ConfigureController": "string name; ---; bool ok",
+    "controller_manager_msgs/srv/UnloadController": "string name; ---; bool ok",
+    "controller_manager_msgs/srv/SetHardwareComponentState": (
+        "string name; lifecycle_msgs/State target_state; ---; bool ok; lifecycle_msgs/State state"
+    ),
+    "controller_manager_msgs/srv/SwitchController": (
+        "string[] activate_controllers; string[] deactivate_controllers; int32 strictness;"
+        "int32 BEST_EFFORT=1; int32 STRICT=2; int32 AUTO=3; int32 FORCE_AUTO=4;"
+        "bool activate_asap; builtin_interfaces/Duration timeout; ---; bool ok; string message"
+    ),
+    # MoveIt Servo.
+    "moveit_msgs/msg/ServoStatus": (
+        "int8 INVALID=-1; int8 NO_WARNING=0; int8 DECELERATE_FOR_APPROACHING_SINGULARITY=1;"
+        "int8 HALT_FOR_SINGULARITY=2; int8 DECELERATE_FOR_LEAVING_SINGULARITY=3;"
+        "int8 DECELERATE_FOR_COLLISION=4; int8 HALT_FOR_COLLISION=5; int8 JOINT_BOUND=6;"
+        "int8 code; string message"
+    ),
+    "moveit_msgs/srv/ServoCommandType": (
+        "int8 JOINT_JOG=0; int8 TWIST=1; int8 POSE=2; int8 command_type; ---; bool success"
+    ),
+}
+
+OF_DISTRO: dict[str, dict[str, str]] = {}
+"""What a distribution defines otherwise."""
+
+DEFAULTS: dict[str, dict[str, float]] = {"geometry_msgs/msg/Quaternion": {"w": 1.0}}
+"""Default values other than zero in the types that rosbags brings; it drops them."""
