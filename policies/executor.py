@@ -52,6 +52,21 @@ class Act:
     """(B, A), the chunk's action before `refine`."""
 
 
+@dataclass(frozen=True)
+class Question:
+    """All that a policy needs to plan N rows: nothing of it changes while it plans."""
+
+    obs: dict[str, Tensor]
+    z: Tensor
+    """(N, H, A), the initial noise."""
+    before: NDArray[np.float32]
+    """(N, H, A), what is left of the plans, moved to begin now."""
+    known: Array
+    """(N,), how much that is."""
+    frozen: int
+    """Control steps until the answer is expected."""
+
+
 class ChunkExecutor:
     """Turns a chunk policy into one action per env and control step."""
 
@@ -102,7 +117,7 @@ class ChunkExecutor:
         self.mode: Mode = mode
         self._device = torch.device(device)
         self._ensemble = ensemble
-        self._generator = torch.Generator().manual_seed(seed)
+        self._generator = self._sampling = torch.Generator().manual_seed(seed)
         self._plan = np.zeros((num_envs, policy.horizon, policy.action_dim), np.float32)
         self._votes = np.zeros((num_envs, policy.horizon), np.int64)
         self._next = np.full(num_envs, policy.horizon, np.int64)
@@ -169,6 +184,10 @@ class ChunkExecutor:
                 action[rows] = self._spliced(chunk, *self._rest(rows))[:, 0]
         return action
 
+    def ahead(self, row: int = 0) -> NDArray[np.float32]:
+        """Returns what an env's plan holds after the action just handed out, (0 to H, A), not refined."""
+        return self._plan[row, self._next[row] :].copy()
+
     def state_dict(self) -> dict[str, Array]:
         """Returns queues, counters, seeds and the generator, as arrays."""
         return {
@@ -201,6 +220,9 @@ class ChunkExecutor:
 
     def _sample(self, tensors: dict[str, Tensor], rows: Array) -> ChunkSample:
         """Returns fresh chunks (N, H, A) for the rows."""
+        return self._answer(self._question(tensors, rows))
+
+    def _question(self, tensors: dict[str, Tensor], rows: Array) -> Question:
         if len(rows) < self.num_envs:
             index = torch.from_numpy(rows).to(self._device)
             tensors = {name: value[index] for name, value in tensors.items()}
@@ -208,27 +230,28 @@ class ChunkExecutor:
         rng = EpisodeRng(self._seeds[rows] ^ _STREAM, self._decisions[rows])
         noise = rng.normal(shape[1] * shape[2]).astype(np.float32).reshape(shape)
         z = torch.from_numpy(noise).to(self._device)
+        return Question(tensors, z, *self._rest(rows), self.delay)
+
+    def _answer(self, question: Question) -> ChunkSample:
+        how: dict[str, Any] = {"z": question.z, "mode": self.mode, "generator": self._sampling}
         if not isinstance(self.policy, ContinuingPolicy):
-            return self.policy.sample(tensors, z=z, mode=self.mode, generator=self._generator)
-        before, known = self._rest(rows)
+            return self.policy.sample(question.obs, **how)
         return self.policy.sample_after(
-            tensors,
-            torch.from_numpy(before).to(self._device),
-            torch.from_numpy(known).to(self._device),
-            frozen=self.delay,
-            z=z,
-            mode=self.mode,
-            generator=self._generator,
+            question.obs,
+            torch.from_numpy(question.before).to(self._device),
+            torch.from_numpy(question.known).to(self._device),
+            frozen=question.frozen,
+            **how,
         )
 
-    def _take(self, rows: Array, sample: ChunkSample) -> None:
-        """Puts fresh chunks (N, H, A) into the queues."""
-        chunk, (before, known) = _array(sample.actions), self._rest(rows)
+    def _take(self, rows: Array, sample: ChunkSample, ago: int = 0) -> None:
+        """Puts chunks (N, H, A), begun `ago` control steps ago, into the queues."""
+        chunk, (before, known) = _array(sample.actions), self._rest(rows, ago)
         if self._ensemble is not None:
-            chunk, self._votes[rows] = self._averaged(rows, chunk, before, self._ensemble)
-        self._plan[rows] = self._spliced(chunk, before, known)
-        self._next[rows] = 0
-        self._left[rows] = self._span(sample)
+            chunk, self._votes[rows] = self._averaged(rows, chunk, before, self._ensemble, ago)
+        self._plan[rows] = self._spliced(chunk, before, known, ago)
+        self._next[rows] = ago
+        self._left[rows] = self._span(sample) - ago
         self._decisions[rows] += np.uint64(1)
 
     def _span(self, sample: ChunkSample) -> int | Array:
@@ -242,34 +265,34 @@ class ChunkExecutor:
         vouched = sample.n_exec.cpu().numpy() - self.delay
         return np.clip(vouched, max(self.delay, 1), self.n_exec)
 
-    def _rest(self, rows: Array) -> tuple[NDArray[np.float32], Array]:
-        """Returns what is left of the plans, moved to begin now (N, H, A), and how much it is (N,).
+    def _rest(self, rows: Array, ago: int = 0) -> tuple[NDArray[np.float32], Array]:
+        """Returns what was left of the plans `ago` steps ago, moved to begin then, and how much it was.
 
-        Beyond its end the last action repeats.
+        That is (N, H, A), where beyond the end the last action repeats, and (N,).
         """
-        index = np.minimum(self._steps_ahead(rows), self.policy.horizon - 1)
-        return self._plan[rows[:, None], index], self.policy.horizon - self._next[rows]
+        index = np.minimum(self._steps_ahead(rows, ago), self.policy.horizon - 1)
+        return self._plan[rows[:, None], index], np.maximum(self.policy.horizon - self._next[rows] + ago, 0)
 
-    def _spliced(self, chunk: Array, before: Array, known: Array) -> NDArray[np.float32]:
-        """Returns the chunk with what will have been executed before it is there, (N, H, A)."""
-        committed = np.arange(chunk.shape[1]) < np.minimum(self.delay, known)[:, None]
+    def _spliced(self, chunk: Array, before: Array, known: Array, ago: int = 0) -> NDArray[np.float32]:
+        """Returns the chunk with what is executed before it is there, (N, H, A)."""
+        committed = np.arange(chunk.shape[1]) < np.minimum(max(self.delay, ago), known)[:, None]
         return np.where(committed[..., None], before, chunk)
 
     def _averaged(
-        self, rows: Array, chunk: NDArray[np.float32], before: NDArray[np.float32], m: float
+        self, rows: Array, chunk: NDArray[np.float32], before: NDArray[np.float32], m: float, ago: int
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """Returns the running average of all chunks that cover each step, and their number."""
         horizon = chunk.shape[1]
-        ahead = self._steps_ahead(rows)
+        ahead = self._steps_ahead(rows, ago)
         votes = np.where(ahead < horizon, self._votes[rows[:, None], np.minimum(ahead, horizon - 1)], 0)
         weights = np.exp(-m * np.arange(horizon + 1))
         old = np.concatenate([[0.0], np.cumsum(weights)])[votes][..., None]
         new = weights[votes][..., None]
         return ((before * old + chunk * new) / (old + new)).astype(np.float32), votes + 1
 
-    def _steps_ahead(self, rows: Array) -> Array:
-        """Returns the index in the plan of this control step and the H - 1 after it, (N, H)."""
-        return self._next[rows, None] + np.arange(self.policy.horizon)
+    def _steps_ahead(self, rows: Array, ago: int = 0) -> Array:
+        """Returns the index in the plan of the step `ago` steps ago and the H - 1 after it, (N, H)."""
+        return self._next[rows, None] - ago + np.arange(self.policy.horizon)
 
     def _tensors(self, obs: Mapping[str, Array]) -> dict[str, Tensor]:
         return {
