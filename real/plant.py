@@ -43,6 +43,10 @@ class Plant(Protocol):
         """Sets the servos' targets; they hold until the next command."""
         ...
 
+    def targets(self) -> tuple[Array, float]:
+        """Returns what the servos hold: arm (n,) and gripper."""
+        ...
+
     def step(self, dt_s: float) -> None:
         """Advances time; whole physics steps only, the rest is kept for the next call."""
         ...

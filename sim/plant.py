@@ -100,6 +100,9 @@ class MujocoPlant:
         self._ctrl[self._servos] = target_rad
         self._ctrl[self._gripper_servo] = gripper
 
+    def targets(self) -> tuple[Array, float]:
+        return self._ctrl[self._servos].copy(), float(self._ctrl[self._gripper_servo])
+
     def step(self, dt_s: float) -> None:
         # Whole nanoseconds: at 300 Hz a sum of floats would lose a physics step now and then.
         num_steps, self._rest_ns = divmod(self._rest_ns + round(1e9 * dt_s), self._timestep_ns)

@@ -57,7 +57,7 @@ def goal(
 
 
 def two_points(**changes: Any) -> SimpleNamespace:
-    last = {"time_s": 2.0, "positions": [1.0, 2.0], **changes}
+    last: dict[str, Any] = {"time_s": 2.0, "positions": [1.0, 2.0], **changes}
     return trajectory(JOINTS, [point(1.0, [0.5, 1.0]), point(**last)])
 
 
