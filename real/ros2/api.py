@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any, Protocol
 
 from robot_rl.core.errors import DeviceError
@@ -35,6 +36,18 @@ class QoS:
 DEFAULT = QoS()
 SENSOR = QoS(depth=5, reliable=False)
 LATCHED = QoS(depth=1, transient_local=True)
+
+
+class GoalStatus(IntEnum):
+    """Where a goal stands: action_msgs/msg/GoalStatus."""
+
+    UNKNOWN = 0
+    ACCEPTED = 1
+    EXECUTING = 2
+    CANCELING = 3
+    SUCCEEDED = 4
+    CANCELED = 5
+    ABORTED = 6
 
 
 class Publisher(Protocol):

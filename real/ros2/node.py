@@ -197,14 +197,14 @@ class DdsNode:
         accept: Callable[[Message], bool],
         cancel: Callable[[GoalHandle], bool],
     ) -> ActionServer:
-        from robot_rl.real.ros2 import action
+        from robot_rl.real.ros2.action import DdsActionServer
 
-        return action.ActionServer(self, kind, name, execute=execute, accept=accept, cancel=cancel)
+        return DdsActionServer(self, kind, name, execute=execute, accept=accept, cancel=cancel)
 
     def create_action_client(self, kind: str, name: str) -> ActionClient:
-        from robot_rl.real.ros2 import action
+        from robot_rl.real.ros2.action_client import DdsActionClient
 
-        return action.ActionClient(self, kind, name)
+        return DdsActionClient(self, kind, name)
 
     def now_ns(self) -> int:
         return time.time_ns() if self._sim_time_ns is None else self._sim_time_ns

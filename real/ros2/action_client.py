@@ -1,0 +1,162 @@
+"""Clients of actions: goals, feedback, results and cancelling; see `action` for what is on the wire."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from robot_rl.real.ros2.action import ENDED
+from robot_rl.real.ros2.api import LATCHED, Message, Ros2Error
+from robot_rl.real.ros2.api import GoalStatus as Status
+
+if TYPE_CHECKING:
+    from robot_rl.real.ros2.node import DdsNode
+
+_LOOK_S = 0.1
+_POLL_S = 0.01
+
+
+class ClientGoal:
+    """A goal as its client sees it."""
+
+    def __init__(
+        self, client: DdsActionClient, goal_id: bytes, on_feedback: Callable[[Message], None] | None
+    ) -> None:
+        self._client = client
+        self.id = goal_id
+        self.on_feedback = on_feedback
+        self.status = Status.UNKNOWN
+        """As the status topic has it."""
+        self.moved = threading.Condition()
+        self.accepted = False
+
+    def result(self, timeout_s: float) -> tuple[int, Message]:
+        """Waits for the end and returns (status, result).
+
+        Raises:
+            Ros2Error: it did not end in time, the server is gone, or it was rejected.
+        """
+        return self._client.result_of(self, timeout_s)
+
+    def cancel(self, timeout_s: float) -> bool:
+        """Asks to cancel; returns whether the server will. The result says how the goal ended.
+
+        Raises:
+            Ros2Error: the server does not answer.
+        """
+        return self._client.cancel(self, timeout_s)
+
+
+class DdsActionClient:
+    """Sends goals to one action."""
+
+    def __init__(self, node: DdsNode, kind: str, name: str) -> None:
+        self._node, self._kind = node, kind
+        self._name = node.resolve(name)
+        self._goals: dict[bytes, ClientGoal] = {}
+        base = f"{self._name}/_action"
+        self._topics = [
+            node.create_subscription(f"{kind}_FeedbackMessage", f"{base}/feedback", self._on_feedback),
+            node.create_subscription(
+                "action_msgs/msg/GoalStatusArray", f"{base}/status", self._on_status, LATCHED
+            ),
+        ]
+        self._send = node.create_client(f"{kind}_SendGoal", f"{base}/send_goal")
+        self._cancel = node.create_client("action_msgs/srv/CancelGoal", f"{base}/cancel_goal")
+        self._result = node.create_client(f"{kind}_GetResult", f"{base}/get_result")
+
+    def wait(self, timeout_s: float) -> bool:
+        """Waits until the server is there with all its services and topics."""
+        end_s = time.monotonic() + timeout_s
+        for client in (self._send, self._cancel, self._result):
+            if not client.wait(max(0.0, end_s - time.monotonic())):
+                return False
+        while not all(topic.num_publishers for topic in self._topics):
+            if time.monotonic() > end_s:
+                return False
+            time.sleep(_POLL_S)
+        return True
+
+    def send(
+        self, goal: Message, timeout_s: float, on_feedback: Callable[[Message], None] | None = None
+    ) -> ClientGoal:
+        """Sends a goal and waits for whether it is accepted; feedback arrives on the node's thread.
+
+        Raises:
+            Ros2Error: no server, or no answer in time.
+        """
+        end_s = time.monotonic() + timeout_s
+        if not self.wait(timeout_s):
+            raise Ros2Error(
+                f"action {self._name}: no server (waited {timeout_s:g} s). Start the controller; check "
+                "ROS_DOMAIN_ID, namespace and remapping."
+            )
+        sent = ClientGoal(self, uuid.uuid4().bytes, on_feedback)
+        self._goals[sent.id] = sent  # before it is sent: feedback may be faster than the answer
+        request = self._node.message(f"{self._kind}_SendGoal_Request", goal=goal)
+        request.goal_id.uuid = sent.id
+        try:
+            sent.accepted = bool(self._send.call(request, end_s - time.monotonic()).accepted)
+        finally:
+            if not sent.accepted:
+                self._goals.pop(sent.id, None)
+        return sent
+
+    def result_of(self, goal: ClientGoal, timeout_s: float) -> tuple[int, Message]:
+        """Waits for the end of a goal; see `ClientGoal.result`."""
+        if not goal.accepted:
+            raise Ros2Error(f"action {self._name}: the goal was rejected: it has no result.")
+        end_s = time.monotonic() + timeout_s
+        # The status says when; a call that waited for it would block those for other goals, and would not
+        # notice a server that goes.
+        while goal.status not in ENDED:
+            self._require_server(goal)
+            with goal.moved:
+                left_s = end_s - time.monotonic()
+                if left_s <= 0.0:
+                    raise Ros2Error(
+                        f"action {self._name}: the goal has not ended within {timeout_s:g} s (it is "
+                        f"{goal.status.name.lower()}). Wait longer, or cancel it."
+                    )
+                if goal.status not in ENDED:
+                    goal.moved.wait(min(left_s, _LOOK_S))
+        request = self._node.message(f"{self._kind}_GetResult_Request")
+        request.goal_id.uuid = goal.id
+        response = self._result.call(request, max(end_s - time.monotonic(), 1.0))
+        if response.status == Status.UNKNOWN:
+            raise Ros2Error(
+                f"action {self._name}: the server no longer knows the goal. Ask for results sooner."
+            )
+        return int(response.status), response.result
+
+    def cancel(self, goal: ClientGoal, timeout_s: float) -> bool:
+        """Asks to cancel a goal; see `ClientGoal.cancel`."""
+        request = self._node.message("action_msgs/srv/CancelGoal_Request")
+        request.goal_info.goal_id.uuid = goal.id
+        response = self._cancel.call(request, timeout_s)
+        return any(bytes(info.goal_id.uuid) == goal.id for info in response.goals_canceling)
+
+    def _require_server(self, goal: ClientGoal) -> None:
+        if not self._result.wait(0.0):
+            raise Ros2Error(
+                f"action {self._name}: the server is gone; the goal was {goal.status.name.lower()}. What "
+                "became of it is not known. Stop the arm by other means, then start the controller again."
+            )
+
+    def _on_feedback(self, message: Message) -> None:
+        goal = self._goals.get(bytes(message.goal_id.uuid))
+        if goal is not None and goal.on_feedback is not None:
+            goal.on_feedback(message.feedback)
+
+    def _on_status(self, message: Message) -> None:
+        for one in message.status_list:
+            goal = self._goals.get(bytes(one.goal_info.goal_id.uuid))
+            if goal is not None:
+                with goal.moved:
+                    goal.status = Status(one.status)
+                    goal.moved.notify_all()
+                if goal.status in ENDED:
+                    self._goals.pop(goal.id, None)

@@ -1,0 +1,1 @@
+"""The ROS 2 package around `robot-rl deploy`."""
