@@ -20,6 +20,7 @@ from robot_rl.core.errors import DeviceError
 from robot_rl.real.messages import Message, MessageError, decode, encode
 
 _HEADER = struct.Struct("<I")
+_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 MAX_MESSAGE_BYTES = 64 << 20
 """Longer ones are refused: eight 4K pictures fit."""
 _WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
@@ -44,10 +45,13 @@ class Link:
 
     def send(self, message: Message) -> bool:
         """Sends a message, or drops it and returns False."""
+        return self.send_encoded(encode(message))
+
+    def send_encoded(self, octets: bytes) -> bool:
+        """Sends what `encode` returned, or drops it: to encode once for many peers."""
         if self.closed or not self._flush():
             self.dropped += 1
             return False
-        octets = encode(message)
         self._outbox = memoryview(_HEADER.pack(len(octets)) + octets)
         self._flush()
         return True
@@ -74,7 +78,14 @@ class Link:
         """Waits until something arrives or the peer goes; returns whether either happened."""
         if self.closed:
             return True
-        return bool(select.select([self._socket], [], [], max(0.0, timeout_s))[0])
+        poll = select.poll()  # select knows 1024 files only
+        poll.register(self._socket, select.POLLIN)
+        return bool(poll.poll(1e3 * max(0.0, timeout_s)))
+
+    def peer(self) -> str:
+        """Returns who is at the other end of a unix socket, as `process 1234`."""
+        octets = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        return f"process {_CREDENTIALS.unpack(octets)[0]}"
 
     def fileno(self) -> int:
         return self._socket.fileno()

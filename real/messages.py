@@ -22,6 +22,7 @@ from robot_rl.hal.arm import ArmState
 
 Array = NDArray[Any]
 Operation = Literal["start", "pause", "hold", "stop", "estop", "clear", "home", "reset"]
+Phase = Literal["waiting", "paused", "homing", "running", "holding", "stopped"]
 
 
 class MessageError(DeviceError):
@@ -74,7 +75,7 @@ class Status:
     stamp_ns: int
     state: ArmState | None
     """The newest; None before the first."""
-    phase: Literal["waiting", "paused", "homing", "running", "holding", "stopped"]
+    phase: Phase
     plan: int
     """Number of the plan that is followed; -1 for none."""
     sent_rad: Array

@@ -149,7 +149,7 @@ class FakeEnv(VectorEnv):
 class Behaviour:
     """What the fake robot does in one control step."""
 
-    kind: Literal["ok", "late", "drop", "faulty", "protective_stop"] = "ok"
+    kind: Literal["ok", "late", "drop", "faulty", "freeze", "protective_stop"] = "ok"
     age_s: float = 0.0
     """Age of the observation when it arrives."""
 
@@ -171,6 +171,11 @@ def drop() -> Behaviour:
 def faulty() -> Behaviour:
     """Measures NaN in joint 0."""
     return Behaviour("faulty")
+
+
+def freeze() -> Behaviour:
+    """Measures the same as before, and does not move."""
+    return Behaviour("freeze")
 
 
 def protective_stop() -> Behaviour:
@@ -269,8 +274,9 @@ class FakeRobot:
             self.monitor.stop(str(error))
             raise
         self.sent.append(sent[0])
-        velocity = (sent[0] - self.position_rad) * float(self.spec.control_hz or 1.0)
-        self.position_rad = sent[0].copy()
+        reached = self.position_rad if behaviour.kind == "freeze" else sent[0]
+        velocity = (reached - self.position_rad) * float(self.spec.control_hz or 1.0)
+        self.position_rad = reached.copy()
         try:
             self.safety.observe(behaviour.age_s)
         except DeviceError as error:

@@ -1,0 +1,116 @@
+"""A policy's, or a watcher's, end of the supervisor."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from robot_rl.core.errors import DeviceError
+from robot_rl.real.link import connect
+from robot_rl.real.messages import Answer, Control, Operation, Plan, Status
+
+_FRESH_S = 0.05
+"""An older status is of before the socket was full: the reader slept; one that is new follows at once."""
+
+
+class ArmClient:
+    """One arm behind its supervisor; for one thread."""
+
+    def __init__(self, path: Path) -> None:
+        """Connects to the supervisor's socket.
+
+        Raises:
+            LinkError: no supervisor is there.
+        """
+        self._path = path
+        self._link = connect(path)
+        self._status: Status | None = None
+        self._answers: list[Answer] = []
+
+    @property
+    def status(self) -> Status:
+        """The newest; waits for the first."""
+        self._fetch()
+        if self._status is None or self._age_s() > _FRESH_S:
+            return self.wait(time.monotonic_ns() - round(1e9 * _FRESH_S))
+        return self._status
+
+    def wait(self, newer_than_ns: int = -1, timeout_s: float = 1.0) -> Status:
+        """Returns the newest status, once that is stamped after `newer_than_ns` and fresh.
+
+        Raises:
+            DeviceError: the supervisor is gone, or says nothing for `timeout_s`.
+        """
+        until_s = time.monotonic() + timeout_s
+        while True:
+            self._fetch()
+            status = self._status
+            if status is not None and status.stamp_ns > newer_than_ns and self._age_s() <= _FRESH_S:
+                return status
+            self._wait_until(until_s, "says nothing new")
+
+    def send(self, plan: Plan) -> None:
+        """Sends joint targets; dropped if the supervisor has not fetched those before.
+
+        Raises:
+            DeviceError: the supervisor is gone.
+        """
+        self._link.send(plan)
+        self._require_open()
+
+    def control(
+        self, operation: Operation, *, by: str = "", seed: int = 0, timeout_s: float = 20.0
+    ) -> Answer:
+        """Gives an order and returns the answer: it is done.
+
+        Raises:
+            DeviceError: it was refused, with the reason; or the supervisor is gone, or did not answer.
+        """
+        self._fetch()
+        self._answers.clear()  # of orders that were given up
+        until_s = time.monotonic() + timeout_s
+        while not self._link.send(Control(operation=operation, by=by, seed=seed)):
+            self._wait_until(until_s, f"does not read: {operation} was not sent")
+        while True:
+            self._fetch()
+            for answer in self._answers:
+                if answer.operation == operation:
+                    if not answer.done:
+                        raise DeviceError(f"{operation}: refused: {answer.message}")
+                    return answer
+            self._wait_until(until_s, f"did not answer to {operation}")
+
+    def close(self) -> None:
+        self._link.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _age_s(self) -> float:
+        assert self._status is not None
+        return 1e-9 * (time.monotonic_ns() - self._status.stamp_ns)
+
+    def _fetch(self) -> None:
+        for message in self._link.receive():
+            if isinstance(message, Status):
+                self._status = message
+            elif isinstance(message, Answer):
+                self._answers.append(message)
+
+    def _wait_until(self, until_s: float, what: str) -> None:
+        self._require_open()
+        left_s = until_s - time.monotonic()
+        if left_s <= 0:
+            raise DeviceError(f"the supervisor at {self._path} {what}. Look at its supervisor.log.")
+        self._link.wait(left_s)
+
+    def _require_open(self) -> None:
+        if self._link.closed:
+            raise DeviceError(f"the supervisor at {self._path} is gone. Look at its supervisor.log.")

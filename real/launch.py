@@ -1,0 +1,121 @@
+"""Starts what stands between a policy and an arm: the driver's host and the supervisor."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from robot_rl.core.errors import DeviceError
+from robot_rl.real.client import ArmClient
+from robot_rl.real.drivers.host import DRIVER_SOCKET
+from robot_rl.real.supervisor.main import SUPERVISOR_SOCKET
+
+LINGER_S = 10.0
+"""How long both live on without a client: then whoever started them is gone."""
+_END_S = 10.0
+_POLL_S = 0.02
+
+
+class StationProcesses:
+    """Driver host and supervisor of a station, in sessions of their own; a context manager.
+
+    Neither dies with the policy's terminal: if the policy does, the supervisor holds the arm, stops
+    it, and after `linger_s` both end.
+    """
+
+    def __init__(
+        self, station: str, folder: Path, *, linger_s: float = LINGER_S, timeout_s: float = 30.0
+    ) -> None:
+        """Nothing is started yet.
+
+        Args:
+            station: name of a shipped one, or a YAML file.
+            folder: gets driver.log, supervisor.log, events.jsonl, flight/ and supervisor.json.
+            linger_s: how long they live on without a client.
+            timeout_s: how long each may take until it is ready.
+        """
+        self._station, self._folder = station, folder
+        self._linger_s, self._timeout_s = linger_s, timeout_s
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self.sockets = Path()
+        """Folder of driver.sock, sensors.sock and supervisor.sock; short, as unix sockets need."""
+
+    def __enter__(self) -> Self:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self.sockets = Path(tempfile.mkdtemp(prefix="robot-rl-"))
+        station, linger = ["--station", self._station], ["--linger", str(self._linger_s)]
+        sockets, folder = str(self.sockets), str(self._folder)
+        try:
+            self._start("drivers.host", DRIVER_SOCKET, [*station, *linger, "--folder", sockets])
+            self._start(
+                "supervisor.main",
+                SUPERVISOR_SOCKET,
+                [*station, *linger, "--sockets", sockets, "--folder", folder],
+            )
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def supervisor_pid(self) -> int:
+        return self._processes[1].pid
+
+    @property
+    def driver_pid(self) -> int:
+        return self._processes[0].pid
+
+    def client(self) -> ArmClient:
+        """Returns a new connection to the supervisor."""
+        return ArmClient(self.sockets / SUPERVISOR_SOCKET)
+
+    def close(self) -> None:
+        """Ends the supervisor, which stops the arm, then the driver."""
+        while self._processes:
+            process = self._processes.pop()
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(_END_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        shutil.rmtree(self.sockets, ignore_errors=True)
+
+    def _start(self, module: str, socket: str, arguments: list[str]) -> None:
+        """Starts a process and waits for its socket."""
+        name = module.partition(".")[0].removesuffix("s")
+        path = self._folder / f"{name}.log"
+        with path.open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", f"robot_rl.real.{module}", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+            )
+        self._processes.append(process)
+        until_s = time.monotonic() + self._timeout_s
+        while not (self.sockets / socket).exists():
+            if process.poll() is not None or time.monotonic() > until_s:
+                what = "did not start" if process.poll() is None else f"ended ({process.returncode})"
+                last = path.read_text(errors="replace").strip().splitlines()[-1:]
+                raise DeviceError(
+                    f"the {name} of station {self._station} {what}: {' '.join(last)} (see {path})"
+                )
+            time.sleep(_POLL_S)

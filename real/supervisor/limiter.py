@@ -1,0 +1,91 @@
+"""The safety envelope at the rate of the supervisor. n arm joints, H points of a plan, W cycles."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from robot_rl.core.clock import Clock
+from robot_rl.core.errors import ConfigError
+from robot_rl.hal.safety import SafetyEnvelope
+from robot_rl.real.messages import ArmState, Array, Plan
+from robot_rl.real.station import StationConfig
+
+RATE_WINDOW_S = 0.05
+"""Time over which the change of a target is bounded: the control step of training.
+
+In training the envelope sees one target each 50 ms, and lets it differ from the one before by the
+action rate times 50 ms, at once. Per cycle of 10 ms the same rate would smear each step over up to
+five cycles, which no policy was trained with. So every target here may differ by that much from all
+that were sent in the last 50 ms: the same bound over any 50 ms, and the same steps pass."""
+
+
+class Limiter:
+    """Lets targets through as far as the envelope allows; see `SafetyEnvelope` for the limits."""
+
+    def __init__(self, station: StationConfig, clock: Clock) -> None:
+        limits = station.limits
+        if limits.workspace_low_m is not None:
+            raise ConfigError(
+                "limits.workspace_low_m: the supervisor knows joints only and would not hold the tool "
+                "in a box. Remove the box, and narrow position_low_rad and position_high_rad instead."
+            )
+        self.envelope = SafetyEnvelope(limits, control_dt_s=RATE_WINDOW_S, real=True, clock=clock)
+        cycles = max(1, round(RATE_WINDOW_S * station.supervisor.command_hz))
+        self._window = np.zeros((cycles, len(station.joints)))
+        self._cycle = 0
+        self._low, self._high = np.asarray(limits.position_low_rad), np.asarray(limits.position_high_rad)
+        self._clock = clock
+        self.lead_rad = limits.lookahead_s * min(limits.velocity_rad_s)
+        """Smallest of the largest leads: what counts as near."""
+
+    def rebase(self, position_rad: Array) -> None:
+        """Says what the servos hold now; the next targets start there."""
+        self._window[:] = position_rad
+
+    def filter(self, target_rad: Array, state: ArmState) -> tuple[Array, bool]:
+        """Returns the nearest allowed target (n,), and whether it differs from the asked one.
+
+        Raises:
+            SafetyStopError: stopped, or something is not finite.
+        """
+        lowest, highest = self._window.min(axis=0), self._window.max(axis=0)
+        # The envelope bounds the change from one reference; of all in the window the binding one is
+        # the lowest for a target above their middle, else the highest.
+        reference = np.where(target_rad + target_rad >= lowest + highest, lowest, highest)
+        self.envelope.reset(target_rad=reference[None])
+        safe, limited = self.envelope.filter(
+            target_rad[None], state.position_rad[None], state.velocity_rad_s[None]
+        )
+        self._cycle = (self._cycle + 1) % len(self._window)
+        self._window[self._cycle] = safe[0]
+        return safe[0], bool(limited[0])
+
+    def clamp(self, target_rad: Array) -> Array:
+        """Returns a target within the position limits."""
+        return np.minimum(np.maximum(target_rad, self._low), self._high)
+
+    def outside_rad(self, position_rad: Array) -> float:
+        """Returns how far the worst joint is outside of its position limits; 0 inside."""
+        return float(np.abs(position_rad - self.clamp(position_rad)).max())
+
+    def filter_plan(self, plan: Plan, position_rad: Array) -> tuple[Plan, bool]:
+        """Returns a plan as far as it is allowed, from where the arm will be at its start.
+
+        The arm follows it by itself, so no lead shows its speed; the envelope runs ahead instead,
+        each point the measured position of the next: then the lead is the step of a period.
+
+        Raises:
+            SafetyStopError: something is not finite.
+        """
+        period_s = 1e-9 * plan.period_ns
+        limits = replace(self.envelope.limits, lookahead_s=period_s)
+        ahead = SafetyEnvelope(limits, control_dt_s=period_s, real=True, clock=self._clock)
+        safe, here = np.empty_like(plan.targets_rad), position_rad[None]
+        still, is_limited = np.zeros_like(here), False
+        ahead.reset(target_rad=here)
+        for index, target in enumerate(plan.targets_rad):
+            here, limited = ahead.filter(target[None], here, still)
+            safe[index], is_limited = here[0], is_limited or bool(limited[0])
+        return replace(plan, targets_rad=safe), is_limited

@@ -1,0 +1,153 @@
+"""The supervisor's process: `python -m robot_rl.real.supervisor.main --station X --sockets D --folder F`.
+
+D/supervisor.sock appears when it is ready. It ends when asked to (SIGTERM), or when nobody has been
+connected for a while; the arm is stopped first. SIGUSR1 writes F/supervisor.json, the end does too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import math
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from robot_rl.core.errors import DeviceError, RobotRLError
+from robot_rl.core.lock import HeldError, ProcessLock
+from robot_rl.real.drivers.host import DRIVER_SOCKET
+from robot_rl.real.link import Link, LinkError, Listener, connect
+from robot_rl.real.station import StationConfig, load_station
+from robot_rl.real.supervisor.clients import Clients
+from robot_rl.real.supervisor.log import Log
+from robot_rl.real.supervisor.pace import Pace, be_punctual
+from robot_rl.real.supervisor.supervisor import Supervisor
+from robot_rl.sched.lease_file import default_path
+
+logger = logging.getLogger(__name__)
+
+SUPERVISOR_SOCKET = "supervisor.sock"
+EXIT_REFUSED = 3
+_CONNECT_S = 30.0
+_END_S = 3.0
+"""Longest time from being asked to end until the driver has stopped the arm."""
+
+
+class Process:
+    """The loop around `Supervisor.cycle`."""
+
+    def __init__(self, station: StationConfig, sockets: Path, folder: Path, *, linger_s: float) -> None:
+        """Takes the station and its driver.
+
+        Raises:
+            DeviceError: another supervisor has the station, or no driver is there.
+        """
+        self._station, self._folder, self._linger_s = station, folder, linger_s
+        self._lock = lock_station(station.name)
+        driver = _connect_driver(sockets / DRIVER_SOCKET)
+        self._log = Log(folder, station)
+        self._clients = Clients(Listener(sockets / SUPERVISOR_SOCKET))
+        self._supervisor = Supervisor(station, driver, self._clients, self._log)
+        self._is_ending = self._is_asked = False
+
+    def run(self) -> None:
+        """Watches the arm until the end."""
+        scheduling = be_punctual()
+        logger.info(
+            "supervisor of %s: %g Hz, %s", self._station.name, self._station.supervisor.command_hz, scheduling
+        )
+        pace = Pace(self._station.supervisor.command_hz)
+        try:
+            self._watch(pace)
+        except Exception as error:
+            self._supervisor.stop(f"the supervisor failed: {error!r}", can_brake=False)
+            raise
+        finally:
+            self._write(pace, scheduling)
+            self._supervisor.close()
+            self._lock.release()
+
+    def end(self) -> None:
+        """Makes `run` stop the arm and return; for signal handlers."""
+        self._is_ending = True
+
+    def ask(self) -> None:
+        """Makes `run` write its statistics; for signal handlers."""
+        self._is_asked = True
+
+    def _watch(self, pace: Pace) -> None:
+        supervisor, dumps, alone_s, until_s = self._supervisor, 0, 0.0, math.inf
+        while not (self._is_ending and supervisor.is_released) and time.monotonic() < until_s:
+            supervisor.cycle()
+            alone_s = 0.0 if len(self._clients) else alone_s + 1.0 / pace.rate_hz
+            if (self._is_ending or alone_s > self._linger_s) and until_s == math.inf:
+                supervisor.stop("asked to end" if self._is_ending else "nobody is connected any more")
+                self._is_ending, until_s = True, time.monotonic() + _END_S
+            if self._is_asked:
+                self._is_asked = False
+                self._write(pace, "")
+            if self._log.dumps != dumps:
+                dumps = self._log.dumps
+                pace.forgive()
+            pace.wait()
+
+    def _write(self, pace: Pace, scheduling: str) -> None:
+        path = self._folder / "supervisor.json"
+        content = {"station": self._station.name, "scheduling": scheduling, **pace.statistics()}
+        path.with_suffix(".tmp").write_text(json.dumps(content, indent=1) + "\n")
+        os.replace(path.with_suffix(".tmp"), path)
+
+
+def lock_station(name: str) -> ProcessLock:
+    """Returns the right to supervise a station of this host.
+
+    Raises:
+        DeviceError: another process has it.
+    """
+    try:
+        return ProcessLock(default_path().parent / f"{name}.supervisor.lock")
+    except HeldError as holder:
+        raise DeviceError(
+            f"station {name}: {holder} supervises it already, and an arm has one supervisor. "
+            "End that deployment first, or connect to it as a watcher."
+        ) from holder
+
+
+def _connect_driver(path: Path) -> Link:
+    """Waits for a driver to listen."""
+    until_s = time.monotonic() + _CONNECT_S
+    while True:
+        try:
+            return connect(path)
+        except LinkError:
+            if time.monotonic() > until_s:
+                raise
+            time.sleep(0.02)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs a supervisor until SIGTERM, SIGINT, or until nobody is connected."""
+    parser = argparse.ArgumentParser(prog="python -m robot_rl.real.supervisor.main", description=__doc__)
+    parser.add_argument("--station", required=True, help="name of a shipped station, or a YAML file")
+    parser.add_argument("--sockets", required=True, type=Path, help="where driver.sock is")
+    parser.add_argument("--folder", required=True, type=Path, help="where events and flights are written")
+    parser.add_argument("--linger", type=float, default=math.inf, help="seconds to live without a client")
+    given = parser.parse_args(argv)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    try:
+        process = Process(load_station(given.station), given.sockets, given.folder, linger_s=given.linger)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: process.end())
+        signal.signal(signal.SIGUSR1, lambda *_: process.ask())
+        process.run()
+    except RobotRLError as error:
+        logger.error("%s", error)
+        return EXIT_REFUSED
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

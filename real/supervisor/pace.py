@@ -1,0 +1,102 @@
+"""Periods that begin at absolute times, and how well that went."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import os
+import time
+from typing import Any
+
+import numpy as np
+
+_BINS = 50_000
+"""Of 1 us each; the last one is for all that is longer."""
+_PRIORITY = 50
+_NICE = -10
+_PR_SET_TIMERSLACK = 29
+
+
+class Pace:
+    """Wakes at the beginning of each period: the times are absolute, so that delays do not add up."""
+
+    def __init__(self, rate_hz: float) -> None:
+        self.rate_hz = rate_hz
+        self._period_ns = round(1e9 / rate_hz)
+        self._late, self._jitter, self._cost = _Histogram(), _Histogram(), _Histogram()
+        self._missed = 0
+        self._begun_ns = 0
+        self._next_ns = time.monotonic_ns() + self._period_ns
+
+    def wait(self) -> None:
+        """Ends a period and sleeps until the next one; what is past already was missed, and counts."""
+        now_ns = time.monotonic_ns()
+        if self._begun_ns:
+            self._cost.add(now_ns - self._begun_ns)
+        behind = (now_ns - self._next_ns) // self._period_ns
+        if behind > 0:
+            self._missed += behind
+            self._next_ns += behind * self._period_ns
+        if self._next_ns > now_ns:
+            time.sleep(1e-9 * (self._next_ns - now_ns))
+        begun_ns = time.monotonic_ns()
+        self._late.add(begun_ns - self._next_ns)
+        if self._begun_ns:
+            self._jitter.add(abs(begun_ns - self._begun_ns - self._period_ns))
+        self._begun_ns, self._next_ns = begun_ns, self._next_ns + self._period_ns
+
+    def forgive(self) -> None:
+        """Begins anew: the last period wrote files while the arm was stopped, and counts for nothing."""
+        self._begun_ns, self._next_ns = 0, time.monotonic_ns() + self._period_ns
+
+    def statistics(self) -> dict[str, Any]:
+        """Returns percentiles in microseconds.
+
+        `late`: wake-up after the beginning of a period; `jitter`: |period - nominal|; `cost`: of
+        the work. `missed`: beginnings that passed before the work of the period before was done.
+        """
+        return {
+            "command_hz": self.rate_hz,
+            "cycles": self._late.count,
+            "missed": self._missed,
+            "jitter_us": self._jitter.percentiles(),
+            "late_us": self._late.percentiles(),
+            "cost_us": self._cost.percentiles(),
+        }
+
+
+class _Histogram:
+    def __init__(self) -> None:
+        self._counts = [0] * _BINS
+        self.count, self._max_ns = 0, 0
+
+    def add(self, duration_ns: int) -> None:
+        self._counts[min(max(duration_ns, 0) // 1000, _BINS - 1)] += 1
+        self.count += 1
+        self._max_ns = max(self._max_ns, duration_ns)
+
+    def percentiles(self) -> dict[str, float]:
+        below = np.cumsum(self._counts)
+        ranks = {"p50": 0.5, "p99": 0.99, "p99_9": 0.999}
+        found = {name: float(np.searchsorted(below, rank * self.count)) for name, rank in ranks.items()}
+        return {**found, "max": 1e-3 * self._max_ns}
+
+
+def be_punctual() -> str:
+    """Asks the system for priority and short timers, and ends garbage collection; says what was got."""
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    with contextlib.suppress(OSError, AttributeError):  # not Linux
+        ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
+    refused: list[str] = []
+    try:
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(_PRIORITY))
+        return f"SCHED_FIFO {_PRIORITY}"
+    except (OSError, AttributeError) as error:
+        refused.append(f"SCHED_FIFO: {error}")
+    try:
+        return f"nice {os.nice(_NICE)} ({refused[0]})"
+    except OSError as error:
+        return f"normal ({refused[0]}; nice: {error})"

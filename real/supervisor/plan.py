@@ -1,0 +1,230 @@
+"""Where the arm should be now: on a plan, on the way to a pose, braking, or at rest.
+
+n arm joints, H points of a plan. Target k of a plan belongs to the interval from start_ns + k
+period_ns to the next: `hold` is there for all of it, as in training; the others get there at its
+end, so that no target is a jump.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+import numpy as np
+import ruckig
+
+from robot_rl.core.errors import DeviceError
+from robot_rl.real.messages import Array, Plan
+from robot_rl.real.station import StationConfig
+
+HOME_SPEED = 0.25
+"""Share of the velocity and acceleration limits that homing uses."""
+HOMING_PERIOD_NS = 50_000_000
+"""Between the points of a homing plan."""
+_JERK_PER_ACCELERATION = 100.0
+_PRECISION = 1e-9
+"""s and rad."""
+
+
+class Path(Protocol):
+    """A motion through targets that become known one by one."""
+
+    def begin(self, position_rad: Array, velocity_rad_s: Array) -> None:
+        """Forgets the target; goes on from here."""
+        ...
+
+    def aim(self, goal_rad: Array, velocity_rad_s: Array, now_ns: int, due_ns: int) -> None:
+        """Sets the target, where to be at `due_ns`, and how fast to pass it."""
+        ...
+
+    def at(self, now_ns: int) -> tuple[Array, Array]:
+        """Returns position and velocity (n,); times only grow."""
+        ...
+
+
+class Hold:
+    """Is at each target at once: soft servos make the motion."""
+
+    def begin(self, position_rad: Array, velocity_rad_s: Array) -> None:
+        self._goal, self._still = position_rad, np.zeros(len(position_rad))
+
+    def aim(self, goal_rad: Array, velocity_rad_s: Array, now_ns: int, due_ns: int) -> None:
+        self._goal = goal_rad
+
+    def at(self, now_ns: int) -> tuple[Array, Array]:
+        return self._goal, self._still
+
+
+class Linear:
+    """Straight lines at constant speed."""
+
+    def begin(self, position_rad: Array, velocity_rad_s: Array) -> None:
+        self._goal, self._slope, self._still = position_rad, velocity_rad_s, np.zeros(len(position_rad))
+        self._due_ns = 0
+
+    def aim(self, goal_rad: Array, velocity_rad_s: Array, now_ns: int, due_ns: int) -> None:
+        here, _ = self.at(now_ns)
+        self._goal, self._due_ns = goal_rad, due_ns
+        self._slope = (goal_rad - here) / max(1e-9 * (due_ns - now_ns), _PRECISION)
+
+    def at(self, now_ns: int) -> tuple[Array, Array]:
+        left_s = 1e-9 * (self._due_ns - now_ns)
+        return (self._goal, self._still) if left_s <= 0 else (self._goal - left_s * self._slope, self._slope)
+
+
+class JerkLimited:
+    """The fastest motion within velocity, acceleration and jerk limits that is not early.
+
+    ruckig: Berscheid and Kroeger, "Jerk-limited Real-time Trajectory Generation with Arbitrary
+    Target States" (2021); computed when the target changes, read in between.
+    """
+
+    def __init__(self, station: StationConfig, *, share: float = 1.0) -> None:
+        limits, joints = station.limits, len(station.joints)
+        jerk = station.supervisor.jerk_rad_s3
+        jerk = jerk or tuple(_JERK_PER_ACCELERATION * value for value in limits.acceleration_rad_s2)
+        self._solver, self._input = ruckig.Ruckig(joints), ruckig.InputParameter(joints)
+        self._path = ruckig.Trajectory(joints)
+        self._input.max_velocity = [share * value for value in limits.velocity_rad_s]
+        self._input.max_acceleration = [share * value for value in limits.acceleration_rad_s2]
+        self._input.max_jerk = list(jerk)
+        self._input.target_acceleration = self._still = [0.0] * joints
+        self._high = np.asarray(self._input.max_velocity)
+        self._began_ns: int | None = None
+
+    def begin(self, position_rad: Array, velocity_rad_s: Array) -> None:
+        self._position, self._velocity = position_rad, velocity_rad_s
+        self._acceleration, self._began_ns = self._still, None
+
+    def aim(self, goal_rad: Array, velocity_rad_s: Array, now_ns: int, due_ns: int) -> None:
+        self._input.control_interface = ruckig.ControlInterface.Position
+        self._input.target_position = goal_rad.tolist()
+        self._input.target_velocity = np.clip(velocity_rad_s, -self._high, self._high).tolist()
+        self._input.minimum_duration = max(1e-9 * (due_ns - now_ns), _PRECISION)
+        self._solve(now_ns)
+
+    def brake(self, now_ns: int) -> None:
+        """Comes to rest as soon as the limits allow, wherever that is."""
+        self._input.control_interface = ruckig.ControlInterface.Velocity
+        self._input.target_velocity, self._input.minimum_duration = self._still, None
+        self._solve(now_ns)
+
+    def at(self, now_ns: int) -> tuple[Array, Array]:
+        if self._began_ns is not None:
+            position, velocity, self._acceleration = self._path.at_time(1e-9 * (now_ns - self._began_ns))
+            self._position, self._velocity = np.array(position), np.array(velocity)
+        return self._position, self._velocity
+
+    def is_done(self, now_ns: int) -> bool:
+        """Whether the target of `aim` or the rest of `brake` is reached."""
+        return self._began_ns is None or 1e-9 * (now_ns - self._began_ns) >= self._path.duration
+
+    def sampled(self, period_ns: int) -> Array:
+        """Returns all positions (H, n) until the end, one a period, the present one left out."""
+        steps = max(1, math.ceil(1e9 * self._path.duration / period_ns))
+        return np.array([self._path.at_time(1e-9 * period_ns * step)[0] for step in range(1, steps + 1)])
+
+    def _solve(self, now_ns: int) -> None:
+        position, velocity = self.at(now_ns)
+        self._input.current_position, self._input.current_velocity = position.tolist(), velocity.tolist()
+        self._input.current_acceleration = self._acceleration
+        try:
+            result = self._solver.calculate(self._input, self._path)
+        except ruckig.RuckigError as error:
+            raise DeviceError(f"supervisor: no motion within the limits: {error}") from error
+        if result not in (ruckig.Result.Working, ruckig.Result.Finished):
+            raise DeviceError(f"supervisor: no motion within the limits: ruckig says {result}")
+        self._began_ns = now_ns
+
+
+class Aim:
+    """What is aimed at; before `rest` was called once, nothing is."""
+
+    def __init__(self, station: StationConfig) -> None:
+        interpolate = station.supervisor.interpolate
+        self._path: Path = {"hold": Hold, "linear": Linear}.get(interpolate, lambda: JerkLimited(station))()
+        self._homing, self._braking = JerkLimited(station, share=HOME_SPEED), JerkLimited(station)
+        self._zeros = np.zeros(len(station.joints))
+        self._now: Path = self._path
+        self._plan: Plan | None = None
+        self._next: Plan | None = None
+        self._index = -1
+        self.gripper = station.gripper.open
+        """Of the plan's present target, or as it was."""
+
+    @property
+    def plan(self) -> int:
+        """Number of the plan that is followed; -1 if none."""
+        return -1 if self._plan is None else self._plan.number
+
+    def rest(self, position_rad: Array) -> None:
+        """Stays at a position, and forgets all plans."""
+        self._forget()
+        self._now = self._path
+        self._now.begin(position_rad.copy(), self._zeros)
+
+    def follow(self, plan: Plan) -> None:
+        """Takes a plan from its start on; the one before is followed until then."""
+        self._next = plan
+
+    def home(self, goal_rad: Array, position_rad: Array, now_ns: int) -> None:
+        """Moves to a pose, slowly, from the position last sent and the speed last aimed at."""
+        _, velocity = self._now.at(now_ns)
+        self._forget()
+        self._now = self._homing
+        self._homing.begin(position_rad, velocity)
+        self._homing.aim(goal_rad, self._zeros, now_ns, now_ns)
+
+    def homing_plan(self, number: int, now_ns: int) -> Plan:
+        """Returns the way `home` takes, for arms that follow plans by themselves."""
+        targets = self._homing.sampled(HOMING_PERIOD_NS)
+        return Plan(
+            number=number,
+            start_ns=now_ns,
+            period_ns=HOMING_PERIOD_NS,
+            targets_rad=targets,
+            gripper=np.full(len(targets), self.gripper),
+        )
+
+    def brake(self, position_rad: Array, now_ns: int) -> None:
+        """Comes to rest, from the position last sent and the speed last aimed at."""
+        _, velocity = self._now.at(now_ns)
+        self._forget()
+        self._now = self._braking
+        self._braking.begin(position_rad, velocity)
+        self._braking.brake(now_ns)
+
+    def is_done(self, now_ns: int) -> bool:
+        """Whether the end of `home` or `brake` is reached."""
+        return not isinstance(self._now, JerkLimited) or self._now.is_done(now_ns)
+
+    def at(self, now_ns: int) -> Array:
+        """Returns the joint targets (n,) of now."""
+        if self._next is not None and now_ns >= self._next.start_ns:
+            self._adopt(now_ns)
+        plan = self._plan
+        if plan is not None:
+            index = min((now_ns - plan.start_ns) // plan.period_ns, len(plan.gripper) - 1)
+            if index != self._index:
+                self._index = index
+                self._aim(plan, index, now_ns)
+        return self._now.at(now_ns)[0]
+
+    def _adopt(self, now_ns: int) -> None:
+        if self._now is not self._path:
+            self._path.begin(*self._now.at(now_ns))
+            self._now = self._path
+        self._plan, self._next, self._index = self._next, None, -1
+
+    def _aim(self, plan: Plan, index: int, now_ns: int) -> None:
+        targets, last = plan.targets_rad, len(plan.gripper) - 1
+        speed = self._zeros
+        if index < last:
+            before = targets[index - 1] if index else self._now.at(now_ns)[0]
+            speed = (targets[index + 1] - before) / (2e-9 * plan.period_ns)
+        due_ns = plan.start_ns + (index + 1) * plan.period_ns
+        self._now.aim(targets[index], speed, now_ns, due_ns)
+        self.gripper = float(plan.gripper[index])
+
+    def _forget(self) -> None:
+        self._plan, self._next, self._index = None, None, -1

@@ -1,0 +1,490 @@
+"""The supervisor: the only way from a policy to an arm. `cycle` is the specification.
+
+    waiting --first state--> paused --start--> running <--plan / no plan--> holding
+                              ^  ^---home (homing)                           |
+                              '--clear, by a person-- stopped <--any fault, from any phase
+
+n arm joints. Everything is monotonic time; nothing here waits.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import numpy as np
+
+from robot_rl.core.clock import Clock, MonotonicClock
+from robot_rl.core.errors import DeviceError
+from robot_rl.hal.safety import Stop
+from robot_rl.real.link import Link
+from robot_rl.real.messages import (
+    Answer,
+    ArmState,
+    Command,
+    Control,
+    Message,
+    MessageError,
+    Operation,
+    Phase,
+    Plan,
+    Status,
+    encode,
+)
+from robot_rl.real.station import StationConfig
+from robot_rl.real.supervisor.clients import Client, Clients
+from robot_rl.real.supervisor.limiter import Limiter
+from robot_rl.real.supervisor.log import Log
+from robot_rl.real.supervisor.plan import Aim
+from robot_rl.real.supervisor.watchdog import Watchdog
+
+logger = logging.getLogger(__name__)
+
+_BRAKE_NS = 1_000_000_000
+"""Longest time from a stop to taking the controllers away; the ramp itself is shorter."""
+_ORDER_NS = 15_000_000_000
+"""Longest time a driver may take for an order."""
+_SETTLE_NS = 50_000_000
+"""After a scene or a stop was reset: states younger than this may be of before."""
+_STILL_SHARE = 0.02
+"""Slower than this share of the velocity limits is at rest."""
+
+
+@dataclass(kw_only=True)
+class _Order:
+    """What the driver is asked to do, one thing at a time."""
+
+    control: Control
+    client: Client | None
+    """Who waits for the answer; None if the supervisor itself."""
+    then: Operation | None = None
+    """What the client asked for, if the driver has to start first."""
+    until_ns: int
+    sent: bool = False
+    answered_ns: int | None = None
+
+
+class Supervisor:
+    """Watches one arm and moves it; see the module for its phases."""
+
+    def __init__(
+        self, station: StationConfig, driver: Link, clients: Clients, log: Log, *, clock: Clock | None = None
+    ) -> None:
+        self._station, self._driver, self._clients, self._log = station, driver, clients, log
+        self._clock = clock or MonotonicClock()
+        config = station.supervisor
+        self._hold_ns, self._stop_ns = round(1e9 * config.hold_after_s), round(1e9 * config.stop_after_s)
+        self._streams = station.ros2 is None or station.ros2.command != "trajectory"
+        self._limiter = Limiter(station, self._clock)
+        self._watchdog = Watchdog(station, self._limiter.envelope)
+        self._aim = Aim(station)
+        self._home_rad = np.asarray(station.home_rad)
+        self._still_rad_s = _STILL_SHARE * np.asarray(station.limits.velocity_rad_s)
+        self.phase: Phase = "waiting"
+        self.stopped: Stop | None = None
+        """The latched stop."""
+        self._reason = ""
+        self._state: ArmState | None = None
+        self._asked_rad = self._sent_rad = np.full(len(station.joints), np.nan)
+        self._limited = False
+        self._live = False  # the driver listens to commands
+        self._brake_until_ns: int | None = None  # stopped, but not yet at rest
+        self._order: _Order | None = None
+        self._homing_for: Client | None = None
+        self._last_plan, self._number = -1, 0
+        self._covered_ns = 0  # until when there is something to follow
+        log.begin(self._now_ns())
+
+    def cycle(self) -> None:
+        """Does one period: hear, watch, move, tell."""
+        now_ns = self._now_ns()
+        self._hear_driver(now_ns)
+        for client, message in self._clients.hear():
+            self._hear(client, message, now_ns)
+        self._watch(now_ns)
+        self._move(now_ns)
+        self._tell(now_ns)
+
+    @property
+    def is_released(self) -> bool:
+        """Whether the arm was stopped and its controllers were taken away."""
+        return self.stopped is not None and self._brake_until_ns is None and self._order is None
+
+    def stop(self, reason: str, by: str = "supervisor", *, can_brake: bool = True) -> None:
+        """Latches a stop; the first one counts until a person clears it.
+
+        Args:
+            reason: for people.
+            by: whose decision it was.
+            can_brake: whether to come to rest on a ramp before the driver takes over; it stops the
+                arm at once otherwise, as where nobody knows what the arm does.
+        """
+        now_ns = self._now_ns()
+        if self.stopped is None:
+            self.stopped = Stop(by, reason, self._clock.now_s())
+            self.phase, self._reason = "stopped", f"{reason} (stopped by {by})"
+            self._abandon(self._reason)
+            self._log.event(now_ns, "stop", by=by, reason=reason)
+            if can_brake and self._live and self._streams:
+                self._aim.brake(self._sent_rad, now_ns)
+                self._brake_until_ns = now_ns + _BRAKE_NS
+            else:
+                self._release(now_ns)
+        elif self._brake_until_ns is not None and not can_brake:
+            self._release(now_ns)
+
+    def close(self) -> None:
+        """Ends the log and the links; the driver stops the arm, if that was not done before."""
+        self._log.event(self._now_ns(), "end", phase=self.phase)
+        self._clients.close()
+        self._driver.close()
+        self._log.close()
+
+    # Hear
+
+    def _hear_driver(self, now_ns: int) -> None:
+        try:
+            messages = self._driver.receive()
+        except MessageError as error:
+            messages = []
+            self.stop(str(error), can_brake=False)
+        if self._driver.closed:
+            self.stop("the driver is gone", by="driver watchdog", can_brake=False)
+        for message in messages:
+            match message:
+                case ArmState():
+                    self._state = message
+                    self._watchdog.note(message)
+                case Answer():
+                    self._driver_answered(message, now_ns)
+                case Control(operation="stop" | "estop", by=by):
+                    self.stop(f"{message.operation} by {by}", by or "driver", can_brake=False)
+                case Control(operation="pause" | "hold"):
+                    self._pause(f"{message.operation} by {message.by}", now_ns)
+                case _:
+                    self.stop(f"the driver sent a {type(message).__name__}", can_brake=False)
+        self._attend_order(now_ns)
+        if self.phase == "waiting" and self._state is not None:
+            self.phase = "paused"
+            self._rebase(self._state)
+
+    def _hear(self, client: Client, message: Message, now_ns: int) -> None:
+        match message:
+            case Plan():
+                self._take_plan(client, message, now_ns)
+            case Control(operation="stop" | "estop"):
+                self.stop(
+                    f"{message.operation} by {message.by or client.name}",
+                    message.by or client.name,
+                    can_brake=message.operation == "stop",
+                )
+                self._answer(client, message.operation)
+            case Control(operation="pause" | "hold"):
+                self._pause(f"{message.operation} by {message.by or client.name}", now_ns)
+                self._answer(client, message.operation)
+            case Control(operation="clear"):
+                self._clear(client, message, now_ns)
+            case Control():
+                refusal = self._refusal(client, message)
+                if refusal:
+                    self._answer(client, message.operation, refusal)
+                else:
+                    self._begin(client, message, now_ns)
+            case _:
+                logger.error("%s sent a %s; it is ignored", client.name, type(message).__name__)
+
+    def _take_plan(self, client: Client, plan: Plan, now_ns: int) -> None:
+        if self.phase not in ("running", "holding") or client is not self._clients.commander:
+            return
+        if plan.number <= self._last_plan:
+            return
+        wrong = self._plan_error(plan, now_ns)
+        if wrong:
+            self.stop(f"plan {plan.number}: {wrong}", by=client.name)
+            return
+        assert self._state is not None
+        self._last_plan = plan.number
+        end_ns = plan.start_ns + len(plan.gripper) * plan.period_ns
+        # A plan keeps a policy that hangs alive for as long as a silent one may be, not for longer.
+        self._covered_ns = min(max(now_ns, end_ns), now_ns + self._stop_ns)
+        if self.phase == "holding":
+            self.phase, self._reason = "running", ""
+            self._log.event(now_ns, "running", plan=plan.number)
+        if not self._streams:
+            plan = self._forward(plan, now_ns)
+        self._aim.follow(plan)
+
+    def _plan_error(self, plan: Plan, now_ns: int) -> str:
+        shape, need = plan.targets_rad.shape, (len(plan.gripper), len(self._home_rad))
+        if shape != need or not len(plan.gripper) or plan.gripper.ndim != 1:
+            return f"targets of shape {shape}, gripper {plan.gripper.shape}; need {need}"
+        if plan.period_ns <= 0 or plan.start_ns - now_ns > self._stop_ns:
+            return f"period {plan.period_ns} ns, start in {1e-9 * (plan.start_ns - now_ns):.3f} s"
+        if not (np.isfinite(plan.targets_rad).all() and np.isfinite(plan.gripper).all()):
+            return f"not finite: {plan.targets_rad.tolist()}, gripper {plan.gripper.tolist()}"
+        return ""
+
+    def _forward(self, plan: Plan, now_ns: int) -> Plan:
+        """Sends a whole plan to an arm that interpolates by itself; returns what is allowed of it."""
+        allowed, limited = self._limiter.filter_plan(plan, self._aim.at(now_ns))
+        self._limited |= limited
+        self._number += 1
+        forwarded = Plan(
+            number=self._number,
+            start_ns=allowed.start_ns,
+            period_ns=allowed.period_ns,
+            targets_rad=allowed.targets_rad,
+            gripper=allowed.gripper,
+        )
+        self._driver.send(forwarded)
+        return allowed
+
+    # Orders of people and programs
+
+    def _refusal(self, client: Client, control: Control) -> str:
+        """Returns why a start, home or reset is not done."""
+        if self.stopped is not None:
+            return f"stopped: {self._reason}. Somebody looks at the arm, then clears with a name (by=<name>)."
+        if self._state is None:
+            return "no joint state has come yet. Look at the driver's log."
+        if self._order is not None or self.phase == "homing":
+            return "the arm is busy with an order before this one. Wait for its answer, or pause."
+        if control.operation == "reset" and self._station.real:
+            return (
+                f"station {self._station.name} is real: its scene is put back by a person, not by a program."
+            )
+        if control.operation != "start" and self.phase != "paused":
+            return f"the arm is {self.phase}. Pause first."
+        outside = self._limiter.outside_rad(self._state.position_rad)
+        if control.operation != "reset" and outside > self._limiter.lead_rad:
+            return f"a joint is {outside:.3f} rad outside of its limits. Bring it back by hand."
+        other = self._clients.take_command(client)
+        return f"{other} commands this arm. One policy at a time; others may watch." if other else ""
+
+    def _begin(self, client: Client, control: Control, now_ns: int) -> None:
+        if control.operation == "reset":
+            self._order_driver(control, client, now_ns)
+        elif self._live:
+            self._go(control.operation, client, now_ns)
+        else:
+            start = Control(operation="start", by=control.by or client.name)
+            self._order_driver(start, client, now_ns, then=control.operation)
+
+    def _go(self, operation: Operation, client: Client | None, now_ns: int) -> None:
+        """Lets plans through, or moves home; the driver listens."""
+        self._log.event(now_ns, operation, by=client.name if client else "")
+        if operation == "home":
+            self.phase, self._homing_for = "homing", client
+            self._aim.home(self._home_rad, self._sent_rad, now_ns)
+            if not self._streams:
+                self._forward(self._aim.homing_plan(self._number, now_ns), now_ns)
+        elif self.phase == "paused":
+            self.phase, self._last_plan, self._covered_ns = "running", -1, now_ns
+            self._answer(client, "start")
+        else:
+            self._answer(client, "start")
+
+    def _pause(self, reason: str, now_ns: int) -> None:
+        if self.phase in ("running", "holding", "homing"):
+            self._rest(now_ns)
+            self.phase, self._reason = "paused", ""
+            self._abandon(reason)
+            self._log.event(now_ns, "pause", reason=reason)
+
+    def _clear(self, client: Client, control: Control, now_ns: int) -> None:
+        refusal = ""
+        if not control.by.strip():
+            refusal = f"clear: got by={control.by!r}, need the name of who looked at the arm."
+        elif self._driver.closed:
+            refusal = "the driver is gone. Start driver and supervisor again."
+        elif self.stopped is not None and not self.is_released:
+            refusal = "the arm is still stopping. Try again."
+        if refusal or self.stopped is None:
+            self._answer(client, "clear", refusal)
+        else:
+            self._order_driver(control, client, now_ns)
+
+    def _order_driver(
+        self, control: Control, client: Client | None, now_ns: int, then: Operation | None = None
+    ) -> None:
+        self._order = _Order(control=control, client=client, then=then, until_ns=now_ns + _ORDER_NS)
+        self._attend_order(now_ns)
+
+    def _attend_order(self, now_ns: int) -> None:
+        """Sends an order, waits for its answer, and for states that are younger than it."""
+        order = self._order
+        if order is None:
+            return
+        if not order.sent:
+            order.sent = self._driver.send(order.control)
+        if order.answered_ns is not None:
+            if self._state is not None and self._state.stamp_ns > order.answered_ns + _SETTLE_NS:
+                self._order = None
+                self._settled(order, self._state, now_ns)
+        elif now_ns > order.until_ns or self._driver.closed:
+            reason = f"the driver did not answer to {order.control.operation!r}"
+            self._order = None
+            self._answer(order.client, order.then or order.control.operation, reason)
+            self._log.event(now_ns, "no answer", reason=reason)
+            self.stop(reason, can_brake=False)
+
+    def _driver_answered(self, answer: Answer, now_ns: int) -> None:
+        order = self._order
+        if order is None or order.control.operation != answer.operation or order.answered_ns is not None:
+            return  # of an order that a stop overtook, or of a hold
+        if not answer.done or answer.operation == "stop":
+            self._order = None
+            if not answer.done:
+                self._log.event(now_ns, "refused", operation=answer.operation, reason=answer.message)
+            self._answer(order.client, order.then or answer.operation, answer.message)
+        else:
+            order.answered_ns = now_ns
+
+    def _settled(self, order: _Order, state: ArmState, now_ns: int) -> None:
+        """Goes on after the driver did as asked and the arm measured again."""
+        operation = order.then or order.control.operation
+        if order.control.operation == "clear":
+            self._watchdog.restart()
+            self._watchdog.note(state)
+            reason = self._watchdog.arm_reason(state, now_ns)
+            if reason:
+                self._answer(order.client, "clear", f"still {reason}")
+                return
+            self._limiter.envelope.clear(order.control.by)
+            self.stopped, self.phase, self._reason = None, "paused", ""
+        self._rebase(state)
+        if order.control.operation == "start":
+            self._live = True
+            self._go(operation, order.client, now_ns)
+        else:
+            self._log.event(now_ns, operation, by=order.control.by, seed=order.control.seed)
+            self._answer(order.client, operation)
+
+    def _abandon(self, reason: str) -> None:
+        """Tells who waits for an order that it will not be done."""
+        if self._order is not None:
+            self._answer(self._order.client, self._order.then or self._order.control.operation, reason)
+        if self._homing_for is not None:
+            self._answer(self._homing_for, "home", reason)
+        self._order = self._homing_for = None
+
+    def _answer(self, client: Client | None, operation: Operation, refusal: str = "") -> None:
+        if client is not None:
+            client.answer(Answer(operation=operation, done=not refusal, message=refusal))
+
+    # Watch
+
+    def _watch(self, now_ns: int) -> None:
+        """Stops the arm if it is not as it should be, holds it if the policy is silent."""
+        state = self._state
+        if state is None or (self.stopped is not None and self._brake_until_ns is None):
+            return
+        reason = self._watchdog.arm_reason(state, now_ns)
+        if not reason and self._live and not self._is_resetting():
+            reason = self._watchdog.motion_reason(state)
+            reason = reason or self._watchdog.tracking_reason(self._asked_rad, state, now_ns)
+        if reason:
+            self.stop(reason, by="arm watchdog", can_brake=False)
+        elif self.phase in ("running", "holding"):
+            self._watch_policy(now_ns)
+
+    def _watch_policy(self, now_ns: int) -> None:
+        is_gone = self._clients.commander is None
+        if is_gone:
+            self._covered_ns = min(self._covered_ns, now_ns)
+        silent_ns = now_ns - self._covered_ns
+        if silent_ns > self._stop_ns:
+            what = "the policy is gone" if is_gone else "the policy is silent"
+            self.stop(f"{what}: no plan for {1e-9 * silent_ns:.2f} s", by="heartbeat watchdog")
+        elif self.phase == "running" and (is_gone or silent_ns > self._hold_ns):
+            self._rest(now_ns)
+            self.phase = "holding"
+            self._reason = "the policy is gone" if is_gone else f"no plan for {1e-9 * silent_ns:.2f} s"
+            self._log.event(now_ns, "hold", reason=self._reason)
+
+    # Move
+
+    def _move(self, now_ns: int) -> None:
+        """Sends the target of now, as far as safety allows."""
+        state = self._state
+        if state is None or not self._live or self._is_resetting():
+            return
+        try:
+            self._asked_rad = self._limiter.clamp(self._aim.at(now_ns))
+            if self._streams:
+                self._sent_rad, limited = self._limiter.filter(self._asked_rad, state)
+                self._limited |= limited
+            else:
+                self._sent_rad = self._asked_rad
+        except DeviceError as error:
+            self.stop(str(error), can_brake=False)
+            return
+        if self._streams:
+            self._number += 1
+            self._driver.send(
+                Command(
+                    number=self._number,
+                    stamp_ns=now_ns,
+                    target_rad=self._sent_rad,
+                    gripper=self._aim.gripper,
+                )
+            )
+        if self.phase == "homing" and self._is_at_rest(state, now_ns):
+            self.phase = "paused"
+            self._answer(self._homing_for, "home")
+            self._homing_for = None
+        elif self._brake_until_ns is not None and (
+            self._is_at_rest(state, now_ns) or now_ns > self._brake_until_ns
+        ):
+            self._release(now_ns)
+
+    def _rest(self, now_ns: int) -> None:
+        """Comes to rest and stays there; plans are forgotten."""
+        if self._streams:
+            self._aim.brake(self._sent_rad, now_ns)
+        elif self._state is not None:
+            self._driver.send(Control(operation="hold", by="supervisor"))
+            self._aim.rest(self._state.position_rad)
+
+    def _release(self, now_ns: int) -> None:
+        """Ends a stop: the driver holds the arm and takes it out of our control."""
+        assert self.stopped is not None
+        self._brake_until_ns, self._live = None, False
+        self._limiter.envelope.trip(self.stopped.reason, self.stopped.by)
+        if not self._driver.closed:
+            self._order_driver(Control(operation="stop", by=self.stopped.by), None, now_ns)
+        self._log.dump(now_ns, self.stopped.reason)
+
+    def _rebase(self, state: ArmState) -> None:
+        """Begins again from where the arm is."""
+        self._watchdog.restart()
+        self._watchdog.note(state)
+        self._asked_rad = self._sent_rad = state.position_rad
+        self._limiter.rebase(state.position_rad)
+        self._aim.rest(state.position_rad)
+
+    def _is_resetting(self) -> bool:
+        return self._order is not None and self._order.control.operation == "reset"
+
+    def _is_at_rest(self, state: ArmState, now_ns: int) -> bool:
+        return self._aim.is_done(now_ns) and bool((np.abs(state.velocity_rad_s) < self._still_rad_s).all())
+
+    # Tell
+
+    def _tell(self, now_ns: int) -> None:
+        status = Status(
+            stamp_ns=now_ns,
+            state=self._state,
+            phase=self.phase,
+            plan=self._aim.plan,
+            sent_rad=self._sent_rad,
+            sent_gripper=self._aim.gripper,
+            limited=self._limited,
+            reason=self._reason,
+        )
+        self._clients.tell(encode(status))
+        self._log.moment(status, self._asked_rad, self._watchdog.age_s(now_ns))
+        self._limited = False
+
+    def _now_ns(self) -> int:
+        return round(1e9 * self._clock.now_s())

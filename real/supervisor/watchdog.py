@@ -1,0 +1,82 @@
+"""What makes an arm unfit to be commanded. n arm joints."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from robot_rl.core.errors import SafetyStopError
+from robot_rl.hal.safety import SafetyEnvelope
+from robot_rl.real.messages import ArmState, Array
+from robot_rl.real.station import StationConfig
+
+
+class Watchdog:
+    """Judges each state; an empty reason means that all is well."""
+
+    def __init__(self, station: StationConfig, envelope: SafetyEnvelope) -> None:
+        limits, config = station.limits, station.supervisor
+        self._joints, self._envelope = station.joints, envelope
+        lead = 1.5 * limits.lookahead_s * np.asarray(limits.velocity_rad_s)
+        self._tracking_rad = lead if config.tracking_rad is None else np.asarray(config.tracking_rad)
+        self._tracking_ns = round(1e9 * config.tracking_s)
+        self._max_age_s = config.max_state_age_s
+        self.restart()
+
+    def restart(self) -> None:
+        """Forgets what was seen: the arm was stopped, or its scene put back."""
+        self._device_stamp_ns: int | None = None
+        self._fresh_ns = 0
+        self._tracked_ns: int | None = None
+
+    def age_s(self, now_ns: int) -> float:
+        """Returns how long ago the arm measured anything new."""
+        return 1e-9 * (now_ns - self._fresh_ns)
+
+    def note(self, state: ArmState) -> None:
+        """Takes a new state; one that repeats the arm's own stamp is no news."""
+        if state.device_stamp_ns == 0 or state.device_stamp_ns != self._device_stamp_ns:
+            self._fresh_ns, self._device_stamp_ns = state.stamp_ns, state.device_stamp_ns
+
+    def arm_reason(self, state: ArmState, now_ns: int) -> str:
+        """Returns why the arm must be stopped, whatever it is told."""
+        if state.stop_reason:
+            return f"the arm stopped itself: {state.stop_reason}"
+        for name, values in (("position", state.position_rad), ("velocity", state.velocity_rad_s)):
+            if len(values) != len(self._joints):
+                return f"the arm measures {len(values)} joints, the station has {len(self._joints)}"
+            if not np.isfinite(values).all():
+                return f"{self._joints[int(np.argmin(np.isfinite(values)))]}: measured {name} is not finite"
+        if not self.age_s(now_ns) <= self._max_age_s:
+            return (
+                f"the newest joint state is {1e3 * self.age_s(now_ns):.0f} ms old, allowed "
+                f"{1e3 * self._max_age_s:.0f} ms (supervisor.max_state_age_s)"
+            )
+        return ""
+
+    def motion_reason(self, state: ArmState) -> str:
+        """Returns which joint is faster or stronger than it may be."""
+        try:
+            self._envelope.check_motion(state.velocity_rad_s, state.effort_n_m)
+        except SafetyStopError:
+            stop = self._envelope.stopped
+            assert stop is not None
+            return stop.reason
+        return ""
+
+    def tracking_reason(self, target_rad: Array, state: ArmState, now_ns: int) -> str:
+        """Returns which joint has not come near its target for too long."""
+        error = np.abs(target_rad - state.position_rad)
+        over = error > self._tracking_rad
+        if not over.any():
+            self._tracked_ns = now_ns
+            return ""
+        if self._tracked_ns is None:
+            self._tracked_ns = now_ns
+        silent_ns = now_ns - self._tracked_ns
+        if silent_ns <= self._tracking_ns:
+            return ""
+        joint = int(np.argmax(over))
+        return (
+            f"{self._joints[joint]}: {error[joint]:.3f} rad away from its target for "
+            f"{1e-9 * silent_ns:.2f} s, allowed {self._tracking_rad[joint]:.3f} rad (supervisor.tracking_rad)"
+        )
