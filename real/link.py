@@ -152,6 +152,7 @@ class Listener:
         try:
             self._socket.bind(str(path))
         except OSError as error:
+            self._socket.close()
             raise LinkError(
                 f"link: cannot listen at {path}: {error}. Use a shorter path (unix sockets allow about "
                 "100 letters) in a folder that this user may write to."

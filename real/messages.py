@@ -10,8 +10,10 @@ another process are data, not code. n arm joints, H points of a plan.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Any, Literal, TypeAlias, cast
+import functools
+import types
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, cast, get_args, get_origin, get_type_hints
 
 import msgpack
 import numpy as np
@@ -112,12 +114,35 @@ _KINDS: dict[str, type[Any]] = {
     kind.__name__: kind for kind in (ArmState, Plan, Command, Control, Status, Answer, Frame)
 }
 _ARRAY = 1
-"""msgpack extension type: [dtype, shape, bytes]."""
+"""msgpack extension type: one byte, the length of the header with it; [dtype, shape]; the numbers."""
+_SMALL_BYTES = 1024
+_NUMBERS = "biuf"
+"""Kinds of arrays: anything else could hold objects or text."""
+
+
+def _allowed(hint: Any) -> tuple[Any, ...]:
+    """Returns the classes that a field's values may have; for a Literal, its values."""
+    if get_origin(hint) is Literal:
+        return get_args(hint)
+    if get_origin(hint) is types.UnionType:
+        return tuple(kind for part in get_args(hint) for kind in _allowed(part))
+    if get_origin(hint) is np.ndarray:
+        return (np.ndarray,)
+    return (float, int) if hint is float else (hint,)
+
+
+_FIELDS: dict[str, dict[str, tuple[Any, ...]]] = {
+    name: {field: _allowed(hint) for field, hint in get_type_hints(kind).items()}
+    for name, kind in _KINDS.items()
+}
 
 
 def encode(message: Message) -> bytes:
     """Returns one message as bytes."""
-    return _pack([type(message).__name__, _fields(message)])
+    # msgpack's default buffer of 256 KiB would be mapped anew for each small message.
+    size = _SMALL_BYTES + (message.array.nbytes if isinstance(message, Frame) else 0)
+    packed = msgpack.packb([type(message).__name__, _fields(message)], default=_pack_other, buf_size=size)
+    return cast("bytes", packed)
 
 
 def decode(octets: bytes) -> Message:
@@ -129,7 +154,7 @@ def decode(octets: bytes) -> Message:
     try:
         kind, values = msgpack.unpackb(octets, ext_hook=_unpack_array)
         return _built(kind, values)
-    except (ValueError, TypeError, KeyError, msgpack.UnpackException) as error:
+    except (ValueError, TypeError, KeyError, IndexError, SyntaxError, msgpack.UnpackException) as error:
         raise MessageError(
             f"link: {len(octets)} bytes are no message of this version: {error!r}. "
             "Run policy, supervisor and driver from one installation of robot_rl."
@@ -138,26 +163,25 @@ def decode(octets: bytes) -> Message:
 
 def _fields(message: Any) -> dict[str, Any]:
     # Not dataclasses.asdict: it copies every array.
-    return {item.name: getattr(message, item.name) for item in fields(message)}
+    return {name: getattr(message, name) for name in _FIELDS[type(message).__name__]}
 
 
 def _built(kind: str, values: dict[str, Any]) -> Message:
-    state = values.get("state")
-    if kind == "Status" and state is not None:
-        values["state"] = ArmState(**state)
+    if kind == "Status" and values["state"] is not None:
+        values["state"] = _built("ArmState", values["state"])
+    for name, allowed in _FIELDS[kind].items():
+        value = values[name]
+        # A bool is an int to Python, and no number to us.
+        if type(value) not in allowed and not (isinstance(value, str) and value in allowed):
+            raise TypeError(f"{kind}.{name} is a {type(value).__name__}")
     return cast("Message", _KINDS[kind](**values))
-
-
-def _pack(value: Any) -> bytes:
-    return cast("bytes", msgpack.packb(value, default=_pack_other))
 
 
 def _pack_other(value: Any) -> Any:
     if isinstance(value, ArmState):
         return _fields(value)
     if isinstance(value, np.ndarray):
-        array = np.ascontiguousarray(value)
-        return msgpack.ExtType(_ARRAY, _pack([array.dtype.str, list(array.shape), array.tobytes()]))
+        return msgpack.ExtType(_ARRAY, _header(value.dtype, value.shape) + value.tobytes())
     if isinstance(value, np.generic):
         return value.item()
     raise TypeError(f"{type(value).__name__} cannot be sent over a link")
@@ -166,8 +190,22 @@ def _pack_other(value: Any) -> Any:
 def _unpack_array(code: int, octets: bytes) -> Array:
     if code != _ARRAY:
         raise ValueError(f"unknown extension type {code}")
-    dtype, shape, content = msgpack.unpackb(octets)
-    kind = np.dtype(dtype)
-    if kind.hasobject:
-        raise ValueError("an array of objects")
-    return np.frombuffer(content, kind).reshape(shape)
+    length = octets[0]
+    kind, shape = _read_header(octets[1:length])
+    return np.frombuffer(octets, kind, offset=length).reshape(shape)
+
+
+@functools.cache
+def _header(kind: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
+    """Returns what an array's bytes begin with: the header's length, dtype and shape."""
+    header = msgpack.packb([kind.str, shape])
+    return bytes([1 + len(header)]) + header
+
+
+@functools.lru_cache(maxsize=256)  # of what peers send: theirs to choose, so bounded
+def _read_header(octets: bytes) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    name, shape = msgpack.unpackb(octets)
+    kind = np.dtype(name)
+    if kind.kind not in _NUMBERS:
+        raise ValueError(f"an array of {kind}")
+    return kind, tuple(shape)
