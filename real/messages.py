@@ -198,7 +198,7 @@ def _unpack_array(code: int, octets: bytes) -> Array:
 @functools.cache
 def _header(kind: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
     """Returns what an array's bytes begin with: the header's length, dtype and shape."""
-    header = msgpack.packb([kind.str, shape])
+    header = cast("bytes", msgpack.packb([kind.str, shape]))
     return bytes([1 + len(header)]) + header
 
 
