@@ -28,6 +28,9 @@ class GripperConfig:
     open: float
     closed: float
 
+    def __post_init__(self) -> None:
+        require(self.open != self.closed, "gripper.open", self.open, f"not gripper.closed ({self.closed})")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Ros2Config:
@@ -46,7 +49,16 @@ class Ros2Config:
     velocity_controller: str = "forward_velocity_controller"
     trajectory_controller: str = "joint_trajectory_controller"
     gripper_controller: str = "gripper_controller"
+    gripper_command: Literal["action", "position", "trajectory", "none"] = "action"
+    """action: control_msgs/GripperCommand goals; position: a forward controller; trajectory: a
+    joint_trajectory_controller of `finger_joints`."""
+    gripper_effort_n: float = 40.0
+    """Largest effort of gripper goals."""
     servo_node: str = "servo_node"
+    servo_scale: tuple[float, float] | None = (0.4, 0.8)
+    """MoveIt Servo's linear (m/s) and rotational (rad/s) scale; None for `command_in_type: speed_units`."""
+    base_frame: str = "base_link"
+    """In which twists and poses are given."""
     controller_manager: str = "controller_manager"
     finger_joints: tuple[str, ...] = ()
     """Joints of /joint_states whose mean is the gripper's opening."""
@@ -59,6 +71,8 @@ class Ros2Config:
     `scene_node` was set; a person does it if empty."""
     scene_node: str = ""
     remap: dict[str, str] = field(default_factory=lambda: dict[str, str]())
+    use_sim_time: bool = False
+    """Whether stamps follow /clock."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +83,20 @@ class LeRobotConfig:
     """LeRobot's name of it: so101_follower, koch_follower, ..."""
     options: dict[str, Any] = field(default_factory=lambda: dict[str, Any]())
     """Fields of LeRobot's own config class: port, id, cameras, ..."""
+    rad_per_unit: Floats | None = None
+    """What one of LeRobot's units is, joint by joint, with the sign of the robot model: pi / 180 of a
+    degree, if None. `joint_offset_rad` is added after that."""
+    gripper: str = "gripper"
+    """LeRobot's name of the gripper's motor."""
+    gripper_units: tuple[float, float] = (0.0, 100.0)
+    """What LeRobot says of the closed and of the open gripper."""
+    state_hz: float = 100.0
+    """How often the arm is asked where it is; the serial bus may allow less."""
+
+    def __post_init__(self) -> None:
+        require(self.state_hz > 0, "state_hz", self.state_hz, "above 0")
+        closed, opened = self.gripper_units
+        require(closed != opened, "gripper_units", self.gripper_units, "two different numbers")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,6 +198,11 @@ class StationConfig:
                 raise ConfigError(
                     f"{key}: got {len(given)} entries, allowed: {len(self.joints)}, one a joint."
                 )
+        units = None if self.lerobot is None else self.lerobot.rad_per_unit
+        if units is not None and (len(units) != len(self.joints) or 0.0 in units):
+            raise ConfigError(
+                f"lerobot.rad_per_unit: got {units}, allowed: {len(self.joints)} entries, none of them 0."
+            )
         if self.limits.num_joints != len(self.joints):
             raise ConfigError(
                 f"limits: got {self.limits.num_joints} entries in every list, allowed: {len(self.joints)}."
@@ -187,6 +220,13 @@ class StationConfig:
                     raise ConfigError(f"{key}: {joint} is {given}, allowed: {low} to {high}.")
         if getattr(self, self.driver) is None:
             raise ConfigError(f"{self.driver}: missing. A station with driver: {self.driver} needs it.")
+        if self.driver == "ros2":
+            for group in ("cameras", "objects"):
+                for name, entry in getattr(self, group).items():
+                    if not entry.topic:
+                        raise ConfigError(
+                            f"{group}.{name}.topic: missing. A ROS 2 arm brings no sensors itself."
+                        )
 
 
 def load_station(name_or_path: str) -> StationConfig:

@@ -31,11 +31,12 @@ import numpy as np
 
 from robot_rl.core.errors import DeviceError, RobotRLError
 from robot_rl.core.registry import resolve
+from robot_rl.hal.arm import ArmState
 from robot_rl.real.drivers.driver import Driver
 from robot_rl.real.drivers.feed import SensorFeed
 from robot_rl.real.drivers.gate import Gate
 from robot_rl.real.link import Link, Listener
-from robot_rl.real.messages import Answer, ArmState, Command, Control, MessageError, Operation, Plan
+from robot_rl.real.messages import Answer, Command, Control, MessageError, Operation, Plan
 from robot_rl.real.station import StationConfig, load_station
 
 logger = logging.getLogger(__name__)
@@ -280,6 +281,8 @@ class Host:
                 self._fail(f"stop: {error}", can_stop=False)
             elif error is not None and not isinstance(error, DeviceError):
                 self._fail(f"{operation}: {error!r}")
+            elif error is not None and operation == "start":
+                self._stop(f"start: {error}")  # half of it may have been done
             elif error is None and operation == "clear":
                 logger.warning("%s: %r cleared by %s", self._at(), self.fault, control and control.by)
                 self.fault, self._seen = "", None

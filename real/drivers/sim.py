@@ -6,13 +6,13 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Protocol
 
 import numpy as np
 
 from robot_rl.core.errors import ConfigError, DeviceError
 from robot_rl.core.registry import resolve
-from robot_rl.real.messages import ArmState, Array, Command, Frame, Plan
+from robot_rl.hal.arm import ArmState
+from robot_rl.real.messages import Command, Frame, Plan
 from robot_rl.real.plant import Plant
 from robot_rl.real.station import StationConfig
 
@@ -20,18 +20,10 @@ _LATEST_S = 0.1
 """A thread that was away for longer loses the rest of that time: an arm must not catch up in a jump."""
 
 
-class ScenePlant(Plant, Protocol):
-    """A plant whose whole state can be copied to another one."""
-
-    def state(self) -> Array: ...
-
-    def set_state(self, row: Array) -> None: ...
-
-
 class SimArm:
     """A plant that a thread advances with the monotonic clock; it moves only while it is started."""
 
-    def __init__(self, station: StationConfig, make_plant: Callable[[], ScenePlant] | None = None) -> None:
+    def __init__(self, station: StationConfig, make_plant: Callable[[], Plant] | None = None) -> None:
         """Makes the driver; the plant is built by `connect`.
 
         Args:
@@ -42,8 +34,8 @@ class SimArm:
             raise ConfigError("sim: missing. A simulated arm within the driver needs it.")
         self._config, self._cameras = station.sim, [name for name in station.cameras if "." not in name]
         self._make_plant = make_plant or self._registered
-        self._plant: ScenePlant | None = None
-        self._eye: ScenePlant | None = None
+        self._plant: Plant | None = None
+        self._eye: Plant | None = None
         self._lock = threading.Condition()
         self._state: ArmState | None = None
         self._is_new = self._is_started = False
@@ -139,13 +131,16 @@ class SimArm:
         self._closing.set()
         if self._thread.is_alive():
             self._thread.join()
+        for plant in (self._plant, self._eye):
+            if plant is not None:
+                plant.close()
 
-    def _registered(self) -> ScenePlant:
+    def _registered(self) -> Plant:
         config = self._config
         plant = resolve("plant", config.plant, at="station.sim.plant")
         return plant(config.task, config.robot, image_size=config.image_size)
 
-    def _body(self) -> ScenePlant:
+    def _body(self) -> Plant:
         if self._plant is None:
             raise DeviceError("sim: the arm is not connected.")
         return self._plant

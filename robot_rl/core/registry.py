@@ -45,7 +45,12 @@ TABLE: dict[str, dict[str, str]] = {
     "simulator": {
         "mujoco": "robot_rl.sim.vector:SimVectorEnv",
     },
+    "kinematics": {
+        "mujoco": "robot_rl.sim.kinematics:Kinematics",
+    },
     "driver": {
+        "ros2": "robot_rl.real.drivers.ros2_arm:Ros2Arm",
+        "lerobot": "robot_rl.real.drivers.lerobot_arm:LeRobotArm",
         "sim": "robot_rl.real.drivers.sim:SimArm",
     },
     "plant": {

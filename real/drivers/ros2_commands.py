@@ -1,0 +1,370 @@
+"""How targets become messages: forward controllers, JointTrajectory, MoveIt Servo, and grippers.
+
+Joint targets mean one thing everywhere: soft servos close the distance with a time constant of
+`limits.lookahead_s` (`robot_rl.hal.safety`). Modes without such servos (velocity, twist) close it
+in the same way here. n arm joints, H points of a plan.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from robot_rl.core.errors import DeviceError
+from robot_rl.hal.arm import ArmState
+from robot_rl.real.messages import Array, Plan
+from robot_rl.real.ros2.api import ActionClient, Message, Node
+from robot_rl.real.station import Ros2Config, StationConfig
+
+_POINT_S = 0.05
+"""Time to a single target that is sent to a trajectory controller."""
+_BRAKE_S = 0.1
+_CALL_S = 2.0
+_MIN_GRIP_CHANGE = 0.005
+"""Of the gripper's range: smaller changes are not worth a goal."""
+_GRIP_TICK_S = 0.01
+_MAX_STEP_S = 0.1
+
+Clock = Callable[[], int]
+
+
+class Kinematics(Protocol):
+    """What Cartesian commands need; the registry's kind `kinematics` finds it by name."""
+
+    def tool_pose(self, position_rad: Array) -> Array:
+        """Returns the tool's pose (7,) in the base frame: metres, quaternion (w, x, y, z)."""
+        ...
+
+    def jacobian(self, position_rad: Array) -> Array:
+        """Returns (6, n): the tool's velocity, linear and angular, of each joint's."""
+        ...
+
+
+class Stream(Protocol):
+    """One way of commanding the arm."""
+
+    topic: str
+    """Where commands go; nobody else may publish there."""
+
+    def send(self, target_rad: Array, state: ArmState) -> None: ...
+
+    def hold(self, state: ArmState) -> None: ...
+
+
+class PositionStream:
+    """Targets for a forward_command_controller over position interfaces."""
+
+    def __init__(self, node: Node, controller: str) -> None:
+        self.topic = f"{controller}/commands"
+        self._node = node
+        self._publisher = node.create_publisher("std_msgs/msg/Float64MultiArray", self.topic)
+
+    def send(self, target_rad: Array, state: ArmState) -> None:
+        self._publish(target_rad)
+
+    def hold(self, state: ArmState) -> None:
+        self._publish(state.position_rad)
+
+    def _publish(self, values: Array) -> None:
+        self._publisher.publish(self._node.message("std_msgs/msg/Float64MultiArray", data=values))
+
+
+class VelocityStream:
+    """Speeds towards the target for a forward controller over velocity interfaces."""
+
+    def __init__(
+        self, node: Node, controller: str, station: StationConfig, clock_ns: Clock = time.monotonic_ns
+    ) -> None:
+        self.topic = f"{controller}/commands"
+        self._node, self._clock_ns = node, clock_ns
+        self._publisher = node.create_publisher("std_msgs/msg/Float64MultiArray", self.topic)
+        limits = station.limits
+        self._limit = np.asarray(limits.velocity_rad_s)
+        self._acceleration = np.asarray(limits.acceleration_rad_s2)
+        self._lookahead_s = limits.lookahead_s
+        self._sent = np.zeros(limits.num_joints)
+        self._sent_ns = clock_ns()
+
+    def send(self, target_rad: Array, state: ArmState) -> None:
+        now_ns = self._clock_ns()
+        step_s = min(1e-9 * (now_ns - self._sent_ns), _MAX_STEP_S)
+        wanted = (target_rad - state.position_rad) / self._lookahead_s
+        change = self._acceleration * step_s
+        speed = np.clip(wanted, self._sent - change, self._sent + change)
+        self._publish(np.clip(speed, -self._limit, self._limit), now_ns)
+
+    def hold(self, state: ArmState) -> None:
+        self._publish(np.zeros_like(self._sent), self._clock_ns())
+
+    def _publish(self, speed_rad_s: Array, now_ns: int) -> None:
+        self._sent, self._sent_ns = speed_rad_s, now_ns
+        self._publisher.publish(self._node.message("std_msgs/msg/Float64MultiArray", data=speed_rad_s))
+
+
+class TrajectoryStream:
+    """Whole chunks for a joint_trajectory_controller.
+
+    Points carry `time_from_start` and velocities and the last one rests, so that old and new
+    controllers take the same message; header.stamp 0 means from now on.
+    """
+
+    def __init__(
+        self, node: Node, controller: str, joints: Sequence[str], clock_ns: Clock = time.monotonic_ns
+    ) -> None:
+        self.topic = f"{controller}/joint_trajectory"
+        self._node, self._joints, self._clock_ns = node, list(joints), clock_ns
+        self._publisher = node.create_publisher("trajectory_msgs/msg/JointTrajectory", self.topic)
+
+    def send(self, target_rad: Array, state: ArmState) -> None:
+        self._publish(target_rad[None], [_POINT_S], state)
+
+    def send_plan(self, plan: Plan, state: ArmState) -> None:
+        """Sends those targets whose time has not passed: target i is reached at its period's end."""
+        ends_ns = plan.start_ns + plan.period_ns * np.arange(1, len(plan.targets_rad) + 1) - self._clock_ns()
+        ahead = ends_ns > 0
+        if ahead.any():
+            self._publish(plan.targets_rad[ahead], list(1e-9 * ends_ns[ahead]), state)
+
+    def hold(self, state: ArmState) -> None:
+        """Comes to rest at constant deceleration; a target where the arm is now would jerk it back."""
+        rest_rad = state.position_rad + 0.5 * _BRAKE_S * state.velocity_rad_s
+        self._publish(rest_rad[None], [_BRAKE_S], state)
+
+    def _publish(self, targets_rad: Array, times_s: list[float], state: ArmState) -> None:
+        speeds = _speeds(targets_rad, np.asarray(times_s), state.position_rad)
+        points = [
+            self._node.message(
+                "trajectory_msgs/msg/JointTrajectoryPoint",
+                positions=target,
+                velocities=speed,
+                time_from_start=duration(self._node, at_s),
+            )
+            for target, speed, at_s in zip(targets_rad, speeds, times_s, strict=True)
+        ]
+        self._publisher.publish(
+            self._node.message("trajectory_msgs/msg/JointTrajectory", joint_names=self._joints, points=points)
+        )
+
+
+class ServoStream:
+    """Cartesian commands for MoveIt Servo: the target's tool pose, or the twist towards it."""
+
+    def __init__(self, node: Node, config: Ros2Config, kinematics: Kinematics, lookahead_s: float) -> None:
+        self._is_pose = config.command == "pose"
+        self.topic = f"{config.servo_node}/{'pose_target_cmds' if self._is_pose else 'delta_twist_cmds'}"
+        self._node, self._config, self._kinematics = node, config, kinematics
+        self._lookahead_s = lookahead_s
+        kind = "geometry_msgs/msg/PoseStamped" if self._is_pose else "geometry_msgs/msg/TwistStamped"
+        self._publisher = node.create_publisher(kind, self.topic)
+
+    def start(self) -> None:
+        """Tells Servo which commands will come, and to take them."""
+        service = f"{self._config.servo_node}/switch_command_type"
+        kind = 2 if self._is_pose else 1  # moveit_msgs/srv/ServoCommandType: POSE, TWIST
+        call(self._node, "moveit_msgs/srv/ServoCommandType", service, command_type=kind)
+        self._pause(False)
+
+    def stop(self) -> None:
+        self._pause(True)
+
+    def send(self, target_rad: Array, state: ArmState) -> None:
+        if self._is_pose:
+            return self._publish_pose(self._kinematics.tool_pose(target_rad))
+        twist = self._kinematics.jacobian(state.position_rad) @ (target_rad - state.position_rad)
+        return self._publish_twist(twist / self._lookahead_s)
+
+    def hold(self, state: ArmState) -> None:
+        if self._is_pose:
+            self._publish_pose(self._kinematics.tool_pose(state.position_rad))
+        else:
+            self._publish_twist(np.zeros(6))
+
+    def _publish_pose(self, pose: Array) -> None:
+        fields = _xyz(pose[:3]), {"w": float(pose[3]), **_xyz(pose[4:])}
+        place = self._node.message("geometry_msgs/msg/Point", **fields[0])
+        turn = self._node.message("geometry_msgs/msg/Quaternion", **fields[1])
+        body = self._node.message("geometry_msgs/msg/Pose", position=place, orientation=turn)
+        self._publish("geometry_msgs/msg/PoseStamped", pose=body)
+
+    def _publish_twist(self, twist: Array) -> None:
+        if self._config.servo_scale is not None:  # shares of Servo's scales; it refuses more than 1
+            twist = twist / np.repeat(self._config.servo_scale, 3)
+            twist = twist / max(1.0, np.abs(twist).max())
+        linear = self._node.message("geometry_msgs/msg/Vector3", **_xyz(twist[:3]))
+        angular = self._node.message("geometry_msgs/msg/Vector3", **_xyz(twist[3:]))
+        body = self._node.message("geometry_msgs/msg/Twist", linear=linear, angular=angular)
+        self._publish("geometry_msgs/msg/TwistStamped", twist=body)
+
+    def _publish(self, kind: str, **body: Message) -> None:
+        # Servo drops commands whose stamp is older than incoming_command_timeout.
+        seconds, nanoseconds = divmod(self._node.now_ns(), 1_000_000_000)
+        stamp = self._node.message("builtin_interfaces/msg/Time", sec=seconds, nanosec=nanoseconds)
+        header = self._node.message("std_msgs/msg/Header", stamp=stamp, frame_id=self._config.base_frame)
+        self._publisher.publish(self._node.message(kind, header=header, **body))
+
+    def _pause(self, is_paused: bool) -> None:
+        service = f"{self._config.servo_node}/pause_servo"
+        call(self._node, "std_srvs/srv/SetBool", service, data=is_paused)
+
+
+class Gripper:
+    """Commands the gripper's controller, each opening at its time, from a thread: goals take a while."""
+
+    def __init__(self, node: Node, station: StationConfig, clock_ns: Clock = time.monotonic_ns) -> None:
+        config = station.ros2 or Ros2Config()
+        self._node, self._config, self._clock_ns = node, config, clock_ns
+        self._least = _MIN_GRIP_CHANGE * abs(station.gripper.open - station.gripper.closed)
+        self._news = threading.Condition()
+        self._due: list[tuple[int, float]] = []
+        self._sent: float | None = None
+        self._is_closing = False
+        self.error = ""
+        """Why the last goal did not reach the controller."""
+        self._send = self._make_sender(config.gripper_controller)
+        self._thread = threading.Thread(target=self._run, name="gripper", daemon=True)
+        self._thread.start()
+
+    def send(self, opening: float) -> None:
+        """Commands an opening now."""
+        self._schedule([(0, opening)])
+
+    def follow(self, plan: Plan) -> None:
+        """Commands every opening of a plan when it is due."""
+        starts_ns = [plan.start_ns + row * plan.period_ns for row in range(len(plan.gripper))]
+        self._schedule(list(zip(starts_ns, map(float, plan.gripper), strict=True)))
+
+    def hold(self) -> None:
+        """Forgets what was to come; what is gripped stays gripped."""
+        self._schedule([])
+
+    def close(self) -> None:
+        with self._news:
+            self._is_closing = True
+            self._news.notify()
+        self._thread.join()
+
+    def _schedule(self, due: list[tuple[int, float]]) -> None:
+        with self._news:
+            self._due = due
+            self._news.notify()
+
+    def _run(self) -> None:
+        while True:
+            with self._news:
+                self._news.wait_for(self._has_work, timeout=_GRIP_TICK_S if self._due else None)
+                if self._is_closing:
+                    return
+                passed = [entry for entry in self._due if entry[0] <= self._clock_ns()]
+                self._due = self._due[len(passed) :]
+            if passed and (self._sent is None or abs(passed[-1][1] - self._sent) >= self._least):
+                self._sent = passed[-1][1]
+                try:
+                    self.error = self._send(self._sent)
+                except DeviceError as error:
+                    self.error = f"gripper: {error}"
+
+    def _has_work(self) -> bool:
+        return self._is_closing or bool(self._due and self._due[0][0] <= self._clock_ns())
+
+    def _make_sender(self, controller: str) -> Callable[[float], str]:
+        """Returns what sends one opening, and returns why it could not."""
+        node, fingers = self._node, list(self._config.finger_joints)
+        match self._config.gripper_command:
+            case "action":
+                kind = "control_msgs/action/GripperCommand"
+                client = node.create_action_client(kind, f"{controller}/gripper_cmd")
+                return lambda opening: self._send_goal(client, opening)
+            case "position":
+                return self._sender(
+                    "std_msgs/msg/Float64MultiArray",
+                    f"{controller}/commands",
+                    lambda opening: {"data": [opening] * max(1, len(fingers))},
+                )
+            case "trajectory":
+                return self._sender(
+                    "trajectory_msgs/msg/JointTrajectory",
+                    f"{controller}/joint_trajectory",
+                    lambda opening: {"joint_names": fingers, "points": [self._point(opening, len(fingers))]},
+                )
+            case "none":
+                return lambda opening: ""
+
+    def _sender(
+        self, kind: str, topic: str, fields: Callable[[float], dict[str, Any]]
+    ) -> Callable[[float], str]:
+        publisher = self._node.create_publisher(kind, topic)
+
+        def send(opening: float) -> str:
+            publisher.publish(self._node.message(kind, **fields(opening)))
+            return ""
+
+        return send
+
+    def _send_goal(self, client: ActionClient, opening: float) -> str:
+        command = self._node.message(
+            "control_msgs/msg/GripperCommand", position=opening, max_effort=self._config.gripper_effort_n
+        )
+        goal = self._node.message("control_msgs/action/GripperCommand_Goal", command=command)
+        accepted = client.send(goal, _CALL_S).accepted
+        return "" if accepted else f"{self._config.gripper_controller} refused opening {opening:g}"
+
+    def _point(self, opening: float, num_fingers: int) -> Message:
+        return self._node.message(
+            "trajectory_msgs/msg/JointTrajectoryPoint",
+            positions=[opening] * num_fingers,
+            time_from_start=duration(self._node, _BRAKE_S),
+        )
+
+
+def make_stream(
+    node: Node, station: StationConfig, config: Ros2Config, kinematics: Kinematics | None
+) -> Stream:
+    """Returns the stream of `ros2.command`."""
+    match config.command:
+        case "position":
+            return PositionStream(node, config.position_controller)
+        case "velocity":
+            return VelocityStream(node, config.velocity_controller, station)
+        case "trajectory":
+            return TrajectoryStream(node, config.trajectory_controller, station.joints)
+        case "twist" | "pose":
+            assert kinematics is not None
+            return ServoStream(node, config, kinematics, station.limits.lookahead_s)
+
+
+def call(node: Node, kind: str, name: str, **fields: object) -> Message:
+    """Calls a service once and returns its response.
+
+    Raises:
+        DeviceError: nobody serves it, or nobody answers; names the service.
+    """
+    client = node.create_client(kind, name)
+    if not client.wait(_CALL_S):
+        raise DeviceError(
+            f"ros2: nobody serves {name!r} ({kind}). Start the arm's bring-up, and compare namespace and "
+            "ROS_DOMAIN_ID with `ros2 service list`."
+        )
+    return client.call(node.message(f"{kind}_Request", **fields), _CALL_S)
+
+
+def duration(node: Node, seconds: float) -> Message:
+    """Returns a builtin_interfaces/Duration."""
+    whole, rest = divmod(round(1e9 * seconds), 1_000_000_000)
+    return node.message("builtin_interfaces/msg/Duration", sec=whole, nanosec=rest)
+
+
+def _speeds(targets_rad: Array, times_s: Array, position_rad: Array) -> Array:
+    """Returns (H, n): central differences through the points; the last one rests."""
+    points = np.concatenate([position_rad[None], targets_rad])
+    times = np.concatenate([[0.0], times_s])
+    speeds = np.zeros_like(targets_rad)
+    speeds[:-1] = (points[2:] - points[:-2]) / (times[2:] - times[:-2])[:, None]
+    return speeds
+
+
+def _xyz(values: Array) -> dict[str, float]:
+    return dict(zip("xyz", map(float, values), strict=True))
