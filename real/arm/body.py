@@ -122,9 +122,11 @@ class Body:
             self.trip(POWER_OFF)
             self.stop_reason = POWER_OFF
             return ""
-        if self.stop_reason == POWER_OFF:
-            return self.clear()
-        return ""
+        return self.clear() if self.is_off else ""
+
+    @property
+    def is_off(self) -> bool:
+        return self.stop_reason == POWER_OFF
 
     def hold(self) -> None:
         """Makes the target where the arm is."""

@@ -1,0 +1,85 @@
+"""What a simulated arm is made of and how badly it is connected."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from robot_rl.core.errors import require
+from robot_rl.real.arm.body import StopConfig
+from robot_rl.real.arm.channel import ChannelConfig
+from robot_rl.real.arm.servo import ServoConfig
+from robot_rl.real.arm.trajectory import TrajectoryRules
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimArmConfig:
+    """A simulated arm behind ros2_control's conventions."""
+
+    task: str = "pick_cube"
+    """Scene: a name of `robot-rl doctor --list task`."""
+    robot: str | None = None
+    """Name or file; the task's own if None."""
+    plant: str = "mujoco"
+    rate_hz: float = 200.0
+    """Update rate of the controller manager."""
+    seconds: float | None = None
+    """How long to serve; until Ctrl-C if None."""
+    seed: int = 0
+    """Episode at the start, and of all noise."""
+    delay_ms: float = 0.0
+    """Time of every message on the way, commands and states each."""
+    jitter_ms: float = 0.0
+    """On top, uniform from 0 to this."""
+    loss: float = 0.0
+    """Share of messages that never arrive. Services and actions are spared: they are asked again."""
+    friction_n_m: float = 0.0
+    """Dry friction of every joint."""
+    encoder_noise_rad: float = 0.0
+    """Standard deviation of measured positions."""
+    cameras: tuple[str, ...] = ()
+    """Of the scene: front, side, overhead."""
+    camera_hz: float = 15.0
+    image_size: tuple[int, int] = (96, 96)
+    """Height and width in pixels."""
+    object_hz: float = 50.0
+    """Rate of tracked objects' poses."""
+    namespace: str = ""
+    domain_id: int | None = None
+    """$ROS_DOMAIN_ID, else 0, if None."""
+    transport: Literal["auto", "rclpy", "dds"] = "auto"
+    """auto: rclpy where it can be imported, else the pip-only transport."""
+    use_sim_time: bool = False
+    """Publish /clock and stamp with simulated time, which stands when this process does."""
+    active: tuple[str, ...] = (
+        "joint_state_broadcaster",
+        "joint_trajectory_controller",
+        "gripper_controller",
+    )
+    """Controllers that are active at the start."""
+    log: str | None = None
+    """File (.npz) for what every cycle commanded and measured, without noise; not kept if None."""
+    log_s: float = 600.0
+    """The log holds the last so many seconds."""
+    stop: StopConfig = field(default_factory=StopConfig)
+    trajectory: TrajectoryRules = field(default_factory=TrajectoryRules)
+    servo: ServoConfig = field(default_factory=ServoConfig)
+
+    def __post_init__(self) -> None:
+        require(1 <= self.rate_hz <= 1000, "rate_hz", self.rate_hz, "1 to 1000")
+        require(self.seconds is None or self.seconds > 0, "seconds", self.seconds, "above 0, or null")
+        require(self.encoder_noise_rad >= 0, "encoder_noise_rad", self.encoder_noise_rad, "0 or more")
+        for key in ("camera_hz", "object_hz", "log_s"):
+            require(getattr(self, key) > 0, key, getattr(self, key), "above 0")
+        require(
+            self.log is None or self.log.endswith(".npz"),
+            "log",
+            self.log,
+            "a file that ends in .npz, or null",
+        )
+        _ = self.channel
+
+    @property
+    def channel(self) -> ChannelConfig:
+        """The line in either direction."""
+        return ChannelConfig(delay_ms=self.delay_ms, jitter_ms=self.jitter_ms, loss=self.loss)

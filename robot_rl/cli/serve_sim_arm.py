@@ -1,0 +1,95 @@
+"""`robot-rl serve-sim-arm`: a simulated arm that ROS 2 programs cannot tell from a real one."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+
+from robot_rl.config import load
+
+SUMMARY = "a simulated arm behind ros2_control's interface, in real time"
+
+_HELP = """\
+Usage: robot-rl serve-sim-arm [task=pick_cube] [key=value ...] [--json]
+
+Runs MuJoCo in real time behind the topics, actions and services of ros2_control, on this machine's
+ROS graph, with or without ROS installed. Ctrl-C ends it and says how punctual it was.
+
+The line and the arm:
+  rate_hz=200            update rate of the controller manager, 1 to 1000
+  delay_ms=0 jitter_ms=0 loss=0      every message's way, commands and states each
+  friction_n_m=0         dry friction in every joint       encoder_noise_rad=0
+  cameras=[front,side]   also overhead; camera_hz=15 image_size=[96,96]
+  seed=0                 the episode it begins with, and all noise
+  seconds=null           how long; log=truth.npz keeps what every cycle commanded and measured
+
+The graph:
+  domain_id=null namespace="" transport=auto|rclpy|dds use_sim_time=false
+
+What it offers:
+  joint_states                           sensor_msgs/JointState
+  joint_trajectory_controller            ~/joint_trajectory, ~/controller_state and the action
+                                         ~/follow_joint_trajectory
+  forward_position_controller            ~/commands (std_msgs/Float64MultiArray); inactive at the start
+  forward_velocity_controller            ~/commands; inactive at the start
+  gripper_controller                     ~/commands, ~/gripper_cmd (action)
+  servo_node                             ~/delta_twist_cmds, ~/pose_target_cmds, as of MoveIt Servo
+  controller_manager                     ~/list_controllers, ~/switch_controller, and seven more
+  sim_arm                                ~/safety_status; Trigger services ~/protective_stop,
+                                         ~/clear_protective_stop, ~/power_off, ~/power_on, ~/reset (of
+                                         the episode in parameter episode_seed)
+  objects/<name>/pose, <camera>/image_raw, <camera>/image_raw/compressed, robot_description
+
+Examples:
+  robot-rl serve-sim-arm
+  robot-rl serve-sim-arm delay_ms=20 loss=0.05 cameras=[front]
+  ros2 control list_controllers
+  ros2 topic pub --once /joint_trajectory_controller/joint_trajectory trajectory_msgs/JointTrajectory \\
+    '{joint_names: [...], points: [{positions: [...], time_from_start: {sec: 2}}]}'
+  robot-rl deploy run=runs/<folder> station=sim_arm      in another terminal
+"""
+
+
+def run(argv: list[str]) -> int:
+    """Serves and prints how it went."""
+    if {"-h", "--help"} & set(argv):
+        print(_HELP, end="")
+        return 0
+    from robot_rl.real.arm.config import SimArmConfig  # numpy and the simulator: not for --help
+    from robot_rl.real.arm.server import serve
+
+    words = [word for word in argv if word != "--json"]
+    config = load(SimArmConfig, words, config_name="serve-sim-arm")
+    with _stopped_by_signals() as stop:
+        facts = serve(config, stop, lambda name: print(f"{name}: {config.task}, ready", file=sys.stderr))
+    late, cost = facts["late_us"], facts["cost_us"]
+    print(
+        f"{facts['cycles']} cycles at {config.rate_hz:g} Hz: {facts['missed']} missed, begun late by "
+        f"{late['p50']:.0f} us (median), {late['p99']:.0f} us (99 %), {late['max']:.0f} us (worst); "
+        f"{cost['p50']:.0f} us of work each, {facts['cpu_share']:.0%} of a core"
+    )
+    if facts["stop_reason"]:
+        print(f"stopped: {facts['stop_reason']}")
+    if facts["log"]:
+        print(f"log: {facts['log']}")
+    if "--json" in argv:
+        print(json.dumps(facts))
+    return 0
+
+
+@contextmanager
+def _stopped_by_signals() -> Generator[threading.Event]:
+    """Yields an event that Ctrl-C and SIGTERM set, so that the last line is always written."""
+    stop = threading.Event()
+    before = {
+        number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
