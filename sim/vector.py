@@ -61,6 +61,20 @@ class EnvConfig:
         require(given is None or given > 0, "env.horizon_s", given, "above 0, or null for the task's")
 
 
+def observation_spaces(
+    config: EnvConfig, num_state: int, num_envs: int
+) -> tuple[gymnasium.spaces.Dict, gymnasium.Space[Any]]:
+    """Returns the spaces of what one env and all envs observe: `state` and the cameras' pictures."""
+    box, size = gymnasium.spaces.Box, config.image_size
+    spaces: dict[str, gymnasium.Space[Any]] = {"state": box(-np.inf, np.inf, (num_state,), np.float32)}
+    for camera in config.cameras:
+        spaces[f"{camera}.rgb"] = box(0, 255, (*size, 3), np.uint8)
+        if config.depth:
+            spaces[f"{camera}.depth"] = box(0, np.inf, size, np.float32)
+    single = gymnasium.spaces.Dict(spaces)
+    return single, gymnasium.vector.utils.batch_space(single, num_envs)
+
+
 class SimVectorEnv(VectorEnv):
     """B simulations of one task; see `robot_rl.hal.vector.VectorEnv` for the contract."""
 
@@ -105,21 +119,11 @@ class SimVectorEnv(VectorEnv):
             "render_fps": int(task.control.hz),
         }
         self.autoreset = autoreset == "same_step"
-        box = gymnasium.spaces.Box
-        spaces: dict[str, gymnasium.Space[Any]] = {
-            "state": box(-np.inf, np.inf, (len(self.state_names),), np.float32)
-        }
-        size = self.config.image_size
-        for camera in self.config.cameras:
-            spaces[f"{camera}.rgb"] = box(0, 255, (*size, 3), np.uint8)
-            if self.config.depth:
-                spaces[f"{camera}.depth"] = box(0, np.inf, size, np.float32)
-        self.single_observation_space = gymnasium.spaces.Dict(spaces)
-        self.single_action_space = box(-1.0, 1.0, (len(self.action_names),), np.float32)
-        self.observation_space = gymnasium.vector.utils.batch_space(
-            self.single_observation_space, self.num_envs
-        )
+        self.single_action_space = gymnasium.spaces.Box(-1.0, 1.0, (len(self.action_names),), np.float32)
         self.action_space = gymnasium.vector.utils.batch_space(self.single_action_space, self.num_envs)
+        self.single_observation_space, self.observation_space = observation_spaces(
+            self.config, len(self.state_names), self.num_envs
+        )
 
     def _bind(self) -> None:
         backend, robot, model = self.backend, self._robot, self.backend.model
@@ -216,7 +220,7 @@ class SimVectorEnv(VectorEnv):
         failed = verdict.get("fail", np.zeros(self.num_envs, bool))
         if self.config.reward == "sparse":
             return success, failed, success.astype(float)
-        shaped = 0.5 * np.clip(self._task.dense_reward(self.view), 0.0, 1.0)
+        shaped = 0.5 * self.progress()
         return success, failed, np.where(success, 1.0, shaped)
 
     def _contain(self, diverged: Array, before: Array) -> None:
@@ -393,6 +397,14 @@ class SimVectorEnv(VectorEnv):
         obs = self.set_state(state["state"])
         self.safety.load_state_dict(state["safety"])
         return obs
+
+    def progress(self) -> Array:
+        """Returns (B,) how far each episode is, in [0, 1], by the task's shaped reward: for who looks on."""
+        return np.clip(self._task.dense_reward(self.view), 0.0, 1.0)
+
+    def action_towards(self, target_rad: Array, opening: Array) -> Array:
+        """Returns actions (B, A) towards joint targets (B, n); see `Controller.towards`."""
+        return self.controller.towards(target_rad, opening)
 
     def expert(self, bias_m: float = 0.0, noise_m: float = 0.0, noise_seed: int = 0) -> Expert:
         """Returns the task's scripted expert over all envs; see `robot_rl.sim.experts.Expert`."""

@@ -1,0 +1,122 @@
+"""What is known of an arm and its scene now, and what it will be like when a command takes effect."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from PIL import Image
+
+from robot_rl.core.errors import StaleObservationError
+from robot_rl.hal.vector import Array, Obs
+from robot_rl.real.messages import ArmState, Frame
+from robot_rl.real.sensors import frame_name
+from robot_rl.real.station import StationConfig
+from robot_rl.sim.mirror import Mirror
+from robot_rl.sim.vector import EnvConfig
+
+_SHORTEST_S = 0.005
+"""Two readings that are nearer in time give no velocity."""
+_FARTHEST_S = 0.25
+"""Nothing is foretold for longer than that."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """One reading of everything."""
+
+    state: ArmState
+    frames: Mapping[str, Frame]
+
+
+class Scene:
+    """Keeps the newest readings, checks their age, and shows them to the mirror."""
+
+    def __init__(self, station: StationConfig, config: EnvConfig, mirror: Mirror) -> None:
+        self._station, self._mirror = station, mirror
+        self._pictures = tuple(frame_name(camera) for camera in config.cameras)
+        self._size = config.image_size
+        robot, gripper = mirror.robot, station.gripper
+        # Numbers of the station's gripper to those of the robot's, as a line through both ends.
+        self._per_unit = (robot.gripper_open - robot.gripper_closed) / (gripper.open - gripper.closed)
+        self._earlier: dict[str, Frame] = {}
+        self._speed_m_s: dict[str, Array] = {}
+
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """Names of the frames an observation is made of."""
+        return (*self._mirror.objects, *self._pictures)
+
+    def begin(self) -> None:
+        """Forgets what moved: the scene was put back."""
+        self._earlier, self._speed_m_s = {}, {}
+
+    def check(self, measured: Measured, now_ns: int) -> None:
+        """Passes what is complete and young enough to act on.
+
+        Raises:
+            StaleObservationError: names what is too old, its age, and the limit.
+        """
+        ages = {"joint state": (measured.state.stamp_ns, self._station.limits.max_observation_age_s)}
+        for name in self.needed:
+            frame = measured.frames.get(name)
+            ages[name] = (0 if frame is None else frame.stamp_ns, self._max_age_s(name))
+        for name, (stamp_ns, limit_s) in ages.items():
+            age_s = 1e-9 * (now_ns - stamp_ns)
+            if age_s > limit_s:
+                seen = f"{1e3 * age_s:.0f} ms old" if stamp_ns else "missing"
+                raise StaleObservationError(
+                    f"station {self._station.name}: {name} is {seen}, allowed is {1e3 * limit_s:.0f} ms. "
+                    "The arm holds. Look for a slow camera, a busy bus or a lost connection."
+                )
+
+    def note(self, measured: Measured) -> None:
+        """Notes where things are, once a control step: how fast they move follows from two of them."""
+        for name in self._mirror.objects:
+            frame, before = measured.frames[name], self._earlier.get(name)
+            if before is not None:
+                passed_s = 1e-9 * (frame.stamp_ns - before.stamp_ns)
+                if passed_s < _SHORTEST_S:
+                    continue
+                self._speed_m_s[name] = (frame.array[:3] - before.array[:3]) / passed_s
+            self._earlier[name] = frame
+
+    def show(self, measured: Measured, at_ns: int | None = None) -> Obs:
+        """Shows the mirror what will be so at a moment, or was measured if None; returns the observation."""
+        state = measured.state
+        arm_s = _ahead_s(state.stamp_ns, at_ns)
+        position = state.position_rad + arm_s * state.velocity_rad_s
+        poses: dict[str, Array] = {}
+        for name in self._mirror.objects:
+            frame = measured.frames[name]
+            poses[name] = np.array(frame.array, float)
+            poses[name][:3] += _ahead_s(frame.stamp_ns, at_ns) * self._speed_m_s.get(name, 0.0)
+        obs = self._mirror.show(
+            position, state.velocity_rad_s, self.from_station(state.gripper), poses, self._speed_m_s
+        )
+        return obs | {name: self._picture(measured.frames[name].array)[None] for name in self._pictures}
+
+    def _picture(self, array: Array) -> Array:
+        """Returns a picture in the size of training."""
+        height, width = self._size
+        if array.shape[:2] == self._size:
+            return array.copy()
+        return np.asarray(Image.fromarray(array).resize((width, height), Image.Resampling.BOX))
+
+    def from_station(self, gripper: float) -> float:
+        """Returns the robot model's number for a gripper opening."""
+        return self._mirror.robot.gripper_closed + self._per_unit * (gripper - self._station.gripper.closed)
+
+    def to_station(self, gripper: Array) -> Array:
+        """Returns the station's numbers for gripper openings of the robot model."""
+        return self._station.gripper.closed + (gripper - self._mirror.robot.gripper_closed) / self._per_unit
+
+    def _max_age_s(self, name: str) -> float:
+        camera = name.removesuffix(".rgb")
+        known = self._station.objects.get(name) or self._station.cameras.get(camera)
+        return self._station.limits.max_observation_age_s if known is None else known.max_age_s
+
+
+def _ahead_s(stamp_ns: int, at_ns: int | None) -> float:
+    return 0.0 if at_ns is None else min(max(1e-9 * (at_ns - stamp_ns), 0.0), _FARTHEST_S)

@@ -1,0 +1,175 @@
+"""The env of a station: equal to simulation where nothing is late, plans with tails, latency, faults."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from robot_rl.core.errors import ConfigError, DeviceError, SafetyStopError, StaleObservationError
+from robot_rl.hal.conformance import check_vector_env
+from robot_rl.real.station import load_station
+from robot_rl.sim.vector import EnvConfig, SimVectorEnv
+from robot_rl.train.envs import lockstep, make_expert
+
+CONFIG = EnvConfig(task="pick_cube", num_threads=1)
+EXPERT: dict[str, Any] = {"bias_m": 0.0, "noise_m": 0.005, "noise_seed": 1}
+
+
+def play(env: Any, seed: int) -> tuple[bool, int, list[np.ndarray]]:
+    """Returns success, steps and the observations of an episode of the expert."""
+    expert, steps, seen = make_expert(env, **EXPERT), 0, []
+    success = False
+    for moment in lockstep(env, np.array([seed], np.uint64), lambda *_: None, lambda _: expert.act()):
+        seen.append(moment.obs["state"][0])
+        steps += 1
+        success |= bool(moment.infos["success"][0])
+    return success, steps, seen
+
+
+def test_without_latency_an_episode_is_that_of_the_simulation(station_env) -> None:
+    env, _, _ = station_env()
+    direct = SimVectorEnv(CONFIG, 1, autoreset="disabled")
+    for seed in (3, 4):
+        success, steps, seen = play(env, seed)
+        wanted, wanted_steps, truth = play(direct, seed)
+        assert (success, steps) == (wanted, wanted_steps) == (True, steps)
+        # One opening stands for two fingers, which differ by less than a millimetre in contact.
+        assert np.abs(np.array(seen) - np.array(truth)).max() < 2e-3
+        assert env.late == 0
+
+
+def test_it_keeps_the_contract_of_an_env(station_env) -> None:
+    config = replace(CONFIG, horizon_s=0.5)
+    check_vector_env(lambda _: station_env(config=config)[0], num_envs=1, deterministic=False)
+
+
+def test_an_episode_is_reset_started_paused(station_env) -> None:
+    env, arm, _ = station_env(config=replace(CONFIG, horizon_s=0.1))
+    env.reset(seed=7)
+    zero = np.zeros((1, len(env.action_names)), np.float32)
+    assert not env.step(zero)[3][0]
+    assert env.step(zero)[3][0]
+    first = [("pause", 0), ("reset", 7), ("start", 0), ("pause", 0)]
+    assert arm.orders == first
+    env.reset()
+    again = arm.orders[-1]
+    assert again[0] == "reset"
+    assert again[1] not in (7, 0)
+    env.close()
+    assert [name for name, _ in arm.orders[-3:]] == ["pause", "close", "close"]  # arm and sensors
+
+
+def test_plans_have_the_targets_of_now_and_a_foretold_tail(station_env) -> None:
+    env, arm, _ = station_env()
+    env.reset(seed=1)
+    actions = np.zeros((4, len(env.action_names)), np.float32)
+    actions[:, 0] = 0.5
+    env.foretell(actions[1:])
+    env.step(actions[:1])
+    env.step(actions[:1])
+    with_tail, alone = arm.plans
+    assert with_tail.targets_rad.shape == (4, 7)
+    assert alone.targets_rad.shape == (1, 7)  # what was foretold is of one step
+    assert (with_tail.number, alone.number) == (0, 1)
+    assert with_tail.period_ns == 50_000_000
+    assert alone.start_ns - with_tail.start_ns == 50_000_000
+    assert with_tail.gripper == pytest.approx([0.02] * 4)  # 0 is half open
+    assert np.abs(np.diff(with_tail.targets_rad, axis=0)).max() > 0
+
+
+def test_what_is_late_is_counted_and_the_next_step_is_whole(station_env) -> None:
+    env, arm, clock = station_env()
+    env.reset(seed=1)
+    zero = np.zeros((1, len(env.action_names)), np.float32)
+    env.step(zero)
+    for thinks_s, late in ((0.02, 0), (0.06, 1), (0.0, 1)):
+        arm.pass_time(thinks_s)
+        before_s = clock.now_s()
+        env.step(zero)
+        assert env.late == late
+        if thinks_s == 0.06:
+            assert clock.now_s() - before_s == pytest.approx(0.05)
+    assert [timing.late for timing in env.timing] == [False, False, True, False]
+    assert env.timing[2].act_s == pytest.approx(0.06)
+
+
+def test_latency_is_measured_and_made_up_for(station_env) -> None:
+    # The policy takes 20 ms, and a plan 20 ms to the arm. What the policy saw is nearer to where the arm
+    # was when its plan arrived than what was measured 40 ms before.
+    errors: dict[bool, float] = {}
+    for compensate in (False, True):
+        env, arm, _ = station_env(lag_s=0.02, compensate=compensate)
+        env.reset(seed=5)
+        expert = make_expert(env, **EXPERT)
+        misses: list[float] = []
+        for _ in range(20):
+            action = expert.act()
+            seen = env.mirror.env.backend.bind("qpos")[0][:7].copy()
+            arm.pass_time(0.02)
+            env.step(action)
+            misses.append(float(np.abs(seen - arm.arrived_at).max()))
+        errors[compensate] = float(np.mean(misses[5:]))
+        latency = [timing.latency_s for timing in env.timing[5:]]
+        assert np.median(latency) == pytest.approx(0.04, abs=0.001)
+    assert errors[True] < 0.4 * errors[False]
+
+
+def test_a_stale_state_holds_the_arm_and_says_how_old_it_is(station_env) -> None:
+    env, arm, _ = station_env()
+    env.reset(seed=1)
+    zero = np.zeros((1, len(env.action_names)), np.float32)
+    arm.frozen = arm.status.state
+    for _ in range(4):
+        env.step(zero)
+    with pytest.raises(StaleObservationError, match=r"joint state is \d+ ms old, allowed is 200 ms"):
+        env.step(zero)
+    assert arm.orders[-1] == ("pause", 0)
+
+
+def test_a_lost_object_is_named(station_env) -> None:
+    env, arm, _ = station_env()
+    arm.lost, arm.mistakes = {"goal"}, {"goal": "objects/goal/pose: no pose"}
+    says = r"nothing of goal came in 5 s\. objects/goal/pose: no pose\. Start its camera or tracker"
+    with pytest.raises(DeviceError, match=says):
+        env.reset(seed=1)
+
+
+def test_a_stopped_and_a_paused_arm_end_the_episode(station_env) -> None:
+    env, arm, _ = station_env()
+    zero = np.zeros((1, len(env.action_names)), np.float32)
+    env.reset(seed=1)
+    env.step(zero)
+    arm.phase = "paused"
+    with pytest.raises(DeviceError, match="somebody paused the arm"):
+        env.step(zero)
+    env.reset(seed=1)
+    env.step(zero)
+    env.safe_stop()
+    with pytest.raises(SafetyStopError, match=r"stop by robot-rl.*robot-rl arm clear by="):
+        env.step(zero)
+
+
+def test_nan_never_leaves(station_env) -> None:
+    env, arm, _ = station_env()
+    env.reset(seed=1)
+    poisoned = np.full((1, len(env.action_names)), np.nan, np.float32)
+    with pytest.raises(SafetyStopError, match="the policy gave"):
+        env.step(poisoned)
+    assert arm.plans == []
+    assert arm.orders[-1] == ("pause", 0)
+
+
+def test_a_real_arm_goes_home_and_a_person_puts_the_scene_back(station_env) -> None:
+    asked: list[str] = []
+    station = replace(load_station("sim_in_process"), real=True)
+    env, arm, _ = station_env(station=station, ask=asked.append)
+    env.reset(seed=9)
+    assert arm.orders == [("pause", 0), ("home", 0)]
+    assert asked == ["Put the scene of pick_cube back, step away, and confirm: episode 9 begins."]
+
+
+def test_states_cannot_be_set(station_env) -> None:
+    env, _, _ = station_env()
+    with pytest.raises(ConfigError, match="allowed: reset_mask"):
+        env.reset(options={"states": np.zeros((1, 3))})
