@@ -288,7 +288,7 @@ class _Domains:
             if present != config:
                 raise Ros2Error(
                     f"ros2: domain {settings.domain_id} is open in this process with other "
-                    "discovery settings (ROS_AUTOMATIC_DISCOVERY_RANGE, ROS_STATIC_PEERS). Close those nodes first."
+                    "discovery settings (ROS_AUTOMATIC_DISCOVERY_RANGE, ROS_STATIC_PEERS). Close those first."
                 )
             if entity is None:
                 try:

@@ -105,7 +105,7 @@ class DdsService:
         vendor = vendor_of(client.participant)
         logger.error(
             "ros2: service %s: a client on %s is there, which a server without rclpy cannot answer: its "
-            "calls will time out. Give that client RMW_IMPLEMENTATION=rmw_cyclonedds_cpp, or run this server where "
+            "calls will time out. Give it RMW_IMPLEMENTATION=rmw_cyclonedds_cpp, or run this server where "
             "rclpy can be imported.",
             self._name,
             vendor,

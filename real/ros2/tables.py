@@ -52,8 +52,7 @@ DEFINITIONS: dict[str, str] = {
         "trajectory_msgs/MultiDOFJointTrajectoryPoint multi_dof_reference;"
         "trajectory_msgs/MultiDOFJointTrajectoryPoint multi_dof_feedback;"
         "trajectory_msgs/MultiDOFJointTrajectoryPoint multi_dof_error;"
-        "trajectory_msgs/MultiDOFJointTrajectoryPoint multi_dof_output;"
-        "float64 speed_scaling_factor"
+        "trajectory_msgs/MultiDOFJointTrajectoryPoint multi_dof_output"
     ),
     "control_msgs/action/FollowJointTrajectory": (
         "trajectory_msgs/JointTrajectory trajectory;"
@@ -92,7 +91,7 @@ DEFINITIONS: dict[str, str] = {
         "string name; string data_type; bool is_available; bool is_claimed"
     ),
     "controller_manager_msgs/msg/HardwareComponentState": (
-        "string name; string type; bool is_async; uint16 rw_rate; string plugin_name; string class_type;"
+        "string name; string type; bool is_async; uint16 rw_rate; string plugin_name;"
         "lifecycle_msgs/State state; HardwareInterface[] command_interfaces;"
         "HardwareInterface[] state_interfaces"
     ),
@@ -129,7 +128,44 @@ DEFINITIONS: dict[str, str] = {
     ),
 }
 
-OF_DISTRO: dict[str, dict[str, str]] = {}
+_CONTROLLER_STATE = (
+    "string name; string state; string type; string[] claimed_interfaces;"
+    "string[] required_command_interfaces; string[] required_state_interfaces; bool is_chainable;"
+    "bool is_chained; string[] reference_interfaces; ChainConnection[] chain_connections"
+)
+
+OF_DISTRO: dict[str, dict[str, str]] = {
+    "humble": {
+        "controller_manager_msgs/msg/ControllerState": _CONTROLLER_STATE,
+        "controller_manager_msgs/srv/SwitchController": (
+            "string[] activate_controllers; string[] deactivate_controllers;"
+            "string[] start_controllers; string[] stop_controllers; int32 strictness;"
+            "int32 BEST_EFFORT=1; int32 STRICT=2; int32 AUTO=3; int32 FORCE_AUTO=4;"
+            "bool start_asap; bool activate_asap; builtin_interfaces/Duration timeout; ---; bool ok"
+        ),
+        "control_msgs/msg/JointTrajectoryControllerState": (
+            "std_msgs/Header header; string[] joint_names;"
+            "trajectory_msgs/JointTrajectoryPoint reference; trajectory_msgs/JointTrajectoryPoint feedback;"
+            "trajectory_msgs/JointTrajectoryPoint error; trajectory_msgs/JointTrajectoryPoint output;"
+            "trajectory_msgs/JointTrajectoryPoint desired; trajectory_msgs/JointTrajectoryPoint actual;"
+            "string[] multi_dof_joint_names;"
+            "trajectory_msgs/MultiDOFJointTrajectoryPoint multi_dof_reference;"
+            "trajectory_msgs/MultiDOFJointTrajectoryPoint multi_dof_feedback;"
+            "trajectory_msgs/MultiDOFJointTrajectoryPoint multi_dof_error;"
+            "trajectory_msgs/MultiDOFJointTrajectoryPoint multi_dof_output;"
+            "trajectory_msgs/MultiDOFJointTrajectoryPoint multi_dof_desired;"
+            "trajectory_msgs/MultiDOFJointTrajectoryPoint multi_dof_actual"
+        ),
+    },
+    "iron": {
+        "controller_manager_msgs/msg/ControllerState": _CONTROLLER_STATE,
+        "controller_manager_msgs/srv/SwitchController": (
+            "string[] activate_controllers; string[] deactivate_controllers; int32 strictness;"
+            "int32 BEST_EFFORT=1; int32 STRICT=2; int32 AUTO=3; int32 FORCE_AUTO=4;"
+            "bool activate_asap; builtin_interfaces/Duration timeout; ---; bool ok"
+        ),
+    },
+}
 """What a distribution defines otherwise."""
 
 DEFAULTS: dict[str, dict[str, float]] = {"geometry_msgs/msg/Quaternion": {"w": 1.0}}
