@@ -18,6 +18,8 @@ from robot_rl.real.station import StationConfig
 class FakeArm:
     """A driver of an arm whose soft servos close a lead with the time constant `lookahead_s`.
 
+    A whole plan it follows stiffly.
+
     It measures every `period_s`, each time as the next entry of its script says; `ok` once the
     script is over. `drop` lasts until `reconnect`, `protective_stop` until a person's `clear`.
     """
@@ -45,6 +47,7 @@ class FakeArm:
         self.position_rad = np.asarray(station.home_rad)
         self._velocity = np.zeros(len(station.joints))
         self._target, self._gripper = self.position_rad, station.gripper.open
+        self._way: tuple[Array, Array] | None = None  # times and positions of a plan
         self._protective, self._dropped = "", False
         self._moved_s = self._due_s = self._clock.now_s()
         self._state: ArmState | None = None
@@ -82,17 +85,19 @@ class FakeArm:
         if not np.isfinite(command.target_rad).all():
             raise DeviceError(f"fake arm: target {command.target_rad.tolist()} is not finite.")
         self.sent.append(command)
-        self._target, self._gripper = command.target_rad, command.gripper
+        self._target, self._gripper, self._way = command.target_rad, command.gripper, None
 
     def send_plan(self, plan: Plan) -> None:
         self._advance()
         self.plans.append(plan)
         self._target, self._gripper = plan.targets_rad[-1], float(plan.gripper[-1])
+        due_s = 1e-9 * (plan.start_ns + plan.period_ns * np.arange(1, len(plan.gripper) + 1))
+        self._way = (np.append(self._moved_s, due_s), np.vstack([self.position_rad, plan.targets_rad]))
 
     def hold(self) -> None:
         self.calls.append("hold")
         self._advance()
-        self._target = self.position_rad
+        self._target, self._way = self.position_rad, None
 
     def stop(self, reason: str) -> None:
         self.calls.append("stop")
@@ -117,9 +122,13 @@ class FakeArm:
         self._velocity = np.zeros(len(position_rad))
 
     def _advance(self) -> None:
-        """Moves to now: lead(t) = lead(0) exp(-t / tau)."""
+        """Moves to now: along a plan on straight lines, else lead(t) = lead(0) exp(-t / tau)."""
         now_s = self._clock.now_s()
-        if not self.is_blocked:
+        if self._way is not None and now_s > self._moved_s:
+            here = np.array([np.interp(now_s, self._way[0], joint) for joint in self._way[1].T])
+            self._velocity = (here - self.position_rad) / (now_s - self._moved_s)
+            self.position_rad = here
+        elif not self.is_blocked and self._way is None:
             lead = (self._target - self.position_rad) * math.exp((self._moved_s - now_s) / self._tau_s)
             self.position_rad, self._velocity = self._target - lead, lead / self._tau_s
         self._moved_s = now_s

@@ -122,7 +122,7 @@ class Supervisor:
         now_ns = self._now_ns()
         if self.stopped is None:
             self.stopped = Stop(by, reason, self._clock.now_s())
-            self.phase, self._reason = "stopped", f"{reason} (stopped by {by})"
+            self.phase, self._reason = "stopped", reason if by in reason else f"{reason} (by the {by})"
             self._abandon(self._reason)
             self._log.event(now_ns, "stop", by=by, reason=reason)
             if can_brake and self._live and self._streams:

@@ -9,6 +9,9 @@ from robot_rl.hal.safety import SafetyEnvelope
 from robot_rl.real.messages import ArmState, Array
 from robot_rl.real.station import StationConfig
 
+_FOLLOWS_SHARE = 0.25
+"""An arm that has at least this share of the speed its servos should give it follows its target."""
+
 
 class Watchdog:
     """Judges each state; an empty reason means that all is well."""
@@ -16,10 +19,11 @@ class Watchdog:
     def __init__(self, station: StationConfig, envelope: SafetyEnvelope) -> None:
         limits, config = station.limits, station.supervisor
         self._joints, self._envelope = station.joints, envelope
-        lead = 1.5 * limits.lookahead_s * np.asarray(limits.velocity_rad_s)
+        self._lookahead_s, self._speed_rad_s = limits.lookahead_s, np.asarray(limits.velocity_rad_s)
+        lead = 1.5 * limits.lookahead_s * self._speed_rad_s
         self._tracking_rad = lead if config.tracking_rad is None else np.asarray(config.tracking_rad)
         self._tracking_ns = round(1e9 * config.tracking_s)
-        self._max_age_s = config.max_state_age_s
+        self._max_age_ns = round(1e9 * config.max_state_age_s)
         self.restart()
 
     def restart(self) -> None:
@@ -46,10 +50,11 @@ class Watchdog:
                 return f"the arm measures {len(values)} joints, the station has {len(self._joints)}"
             if not np.isfinite(values).all():
                 return f"{self._joints[int(np.argmin(np.isfinite(values)))]}: measured {name} is not finite"
-        if not self.age_s(now_ns) <= self._max_age_s:
+        age_ns = now_ns - self._fresh_ns
+        if age_ns > self._max_age_ns:
             return (
-                f"the newest joint state is {1e3 * self.age_s(now_ns):.0f} ms old, allowed "
-                f"{1e3 * self._max_age_s:.0f} ms (supervisor.max_state_age_s)"
+                f"the newest joint state is {1e-6 * age_ns:.0f} ms old, allowed "
+                f"{1e-6 * self._max_age_ns:.0f} ms (supervisor.max_state_age_s)"
             )
         return ""
 
@@ -64,9 +69,15 @@ class Watchdog:
         return ""
 
     def tracking_reason(self, target_rad: Array, state: ArmState, now_ns: int) -> str:
-        """Returns which joint has not come near its target for too long."""
-        error = np.abs(target_rad - state.position_rad)
-        over = error > self._tracking_rad
+        """Returns which joint has been far from its target for too long, and does not come nearer."""
+        way = target_rad - state.position_rad
+        error = np.abs(way)
+        if not (error > self._tracking_rad).any():
+            self._tracked_ns = now_ns
+            return ""
+        # Far away and coming is no fault: the servos would close the way at error / lookahead.
+        due = _FOLLOWS_SHARE * np.minimum(error / self._lookahead_s, self._speed_rad_s)
+        over = (error > self._tracking_rad) & (np.sign(way) * state.velocity_rad_s < due)
         if not over.any():
             self._tracked_ns = now_ns
             return ""

@@ -35,22 +35,22 @@ TWO_JOINTS: dict[str, Any] = {
 
 
 def two_joint_station(
-    limits: dict[str, Any] | None = None, real: bool = True, **supervisor: Any
+    *, limits: dict[str, Any] | None = None, supervisor: dict[str, Any] | None = None, **changes: Any
 ) -> StationConfig:
-    """Returns a station of two joints at home at 0."""
-    return StationConfig(
-        name="bench",
-        robot="fake",
-        joints=("a", "b"),
-        driver="sim",
-        gripper=GripperConfig(open=1.0, closed=0.0),
-        home_rad=(0.0, 0.0),
-        safe_rad=(0.0, 0.0),
-        limits=SafetyLimits(**{**TWO_JOINTS, **(limits or {})}),
-        real=real,
-        sim=SimConfig(),
-        supervisor=SupervisorConfig(**{"interpolate": "hold", **supervisor}),
-    )
+    """Returns a station of two joints, at home at 0."""
+    fields: dict[str, Any] = {
+        "name": "bench",
+        "robot": "fake",
+        "joints": ("a", "b"),
+        "driver": "sim",
+        "gripper": GripperConfig(open=1.0, closed=0.0),
+        "home_rad": (0.0, 0.0),
+        "safe_rad": (0.0, 0.0),
+        "limits": SafetyLimits(**{**TWO_JOINTS, **(limits or {})}),
+        "sim": SimConfig(),
+        "supervisor": SupervisorConfig(**{"interpolate": "hold", **(supervisor or {})}),
+    }
+    return StationConfig(**{**fields, **changes})
 
 
 class Peer:
@@ -63,8 +63,13 @@ class Peer:
     def listen(self) -> None:
         self.said += self.link.receive()
 
-    def control(self, operation: Operation, **fields: Any) -> None:
-        self.link.send(Control(operation=operation, **{"by": "", **fields}))
+    def control(self, operation: Operation, by: str = "", seed: int = 0) -> None:
+        self.link.send(Control(operation=operation, by=by, seed=seed))
+
+    @property
+    def answer(self) -> Answer:
+        """The newest."""
+        return self.answers[-1]
 
     @property
     def answers(self) -> list[Answer]:
@@ -113,10 +118,8 @@ class Rig:
         assert peer.status.phase == "running", peer.status
         return peer
 
-    def plan(
-        self, *targets: Sequence[float], period_s: float = 0.05, start_s: float = 0.0, **changes: Any
-    ) -> Plan:
-        """Returns the next plan, due `start_s` from now."""
+    def plan(self, *targets: Any, period_s: float = 0.05, start_s: float = 0.0, **changes: Any) -> Plan:
+        """Returns the next plan, due `start_s` from now; each target (n,)."""
         self._number += 1
         plan = Plan(
             number=self._number,
@@ -127,8 +130,17 @@ class Rig:
         )
         return replace(plan, **changes)
 
+    def order(self, operation: Operation, by: str = "") -> Control:
+        return Control(operation=operation, by=by)
+
     def now_ns(self) -> int:
         return round(1e9 * self.clock.now_s())
+
+    def close(self) -> None:
+        for peer in self.peers:
+            peer.link.close()
+        self.driver.close()
+        self.supervisor.close()
 
     def run(self, seconds_s: float) -> None:
         for _ in range(round(seconds_s / DT_S)):
