@@ -89,9 +89,9 @@ class SimArm:
                 self._follow_servo(cycle)
                 self.manager.update(cycle)
             self.body.write(dt_s)
-            self._halt_if_stopped()
             if self.config.log is not None:
-                self._record(cycle)
+                self._record(cycle)  # before a stop forgets the command that caused it
+            self._halt_if_stopped()
             self.num_cycles += 1
             self.sim_ns += round(1e9 * dt_s)
         return cycle

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
+from robot_rl.core.errors import ConfigError
 from robot_rl.real.arm.body import Body
 from robot_rl.real.arm.controllers import Controller, Cycle
 
@@ -20,8 +21,9 @@ class ControllerManager:
         self._known = {controller.name: controller for controller in controllers}
         self._states: dict[str, State] = dict.fromkeys(self._known, "inactive")
         self._body = body
-        done, text = self.switch(active, (), strict=True)
-        assert done, text
+        done, why_not = self.switch(active, (), strict=True)
+        if not done:
+            raise ConfigError(f"active: {why_not}")
 
     @property
     def states(self) -> Mapping[str, State]:
