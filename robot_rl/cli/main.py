@@ -21,6 +21,7 @@ COMMANDS: dict[str, str] = {
     "collect": "robot_rl.cli.collect",
     "replay": "robot_rl.cli.replay",
     "report": "robot_rl.cli.report",
+    "serve-sim-arm": "robot_rl.cli.serve_sim_arm",
     "bench": "robot_rl.cli.bench",
     "devices": "robot_rl.cli.devices",
     "doctor": "robot_rl.cli.doctor",
@@ -113,7 +114,7 @@ def summary(name: str) -> str:
 
 
 def _help() -> str:
-    commands = "\n".join(f"  {name:<10}{summary(name)}" for name in COMMANDS)
+    commands = "\n".join(f"  {name:<15}{summary(name)}" for name in COMMANDS)
     return _HELP.format(version=__version__, commands=commands)
 
 
