@@ -38,8 +38,12 @@ class Link:
         self._socket = connection
         self._inbox = bytearray()
         self._outbox = memoryview(b"")
+        self.max_message_bytes = MAX_MESSAGE_BYTES
+        """Smaller for a peer that has not said yet who it is."""
         self.closed = False
         """The peer is gone, or `close` was called."""
+        self.error = ""
+        """What the system said when the connection broke."""
         self.dropped = 0
         """Messages not sent because the peer did not fetch those before."""
 
@@ -75,11 +79,12 @@ class Link:
         return self._flush()
 
     def wait(self, timeout_s: float) -> bool:
-        """Waits until something arrives or the peer goes; returns whether either happened."""
+        """Waits until something arrives, can be sent, or the peer goes; returns whether any happened."""
+        events = select.POLLIN if self._flush() else select.POLLIN | select.POLLOUT
         if self.closed:
             return True
         poll = select.poll()  # select knows 1024 files only
-        poll.register(self._socket, select.POLLIN)
+        poll.register(self._socket, events)
         return bool(poll.poll(1e3 * max(0.0, timeout_s)))
 
     def peer(self) -> str:
@@ -109,7 +114,8 @@ class Link:
                 self._outbox = self._outbox[self._socket.send(self._outbox) :]
             except _WOULD_BLOCK:
                 break
-            except OSError:
+            except OSError as error:
+                self.error = str(error)
                 self.close()
         return not self._outbox
 
@@ -119,19 +125,22 @@ class Link:
                 octets = self._socket.recv(1 << 18)
             except _WOULD_BLOCK:
                 return
-            except OSError:
-                octets = b""
+            except OSError as error:
+                octets, self.error = b"", str(error)
             if not octets:
                 self.close()
             self._inbox += octets
+            if len(self._inbox) > _HEADER.size + self.max_message_bytes:
+                return  # whole messages first: a peer may send faster than this reads
 
     def _messages(self) -> Iterator[Message]:
         start = 0
         while len(self._inbox) - start >= _HEADER.size:
             (length,) = _HEADER.unpack_from(self._inbox, start)
-            if length > MAX_MESSAGE_BYTES:
+            if length > self.max_message_bytes:
                 raise MessageError(
-                    f"link: a message of {length} bytes, allowed {MAX_MESSAGE_BYTES}: the peer is not ours."
+                    f"link: a message of {length} bytes, allowed {self.max_message_bytes}: the peer is not "
+                    "ours."
                 )
             end = start + _HEADER.size + length
             if end > len(self._inbox):

@@ -3,6 +3,8 @@
     policy --Plan--> supervisor --Command | Plan--> driver --> arm
            <-Status--           <----- ArmState ---
 
+and between an arm's policy process and a policy server: Hello, Offer, then Ask and Reply, or a Refusal.
+
 Stamps are `time.monotonic_ns()`, which all processes of a host share; an arm's own clock stays in
 `device_stamp_ns` and is compared with itself only. Messages are msgpack, never pickle: bytes from
 another process are data, not code. n arm joints, H points of a plan.
@@ -20,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from robot_rl.core.errors import DeviceError
+from robot_rl.core.policy import Mode
 from robot_rl.hal.arm import ArmState
 
 Array = NDArray[Any]
@@ -109,10 +112,57 @@ class Frame:
     """uint8 (h, w, 3) of a camera; (7,) position in metres and quaternion (w, x, y, z) of an object."""
 
 
-Message: TypeAlias = ArmState | Plan | Command | Control | Status | Answer | Frame
-_KINDS: dict[str, type[Any]] = {
-    kind.__name__: kind for kind in (ArmState, Plan, Command, Control, Status, Answer, Frame)
-}
+@dataclass(frozen=True, kw_only=True)
+class Hello:
+    """A client's first word to a policy server."""
+
+    version: int
+    token: str
+    """Empty for who has shown a certificate."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Offer:
+    """What a policy server serves: its first word to a client that it lets in."""
+
+    facts: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ask:
+    """A question to a policy server: the arguments of a policy's method, B rows each."""
+
+    number: int
+    """Its answer carries the same."""
+    what: Literal["sample", "sample_after", "refine"]
+    mode: Mode
+    obs: dict[str, Array]
+    arrays: dict[str, Array]
+    """`z`, `before`, `known` or `action`, as the method has them."""
+    frozen: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reply:
+    """The answer: a chunk (B, H, A), or a refined action (B, A)."""
+
+    number: int
+    actions: Array
+    n_exec: Array | None = None
+    """(B,), as in `ChunkSample`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refusal:
+    """Why a policy server lets nobody in, or answers nothing."""
+
+    reason: str
+
+
+Message: TypeAlias = (
+    ArmState | Plan | Command | Control | Status | Answer | Frame | Hello | Offer | Ask | Reply | Refusal
+)
+_KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Message)}
 _ARRAY = 1
 """msgpack extension type: one byte, the length of the header with it; [dtype, shape]; the numbers."""
 _SMALL_BYTES = 1024
@@ -126,8 +176,8 @@ def _allowed(hint: Any) -> tuple[Any, ...]:
         return get_args(hint)
     if get_origin(hint) is types.UnionType:
         return tuple(kind for part in get_args(hint) for kind in _allowed(part))
-    if get_origin(hint) is np.ndarray:
-        return (np.ndarray,)
+    if get_origin(hint) in (np.ndarray, dict):
+        return (get_origin(hint),)
     return (float, int) if hint is float else (hint,)
 
 
@@ -140,7 +190,9 @@ _FIELDS: dict[str, dict[str, tuple[Any, ...]]] = {
 def encode(message: Message) -> bytes:
     """Returns one message as bytes."""
     # msgpack's default buffer of 256 KiB would be mapped anew for each small message.
-    size = _SMALL_BYTES + (message.array.nbytes if isinstance(message, Frame) else 0)
+    arrays = [message.array] if isinstance(message, Frame) else []
+    arrays += message.obs.values() if isinstance(message, Ask) else []
+    size = _SMALL_BYTES + sum(array.nbytes for array in arrays)
     packed = msgpack.packb([type(message).__name__, _fields(message)], default=_pack_other, buf_size=size)
     return cast("bytes", packed)
 

@@ -1,6 +1,8 @@
 """What every test gets: one thread, no window, and a lease file apart from that of real runs."""
 
 import os
+import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -14,3 +16,31 @@ def own_lease_file(tmp_path_factory: pytest.TempPathFactory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ROBOT_RL_STATE", str(tmp_path_factory.mktemp("state")))
         yield
+
+
+@pytest.fixture(scope="session")
+def pki(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Returns a folder with <name>.pem and <name>.key of authority, server and robot, and of a stranger."""
+    folder = tmp_path_factory.mktemp("pki")
+    new = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
+    signed = ["-CA", "authority.pem", "-CAkey", "authority.key", "-CAcreateserial", "-days", "2"]
+
+    def openssl(*words: str) -> None:
+        subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True)
+
+    (folder / "names").write_text("subjectAltName=IP:127.0.0.1,DNS:localhost\n")
+    for name in ("authority", "stranger"):
+        openssl("req", "-x509", *new, "-subj", f"/CN={name}", "-keyout", f"{name}.key", "-out", f"{name}.pem")
+    for name in ("server", "robot"):
+        openssl("req", *new, "-subj", f"/CN={name}", "-keyout", f"{name}.key", "-out", f"{name}.csr")
+        openssl("x509", "-req", "-in", f"{name}.csr", *signed, "-extfile", "names", "-out", f"{name}.pem")
+    return folder
+
+
+@pytest.fixture
+def token(tmp_path: Path) -> str:
+    """Returns a file with a secret that a policy server and its clients share."""
+    path = tmp_path / "token"
+    path.touch(0o600)
+    path.write_text("a secret of 32 letters, at least\n")
+    return str(path)

@@ -1,0 +1,475 @@
+"""A policy on another computer: the robot's end, without torch, and the door of the server.
+
+    robot: PolicyClient --Hello, Ask-->          Door, then `robot_rl.train.serve`: computer with the GPU
+                        <--Offer, Reply, Refusal--
+
+TLS 1.3. The client trusts a server whose certificate `ca` signed; the server lets in who shows a
+certificate that `client_ca` signed, or a token, or both if both are asked for. Without TLS a server
+listens on the loopback only (`tcp://127.0.0.1:...`), and asks for a token all the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import ipaddress
+import logging
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from robot_rl.core.errors import CheckpointError, ConfigError, DeviceError, require
+from robot_rl.core.policy import Mode
+from robot_rl.real.link import MAX_MESSAGE_BYTES, Link
+from robot_rl.real.messages import Array, Ask, Hello, Message, MessageError, Offer, Refusal, Reply
+
+logger = logging.getLogger(__name__)
+
+VERSION = 1
+"""Raised when `Hello`, `Offer`, `Ask` or `Reply` change their meaning."""
+DEFAULT_PORT = 7710
+IDENTITY = ("task", "robot", "control_hz", "state_names", "action_names")
+"""Facts in which a server's policy and an arm must agree."""
+_HANDSHAKE_S = 5.0
+_HELLO_BYTES = 4096
+_MIN_TOKEN_LETTERS = 16
+_BACK_OFF_S = (0.1, 2.0)
+"""Between attempts to connect again: the first and the longest."""
+_SILENT_MS = 5000
+"""After so long without an acknowledgement by TCP the peer is taken for gone."""
+
+
+class ServerGoneError(DeviceError):
+    """A policy server that cannot be reached now; it may come back."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoorConfig:
+    """Where a policy server listens, and whom it lets in."""
+
+    host: str = "127.0.0.1"
+    """Address to listen at; 0.0.0.0 for every network of this computer, which needs TLS."""
+    port: int = DEFAULT_PORT
+    """0 takes any that is free."""
+    token_file: str | None = None
+    """Clients must know its first line."""
+    cert: str | None = None
+    """The server's certificate (PEM, with its chain); with `key` it turns TLS on."""
+    key: str | None = None
+    client_ca: str | None = None
+    """Clients must show a certificate signed by this authority."""
+
+    def __post_init__(self) -> None:
+        require(0 <= self.port < 65536, "port", self.port, "0 to 65535")
+        require(
+            (self.cert is None) == (self.key is None), "key", self.key, "given with `cert`, and only then"
+        )
+        require(self.client_ca is None or self.cert is not None, "client_ca", self.client_ca, "with `cert`")
+        if self.cert is None and not _is_loopback(self.host):
+            raise ConfigError(
+                f"host: {self.host} is not this computer's loopback, and without `cert` and `key` all would "
+                "travel in the open. Give both, or listen at 127.0.0.1."
+            )
+        if self.token_file is None and self.client_ca is None:
+            raise ConfigError(
+                "token_file: nothing says who may ask. Give token_file=<file>, or client_ca=<file> with TLS."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemoteConfig:
+    """Which policy server to ask, and what to show it."""
+
+    address: str
+    """tls://host:port, or tcp://127.0.0.1:port of a server on this computer."""
+    token_file: str | None = None
+    ca: str | None = None
+    """Authority that signed the server's certificate; those that the system trusts if None."""
+    cert: str | None = None
+    """This robot's certificate, where the server asks for one."""
+    key: str | None = None
+    patience_s: float = 60.0
+    """How long a server may be gone before the run ends; the arm holds meanwhile."""
+
+    def __post_init__(self) -> None:
+        scheme, host, _ = self.parts
+        if scheme == "tcp" and not _is_loopback(host):
+            raise ConfigError(
+                f"policy: {self.address} leaves this computer without TLS. Use tls://{host}:<port>."
+            )
+        require(
+            (self.cert is None) == (self.key is None), "key", self.key, "given with `cert`, and only then"
+        )
+        require(self.patience_s >= 0, "patience_s", self.patience_s, "0 or more")
+
+    @property
+    def parts(self) -> tuple[str, str, int]:
+        """Scheme, host and port of the address."""
+        try:
+            parts = urlsplit(self.address)
+            scheme, host, port = parts.scheme, parts.hostname, parts.port
+        except ValueError:
+            scheme, host, port = "", None, None
+        if scheme not in ("tls", "tcp") or not host:
+            raise ConfigError(
+                f"policy: got {self.address!r}, allowed: tls://<host>:<port>, or tcp://127.0.0.1:<port> of a "
+                "server on this computer."
+            )
+        return scheme, host, port or DEFAULT_PORT
+
+
+class Door:
+    """The listening socket of a policy server: who comes in has been checked."""
+
+    def __init__(self, config: DoorConfig, facts: Mapping[str, Any]) -> None:
+        """Listens.
+
+        Raises:
+            DeviceError: the port is taken.
+            ConfigError: a certificate, key or token cannot be read.
+        """
+        self._facts = dict(facts)
+        self._token = None if config.token_file is None else read_token(config.token_file)
+        self._context = None if config.cert is None else _server_context(config)
+        try:
+            self._socket = socket.create_server(
+                (config.host, config.port), family=_family(config.host), backlog=16
+            )
+        except OSError as error:
+            raise DeviceError(
+                f"policy server: cannot listen at {config.host}:{config.port}: {error}"
+            ) from error
+        scheme, host = "tcp" if self._context is None else "tls", config.host
+        self.port: int = self._socket.getsockname()[1]
+        self.address = f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
+
+    def knock(self, timeout_s: float) -> socket.socket | None:
+        """Waits for somebody, about whom nothing is known yet."""
+        self._socket.settimeout(timeout_s)
+        try:
+            return self._socket.accept()[0]
+        except TimeoutError:
+            return None
+
+    def admit(self, connection: socket.socket) -> Link:
+        """Checks who it is and says what is served.
+
+        Raises:
+            DeviceError: the reason why not, which the client was told; the connection is closed.
+        """
+        try:
+            host = connection.getpeername()[0]
+            connection.settimeout(_HANDSHAKE_S)
+            if self._context is not None:
+                connection = self._context.wrap_socket(
+                    connection, server_side=True, do_handshake_on_connect=False
+                )
+                connection.do_handshake()
+        except OSError as error:
+            _hang_up(connection)
+            raise DeviceError(f"refused a client: {_tls_reason(error)}") from error
+        watch_peer(connection)
+        link = Link(connection)
+        link.max_message_bytes = _HELLO_BYTES
+        reason = self._refusal(link)
+        if reason:
+            link.send(Refusal(reason=reason))
+            link.close()
+            raise DeviceError(f"refused {host}: {reason}")
+        link.max_message_bytes = MAX_MESSAGE_BYTES
+        link.send(Offer(facts=self._facts))
+        return link
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _refusal(self, link: Link) -> str:
+        try:
+            hello = receive_one(link, _HANDSHAKE_S)
+        except DeviceError:
+            return f"no greeting of this version: {link.error or 'something else was said'}"
+        if not isinstance(hello, Hello):
+            return "no greeting: something else was said"
+        if self._token is not None and not hmac.compare_digest(hello.token.encode(), self._token.encode()):
+            return "wrong token" if hello.token else "no token: this server asks for one (token_file=<file>)"
+        if hello.version != VERSION:
+            return (
+                f"this server speaks version {VERSION} of the protocol, the client {hello.version}. Install "
+                "the same robot_rl on both."
+            )
+        return ""
+
+
+class PolicyClient:
+    """Asks a policy server, one question at a time; for one thread. Connects again by itself."""
+
+    def __init__(self, config: RemoteConfig, expect: Mapping[str, Any] | None = None) -> None:
+        """Connects.
+
+        Args:
+            config: where, and as whom.
+            expect: what the policy must have been made for, of `IDENTITY`.
+
+        Raises:
+            ServerGoneError: nobody is there.
+            DeviceError: the server lets us not in, or is not the one that `ca` vouches for.
+            CheckpointError: its policy was made for something else.
+        """
+        self.config = config
+        self._token = "" if config.token_file is None else read_token(config.token_file)
+        self._context = _client_context(config) if config.parts[0] == "tls" else None
+        self._expect = dict(expect or {})
+        self._number = 0
+        self._closing = threading.Event()
+        self.lost = 0
+        """How often the server was gone."""
+        self.facts: dict[str, Any] = {}
+        self._link = self._connect()
+
+    def ask(
+        self,
+        what: Literal["sample", "sample_after", "refine"],
+        *,
+        obs: Mapping[str, Array],
+        arrays: Mapping[str, Array],
+        mode: Mode = "ode",
+        frozen: int = 0,
+    ) -> Reply:
+        """Returns the answer; while the server is gone this waits, and asks again when it is back.
+
+        Raises:
+            DeviceError: it is gone for longer than `patience_s`, or refuses the question.
+            CheckpointError: what came back serves another policy.
+        """
+        self._number += 1
+        question = Ask(
+            number=self._number, what=what, mode=mode, obs=dict(obs), arrays=dict(arrays), frozen=frozen
+        )
+        while True:
+            try:
+                return self._answer(question)
+            except ServerGoneError as error:
+                if self._closing.is_set():
+                    raise
+                self.lost += 1
+                logger.warning("%s; the arm holds when its chunk ends", error)
+                self._reconnect()
+
+    def close(self) -> None:
+        """Ends the connection, and what another thread waits for."""
+        self._closing.set()
+        self._link.close()
+
+    def _answer(self, question: Ask) -> Reply:
+        self._link.send(question)
+        while True:
+            try:
+                message = receive_one(self._link, self.config.patience_s, self._closing)
+            except ServerGoneError as error:
+                raise ServerGoneError(f"{self._at()}: {error}") from error
+            if isinstance(message, Reply) and message.number == question.number:
+                return message
+            if isinstance(message, Refusal):
+                raise DeviceError(f"{self._at()}: {message.reason}")
+
+    def _reconnect(self) -> None:
+        self._link.close()
+        until_s = time.monotonic() + self.config.patience_s
+        pause_s, longest_s = _BACK_OFF_S
+        while True:
+            try:
+                link = self._connect()
+            except ServerGoneError as error:
+                if time.monotonic() + pause_s > until_s:
+                    raise DeviceError(
+                        f"{error}. It was gone for {self.config.patience_s:g} s (patience_s); start it again."
+                    ) from error
+                if self._closing.wait(pause_s):
+                    raise
+                pause_s = min(2 * pause_s, longest_s)
+                continue
+            logger.info("%s is back", self._at())
+            self._link = link
+            return
+
+    def _connect(self) -> Link:
+        _, host, port = self.config.parts
+        try:
+            connection = socket.create_connection((host, port), timeout=_HANDSHAKE_S)
+        except OSError as error:
+            raise ServerGoneError(f"{self._at()}: nobody answers: {error}") from error
+        try:
+            if self._context is not None:
+                connection = self._context.wrap_socket(connection, server_hostname=host)
+        except ssl.SSLError as error:
+            connection.close()
+            raise DeviceError(f"{self._at()}: {_tls_reason(error)}") from error
+        except OSError as error:
+            connection.close()
+            raise ServerGoneError(f"{self._at()}: {error}") from error
+        watch_peer(connection)
+        link = Link(connection)
+        link.send(Hello(version=VERSION, token=self._token))
+        try:
+            self._check(self._greeting(link))
+        except BaseException:
+            link.close()
+            raise
+        return link
+
+    def _greeting(self, link: Link) -> dict[str, Any]:
+        try:
+            first = receive_one(link, _HANDSHAKE_S)
+        except ServerGoneError as error:
+            # In TLS 1.3 a server looks at the client's certificate after the client's handshake.
+            if "certificate" in link.error or "unknown ca" in link.error:
+                raise DeviceError(
+                    f"{self._at()}: the server refuses our certificate ({link.error}). Give cert=<file> "
+                    "key=<file> that its client_ca signed."
+                ) from None
+            raise ServerGoneError(f"{self._at()}: {error}") from error
+        if isinstance(first, Refusal):
+            raise DeviceError(f"{self._at()}: refused: {first.reason}")
+        if not isinstance(first, Offer):
+            raise DeviceError(f"{self._at()}: no policy server: it says a {type(first).__name__}")
+        return first.facts
+
+    def _check(self, facts: dict[str, Any]) -> None:
+        """Refuses a policy that is none for this arm, or not the one that was here before."""
+        if self.facts and facts != self.facts:
+            raise CheckpointError(
+                f"{self._at()}: it serves another policy than before. End this run and begin a new one."
+            )
+        for name, want in self._expect.items():
+            have = facts.get(name)
+            if have != (list(want) if isinstance(want, tuple) else want):
+                raise CheckpointError(
+                    f"{self._at()}: its policy was made for {name} = {have!r}, this arm has {want!r}. "
+                    "Serve the run of this arm and task."
+                )
+        self.facts = facts
+
+    def _at(self) -> str:
+        return f"policy server {self.config.address}"
+
+
+def receive_one(link: Link, timeout_s: float, closing: threading.Event | None = None) -> Message:
+    """Waits for a message, and returns the newest.
+
+    Raises:
+        ServerGoneError: the peer is gone, or silent for `timeout_s`.
+    """
+    until_s = time.monotonic() + timeout_s
+    while True:
+        try:
+            messages = link.receive()
+        except MessageError as error:
+            raise ServerGoneError(str(error)) from error
+        if messages:
+            return messages[-1]
+        left_s = until_s - time.monotonic()
+        is_asked_to_end = closing is not None and closing.is_set()
+        if link.closed or is_asked_to_end or left_s <= 0:
+            why = link.error or ("connection closed" if link.closed else f"silent for {timeout_s:g} s")
+            raise ServerGoneError(why)
+        link.wait(min(left_s, 0.2))
+
+
+def read_token(path: str) -> str:
+    """Returns the first line of a file that nobody else may read.
+
+    Raises:
+        ConfigError: it is missing, readable by others, or too short to be a secret.
+    """
+    try:
+        mode, lines = Path(path).stat().st_mode, Path(path).read_text(encoding="ascii").splitlines()
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"token_file: {path}: {error}") from error
+    token = lines[0].strip() if lines else ""
+    if mode & 0o077:
+        raise ConfigError(f"token_file: {path} may be read by others. `chmod 600 {path}`")
+    if len(token) < _MIN_TOKEN_LETTERS:
+        raise ConfigError(
+            f"token_file: {path}: {len(token)} letters, allowed: {_MIN_TOKEN_LETTERS} or more. "
+            f"`openssl rand -hex 32 > {path}` makes one."
+        )
+    return token
+
+
+def watch_peer(connection: socket.socket) -> None:
+    """Sends at once, and finds out soon when the network is cut."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    options = {"TCP_USER_TIMEOUT": _SILENT_MS, "TCP_KEEPIDLE": 2, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 3}
+    for name, value in options.items():
+        with contextlib.suppress(OSError, AttributeError):  # not Linux
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def _server_context(config: DoorConfig) -> ssl.SSLContext:
+    assert config.cert is not None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    _load_chain(context, config.cert, config.key)
+    if config.client_ca is not None:
+        _load_authority(context, "client_ca", config.client_ca)
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def _client_context(config: RemoteConfig) -> ssl.SSLContext:
+    context = ssl.create_default_context() if config.ca is None else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    if config.ca is not None:
+        _load_authority(context, "ca", config.ca)
+    if config.cert is not None:
+        _load_chain(context, config.cert, config.key)
+    return context
+
+
+def _load_chain(context: ssl.SSLContext, cert: str, key: str | None) -> None:
+    try:
+        context.load_cert_chain(cert, key)
+    except OSError as error:
+        raise ConfigError(f"cert: {cert} and key: {key}: {error}") from error
+
+
+def _load_authority(context: ssl.SSLContext, name: str, path: str) -> None:
+    try:
+        context.load_verify_locations(path)
+    except OSError as error:
+        raise ConfigError(f"{name}: {path}: {error}") from error
+
+
+def _hang_up(connection: socket.socket) -> None:
+    """Closes so that the peer hears why: closing beside unread bytes would take back what was sent."""
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_WR)
+        connection.settimeout(1.0)
+        while connection.recv(_HELLO_BYTES):
+            pass
+    connection.close()
+
+
+def _tls_reason(error: OSError) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not to be trusted: {error.verify_message}"
+    reason = getattr(error, "reason", None) or str(error)
+    return f"TLS: {str(reason).lower().replace('_', ' ')}"
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
