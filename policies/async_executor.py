@@ -99,7 +99,7 @@ class AsyncExecutor(ChunkExecutor):
                 "allowed: above 0, 0 or more, and 0 or more or None"
             )
         self._period_s = 1.0 / control_hz
-        self._patience_s = 0.2 * self._period_s if patience_s is None else patience_s
+        self.patience_s = 0.2 * self._period_s if patience_s is None else patience_s
         self._delay_s = delay_s
         self._is_step = np.ones(policy.action_dim, bool) if is_step is None else np.asarray(is_step, bool)
         # The worker draws while `refine` draws here: each has a generator of its own.
@@ -127,8 +127,12 @@ class AsyncExecutor(ChunkExecutor):
     @property
     def expected_delay(self) -> int:
         """How many control steps planning is expected to take."""
-        steps = math.ceil((self.latency_s - self._patience_s) / self._period_s)
+        steps = math.ceil((self.latency_s - self.patience_s) / self._period_s)
         return min(max(steps, 0), self.policy.horizon - 1)
+
+    def expect(self, latency_s: float) -> None:
+        """Notes how long planning will take, before any plan of this executor was measured."""
+        self._latency_s.append(latency_s)
 
     def reset(self, mask: Array | None = None, seeds: Array | None = None) -> None:
         """As in `ChunkExecutor`; what is being computed belongs to the old episode and is dropped."""
@@ -187,7 +191,7 @@ class AsyncExecutor(ChunkExecutor):
         if pending is None:
             return
         is_due = pending.ago >= self.delay
-        timeout_s = None if self._is_fresh else self._patience_s if is_due else 0.0
+        timeout_s = None if self._is_fresh else self.patience_s if is_due else 0.0
         if not wait([pending.answer], timeout_s).done:
             return
         sample, latency_s = pending.answer.result()

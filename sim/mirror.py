@@ -39,7 +39,9 @@ class Mirror:
         quiet = replace(config, cameras=(), depth=False, randomize=False, num_threads=1)
         self.env = SimVectorEnv(quiet, 1, autoreset="disabled")
         """Describes the task: names, spaces, rates; and draws what is shown."""
-        self.robot = load_robot(config.robot or resolve("task", config.task, at="env.task").default_robot)
+        task = resolve("task", config.task, at="env.task")
+        self.robot = load_robot(config.robot or task.default_robot)
+        self._camera: str = task.camera
         backend = self.env.backend
         model, bind = backend.model, backend.bind
         self._qpos, self._qvel = bind("qpos")[0], bind("qvel")[0]
@@ -80,6 +82,11 @@ class Mirror:
     def objects(self) -> tuple[str, ...]:
         """Whose poses the task needs."""
         return (*self._mocap, *self._free, *self._slides)
+
+    @property
+    def camera(self) -> str:
+        """The camera of the model that shows the task best."""
+        return self._camera
 
     def begin(self, seed: int) -> None:
         """Notes which episode it is: the expert's misjudgements depend on it."""

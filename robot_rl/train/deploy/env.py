@@ -120,6 +120,8 @@ class StationEnv(VectorEnv):
         self._is_running = self._is_late = False
         self._verdict = (False, False, 0.0)
         self._foretold: Array = np.zeros((0, len(self.action_names)), np.float32)
+        self.target_rad: Array = np.full(len(station.joints), np.nan)
+        """(n,) what the last action asked of the joints, before safety."""
         self.timing: list[Timing] = []
         """Of the steps of this episode."""
 
@@ -133,6 +135,10 @@ class StationEnv(VectorEnv):
         """What the last observation was made of."""
         assert self._measured is not None, "reset comes first"
         return self._measured
+
+    def show(self, measured: Measured) -> Obs:
+        """Shows the mirror a measurement of before, for pictures; returns its observation."""
+        return self._scene.show(measured)
 
     def foretell(self, actions: Array) -> None:
         """Notes what will follow the next action (k, A) if nothing else comes: a plan's tail."""
@@ -201,8 +207,8 @@ class StationEnv(VectorEnv):
                 known = self._sensors.mistakes
                 why = "".join(f" {known[name]}." for name in missing if name in known)
                 raise DeviceError(
-                    f"station {self.station.name}: nothing of {', '.join(missing)} came in {_SETTLE_S:g} s.{why} "
-                    "Start its camera or tracker, and compare its name with the station file."
+                    f"station {self.station.name}: nothing of {', '.join(missing)} came in {_SETTLE_S:g} s."
+                    f"{why} Start its camera or tracker, and compare its name with the station file."
                 )
 
     # Control steps
@@ -281,7 +287,7 @@ class StationEnv(VectorEnv):
             np.concatenate([action, np.clip(self._foretold, -1.0, 1.0)]),
             servo_s=self.station.limits.lookahead_s,
         )
-        self._foretold = self._foretold[:0]
+        self._foretold, self.target_rad = self._foretold[:0], targets[0]
         self._number += 1
         sent_ns = self._pace.now_ns()
         self._arm.send(

@@ -1,0 +1,88 @@
+"""`robot-rl arm`: looks at a running station, stops it, clears it, sends it home."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+
+from robot_rl.core.errors import DeviceError
+from robot_rl.real.client import ArmClient
+from robot_rl.real.link import LinkError
+from robot_rl.real.messages import Status
+from robot_rl.real.supervisor.main import SUPERVISOR_SOCKET
+
+SUMMARY = "status of a running arm; stop, estop, clear, home"
+
+_ABOUT = """\
+status   what the arm does, and why it stands
+stop     brings it to rest, and keeps it there until somebody clears it
+estop    the same at once, without a ramp
+clear    lifts a stop: by=<your name>, after you have looked at the arm
+home     moves to the station's home pose
+
+The newest station of this machine is meant, or that of --folder. An e-stop button is still needed:
+this command is no safety device.
+"""
+_OPERATIONS = ("status", "stop", "estop", "clear", "home")
+
+
+def run(argv: list[str]) -> int:
+    """Does one thing and prints what the arm does then; ends on one JSON object with `--json`."""
+    parser = argparse.ArgumentParser(
+        prog="robot-rl arm",
+        description=SUMMARY,
+        epilog=_ABOUT,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("operation", choices=_OPERATIONS)
+    parser.add_argument("by", nargs="?", default="", help="by=<your name>")
+    parser.add_argument("--folder", type=Path, help="folder of the station's sockets")
+    parser.add_argument("--json", action="store_true", help="end with one JSON object")
+    words = parser.parse_args(argv)
+    with _connect(words.folder) as client:
+        if words.operation != "status":
+            client.control(words.operation, by=words.by.removeprefix("by="))
+        status = client.wait()
+    print(_told(status))
+    if words.json:
+        print(json.dumps(_facts(status)))
+    return 0
+
+
+def _connect(folder: Path | None) -> ArmClient:
+    """Returns a client of the newest supervisor that answers."""
+    found = [folder] if folder else Path(tempfile.gettempdir()).glob("robot-rl-*")
+    sockets = [place / SUPERVISOR_SOCKET for place in found]
+    alive = [path for path in sockets if path.exists()]
+    for path in sorted(alive, key=lambda path: path.stat().st_mtime, reverse=True):
+        try:
+            return ArmClient(path)
+        except LinkError:
+            continue  # left over from one that was killed
+    where = folder or f"{tempfile.gettempdir()}/robot-rl-*"
+    raise DeviceError(
+        f"arm: no supervisor runs at {where}. `robot-rl deploy` starts one; one elsewhere is meant "
+        "by --folder=<folder of its sockets>."
+    )
+
+
+def _told(status: Status) -> str:
+    why = f": {status.reason}" if status.reason else ""
+    if status.state is None:
+        return f"{status.phase}{why}; nothing was measured yet"
+    joints = ", ".join(f"{angle:.3f}" for angle in status.state.position_rad)
+    return f"{status.phase}{why}\njoints {joints} rad, gripper {status.state.gripper:.4f}"
+
+
+def _facts(status: Status) -> dict[str, object]:
+    state = status.state
+    return {
+        "phase": status.phase,
+        "reason": status.reason,
+        "plan": status.plan,
+        "position_rad": None if state is None else state.position_rad.tolist(),
+        "velocity_rad_s": None if state is None else state.velocity_rad_s.tolist(),
+        "gripper": None if state is None else state.gripper,
+    }

@@ -1,0 +1,88 @@
+"""Whether a policy fits a station: everything that differs is said at once, before anything moves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+
+from robot_rl.core.errors import ConfigError
+from robot_rl.policies.checkpoint import PolicyMeta
+from robot_rl.real.station import StationConfig
+from robot_rl.sim.mirror import Mirror
+from robot_rl.sim.robots.robot import Robot, load_robot
+from robot_rl.sim.vector import EnvConfig
+
+_HOME_RAD = 0.05
+"""Episodes may begin so far from where they began in training."""
+_SHOWN = 4
+
+
+def check_fit(meta: PolicyMeta, config: EnvConfig, station: StationConfig) -> None:
+    """Passes a policy that was trained for what stands there.
+
+    Args:
+        meta: what the policy was made for.
+        config: the env it was trained in.
+        station: where it shall act.
+
+    Raises:
+        ConfigError: names everything that differs.
+    """
+    with closing(Mirror(config)) as mirror:
+        problems = [*_of_policy(meta, mirror), *_of_station(config, station, mirror)]
+    if problems:
+        raise ConfigError(
+            f"station {station.name} does not fit the policy: {'; '.join(problems)}. "
+            "Deploy to the station it was trained for, mend the station file, or train for this one."
+        )
+
+
+def _of_policy(meta: PolicyMeta, mirror: Mirror) -> Iterator[str]:
+    """Yields what training wrote down and this installation of the task has otherwise."""
+    env = mirror.env
+    pairs = {
+        "task": (meta.task, env.task),
+        "robot": (meta.robot, env.robot),
+        "control rate": (meta.control_hz, env.control_hz),
+        "observed": (meta.state_names, env.state_names),
+        "actions": (meta.action_names, env.action_names),
+    }
+    yield from (_differs(name, *pair) for name, pair in pairs.items() if pair[0] != pair[1])
+
+
+def _of_station(config: EnvConfig, station: StationConfig, mirror: Mirror) -> Iterator[str]:
+    env, robot = mirror.env, mirror.robot
+    there: Robot = load_robot(station.robot)
+    if there.name != robot.name:
+        yield _differs("robot", robot.name, there.name)
+    if station.joints != robot.arm_joints:
+        yield _differs("joints", robot.arm_joints, station.joints)
+    elif np.abs(np.subtract(station.home_rad, robot.home_rad)).max() > _HOME_RAD:
+        yield _differs("home_rad", robot.home_rad, station.home_rad)
+    if station.supervisor.command_hz < env.control_hz:
+        yield _differs("control rate in Hz", env.control_hz, station.supervisor.command_hz)
+    lacking = [name for name in mirror.objects if name not in station.objects]
+    if lacking:
+        yield _differs("tracked objects", mirror.objects, tuple(station.objects))
+    cameras = {name.removesuffix(".rgb") for name in station.cameras}
+    if not set(config.cameras) <= cameras:
+        yield _differs("cameras", config.cameras, tuple(sorted(cameras)))
+    if config.depth:
+        yield "it sees depth, which no station measures"
+    if station.sim is not None and station.driver == "sim" and station.sim.task != env.task:
+        yield _differs("task", env.task, station.sim.task)
+
+
+def _differs(name: str, policy: Any, station: Any) -> str:
+    return f"{name}: {_words(policy)} in training, {_words(station)} there"
+
+
+def _words(value: Any) -> str:
+    if not isinstance(value, tuple):
+        return str(value)
+    names = [str(item) for item in value[:_SHOWN]]
+    more = f", ... ({len(value)})" if len(value) > _SHOWN else ""
+    return f"[{', '.join(names)}{more}]"

@@ -1,0 +1,275 @@
+"""Deployment: a policy of a run folder plays held-out episodes on a station.
+
+    check that it fits -> lease the arm -> driver and supervisor -> play, record, measure -> report
+
+Driver and supervisor are processes of their own; if this one dies, they hold and stop the arm.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from robot_rl.core.errors import CheckpointError, ConfigError, RenderError, RobotRLError
+from robot_rl.core.seeding import eval_seeds
+from robot_rl.data.transitions import StepBatch
+from robot_rl.hal.device import DeviceSpec
+from robot_rl.hal.vector import Obs
+from robot_rl.policies.async_executor import AsyncExecutor
+from robot_rl.policies.checkpoint import PolicyMeta, load_policy
+from robot_rl.policies.executor import Act
+from robot_rl.policies.real_time import RealTimeChunks
+from robot_rl.real.launch import StationProcesses
+from robot_rl.real.sensors import open_sensors
+from robot_rl.real.station import StationConfig, load_station
+from robot_rl.sched.leases import LeaseStore
+from robot_rl.telemetry.progress import ProgressDisplay
+from robot_rl.train.config import RunConfig
+from robot_rl.train.demos import episodes_meta
+from robot_rl.train.deploy.config import DeployConfig
+from robot_rl.train.deploy.env import StationEnv
+from robot_rl.train.deploy.fit import check_fit
+from robot_rl.train.deploy.journal import FILMED, EpisodeOutcome, Journal, film
+from robot_rl.train.deploy.measured import Measured
+from robot_rl.train.envs import lockstep
+from robot_rl.train.phases import load_config
+from robot_rl.train.record import new_folder
+from robot_rl.train.recording import Recorder, observed
+
+_WARM_UP = 3
+"""Plans made before the arm moves: the first takes several times as long."""
+
+
+def deploy(config: DeployConfig, display: ProgressDisplay, ask: Callable[[str], None] | None) -> Journal:
+    """Plays the episodes; what was done so far is on the disk however it ends.
+
+    Args:
+        config: what and where.
+        display: shows progress.
+        ask: has a person put the scene of a real station back.
+
+    Raises:
+        RobotRLError: the policy does not fit, the arm is not there or stopped; the message says what to do.
+    """
+    run_config, station = load_config(Path(config.run), at="run"), load_station(config.station)
+    policy, meta = _policy(config)
+    check_fit(meta, run_config.env, station)
+    torch.set_num_threads(run_config.torch_threads)
+    folder = new_folder(config.out, f"deploy-{station.name}")
+    display.message(f"deployment: {folder}")
+    journal = Journal(folder=folder, config=config, task=meta.task, real=station.real)
+    try:
+        with (
+            LeaseStore().hold(device_of(station), holder=f"deploy {meta.task}", wait_s=config.lease_wait_s),
+            open_station(station, config, run_config, folder, ask) as env,
+            _recorder(config, station, env, folder) as recorder,
+        ):
+            player = Player(config, env, policy, meta, journal, recorder, display)
+            player.play(eval_seeds(run_config.seed, config.episodes))
+            journal.ended = "complete"
+        player.draw()
+    except RobotRLError as error:
+        journal.ended = str(error)
+        raise
+    finally:
+        journal.write()
+    return journal
+
+
+def device_of(station: StationConfig) -> DeviceSpec:
+    """Returns what is leased: an arm has one slot."""
+    return DeviceSpec(
+        name=f"arm-{station.name}", kind="robot", real=station.real, labels={"robot": station.robot}
+    )
+
+
+@contextmanager
+def open_station(
+    station: StationConfig,
+    config: DeployConfig,
+    run_config: RunConfig,
+    folder: Path,
+    ask: Callable[[str], None] | None,
+) -> Generator[StationEnv]:
+    """Starts driver and supervisor, and yields their arm as an env; leaves it at rest."""
+    with ExitStack() as stack:
+        processes = stack.enter_context(StationProcesses(config.station, folder / "station"))
+        env = StationEnv(
+            station,
+            run_config.env,
+            processes.client(),
+            open_sensors(station, processes.sockets),
+            compensate=config.compensate,
+            ask=ask,
+        )
+        stack.callback(env.close)
+        gc.collect()
+        gc.freeze()  # what there is now is not looked at again while the arm moves
+        stack.callback(gc.unfreeze)
+        yield env
+
+
+class Player:
+    """Plays episodes, and keeps what happened."""
+
+    def __init__(
+        self,
+        config: DeployConfig,
+        env: StationEnv,
+        policy: Any,
+        meta: PolicyMeta,
+        journal: Journal,
+        recorder: Recorder | None,
+        display: ProgressDisplay,
+    ) -> None:
+        self._config, self._env, self._journal = config, env, journal
+        self._policy, self._meta = policy.to(config.device), meta
+        self._recorder, self._display = recorder, display
+        self._films: dict[int, list[Measured]] = {}
+        self._executor: AsyncExecutor | None = None
+        self._act = Act(np.zeros(0, np.float32), np.zeros(0, np.float32))
+
+    def play(self, seeds: np.ndarray[Any, Any]) -> None:
+        """Plays one episode for every seed."""
+        try:
+            with self._display.phase("deploy", len(seeds), unit="episodes") as progress:
+                for done, seed in enumerate(seeds, start=1):
+                    self._episode(int(seed))
+                    solved = sum(episode.success for episode in self._journal.episodes)
+                    progress.update(done, success=solved / done)
+        finally:
+            if self._executor is not None:
+                self._executor.close()
+
+    def draw(self) -> None:
+        """Draws the films: after the arm was let go, as drawing takes all cores there are."""
+        try:
+            for seed, moments in self._films.items():
+                film(self._journal.folder / "videos" / f"deploy-seed{seed}.mp4", self._env, moments)
+        except RenderError as error:
+            self._display.message(f"no video: {str(error).splitlines()[0]}")
+
+    def _episode(self, seed: int) -> None:
+        env, journal = self._env, self._journal
+        success, limited, steps = False, 0, 0
+
+        def begin(obs: Obs, infos: dict[str, Any]) -> None:
+            nonlocal success
+            success = bool(infos["success"][0])
+            executor = self._executor = self._executor or self._prepared(obs)
+            executor.reset(seeds=np.array([seed], np.uint64))
+
+        is_first = not journal.episodes
+        for moment in lockstep(env, np.array([seed], np.uint64), begin, self._acting):
+            success |= bool(moment.infos["success"][0])
+            limited += int(moment.infos["limited"][0])
+            steps += 1
+            journal.timing.append(env.timing[-1])
+            if is_first:
+                journal.tracked.append((env.target_rad, env.measured.state.position_rad))
+            if self._config.video and len(journal.episodes) < FILMED:
+                self._films.setdefault(seed, []).append(env.measured)
+            if self._recorder is not None:
+                self._recorder.add(self._steps(moment))
+        journal.episodes.append(EpisodeOutcome(seed=seed, success=success, steps=steps, limited=limited))
+        self._note_execution()
+
+    def _acting(self, obs: Obs) -> np.ndarray[Any, Any]:
+        """Returns the next action, and tells the env what would follow."""
+        assert self._executor is not None
+        self._act = self._executor.act(obs)
+        self._env.foretell(self._executor.ahead())
+        return self._act.action
+
+    def _steps(self, moment: Any) -> StepBatch:
+        base = self._act.base_action
+        return StepBatch(
+            obs=moment.obs,
+            base_action=base,
+            action=moment.infos["executed_action"],
+            reward=moment.reward,
+            terminated=moment.terminated,
+            truncated=moment.truncated,
+            next_obs=moment.next_obs,
+            next_base_action=base,  # of a step that is only kept, nobody asks
+            success=moment.infos["success"],
+            source="real" if self._env.station.real else "sim",
+            stamp_ns=moment.infos["stamp_ns"],
+        )
+
+    def _prepared(self, obs: Obs) -> AsyncExecutor:
+        """Returns the executor, after the policy has planned a few times: the arm rests meanwhile."""
+        config = self._config
+        executor = self._make_executor(self._policy)
+        takes_s = _planning_s(executor, obs) + 1e-3 * config.delay_ms
+        rtc = takes_s > executor.patience_s if config.rtc is None else config.rtc
+        if rtc:
+            try:
+                continuing = RealTimeChunks(self._policy)
+            except ValueError as error:
+                if config.rtc:
+                    raise ConfigError(f"rtc: {error}") from error
+                self._display.message(f"no real-time chunking: {error}")
+            else:
+                executor.close()
+                executor = self._make_executor(continuing)
+                takes_s = _planning_s(executor, obs) + 1e-3 * config.delay_ms
+                self._journal.execution["rtc"] = True
+        executor.expect(takes_s)
+        return executor
+
+    def _make_executor(self, policy: Any) -> AsyncExecutor:
+        config = self._config
+        self._journal.execution["rtc"] = False
+        return AsyncExecutor(
+            policy,
+            n_exec=min(config.n_exec or self._meta.n_exec, policy.horizon),
+            control_hz=self._env.control_hz,
+            delay_s=1e-3 * config.delay_ms,
+            is_step=[name != "gripper" for name in self._env.action_names],
+            ensemble=config.ensemble,
+            device=config.device,
+        )
+
+    def _note_execution(self) -> None:
+        assert self._executor is not None
+        self._journal.execution |= {
+            "planning_ms": round(1e3 * self._executor.latency_s, 3),
+            "late_chunks": self._executor.late_chunks,
+            "held_steps": self._executor.held_steps,
+        }
+
+
+def _planning_s(executor: AsyncExecutor, obs: Obs) -> float:
+    """Returns how long the policy takes to plan, once it is warm."""
+    taken: list[float] = []
+    for _ in range(_WARM_UP):
+        began_s = time.monotonic()
+        executor.base_action(obs)
+        taken.append(time.monotonic() - began_s)
+    return min(taken)
+
+
+def _policy(config: DeployConfig) -> tuple[Any, PolicyMeta]:
+    folder = Path(config.run) / "policy" / config.which
+    if not folder.is_dir():
+        raise CheckpointError(
+            f"run: {config.run} has no policy {config.which!r} yet. "
+            f"`robot-rl train resume={config.run}` goes on with it."
+        )
+    return load_policy(folder)
+
+
+def _recorder(
+    config: DeployConfig, station: StationConfig, env: StationEnv, folder: Path
+) -> AbstractContextManager[Recorder | None]:
+    if not config.record:
+        return nullcontext()
+    return Recorder(folder / "experience", episodes_meta(env), observed(env), device=station.name)
