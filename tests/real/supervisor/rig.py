@@ -38,6 +38,7 @@ def two_joint_station(
     *, limits: dict[str, Any] | None = None, supervisor: dict[str, Any] | None = None, **changes: Any
 ) -> StationConfig:
     """Returns a station of two joints, at home at 0."""
+    held: dict[str, Any] = {"interpolate": "hold"}
     fields: dict[str, Any] = {
         "name": "bench",
         "robot": "fake",
@@ -48,7 +49,7 @@ def two_joint_station(
         "safe_rad": (0.0, 0.0),
         "limits": SafetyLimits(**{**TWO_JOINTS, **(limits or {})}),
         "sim": SimConfig(),
-        "supervisor": SupervisorConfig(**{"interpolate": "hold", **(supervisor or {})}),
+        "supervisor": SupervisorConfig(**(held | (supervisor or {}))),
     }
     return StationConfig(**{**fields, **changes})
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -164,10 +165,10 @@ def test_an_arm_that_follows_at_full_speed_is_not_stopped(make_rig: MakeRig) -> 
     assert rig.arm.position_rad[0] == pytest.approx(1.9, abs=0.01)
 
 
-def watch(**state: Array) -> str:
+def watch(**state: Any) -> str:
     station = two_joint_station()
     watchdog = Watchdog(station, SafetyEnvelope(station.limits, control_dt_s=0.05, clock=ManualClock()))
-    still: dict[str, Array] = {"position_rad": np.zeros(2), "velocity_rad_s": np.zeros(2)}
+    still: dict[str, Any] = {"position_rad": np.zeros(2), "velocity_rad_s": np.zeros(2)}
     return watchdog.motion_reason(ArmState(stamp_ns=0, **{**still, **state}))
 
 
