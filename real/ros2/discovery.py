@@ -20,8 +20,9 @@ RANGES = ("OFF", "LOCALHOST", "SUBNET", "SYSTEM_DEFAULT")
 DISTROS = ("humble", "iron", "jazzy", "kilted", "lyrical")
 _MAX_DOMAIN = 232
 """Ports are 7400 + 250 * domain: higher ones do not exist."""
-# ROS's default for the participants of one host that are looked for.
-_MAX_PARTICIPANTS = 32
+_LOOPBACK = '<NetworkInterface address="127.0.0.1"/>'
+MAX_PARTICIPANTS = 32
+"""Highest index of a participant that is looked for on a host; ROS's choice."""
 # Room for a whole raw picture, as far as the kernel allows (net.core.rmem_max).
 _BUFFER = (
     '<CycloneDDS><Domain><Internal><SocketReceiveBufferSize min="default" max="8MB"/></Internal></Domain>'
@@ -87,27 +88,28 @@ def discovery(environment: Mapping[str, str] = os.environ, *, domain_id: int | N
 def _ranged(settings: Discovery) -> str:
     if settings.range == "SYSTEM_DEFAULT":
         return ""
-    multicast = (
-        "" if settings.range == "SUBNET" else "<General><AllowMulticast>false</AllowMulticast></General>"
-    )
+    general = "" if settings.range == "SUBNET" else "<AllowMulticast>false</AllowMulticast>"
+    if settings.range == "LOCALHOST" and not settings.static_peers:
+        # Else CycloneDDS 11 does not hear Fast DDS, which speaks on loopback (rmw_cyclonedds_cpp does).
+        general += f"<Interfaces>{_LOOPBACK}</Interfaces>"
+    general = general and f"<General>{general}</General>"
     if settings.range == "OFF":
         # A tag of its own keeps every other participant out.
         inner = f"<ParticipantIndex>none</ParticipantIndex><Tag>ros_discovery_off_{os.getpid()}</Tag>"
     else:
         inner = (
             "<ParticipantIndex>auto</ParticipantIndex>"
-            f"<MaxAutoParticipantIndex>{_MAX_PARTICIPANTS}</MaxAutoParticipantIndex>"
+            f"<MaxAutoParticipantIndex>{MAX_PARTICIPANTS}</MaxAutoParticipantIndex>"
         )
         local = ("localhost",) if settings.range == "LOCALHOST" else ()
         peers = "".join(f"<Peer address={quoteattr(peer)}/>" for peer in local + settings.static_peers)
         inner += f"<Peers>{peers}</Peers>" if peers else ""
-    return f"<CycloneDDS><Domain>{multicast}<Discovery>{inner}</Discovery></Domain></CycloneDDS>"
+    return f"<CycloneDDS><Domain>{general}<Discovery>{inner}</Discovery></Domain></CycloneDDS>"
 
 
 def _humble(settings: Discovery) -> str:
     if settings.range != "LOCALHOST":
         return ""
     return (
-        '<CycloneDDS><Domain><General><Interfaces><NetworkInterface address="127.0.0.1"/></Interfaces>'
-        "</General></Domain></CycloneDDS>"
+        f"<CycloneDDS><Domain><General><Interfaces>{_LOOPBACK}</Interfaces></General></Domain></CycloneDDS>"
     )

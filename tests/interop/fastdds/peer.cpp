@@ -64,11 +64,10 @@ public:
     explicit Peer(int domain) {
         DomainParticipantQos qos;
         auto transport = std::make_shared<UDPv4TransportDescriptor>();
-        transport->interfaceWhiteList.emplace_back("127.0.0.1");
         qos.transport().use_builtin_transports = false;
         qos.transport().user_transports.push_back(transport);
         auto& builtin = qos.wire_protocol().builtin;
-        builtin.metatrafficUnicastLocatorList.push_back(loopback(0));  // a list of one's own: no multicast
+        builtin.metatrafficUnicastLocatorList.push_back(Locator_t());  // a list of one's own: no multicast
         for (int k = 0; k < kPeers; ++k) {
             builtin.initialPeersList.push_back(loopback(7410 + 250 * domain + 2 * k));
         }
