@@ -11,15 +11,15 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, ClassVar
 
 from robot_rl.real.ros2.api import QoS, Ros2Error
-from robot_rl.real.ros2.discovery import Discovery
+from robot_rl.real.ros2.discovery import MAX_PARTICIPANTS, Discovery
 from robot_rl.real.ros2.types import SampleError, Types
 
 try:
     from cyclonedds import core, domain, pub, qos, sub, topic
-    from cyclonedds._clayer import ddspy_take  # type: ignore[reportMissingImports]  # C, without stubs
 except ImportError as error:
     raise Ros2Error(
         "ros2: neither rclpy nor cyclonedds can be imported. Source your ROS 2 installation, or "
@@ -42,8 +42,12 @@ VENDORS = {
 }
 CYCLONE = b"\x01\x10"
 
+_ROOM = (
+    f"A host has room for {MAX_PARTICIPANTS + 1} ROS processes of a domain: end some, or use another "
+    "ROS_DOMAIN_ID. If that is not it: is CYCLONEDDS_URI valid, and is there a network?"
+)
 _FOREVER_NS = (1 << 63) - 1
-_TAKE = 64
+_AT_ONCE = 64
 _ANY = core.ViewState.Any | core.InstanceState.Any | core.SampleState.Any
 _RETCODE_TIMEOUT = -10
 
@@ -60,6 +64,7 @@ def _function(name: str, *arguments: Any) -> Any:
     return function
 
 
+_take: Any = vars(sub)["ddspy_take"]  # C, not in its public names
 _write = _function("dds_write", ctypes.c_int32, ctypes.c_void_p)
 _attach = _function("dds_waitset_attach", ctypes.c_int32, ctypes.c_int32, ctypes.c_ssize_t)
 _detach = _function("dds_waitset_detach", ctypes.c_int32, ctypes.c_int32)
@@ -75,6 +80,7 @@ class Writer:
         self.guid: bytes = entity.guid.bytes
         self.dropped = 0
         """Samples that readers were too slow to take."""
+        self._owners: dict[int, bytes] = {}
 
     def write(self, octets: bytearray) -> None:
         """Writes a sample; its length is a multiple of four.
@@ -91,12 +97,11 @@ class Writer:
             raise Ros2Error(f"ros2: writing failed: {core.DDSException(code)}. Is the node closed?")
 
     def matched(self) -> list[int]:
-        return self.entity.get_matched_subscriptions()
+        return _matched(self.entity.get_matched_subscriptions)
 
     def participant_of(self, handle: int) -> bytes | None:
         """Returns whose a matched reader is: the GUID of its participant."""
-        found = self.entity.get_matched_subscription_data(handle)
-        return found.participant_key.bytes if found is not None else None
+        return _owner(self._owners, handle, self.entity.get_matched_subscription_data)
 
 
 class Reader:
@@ -106,30 +111,49 @@ class Reader:
         self.entity = entity
         self.condition = condition
         self.guid: bytes = entity.guid.bytes
+        self._owners: dict[int, bytes] = {}
 
     def matched(self) -> list[int]:
-        return self.entity.get_matched_publications()
+        return _matched(self.entity.get_matched_publications)
 
     def participant_of(self, handle: int) -> bytes | None:
         """Returns whose a matched writer is: the GUID of its participant."""
-        found = self.entity.get_matched_publication_data(handle)
-        return found.participant_key.bytes if found is not None else None
+        return _owner(self._owners, handle, self.entity.get_matched_publication_data)
+
+
+def _matched(look_up: Callable[[], list[int]]) -> list[int]:
+    try:
+        return look_up()
+    except core.DDSException:
+        return []  # closed: nobody is matched
+
+
+def _owner(known: dict[int, bytes], handle: int, look_up: Callable[[int], Any]) -> bytes | None:
+    if handle not in known:
+        found = look_up(handle)  # slow: cyclonedds-python converts all policies
+        if found is None:
+            return None
+        known[handle] = found.participant_key.bytes
+    return known[handle]
 
 
 class Participant:
     """One participant of a domain and the thread that waits for what arrives."""
 
     def __init__(self, settings: Discovery, types: Types, *, name: str) -> None:
-        self._domain = _Domains.enter(settings)
+        _Domains.enter(settings)
         self._settings = settings
         self._types = types
-        self._entity: Any = domain.DomainParticipant(
-            settings.domain_id, qos=qos.Qos(qos.Policy.Userdata(b"enclave=/;"))
-        )
+        user_data = qos.Qos(qos.Policy.Userdata(b"enclave=/;"))
+        try:
+            self._entity: Any = domain.DomainParticipant(settings.domain_id, qos=user_data)
+        except core.DDSException as error:
+            _Domains.leave(settings.domain_id)
+            raise Ros2Error(f"ros2: no participant in domain {settings.domain_id}: {error}{_ROOM}") from error
         self.guid: bytes = self._entity.guid.bytes
         self._publisher = pub.Publisher(self._entity)
         self._subscriber = sub.Subscriber(self._entity)
-        self._topics: dict[tuple[str, str], Any] = {}
+        self._topics: dict[tuple[str, str, bool], Any] = {}
         self._waitset: Any = core.WaitSet(self._entity)
         self._guard: Any = core.GuardCondition(self._entity)
         self._handlers: dict[int, tuple[Reader | None, Callable[..., None], str]] = {}
@@ -138,6 +162,8 @@ class Participant:
         self._endpoints: set[Reader | Writer] = set()  # cyclonedds-python deletes what nobody holds
         self.bad_samples: Counter[str] = Counter()
         """Samples that no message could be made of, per topic of the wire."""
+        self.failures: Counter[str] = Counter()
+        """Callbacks that raised, per topic of the wire."""
         self._closed = False
         _attach(self._waitset._ref, self._guard._ref, 0)
         self._thread = threading.Thread(target=self._run, name=f"ros2 {name}", daemon=True)
@@ -158,7 +184,8 @@ class Participant:
     ) -> Writer:
         """Returns a writer on a topic by its name on the wire; `opaque` writes bytes around the type."""
         policies = self._policies(kind, quality, user_data)
-        writer = Writer(pub.DataWriter(self._publisher, self._topic(name, kind, opaque), qos=policies))
+        make = partial(pub.DataWriter, self._publisher, qos=policies)
+        writer = Writer(self._endpoint(make, name, kind, opaque))
         self._endpoints.add(writer)
         return writer
 
@@ -174,7 +201,8 @@ class Participant:
     ) -> Reader:
         """Returns a reader; `on_sample` runs on this participant's thread."""
         policies = self._policies(kind, quality, user_data)
-        entity = sub.DataReader(self._subscriber, self._topic(name, kind, opaque), qos=policies)
+        make = partial(sub.DataReader, self._subscriber, qos=policies)
+        entity = self._endpoint(make, name, kind, opaque)
         reader = Reader(entity, core.ReadCondition(entity, _ANY))
         self._endpoints.add(reader)
         self._watch(reader, on_sample, name)
@@ -206,11 +234,14 @@ class Participant:
         _delete(self._entity._ref)
         _Domains.leave(self._settings.domain_id)
 
-    def _topic(self, name: str, kind: str, opaque: bool) -> Any:
-        key = (name, kind)
-        if key not in self._topics:
-            self._topics[key] = topic.Topic(self._entity, name, self._types.idl(kind, opaque=opaque))
-        return self._topics[key]
+    def _endpoint(self, make: Callable[[Any], Any], name: str, kind: str, opaque: bool) -> Any:
+        key = (name, kind, opaque)
+        try:
+            if key not in self._topics:
+                self._topics[key] = topic.Topic(self._entity, name, self._types.idl(kind, opaque=opaque))
+            return make(self._topics[key])
+        except core.DDSException as error:
+            raise Ros2Error(f"ros2: {name} of {kind}: {error} Is the node closed?") from error
 
     def _policies(self, kind: str, quality: QoS, user_data: bytes) -> Any:
         if self._types.distro != "humble":
@@ -255,29 +286,30 @@ class Participant:
                     self._handle(*handler)
 
     def _handle(self, reader: Reader | None, callback: Callable[..., None], name: str) -> None:
-        if reader is None:
-            callback()
-            return
-        taken = ddspy_take(reader.entity._ref, _ANY, _TAKE)
-        if isinstance(taken, int):
-            return  # closed meanwhile
-        for octets, info in taken:
-            if not info.valid_data:
+        samples: Any = ((),)
+        if reader is not None:
+            samples = _take(reader.entity._ref, _ANY, _AT_ONCE)
+            if isinstance(samples, int):
+                return  # closed meanwhile
+        for sample in samples:
+            if sample and not sample[1].valid_data:
                 continue
             try:
-                callback(octets, info)
+                callback(*sample)
             except SampleError as error:
                 self.bad_samples[name] += 1
                 if self.bad_samples[name] == 1:
                     logger.error("ros2: %s: a sample is ignored, and others like it: %s", name, error)
             except Exception:
-                logger.exception("ros2: the callback of %s failed", name)
+                self.failures[name] += 1
+                if self.failures[name] == 1:
+                    logger.exception("ros2: the callback of %s failed; more of it is counted only", name)
 
 
 class _Domains:
     """The domains of this process: participants of one share its sockets and settings."""
 
-    _open: dict[int, tuple[Any, str, int]] = {}  # noqa: RUF012  # one table per process, under the lock
+    _open: ClassVar[dict[int, tuple[Any, str, int]]] = {}
     _lock = threading.Lock()
 
     @classmethod
@@ -295,8 +327,7 @@ class _Domains:
                     entity = domain.Domain(settings.domain_id, config)
                 except core.DDSException as error:
                     raise Ros2Error(
-                        f"ros2: domain {settings.domain_id} cannot be opened: {error}. Is "
-                        "CYCLONEDDS_URI valid, and is there a network?"
+                        f"ros2: domain {settings.domain_id} cannot be opened: {error}{_ROOM}"
                     ) from error
             cls._open[settings.domain_id] = (entity, config, users + 1)
             return entity

@@ -145,6 +145,11 @@ class DdsNode:
         """Foreign samples that were ignored, per topic of the wire."""
         return self.participant.bad_samples
 
+    @property
+    def failures(self) -> Mapping[str, int]:
+        """Callbacks that raised, per topic of the wire; the first of each is logged."""
+        return self.participant.failures
+
     def resolve(self, name: str) -> str:
         """Returns the absolute name of a topic, service or action after remapping."""
         return self._names.resolve(name)

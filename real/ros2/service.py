@@ -27,7 +27,7 @@ from robot_rl.real.ros2.types import SampleError, Types
 logger = logging.getLogger(__name__)
 
 _HEADER = struct.Struct("<Qq")  # the client's writer, as it calls it; the number of the request
-_QOS = QoS(depth=10)
+_QOS = QoS(depth=100)  # a burst of calls is not thinned out
 _POLL_S = 0.005
 _REPLY_WAIT_S = 0.1
 """A client's reply reader may be found later than its request: as long as rmw_cyclonedds_cpp waits."""

@@ -30,10 +30,22 @@ def test_peers_are_searched_beside_the_subnet():
     )
 
 
-def test_localhost_is_searched_without_multicast():
+def test_localhost_and_peers_are_searched_without_multicast():
     peers = '<Peers><Peer address="localhost"/><Peer address="10.0.0.2"/></Peers>'
     assert ros_part(ROS_AUTOMATIC_DISCOVERY_RANGE="LOCALHOST", ROS_STATIC_PEERS="10.0.0.2") == (
         f"<CycloneDDS><Domain>{NO_MULTICAST}<Discovery>{AUTO}{peers}</Discovery></Domain></CycloneDDS>"
+    )
+
+
+def test_localhost_alone_is_loopback():
+    # Here we say more than rmw_cyclonedds_cpp: its CycloneDDS hears Fast DDS on loopback, 11 does not.
+    general = (
+        '<General><AllowMulticast>false</AllowMulticast><Interfaces><NetworkInterface address="127.0.0.1"/>'
+        "</Interfaces></General>"
+    )
+    peers = '<Peers><Peer address="localhost"/></Peers>'
+    assert ros_part(ROS_AUTOMATIC_DISCOVERY_RANGE="LOCALHOST") == (
+        f"<CycloneDDS><Domain>{general}<Discovery>{AUTO}{peers}</Discovery></Domain></CycloneDDS>"
     )
 
 

@@ -131,7 +131,6 @@ def test_nobody_serves_and_calls_from_callbacks_say_so(node: DdsNode):
 
 def test_time_is_that_of_the_simulation(peer: "subprocess.Popen[str]"):
     simulated = open_node("simulated", transport="dds", use_sim_time=True)
-    assert simulated.now_ns() == 0
     wait_for(lambda: simulated.now_ns() == 12_500_000_000)
     simulated.close()
 
@@ -217,6 +216,24 @@ def test_a_closed_node_says_so_and_its_thread_has_ended(ros_domain: int):
     assert not any(thread.name == "ros2 /closed" for thread in threading.enumerate())
     with pytest.raises(Ros2Error, match=r"Is the node closed\?"):
         publisher.publish(node.message("std_msgs/msg/String"))
+
+
+def test_a_host_full_of_ros_processes_says_so(peer: "subprocess.Popen[str]", monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv(
+        "CYCLONEDDS_URI",
+        "<CycloneDDS><Domain><Discovery><MaxAutoParticipantIndex>0</MaxAutoParticipantIndex></Discovery>"
+        "</Domain></CycloneDDS>",
+    )
+    with pytest.raises(Ros2Error, match=r"room for 33 ROS processes .* use another ROS_DOMAIN_ID"):
+        DdsNode("one_too_many")
+    monkeypatch.delenv("CYCLONEDDS_URI")
+    DdsNode("after_that").close()
+
+
+def test_without_a_clock_simulated_time_stands_at_zero(ros_domain: int):
+    node = DdsNode("simulated", use_sim_time=True)
+    assert node.now_ns() == 0
+    node.close()
 
 
 def test_one_domain_has_one_discovery(ros_domain: int, monkeypatch: pytest.MonkeyPatch):
