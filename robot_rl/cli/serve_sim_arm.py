@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import signal
 import sys
-import threading
-from collections.abc import Generator
-from contextlib import contextmanager
 
+from robot_rl.cli.signals import stopped_by_signals
 from robot_rl.config import load
 
 SUMMARY = "a simulated arm behind ros2_control's interface, in real time"
@@ -64,7 +61,7 @@ def run(argv: list[str]) -> int:
 
     words = [word for word in argv if word != "--json"]
     config = load(SimArmConfig, words, config_name="serve-sim-arm")
-    with _stopped_by_signals() as stop:
+    with stopped_by_signals() as stop:
         facts = serve(config, stop, lambda name: print(f"{name}: {config.task}, ready", file=sys.stderr))
     late, cost = facts["late_us"], facts["cost_us"]
     print(
@@ -79,17 +76,3 @@ def run(argv: list[str]) -> int:
     if "--json" in argv:
         print(json.dumps(facts))
     return 0
-
-
-@contextmanager
-def _stopped_by_signals() -> Generator[threading.Event]:
-    """Yields an event that Ctrl-C and SIGTERM set, so that the last line is always written."""
-    stop = threading.Event()
-    before = {
-        number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGINT, signal.SIGTERM)
-    }
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

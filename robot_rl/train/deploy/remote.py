@@ -41,7 +41,8 @@ class RemotePolicy:
         facts = client.facts
         self.horizon, self.action_dim = int(facts["horizon"]), int(facts["action_dim"])
         self._client, self._refiner = client, refiner
-        self._refine_s = _REFINE_SHARE / float(facts["control_hz"])
+        self.refine_s = _REFINE_SHARE / float(facts["control_hz"])
+        """How long a refinement is waited for."""
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="refine")
         self._pending: Future[Reply] | None = None
         self.unrefined = 0
@@ -79,7 +80,7 @@ class RemotePolicy:
                 self._refiner.ask, "refine", obs=_arrays(obs), arrays=arrays, mode=mode
             )
             try:
-                reply = self._pending.result(self._refine_s)
+                reply = self._pending.result(self.refine_s)
             except TimeoutError:
                 reply = None
         if reply is not None:
@@ -88,7 +89,7 @@ class RemotePolicy:
         if self.unrefined == 1:
             logger.warning(
                 "policy server: no refinement within %.0f ms: the chunk's own action is taken, and counted",
-                1e3 * self._refine_s,
+                1e3 * self.refine_s,
             )
         return action
 

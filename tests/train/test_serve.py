@@ -1,0 +1,176 @@
+"""A served policy acts as it would at home: bit for bit, real-time chunking and residual included."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from robot_rl.core.errors import CheckpointError, DeviceError
+from robot_rl.core.policy import ContinuingPolicy
+from robot_rl.policies.async_executor import AsyncExecutor
+from robot_rl.policies.checkpoint import PolicyMeta
+from robot_rl.policies.chunk import ChunkPolicyConfig, FlowPolicy
+from robot_rl.policies.executor import ChunkExecutor
+from robot_rl.policies.real_time import RealTimeChunks
+from robot_rl.policies.residual import ResidualHeadConfig, ResidualPolicy
+from robot_rl.real import remote
+from robot_rl.real.remote import DoorConfig, RemoteConfig
+from robot_rl.train.deploy.remote import open_remote
+from robot_rl.train.serve import PolicyServer
+
+META = PolicyMeta(
+    task="reach",
+    robot="panda",
+    control_hz=20.0,
+    state_names=("a", "b", "c"),
+    action_names=("x", "y"),
+    instruction="reach",
+    n_exec=4,
+)
+
+
+def flow() -> FlowPolicy:
+    config = ChunkPolicyConfig(
+        horizon=8, width=16, depth=1, time_dim=4, cameras=("front",), random_shift_px=0
+    )
+    return FlowPolicy(config, state_dim=3, action_dim=2, generator=torch.Generator().manual_seed(0)).eval()
+
+
+def residual() -> ResidualPolicy:
+    policy = ResidualPolicy(flow(), ResidualHeadConfig(width=16), scale=0.5)
+    last = dict(policy.head.named_parameters())["trunk.out.weight"]
+    torch.nn.init.normal_(last, generator=torch.Generator().manual_seed(1))
+    return policy.eval()
+
+
+def obs(step: int) -> dict[str, Any]:
+    rng = np.random.default_rng(step)
+    pictures = rng.integers(0, 256, (1, 32, 32, 3), dtype=np.uint8)
+    return {"state": rng.normal(size=(1, 3)).astype(np.float32), "front.rgb": pictures}
+
+
+class Served:
+    """A server in a thread; `again` begins it anew at the same port."""
+
+    def __init__(self, policy: Any, token: str) -> None:
+        self._policy, self._token, self._port = policy, token, 0
+        self.again()
+
+    def again(self) -> None:
+        config = DoorConfig(port=self._port, token_file=self._token)
+        self.server = PolicyServer(self._policy, META, config)
+        self._port = int(self.server.address.rpartition(":")[2])
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self.server.run, args=(self._stop,), daemon=True)
+        self._thread.start()
+
+    @property
+    def config(self) -> RemoteConfig:
+        return RemoteConfig(address=self.server.address, token_file=self._token)
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join()
+
+
+@pytest.fixture
+def serve(token: str) -> Iterator[Callable[[Any], Served]]:
+    served: list[Served] = []
+
+    def start(policy: Any) -> Served:
+        served.append(Served(policy, token))
+        return served[-1]
+
+    yield start
+    for server in served:
+        server.close()
+
+
+@pytest.mark.parametrize("make", [flow, residual])
+@pytest.mark.parametrize("real_time", [False, True])
+def test_remote_actions_are_the_local_ones(
+    serve: Callable[[Any], Served], make: Callable[[], Any], real_time: bool
+) -> None:
+    server = serve(make())
+    policy, meta = open_remote(server.config, expect=META, real_time=real_time)
+    assert meta == META
+    assert isinstance(policy, ContinuingPolicy) == real_time
+    policy.refine_s = 10.0  # a busy machine is late, and would take the chunk's action
+    local = RealTimeChunks(make()) if real_time else make()
+    with closing(policy):
+        ours, theirs = (ChunkExecutor(p, 1, n_exec=4, delay=2, seed=3) for p in (policy, local))
+        for step in range(12):
+            one, other = ours.act(obs(step)), theirs.act(obs(step))
+            np.testing.assert_array_equal(one.action, other.action)
+            np.testing.assert_array_equal(one.base_action, other.base_action)
+            assert (one.action != one.base_action).any() == (make is residual)
+        assert policy.unrefined == 0
+    assert server.server.counts.refined == (12 if make is residual else 0)
+
+
+def test_a_robot_holds_while_the_server_is_gone_and_goes_on(
+    serve: Callable[[Any], Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "_BACK_OFF_S", (0.01, 0.05))
+    server = serve(residual())
+    policy, _ = open_remote(server.config)
+    executor = AsyncExecutor(policy, n_exec=4, control_hz=100.0)
+    actions: list[Any] = []
+
+    def act_until(condition: Callable[[], bool]) -> None:
+        until_s = time.monotonic() + 5.0
+        while not condition():
+            assert time.monotonic() < until_s
+            actions.append(executor.act(obs(len(actions))).action)
+            time.sleep(0.01)
+
+    try:
+        act_until(lambda: len(actions) == 8)
+        assert executor.held_steps == 0
+        server.close()
+        act_until(lambda: executor.held_steps >= 5)
+        assert not np.array(actions[-5:]).any()
+        assert policy.unrefined > 0
+        server.again()
+        act_until(lambda: bool(actions[-1].any()))
+        assert policy.lost == 1
+        held = executor.held_steps
+        act_until(lambda: server.server.counts.chunks >= 3)
+        assert executor.held_steps <= held + 1
+    finally:
+        policy.close()
+        executor.close()
+
+
+def test_a_question_that_the_policy_cannot_answer(serve: Callable[[Any], Served]) -> None:
+    policy, _ = open_remote(serve(flow()).config)
+    with closing(policy):
+        with pytest.raises(DeviceError, match=r"sample: .*front\.rgb"):
+            policy.sample({"state": torch.zeros(1, 3)})
+        tensors = {name: torch.from_numpy(value) for name, value in obs(0).items()}
+        assert policy.sample(tensors).actions.shape == (1, 8, 2)
+
+
+def test_only_acting_is_served(serve: Callable[[Any], Served]) -> None:
+    policy, _ = open_remote(serve(flow()).config)
+    with closing(policy), pytest.raises(DeviceError, match="it acts, and does not give features"):
+        policy.features({})
+
+
+def test_a_policy_of_another_task_is_refused(serve: Callable[[Any], Served]) -> None:
+    with pytest.raises(CheckpointError, match="made for task = 'reach', this arm has 'pick_cube'"):
+        open_remote(serve(flow()).config, expect=replace(META, task="pick_cube"))
+
+
+def test_a_full_house(serve: Callable[[Any], Served], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("robot_rl.train.serve.MAX_CLIENTS", 1)
+    server = serve(flow())
+    policy, _ = open_remote(server.config)
+    with closing(policy), pytest.raises(DeviceError, match=r"policy server tcp://127\.0\.0\.1"):
+        open_remote(server.config)
