@@ -43,9 +43,9 @@ def flow() -> FlowPolicy:
 
 
 def residual() -> ResidualPolicy:
-    policy = ResidualPolicy(flow(), ResidualHeadConfig(width=16), scale=0.5)
-    last = dict(policy.head.named_parameters())["trunk.out.weight"]
-    torch.nn.init.normal_(last, generator=torch.Generator().manual_seed(1))
+    generator = torch.Generator().manual_seed(1)
+    policy = ResidualPolicy(flow(), ResidualHeadConfig(width=16), scale=0.5, generator=generator)
+    torch.nn.init.normal_(dict(policy.head.named_parameters())["trunk.out.weight"], generator=generator)
     return policy.eval()
 
 
