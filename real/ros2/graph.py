@@ -94,6 +94,11 @@ class Graph:
         for one in present:
             callback(one)
 
+    def unwatch(self, callback: Callable[[Endpoint], None]) -> None:
+        """Ends `watch`."""
+        with self._lock:
+            self._watchers = [watcher for watcher in self._watchers if watcher[1] != callback]
+
     def _announce(self) -> None:
         name, namespace = self._own
         own = self._types.codec(_NODE).cls(

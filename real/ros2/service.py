@@ -94,6 +94,7 @@ class DdsService:
         graph.watch(request_on_wire(name), self._on_client)
 
     def close(self) -> None:
+        self._graph.unwatch(self._on_client)
         self._graph.remove(self._writer.guid, self._reader.guid)
         self._participant.close_endpoint(self._reader)
         self._participant.close_endpoint(self._writer)

@@ -150,7 +150,7 @@ class Types:
             self.add(kind, text)
 
     def add(self, kind: str, text: str) -> None:
-        """Adds a type from its .msg, .srv or .action text."""
+        """Adds a type from its .msg, .srv or .action text, before its first use."""
         check_kind(kind)
         sections = [
             part.split("\n") for part in re.split(r"(?:^|\n)\s*---\s*(?:\n|$)", text.replace(";", "\n"))
@@ -227,6 +227,8 @@ class Types:
         return self._idl[key]
 
     def _define(self, kind: str, constants: list[Any], fields: list[tuple[str, Tree]]) -> None:
+        if kind in self._codecs:
+            raise Ros2Error(f"ros2: {kind} is in use already. Add definitions before the first message.")
         self.store.fielddefs[kind] = (constants, fields or [_EMPTY])
 
     def _define_service(self, kind: str) -> None:

@@ -129,6 +129,29 @@ def test_nobody_serves_and_calls_from_callbacks_say_so(node: DdsNode):
     assert "called from within a callback" in said[0]
 
 
+def test_a_callback_that_fails_is_counted_and_said_once(node: DdsNode, caplog: pytest.LogCaptureFixture):
+    def fail(_: Any) -> None:
+        raise KeyError("joint9")
+
+    with caplog.at_level(logging.ERROR):
+        node.create_subscription("rosgraph_msgs/msg/Clock", "/clock", fail)
+        wait_for(lambda: node.failures.get("rt/clock", 0) > 2)
+    assert caplog.text.count("the callback of rt/clock failed") == 1
+    assert "joint9" in caplog.text
+    assert ask(node, "/far/peer/count")(5) == 5
+
+
+def test_a_closed_service_refuses_nobody(node: DdsNode, monkeypatch: pytest.MonkeyPatch):
+    service = node.create_service(TRIGGER, "gone", lambda request: node.message(f"{TRIGGER}_Response"))
+    service.close()
+    monkeypatch.setattr(dds, "CYCLONE", b"\x01\x11")
+    other = DdsNode("other")
+    other.create_client(TRIGGER, "/gone")
+    wait_for(lambda: node.publishers_of("/clock") and "/other" in node.node_names())
+    other.close()
+    assert node.refused == []
+
+
 def test_time_is_that_of_the_simulation(peer: "subprocess.Popen[str]"):
     simulated = open_node("simulated", transport="dds", use_sim_time=True)
     wait_for(lambda: simulated.now_ns() == 12_500_000_000)

@@ -201,5 +201,7 @@ def test_definitions_of_ones_own():
     back = types.codec("my_msgs/msg/Two").decode(bytes(types.codec("my_msgs/msg/Two").encode(two)))
     assert (list(back.pair), back.words, back.MOST, len(back.others)) == ([1.0, 2.0], [], -3, 1)
     assert [field.name for field in dataclasses.fields(two)] == ["pair", "words", "others"]
+    with pytest.raises(Ros2Error, match="my_msgs/msg/Two is in use already"):
+        types.add("my_msgs/msg/Two", "int8 x")
     with pytest.raises(Ros2Error, match="line 'float64', allowed"):
         types.add("my_msgs/msg/Bad", "float64")
