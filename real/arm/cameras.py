@@ -26,12 +26,14 @@ from robot_rl.real.arm.topics import set_stamp
 from robot_rl.real.link import Link
 from robot_rl.real.messages import Answer, Array, Frame
 from robot_rl.real.plant import Plant
-from robot_rl.real.ros2.api import SENSOR, Message, Node, Publisher
+from robot_rl.real.ros2.api import Message, Node, Publisher, QoS
 from robot_rl.real.ros2.node import open_node
 
 _START_S = 90.0
 """To find OpenGL, which starts a process for each way to it."""
 _JPEG_QUALITY = 90
+_QOS = QoS(depth=2)
+"""Reliable, as most drivers offer: subscribers may ask for less."""
 
 
 class Cameras:
@@ -75,9 +77,9 @@ class CameraTopics:
 
     def __init__(self, node: Node, camera: str) -> None:
         self._node, self._name = node, camera
-        self._raw: Publisher = node.create_publisher("sensor_msgs/msg/Image", f"{camera}/image_raw", SENSOR)
+        self._raw: Publisher = node.create_publisher("sensor_msgs/msg/Image", f"{camera}/image_raw", _QOS)
         self._jpeg: Publisher = node.create_publisher(
-            "sensor_msgs/msg/CompressedImage", f"{camera}/image_raw/compressed", SENSOR
+            "sensor_msgs/msg/CompressedImage", f"{camera}/image_raw/compressed", _QOS
         )
 
     @property

@@ -41,7 +41,7 @@ def test_help_teaches_what_to_type_and_where_results_go(
     assert cli.main(words) == 0
     text = capsys.readouterr().out
     for name in cli.COMMANDS:
-        assert f"\n  {name:<10}{cli.summary(name)}\n" in text
+        assert f"\n  {name:<15}{cli.summary(name)}\n" in text
     assert "robot-rl train recipe=smoke" in text
     assert "Results go to runs/" in text
 
