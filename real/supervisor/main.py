@@ -36,22 +36,39 @@ _END_S = 3.0
 """Longest time from being asked to end until the driver has stopped the arm."""
 
 
+class Wishes:
+    """What signals asked for."""
+
+    def __init__(self) -> None:
+        self.end = False
+        """Stop the arm and return."""
+        self.report = False
+        """Write the statistics."""
+
+    def listen(self) -> None:
+        """Takes the signals of this process."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: setattr(self, "end", True))
+        signal.signal(signal.SIGUSR1, lambda *_: setattr(self, "report", True))
+
+
 class Process:
     """The loop around `Supervisor.cycle`."""
 
-    def __init__(self, station: StationConfig, sockets: Path, folder: Path, *, linger_s: float) -> None:
+    def __init__(
+        self, station: StationConfig, sockets: Path, folder: Path, wishes: Wishes, *, linger_s: float
+    ) -> None:
         """Takes the station and its driver.
 
         Raises:
             DeviceError: another supervisor has the station, or no driver is there.
         """
-        self._station, self._folder, self._linger_s = station, folder, linger_s
+        self._station, self._folder, self._wishes, self._linger_s = station, folder, wishes, linger_s
         self._lock = lock_station(station.name)
         driver = _connect_driver(sockets / DRIVER_SOCKET)
         self._log = Log(folder, station)
         self._clients = Clients(Listener(sockets / SUPERVISOR_SOCKET))
         self._supervisor = Supervisor(station, driver, self._clients, self._log)
-        self._is_ending = self._is_asked = False
 
     def run(self) -> None:
         """Watches the arm until the end."""
@@ -70,24 +87,16 @@ class Process:
             self._supervisor.close()
             self._lock.release()
 
-    def end(self) -> None:
-        """Makes `run` stop the arm and return; for signal handlers."""
-        self._is_ending = True
-
-    def ask(self) -> None:
-        """Makes `run` write its statistics; for signal handlers."""
-        self._is_asked = True
-
     def _watch(self, pace: Pace) -> None:
-        supervisor, dumps, alone_s, until_s = self._supervisor, 0, 0.0, math.inf
-        while not (self._is_ending and supervisor.is_released) and time.monotonic() < until_s:
+        supervisor, wishes, dumps, alone_s, until_s = self._supervisor, self._wishes, 0, 0.0, math.inf
+        while not (until_s < math.inf and supervisor.is_released) and time.monotonic() < until_s:
             supervisor.cycle()
             alone_s = 0.0 if len(self._clients) else alone_s + 1.0 / pace.rate_hz
-            if (self._is_ending or alone_s > self._linger_s) and until_s == math.inf:
-                supervisor.stop("asked to end" if self._is_ending else "nobody is connected any more")
-                self._is_ending, until_s = True, time.monotonic() + _END_S
-            if self._is_asked:
-                self._is_asked = False
+            if (wishes.end or alone_s > self._linger_s) and until_s == math.inf:
+                supervisor.stop("asked to end" if wishes.end else "nobody is connected any more")
+                until_s = time.monotonic() + _END_S
+            if wishes.report:
+                wishes.report = False
                 self._write(pace, "")
             if self._log.dumps != dumps:
                 dumps = self._log.dumps
@@ -138,11 +147,10 @@ def main(argv: list[str] | None = None) -> int:
     given = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     try:
-        process = Process(load_station(given.station), given.sockets, given.folder, linger_s=given.linger)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: process.end())
-        signal.signal(signal.SIGUSR1, lambda *_: process.ask())
-        process.run()
+        wishes = Wishes()
+        wishes.listen()
+        station = load_station(given.station)
+        Process(station, given.sockets, given.folder, wishes, linger_s=given.linger).run()
     except RobotRLError as error:
         logger.error("%s", error)
         return EXIT_REFUSED
