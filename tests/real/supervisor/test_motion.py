@@ -1,0 +1,235 @@
+"""Where the arm should be now, what passes of it, and the pace: 2 rad/s, 10 rad/s^2, 1000 rad/s^3."""
+
+import gc
+import time
+
+import numpy as np
+import pytest
+
+from robot_rl.core.clock import ManualClock
+from robot_rl.core.errors import ConfigError, SafetyStopError
+from robot_rl.hal.safety import SafetyEnvelope
+from robot_rl.real.messages import ArmState, Array, Plan
+from robot_rl.real.supervisor.limiter import Limiter
+from robot_rl.real.supervisor.pace import Pace, be_punctual
+from robot_rl.real.supervisor.plan import Aim
+from tests.real.supervisor.rig import two_joint_station
+
+MS = 1_000_000
+
+
+def aim(interpolate: str) -> Aim:
+    aim = Aim(two_joint_station(supervisor={"interpolate": interpolate}))
+    aim.rest(np.zeros(2))
+    return aim
+
+
+def plan(*targets: float, start_ns: int = 0, number: int = 1) -> Plan:
+    """Targets of joint a, 50 ms each; joint b stays."""
+    return Plan(
+        number=number,
+        start_ns=start_ns,
+        period_ns=50 * MS,
+        targets_rad=np.array([[target, 0.0] for target in targets]),
+        gripper=np.arange(1.0, len(targets) + 1.0),
+    )
+
+
+def sampled(aim: Aim, end_ms: int, step_ms: int = 1) -> Array:
+    """Returns targets of joint a at 0, 1, ... ms."""
+    return np.array([aim.at(ms * MS)[0] for ms in range(0, end_ms + 1, step_ms)])
+
+
+def test_hold_is_at_each_target_for_its_period() -> None:
+    held = aim("hold")
+    held.follow(plan(0.1, 0.3))
+    a = sampled(held, 120)
+    assert np.unique(a[:50]).tolist() == [0.1]
+    assert np.unique(a[50:]).tolist() == [0.3]  # the last one until something else comes
+    assert held.gripper == 2.0
+    assert held.plan == 1
+
+
+def test_linear_gets_there_at_the_end_of_the_period() -> None:
+    line = aim("linear")
+    line.follow(plan(0.1, 0.3))
+    a = sampled(line, 120)
+    assert a[[0, 25, 50, 75, 100, 120]] == pytest.approx([0.0, 0.05, 0.1, 0.2, 0.3, 0.3])
+
+
+def test_a_jerk_limited_motion_keeps_all_limits_and_is_on_time() -> None:
+    # Steps of 0.05 rad in 50 ms: 1 rad/s, reached in 0.1 s; the first points are late, the last ones not.
+    smooth = aim("jerk_limited")
+    targets = [0.05 * k for k in range(1, 11)]
+    smooth.follow(plan(*targets, *[0.5] * 10))
+    a = sampled(smooth, 900)
+    speed = np.diff(a) / 1e-3
+    assert np.abs(speed).max() <= 2.0 + 1e-9
+    assert np.abs(np.diff(speed)).max() / 1e-3 <= 10.0 + 1e-6
+    assert np.abs(np.diff(speed, n=2)).max() / 1e-6 <= 1000.0 + 1e-3
+    assert a[-1] == pytest.approx(0.5)
+    assert a[450] == pytest.approx(0.45, abs=0.02)
+
+
+@pytest.mark.parametrize("interpolate", ["hold", "linear", "jerk_limited"])
+def test_a_plan_holds_until_the_next_one_starts(interpolate: str) -> None:
+    both = aim(interpolate)
+    both.follow(plan(0.02))
+    both.at(0)
+    both.follow(plan(0.04, start_ns=200 * MS, number=2))
+    assert both.at(199 * MS)[0] == pytest.approx(0.02)
+    assert both.plan == 1
+    both.at(200 * MS)
+    assert both.plan == 2
+    assert both.at(400 * MS)[0] == pytest.approx(0.04)
+
+
+def test_a_plan_that_comes_late_begins_where_it_should_be_by_now() -> None:
+    late = aim("hold")
+    late.follow(plan(0.1, 0.2, 0.3))
+    assert late.at(70 * MS)[0] == 0.2
+
+
+def test_braking_takes_its_time_and_no_jump() -> None:
+    # From 1 rad/s at 10 rad/s^2 and 1000 rad/s^3: 0.1 s + 0.01 s, and 1 x 0.11 / 2 = 0.055 rad.
+    line = aim("linear")
+    line.follow(plan(*[0.05 * k for k in range(1, 5)]))
+    sampled(line, 100)
+    line.brake(np.array([0.1, 0.0]), 100 * MS)
+    a = np.array([line.at(ms * MS)[0] for ms in range(100, 301)])
+    assert a[0] == pytest.approx(0.1)
+    assert a[-1] == pytest.approx(0.155)
+    assert np.abs(np.diff(a)).max() <= 1.0 * 1e-3 + 1e-9
+    assert not line.is_done(205 * MS)
+    assert line.is_done(211 * MS)
+    assert line.plan == -1
+
+
+def test_braking_from_held_targets_stays_at_the_last() -> None:
+    held = aim("hold")
+    held.follow(plan(0.1))
+    held.at(0)
+    held.brake(np.array([0.1, 0.0]), 10 * MS)
+    assert held.is_done(10 * MS)
+    assert held.at(500 * MS)[0] == pytest.approx(0.1)
+
+
+# The limiter
+
+
+def state(position_rad: float) -> ArmState:
+    position = np.array([position_rad, 0.0])
+    return ArmState(stamp_ns=0, position_rad=position, velocity_rad_s=np.zeros(2))
+
+
+def test_a_step_target_passes_as_in_training() -> None:
+    # Training: one filter per 50 ms, 0.15 rad at once. Here five per 50 ms: the same 0.15 at once.
+    limiter = Limiter(two_joint_station(), ManualClock())
+    limiter.rebase(np.zeros(2))
+    sent = [limiter.filter(np.array([0.15, 0.0]), state(0.0)) for _ in range(5)]
+    assert [target[0] for target, _ in sent] == pytest.approx([0.15] * 5)
+    assert not any(limited for _, limited in sent)
+    # Back by 0.35 rad: 0.15 of it at once, and again 50 ms later.
+    back = [limiter.filter(np.array([-0.2, 0.0]), state(0.0))[0][0] for _ in range(11)]
+    assert back == pytest.approx([0.0] * 5 + [-0.15] * 5 + [-0.2])
+
+
+@pytest.mark.parametrize("command_hz", [20.0, 100.0, 500.0])
+def test_at_any_rate_the_targets_of_training_come_through(command_hz: float) -> None:
+    """A policy of 20 Hz gets from the supervisor, in the middle of each step, what it got in training."""
+    station = two_joint_station(supervisor={"command_hz": command_hz})
+    limiter = Limiter(station, ManualClock())
+    training = SafetyEnvelope(station.limits, control_dt_s=0.05)
+    limiter.rebase(np.zeros(2))
+    training.reset(target_rad=np.zeros((1, 2)))
+    rng, position = np.random.default_rng(0), 0.0
+    cycles, wrong = round(command_hz * 0.05), 0
+    for _ in range(200):
+        asked = np.array([position + rng.uniform(-0.3, 0.3), 0.0])
+        now = state(position)
+        expected, _ = training.filter(asked[None], now.position_rad[None], now.velocity_rad_s[None])
+        sent = [limiter.filter(asked, now)[0] for _ in range(cycles)]
+        wrong += not np.allclose(sent, expected)
+        position += 0.39 * (expected[0, 0] - position)  # 1 - exp(-0.5): servos of 0.1 s
+    assert wrong == 0
+
+
+def test_any_window_of_50_ms_keeps_the_rate() -> None:
+    limiter, rng = (
+        Limiter(two_joint_station(limits={"lookahead_s": 10.0}), ManualClock()),
+        np.random.default_rng(0),
+    )
+    limiter.rebase(np.zeros(2))
+    # The lead of 20 rad never binds; the rate is 2 + 10 x 10 = 102 rad/s, given instead: 3.
+    limits = {"lookahead_s": 10.0, "action_rate_rad_s": (3.0, 3.0)}
+    limiter = Limiter(two_joint_station(limits=limits), ManualClock())
+    limiter.rebase(np.zeros(2))
+    sent = np.array([limiter.filter(rng.uniform(-2.0, 2.0, 2), state(0.0))[0] for _ in range(300)])
+    for later in range(1, 6):
+        assert np.abs(sent[later:] - sent[:-later]).max() <= 0.15 + 1e-12
+    assert np.abs(sent).max() > 0.3
+
+
+def test_nan_trips_for_good() -> None:
+    limiter = Limiter(two_joint_station(), ManualClock())
+    limiter.rebase(np.zeros(2))
+    with pytest.raises(SafetyStopError, match="is not finite"):
+        limiter.filter(np.array([np.nan, 0.0]), state(0.0))
+    with pytest.raises(SafetyStopError, match="stopped by safety envelope"):
+        limiter.filter(np.zeros(2), state(0.0))
+
+
+def test_a_box_that_nobody_watches_is_refused() -> None:
+    box = {"workspace_low_m": (0.0, 0.0, 0.0), "workspace_high_m": (1.0, 1.0, 1.0)}
+    with pytest.raises(ConfigError, match=r"limits\.workspace_low_m: the supervisor knows .* Remove"):
+        Limiter(two_joint_station(limits=box), ManualClock())
+
+
+# The pace
+
+
+def test_periods_do_not_drift_and_missed_ones_count() -> None:
+    pace = Pace(200.0)
+    pace.wait()
+    begun_s = time.monotonic()
+    for _ in range(20):
+        pace.wait()
+    assert time.monotonic() - begun_s > 0.09  # 20 x 5 ms, but for the first wake-up's delay
+    before = pace.statistics()["missed"]
+    time.sleep(0.022)
+    pace.wait()
+    found = pace.statistics()
+    assert found["missed"] >= before + 4  # four beginnings within 22 ms
+    assert found["cycles"] == 22
+    assert found["cost_us"]["max"] >= 22_000
+    assert found["late_us"]["p50"] <= found["late_us"]["p99"] <= found["late_us"]["p99_9"]
+
+
+def test_what_is_forgiven_does_not_count() -> None:
+    pace = Pace(200.0)
+    pace.wait()
+    before = pace.statistics()
+    time.sleep(0.03)
+    pace.forgive()
+    found = pace.statistics()
+    assert (found["missed"], found["cost_us"]) == (before["missed"], before["cost_us"])
+
+
+def test_priority_is_asked_for_and_never_insisted_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "not permitted")
+
+    monkeypatch.setattr("os.sched_setscheduler", refuse)
+    monkeypatch.setattr("os.nice", refuse)
+    try:
+        assert be_punctual() == (
+            "normal (SCHED_FIFO: [Errno 1] not permitted; nice: [Errno 1] not permitted)"
+        )
+        assert not gc.isenabled()
+        monkeypatch.setattr("os.nice", lambda step: step)
+        assert be_punctual() == "nice -10 (SCHED_FIFO: [Errno 1] not permitted)"
+        monkeypatch.setattr("os.sched_setscheduler", lambda *_: None)
+        assert be_punctual() == "SCHED_FIFO 50"
+    finally:
+        gc.enable()
+        gc.unfreeze()
