@@ -9,13 +9,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from robot_rl.real.ros2.action import ENDED
-from robot_rl.real.ros2.api import LATCHED, Message, Ros2Error
 from robot_rl.real.ros2.api import GoalStatus as Status
+from robot_rl.real.ros2.api import Message, Ros2Error
 
 if TYPE_CHECKING:
     from robot_rl.real.ros2.node import DdsNode
 
-_LOOK_S = 0.1
+_FOREVER_S = 1e6
 _POLL_S = 0.01
 
 
@@ -28,10 +28,13 @@ class ClientGoal:
         self._client = client
         self.id = goal_id
         self.on_feedback = on_feedback
+        self.accepted = False
         self.status = Status.UNKNOWN
         """As the status topic has it."""
-        self.moved = threading.Condition()
-        self.accepted = False
+        self.response: Message | None = None
+        self.error: Ros2Error | None = None
+        self.over = threading.Event()
+        """There is a response, or an error."""
 
     def result(self, timeout_s: float) -> tuple[int, Message]:
         """Waits for the end and returns (status, result).
@@ -60,9 +63,8 @@ class DdsActionClient:
         base = f"{self._name}/_action"
         self._topics = [
             node.create_subscription(f"{kind}_FeedbackMessage", f"{base}/feedback", self._on_feedback),
-            node.create_subscription(
-                "action_msgs/msg/GoalStatusArray", f"{base}/status", self._on_status, LATCHED
-            ),
+            # Not latched: what was before our goals does not matter, and some servers do not latch it.
+            node.create_subscription("action_msgs/msg/GoalStatusArray", f"{base}/status", self._on_status),
         ]
         self._send = node.create_client(f"{kind}_SendGoal", f"{base}/send_goal")
         self._cancel = node.create_client("action_msgs/srv/CancelGoal", f"{base}/cancel_goal")
@@ -103,34 +105,27 @@ class DdsActionClient:
         finally:
             if not sent.accepted:
                 self._goals.pop(sent.id, None)
+        if sent.accepted:
+            # Asked for at once, as every client does: some servers end a goal only when they are asked.
+            name = f"result {sent.id.hex()[:8]}"
+            threading.Thread(target=self._fetch, args=(sent,), name=name, daemon=True).start()
         return sent
 
     def result_of(self, goal: ClientGoal, timeout_s: float) -> tuple[int, Message]:
         """Waits for the end of a goal; see `ClientGoal.result`."""
         if not goal.accepted:
             raise Ros2Error(f"action {self._name}: the goal was rejected: it has no result.")
-        end_s = time.monotonic() + timeout_s
-        # The status says when; a call that waited for it would block those for other goals, and would not
-        # notice a server that goes.
-        while goal.status not in ENDED:
-            self._require_server(goal)
-            with goal.moved:
-                left_s = end_s - time.monotonic()
-                if left_s <= 0.0:
-                    raise Ros2Error(
-                        f"action {self._name}: the goal has not ended within {timeout_s:g} s (it is "
-                        f"{goal.status.name.lower()}). Wait longer, or cancel it."
-                    )
-                if goal.status not in ENDED:
-                    goal.moved.wait(min(left_s, _LOOK_S))
-        request = self._node.message(f"{self._kind}_GetResult_Request")
-        request.goal_id.uuid = goal.id
-        response = self._result.call(request, max(end_s - time.monotonic(), 1.0))
-        if response.status == Status.UNKNOWN:
+        if not goal.over.wait(timeout_s):
             raise Ros2Error(
-                f"action {self._name}: the server no longer knows the goal. Ask for results sooner."
+                f"action {self._name}: the goal has not ended within {timeout_s:g} s (it is "
+                f"{goal.status.name.lower()}). Wait longer, or cancel it."
             )
-        return int(response.status), response.result
+        if goal.response is None:
+            raise Ros2Error(
+                f"action {self._name}: no result; the goal was {goal.status.name.lower()}, what became "
+                "of it is not known. Stop the arm by other means, then start the controller again."
+            ) from goal.error
+        return int(goal.response.status), goal.response.result
 
     def cancel(self, goal: ClientGoal, timeout_s: float) -> bool:
         """Asks to cancel a goal; see `ClientGoal.cancel`."""
@@ -139,12 +134,17 @@ class DdsActionClient:
         response = self._cancel.call(request, timeout_s)
         return any(bytes(info.goal_id.uuid) == goal.id for info in response.goals_canceling)
 
-    def _require_server(self, goal: ClientGoal) -> None:
-        if not self._result.wait(0.0):
-            raise Ros2Error(
-                f"action {self._name}: the server is gone; the goal was {goal.status.name.lower()}. What "
-                "became of it is not known. Stop the arm by other means, then start the controller again."
-            )
+    def _fetch(self, goal: ClientGoal) -> None:
+        request = self._node.message(f"{self._kind}_GetResult_Request")
+        request.goal_id.uuid = goal.id
+        try:
+            response = self._result.call(request, _FOREVER_S)
+            if response.status in ENDED:
+                goal.response = response
+        except Ros2Error as error:  # the server is gone, or this node is closed
+            goal.error = error
+        self._goals.pop(goal.id, None)
+        goal.over.set()
 
     def _on_feedback(self, message: Message) -> None:
         goal = self._goals.get(bytes(message.goal_id.uuid))
@@ -155,8 +155,4 @@ class DdsActionClient:
         for one in message.status_list:
             goal = self._goals.get(bytes(one.goal_info.goal_id.uuid))
             if goal is not None:
-                with goal.moved:
-                    goal.status = Status(one.status)
-                    goal.moved.notify_all()
-                if goal.status in ENDED:
-                    self._goals.pop(goal.id, None)
+                goal.status = Status(one.status)

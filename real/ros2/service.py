@@ -29,6 +29,7 @@ logger = logging.getLogger(__name__)
 _HEADER = struct.Struct("<Qq")  # the client's writer, as it calls it; the number of the request
 _QOS = QoS(depth=100)  # a burst of calls is not thinned out
 _POLL_S = 0.005
+_LOOK_S = 0.2
 _REPLY_WAIT_S = 0.1
 """A client's reply reader may be found later than its request: as long as rmw_cyclonedds_cpp waits."""
 
@@ -83,13 +84,15 @@ class DdsService:
         self._requests, self._responses = types.codec(f"{kind}_Request"), types.codec(f"{kind}_Response")
         self._seen: set[bytes] = set()
         self._ready: set[int] = set()
+        self._opening = threading.Lock()  # a request may be there before the constructor has ended
         user_data = _identity(participant, "serviceid")
         self._writer = participant.writer(
             reply_on_wire(name), f"{kind}_Response", _QOS, user_data, opaque=True
         )
-        self._reader = participant.reader(
-            request_on_wire(name), f"{kind}_Request", _QOS, self._on_request, user_data, opaque=True
-        )
+        with self._opening:
+            self._reader = participant.reader(
+                request_on_wire(name), f"{kind}_Request", _QOS, self._on_request, user_data, opaque=True
+            )
         graph.add(writers=(self._writer.guid,), readers=(self._reader.guid,))
         graph.watch(request_on_wire(name), self._on_client)
 
@@ -115,7 +118,8 @@ class DdsService:
 
     def _on_request(self, octets: bytes, info: Any) -> None:
         sender = info.publication_handle
-        owner = self._reader.participant_of(sender)
+        with self._opening:
+            owner = self._reader.participant_of(sender)
         if owner is not None and owner[:2] != dds.CYCLONE:
             return  # refused when it was found
         if len(octets) < 4 + _HEADER.size:
@@ -236,11 +240,17 @@ class DdsClient:
             self._bare = None
 
     def _response(self, call: _Call, end: float, timeout_s: float, vendor: str) -> Message:
-        if not call.done.wait(max(0.0, end - time.monotonic())):
-            raise Ros2Error(
-                f"ros2: service {self._name} (on {vendor}) did not answer within {timeout_s:g} s. "
-                "Is its node busy?"
-            )
+        while not call.done.wait(min(_LOOK_S, max(0.0, end - time.monotonic()))):
+            if not self._server():
+                raise Ros2Error(
+                    f"ros2: service {self._name} (on {vendor}): its server went before it answered; "
+                    "whether it did what was asked is not known."
+                )
+            if time.monotonic() >= end:
+                raise Ros2Error(
+                    f"ros2: service {self._name} (on {vendor}) did not answer within {timeout_s:g} s. "
+                    "Is its node busy?"
+                )
         return call.response
 
     def _on_reply(self, octets: bytes, info: Any) -> None:

@@ -18,6 +18,7 @@ import dora
 import pyarrow as pa
 
 POLL_S = 0.1
+WAIT_S = 60.0
 RESULT = pa.struct({"error_code": pa.int32(), "error_string": pa.string()})
 
 
@@ -46,7 +47,7 @@ def enable(node: dora.Ros2Node) -> Callable[[], None]:
     server = node.create_service_server("/enable", "std_srvs/SetBool", qos())
 
     def step() -> None:
-        asked = server.take_request(POLL_S)
+        asked = server.take_request(WAIT_S)
         if asked is not None:
             request_id, request = asked
             answer = {"success": request[0].as_py()["data"], "message": "dora"}
@@ -60,7 +61,7 @@ def follow(node: dora.Ros2Node) -> Callable[[], None]:
     server = node.create_action_server("/follow", "control_msgs/FollowJointTrajectory", qos())
 
     def step() -> None:
-        taken = server.take_goal(POLL_S)
+        taken = server.take_goal(WAIT_S)
         if taken is None:
             return
         goal_id, goals = taken

@@ -8,7 +8,7 @@ from typing import Any
 
 from robot_rl.real.ros2.node import DdsNode
 
-LIMIT_S = 30.0
+LIMIT_S = 15.0
 JOINT_STATE = "sensor_msgs/msg/JointState"
 FOLLOW = "control_msgs/action/FollowJointTrajectory"
 

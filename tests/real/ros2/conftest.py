@@ -48,12 +48,12 @@ def stop_peer(process: "subprocess.Popen[str]") -> None:
 
 
 @pytest.fixture(scope="module")
-def peer() -> Iterator["subprocess.Popen[str]"]:
-    """One peer for the tests of a module, and the domain they all use."""
+def peer(request: pytest.FixtureRequest) -> Iterator["subprocess.Popen[str]"]:
+    """One peer for the tests of a module (its PEER, if it names one), and the domain they all use."""
     pytest.importorskip("cyclonedds")
     with pytest.MonkeyPatch.context() as patch:
         own_domain(patch)
-        process = start_peer()
+        process = start_peer(script=getattr(request.module, "PEER", "peer.py"))
         try:
             yield process
         finally:
