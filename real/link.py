@@ -155,20 +155,23 @@ class Listener:
 
     def __init__(self, path: Path) -> None:
         """Takes the path over: whoever listened there before is gone, or was asked to leave."""
+        # The name appears when a connection would be taken, not before: others wait for it.
+        early = path.with_name(f"{path.name}~")
         with contextlib.suppress(FileNotFoundError):
-            path.unlink()
+            early.unlink()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            self._socket.bind(str(path))
+            self._socket.bind(str(early))
         except OSError as error:
             self._socket.close()
             raise LinkError(
                 f"link: cannot listen at {path}: {error}. Use a shorter path (unix sockets allow about "
                 "100 letters) in a folder that this user may write to."
             ) from error
-        path.chmod(0o600)
+        early.chmod(0o600)
         self._socket.listen()
         self._socket.setblocking(False)
+        early.rename(path)
         self.path = path
 
     def accept(self) -> Link | None:

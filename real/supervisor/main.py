@@ -72,18 +72,16 @@ class Process:
 
     def run(self) -> None:
         """Watches the arm until the end."""
-        scheduling = be_punctual()
-        logger.info(
-            "supervisor of %s: %g Hz, %s", self._station.name, self._station.supervisor.command_hz, scheduling
-        )
+        self._scheduling = be_punctual()
         pace = Pace(self._station.supervisor.command_hz)
+        logger.info("supervisor of %s: %g Hz, %s", self._station.name, pace.rate_hz, self._scheduling)
         try:
             self._watch(pace)
         except Exception as error:
             self._supervisor.stop(f"the supervisor failed: {error!r}", can_brake=False)
             raise
         finally:
-            self._write(pace, scheduling)
+            self._write(pace)
             self._supervisor.close()
             self._lock.release()
 
@@ -97,15 +95,15 @@ class Process:
                 until_s = time.monotonic() + _END_S
             if wishes.report:
                 wishes.report = False
-                self._write(pace, "")
+                self._write(pace)
             if self._log.dumps != dumps:
                 dumps = self._log.dumps
                 pace.forgive()
             pace.wait()
 
-    def _write(self, pace: Pace, scheduling: str) -> None:
+    def _write(self, pace: Pace) -> None:
         path = self._folder / "supervisor.json"
-        content = {"station": self._station.name, "scheduling": scheduling, **pace.statistics()}
+        content = {"station": self._station.name, "scheduling": self._scheduling, **pace.statistics()}
         path.with_suffix(".tmp").write_text(json.dumps(content, indent=1) + "\n")
         os.replace(path.with_suffix(".tmp"), path)
 

@@ -154,6 +154,7 @@ def test_waiting_ends_with_the_time_or_with_a_message(pair: tuple[Link, Link]) -
 def test_a_listener_takes_peers_one_by_one(tmp_path: Path) -> None:
     listener = Listener(tmp_path / "s")
     assert stat.S_IMODE((tmp_path / "s").stat().st_mode) == 0o600
+    assert [path.name for path in tmp_path.iterdir()] == ["s"]
     assert listener.accept() is None
     with connect(tmp_path / "s") as peer:
         link = listener.accept()
