@@ -1,10 +1,11 @@
 # Everything starts from a Python and make: `make train` and `make test` set up what they need.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-faults slow check format bench clean
+.PHONY: help setup train test test-faults slow interop-peer check format bench clean
 
 VENV := .venv
 READY := $(VENV)/.ready
+PEER := build/interop/fastdds_peer
 # PYTHON=/path/to/python overrides the search for one.
 PYTHON ?=
 
@@ -13,6 +14,7 @@ help:
 	@echo "make train    a Panda arm learns to lift a cube; the last line is one JSON object"
 	@echo "make test     the test suite (make slow: its long tests too)"
 	@echo "make test-faults  kill, truncate and damage 600 stores; nothing flushed may be lost (minutes)"
+	@echo "make interop-peer  build the C++ peer on Fast DDS that the ROS 2 tests of make slow talk to"
 	@echo "make check    lint, types, import layers"
 	@echo "make format   format the code"
 	@echo "make bench    measure this machine: simulator, policy, learner, physics; hold the speed claims"
@@ -35,6 +37,11 @@ test-faults: $(READY)
 
 slow: $(READY)
 	$(VENV)/bin/python -m pytest -m "slow and not gpu and not hardware"
+
+interop-peer: $(PEER)
+
+$(PEER): tests/interop/fastdds/build.sh tests/interop/fastdds/peer.cpp tests/interop/fastdds/ros_types.idl
+	tests/interop/fastdds/build.sh $(@D)
 
 check: $(READY)
 	$(VENV)/bin/ruff check .

@@ -7,6 +7,7 @@ import pytest
 
 pytest.importorskip("cyclonedds")
 
+from robot_rl.real.ros2.action_client import DdsActionClient
 from robot_rl.real.ros2.api import GoalStatus, Ros2Error
 from robot_rl.real.ros2.node import DdsNode
 from robot_rl.real.ros2.parameters import decode, get_remote, set_remote
@@ -152,7 +153,7 @@ def test_a_server_that_dies_is_noticed(ros_domain, start, monkeypatch) -> None:
     monkeypatch.setenv("CYCLONEDDS_URI", SHORT_LEASE)  # its death shows when its lease ends
     server = start(script=PEER)
     own = DdsNode("lonely")
-    client = own.create_action_client(KIND, "arm/follow")
+    client = DdsActionClient(own, KIND, "arm/follow")
     sent = client.send(goal(own, RUN, points=400), LIMIT_S)
     until(lambda: sent.status == GoalStatus.EXECUTING)
     server.kill()
