@@ -156,6 +156,7 @@ class _Call:
     def __init__(self) -> None:
         self.done = threading.Event()
         self.response: Message | None = None
+        self.error: SampleError | None = None
 
 
 class DdsClient:
@@ -251,6 +252,11 @@ class DdsClient:
                     f"ros2: service {self._name} (on {vendor}) did not answer within {timeout_s:g} s. "
                     "Is its node busy?"
                 )
+        if call.error is not None:
+            raise Ros2Error(
+                f"ros2: service {self._name} (on {vendor}) answered what is not ours to read: {call.error} "
+                "Is its package of another ROS distribution? Set ROS_DISTRO to that of the server."
+            ) from call.error
         return call.response
 
     def _on_reply(self, octets: bytes, info: Any) -> None:
@@ -266,8 +272,13 @@ class DdsClient:
                 call = self._calls.pop(number, None)
             body = _without_header(octets)
         if call is not None and not call.done.is_set():
-            call.response = self._responses.decode(body)
-            call.done.set()
+            try:
+                call.response = self._responses.decode(body)
+            except SampleError as error:
+                call.error = error
+                raise
+            finally:
+                call.done.set()
 
     def _is_bare(self, handle: int) -> bool:
         if handle not in self._bare_servers:

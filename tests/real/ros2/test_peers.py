@@ -112,6 +112,22 @@ def test_bytes_that_are_no_request_are_ignored_and_counted(node: DdsNode, caplog
     foreign.close()
 
 
+def test_a_response_of_another_definition_says_so(node: DdsNode):
+    other = DdsNode("other")
+    request, response = (other.types.codec(f"{TRIGGER}_{part}").kind for part in ("Request", "Response"))
+    writer = other.participant.writer("rr/oddReply", response, QoS(), opaque=True)
+
+    def answer(octets: bytes, _: Any) -> None:
+        writer.write(bytearray(octets[:20] + b"\1\0\0\0" + b"\xff" * 8))
+
+    other.participant.reader("rq/oddRequest", request, QoS(), answer, opaque=True)
+    client = node.create_client(TRIGGER, "/odd")
+    with pytest.raises(Ros2Error, match=r"/odd .* answered what is not ours .* Set ROS_DISTRO"):
+        client.call(node.message(f"{TRIGGER}_Request"), 20.0)
+    wait_for(lambda: node.bad_samples.get("rr/oddReply") == 1)
+    other.close()
+
+
 def test_nobody_serves_and_calls_from_callbacks_say_so(node: DdsNode):
     client = node.create_client(TRIGGER, "nowhere")
     with pytest.raises(Ros2Error, match=r"nobody serves /nowhere .* Start the server"):
