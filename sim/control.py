@@ -89,16 +89,25 @@ class Controller:
             return np.full(len(action), middle - half)
         return middle + half * action[:, -1]
 
-    def _inverse_kinematics(self, action: Array, position: Array) -> Array:
-        axis = self._axis[:, self._joints]
-        lever = self._site_pos[:, self._site, None, :] - self._anchor[:, self._joints]
-        rows = np.empty((len(action), self.num_joints, 6))  # the Jacobian's transpose
-        if self._all_hinges:
-            _cross(axis, lever, out=rows[:, :, :3])
-            rows[:, :, 3:] = axis
+    def towards(self, target: Array, opening: Array) -> Array:
+        """Returns actions (B, A) that move the arm from where it is towards joint targets (B, n).
+
+        What `targets` does, the other way round and to first order: for a person's leader arm, whose
+        targets are never far. `opening` (B,) of the gripper is -1 closed to +1 open.
+        """
+        control, step = self.control, target - self.joint_positions()
+        if control.kind == "joint_delta":
+            parts = [step / control.joint_rad]
         else:
-            rows[:, :, :3] = self._is_hinge * _cross(axis, lever) + (1.0 - self._is_hinge) * axis
-            rows[:, :, 3:] = self._is_hinge * axis
+            twist = np.einsum("bnk,bn->bk", self._jacobian_rows(), step)
+            turns = {"none": slice(6, 6), "yaw": slice(5, 6), "full": slice(3, 6)}[control.rotation]
+            parts = [twist[:, :3] / control.linear_m, twist[:, turns] / control.angular_rad]
+        if control.gripper == "action":
+            parts.append(opening[:, None])
+        return np.clip(np.concatenate(parts, axis=1), -1.0, 1.0)
+
+    def _inverse_kinematics(self, action: Array, position: Array) -> Array:
+        rows = self._jacobian_rows()
         jacobian = np.ascontiguousarray(rows.transpose(0, 2, 1))
         twist = np.empty((len(action), 6))
         np.multiply(self.control.linear_m, action[:, :3], out=twist[:, :3])
@@ -108,6 +117,19 @@ class Controller:
         gram += self._damping
         rest = twist[:, :, None] - jacobian @ posture[:, :, None]
         return posture + (rows @ np.linalg.solve(gram, rest))[:, :, 0]
+
+    def _jacobian_rows(self) -> Array:
+        """Returns the transposed geometric Jacobian of every arm, (B, n, 6)."""
+        axis = self._axis[:, self._joints]
+        lever = self._site_pos[:, self._site, None, :] - self._anchor[:, self._joints]
+        rows = np.empty((len(axis), self.num_joints, 6))
+        if self._all_hinges:
+            _cross(axis, lever, out=rows[:, :, :3])
+            rows[:, :, 3:] = axis
+        else:
+            rows[:, :, :3] = self._is_hinge * _cross(axis, lever) + (1.0 - self._is_hinge) * axis
+            rows[:, :, 3:] = self._is_hinge * axis
+        return rows
 
     def _rotation(self, action: Array, out: Array) -> None:
         """Writes the world-frame rotation vector (B, 3): the commanded part, and the hold of the rest."""

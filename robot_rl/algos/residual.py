@@ -22,7 +22,10 @@ from robot_rl.algos.critics import Critics
 from robot_rl.algos.optim import METRICS_EVERY, Matmul, Optimiser, follow, keep_freed_memory, matmul_precision
 from robot_rl.algos.returns import td_target
 from robot_rl.core.errors import require
+from robot_rl.data.episode import SOURCES
 from robot_rl.data.replay import TransitionBatch
+
+_HUMAN = SOURCES.index("human")
 
 
 class CorrectingPolicy(Protocol):
@@ -75,6 +78,8 @@ class ResidualConfig:
     """Largest norm of a gradient; 0 switches clipping off."""
     residual_l2: float = 0.0
     """Weight of the squared correction in the actor's loss."""
+    human_weight: float = 0.0
+    """Weight, in the actor's loss, of the squared distance to what a person did, on the steps they drove."""
     matmul: Matmul = "bf16"
     """`bf16`: products of float32 matrices in bfloat16 where the processor can; `fp32`: never."""
 
@@ -85,7 +90,7 @@ class ResidualConfig:
             require(getattr(self, name) > 0, f"residual.algorithm.{name}", getattr(self, name), "above 0")
         for name in ("critic_warmup", "target_noise_std", "target_noise_clip", "grad_clip"):
             require(getattr(self, name) >= 0, f"residual.algorithm.{name}", getattr(self, name), "0 or more")
-        for name in ("weight_decay", "residual_l2"):
+        for name in ("weight_decay", "residual_l2", "human_weight"):
             require(getattr(self, name) >= 0, f"residual.algorithm.{name}", getattr(self, name), "0 or more")
         require(0 <= self.gamma_step <= 1, "residual.algorithm.gamma_step", self.gamma_step, "0 to 1")
         require(0 < self.tau <= 1, "residual.algorithm.tau", self.tau, "above 0, at most 1")
@@ -133,7 +138,7 @@ class ResidualTD:
         metrics: dict[str, Tensor] = {}
         reports = self._updates % METRICS_EVERY == 0
         if self._updates > cfg.critic_warmup and self._updates % cfg.actor_every == 0:
-            value, correction = self._update_actor(features, batch.base_action)
+            value, correction = self._update_actor(features, batch)
             if reports:
                 metrics = {"value": value.mean(), "residual_rms": correction.square().mean().sqrt()}
         self._target_critics.follow_online(self._critics, cfg.tau)
@@ -141,8 +146,9 @@ class ResidualTD:
             metrics |= {"critic_loss": error.square().mean(dim=1).sum(), "target": target.mean()}
         return metrics
 
-    def _update_actor(self, features: Tensor, base_action: Tensor) -> tuple[Tensor, Tensor]:
+    def _update_actor(self, features: Tensor, batch: TransitionBatch) -> tuple[Tensor, Tensor]:
         """Returns the value (B,) and the correction (B, A) before the step."""
+        base_action = batch.base_action
         with matmul_precision(self._cfg.matmul), torch.enable_grad():
             correction = self._policy.residual(features, base_action)
             action = (base_action + correction).clamp(-1.0, 1.0)
@@ -150,6 +156,8 @@ class ResidualTD:
         # Loss: mean over the batch of l2 |correction|^2 / A - value; its derivative by the action
         # comes from the critics, the rest of the way autograd goes.
         outputs, towards = [action], [by_action * (-1.0 / len(value))]
+        if self._cfg.human_weight > 0:
+            towards[0] += self._cfg.human_weight * _away_from_person(action.detach(), batch)
         if self._cfg.residual_l2 > 0:
             outputs.append(correction)
             towards.append(correction.detach() * (2.0 * self._cfg.residual_l2 / correction.numel()))
@@ -215,6 +223,13 @@ def _with_own_head(policy: CorrectingPolicy) -> CorrectingPolicy:
         twin._modules = dict(twin._modules)
     twin.head = copy.deepcopy(policy.head).requires_grad_(False)
     return twin
+
+
+def _away_from_person(action: Tensor, batch: TransitionBatch) -> Tensor:
+    """Returns the gradient (B, A) of the mean |action - person's|^2 / A over the steps a person drove."""
+    by_person = batch.source == _HUMAN
+    scale = 2.0 / max(1, int(by_person.sum())) / action.shape[1]
+    return torch.where(by_person[:, None], action - batch.action, 0.0) * scale
 
 
 def _copied(module: nn.Module) -> dict[str, Tensor]:

@@ -21,7 +21,11 @@ COMMANDS: dict[str, str] = {
     "collect": "robot_rl.cli.collect",
     "replay": "robot_rl.cli.replay",
     "report": "robot_rl.cli.report",
+    "reward": "robot_rl.cli.reward",
+    "deploy": "robot_rl.cli.deploy",
+    "arm": "robot_rl.cli.arm",
     "serve-sim-arm": "robot_rl.cli.serve_sim_arm",
+    "serve-policy": "robot_rl.cli.serve_policy",
     "bench": "robot_rl.cli.bench",
     "devices": "robot_rl.cli.devices",
     "doctor": "robot_rl.cli.doctor",
@@ -119,12 +123,17 @@ def _help() -> str:
 
 
 def _how_to_resume(words: list[str]) -> str:
-    """Returns the command that continues the newest run, where there is one."""
+    """Returns the command that continues the newest run, or shows what it left, where there is one."""
     command, given = words[0], dict(word.split("=", 1) for word in words[1:] if "=" in word)
-    if command not in ("train", "finetune"):
+    if command not in ("train", "finetune", "deploy"):
         return ""
     if "resume" in given:
         return f" Continue with: robot-rl {command} resume={given['resume']}"
-    configs = Path(given.get("out", "runs")).glob("*/config.yaml")
-    newest = max(configs, key=lambda path: path.stat().st_mtime, default=None)
-    return f" Continue with: robot-rl {command} resume={newest.parent}" if newest else ""
+    pattern = "*-deploy-*/deploy.json" if command == "deploy" else "*/config.yaml"
+    found = Path(given.get("out", "runs")).glob(pattern)
+    newest = max(found, key=lambda path: path.stat().st_mtime, default=None)
+    if newest is None:
+        return ""
+    if command == "deploy":
+        return f" The arm rests. What was done: robot-rl replay info {newest.parent / 'experience'}"
+    return f" Continue with: robot-rl {command} resume={newest.parent}"

@@ -105,6 +105,8 @@ class ReplayBuffer:
         """
         lanes = np.arange(len(steps.reward)) if steps.lanes is None else np.asarray(steps.lanes)
         self._check(steps, lanes)
+        if steps.begins:
+            self._cut(lanes)
         ended = steps.terminated | steps.truncated
         here = self._row(lanes, self._head[lanes])
         there = self._row(lanes, self._head[lanes] + 1)
@@ -170,18 +172,27 @@ class ReplayBuffer:
         return len(episodes.reward)
 
     def sample(
-        self, batch_size: int, *, n_step: int, gamma_step: float, rng: np.random.Generator
+        self,
+        batch_size: int,
+        *,
+        n_step: int,
+        gamma_step: float,
+        rng: np.random.Generator,
+        rows: Array | None = None,
     ) -> TransitionBatch:
         """Returns windows of at most `n_step` steps that begin at uniformly drawn steps.
 
-        A window stops where its episode ends, and at the newest step of its lane.
+        A window stops where its episode ends, and at the newest step of its lane. `rows` names
+        the frames to begin at, all steps if None.
 
         Raises:
             DatasetError: the buffer is empty.
         """
         if not self._steps:
             raise DatasetError("replay: nothing to sample from. Add steps before the learner starts.")
-        lanes, first = self._draw(batch_size, rng)
+        lanes, first = (
+            self._draw(batch_size, rng) if rows is None else self._place(rng.choice(rows, batch_size))
+        )
         offsets = np.arange(n_step)
         rows = self._row(lanes[:, None], first[:, None] + offsets)
         newest = self._head[lanes] - first
@@ -257,6 +268,20 @@ class ReplayBuffer:
                 lanes[:, used:] = 0
         self._steps = int(self._columns["kind"].sum())
 
+    def _cut(self, lanes: Array) -> None:
+        """Ends episodes that were cut short: what their last step led to stays, and nothing follows it."""
+        last = self._row(lanes, self._head[lanes] - 1)
+        unended = (self._head[lanes] > 0) & (self._columns["kind"][last] == _STEP)
+        lanes, last = lanes[unended], last[unended]
+        self._columns["ended"][last] = True
+        self._head[lanes] += 1
+        self._forget(self._row(lanes, self._head[lanes]))
+
+    def rows_of(self, source: str) -> Array:
+        """Returns the frames that are steps of one of `SOURCES`, for `sample`."""
+        columns = self._columns
+        return np.flatnonzero((columns["kind"] == _STEP) & (columns["source"] == SOURCES.index(source)))
+
     def _row(self, lanes: Array | int, position: Array) -> Array:
         return lanes * self._frames + position % self._frames
 
@@ -295,6 +320,12 @@ class ReplayBuffer:
 
         return place(draw_rows(is_step, int(upper[-1]), self._steps, batch_size, rng))
 
+    def _place(self, rows: Array) -> tuple[Array, Array]:
+        """Returns lane and position of frames."""
+        lanes, at = np.divmod(rows, self._frames)
+        head = self._head[lanes] - 1
+        return lanes, head - (head - at) % self._frames
+
     def _observation(self, rows: Array) -> dict[str, Tensor]:
         return {key: torch.from_numpy(column.take(rows, axis=0)) for key, column in self._obs.items()}
 
@@ -312,3 +343,30 @@ class ReplayBuffer:
             raise ValueError(
                 f"replay: the step lacks observation {sorted(missing)[0]!r}, it has {sorted(steps.obs)}"
             )
+
+
+class OfSource:
+    """The steps of one source in a buffer, as a part of a `Mixture`: what a person did, drawn more often.
+
+    The steps stay where they are, between those before and after, so that no window or next
+    observation is lost. While there are fewer than `at_least`, all steps of the buffer stand in.
+    """
+
+    def __init__(self, replay: ReplayBuffer, source: str, *, at_least: int = 100) -> None:
+        self._replay, self._source, self._at_least = replay, source, at_least
+
+    def __len__(self) -> int:
+        return len(self._replay.rows_of(self._source))
+
+    def sample(
+        self, batch_size: int, *, n_step: int, gamma_step: float, rng: np.random.Generator
+    ) -> TransitionBatch:
+        """Returns windows that begin at steps of the source."""
+        rows = self._replay.rows_of(self._source)
+        return self._replay.sample(
+            batch_size,
+            n_step=n_step,
+            gamma_step=gamma_step,
+            rng=rng,
+            rows=rows if len(rows) >= self._at_least else None,
+        )

@@ -45,6 +45,14 @@ class StepBatch:
     """Learner updates behind the weights that acted."""
     lanes: Array | None = None
     """(B,): the lane of each row, for sources that step some envs only; None means 0 to B - 1."""
+    policy_action: Array | None = None
+    """(B, A): what the policy wanted, where a person may have sent something else; None where nobody can."""
+    instruction: str | None = None
+    """What the arm was told to do; None means what the env is about."""
+    stamp_ns: int | None = None
+    """Measured monotonic time of `obs`; None where time is simulated."""
+    begins: bool = False
+    """Episodes begin here, whatever became of those before: they were cut short if they had not ended."""
 
 
 @dataclass

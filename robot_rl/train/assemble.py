@@ -7,6 +7,8 @@ less never shifts another.
 from __future__ import annotations
 
 import copy
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,14 +18,16 @@ from robot_rl.core.seeding import quick_eval_seeds, train_seed
 from robot_rl.data.demos import ChunkSampler, Episodes
 from robot_rl.data.episode import feature_of
 from robot_rl.data.normalize import Normaliser
-from robot_rl.data.replay import Mixture, ReplayBuffer
+from robot_rl.data.replay import Mixture, OfSource, ReplayBuffer
 from robot_rl.data.transitions import StepSource
 from robot_rl.hal.vector import VectorEnv
-from robot_rl.policies.checkpoint import PolicyMeta
+from robot_rl.policies.checkpoint import PolicyMeta, load_policy
 from robot_rl.policies.executor import ChunkExecutor
 from robot_rl.policies.spec import SavedPolicy
+from robot_rl.train.async_source import AsyncSource
 from robot_rl.train.config import RunConfig
 from robot_rl.train.demos import relabelled
+from robot_rl.train.deploy.online import make_arm
 from robot_rl.train.envs import make_env
 from robot_rl.train.evaluate import EvalResult, evaluate_in
 from robot_rl.train.experience import DemoExperience, ReplayExperience
@@ -94,7 +98,7 @@ def assemble_residual(
     session: Session,
     episodes: Episodes,
     base: SavedPolicy,
-    env: VectorEnv,
+    env: VectorEnv | None,
     eval_env: VectorEnv,
     recorder: Recorder | None = None,
 ) -> tuple[Run, Module]:
@@ -104,21 +108,19 @@ def assemble_residual(
         session: the run's session.
         episodes: demonstrations for the learner's offline half.
         base: the cloned policy.
-        env: simulations that collect, SAME_STEP autoreset.
+        env: what collects, SAME_STEP autoreset; None where it lives in a process of its own.
         eval_env: simulations of the quick evaluations, autoreset DISABLED.
         recorder: keeps what is experienced.
     """
     config, phase, seed = session.config, session.config.residual, session.config.seed
-    policy = resolve("policy", "residual", at="residual")(
-        base, phase.head, phase.scale, generator=_generator(seed, "head")
-    ).to(config.device)
+    policy = make_residual(config, base).to(config.device)
     algorithm = resolve("algorithm", "residual", at="residual")(
         policy, phase.algorithm, train_seed(seed, "residual")
     )
     session.counters.updates = 0
     handle = PolicyHandle(publish_every=phase.publish_every, max_staleness=phase.max_staleness)
-    source = _source(config, policy, env)
-    experience = _replay(config, episodes, base, env, recorder)
+    source = make_async(config, session.folder) if env is None else make_source(config, policy, env)
+    experience = _replay(config, episodes, base, recorder)
     run = Run(
         sources=[source],
         experience=experience,
@@ -126,7 +128,7 @@ def assemble_residual(
         handle=handle,
         pacer=Pacer(
             finished=lambda at: at.env_steps >= phase.env_steps,
-            updates=Ratio(phase.utd, after_steps=phase.explore_steps),
+            updates=Ratio(phase.utd, after_steps=phase.explore_steps, is_late=lambda: source.is_ahead),
         ),
         meter=Meter(),
         stage=session.timer.stage,
@@ -145,7 +147,7 @@ def assemble_residual(
             "metrics",
             Every(_interval(config, phase.env_steps)),
             env_steps,
-            lambda at: write_metrics(session, run, "residual", source, experience.metrics()),
+            lambda at: write_metrics(session, run, "residual", source, experience.metrics() | forgone(run)),
         ),
         Hook(
             "evaluate",
@@ -158,8 +160,16 @@ def assemble_residual(
     return run, policy
 
 
-def _source(config: RunConfig, policy: Module, env: VectorEnv) -> SimSource:
-    """Returns the simulators with an acting copy of the policy, which the learner never touches."""
+def make_residual(config: RunConfig, base: SavedPolicy) -> Module:
+    """Returns the base with a head that does nothing yet."""
+    phase = config.residual
+    return resolve("policy", "residual", at="residual")(
+        base, phase.head, phase.scale, generator=_generator(config.seed, "head")
+    )
+
+
+def make_source(config: RunConfig, policy: Module, env: VectorEnv) -> SimSource:
+    """Returns what collects, with an acting copy of the policy, which the learner never touches."""
     acting = copy.deepcopy(policy).to("cpu").eval()
     executor = ChunkExecutor(
         acting,
@@ -171,13 +181,26 @@ def _source(config: RunConfig, policy: Module, env: VectorEnv) -> SimSource:
     return SimSource(env, acting, executor, seed=train_seed(config.seed, "collect") // 2)
 
 
+def make_async(config: RunConfig, folder: Path) -> AsyncSource:
+    """Returns an arm that moves in a process of its own; a station keeps time itself."""
+    period_s = 0.0 if config.station is not None else 1.0 / resolve("task", config.env.task).control.hz
+    return AsyncSource(partial(act_alone, config, folder), period_s=period_s)
+
+
+def act_alone(config: RunConfig, folder: Path) -> SimSource:
+    """Returns what collects; called in the actor's process."""
+    torch.set_num_threads(1)
+    base, _ = load_policy(folder / "policy" / "base")
+    return make_source(config, make_residual(config, base), make_arm(config, folder))
+
+
 def _replay(
-    config: RunConfig, episodes: Episodes, base: SavedPolicy, env: VectorEnv, recorder: Recorder | None
+    config: RunConfig, episodes: Episodes, base: SavedPolicy, recorder: Recorder | None
 ) -> ReplayExperience:
     """Returns the online buffer, mixed in exact shares with demonstrations and earlier experience."""
     phase, seed = config.residual, config.seed
     shapes = {key: (value.shape[1:], value.dtype) for key, value in episodes.obs.items()}
-    online = ReplayBuffer(phase.capacity, config.num_envs, shapes, len(env.action_names))
+    online = ReplayBuffer(phase.capacity, config.num_envs, shapes, episodes.action.shape[1])
     how: dict[str, Any] = {"n_exec": config.n_exec, "device": config.device}
     parts: dict[str, tuple[StepSource, float]] = {}
     earlier = None
@@ -189,6 +212,8 @@ def _replay(
         sources = open_earlier(config.replay.reuse, episodes.meta, features)
         earlier = pool_of(sources, features, base, **how, seed=train_seed(seed, "relabel earlier"))
         parts["earlier"] = (earlier, config.replay.reuse_ratio)
+    if config.human.input != "none" and config.human.ratio > 0:
+        parts["human"] = (OfSource(online, "human"), config.human.ratio)
     share = 1.0 - sum(share for _, share in parts.values())
     return ReplayExperience(
         online,
@@ -223,6 +248,14 @@ def eval_metrics(result: EvalResult) -> dict[str, float]:
         "eval/steps": float(result.steps.mean()),
         "eval/return": float(result.returns.mean()),
     }
+
+
+def forgone(run: Run) -> dict[str, float]:
+    """Returns how many updates there was no time for, beside an arm that does not wait."""
+    updates = run.pacer.updates
+    if not isinstance(updates, Ratio) or not updates.forgone:
+        return {}
+    return {"collect/updates_forgone": float(updates.forgone)}
 
 
 def _interval(config: RunConfig, budget: int) -> int:

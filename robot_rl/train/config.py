@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Literal
 
 import torch
 
@@ -14,6 +15,7 @@ from robot_rl.core.registry import table
 from robot_rl.policies.chunk import ChunkPolicyConfig
 from robot_rl.policies.residual import ResidualHeadConfig
 from robot_rl.sim.vector import EnvConfig
+from robot_rl.train.deploy.person import ScriptedPersonConfig
 
 
 def check_device(device: str) -> None:
@@ -120,6 +122,42 @@ class ReplayConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HumanConfig:
+    """The person beside the arm."""
+
+    input: Literal["none", "scripted", "keyboard", "gamepad", "leader"] = "none"
+    """What they hold: nothing; a script stands in for them; keyboard, gamepad, or a leader arm."""
+    reward: Literal["task", "key", "classifier"] = "task"
+    """Who says that an episode succeeded: the task's predicate, the person, a classifier of pictures."""
+    classifier: str | None = None
+    """Folder that `robot-rl reward train` wrote, for reward=classifier."""
+    reset: Literal["automatic", "assisted"] = "automatic"
+    """Who puts the scene back: a program, or the person, who then confirms."""
+    ratio: float = 0.25
+    """Share of each batch that comes from the steps a person drove."""
+    leader: str = ""
+    """LeRobot's name of the leader arm, for input=leader: so101_leader, koch_leader, ..."""
+    leader_options: dict[str, Any] = field(default_factory=lambda: dict[str, Any]())
+    """Fields of LeRobot's own config class of it: port, id, ..."""
+    scripted: ScriptedPersonConfig = field(default_factory=ScriptedPersonConfig)
+
+    def __post_init__(self) -> None:
+        require(0 <= self.ratio < 1, "human.ratio", self.ratio, "0 to below 1")
+        if self.reward == "classifier" and self.classifier is None:
+            raise ConfigError(
+                "human.classifier: missing, human.reward=classifier needs it. "
+                "`robot-rl reward train data=<folder> out=<folder>` makes one."
+            )
+        if self.input == "leader" and not self.leader:
+            raise ConfigError("human.leader: missing, human.input=leader needs it: human.leader=so101_leader")
+        if self.input == "none" and (self.reward == "key" or self.reset == "assisted"):
+            raise ConfigError(
+                f"human.input: got 'none' with human.reward={self.reward} and human.reset={self.reset}, "
+                "which need a person. Use human.input=keyboard, or human.reward=task human.reset=automatic."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
 class EvaluateConfig:
     """How success is measured."""
 
@@ -191,12 +229,17 @@ class RunConfig:
     """Control steps executed of each chunk before the next is sampled."""
     metrics_rows: int = 200
     """Rows that each learning phase writes into metrics.jsonl."""
+    station: str | None = None
+    """A station by name or path, whose arm collects; simulations without ROS if None."""
+    real_time: bool = False
+    """One arm moves in a process of its own, at the task's rate, and waits for nobody."""
     env: EnvConfig = field(default_factory=EnvConfig)
     demos: DemosConfig = field(default_factory=DemosConfig)
     policy: ChunkPolicyConfig = field(default_factory=ChunkPolicyConfig)
     bc: BCPhase = field(default_factory=BCPhase)
     residual: ResidualPhase = field(default_factory=ResidualPhase)
     replay: ReplayConfig = field(default_factory=ReplayConfig)
+    human: HumanConfig = field(default_factory=HumanConfig)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     video: VideoConfig = field(default_factory=VideoConfig)
@@ -217,15 +260,36 @@ class RunConfig:
                 f"env.robot: no robot and no file named {robot!r}.{nearest(robot, table('robot'))} "
                 "A robot file of your own is given by its path, such as env.robot=path/to/robot.yaml."
             )
-        ratios = self.residual.demo_ratio + self.replay.reuse_ratio
-        if self.replay.reuse and ratios >= 1:
-            raise ConfigError(
-                f"replay.reuse_ratio: got {self.replay.reuse_ratio} beside residual.demo_ratio "
-                f"{self.residual.demo_ratio}, allowed: a sum below 1, so that a share is left for new steps"
-            )
+        self._check_shares()
+        if self.has_arm:
+            require(self.num_envs == 1, "num_envs", self.num_envs, "1 with an arm or a person beside it")
         check_device(self.device)
         if self.demos.path is not None and not Path(self.demos.path).is_dir():
             raise ConfigError(
                 f"demos.path: no folder {self.demos.path!r}. Make one with "
                 f"`robot-rl collect task={self.env.task} out={self.demos.path}`, or leave demos.path out."
+            )
+
+    @property
+    def has_arm(self) -> bool:
+        """Whether one arm collects, perhaps with a person beside it, and no batch of simulations."""
+        return self.station is not None or self.real_time or self.human.input != "none"
+
+    @property
+    def acts_alone(self) -> bool:
+        """Whether what collects lives in a process of its own, and waits for nobody."""
+        return self.station is not None or self.real_time
+
+    def _check_shares(self) -> None:
+        shares = {"residual.demo_ratio": self.residual.demo_ratio}
+        if self.replay.reuse:
+            shares["replay.reuse_ratio"] = self.replay.reuse_ratio
+        if self.human.input != "none":
+            shares["human.ratio"] = self.human.ratio
+        if sum(shares.values()) >= 1:
+            last = list(shares)[-1]
+            beside = " and ".join(f"{name} {share}" for name, share in list(shares.items())[:-1])
+            raise ConfigError(
+                f"{last}: got {shares[last]} beside {beside}, allowed: a sum below 1, so that a share is "
+                "left for new steps"
             )

@@ -8,7 +8,7 @@ from robot_rl.train.config import CheckpointConfig
 from robot_rl.train.loop import Hook, Run
 from robot_rl.train.schedule import Counters, Every
 from robot_rl.train.session import RunSession
-from robot_rl.train.sources import SimSource
+from robot_rl.train.sources import Source
 
 
 def checkpoint_hooks(
@@ -31,7 +31,7 @@ def write_metrics(
     session: RunSession,
     run: Run,
     phase: str,
-    source: SimSource | None = None,
+    source: Source | None = None,
     more: Mapping[str, float] | None = None,
 ) -> None:
     """Writes what the learner and the source reported since the last row, and `more`."""

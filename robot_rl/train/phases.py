@@ -35,6 +35,7 @@ from robot_rl.train.assemble import (
 from robot_rl.train.checkpoint import write_text
 from robot_rl.train.config import RunConfig
 from robot_rl.train.demos import collect_demonstrations, episodes_meta
+from robot_rl.train.deploy.online import make_arm
 from robot_rl.train.envs import make_env
 from robot_rl.train.evaluate import EvalResult, evaluate_in
 from robot_rl.train.pictures import Photographer
@@ -170,15 +171,23 @@ def _improve(session: Session) -> None:
     # States of simulations that diverge are kept for inspection.
     kept = config.env.dump_diverged or str(session.folder / "diverged")
     with (
-        closing(make_env(replace(config.env, dump_diverged=kept), config.num_envs)) as env,
+        _acting_env(replace(config, env=replace(config.env, dump_diverged=kept)), session.folder) as env,
         closing(make_eval_env(config)) as eval_env,
-        _recorder(session, env) as recorder,
+        _recorder(session, eval_env) as recorder,
     ):
         with session.timer.stage("build"):
             loop, policy = assemble_residual(session, episodes, base, env, eval_env, recorder)
-        learn(session, loop, "residual", config.residual.env_steps, unit="steps")
-        save_policy(session.folder / "policy" / "final", policy, meta=policy_meta(config, env))
+        with closing(loop.sources[0]):
+            learn(session, loop, "residual", config.residual.env_steps, unit="steps")
+        save_policy(session.folder / "policy" / "final", policy, meta=policy_meta(config, eval_env))
         session.results["nan_resets"] = sum(source.nan_resets for source in loop.sources)
+
+
+def _acting_env(config: RunConfig, folder: Path) -> AbstractContextManager[VectorEnv | None]:
+    """Returns what collects, or None where it lives in a process of its own."""
+    if config.acts_alone:
+        return nullcontext()
+    return closing(make_arm(config, folder) if config.has_arm else make_env(config.env, config.num_envs))
 
 
 def _recorder(session: Session, env: VectorEnv) -> AbstractContextManager[Recorder | None]:
@@ -188,7 +197,7 @@ def _recorder(session: Session, env: VectorEnv) -> AbstractContextManager[Record
         shutil.rmtree(folder, ignore_errors=True)  # of a life that was cut short before its first checkpoint
     if not session.config.replay.record:
         return nullcontext()
-    return Recorder(folder, episodes_meta(env), observed(env))
+    return Recorder(folder, episodes_meta(env), observed(env), person=session.config.has_arm)
 
 
 def _evaluate_final(session: Session) -> None:
@@ -324,9 +333,12 @@ def _command(config: RunConfig) -> str:
 
 def _absolute(config: RunConfig) -> RunConfig:
     """Returns the config with paths that hold wherever the run is resumed."""
-    path, reuse = config.demos.path, config.replay.reuse
+    path, reuse, classifier = config.demos.path, config.replay.reuse, config.human.classifier
     return replace(
         config,
         demos=replace(config.demos, path=None if path is None else str(Path(path).resolve())),
         replay=replace(config.replay, reuse=tuple(str(Path(folder).resolve()) for folder in reuse)),
+        human=replace(
+            config.human, classifier=None if classifier is None else str(Path(classifier).resolve())
+        ),
     )

@@ -28,26 +28,56 @@ from robot_rl.train.demos import chunks_of
 Array = NDArray[Any]
 
 
+POLICY_ACTION = "policy_action"
+"""Group of a store: what the policy wanted, beside `action`, which was sent."""
+
+
 class Recorder:
     """Appends every control step of all envs to a store; a resumed run goes on where its checkpoint was."""
 
-    def __init__(self, folder: Path, meta: EpisodesMeta, features: Mapping[str, Feature]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        meta: EpisodesMeta,
+        features: Mapping[str, Feature],
+        *,
+        person: bool = False,
+        device: str | None = None,
+    ) -> None:
         """Opens the store, made on the spot if there is none.
+
+        Args:
+            folder: of the store.
+            meta: what the episodes are of.
+            features: what is observed.
+            person: whether a person can take over; then what the policy wanted is kept too, as the
+                group `policy_action` beside the observation.
+            device: whose steps they are; simulators of the robot if None.
 
         Raises:
             DatasetError: another process writes to it, or it holds something else.
         """
-        self._writer = StoreWriter(folder, meta, features, when_behind="wait", device=f"sim {meta.robot}")
-        self._period_ns = 1e9 / meta.control_hz
         self._keys = tuple(features)
+        self._person = person
+        if person:
+            features = {**features, POLICY_ACTION: Feature("float32", (len(meta.action_names),))}
+        device = device or f"sim {meta.robot}"
+        self._writer = StoreWriter(folder, meta, features, when_behind="wait", device=device)
+        self._period_ns = 1e9 / meta.control_hz
         self._turns = 0
+        self._instruction = meta.instruction
+        self._inside: set[int] = set()
 
     def add(self, steps: StepBatch) -> None:
         """Appends one control step of each lane; its stamp is the simulators' own time."""
         lanes = np.arange(len(steps.reward)) if steps.lanes is None else steps.lanes
+        self._mark_episodes(lanes, steps)
+        wanted = steps.action if steps.policy_action is None else steps.policy_action
+        extra = {POLICY_ACTION: wanted} if self._person else {}
+        ended = steps.terminated | steps.truncated
         self._writer.append_lanes(
             lanes,
-            obs={key: steps.obs[key] for key in self._keys},
+            obs={key: steps.obs[key] for key in self._keys} | extra,
             action=steps.action,
             base_action=steps.base_action,
             reward=steps.reward,
@@ -56,19 +86,35 @@ class Recorder:
             success=False if steps.success is None else steps.success,
             source=steps.source,
             policy_version=steps.policy_version,
-            stamp_ns=round(self._turns * self._period_ns),
-            final_obs={key: steps.next_obs[key] for key in self._keys},
+            stamp_ns=round(self._turns * self._period_ns) if steps.stamp_ns is None else steps.stamp_ns,
+            final_obs={key: steps.next_obs[key] for key in self._keys} | extra,
         )
         self._turns += 1
+        self._inside = (self._inside | set(lanes.tolist())) - set(lanes[ended].tolist())
+
+    def _mark_episodes(self, lanes: Array, steps: StepBatch) -> None:
+        """Cuts episodes short that go on no more, or go on under another instruction."""
+        said = self._instruction if steps.instruction is None else steps.instruction
+        if steps.begins or said != self._instruction:
+            for lane in self._inside.intersection(lanes.tolist()):
+                self._writer.end_episode(lane)
+                self._inside.remove(lane)
+        self._instruction = said
+        if said != self._writer.layout.meta.instruction:  # else the writer begins them by itself
+            for lane in set(lanes.tolist()) - self._inside:
+                self._writer.begin_episode(lane, instruction=said)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns where the store stands, after everything so far is on the disk."""
-        return {"store": self._writer.mark(), "turns": self._turns}
+        said = {"instruction": self._instruction, "inside": sorted(self._inside)}
+        return {"store": self._writer.mark(), "turns": self._turns, **said}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Cuts off what was recorded after the checkpoint: the run makes those steps again."""
         self._writer.rewind(state["store"])
         self._turns = int(state["turns"])
+        self._instruction = str(state.get("instruction", self._instruction))
+        self._inside = set(state.get("inside", ()))
 
     def close(self) -> None:
         self._writer.close()

@@ -8,7 +8,7 @@ Both keep their place in a checkpoint, so that a resumed run owes exactly what t
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -32,12 +32,29 @@ class Counters:
 class Ratio:
     """Update-to-data ratio: how many updates the steps since the last call have earned."""
 
-    def __init__(self, updates_per_step: float, *, after_steps: int = 0) -> None:
+    def __init__(
+        self,
+        updates_per_step: float,
+        *,
+        after_steps: int = 0,
+        is_late: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Owes nothing yet.
+
+        Args:
+            updates_per_step: the ratio.
+            after_steps: steps before this one earn nothing.
+            is_late: whether an arm that does not wait is ahead of the learner: what is owed then is
+                forgone, and counted.
+        """
         if not (math.isfinite(updates_per_step) and updates_per_step >= 0):
             raise ValueError(f"updates_per_step must be finite and >= 0, got {updates_per_step}")
         self._ratio = updates_per_step
         self._seen = after_steps
         self._credit = 0.0
+        self._is_late = is_late
+        self.forgone = 0
+        """Updates that there was no time for."""
 
     def owed(self, step: int) -> int:
         """Returns the whole updates due at `step`; steps before `after_steps` earn nothing."""
@@ -47,13 +64,17 @@ class Ratio:
         self._seen = step
         whole = math.floor(self._credit + 1e-9)  # 0.1 * 10 is 0.99...: the last bit must not cost an update
         self._credit -= whole
+        if whole and self._is_late():
+            self.forgone += whole
+            return 0
         return whole
 
     def state_dict(self) -> dict[str, Any]:
-        return {"seen": self._seen, "credit": self._credit}
+        return {"seen": self._seen, "credit": self._credit, "forgone": self.forgone}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._seen, self._credit = int(state["seen"]), float(state["credit"])
+        self.forgone = int(state.get("forgone", 0))
 
 
 class Always:

@@ -9,8 +9,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from robot_rl.core.errors import CheckpointError
+from robot_rl.core.errors import CheckpointError, DeviceError
 from robot_rl.hal.device import DeviceSpec
+from robot_rl.real.station import load_station
 from robot_rl.sched.inventory import cpu_spec, simulator_specs
 from robot_rl.sched.leases import HeldLease, LeaseStore
 from robot_rl.telemetry.metrics import MetricsWriter
@@ -198,7 +199,13 @@ def learn(session: RunSession, loop: Run, phase: str, total: int, *, unit: str) 
     elif session.is_resumed:
         session.display.message(f"{phase}: begins at {unit} 0, no checkpoint of it was written yet")
     with session.phase(phase, total, unit=unit, start=done):
-        train(loop)
+        try:
+            train(loop)
+        except DeviceError as error:  # between two turns: nothing is half done
+            session.save(phase, loop)
+            raise DeviceError(
+                f"{error} The run is saved: `robot-rl {session.command} resume={session.folder}` goes on."
+            ) from error
 
 
 def devices_used(config: RunConfig) -> list[tuple[DeviceSpec, int]]:
@@ -206,9 +213,14 @@ def devices_used(config: RunConfig) -> list[tuple[DeviceSpec, int]]:
 
     The learner takes a slot of the CPU per thread, the simulator one per thread it was given, or
     one if it may use what is idle (`env.num_threads` 0). So as many runs fit on a machine as it
-    has cores, and the next one is told who has them.
+    has cores, and the next one is told who has them. A station's arm has one slot.
     """
     cpu = cpu_spec()
     simulators = [spec for spec in simulator_specs(cpu_slots=cpu.slots) if spec.name == "mujoco"]
     wanted = [(cpu, config.torch_threads), *((spec, config.env.num_threads or 1) for spec in simulators)]
-    return [(spec, min(slots, spec.slots)) for spec, slots in wanted]
+    found = [(spec, min(slots, spec.slots)) for spec, slots in wanted]
+    if config.station is not None:
+        from robot_rl.train.deploy.run import device_of  # processes and ROS: only where a station is used
+
+        found.append((device_of(load_station(config.station)), 1))
+    return found

@@ -36,6 +36,20 @@ class Source(Protocol):
         ...
 
     @property
+    def is_ahead(self) -> bool:
+        """Whether more steps wait to be collected: it does not wait for the learner, which is behind."""
+        ...
+
+    @property
+    def episodes(self) -> EpisodeLog:
+        """The figures of the episodes that ended."""
+        ...
+
+    def close(self) -> None:
+        """Brings what acts to rest, and gives it back."""
+        ...
+
+    @property
     def nan_resets(self) -> int:
         """Episodes cut short because a simulation diverged, since the run began."""
         ...
@@ -77,6 +91,16 @@ class PolicyHandle:
         """Version of the newest published weights; -1 before the first."""
         return self._version
 
+    @property
+    def learner(self) -> int:
+        """Updates that the learner has made."""
+        return self._learner
+
+    @property
+    def max_staleness(self) -> int:
+        """Updates by which the weights that acted may be older than the learner."""
+        return self._max_staleness
+
     def offer(self, version: int, weights: Callable[[], Mapping[str, Tensor]]) -> None:
         """Notes how far the learner is, and publishes its weights if that is due."""
         self._learner = version
@@ -92,17 +116,33 @@ class PolicyHandle:
         """
         if self._version < 0:
             raise StalePolicyError("policy handle: no weights yet. Offer the learner's before collecting.")
+        self.check(acting)
+        if acting != self._version:
+            if checksum(self._weights) != self._checksum:
+                raise StalePolicyError(f"policy version {self._version}: weights and checksum differ.")
+            load_weights(policy, self._weights)
+        return self._version
+
+    def check(self, acting: int) -> None:
+        """Passes if weights of version `acting` may still act; see `refresh`."""
         lag = self._learner - acting
         if acting >= 0 and lag > self._max_staleness:
             raise StalePolicyError(
                 f"a source acted with version {acting}, the learner is at {self._learner}: {lag} updates "
                 f"behind, allowed {self._max_staleness}. Collect more often, or raise max_staleness."
             )
-        if acting != self._version:
-            if checksum(self._weights) != self._checksum:
-                raise StalePolicyError(f"policy version {self._version}: weights and checksum differ.")
-            load_weights(policy, self._weights)
-        return self._version
+
+    def snapshot(self) -> tuple[int, int, Mapping[str, Tensor]]:
+        """Returns the newest weights for another process: version, checksum, weights."""
+        return self._version, self._checksum, self._weights
+
+    def take(self, version: int, crc: int, weights: Mapping[str, Tensor]) -> None:
+        """Takes a snapshot of another process's handle; `refresh` compares it with its checksum."""
+        self._version, self._checksum, self._weights = version, crc, dict(weights)
+
+    def hear(self, learner: int) -> None:
+        """Notes how far the learner of another process is."""
+        self._learner = learner
 
     def state_dict(self) -> dict[str, Any]:
         return {"weights": dict(self._weights), "version": self._version, "learner": self._learner}
@@ -145,6 +185,10 @@ class SimSource:
     def nan_resets(self) -> int:
         return self._episodes.nan_resets
 
+    @property
+    def is_ahead(self) -> bool:
+        return False
+
     def collect(self, handle: PolicyHandle) -> StepBatch:
         """Returns one control step of all envs, complete with the base's next action."""
         if self._obs is None or self._act is None:
@@ -158,6 +202,8 @@ class SimSource:
             # Asked before the reset: the noise is the ended episode's, not the next one's.
             final_base = self._executor.base_action(final_obs, ended)
             self._executor.reset(ended)
+        if "human" in infos:  # a plan from before a person moved the arm is of another state
+            self._executor.reset(infos["human"])
         self._obs, self._act = next_obs, self._next_act(next_obs, handle)
         next_base = self._act.base_action
         if final_base is not None:
@@ -173,9 +219,16 @@ class SimSource:
             next_obs=final_obs,
             next_base_action=next_base,
             success=infos["success"],
-            source=self._label,
+            source=infos.get("source", self._label),
             policy_version=version,
+            policy_action=infos.get("policy_action"),
+            instruction=infos.get("instruction"),
+            stamp_ns=infos.get("stamp_ns"),
         )
+
+    def close(self) -> None:
+        """Closes the env."""
+        self._env.close()
 
     def _begin(self, handle: PolicyHandle) -> tuple[Obs, Act]:
         obs, _ = self._env.reset(seed=self._seed)

@@ -7,6 +7,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from robot_rl.algos.residual import ResidualConfig, ResidualTD
+from robot_rl.data.episode import SOURCES
 from robot_rl.data.replay import TransitionBatch
 
 SCALE = 0.5
@@ -158,3 +159,19 @@ def test_the_l2_term_holds_the_correction_back() -> None:
 def test_bad_configs(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ResidualConfig(**change)
+
+
+def test_a_person_shows_the_way_before_the_critic_knows_it() -> None:
+    # The reward alone pulls to 0.3 (the first test); the person's steps, every other, all correct by -0.2.
+    def lesson(seed: int) -> TransitionBatch:
+        rows = batch(seed)
+        by_person = torch.arange(64) % 2 == 0
+        rows.source[by_person] = SOURCES.index("human")
+        rows.action[by_person] = (rows.base_action - 0.2)[by_person]
+        return rows
+
+    policy, algorithm = build(human_weight=100.0)
+    for seed in range(120):
+        algorithm.update(lesson(seed))
+    rows = batch(1000)
+    assert policy.residual(rows.obs["state"], rows.base_action).mean().item() == pytest.approx(-0.2, abs=0.05)

@@ -9,7 +9,7 @@ import torch
 
 from robot_rl.core.errors import CheckpointError, DatasetError
 from robot_rl.data.demos import Episodes, EpisodesMeta
-from robot_rl.data.replay import SOURCES, Mixture, ReplayBuffer, StepBatch, TransitionBatch
+from robot_rl.data.replay import SOURCES, Mixture, OfSource, ReplayBuffer, StepBatch, TransitionBatch
 
 SHAPES: dict[str, Any] = {"state": ((1,), np.float32)}
 
@@ -31,7 +31,7 @@ def step(value: float, *, terminated: bool = False, truncated: bool = False, **c
 
 
 def windows(
-    buffer: ReplayBuffer | Mixture, *, n_step: int = 3, gamma: float = 0.5
+    buffer: ReplayBuffer | Mixture | OfSource, *, n_step: int = 3, gamma: float = 0.5
 ) -> dict[float, tuple[float, ...]]:
     """Samples until every window was met: first obs -> reward, bootstrap, last obs, last base action."""
     batch = buffer.sample(2000, n_step=n_step, gamma_step=gamma, rng=np.random.default_rng(0))
@@ -298,3 +298,35 @@ def test_sampling_is_fast() -> None:
     for _ in range(500):
         buffer.sample(256, n_step=3, gamma_step=0.99, rng=rng)
     assert 500 * 256 / (time.process_time() - began) > 300_000
+
+
+def test_an_episode_that_was_cut_short_does_not_lead_into_the_next() -> None:
+    # An arm whose process died: nobody said that the episode of 1 and 2 ended, and the next begins at 11.
+    buffer = ReplayBuffer(20, 1, SHAPES, 1)
+    buffer.add(step(1, begins=True))
+    buffer.add(step(2))
+    buffer.add(step(11, begins=True))
+    assert windows(buffer) == {
+        # 1 + 2/2 = 2; the value goes on from what step 2 led to: 1/4 of the value at 3.
+        1.0: (2.0, 0.25, 3.0, 30.0),
+        2.0: (2.0, 0.5, 3.0, 30.0),
+        11.0: (11.0, 0.5, 12.0, 120.0),
+    }
+    buffer.add(step(12, truncated=True))
+    buffer.add(step(21, begins=True))  # after an end there is nothing to cut
+    assert windows(buffer)[12.0] == (12.0, 0.5, 13.0, 130.0)
+    assert len(buffer) == 5
+
+
+def test_the_steps_of_a_person_are_drawn_with_all_that_follows_them() -> None:
+    buffer = ReplayBuffer(8, 1, SHAPES, 1)
+    part = OfSource(buffer, "human", at_least=2)
+    for value in range(1, 12):  # the ring of 9 frames forgets the first two
+        buffer.add(step(value, source="human" if value in (2, 5, 9) else "sim"))
+        if value == 4:
+            assert set(windows(part)) == {1.0, 2.0, 3.0, 4.0}  # one human step: all stand in
+    assert len(part) == 2
+    assert windows(part, n_step=2) == {
+        5.0: (5 + 6 / 2, 0.25, 7.0, 70.0),
+        9.0: (9 + 10 / 2, 0.25, 11.0, 110.0),
+    }

@@ -189,3 +189,43 @@ def test_an_observation_that_was_not_recorded_and_an_empty_store_are_refused(tmp
         open_earlier([str(tmp_path / "empty")], META, FEATURES)
     with pytest.raises(DatasetError):
         open_earlier([str(tmp_path)], META, FEATURES)
+
+
+def test_what_the_policy_wanted_is_kept_beside_what_was_sent(tmp_path: Path) -> None:
+    one = {"state": Feature("float32", (1,))}
+    with Recorder(tmp_path, META, one, person=True) as recorder:
+        steps = turn(0, one)
+        recorder.add(replace(steps, policy_action=steps.action + 5.0, source="human", stamp_ns=77))
+    episode = open_source(tmp_path).read(1)
+    np.testing.assert_array_equal(episode.obs["policy_action"], episode.action + 5.0)
+    assert SOURCES[episode.source[0]] == "human"
+    assert episode.stamp_ns.tolist() == [77]
+
+
+def test_words_and_new_beginnings_cut_episodes_short(tmp_path: Path) -> None:
+    one = {"state": Feature("float32", (1,))}
+
+    def step(number: int, **changes: Any) -> StepBatch:
+        whole = turn(number, one)
+        rows = {name: value[:1] for name, value in vars(whole).items() if isinstance(value, np.ndarray)}
+        seen = {"obs": {"state": whole.obs["state"][:1]}, "next_obs": {"state": whole.next_obs["state"][:1]}}
+        return replace(whole, **(rows | seen | changes))  # lane 0 ends every 4 steps
+
+    with Recorder(tmp_path, META, one) as recorder:
+        recorder.add(step(0))
+        recorder.add(step(1, instruction="go"))  # what it does anyway
+        recorder.add(step(2, instruction="go slowly"))
+        recorder.add(step(3, instruction="go slowly"))  # ends
+        recorder.add(step(4, instruction="go slowly"))
+        state = recorder.state_dict()
+        recorder.add(step(5, instruction="go slowly", begins=True))
+    with Recorder(tmp_path, META, one) as recorder:
+        recorder.load_state_dict(state)
+        recorder.add(step(5, instruction="go slowly", begins=True))
+    source = open_source(tmp_path)
+    assert [(len(e), e.meta.instruction, e.is_complete) for e in map(source.read, range(len(source)))] == [
+        (2, "go", False),
+        (2, "go slowly", True),
+        (1, "go slowly", False),
+        (1, "go slowly", False),
+    ]

@@ -61,3 +61,11 @@ def test_bad_values_are_refused() -> None:
         Ratio(-1)
     with pytest.raises(ValueError, match=r"interval must be >= 0 \(0 means never\), got -5"):
         Every(-5)
+
+
+def test_what_there_is_no_time_for_is_forgone_and_counted() -> None:
+    # 2 updates per step; late at step 2: its 2 are lost, and not made up for at step 3.
+    late = [False, True, False]
+    ratio = Ratio(2.0, is_late=lambda: late.pop(0))
+    assert [ratio.owed(1), ratio.owed(2), ratio.owed(3)] == [2, 0, 2]
+    assert ratio.forgone == 2

@@ -1,0 +1,1 @@
+"""Policies on arms: the env of a station, people in the loop, rewards."""

@@ -1,0 +1,71 @@
+"""One arm that learns on the job: its env, the person beside it, who judges."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+from robot_rl.core.errors import ConfigError
+from robot_rl.core.seeding import train_seed
+from robot_rl.hal.vector import VectorEnv
+from robot_rl.policies.checkpoint import load_policy
+from robot_rl.real.station import StationConfig, load_station
+from robot_rl.real.teleop.intent import Teleop
+from robot_rl.real.teleop.keyboard import Keyboard
+from robot_rl.real.teleop.nobody import Nobody
+from robot_rl.train.config import HumanConfig, RunConfig
+from robot_rl.train.deploy.human import Intervening
+from robot_rl.train.deploy.person import ScriptedPerson
+from robot_rl.train.deploy.reward import make_judge
+from robot_rl.train.envs import make_env
+
+
+def make_arm(config: RunConfig, folder: Path) -> Intervening:
+    """Returns the arm that a run learns on, with its person: a station's, or a simulation without ROS."""
+    station = None if config.station is None else load_station(config.station)
+    with ExitStack() as stack:
+        env = _simulated(config, stack) if station is None else _stationed(config, station, folder, stack)
+        is_real = station is not None and station.real
+        return Intervening(
+            env,
+            make_teleop(config.human, env, config.seed, station),
+            make_judge(config.human.reward, config.human.classifier),
+            reset=config.human.reset,
+            label="real" if is_real else "sim",
+            close=stack.pop_all().close,
+        )
+
+
+def _simulated(config: RunConfig, stack: ExitStack) -> VectorEnv:
+    return stack.enter_context(closing(make_env(config.env, 1, autoreset="disabled")))
+
+
+def _stationed(config: RunConfig, station: StationConfig, folder: Path, stack: ExitStack) -> VectorEnv:
+    """Starts the station's processes, once the base is known to fit."""
+    from robot_rl.train.deploy.config import DeployConfig  # ROS: only where a station is used
+    from robot_rl.train.deploy.fit import check_fit
+    from robot_rl.train.deploy.run import open_station
+
+    _, meta = load_policy(folder / "policy" / "base")
+    check_fit(meta, config.env, station)
+    deployed = DeployConfig(run=str(folder), station=str(config.station))
+    return stack.enter_context(open_station(station, deployed, config, folder, None))
+
+
+def make_teleop(config: HumanConfig, env: VectorEnv, seed: int, station: StationConfig | None) -> Teleop:
+    """Returns the person's input device, for the env's actions."""
+    if config.input == "none":
+        return Nobody()
+    if config.input == "scripted":
+        return ScriptedPerson(env, config.scripted, train_seed(seed, "person"))
+    if config.input == "leader":
+        from robot_rl.real.teleop.leader import Leader, open_leader
+
+        if station is None:
+            raise ConfigError("human.input: a leader arm needs an arm that LeRobot drives: station=<name>.")
+        return Leader(station, Keyboard(()), open_leader(config.leader, config.leader_options))
+    if config.input == "gamepad":
+        from robot_rl.real.teleop.gamepad import Gamepad
+
+        return Gamepad(env.action_names)
+    return Keyboard(env.action_names)

@@ -1,0 +1,149 @@
+"""A scripted person, for simulated arms: watches, takes over late and clumsily, gives control back.
+
+It stands in for somebody with a keyboard: sees that nothing comes of an episode only after a while,
+reacts after a delay, moves slower than the expert and beside its aim, and looks less often as time
+goes by. B is 1 here: one arm. A action dim.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from robot_rl.core.errors import ConfigError, require
+from robot_rl.hal.vector import VectorEnv
+from robot_rl.real.teleop.intent import Intent
+from robot_rl.train.envs import make_expert
+
+Array = NDArray[Any]
+_STATE = ("steps", "watches", "best", "best_at", "step", "alarmed_at", "drives_since", "from")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptedPersonConfig:
+    """How attentive and how able the person is."""
+
+    patience_s: float = 0.8
+    """Without progress for so long, the episode looks bad; at once where the gripper closes too early."""
+    reaction_s: float = 0.3
+    """From seeing that to taking over."""
+    lag_s: float = 0.1
+    """Between what the person sees and what their hand does."""
+    speed: float = 0.8
+    """Share of the expert's speed."""
+    noise: float = 0.1
+    """Standard deviation of the hand, in the env's [-1, 1], gripper excepted."""
+    misjudges_m: float = 0.005
+    """Standard deviation between episodes of where they think the object is."""
+    gives_back: float = 0.5
+    """Progress after which they let go."""
+    longest_s: float = 5.0
+    """They let go after so long in any case."""
+    attention: float = 1.0
+    """Probability of watching an episode, at first."""
+    half_life_s: float = 600.0
+    """Arm time in which that probability halves."""
+
+    def __post_init__(self) -> None:
+        for name in ("patience_s", "speed", "gives_back", "longest_s", "half_life_s"):
+            require(getattr(self, name) > 0, f"human.scripted.{name}", getattr(self, name), "above 0")
+        for name in ("reaction_s", "lag_s", "noise", "misjudges_m"):
+            require(getattr(self, name) >= 0, f"human.scripted.{name}", getattr(self, name), "0 or more")
+        require(0 <= self.attention <= 1, "human.scripted.attention", self.attention, "0 to 1")
+
+
+class ScriptedPerson:
+    """A `Teleop` that looks at the simulated scene instead of a screen."""
+
+    def __init__(self, env: VectorEnv, config: ScriptedPersonConfig, seed: int) -> None:
+        """Raises `ConfigError` where the env shows no progress or has no expert."""
+        progress: Callable[[], Array] | None = getattr(env, "progress", None)
+        if progress is None or env.num_envs != 1:
+            raise ConfigError(
+                f"human.input: a scripted person watches one simulated arm, got {env.num_envs} of "
+                f"{type(env).__name__}. Use human.input=keyboard, gamepad or leader with a real arm."
+            )
+        self._progress = progress
+        self._expert = make_expert(env, bias_m=0.0, noise_m=config.misjudges_m, noise_seed=seed)
+        self._config, self._hz = config, env.control_hz
+        self._has_gripper = env.action_names[-1] == "gripper"
+        self._rng = np.random.default_rng(seed)
+        self._seen: deque[Array] = deque(maxlen=1 + round(config.lag_s * self._hz))
+        self._steps = 0
+        """Control steps so far: the person's clock is the arm's."""
+        self.begin()
+
+    def begin(self) -> None:
+        elapsed_s = self._steps / self._hz
+        watching = self._config.attention * 0.5 ** (elapsed_s / self._config.half_life_s)
+        self._watches = bool(self._rng.random() < watching)
+        self._best, self._best_at, self._step = -math.inf, 0, 0
+        self._alarmed_at = self._drives_since = -1
+        self._from = 0.0
+        self._seen.clear()
+
+    def read(self, wanted: Array) -> Intent:
+        """Returns what the person does at this control step."""
+        self._steps += 1
+        if not self._watches:
+            return Intent()
+        progress = float(self._progress()[0])
+        self._seen.append(self._expert.act()[0])
+        self._watch(progress, wanted)
+        self._step += 1
+        if self._drives_since < 0:
+            return Intent()
+        return Intent(takes_over=True, action=self._hand())
+
+    def ask(self, question: str) -> None:
+        """Confirms at once."""
+
+    def close(self) -> None:
+        """Holds nothing."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns all that decides what the person does next."""
+        kept = {name: getattr(self, f"_{name}") for name in _STATE}
+        return kept | {"seen": list(self._seen), "rng": self._rng.bit_generator.state}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for name in _STATE:
+            setattr(self, f"_{name}", state[name])
+        self._seen.clear()
+        self._seen.extend(state["seen"])
+        self._rng.bit_generator.state = state["rng"]
+
+    def _watch(self, progress: float, wanted: Array) -> None:
+        """Decides who drives: alarm, then reaction, then the person; then back."""
+        if progress > self._best + 0.01:
+            self._best, self._best_at = progress, self._step
+        if self._drives_since >= 0:
+            if self._lets_go(progress):
+                self._drives_since = self._alarmed_at = -1
+                self._best, self._best_at = progress, self._step
+            return
+        if self._alarmed_at < 0:
+            stuck = (self._step - self._best_at) / self._hz >= self._config.patience_s
+            if stuck or (self._has_gripper and wanted[-1] < 0.0 < self._seen[-1][-1]):
+                self._alarmed_at = self._step
+        elif (self._step - self._alarmed_at) / self._hz >= self._config.reaction_s:
+            self._drives_since, self._from = self._step, progress
+
+    def _lets_go(self, progress: float) -> bool:
+        held_s = (self._step - self._drives_since) / self._hz
+        return progress >= self._from + self._config.gives_back or held_s >= self._config.longest_s
+
+    def _hand(self) -> Array:
+        """Returns the expert's action of a moment ago, slower and shaky."""
+        action = self._seen[0].copy()
+        arm = slice(0, len(action) - self._has_gripper)
+        action[arm] = self._config.speed * action[arm] + self._rng.normal(
+            0, self._config.noise, len(action[arm])
+        )
+        return np.clip(action, -1.0, 1.0).astype(np.float32)

@@ -1,0 +1,230 @@
+"""Acting in another process: what travels, what a torn copy does, who hears of a death.
+
+Most of it runs the actor in a thread; spawning, which loads torch anew, is `slow`.
+"""
+
+import os
+import signal
+import threading
+import time
+from contextlib import contextmanager
+from multiprocessing import Pipe
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from robot_rl.core.errors import DeviceError
+from robot_rl.core.policy import Policy
+from robot_rl.hal.fake import FakeEnv
+from robot_rl.hal.vector import Array
+from robot_rl.policies.executor import ChunkExecutor
+from robot_rl.train import async_source, session
+from robot_rl.train.async_source import ActorError, AsyncSource, _act, _Failure, _Inbox, _Weights
+from robot_rl.train.sources import PolicyHandle, SimSource, StalePolicyError
+from tests.train.test_sources import VersionPolicy, weights
+
+
+class FallingEnv(FakeEnv):
+    """Fails at its fourth step."""
+
+    def step(self, actions: Array) -> Any:
+        if self._step[0] == 3:
+            raise DeviceError("the cable is out")
+        return super().step(actions)
+
+
+def build(env: FakeEnv | None = None) -> SimSource:
+    policy = VersionPolicy()
+    executor = ChunkExecutor(cast(Policy, policy), 1, n_exec=2)
+    return SimSource(env or FakeEnv(1, truncate_after=5), policy, executor, seed=3)
+
+
+def build_falling() -> SimSource:
+    return build(FallingEnv(1))
+
+
+def offered(version: int = 0, **kwargs: Any) -> PolicyHandle:
+    handle = PolicyHandle(**kwargs)
+    handle.offer(version, lambda: weights(float(version)))
+    return handle
+
+
+def test_weights_arrive_whole_or_not_at_all() -> None:
+    sender, theirs = offered(3), PolicyHandle()
+    shared = _Weights(sender)
+    inbox = _Inbox(shared.name)
+    assert inbox.read_into(theirs)
+    assert theirs.version == 3
+    # The learner is half-way through writing version 4: the header says 4, the last byte is still old.
+    sender.offer(4, lambda: weights(4.0))
+    shared.publish(sender)
+    view = async_source._view(inbox._memory)
+    size = async_source._HEAD.unpack_from(view)[3]
+    last = async_source._HEAD.size + size - 1
+    whole = view[last]
+    view[last] ^= 0xFF
+    assert not inbox.read_into(theirs)
+    assert theirs.version == 3
+    view[last] = whole
+    view = None
+    assert inbox.read_into(theirs)
+    policy = VersionPolicy()
+    assert theirs.refresh(policy, 3) == 4
+    assert policy.version.item() == 4.0
+    inbox.close()
+    shared.close()
+
+
+def test_how_far_the_learner_is_arrives_without_new_weights_and_the_bound_holds() -> None:
+    sender = offered(0, publish_every=50)
+    theirs = PolicyHandle(max_staleness=10)
+    shared = _Weights(sender)
+    inbox = _Inbox(shared.name)
+    inbox.read_into(theirs)
+    acting = theirs.refresh(VersionPolicy(), -1)
+    sender.offer(11, lambda: weights(11.0))  # not due: nothing is published
+    shared.publish(sender)
+    inbox.read_into(theirs)
+    with pytest.raises(StalePolicyError, match="acted with version 0, the learner is at 11"):
+        theirs.refresh(VersionPolicy(), acting)
+    inbox.close()
+    shared.close()
+
+
+@contextmanager
+def actor(make: Any, handle: PolicyHandle) -> Any:
+    """Runs the actor's function in a thread; yields the learner's end of the pipe and the weights."""
+    ours, theirs = Pipe(duplex=False)
+    shared, stop = _Weights(handle), threading.Event()
+    thread = threading.Thread(target=_act, args=(make, 0.0, 1000, theirs, shared.name, stop))
+    thread.start()
+    yield ours, shared
+    stop.set()
+    while ours.poll(0.1):
+        try:
+            ours.recv()
+        except EOFError:
+            break
+    thread.join(20.0)
+    assert not thread.is_alive()
+    shared.close()
+
+
+def test_steps_come_in_order_and_new_weights_act_in_time() -> None:
+    handle = offered(0)
+    with actor(build, handle) as (pipe, shared):
+        first = [pipe.recv() for _ in range(12)]
+        handle.offer(7, lambda: weights(7.0))
+        shared.publish(handle)
+        deadline = time.monotonic() + 20.0
+        while (steps := pipe.recv()).policy_version != 7:
+            assert time.monotonic() < deadline
+    # Every step of every episode of five, none twice: (step, episode) as the env counts them.
+    counts = [tuple(step.obs["state"][0, :2].astype(int)) for step in first]
+    assert counts == [(i % 5, i // 5) for i in range(12)]
+    assert all(step.policy_version == 0 for step in first)
+    # Version 7 adds 0.7 to what it wants, clipped by nothing.
+    assert float(steps.action[0, 0] - steps.base_action[0, 0]) == pytest.approx(0.7)
+
+
+def test_a_failure_is_the_last_that_is_heard() -> None:
+    with actor(build_falling, offered(0)) as (pipe, _):
+        messages = [pipe.recv() for _ in range(4)]
+    assert isinstance(messages[3], _Failure)
+    assert messages[3].error == "DeviceError: the cable is out"
+
+
+def test_an_actor_whose_learner_is_gone_leaves() -> None:
+    handle = offered(0)
+    ours, theirs = Pipe(duplex=False)
+    shared = _Weights(handle)
+    arguments = (build, 0.0, 1000, theirs, shared.name, threading.Event())
+    thread = threading.Thread(target=_act, args=arguments)
+    thread.start()
+    ours.recv()
+    ours.close()
+    thread.join(20.0)
+    assert not thread.is_alive()
+    shared.close()
+
+
+def test_a_failed_arm_saves_the_run_and_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(loop: Any) -> None:
+        raise ActorError("actor: DeviceError: the cable is out")
+
+    @contextmanager
+    def phase(*args: Any, **kwargs: Any) -> Any:
+        yield
+
+    saved: list[str] = []
+    run = SimpleNamespace(
+        loop_state=lambda phase: None,
+        is_resumed=False,
+        phase=phase,
+        save=lambda phase, loop: saved.append(phase),
+        command="train",
+        folder="runs/one",
+    )
+    loop = SimpleNamespace(counters=SimpleNamespace(updates=0, env_steps=0))
+    monkeypatch.setattr(session, "train", fail)
+    with pytest.raises(
+        DeviceError, match="the cable is out The run is saved: `robot-rl train resume=runs/one`"
+    ):
+        session.learn(cast(Any, run), cast(Any, loop), "residual", 10, unit="steps")
+    assert saved == ["residual"]
+
+
+def collect_until(source: AsyncSource, handle: PolicyHandle, number: int) -> list[Any]:
+    found: list[Any] = []
+    deadline = time.monotonic() + 120.0
+    while len(found) < number:
+        assert time.monotonic() < deadline, "the actor is silent"
+        steps = source.collect(handle)
+        if steps is not None:
+            found.append(steps)
+    return found
+
+
+@pytest.mark.slow
+def test_a_spawned_actor_acts_dies_and_is_begun_anew() -> None:
+    handle = offered(0)
+    source = AsyncSource(build, period_s=0.01)
+    assert source.pid is None
+    found = collect_until(source, handle, 7)
+    assert [step.begins for step in found] == [True, *[False] * 6]
+    np.testing.assert_array_equal([int(step.obs["state"][0, 0]) for step in found], [0, 1, 2, 3, 4, 0, 1])
+    assert source.pid not in (None, os.getpid())
+    state = source.state_dict()
+    os.kill(cast(int, source.pid), signal.SIGKILL)
+    with pytest.raises(ActorError, match="ended with exit code -9 and said nothing"):
+        collect_until(source, handle, 10**9)
+    source.close()
+    again = AsyncSource(build, period_s=0.01)
+    again.load_state_dict(state)
+    (steps,) = collect_until(again, handle, 1)
+    assert steps.begins
+    assert steps.obs["state"][0, 0] == 0, "an arm cannot be put back to where it was: a new episode"
+    again.close()
+
+
+@pytest.mark.slow
+def test_a_spawned_actor_that_fails_says_why() -> None:
+    source = AsyncSource(build_falling)
+    with pytest.raises(ActorError, match="actor: DeviceError: the cable is out"):
+        collect_until(source, offered(0), 10)
+    source.close()
+
+
+def test_old_weights_are_refused_by_the_learner_too() -> None:
+    # The check of the actor trusts what it last heard; the learner's own knows.
+    handle = offered(0, publish_every=5, max_staleness=5)
+    source = AsyncSource(build)
+    old = build().collect(offered(0))
+    source._actor = cast(Any, SimpleNamespace(publish=lambda handle: None, receive=lambda wait_s: old))
+    handle.offer(4, lambda: weights(4.0))
+    assert source.collect(handle) is old
+    handle.offer(6, lambda: weights(6.0))
+    with pytest.raises(StalePolicyError, match="acted with version 0, the learner is at 6"):
+        source.collect(handle)
