@@ -13,7 +13,7 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from robot_rl.core.errors import ConfigError, require
+from robot_rl.core.errors import DeviceError, require
 from robot_rl.core.registry import resolve
 from robot_rl.hal.arm import ArmState
 from robot_rl.sim.cameras import Camera, Renderer
@@ -110,7 +110,7 @@ class MujocoPlant:
             return
         self._has_moved = True
         if self._backend.step(num_steps)[0]:
-            raise ConfigError(
+            raise DeviceError(
                 f"{self._env.task}: the simulation diverged at targets {self._ctrl.tolist()}. "
                 "Reset the scene; a smaller friction_n_m or gentler targets keep it stable."
             )

@@ -138,13 +138,10 @@ class Body:
         self._begin()
 
     def _measured(self, now_ns: int) -> ArmState:
-        noise = self._noise_rad * self._rng.standard_normal(len(self.truth.position_rad))
-        return replace(
-            self.truth,
-            stamp_ns=now_ns,
-            position_rad=self.truth.position_rad + noise,
-            stop_reason=self.stop_reason,
-        )
+        position = self.truth.position_rad
+        if self._noise_rad:
+            position = position + self._noise_rad * self._rng.standard_normal(len(position))
+        return replace(self.truth, stamp_ns=now_ns, position_rad=position, stop_reason=self.stop_reason)
 
     def _check(self, dt_s: float) -> None:
         """Trips on what real arms trip on: joint positions, speeds, torques, and nonsense commands."""

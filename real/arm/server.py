@@ -58,12 +58,14 @@ def serve(
         states = States(node, arm)
         ManagerServices(node, arm)
         ArmServices(node, arm)
-        Actions(node, arm, ros_ns)
+        stack.callback(Actions(node, arm, ros_ns).close)
         on_ready(node.name)
         begun_s, begun_cpu_s = time.monotonic(), _cpu_s()
-        pace = _run(arm, states, cameras, ros_ns, stop)
+        try:
+            pace = _run(arm, states, cameras, ros_ns, stop)
+        finally:
+            path = arm.save_log()
         wall_s = max(1e-9, time.monotonic() - begun_s)
-        path = arm.save_log()
         return {
             "task": config.task,
             "rate_hz": config.rate_hz,

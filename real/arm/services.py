@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +26,8 @@ _INACTIVE, _ACTIVE = 2, 3
 """lifecycle_msgs/State."""
 _FEEDBACK_S = 0.05
 """Period of feedback and of looking for cancels: action_monitor_rate is 20 Hz by default."""
+
+_CLOSE_S = 1.0
 
 
 class ManagerServices:
@@ -198,6 +201,7 @@ class Actions:
 
     def __init__(self, node: Node, arm: SimArm, ros_ns: Callable[[], int]) -> None:
         self._node, self._arm, self._ros_ns = node, arm, ros_ns
+        self._running: set[threading.Thread] = set()
         self._follow, self._grip = (
             "control_msgs/action/FollowJointTrajectory",
             "control_msgs/action/GripperCommand",
@@ -205,17 +209,34 @@ class Actions:
         node.create_action_server(
             self._follow,
             f"{arm.trajectory.name}/follow_joint_trajectory",
-            execute=self._execute_trajectory,
+            execute=self._tracked(self._execute_trajectory),
             accept=self._accepts_trajectory,
             cancel=_always,
         )
         node.create_action_server(
             self._grip,
             f"{arm.gripper.name}/gripper_cmd",
-            execute=self._execute_grip,
+            execute=self._tracked(self._execute_grip),
             accept=lambda _: self._arm.listens(self._arm.gripper.name),
             cancel=_always,
         )
+
+    def close(self) -> None:
+        """Ends all goals and waits until their clients are told."""
+        with self._arm.lock:
+            self._arm.manager.halt("The arm was shut down.")
+        for thread in tuple(self._running):
+            thread.join(_CLOSE_S)
+
+    def _tracked(self, execute: Callable[[GoalHandle], None]) -> Callable[[GoalHandle], None]:
+        def run(handle: GoalHandle) -> None:
+            self._running.add(threading.current_thread())
+            try:
+                execute(handle)
+            finally:
+                self._running.discard(threading.current_thread())
+
+        return run
 
     def _accepts_trajectory(self, goal: Message) -> bool:
         """As in ros2_controllers: a bad goal is rejected, and the log says why."""

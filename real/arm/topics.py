@@ -135,6 +135,7 @@ class States:
         self._description = make("std_msgs/msg/String", "robot_description", LATCHED)
         self._description.publish(node.message("std_msgs/msg/String", data=urdf(arm)))
         self._told: str | None = None
+        self._fingers = arm.plant.fingers()
         self._every = {
             what: max(1, round(config.rate_hz / hz))
             for what, hz in (
@@ -180,15 +181,17 @@ class States:
 
     def _joint_state(self, cycle: Cycle) -> Message:
         state = cycle.state
-        fingers = np.zeros(len(self._arm.plant.finger_names))
-        effort = np.zeros(len(state.position_rad)) if state.effort_n_m is None else state.effort_n_m
+        fingers = self._arm.plant.fingers()
+        speed, self._fingers = (fingers - self._fingers) / cycle.dt_s, fingers
+        # Not measured is NaN, by ROS's custom.
+        effort = np.full(len(state.position_rad), np.nan) if state.effort_n_m is None else state.effort_n_m
         return self._stamped(
             "sensor_msgs/msg/JointState",
             cycle,
             name=self._names,
-            position=np.concatenate([state.position_rad, self._arm.plant.fingers()]),
-            velocity=np.concatenate([state.velocity_rad_s, fingers]),
-            effort=np.concatenate([effort, fingers]),
+            position=np.concatenate([state.position_rad, fingers]),
+            velocity=np.concatenate([state.velocity_rad_s, speed]),
+            effort=np.concatenate([effort, np.full(len(fingers), np.nan)]),
         )
 
     def _controller_state(self, cycle: Cycle) -> Message:

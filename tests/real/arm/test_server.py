@@ -5,6 +5,7 @@ import json
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Generator
 from typing import Any
@@ -158,6 +159,7 @@ def test_it_looks_like_ros2_control(arm: Seen) -> None:
     state = arm.until(lambda: arm.newest.get("joint_states"), "joint states")
     assert state.name == [*JOINTS, "finger_joint1", "finger_joint2"]
     assert state.header.frame_id == "base_link"
+    assert np.isnan(state.effort[7:]).all()  # nobody measures the fingers'
     assert abs(state.header.stamp.sec - time.time()) < 5
     assert arm.position() == pytest.approx(HOME, abs=0.03)
     assert arm.until(lambda: "/sim_arm" in arm.node.node_names(), "the node")
@@ -219,6 +221,15 @@ def test_bad_goals_are_rejected(arm: Seen) -> None:
     assert not client.send(arm.goal((0.5, HOME), joints=["elbow", *JOINTS[1:]]), WAIT_S).accepted
     assert not client.send(arm.goal((0.5, HOME), (0.5, HOME)), WAIT_S).accepted
     assert not client.send(arm.goal(), WAIT_S).accepted
+
+
+def test_a_trajectory_of_the_topic_is_followed(arm: Seen) -> None:
+    publisher = arm.node.create_publisher("trajectory_msgs/msg/JointTrajectory", f"{JTC}/joint_trajectory")
+    arm.until(lambda: publisher.num_subscriptions, "the controller")
+    target = home((6, 0.3))
+    swapped = [*JOINTS[1:], JOINTS[0]]
+    publisher.publish(arm.goal((0.3, [*target[1:], target[0]]), joints=swapped).trajectory)
+    arm.reaches(target)
 
 
 def test_a_cancelled_goal_holds_and_a_new_one_aborts_the_old(arm: Seen) -> None:
@@ -308,6 +319,27 @@ def test_twists_move_the_tool(arm: Seen) -> None:
         return bool(np.abs(arm.position() - start).max() > 0.05)
 
     arm.until(moves, "motion")
+
+
+@pytest.mark.slow
+def test_a_goal_ends_with_the_arm(monkeypatch: pytest.MonkeyPatch) -> None:
+    own_domain(monkeypatch)
+    with serving("rate_hz=100") as facts:
+        node = open_node("test")
+        seen = Seen(node)
+        client = node.create_action_client(FOLLOW, f"{JTC}/follow_joint_trajectory")
+        assert client.wait(WAIT_S)
+        feedback: list[Any] = []
+        goal = client.send(seen.goal((20.0, home((0, 1.0)))), WAIT_S, feedback.append)
+        results: list[Any] = []
+        waiting = threading.Thread(target=lambda: results.append(goal.result(WAIT_S)))
+        waiting.start()
+        seen.until(lambda: feedback, "feedback")
+    waiting.join()
+    node.close()
+    status, result = results[0]
+    assert (status, result.error_string) == (6, "The arm was shut down.")
+    assert facts[0]["command_hz"] == 100.0
 
 
 @pytest.mark.slow
