@@ -54,8 +54,8 @@ def run(argv: list[str]) -> int:
         print(f"{name:<12}" + "".join(f"{quantile} {value:7.1f} ms  " for quantile, value in row.items()))
     print(
         f"{result['task']} on {config.station}: success {result['success']:.1%} of {result['episodes']} "
-        f"episodes (95 % interval {low:.1%} to {high:.1%}); {result['late_steps']} of {result['control_steps']} steps "
-        f"late; see {journal.folder}/deploy.json"
+        f"episodes (95 % interval {low:.1%} to {high:.1%}); "
+        f"{result['late_steps']} of {result['control_steps']} steps late; see {journal.folder}/deploy.json"
     )
     if "--json" in argv:
         print(json.dumps(result))

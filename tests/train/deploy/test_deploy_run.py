@@ -1,0 +1,162 @@
+"""A deployment from run folder to report, on an arm in the test; one slow test with the real processes."""
+
+import json
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from robot_rl.cli.main import main
+from robot_rl.config import dump
+from robot_rl.core.errors import CheckpointError, ConfigError, SafetyStopError
+from robot_rl.core.registry import resolve
+from robot_rl.data.episode import SOURCES
+from robot_rl.data.normalize import Normaliser
+from robot_rl.data.store.reader import open_source
+from robot_rl.policies.checkpoint import save_policy
+from robot_rl.policies.chunk import ChunkPolicyConfig
+from robot_rl.sim.vector import EnvConfig
+from robot_rl.telemetry.progress import ProgressDisplay
+from robot_rl.train.assemble import make_eval_env, policy_meta
+from robot_rl.train.config import RunConfig
+from robot_rl.train.deploy import run as deployment
+from robot_rl.train.deploy.config import DeployConfig
+from robot_rl.train.deploy.journal import Journal
+from robot_rl.train.deploy.run import deploy
+
+ENV = EnvConfig(task="pick_cube", horizon_s=0.5, num_threads=1)
+
+
+def make_run(folder: Path, kind: str = "flow") -> Path:
+    """Writes what `deploy` needs of a run folder: its config and an untrained policy."""
+    config = RunConfig(
+        env=ENV, n_exec=2, policy=ChunkPolicyConfig(kind=kind, horizon=6, width=16, depth=1, time_dim=8)
+    )
+    config = replace(config, evaluate=replace(config.evaluate, num_envs=1))
+    env = make_eval_env(config)
+    rng = np.random.default_rng(0)
+    state = rng.normal(size=(20, len(env.state_names))).astype(np.float32)
+    actions = rng.uniform(-0.3, 0.3, (20, len(env.action_names))).astype(np.float32)
+    policy = resolve("policy", kind)(
+        config.policy,
+        state_dim=len(env.state_names),
+        action_dim=len(env.action_names),
+        normaliser=Normaliser.fit({"state": state}, actions),
+        generator=torch.Generator().manual_seed(0),
+    )
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(dump(config))
+    save_policy(folder / "policy" / "final", policy, meta=policy_meta(config, env))
+    env.close()
+    return folder
+
+
+@pytest.fixture
+def arm(station_env, monkeypatch: pytest.MonkeyPatch):
+    """Puts an arm in the test in the place of driver and supervisor, and returns it."""
+    env, fake, _ = station_env(config=ENV)
+
+    @contextmanager
+    def opened(*_: object):
+        yield env
+        env.close()
+
+    monkeypatch.setattr(deployment, "open_station", opened)
+    return fake
+
+
+def deployed(tmp_path: Path, **options: Any) -> Journal:
+    run = tmp_path / "run"
+    if not run.exists():
+        make_run(run)
+    given: dict[str, Any] = {"run": str(run), "station": "sim_in_process", "episodes": 2, "video": False}
+    given |= {"out": str(tmp_path / "out"), **options}
+    config = DeployConfig(**given)
+    return deploy(config, ProgressDisplay(), None)
+
+
+def test_a_deployment_is_played_recorded_and_reported(arm, tmp_path: Path) -> None:
+    journal = deployed(tmp_path)
+    report = json.loads((journal.folder / "deploy.json").read_text())
+    assert report["ended"] == "complete"
+    assert (report["episodes"], report["control_steps"]) == (2, 20)
+    assert report["real"] is False
+    assert 0 <= report["ci"][0] <= report["success"] <= report["ci"][1] <= 1
+    assert set(report["latency_ms"]["latency"]) == {"p50", "p90", "p99", "max"}
+    assert [row["seed"] for row in report["by_episode"]] == [2**31, 2**31 + 1]
+    assert (journal.folder / "deploy.svg").read_text().startswith("<?xml")
+    source = open_source(journal.folder / "experience")
+    assert source.lengths().tolist() == [10, 10]
+    episode = source.read(0)
+    assert set(np.asarray(episode.source)) == {SOURCES.index("sim")}
+    stamps = np.asarray(episode.stamp_ns)
+    assert np.diff(stamps) == pytest.approx(50e6, abs=1e5)  # the arm's own time
+    assert ("reset", 2**31) in arm.orders
+    assert max(len(plan.gripper) for plan in arm.plans) > 1  # the rest of the chunk goes along
+
+
+def test_ctrl_c_leaves_the_arm_at_rest_and_keeps_what_was_done(
+    arm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_run(tmp_path / "run")
+    send, calls = arm.send, iter(range(100))
+
+    def interrupted(plan: object) -> None:
+        if next(calls) == 15:
+            raise KeyboardInterrupt
+        send(plan)
+
+    monkeypatch.setattr(arm, "send", interrupted)
+    words = [f"run={tmp_path / 'run'}", "station=sim_in_process", f"out={tmp_path / 'out'}", "video=false"]
+    assert main(["deploy", *words]) == 130
+    (report,) = (tmp_path / "out").glob("*/deploy.json")
+    assert json.loads(report.read_text())["ended"] == "interrupted"
+    assert json.loads(report.read_text())["episodes"] == 1
+    assert open_source(report.parent / "experience").lengths()[0] == 10
+    assert f"robot-rl replay info {report.parent / 'experience'}" in capsys.readouterr().err
+
+
+def test_a_stop_is_told_and_kept(arm, tmp_path: Path) -> None:
+    arm.phase, arm.reason = "stopped", "e-stop by ann"
+    with pytest.raises(SafetyStopError, match="e-stop by ann"):
+        deployed(tmp_path)
+    (report,) = (tmp_path / "out").glob("*/deploy.json")
+    assert "e-stop by ann" in json.loads(report.read_text())["ended"]
+
+
+def test_real_time_chunking_where_planning_is_slow_or_asked_for(arm, tmp_path: Path) -> None:
+    slow = deployed(tmp_path, delay_ms=60.0, episodes=1)
+    assert slow.execution["rtc"] is True
+    assert slow.execution["planning_ms"] >= 60.0
+    assert deployed(tmp_path, rtc=False, delay_ms=60.0, episodes=1).execution["rtc"] is False
+
+
+def test_rtc_of_a_policy_without_a_flow_is_refused(arm, tmp_path: Path) -> None:
+    make_run(tmp_path / "run", "diffusion")
+    with pytest.raises(ConfigError, match="rtc: real_time: DiffusionPolicy shows no velocity field"):
+        deployed(tmp_path, rtc=True)
+
+
+def test_a_missing_policy_and_bad_settings_say_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="has no policy 'base' yet"):
+        deployed(tmp_path, which="base")
+    with pytest.raises(ConfigError, match="episodes: got 0, allowed: 1 to 10000"):
+        DeployConfig(run="x", station="y", episodes=0)
+
+
+@pytest.mark.slow
+def test_through_driver_and_supervisor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_run(tmp_path / "run")
+    station = Path(deployment.__file__).parents[2] / "configs" / "stations" / "sim_in_process.yaml"
+    relaxed = tmp_path / "relaxed.yaml"  # a loaded test machine is late, and that is not what is tested
+    text = station.read_text().replace("\nsim:", "\n  max_observation_age_s: 2.0\nsim:")
+    relaxed.write_text(f"{text}  max_state_age_s: 2.0\n  stop_after_s: 10.0\n")
+    words = [f"run={tmp_path / 'run'}", f"station={relaxed}", f"out={tmp_path / 'out'}", "episodes=2"]
+    assert main(["deploy", *words, "video=false", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+    assert (result["episodes"], result["control_steps"], result["ended"]) == (2, 20, "complete")
+    assert 0 < result["latency_ms"]["latency"]["p50"] < 2000
