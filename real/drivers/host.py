@@ -91,13 +91,13 @@ class Host:
         try:
             self._driver.connect()
             self._check_joints()
-            self._alone_since_ns = time.monotonic_ns()
             feed = SensorFeed(self._driver.frames, self._folder / SENSORS_SOCKET, self._note_error)
             watch = threading.Thread(target=self._watch_arm, name="arm states", daemon=True)
             with contextlib.closing(feed), contextlib.closing(Listener(self._folder / DRIVER_SOCKET)) as door:
                 watch.start()
                 gc.collect()
                 gc.freeze()
+                self._alone_since_ns = time.monotonic_ns()
                 try:
                     while not self._closing.is_set() and not self._is_forgotten():
                         self._cycle(door)

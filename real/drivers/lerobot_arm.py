@@ -24,6 +24,7 @@ from robot_rl.real.station import LeRobotConfig, StationConfig
 
 _VELOCITY_WINDOW_S = 0.05
 """One step of an STS3215 (1.5 mrad) over it is 0.03 rad/s."""
+_CONNECT_TRIES = 3
 _HEALTH_EVERY_S = 0.2
 _HEALTH_REGISTERS = ("Status", "Hardware_Error_Status")
 """Of Feetech and of Dynamixel servos: 0 while all is well."""
@@ -31,7 +32,6 @@ _FLAGS = {
     "Status": ("voltage", "angle sensor", "temperature", "current", "", "overload"),
     "Hardware_Error_Status": ("voltage", "", "temperature", "encoder", "electrical shock", "overload"),
 }
-_FIRST_STATE_S = 5.0
 Robot = Any
 """lerobot.robots.Robot."""
 
@@ -78,14 +78,7 @@ class LeRobotArm:
         return self._joints
 
     def connect(self) -> None:
-        self._robot = self._make_robot(self._config)
-        try:
-            self._robot.connect(calibrate=False)
-        except Exception as error:
-            raise DeviceError(
-                f"{self._name}: LeRobot cannot connect {self._config.type}: {error}. Look at the power, "
-                "the cable and `lerobot.options.port` (`lerobot-find-port` finds it)."
-            ) from error
+        self._open()
         self._check()
         self._read()
         self.hold()  # the goals of a moment long ago may still stand in the servos
@@ -151,6 +144,20 @@ class LeRobotArm:
         if self._robot is not None:
             with contextlib.suppress(Exception):  # a bus that is gone cannot be told good-bye
                 self._robot.disconnect()
+
+    def _open(self) -> None:
+        """Connects; again with a new robot, as the first packet after power-up may be lost."""
+        error: Exception | None = None
+        for _ in range(_CONNECT_TRIES):
+            self._robot = self._make_robot(self._config)
+            try:
+                return self._robot.connect(calibrate=False)
+            except Exception as refusal:  # whatever LeRobot and the vendor's library raise
+                error = refusal
+        raise DeviceError(
+            f"{self._name}: LeRobot cannot connect {self._config.type}: {error}. Look at the power, "
+            "the cable and `lerobot.options.port` (`lerobot-find-port` finds it)."
+        ) from error
 
     # The bus, on its own thread
 

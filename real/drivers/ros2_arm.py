@@ -32,7 +32,7 @@ from robot_rl.real.ros2.api import LATCHED, SENSOR, Message, Node
 from robot_rl.real.sensors import open_station_node
 from robot_rl.real.station import Ros2Config, StationConfig
 
-_FIRST_STATE_S = 5.0
+_FIRST_STATE_S = 10.0
 _VELOCITY_WINDOW_S = 0.02
 _RIVALS_EVERY_S = 0.5
 _INTEGER = 2
@@ -81,7 +81,7 @@ class Ros2Arm:
         kinematics = None
         if config.command in ("twist", "pose"):
             kinematics = resolve("kinematics", "mujoco", at="ros2.command")(self._station.robot)
-        self._stream: Stream = make_stream(self._node, self._station, config, kinematics)
+        self._stream: Stream = make_stream(self._node, self._station, config, kinematics, self._clock_ns)
         self._gripper = Gripper(self._node, self._station, self._clock_ns)
         self._switch = ControllerSwitch(
             self._node, config.controller_manager, _controller(config), self._station.joints, _ours(config)
@@ -144,10 +144,10 @@ class Ros2Arm:
         if not self._is_active:
             return
         self.hold()
-        if isinstance(self._stream, ServoStream):
-            self._stream.stop()
         self._switch.deactivate()
         self._is_active = False
+        if isinstance(self._stream, ServoStream):
+            self._stream.stop()
 
     def clear(self, by: str) -> None:
         self._estop = ""

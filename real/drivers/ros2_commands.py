@@ -24,6 +24,7 @@ _POINT_S = 0.05
 """Time to a single target that is sent to a trajectory controller."""
 _BRAKE_S = 0.1
 _CALL_S = 2.0
+_SERVO_S = 0.5
 _MIN_GRIP_CHANGE = 0.005
 """Of the gripper's range: smaller changes are not worth a goal."""
 _GRIP_TICK_S = 0.01
@@ -163,13 +164,12 @@ class ServoStream:
 
     def start(self) -> None:
         """Tells Servo which commands will come, and to take them."""
-        service = f"{self._config.servo_node}/switch_command_type"
         kind = 2 if self._is_pose else 1  # moveit_msgs/srv/ServoCommandType: POSE, TWIST
-        call(self._node, "moveit_msgs/srv/ServoCommandType", service, command_type=kind)
-        self._pause(False)
+        self._ask("moveit_msgs/srv/ServoCommandType", "switch_command_type", command_type=kind)
+        self._ask("std_srvs/srv/SetBool", "pause_servo", data=False)
 
     def stop(self) -> None:
-        self._pause(True)
+        self._ask("std_srvs/srv/SetBool", "pause_servo", data=True)
 
     def send(self, target_rad: Array, state: ArmState) -> None:
         if self._is_pose:
@@ -206,9 +206,15 @@ class ServoStream:
         header = self._node.message("std_msgs/msg/Header", stamp=stamp, frame_id=self._config.base_frame)
         self._publisher.publish(self._node.message(kind, header=header, **body))
 
-    def _pause(self, is_paused: bool) -> None:
-        service = f"{self._config.servo_node}/pause_servo"
-        call(self._node, "std_srvs/srv/SetBool", service, data=is_paused)
+    def _ask(self, kind: str, service: str, **fields: object) -> None:
+        """Calls a service of Servo, if it has it: older ones listen to every topic at once."""
+        name = f"{self._config.servo_node}/{service}"
+        client = self._node.create_client(kind, name)
+        if (
+            client.wait(_SERVO_S)
+            and not client.call(self._node.message(f"{kind}_Request", **fields), _CALL_S).success
+        ):
+            raise DeviceError(f"ros2: {name} refused {fields}. Look at the log of {self._config.servo_node}.")
 
 
 class Gripper:
@@ -260,12 +266,17 @@ class Gripper:
                     return
                 passed = [entry for entry in self._due if entry[0] <= self._clock_ns()]
                 self._due = self._due[len(passed) :]
-            if passed and (self._sent is None or abs(passed[-1][1] - self._sent) >= self._least):
+            if passed and self._is_worth(passed[-1][1]):
                 self._sent = passed[-1][1]
                 try:
                     self.error = self._send(self._sent)
                 except DeviceError as error:
                     self.error = f"gripper: {error}"
+
+    def _is_worth(self, opening: float) -> bool:
+        """Streams to a topic repeat themselves, so that a lost message does no harm; goals do not."""
+        is_stream = self._config.gripper_command == "position"
+        return is_stream or self._sent is None or abs(opening - self._sent) >= self._least
 
     def _has_work(self) -> bool:
         return self._is_closing or bool(self._due and self._due[0][0] <= self._clock_ns())
@@ -282,7 +293,7 @@ class Gripper:
                 return self._sender(
                     "std_msgs/msg/Float64MultiArray",
                     f"{controller}/commands",
-                    lambda opening: {"data": [opening] * max(1, len(fingers))},
+                    lambda opening: {"data": [opening]},
                 )
             case "trajectory":
                 return self._sender(
@@ -321,16 +332,20 @@ class Gripper:
 
 
 def make_stream(
-    node: Node, station: StationConfig, config: Ros2Config, kinematics: Kinematics | None
+    node: Node,
+    station: StationConfig,
+    config: Ros2Config,
+    kinematics: Kinematics | None,
+    clock_ns: Clock = time.monotonic_ns,
 ) -> Stream:
     """Returns the stream of `ros2.command`."""
     match config.command:
         case "position":
             return PositionStream(node, config.position_controller)
         case "velocity":
-            return VelocityStream(node, config.velocity_controller, station)
+            return VelocityStream(node, config.velocity_controller, station, clock_ns)
         case "trajectory":
-            return TrajectoryStream(node, config.trajectory_controller, station.joints)
+            return TrajectoryStream(node, config.trajectory_controller, station.joints, clock_ns)
         case "twist" | "pose":
             assert kinematics is not None
             return ServoStream(node, config, kinematics, station.limits.lookahead_s)

@@ -1,0 +1,89 @@
+"""Station files: the shipped ones fit their robots, and mistakes are told by key, value and remedy."""
+
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import yaml
+
+from robot_rl.config import CONFIGS, plain
+from robot_rl.core.errors import ConfigError
+from robot_rl.real.station import STATIONS, load_station
+from tests.real.supervisor.rig import two_joint_station
+
+SHIPPED = sorted(path.stem for path in STATIONS.glob("*.yaml"))
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_shipped_station_has_the_limits_of_its_robot(name):
+    station = load_station(name)
+    robot = yaml.safe_load((CONFIGS / "robots" / f"{station.robot}.yaml").read_text())
+    limits = asdict(station.limits)
+    assert {key: list(limits[key]) for key in robot["limits"]} == robot["limits"]
+    assert list(station.home_rad) == robot["home_rad"]
+    assert (station.gripper.open, station.gripper.closed) == (robot["gripper_open"], robot["gripper_closed"])
+    assert station.name == name
+
+
+def test_only_simulated_arms_say_that_nothing_real_moves():
+    assert [name for name in SHIPPED if not load_station(name).real] == [
+        "sim_arm",
+        "sim_arm_trajectory",
+        "sim_in_process",
+    ]
+
+
+def write(folder: Path, **changes: object) -> str:
+    """Writes a station of two joints; a change of None leaves a key out."""
+    content = {**plain(two_joint_station()), **changes}
+    path = folder / "mine.yaml"
+    path.write_text(yaml.safe_dump({key: value for key, value in content.items() if value is not None}))
+    return str(path)
+
+
+def test_a_file_of_ones_own_is_read(tmp_path):
+    assert load_station(write(tmp_path)) == two_joint_station()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"home_rad": [0.0]}, "home_rad: got 1 entries, allowed: 2, one a joint."),
+        ({"safe_rad": [0.0, 2.5]}, "safe_rad: b is 2.5, allowed: -2.0 to 2.0."),
+        ({"joint_offset_rad": [0.0] * 3}, "joint_offset_rad: got 3 entries, allowed: 2, one a joint."),
+        (
+            {"joints": ["a"], "home_rad": [0.0], "safe_rad": [0.0]},
+            "limits: got 2 entries in every list, allowed: 1.",
+        ),
+        ({"driver": "ros2"}, "ros2: missing. A station with driver: ros2 needs it."),
+        ({"driver": "ros1"}, "driver: got 'ros1', allowed: one of 'ros2', 'lerobot', 'sim'"),
+        (
+            {"gripper": {"open": 1.0, "closed": 1.0}},
+            "gripper.open: got 1.0, allowed: not gripper.closed (1.0)",
+        ),
+        (
+            {"driver": "ros2", "ros2": {}, "cameras": {"front": {}}},
+            "cameras.front.topic: missing. A ROS 2 arm brings no sensors itself.",
+        ),
+        (
+            {"driver": "lerobot", "lerobot": {"type": "so101_follower", "rad_per_unit": [1.0, 0.0]}},
+            "lerobot.rad_per_unit: got (1.0, 0.0), allowed: 2 entries, none of them 0.",
+        ),
+        ({"sim": {"state_hz": 0}}, "state_hz: got 0.0, allowed: above 0"),
+        ({"homes_rad": [0.0, 0.0]}, "homes_rad: no such key. Did you mean 'home_rad'?"),
+    ],
+)
+def test_mistakes_name_the_key_what_is_there_and_what_is_allowed(tmp_path, changes, message):
+    with pytest.raises(ConfigError) as error:
+        load_station(write(tmp_path, **changes))
+    assert message in str(error.value)
+    assert "mine.yaml" in str(error.value)
+
+
+def test_an_unknown_station_is_answered_with_the_nearest():
+    with pytest.raises(ConfigError) as error:
+        load_station("sim_arn")
+    assert str(error.value) == (
+        "station: no station named 'sim_arn'. Did you mean 'sim_arm'? "
+        "A station file of your own is given by its path, such as station=path/to/mine.yaml."
+    )
