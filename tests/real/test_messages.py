@@ -118,8 +118,9 @@ def test_no_bytes_do_anything_but_decode_or_be_refused() -> None:
 
 
 def test_what_cannot_be_sent_is_named() -> None:
+    unknown: Any = object()
     with pytest.raises(TypeError, match="object cannot be sent over a link"):
-        encode(Answer(operation="stop", done=True, message=object()))  # pyright: ignore[reportArgumentType]
+        encode(Answer(operation="stop", done=True, message=unknown))
 
 
 @pytest.mark.parametrize("module", [link, messages], ids=lambda module: module.__name__)

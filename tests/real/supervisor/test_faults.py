@@ -109,7 +109,7 @@ def test_the_way_to_rest_is_bounded(make_rig: MakeRig, fault: str, interpolate: 
         rig.peers.remove(policy)
     rig.run(0.05)
     assert watcher.status.phase == {"gone": "holding", "silent": "running"}.get(fault, "stopped")
-    rig.run(3.0)
+    rig.run(2.5 if fault in ("gone", "silent") else 1.0)
     assert watcher.status.phase == "stopped"
     end = rig.arm.position_rad[0]
     bound = asked if fault == "silent" else start + 0.02 * 2.0 + LEAD_RAD + 0.21
