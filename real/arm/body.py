@@ -32,8 +32,8 @@ class StopConfig:
     """How far a joint may be beyond its position limits."""
     over_speed: float = 1.5
     """Measured speed over the joint's limit."""
-    torque_s: float = 0.5
-    """How long a servo may be at its largest torque."""
+    torque_s: float = 1.0
+    """How long a servo may be at its largest torque; simulated policies press for half a second."""
     ramp_s: float = 0.2
     """From whatever speed to rest, evenly."""
 

@@ -40,8 +40,8 @@ def test_the_arm_stops_itself(make_loop, lie: str, values: list[float], text: st
     assert loop.body.num_stops == 1
 
 
-def test_a_saturated_servo_may_last_half_a_second(make_loop) -> None:
-    loop = make_loop()
+def test_a_saturated_servo_may_last_a_while(make_loop) -> None:
+    loop = make_loop(torque_s=0.5)
     loop.plant.effort = np.array([0.0, -20.0])
     loop.run(0.48)
     assert loop.body.stop_reason == ""
