@@ -143,6 +143,9 @@ class FakeFeetechBus:
     def _packets(self) -> Iterator[tuple[int, int, bytes]]:
         """Yields id, instruction and parameters of whole packets; what is damaged is passed over."""
         while (start := self._inbox.find(_HEADER)) >= 0 and len(self._inbox) >= start + 4:
+            if self._inbox[start + 2] == 0xFF:  # no id: the header begins one byte later
+                self._inbox = self._inbox[start + 1 :]
+                continue
             end = start + 4 + self._inbox[start + 3]
             if len(self._inbox) < end:
                 return

@@ -32,6 +32,8 @@ class FakeNode:
         self.is_accepting = True
         self.publishers: dict[str, list[str]] = {}
         self.is_closed = False
+        self.on_subscribe: Callable[[str], None] = lambda topic: None
+        """What happens as soon as somebody listens."""
 
     def message(self, kind: str, **fields: Any) -> Message:
         return message(kind, **fields)
@@ -49,6 +51,7 @@ class FakeNode:
         self, kind: str, topic: str, callback: Callable[[Message], None], qos: QoS = DEFAULT
     ) -> Any:
         self.heard.setdefault(topic, []).append(callback)
+        self.on_subscribe(topic)
         return SimpleNamespace(num_publishers=1, close=lambda: None)
 
     def create_service(self, kind: str, name: str, callback: Callable[[Message], Message]) -> Any:

@@ -33,14 +33,11 @@ class Graph:
         self.now_ns = 1_000_000_000
         station = two_joint_station(driver="ros2", ros2=config)
         self.arm = Ros2Arm(station, lambda: self.node, clock_ns=lambda: self.now_ns)
-        create = self.node.create_subscription
+        self.node.on_subscribe = self._first_state
 
-        def first_state(*given):
-            create(*given)
-            if given[1] == "joint_states":
-                self.joints([0.1, 0.0, 0.2])
-
-        self.node.create_subscription = first_state
+    def _first_state(self, topic):
+        if topic == "joint_states":
+            self.joints([0.1, 0.0, 0.2])
 
     def joints(self, position, stamp_ns=1, names=("b", "finger", "a"), **fields):
         """Joint states of b, the finger and a, in this order, 10 ms later."""
