@@ -74,6 +74,7 @@ class SimArm:
         self.num_cycles = self.num_ignored = 0
         """Cycles; messages to controllers that were not active, of another length, or after a stop."""
         self.sim_ns = 0
+        self._look()
         self._episode = config.seed
         self._halted = ""
         self._recorder = FlightRecorder(max(1, round(config.log_s * config.rate_hz)))
@@ -83,6 +84,7 @@ class SimArm:
         dt_s = min(dt_s, _LONGEST_S)
         with self.lock:
             cycle = Cycle(now_ns=now_ns, ros_ns=ros_ns, dt_s=dt_s, state=self.body.read(now_ns))
+            self._look()
             for handler, message in self.commands.receive(now_ns):
                 handler(message)
             if not self.body.stop_reason:
@@ -146,6 +148,10 @@ class SimArm:
     def close(self) -> None:
         self.plant.close()
 
+    def _look(self) -> None:
+        """Notes what is measured beside the joints, at the same moment."""
+        self.fingers, self.objects = self.plant.fingers(), self.plant.objects()
+
     def _lifted(self, why_not: str, what: str) -> Answer:
         if not self.body.stop_reason:
             self._halted = ""
@@ -184,6 +190,6 @@ class SimArm:
             applied_rad=body.applied_rad,
             gripper=truth.gripper,
             commanded_gripper=body.gripper,
-            objects=np.array(list(self.plant.objects().values())).reshape(-1, 7),
+            objects=np.array(list(self.objects.values())).reshape(-1, 7),
             stopped=bool(body.stop_reason),
         )

@@ -127,15 +127,14 @@ class States:
             "control_msgs/msg/JointTrajectoryControllerState", f"{arm.trajectory.name}/controller_state"
         )
         self._objects: dict[str, Publisher] = {
-            name: make("geometry_msgs/msg/PoseStamped", f"objects/{name}/pose")
-            for name in arm.plant.objects()
+            name: make("geometry_msgs/msg/PoseStamped", f"objects/{name}/pose") for name in arm.objects
         }
         self._status = make("std_msgs/msg/String", "~/safety_status", LATCHED)
         self._clock = make("rosgraph_msgs/msg/Clock", "/clock") if config.use_sim_time else None
         self._description = make("std_msgs/msg/String", "robot_description", LATCHED)
         self._description.publish(node.message("std_msgs/msg/String", data=urdf(arm)))
         self._told: str | None = None
-        self._fingers = arm.plant.fingers()
+        self._fingers = arm.fingers
         self._every = {
             what: max(1, round(config.rate_hz / hz))
             for what, hz in (
@@ -154,7 +153,7 @@ class States:
         if self._arm.manager.is_active("joint_state_broadcaster"):
             self._send(self._joints, self._joint_state(cycle))
         if self._is_due("objects"):
-            for name, pose in self._arm.plant.objects().items():
+            for name, pose in self._arm.objects.items():
                 message = self._stamped("geometry_msgs/msg/PoseStamped", cycle)
                 fill_pose(message.pose, pose)
                 self._send(self._objects[name], message)
@@ -181,7 +180,7 @@ class States:
 
     def _joint_state(self, cycle: Cycle) -> Message:
         state = cycle.state
-        fingers = self._arm.plant.fingers()
+        fingers = self._arm.fingers
         speed, self._fingers = (fingers - self._fingers) / cycle.dt_s, fingers
         # Not measured is NaN, by ROS's custom.
         effort = np.full(len(state.position_rad), np.nan) if state.effort_n_m is None else state.effort_n_m
