@@ -9,6 +9,7 @@ foretells follow them in the same plan, so that a late step does not jerk. n arm
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -226,9 +227,12 @@ class StationEnv(VectorEnv):
         if active is not None and not active[0]:
             infos = {"success": nothing, "limited": nothing, "executed_action": action}
             return dict(self._obs), np.zeros(1), nothing, nothing, infos
+        if not self._is_running:
+            self._start()
         observed_ns, state = self._observed_ns, self.measured.state
-        self._begin_step(observed_ns)
+        self._is_late = self._pace.step()
         sent_ns = self._send(action)
+        self._act_ns.add(sent_ns - observed_ns)
         followed_ns, limited = self._follow(sent_ns)
         obs = self._observe()
         success, failed, reward = self._verdict
@@ -269,15 +273,16 @@ class StationEnv(VectorEnv):
             )
         return np.clip(actions, -1.0, 1.0)
 
-    def _begin_step(self, observed_ns: int) -> None:
-        """Has the arm listen at the first step of an episode; the clock of steps begins there."""
-        if self._is_running:
-            self._act_ns.add(self._pace.now_ns() - observed_ns)
-        else:
-            self._arm.control("start", by=BY)
-            self._is_running, self._number = True, -1
-            self._pace.begin()
-        self._is_late = self._pace.step()
+    def _start(self) -> None:
+        """Has the arm listen, at the first step of an episode; the clock of steps begins here.
+
+        Not at the reset: the first chunk is waited for, and an arm that listens wants plans. It was at
+        rest until now, so the observation still holds.
+        """
+        self._arm.control("start", by=BY)
+        self._is_running, self._number = True, -1
+        self._observed_ns = self._measure()
+        self._pace.begin()
 
     def _send(self, action: Array) -> int:
         """Makes targets from the newest measurement and sends them; returns when."""
@@ -397,9 +402,8 @@ class StationEnv(VectorEnv):
 
     def close_extras(self, **kwargs: Any) -> None:
         """Leaves the arm at rest."""
-        try:
+        with contextlib.suppress(DeviceError):  # without its supervisor the driver has stopped it already
             self.pause()
-        finally:
-            self._sensors.close()
-            self._arm.close()
-            self.mirror.close()
+        self._sensors.close()
+        self._arm.close()
+        self.mirror.close()

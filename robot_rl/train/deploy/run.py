@@ -21,7 +21,7 @@ from robot_rl.core.errors import CheckpointError, ConfigError, RenderError, Robo
 from robot_rl.core.seeding import eval_seeds
 from robot_rl.data.transitions import StepBatch
 from robot_rl.hal.device import DeviceSpec
-from robot_rl.hal.vector import Obs
+from robot_rl.hal.vector import Array, Obs
 from robot_rl.policies.async_executor import AsyncExecutor
 from robot_rl.policies.checkpoint import PolicyMeta, load_policy
 from robot_rl.policies.executor import Act
@@ -38,7 +38,7 @@ from robot_rl.train.deploy.env import StationEnv
 from robot_rl.train.deploy.fit import check_fit
 from robot_rl.train.deploy.journal import FILMED, EpisodeOutcome, Journal, film
 from robot_rl.train.deploy.measured import Measured
-from robot_rl.train.envs import lockstep
+from robot_rl.train.envs import Moment, lockstep
 from robot_rl.train.phases import load_config
 from robot_rl.train.record import new_folder
 from robot_rl.train.recording import Recorder, observed
@@ -67,12 +67,14 @@ def deploy(config: DeployConfig, display: ProgressDisplay, ask: Callable[[str], 
     journal = Journal(folder=folder, config=config, task=meta.task, real=station.real)
     try:
         with (
-            LeaseStore().hold(device_of(station), holder=f"deploy {meta.task}", wait_s=config.lease_wait_s),
+            LeaseStore().hold(
+                device_of(station), holder=f"deploy {meta.task}", wait_s=config.lease_wait_s
+            ) as lease,
             open_station(station, config, run_config, folder, ask) as env,
             _recorder(config, station, env, folder) as recorder,
         ):
             player = Player(config, env, policy, meta, journal, recorder, display)
-            player.play(eval_seeds(run_config.seed, config.episodes))
+            player.play(eval_seeds(run_config.seed, config.episodes), lease.check)
             journal.ended = "complete"
         player.draw()
     except RobotRLError as error:
@@ -134,13 +136,14 @@ class Player:
         self._recorder, self._display = recorder, display
         self._films: dict[int, list[Measured]] = {}
         self._executor: AsyncExecutor | None = None
-        self._act = Act(np.zeros(0, np.float32), np.zeros(0, np.float32))
+        self._act: Act | None = None
 
-    def play(self, seeds: np.ndarray[Any, Any]) -> None:
-        """Plays one episode for every seed."""
+    def play(self, seeds: Array, check: Callable[[], None]) -> None:
+        """Plays one episode for every seed; `check` raises if the arm is no longer ours."""
         try:
             with self._display.phase("deploy", len(seeds), unit="episodes") as progress:
                 for done, seed in enumerate(seeds, start=1):
+                    check()
                     self._episode(int(seed))
                     solved = sum(episode.success for episode in self._journal.episodes)
                     progress.update(done, success=solved / done)
@@ -181,14 +184,15 @@ class Player:
         journal.episodes.append(EpisodeOutcome(seed=seed, success=success, steps=steps, limited=limited))
         self._note_execution()
 
-    def _acting(self, obs: Obs) -> np.ndarray[Any, Any]:
+    def _acting(self, obs: Obs) -> Array:
         """Returns the next action, and tells the env what would follow."""
         assert self._executor is not None
         self._act = self._executor.act(obs)
         self._env.foretell(self._executor.ahead())
         return self._act.action
 
-    def _steps(self, moment: Any) -> StepBatch:
+    def _steps(self, moment: Moment) -> StepBatch:
+        assert self._act is not None
         base = self._act.base_action
         return StepBatch(
             obs=moment.obs,

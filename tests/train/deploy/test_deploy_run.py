@@ -19,6 +19,7 @@ from robot_rl.data.normalize import Normaliser
 from robot_rl.data.store.reader import open_source
 from robot_rl.policies.checkpoint import save_policy
 from robot_rl.policies.chunk import ChunkPolicyConfig
+from robot_rl.policies.gaussian import GaussianPolicyConfig
 from robot_rl.sim.vector import EnvConfig
 from robot_rl.telemetry.progress import ProgressDisplay
 from robot_rl.train.assemble import make_eval_env, policy_meta
@@ -29,20 +30,22 @@ from robot_rl.train.deploy.journal import Journal
 from robot_rl.train.deploy.run import deploy
 
 ENV = EnvConfig(task="pick_cube", horizon_s=0.5, num_threads=1)
+SMALL: dict[str, Any] = {
+    "flow": ChunkPolicyConfig(horizon=6, width=16, depth=1, time_dim=8),
+    "gaussian": GaussianPolicyConfig(horizon=6, width=16, depth=1),
+}
 
 
 def make_run(folder: Path, kind: str = "flow") -> Path:
     """Writes what `deploy` needs of a run folder: its config and an untrained policy."""
-    config = RunConfig(
-        env=ENV, n_exec=2, policy=ChunkPolicyConfig(kind=kind, horizon=6, width=16, depth=1, time_dim=8)
-    )
+    config = RunConfig(env=ENV, n_exec=2, policy=SMALL["flow"])
     config = replace(config, evaluate=replace(config.evaluate, num_envs=1))
     env = make_eval_env(config)
     rng = np.random.default_rng(0)
     state = rng.normal(size=(20, len(env.state_names))).astype(np.float32)
     actions = rng.uniform(-0.3, 0.3, (20, len(env.action_names))).astype(np.float32)
     policy = resolve("policy", kind)(
-        config.policy,
+        SMALL[kind],
         state_dim=len(env.state_names),
         action_dim=len(env.action_names),
         normaliser=Normaliser.fit({"state": state}, actions),
@@ -136,8 +139,8 @@ def test_real_time_chunking_where_planning_is_slow_or_asked_for(arm, tmp_path: P
 
 
 def test_rtc_of_a_policy_without_a_flow_is_refused(arm, tmp_path: Path) -> None:
-    make_run(tmp_path / "run", "diffusion")
-    with pytest.raises(ConfigError, match="rtc: real_time: DiffusionPolicy shows no velocity field"):
+    make_run(tmp_path / "run", "gaussian")
+    with pytest.raises(ConfigError, match="rtc: real_time: GaussianPolicy shows no velocity field"):
         deployed(tmp_path, rtc=True)
 
 
