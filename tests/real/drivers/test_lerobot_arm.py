@@ -204,7 +204,7 @@ def so101(tmp_path_factory):
 def test_an_so101_moves_over_its_bus(so101):
     arm, servos = so101
     assert arm.read().position_rad == pytest.approx(np.zeros(5), abs=1e-9)  # the middle of the range
-    assert all(servo.is_stiff and servo.goal == 2048 for servo in servos)
+    assert all(servo.is_stiff and abs(servo.goal - 2048) <= 1 for servo in servos)  # LeRobot rounds down
     arm.send(Command(number=1, stamp_ns=0, target_rad=np.full(5, 0.5), gripper=1.0))
     until(lambda: abs(arm.read().position_rad[4] - 0.5) < 0.002)
     # 0.5 rad of 4096 steps a turn, and the gripper at the end of its range.
@@ -256,7 +256,7 @@ def test_nobody_at_the_port_is_told_with_what_to_look_at(so101, tmp_path):
     config = replace(arm._config, options={"port": str(tmp_path / "none"), "id": "x"})
     nobody = LeRobotArm(two_joint_station(driver="lerobot", lerobot=config))
     with pytest.raises(
-        DeviceError, match=r"bench: LeRobot cannot connect so101_follower: .*none.*lerobot-find-port"
+        DeviceError, match=r"(?s)bench: LeRobot cannot connect so101_follower: .*none.*lerobot-find-port"
     ):
         nobody.connect()
     nobody.close()
