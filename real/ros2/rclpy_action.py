@@ -112,6 +112,7 @@ class RclpyClientGoal:
 
     def __init__(self, node: RclpyNode, handle: Any, what: str, is_there: Callable[[], bool]) -> None:
         self._node, self._handle, self._what, self._is_there = node, handle, what, is_there
+        self.id = bytes(handle.goal_id.uuid)
         self._result: Any = handle.get_result_async() if handle.accepted else None
 
     @property

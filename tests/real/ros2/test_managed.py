@@ -2,14 +2,15 @@
 
 import time
 from collections.abc import Iterator
+from importlib.util import find_spec
 
 import pytest
 
 pytest.importorskip("cyclonedds")
 
 from robot_rl.real.ros2.action_client import DdsActionClient
-from robot_rl.real.ros2.api import GoalStatus, Ros2Error
-from robot_rl.real.ros2.node import DdsNode
+from robot_rl.real.ros2.api import GoalStatus, Node, Ros2Error
+from robot_rl.real.ros2.node import DdsNode, open_node
 from robot_rl.real.ros2.parameters import decode, get_remote, set_remote
 
 PEER = "managed_peer.py"
@@ -22,21 +23,29 @@ SHORT_LEASE = (
 )
 
 
-@pytest.fixture(scope="module")
-def node(peer) -> Iterator[DdsNode]:
-    own = DdsNode("tester")
-    yield own
-    own.close()
+@pytest.fixture(
+    scope="module",
+    params=[
+        "dds",
+        pytest.param("rclpy", marks=pytest.mark.skipif(find_spec("rclpy") is None, reason="no ROS 2 here")),
+    ],
+)
+def node(request, peer) -> Iterator[Node]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RMW_IMPLEMENTATION", "rmw_cyclonedds_cpp")  # the peer's servers answer no other
+        own = open_node("tester", transport=request.param)
+        yield own
+        own.close()
 
 
 @pytest.fixture(scope="module")
-def follow(node: DdsNode):
+def follow(node: Node):
     client = node.create_action_client(KIND, "arm/follow")
     assert client.wait(LIMIT_S)
     return client
 
 
-def goal(node: DdsNode, asked: int, points: int = 3):
+def goal(node: Node, asked: int, points: int = 3):
     message = node.message(f"{KIND}_Goal")
     message.trajectory.joint_names = ["a", "b"]
     for k in range(points):
@@ -102,7 +111,7 @@ def test_two_goals_run_side_by_side_and_keep_their_feedback_apart(node, follow) 
 
 
 @pytest.fixture(scope="module")
-def cancel(node: DdsNode):
+def cancel(node: Node):
     """Sends a CancelGoal request: the id of a goal and a time in ns, zero for none."""
     client = node.create_client("action_msgs/srv/CancelGoal", "arm/follow/_action/cancel_goal")
 
@@ -137,6 +146,8 @@ def test_cancel_says_why_not(node, follow, cancel) -> None:
 
 
 def test_result_of_an_unknown_goal_is_unknown_and_old_ones_are_forgotten(node, follow) -> None:
+    if not isinstance(node, DdsNode):
+        pytest.skip("rclpy hides the services of an action")
     client = node.create_client(f"{KIND}_GetResult", "arm/follow/_action/get_result")
     request = node.message(f"{KIND}_GetResult_Request")
     request.goal_id.uuid = b"\1" * 16
@@ -199,7 +210,7 @@ def test_a_refused_parameter_changes_nothing(node, values, reason) -> None:
     assert get_remote(node, "/arm/peer", ["episode_seed"]) == before
 
 
-def ask(node: DdsNode, kind: str, name: str, **fields):
+def ask(node: Node, kind: str, name: str, **fields):
     client = node.create_client(kind, f"/arm/peer/{name}")
     try:
         return client.call(node.message(f"{kind}_Request", **fields), LIMIT_S)
