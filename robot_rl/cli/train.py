@@ -27,6 +27,8 @@ Examples:
   robot-rl train recipe=reach residual.env_steps=0   behaviour cloning only
   robot-rl train -m recipe=smoke seed=0,1,2          three runs, one after another
   robot-rl train recipe=reach replay.reuse=[runs/<folder>]   learns from an earlier run too
+  robot-rl train recipe=online                       one arm learns in real time, a script helps it
+  robot-rl train recipe=online station=sim_arm human.input=keyboard    behind ROS 2, and you help it
   robot-rl train resume=runs/<folder>                goes on after a crash, to the same result
 
 Settings (every one of them is in config.yaml of the run folder):
@@ -36,6 +38,7 @@ Settings (every one of them is in config.yaml of the run folder):
   policy.kind  policy.horizon  policy.width  policy.depth  policy.steps
   bc.updates  bc.batch  bc.algorithm.lr
   residual.env_steps  residual.utd  residual.batch  residual.scale  residual.demo_ratio
+  station  real_time  human.input  human.reward  human.reset  human.ratio  human.classifier
   replay.record  replay.reuse  replay.reuse_ratio
   evaluate.episodes  evaluate.num_envs  evaluate.every_env_steps
   checkpoint.every_s  video.episodes  video.failures

@@ -8,8 +8,8 @@ it came from (`source`). One arm, so every array has one row; A action dim.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from gymnasium.vector import AutoresetMode
@@ -24,6 +24,15 @@ Array = NDArray[Any]
 Reset = Literal["automatic", "assisted"]
 
 _PUT_BACK = "Put the scene back for the next episode, step away, and confirm."
+
+
+@runtime_checkable
+class Repeatable(Protocol):
+    """A `Teleop` that can be put back to where it was: a script."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
 class Intervening(VectorEnv):
@@ -114,14 +123,13 @@ class Intervening(VectorEnv):
 
     def state_dict(self) -> dict[str, Any]:
         """Returns env and person, where both can be put back: a simulation, a script."""
-        person = getattr(self._teleop, "state_dict", None)
-        said = {"instruction": self.instruction}
-        return {"env": self.env.state_dict(), "person": None if person is None else person(), **said}
+        person = self._teleop.state_dict() if isinstance(self._teleop, Repeatable) else None
+        return {"env": self.env.state_dict(), "person": person, "instruction": self.instruction}
 
     def load_state_dict(self, state: dict[str, Any]) -> Obs:
         """Restores `state_dict`."""
-        if state["person"] is not None:
-            self._teleop.load_state_dict(state["person"])  # pyright: ignore[reportAttributeAccessIssue]
+        if isinstance(self._teleop, Repeatable):
+            self._teleop.load_state_dict(state["person"])
         self.instruction = str(state["instruction"])
         return self.env.load_state_dict(state["env"])
 

@@ -108,7 +108,7 @@ def test_words_hold_from_then_on() -> None:
 def test_a_person_stops_the_arm_before_anything_is_sent() -> None:
     stopped: list[bool] = []
     inner = FakeEnv(1, autoreset="disabled")
-    inner.safe_stop = lambda: stopped.append(True)  # pyright: ignore[reportAttributeAccessIssue]
+    vars(inner)["safe_stop"] = lambda: stopped.append(True)
     env = Intervening(inner, Script([Intent(stop=True)]), TaskJudge())
     env.reset(seed=3)
     with pytest.raises(SafetyStopError, match=r"the person stopped the arm. Clear the stop"):

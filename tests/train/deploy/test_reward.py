@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -144,10 +144,11 @@ class Sure:
 
 
 def test_a_classifier_has_to_be_sure_in_a_row_and_a_person_stands_above_it() -> None:
-    judge = ClassifierJudge(Sure(True, True, False, True, True, True), in_a_row=3)  # pyright: ignore[reportArgumentType]
+    answers = cast(SuccessClassifier, Sure(True, True, False, True, True, True))
+    judge = ClassifierJudge(answers, in_a_row=3)
     assert [judge({}, False, False, NOTHING)[0] for _ in range(6)] == [*[False] * 5, True]
     assert judge({}, False, False, Intent(verdict="fail")) == (False, True)
-    judge = ClassifierJudge(Sure(True, True, True), in_a_row=3)  # pyright: ignore[reportArgumentType]
+    judge = ClassifierJudge(cast(SuccessClassifier, Sure(True, True, True)), in_a_row=3)
     judge({}, False, False, NOTHING)
     judge.begin()
     assert not any(judge({}, False, False, NOTHING)[0] for _ in range(2)), "a row does not cross episodes"
