@@ -83,11 +83,9 @@ class DoorConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RemoteConfig:
-    """Which policy server to ask, and what to show it."""
+class RemoteKeys:
+    """What a policy server is shown, and how it is trusted."""
 
-    address: str
-    """tls://host:port, or tcp://127.0.0.1:port of a server on this computer."""
     token_file: str | None = None
     ca: str | None = None
     """Authority that signed the server's certificate; those that the system trusts if None."""
@@ -98,15 +96,26 @@ class RemoteConfig:
     """How long a server may be gone before the run ends; the arm holds meanwhile."""
 
     def __post_init__(self) -> None:
+        require(
+            (self.cert is None) == (self.key is None), "key", self.key, "given with `cert`, and only then"
+        )
+        require(self.patience_s >= 0, "patience_s", self.patience_s, "0 or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemoteConfig(RemoteKeys):
+    """Which policy server to ask."""
+
+    address: str
+    """tls://host:port, or tcp://127.0.0.1:port of a server on this computer."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         scheme, host, _ = self.parts
         if scheme == "tcp" and not _is_loopback(host):
             raise ConfigError(
                 f"policy: {self.address} leaves this computer without TLS. Use tls://{host}:<port>."
             )
-        require(
-            (self.cert is None) == (self.key is None), "key", self.key, "given with `cert`, and only then"
-        )
-        require(self.patience_s >= 0, "patience_s", self.patience_s, "0 or more")
 
     @property
     def parts(self) -> tuple[str, str, int]:

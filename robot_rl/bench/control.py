@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Generator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
@@ -86,8 +86,8 @@ def run(
             "missed: cycles that began more than a period after the one before should have ended; jitter: "
             "|period - nominal|, of the supervisor's own stamps of all cycles",
             "latency: from the driver's receipt of a joint state to the command made of it, received from "
-            "the ROS graph by another process; of the last 30 s. policy_latency: from the joint state that the "
-            "policy observed to the first command of its plan",
+            "the ROS graph by another process; of the last 30 s. policy_latency: from the joint state that "
+            "the policy observed to the first command of its plan",
             _RESEARCH,
         ],
     }
@@ -136,8 +136,8 @@ class Measured:
         when = {targets: stamp_ns for stamp_ns, targets in self.heard}
         sent = [row.tobytes() for row in self.flight["sent_rad"]]
         # Targets at rest repeat themselves: whose command it was cannot be told.
-        once = {targets for targets in sent if sent.count(targets) == 1} if len(sent) < 4000 else set(sent)
-        rows = [row for row, targets in enumerate(sent) if targets in when and targets in once]
+        times = Counter(sent)
+        rows = [row for row, targets in enumerate(sent) if targets in when and times[targets] == 1]
         return np.array(rows, int), np.array([when[sent[row]] for row in rows], float)
 
     def _latency_ms(self) -> Array:

@@ -33,7 +33,8 @@ Examples:
   openssl rand -hex 32 > token; chmod 600 token
   robot-rl serve-policy run=runs/<folder> token_file=token            for a robot on this computer
   robot-rl serve-policy run=runs/<folder> host=0.0.0.0 cert=gpu.pem key=gpu.key token_file=token
-  robot-rl deploy policy=tls://gpu.lab:7710 remote.ca=lab.pem remote.token_file=token station=sim_arm
+  robot-rl deploy run=runs/<folder> station=sim_arm policy=tls://gpu.lab:7710 \\
+    remote.ca=lab.pem remote.token_file=token
 """
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from robot_rl.core.errors import require
+from robot_rl.real.remote import RemoteKeys
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,6 +19,10 @@ class DeployConfig:
     """A shipped station, or the path of a station file."""
     which: Literal["final", "base"] = "final"
     """The policy after residual RL, or the cloned one."""
+    policy: str | None = None
+    """tls://host:port of the `robot-rl serve-policy` that computes it; here if None."""
+    remote: RemoteKeys = field(default_factory=RemoteKeys)
+    """What that server is shown."""
     episodes: int = 10
     """Held-out episodes: the first of those that training evaluated on."""
     rtc: bool | None = None

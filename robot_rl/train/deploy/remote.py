@@ -10,7 +10,7 @@ import logging
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import fields
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, Self
 
 import numpy as np
 import torch
@@ -104,6 +104,20 @@ class RemotePolicy:
     def features(self, obs: dict[str, Tensor]) -> Tensor:
         """Is not served."""
         _refuse("give features")
+
+    def to(self, device: torch.device | str) -> Self:
+        """Returns itself: the server computes where it was told to."""
+        return self
+
+    def continuing(self) -> ContinuingRemotePolicy:
+        """Returns the same policy with real-time chunking, on the same connections.
+
+        Raises:
+            ValueError: the served policy cannot do that.
+        """
+        if not self._client.facts["continues"]:
+            raise ValueError("real_time: the served policy shows no velocity field to steer")
+        return ContinuingRemotePolicy(self._client, self._refiner)
 
     @property
     def lost(self) -> int:

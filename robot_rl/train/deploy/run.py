@@ -11,6 +11,7 @@ import gc
 import time
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from robot_rl.policies.checkpoint import PolicyMeta, load_policy
 from robot_rl.policies.executor import Act
 from robot_rl.policies.real_time import RealTimeChunks
 from robot_rl.real.launch import StationProcesses
+from robot_rl.real.remote import RemoteConfig
 from robot_rl.real.sensors import open_sensors
 from robot_rl.real.station import StationConfig, load_station
 from robot_rl.sched.leases import LeaseStore
@@ -38,6 +40,7 @@ from robot_rl.train.deploy.env import StationEnv
 from robot_rl.train.deploy.fit import check_fit
 from robot_rl.train.deploy.journal import FILMED, EpisodeOutcome, Journal, film
 from robot_rl.train.deploy.measured import Measured
+from robot_rl.train.deploy.remote import RemotePolicy, open_remote
 from robot_rl.train.envs import Moment, lockstep
 from robot_rl.train.phases import load_config
 from robot_rl.train.record import new_folder
@@ -148,6 +151,8 @@ class Player:
                     solved = sum(episode.success for episode in self._journal.episodes)
                     progress.update(done, success=solved / done)
         finally:
+            if isinstance(self._policy, RemotePolicy):
+                self._policy.close()  # first: the executor's thread may wait for its server
             if self._executor is not None:
                 self._executor.close()
 
@@ -216,7 +221,8 @@ class Player:
         rtc = takes_s > executor.patience_s if config.rtc is None else config.rtc
         if rtc:
             try:
-                continuing = RealTimeChunks(self._policy)
+                remote = isinstance(self._policy, RemotePolicy)
+                continuing = self._policy.continuing() if remote else RealTimeChunks(self._policy)
             except ValueError as error:
                 if config.rtc:
                     raise ConfigError(f"rtc: {error}") from error
@@ -262,6 +268,9 @@ def _planning_s(executor: AsyncExecutor, obs: Obs) -> float:
 
 
 def _policy(config: DeployConfig) -> tuple[Any, PolicyMeta]:
+    if config.policy is not None:
+        remote = RemoteConfig(address=config.policy, **asdict(config.remote))
+        return open_remote(remote, real_time=False)
     folder = Path(config.run) / "policy" / config.which
     if not folder.is_dir():
         raise CheckpointError(
