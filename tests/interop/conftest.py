@@ -3,7 +3,6 @@
 import os
 import shutil
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -117,8 +116,3 @@ def namespace(start: Start) -> list[str]:
         pytest.skip(f"no network namespace: this user or container may not make one ({error})")
     user = [] if is_root else ["--user", "--preserve-credentials"]
     return ["nsenter", "--target", str(holder.pid), *user, "--net"]
-
-
-@pytest.fixture
-def python() -> str:
-    return sys.executable
