@@ -225,6 +225,7 @@ def _replay(
         device=config.device,
         recorder=recorder,
         earlier=earlier,
+        has_person=config.human.input != "none",
     )
 
 

@@ -29,6 +29,7 @@ class ReplayExperience:
         device: str = "cpu",
         recorder: Recorder | None = None,
         earlier: EpisodePool | None = None,
+        has_person: bool = False,
     ) -> None:
         """Puts them together.
 
@@ -42,17 +43,22 @@ class ReplayExperience:
             device: where the batches go.
             recorder: keeps every step on the disk.
             earlier: the part of `sampler` that earlier runs experienced.
+            has_person: whether a person can take over; then their share is counted.
         """
-        self._recorder, self._earlier = recorder, earlier
+        self._recorder, self._earlier, self._has_person = recorder, earlier, has_person
         self._replay, self._sampler = replay, sampler
         self._batch, self._n_step, self._gamma_step = batch, n_step, gamma_step
         self._rng = np.random.default_rng(seed)
         self._device = device
+        self._added, self._by_person = 0, 0
 
     def add(self, steps: StepBatch) -> int:
         if self._recorder is not None:
             self._recorder.add(steps)
-        return self._replay.add(steps)
+        count = self._replay.add(steps)
+        self._added += count
+        self._by_person += count * (steps.source == "human")
+        return count
 
     def sample(self) -> TransitionBatch:
         batch = self._sampler.sample(
@@ -61,13 +67,19 @@ class ReplayExperience:
         return batch if self._device == "cpu" else batch.to(self._device)
 
     def metrics(self) -> dict[str, float]:
-        """Returns how reuse does in this process; nothing where nothing is reused."""
+        """Returns how reuse does in this process, and a person's share of the steps since the last call."""
         found = {} if self._earlier is None else self._earlier.metrics()
-        return {f"replay/{name}": value for name, value in found.items()}
+        row = {f"replay/{name}": value for name, value in found.items()}
+        if self._has_person and self._added:
+            row["collect/human_share"] = self._by_person / self._added
+            self._added, self._by_person = 0, 0
+        return row
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the online buffer and the generator; demonstrations are built again from their files."""
         state: dict[str, Any] = {"replay": self._replay.state_dict(), "rng": self._rng.bit_generator.state}
+        if self._has_person:
+            state["shares"] = [self._added, self._by_person]
         parts = {"recorder": self._recorder, "earlier": self._earlier}
         return state | {name: part.state_dict() for name, part in parts.items() if part is not None}
 
@@ -80,6 +92,7 @@ class ReplayExperience:
         if self._earlier is not None:
             self._earlier.load_state_dict(state["earlier"])
         self._rng.bit_generator.state = state["rng"]
+        self._added, self._by_person = state.get("shares", (0, 0))
 
 
 class DemoExperience:

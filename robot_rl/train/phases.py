@@ -25,6 +25,7 @@ from robot_rl.core.seeding import eval_seeds
 from robot_rl.data.demos import load_episodes, save_episodes
 from robot_rl.hal.vector import VectorEnv
 from robot_rl.policies.checkpoint import load_policy, save_policy
+from robot_rl.real.station import load_station
 from robot_rl.train.assemble import (
     assemble_cloning,
     assemble_residual,
@@ -197,7 +198,9 @@ def _recorder(session: Session, env: VectorEnv) -> AbstractContextManager[Record
         shutil.rmtree(folder, ignore_errors=True)  # of a life that was cut short before its first checkpoint
     if not session.config.replay.record:
         return nullcontext()
-    return Recorder(folder, episodes_meta(env), observed(env), person=session.config.has_arm)
+    config = session.config
+    device = None if config.station is None else load_station(config.station).name
+    return Recorder(folder, episodes_meta(env), observed(env), person=config.has_arm, device=device)
 
 
 def _evaluate_final(session: Session) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from robot_rl.core.errors import ConfigError, DeviceError, SafetyStopError
 from robot_rl.core.policy import Policy
+from robot_rl.data.replay import ReplayBuffer
 from robot_rl.hal.fake import FakeEnv
 from robot_rl.policies.executor import ChunkExecutor
 from robot_rl.real.teleop.intent import Array, Intent
@@ -20,6 +21,7 @@ from robot_rl.train.deploy.online import make_arm
 from robot_rl.train.deploy.person import ScriptedPerson, ScriptedPersonConfig
 from robot_rl.train.deploy.reward import KeyJudge, TaskJudge
 from robot_rl.train.envs import make_env
+from robot_rl.train.experience import ReplayExperience
 from robot_rl.train.sources import PolicyHandle, SimSource
 from tests.train.test_sources import VersionPolicy, weights
 
@@ -144,6 +146,23 @@ def test_the_plan_of_before_is_forgotten_after_a_person_moved_the_arm() -> None:
     assert sources == ["sim", "human", "sim", "sim"]
     # Without a person the chunk of version 0 would last 4 steps; the person's step has it planned anew.
     assert planned == [0, 1, 1, 1]
+
+
+def test_a_persons_share_of_the_steps_is_counted_anew_for_each_row() -> None:
+    env, _ = arm([DRIVES, Intent(), Intent(), Intent(), DRIVES, DRIVES])
+    policy = VersionPolicy()
+    source = SimSource(env, policy, ChunkExecutor(cast(Policy, policy), 1, n_exec=4), seed=3)
+    replay = ReplayBuffer(50, 1, {"state": ((5,), np.float32)}, 2)
+    how: dict[str, Any] = {"batch": 4, "n_step": 1, "gamma_step": 0.9, "seed": 0}
+    experience = ReplayExperience(replay, sampler=replay, has_person=True, **how)
+    handle = PolicyHandle()
+    handle.offer(0, lambda: weights(0.0))
+    shares: list[float] = []
+    for steps in (4, 2):
+        for _ in range(steps):
+            experience.add(source.collect(handle))
+        shares.append(experience.metrics()["collect/human_share"])
+    assert shares == [0.25, 1.0]
 
 
 # The scripted person, in the simulation it stands for
