@@ -157,6 +157,17 @@ def test_a_question_that_the_policy_cannot_answer(serve: Callable[[Any], Served]
         assert policy.sample(tensors).actions.shape == (1, 8, 2)
 
 
+def test_real_time_chunking_can_be_chosen_later(serve: Callable[[Any], Served]) -> None:
+    policy, _ = open_remote(serve(flow()).config, real_time=False)
+    with closing(policy):
+        ours, theirs = (
+            ChunkExecutor(p, 1, n_exec=4, delay=2, seed=3)
+            for p in (policy.continuing(), RealTimeChunks(flow()))
+        )
+        for step in range(6):
+            np.testing.assert_array_equal(ours.act(obs(step)).action, theirs.act(obs(step)).action)
+
+
 def test_only_acting_is_served(serve: Callable[[Any], Served]) -> None:
     policy, _ = open_remote(serve(flow()).config)
     with closing(policy), pytest.raises(DeviceError, match="it acts, and does not give features"):
