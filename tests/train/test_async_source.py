@@ -9,19 +9,24 @@ import threading
 import time
 from contextlib import contextmanager
 from multiprocessing import Pipe
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 import pytest
 
+from robot_rl.config import load
 from robot_rl.core.errors import DeviceError
 from robot_rl.core.policy import Policy
+from robot_rl.data.episode import SOURCES
+from robot_rl.data.store.reader import open_source
 from robot_rl.hal.fake import FakeEnv
 from robot_rl.hal.vector import Array
 from robot_rl.policies.executor import ChunkExecutor
-from robot_rl.train import async_source, session
+from robot_rl.train import async_source, phases, session
 from robot_rl.train.async_source import ActorError, AsyncSource, _act, _Failure, _Inbox, _Weights
+from robot_rl.train.config import RunConfig
 from robot_rl.train.sources import PolicyHandle, SimSource, StalePolicyError
 from tests.train.test_sources import VersionPolicy, weights
 
@@ -228,3 +233,41 @@ def test_old_weights_are_refused_by_the_learner_too() -> None:
     handle.offer(6, lambda: weights(6.0))
     with pytest.raises(StalePolicyError, match="acted with version 0, the learner is at 6"):
         source.collect(handle)
+
+
+@pytest.mark.slow
+def test_a_run_in_real_time_with_a_person_that_loses_its_arm_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = (
+        "recipe=smoke num_envs=1 real_time=true human.input=scripted human.ratio=0.2 residual.env_steps=120 "
+        "residual.explore_steps=40 residual.capacity=1000 residual.utd=1 bc.updates=20 demos.episodes=10 "
+        "evaluate.every_env_steps=0 evaluate.episodes=10 evaluate.num_envs=10 video.episodes=0 "
+        "video.failures=0"
+    )
+    config = load(RunConfig, [*words.split(), f"out={tmp_path}"], config_name="train")
+    collect, collected = AsyncSource.collect, list[Any]()
+
+    def dies_once(source: AsyncSource, handle: PolicyHandle) -> Any:
+        steps = collect(source, handle)
+        collected.append(steps)
+        if sum(step is not None for step in collected) == 60:
+            os.kill(cast(int, source.pid), signal.SIGKILL)
+        return steps
+
+    monkeypatch.setattr(AsyncSource, "collect", dies_once)
+    with pytest.raises(DeviceError, match=r"exit code -9 .* The run is saved: `robot-rl train resume="):
+        phases.run(config)
+    monkeypatch.setattr(AsyncSource, "collect", collect)
+    (folder,) = tmp_path.iterdir()
+    summary = phases.resume(folder)
+    assert summary.env_steps == 120
+    source = open_source(folder / "experience")
+    episodes = [source.read(number) for number in range(len(source))]
+    assert sum(len(episode) for episode in episodes) == 120, "no step is lost, none is there twice"
+    assert any((episode.source == SOURCES.index("human")).any() for episode in episodes)
+    drove = np.concatenate([episode.source for episode in episodes]) == SOURCES.index("human")
+    wanted = np.concatenate([episode.obs["policy_action"] for episode in episodes])
+    sent = np.concatenate([episode.action for episode in episodes])
+    np.testing.assert_array_equal(wanted[~drove], sent[~drove])
+    assert not np.array_equal(wanted[drove], sent[drove])
