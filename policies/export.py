@@ -5,7 +5,8 @@
 
 Batch 1, float32, without exploration noise: what one arm executes. `ExportedPolicy` acts on them
 like any policy and equals torch to float rounding. Guided chunks (real-time chunking) need
-derivatives, which these graphs do not have. H chunk length, A action dim.
+derivatives, which these graphs do not have. AOTInductor is not offered: it needs a C++ compiler
+where it compiles, and took minutes where the graphs take seconds. H chunk length, A action dim.
 """
 
 from __future__ import annotations

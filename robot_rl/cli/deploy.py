@@ -24,6 +24,7 @@ arm to rest and keeps what was done.
   which=final|base  episodes=10             what is played
   policy=tls://<host>:<port>                computed by `robot-rl serve-policy` there; it is shown
                                             remote.token_file, remote.cert and remote.key, remote.ca
+  export=onnx                               executed by ONNX Runtime: several times as fast, without rtc
   rtc=true|false  n_exec  ensemble          how chunks follow each other (rtc: where planning is slow)
   delay_ms=100                              planning takes at least so long, for experiments
   compensate=false                          act on what was measured, not on what will be

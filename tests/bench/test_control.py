@@ -47,7 +47,7 @@ def test_nothing_heard_is_no_number() -> None:
 
 
 def test_rates_out_of_range_are_refused() -> None:
-    with pytest.raises(ConfigError, match="rates_hz: got \\(5.0,\\), allowed: 10 to 1000 each"):
+    with pytest.raises(ConfigError, match=r"rates_hz: got \(5\.0,\), allowed: 10 to 1000 each"):
         control.run(seconds=1.0, rates_hz=(5.0,))
 
 

@@ -98,8 +98,8 @@ def test_mean_takes_no_noise(tmp_path: Path) -> None:
         runtime.sample(obs, mode="explore")
     with pytest.raises(ConfigError, match="the observation lacks state"):
         runtime.sample({})
-    with pytest.raises(ConfigError, match="it acts, and does not learn"):
-        runtime.bc_loss(None)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ConfigError, match="it acts, and does not give features"):
+        runtime.features({})
 
 
 def test_what_cannot_be_exported(tmp_path: Path) -> None:

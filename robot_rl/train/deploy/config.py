@@ -25,6 +25,8 @@ class DeployConfig:
     """What that server is shown."""
     episodes: int = 10
     """Held-out episodes: the first of those that training evaluated on."""
+    export: Literal["onnx"] | None = None
+    """onnx: execute the policy's graphs by ONNX Runtime, several times as fast; no real-time chunking."""
     rtc: bool | None = None
     """Real-time chunking: the next chunk continues the one that is executed while it is planned.
     None: where planning takes so long that it matters; false: chunks are joined as they are."""
@@ -49,6 +51,9 @@ class DeployConfig:
 
     def __post_init__(self) -> None:
         require(1 <= self.episodes <= 10_000, "episodes", self.episodes, "1 to 10000")
+        require(
+            self.export is None or self.policy is None, "export", self.export, "null with policy=tls://..."
+        )
         require(self.delay_ms >= 0, "delay_ms", self.delay_ms, "0 or more")
         require(self.n_exec is None or self.n_exec >= 1, "n_exec", self.n_exec, "1 or more, or null")
         m = self.ensemble

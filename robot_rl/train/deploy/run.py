@@ -26,6 +26,7 @@ from robot_rl.hal.vector import Array, Obs
 from robot_rl.policies.async_executor import AsyncExecutor
 from robot_rl.policies.checkpoint import PolicyMeta, load_policy
 from robot_rl.policies.executor import Act
+from robot_rl.policies.export import ExportedPolicy, export_policy
 from robot_rl.policies.real_time import RealTimeChunks
 from robot_rl.real.launch import StationProcesses
 from robot_rl.real.remote import RemoteConfig
@@ -67,6 +68,8 @@ def deploy(config: DeployConfig, display: ProgressDisplay, ask: Callable[[str], 
     torch.set_num_threads(run_config.torch_threads)
     folder = new_folder(config.out, f"deploy-{station.name}")
     display.message(f"deployment: {folder}")
+    if config.export is not None:
+        policy = _exported(policy, meta, run_config, folder / "export")
     journal = Journal(folder=folder, config=config, task=meta.task, real=station.real)
     try:
         with (
@@ -278,6 +281,15 @@ def _policy(config: DeployConfig) -> tuple[Any, PolicyMeta]:
             f"`robot-rl train resume={config.run}` goes on with it."
         )
     return load_policy(folder)
+
+
+def _exported(policy: Any, meta: PolicyMeta, run_config: RunConfig, folder: Path) -> ExportedPolicy:
+    """Writes the policy's graphs into the deployment's folder: never those of older weights."""
+    env = run_config.env
+    example = {"state": np.zeros((1, len(meta.state_names)), np.float32)}
+    example |= {f"{name}.rgb": np.zeros((1, *env.image_size, 3), np.uint8) for name in env.cameras}
+    export_policy(folder, policy, example)
+    return ExportedPolicy(folder, threads=run_config.torch_threads)
 
 
 def _recorder(
