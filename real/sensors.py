@@ -1,7 +1,8 @@
 """What the policy sees besides the arm: cameras and tracked objects, from the ROS graph or from the driver.
 
-Stamps are monotonic times of arrival. A publisher's own stamp, in its own clock, serves one purpose:
-the same twice is the same picture, and a camera that repeats itself grows stale.
+Stamps are monotonic. A publisher's own stamp says that something is new: the same twice is the same
+picture, and a camera that repeats itself grows stale. Only where clocks are said to be synchronised
+does it also say how long a message was on its way; it counts from its arrival otherwise.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from robot_rl.core.errors import ConfigError
 from robot_rl.real.drivers.host import SENSORS_SOCKET
 from robot_rl.real.link import connect
 from robot_rl.real.messages import Array, Frame, MessageError
-from robot_rl.real.ros2.api import SENSOR, Message, Node
+from robot_rl.real.ros2.api import SENSOR, Message, Node, nanoseconds
 from robot_rl.real.ros2.node import open_node
 from robot_rl.real.station import CameraConfig, Ros2Config, StationConfig
 
@@ -39,6 +40,7 @@ _CHANNELS: dict[str, tuple[Any, int]] = {
     "32FC1": (np.float32, 1),
 }
 """Encodings of sensor_msgs/Image that are understood: element type and channels."""
+_LONGEST_TRANSIT_NS = 250_000_000
 _DEPTH_HEADER_BYTES = 12
 """compressed_depth_image_transport puts its ConfigHeader before the PNG."""
 
@@ -78,7 +80,8 @@ class Ros2Sensors:
         """
         self._node, self._clock_ns = node, clock_ns
         self._frames: dict[str, Frame] = {}
-        self._stamps: dict[str, tuple[int, int]] = {}
+        self._stamps: dict[str, int] = {}
+        self._synchronised = station.ros2 is not None and station.ros2.synchronised
         self.mistakes: dict[str, str] = {}
         for name, camera in station.cameras.items():
             if camera.topic:
@@ -96,9 +99,9 @@ class Ros2Sensors:
 
     def _subscribe(self, kind: str, topic: str, name: str, decode: Callable[[Message], Array]) -> None:
         def on_message(message: Message) -> None:
-            stamp_ns = self._clock_ns()
-            own = (message.header.stamp.sec, message.header.stamp.nanosec)
-            if own != (0, 0) and own == self._stamps.get(name):
+            own = nanoseconds(message.header.stamp)
+            stamp_ns = self._clock_ns() - (transit_ns(self._node, own) if self._synchronised else 0)
+            if own and own == self._stamps.get(name):
                 return
             self._stamps[name] = own
             try:
@@ -208,6 +211,16 @@ def open_station_node(station: StationConfig, role: str) -> Node:
         remap=config.remap,
         use_sim_time=config.use_sim_time,
     )
+
+
+def transit_ns(node: Node, stamp_ns: int) -> int:
+    """Returns how long a message was on its way, by a stamp of the node's own clock.
+
+    A stamp that cannot be (none, of the future, of long ago) says nothing: 0. So a clock that is set
+    during a run does no harm.
+    """
+    passed_ns = node.now_ns() - stamp_ns
+    return passed_ns if 0 <= passed_ns <= _LONGEST_TRANSIT_NS else 0
 
 
 def frame_name(camera: str) -> str:

@@ -23,9 +23,9 @@ from robot_rl.real.arm.trajectory import (
     TrajectoryRules,
     Verdict,
     exceeds,
-    nanoseconds,
 )
 from robot_rl.real.messages import Array
+from robot_rl.real.ros2.api import nanoseconds
 
 LEAD_S = 0.15
 """How far a target that is integrated may lead the arm, times the speed limit: a soft servo lags by 0.1 s."""

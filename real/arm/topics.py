@@ -12,9 +12,9 @@ import numpy as np
 from robot_rl.real.arm.arm import SimArm
 from robot_rl.real.arm.controllers import Cycle, Execution
 from robot_rl.real.arm.servo import PoseTarget, Twist
-from robot_rl.real.arm.trajectory import Verdict, nanoseconds, refusal, tolerances
+from robot_rl.real.arm.trajectory import Verdict, refusal, tolerances
 from robot_rl.real.messages import Array
-from robot_rl.real.ros2.api import LATCHED, Message, Node, Publisher
+from robot_rl.real.ros2.api import LATCHED, Message, Node, Publisher, nanoseconds
 
 logger = logging.getLogger(__name__)
 

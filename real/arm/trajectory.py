@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from robot_rl.real.ros2.api import nanoseconds
+
 Array = NDArray[Any]
 
 
@@ -56,11 +58,6 @@ class TrajectoryRules:
 def seconds(stamp: Any) -> float:
     """Returns a builtin_interfaces Time or Duration in seconds."""
     return float(stamp.sec) + 1e-9 * float(stamp.nanosec)
-
-
-def nanoseconds(stamp: Any) -> int:
-    """Returns a builtin_interfaces Time or Duration in nanoseconds."""
-    return int(stamp.sec) * 1_000_000_000 + int(stamp.nanosec)
 
 
 def refusal(

@@ -38,6 +38,11 @@ SENSOR = QoS(depth=5, reliable=False)
 LATCHED = QoS(depth=1, transient_local=True)
 
 
+def nanoseconds(stamp: Message) -> int:
+    """Returns a builtin_interfaces Time or Duration as one number."""
+    return int(stamp.sec) * 1_000_000_000 + int(stamp.nanosec)
+
+
 class GoalStatus(IntEnum):
     """Where a goal stands: action_msgs/msg/GoalStatus."""
 

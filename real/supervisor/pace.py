@@ -84,10 +84,15 @@ class _Histogram:
 
 
 def be_punctual() -> str:
-    """Asks the system for priority and short timers, and ends garbage collection; says what was got."""
+    """Asks for priority and ends garbage collection; says what was got."""
     gc.collect()
     gc.freeze()
     gc.disable()
+    return take_priority()
+
+
+def take_priority() -> str:
+    """Asks for priority and short timers, for this thread and those it starts; says what was got."""
     with contextlib.suppress(OSError, AttributeError):  # not Linux
         ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
     refused: list[str] = []
@@ -100,3 +105,9 @@ def be_punctual() -> str:
         return f"nice {os.nice(_NICE)} ({refused[0]})"
     except OSError as error:
         return f"normal ({refused[0]}; nice: {error})"
+
+
+def be_ordinary() -> None:
+    """Gives up the priority of this thread."""
+    with contextlib.suppress(OSError, AttributeError):
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))

@@ -112,7 +112,7 @@ class StationEnv(VectorEnv):
         self._arm, self._sensors, self._ask, self._compensate = arm, sensors, ask, compensate
         self._scene = Scene(station, config, self.mirror)
         self._pace = Pace(self.control_hz, clock, sleep)
-        self._act_ns, self._way_ns = RunningMedian(), RunningMedian()
+        self._act_ns, self._way_ns, self._transit_ns = RunningMedian(), RunningMedian(), RunningMedian()
         self._measured: Measured | None = None
         self._obs: Obs = {}
         self._observed_ns = self._elapsed = 0
@@ -287,7 +287,7 @@ class StationEnv(VectorEnv):
     def _send(self, action: Array) -> int:
         """Makes targets from the newest measurement and sends them; returns when."""
         now_ns = self._measure()
-        self._scene.show(self.measured, now_ns + round(self._way_ns.value) if self._compensate else None)
+        self._scene.show(self.measured, now_ns + self._ahead_ns() if self._compensate else None)
         targets, gripper = self.mirror.targets(
             np.concatenate([action, np.clip(self._foretold, -1.0, 1.0)]),
             servo_s=self.station.limits.lookahead_s,
@@ -330,8 +330,8 @@ class StationEnv(VectorEnv):
         self._obs = self._scene.show(self.measured)
         self._verdict = self.mirror.judge()
         if self._compensate:
-            ahead_ns = self._act_ns.value + self._way_ns.value
-            self._obs = self._scene.show(self.measured, now_ns + round(ahead_ns))
+            ahead_ns = round(self._act_ns.value) + self._ahead_ns()
+            self._obs = self._scene.show(self.measured, now_ns + ahead_ns)
         self._observed_ns = now_ns
         return dict(self._obs)
 
@@ -352,7 +352,12 @@ class StationEnv(VectorEnv):
             self.pause()
             raise
         self._measured = measured
+        self._transit_ns.add(status.state.transit_ns)
         return now_ns
+
+    def _ahead_ns(self) -> int:
+        """Returns how long a plan takes to reach the arm; beyond the supervisor, as long as a state does."""
+        return round(self._way_ns.value + self._transit_ns.value)
 
     def _require_running(self, status: Status) -> None:
         if status.phase == "stopped":
