@@ -21,24 +21,23 @@ from robot_rl.core.registry import resolve
 from robot_rl.hal.arm import ArmState
 from robot_rl.real.drivers.estimate import VelocityEstimate
 from robot_rl.real.drivers.ros2_commands import (
+    CALL_S,
     Gripper,
     ServoStream,
     Stream,
     TrajectoryStream,
-    call,
     make_stream,
 )
 from robot_rl.real.drivers.ros2_manager import ControllerSwitch
 from robot_rl.real.messages import Array, Command, Frame, Plan
-from robot_rl.real.ros2.api import LATCHED, SENSOR, Message, Node, nanoseconds
+from robot_rl.real.ros2.api import LATCHED, SENSOR, Message, Node, call_once, nanoseconds
+from robot_rl.real.ros2.parameters import set_remote
 from robot_rl.real.sensors import open_station_node, transit_ns
 from robot_rl.real.station import Ros2Config, StationConfig
 
 _FIRST_STATE_S = 10.0
 _VELOCITY_WINDOW_S = 0.02
 _RIVALS_EVERY_S = 0.5
-_INTEGER = 2
-"""rcl_interfaces/msg/ParameterType: PARAMETER_INTEGER."""
 
 
 class Ros2Arm:
@@ -170,12 +169,7 @@ class Ros2Arm:
                 "ros2: the station names no `ros2.reset_service`: a person puts the scene back."
             )
         if config.scene_node:
-            value = self._node.message("rcl_interfaces/msg/ParameterValue", type=_INTEGER, integer_value=seed)
-            parameter = self._node.message("rcl_interfaces/msg/Parameter", name="episode_seed", value=value)
-            name = f"{config.scene_node}/set_parameters"
-            done = call(self._node, "rcl_interfaces/srv/SetParameters", name, parameters=[parameter])
-            if not all(result.successful for result in done.results):
-                raise DeviceError(f"ros2: {name}: episode_seed {seed}: {done.results[0].reason}")
+            set_remote(self._node, config.scene_node, {"episode_seed": seed}, CALL_S)
         self._trigger(config.reset_service)
 
     def close(self) -> None:
@@ -269,7 +263,7 @@ class Ros2Arm:
             raise DeviceError(f"ros2: {self._gripper.error}")
 
     def _trigger(self, name: str) -> None:
-        response = call(self._node, "std_srvs/srv/Trigger", name)
+        response = call_once(self._node, "std_srvs/srv/Trigger", name, CALL_S)
         if not response.success:
             raise DeviceError(f"ros2: {name}: {response.message or 'refused'}")
 

@@ -17,13 +17,13 @@ import numpy as np
 from robot_rl.core.errors import DeviceError
 from robot_rl.hal.arm import ArmState
 from robot_rl.real.messages import Array, Plan
-from robot_rl.real.ros2.api import ActionClient, Message, Node
+from robot_rl.real.ros2.api import ActionClient, Message, Node, call_once
 from robot_rl.real.station import Ros2Config, StationConfig
 
 _POINT_S = 0.05
 """Time to a single target that is sent to a trajectory controller."""
 _BRAKE_S = 0.1
-_CALL_S = 2.0
+CALL_S = 2.0
 _SERVO_S = 0.5
 _MIN_GRIP_CHANGE = 0.005
 """Of the gripper's range: smaller changes are not worth a goal."""
@@ -210,10 +210,9 @@ class ServoStream:
         """Calls a service of Servo, if it has it: older ones listen to every topic at once."""
         name = f"{self._config.servo_node}/{service}"
         client = self._node.create_client(kind, name)
-        if (
-            client.wait(_SERVO_S)
-            and not client.call(self._node.message(f"{kind}_Request", **fields), _CALL_S).success
-        ):
+        is_there = client.wait(_SERVO_S)
+        client.close()
+        if is_there and not call_once(self._node, kind, name, CALL_S, **fields).success:
             raise DeviceError(f"ros2: {name} refused {fields}. Look at the log of {self._config.servo_node}.")
 
 
@@ -320,7 +319,7 @@ class Gripper:
             "control_msgs/msg/GripperCommand", position=opening, max_effort=self._config.gripper_effort_n
         )
         goal = self._node.message("control_msgs/action/GripperCommand_Goal", command=command)
-        accepted = client.send(goal, _CALL_S).accepted
+        accepted = client.send(goal, CALL_S).accepted
         return "" if accepted else f"{self._config.gripper_controller} refused opening {opening:g}"
 
     def _point(self, opening: float, num_fingers: int) -> Message:
@@ -349,21 +348,6 @@ def make_stream(
         case "twist" | "pose":
             assert kinematics is not None
             return ServoStream(node, config, kinematics, station.limits.lookahead_s)
-
-
-def call(node: Node, kind: str, name: str, **fields: object) -> Message:
-    """Calls a service once and returns its response.
-
-    Raises:
-        DeviceError: nobody serves it, or nobody answers; names the service.
-    """
-    client = node.create_client(kind, name)
-    if not client.wait(_CALL_S):
-        raise DeviceError(
-            f"ros2: nobody serves {name!r} ({kind}). Start the arm's bring-up, and compare namespace and "
-            "ROS_DOMAIN_ID with `ros2 service list`."
-        )
-    return client.call(node.message(f"{kind}_Request", **fields), _CALL_S)
 
 
 def duration(node: Node, seconds: float) -> Message:

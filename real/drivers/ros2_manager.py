@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from robot_rl.core.errors import DeviceError, nearest
-from robot_rl.real.drivers.ros2_commands import call, duration
-from robot_rl.real.ros2.api import Message, Node
+from robot_rl.real.drivers.ros2_commands import CALL_S, duration
+from robot_rl.real.ros2.api import Message, Node, call_once
 
 _STRICT = 2
 """controller_manager_msgs/srv/SwitchController: all of it or nothing."""
@@ -78,16 +78,17 @@ class ControllerSwitch:
 
     def _list(self) -> list[Message]:
         kind = "controller_manager_msgs/srv/ListControllers"
-        return list(call(self._node, kind, f"{self._manager}/list_controllers").controller)
+        return list(call_once(self._node, kind, f"{self._manager}/list_controllers", CALL_S).controller)
 
     def _claims(self, controller: Message) -> bool:
         return any(name.partition("/")[0] in self._joints for name in controller.claimed_interfaces)
 
     def _switch(self, activate: list[str], deactivate: list[str]) -> None:
-        response = call(
+        response = call_once(
             self._node,
             "controller_manager_msgs/srv/SwitchController",
             f"{self._manager}/switch_controller",
+            CALL_S,
             activate_controllers=activate,
             deactivate_controllers=deactivate,
             strictness=_STRICT,

@@ -198,3 +198,16 @@ class Node(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+def call_once(node: Node, kind: str, name: str, timeout_s: float, **fields: Any) -> Message:
+    """Calls a service and returns its response; nothing of the client stays on the graph.
+
+    Raises:
+        Ros2Error: nobody serves it, or nobody answers.
+    """
+    client = node.create_client(kind, name)
+    try:
+        return client.call(node.message(f"{kind}_Request", **fields), timeout_s)
+    finally:
+        client.close()

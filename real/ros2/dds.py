@@ -122,10 +122,13 @@ class Reader:
 
 
 def _matched(look_up: Callable[[], list[int]]) -> list[int]:
-    try:
-        return look_up()
-    except core.DDSException:
-        return []  # closed: nobody is matched
+    while True:
+        try:
+            return look_up()
+        except core.DDSException:
+            return []  # closed: nobody is matched
+        except IndexError:
+            continue  # cyclonedds-python counts first and looks then: one more came in between
 
 
 def _owner(known: dict[int, bytes], handle: int, look_up: Callable[[int], Any]) -> bytes | None:

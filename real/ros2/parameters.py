@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from robot_rl.core.errors import nearest
-from robot_rl.real.ros2.api import Message, Node, QoS, Ros2Error, Service
+from robot_rl.real.ros2.api import Message, Node, QoS, Ros2Error, Service, call_once
 
 Value = (
     bool
@@ -226,7 +226,9 @@ def get_remote(node: Node, of: str, names: Iterable[str], timeout_s: float = 5.0
         Ros2Error: the node does not answer.
     """
     asked = list(names)
-    values = _call(node, "GetParameters", f"{of}/get_parameters", timeout_s, names=asked).values
+    values = call_once(
+        node, "rcl_interfaces/srv/GetParameters", f"{of}/get_parameters", timeout_s, names=asked
+    ).values
     return (
         dict(zip(asked, (decode(value) for value in values), strict=True)) if values else dict.fromkeys(asked)
     )
@@ -243,7 +245,9 @@ def set_remote(node: Node, of: str, values: Mapping[str, Value], timeout_s: floa
         for name, value in values.items()
     ]
     name = f"{of}/set_parameters_atomically"
-    result = _call(node, "SetParametersAtomically", name, timeout_s, parameters=parameters).result
+    result = call_once(
+        node, "rcl_interfaces/srv/SetParametersAtomically", name, timeout_s, parameters=parameters
+    ).result
     if not result.successful:
         raise Ros2Error(f"parameter of {of}: {result.reason}.")
 
@@ -264,14 +268,6 @@ def decode(message: Message) -> Value | None:
         if kind == message.type:
             return tuple(element(one) for one in getattr(message, field))
     return None
-
-
-def _call(node: Node, kind: str, name: str, timeout_s: float, **fields: Any) -> Message:
-    client = node.create_client(f"rcl_interfaces/srv/{kind}", name)
-    try:
-        return client.call(node.message(f"rcl_interfaces/srv/{kind}_Request", **fields), timeout_s)
-    finally:
-        client.close()
 
 
 def _kind_of(value: Value, element: type) -> tuple[int, str]:

@@ -26,6 +26,8 @@ class FakeNode:
         """Name -> what answers a request."""
         self.published: list[tuple[str, Message]] = []
         self.called: list[str] = []
+        self.clients = 0
+        """Clients of services that are open."""
         self.heard: dict[str, list[Callable[[Message], None]]] = {}
         self.served: dict[str, Callable[[Message], Message]] = {}
         self.goals: list[tuple[str, Message]] = []
@@ -66,7 +68,11 @@ class FakeNode:
                 raise Ros2Error(f"ros2: nobody answers {name}")
             return self.services[name](request)
 
-        return SimpleNamespace(wait=lambda timeout_s: name in self.services, call=call)
+        def close() -> None:
+            self.clients -= 1
+
+        self.clients += 1
+        return SimpleNamespace(wait=lambda timeout_s: name in self.services, call=call, close=close)
 
     def create_action_client(self, kind: str, name: str) -> Any:
         def send(goal: Message, timeout_s: float) -> Any:

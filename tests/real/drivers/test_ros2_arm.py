@@ -388,14 +388,15 @@ def test_a_reset_sets_the_seed_and_triggers(make):
     def set_parameters(request):
         seeds.append((request.parameters[0].name, request.parameters[0].value.integer_value))
         result = message("rcl_interfaces/msg/SetParametersResult", successful=True)
-        return message("rcl_interfaces/srv/SetParameters_Response", results=[result])
+        return message("rcl_interfaces/srv/SetParametersAtomically_Response", result=result)
 
-    graph.node.services["sim_arm/set_parameters"] = set_parameters
+    graph.node.services["sim_arm/set_parameters_atomically"] = set_parameters
     graph.node.services["sim_arm/reset"] = lambda _: message("std_srvs/srv/Trigger_Response", success=True)
     graph.arm.connect()
     graph.arm.reset(42)
     assert seeds == [("episode_seed", 42)]
-    assert graph.node.called[-2:] == ["sim_arm/set_parameters", "sim_arm/reset"]
+    assert graph.node.called[-2:] == ["sim_arm/set_parameters_atomically", "sim_arm/reset"]
+    assert graph.node.clients == 0
 
 
 def test_without_a_reset_service_a_person_resets(graph):

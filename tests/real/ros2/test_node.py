@@ -40,3 +40,22 @@ def test_what_a_closed_node_is_asked(ros_domain: int):
     assert not client.wait(0.0)
     with pytest.raises(Ros2Error, match="Is the node closed"):
         node.create_publisher(STRING, "z")
+
+
+def test_a_peer_that_comes_while_peers_are_counted_is_no_error(
+    ros_domain: int, monkeypatch: pytest.MonkeyPatch
+):
+    # cyclonedds-python asks for the number first and for so many handles then: one more is an IndexError.
+    node = DdsNode("a")
+    publisher = node.create_publisher(STRING, "x")
+    answers: list[Any] = [IndexError("invalid index"), [1, 2]]
+
+    def look_up(_: Any) -> list[int]:
+        found = answers.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    monkeypatch.setattr("cyclonedds.pub.DataWriter.get_matched_subscriptions", look_up)
+    assert publisher.num_subscriptions == 2
+    node.close()
