@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,6 +23,10 @@ from robot_rl.real.station import Ros2Config, StationConfig
 _POINT_S = 0.05
 """Time to a single target that is sent to a trajectory controller."""
 _BRAKE_S = 0.1
+_KNOWN_NS = 50_000_000
+"""An arm that was measured before that may be elsewhere by now."""
+_FARTHEST_S = 0.25
+"""Nothing is foretold for longer than that."""
 CALL_S = 2.0
 _SERVO_S = 0.5
 _MIN_GRIP_CHANGE = 0.005
@@ -59,16 +63,21 @@ class Stream(Protocol):
 class PositionStream:
     """Targets for a forward_command_controller over position interfaces."""
 
-    def __init__(self, node: Node, controller: str) -> None:
+    def __init__(self, node: Node, controller: str, clock_ns: Clock = time.monotonic_ns) -> None:
         self.topic = f"{controller}/commands"
-        self._node = node
+        self._node, self._clock_ns = node, clock_ns
         self._publisher = node.create_publisher("std_msgs/msg/Float64MultiArray", self.topic)
 
     def send(self, target_rad: Array, state: ArmState) -> None:
         self._publish(target_rad)
 
     def hold(self, state: ArmState) -> None:
-        self._publish(state.position_rad)
+        """Stays where the arm is; if that is not known any more, it comes to rest at its last target.
+
+        That is a lead away at most; to be called back to where it was would be a jerk.
+        """
+        if self._clock_ns() - state.stamp_ns <= _KNOWN_NS:
+            self._publish(state.position_rad)
 
     def _publish(self, values: Array) -> None:
         self._publisher.publish(self._node.message("std_msgs/msg/Float64MultiArray", data=values))
@@ -114,10 +123,11 @@ class TrajectoryStream:
     """
 
     def __init__(
-        self, node: Node, controller: str, joints: Sequence[str], clock_ns: Clock = time.monotonic_ns
+        self, node: Node, controller: str, station: StationConfig, clock_ns: Clock = time.monotonic_ns
     ) -> None:
         self.topic = f"{controller}/joint_trajectory"
-        self._node, self._joints, self._clock_ns = node, list(joints), clock_ns
+        self._node, self._joints, self._clock_ns = node, list(station.joints), clock_ns
+        self._limits = station.limits.position_low_rad, station.limits.position_high_rad
         self._publisher = node.create_publisher("trajectory_msgs/msg/JointTrajectory", self.topic)
 
     def send(self, target_rad: Array, state: ArmState) -> None:
@@ -132,8 +142,9 @@ class TrajectoryStream:
 
     def hold(self, state: ArmState) -> None:
         """Comes to rest at constant deceleration; a target where the arm is now would jerk it back."""
-        rest_rad = state.position_rad + 0.5 * _BRAKE_S * state.velocity_rad_s
-        self._publish(rest_rad[None], [_BRAKE_S], state)
+        age_s = min(1e-9 * (self._clock_ns() - state.stamp_ns), _FARTHEST_S)
+        rest_rad = state.position_rad + (age_s + 0.5 * _BRAKE_S) * state.velocity_rad_s
+        self._publish(np.clip(rest_rad, *self._limits)[None], [_BRAKE_S], state)
 
     def _publish(self, targets_rad: Array, times_s: list[float], state: ArmState) -> None:
         speeds = _speeds(targets_rad, np.asarray(times_s), state.position_rad)
@@ -340,11 +351,11 @@ def make_stream(
     """Returns the stream of `ros2.command`."""
     match config.command:
         case "position":
-            return PositionStream(node, config.position_controller)
+            return PositionStream(node, config.position_controller, clock_ns)
         case "velocity":
             return VelocityStream(node, config.velocity_controller, station, clock_ns)
         case "trajectory":
-            return TrajectoryStream(node, config.trajectory_controller, station.joints, clock_ns)
+            return TrajectoryStream(node, config.trajectory_controller, station, clock_ns)
         case "twist" | "pose":
             assert kinematics is not None
             return ServoStream(node, config, kinematics, station.limits.lookahead_s)

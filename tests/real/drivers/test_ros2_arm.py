@@ -255,6 +255,18 @@ def test_a_plan_goes_out_as_one_trajectory_that_rests_at_its_end(make):
     assert np.array(speeds) == pytest.approx(np.array([[1.5, 0.0], [1.5, 0.0], [0.0, 0.0]]))
 
 
+def test_an_arm_that_is_not_seen_any_more_is_not_called_back_to_where_it_was(graph):
+    graph.arm.start()
+    graph.command(0.5, 0.1)
+    before = len(graph.node.on(f"{FORWARD}/commands"))
+    graph.now_ns += 200_000_000
+    graph.arm.hold()
+    assert len(graph.node.on(f"{FORWARD}/commands")) == before  # it comes to rest at 0.5, its last target
+    graph.joints([0.1, 0.0, 0.4], stamp_ns=2)
+    graph.arm.hold()
+    assert graph.node.on(f"{FORWARD}/commands")[-1].data.tolist() == [0.4, 0.1]
+
+
 def test_targets_whose_time_has_passed_are_left_out(make):
     graph = make(replace(CONFIG, command="trajectory"))
     graph.arm.connect()
@@ -274,6 +286,18 @@ def test_a_moving_arm_is_held_by_braking(make):
     point = graph.node.on(f"{JTC}/joint_trajectory")[0].points[0]
     assert point.positions.tolist() == pytest.approx([1.1, 0.0])  # 2 rad/s to rest in 0.1 s: 0.1 rad
     assert point.time_from_start.nanosec == 100_000_000
+    graph.now_ns += 100_000_000  # not seen for 0.1 s, in which it went 0.2 rad
+    graph.arm.hold()
+    point = graph.node.on(f"{JTC}/joint_trajectory")[1].points[0]
+    assert point.positions.tolist() == pytest.approx([1.3, 0.0])
+    graph.now_ns += 10_000_000_000  # 0.25 s is the longest that is foretold
+    graph.arm.hold()
+    point = graph.node.on(f"{JTC}/joint_trajectory")[2].points[0]
+    assert point.positions.tolist() == pytest.approx([1.6, 0.0])
+    graph.joints([0.0, 0.0, 1.95], stamp_ns=3, velocity=[0.0, 0.0, 2.0])
+    graph.arm.hold()
+    point = graph.node.on(f"{JTC}/joint_trajectory")[3].points[0]
+    assert point.positions.tolist() == pytest.approx([2.0, 0.0])  # its limit
 
 
 def test_grippers_follow_a_plan_in_time_by_goals_and_hold_forgets_the_rest(make):
