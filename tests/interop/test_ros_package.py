@@ -92,7 +92,7 @@ def test_launch_starts_deploy_and_waits_for_the_arm(monkeypatch: pytest.MonkeyPa
             for word in (word if isinstance(word, list) else [word] for word in command)
         ]
 
-    assert words(sim_arm.keys["cmd"]) == ["<robot_rl>", "serve-sim-arm", "station=<station>"]
+    assert words(sim_arm.keys["cmd"]) == ["<robot_rl>", "serve-sim-arm"]
     assert words(deploy.keys["cmd"]) == ["<robot_rl>", "deploy", "run=<run>", "station=<station>"]
     assert isinstance(deploy.keys["on_exit"], made["Shutdown"])
     # SIGTERM and SIGKILL come late enough for the supervisor to bring the arm to rest.

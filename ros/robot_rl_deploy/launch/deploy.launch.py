@@ -29,7 +29,7 @@ def generate_launch_description() -> LaunchDescription:
                 description="the command",
             ),
             ExecuteProcess(
-                cmd=[robot_rl, "serve-sim-arm", station],
+                cmd=[robot_rl, "serve-sim-arm"],
                 condition=IfCondition(LaunchConfiguration("sim_arm")),
                 output="screen",
             ),
