@@ -13,7 +13,8 @@ help:
 	@echo "make setup    make $(VENV) and install everything (train and test do this by themselves)"
 	@echo "make train    a Panda arm learns to lift a cube; the last line is one JSON object"
 	@echo "make test     the test suite (make slow: its long tests too)"
-	@echo "make test-faults  kill, truncate and damage 600 stores; nothing flushed may be lost (minutes)"
+	@echo "make test-faults  damage 600 stores, nothing flushed may be lost; break every part of a deployment"
+	@echo "                  20 times, the arm has to stop within its limits (half an hour)"
 	@echo "make interop-peer  build the C++ peer on Fast DDS that the ROS 2 tests of make slow talk to"
 	@echo "make check    lint, types, import layers"
 	@echo "make format   format the code"
@@ -34,6 +35,7 @@ test: $(READY)
 
 test-faults: $(READY)
 	$(VENV)/bin/python tests/faults/campaign.py --kills 200 --truncations 200 --flips 200
+	$(VENV)/bin/python tests/faults/arm_campaign.py --repeats 20
 
 slow: $(READY)
 	$(VENV)/bin/python -m pytest -m "slow and not gpu and not hardware"
