@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import signal
 import subprocess
@@ -140,7 +141,7 @@ def step_clock(chain: Chain) -> Struck:
         assert "wall_clock.so" in Path(f"/proc/{pid}/maps").read_text(), f"{pid} has the true clock"
     stops = [event for event in chain.events(begun_ns) if event["event"] in ("hold", "stop", "pause")]
     assert not stops, f"the wall clock mattered: {stops}"
-    return begun_ns, 0.0
+    return begun_ns, math.nan
 
 
 def _step_clock(chain: Chain, shift_s: int) -> None:
