@@ -10,7 +10,6 @@ from pathlib import Path
 
 from robot_rl.real.link import Link, Listener
 from robot_rl.real.messages import Frame, MessageError
-from robot_rl.real.supervisor.pace import be_ordinary
 
 _PERIOD_S = 0.005
 """How often the driver is asked for something new."""
@@ -43,7 +42,6 @@ class SensorFeed:
         self._listener.close()
 
     def _run(self) -> None:
-        be_ordinary()  # drawing and copying pictures may wait; the arm may not
         try:
             while not self._closing.is_set():
                 self._cycle()

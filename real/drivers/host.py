@@ -38,7 +38,6 @@ from robot_rl.real.drivers.gate import Gate
 from robot_rl.real.link import Link, Listener
 from robot_rl.real.messages import Answer, Command, Control, MessageError, Operation, Plan
 from robot_rl.real.station import StationConfig, load_station
-from robot_rl.real.supervisor.pace import take_priority
 
 logger = logging.getLogger(__name__)
 
@@ -397,7 +396,6 @@ def main(argv: list[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     try:
         station = load_station(given.station)
-        logger.info("driver of %s: %s", station.name, take_priority())
         host = Host(open_driver(station), station, given.folder, linger_s=given.linger)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: host.close())

@@ -84,20 +84,18 @@ class _Histogram:
 
 
 def be_punctual() -> str:
-    """Asks for priority and ends garbage collection; says what was got."""
+    """Asks for priority and short timers, and ends garbage collection; says what was got.
+
+    Priority is of this thread alone: a library's thread that spins must not take the machine.
+    """
     gc.collect()
     gc.freeze()
     gc.disable()
-    return take_priority()
-
-
-def take_priority() -> str:
-    """Asks for priority and short timers, for this thread and those it starts; says what was got."""
     with contextlib.suppress(OSError, AttributeError):  # not Linux
         ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
     refused: list[str] = []
     try:
-        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(_PRIORITY))
+        os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(_PRIORITY))
         return f"SCHED_FIFO {_PRIORITY}"
     except (OSError, AttributeError) as error:
         refused.append(f"SCHED_FIFO: {error}")
@@ -105,9 +103,3 @@ def take_priority() -> str:
         return f"nice {os.nice(_NICE)} ({refused[0]})"
     except OSError as error:
         return f"normal ({refused[0]}; nice: {error})"
-
-
-def be_ordinary() -> None:
-    """Gives up the priority of this thread."""
-    with contextlib.suppress(OSError, AttributeError):
-        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
