@@ -120,9 +120,9 @@ def test_a_stale_state_holds_the_arm_and_says_how_old_it_is(station_env) -> None
     env.reset(seed=1)
     zero = np.zeros((1, len(env.action_names)), np.float32)
     arm.frozen = arm.status.state
-    for _ in range(4):
+    for _ in range(6):
         env.step(zero)
-    with pytest.raises(StaleObservationError, match=r"joint state is \d+ ms old, allowed is 200 ms"):
+    with pytest.raises(StaleObservationError, match=r"joint state is \d+ ms old, allowed is 300 ms"):
         env.step(zero)
     assert arm.orders[-1] == ("pause", 0)
 
