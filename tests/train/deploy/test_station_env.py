@@ -120,7 +120,7 @@ def test_a_stale_state_holds_the_arm_and_says_how_old_it_is(station_env) -> None
     env.reset(seed=1)
     zero = np.zeros((1, len(env.action_names)), np.float32)
     arm.frozen = arm.status.state
-    for _ in range(6):
+    for _ in range(5):
         env.step(zero)
     with pytest.raises(StaleObservationError, match=r"joint state is \d+ ms old, allowed is 300 ms"):
         env.step(zero)
