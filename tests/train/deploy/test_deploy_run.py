@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 
 from robot_rl.cli.main import main
 from robot_rl.config import dump
@@ -156,8 +157,10 @@ def test_through_driver_and_supervisor(tmp_path: Path, capsys: pytest.CaptureFix
     make_run(tmp_path / "run")
     station = Path(deployment.__file__).parents[2] / "configs" / "stations" / "sim_in_process.yaml"
     relaxed = tmp_path / "relaxed.yaml"  # a loaded test machine is late, and that is not what is tested
-    text = station.read_text().replace("\nsim:", "\n  max_observation_age_s: 2.0\nsim:")
-    relaxed.write_text(f"{text}  max_state_age_s: 2.0\n  stop_after_s: 10.0\n")
+    settings = yaml.safe_load(station.read_text())
+    settings["limits"]["max_observation_age_s"] = 2.0
+    settings["supervisor"] |= {"max_state_age_s": 2.0, "stop_after_s": 10.0}
+    relaxed.write_text(yaml.safe_dump(settings))
     words = [f"run={tmp_path / 'run'}", f"station={relaxed}", f"out={tmp_path / 'out'}", "episodes=2"]
     assert main(["deploy", *words, "video=false", "--json"]) == 0
     result = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
