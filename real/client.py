@@ -103,6 +103,7 @@ class ArmClient:
                 self._status = message
             elif isinstance(message, Answer):
                 self._answers.append(message)
+                self._status = None  # of before the order was carried out; the next one follows at once
 
     def _wait_until(self, until_s: float, what: str) -> None:
         self._require_open()

@@ -143,6 +143,22 @@ def is_alive(pid: int) -> bool:
     return True
 
 
+def test_the_status_after_an_answer_is_of_after_the_order(supervisor: Supervisor, client: ArmClient) -> None:
+    # A client may be so quick that it reads between an answer and the status that follows it.
+    before = client.status
+    late = iter([[Answer(operation="start", done=True)], [], [status(before.stamp_ns + 10**9, plan=7)]])
+    asked = threading.Event()
+
+    def say(heard: list[Message]) -> list[Message]:
+        if any(isinstance(message, Control) for message in heard):
+            asked.set()
+        return next(late, []) if asked.is_set() else [status(time.monotonic_ns())]
+
+    supervisor.say = say
+    client.control("start")
+    assert client.status.plan == 7
+
+
 @pytest.mark.slow
 def test_a_station_is_started_and_taken_down(tmp_path: Path) -> None:
     with StationProcesses("sim_in_process", tmp_path / "run", timeout_s=100.0) as processes:
