@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from robot_rl.real.ros2.api import LATCHED, GoalHandle, Message, Ros2Error
+from robot_rl.real.ros2.api import LATCHED, GoalHandle, Message, Ros2Error, nanoseconds
 from robot_rl.real.ros2.api import GoalStatus as Status
 from robot_rl.real.ros2.service import Deferred
 
@@ -179,7 +179,7 @@ class DdsActionServer:
 
     def _on_cancel(self, request: Message) -> Message:
         goal_id, stamp = bytes(request.goal_info.goal_id.uuid), request.goal_info.stamp
-        code, asked = self._to_cancel(goal_id, stamp.sec * 1_000_000_000 + stamp.nanosec)
+        code, asked = self._to_cancel(goal_id, nanoseconds(stamp))
         agreed = [goal for goal in asked if self._cancel(goal)]
         canceling: list[ServerGoal] = []
         for goal in agreed:

@@ -18,6 +18,7 @@ from robot_rl.real.ros2.api import (
     Node,
     QoS,
     Ros2Error,
+    nanoseconds,
 )
 from robot_rl.real.ros2.discovery import discovery
 from robot_rl.real.ros2.names import check_kind, names, topic_on_wire
@@ -224,4 +225,4 @@ class DdsNode:
         self.participant.close()
 
     def _on_clock(self, message: Message) -> None:
-        self._sim_time_ns = message.clock.sec * 1_000_000_000 + message.clock.nanosec
+        self._sim_time_ns = nanoseconds(message.clock)
