@@ -146,7 +146,12 @@ def is_alive(pid: int) -> bool:
 def test_the_status_after_an_answer_is_of_after_the_order(supervisor: Supervisor, client: ArmClient) -> None:
     # A client may be so quick that it reads between an answer and the status that follows it.
     before = client.status
-    late = iter([[Answer(operation="start", done=True)], [], [status(before.stamp_ns + 10**9, plan=7)]])
+    said: list[list[Message]] = [
+        [Answer(operation="start", done=True)],
+        [],
+        [status(before.stamp_ns + 10**9, plan=7)],
+    ]
+    late = iter(said)
     asked = threading.Event()
 
     def say(heard: list[Message]) -> list[Message]:
