@@ -50,6 +50,10 @@ class Act:
     """(B, A), refined, in [-1, 1]."""
     base_action: NDArray[np.float32]
     """(B, A), the chunk's action before `refine`."""
+    latent: NDArray[np.float32] | None = None
+    """(B, H * A), the noise behind the chunk, of a policy that says so."""
+    decides: Array | None = None
+    """(B,) bool, whether the chunk begins here; None with `latent`."""
 
 
 @dataclass(frozen=True)
@@ -126,6 +130,8 @@ class ChunkExecutor:
         """(B,) actions to execute before planning again."""
         self._decisions = np.zeros(num_envs, np.uint64)
         self._seeds = np.arange(num_envs, dtype=np.uint64) + np.uint64(seed)
+        self._latent: NDArray[np.float32] | None = None
+        """(B, H * A), of the chunks in the queues."""
 
     def reset(self, mask: Array | None = None, seeds: Array | None = None) -> None:
         """Empties the queues of the masked envs: after termination and truncation, before `act`.
@@ -154,7 +160,8 @@ class ChunkExecutor:
         every = np.arange(self.num_envs)
         with torch.inference_mode():
             tensors = self._tensors(obs)
-            empty = np.flatnonzero(self._left == 0)
+            decides = self._left == 0
+            empty = np.flatnonzero(decides)
             if len(empty):
                 self._take(empty, self._sample(tensors, empty))
             base_action = self._plan[every, self._next]
@@ -166,7 +173,9 @@ class ChunkExecutor:
                 mode=self.mode,
                 generator=self._generator,
             )
-            return Act(_array(action), base_action)
+            if self._latent is None:
+                return Act(_array(action), base_action)
+            return Act(_array(action), base_action, self._latent.copy(), decides)
 
     def base_action(self, obs: Mapping[str, Array], mask: Array | None = None) -> NDArray[np.float32]:
         """Returns the action that planning now would lead to, (B, A), zero where not masked.
@@ -190,7 +199,7 @@ class ChunkExecutor:
 
     def state_dict(self) -> dict[str, Array]:
         """Returns queues, counters, seeds and the generator, as arrays."""
-        return {
+        state = {
             "plan": self._plan.copy(),
             "votes": self._votes.copy(),
             "next": self._next.copy(),
@@ -199,6 +208,7 @@ class ChunkExecutor:
             "seeds": self._seeds.copy(),
             "generator": self._generator.get_state().numpy().copy(),
         }
+        return state if self._latent is None else state | {"latent": self._latent.copy()}
 
     def load_state_dict(self, state: Mapping[str, Array]) -> None:
         """Restores `state_dict`.
@@ -216,6 +226,8 @@ class ChunkExecutor:
         for name in ("plan", "votes", "next", "left", "decisions", "seeds"):
             own = getattr(self, f"_{name}")
             own[...] = state[name]
+        if "latent" in state:
+            self._latent = np.array(state["latent"], np.float32)
         self._generator.set_state(torch.from_numpy(np.array(state["generator"], np.uint8)))
 
     def _sample(self, tensors: dict[str, Tensor], rows: Array) -> ChunkSample:
@@ -250,6 +262,10 @@ class ChunkExecutor:
         if self._ensemble is not None:
             chunk, self._votes[rows] = self._averaged(rows, chunk, before, self._ensemble, ago)
         self._plan[rows] = self._spliced(chunk, before, known, ago)
+        if sample.latent is not None:
+            if self._latent is None:
+                self._latent = np.zeros((self.num_envs, sample.latent[0].numel()), np.float32)
+            self._latent[rows] = _array(sample.latent.flatten(1))
         self._next[rows] = ago
         self._left[rows] = self._span(sample) - ago
         self._decisions[rows] += np.uint64(1)

@@ -59,8 +59,8 @@ def run(argv: list[str]) -> int:
     print(
         f"task {config.env.task}, recipe {config.recipe}, seed {config.seed}: "
         f"{config.demos.episodes} demonstrations, {config.bc.updates:,} cloning updates, "
-        f"{config.residual.env_steps:,} control steps of residual RL on {config.num_envs} envs, learner on "
-        f"{config.device}",
+        f"{config.phase.env_steps:,} control steps of {config.method} RL on {config.num_envs} envs, "
+        f"learner on {config.device}",
         file=sys.stderr,
     )
     summary = resume(folder) if folder else run(config)

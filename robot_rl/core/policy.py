@@ -39,6 +39,8 @@ class ChunkSample:
     chain: Chain | None = None
     n_exec: Tensor | None = None
     """(B,) int64: how many of the actions the policy vouches for; None leaves it to the executor."""
+    latent: Tensor | None = None
+    """(B, H, A): the noise that the actions were decoded from, by a policy that steers it."""
 
 
 @dataclass

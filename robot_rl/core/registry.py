@@ -42,6 +42,9 @@ TABLE: dict[str, dict[str, str]] = {
         "bc": "robot_rl.algos.bc:BehaviourCloning",
         "residual": "robot_rl.algos.residual:ResidualTD",
     },
+    "method": {
+        "residual": "robot_rl.train.improve.residual:RESIDUAL",
+    },
     "simulator": {
         "mujoco": "robot_rl.sim.vector:SimVectorEnv",
     },

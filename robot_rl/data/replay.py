@@ -1,9 +1,9 @@
-"""Replay of control steps: per-env lanes, n-step windows.
+"""Replay of control steps: per-env lanes, windows of n steps or of chunks.
 
 A lane is a ring of frames. A step is stored as the frame it began in; the frame it led to is the
 next one in the lane, so that no observation is stored twice. An episode of L steps therefore
 takes L + 1 frames, the last of which (`final_obs`) is nobody's start.
-B rows of a batch, N lanes, C frames per lane, A action dim.
+B rows of a batch, N lanes, C frames per lane, H chunk length, A action dim, L latent dim.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch import Tensor
 from robot_rl.core.errors import CheckpointError, DatasetError, nearest
 from robot_rl.data.episode import SOURCES
 from robot_rl.data.transitions import (
+    ChunkBatch,
     Mixture,
     Origin,
     StepBatch,
@@ -47,6 +48,8 @@ class ReplayBuffer:
         num_envs: int,
         obs_shapes: Mapping[str, tuple[tuple[int, ...], DTypeLike]],
         action_dim: int,
+        *,
+        latent_dim: int = 0,
     ) -> None:
         """Reserves the memory.
 
@@ -55,6 +58,7 @@ class ReplayBuffer:
             num_envs: number of lanes.
             obs_shapes: shape and dtype of one env's observation, by feature.
             action_dim: number of action elements.
+            latent_dim: L, if the noise behind each chunk is kept, and where it begins; 0 keeps neither.
         """
         if num_envs < 1 or capacity < 2 * num_envs:
             raise ValueError(
@@ -77,6 +81,9 @@ class ReplayBuffer:
             "source": np.zeros(rows, np.uint8),
             "policy_version": np.zeros(rows, np.int32),
         }
+        if latent_dim:
+            self._columns["latent"] = np.zeros((rows, latent_dim), np.float32)
+            self._columns["decides"] = np.zeros(rows, bool)
         # Frames ever written to each lane: the next step goes there, modulo C.
         self._head = np.zeros(num_envs, np.int64)
         self._steps = 0
@@ -121,6 +128,8 @@ class ReplayBuffer:
             "source": SOURCES.index(steps.source),
             "policy_version": steps.policy_version,
         }
+        if "latent" in self._columns:
+            columns |= {"latent": steps.latent, "decides": steps.decides}
         self._write(here, steps.obs, columns)
         self._write_observation(there, steps.next_obs, steps.next_base_action)
         self._head[lanes] += 1 + ended
@@ -188,30 +197,9 @@ class ReplayBuffer:
         Raises:
             DatasetError: the buffer is empty.
         """
-        if not self._steps:
-            raise DatasetError("replay: nothing to sample from. Add steps before the learner starts.")
-        lanes, first = (
-            self._draw(batch_size, rng) if rows is None else self._place(rng.choice(rows, batch_size))
-        )
-        offsets = np.arange(n_step)
-        rows = self._row(lanes[:, None], first[:, None] + offsets)
-        newest = self._head[lanes] - first
-        ended = self._columns["ended"].take(rows)
-        # Step i is in the window if no step before it ended the episode, and it has been written.
-        before = np.zeros_like(ended)
-        np.logical_or.accumulate(ended[:, :-1], axis=1, out=before[:, 1:])
-        inside = ~before & (offsets < newest[:, None])
-        length = inside.sum(axis=1)
-        last = np.take_along_axis(rows, length[:, None] - 1, axis=1)[:, 0]
-        reward, bootstrap = discounted(
-            self._columns["reward"].take(rows),
-            inside,
-            length,
-            self._columns["terminated"].take(last),
-            gamma_step,
-        )
-        start, after = rows[:, 0], self._row(lanes, first + length)
-        column = self._columns
+        lanes, first = self._begin(batch_size, rng, rows)
+        window, _, after, reward, bootstrap = self._windows(lanes, first, n_step, gamma_step)
+        start, column = window[:, 0], self._columns
         return TransitionBatch(
             obs=self._observation(start),
             base_action=torch.from_numpy(column["base_action"].take(start, axis=0)),
@@ -221,12 +209,72 @@ class ReplayBuffer:
             next_obs=self._observation(after),
             next_base_action=torch.from_numpy(column["base_action"].take(after, axis=0)),
             source=torch.from_numpy(column["source"].take(start)),
-            origin=Origin(
-                pool=torch.zeros(batch_size, dtype=torch.int64),
-                episode=torch.from_numpy(lanes),
-                step=torch.from_numpy(first),
-                policy_version=torch.from_numpy(column["policy_version"].take(start).astype(np.int64)),
-            ),
+            origin=self._origin(lanes, first, start),
+        )
+
+    def sample_chunks(
+        self,
+        batch_size: int,
+        *,
+        horizon: int,
+        gamma_step: float,
+        rng: np.random.Generator,
+        rows: Array | None = None,
+    ) -> ChunkBatch:
+        """Returns chunks of H actions, what they earned and where they led to; see `sample`."""
+        lanes, first = self._begin(batch_size, rng, rows)
+        window, inside, after, reward, bootstrap = self._windows(lanes, first, horizon, gamma_step)
+        start, column = window[:, 0], self._columns
+        last = inside.sum(axis=1, keepdims=True) - 1
+        held = np.take_along_axis(window, np.minimum(np.arange(horizon), last), axis=1)
+        latent = column["latent"].take(start, axis=0) if "latent" in column else None
+        return ChunkBatch(
+            obs=self._observation(start),
+            action=torch.from_numpy(column["action"].take(held, axis=0)),
+            valid=torch.from_numpy(inside),
+            reward=torch.from_numpy(reward),
+            bootstrap=torch.from_numpy(bootstrap),
+            next_obs=self._observation(after),
+            source=torch.from_numpy(column["source"].take(start)),
+            origin=self._origin(lanes, first, start),
+            latent=None if latent is None else torch.from_numpy(latent),
+        )
+
+    def _begin(self, batch_size: int, rng: np.random.Generator, rows: Array | None) -> tuple[Array, Array]:
+        """Returns lane and position of the steps that windows begin at."""
+        if not self._steps:
+            raise DatasetError("replay: nothing to sample from. Add steps before the learner starts.")
+        return self._draw(batch_size, rng) if rows is None else self._place(rng.choice(rows, batch_size))
+
+    def _windows(
+        self, lanes: Array, first: Array, length: int, gamma_step: float
+    ) -> tuple[Array, Array, Array, Array, Array]:
+        """Returns frames (B, n), which are inside (B, n), the frame after (B,), reward and bootstrap (B,)."""
+        offsets = np.arange(length)
+        rows = self._row(lanes[:, None], first[:, None] + offsets)
+        newest = self._head[lanes] - first
+        ended = self._columns["ended"].take(rows)
+        # Step i is in the window if no step before it ended the episode, and it has been written.
+        before = np.zeros_like(ended)
+        np.logical_or.accumulate(ended[:, :-1], axis=1, out=before[:, 1:])
+        inside = ~before & (offsets < newest[:, None])
+        steps = inside.sum(axis=1)
+        last = np.take_along_axis(rows, steps[:, None] - 1, axis=1)[:, 0]
+        reward, bootstrap = discounted(
+            self._columns["reward"].take(rows),
+            inside,
+            steps,
+            self._columns["terminated"].take(last),
+            gamma_step,
+        )
+        return rows, inside, self._row(lanes, first + steps), reward, bootstrap
+
+    def _origin(self, lanes: Array, first: Array, start: Array) -> Origin:
+        return Origin(
+            pool=torch.zeros(len(lanes), dtype=torch.int64),
+            episode=torch.from_numpy(lanes),
+            step=torch.from_numpy(first),
+            policy_version=torch.from_numpy(self._columns["policy_version"].take(start).astype(np.int64)),
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -281,6 +329,11 @@ class ReplayBuffer:
         """Returns the frames that are steps of one of `SOURCES`, for `sample`."""
         columns = self._columns
         return np.flatnonzero((columns["kind"] == _STEP) & (columns["source"] == SOURCES.index(source)))
+
+    def decisions(self) -> Array:
+        """Returns the frames at which chunks begin, for `sample_chunks`; needs `latent_dim`."""
+        columns = self._columns
+        return np.flatnonzero((columns["kind"] == _STEP) & columns["decides"])
 
     def _row(self, lanes: Array | int, position: Array) -> Array:
         return lanes * self._frames + position % self._frames
@@ -343,30 +396,3 @@ class ReplayBuffer:
             raise ValueError(
                 f"replay: the step lacks observation {sorted(missing)[0]!r}, it has {sorted(steps.obs)}"
             )
-
-
-class OfSource:
-    """The steps of one source in a buffer, as a part of a `Mixture`: what a person did, drawn more often.
-
-    The steps stay where they are, between those before and after, so that no window or next
-    observation is lost. While there are fewer than `at_least`, all steps of the buffer stand in.
-    """
-
-    def __init__(self, replay: ReplayBuffer, source: str, *, at_least: int = 100) -> None:
-        self._replay, self._source, self._at_least = replay, source, at_least
-
-    def __len__(self) -> int:
-        return len(self._replay.rows_of(self._source))
-
-    def sample(
-        self, batch_size: int, *, n_step: int, gamma_step: float, rng: np.random.Generator
-    ) -> TransitionBatch:
-        """Returns windows that begin at steps of the source."""
-        rows = self._replay.rows_of(self._source)
-        return self._replay.sample(
-            batch_size,
-            n_step=n_step,
-            gamma_step=gamma_step,
-            rng=rng,
-            rows=rows if len(rows) >= self._at_least else None,
-        )

@@ -51,6 +51,10 @@ class StepBatch:
     """What the arm was told to do; None means what the env is about."""
     stamp_ns: int | None = None
     """Measured monotonic time of `obs`; None where time is simulated."""
+    latent: Array | None = None
+    """(B, L): the noise behind the chunk that is being executed; None if nobody knows."""
+    decides: Array | None = None
+    """(B,): whether a chunk begins here; None if nobody knows."""
     begins: bool = False
     """Episodes begin here, whatever became of those before: they were cut short if they had not ended."""
 
@@ -120,6 +124,8 @@ class ChunkBatch:
     """(B,): index into `SOURCES` of the chunk's first step, uint8."""
     origin: Origin | None = None
     weight: Tensor | None = None
+    latent: Tensor | None = None
+    """(B, L): the noise that the chunk was decoded from, where that is kept."""
 
     def __len__(self) -> int:
         return len(self.reward)
@@ -165,11 +171,25 @@ class Mixture:
         self, batch_size: int, *, n_step: int, gamma_step: float, rng: np.random.Generator
     ) -> TransitionBatch:
         """Returns one batch, part after part, in the order they were named."""
-        batches: list[TransitionBatch] = []
+        return self._mixed(
+            batch_size,
+            lambda part, count: part.sample(count, n_step=n_step, gamma_step=gamma_step, rng=rng),
+        )
+
+    def sample_chunks(
+        self, batch_size: int, *, horizon: int, gamma_step: float, rng: np.random.Generator
+    ) -> ChunkBatch:
+        """Returns one batch of chunks, part after part; all parts have to know chunks."""
+        return self._mixed(
+            batch_size,
+            lambda part, count: part.sample_chunks(count, horizon=horizon, gamma_step=gamma_step, rng=rng),
+        )
+
+    def _mixed(self, batch_size: int, draw: Callable[[Any, int], Batch]) -> Batch:
+        batches: list[Batch] = []
         for number, (name, count) in enumerate(self.counts(batch_size).items()):
             if count:
-                part = self._parts[name][0]
-                batches.append(part.sample(count, n_step=n_step, gamma_step=gamma_step, rng=rng))
+                batches.append(draw(self._parts[name][0], count))
                 origin = batches[-1].origin
                 if origin is not None:
                     origin.pool += number
@@ -192,13 +212,17 @@ def exact_counts(shares: Sequence[float], rows: int) -> NDArray[np.int64]:
 
 
 def concatenate(batches: Sequence[Batch]) -> Batch:
-    """Returns the rows of all batches in one; rows without a weight count 1 beside those with one."""
+    """Returns the rows of all batches in one.
+
+    Rows without a weight count 1 beside those with one; origins and latents stay if all have them.
+    """
     if any(batch.weight is not None for batch in batches):
         for batch in batches:
             batch.weight = torch.ones(len(batch)) if batch.weight is None else batch.weight
-    if any(batch.origin is None for batch in batches):
-        for batch in batches:
-            batch.origin = None
+    for optional in ("origin", "latent"):
+        if hasattr(batches[0], optional) and any(getattr(batch, optional) is None for batch in batches):
+            for batch in batches:
+                setattr(batch, optional, None)
     return map_tensors(torch.cat, batches)
 
 

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 
 from robot_rl.algos.bc import BCConfig
-from robot_rl.algos.residual import ResidualConfig
 from robot_rl.core.errors import ConfigError, nearest, require
 from robot_rl.core.registry import table
 from robot_rl.policies.chunk import ChunkPolicyConfig
-from robot_rl.policies.residual import ResidualHeadConfig
 from robot_rl.sim.vector import EnvConfig
 from robot_rl.train.deploy.person import ScriptedPersonConfig
+from robot_rl.train.improve.config import ImprovePhase, OffPolicyPhase, ResidualPhase
 
 
 def check_device(device: str) -> None:
@@ -65,47 +64,11 @@ class BCPhase:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ResidualPhase:
-    """Residual RL on the frozen base."""
-
-    env_steps: int = 100_000
-    """Control steps over all envs; 0 leaves the base as it is."""
-    utd: float = 1.0
-    """Learner updates per control step."""
-    batch: int = 256
-    demo_ratio: float = 0.5
-    """Share of each batch that comes from the demonstrations."""
-    explore_steps: int = 2000
-    """Control steps of the base with exploration noise before the learner starts."""
-    capacity: int = 200_000
-    """Control steps the replay holds; the oldest go first."""
-    publish_every: int = 1
-    """Learner updates between two hand-overs of weights to those who act."""
-    max_staleness: int = 1000
-    """Learner updates by which acting weights may lag behind before the run stops."""
-    scale: float = 0.2
-    """Largest correction, as a share of the env's [-1, 1]."""
-    head: ResidualHeadConfig = field(default_factory=ResidualHeadConfig)
-    algorithm: ResidualConfig = field(default_factory=ResidualConfig)
-
-    def __post_init__(self) -> None:
-        require(self.env_steps >= 0, "residual.env_steps", self.env_steps, "0 or more")
-        require(0 < self.utd <= 64, "residual.utd", self.utd, "above 0, at most 64")
-        require(self.batch >= 2, "residual.batch", self.batch, "2 or more")
-        require(0 < self.scale <= 1, "residual.scale", self.scale, "above 0, at most 1")
-        require(0 <= self.demo_ratio < 1, "residual.demo_ratio", self.demo_ratio, "0 to below 1")
-        require(self.explore_steps >= 0, "residual.explore_steps", self.explore_steps, "0 or more")
-        require(self.capacity >= 1000, "residual.capacity", self.capacity, "1000 or more")
-        every, bound = self.publish_every, self.max_staleness
-        require(1 <= every <= bound, "residual.publish_every", every, f"1 to max_staleness, {bound}")
-
-
-@dataclass(frozen=True, kw_only=True)
 class ReplayConfig:
     """Experience that outlives the run: what this one leaves, and what it takes from earlier ones."""
 
     record: bool = True
-    """Keep every control step of residual RL in `experience/` of the run folder, safe from a crash."""
+    """Keep every control step of RL in `experience/` of the run folder, safe from a crash."""
     reuse: tuple[str, ...] = ()
     """Earlier experience: run folders that have an `experience/`, stores or LeRobot datasets."""
     reuse_ratio: float = 0.25
@@ -166,7 +129,7 @@ class EvaluateConfig:
     num_envs: int = 50
     """Batch size of every evaluation: part of what makes a repetition exact."""
     every_env_steps: int = 10_000
-    """Control steps between quick evaluations during residual RL, on seeds of their own; 0 means never."""
+    """Control steps between quick evaluations during RL, on seeds of their own; 0 means never."""
     quick_episodes: int = 50
 
     def __post_init__(self) -> None:
@@ -210,7 +173,7 @@ class VideoConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """A training run: demonstrations, behaviour cloning, residual RL, evaluation."""
+    """A training run: demonstrations, behaviour cloning, reinforcement learning, evaluation."""
 
     recipe: str = "custom"
     """Name of the recipe, for the run folder and the report."""
@@ -237,6 +200,8 @@ class RunConfig:
     demos: DemosConfig = field(default_factory=DemosConfig)
     policy: ChunkPolicyConfig = field(default_factory=ChunkPolicyConfig)
     bc: BCPhase = field(default_factory=BCPhase)
+    method: Literal["residual"] = "residual"
+    """How the base is improved: the section of that name says with which settings."""
     residual: ResidualPhase = field(default_factory=ResidualPhase)
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     human: HumanConfig = field(default_factory=HumanConfig)
@@ -271,6 +236,11 @@ class RunConfig:
             )
 
     @property
+    def phase(self) -> ImprovePhase:
+        """The section of the run's method."""
+        return cast(ImprovePhase, getattr(self, self.method))
+
+    @property
     def has_arm(self) -> bool:
         """Whether one arm collects, perhaps with a person beside it, and no batch of simulations."""
         return self.station is not None or self.real_time or self.human.input != "none"
@@ -281,7 +251,8 @@ class RunConfig:
         return self.station is not None or self.real_time
 
     def _check_shares(self) -> None:
-        shares = {"residual.demo_ratio": self.residual.demo_ratio}
+        phase = self.phase
+        shares = {f"{phase.name}.demo_ratio": phase.demo_ratio} if isinstance(phase, OffPolicyPhase) else {}
         if self.replay.reuse:
             shares["replay.reuse_ratio"] = self.replay.reuse_ratio
         if self.human.input != "none":

@@ -15,6 +15,8 @@ from robot_rl.hal.vector import Obs, VectorEnv
 from robot_rl.sim.vector import EnvConfig
 
 Array = NDArray[Any]
+Autoreset = Literal["same_step", "disabled"]
+"""Whether an env begins the next episode by itself; see `VectorEnv`."""
 
 
 class Expert(Protocol):
@@ -25,9 +27,7 @@ class Expert(Protocol):
         ...
 
 
-def make_env(
-    config: EnvConfig, num_envs: int, *, autoreset: Literal["same_step", "disabled"] = "same_step"
-) -> VectorEnv:
+def make_env(config: EnvConfig, num_envs: int, *, autoreset: Autoreset = "same_step") -> VectorEnv:
     """Returns `num_envs` simulations of a task."""
     return resolve("simulator", "mujoco", at="env")(config, num_envs, autoreset=autoreset)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -10,21 +10,19 @@ import numpy as np
 from robot_rl.core.policy import DemoBatch
 from robot_rl.data.demos import ChunkSampler
 from robot_rl.data.pool import EpisodePool
-from robot_rl.data.replay import Mixture, ReplayBuffer, StepBatch, TransitionBatch
+from robot_rl.data.replay import ReplayBuffer, StepBatch, TransitionBatch
+from robot_rl.data.transitions import ChunkBatch
 from robot_rl.train.recording import Recorder
 
 
 class ReplayExperience:
-    """Keeps the steps of the sources in one buffer and samples from that, or from a mixture that holds it."""
+    """Keeps the steps of the sources in one buffer, from which learners' batches are drawn."""
 
     def __init__(
         self,
         replay: ReplayBuffer,
         *,
-        sampler: ReplayBuffer | Mixture,
-        batch: int,
-        n_step: int,
-        gamma_step: float,
+        draw: Callable[[np.random.Generator], TransitionBatch | ChunkBatch],
         seed: int,
         device: str = "cpu",
         recorder: Recorder | None = None,
@@ -35,19 +33,15 @@ class ReplayExperience:
 
         Args:
             replay: takes the steps of the sources.
-            sampler: that buffer, or what mixes it with others.
-            batch: rows of a learner batch.
-            n_step: longest window.
-            gamma_step: discount per control step.
+            draw: returns a learner's batch, from that buffer or from what mixes it with others.
             seed: of the draws.
             device: where the batches go.
             recorder: keeps every step on the disk.
-            earlier: the part of `sampler` that earlier runs experienced.
+            earlier: what earlier runs experienced, if `draw` takes from it.
             has_person: whether a person can take over; then their share is counted.
         """
         self._recorder, self._earlier, self._has_person = recorder, earlier, has_person
-        self._replay, self._sampler = replay, sampler
-        self._batch, self._n_step, self._gamma_step = batch, n_step, gamma_step
+        self._replay, self._draw = replay, draw
         self._rng = np.random.default_rng(seed)
         self._device = device
         self._added, self._by_person = 0, 0
@@ -60,10 +54,8 @@ class ReplayExperience:
         self._by_person += count * (steps.source == "human")
         return count
 
-    def sample(self) -> TransitionBatch:
-        batch = self._sampler.sample(
-            self._batch, n_step=self._n_step, gamma_step=self._gamma_step, rng=self._rng
-        )
+    def sample(self) -> TransitionBatch | ChunkBatch:
+        batch = self._draw(self._rng)
         return batch if self._device == "cpu" else batch.to(self._device)
 
     def metrics(self) -> dict[str, float]:

@@ -1,10 +1,10 @@
 """Whole training runs: demonstrations, cloning, evaluation, residual RL, evaluation; exact resume.
 
-    demos -> bc -> base -> residual -> final
+    demos -> bc -> base -> <method> -> final
 
 Each phase reads what the phases before it left on the disk and leaves its own result there, so a
-resumed run and an unbroken one go the same way. Only the loops of `bc` and `residual` have a
-state of their own; it is in the checkpoints.
+resumed run and an unbroken one go the same way. Only the loops of `bc` and of the
+method have a state of their own; it is in the checkpoints.
 """
 
 from __future__ import annotations
@@ -26,19 +26,14 @@ from robot_rl.data.demos import load_episodes, save_episodes
 from robot_rl.hal.vector import VectorEnv
 from robot_rl.policies.checkpoint import load_policy, save_policy
 from robot_rl.real.station import load_station
-from robot_rl.train.assemble import (
-    assemble_cloning,
-    assemble_residual,
-    eval_metrics,
-    make_eval_env,
-    policy_meta,
-)
+from robot_rl.train.assemble import assemble_cloning, make_eval_env, policy_meta
 from robot_rl.train.checkpoint import write_text
 from robot_rl.train.config import RunConfig
 from robot_rl.train.demos import collect_demonstrations, episodes_meta
 from robot_rl.train.deploy.online import make_arm
 from robot_rl.train.envs import make_env
 from robot_rl.train.evaluate import EvalResult, evaluate_in
+from robot_rl.train.improve.method import Method, Start, eval_metrics, method_of
 from robot_rl.train.pictures import Photographer
 from robot_rl.train.record import check_kind, machine, new_folder, versions, write_report
 from robot_rl.train.recording import Recorder, check_earlier, observed
@@ -120,7 +115,7 @@ def load_config(folder: Path, *, at: str = "resume") -> RunConfig:
 
 def _execute(config: RunConfig, folder: Path) -> Summary:
     torch.set_num_threads(config.torch_threads)
-    return execute(Session(config, folder), _PHASES, _conclude)
+    return execute(Session(config, folder), _phases(config), _conclude)
 
 
 # Phases: each leaves its result on the disk.
@@ -162,39 +157,43 @@ def _evaluate_base(session: Session) -> None:
 
 
 def _improve(session: Session) -> None:
-    """Trains a residual head on the frozen base; without control steps the base is the result."""
-    config = session.config
-    if config.residual.env_steps == 0:
+    """Improves the base by the run's method; without control steps the base is the result."""
+    config, method = session.config, method_of(session.config)
+    if config.phase.env_steps == 0:
         shutil.copytree(session.folder / "policy/base", session.folder / "policy/final", dirs_exist_ok=True)
         return
     base, _ = load_policy(session.folder / "policy" / "base")
     episodes = load_episodes(_demo_folder(session))
     # States of simulations that diverge are kept for inspection.
     kept = config.env.dump_diverged or str(session.folder / "diverged")
+    acting = replace(config, env=replace(config.env, dump_diverged=kept))
     with (
-        _acting_env(replace(config, env=replace(config.env, dump_diverged=kept)), session.folder) as env,
+        _acting_env(acting, method, session.folder) as env,
         closing(make_eval_env(config)) as eval_env,
         _recorder(session, eval_env) as recorder,
     ):
+        start = Start(episodes=episodes, base=base, env=env, eval_env=eval_env, recorder=recorder)
         with session.timer.stage("build"):
-            loop, policy = assemble_residual(session, episodes, base, env, eval_env, recorder)
+            loop, policy = method.assemble(session, start)
         with closing(loop.sources[0]):
-            learn(session, loop, "residual", config.residual.env_steps, unit="steps")
+            learn(session, loop, config.method, config.phase.env_steps, unit="steps")
         save_policy(session.folder / "policy" / "final", policy, meta=policy_meta(config, eval_env))
         session.results["nan_resets"] = sum(source.nan_resets for source in loop.sources)
 
 
-def _acting_env(config: RunConfig, folder: Path) -> AbstractContextManager[VectorEnv | None]:
+def _acting_env(config: RunConfig, method: Method, folder: Path) -> AbstractContextManager[VectorEnv | None]:
     """Returns what collects, or None where it lives in a process of its own."""
     if config.acts_alone:
         return nullcontext()
-    return closing(make_arm(config, folder) if config.has_arm else make_env(config.env, config.num_envs))
+    if config.has_arm:
+        return closing(make_arm(config, folder))
+    return closing(make_env(config.env, config.num_envs, autoreset=method.autoreset))
 
 
 def _recorder(session: Session, env: VectorEnv) -> AbstractContextManager[Recorder | None]:
     """Returns who keeps the run's experience, if it is to be kept."""
     folder = session.folder / "experience"
-    if session.loop_state("residual") is None:
+    if session.loop_state(session.config.method) is None:
         shutil.rmtree(folder, ignore_errors=True)  # of a life that was cut short before its first checkpoint
     if not session.config.replay.record:
         return nullcontext()
@@ -207,13 +206,14 @@ def _evaluate_final(session: Session) -> None:
     _final_evaluation(session, "final")
 
 
-_PHASES: dict[str, Callable[[Session], None]] = {
-    "demos": _demos,
-    "bc": _clone,
-    "base": _evaluate_base,
-    "residual": _improve,
-    "final": _evaluate_final,
-}
+def _phases(config: RunConfig) -> dict[str, Callable[[Session], None]]:
+    return {
+        "demos": _demos,
+        "bc": _clone,
+        "base": _evaluate_base,
+        config.method: _improve,
+        "final": _evaluate_final,
+    }
 
 
 def _final_evaluation(session: Session, which: str) -> None:

@@ -224,6 +224,8 @@ class SimSource:
             policy_action=infos.get("policy_action"),
             instruction=infos.get("instruction"),
             stamp_ns=infos.get("stamp_ns"),
+            latent=act.latent,
+            decides=act.decides,
         )
 
     def close(self) -> None:
@@ -247,7 +249,7 @@ class SimSource:
             "executor": self._executor.state_dict(),
             "policy": dict(self._policy.state_dict()),
             "version": self._version,
-            "pending": None if act is None else {"action": act.action, "base_action": act.base_action},
+            "pending": None if act is None else dict(vars(act)),
             "obs": self._obs,
             "episodes": self._episodes.state_dict(),
         }

@@ -9,7 +9,8 @@ import torch
 
 from robot_rl.core.errors import CheckpointError, DatasetError
 from robot_rl.data.demos import Episodes, EpisodesMeta
-from robot_rl.data.replay import SOURCES, Mixture, OfSource, ReplayBuffer, StepBatch, TransitionBatch
+from robot_rl.data.of_source import OfSource
+from robot_rl.data.replay import SOURCES, Mixture, ReplayBuffer, StepBatch, TransitionBatch
 
 SHAPES: dict[str, Any] = {"state": ((1,), np.float32)}
 
@@ -59,6 +60,29 @@ def test_windows_by_hand() -> None:
         # The newest step: one step, bootstrap 1/2 from what it led to.
         21.0: (21.0, 0.5, 22.0, 220.0),
     }
+
+
+def test_chunks_by_hand() -> None:
+    buffer = ReplayBuffer(20, 1, SHAPES, 1, latent_dim=2)
+    for value in (1, 2, 3):  # chunks of two begin at 1 and 3
+        noise = np.full((1, 2), float(value))
+        buffer.add(step(value, truncated=value == 3, latent=noise, decides=np.array([value != 2])))
+    rng = np.random.default_rng(0)
+    batch = buffer.sample_chunks(50, horizon=2, gamma_step=0.5, rng=rng, rows=buffer.decisions())
+    assert batch.latent is not None
+    columns = (
+        batch.action[..., 0],
+        batch.valid,
+        batch.reward,
+        batch.bootstrap,
+        batch.next_obs["state"][:, 0],
+    )
+    rows = zip(batch.obs["state"][:, 0].tolist(), *(column.tolist() for column in columns), strict=True)
+    assert {row[0]: row[1:] for row in rows} == {
+        1.0: ([100.0, 200.0], [True, True], 2.0, 0.25, 3.0),  # 1 + 2 / 2
+        3.0: ([300.0, 300.0], [True, False], 3.0, 0.5, 4.0),  # the clock ended it: the last action repeats
+    }
+    assert (batch.latent == batch.obs["state"]).all()
 
 
 def test_the_ring_forgets_the_oldest_and_its_windows_stop_at_the_write_position() -> None:

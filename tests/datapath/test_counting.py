@@ -188,7 +188,7 @@ def build(env_steps: int, *, n_exec: int = 3) -> tuple[Run, CheckingAlgorithm, C
     run = Run(
         sources=[SimSource(env, policy, executor, seed=0)],
         experience=ReplayExperience(
-            replay, sampler=replay, batch=32, n_step=N_STEP, gamma_step=GAMMA, seed=1
+            replay, draw=lambda rng: replay.sample(32, n_step=N_STEP, gamma_step=GAMMA, rng=rng), seed=1
         ),
         algorithm=algorithm,
         handle=handle,

@@ -153,8 +153,12 @@ def test_a_persons_share_of_the_steps_is_counted_anew_for_each_row() -> None:
     policy = VersionPolicy()
     source = SimSource(env, policy, ChunkExecutor(cast(Policy, policy), 1, n_exec=4), seed=3)
     replay = ReplayBuffer(50, 1, {"state": ((5,), np.float32)}, 2)
-    how: dict[str, Any] = {"batch": 4, "n_step": 1, "gamma_step": 0.9, "seed": 0}
-    experience = ReplayExperience(replay, sampler=replay, has_person=True, **how)
+    experience = ReplayExperience(
+        replay,
+        draw=lambda rng: replay.sample(4, n_step=1, gamma_step=0.9, rng=rng),
+        seed=0,
+        has_person=True,
+    )
     handle = PolicyHandle()
     handle.offer(0, lambda: weights(0.0))
     shares: list[float] = []

@@ -1,0 +1,117 @@
+"""What every way to improve a base has in common: what it starts from, and how it is looked on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+from robot_rl.core.registry import resolve
+from robot_rl.core.seeding import quick_eval_seeds
+from robot_rl.data.demos import Episodes
+from robot_rl.hal.vector import VectorEnv
+from robot_rl.policies.spec import SavedPolicy
+from robot_rl.train.config import RunConfig
+from robot_rl.train.envs import Autoreset
+from robot_rl.train.evaluate import EvalResult, evaluate_in
+from robot_rl.train.hooks import checkpoint_hooks, env_steps, show_progress, write_metrics
+from robot_rl.train.loop import Hook, Run
+from robot_rl.train.recording import Recorder
+from robot_rl.train.schedule import Counters, Every, Ratio
+from robot_rl.train.session import Session
+
+Module = Any
+"""A policy that is a `torch.nn.Module` as well; Python has no type for both."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """What a method starts from."""
+
+    episodes: Episodes
+    """Demonstrations."""
+    base: SavedPolicy
+    """The cloned policy."""
+    env: VectorEnv | None
+    """What collects; None where it lives in a process of its own."""
+    eval_env: VectorEnv
+    """Simulations of the quick evaluations, autoreset DISABLED."""
+    recorder: Recorder | None
+    """Keeps what is experienced."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """A way to improve a base."""
+
+    make_policy: Callable[[RunConfig, SavedPolicy], Module]
+    """Returns the policy that learns, as it is before the first update."""
+    assemble: Callable[[Session, Start], tuple[Run, Module]]
+    """Returns the loop, and the policy that it trains."""
+    autoreset: Autoreset = "same_step"
+    """Of the env that collects."""
+
+
+def method_of(config: RunConfig) -> Method:
+    """Returns the run's method."""
+    return cast(Method, resolve("method", config.method, at="method"))
+
+
+def add_hooks(
+    session: Session, run: Run, policy: Module, eval_env: VectorEnv, more: Callable[[], dict[str, float]]
+) -> None:
+    """Gives a loop that collects all that is due now and then; `more` adds to its rows of metrics."""
+    config, (source,), name = session.config, run.sources, session.config.method
+
+    def offer(at: Counters) -> None:
+        session.check_leases()
+        run.handle.offer(at.updates, run.algorithm.policy_weights)
+
+    offer(session.counters)
+    run.pacer.hooks = [
+        Hook("offer", Every(1), env_steps, offer),
+        Hook("progress", Every(1), env_steps, lambda at: show_progress(session, at.env_steps, at.updates)),
+        Hook(
+            "metrics",
+            Every(max(1, config.phase.env_steps // config.metrics_rows)),
+            env_steps,
+            lambda at: write_metrics(session, run, name, source, more() | _forgone(run)),
+        ),
+        Hook(
+            "evaluate",
+            Every(config.evaluate.every_env_steps),
+            env_steps,
+            lambda at: _quick_evaluation(session, policy, eval_env),
+        ),
+        *checkpoint_hooks(session, run, name, config.checkpoint, env_steps),
+    ]
+
+
+def eval_metrics(result: EvalResult) -> dict[str, float]:
+    """Returns the row of an evaluation."""
+    return {
+        "eval/success": result.rate,
+        "eval/episodes": float(len(result.seeds)),
+        "eval/solved_at_reset": float(result.solved_at_reset.sum()),
+        "eval/steps": float(result.steps.mean()),
+        "eval/return": float(result.returns.mean()),
+    }
+
+
+def _quick_evaluation(session: Session, policy: Module, eval_env: VectorEnv) -> None:
+    """Looks on, on seeds that neither training nor the final evaluation uses."""
+    config = session.config
+    seeds = quick_eval_seeds(config.seed, config.evaluate.quick_episodes)
+    with session.timer.stage("evaluate"):
+        result = evaluate_in(eval_env, policy, seeds=seeds, n_exec=config.n_exec, device=config.device)
+    session.write(config.method, eval_metrics(result))
+    if session.progress is not None:
+        session.progress.update(session.counters.env_steps, success=result.rate)
+
+
+def _forgone(run: Run) -> dict[str, float]:
+    """Returns how many updates there was no time for, beside an arm that does not wait."""
+    updates = run.pacer.updates
+    if not isinstance(updates, Ratio) or not updates.forgone:
+        return {}
+    return {"collect/updates_forgone": float(updates.forgone)}

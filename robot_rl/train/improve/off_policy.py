@@ -1,0 +1,157 @@
+"""What off-policy methods share: who collects, what is replayed, and at what pace the learner goes.
+
+B envs, A action dim.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from robot_rl.core.algorithm import Algorithm
+from robot_rl.core.registry import resolve
+from robot_rl.core.seeding import train_seed
+from robot_rl.data.episode import feature_of
+from robot_rl.data.of_source import OfSource
+from robot_rl.data.replay import Mixture, ReplayBuffer
+from robot_rl.data.transitions import ChunkBatch, StepSource, TransitionBatch
+from robot_rl.hal.vector import VectorEnv
+from robot_rl.policies.checkpoint import load_policy
+from robot_rl.policies.executor import ChunkExecutor
+from robot_rl.train.async_source import AsyncSource
+from robot_rl.train.config import RunConfig
+from robot_rl.train.demos import relabelled
+from robot_rl.train.deploy.online import make_arm
+from robot_rl.train.experience import ReplayExperience
+from robot_rl.train.improve.config import OffPolicyPhase
+from robot_rl.train.improve.method import Module, Start, add_hooks, method_of
+from robot_rl.train.loop import Pacer, Run
+from robot_rl.train.meter import Meter
+from robot_rl.train.recording import open_earlier, pool_of
+from robot_rl.train.schedule import Ratio
+from robot_rl.train.session import Session
+from robot_rl.train.sources import PolicyHandle, SimSource
+
+Draw = Callable[[Any, np.random.Generator], TransitionBatch | ChunkBatch]
+"""Returns a learner's batch from the online replay, or from the mixture that holds it."""
+
+
+def steps(phase: OffPolicyPhase) -> Draw:
+    """Draws windows of control steps."""
+    how = {"n_step": phase.n_step, "gamma_step": phase.gamma_step}
+    return lambda sampler, rng: sampler.sample(phase.batch, **how, rng=rng)
+
+
+def chunks(phase: OffPolicyPhase, horizon: int) -> Draw:
+    """Draws chunks of `horizon` actions that begin anywhere."""
+    how = {"horizon": horizon, "gamma_step": phase.gamma_step}
+    return lambda sampler, rng: sampler.sample_chunks(phase.batch, **how, rng=rng)
+
+
+def assemble(
+    session: Session, start: Start, policy: Module, algorithm: Algorithm, draw: Draw, *, latent_dim: int = 0
+) -> Run:
+    """Returns the loop in which `algorithm` trains `policy` on what it replays.
+
+    Args:
+        session: the run's session.
+        start: what the method starts from.
+        policy: acts, as a copy.
+        algorithm: learns from what `draw` returns.
+        draw: returns a batch.
+        latent_dim: elements of the noise behind each chunk, if the replay is to keep it.
+    """
+    config, phase = session.config, off_policy_phase(session.config)
+    session.counters.updates = 0
+    source = (
+        make_async(config, session.folder) if start.env is None else make_source(config, policy, start.env)
+    )
+    experience = _replay(config, start, draw, latent_dim)
+    run = Run(
+        sources=[source],
+        experience=experience,
+        algorithm=algorithm,
+        handle=PolicyHandle(publish_every=phase.publish_every, max_staleness=phase.max_staleness),
+        pacer=Pacer(
+            finished=lambda at: at.env_steps >= phase.env_steps,
+            updates=Ratio(phase.utd, after_steps=phase.explore_steps, is_late=lambda: source.is_ahead),
+        ),
+        meter=Meter(),
+        stage=session.timer.stage,
+        counters=session.counters,
+    )
+    add_hooks(session, run, policy, start.eval_env, experience.metrics)
+    return run
+
+
+def off_policy_phase(config: RunConfig) -> OffPolicyPhase:
+    """Returns the section of the run's method."""
+    phase = config.phase
+    assert isinstance(phase, OffPolicyPhase), config.method
+    return phase
+
+
+def make_source(config: RunConfig, policy: Module, env: VectorEnv) -> SimSource:
+    """Returns what collects, with an acting copy of the policy, which the learner never touches."""
+    acting = copy.deepcopy(policy).to("cpu").eval()
+    executor = ChunkExecutor(
+        acting,
+        config.num_envs,
+        n_exec=config.n_exec,
+        mode="explore",
+        seed=train_seed(config.seed, "explore"),
+    )
+    return SimSource(env, acting, executor, seed=train_seed(config.seed, "collect") // 2)
+
+
+def make_async(config: RunConfig, folder: Path) -> AsyncSource:
+    """Returns an arm that moves in a process of its own; a station keeps time itself."""
+    period_s = 0.0 if config.station is not None else 1.0 / resolve("task", config.env.task).control.hz
+    return AsyncSource(partial(act_alone, config, folder), period_s=period_s)
+
+
+def act_alone(config: RunConfig, folder: Path) -> SimSource:
+    """Returns what collects; called in the actor's process."""
+    torch.set_num_threads(1)
+    base, _ = load_policy(folder / "policy" / "base")
+    return make_source(config, method_of(config).make_policy(config, base), make_arm(config, folder))
+
+
+def _replay(config: RunConfig, start: Start, draw: Draw, latent_dim: int) -> ReplayExperience:
+    """Returns the online buffer, mixed in exact shares with demonstrations and earlier experience."""
+    phase, seed = off_policy_phase(config), config.seed
+    episodes, base = start.episodes, start.base
+    shapes = {key: (value.shape[1:], value.dtype) for key, value in episodes.obs.items()}
+    online = ReplayBuffer(
+        phase.capacity, config.num_envs, shapes, episodes.action.shape[1], latent_dim=latent_dim
+    )
+    how: dict[str, Any] = {"n_exec": config.n_exec, "device": config.device}
+    parts: dict[str, tuple[StepSource, float]] = {}
+    earlier = None
+    if phase.demo_ratio > 0:
+        demos = relabelled(episodes, base, **how, seed=train_seed(seed, "relabel"))
+        parts["demo"] = (demos, phase.demo_ratio)
+    if config.replay.reuse:
+        features = {key: feature_of(value) for key, value in episodes.obs.items()}
+        sources = open_earlier(config.replay.reuse, episodes.meta, features)
+        earlier = pool_of(sources, features, base, **how, seed=train_seed(seed, "relabel earlier"))
+        parts["earlier"] = (earlier, config.replay.reuse_ratio)
+    if config.human.input != "none" and config.human.ratio > 0:
+        parts["human"] = (OfSource(online, "human"), config.human.ratio)
+    share = 1.0 - sum(share for _, share in parts.values())
+    sampler = Mixture({**parts, "online": (online, share)}) if parts else online
+    return ReplayExperience(
+        online,
+        draw=partial(draw, sampler),
+        seed=train_seed(seed, f"{config.method} batches"),
+        device=config.device,
+        recorder=start.recorder,
+        earlier=earlier,
+        has_person=config.human.input != "none",
+    )
