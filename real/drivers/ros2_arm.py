@@ -28,7 +28,7 @@ from robot_rl.real.drivers.ros2_commands import (
     TrajectoryStream,
     make_stream,
 )
-from robot_rl.real.drivers.ros2_manager import ControllerSwitch
+from robot_rl.real.drivers.ros2_manager import ControllerSwitch, ControllerWatch
 from robot_rl.real.messages import Array, Command, Frame, Plan
 from robot_rl.real.ros2.api import LATCHED, SENSOR, Message, Node, call_once, nanoseconds
 from robot_rl.real.ros2.parameters import set_remote
@@ -87,6 +87,7 @@ class Ros2Arm:
         self._switch = ControllerSwitch(
             self._node, config.controller_manager, _controller(config), self._station.joints, _ours(config)
         )
+        self._watch = ControllerWatch(self._node, config.controller_manager, self._switch.lost)
         with self._news:
             if not self._news.wait_for(lambda: self._state is not None, _FIRST_STATE_S):
                 raise DeviceError(self._silence())
@@ -109,9 +110,11 @@ class Ros2Arm:
     def start(self) -> None:
         self._refuse_rivals()
         self._is_active = True  # from here on there is something to stop
+        self._watch.end()
         self._switch.activate()
         if isinstance(self._stream, ServoStream):
             self._stream.start()
+        self._watch.begin()
 
     def send(self, command: Command) -> None:
         self._stream.send(self._checked(command.target_rad, command.number), self._measured())
@@ -144,6 +147,7 @@ class Ros2Arm:
         """
         if not self._is_active:
             return
+        self._watch.end()
         self.hold()
         self._switch.deactivate()
         self._is_active = False
@@ -174,8 +178,9 @@ class Ros2Arm:
 
     def close(self) -> None:
         if self._node is not None:
-            if hasattr(self, "_gripper"):
+            if hasattr(self, "_watch"):
                 self._gripper.close()
+                self._watch.close()
             self._node.close()
 
     # In
@@ -270,6 +275,9 @@ class Ros2Arm:
     # Rivals
 
     def _look_for_rivals(self) -> None:
+        lost = self._watch.take()
+        if lost:
+            raise DeviceError(f"ros2: {lost}")
         now_s = 1e-9 * self._clock_ns()
         if self._is_active and now_s - self._rivals_s > _RIVALS_EVERY_S:
             self._rivals_s = now_s
