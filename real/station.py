@@ -44,9 +44,6 @@ class Ros2Config:
     command: Literal["position", "velocity", "trajectory", "twist", "pose"] = "position"
     """position, velocity: forward controllers, streamed at `command_hz`; trajectory: whole chunks to a
     joint_trajectory_controller; twist, pose: MoveIt Servo's topics."""
-    synchronised: bool = False
-    """The arm's clock and this host's are one (same host, PTP, NTP): its stamps then say how long a message
-    was on its way, up to 0.25 s. Else it counts as measured when it arrived."""
     joint_states: str = "joint_states"
     position_controller: str = "forward_position_controller"
     velocity_controller: str = "forward_velocity_controller"

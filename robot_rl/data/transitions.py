@@ -51,6 +51,8 @@ class StepBatch:
     """What the arm was told to do; None means what the env is about."""
     stamp_ns: int | None = None
     """Measured monotonic time of `obs`; None where time is simulated."""
+    picture_stamp_ns: Mapping[str, int] | None = None
+    """Camera -> when its picture in `obs` was taken; None where all were at `stamp_ns`."""
     begins: bool = False
     """Episodes begin here, whatever became of those before: they were cut short if they had not ended."""
 

@@ -224,6 +224,7 @@ class SimSource:
             policy_action=infos.get("policy_action"),
             instruction=infos.get("instruction"),
             stamp_ns=infos.get("stamp_ns"),
+            picture_stamp_ns=infos.get("picture_stamp_ns"),
         )
 
     def close(self) -> None:

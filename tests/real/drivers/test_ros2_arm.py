@@ -134,17 +134,6 @@ def test_a_stamp_that_stands_still_is_no_new_state_and_one_that_jumps_back_is(gr
     assert graph.arm.read().stamp_ns == graph.now_ns
 
 
-def test_where_clocks_are_synchronised_a_state_is_as_old_as_its_stamp_says(make):
-    graph = make(replace(CONFIG, synchronised=True))
-    graph.arm.connect()
-    ros_ns = graph.node.now_ns()
-    for age_ns, way_ns in [(20_000_000, 20_000_000), (-5_000_000, 0), (300_000_000, 0)]:
-        # Stamps of the future or of long ago say nothing: one of the clocks was set.
-        graph.joints([0.1, 0.0, 0.2], stamp_ns=ros_ns - age_ns)
-        state = graph.arm.read()
-        assert (state.transit_ns, state.stamp_ns) == (way_ns, graph.now_ns - way_ns)
-
-
 def test_what_is_missing_at_the_start_is_named(make, monkeypatch):
     monkeypatch.setattr("robot_rl.real.drivers.ros2_arm._FIRST_STATE_S", 0.01)
     silent = make()
