@@ -40,11 +40,14 @@ def tool_m(*position_rad: float) -> Array:
 
 
 def driven(limiter: Limiter, position_rad: Array, asked_rad: Array, cycles: int) -> tuple[Array, Array]:
-    """Returns all that was sent (cycles, n), and where the arm is then."""
+    """Returns all that was sent (cycles, n), and where the arm is then; no lead is too large."""
     sent: list[Array] = []
+    limits = limiter.envelope.limits
+    lead_rad = limits.lookahead_s * np.array(limits.velocity_rad_s) + 1e-9
     for _ in range(cycles):
         state = ArmState(stamp_ns=0, position_rad=position_rad, velocity_rad_s=np.zeros(len(asked_rad)))
         sent.append(limiter.filter(asked_rad, state)[0])
+        assert (np.abs(sent[-1] - position_rad) <= lead_rad).all()
         position_rad = position_rad + FOLLOWED * (sent[-1] - position_rad)
     return np.array(sent), position_rad
 
