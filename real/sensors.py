@@ -1,8 +1,7 @@
 """What the policy sees besides the arm: cameras and tracked objects, from the ROS graph or from the driver.
 
 Stamps are monotonic. A publisher's own stamp says that something is new: the same twice is the same
-picture, and a camera that repeats itself grows stale. Only where clocks are said to be synchronised
-does it also say how long a message was on its way; it counts from its arrival otherwise.
+picture, and a camera that repeats itself grows stale. What it shows counts from its arrival.
 """
 
 from __future__ import annotations
@@ -40,7 +39,6 @@ _CHANNELS: dict[str, tuple[Any, int]] = {
     "32FC1": (np.float32, 1),
 }
 """Encodings of sensor_msgs/Image that are understood: element type and channels."""
-_LONGEST_TRANSIT_NS = 250_000_000
 _DEPTH_HEADER_BYTES = 12
 """compressed_depth_image_transport puts its ConfigHeader before the PNG."""
 
@@ -81,7 +79,6 @@ class Ros2Sensors:
         self._node, self._clock_ns = node, clock_ns
         self._frames: dict[str, Frame] = {}
         self._stamps: dict[str, int] = {}
-        self._synchronised = station.ros2 is not None and station.ros2.synchronised
         self.mistakes: dict[str, str] = {}
         for name, camera in station.cameras.items():
             if camera.topic:
@@ -100,7 +97,7 @@ class Ros2Sensors:
     def _subscribe(self, kind: str, topic: str, name: str, decode: Callable[[Message], Array]) -> None:
         def on_message(message: Message) -> None:
             own = nanoseconds(message.header.stamp)
-            stamp_ns = self._clock_ns() - (transit_ns(self._node, own) if self._synchronised else 0)
+            stamp_ns = self._clock_ns()
             if own and own == self._stamps.get(name):
                 return
             self._stamps[name] = own
@@ -211,16 +208,6 @@ def open_station_node(station: StationConfig, role: str) -> Node:
         remap=config.remap,
         use_sim_time=config.use_sim_time,
     )
-
-
-def transit_ns(node: Node, stamp_ns: int) -> int:
-    """Returns how long a message was on its way, by a stamp of the node's own clock.
-
-    A stamp that cannot be (none, of the future, of long ago) says nothing: 0. So a clock that is set
-    during a run does no harm.
-    """
-    passed_ns = node.now_ns() - stamp_ns
-    return passed_ns if 0 <= passed_ns <= _LONGEST_TRANSIT_NS else 0
 
 
 def frame_name(camera: str) -> str:

@@ -10,10 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 import robot_rl
 from robot_rl.config import read
 from robot_rl.core.errors import ConfigError, nearest, require
 from robot_rl.hal.safety import SafetyLimits
+from robot_rl.real.kinematics import Kinematics, KinematicsConfig
 
 STATIONS = Path(robot_rl.__file__).parent / "configs" / "stations"
 """Folder of the shipped station files."""
@@ -44,9 +47,6 @@ class Ros2Config:
     command: Literal["position", "velocity", "trajectory", "twist", "pose"] = "position"
     """position, velocity: forward controllers, streamed at `command_hz`; trajectory: whole chunks to a
     joint_trajectory_controller; twist, pose: MoveIt Servo's topics."""
-    synchronised: bool = False
-    """The arm's clock and this host's are one (same host, PTP, NTP): its stamps then say how long a message
-    was on its way, up to 0.25 s. Else it counts as measured when it arrived."""
     joint_states: str = "joint_states"
     position_controller: str = "forward_position_controller"
     velocity_controller: str = "forward_velocity_controller"
@@ -193,6 +193,8 @@ class StationConfig:
     supervisor: SupervisorConfig = field(default_factory=SupervisorConfig)
     joint_offset_rad: Floats | None = None
     """Calibration: what to add to the arm's joint positions to get the robot model's; zeros if None."""
+    kinematics: KinematicsConfig | None = None
+    """Where the tool is; a box for it (limits.workspace_low_m) needs that."""
 
     def __post_init__(self) -> None:
         for key in ("home_rad", "safe_rad", "joint_offset_rad"):
@@ -230,6 +232,29 @@ class StationConfig:
                         raise ConfigError(
                             f"{group}.{name}.topic: missing. A ROS 2 arm brings no sensors itself."
                         )
+        self._check_box()
+
+    def _check_box(self) -> None:
+        chain, low, high = self.kinematics, self.limits.workspace_low_m, self.limits.workspace_high_m
+        if chain is not None and set(chain.joints) != set(self.joints):
+            raise ConfigError(
+                f"kinematics.joints: got {list(chain.joints)}, allowed: {list(self.joints)}, as in joints."
+            )
+        if low is None or high is None:
+            return
+        if chain is None:
+            raise ConfigError(
+                "limits.workspace_low_m: a box for the tool needs to know where the tool is. Add kinematics: "
+                "with xyz, rpy and axis of each joint of the arm's URDF, and xyz and rpy of the tool, as in "
+                "panda_ros2.yaml, or remove the box."
+            )
+        for key in ("home_rad", "safe_rad"):
+            tool_m = Kinematics(chain, self.joints).tool_m(np.asarray(getattr(self, key)))
+            if not ((tool_m >= low) & (tool_m <= high)).all():
+                at = tuple(round(float(value), 3) for value in tool_m)
+                raise ConfigError(
+                    f"{key}: there the tool is at {at} m, allowed: in its box, {low} to {high} m (limits)."
+                )
 
 
 def load_station(name_or_path: str) -> StationConfig:

@@ -1,13 +1,11 @@
 """An arm behind ros2_control, with genuine ROS 2 or without it (`robot_rl.real.ros2`).
 
-n arm joints. Stamps of the arm are ROS time: one that does not change is a measurement that was not
-made. Where clocks are synchronised they also say how long a state was on its way. Wall-clock steps do
-no harm: an age that cannot be is not believed.
+n arm joints. A state counts as measured when it arrives. Stamps of the arm are ROS time: one that does
+not change is a measurement that was not made. Wall-clock steps do no harm.
 """
 
 from __future__ import annotations
 
-import functools
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -28,11 +26,11 @@ from robot_rl.real.drivers.ros2_commands import (
     TrajectoryStream,
     make_stream,
 )
-from robot_rl.real.drivers.ros2_manager import ControllerSwitch
+from robot_rl.real.drivers.ros2_manager import ControllerSwitch, ControllerWatch
 from robot_rl.real.messages import Array, Command, Frame, Plan
 from robot_rl.real.ros2.api import LATCHED, SENSOR, Message, Node, call_once, nanoseconds
 from robot_rl.real.ros2.parameters import set_remote
-from robot_rl.real.sensors import open_station_node, transit_ns
+from robot_rl.real.sensors import open_station_node
 from robot_rl.real.station import Ros2Config, StationConfig
 
 _FIRST_STATE_S = 10.0
@@ -87,6 +85,7 @@ class Ros2Arm:
         self._switch = ControllerSwitch(
             self._node, config.controller_manager, _controller(config), self._station.joints, _ours(config)
         )
+        self._watch = ControllerWatch(self._node, config.controller_manager, self._switch.lost)
         with self._news:
             if not self._news.wait_for(lambda: self._state is not None, _FIRST_STATE_S):
                 raise DeviceError(self._silence())
@@ -109,9 +108,11 @@ class Ros2Arm:
     def start(self) -> None:
         self._refuse_rivals()
         self._is_active = True  # from here on there is something to stop
+        self._watch.end()
         self._switch.activate()
         if isinstance(self._stream, ServoStream):
             self._stream.start()
+        self._watch.begin()
 
     def send(self, command: Command) -> None:
         self._stream.send(self._checked(command.target_rad, command.number), self._measured())
@@ -144,6 +145,7 @@ class Ros2Arm:
         """
         if not self._is_active:
             return
+        self._watch.end()
         self.hold()
         self._switch.deactivate()
         self._is_active = False
@@ -174,8 +176,9 @@ class Ros2Arm:
 
     def close(self) -> None:
         if self._node is not None:
-            if hasattr(self, "_gripper"):
+            if hasattr(self, "_watch"):
                 self._gripper.close()
+                self._watch.close()
             self._node.close()
 
     # In
@@ -192,10 +195,7 @@ class Ros2Arm:
         node.create_service("std_srvs/srv/Trigger", "~/estop", self._on_estop_call)
 
     def _on_joints(self, message: Message) -> None:
-        way: Callable[[int], int] | None = None
-        if self._config.synchronised:
-            way = functools.partial(transit_ns, self._node)
-        state = self._joints.take(message, self._clock_ns(), way)
+        state = self._joints.take(message, self._clock_ns())
         if state is not None:
             with self._news:
                 self._state = replace(state, stop_reason=self._estop or self._safety)
@@ -270,6 +270,9 @@ class Ros2Arm:
     # Rivals
 
     def _look_for_rivals(self) -> None:
+        lost = self._watch.take()
+        if lost:
+            raise DeviceError(f"ros2: {lost}")
         now_s = 1e-9 * self._clock_ns()
         if self._is_active and now_s - self._rivals_s > _RIVALS_EVERY_S:
             self._rivals_s = now_s
@@ -302,15 +305,12 @@ class _JointStates:
         """Joints that the newest message lacks, if it has any of the arm's."""
         self.others: tuple[str, ...] = ()
 
-    def take(
-        self, message: Message, now_ns: int, transit: Callable[[int], int] | None = None
-    ) -> ArmState | None:
+    def take(self, message: Message, now_ns: int) -> ArmState | None:
         """Returns the arm's state, or None of a message that says nothing new about it.
 
         Args:
             message: as published.
             now_ns: monotonic.
-            transit: says of a stamp how long its message was on its way; it was not if None.
         """
         if message.name != self._order:
             self._index(list(message.name))
@@ -326,11 +326,9 @@ class _JointStates:
             return None
         self._stamp_ns = stamp_ns
         arm_rad = position[self._arm]
-        way_ns = transit(stamp_ns) if transit else 0
-        estimated = self._velocity.update(now_ns - way_ns, arm_rad)
+        estimated = self._velocity.update(now_ns, arm_rad)
         return ArmState(
-            stamp_ns=now_ns - way_ns,
-            transit_ns=way_ns,
+            stamp_ns=now_ns,
             device_stamp_ns=stamp_ns or now_ns,
             position_rad=arm_rad,
             velocity_rad_s=_finite(message.velocity, self._arm, estimated),

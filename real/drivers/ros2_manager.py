@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+import threading
+from collections.abc import Callable, Sequence
 
 from robot_rl.core.errors import DeviceError, nearest
 from robot_rl.real.drivers.ros2_commands import CALL_S, duration
 from robot_rl.real.ros2.api import Message, Node, call_once
 
+logger = logging.getLogger(__name__)
+
 _STRICT = 2
 """controller_manager_msgs/srv/SwitchController: all of it or nothing."""
 _SWITCH_S = 1.0
+_LIST = "controller_manager_msgs/srv/ListControllers"
+_LOOK_S = 0.75
+"""From an answer to the next question."""
+_ANSWER_S = 3.0
+"""A manager that takes longer is told in the log."""
 
 
 class ControllerSwitch:
@@ -52,18 +61,13 @@ class ControllerSwitch:
             DeviceError: a controller that is not ours commands these joints, or the switch failed.
         """
         listed = self._list()
-        holders = [
-            controller.name
-            for controller in listed
-            if controller.state == "active" and controller.name != self._wanted and self._claims(controller)
-        ]
+        holders = self._holders(listed)
         rivals = [name for name in holders if name not in self._ours]
         if rivals:
             raise DeviceError(
-                f"ros2: {', '.join(rivals)} commands joints of this arm already. Deactivate it with "
-                f"`ros2 control switch_controllers --deactivate {' '.join(rivals)}`, and end what started it."
+                f"ros2: {', '.join(rivals)} commands joints of this arm already. {_remedy(rivals)}"
             )
-        if any(one.name == self._wanted and one.state == "active" for one in listed) and not holders:
+        if self._state(listed) == "active" and not holders:
             return
         self._switch([self._wanted], holders)
 
@@ -73,12 +77,36 @@ class ControllerSwitch:
         Raises:
             DeviceError: nobody answers, or the switch failed: the arm may still be under control.
         """
-        if any(one.name == self._wanted and one.state == "active" for one in self._list()):
+        if self._state(self._list()) == "active":
             self._switch([], [self._wanted])
 
+    def lost(self, listed: Sequence[Message]) -> str:
+        """Returns who has the joints of a controller that was activated; empty if it has them alone."""
+        rivals, state = self._holders(listed), self._state(listed)
+        if rivals:
+            others = f", and {self._wanted} is {state}" if state != "active" else ""
+            return f"{', '.join(rivals)} commands joints of this arm too{others}. {_remedy(rivals)}"
+        if state != "active":
+            return (
+                f"{self._wanted} is {state}: somebody switched it off, or it failed. Look at the log of "
+                f"{self._manager}."
+            )
+        return ""
+
     def _list(self) -> list[Message]:
-        kind = "controller_manager_msgs/srv/ListControllers"
-        return list(call_once(self._node, kind, f"{self._manager}/list_controllers", CALL_S).controller)
+        return list(call_once(self._node, _LIST, f"{self._manager}/list_controllers", CALL_S).controller)
+
+    def _state(self, listed: Sequence[Message]) -> str:
+        """Returns the state of our controller."""
+        return next((str(one.state) for one in listed if one.name == self._wanted), "not loaded")
+
+    def _holders(self, listed: Sequence[Message]) -> list[str]:
+        """Returns the other active controllers that command a joint of the arm."""
+        return [
+            controller.name
+            for controller in listed
+            if controller.state == "active" and controller.name != self._wanted and self._claims(controller)
+        ]
 
     def _claims(self, controller: Message) -> bool:
         return any(name.partition("/")[0] in self._joints for name in controller.claimed_interfaces)
@@ -100,3 +128,90 @@ class ControllerSwitch:
             raise DeviceError(
                 f"ros2: {self._manager} did not switch (activate {activate}, deactivate {deactivate}): {why}"
             )
+
+
+class ControllerWatch:
+    """Asks again and again who has the joints, on a thread of its own: nobody waits for the answer."""
+
+    def __init__(self, node: Node, manager: str, lost: Callable[[Sequence[Message]], str]) -> None:
+        """Asks nothing before `begin`.
+
+        Args:
+            node: of the driver.
+            manager: name of the controller_manager node.
+            lost: says of its controllers what is wrong; `ControllerSwitch.lost`.
+        """
+        self._node, self._manager, self._lost = node, manager, lost
+        self._news = threading.Condition()
+        self._is_on = self._is_closing = self._is_silent = False
+        self._turn = 0  # answers to what was asked before the last begin or end do not count
+        self._found = ""
+        self._thread = threading.Thread(target=self._run, name="controllers", daemon=True)
+        self._thread.start()
+
+    def begin(self) -> None:
+        """Watches from now on: our controller was activated."""
+        self._set(is_on=True)
+
+    def end(self) -> None:
+        """Watches no more, and forgets what was found: whoever calls this switches."""
+        self._set(is_on=False)
+
+    def take(self) -> str:
+        """Returns what is wrong, once; empty if nothing is."""
+        with self._news:
+            found, self._found = self._found, ""
+            return found
+
+    def close(self) -> None:
+        with self._news:
+            self._is_closing = True
+            self._news.notify()
+        self._thread.join()
+
+    def _set(self, *, is_on: bool) -> None:
+        with self._news:
+            self._is_on, self._found = is_on, ""
+            self._turn += 1
+            self._news.notify()
+
+    def _run(self) -> None:
+        client = None
+        while (turn := self._due()) is not None:
+            client = client or self._node.create_client(_LIST, f"{self._manager}/list_controllers")
+            try:
+                response = client.call(self._node.message(f"{_LIST}_Request"), _ANSWER_S)
+            except DeviceError as error:
+                self._note_silence(str(error))
+                continue
+            self._note_silence("")
+            found = self._lost(response.controller)
+            with self._news:
+                if found and turn == self._turn:
+                    self._found = found
+        if client is not None:
+            client.close()
+
+    def _due(self) -> int | None:
+        """Waits until it is time to ask; returns the turn, or None at the end."""
+        with self._news:
+            while not self._is_closing:
+                turn = self._turn
+                # Woken by nothing but a new turn and the end.
+                if not self._news.wait(_LOOK_S if self._is_on else None) and turn == self._turn:
+                    return turn
+            return None
+
+    def _note_silence(self, why: str) -> None:
+        if why and not self._is_silent:
+            logger.warning("%s Who has the arm's joints is not known until it answers.", why)
+        elif self._is_silent and not why:
+            logger.info("ros2: %s answers again", self._manager)
+        self._is_silent = bool(why)
+
+
+def _remedy(rivals: Sequence[str]) -> str:
+    return (
+        f"Deactivate it with `ros2 control switch_controllers --deactivate {' '.join(rivals)}`, and end what "
+        "started it."
+    )

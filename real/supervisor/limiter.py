@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 
 from robot_rl.core.clock import Clock
-from robot_rl.core.errors import ConfigError
 from robot_rl.hal.safety import SafetyEnvelope
 from robot_rl.real.messages import ArmState, Array, Plan
 from robot_rl.real.station import StationConfig
+from robot_rl.real.supervisor.box import Box
 
 RATE_WINDOW_S = 0.05
 """Time over which the change of a target is bounded: the control step of training.
@@ -26,23 +27,23 @@ class Limiter:
 
     def __init__(self, station: StationConfig, clock: Clock) -> None:
         limits = station.limits
-        if limits.workspace_low_m is not None:
-            raise ConfigError(
-                "limits.workspace_low_m: the supervisor knows joints only and would not hold the tool "
-                "in a box. Remove the box, and narrow position_low_rad and position_high_rad instead."
-            )
         self.envelope = SafetyEnvelope(limits, control_dt_s=RATE_WINDOW_S, real=True, clock=clock)
         cycles = max(1, round(RATE_WINDOW_S * station.supervisor.command_hz))
         self._window = np.zeros((cycles, len(station.joints)))
         self._cycle = 0
         self._low, self._high = np.asarray(limits.position_low_rad), np.asarray(limits.position_high_rad)
         self._clock = clock
+        self.box = None if limits.workspace_low_m is None else Box(station)
+        """Of the tool, if there is one. It comes last, so it wins: also over the lead, where somebody
+        pushes the arm away from a target that no allowed step leads to."""
+        self.is_boxed = False
+        """Whether the box changed the newest target or plan."""
         self.lead_rad = limits.lookahead_s * min(limits.velocity_rad_s)
         """Smallest of the largest leads: what counts as near."""
 
     def rebase(self, position_rad: Array) -> None:
         """Says what the servos hold now; the next targets start there."""
-        self._window[:] = position_rad
+        self._window[:], self.is_boxed = position_rad, False
 
     def filter(self, target_rad: Array, state: ArmState) -> tuple[Array, bool]:
         """Returns the nearest allowed target (n,), and whether it differs from the asked one.
@@ -50,17 +51,11 @@ class Limiter:
         Raises:
             SafetyStopError: stopped, or something is not finite.
         """
-        lowest, highest = self._window.min(axis=0), self._window.max(axis=0)
-        # The envelope bounds the change from one reference; of all in the window the binding one is
-        # the lowest for a target above their middle, else the highest.
-        reference = np.where(target_rad + target_rad >= lowest + highest, lowest, highest)
-        self.envelope.reset(target_rad=reference[None])
-        safe, limited = self.envelope.filter(
-            target_rad[None], state.position_rad[None], state.velocity_rad_s[None]
-        )
+        before = self._window[self._cycle]
+        safe, self.is_boxed = self._boxed(before, target_rad, lambda target: self._bounded(target, state))
         self._cycle = (self._cycle + 1) % len(self._window)
-        self._window[self._cycle] = safe[0]
-        return safe[0], bool(limited[0])
+        self._window[self._cycle] = safe
+        return safe, bool((safe != target_rad).any())
 
     def clamp(self, target_rad: Array) -> Array:
         """Returns a target within the position limits."""
@@ -83,9 +78,31 @@ class Limiter:
         limits = replace(self.envelope.limits, lookahead_s=period_s)
         ahead = SafetyEnvelope(limits, control_dt_s=period_s, real=True, clock=self._clock)
         safe, here = np.empty_like(plan.targets_rad), position_rad[None]
-        still, is_limited = np.zeros_like(here), False
-        ahead.reset(target_rad=here)
+        still = np.zeros_like(here)
+
+        def bounded(target: Array) -> Array:
+            ahead.reset(target_rad=here)
+            return ahead.filter(target[None], here, still)[0][0]
+
+        self.is_boxed = False
         for index, target in enumerate(plan.targets_rad):
-            here, limited = ahead.filter(target[None], here, still)
-            safe[index], is_limited = here[0], is_limited or bool(limited[0])
-        return replace(plan, targets_rad=safe), is_limited
+            safe[index], is_boxed = self._boxed(here[0], target, bounded)
+            self.is_boxed |= is_boxed
+            here = safe[index][None]
+        return replace(plan, targets_rad=safe), bool((safe != plan.targets_rad).any())
+
+    def _bounded(self, target_rad: Array, state: ArmState) -> Array:
+        """Returns the nearest target (n,) within the limits of the joints."""
+        lowest, highest = self._window.min(axis=0), self._window.max(axis=0)
+        # The envelope bounds the change from one reference; of all in the window the binding one is
+        # the lowest for a target above their middle, else the highest.
+        reference = np.where(target_rad + target_rad >= lowest + highest, lowest, highest)
+        self.envelope.reset(target_rad=reference[None])
+        safe, _ = self.envelope.filter(target_rad[None], state.position_rad[None], state.velocity_rad_s[None])
+        return safe[0]
+
+    def _boxed(self, before: Array, asked: Array, bounded: Callable[[Array], Array]) -> tuple[Array, bool]:
+        """Returns the nearest target (n,) within the limits of joints and box, and if the box changed it."""
+        return (
+            (bounded(asked), False) if self.box is None else self.box.keep(self.clamp(before), asked, bounded)
+        )

@@ -76,7 +76,7 @@ class Supervisor:
         self._hold_ns, self._stop_ns = round(1e9 * config.hold_after_s), round(1e9 * config.stop_after_s)
         self._streams = station.ros2 is None or station.ros2.command != "trajectory"
         self._limiter = Limiter(station, self._clock)
-        self._watchdog = Watchdog(station, self._limiter.envelope)
+        self._watchdog = Watchdog(station, self._limiter.envelope, self._limiter.box)
         self._aim = Aim(station)
         self._home_rad = np.asarray(station.home_rad)
         self._still_rad_s = _STILL_SHARE * np.asarray(station.limits.velocity_rad_s)
@@ -258,6 +258,9 @@ class Supervisor:
         outside = self._limiter.outside_rad(self._state.position_rad)
         if control.operation != "reset" and outside > self._limiter.lead_rad:
             return f"a joint is {outside:.3f} rad outside of its limits. Bring it back by hand."
+        outside_box = self._watchdog.box_reason(self._state.position_rad)
+        if control.operation != "reset" and outside_box:
+            return f"{outside_box}. Bring it back by hand."
         other = self._clients.take_command(client)
         return f"{other} commands this arm. One policy at a time; others may watch." if other else ""
 
@@ -381,8 +384,10 @@ class Supervisor:
             return
         reason = self._watchdog.arm_reason(state, now_ns)
         if not reason and self._live and not self._is_resetting():
-            reason = self._watchdog.motion_reason(state)
-            reason = reason or self._watchdog.tracking_reason(self._asked_rad, state, now_ns)
+            reason = self._watchdog.motion_reason(state) or self._watchdog.box_reason(state.position_rad)
+            # Held back by its box, the arm follows what is sent, and that leads by no more than it may.
+            goal_rad = state.position_rad if self._limiter.is_boxed else self._asked_rad
+            reason = reason or self._watchdog.tracking_reason(goal_rad, state, now_ns)
         if reason:
             self.stop(reason, by="arm watchdog", can_brake=False)
         elif self.phase in ("running", "holding"):
@@ -431,7 +436,13 @@ class Supervisor:
             )
         if self.phase == "homing" and self._is_at_rest(state, now_ns):
             self.phase = "paused"
-            self._answer(self._homing_for, "home")
+            refusal = ""
+            if self._limiter.is_boxed:
+                refusal = (
+                    "the way home leads out of the box of the tool. Ask again, or bring it nearer by hand."
+                )
+                self._rest(now_ns)
+            self._answer(self._homing_for, "home", refusal)
             self._homing_for = None
         elif self._brake_until_ns is not None and (
             self._is_at_rest(state, now_ns) or now_ns > self._brake_until_ns
@@ -445,6 +456,7 @@ class Supervisor:
         elif self._state is not None:
             self._driver.send(Control(operation="hold", by="supervisor"))
             self._aim.rest(self._state.position_rad)
+            self._limiter.is_boxed = False
 
     def _release(self, now_ns: int) -> None:
         """Ends a stop: the driver holds the arm and takes it out of our control."""

@@ -8,6 +8,7 @@ from robot_rl.core.errors import SafetyStopError
 from robot_rl.hal.safety import SafetyEnvelope
 from robot_rl.real.messages import ArmState, Array
 from robot_rl.real.station import StationConfig
+from robot_rl.real.supervisor.box import Box
 
 _FOLLOWS_SHARE = 0.25
 """An arm that has at least this share of the speed its servos should give it follows its target."""
@@ -16,8 +17,9 @@ _FOLLOWS_SHARE = 0.25
 class Watchdog:
     """Judges each state; an empty reason means that all is well."""
 
-    def __init__(self, station: StationConfig, envelope: SafetyEnvelope) -> None:
+    def __init__(self, station: StationConfig, envelope: SafetyEnvelope, box: Box | None = None) -> None:
         limits, config = station.limits, station.supervisor
+        self._box, self._margin_m = box, limits.workspace_margin_m
         self._joints, self._envelope = station.joints, envelope
         self._lookahead_s, self._speed_rad_s = limits.lookahead_s, np.asarray(limits.velocity_rad_s)
         lead = 1.5 * limits.lookahead_s * self._speed_rad_s
@@ -67,6 +69,16 @@ class Watchdog:
             assert stop is not None
             return stop.reason
         return ""
+
+    def box_reason(self, position_rad: Array) -> str:
+        """Returns how far the tool is measured outside of its box, if that is farther than its margin."""
+        outside_m = 0.0 if self._box is None else float(self._box.outside_m(position_rad))
+        if outside_m <= self._margin_m:
+            return ""
+        return (
+            f"the tool is {outside_m:.3f} m outside of its box, allowed {self._margin_m:g} m "
+            "(limits.workspace_margin_m)"
+        )
 
     def tracking_reason(self, target_rad: Array, state: ArmState, now_ns: int) -> str:
         """Returns which joint has been far from its target for too long, and does not come nearer."""

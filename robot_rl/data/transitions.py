@@ -55,6 +55,8 @@ class StepBatch:
     """(B, L): the noise behind the chunk that is being executed; None if nobody knows."""
     decides: Array | None = None
     """(B,): whether a chunk begins here; None if nobody knows."""
+    picture_stamp_ns: Mapping[str, int] | None = None
+    """Camera -> when its picture in `obs` was taken; None where all were at `stamp_ns`."""
     begins: bool = False
     """Episodes begin here, whatever became of those before: they were cut short if they had not ended."""
 

@@ -18,9 +18,6 @@ class ArmState:
     """When it was measured, as far as the driver can tell: monotonic."""
     device_stamp_ns: int = 0
     """The arm's own clock; the same twice means that nothing new was measured."""
-    transit_ns: int = 0
-    """How long the measurement was on its way to the driver, where that is known; `stamp_ns` is so much
-    before its arrival, and a command is taken to be as long on its way back."""
     position_rad: Array
     """(n,)"""
     velocity_rad_s: Array

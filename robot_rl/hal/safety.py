@@ -43,6 +43,9 @@ class SafetyLimits:
     workspace_low_m: tuple[float, float, float] | None = None
     """Corner of the box for the tool, in the base frame; no box if None."""
     workspace_high_m: tuple[float, float, float] | None = None
+    workspace_margin_m: float = 0.05
+    """How far outside of the box the tool may be measured before the arm is stopped: what it overshoots,
+    and cuts off between two targets."""
     lookahead_s: float = 0.1
     """How far targets may lead: |target - position| <= velocity_rad_s * lookahead_s. The time
     constant kd / kp of the servo, so that the largest lead commands the largest speed."""
@@ -72,7 +75,8 @@ class SafetyLimits:
             require(all(value > 0 for value in given), f"safety.{name}", given, "above 0 in every entry")
         for name in ("lookahead_s", "max_observation_age_s", "heartbeat_timeout_s"):
             require(getattr(self, name) > 0, f"safety.{name}", getattr(self, name), "above 0")
-        require(self.motion_tolerance >= 0, "safety.motion_tolerance", self.motion_tolerance, "0 or more")
+        for name in ("motion_tolerance", "workspace_margin_m"):
+            require(getattr(self, name) >= 0, f"safety.{name}", getattr(self, name), "0 or more")
         self._check_workspace_box()
 
     def _check_workspace_box(self) -> None:

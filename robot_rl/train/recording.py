@@ -87,6 +87,7 @@ class Recorder:
             source=steps.source,
             policy_version=steps.policy_version,
             stamp_ns=round(self._turns * self._period_ns) if steps.stamp_ns is None else steps.stamp_ns,
+            picture_stamp_ns=steps.picture_stamp_ns,
             final_obs={key: steps.next_obs[key] for key in self._keys} | extra,
         )
         self._turns += 1

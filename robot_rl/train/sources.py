@@ -226,6 +226,7 @@ class SimSource:
             stamp_ns=infos.get("stamp_ns"),
             latent=act.latent,
             decides=act.decides,
+            picture_stamp_ns=infos.get("picture_stamp_ns"),
         )
 
     def close(self) -> None:

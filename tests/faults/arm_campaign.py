@@ -211,6 +211,15 @@ def second_commander(chain: Chain) -> Struck:
     return begun_ns, seconds
 
 
+def switch_controller(chain: Chain) -> Struck:
+    """Somebody switches our controller off, as with `ros2 control switch_controllers`."""
+    begun_ns = _now_ns()
+    chain.switch(deactivate=(POSITION,))
+    seconds = chain.event("stop", rf"{POSITION} is inactive", begun_ns)
+    assert chain.status.phase == "stopped"
+    return begun_ns, seconds
+
+
 # Mends
 
 
@@ -306,6 +315,10 @@ FAULTS = {
     "second_commander": Fault(
         how="a second publisher", outcome="stopped: rival named", strike=second_commander, mend=clear,
         notice_s=0.5 + 0.2,
+    ),
+    "controller_switched": Fault(
+        how="our controller deactivated", outcome="stopped: controller named", strike=switch_controller,
+        mend=clear, notice_s=0.75 + 0.2,
     ),
 }  # fmt: skip
 

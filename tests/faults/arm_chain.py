@@ -229,7 +229,8 @@ class Chain:
 
     @property
     def status(self) -> Status:
-        return self.watcher.wait(timeout_s=10.0)
+        """What the supervisor says after this moment; its journal is a cycle ahead of older ones."""
+        return self.watcher.wait(newer_than_ns=time.monotonic_ns(), timeout_s=10.0)
 
     @property
     def watcher(self) -> ArmClient:

@@ -7,7 +7,9 @@
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -53,4 +55,21 @@ time_t time(time_t *now) {
     clock_gettime(CLOCK_REALTIME, &wall);
     if (now) *now = wall.tv_sec;
     return wall.tv_sec;
+}
+
+/* Who waits until a time of the stepped clock has to wait by it: the kernel's own is not stepped. Wakes in
+   between, as POSIX permits, so that a step reaches those who wait already. */
+int pthread_cond_timedwait(pthread_cond_t *condition, pthread_mutex_t *mutex, const struct timespec *until) {
+    const time_t WALL_S = 1000000000; /* monotonic time, which others wait by, is never that late */
+    const int64_t SLICE_NS = SECOND_NS / 20;
+    if (until->tv_sec < WALL_S) return pthread_cond_clockwait(condition, mutex, CLOCK_MONOTONIC, until);
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    int64_t left_ns = (until->tv_sec - now.tv_sec) * SECOND_NS + until->tv_nsec - now.tv_nsec;
+    if (left_ns <= 0) return ETIMEDOUT;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    int64_t end_ns = now.tv_sec * SECOND_NS + now.tv_nsec + (left_ns < SLICE_NS ? left_ns : SLICE_NS);
+    struct timespec end = {end_ns / SECOND_NS, end_ns % SECOND_NS};
+    int failed = pthread_cond_clockwait(condition, mutex, CLOCK_MONOTONIC, &end);
+    return failed == ETIMEDOUT && left_ns > SLICE_NS ? 0 : failed;
 }

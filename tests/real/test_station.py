@@ -33,6 +33,11 @@ def test_only_simulated_arms_say_that_nothing_real_moves():
     ]
 
 
+LIMITS = plain(two_joint_station().limits)
+PLANAR = {"a": {"axis": [0, 0, 1]}, "b": {"xyz": [0.5, 0.0, 0.0], "axis": [0, 0, 1]}}
+"""Links of 0.5 m."""
+
+
 def write(folder: Path, **changes: object) -> str:
     """Writes a station of two joints; a change of None leaves a key out."""
     content = {**plain(two_joint_station()), **changes}
@@ -68,6 +73,33 @@ def test_a_file_of_ones_own_is_read(tmp_path):
         (
             {"driver": "lerobot", "lerobot": {"type": "so101_follower", "rad_per_unit": [1.0, 0.0]}},
             "lerobot.rad_per_unit: got (1.0, 0.0), allowed: 2 entries, none of them 0.",
+        ),
+        (
+            {"kinematics": {"joints": {"a": PLANAR["a"]}, "tool": {}}},
+            "kinematics.joints: got ['a'], allowed: ['a', 'b'], as in joints.",
+        ),
+        (
+            {"kinematics": {"joints": {"a": {"axis": [0, 0, 2]}, "b": PLANAR["b"]}, "tool": {}}},
+            "kinematics.joints.a: axis: got (0.0, 0.0, 2.0), allowed: a direction of length 1",
+        ),
+        (
+            {"kinematics": {"joints": PLANAR, "tool": {"xyz": [0.5, 0.0]}}},
+            "kinematics.tool.xyz: got [0.5, 0.0], allowed: a list of 3",
+        ),
+        (
+            {"kinematics": {"joints": PLANAR, "tool": {"rpy": [float("nan"), 0.0, 0.0]}}},
+            "kinematics.tool: rpy: got (nan, 0.0, 0.0), allowed: finite numbers",
+        ),
+        (
+            {"limits": LIMITS | {"workspace_low_m": [0, 0, 0], "workspace_high_m": [1, 1, 1]}},
+            "limits.workspace_low_m: a box for the tool needs to know where the tool is. Add kinematics:",
+        ),
+        (
+            {  # stretched out: 0.5 + 0.5 m
+                "limits": LIMITS | {"workspace_low_m": [-1, -1, -1], "workspace_high_m": [0.9, 1, 1]},
+                "kinematics": {"joints": PLANAR, "tool": {"xyz": [0.5, 0.0, 0.0]}},
+            },
+            "home_rad: there the tool is at (1.0, 0.0, 0.0) m, allowed: in its box, (-1.0, -1.0, -1.0) to (",
         ),
         ({"sim": {"state_hz": 0}}, "state_hz: got 0.0, allowed: above 0"),
         ({"homes_rad": [0.0, 0.0]}, "homes_rad: no such key. Did you mean 'home_rad'?"),

@@ -112,9 +112,10 @@ class StationEnv(VectorEnv):
         self._arm, self._sensors, self._ask, self._compensate = arm, sensors, ask, compensate
         self._scene = Scene(station, config, self.mirror)
         self._pace = Pace(self.control_hz, clock, sleep)
-        self._act_ns, self._way_ns, self._transit_ns = RunningMedian(), RunningMedian(), RunningMedian()
+        self._act_ns, self._way_ns = RunningMedian(), RunningMedian()
         self._measured: Measured | None = None
         self._obs: Obs = {}
+        self._picture_stamp_ns: dict[str, int] = {}
         self._observed_ns = self._elapsed = 0
         self._seed, self._episode = 0, 0
         self._number = -1
@@ -229,7 +230,7 @@ class StationEnv(VectorEnv):
             return dict(self._obs), np.zeros(1), nothing, nothing, infos
         if not self._is_running:
             self._start()
-        observed_ns, state = self._observed_ns, self.measured.state
+        observed_ns, state, pictures_ns = self._observed_ns, self.measured.state, self._picture_stamp_ns
         self._is_late = self._pace.step()
         sent_ns = self._send(action)
         self._act_ns.add(sent_ns - observed_ns)
@@ -254,7 +255,8 @@ class StationEnv(VectorEnv):
             "limited": np.array([limited]),
             "executed_action": action,
             "latency_s": np.array([self.timing[-1].latency_s]),
-            "stamp_ns": state.stamp_ns,
+            "stamp_ns": observed_ns,
+            "picture_stamp_ns": pictures_ns,
         }
         return obs, np.array([reward]), np.array([terminated]), np.array([truncated]), infos
 
@@ -287,7 +289,7 @@ class StationEnv(VectorEnv):
     def _send(self, action: Array) -> int:
         """Makes targets from the newest measurement and sends them; returns when."""
         now_ns = self._measure()
-        self._scene.show(self.measured, now_ns + self._ahead_ns() if self._compensate else None)
+        self._scene.show(self.measured, now_ns + round(self._way_ns.value) if self._compensate else None)
         targets, gripper = self.mirror.targets(
             np.concatenate([action, np.clip(self._foretold, -1.0, 1.0)]),
             servo_s=self.station.limits.lookahead_s,
@@ -330,8 +332,9 @@ class StationEnv(VectorEnv):
         self._obs = self._scene.show(self.measured)
         self._verdict = self.mirror.judge()
         if self._compensate:
-            ahead_ns = round(self._act_ns.value) + self._ahead_ns()
+            ahead_ns = round(self._act_ns.value + self._way_ns.value)
             self._obs = self._scene.show(self.measured, now_ns + ahead_ns)
+        self._picture_stamp_ns = {name: self.measured.frames[name].stamp_ns for name in self._scene.pictures}
         self._observed_ns = now_ns
         return dict(self._obs)
 
@@ -352,12 +355,7 @@ class StationEnv(VectorEnv):
             self.pause()
             raise
         self._measured = measured
-        self._transit_ns.add(status.state.transit_ns)
         return now_ns
-
-    def _ahead_ns(self) -> int:
-        """Returns how long a plan takes to reach the arm; beyond the supervisor, as long as a state does."""
-        return round(self._way_ns.value + self._transit_ns.value)
 
     def _require_running(self, status: Status) -> None:
         if status.phase == "stopped":

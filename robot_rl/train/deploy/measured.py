@@ -35,8 +35,11 @@ class Scene:
 
     def __init__(self, station: StationConfig, config: EnvConfig, mirror: Mirror) -> None:
         self._station, self._mirror = station, mirror
-        self._pictures = tuple(frame_name(camera) for camera in config.cameras)
+        self.pictures = tuple(frame_name(camera) for camera in config.cameras)
+        """Names of the frames that the policy sees as they are."""
         self._size = config.image_size
+        pictures = {frame_name(name): camera.max_age_s for name, camera in station.cameras.items()}
+        self._max_age_s = pictures | {name: tracked.max_age_s for name, tracked in station.objects.items()}
         robot, gripper = mirror.robot, station.gripper
         # Numbers of the station's gripper to those of the robot's, as a line through both ends.
         self._per_unit = (robot.gripper_open - robot.gripper_closed) / (gripper.open - gripper.closed)
@@ -46,7 +49,7 @@ class Scene:
     @property
     def needed(self) -> tuple[str, ...]:
         """Names of the frames an observation is made of."""
-        return (*self._mirror.objects, *self._pictures)
+        return (*self._mirror.objects, *self.pictures)
 
     def begin(self) -> None:
         """Forgets what moved: the scene was put back."""
@@ -61,7 +64,7 @@ class Scene:
         ages = {"joint state": (measured.state.stamp_ns, self._station.limits.max_observation_age_s)}
         for name in self.needed:
             frame = measured.frames.get(name)
-            ages[name] = (0 if frame is None else frame.stamp_ns, self._max_age_s(name))
+            ages[name] = (0 if frame is None else frame.stamp_ns, self._max_age_s[name])
         for name, (stamp_ns, limit_s) in ages.items():
             age_s = 1e-9 * (now_ns - stamp_ns)
             if age_s > limit_s:
@@ -95,7 +98,7 @@ class Scene:
         obs = self._mirror.show(
             position, state.velocity_rad_s, self.from_station(state.gripper), poses, self._speed_m_s
         )
-        return obs | {name: self._picture(measured.frames[name].array)[None] for name in self._pictures}
+        return obs | {name: self._picture(measured.frames[name].array)[None] for name in self.pictures}
 
     def _picture(self, array: Array) -> Array:
         """Returns a picture in the size of training."""
@@ -111,11 +114,6 @@ class Scene:
     def to_station(self, gripper: Array) -> Array:
         """Returns the station's numbers for gripper openings of the robot model."""
         return self._station.gripper.closed + (gripper - self._mirror.robot.gripper_closed) / self._per_unit
-
-    def _max_age_s(self, name: str) -> float:
-        camera = name.removesuffix(".rgb")
-        known = self._station.objects.get(name) or self._station.cameras.get(camera)
-        return self._station.limits.max_observation_age_s if known is None else known.max_age_s
 
 
 def _ahead_s(stamp_ns: int, at_ns: int | None) -> float:

@@ -214,6 +214,7 @@ class Player:
             success=moment.infos["success"],
             source="real" if self._env.station.real else "sim",
             stamp_ns=moment.infos["stamp_ns"],
+            picture_stamp_ns=moment.infos["picture_stamp_ns"],
         )
 
     def _prepared(self, obs: Obs) -> AsyncExecutor:

@@ -1,5 +1,14 @@
-"""A plant that needs no physics: two joints that follow their targets with a lag, and a lie if asked."""
+"""A plant that needs no physics: two joints that follow their targets with a lag, and a lie if asked.
 
+And the arm in a process of its own.
+"""
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Generator
 from typing import Any
 
 import numpy as np
@@ -10,6 +19,8 @@ from robot_rl.real.arm.body import Body, StopConfig
 from robot_rl.real.arm.controllers import Cycle
 
 PERIOD_S = 0.01
+WAIT_S = 20.0
+"""Of a busy machine."""
 
 
 class LagPlant:
@@ -108,3 +119,28 @@ class Loop:
 @pytest.fixture(name="make_loop")
 def provide_loop() -> type[Loop]:
     return Loop
+
+
+def start(*words: str) -> "subprocess.Popen[str]":
+    """Starts `robot-rl serve-sim-arm`; the arm can be found when this returns."""
+    code = "import sys; from robot_rl.cli.main import main; sys.exit(main())"
+    command = [sys.executable, "-c", code, "serve-sim-arm", "--json", *words]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    assert process.stderr.readline() == "sim_arm: pick_cube, ready\n"
+    return process
+
+
+@contextlib.contextmanager
+def serving(*words: str) -> Generator[list[dict[str, Any]]]:
+    """Runs an arm and ends it as Ctrl-C does; the list then holds its last line."""
+    process, facts = start(*words), list[dict[str, Any]]()
+    try:
+        yield facts
+        process.send_signal(signal.SIGINT)
+        out, errors = process.communicate(timeout=WAIT_S)
+        assert process.returncode == 0, errors
+        facts.append(json.loads(out.splitlines()[-1]))
+    finally:
+        process.kill()
+        process.communicate()

@@ -1,8 +1,5 @@
 """The arm in another process, as a ROS program sees it."""
 
-import contextlib
-import json
-import signal
 import subprocess
 import sys
 import threading
@@ -17,38 +14,13 @@ pytest.importorskip("cyclonedds")
 
 from robot_rl.real.ros2.api import LATCHED, Node
 from robot_rl.real.ros2.node import open_node
+from tests.real.arm.conftest import WAIT_S, serving
 from tests.real.ros2.conftest import own_domain
 
 JTC, POSITION = "joint_trajectory_controller", "forward_position_controller"
 HOME = [0.0, -0.1432, 0.0, -2.3651, 0.0, 2.2220, 0.7854]
 JOINTS = [f"joint{i}" for i in range(1, 8)]
 FOLLOW = "control_msgs/action/FollowJointTrajectory"
-WAIT_S = 20.0
-"""Of a busy machine."""
-
-
-def start(*words: str) -> "subprocess.Popen[str]":
-    code = "import sys; from robot_rl.cli.main import main; sys.exit(main())"
-    command = [sys.executable, "-c", code, "serve-sim-arm", "--json", *words]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    assert process.stderr.readline() == "sim_arm: pick_cube, ready\n"
-    return process
-
-
-@contextlib.contextmanager
-def serving(*words: str) -> Generator[list[dict[str, Any]]]:
-    """Runs an arm and ends it as Ctrl-C does; the list then holds its last line."""
-    process, facts = start(*words), list[dict[str, Any]]()
-    try:
-        yield facts
-        process.send_signal(signal.SIGINT)
-        out, errors = process.communicate(timeout=WAIT_S)
-        assert process.returncode == 0, errors
-        facts.append(json.loads(out.splitlines()[-1]))
-    finally:
-        process.kill()
-        process.communicate()
 
 
 class Seen:

@@ -1,5 +1,6 @@
 """The ROS 2 arm over a graph in this process: real message types, hand-computed commands."""
 
+import re
 import time
 from dataclasses import replace
 
@@ -15,6 +16,7 @@ from tests.real.supervisor.rig import two_joint_station
 
 JTC, FORWARD = "joint_trajectory_controller", "forward_position_controller"
 CLAIMS = ["a/position", "b/position"]
+LIST = "controller_manager/list_controllers"
 CONFIG = Ros2Config(finger_joints=("finger",), gripper_command="position", safety_status="safety")
 
 
@@ -132,17 +134,6 @@ def test_a_stamp_that_stands_still_is_no_new_state_and_one_that_jumps_back_is(gr
     assert graph.arm.read().stamp_ns == graph.now_ns
 
 
-def test_where_clocks_are_synchronised_a_state_is_as_old_as_its_stamp_says(make):
-    graph = make(replace(CONFIG, synchronised=True))
-    graph.arm.connect()
-    ros_ns = graph.node.now_ns()
-    for age_ns, way_ns in [(20_000_000, 20_000_000), (-5_000_000, 0), (300_000_000, 0)]:
-        # Stamps of the future or of long ago say nothing: one of the clocks was set.
-        graph.joints([0.1, 0.0, 0.2], stamp_ns=ros_ns - age_ns)
-        state = graph.arm.read()
-        assert (state.transit_ns, state.stamp_ns) == (way_ns, graph.now_ns - way_ns)
-
-
 def test_what_is_missing_at_the_start_is_named(make, monkeypatch):
     monkeypatch.setattr("robot_rl.real.drivers.ros2_arm._FIRST_STATE_S", 0.01)
     silent = make()
@@ -206,6 +197,52 @@ def test_another_publisher_of_commands_is_refused_by_name(graph):
     graph.now_ns += 1_000_000_000
     with pytest.raises(DeviceError, match="a second /robot_rl_driver commands this arm too"):
         graph.arm.wait(0.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (
+            {FORWARD: ("inactive", CLAIMS)},
+            "ros2: forward_position_controller is inactive: somebody switched it off, or it failed. Look at "
+            "the log of controller_manager.",
+        ),
+        (
+            {"impedance": ("active", ["b/effort"])},
+            "ros2: impedance commands joints of this arm too. Deactivate it with `ros2 control "
+            "switch_controllers --deactivate impedance`, and end what started it.",
+        ),
+        (
+            {FORWARD: ("inactive", CLAIMS), JTC: ("active", CLAIMS)},
+            "ros2: joint_trajectory_controller commands joints of this arm too, and "
+            "forward_position_controller is inactive. Deactivate it with `ros2 control switch_controllers "
+            "--deactivate joint_trajectory_controller`, and end what started it.",
+        ),
+    ],
+)
+def test_joints_that_others_take_in_mid_run_are_noticed_and_given_back_by_a_new_start(
+    make, monkeypatch, change, reason
+):
+    monkeypatch.setattr("robot_rl.real.drivers.ros2_manager._LOOK_S", 0.01)
+    graph = make(impedance=("inactive", ["b/effort"]))
+    graph.arm.connect()
+    graph.arm.start()
+    looks = graph.node.called.count(LIST)
+    until(lambda: graph.node.called.count(LIST) > looks + 2)
+    graph.arm.wait(0.0)  # all is well
+
+    graph.controllers.update(change)
+    with pytest.raises(DeviceError, match=f"^{re.escape(reason)}$"):
+        until(lambda: graph.arm.wait(0.0))
+    graph.arm.stop(reason)
+    looks = graph.node.called.count(LIST)
+    time.sleep(0.05)
+    assert graph.node.called.count(LIST) == looks  # nobody asks while the arm is not ours
+    graph.controllers["impedance"] = ("inactive", ["b/effort"])
+    graph.arm.start()
+    assert graph.controllers[FORWARD][0] == "active"
+    until(lambda: graph.node.called.count(LIST) > looks + 2)
+    graph.arm.wait(0.0)
 
 
 # --- commands ----------------------------------------------------------------------------------------
@@ -350,9 +387,13 @@ def test_servo_gets_stamped_cartesian_commands(make, monkeypatch, command):
     (sent,) = graph.node.on(topic)
     assert (sent.header.stamp.sec, sent.header.stamp.nanosec, sent.header.frame_id) == (5, 123, "base_link")
     if command == "twist":
-        # 0.02 and 0.4 rad over 0.1 s are 0.2 and 4 m/s: 0.5 and 10 of the scale 0.4; at most 1, same way.
+        # 0.02 and 0.4 rad over 3 x 0.1 s are 1/15 and 4/3 m/s: 1/6 and 10/3 of the scale 0.4; at most 1,
+        # same way. 0.01 and 0.03 rad are 1/12 and 1/4 of it.
         assert types == [1]
         assert [sent.twist.linear.x, sent.twist.linear.y] == pytest.approx([0.05, 1.0])
+        graph.command(0.21, 0.13)
+        sent = graph.node.on(topic)[1].twist.linear
+        assert [sent.x, sent.y] == pytest.approx([1 / 12, 1 / 4])
     else:
         assert types == [2]
         assert [sent.pose.position.x, sent.pose.position.y, sent.pose.orientation.w] == [0.22, 0.5, 1.0]

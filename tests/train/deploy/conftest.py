@@ -39,6 +39,8 @@ class FakeArm:
         self.mistakes: dict[str, str] = {}
         self.lost: set[str] = set()
         """Objects of which nothing comes any more."""
+        self.cameras: Callable[[int], Mapping[str, Frame]] = lambda now_ns: {}
+        """What cameras show at a moment."""
         self.arrived_at = np.zeros(7)
         """Where the arm was when the newest plan reached it."""
         self._followed: Plan | None = None
@@ -83,14 +85,15 @@ class FakeArm:
         self.orders.append(("close", 0))
 
     def read(self) -> Mapping[str, Frame]:
-        """Returns what trackers see; this arm brings them along."""
+        """Returns what trackers and cameras see; this arm brings them along."""
         stamp_ns = round(1e9 * self._clock.now_s())
         objects = self._plant.objects().items()
-        return {
+        tracked = {
             name: Frame(name=name, stamp_ns=stamp_ns, array=pose)
             for name, pose in objects
             if name not in self.lost
         }
+        return tracked | dict(self.cameras(stamp_ns))
 
     # What happens
 

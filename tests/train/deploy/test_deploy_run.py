@@ -37,16 +37,16 @@ SMALL: dict[str, Any] = {
 }
 
 
-def make_run(folder: Path, kind: str = "flow") -> Path:
-    """Writes what `deploy` needs of a run folder: its config and an untrained policy."""
-    config = RunConfig(env=ENV, n_exec=2, policy=SMALL["flow"])
+def make_run(folder: Path, kind: str = "flow", **fields: Any) -> Path:
+    """Writes what `deploy` needs of a run folder: its config, with other fields, and an untrained policy."""
+    config = replace(RunConfig(env=ENV, n_exec=2, policy=SMALL["flow"]), **fields)
     config = replace(config, evaluate=replace(config.evaluate, num_envs=1))
     env = make_eval_env(config)
     rng = np.random.default_rng(0)
     state = rng.normal(size=(20, len(env.state_names))).astype(np.float32)
     actions = rng.uniform(-0.3, 0.3, (20, len(env.action_names))).astype(np.float32)
     policy = resolve("policy", kind)(
-        SMALL[kind],
+        fields.get("policy", SMALL[kind]),
         state_dim=len(env.state_names),
         action_dim=len(env.action_names),
         normaliser=Normaliser.fit({"state": state}, actions),

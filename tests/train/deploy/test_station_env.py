@@ -8,11 +8,13 @@ import pytest
 
 from robot_rl.core.errors import ConfigError, DeviceError, SafetyStopError, StaleObservationError
 from robot_rl.hal.conformance import check_vector_env
-from robot_rl.real.station import load_station
+from robot_rl.real.messages import Frame
+from robot_rl.real.station import CameraConfig, load_station
 from robot_rl.sim.vector import EnvConfig, SimVectorEnv
 from robot_rl.train.envs import lockstep, make_expert
 
 CONFIG = EnvConfig(task="pick_cube", num_threads=1)
+PICTURE_NS = 70_000_000
 EXPERT: dict[str, Any] = {"bias_m": 0.0, "noise_m": 0.005, "noise_seed": 1}
 
 
@@ -132,6 +134,58 @@ def test_a_lost_object_is_named(station_env) -> None:
     arm.lost, arm.mistakes = {"goal"}, {"goal": "objects/goal/pose: no pose"}
     says = r"nothing of goal came in 5 s\. objects/goal/pose: no pose\. Start its camera or tracker"
     with pytest.raises(DeviceError, match=says):
+        env.reset(seed=1)
+
+
+def camera(now_ns: int) -> dict[str, Frame]:
+    """Takes a picture every 70 ms, and writes its number into it."""
+    number = now_ns // PICTURE_NS
+    picture = np.full((2, 3, 3), number % 256, np.uint8)
+    return {"front.rgb": Frame(name="front.rgb", stamp_ns=number * PICTURE_NS, array=picture)}
+
+
+@pytest.fixture
+def seeing(station_env) -> tuple[Any, Any]:
+    """Returns an env that sees with one camera, and its arm."""
+    plain = load_station("sim_in_process")
+    station = replace(plain, cameras={"front.rgb": CameraConfig(max_age_s=0.2)})
+    env, arm, _ = station_env(config=replace(CONFIG, cameras=("front",), image_size=(2, 3)), station=station)
+    arm.cameras = camera
+    return env, arm
+
+
+def test_a_step_says_when_the_pictures_that_it_began_with_were_taken(seeing) -> None:
+    env, arm = seeing
+    obs, _ = env.reset(seed=1)
+    zero = np.zeros((1, len(env.action_names)), np.float32)
+    arm.pass_time(0.1)  # the first plan takes long: there is a newer picture before the first step
+    for _ in range(5):
+        shown = int(obs["front.rgb"][0, 0, 0, 0])
+        obs, *_, infos = env.step(zero)
+        taken_ns = infos["picture_stamp_ns"]["front.rgb"]
+        assert taken_ns // PICTURE_NS % 256 == shown
+        assert taken_ns <= infos["stamp_ns"]
+
+
+def test_a_camera_that_freezes_or_is_missing_is_named(seeing) -> None:
+    env, arm = seeing
+    env.reset(seed=1)
+    zero = np.zeros((1, len(env.action_names)), np.float32)
+    last = arm.read()["front.rgb"]
+    arm.cameras = lambda now_ns: {"front.rgb": last}
+    # The picture is up to 70 ms old when the camera freezes, and a step takes 50 ms.
+    env.step(zero)
+    env.step(zero)
+
+    def go_on() -> None:
+        for _ in range(3):
+            env.step(zero)
+
+    with pytest.raises(StaleObservationError, match=r"front.rgb is 2\d\d ms old, allowed is 200 ms"):
+        go_on()
+    assert arm.orders[-1] == ("pause", 0)
+    arm.cameras = lambda now_ns: {}
+    with pytest.raises(DeviceError, match=r"nothing of front.rgb came in 5 s"):
         env.reset(seed=1)
 
 

@@ -1,0 +1,122 @@
+"""The box that the tool has to stay in: how far outside it is, and which targets keep it inside.
+
+n arm joints. Each target that is sent is checked by where the tool is at it; the least squares
+only propose. Between two targets, and where the arm lags behind, the tool is watched, not bounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from robot_rl.core.errors import ConfigError
+from robot_rl.real.kinematics import Kinematics
+from robot_rl.real.messages import Array
+from robot_rl.real.station import StationConfig
+
+_FRACTIONS = np.array([[0.0], *([0.5**halvings] for halvings in range(14, -1, -1))])
+"""Of a step that are tried, none to all; the next cycle goes on from the largest that is allowed."""
+_DAMPING_M = 1e-3
+"""Of the least squares: finite at singular poses."""
+_NEWTON_STEPS = 10
+_NEWTON_STEP_RAD = 0.2
+"""Largest one: the arm is no line."""
+_NUDGE_RAD = 1e-6
+_INSET_M = 1e-3
+"""How far within a wall the tool is led: inwards enough that a short step of the joints stays inside."""
+
+
+class Box:
+    """A box in the base frame, and the chain that says where the tool is."""
+
+    def __init__(self, station: StationConfig) -> None:
+        limits = station.limits
+        if station.kinematics is None or limits.workspace_low_m is None or limits.workspace_high_m is None:
+            raise ConfigError(
+                f"station {station.name}: no box without workspace_low_m, workspace_high_m, kinematics."
+            )
+        self._kinematics = Kinematics(station.kinematics, station.joints)
+        self._low, self._high = np.asarray(limits.workspace_low_m), np.asarray(limits.workspace_high_m)
+        self._inset_m = np.minimum(_INSET_M, 0.25 * (self._high - self._low))
+        self._nudges = np.vstack([np.zeros(len(station.joints)), _NUDGE_RAD * np.eye(len(station.joints))])
+
+    def outside_m(self, position_rad: Array) -> Array:
+        """Returns how far from the box the tool is (...,), 0 inside, of joint positions (..., n)."""
+        tool_m = self._kinematics.tool_m(position_rad)
+        return np.linalg.norm(tool_m - np.clip(tool_m, self._low, self._high), axis=-1)
+
+    def keep(
+        self, before_rad: Array, asked_rad: Array, bounded: Callable[[Array], Array]
+    ) -> tuple[Array, bool]:
+        """Returns the next target (n,), its tool no farther outside than before, and if the box changed it.
+
+        Instead of a target outside the arm goes to one near it inside. A step on which the tool would
+        leave is led round: the tool straight to its goal, as no such line leaves a box. Of each step
+        the largest of 1, 1/2, 1/4 ... is made on which the tool stays and the joints come no farther
+        from their goal, or none: so the arm comes to rest, at the goal if no wall, limit or singular
+        pose is in its way.
+
+        Args:
+            before_rad: (n,) the target sent last, within the position limits.
+            asked_rad: (n,) what to send if nothing speaks against it.
+            bounded: what the limits of the joints leave of a target (n,).
+        """
+        allowed_m = self.outside_m(before_rad)
+        goal_rad = asked_rad if self.outside_m(asked_rad) <= allowed_m else self._nearest(asked_rad)
+        target_rad = bounded(goal_rad)
+        if self.outside_m(target_rad) <= allowed_m:
+            return target_rad, goal_rad is not asked_rad
+        step = target_rad - before_rad
+        if self.outside_m(goal_rad) <= allowed_m:
+            step = self._led(before_rad, target_rad, goal_rad)
+        step *= _share(step, bounded(before_rad + step) - before_rad)
+        points = before_rad + _FRACTIONS * step
+        outside_m, left_rad = self.outside_m(points), np.linalg.norm(points - goal_rad, axis=-1)
+        is_allowed = (outside_m <= outside_m[0]) & (left_rad <= left_rad[0])
+        return points[np.flatnonzero(is_allowed)[-1]], True
+
+    def _nearest(self, asked_rad: Array) -> Array:
+        """Returns joint positions (n,) near the asked ones, the tool inside; outside, if none are found.
+
+        Gauss-Newton, each step with the least change of the joints.
+        """
+        for _ in range(_NEWTON_STEPS):
+            tool_m, jacobian = self._linearised(asked_rad)
+            low_m, high_m = self._low + self._inset_m, self._high - self._inset_m
+            step = _least_step(jacobian, np.clip(tool_m, low_m, high_m) - tool_m)
+            asked_rad = asked_rad + step * min(1.0, _NEWTON_STEP_RAD / max(1e-9, float(np.linalg.norm(step))))
+            if self.outside_m(asked_rad) == 0.0:
+                break
+        return asked_rad
+
+    def _led(self, before_rad: Array, target_rad: Array, goal_rad: Array) -> Array:
+        """Returns the step (n,) nearest to the one to the target that takes the tool straight to its goal.
+
+        To first order; on that way the tool gets as far as the target's does.
+        """
+        before_m, jacobian = self._linearised(before_rad)
+        target_m, goal_m = self._kinematics.tool_m(np.stack([target_rad, goal_rad]))
+        low_m, high_m = self._low + self._inset_m, self._high - self._inset_m
+        length_m, step_m = np.linalg.norm(goal_m - before_m), np.linalg.norm(target_m - before_m)
+        share = step_m / max(step_m, length_m)  # step_m > 0: the target's tool is farther outside
+        aim_m = np.clip(before_m + share * (goal_m - before_m), low_m, high_m)
+        step = target_rad - before_rad
+        return step + _least_step(jacobian, aim_m - before_m - jacobian @ step)
+
+    def _linearised(self, position_rad: Array) -> tuple[Array, Array]:
+        """Returns where the tool is (3,), and how it moves with the joints (3, n)."""
+        tool_m = self._kinematics.tool_m(position_rad + self._nudges)
+        return tool_m[0], (tool_m[1:] - tool_m[0]).T / _NUDGE_RAD
+
+
+def _least_step(jacobian: Array, way_m: Array) -> Array:
+    """Returns the smallest step (n,) that moves the tool by (3,), by damped least squares."""
+    gram = jacobian @ jacobian.T + _DAMPING_M**2 * np.eye(3)
+    return jacobian.T @ np.linalg.solve(gram, way_m)
+
+
+def _share(step_rad: Array, allowed_rad: Array) -> float:
+    """Returns how much of a step (n,) all joints may make alike, 0 to 1: its direction stays."""
+    moves = step_rad != 0.0
+    return float(np.clip(allowed_rad[moves] / step_rad[moves], 0.0, 1.0).min(initial=1.0))
