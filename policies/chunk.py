@@ -7,8 +7,9 @@ output is clamped. B envs, H chunk length, A action dim, K denoising steps, S sc
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
+import copy
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Generator, Tensor
@@ -16,18 +17,54 @@ from torch import Generator, Tensor
 from robot_rl.core.errors import nearest
 from robot_rl.core.policy import Chain, ChunkSample, DemoBatch, Mode
 from robot_rl.data.normalize import Normaliser
-from robot_rl.policies.chain import Net, denoise, score
+from robot_rl.policies.chain import Net, Std, check_chain, denoise, score
 from robot_rl.policies.encoded import EncodedPolicy, valid_mean
-from robot_rl.policies.networks import DenoiseNet, initialise, sinusoidal
-from robot_rl.policies.processes import DDIM, DDPM, FlowODE, FlowSDE, Process, normal_like
+from robot_rl.policies.networks import DenoiseNet, NoiseNet, initialise, sinusoidal
+from robot_rl.policies.processes import (
+    DDIM,
+    DDPM,
+    FlowCFM,
+    FlowNoise,
+    FlowODE,
+    FlowSDE,
+    Process,
+    flow_between,
+    normal_like,
+)
 from robot_rl.policies.spec import check_chunk, check_mode
 
-PROCESSES = {"flow": ("flow_ode", "flow_sde"), "diffusion": ("ddpm", "ddim")}
+PROCESSES = {"flow": ("flow_ode", "flow_sde", "flow_noise", "flow_cfm"), "diffusion": ("ddpm", "ddim")}
 """Which processes each kind of policy can use; the first is the default."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChunkPolicyConfig:
+class ProcessConfig:
+    """How a policy explores, and how likely it calls what it did: no part of what it has cloned."""
+
+    process: str | None = None
+    """`flow_ode`, `flow_sde`, `flow_noise`, `flow_cfm`, `ddpm` or `ddim`; None takes the kind's first."""
+    eta: float = 0.5
+    """Noise of `flow_sde` (at least 0) and `ddim` (in [0, 1]) in mode `explore`."""
+    stochastic_steps: str = "one"
+    """`one` or `all` steps of `flow_sde` are stochastic."""
+    sigma_min: float = 0.08
+    """Smallest noise of a step of `flow_noise`."""
+    sigma_max: float = 0.16
+    """Largest."""
+    pairs: int = 8
+    """Draws of (noise, t) that score a chunk of `flow_cfm`."""
+    tuned_steps: int = 0
+    """Last diffusion steps, which learn and explore; a frozen copy takes those before. 0: all learn."""
+    std_floor: float = 0.1
+    """Smallest noise of a stochastic diffusion step."""
+    log_prob_std_floor: float = 0.1
+    """Smallest noise in the log-probability of a diffusion step."""
+    scored: int | None = None
+    """Log-probabilities are of the first so many actions, those that are executed; None means all."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChunkPolicyConfig(ProcessConfig):
     """A flow or diffusion policy over chunks of actions."""
 
     kind: str = "flow"
@@ -46,18 +83,8 @@ class ChunkPolicyConfig:
     """Adds each hidden layer to the one before."""
     steps: int = 4
     """K, the number of denoising steps when acting."""
-    process: str | None = None
-    """`flow_ode`, `flow_sde`, `ddpm` or `ddim`; None takes the first of the kind."""
-    eta: float = 0.5
-    """Noise of `flow_sde` (at least 0) and `ddim` (in [0, 1]) in mode `explore`."""
-    stochastic_steps: str = "one"
-    """`one` or `all` steps of `flow_sde` are stochastic."""
     train_steps: int = 20
     """T, the noise levels of diffusion, at least `steps`."""
-    std_floor: float = 0.1
-    """Smallest noise of a stochastic diffusion step."""
-    log_prob_std_floor: float = 0.1
-    """Smallest noise in the log-probability of a diffusion step."""
     cameras: tuple[str, ...] = ()
     """Cameras the policy sees besides the state; reads `<camera>.rgb`."""
     image_features: int = 64
@@ -80,6 +107,15 @@ class ChunkPolicyConfig:
             raise ValueError(
                 f"policy process: {self.process!r} does not fit kind {self.kind!r}."
                 f"{nearest(self.process, allowed)}"
+            )
+        if self.scored is not None and not 1 <= self.scored <= self.horizon:
+            raise ValueError(
+                f"policy scored: got {self.scored}, allowed 1 to the horizon, {self.horizon}, or null for all"
+            )
+        if self.tuned_steps and self.kind != "diffusion":
+            raise ValueError(
+                f"policy tuned_steps: got {self.tuned_steps}, allowed 0 for kind {self.kind!r}: all steps of "
+                "a flow learn"
             )
         make_process(self).grid(self.steps)  # refuses options and steps the process cannot have
 
@@ -116,12 +152,40 @@ class ChunkPolicy(EncodedPolicy):
             layernorm=config.layernorm,
             residual=config.residual,
         )
+        self.noise_net = _noise_net(config, self.encoder.dim, action_dim)
         self.process: Process = make_process(config)
         self.grid = self.process.grid(config.steps)
+        if config.scored is not None:  # other log-probabilities: `score` shall tell their chains apart
+            self.grid = replace(self.grid, process=f"{self.grid.process} of {config.scored} actions")
         times = torch.tensor(self.grid.times[:-1])
         self.register_buffer("grid_sinusoids", sinusoidal(times, config.time_dim), persistent=False)
         self.grid_sinusoids: Tensor
         initialise(self, generator)
+        if self.noise_net is not None:
+            self.noise_net.begin()
+        self.frozen_net = copy.deepcopy(self.net).requires_grad_(False) if config.tuned_steps else None
+
+    def with_process(self, options: ProcessConfig, *, generator: Generator | None = None) -> Self:
+        """Returns a policy that shares this one's weights, and explores in another way.
+
+        What the process adds is new: its net of the noise, drawn from `generator`, or the frozen copy of
+        the network as it is now.
+
+        Raises:
+            ValueError: the kind of policy cannot have that process.
+        """
+        chosen = {field.name: getattr(options, field.name) for field in fields(ProcessConfig)}
+        twin = type(self)(
+            replace(self.config, **chosen),
+            state_dim=self.state_dim,
+            action_dim=self.action_dim,
+            normaliser=self.normaliser,
+            generator=generator,
+        ).to(self.grid_sinusoids.device)
+        twin.encoder, twin.net = self.encoder, self.net
+        if twin.frozen_net is not None:
+            twin.frozen_net.load_state_dict(self.net.state_dict())
+        return twin.train(self.training)
 
     def sample(
         self,
@@ -152,13 +216,31 @@ class ChunkPolicy(EncodedPolicy):
                 explore=mode == "explore",
                 record=record,
                 generator=generator,
+                scored=self.config.scored,
+                learned_std=self._std(features),
             )
-            actions = self.from_chain(path.x, obs)
-        return ChunkSample(actions, path.chain)
+            actions, chain = self.from_chain(path.x, obs), path.chain
+            if chain is not None and mode == "explore" and isinstance(self.process, FlowCFM):
+                chain = self._with_pairs(features, chain, self.process.pairs, generator)
+        return ChunkSample(actions, chain)
 
     def log_prob(self, obs: dict[str, Tensor], chain: Chain) -> tuple[Tensor, Tensor]:
-        """Returns log-probability and entropy of the chain's stochastic steps, (B, S) each."""
-        return score(self._net(self.encoder(obs)), self.process, self.grid, chain)
+        """Returns log-probability and entropy of the chain's stochastic steps, (B, S) each.
+
+        Of `flow_cfm`: minus the error of the velocity at the chain's pairs, and zeros.
+        """
+        features = self.encoder(obs)
+        if isinstance(self.process, FlowCFM):
+            check_chain(chain, self.grid)
+            return -self._pair_error(features, chain), torch.zeros_like(chain.log_prob)
+        return score(
+            self._net(features),
+            self.process,
+            self.grid,
+            chain,
+            scored=self.config.scored,
+            learned_std=self._std(features),
+        )
 
     def bc_loss(self, batch: DemoBatch, generator: Generator | None = None) -> Tensor:
         """Returns the mean squared error of the predicted velocity or noise over valid steps."""
@@ -178,14 +260,63 @@ class ChunkPolicy(EncodedPolicy):
         return self.normaliser.unaction(x.clamp(-1.0, 1.0)).clamp(-1.0, 1.0)
 
     def _net(self, features: Tensor) -> Net:
-        """Returns the network bound to an observation; its time part is computed once."""
-        condition = self.net.condition(features)
-        times = self.net.embed_time(self.grid_sinusoids)
+        """Returns the network bound to an observation; a frozen copy takes the steps that do not learn."""
+        tuned = self._bound(self.net, features)
+        if self.frozen_net is None:
+            return tuned
+        frozen = self._bound(self.frozen_net, features)
+        first_tuned = self.grid.steps - self.config.tuned_steps
 
         def predict(x: Tensor, k: int | Tensor, rows: Tensor | None = None) -> Tensor:
-            return self.net(x, (condition if rows is None else condition[rows]) + times[k])
+            if isinstance(k, int) and k < first_tuned:  # a tensor names steps that are scored: they learn
+                return frozen(x, k)
+            return tuned(x, k, rows)
 
         return predict
+
+    def _bound(self, net: DenoiseNet, features: Tensor) -> Net:
+        """Returns a network bound to an observation; its time part is computed once."""
+        condition = net.condition(features)
+        times = net.embed_time(self.grid_sinusoids)
+
+        def predict(x: Tensor, k: int | Tensor, rows: Tensor | None = None) -> Tensor:
+            return net(x, (condition if rows is None else condition[rows]) + times[k])
+
+        return predict
+
+    def _std(self, features: Tensor) -> Std | None:
+        """Returns the learned noise bound to an observation, if the process has one."""
+        net = self.noise_net
+        if net is None:
+            return None
+
+        def std(k: int | Tensor, rows: Tensor | None = None) -> Tensor:
+            return net(features if rows is None else features[rows], self.grid_sinusoids[k])
+
+        return std
+
+    def _with_pairs(self, features: Tensor, chain: Chain, pairs: int, generator: Generator | None) -> Chain:
+        """Draws the pairs (noise, t) that a chain is scored by, and scores it."""
+        end = chain.x[:, -1]
+        noise = normal_like(end.unsqueeze(1).expand(-1, pairs, -1, -1), generator)
+        device = generator.device if generator is not None else end.device
+        time = torch.rand(len(end), pairs, dtype=end.dtype, device=device, generator=generator).to(end.device)
+        index = torch.arange(pairs, device=end.device).expand(len(end), -1)
+        chain = Chain(chain.x, index, chain.log_prob.new_empty(0), chain.grid, noise, time)
+        return replace(chain, log_prob=-self._pair_error(features, chain))
+
+    def _pair_error(self, features: Tensor, chain: Chain) -> Tensor:
+        """Returns the squared error of the velocity at each pair, (B, S), averaged over what is scored."""
+        noise, time = chain.noise, chain.time
+        assert noise is not None, "a chain of flow_cfm has its pairs"
+        assert time is not None, "a chain of flow_cfm has its pairs"
+        pairs = time.shape[1]
+        actions = chain.x[:, -1].repeat_interleave(pairs, dim=0)
+        corrupted = flow_between(actions, noise.flatten(0, 1), time.flatten())
+        sinusoids = sinusoidal(corrupted.time, self.config.time_dim)
+        condition = self.net.condition(features).repeat_interleave(pairs, dim=0)
+        error = self.net(corrupted.x, condition + self.net.embed_time(sinusoids)) - corrupted.target
+        return error[:, : self.config.scored].square().mean(dim=(-2, -1)).view(time.shape)
 
     def _initial_noise(
         self, features: Tensor, z: Tensor | None, mode: Mode, generator: Generator | None
@@ -214,6 +345,14 @@ class DiffusionPolicy(ChunkPolicy):
     kind: ClassVar[str] = "diffusion"
 
 
+def _noise_net(config: ChunkPolicyConfig, features: int, action_dim: int) -> NoiseNet | None:
+    """Returns the net of the noise, for the process that learns it."""
+    if config.process != "flow_noise":
+        return None
+    bounds = config.sigma_min, config.sigma_max
+    return NoiseNet(features, config.time_dim, config.horizon, action_dim, bounds=bounds)
+
+
 def make_process(config: ChunkPolicyConfig) -> Process:
     """Builds the process that a config names."""
     name = config.process or PROCESSES[config.kind][0]
@@ -221,10 +360,15 @@ def make_process(config: ChunkPolicyConfig) -> Process:
         return FlowODE()
     if name == "flow_sde":
         return FlowSDE(eta=config.eta, stochastic_steps=config.stochastic_steps)
+    if name == "flow_noise":
+        return FlowNoise(sigma_min=config.sigma_min, sigma_max=config.sigma_max)
+    if name == "flow_cfm":
+        return FlowCFM(pairs=config.pairs)
     eta = 1.0 if name == "ddpm" else config.eta
     return (DDPM if name == "ddpm" else DDIM)(
         eta=eta,
         train_steps=config.train_steps,
         std_floor=config.std_floor,
         log_prob_std_floor=config.log_prob_std_floor,
+        tuned_steps=config.tuned_steps,
     )

@@ -112,6 +112,33 @@ class DenoiseNet(nn.Module):
         return self.trunk(self.chunk_in(x.flatten(1)) + condition).view(x.shape)
 
 
+class NoiseNet(nn.Module):
+    """Learned standard deviation of a denoising step, per action element, within bounds (ReinFlow).
+
+    Deviation: SiLU in the hidden layers, not tanh. It begins at the bounds' geometric mean.
+    """
+
+    def __init__(
+        self, features: int, time_dim: int, horizon: int, action_dim: int, *, bounds: tuple[float, float]
+    ) -> None:
+        """Args: bounds: smallest and largest standard deviation."""
+        super().__init__()
+        self.net = MLP(features + time_dim, horizon * action_dim, width=64, depth=2)
+        self._shape = (horizon, action_dim)
+        low, high = (math.log(bound) for bound in bounds)
+        self._centre, self._half_range = (low + high) / 2, (high - low) / 2
+
+    def begin(self) -> None:
+        """Makes the deviation the same everywhere."""
+        zero_last_layer(self.net)
+
+    def forward(self, features: Tensor, sinusoids: Tensor) -> Tensor:
+        """Returns (N, H, A) for features (N, F) and the time's sinusoids, (N, time_dim) or (time_dim,)."""
+        inputs = torch.cat([features, sinusoids.expand(len(features), -1)], dim=-1)
+        log_std = self._centre + self._half_range * self.net(inputs).tanh()
+        return log_std.exp().view(-1, *self._shape)
+
+
 class ImageEncoder(nn.Module):
     """Encodes one camera: convolutions, spatial soft-argmax, a linear layer with layer norm.
 

@@ -184,6 +184,49 @@ class FlowSDE:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FlowNoise(FlowODE):
+    """Flow matching with learned noise in every Euler step (ReinFlow, Zhang et al. 2025).
+
+    x_{k+1} = Euler step + sigma(observation, t_k) noise. The policy has the net of sigma, which
+    keeps it within the bounds; the ODE leaves it out. Deviations: the mean is not clipped, so that
+    the density is that of what was drawn; the upper bound stays where it is; the density of x_0,
+    which no weights change, is left out of the mean over steps.
+    """
+
+    sigma_min: float = 0.08
+    """Smallest standard deviation, above 0."""
+    sigma_max: float = 0.16
+    """Largest."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.sigma_min <= self.sigma_max:
+            raise ValueError(
+                f"FlowNoise: got sigma_min {self.sigma_min} and sigma_max {self.sigma_max}, "
+                "allowed: 0 < sigma_min <= sigma_max"
+            )
+
+    def stochastic_index(self, grid: TimeGrid, batch: int, generator: Generator | None) -> Tensor:
+        return torch.arange(grid.steps).expand(batch, -1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlowCFM(FlowODE):
+    """Flow matching that is scored by its own training loss (FPO, McAllister et al. 2025).
+
+    The path is the ODE's: what explores is its initial noise. For `pairs` draws of (noise, t), kept
+    with the chain, minus the error of the velocity at (1 - t) chunk + t noise stands in for the
+    log-probability; its mean over the pairs makes the ratio of FPO.
+    """
+
+    pairs: int = 8
+    """S, the draws of (noise, t) for each chunk."""
+
+    def __post_init__(self) -> None:
+        if self.pairs < 1:
+            raise ValueError(f"FlowCFM: pairs must be at least 1, got {self.pairs}")
+
+
+@dataclass(frozen=True, kw_only=True)
 class DDIM:
     """Diffusion with steps of chosen randomness (Song et al. 2021, equations 12 and 16).
 
@@ -199,6 +242,10 @@ class DDIM:
     """Smallest noise of a stochastic step (DPPO: exploration must not die in the last steps)."""
     log_prob_std_floor: float = 0.1
     """Smallest noise in the log-probability (DPPO)."""
+    tuned_steps: int = 0
+    """Only the last so many steps are stochastic, and scored (DPPO's K'); 0 means all.
+
+    Deviation: DPPO draws noise in the steps before, too, which are not scored there either."""
 
     def __post_init__(self) -> None:
         name = type(self).__name__
@@ -209,12 +256,19 @@ class DDIM:
         for field in ("std_floor", "log_prob_std_floor"):
             if not getattr(self, field) > 0:
                 raise ValueError(f"{name}: {field} must be above 0, got {getattr(self, field)}")
+        if self.tuned_steps < 0:
+            raise ValueError(f"{name}: tuned_steps must be at least 0, got {self.tuned_steps}")
 
     def grid(self, steps: int) -> TimeGrid:
         if not 1 <= steps <= self.train_steps:
             raise ValueError(
                 f"{type(self).__name__}: {steps} denoising steps, allowed 1 to "
                 f"train_steps = {self.train_steps}. Lower the one or train with more of the other."
+            )
+        if self.tuned_steps > steps:
+            raise ValueError(
+                f"{type(self).__name__}: tuned_steps {self.tuned_steps}, "
+                f"allowed 0 to {steps}, the denoising steps"
             )
         levels = [round(self.train_steps * (steps - k) / steps) - 1 for k in range(steps)]
         abar = alphas_cumprod(self.train_steps)
@@ -240,7 +294,8 @@ class DDIM:
     def stochastic_index(self, grid: TimeGrid, batch: int, generator: Generator | None) -> Tensor:
         if self.eta == 0:
             return torch.empty((batch, 0), dtype=torch.long)
-        return torch.arange(grid.steps).expand(batch, -1)
+        first = grid.steps - (self.tuned_steps or grid.steps)
+        return torch.arange(first, grid.steps).expand(batch, -1)
 
     def corrupt(self, actions: Tensor, noise: Tensor, generator: Generator | None) -> Corrupted:
         device = generator.device if generator is not None else actions.device
@@ -329,9 +384,13 @@ def _predicted_action(net_out: Tensor, x: Tensor, grid: TimeGrid, k: int | Tenso
     return action.clamp(-1.0, 1.0)
 
 
+def flow_between(actions: Tensor, noise: Tensor, time: Tensor) -> Corrupted:
+    """Returns the points at `time` (N,) on the lines from `actions` to `noise`, (N, H, A) each."""
+    t = time.view(-1, 1, 1)
+    return Corrupted((1 - t) * actions + t * noise, time, noise - actions)
+
+
 def _flow_corrupt(actions: Tensor, noise: Tensor, generator: Generator | None) -> Corrupted:
     device = generator.device if generator is not None else actions.device
     time = torch.rand(len(actions), dtype=actions.dtype, device=device, generator=generator)
-    time = time.to(actions.device)
-    t = time.view(-1, 1, 1)
-    return Corrupted((1 - t) * actions + t * noise, time, noise - actions)
+    return flow_between(actions, noise, time.to(actions.device))

@@ -47,8 +47,8 @@ def ppo_loss(
     old_log_prob_BS: Tensor,
     advantage_B: Tensor,
     *,
-    clip_low: float,
-    clip_high: float | None = None,
+    clip_low: float | Tensor,
+    clip_high: float | Tensor | None = None,
     reduction: Reduction = "per_step",
     denoising_discount: float = 1.0,
 ) -> Tensor:
@@ -58,7 +58,7 @@ def ppo_loss(
         log_prob_BS: of each scored transition, from the noisiest on, under the learning weights.
         old_log_prob_BS: under the weights that acted.
         advantage_B: one per chunk.
-        clip_low: the ratio is clipped at 1 - clip_low.
+        clip_low: the ratio is clipped at 1 - clip_low; (S,) for a range of its own for each transition.
         clip_high: and at 1 + clip_high (None: the same).
         reduction: see `chain_ratio`.
         denoising_discount: the advantage of transition s is weighted by this to the power of
@@ -71,5 +71,22 @@ def ppo_loss(
     )
     advantage_BS = advantage_B[:, None] * weight_S
     high = clip_low if clip_high is None else clip_high
-    clipped_BS = ratio_BS.clamp(1.0 - clip_low, 1.0 + high)
+    like = {"dtype": ratio_BS.dtype, "device": ratio_BS.device}
+    low_S, high_S = (torch.as_tensor(bound, **like) for bound in (1.0 - clip_low, 1.0 + high))
+    clipped_BS = ratio_BS.clamp(low_S, high_S)
     return -torch.minimum(ratio_BS * advantage_BS, clipped_BS * advantage_BS).mean()
+
+
+def clip_schedule(first: float, last: float, steps: int, *, rate: float = 3.0) -> Tensor:
+    """Returns the clip range of each scored transition, (S,), rising exponentially (DPPO, appendix).
+
+    Args:
+        first: of the noisiest transition, s = 0.
+        last: of the last one, s = S - 1.
+        steps: S.
+        rate: 0 or more; the larger, the later it rises.
+    """
+    share_S = torch.linspace(0.0, 1.0, steps) if steps > 1 else torch.ones(1)
+    if rate > 0:
+        share_S = torch.expm1(rate * share_S) / torch.expm1(torch.tensor(rate))
+    return first + (last - first) * share_S

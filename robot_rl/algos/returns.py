@@ -7,6 +7,9 @@ time limit keeps its bootstrap: the value goes on where the clock stopped.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -69,3 +72,35 @@ def gae(
         carried = torch.addcmul(delta_BT[:, t], carry_BT[:, t], carried)
         advantage_BT[:, t] = carried
     return advantage_BT, advantage_BT + value_BT
+
+
+class ReturnScale:
+    """Running standard deviation of the discounted return so far, over all decisions (VecNormalize)."""
+
+    def __init__(self, num_envs: int) -> None:
+        self._return = torch.zeros(num_envs, dtype=torch.float64)
+        self._count, self._mean, self._square = 0.0, 0.0, 0.0
+
+    def add(self, reward: Tensor, discount: Tensor, ended: Tensor) -> float:
+        """Takes a rollout, (N, T) each, and returns the standard deviation; 1 while nothing varies."""
+        seen: list[Tensor] = []
+        for t in range(reward.shape[1]):
+            self._return = self._return * discount[:, t].cpu() + reward[:, t].cpu()
+            seen.append(self._return)
+            self._return = self._return * ~ended[:, t].cpu()
+        values = torch.stack(seen)
+        count, mean = float(values.numel()), float(values.mean())
+        total, apart = self._count + count, mean - self._mean
+        # Chan, Golub and LeVeque 1983: moments of the union of two samples.
+        self._square += float((values - mean).square().sum()) + apart**2 * self._count * count / total
+        self._mean += apart * count / total
+        self._count = total
+        return (self._square / total) ** 0.5 or 1.0
+
+    def state_dict(self) -> dict[str, Any]:
+        moments = {"count": self._count, "mean": self._mean, "square": self._square}
+        return {"return": self._return.clone(), **moments}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._return = state["return"].clone()
+        self._count, self._mean, self._square = (float(state[name]) for name in ("count", "mean", "square"))

@@ -28,6 +28,15 @@ class Chain:
     """Their behaviour log-probability, (B, S), averaged over H and A."""
     grid: Any
     """The very TimeGrid the sampler used."""
+    noise: Tensor | None = None
+    """(B, S, H, A): of the pairs that stand in for a likelihood; None where there is one."""
+    time: Tensor | None = None
+    """(B, S), of the pairs."""
+
+    def rows(self, index: Tensor) -> Chain:
+        """Returns some rows: a minibatch."""
+        pairs = [None if part is None else part[index] for part in (self.noise, self.time)]
+        return Chain(self.x[index], self.index[index], self.log_prob[index], self.grid, *pairs)
 
 
 @dataclass

@@ -41,9 +41,11 @@ TABLE: dict[str, dict[str, str]] = {
     "algorithm": {
         "bc": "robot_rl.algos.bc:BehaviourCloning",
         "residual": "robot_rl.algos.residual:ResidualTD",
+        "chain_ppo": "robot_rl.algos.chain_ppo:ChainPPO",
     },
     "method": {
         "residual": "robot_rl.train.improve.residual:RESIDUAL",
+        "ppo": "robot_rl.train.improve.ppo:PPO",
     },
     "simulator": {
         "mujoco": "robot_rl.sim.vector:SimVectorEnv",

@@ -14,7 +14,7 @@ from robot_rl.core.registry import table
 from robot_rl.policies.chunk import ChunkPolicyConfig
 from robot_rl.sim.vector import EnvConfig
 from robot_rl.train.deploy.person import ScriptedPersonConfig
-from robot_rl.train.improve.config import ImprovePhase, OffPolicyPhase, ResidualPhase
+from robot_rl.train.improve.config import ImprovePhase, OffPolicyPhase, PPOPhase, ResidualPhase
 
 
 def check_device(device: str) -> None:
@@ -200,9 +200,10 @@ class RunConfig:
     demos: DemosConfig = field(default_factory=DemosConfig)
     policy: ChunkPolicyConfig = field(default_factory=ChunkPolicyConfig)
     bc: BCPhase = field(default_factory=BCPhase)
-    method: Literal["residual"] = "residual"
+    method: Literal["residual", "ppo"] = "residual"
     """How the base is improved: the section of that name says with which settings."""
     residual: ResidualPhase = field(default_factory=ResidualPhase)
+    ppo: PPOPhase = field(default_factory=PPOPhase)
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     human: HumanConfig = field(default_factory=HumanConfig)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
@@ -228,6 +229,15 @@ class RunConfig:
         self._check_shares()
         if self.has_arm:
             require(self.num_envs == 1, "num_envs", self.num_envs, "1 with an arm or a person beside it")
+        if self.method == "ppo":
+            require(
+                not self.has_arm, "method", self.method, "methods with a replay, beside an arm or a person"
+            )
+            self.ppo.explored(self.policy, self.n_exec)
+        frozen = self.policy.tuned_steps
+        require(
+            frozen == 0, "policy.tuned_steps", frozen, "0: cloning is of all steps; ppo.exploration has it"
+        )
         check_device(self.device)
         if self.demos.path is not None and not Path(self.demos.path).is_dir():
             raise ConfigError(

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from robot_rl.core.algorithm import Algorithm
-from robot_rl.data.replay import StepBatch
 from robot_rl.train.meter import Meter
 from robot_rl.train.schedule import Always, Counters, Every, Ratio
 from robot_rl.train.sources import PolicyHandle, Source
@@ -24,8 +23,8 @@ from robot_rl.train.sources import PolicyHandle, Source
 class Experience(Protocol):
     """What the learner draws from: a replay, or demonstrations."""
 
-    def add(self, steps: StepBatch) -> int:
-        """Keeps the steps of one collection and returns how many control steps they are."""
+    def add(self, steps: Any) -> int:
+        """Keeps what its sources collect and returns how many control steps that is."""
         ...
 
     def sample(self) -> Any:

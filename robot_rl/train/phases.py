@@ -195,7 +195,7 @@ def _recorder(session: Session, env: VectorEnv) -> AbstractContextManager[Record
     folder = session.folder / "experience"
     if session.loop_state(session.config.method) is None:
         shutil.rmtree(folder, ignore_errors=True)  # of a life that was cut short before its first checkpoint
-    if not session.config.replay.record:
+    if not (session.config.replay.record and method_of(session.config).records):
         return nullcontext()
     config = session.config
     device = None if config.station is None else load_station(config.station).name

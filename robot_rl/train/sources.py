@@ -18,6 +18,7 @@ from torch import Tensor
 
 from robot_rl.core.errors import RobotRLError
 from robot_rl.data.replay import StepBatch
+from robot_rl.data.rollout import Rollout
 from robot_rl.hal.vector import Obs, VectorEnv
 from robot_rl.policies.executor import Act, ChunkExecutor
 
@@ -31,7 +32,7 @@ class StalePolicyError(RobotRLError):
 class Source(Protocol):
     """Anything that yields steps: leased simulators, leased robots, imagination."""
 
-    def collect(self, handle: PolicyHandle) -> StepBatch | None:
+    def collect(self, handle: PolicyHandle) -> StepBatch | Rollout | None:
         """Returns the steps that are complete now, or None if there are none yet."""
         ...
 
@@ -277,9 +278,10 @@ class EpisodeLog:
         self._limited = 0
         self.nan_resets = 0
 
-    def add(self, reward: Array, ended: Array, infos: Mapping[str, Any]) -> None:
+    def add(self, reward: Array, ended: Array, infos: Mapping[str, Any], *, steps: int | Array = 1) -> None:
+        """Takes what `steps` control steps of each env came to."""
         self._return += reward
-        self._length += 1
+        self._length += steps
         self._limited += int(np.sum(infos.get("limited", 0)))
         self.nan_resets += int(np.sum(infos.get("diverged", 0)))
         if ended.any():

@@ -37,7 +37,11 @@ PROCESSES: dict[str, dict[str, Any]] = {
         "stochastic_steps": "all",
         "eta": 0.1,
     },
+    "flow_sde scored": {"kind": "flow", "process": "flow_sde", "scored": 3},
+    "flow_noise": {"kind": "flow", "process": "flow_noise", "steps": 5},
+    "flow_cfm": {"kind": "flow", "process": "flow_cfm", "pairs": 6},
     "ddpm": {"kind": "diffusion", "process": "ddpm", "steps": 20},
+    "ddpm tuned": {"kind": "diffusion", "process": "ddpm", "steps": 20, "tuned_steps": 10},
     "ddpm strided": {"kind": "diffusion", "process": "ddpm", "steps": 4},
     "ddim": {"kind": "diffusion", "process": "ddim", "eta": 0.5, "steps": 5},
     "gaussian": {"kind": "gaussian"},
@@ -101,7 +105,7 @@ def test_ratio_is_one_on_the_first_minibatch(name: str, tmp_path: Path) -> None:
         joint = (scorer.log_prob(obs, chain)[0].mean(1) - chain.log_prob.mean(1)).exp()
         assert torch.allclose(joint, torch.ones_like(joint), atol=1e-5, rtol=0)
     rows = torch.randperm(64, generator=seeded(3))[:13]  # a shuffled minibatch
-    part = Chain(chain.x[rows], chain.index[rows], chain.log_prob[rows], chain.grid)
+    part = chain.rows(rows)
     ratio = (policy.log_prob({"state": obs["state"][rows]}, part)[0] - part.log_prob).exp()
     assert torch.allclose(ratio, torch.ones_like(ratio), atol=1e-5, rtol=0)
 
@@ -118,7 +122,7 @@ def test_ratio_moves_when_the_weights_do(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["flow_sde one", "flow_sde all", "flow_sde faint", "gaussian", "small_vla all"]
+    "name", ["flow_sde one", "flow_sde all", "flow_sde faint", "flow_noise", "gaussian", "small_vla all"]
 )
 def test_recorded_density_is_the_sampler_s(name: str) -> None:
     # Standardised noise of the stored path must be standard normal: nothing was clamped or shifted.

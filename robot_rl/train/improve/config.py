@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import ClassVar
 
+from robot_rl.algos.chain_ppo import ChainPPOConfig
 from robot_rl.algos.residual import ResidualConfig
-from robot_rl.core.errors import require
+from robot_rl.core.errors import ConfigError, require
+from robot_rl.policies.chunk import ChunkPolicyConfig, ProcessConfig
 from robot_rl.policies.residual import ResidualHeadConfig
 
 
@@ -86,3 +88,56 @@ class ResidualPhase(OffPolicyPhase):
     @property
     def gamma_step(self) -> float:
         return self.algorithm.gamma_step
+
+
+@dataclass(frozen=True, kw_only=True)
+class PPOPhase(ImprovePhase):
+    """PPO through the denoising chain: flow-SDE, DPPO, ReinFlow or FPO, by `exploration` and `algorithm`."""
+
+    name: ClassVar[str] = "ppo"
+    decisions: int = 50
+    """Chunks that each env executes between two blocks of updates."""
+    exploration: ProcessConfig = field(default_factory=lambda: ProcessConfig(process="flow_sde"))
+    """The process put on the base's weights; log-probabilities are of the executed actions by default."""
+    algorithm: ChainPPOConfig = field(default_factory=ChainPPOConfig)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require("decisions", self.decisions >= 1, "1 or more")
+
+    def explored(self, policy: ChunkPolicyConfig, n_exec: int) -> ProcessConfig:
+        """Returns the process for a base of that configuration.
+
+        Raises:
+            ConfigError: the base cannot have it, or the reduction does not fit it.
+        """
+        process = self.exploration
+        process = process if process.scored is not None else replace(process, scored=n_exec)
+        chosen = {field.name: getattr(process, field.name) for field in fields(ProcessConfig)}
+        try:
+            config = replace(policy, **chosen)
+        except ValueError as error:
+            raise ConfigError(f"{self.name}.exploration: {error}") from error
+        name, reduction = process.process, self.algorithm.reduction
+        if name in (None, "flow_ode") or (name in ("flow_sde", "ddim") and process.eta == 0):
+            raise ConfigError(
+                f"{self.name}.exploration: got process {name} with eta {process.eta}, "
+                "which does not explore. Use flow_sde, flow_noise, flow_cfm, ddpm, or ddim with eta above 0."
+            )
+        scored = transitions(config)
+        if reduction == "single" and scored != 1:
+            raise ConfigError(
+                f"{self.name}.algorithm.reduction: got 'single' where {name} scores {scored} transitions "
+                "of a chunk, allowed: per_step, joint"
+            )
+        return process
+
+
+def transitions(config: ChunkPolicyConfig) -> int:
+    """Returns S, how many transitions of a chunk the policy's process scores."""
+    named = {
+        "flow_sde": 1 if config.stochastic_steps == "one" else config.steps,
+        "flow_noise": config.steps,
+        "flow_cfm": config.pairs,
+    }
+    return named.get(config.process or "", config.tuned_steps or config.steps)

@@ -50,6 +50,8 @@ class Method:
     """Returns the loop, and the policy that it trains."""
     autoreset: Autoreset = "same_step"
     """Of the env that collects."""
+    records: bool = True
+    """Whether it collects single control steps, which can be kept for later runs."""
 
 
 def method_of(config: RunConfig) -> Method:

@@ -1,0 +1,315 @@
+"""PPO through the denoising chain, on chunks of actions: one loss, four published methods.
+
+    pi_RL     flow_sde, one stochastic step    `single`    one ratio for each chunk
+    DPPO      ddpm or ddim, the last K' steps  `per_step`  a ratio for each step, discounted and clipped
+                                                           by how noisy it is
+    ReinFlow  flow_noise                       `joint`     one ratio, of the mean over the steps
+    FPO       flow_cfm                         `joint`     the loss of flow matching for a likelihood
+
+(Chen et al. 2025; Ren et al. 2024; Zhang et al. 2025; McAllister et al. 2025.) What scores a chain
+is the policy's process; this file does not know it. The value is one of features alone, learned
+apart from the policy. Deviations: log-probabilities are not clamped, and truncation bootstraps from
+the final observation, which DPPO and ReinFlow leave out.
+B decisions, T of them in each of the envs, H chunk length, A action dim, S scored transitions.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Generator, Tensor, nn
+
+from robot_rl.algos.critics import EnsembleMLP
+from robot_rl.algos.losses import Reduction, chain_ratio, clip_schedule, ppo_loss
+from robot_rl.algos.optim import Matmul, Optimiser, keep_freed_memory
+from robot_rl.algos.returns import ReturnScale, gae
+from robot_rl.core.errors import require
+from robot_rl.core.policy import Chain, ChunkSample, DemoBatch, Mode
+from robot_rl.data.rollout import PPOBatch, Rollout
+
+Regulariser = Literal["none", "w2", "bc"]
+"""What holds the policy near the one it began as: `w2`, the same chunk from the same noise (ReinFlow);
+`bc`, the imitation loss on that one's chunks."""
+
+_REWARD_LIMIT = 10.0  # of a scaled reward (DPPO)
+
+
+class ChainPolicy(Protocol):
+    """A module whose chunks have a recorded chain."""
+
+    horizon: int
+    action_dim: int
+    feature_dim: int
+
+    def sample(
+        self,
+        obs: dict[str, Tensor],
+        *,
+        z: Tensor | None = None,
+        mode: Mode = "ode",
+        record: bool = False,
+        generator: Generator | None = None,
+    ) -> ChunkSample: ...
+
+    def log_prob(self, obs: dict[str, Tensor], chain: Chain) -> tuple[Tensor, Tensor]: ...
+
+    def bc_loss(self, batch: DemoBatch, generator: Generator | None = None) -> Tensor: ...
+
+    def features(self, obs: dict[str, Tensor]) -> Tensor: ...
+
+    def parameters(self) -> Iterator[nn.Parameter]: ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> Any: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChainPPOConfig:
+    """How the policy learns from its rollouts."""
+
+    reduction: Reduction = "single"
+    """What the ratio is of, see `losses.chain_ratio`."""
+    gamma_step: float = 0.99
+    """Discount per control step."""
+    lam: float = 0.95
+    """Lambda of the advantages, per decision."""
+    actor_lr: float = 1e-4
+    critic_lr: float = 1e-3
+    weight_decay: float = 0.0
+    epochs: int = 5
+    """Passes over each rollout."""
+    batch: int = 512
+    """Decisions in a minibatch, at most."""
+    clip: float = 0.05
+    """Range of the ratio of the last, least noisy transition. Log-probabilities are means over the
+    elements of a chunk: the ratio is that root of the density's."""
+    clip_first: float | None = None
+    """Range of the first, noisiest transition of `per_step`, from which it rises; None: the same."""
+    clip_rate: float = 3.0
+    """How late it rises."""
+    denoising_discount: float = 1.0
+    """Weight of each transition relative to the next, less noisy one (`per_step`)."""
+    target_kl: float | None = 0.02
+    """KL of a minibatch, on the ratio's scale, beyond which the policy waits for the next rollout; or null.
+    It grows with the square of the ratio's root: 0.001 of a mean over 20 elements is 0.4 of the chunk."""
+    critic_warmup: int = 1
+    """Rollouts from which the value alone learns, at first."""
+    value_clip: float | None = None
+    """Largest move of a value away from that before the updates that still counts (PPO2); or null."""
+    scale_reward: bool = False
+    """Divide rewards by the running standard deviation of the discounted return."""
+    entropy_weight: float = 0.0
+    regulariser: Regulariser = "none"
+    regulariser_weight: float = 0.1
+    grad_clip: float = 1.0
+    """Largest norm of a gradient; 0 switches clipping off."""
+    width: int = 256
+    """Units of a hidden layer of the value."""
+    depth: int = 2
+    """Its hidden layers."""
+    matmul: Matmul = "bf16"
+    """Of the value's products; those of the policy stay float32, or the ratio would not begin at 1."""
+
+    def __post_init__(self) -> None:
+        reductions = ("per_step", "joint", "single")
+        self._require("reduction", self.reduction in reductions, ", ".join(reductions))
+        self._require("regulariser", self.regulariser in ("none", "w2", "bc"), "none, w2, bc")
+        for name in ("epochs", "batch", "width", "depth"):
+            self._require(name, getattr(self, name) >= 1, "1 or more")
+        for name in ("actor_lr", "critic_lr"):
+            self._require(name, getattr(self, name) > 0, "above 0")
+        for name in ("gamma_step", "lam", "denoising_discount"):
+            self._require(name, 0 <= getattr(self, name) <= 1, "0 to 1")
+        for name in ("clip", "clip_first"):
+            value = getattr(self, name)
+            self._require(name, value is None or 0 < value < 1, "above 0, below 1")
+        for name in ("target_kl", "value_clip"):
+            value = getattr(self, name)
+            self._require(name, value is None or value > 0, "above 0, or null for none")
+        for name in ("weight_decay", "critic_warmup", "entropy_weight", "regulariser_weight", "grad_clip"):
+            self._require(name, getattr(self, name) >= 0, "0 or more")
+        self._require("clip_rate", self.clip_rate >= 0, "0 or more")
+        if self.reduction != "per_step":
+            self._require("clip_first", self.clip_first is None, "null without reduction=per_step")
+            self._require("denoising_discount", self.denoising_discount == 1, "1 without reduction=per_step")
+
+    def _require(self, name: str, holds: bool, allowed: str) -> None:
+        require(holds, f"ppo.algorithm.{name}", getattr(self, name), allowed)
+
+
+class ChainPPO:
+    """Learns the policy and a value of its observations from rollouts, each of which is used up."""
+
+    def __init__(self, policy: ChainPolicy, cfg: ChainPPOConfig, seed: int, *, num_envs: int) -> None:
+        """Starts from the policy's present weights, which the updates change in place.
+
+        Args:
+            policy: acts in mode `explore`; its parameters that require a gradient learn.
+            cfg: how.
+            seed: of the value's first weights, and of the regulariser's noise.
+            num_envs: in which the rollouts are made.
+        """
+        keep_freed_memory()
+        self._policy, self._cfg = policy, cfg
+        self._origin = None if cfg.regulariser == "none" else copy.deepcopy(policy)
+        trained = [parameter for parameter in policy.parameters() if parameter.requires_grad]
+        device = trained[0].device
+        self._value = EnsembleMLP(
+            policy.feature_dim,
+            1,
+            width=cfg.width,
+            depth=cfg.depth,
+            matmul=cfg.matmul,
+            generator=Generator().manual_seed(seed),
+        ).to(device)
+        rates = {"weight_decay": cfg.weight_decay, "grad_clip": cfg.grad_clip}
+        self._actor_optimiser = Optimiser(trained, lr=cfg.actor_lr, **rates)
+        self._critic_optimiser = Optimiser(self._value.parameters(), lr=cfg.critic_lr, **rates)
+        self._generator = Generator(device).manual_seed(seed)
+        self._scale = ReturnScale(num_envs)
+        self._rollouts = 0
+        self._waits = False
+        """Whether the policy is as far from the one that acted as it may be."""
+
+    @torch.no_grad()
+    def prepare(self, rollout: Rollout) -> PPOBatch:
+        """Returns the decisions with their advantages; the next updates are to be on these."""
+        cfg, (envs, decisions) = self._cfg, rollout.reward.shape
+        obs, next_obs = (
+            {key: value.flatten(0, 1) for key, value in of.items()} for of in (rollout.obs, rollout.next_obs)
+        )
+        features = self._policy.features(obs)
+        value, next_value = (
+            self._values(of).view(envs, decisions) for of in (features, self._policy.features(next_obs))
+        )
+        reward = rollout.reward
+        if cfg.scale_reward:
+            std = self._scale.add(reward, cfg.gamma_step**rollout.steps, rollout.ended)
+            reward = (reward / std).clamp(-_REWARD_LIMIT, _REWARD_LIMIT)
+        advantage, target = gae(
+            reward,
+            rollout.bootstrap,
+            value,
+            next_value,
+            rollout.ended,
+            lam=cfg.lam,
+            gamma_step=cfg.gamma_step,
+            steps_BT=rollout.steps,
+        )
+        self._rollouts += 1
+        self._waits = False
+        flat = (part.flatten() for part in (advantage, value, target))
+        return PPOBatch(obs, rollout.chain, features, *flat)
+
+    def update(self, batch: PPOBatch) -> Mapping[str, Tensor | float]:
+        """Takes a step of the value, and one of the policy if it is not to wait."""
+        metrics = self._update_value(batch)
+        is_learning = self._rollouts > self._cfg.critic_warmup
+        if is_learning and not self._waits:
+            metrics |= self._update_policy(batch)
+        if is_learning:
+            metrics["waits"] = float(self._waits)
+        return metrics
+
+    @torch.no_grad()
+    def _update_value(self, batch: PPOBatch) -> dict[str, Tensor | float]:
+        """Follows the squared error; with a clip, the larger of that of the value and of the clipped one."""
+        out_NBO, paths = self._value.answer(batch.features)
+        value = out_NBO.flatten()
+        error = value - batch.target
+        towards, limit = error * (2.0 / len(error)), self._cfg.value_clip
+        if limit is not None:
+            clipped = batch.value + (value - batch.value).clamp(-limit, limit)
+            # Where the clipped value's error is the larger one, its derivative is 0.
+            towards = torch.where((clipped - batch.target).abs() > error.abs(), 0.0, towards)
+        self._critic_optimiser.apply(self._value.gradients(towards.view_as(out_NBO), paths))
+        unexplained = error.var() / batch.target.var().clamp_min(1e-8)
+        return {"value": value.mean(), "value_loss": error.square().mean(), "unexplained": unexplained}
+
+    def _update_policy(self, batch: PPOBatch) -> dict[str, Tensor | float]:
+        cfg, old = self._cfg, batch.chain.log_prob
+        advantage = (batch.advantage - batch.advantage.mean()) / (batch.advantage.std() + 1e-8)
+        log_prob, entropy = self._policy.log_prob(batch.obs, batch.chain)
+        clip = cfg.clip if cfg.clip_first is None else self._clips(cfg.clip_first, old.shape[1])
+        loss = ppo_loss(
+            log_prob,
+            old,
+            advantage,
+            clip_low=clip,
+            reduction=cfg.reduction,
+            denoising_discount=cfg.denoising_discount,
+        )
+        with torch.no_grad():
+            ratio = chain_ratio(log_prob, old, cfg.reduction)
+            kl = (ratio - 1.0 - ratio.log()).mean()
+            metrics: dict[str, Tensor | float] = {
+                "loss": loss,
+                "kl": kl,
+                "clipped": ((ratio - 1.0).abs() > clip).float().mean(),
+                "entropy": entropy.mean(),
+            }
+        if cfg.target_kl is not None and float(kl) > cfg.target_kl:
+            self._waits = True
+            return metrics
+        if cfg.entropy_weight > 0:
+            loss = loss - cfg.entropy_weight * entropy.mean()
+        if self._origin is not None:
+            distance = self._distance(self._origin, batch.obs)
+            metrics["distance"] = distance
+            loss = loss + cfg.regulariser_weight * distance
+        self._actor_optimiser.step(loss)
+        return metrics
+
+    def _distance(self, origin: ChainPolicy, obs: dict[str, Tensor]) -> Tensor:
+        """Returns how far the policy is from the one it began as, in these observations."""
+        rows = len(next(iter(obs.values())))
+        shape = (rows, self._policy.horizon, self._policy.action_dim)
+        device = self._generator.device
+        z = torch.randn(shape, generator=self._generator, device=device)
+        with torch.no_grad():
+            chunks = origin.sample(obs, z=z).actions
+        if self._cfg.regulariser == "w2":
+            return (self._policy.sample(obs, z=z).actions - chunks).square().mean()
+        valid = torch.ones(shape[:2], dtype=torch.bool, device=device)
+        return self._policy.bc_loss(DemoBatch(obs, chunks, valid), self._generator)
+
+    def _clips(self, first: float, steps: int) -> Tensor:
+        clips = clip_schedule(first, self._cfg.clip, steps, rate=self._cfg.clip_rate)
+        return clips.to(self._generator.device)
+
+    def _values(self, features: Tensor) -> Tensor:
+        return self._value.answer(features)[0].flatten()
+
+    def policy_weights(self) -> Mapping[str, Tensor]:
+        return self._policy.state_dict()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns all but the policy that the regulariser holds to, which is built again from the base."""
+        return {
+            "policy": _copied(self._policy.state_dict()),
+            "value": _copied(self._value.state_dict()),
+            "actor_optimiser": self._actor_optimiser.state_dict(),
+            "critic_optimiser": self._critic_optimiser.state_dict(),
+            "generator": self._generator.get_state(),
+            "scale": self._scale.state_dict(),
+            "rollouts": self._rollouts,
+            "waits": self._waits,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._policy.load_state_dict(state["policy"])
+        self._value.load_state_dict(state["value"])
+        self._actor_optimiser.load_state_dict(state["actor_optimiser"])
+        self._critic_optimiser.load_state_dict(state["critic_optimiser"])
+        self._generator.set_state(state["generator"])
+        self._scale.load_state_dict(state["scale"])
+        self._rollouts, self._waits = int(state["rollouts"]), bool(state["waits"])
+
+
+def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in tensors.items()}

@@ -1,0 +1,62 @@
+"""Decisions of an on-policy learner, with the chains behind them: as made, and what they were worth.
+
+B decisions, T of them in each of N envs, F features.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from robot_rl.core.policy import Chain
+
+
+@dataclass
+class Rollout:
+    """T decisions in each of N envs, as they were made; everything but the chain is (N, T, ...)."""
+
+    obs: dict[str, Tensor]
+    """What was decided at."""
+    chain: Chain
+    """How; its rows are the decisions, env after env: (N T, ...)."""
+    reward: Tensor
+    """Discounted reward of the m control steps that were executed."""
+    bootstrap: Tensor
+    """gamma^m, or 0 where the task ended."""
+    next_obs: dict[str, Tensor]
+    """What the chunk led to: the final observation where the episode ended."""
+    ended: Tensor
+    """bool: terminated or truncated."""
+    steps: Tensor
+    """m, int64."""
+
+
+@dataclass
+class PPOBatch:
+    """Decisions and what they turned out to be worth."""
+
+    obs: dict[str, Tensor]
+    chain: Chain
+    features: Tensor
+    """(B, F)"""
+    advantage: Tensor
+    """(B,)"""
+    value: Tensor
+    """(B,): before the updates."""
+    target: Tensor
+    """(B,): of the value."""
+
+    def __len__(self) -> int:
+        return len(self.advantage)
+
+    def rows(self, index: Tensor) -> PPOBatch:
+        """Returns a minibatch."""
+        return PPOBatch(
+            {key: value[index] for key, value in self.obs.items()},
+            self.chain.rows(index),
+            self.features[index],
+            self.advantage[index],
+            self.value[index],
+            self.target[index],
+        )

@@ -1,0 +1,65 @@
+"""PPO through the denoising chain of a copy of the base: flow-SDE (pi_RL), DPPO, ReinFlow and FPO."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from robot_rl.core.registry import resolve
+from robot_rl.core.seeding import train_seed
+from robot_rl.policies.spec import SavedPolicy
+from robot_rl.train.assemble import generator
+from robot_rl.train.config import RunConfig
+from robot_rl.train.improve.method import Method, Module, Start, add_hooks
+from robot_rl.train.loop import Pacer, Run
+from robot_rl.train.meter import Meter
+from robot_rl.train.rollouts import RolloutExperience, RolloutSource
+from robot_rl.train.schedule import Always
+from robot_rl.train.session import Session
+from robot_rl.train.sources import PolicyHandle
+
+
+def make_policy(config: RunConfig, base: SavedPolicy) -> Module:
+    """Returns a copy of the base that explores by the phase's process."""
+    module: Any = copy.deepcopy(base)
+    process = config.ppo.explored(module.config, config.n_exec)
+    return module.with_process(process, generator=generator(config.seed, "exploration"))
+
+
+def assemble(session: Session, start: Start) -> tuple[Run, Module]:
+    """Returns the loop that trains a copy of the base on its own rollouts, and that copy."""
+    config, phase, env = session.config, session.config.ppo, start.env
+    assert env is not None, "RunConfig refuses rollouts from an arm"
+    session.counters.updates = 0
+    policy = make_policy(config, start.base).to(config.device)
+    algorithm = resolve("algorithm", "chain_ppo", at="ppo")(
+        policy, phase.algorithm, train_seed(config.seed, "ppo"), num_envs=config.num_envs
+    )
+    minibatches = -(-config.num_envs * phase.decisions // phase.algorithm.batch)
+    block = phase.algorithm.epochs * minibatches
+    source = RolloutSource(
+        env,
+        copy.deepcopy(policy).eval(),
+        decisions=phase.decisions,
+        n_exec=config.n_exec,
+        gamma_step=phase.algorithm.gamma_step,
+        seed=train_seed(config.seed, "collect") // 2,
+        device=config.device,
+    )
+    run = Run(
+        sources=[source],
+        experience=RolloutExperience(
+            algorithm, minibatches=minibatches, seed=train_seed(config.seed, "ppo batches")
+        ),
+        algorithm=algorithm,
+        handle=PolicyHandle(max_staleness=block),
+        pacer=Pacer(finished=lambda at: at.env_steps >= phase.env_steps, updates=Always(block)),
+        meter=Meter(),
+        stage=session.timer.stage,
+        counters=session.counters,
+    )
+    add_hooks(session, run, policy, start.eval_env, dict)
+    return run, policy
+
+
+PPO = Method(make_policy=make_policy, assemble=assemble, records=False)

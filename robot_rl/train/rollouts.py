@@ -1,0 +1,210 @@
+"""On-policy experience: rollouts of whole chunks with their chains, each used for a few epochs and forgotten.
+
+    RolloutSource: T decisions in N envs  ->  RolloutExperience: advantages once, then minibatches
+
+The experience counts control steps. A block of updates pays for each rollout (`schedule.Always`), so
+that between two turns of the loop nothing of a rollout is left, and a checkpoint needs none of it.
+N envs, T decisions, H chunk length, A action dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Generator, Tensor
+
+from robot_rl.algos.returns import chunk_return
+from robot_rl.core.policy import Chain, ChunkSample
+from robot_rl.data.rollout import PPOBatch, Rollout
+from robot_rl.hal.vector import ChunkStep, Obs, VectorEnv
+from robot_rl.train.sources import EpisodeLog, PolicyHandle, merge_rows
+
+Array = NDArray[Any]
+
+
+class RolloutSource:
+    """Synchronous simulators in which chunks are sampled, executed and kept with their chains."""
+
+    def __init__(
+        self,
+        env: VectorEnv,
+        policy: Any,
+        *,
+        decisions: int,
+        n_exec: int,
+        gamma_step: float,
+        seed: int,
+        device: str = "cpu",
+    ) -> None:
+        """Begins with new episodes.
+
+        Args:
+            env: with autoreset SAME_STEP.
+            policy: the acting copy, a module.
+            decisions: T.
+            n_exec: actions executed of each chunk.
+            gamma_step: discount per control step.
+            seed: of the episodes and of the exploration.
+            device: where the policy's parameters are.
+        """
+        self._env, self._policy = env, policy
+        self._decisions, self._n_exec, self._gamma_step = decisions, n_exec, gamma_step
+        self._seed, self._device = seed, device
+        self._generator = Generator(device).manual_seed(seed)
+        self._obs: Obs | None = None
+        self._version = -1
+        self._episodes = EpisodeLog(env.num_envs)
+
+    @property
+    def episodes(self) -> EpisodeLog:
+        return self._episodes
+
+    @property
+    def nan_resets(self) -> int:
+        return self._episodes.nan_resets
+
+    @property
+    def is_ahead(self) -> bool:
+        return False
+
+    def collect(self, handle: PolicyHandle) -> Rollout:
+        """Returns T decisions of every env, all with the newest weights; episodes go on into the next."""
+        if self._obs is None:
+            self._obs, _ = self._env.reset(seed=self._seed)
+        self._version = handle.refresh(self._policy, self._version)
+        obs, samples, executed = [self._obs], list[ChunkSample](), list[ChunkStep]()
+        for _ in range(self._decisions):
+            samples.append(
+                self._policy.sample(
+                    self._tensors(obs[-1]), mode="explore", record=True, generator=self._generator
+                )
+            )
+            done = self._env.step_chunk(samples[-1].actions.cpu().numpy(), self._n_exec)
+            self._episodes.add(
+                done.reward.sum(axis=1), _ended(done), done.infos, steps=done.valid.sum(axis=1)
+            )
+            executed.append(done)
+            obs.append(done.obs)
+        self._obs = obs.pop()
+        return self._rollout(obs, samples, executed)
+
+    def close(self) -> None:
+        """Closes the env."""
+        self._env.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns env, observation, acting weights and the generator."""
+        return {
+            "env": self._env.state_dict(),
+            "policy": dict(self._policy.state_dict()),
+            "version": self._version,
+            "generator": self._generator.get_state(),
+            "obs": self._obs,
+            "episodes": self._episodes.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._policy.load_state_dict(state["policy"])
+        self._version = int(state["version"])
+        self._generator.set_state(state["generator"])
+        self._episodes.load_state_dict(state["episodes"])
+        if state["obs"] is None:
+            return
+        self._env.reset(seed=self._seed)
+        self._env.load_state_dict(state["env"])
+        self._obs = dict(state["obs"])
+
+    def _rollout(self, obs: list[Obs], samples: list[ChunkSample], executed: list[ChunkStep]) -> Rollout:
+        returns = [self._worth(done) for done in executed]
+        after = [
+            merge_rows(done.obs, done.infos["final_obs"], _ended(done)) if _ended(done).any() else done.obs
+            for done in executed
+        ]
+        return Rollout(
+            obs=self._stacked(obs),
+            chain=_joined([sample.chain for sample in samples]),
+            reward=torch.stack([reward for reward, _ in returns], dim=1),
+            bootstrap=torch.stack([bootstrap for _, bootstrap in returns], dim=1),
+            next_obs=self._stacked(after),
+            ended=self._tensor(np.stack([_ended(done) for done in executed], axis=1)),
+            steps=self._tensor(np.stack([done.valid.sum(axis=1) for done in executed], axis=1)),
+        )
+
+    def _worth(self, done: ChunkStep) -> tuple[Tensor, Tensor]:
+        """Returns the discounted reward of a chunk and its bootstrap, (N,) each."""
+        reward, valid, terminated = (
+            self._tensor(part) for part in (done.reward.astype(np.float32), done.valid, done.terminated)
+        )
+        return chunk_return(reward, valid, terminated, self._gamma_step)
+
+    def _stacked(self, obs: list[Obs]) -> dict[str, Tensor]:
+        return {key: self._tensor(np.stack([one[key] for one in obs], axis=1)) for key in obs[0]}
+
+    def _tensors(self, obs: Obs) -> dict[str, Tensor]:
+        return {key: self._tensor(value) for key, value in obs.items()}
+
+    def _tensor(self, array: Array) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
+
+
+class PreparingLearner(Protocol):
+    """Knows what decisions were worth."""
+
+    def prepare(self, rollout: Rollout) -> PPOBatch:
+        """Returns the decisions, N T of them, with their advantages."""
+        ...
+
+
+class RolloutExperience:
+    """The decisions of the newest rollout, in minibatches: each once in an epoch, in a new order."""
+
+    def __init__(self, learner: PreparingLearner, *, minibatches: int, seed: int) -> None:
+        self._learner, self._minibatches = learner, minibatches
+        self._rng = np.random.default_rng(seed)
+        self._batch: PPOBatch | None = None
+        self._rows: list[Array] = []
+
+    def add(self, steps: Rollout) -> int:
+        """Takes the place of the rollout before; returns how many control steps it is."""
+        self._batch, self._rows = self._learner.prepare(steps), []
+        return int(steps.steps.sum())
+
+    def sample(self) -> PPOBatch:
+        """Returns the next minibatch; an epoch follows on another."""
+        if self._batch is None:
+            raise RuntimeError("rollouts: nothing was collected since the run began or was resumed")
+        if not self._rows:
+            order = self._rng.permutation(len(self._batch))
+            self._rows = np.array_split(order, self._minibatches)
+        return self._batch.rows(torch.from_numpy(self._rows.pop()).to(self._batch.advantage.device))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the generator; between two turns of the loop the rollout is used up."""
+        return {"rng": self._rng.bit_generator.state}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._rng.bit_generator.state = state["rng"]
+
+
+def _ended(done: ChunkStep) -> Array:
+    return done.terminated | done.truncated
+
+
+def _joined(chains: list[Chain | None]) -> Chain:
+    """Returns the chains of T decisions in one, its rows env after env."""
+    found = [chain for chain in chains if chain is not None]
+    assert len(found) == len(chains), "a policy that records returns its chain"
+
+    def rows(name: str) -> Tensor | None:
+        parts = [getattr(chain, name) for chain in found]
+        return None if parts[0] is None else torch.stack(parts, dim=1).flatten(0, 1)
+
+    x, index, log_prob = (rows(name) for name in ("x", "index", "log_prob"))
+    assert x is not None
+    assert index is not None
+    assert log_prob is not None
+    return Chain(x, index, log_prob, found[0].grid, rows("noise"), rows("time"))

@@ -1,0 +1,252 @@
+"""ChainPPO: hand-computed advantages and values, the first ratio, who learns when, exact resume, a bandit."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from robot_rl.algos.chain_ppo import ChainPPO, ChainPPOConfig
+from robot_rl.algos.losses import chain_ratio, clip_schedule, ppo_loss
+from robot_rl.algos.returns import ReturnScale
+from robot_rl.core.errors import ConfigError
+from robot_rl.core.policy import Chain
+from robot_rl.data.rollout import PPOBatch, Rollout
+from robot_rl.policies.chunk import ChunkPolicyConfig, DiffusionPolicy, FlowPolicy, ProcessConfig
+
+METHODS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "flow_sde": ({"process": "flow_sde"}, {"reduction": "single"}),
+    "dppo": (
+        {"process": "ddpm", "tuned_steps": 4},
+        {"reduction": "per_step", "denoising_discount": 0.9, "clip": 0.1, "clip_first": 0.01},
+    ),
+    "reinflow": (
+        {"process": "flow_noise"},
+        {"reduction": "joint", "entropy_weight": 0.01, "regulariser": "w2"},
+    ),
+    "fpo": ({"process": "flow_cfm", "pairs": 4}, {"reduction": "joint", "regulariser": "bc"}),
+}
+SMALL: dict[str, Any] = {"width": 16, "depth": 1, "batch": 64, "critic_warmup": 0}
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def make_policy(name: str) -> Any:
+    options = METHODS[name][0]
+    kind = "diffusion" if name == "dppo" else "flow"
+    sizes: dict[str, Any] = {"horizon": 2, "width": 32, "depth": 2, "time_dim": 8, "train_steps": 8}
+    steps = 8 if name == "dppo" else 4
+    base_class = DiffusionPolicy if name == "dppo" else FlowPolicy
+    base = base_class(
+        ChunkPolicyConfig(kind=kind, steps=steps, **sizes), state_dim=2, action_dim=1, generator=seeded()
+    )
+    return base.with_process(ProcessConfig(**options), generator=seeded(1))
+
+
+def make_learner(policy: Any, name: str, **options: Any) -> ChainPPO:
+    return ChainPPO(policy, ChainPPOConfig(**{**SMALL, **METHODS[name][1], **options}), 3, num_envs=32)
+
+
+def bandit(policy: Any, generator: torch.Generator, *, rows: int = 32, decisions: int = 8) -> Rollout:
+    """Returns decisions that end at once; the first action should be the first element of the state."""
+    obs = {"state": torch.rand(rows, decisions, 2, generator=generator) - 0.5}
+    flat = {"state": obs["state"].flatten(0, 1)}
+    sample = policy.sample(flat, mode="explore", record=True, generator=generator)
+    assert sample.chain is not None
+    reward = -(sample.actions[:, 0, 0] - flat["state"][:, 0]).square().view(rows, decisions)
+    ended = torch.ones(rows, decisions, dtype=torch.bool)
+    ones = torch.ones(rows, decisions, dtype=torch.long)
+    return Rollout(obs, sample.chain, reward, torch.zeros(rows, decisions), obs, ended, ones)
+
+
+@torch.no_grad()
+def worth(policy: Any) -> float:
+    state = torch.rand(2000, 2, generator=seeded(9)) - 0.5
+    actions = policy.sample({"state": state}, generator=seeded(8)).actions
+    return -float((actions[:, 0, 0] - state[:, 0]).square().mean())
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_first_ratio_is_one_and_kl_zero(name: str) -> None:
+    policy = make_policy(name)
+    learner = make_learner(policy, name)
+    batch = learner.prepare(bandit(policy, seeded(4))).rows(torch.randperm(256, generator=seeded(5))[:50])
+    ratio = chain_ratio(
+        policy.log_prob(batch.obs, batch.chain)[0], batch.chain.log_prob, learner._cfg.reduction
+    )
+    assert torch.allclose(ratio, torch.ones_like(ratio), atol=1e-5, rtol=0)
+    assert float(learner.update(batch)["kl"]) == pytest.approx(0.0, abs=1e-9)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_it_learns_a_bandit(name: str) -> None:
+    policy = make_policy(name)
+    learner = make_learner(
+        policy, name, actor_lr=3e-3, critic_lr=3e-3, clip=0.1, target_kl=None, regulariser="none"
+    )
+    before, generator = worth(policy), seeded(4)
+    for _ in range(12):
+        batch = learner.prepare(bandit(policy, generator))
+        for _ in range(4):
+            for rows in torch.randperm(256, generator=generator).split(64):
+                learner.update(batch.rows(rows))
+    assert worth(policy) > 0.6 * before  # which is below zero: 40 % of the error is gone
+
+
+@pytest.mark.parametrize("regulariser", ["w2", "bc"])
+def test_a_regulariser_holds_the_policy_where_it_began(regulariser: str) -> None:
+    def moved(weight: float) -> float:
+        policy = make_policy("fpo")
+        began, generator = copy.deepcopy(policy), seeded(4)
+        learner = make_learner(
+            policy, "fpo", regulariser=regulariser, regulariser_weight=weight, actor_lr=1e-3, target_kl=None
+        )
+        for _ in range(10):
+            batch = learner.prepare(bandit(policy, generator))
+            for rows in torch.randperm(256, generator=generator).repeat(4).split(64):
+                learner.update(batch.rows(rows))
+        obs, z = (
+            {"state": torch.rand(500, 2, generator=seeded(7)) - 0.5},
+            torch.randn(500, 2, 1, generator=seeded(6)),
+        )
+        return float((policy.sample(obs, z=z).actions - began.sample(obs, z=z).actions).square().mean())
+
+    assert moved(100.0) < 0.5 * moved(0.0)
+
+
+def learner_with_values(values: dict[float, float], **options: Any) -> ChainPPO:
+    """Returns a learner whose value of a state is looked up by its first element."""
+    learner = make_learner(make_policy("flow_sde"), "flow_sde", **options)
+    learner._values = lambda features: torch.tensor([values[round(float(x), 1)] for x in features[:, 0]])  # type: ignore[method-assign]
+    return learner
+
+
+def line(states: list[float]) -> dict[str, Tensor]:
+    return {"state": torch.tensor([[[state, 0.0] for state in states]])}
+
+
+def rollout(reward: list[float], bootstrap: list[float], ended: list[bool], steps: list[int]) -> Rollout:
+    chain = Chain(torch.zeros(2, 1, 1, 1), torch.zeros(2, 1, dtype=torch.long), torch.zeros(2, 1), None)
+    rows = (torch.tensor([part]) for part in (reward, bootstrap))
+    return Rollout(
+        line([0.1, 0.2]), chain, *rows, line([0.2, 0.3]), torch.tensor([ended]), torch.tensor([steps])
+    )
+
+
+def test_advantages_by_hand() -> None:
+    # Values 1, 2, 4 of states 0.1, 0.2, 0.3; gamma 0.5 a control step, chunks of 2 and 1 steps, lambda 0.5.
+    # Second: 3 + 0.5 * 4 - 2 = 3. First: 1 + 0.25 * 2 - 1 = 0.5, and 0.25 * 0.5 * 3 of the second.
+    learner = learner_with_values({0.1: 1.0, 0.2: 2.0, 0.3: 4.0}, gamma_step=0.5, lam=0.5)
+    batch = learner.prepare(rollout([1.0, 3.0], [0.25, 0.5], [False, False], [2, 1]))
+    assert batch.advantage.tolist() == pytest.approx([0.875, 3.0])
+    assert batch.target.tolist() == pytest.approx([1.875, 5.0])
+
+
+def test_truncation_bootstraps_and_termination_does_not() -> None:
+    values = {0.1: 1.0, 0.2: 2.0, 0.3: 4.0}
+    learner = learner_with_values(values, gamma_step=0.5, lam=0.5)
+    # Truncated after the first: gamma^2 of the final observation's value, and nothing of the next episode.
+    cut = learner.prepare(rollout([1.0, 3.0], [0.25, 0.5], [True, False], [2, 1]))
+    assert cut.advantage.tolist() == pytest.approx([1 + 0.25 * 2 - 1, 3.0])
+    over = learner.prepare(rollout([1.0, 3.0], [0.0, 0.5], [True, False], [2, 1]))
+    assert over.advantage.tolist() == pytest.approx([1 - 1, 3.0])
+
+
+def test_rewards_are_scaled_by_the_spread_of_the_return() -> None:
+    # Returns so far with discounts 0.5: env 0: 1, 0.5 + 3; the end forgets; env 1: 0, 0.
+    scale = ReturnScale(2)
+    reward = torch.tensor([[1.0, 3.0], [0.0, 0.0]])
+    discount, ended = torch.full((2, 2), 0.5), torch.tensor([[False, True], [False, False]])
+    values = torch.tensor([1.0, 3.5, 0.0, 0.0])
+    assert scale.add(reward, discount, ended) == pytest.approx(float(values.std(correction=0)))
+    more = torch.tensor([2.0, 4.0, 1.0, 0.5])  # env 0 begins at 0 again
+    again = scale.add(torch.tensor([[2.0, 3.0], [1.0, 0.0]]), discount, torch.zeros(2, 2, dtype=torch.bool))
+    assert again == pytest.approx(float(torch.cat([values, more]).std(correction=0)))
+    assert ReturnScale(1).add(torch.zeros(1, 3), torch.ones(1, 3), torch.zeros(1, 3, dtype=torch.bool)) == 1.0
+
+
+def test_the_clip_rises_with_the_steps() -> None:
+    # (e^(3 s) - 1) / (e^3 - 1) at s = 0, 1/2, 1: 0, 0.182426, 1; from 0.01 to 0.11.
+    assert clip_schedule(0.01, 0.11, 3).tolist() == pytest.approx([0.01, 0.0282426, 0.11], abs=1e-6)
+    assert clip_schedule(0.1, 0.3, 3, rate=0.0).tolist() == pytest.approx([0.1, 0.2, 0.3])
+    assert clip_schedule(0.01, 0.11, 1).tolist() == pytest.approx([0.11])
+    # Ratio 1.5 in both steps, clipped at 1.1 and 1.3; advantage 2: -(2.2 + 2.6) / 2.
+    new = torch.full((1, 2), 1.5).log()
+    loss = ppo_loss(new, torch.zeros(1, 2), torch.tensor([2.0]), clip_low=torch.tensor([0.1, 0.3]))
+    assert loss.item() == pytest.approx(-2.4)
+
+
+def test_value_clip_stops_what_has_moved_far_enough() -> None:
+    # Values 0 before; now 1.0 and 0.1, targets 3 and 3, limit 0.5. The first has left the range on its
+    # way to the target: clipped 0.5, whose error 2.5 > 2 is the larger. The second has not.
+    learner = make_learner(make_policy("flow_sde"), "flow_sde", value_clip=0.5)
+    towards: list[Tensor] = []
+    learner._value.answer = lambda x: (torch.tensor([1.0, 0.1]).view(1, 2, 1), [])  # type: ignore[method-assign]
+    learner._value.gradients = lambda to, paths: (
+        towards.append(to)
+        or [  # type: ignore[method-assign,func-returns-value]
+            torch.zeros_like(p) for p in learner._value.in_order
+        ]
+    )
+    chain = Chain(torch.zeros(2, 1, 1, 1), torch.zeros(2, 1, dtype=torch.long), torch.zeros(2, 1), None)
+    two = torch.zeros(2)
+    learner._update_value(PPOBatch({}, chain, torch.zeros(2, 2), two, two, torch.tensor([3.0, 3.0])))
+    assert towards[0].flatten().tolist() == pytest.approx([0.0, 0.1 - 3.0])
+
+
+def test_value_alone_learns_at_first() -> None:
+    policy = make_policy("flow_sde")
+    learner = make_learner(policy, "flow_sde", critic_warmup=1, critic_lr=1e-2)
+    before = copy.deepcopy(policy.state_dict())
+    batch = learner.prepare(bandit(policy, seeded(4)))
+    losses = [float(learner.update(batch)["value_loss"]) for _ in range(30)]
+    assert losses[-1] < 0.6 * losses[0]
+    assert all(torch.equal(before[name], value) for name, value in policy.state_dict().items())
+    assert "loss" in learner.update(learner.prepare(bandit(policy, seeded(5))))
+    assert any(not torch.equal(before[name], value) for name, value in policy.state_dict().items())
+
+
+def test_beyond_the_kl_the_policy_waits_for_the_next_rollout() -> None:
+    policy = make_policy("flow_sde")
+    learner = make_learner(policy, "flow_sde", actor_lr=0.05, target_kl=1e-4)
+    batch = learner.prepare(bandit(policy, seeded(4)))
+    waits = [learner.update(batch)["waits"] for _ in range(6)]
+    assert (waits[0], waits[-1]) == (0.0, 1.0)
+    assert waits == sorted(waits)
+    stopped = copy.deepcopy(policy.state_dict())
+    learner.update(batch)
+    assert all(torch.equal(stopped[name], value) for name, value in policy.state_dict().items())
+    assert learner.update(learner.prepare(bandit(policy, seeded(5))))["waits"] == 0.0
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_resume_is_exact(name: str) -> None:
+    def learn(learner: ChainPPO, policy: Any, generator: torch.Generator, rollouts: int) -> None:
+        for _ in range(rollouts):
+            batch = learner.prepare(bandit(policy, generator))
+            for rows in torch.randperm(256, generator=generator).split(64):
+                learner.update(batch.rows(rows))
+
+    policy, generator = make_policy(name), seeded(4)
+    learner = make_learner(policy, name, scale_reward=True)
+    learn(learner, policy, generator, 2)
+    state, place = copy.deepcopy(learner.state_dict()), generator.get_state()
+    learn(learner, policy, generator, 2)
+    again = make_policy(name)
+    resumed = make_learner(again, name, scale_reward=True)
+    resumed.load_state_dict(state)
+    generator.set_state(place)
+    learn(resumed, again, generator, 2)
+    assert all(torch.equal(policy.state_dict()[key], value) for key, value in again.state_dict().items())
+
+
+def test_settings_are_checked() -> None:
+    with pytest.raises(ConfigError, match=r"ppo\.algorithm.clip_first: got 0\.01, allowed: null without"):
+        ChainPPOConfig(reduction="joint", clip_first=0.01)
+    with pytest.raises(ConfigError, match=r"ppo\.algorithm.clip: got 1\.5, allowed: above 0, below 1"):
+        ChainPPOConfig(clip=1.5)
+    with pytest.raises(ConfigError, match=r"ppo\.algorithm.target_kl: got 0\.0, allowed: above 0, or null"):
+        ChainPPOConfig(target_kl=0.0)

@@ -1,0 +1,160 @@
+"""Rollouts of the counting env: what was decided where, what it was worth, and exact resume."""
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Generator, Tensor, nn
+
+from robot_rl.core.policy import Chain, ChunkSample
+from robot_rl.data.rollout import PPOBatch, Rollout
+from robot_rl.hal.fake import FakeEnv
+from robot_rl.train.rollouts import RolloutExperience, RolloutSource
+from robot_rl.train.sources import PolicyHandle
+
+H, A = 4, 2
+
+
+class Drifting(nn.Module):
+    """Moves a little at random, and writes the step it saw into its chain."""
+
+    horizon, action_dim = H, A
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.version = nn.Parameter(torch.zeros(1))
+
+    def sample(self, obs: dict[str, Tensor], *, generator: Generator, **how: Any) -> ChunkSample:
+        assert how == {"mode": "explore", "record": True}
+        state = obs["state"]
+        x = 0.1 * torch.randn(len(state), 2, H, A, generator=generator)
+        index = torch.zeros(len(state), 1, dtype=torch.long)
+        return ChunkSample(x[:, -1], Chain(x, index, state[:, :1] + self.version.detach(), "grid"))
+
+
+def make_source(env: FakeEnv, *, decisions: int = 5, n_exec: int = 3) -> RolloutSource:
+    return RolloutSource(env, Drifting(), decisions=decisions, n_exec=n_exec, gamma_step=0.5, seed=7)
+
+
+def offered(version: float = 0.0) -> PolicyHandle:
+    handle = PolicyHandle()
+    handle.offer(0, lambda: {"version": torch.tensor([version])})
+    return handle
+
+
+def test_rewards_ends_and_final_observations_by_hand() -> None:
+    # Chunks of 3 in episodes of 5: decisions at steps 0, 3 | 0, 3 | 0. The reward of step k is k.
+    #   steps 1 2 3: 1 + 0.5 * 2 + 0.25 * 3 = 2.75, bootstrap 0.125;   steps 4 5: 4 + 2.5 = 6.5.
+    # Env 0 is truncated there (bootstrap 0.25), env 1 terminates (0).
+    env = FakeEnv(2, terminate_after=[None, 5], truncate_after=[5, None])
+    rollout = make_source(env).collect(offered())
+    step, episode = rollout.obs["state"][..., 0], rollout.obs["state"][..., 1]
+    assert step.tolist() == [[0, 3, 0, 3, 0]] * 2
+    assert episode.tolist() == [[0, 0, 1, 1, 2]] * 2
+    assert rollout.steps.tolist() == [[3, 2, 3, 2, 3]] * 2
+    assert rollout.ended.tolist() == [[False, True, False, True, False]] * 2
+    assert rollout.reward.tolist() == [pytest.approx([2.75, 6.5, 2.75, 6.5, 2.75])] * 2
+    assert rollout.bootstrap.tolist() == [[0.125, 0.25, 0.125, 0.25, 0.125], [0.125, 0, 0.125, 0, 0.125]]
+    # What a chunk led to is of its own episode, also where the next one has begun.
+    assert rollout.next_obs["state"][..., 0].tolist() == [[3, 5, 3, 5, 3]] * 2
+    assert rollout.next_obs["state"][..., 1].tolist() == [[0, 0, 1, 1, 2]] * 2
+
+
+def test_the_rows_of_the_chain_are_the_decisions() -> None:
+    source = make_source(FakeEnv(3, truncate_after=[5, 4, 9]))
+    for _ in range(2):  # the second goes on where the first ended
+        rollout = source.collect(offered())
+        steps = rollout.obs["state"][..., 0].flatten()
+        assert torch.equal(rollout.chain.log_prob[:, 0], steps)
+        assert rollout.chain.x.shape == (15, 2, H, A)
+    moved = rollout.next_obs["state"][..., 3:] - rollout.obs["state"][..., 3:]
+    chunks = rollout.chain.x[:, -1].view(3, 5, H, A)
+    ahead = torch.arange(H) < rollout.steps[..., None]
+    assert torch.allclose(moved, 0.1 * (chunks * ahead[..., None]).sum(dim=2), atol=1e-6)
+
+
+def test_figures_of_the_episodes() -> None:
+    source = make_source(FakeEnv(2, terminate_after=[None, 5], truncate_after=[5, None]))
+    source.collect(offered())
+    # Two episodes of five steps ended in each env: return 1 + 2 + 3 + 4 + 5.
+    figures = source.episodes.take()
+    assert {name: figures[name] for name in ("episodes", "return", "length", "success")} == {
+        "episodes": 4.0,
+        "return": 15.0,
+        "length": 5.0,
+        "success": 0.5,
+    }
+
+
+def test_a_diverged_simulation_is_counted_and_bootstraps() -> None:
+    class Diverging(FakeEnv):
+        def step_masked(self, actions: Any, active: Any) -> Any:
+            *rest, infos = super().step_masked(actions, active)
+            return *rest, infos | {"diverged": np.asarray(rest[3])}  # wherever it truncates
+
+    source = make_source(Diverging(1, truncate_after=5))
+    rollout = source.collect(offered())
+    assert source.nan_resets == 2
+    assert rollout.bootstrap[0].tolist() == [0.125, 0.25, 0.125, 0.25, 0.125]
+
+
+def test_the_newest_weights_act() -> None:
+    source = make_source(FakeEnv(1))
+    assert source.collect(offered(0.0)).chain.log_prob[0, 0] == 0.0
+    handle = offered(0.0)
+    handle.offer(1, lambda: {"version": torch.tensor([100.0])})
+    assert (source.collect(handle).chain.log_prob >= 100.0).all()
+
+
+@pytest.mark.parametrize("before", [0, 1, 2])
+def test_resume_is_exact(before: int) -> None:
+    def collected(source: RolloutSource, count: int) -> list[Rollout]:
+        return [source.collect(offered()) for _ in range(count)]
+
+    source = make_source(FakeEnv(3, truncate_after=[5, 4, 9]))
+    collected(source, before)
+    state = copy.deepcopy(source.state_dict())
+    resumed = make_source(FakeEnv(3, truncate_after=[5, 4, 9]))
+    resumed.load_state_dict(state)
+    for one, other in zip(collected(source, 2), collected(resumed, 2), strict=True):
+        for name in ("reward", "bootstrap", "ended", "steps"):
+            assert torch.equal(getattr(one, name), getattr(other, name))
+        assert torch.equal(one.obs["state"], other.obs["state"])
+        assert torch.equal(one.chain.x, other.chain.x)
+    assert source.episodes.take() == resumed.episodes.take()
+
+
+class Numbering:
+    """Prepares a rollout by numbering its decisions."""
+
+    prepared = 0
+
+    def prepare(self, rollout: Rollout) -> PPOBatch:
+        self.prepared += 1
+        obs = {key: value.flatten(0, 1) for key, value in rollout.obs.items()}
+        number = torch.arange(rollout.reward.numel(), dtype=torch.float32)
+        return PPOBatch(obs, rollout.chain, obs["state"], number, number, number)
+
+
+def test_an_epoch_takes_every_decision_once_and_advantages_are_computed_once() -> None:
+    learner = Numbering()
+    experience = RolloutExperience(learner, minibatches=4, seed=0)
+    rollout = make_source(FakeEnv(3, truncate_after=[5, 4, 9])).collect(offered())
+    assert experience.add(rollout) == int(rollout.steps.sum())  # control steps, not chunks
+    orders = []
+    for _ in range(2):
+        batches = [experience.sample() for _ in range(4)]
+        assert sorted(len(batch) for batch in batches) == [3, 4, 4, 4]
+        orders.append(torch.cat([batch.advantage for batch in batches]).tolist())
+        for batch in batches:
+            assert torch.equal(batch.chain.log_prob[:, 0], batch.obs["state"][:, 0])
+    assert sorted(orders[0]) == sorted(orders[1]) == list(range(15))
+    assert orders[0] != orders[1]
+    assert learner.prepared == 1
+
+
+def test_nothing_to_sample_before_the_first_rollout() -> None:
+    with pytest.raises(RuntimeError, match="nothing was collected since the run began or was resumed"):
+        RolloutExperience(Numbering(), minibatches=1, seed=0).sample()
