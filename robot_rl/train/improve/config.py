@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from robot_rl.algos.latent import LatentConfig
 from robot_rl.algos.residual import ResidualConfig
 from robot_rl.core.errors import require
+from robot_rl.policies.latent import LatentActorConfig
 from robot_rl.policies.residual import ResidualHeadConfig
 
 
@@ -82,6 +84,26 @@ class ResidualPhase(OffPolicyPhase):
     @property
     def n_step(self) -> int:
         return self.algorithm.n_step
+
+    @property
+    def gamma_step(self) -> float:
+        return self.algorithm.gamma_step
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentPhase(OffPolicyPhase):
+    """RL on the noise that the frozen base decodes."""
+
+    name: ClassVar[str] = "latent"
+    demo_ratio: float = 0.0
+    """Of demonstrations nobody knows the noise: only algorithm.variant=na can learn from them."""
+    actor: LatentActorConfig = field(default_factory=LatentActorConfig)
+    algorithm: LatentConfig = field(default_factory=LatentConfig)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.algorithm.variant == "sac":
+            self._require("demo_ratio", self.demo_ratio == 0, "0 with latent.algorithm.variant=sac")
 
     @property
     def gamma_step(self) -> float:
