@@ -42,8 +42,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "sac": {},
     "na": {"demo_ratio": 0.25, "algorithm": {**TINY["latent"]["algorithm"], "variant": "na"}},
 }
-SAVES_BEFORE = 4
-"""Checkpoints of demonstrations, of cloning, and of the base's evaluation."""
 
 
 class Killed(BaseException):
@@ -83,22 +81,22 @@ def test_a_run_cut_short_ends_as_the_unbroken_one(
     assert isinstance(policy, LatentSteer)
     assert policy.steers
     write = checkpoint.write_state
-    for number in (3, 9, 16):  # while the base explores, during the critics' warm-up, while the actor acts
-        left = [SAVES_BEFORE + number]
+    for killed_at, steers in ((27, False), (72, False), (120, True)):  # exploring, warm-up, steering
 
-        def write_until_killed(state: Any, folder: Path, left: list[int] = left) -> None:
+        def write_until_killed(
+            state: Any, folder: Path, killed_at: int = killed_at, steers: bool = steers
+        ) -> None:
             write(state, folder)  # the checkpoint's files are there, its name is not: the worst moment
-            left[0] -= 1
-            if left[0] < 0:
+            if state["phase"] == "latent" and state["loop"]["counters"]["env_steps"] >= killed_at:
+                assert bool(state["loop"]["handle"]["weights"]["steers"]) == steers
                 raise Killed
 
         monkeypatch.setattr(checkpoint, "write_state", write_until_killed)
-        out = tmp_path / str(number)
+        out = tmp_path / str(killed_at)
         with pytest.raises(Killed):
             phases.run(tiny(out, variant))
         monkeypatch.setattr(checkpoint, "write_state", write)
         (folder,) = out.glob("*-tiny-seed0")
-        assert '"phase": "latent"' in (folder / "metrics.jsonl").read_text()
         phases.resume(folder)
         assert result(folder) == result(unbroken)
 

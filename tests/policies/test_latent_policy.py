@@ -64,7 +64,7 @@ class Counting(FlowPolicy):
 
 
 def test_formula() -> None:
-    # mean atanh(0.5), std 2: tanh(0.5493 + 2 * 0) = 0.5 and (3 e - 1) / (3 e + 1) = 0.781536 at 2 * 0.25, times 1.5.
+    # mean atanh(0.5), std 2: 0.5 at noise 0, and (3 e - 1) / (3 e + 1) = 0.781536 at noise 0.25; times 1.5.
     policy = make(bound=1.5)
     torch.nn.init.zeros_(policy.actor.trunk.out.weight)
     with torch.no_grad():
