@@ -287,7 +287,11 @@ class LatentSAC:
         self._policy.steers.fill_(self._steers)
 
     def _modules(self) -> dict[str, nn.Module]:
-        modules = {"actor": self._policy.actor, "of_noise": self._of_noise, "targets": self._targets}
+        modules: dict[str, nn.Module] = {
+            "actor": self._policy.actor,
+            "of_noise": self._of_noise,
+            "targets": self._targets,
+        }
         return modules if self._of_chunks is None else {**modules, "of_chunks": self._of_chunks}
 
 

@@ -179,7 +179,7 @@ def test_the_target_of_na_values_what_is_executed_of_the_decoded_chunk() -> None
         torch.testing.assert_close(target, expected, rtol=0.0, atol=1e-6)
 
 
-def test_the_actors_gradient_is_that_of_its_loss() -> None:
+def test_the_actors_gradient_is_that_of_its_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     policy, learner = build(initial_temperature=0.3)
     features = torch.randn(8, 2, generator=Generator().manual_seed(1))
     chance = torch.empty(8, 1).normal_(generator=copy_of(learner._generator))
@@ -190,7 +190,7 @@ def test_the_actors_gradient_is_that_of_its_loss() -> None:
     loss = (0.3 * log_prob - value).mean()
     expected = torch.autograd.grad(loss, list(policy.actor.parameters()))
     taken: list[list[Tensor]] = []
-    learner._optimisers["actor"].apply = lambda gradients, **_: taken.append(list(gradients))  # pyright: ignore[reportAttributeAccessIssue]
+    monkeypatch.setattr(learner._optimisers["actor"], "apply", lambda found: taken.append(list(found)))
     with torch.no_grad():
         learner._improve_actor(features)
     for gradient, peer in zip(taken[0], expected, strict=True):
