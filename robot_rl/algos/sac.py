@@ -75,6 +75,14 @@ class Squashed(NamedTuple):
         )
 
 
+def squashed_log_prob(action: Tensor, log_std: Tensor, noise: Tensor) -> Tensor:
+    """Returns the log-probability (B,) of actions tanh(mean + std noise), (B, A) in (-1, 1)."""
+    # log N(u; mean, std) - log(1 - tanh(u)^2), summed over A; 1e-6 keeps the log finite.
+    log_prob = (1.0 + 1e-6 - action.square()).log_().add_(log_std).addcmul_(noise, noise, value=0.5)
+    constant = 0.5 * math.log(2 * math.pi) * action.shape[-1]
+    return log_prob.sum(dim=-1).add_(constant).neg_()
+
+
 class TanhGaussian(nn.Module):
     """An actor: Gaussian, squashed to (-1, 1)."""
 
@@ -96,12 +104,8 @@ class TanhGaussian(nn.Module):
         std = log_std.exp()
         noise = torch.empty_like(std).normal_(generator=generator)
         action = torch.addcmul(mean, std, noise).tanh_()
-        # log N(u; mean, std) - log(1 - tanh(u)^2), summed over A; 1e-6 keeps the log finite.
-        log_prob = (1.0 + 1e-6 - action.square()).log_().add_(log_std).addcmul_(noise, noise, value=0.5)
-        constant = 0.5 * math.log(2 * math.pi) * action.shape[-1]
-        return Squashed(
-            action, log_prob.sum(dim=-1).add_(constant).neg_(), noise, std, log_std == raw_log_std, path
-        )
+        log_prob = squashed_log_prob(action, log_std, noise)
+        return Squashed(action, log_prob, noise, std, log_std == raw_log_std, path)
 
     def gradients(self, sample: Squashed, to_action: Tensor, to_log_prob: Tensor) -> list[Tensor]:
         """Returns the gradients of the parameters, in their order.

@@ -32,6 +32,7 @@ TABLE: dict[str, dict[str, str]] = {
         "diffusion": "robot_rl.policies.chunk:DiffusionPolicy",
         "gaussian": "robot_rl.policies.gaussian:GaussianPolicy",
         "residual": "robot_rl.policies.residual:ResidualPolicy",
+        "latent": "robot_rl.policies.latent:LatentSteer",
         "small_vla": "robot_rl.policies.vla.small:SmallVLA",
         "lerobot": "robot_rl.policies.vla.lerobot:LeRobotPolicy",
         "lerobot_flow": "robot_rl.policies.vla.lerobot_flow:LeRobotFlowPolicy",
@@ -42,10 +43,12 @@ TABLE: dict[str, dict[str, str]] = {
         "bc": "robot_rl.algos.bc:BehaviourCloning",
         "residual": "robot_rl.algos.residual:ResidualTD",
         "chain_ppo": "robot_rl.algos.chain_ppo:ChainPPO",
+        "latent": "robot_rl.algos.latent:LatentSAC",
     },
     "method": {
         "residual": "robot_rl.train.improve.residual:RESIDUAL",
         "ppo": "robot_rl.train.improve.ppo:PPO",
+        "latent": "robot_rl.train.improve.latent:LATENT",
     },
     "simulator": {
         "mujoco": "robot_rl.sim.vector:SimVectorEnv",

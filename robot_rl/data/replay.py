@@ -330,10 +330,17 @@ class ReplayBuffer:
         columns = self._columns
         return np.flatnonzero((columns["kind"] == _STEP) & (columns["source"] == SOURCES.index(source)))
 
-    def decisions(self) -> Array:
-        """Returns the frames at which chunks begin, for `sample_chunks`; needs `latent_dim`."""
+    def decisions(self, n_exec: int = 1) -> Array:
+        """Returns the frames at which chunks begin, for `sample_chunks`; needs `latent_dim`.
+
+        Chunks that began within the newest `n_exec` - 1 frames of their lane are left out: what
+        became of them is not known yet.
+        """
         columns = self._columns
-        return np.flatnonzero((columns["kind"] == _STEP) & columns["decides"])
+        begin = (columns["kind"] == _STEP) & columns["decides"]
+        lanes, ago = np.arange(self.num_envs)[:, None], np.arange(1, n_exec)
+        begin[self._row(lanes, self._head[:, None] - ago)] = False
+        return np.flatnonzero(begin)
 
     def _row(self, lanes: Array | int, position: Array) -> Array:
         return lanes * self._frames + position % self._frames

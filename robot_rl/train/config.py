@@ -14,7 +14,13 @@ from robot_rl.core.registry import table
 from robot_rl.policies.chunk import ChunkPolicyConfig
 from robot_rl.sim.vector import EnvConfig
 from robot_rl.train.deploy.person import ScriptedPersonConfig
-from robot_rl.train.improve.config import ImprovePhase, OffPolicyPhase, PPOPhase, ResidualPhase
+from robot_rl.train.improve.config import (
+    ImprovePhase,
+    LatentPhase,
+    OffPolicyPhase,
+    PPOPhase,
+    ResidualPhase,
+)
 
 
 def check_device(device: str) -> None:
@@ -200,10 +206,11 @@ class RunConfig:
     demos: DemosConfig = field(default_factory=DemosConfig)
     policy: ChunkPolicyConfig = field(default_factory=ChunkPolicyConfig)
     bc: BCPhase = field(default_factory=BCPhase)
-    method: Literal["residual", "ppo"] = "residual"
+    method: Literal["residual", "ppo", "latent"] = "residual"
     """How the base is improved: the section of that name says with which settings."""
     residual: ResidualPhase = field(default_factory=ResidualPhase)
     ppo: PPOPhase = field(default_factory=PPOPhase)
+    latent: LatentPhase = field(default_factory=LatentPhase)
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     human: HumanConfig = field(default_factory=HumanConfig)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
@@ -227,6 +234,7 @@ class RunConfig:
                 "A robot file of your own is given by its path, such as env.robot=path/to/robot.yaml."
             )
         self._check_shares()
+        self._check_latent()
         if self.has_arm:
             require(self.num_envs == 1, "num_envs", self.num_envs, "1 with an arm or a person beside it")
         if self.method == "ppo":
@@ -273,4 +281,19 @@ class RunConfig:
             raise ConfigError(
                 f"{last}: got {shares[last]} beside {beside}, allowed: a sum below 1, so that a share is "
                 "left for new steps"
+            )
+
+    def _check_latent(self) -> None:
+        """Refuses experience whose noise nobody knows."""
+        if self.method != "latent":
+            return
+        if self.human.input != "none":
+            raise ConfigError(
+                f"human.input: got {self.human.input!r} with method=latent, allowed: none. What a person "
+                "does was not decoded from noise. Use method=residual."
+            )
+        if self.replay.reuse and self.latent.algorithm.variant == "sac":
+            raise ConfigError(
+                "replay.reuse: given with latent.algorithm.variant=sac, allowed: none. Earlier steps "
+                "were kept without their noise. Use latent.algorithm.variant=na."
             )

@@ -6,9 +6,11 @@ from dataclasses import dataclass, field, fields, replace
 from typing import ClassVar
 
 from robot_rl.algos.chain_ppo import ChainPPOConfig
+from robot_rl.algos.latent import LatentConfig
 from robot_rl.algos.residual import ResidualConfig
 from robot_rl.core.errors import ConfigError, require
 from robot_rl.policies.chunk import ChunkPolicyConfig, ProcessConfig
+from robot_rl.policies.latent import LatentActorConfig
 from robot_rl.policies.residual import ResidualHeadConfig
 
 
@@ -141,3 +143,23 @@ def transitions(config: ChunkPolicyConfig) -> int:
         "flow_cfm": config.pairs,
     }
     return named.get(config.process or "", config.tuned_steps or config.steps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentPhase(OffPolicyPhase):
+    """RL on the noise that the frozen base decodes."""
+
+    name: ClassVar[str] = "latent"
+    demo_ratio: float = 0.0
+    """Of demonstrations nobody knows the noise: only algorithm.variant=na can learn from them."""
+    actor: LatentActorConfig = field(default_factory=LatentActorConfig)
+    algorithm: LatentConfig = field(default_factory=LatentConfig)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.algorithm.variant == "sac":
+            self._require("demo_ratio", self.demo_ratio == 0, "0 with latent.algorithm.variant=sac")
+
+    @property
+    def gamma_step(self) -> float:
+        return self.algorithm.gamma_step

@@ -1,0 +1,174 @@
+"""Steering a frozen base by the noise that it decodes (DSRL, Wagenmaker et al. 2025; GR-RL).
+
+    z = bound tanh(mean(features) + std(features) noise),  chunk = base.sample(z=z, mode="ode")
+
+The base is the deterministic decoder, asked once per chunk; which of its modes is decoded is learned, so
+nothing is done that the base could not do. Until it `steers`, it hands on the noise that it is
+given: its first policy is the base itself. B envs, H chunk length, A action dim, F feature dim, L
+latent dim: H A, or A where one noise vector serves the whole chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, ClassVar, Self, cast
+
+import torch
+from torch import Generator, Tensor, nn
+
+from robot_rl.core.policy import ChunkSample, ContinuingPolicy, Mode
+from robot_rl.policies.adapter import PolicyAdapter
+from robot_rl.policies.networks import MLP, initialise
+from robot_rl.policies.processes import normal_like
+from robot_rl.policies.spec import build, check_chunk, check_mode, full_spec, read_config
+
+LOG_STD_RANGE = (-20.0, 2.0)
+"""Of the actor's Gaussian before the tanh, as in SAC."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentActorConfig:
+    """The network that chooses the noise."""
+
+    bound: float = 1.5
+    """Largest element of the noise; the paper has 1 to 2.5, and 0 decodes the middle of the noise."""
+    repeat: bool = False
+    """One noise vector for all H steps: fewer elements to learn, but not every base stands it."""
+    width: int = 256
+    """Units of a hidden layer."""
+    depth: int = 2
+    """Number of hidden layers."""
+    layernorm: bool = False
+    """Normalises the hidden layers."""
+
+    def __post_init__(self) -> None:
+        for name in ("width", "depth"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"latent {name} must be at least 1, got {getattr(self, name)}")
+        if not 0 <= self.bound < float("inf"):
+            raise ValueError(f"latent bound must be at least 0 and finite, got {self.bound}")
+
+
+class LatentSteer(PolicyAdapter):
+    """Chooses the noise of a frozen base policy; only `actor` learns."""
+
+    kind: ClassVar[str] = "latent"
+
+    def __init__(
+        self, base: nn.Module, config: LatentActorConfig, *, generator: Generator | None = None
+    ) -> None:
+        """Freezes `base` and puts an actor on its features.
+
+        Args:
+            base: a policy (`SavedPolicy`) that is a module as well, whose mode `ode` decodes noise.
+            config: the actor.
+            generator: draws the first weights (None: torch's own).
+        """
+        if isinstance(base, ContinuingPolicy):
+            raise ValueError(
+                f"latent: the base is {type(base).__name__}, whose chunks would no longer continue each "
+                "other. Steer its base, and put the adapter around the steered one."
+            )
+        super().__init__(base.requires_grad_(False).eval())
+        self.config = config
+        self.latent_dim = self.action_dim * (1 if config.repeat else self.horizon)
+        self.actor = MLP(
+            self.feature_dim,
+            2 * self.latent_dim,
+            width=config.width,
+            depth=config.depth,
+            layernorm=config.layernorm,
+        )
+        initialise(self.actor, generator)
+        self.register_buffer("steers", torch.tensor(False))
+        self.steers: Tensor
+        """Whether the actor is asked: a buffer, so that it travels with the weights."""
+
+    def sample(
+        self,
+        obs: dict[str, Tensor],
+        *,
+        z: Tensor | None = None,
+        mode: Mode = "ode",
+        record: bool = False,
+        generator: Generator | None = None,
+    ) -> ChunkSample:
+        """Returns the chunk (B, H, A) of the chosen noise, which `latent` holds as it was decoded.
+
+        `explore` draws the noise, with `z` as its source of chance, so that an episode repeats as
+        that of any policy does; `ode` and `mean` take the actor's mean. The base decodes without
+        noise of its own in every mode.
+        """
+        check_mode(mode)
+        features = self.features(obs)
+        z = normal_like(features.new_zeros(self._shape(features)), generator) if z is None else z
+        check_chunk("sample", "z", z, self._shape(features))
+        if self.steers:
+            noise = self.flat(z) if mode == "explore" else torch.zeros_like(self.flat(z))
+            flat = self.config.bound * self.choose(features, noise)[0]
+        else:
+            flat = torch.zeros_like(self.flat(z)) if mode == "mean" else self.flat(z)
+        z = self.unflat(flat)
+        found = self.policy.sample(obs, z=z, mode="ode", record=record, generator=generator)
+        return replace(found, latent=z)
+
+    def choose(self, features: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the noise to decode as a share of its bound, in (-1, 1), and log std, (B, L) each.
+
+        Args:
+            features: what `features` returns, (B, F).
+            noise: standard normal, (B, L); zero gives the mean.
+        """
+        mean, log_std = self.actor(features).chunk(2, dim=-1)
+        log_std = log_std.clamp(*LOG_STD_RANGE)
+        return torch.addcmul(mean, log_std.exp(), noise).tanh(), log_std
+
+    def decode(self, obs: dict[str, Tensor], flat: Tensor) -> Tensor:
+        """Returns the base's chunks (B, H, A) of latents (B, L), without gradient."""
+        with torch.no_grad():
+            return self.policy.sample(obs, z=self.unflat(flat), mode="ode").actions
+
+    def flat(self, z: Tensor) -> Tensor:
+        """Returns the latent (B, L) of noise (B, H, A): all of it, or its first vector."""
+        return z[:, 0] if self.config.repeat else z.flatten(1)
+
+    def unflat(self, flat: Tensor) -> Tensor:
+        """Returns noise (B, H, A) of a latent (B, L)."""
+        if self.config.repeat:
+            return flat[:, None].expand(-1, self.horizon, -1)
+        return flat.unflatten(1, (self.horizon, self.action_dim))
+
+    def features(self, obs: dict[str, Tensor]) -> Tensor:
+        """Returns the frozen base's features (B, F)."""
+        with torch.no_grad():
+            return self.policy.features(obs)
+
+    def refine(
+        self,
+        obs: dict[str, Tensor],
+        action: Tensor,
+        *,
+        mode: Mode = "ode",
+        generator: Generator | None = None,
+    ) -> Tensor:
+        """Returns what the base makes of the action; exploration is the latent's alone."""
+        base_mode: Mode = "ode" if mode == "explore" else mode
+        return self.policy.refine(obs, action, mode=base_mode, generator=generator)
+
+    def train(self, mode: bool = True) -> Self:
+        """Switches the actor only: the base stays in evaluation mode."""
+        super().train(mode)
+        self.base.eval()
+        return self
+
+    def spec(self) -> dict[str, Any]:
+        return {"base": full_spec(self.policy), "actor": asdict(self.config)}
+
+    @classmethod
+    def from_spec(cls, spec: Mapping[str, Any], *, at: str) -> Self:
+        base = cast("nn.Module", build(spec["base"], at=f"{at}: base"))
+        return cls(base, read_config(LatentActorConfig, spec["actor"], at=at))
+
+    def _shape(self, features: Tensor) -> tuple[int, int, int]:
+        return len(features), self.horizon, self.action_dim

@@ -1,0 +1,299 @@
+"""RL on the noise that a frozen policy decodes (DSRL).
+
+Wagenmaker et al. 2025, "Steering your diffusion policy with latent space reinforcement learning".
+
+`sac`: soft actor-critic whose action is the noise w. `na`, noise-aliased: critics Q_A of executed
+chunks learn by TD, from demonstrations too, whose noise nobody knows, and critics Q_W of the noise
+are taught Q_A(s, decode(s, w)) at w ~ N(0, I). In both, the actor maximises Q_W + temperature * entropy.
+
+Deviations: networks of 256 units and not 2048, fewer updates per step, discount per control step
+(gamma^m for a chunk that executed m), and one draw of w per row and update for Q_W, not ten.
+B batch, F features, L latent dim, m executed actions, A action dim.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Generator, Tensor, nn
+
+from robot_rl.algos.critics import Critics
+from robot_rl.algos.optim import METRICS_EVERY, Matmul, Optimiser, keep_freed_memory, matmul_precision
+from robot_rl.algos.returns import td_target
+from robot_rl.algos.sac import squashed_log_prob
+from robot_rl.core.errors import require
+from robot_rl.data.transitions import ChunkBatch
+
+Variant = Literal["sac", "na"]
+
+
+class SteeringPolicy(Protocol):
+    """A module with a frozen base and an `actor` (a module) that chooses the noise it decodes."""
+
+    feature_dim: int
+    latent_dim: int
+    action_dim: int
+    config: Any
+    """Its `bound` is the largest element of the noise."""
+    actor: Any
+    steers: Tensor
+    """Bool: whether the actor acts, or the base alone."""
+
+    def features(self, obs: dict[str, Tensor]) -> Tensor:
+        """Returns the base's features (B, F), without gradient."""
+        ...
+
+    def choose(self, features: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the share of the bound and log std, (B, L) each; gradients reach the actor."""
+        ...
+
+    def decode(self, obs: dict[str, Tensor], flat: Tensor) -> Tensor:
+        """Returns the chunks (B, H, A) of latents (B, L), without gradient."""
+        ...
+
+    def flat(self, z: Tensor) -> Tensor:
+        """Returns the latents (B, L) of noise (B, H, A)."""
+        ...
+
+    def unflat(self, flat: Tensor) -> Tensor:
+        """Returns the noise (B, H, A) of latents (B, L)."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentConfig:
+    """Which variant learns, sizes and rates."""
+
+    variant: Variant = "sac"
+    """`sac`: critics of the noise by TD; `na`: critics of chunks by TD, and of the noise by distillation."""
+    num_critics: int = 2
+    """Of each kind; the smallest counts."""
+    width: int = 256
+    """Units of a critic's hidden layer."""
+    depth: int = 2
+    """A critic's hidden layers."""
+    layernorm: bool = True
+    """Normalises the critics' hidden layers."""
+    gamma_step: float = 0.99
+    """Discount per control step."""
+    tau: float = 0.005
+    """Share of the way that targets follow at each update."""
+    actor_lr: float = 3e-4
+    critic_lr: float = 3e-4
+    temperature_lr: float = 3e-4
+    initial_temperature: float = 0.1
+    target_entropy: float = 0.0
+    """Entropy aimed at, of the whole latent as a share of its bound (paper: 0)."""
+    actor_warmup: int = 0
+    """Updates of the critics alone, while the base acts."""
+    grad_clip: float = 0.0
+    """Largest norm of a gradient; 0 switches clipping off."""
+    matmul: Matmul = "bf16"
+    """`bf16`: products of float32 matrices in bfloat16 where the processor can; `fp32`: never."""
+
+    def __post_init__(self) -> None:
+        for name in ("num_critics", "width", "depth"):
+            self._require(name, getattr(self, name) >= 1, "1 or more")
+        for name in ("actor_lr", "critic_lr", "temperature_lr", "initial_temperature"):
+            self._require(name, getattr(self, name) > 0, "above 0")
+        for name in ("actor_warmup", "grad_clip"):
+            self._require(name, getattr(self, name) >= 0, "0 or more")
+        self._require("variant", self.variant in ("sac", "na"), "sac, na")
+        self._require("gamma_step", 0 <= self.gamma_step <= 1, "0 to 1")
+        self._require("tau", 0 < self.tau <= 1, "above 0, at most 1")
+        self._require("matmul", self.matmul in ("bf16", "fp32"), "bf16, fp32")
+
+    def _require(self, field: str, holds: bool, allowed: str) -> None:
+        require(holds, f"latent.algorithm.{field}", getattr(self, field), allowed)
+
+
+class LatentSAC:
+    """Learns which noise a frozen policy should decode."""
+
+    def __init__(self, policy: SteeringPolicy, cfg: LatentConfig, seed: int, *, n_exec: int) -> None:
+        """Starts from the policy's present actor, which the updates change in place.
+
+        Args:
+            policy: learns; it begins to steer at the first update of its actor.
+            cfg: how.
+            seed: of the critics' weights and of the draws.
+            n_exec: m, the actions of a chunk that are executed: what `na` has critics of.
+        """
+        keep_freed_memory()
+        self._policy, self._cfg, self._n_exec = policy, cfg, n_exec
+        device = policy.steers.device
+        size: dict[str, Any] = {
+            "num": cfg.num_critics,
+            "width": cfg.width,
+            "depth": cfg.depth,
+            "layernorm": cfg.layernorm,
+            "matmul": cfg.matmul,
+            # Drawn on the CPU, so that a seed means the same on every device.
+            "generator": Generator().manual_seed(seed),
+        }
+        self._of_noise = Critics(policy.feature_dim, policy.latent_dim, **size).to(device)
+        chunk_dim = n_exec * policy.action_dim
+        self._of_chunks = Critics(policy.feature_dim, chunk_dim, **size).to(device) if self._aliased else None
+        self._targets = self._learns_by_td.target()
+        self._log_temperature = nn.Parameter(torch.tensor(math.log(cfg.initial_temperature), device=device))
+        clip = {"grad_clip": cfg.grad_clip}
+        self._optimisers = {
+            "actor": Optimiser(policy.actor.parameters(), lr=cfg.actor_lr, **clip),
+            "of_noise": Optimiser(self._of_noise.parameters(), lr=cfg.critic_lr, **clip),
+            "temperature": Optimiser([self._log_temperature], lr=cfg.temperature_lr),
+        }
+        if self._of_chunks is not None:
+            self._optimisers["of_chunks"] = Optimiser(self._of_chunks.parameters(), lr=cfg.critic_lr, **clip)
+        self._generator = Generator(device).manual_seed(seed)
+        self._updates = 0
+
+    @torch.no_grad()
+    def update(self, batch: ChunkBatch) -> Mapping[str, Tensor]:
+        """Takes one step of the critics and, after the warm-up, of the actor and the temperature.
+
+        `sac` needs chunks as they were decided, with their noise; `na` chunks from anywhere.
+        """
+        features = self._policy.features(batch.obs)
+        target = self._target(batch)
+        if self._of_chunks is None:
+            error = self._learn("of_noise", self._of_noise, features, self._noise_of(batch), target)
+        else:
+            error = self._learn("of_chunks", self._of_chunks, features, batch.action.flatten(1), target)
+            self._distil(batch.obs, features, self._of_chunks)
+        self._updates += 1
+        metrics: dict[str, Tensor] = {}
+        if self._updates > self._cfg.actor_warmup:
+            metrics = self._improve_actor(features)
+        self._targets.follow_online(self._learns_by_td, self._cfg.tau)
+        if self._updates % METRICS_EVERY:
+            return {}
+        return {"critic_loss": error.square().mean(dim=1).sum(), "target": target.mean(), **metrics}
+
+    def _target(self, batch: ChunkBatch) -> Tensor:
+        """Returns reward + bootstrap * next value, with the entropy of the noise where that is the action.
+
+        Of chunks the next noise is decoded, or stands for itself before the actor steers: w ~ N(0, I).
+        """
+        features = self._policy.features(batch.next_obs)
+        noise, log_prob = self._next_noise(features)
+        if self._aliased:
+            chunk = self._executed(batch.next_obs, noise)
+            value = self._targets.q(features, chunk).amin(dim=0)
+        else:
+            value = self._targets.q(features, noise).amin(dim=0) - self._log_temperature.exp() * log_prob
+        return td_target(batch.reward, batch.bootstrap, value)
+
+    def _next_noise(self, features: Tensor) -> tuple[Tensor, Tensor | float]:
+        """Returns noise of the policy that acts (B, L), and its log-probability; 0 for the base's own."""
+        chance = self._normal(features)
+        if not self._steers:
+            return chance, 0.0
+        with matmul_precision(self._cfg.matmul):
+            share, log_std = self._policy.choose(features, chance)
+        return self._policy.config.bound * share, squashed_log_prob(share, log_std, chance)
+
+    def _distil(self, obs: dict[str, Tensor], features: Tensor, of_chunks: Critics) -> None:
+        """Teaches the critics of noise what those of chunks say of the decoded chunk."""
+        noise = self._normal(features)
+        taught = of_chunks.q(features, self._executed(obs, noise)).amin(dim=0)
+        self._learn("of_noise", self._of_noise, features, noise, taught)
+
+    def _improve_actor(self, features: Tensor) -> dict[str, Tensor]:
+        """Takes a step of actor and temperature; returns metrics from before it."""
+        self._policy.steers.fill_(True)
+        chance, temperature = self._normal(features), self._log_temperature.exp()
+        with matmul_precision(self._cfg.matmul), torch.enable_grad():
+            share, log_std = self._policy.choose(features, chance)
+            log_prob = squashed_log_prob(share, log_std, chance)
+        bound = self._policy.config.bound
+        value, by_noise = self._of_noise.action_gradient(features, bound * share.detach(), "min")
+        # Loss: mean of temperature * log_prob - value. The critics say its derivative by the noise,
+        # the rest of the way autograd goes.
+        rows, optimiser = len(value), self._optimisers["actor"]
+        towards = [by_noise * (-bound / rows), (temperature / rows).expand(rows)]
+        with matmul_precision(self._cfg.matmul):
+            gradients = torch.autograd.grad([share, log_prob], optimiser.parameters, towards)
+        optimiser.apply(gradients)
+        entropy = -log_prob.detach().mean()
+        # Loss of the temperature: log temperature * (entropy - target entropy).
+        self._optimisers["temperature"].apply([entropy - self._cfg.target_entropy])
+        return {
+            "q": value.mean(),
+            "entropy": entropy,
+            "temperature": temperature,
+            "latent_rms": share.detach().square().mean().sqrt() * bound,
+        }
+
+    def _learn(self, name: str, critics: Critics, features: Tensor, action: Tensor, target: Tensor) -> Tensor:
+        """Takes a step of critics towards a target (B,); returns their errors (N, B)."""
+        error, gradients = critics.td_gradients(features, action, target)
+        self._optimisers[name].apply(gradients)
+        return error
+
+    def _noise_of(self, batch: ChunkBatch) -> Tensor:
+        """Returns the noise (B, L) behind the batch's chunks."""
+        assert batch.latent is not None, "a replay without latents: give it latent_dim"
+        return self._policy.flat(batch.latent.unflatten(1, (-1, self._policy.action_dim)))
+
+    def _executed(self, obs: dict[str, Tensor], noise: Tensor) -> Tensor:
+        """Returns what of decoded noise (B, L) would be executed, (B, m A)."""
+        with matmul_precision(self._cfg.matmul):
+            return self._policy.decode(obs, noise)[:, : self._n_exec].flatten(1)
+
+    def _normal(self, features: Tensor) -> Tensor:
+        """Returns standard normal noise (B, L)."""
+        noise = features.new_empty(len(features), self._policy.latent_dim)
+        return noise.normal_(generator=self._generator)
+
+    @property
+    def _aliased(self) -> bool:
+        return self._cfg.variant == "na"
+
+    @property
+    def _steers(self) -> bool:
+        """Whether the actor acts, which it does from its first update on."""
+        return self._updates > self._cfg.actor_warmup
+
+    @property
+    def _learns_by_td(self) -> Critics:
+        return self._of_noise if self._of_chunks is None else self._of_chunks
+
+    def policy_weights(self) -> Mapping[str, Tensor]:
+        """Returns the actor, and whether it steers: the rest of the policy is frozen."""
+        actor = {f"actor.{name}": value for name, value in self._policy.actor.state_dict().items()}
+        return {**actor, "steers": self._policy.steers}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            **{name: _copied(module) for name, module in self._modules().items()},
+            "log_temperature": self._log_temperature.detach().clone(),
+            "optimisers": {name: optimiser.state_dict() for name, optimiser in self._optimisers.items()},
+            "generator": self._generator.get_state(),
+            "updates": self._updates,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for name, module in self._modules().items():
+            module.load_state_dict(state[name])
+        self._log_temperature.data.copy_(state["log_temperature"])
+        for name, optimiser in self._optimisers.items():
+            optimiser.load_state_dict(state["optimisers"][name])
+        self._generator.set_state(state["generator"])
+        self._updates = int(state["updates"])
+        self._policy.steers.fill_(self._steers)
+
+    def _modules(self) -> dict[str, nn.Module]:
+        modules: dict[str, nn.Module] = {
+            "actor": self._policy.actor,
+            "of_noise": self._of_noise,
+            "targets": self._targets,
+        }
+        return modules if self._of_chunks is None else {**modules, "of_chunks": self._of_chunks}
+
+
+def _copied(module: nn.Module) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in module.state_dict().items()}

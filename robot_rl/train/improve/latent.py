@@ -1,0 +1,43 @@
+"""Latent-noise RL: which noise the frozen base decodes is learned, the base stays as it is (DSRL)."""
+
+from __future__ import annotations
+
+from robot_rl.core.registry import resolve
+from robot_rl.core.seeding import train_seed
+from robot_rl.data.at_decisions import AtDecisions
+from robot_rl.policies.spec import SavedPolicy
+from robot_rl.train.assemble import generator
+from robot_rl.train.config import RunConfig
+from robot_rl.train.improve import off_policy
+from robot_rl.train.improve.method import Method, Module, Start
+from robot_rl.train.improve.off_policy import Draw
+from robot_rl.train.loop import Run
+from robot_rl.train.session import Session
+
+
+def make_policy(config: RunConfig, base: SavedPolicy) -> Module:
+    """Returns the base with an actor that does not steer yet."""
+    return resolve("policy", "latent", at="latent")(
+        base, config.latent.actor, generator=generator(config.seed, "actor")
+    )
+
+
+def assemble(session: Session, start: Start) -> tuple[Run, Module]:
+    """Returns the loop of latent RL on a frozen base, and the policy whose actor it trains."""
+    config, phase = session.config, session.config.latent
+    policy = make_policy(config, start.base).to(config.device)
+    algorithm = resolve("algorithm", "latent", at="latent")(
+        policy, phase.algorithm, train_seed(config.seed, "latent"), n_exec=config.n_exec
+    )
+    draw, latent_dim = off_policy.chunks(phase, config.n_exec), 0
+    if phase.algorithm.variant == "sac":
+        draw, latent_dim = _decided(draw), policy.horizon * policy.action_dim
+    return off_policy.assemble(session, start, policy, algorithm, draw, latent_dim=latent_dim), policy
+
+
+def _decided(draw: Draw) -> Draw:
+    """Draws from an online replay, where chunks began and nowhere else."""
+    return lambda replay, rng: draw(AtDecisions(replay), rng)
+
+
+LATENT = Method(make_policy=make_policy, assemble=assemble)
