@@ -35,14 +35,21 @@ TABLE: dict[str, dict[str, str]] = {
         "small_vla": "robot_rl.policies.vla.small:SmallVLA",
         "lerobot": "robot_rl.policies.vla.lerobot:LeRobotPolicy",
         "lerobot_flow": "robot_rl.policies.vla.lerobot_flow:LeRobotFlowPolicy",
-        "best_of_n": "robot_rl.policies.taco:BestOfN",
+        "best_of_n": "robot_rl.policies.best_of_n:BestOfN",
+        "one_step": "robot_rl.policies.one_step:OneStepPolicy",
         "real_time": "robot_rl.policies.real_time:RealTimeChunks",
+    },
+    "scorer": {
+        "coin_flips": "robot_rl.policies.taco:CoinFlips",
+        "critic": "robot_rl.algos.chunk_critics:ChunkCritics",
     },
     "algorithm": {
         "bc": "robot_rl.algos.bc:BehaviourCloning",
+        "chunked": "robot_rl.algos.chunk_q:ChunkQ",
         "residual": "robot_rl.algos.residual:ResidualTD",
     },
     "method": {
+        "chunked": "robot_rl.train.improve.chunked:CHUNKED",
         "residual": "robot_rl.train.improve.residual:RESIDUAL",
     },
     "simulator": {

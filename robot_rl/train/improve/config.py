@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from robot_rl.algos.chunk_q import ChunkQConfig
 from robot_rl.algos.residual import ResidualConfig
 from robot_rl.core.errors import require
 from robot_rl.policies.residual import ResidualHeadConfig
@@ -82,6 +83,26 @@ class ResidualPhase(OffPolicyPhase):
     @property
     def n_step(self) -> int:
         return self.algorithm.n_step
+
+    @property
+    def gamma_step(self) -> float:
+        return self.algorithm.gamma_step
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChunkedPhase(OffPolicyPhase):
+    """Q-learning over the chunks that are executed, of `n_exec` actions: offline, then online."""
+
+    name: ClassVar[str] = "chunked"
+    offline_updates: int = 0
+    """Learner updates on the demonstrations alone, before the first control step."""
+    explore_steps: int = 0
+    """As everywhere; what acts from the first step on has learned offline."""
+    algorithm: ChunkQConfig = field(default_factory=ChunkQConfig)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require("offline_updates", self.offline_updates >= 0, "0 or more")
 
     @property
     def gamma_step(self) -> float:
