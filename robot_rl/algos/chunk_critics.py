@@ -94,12 +94,14 @@ class ChunkCritics(nn.Module):
             generator=generator,
         )
 
+    @torch.no_grad()
     def values(self, features: Tensor, actions: Tensor) -> Tensor:
         """Returns the estimates (N, B, P) of features (B, F) and chunks (B, H, A), without gradient."""
         rows = self._beginnings(actions, self.flags)
         repeated = features.repeat_interleave(len(self.lengths), dim=0)
         return self.net.q(repeated, rows).unflatten(1, (len(features), -1))
 
+    @torch.no_grad()
     def score(self, features: Tensor, actions: Tensor) -> Tensor:
         """Returns the value (B,) of the executed actions of chunks (B, H, A), without gradient."""
         return self._aggregated(self.net.q(features, self._beginnings(actions, self.flags[-1:])))

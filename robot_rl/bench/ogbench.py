@@ -200,7 +200,8 @@ class Trial:
             if spent.updates >= plan.offline_updates:
                 self._step()
             self._update()
-            if spent.updates % plan.evaluate_every == 0 or spent.updates == plan.offline_updates or self.is_done:
+            is_due = spent.updates % plan.evaluate_every == 0 or spent.updates == plan.offline_updates
+            if is_due or self.is_done:
                 self._evaluate()
             if time.perf_counter() - self._saved_s > _SAVE_EVERY_S:
                 self._save()

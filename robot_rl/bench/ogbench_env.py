@@ -25,7 +25,7 @@ PACKAGES = ("ogbench==1.2.1", "mujoco==3.3.7")
 ACTIONS = ("x", "y", "z", "yaw", "gripper")
 CONTROL_HZ = 20.0
 
-_PROGRAM = '''
+_PROGRAM = """
 import json, os, sys
 answers = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)  # whatever the libraries print is no answer
@@ -61,8 +61,9 @@ def collect(steps, seed, path):
         final.append(ob)
     found = {"qpos": np.array(qpos)}
     relabel_dataset(name, task, found)
-    np.savez(path, state=np.array(state, np.float32), action=np.array(action, np.float32), ends=np.array(ends),
-             final=np.array(final, np.float32), reward=found["rewards"], solved=found["masks"] == 0)
+    np.savez(path, state=np.array(state, np.float32), action=np.array(action, np.float32),
+             ends=np.array(ends), final=np.array(final, np.float32),
+             reward=found["rewards"], solved=found["masks"] == 0)
     return {}
 
 def reset(seed):
@@ -73,12 +74,13 @@ def step(action):
     return {"obs": ob.tolist(), "reward": float(reward), "terminated": bool(terminated),
             "truncated": bool(truncated), "success": bool(info["success"])}
 
+does = {"collect": collect, "reset": reset, "step": step}
 for line in sys.stdin:
     question = json.loads(line)
-    answers.write(json.dumps({"collect": collect, "reset": reset, "step": step}[question.pop("do")](**question)))
+    answers.write(json.dumps(does[question.pop("do")](**question)))
     answers.write("\\n")
     answers.flush()
-'''
+"""
 
 
 class Cubes:

@@ -87,8 +87,8 @@ def peer_steps_per_s(name: str, seconds: float = 6.0) -> float:
     python = environment(name, peer.packages, at="bench sim", remedy=" Use peers=false to leave peers out.")
     program = python.parent / "steps_per_s.py"
     program.write_text(_WORKER.format(make_env=peer.make_env, seconds=seconds, num_envs=peer.num_envs))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([python, program], capture_output=True, text=True, env=environment, timeout=300)
+    variables = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([python, program], capture_output=True, text=True, env=variables, timeout=300)
     if done.returncode != 0:
         raise RobotRLError(f"bench sim: the peer {name} failed:\n{done.stderr[-800:]}")
     return float(json.loads(done.stdout.strip().splitlines()[-1])["steps_per_s"])

@@ -319,5 +319,9 @@ def prefixes_of(
         np.stack(column, axis=1) for column in zip(*(window[2:] for window in found), strict=True)
     )
     next_obs = {key: value.unflatten(0, after.shape) for key, value in observe(after.reshape(-1)).items()}
-    columns = (reward, bootstrap, np.stack(is_whole, axis=1))
-    return Prefixes(*(torch.from_numpy(column) for column in columns), next_obs)
+    return Prefixes(
+        reward=torch.from_numpy(reward),
+        bootstrap=torch.from_numpy(bootstrap),
+        is_whole=torch.from_numpy(np.stack(is_whole, axis=1)),
+        next_obs=next_obs,
+    )

@@ -72,7 +72,8 @@ def flow(**changes: Any) -> FlowPolicy:
 
 
 def critics(steps: int, *, seed: int = 1, **changes: Any) -> ChunkCritics:
-    config = ChunkCriticConfig(**({"width": 16, "depth": 2} | changes))
+    options: dict[str, Any] = {"width": 16, "depth": 2}
+    config = ChunkCriticConfig(**(options | changes))
     return ChunkCritics(config, feature_dim=1, action_dim=1, steps=steps, generator=seeded(seed))
 
 
@@ -250,6 +251,7 @@ def test_the_student_is_held_by_the_flow_and_drawn_by_the_critics() -> None:
         obs = {"state": torch.randn(64, 1, generator=seeded(3))}
         features = learner._flow.features(obs)
         learner._critics.action_gradient = _upwards  # type: ignore[method-assign]
+        metrics: dict[str, Tensor] = {}
         for _ in range(150):
             metrics = actor.update(obs, features, learner._generator)
         z = torch.randn(64, 4, 1, generator=seeded(4))

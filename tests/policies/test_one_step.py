@@ -52,9 +52,9 @@ def test_the_student_of_a_flow_starts_as_its_one_euler_step() -> None:
     student = OneStepPolicy.student_of(teacher)
     # t = 1: x = z - velocity(z, 1), clamped where the chain ends.
     velocity = teacher.velocity(OBS)(Z, 0)
-    assert torch.equal(student.decode(student.features(OBS), Z), Z - velocity)
+    torch.testing.assert_close(student.decode(student.features(OBS), Z), Z - velocity)
     chunk = student.sample(OBS, z=Z).actions
-    assert torch.equal(chunk, teacher.from_chain(Z - velocity, OBS))
+    torch.testing.assert_close(chunk, teacher.from_chain(Z - velocity, OBS))
     assert chunk.amin() >= -0.5 - 1e-6
     assert chunk.amax() <= 0.2 + 1e-6
     before = teacher.net.chunk_in.weight.clone()
@@ -67,9 +67,7 @@ def test_the_student_of_a_diffusion_policy_draws_its_own_weights() -> None:
     config = ChunkPolicyConfig(
         kind="diffusion", process="ddim", horizon=4, width=32, depth=2, time_dim=8, steps=5
     )
-    teacher = DiffusionPolicy(
-        config, state_dim=3, action_dim=2, normaliser=normaliser(), generator=seeded()
-    )
+    teacher = DiffusionPolicy(config, state_dim=3, action_dim=2, normaliser=normaliser(), generator=seeded())
     student = OneStepPolicy.student_of(teacher, generator=seeded(5))
     assert student.config.process is None
     assert not torch.equal(student.net.chunk_in.weight, teacher.net.chunk_in.weight)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 from typing import cast
 
-from torch import nn
-
 from robot_rl.core.errors import require
 from robot_rl.core.registry import resolve
 from robot_rl.core.seeding import train_seed
@@ -36,7 +34,7 @@ def make_policy(config: RunConfig, base: SavedPolicy) -> Module:
     return resolve("policy", "best_of_n", at="chunked")(flow, critics, config.chunked.algorithm.candidates)
 
 
-def make_critics(config: RunConfig, flow: SavedPolicy) -> nn.Module:
+def make_critics(config: RunConfig, flow: SavedPolicy) -> Module:
     """Returns untrained critics of the actions that are executed of the flow's chunks."""
     return resolve("scorer", "critic", at="chunked")(
         config.chunked.algorithm.critics,
