@@ -95,10 +95,18 @@ def test_a_run_cut_short_offline_or_online_ends_the_same(
     assert learned[0] == learned[1]
 
 
+def test_it_may_learn_offline_alone(tmp_path: Path) -> None:
+    config = small(tmp_path / "offline")
+    summary = run(replace(config, chunked=replace(config.chunked, env_steps=0)))
+    assert summary.env_steps == 0
+    assert summary.final_digest != summary.base_digest
+    neither = replace(config.chunked, env_steps=0, offline_updates=0)
+    summary = run(replace(small(tmp_path / "neither"), chunked=neither))
+    assert summary.final_digest == summary.base_digest
+
+
 def test_the_base_has_to_be_a_flow(tmp_path: Path) -> None:
     config = small(tmp_path)
     policy = replace(config.policy, kind="diffusion", train_steps=4)
-    with pytest.raises(
-        ConfigError, match=r"policy\.kind: got 'diffusion', allowed: flow, for method"
-    ):
+    with pytest.raises(ConfigError, match=r"policy\.kind: got 'diffusion', allowed: flow, for method"):
         run(replace(config, policy=policy))

@@ -23,6 +23,11 @@ class ImprovePhase:
     def __post_init__(self) -> None:
         self._require("env_steps", self.env_steps >= 0, "0 or more")
 
+    @property
+    def leaves_base(self) -> bool:
+        """Whether nothing is learned, and the base is the result."""
+        return self.env_steps == 0
+
     def _require(self, field: str, holds: bool, allowed: str) -> None:
         require(holds, f"{self.name}.{field}", getattr(self, field), allowed)
 
@@ -103,6 +108,10 @@ class ChunkedPhase(OffPolicyPhase):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._require("offline_updates", self.offline_updates >= 0, "0 or more")
+
+    @property
+    def leaves_base(self) -> bool:
+        return self.env_steps == 0 and self.offline_updates == 0
 
     @property
     def gamma_step(self) -> float:
