@@ -145,8 +145,9 @@ class Distilled:
 
     def update(self, obs: dict[str, Tensor], features: Tensor, generator: Generator) -> dict[str, Tensor]:
         z = _noise(self._flow, len(features), features, generator)
-        aim = self._student.to_chain(self._flow.sample(obs, z=z).actions, obs)
-        with torch.enable_grad(), matmul_precision(self._cfg.critics.matmul):
+        with matmul_precision(self._cfg.critics.matmul), torch.no_grad():
+            aim = self._student.to_chain(self._flow.sample(obs, z=z).actions, obs)
+        with matmul_precision(self._cfg.critics.matmul), torch.enable_grad():
             x = self._student.decode(self._student.features(obs), z)
             actions = self._student.from_chain(x, obs)
             value, by_actions = self._critics.action_gradient(features, actions.detach())
