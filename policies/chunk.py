@@ -33,7 +33,11 @@ from robot_rl.policies.processes import (
 )
 from robot_rl.policies.spec import check_chunk, check_mode
 
-PROCESSES = {"flow": ("flow_ode", "flow_sde", "flow_noise", "flow_cfm"), "diffusion": ("ddpm", "ddim")}
+PROCESSES = {
+    "flow": ("flow_ode", "flow_sde", "flow_noise", "flow_cfm"),
+    "diffusion": ("ddpm", "ddim"),
+    "one_step": ("flow_ode",),
+}
 """Which processes each kind of policy can use; the first is the default."""
 
 
@@ -68,7 +72,7 @@ class ChunkPolicyConfig(ProcessConfig):
     """A flow or diffusion policy over chunks of actions."""
 
     kind: str = "flow"
-    """`flow` or `diffusion`."""
+    """`flow`, `diffusion` or `one_step`."""
     horizon: int = 16
     """H, the number of control steps that a chunk covers."""
     width: int = 256
@@ -95,6 +99,8 @@ class ChunkPolicyConfig(ProcessConfig):
     def __post_init__(self) -> None:
         if self.kind not in PROCESSES:
             raise ValueError(f"policy kind: {self.kind!r} is unknown.{nearest(self.kind, PROCESSES)}")
+        if self.kind == "one_step" and self.steps != 1:
+            raise ValueError(f"policy steps must be 1 for kind 'one_step', got {self.steps}")
         for name in ("horizon", "width", "depth", "steps", "train_steps", "image_features"):
             if getattr(self, name) < 1:
                 raise ValueError(f"policy {name} must be at least 1, got {getattr(self, name)}")

@@ -5,11 +5,11 @@ networks (Lobel, Bagaria, Konidaris 2023, "Flipping coins to estimate pseudocoun
 reinforcement learning"): each row of the data is given d random signs, a network f regresses them, and
 where a row occurs n times the best it can do is the mean of n signs, so |f|^2 / d estimates 1 / n.
 A frozen random prior of variance 1, which the network has to cancel, keeps the count of rows
-unlike the data near 1. The chunk with the highest count is executed.
+unlike the data near 1. `best_of_n` executes the chunk with the highest count.
 
 Deviation: TACO counts the penultimate features of a VLA, which see observation and action candidate
 both. The contract's `features` see the observation alone, so what is counted is [features, chunk].
-B envs, N candidates, H chunk length, A action dim, F feature dim, d coins, R rows of data.
+B envs, H chunk length, A action dim, F feature dim, d coins, R rows of data.
 """
 
 from __future__ import annotations
@@ -23,21 +23,10 @@ import torch
 from torch import Generator, Tensor, nn
 
 from robot_rl.core.errors import DatasetError
-from robot_rl.core.policy import Chain, ChunkSample, ContinuingPolicy, DemoBatch, Mode
-from robot_rl.core.seeding import EpisodeRng
+from robot_rl.core.policy import DemoBatch
 from robot_rl.data.episodes import Episodes
-from robot_rl.policies.adapter import PolicyAdapter
 from robot_rl.policies.networks import MLP, initialise
-from robot_rl.policies.processes import normal_like
-from robot_rl.policies.spec import (
-    SavedPolicy,
-    build,
-    check_chunk,
-    check_mode,
-    full_spec,
-    read_config,
-    read_size,
-)
+from robot_rl.policies.spec import SavedPolicy, read_config
 
 _STD_FLOOR = 1e-3
 """An element that never moved in the data would otherwise decide every choice."""
@@ -74,7 +63,9 @@ class CoinFlipConfig:
 
 
 class CoinFlips(nn.Module):
-    """Counts how often the data held something like (features, chunk)."""
+    """Counts how often the data held something like (features, chunk): a scorer of `best_of_n`."""
+
+    kind: ClassVar[str] = "coin_flips"
 
     def __init__(
         self,
@@ -120,6 +111,19 @@ class CoinFlips(nn.Module):
         """Returns what is counted, before it is standardised."""
         return torch.cat([features, actions[:, : self.steps].flatten(1)], dim=-1)
 
+    def score(self, features: Tensor, actions: Tensor) -> Tensor:
+        """Returns minus that estimate: what the data holds often is best."""
+        return -self.inverse_count(features, actions)
+
+    def spec(self) -> dict[str, Any]:
+        return asdict(self.config)
+
+    @classmethod
+    def for_policy(cls, spec: Mapping[str, Any], policy: SavedPolicy, *, at: str) -> Self:
+        config = read_config(CoinFlipConfig, spec, at=at)
+        sizes = {name: getattr(policy, name) for name in ("feature_dim", "action_dim", "horizon")}
+        return cls(config, **sizes)
+
     def predict(self, rows: Tensor) -> Tensor:
         x = self.config.scale * (rows - self.input_mean) / self.input_std
         return self.net(x) + (self.prior(x) - self.prior_mean) / self.prior_std
@@ -131,90 +135,6 @@ class CoinFlips(nn.Module):
         prior = self.prior(self.config.scale * (rows - self.input_mean) / self.input_std)
         self.prior_mean.copy_(prior.mean(dim=0))
         self.prior_std.copy_(prior.std(dim=0, correction=0).clamp_min(_STD_FLOOR))
-
-
-class BestOfN(PolicyAdapter):
-    """Samples N chunks of its base and returns the one that the data of `scorer` holds most often.
-
-    The noise of the other candidates follows from a row's own `z`, so the choice depends neither
-    on the rows beside it nor on a generator; candidate 0 is what the base alone would do. Mode
-    `mean` has nothing to choose from. The log-probability is that of the chosen chain under the
-    base: that the best was chosen is not in it.
-    """
-
-    kind: ClassVar[str] = "best_of_n"
-
-    def __init__(self, base: nn.Module, scorer: CoinFlips, n: int) -> None:
-        """Puts the choice on top of `base`; neither is frozen, and the scorer learns elsewhere.
-
-        Args:
-            base: a policy (`SavedPolicy`) that is a module as well.
-            scorer: fitted on the base's features.
-            n: N, at least 1.
-        """
-        if n < 1:
-            raise ValueError(f"best_of_n: n must be at least 1, got {n}")
-        if isinstance(base, ContinuingPolicy):
-            raise ValueError(
-                f"best_of_n: the base is {type(base).__name__}, whose chunks would no longer continue each "
-                "other. Choose among the chunks of its base."
-            )
-        super().__init__(base)
-        self.scorer = scorer.requires_grad_(False)
-        self.n = n
-
-    def sample(
-        self,
-        obs: dict[str, Tensor],
-        *,
-        z: Tensor | None = None,
-        mode: Mode = "ode",
-        record: bool = False,
-        generator: Generator | None = None,
-    ) -> ChunkSample:
-        """Returns the chosen chunk (B, H, A), and its chain if recorded."""
-        check_mode(mode)
-        if self.n == 1 or mode == "mean":
-            return self.policy.sample(obs, z=z, mode=mode, record=record, generator=generator)
-        features = self.policy.features(obs)
-        batch = len(features)
-        shape = (batch, self.horizon, self.action_dim)
-        z = normal_like(features.new_zeros(shape), generator) if z is None else z
-        check_chunk("sample", "z", z, shape)
-        repeated = {name: value.repeat_interleave(self.n, dim=0) for name, value in obs.items()}
-        found = self.policy.sample(
-            repeated,
-            z=candidate_noise(z, self.n),
-            mode=mode,
-            record=record,
-            generator=generator,
-        )
-        rarity = self.scorer.inverse_count(features.repeat_interleave(self.n, dim=0), found.actions)
-        best = rarity.view(batch, self.n).argmin(dim=1)
-        return _rows(found, torch.arange(batch, device=best.device) * self.n + best)
-
-    def spec(self) -> dict[str, Any]:
-        return {"base": full_spec(self.policy), "scorer": asdict(self.scorer.config), "n": self.n}
-
-    @classmethod
-    def from_spec(cls, spec: Mapping[str, Any], *, at: str) -> Self:
-        base = build(spec["base"], at=f"{at}: base")
-        config = read_config(CoinFlipConfig, spec["scorer"], at=at)
-        return cls(cast("nn.Module", base), _coin_flips(base, config, None), read_size(spec, "n", at=at))
-
-
-def candidate_noise(z: Tensor, n: int) -> Tensor:
-    """Returns the noise of N candidates for every row of `z` (B, H, A), row after row: (B N, H, A).
-
-    Candidate 0 is `z` itself; the others are independent draws, seeded by the bits of the row.
-    """
-    batch = len(z)
-    flat = np.ascontiguousarray(z.detach().to("cpu", torch.float32).numpy()).reshape(batch, -1)
-    odd = EpisodeRng(np.arange(flat.shape[1]), 0).key | np.uint64(1)
-    seeds = (flat.view(np.uint32) * odd).sum(axis=1, dtype=np.uint64)  # modulo 2^64
-    rng = EpisodeRng(np.repeat(seeds, n - 1), np.tile(np.arange(1, n, dtype=np.uint64), batch))
-    others = rng.normal(flat.shape[1]).astype(np.float32).reshape(batch, n - 1, *z.shape[1:])
-    return torch.cat([z[:, None], torch.from_numpy(others).to(z)], dim=1).flatten(0, 1)
 
 
 def fit_coin_flips(
@@ -239,7 +159,8 @@ def fit_coin_flips(
     """
     config = config or CoinFlipConfig()
     generator = Generator().manual_seed(seed)
-    coin_flips = _coin_flips(policy, config, generator)
+    sizes = {name: getattr(policy, name) for name in ("feature_dim", "action_dim", "horizon")}
+    coin_flips = CoinFlips(config, **sizes, generator=generator)
     rows = _counted(policy, coin_flips, demonstrations)
     signs = torch.randint(2, (len(rows), config.coins), generator=generator) * 2.0 - 1.0
     coin_flips.to(rows.device).standardise(rows)
@@ -295,21 +216,3 @@ def _counted(policy: SavedPolicy, coin_flips: CoinFlips, demonstrations: Iterabl
             "succeed, or count fewer actions: prefix."
         )
     return torch.cat(parts)
-
-
-def _coin_flips(policy: SavedPolicy, config: CoinFlipConfig, generator: Generator | None) -> CoinFlips:
-    return CoinFlips(
-        config,
-        feature_dim=policy.feature_dim,
-        action_dim=policy.action_dim,
-        horizon=policy.horizon,
-        generator=generator,
-    )
-
-
-def _rows(sample: ChunkSample, rows: Tensor) -> ChunkSample:
-    chain = sample.chain
-    if chain is not None:
-        chain = Chain(chain.x[rows], chain.index[rows], chain.log_prob[rows], chain.grid)
-    n_exec = None if sample.n_exec is None else sample.n_exec[rows]
-    return ChunkSample(sample.actions[rows], chain, n_exec)

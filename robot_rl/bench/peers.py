@@ -84,34 +84,44 @@ def peer_steps_per_s(name: str, seconds: float = 6.0) -> float:
         RobotRLError: its environment cannot be installed, or its program fails.
     """
     peer = PEERS[name]
-    python = _environment(name, peer)
+    python = environment(name, peer.packages, at="bench sim", remedy=" Use peers=false to leave peers out.")
     program = python.parent / "steps_per_s.py"
     program.write_text(_WORKER.format(make_env=peer.make_env, seconds=seconds, num_envs=peer.num_envs))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([python, program], capture_output=True, text=True, env=environment, timeout=300)
+    variables = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([python, program], capture_output=True, text=True, env=variables, timeout=300)
     if done.returncode != 0:
         raise RobotRLError(f"bench sim: the peer {name} failed:\n{done.stderr[-800:]}")
     return float(json.loads(done.stdout.strip().splitlines()[-1])["steps_per_s"])
 
 
-def _environment(name: str, peer: Peer) -> Path:
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "robot_rl" / "peers" / name
+def cache_folder(name: str) -> Path:
+    """Returns where what is called so is kept between runs, in the user's cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "robot_rl" / "peers" / name
+
+
+def environment(name: str, packages: tuple[str, ...], *, at: str, remedy: str = "") -> Path:
+    """Returns the Python of an environment with these packages, made on first use.
+
+    Raises:
+        RobotRLError: it cannot be installed; `at` begins the message, `remedy` ends it.
+    """
+    cache = cache_folder(name)
     python = cache / "bin" / "python"
     ready = cache / "ready.json"
-    if ready.exists() and json.loads(ready.read_text()) == list(peer.packages):
+    if ready.exists() and json.loads(ready.read_text()) == list(packages):
         return python
     uv = Path(sys.prefix) / "bin" / "uv"
     for command in (
         [uv, "venv", "--clear", "--quiet", "--python", sys.executable, cache],
-        [uv, "pip", "install", "--quiet", "--python", python, *peer.packages],
+        [uv, "pip", "install", "--quiet", "--python", python, *packages],
     ):
         try:
             subprocess.run(command, capture_output=True, text=True, check=True)
         except (OSError, subprocess.CalledProcessError) as error:
             reason = getattr(error, "stderr", None) or str(error)
             raise RobotRLError(
-                f"bench sim: cannot install the peer {name} ({', '.join(peer.packages)}): "
-                f"{reason.strip()[-400:]} Use peers=false to leave peers out."
+                f"{at}: cannot install the peer {name} ({', '.join(packages)}): "
+                f"{reason.strip()[-400:]}{remedy}"
             ) from error
-    ready.write_text(json.dumps(list(peer.packages)))
+    ready.write_text(json.dumps(list(packages)))
     return python

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from robot_rl.bench.cloned import SUCCESS_NOTE, Cloned, play_clones, successes_of
 from robot_rl.core.seeding import train_seed
 from robot_rl.hal.vector import VectorEnv
-from robot_rl.policies.taco import BestOfN, CoinFlipConfig, fit_coin_flips, successes
+from robot_rl.policies.best_of_n import BestOfN
+from robot_rl.policies.taco import CoinFlipConfig, fit_coin_flips, successes
 from robot_rl.train.evaluate import EvalResult, evaluate_in
 
 

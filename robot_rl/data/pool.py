@@ -9,7 +9,7 @@ cache. B rows of a batch, R rows of the ring, T steps, H chunk length, A action 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,8 +23,8 @@ from robot_rl.data.fit import common_features
 from robot_rl.data.pool_draw import Priorities, Prioritised, Strata, Stratified, Uniform
 from robot_rl.data.pool_memory import Memory, PoolBudget
 from robot_rl.data.pool_pictures import FrameCache, PictureReader
-from robot_rl.data.pool_ring import EpisodeRing, Place, enlarged
-from robot_rl.data.transitions import ChunkBatch, Origin, TransitionBatch, discounted, draw_rows
+from robot_rl.data.pool_ring import EpisodeRing, Place, beginning, enlarged
+from robot_rl.data.transitions import ChunkBatch, Origin, TransitionBatch, discounted, draw_rows, prefixes_of
 
 __all__ = ["EpisodePool", "PoolBudget", "Prioritised", "Relabel", "Stratified", "Uniform"]
 
@@ -81,6 +81,7 @@ class EpisodePool:
         self._number: dict[tuple[int, int], int] = {}
         self._who: list[tuple[int, int]] = []
         self._success = np.zeros(64, bool)
+        self._is_complete = np.zeros(64, bool)
         self._instruction = np.zeros(64, np.int32)
         self._instructions: list[str] = []
         self._seen: list[Array] = [np.zeros(0, np.int64) for _ in sources]
@@ -126,7 +127,7 @@ class EpisodePool:
             DatasetError: the pool is empty.
         """
         rows, weight = self._drawn(batch_size, rng)
-        reward, bootstrap, after, _, _ = self._windows(rows, n_step, gamma_step)
+        _, _, after, reward, bootstrap = self._windows(rows, n_step, gamma_step)
         obs, next_obs = self._observations(rows, after)
         column = self._ring.columns
         return TransitionBatch(
@@ -143,7 +144,13 @@ class EpisodePool:
         )
 
     def sample_chunks(
-        self, batch_size: int, *, horizon: int, gamma_step: float, rng: np.random.Generator
+        self,
+        batch_size: int,
+        *,
+        horizon: int,
+        gamma_step: float,
+        rng: np.random.Generator,
+        prefixes: Sequence[int] = (),
     ) -> ChunkBatch:
         """Returns chunks of H actions, what they earned and where they led to (Li et al. 2025, Q-chunking).
 
@@ -151,7 +158,8 @@ class EpisodePool:
             DatasetError: the pool is empty.
         """
         rows, weight = self._drawn(batch_size, rng)
-        reward, bootstrap, after, window, inside = self._windows(rows, horizon, gamma_step)
+        windows = partial(self._windows, rows, gamma_step=gamma_step)
+        window, inside, after, reward, bootstrap = windows(horizon)
         obs, next_obs = self._observations(rows, after)
         return ChunkBatch(
             obs=obs,
@@ -163,6 +171,7 @@ class EpisodePool:
             source=torch.from_numpy(self._ring.columns["source"].take(rows)),
             origin=self._origin(rows),
             weight=None if weight is None else torch.from_numpy(weight),
+            prefix=prefixes_of(prefixes, windows, self._ended, lambda at: self._observations(at, at[:0])[0]),
         )
 
     def update_priorities(self, origin: Origin, priority: Tensor) -> None:
@@ -236,7 +245,7 @@ class EpisodePool:
                     f"pool: episode {index} of source {source} had {length} steps when the checkpoint was "
                     f"made, and has {there} now. Bring that data back to resume."
                 )
-            self._write(number, _prefix(sources[source].read(index), length), start)
+            self._write(number, beginning(sources[source].read(index), length), start)
         ring.head, ring.used = int(state["head"]), int(state["used"])
         if self._priorities is not None:
             self._priorities.load_state_dict(state["priorities"])
@@ -257,7 +266,7 @@ class EpisodePool:
         return draw_rows(lambda rows: left.take(rows) > 0, ring.used, ring.steps, batch_size, rng), None
 
     def _windows(self, rows: Array, size: int, gamma_step: float) -> tuple[Array, Array, Array, Array, Array]:
-        """Returns reward and bootstrap (B,), row after (B,), rows (B, size) and which of them count."""
+        """Returns rows (B, size), which of them count, row after (B,), reward and bootstrap (B,)."""
         column, offsets = self._ring.columns, np.arange(size)
         length = np.minimum(column["left"].take(rows), size)
         inside = offsets < length[:, None]
@@ -265,7 +274,12 @@ class EpisodePool:
         window = np.minimum(rows[:, None] + offsets, last[:, None])
         terminated = column["terminated"].take(last)
         reward, bootstrap = discounted(column["reward"].take(window), inside, length, terminated, gamma_step)
-        return reward, bootstrap, last + 1, window, inside
+        return window, inside, last + 1, reward, bootstrap
+
+    def _ended(self, rows: Array) -> Array:
+        """Returns which steps are the last of an episode whose end was seen."""
+        column = self._ring.columns
+        return (column["left"].take(rows) == 1) & self._is_complete.take(column["number"].take(rows))
 
     def _observations(self, rows: Array, after: Array) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Returns the observations of two sets of rows."""
@@ -350,6 +364,8 @@ class EpisodePool:
         place = self._ring.write(number, episode, base, start)
         self._success = enlarged(self._success, number, False)
         self._success[number] = bool(episode.success.any())
+        self._is_complete = enlarged(self._is_complete, number, False)
+        self._is_complete[number] = place.steps == place.length and episode.is_complete
         if episode.meta.instruction not in self._instructions:
             self._instructions.append(episode.meta.instruction)
         self._instruction = enlarged(self._instruction, number, 0)
@@ -385,12 +401,3 @@ class EpisodePool:
             which, place = np.flatnonzero(numbers == number), self._ring.places[number]
             pictures[which] = self._reader.read(number, key, rows[which] - place.start, place.length)
         return pictures
-
-
-def _prefix(episode: Episode, length: int) -> Episode:
-    """Returns the first `length` steps of an episode that has grown since."""
-    if len(episode) == length:
-        return episode
-    names = ("action", "base_action", "reward", "terminated", "truncated", "success", "source")
-    columns = {name: getattr(episode, name)[:length] for name in (*names, "policy_version", "stamp_ns")}
-    return replace(episode, final_obs={}, **columns)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -160,3 +160,12 @@ def enlarged(table: Array, number: int, fill: Any) -> Array:
         return table
     more = max(len(table), number + 1 - len(table))
     return np.concatenate([table, np.full(more, fill, table.dtype)])
+
+
+def beginning(episode: Episode, length: int) -> Episode:
+    """Returns the first `length` steps of an episode that has grown since."""
+    if len(episode) == length:
+        return episode
+    names = ("action", "base_action", "reward", "terminated", "truncated", "success", "source")
+    columns = {name: getattr(episode, name)[:length] for name in (*names, "policy_version", "stamp_ns")}
+    return replace(episode, final_obs={}, **columns)

@@ -8,7 +8,8 @@ B rows of a batch, N lanes, C frames per lane, H chunk length, A action dim, L l
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from robot_rl.data.transitions import (
     concatenate,
     discounted,
     draw_rows,
+    prefixes_of,
 )
 
 if TYPE_CHECKING:
@@ -220,14 +222,16 @@ class ReplayBuffer:
         gamma_step: float,
         rng: np.random.Generator,
         rows: Array | None = None,
+        prefixes: Sequence[int] = (),
     ) -> ChunkBatch:
-        """Returns chunks of H actions, what they earned and where they led to; see `sample`."""
+        """Returns chunks of H actions, what they (and `prefixes` of them) earned and led to; see `sample`."""
         lanes, first = self._begin(batch_size, rng, rows)
-        window, inside, after, reward, bootstrap = self._windows(lanes, first, horizon, gamma_step)
+        windows = partial(self._windows, lanes, first, gamma_step=gamma_step)
+        window, inside, after, reward, bootstrap = windows(horizon)
         start, column = window[:, 0], self._columns
         last = inside.sum(axis=1, keepdims=True) - 1
         held = np.take_along_axis(window, np.minimum(np.arange(horizon), last), axis=1)
-        latent = column["latent"].take(start, axis=0) if "latent" in column else None
+        latent = torch.from_numpy(column["latent"].take(start, axis=0)) if "latent" in column else None
         return ChunkBatch(
             obs=self._observation(start),
             action=torch.from_numpy(column["action"].take(held, axis=0)),
@@ -237,7 +241,8 @@ class ReplayBuffer:
             next_obs=self._observation(after),
             source=torch.from_numpy(column["source"].take(start)),
             origin=self._origin(lanes, first, start),
-            latent=None if latent is None else torch.from_numpy(latent),
+            latent=latent,
+            prefix=prefixes_of(prefixes, windows, column["ended"].take, self._observation),
         )
 
     def _begin(self, batch_size: int, rng: np.random.Generator, rows: Array | None) -> tuple[Array, Array]:
@@ -371,8 +376,7 @@ class ReplayBuffer:
         upper = np.cumsum(stored)
 
         def place(drawn: Array) -> tuple[Array, Array]:
-            several = self.num_envs > 1
-            lanes = np.searchsorted(upper, drawn, side="right") if several else np.zeros_like(drawn)
+            lanes = np.searchsorted(upper, drawn, side="right") if len(upper) > 1 else np.zeros_like(drawn)
             return lanes, self._head[lanes] - (upper[lanes] - drawn)
 
         def is_step(drawn: Array) -> Array:

@@ -108,6 +108,20 @@ class TransitionBatch:
 
 
 @dataclass
+class Prefixes:
+    """What the first k actions of each chunk earned and led to, for P lengths k."""
+
+    reward: Tensor
+    """(B, P): sum of gamma^i r_i over the at most k steps before the end of the episode."""
+    bootstrap: Tensor
+    """(B, P): gamma^steps, or 0 where the task ended."""
+    is_whole: Tensor
+    """(B, P) bool: all k steps were executed, or the episode ended within; else the lane ends there."""
+    next_obs: dict[str, Tensor]
+    """(B, P, ...): where they led to."""
+
+
+@dataclass
 class ChunkBatch:
     """What a learner of action chunks reads: H steps as one decision."""
 
@@ -128,6 +142,8 @@ class ChunkBatch:
     weight: Tensor | None = None
     latent: Tensor | None = None
     """(B, L): the noise that the chunk was decoded from, where that is kept."""
+    prefix: Prefixes | None = None
+    """What its beginnings come to, if asked for."""
 
     def __len__(self) -> int:
         return len(self.reward)
@@ -179,13 +195,17 @@ class Mixture:
         )
 
     def sample_chunks(
-        self, batch_size: int, *, horizon: int, gamma_step: float, rng: np.random.Generator
+        self,
+        batch_size: int,
+        *,
+        horizon: int,
+        gamma_step: float,
+        rng: np.random.Generator,
+        prefixes: Sequence[int] = (),
     ) -> ChunkBatch:
         """Returns one batch of chunks, part after part; all parts have to know chunks."""
-        return self._mixed(
-            batch_size,
-            lambda part, count: part.sample_chunks(count, horizon=horizon, gamma_step=gamma_step, rng=rng),
-        )
+        how: dict[str, Any] = {"horizon": horizon, "gamma_step": gamma_step, "prefixes": prefixes}
+        return self._mixed(batch_size, lambda part, count: part.sample_chunks(count, rng=rng, **how))
 
     def _mixed(self, batch_size: int, draw: Callable[[Any, int], Batch]) -> Batch:
         batches: list[Batch] = []
@@ -277,3 +297,33 @@ def discounted(
     discounts = np.power(gamma_step, np.arange(reward_Bn.shape[1] + 1)).astype(np.float32)
     reward_B = (reward_Bn * inside_Bn) @ discounts[:-1]
     return reward_B, discounts.take(length_B) * ~terminated_B
+
+
+def prefixes_of(
+    lengths: Sequence[int],
+    windows: Callable[[int], tuple[Array, Array, Array, Array, Array]],
+    ended: Callable[[Array], Array],
+    observe: Callable[[Array], dict[str, Tensor]],
+) -> Prefixes | None:
+    """Returns what the beginnings of chunks come to; None if no lengths are asked for.
+
+    Args:
+        lengths: k of each, in control steps.
+        windows: for k: frames (B, k), which are inside (B, k), frame after, reward and bootstrap (B,).
+        ended: returns whether the steps at frames (B, k) ended their episodes.
+        observe: returns the observations of frames (n,).
+    """
+    if not lengths:
+        return None
+    found = [windows(k) for k in lengths]
+    is_whole = [inside.all(axis=1) | (inside & ended(rows)).any(axis=1) for rows, inside, *_ in found]
+    after, reward, bootstrap = (
+        np.stack(column, axis=1) for column in zip(*(window[2:] for window in found), strict=True)
+    )
+    next_obs = {key: value.unflatten(0, after.shape) for key, value in observe(after.reshape(-1)).items()}
+    return Prefixes(
+        reward=torch.from_numpy(reward),
+        bootstrap=torch.from_numpy(bootstrap),
+        is_whole=torch.from_numpy(np.stack(is_whole, axis=1)),
+        next_obs=next_obs,
+    )

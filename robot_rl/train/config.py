@@ -15,6 +15,7 @@ from robot_rl.policies.chunk import ChunkPolicyConfig
 from robot_rl.sim.vector import EnvConfig
 from robot_rl.train.deploy.person import ScriptedPersonConfig
 from robot_rl.train.improve.config import (
+    ChunkedPhase,
     ImprovePhase,
     LatentPhase,
     OffPolicyPhase,
@@ -206,11 +207,12 @@ class RunConfig:
     demos: DemosConfig = field(default_factory=DemosConfig)
     policy: ChunkPolicyConfig = field(default_factory=ChunkPolicyConfig)
     bc: BCPhase = field(default_factory=BCPhase)
-    method: Literal["residual", "ppo", "latent"] = "residual"
+    method: Literal["residual", "ppo", "latent", "chunked"] = "residual"
     """How the base is improved: the section of that name says with which settings."""
     residual: ResidualPhase = field(default_factory=ResidualPhase)
     ppo: PPOPhase = field(default_factory=PPOPhase)
     latent: LatentPhase = field(default_factory=LatentPhase)
+    chunked: ChunkedPhase = field(default_factory=ChunkedPhase)
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     human: HumanConfig = field(default_factory=HumanConfig)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)

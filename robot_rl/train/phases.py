@@ -157,9 +157,9 @@ def _evaluate_base(session: Session) -> None:
 
 
 def _improve(session: Session) -> None:
-    """Improves the base by the run's method; without control steps the base is the result."""
+    """Improves the base by the run's method; where nothing is learned the base is the result."""
     config, method = session.config, method_of(session.config)
-    if config.phase.env_steps == 0:
+    if config.phase.leaves_base:
         shutil.copytree(session.folder / "policy/base", session.folder / "policy/final", dirs_exist_ok=True)
         return
     base, _ = load_policy(session.folder / "policy" / "base")

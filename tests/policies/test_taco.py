@@ -11,19 +11,13 @@ from torch import Tensor
 from robot_rl.core.errors import CheckpointError, DatasetError
 from robot_rl.core.policy import Chain, ChunkSample, DemoBatch
 from robot_rl.data.episodes import Episodes, EpisodesMeta
+from robot_rl.policies.best_of_n import BestOfN, candidate_noise
 from robot_rl.policies.checkpoint import PolicyMeta, load_policy, save_policy
 from robot_rl.policies.chunk import ChunkPolicyConfig, FlowPolicy
 from robot_rl.policies.executor import ChunkExecutor
 from robot_rl.policies.real_time import RealTimeChunks
 from robot_rl.policies.residual import ResidualHeadConfig, ResidualPolicy
-from robot_rl.policies.taco import (
-    BestOfN,
-    CoinFlipConfig,
-    CoinFlips,
-    candidate_noise,
-    fit_coin_flips,
-    successes,
-)
+from robot_rl.policies.taco import CoinFlipConfig, CoinFlips, fit_coin_flips, successes
 
 META = PolicyMeta(
     task="t",

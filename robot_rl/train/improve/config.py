@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import ClassVar
 
 from robot_rl.algos.chain_ppo import ChainPPOConfig
+from robot_rl.algos.chunk_q import ChunkQConfig
 from robot_rl.algos.latent import LatentConfig
 from robot_rl.algos.residual import ResidualConfig
 from robot_rl.core.errors import ConfigError, require
@@ -25,6 +26,11 @@ class ImprovePhase:
 
     def __post_init__(self) -> None:
         self._require("env_steps", self.env_steps >= 0, "0 or more")
+
+    @property
+    def leaves_base(self) -> bool:
+        """Whether nothing is learned, and the base is the result."""
+        return self.env_steps == 0
 
     def _require(self, field: str, holds: bool, allowed: str) -> None:
         require(holds, f"{self.name}.{field}", getattr(self, field), allowed)
@@ -159,6 +165,30 @@ class LatentPhase(OffPolicyPhase):
         super().__post_init__()
         if self.algorithm.variant == "sac":
             self._require("demo_ratio", self.demo_ratio == 0, "0 with latent.algorithm.variant=sac")
+
+    @property
+    def gamma_step(self) -> float:
+        return self.algorithm.gamma_step
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChunkedPhase(OffPolicyPhase):
+    """Q-learning over the chunks that are executed, of `n_exec` actions: offline, then online."""
+
+    name: ClassVar[str] = "chunked"
+    offline_updates: int = 0
+    """Learner updates on the demonstrations alone, before the first control step."""
+    explore_steps: int = 0
+    """As everywhere; what acts from the first step on has learned offline."""
+    algorithm: ChunkQConfig = field(default_factory=ChunkQConfig)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require("offline_updates", self.offline_updates >= 0, "0 or more")
+
+    @property
+    def leaves_base(self) -> bool:
+        return self.env_steps == 0 and self.offline_updates == 0
 
     @property
     def gamma_step(self) -> float:

@@ -83,7 +83,7 @@ def add_hooks(
             "evaluate",
             Every(config.evaluate.every_env_steps),
             env_steps,
-            lambda at: _quick_evaluation(session, policy, eval_env),
+            lambda at: quick_evaluation(session, policy, eval_env),
         ),
         *checkpoint_hooks(session, run, name, config.checkpoint, env_steps),
     ]
@@ -100,7 +100,7 @@ def eval_metrics(result: EvalResult) -> dict[str, float]:
     }
 
 
-def _quick_evaluation(session: Session, policy: Module, eval_env: VectorEnv) -> None:
+def quick_evaluation(session: Session, policy: Module, eval_env: VectorEnv) -> None:
     """Looks on, on seeds that neither training nor the final evaluation uses."""
     config = session.config
     seeds = quick_eval_seeds(config.seed, config.evaluate.quick_episodes)

@@ -6,7 +6,7 @@ B envs, A action dim.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -48,9 +48,9 @@ def steps(phase: OffPolicyPhase) -> Draw:
     return lambda sampler, rng: sampler.sample(phase.batch, **how, rng=rng)
 
 
-def chunks(phase: OffPolicyPhase, horizon: int) -> Draw:
-    """Draws chunks of `horizon` actions that begin anywhere."""
-    how = {"horizon": horizon, "gamma_step": phase.gamma_step}
+def chunks(phase: OffPolicyPhase, horizon: int, prefixes: Sequence[int] = ()) -> Draw:
+    """Draws chunks of `horizon` actions that begin anywhere, and what their `prefixes` come to."""
+    how: dict[str, Any] = {"horizon": horizon, "gamma_step": phase.gamma_step, "prefixes": prefixes}
     return lambda sampler, rng: sampler.sample_chunks(phase.batch, **how, rng=rng)
 
 

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from robot_rl.core.policy import DemoBatch
+from robot_rl.policies.best_of_n import BestOfN
 from robot_rl.policies.real_time import RealTimeChunks, RealTimeConfig
-from robot_rl.policies.taco import BestOfN, CoinFlipConfig, fit_coin_flips
+from robot_rl.policies.taco import CoinFlipConfig, fit_coin_flips
 from robot_rl.policies.vla.small import SmallVLA
 
 

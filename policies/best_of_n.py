@@ -1,0 +1,141 @@
+"""Choosing among N sampled chunks by a scorer: a pseudo-count of the data (TACO), or a critic (Q-chunking).
+
+B envs, N candidates, H chunk length, A action dim, F feature dim, R rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Protocol, Self, cast
+
+import numpy as np
+import torch
+from torch import Generator, Tensor, nn
+
+from robot_rl.core.policy import Chain, ChunkSample, ContinuingPolicy, Mode
+from robot_rl.core.registry import resolve
+from robot_rl.core.seeding import EpisodeRng
+from robot_rl.policies.adapter import PolicyAdapter
+from robot_rl.policies.processes import normal_like
+from robot_rl.policies.spec import SavedPolicy, build, check_chunk, check_mode, full_spec, read_size
+
+
+class Scorer(Protocol):
+    """What says which chunk is best; it is a `torch.nn.Module` as well."""
+
+    kind: ClassVar[str]
+    """Its name in the registry."""
+
+    def score(self, features: Tensor, actions: Tensor) -> Tensor:
+        """Returns how good each row is, (R,), of features (R, F) and chunks (R, H, A)."""
+        ...
+
+    def spec(self) -> dict[str, Any]:
+        """Returns what `for_policy` needs, as JSON values, without the weights."""
+        ...
+
+    @classmethod
+    def for_policy(cls, spec: Mapping[str, Any], policy: SavedPolicy, *, at: str) -> Self:
+        """Builds the scorer of a policy's chunks, with weights still to be loaded."""
+        ...
+
+
+class BestOfN(PolicyAdapter):
+    """Samples N chunks of its base and returns the one that `scorer` finds best.
+
+    The noise of the other candidates follows from a row's own `z`, so the choice depends neither
+    on the rows beside it nor on a generator; candidate 0 is what the base alone would do. Mode
+    `mean` has nothing to choose from. The log-probability is that of the chosen chain under the
+    base: that the best was chosen is not in it.
+    """
+
+    kind: ClassVar[str] = "best_of_n"
+
+    def __init__(self, base: nn.Module, scorer: nn.Module, n: int) -> None:
+        """Puts the choice on top of `base`; neither is frozen, and the scorer learns elsewhere.
+
+        Args:
+            base: a policy (`SavedPolicy`) that is a module as well.
+            scorer: a `Scorer` of the base's features and chunks.
+            n: N, at least 1.
+        """
+        if n < 1:
+            raise ValueError(f"best_of_n: n must be at least 1, got {n}")
+        if isinstance(base, ContinuingPolicy):
+            raise ValueError(
+                f"best_of_n: the base is {type(base).__name__}, whose chunks would no longer continue each "
+                "other. Choose among the chunks of its base."
+            )
+        super().__init__(base)
+        self.scorer = scorer.requires_grad_(False)
+        self.n = n
+
+    def sample(
+        self,
+        obs: dict[str, Tensor],
+        *,
+        z: Tensor | None = None,
+        mode: Mode = "ode",
+        record: bool = False,
+        generator: Generator | None = None,
+    ) -> ChunkSample:
+        """Returns the chosen chunk (B, H, A), and its chain if recorded."""
+        check_mode(mode)
+        if self.n == 1 or mode == "mean":
+            return self.policy.sample(obs, z=z, mode=mode, record=record, generator=generator)
+        features = self.policy.features(obs)
+        batch = len(features)
+        shape = (batch, self.horizon, self.action_dim)
+        z = normal_like(features.new_zeros(shape), generator) if z is None else z
+        check_chunk("sample", "z", z, shape)
+        repeated = {name: value.repeat_interleave(self.n, dim=0) for name, value in obs.items()}
+        found = self.policy.sample(
+            repeated,
+            z=candidate_noise(z, self.n),
+            mode=mode,
+            record=record,
+            generator=generator,
+        )
+        scorer = cast("Scorer", self.scorer)
+        score = scorer.score(features.repeat_interleave(self.n, dim=0), found.actions)
+        best = score.view(batch, self.n).argmax(dim=1)
+        return _rows(found, torch.arange(batch, device=best.device) * self.n + best)
+
+    def spec(self) -> dict[str, Any]:
+        scorer = cast("Scorer", self.scorer)
+        return {
+            "base": full_spec(self.policy),
+            "scorer": {"kind": scorer.kind, **scorer.spec()},
+            "n": self.n,
+        }
+
+    @classmethod
+    def from_spec(cls, spec: Mapping[str, Any], *, at: str) -> Self:
+        base = build(spec["base"], at=f"{at}: base")
+        scorer = dict(spec["scorer"])
+        kind = scorer.pop("kind", "coin_flips")  # the only one there was when none was written
+        scorer_class: type[Scorer] = resolve("scorer", kind, at=at)
+        module = cast("nn.Module", scorer_class.for_policy(scorer, base, at=at))
+        return cls(cast("nn.Module", base), module, read_size(spec, "n", at=at))
+
+
+def candidate_noise(z: Tensor, n: int) -> Tensor:
+    """Returns the noise of N candidates for every row of `z` (B, H, A), row after row: (B N, H, A).
+
+    Candidate 0 is `z` itself; the others are independent draws, seeded by the bits of the row.
+    """
+    batch = len(z)
+    flat = np.ascontiguousarray(z.detach().to("cpu", torch.float32).numpy()).reshape(batch, -1)
+    odd = EpisodeRng(np.arange(flat.shape[1]), 0).key | np.uint64(1)
+    seeds = (flat.view(np.uint32) * odd).sum(axis=1, dtype=np.uint64)  # modulo 2^64
+    rng = EpisodeRng(np.repeat(seeds, n - 1), np.tile(np.arange(1, n, dtype=np.uint64), batch))
+    others = rng.normal(flat.shape[1]).astype(np.float32).reshape(batch, n - 1, *z.shape[1:])
+    return torch.cat([z[:, None], torch.from_numpy(others).to(z)], dim=1).flatten(0, 1)
+
+
+def _rows(sample: ChunkSample, rows: Tensor) -> ChunkSample:
+    chain = sample.chain
+    if chain is not None:
+        chain = Chain(chain.x[rows], chain.index[rows], chain.log_prob[rows], chain.grid)
+    n_exec = None if sample.n_exec is None else sample.n_exec[rows]
+    return ChunkSample(sample.actions[rows], chain, n_exec)

@@ -1,0 +1,279 @@
+"""Q-learning over action chunks, offline and online (Li et al. 2025, Q-chunking).
+
+    y = sum_{i<h} gamma^i r_{t+i} + gamma^h Q'(s_{t+h}, a'),   Q on (features, h executed actions)
+
+A flow policy follows all data by its own imitation loss, failures included; what acts, and proposes
+a', is one of two. `best_of_n` (QC): of n chunks of the flow, the one the critics value most. `fql`
+(QC-FQL, flow Q-learning of Park et al. 2025): a one-step student, held near the flow's chunk from the
+same noise, that follows the critics' gradient:
+
+    L = alpha |student(z) - flow(z)|^2 - Q(s, student(z))
+
+With h = 1 these are best-of-n and FQL with an ordinary Q. Deviations: narrower networks; an exponential
+average of the flow's weights proposes and teaches; targets of chunks that a success or failure cut short
+are used (the paper leaves them out), those that stop at the newest step are not.
+B batch, H chunk length, h of it that is executed, A action dim, P lengths that have a value, R rows.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Generator, Tensor, nn
+
+from robot_rl.algos.chunk_critics import ChunkCriticConfig, ChunkCritics
+from robot_rl.algos.optim import METRICS_EVERY, Optimiser, follow, keep_freed_memory, matmul_precision
+from robot_rl.algos.returns import td_target
+from robot_rl.core.errors import require
+from robot_rl.core.policy import ChunkSample, DemoBatch
+from robot_rl.data.transitions import ChunkBatch
+
+Module = Any
+"""A policy that is a `torch.nn.Module` as well; Python has no type for both."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChunkQConfig:
+    """What is learned, and how fast."""
+
+    actor: Literal["best_of_n", "fql"] = "fql"
+    """What acts: the flow's chunk that the critics value most, or a one-step student."""
+    candidates: int = 8
+    """n of `best_of_n`, when acting and in targets (the paper: 32)."""
+    alpha: float = 100.0
+    """Weight of the student's distance to the flow, a mean over the elements of a chunk; `fql` only."""
+    critics: ChunkCriticConfig = field(default_factory=ChunkCriticConfig)
+    gamma_step: float = 0.99
+    """Discount per control step."""
+    tau: float = 0.005
+    """Share of the way that the target critics follow at each update."""
+    critic_lr: float = 3e-4
+    flow_lr: float = 3e-4
+    student_lr: float = 3e-4
+    flow_ema: float = 0.995
+    """Share of the flow's average kept at each update; 0 acts with the weights that learn."""
+    grad_clip: float = 1.0
+    """Largest norm of a gradient; 0 switches clipping off."""
+
+    def __post_init__(self) -> None:
+        at = "chunked.algorithm"
+        require(self.actor in ("best_of_n", "fql"), f"{at}.actor", self.actor, "best_of_n, fql")
+        require(self.candidates >= 1, f"{at}.candidates", self.candidates, "1 or more")
+        for name in ("alpha", "grad_clip"):
+            require(getattr(self, name) >= 0, f"{at}.{name}", getattr(self, name), "0 or more")
+        for name in ("critic_lr", "flow_lr", "student_lr"):
+            require(getattr(self, name) > 0, f"{at}.{name}", getattr(self, name), "above 0")
+        require(0 <= self.gamma_step <= 1, f"{at}.gamma_step", self.gamma_step, "0 to 1")
+        require(0 < self.tau <= 1, f"{at}.tau", self.tau, "above 0, at most 1")
+        require(0 <= self.flow_ema < 1, f"{at}.flow_ema", self.flow_ema, "0 to below 1")
+
+
+class FlowModule(Protocol):
+    """A module that generates chunks from noise and has an imitation loss."""
+
+    horizon: int
+    action_dim: int
+    feature_dim: int
+
+    def sample(self, obs: dict[str, Tensor], *, z: Tensor | None = None) -> ChunkSample: ...
+
+    def features(self, obs: dict[str, Tensor]) -> Tensor: ...
+
+    def bc_loss(self, batch: DemoBatch, generator: Generator | None = None) -> Tensor: ...
+
+    def parameters(self) -> Iterator[nn.Parameter]: ...
+
+
+class Actor(Protocol):
+    """What acts in the flow's place, and proposes the actions of targets."""
+
+    modules: dict[str, nn.Module]
+    """What of it learns, by the name of its weights in the policy that acts."""
+
+    def propose(self, obs: dict[str, Tensor], features: Tensor, generator: Generator) -> Tensor:
+        """Returns chunks (R, H, A) of observations (R, ...) with features (R, F)."""
+        ...
+
+    def update(self, obs: dict[str, Tensor], features: Tensor, generator: Generator) -> dict[str, Tensor]:
+        """Takes a step towards what the critics value; returns metrics."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+
+class BestOf:
+    """Of n chunks of the flow, the one that the critics value most: nothing of its own learns."""
+
+    def __init__(self, flow: FlowModule, critics: ChunkCritics, n: int) -> None:
+        self._flow, self._critics, self._n = flow, critics, n
+        self.modules: dict[str, nn.Module] = {"base": _module(flow), "scorer": critics}
+
+    def propose(self, obs: dict[str, Tensor], features: Tensor, generator: Generator) -> Tensor:
+        n, rows = self._n, len(features)
+        repeated = {key: value.repeat_interleave(n, dim=0) for key, value in obs.items()}
+        chunks = self._flow.sample(repeated, z=_noise(self._flow, n * rows, features, generator)).actions
+        score = self._critics.score(features.repeat_interleave(n, dim=0), chunks)
+        best = score.view(rows, n).argmax(dim=1)
+        return chunks[torch.arange(rows, device=best.device) * n + best]
+
+    def update(self, obs: dict[str, Tensor], features: Tensor, generator: Generator) -> dict[str, Tensor]:
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        pass
+
+
+class Distilled:
+    """A one-step student of the flow that follows the critics' gradient."""
+
+    def __init__(self, student: Module, flow: FlowModule, critics: ChunkCritics, cfg: ChunkQConfig) -> None:
+        self._student, self._flow, self._critics, self._cfg = student, flow, critics, cfg
+        self.modules: dict[str, nn.Module] = {"": student}
+        self._optimiser = Optimiser(student.parameters(), lr=cfg.student_lr, grad_clip=cfg.grad_clip)
+
+    def propose(self, obs: dict[str, Tensor], features: Tensor, generator: Generator) -> Tensor:
+        return self._student.sample(obs, z=_noise(self._flow, len(features), features, generator)).actions
+
+    def update(self, obs: dict[str, Tensor], features: Tensor, generator: Generator) -> dict[str, Tensor]:
+        z = _noise(self._flow, len(features), features, generator)
+        with matmul_precision(self._cfg.critics.matmul), torch.no_grad():
+            aim = self._student.to_chain(self._flow.sample(obs, z=z).actions, obs)
+        with matmul_precision(self._cfg.critics.matmul), torch.enable_grad():
+            x = self._student.decode(self._student.features(obs), z)
+            actions = self._student.from_chain(x, obs)
+            value, by_actions = self._critics.action_gradient(features, actions.detach())
+            distance = (x - aim).square().mean()
+            # Its derivative by the actions is that of -mean Q.
+            surrogate = -(actions * by_actions).sum() / len(actions)
+            self._optimiser.step(self._cfg.alpha * distance + surrogate)
+        return {"distance": distance.detach(), "student_q": value.mean()}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"student": _copied(self._student), "optimiser": self._optimiser.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._student.load_state_dict(state["student"])
+        self._optimiser.load_state_dict(state["optimiser"])
+
+
+class ChunkQ:
+    """Learns critics of chunks, the flow, and what acts."""
+
+    def __init__(
+        self, flow: FlowModule, critics: ChunkCritics, cfg: ChunkQConfig, seed: int, *, student: Module = None
+    ) -> None:
+        """Starts from the present weights, which the updates change in place.
+
+        Args:
+            flow: proposes and teaches, with the average of the weights that learn.
+            critics: of the flow's features and chunks.
+            cfg: rates, and what acts.
+            seed: of all noise.
+            student: a `OneStepPolicy`, for `fql`.
+        """
+        keep_freed_memory()
+        self._flow, self._critics, self._cfg = flow, critics, cfg
+        self._target_critics = copy.deepcopy(critics).requires_grad_(False)
+        self._learner: Module = copy.deepcopy(flow)
+        self._learner.requires_grad_(True).train()
+        self._actor: Actor = (
+            BestOf(flow, critics, cfg.candidates)
+            if cfg.actor == "best_of_n"
+            else Distilled(student, flow, critics, cfg)
+        )
+        self._critic_optimiser = Optimiser(critics.parameters(), lr=cfg.critic_lr, grad_clip=cfg.grad_clip)
+        self._flow_optimiser = Optimiser(self._learner.parameters(), lr=cfg.flow_lr, grad_clip=cfg.grad_clip)
+        self._generator = Generator(next(flow.parameters()).device).manual_seed(seed)
+        self._updates = 0
+
+    @torch.no_grad()
+    def update(self, batch: ChunkBatch) -> Mapping[str, Tensor]:
+        """Takes one step of the critics, of the flow, and of what acts."""
+        features = self._flow.features(batch.obs)
+        target_BP, counts_BP = self._target(batch)
+        error, gradients = self._critics.td_gradients(features, batch.action, target_BP, counts_BP)
+        self._critic_optimiser.apply(gradients)
+        follow(self._target_critics.parameters(), self._critics.parameters(), self._cfg.tau)
+        flow_loss = self._follow_data(batch)
+        metrics = self._actor.update(batch.obs, features, self._generator)
+        self._updates += 1
+        if self._updates % METRICS_EVERY:
+            return {}
+        found = {"critic_loss": error.square().mean(dim=1).sum(), "flow_loss": flow_loss}
+        return metrics | found | {"target": target_BP[counts_BP].mean()}
+
+    def _target(self, batch: ChunkBatch) -> tuple[Tensor, Tensor]:
+        """Returns the targets (B, P), and which of them count."""
+        ends = batch.prefix
+        assert ends is not None, "draw with prefixes=critics.lengths"
+        next_obs = {key: value.flatten(0, 1) for key, value in ends.next_obs.items()}
+        next_features = self._flow.features(next_obs)
+        with matmul_precision(self._cfg.critics.matmul):
+            chunks = self._actor.propose(next_obs, next_features, self._generator)
+        next_value = self._target_critics.score(next_features, chunks)
+        return td_target(ends.reward, ends.bootstrap, next_value.view_as(ends.reward)), ends.is_whole
+
+    def _follow_data(self, batch: ChunkBatch) -> Tensor:
+        """Takes a step of the flow's imitation loss."""
+        with torch.enable_grad(), matmul_precision(self._cfg.critics.matmul):
+            loss = self._learner.bc_loss(DemoBatch(batch.obs, batch.action, batch.valid), self._generator)
+            self._flow_optimiser.step(loss)
+        follow(self._flow.parameters(), self._learner.parameters(), 1.0 - self._cfg.flow_ema)
+        return loss.detach()
+
+    def policy_weights(self) -> Mapping[str, Tensor]:
+        """Returns the weights of what acts."""
+        return {
+            f"{name}.{key}" if name else key: value
+            for name, module in self._actor.modules.items()
+            for key, value in module.state_dict().items()
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            **{name: _copied(module) for name, module in self._modules().items()},
+            "actor": self._actor.state_dict(),
+            "critic_optimiser": self._critic_optimiser.state_dict(),
+            "flow_optimiser": self._flow_optimiser.state_dict(),
+            "generator": self._generator.get_state(),
+            "updates": self._updates,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for name, module in self._modules().items():
+            module.load_state_dict(state[name])
+        self._actor.load_state_dict(state["actor"])
+        self._critic_optimiser.load_state_dict(state["critic_optimiser"])
+        self._flow_optimiser.load_state_dict(state["flow_optimiser"])
+        self._generator.set_state(state["generator"])
+        self._updates = int(state["updates"])
+
+    def _modules(self) -> dict[str, nn.Module]:
+        return {
+            "flow": _module(self._flow),
+            "learner": self._learner,
+            "critics": self._critics,
+            "target_critics": self._target_critics,
+        }
+
+
+def _noise(flow: FlowModule, rows: int, like: Tensor, generator: Generator) -> Tensor:
+    """Returns the noise of `rows` chunks, (rows, H, A)."""
+    return torch.empty(rows, flow.horizon, flow.action_dim, device=like.device).normal_(generator=generator)
+
+
+def _module(policy: Any) -> nn.Module:
+    return policy
+
+
+def _copied(module: nn.Module) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in module.state_dict().items()}

@@ -1,0 +1,112 @@
+"""Runs of chunked Q-learning: offline before the first control step, online after it, exact resume."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from robot_rl.algos.chunk_q import ChunkQ
+from robot_rl.config import build
+from robot_rl.core.errors import ConfigError
+from robot_rl.policies.checkpoint import load_policy
+from robot_rl.telemetry.metrics import read_metrics
+from robot_rl.train import phases
+from robot_rl.train.config import RunConfig
+from robot_rl.train.phases import Summary, resume, run
+
+SMALL: dict[str, Any] = {
+    "recipe": "small",
+    "num_envs": 2,
+    "n_exec": 3,
+    "env": {"task": "reach", "horizon_s": 0.5, "num_threads": 1},
+    "demos": {"episodes": 3},
+    "policy": {"horizon": 4, "width": 16, "depth": 1, "time_dim": 8, "steps": 2},
+    "bc": {"updates": 6, "batch": 8},
+    "method": "chunked",
+    "chunked": {
+        "env_steps": 40,
+        "batch": 8,
+        "capacity": 1000,
+        "offline_updates": 20,
+        "algorithm": {"candidates": 3, "critics": {"width": 16, "depth": 1}},
+    },
+    "evaluate": {"episodes": 4, "num_envs": 2, "every_env_steps": 20, "quick_episodes": 2},
+    "checkpoint": {"every_s": 0.0, "every_steps": 4},
+    "video": {"episodes": 0, "failures": 0},
+}
+
+
+@pytest.fixture(autouse=True)
+def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROBOT_RL_STATE", str(tmp_path / "state"))
+    monkeypatch.setattr(phases, "write_report", lambda folder: folder / "report.html")
+
+
+def small(out: Path, **algorithm: Any) -> RunConfig:
+    config = build(RunConfig, SMALL)
+    chunked = replace(config.chunked, algorithm=replace(config.chunked.algorithm, **algorithm))
+    return replace(config, out=str(out), chunked=chunked)
+
+
+def folder_of(out: Path) -> Path:
+    (folder,) = out.glob("*-small-seed0")
+    return folder
+
+
+@pytest.mark.parametrize(("actor", "kind"), [("fql", "one_step"), ("best_of_n", "best_of_n")])
+def test_it_learns_offline_then_online(tmp_path: Path, actor: str, kind: str) -> None:
+    summary = run(small(tmp_path, actor=actor))
+    folder = folder_of(tmp_path)
+    rows = read_metrics(folder / "metrics.jsonl")
+    names = list(dict.fromkeys(row["phase"] for row in rows))
+    assert names == ["demos", "bc", "base", "chunked offline", "chunked", "final"]
+    offline = [row for row in rows if row["phase"] == "chunked offline"]
+    assert max(row["updates"] for row in offline) == 20
+    assert {row["step"] for row in offline} == {0}
+    # The first look is at what was learned offline; quick evaluations follow at 20 and 40 steps.
+    looks = [row["step"] for row in rows if row["phase"] == "chunked" and "eval/success" in row]
+    assert looks == [0, 20, 40]
+    assert summary.env_steps == 40
+    assert load_policy(folder / "policy" / "final")[0].kind == kind
+
+
+@pytest.mark.parametrize("fails_at", [14, 35])
+@pytest.mark.parametrize("actor", ["fql", "best_of_n"])
+def test_a_run_cut_short_offline_or_online_ends_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, actor: str, fails_at: int
+) -> None:
+    whole = run(small(tmp_path / "whole", actor=actor))
+    update, left = ChunkQ.update, [fails_at]
+
+    def fails(self: ChunkQ, batch: Any) -> Any:
+        left[0] -= 1
+        if left[0] == 0:
+            raise KeyboardInterrupt
+        return update(self, batch)
+
+    monkeypatch.setattr(ChunkQ, "update", fails)
+    with pytest.raises(KeyboardInterrupt):
+        run(small(tmp_path / "cut", actor=actor))
+    resumed: Summary = resume(folder_of(tmp_path / "cut"))
+    assert resumed.final_digest == whole.final_digest
+    rows = [read_metrics(folder_of(tmp_path / name) / "metrics.jsonl") for name in ("whole", "cut")]
+    learned = [[(r["phase"], r["step"], r.get("updates")) for r in found] for found in rows]
+    assert learned[0] == learned[1]
+
+
+def test_it_may_learn_offline_alone(tmp_path: Path) -> None:
+    config = small(tmp_path / "offline")
+    summary = run(replace(config, chunked=replace(config.chunked, env_steps=0)))
+    assert summary.env_steps == 0
+    assert summary.final_digest != summary.base_digest
+    neither = replace(config.chunked, env_steps=0, offline_updates=0)
+    summary = run(replace(small(tmp_path / "neither"), chunked=neither))
+    assert summary.final_digest == summary.base_digest
+
+
+def test_the_base_has_to_be_a_flow(tmp_path: Path) -> None:
+    config = small(tmp_path)
+    policy = replace(config.policy, kind="diffusion", train_steps=4)
+    with pytest.raises(ConfigError, match=r"policy\.kind: got 'diffusion', allowed: flow, for method"):
+        run(replace(config, policy=policy))
