@@ -28,6 +28,7 @@ BENCHES: dict[str, str] = {
     "chunking": "success and jerk with a planning delay: naive, temporal ensemble, real-time chunking",
     "taco": "success of the best of N chunks by a pseudo-count, against the policy itself",
     "control": "punctuality and latency of control over ROS 2, at 100 and 500 Hz",
+    "crossq": "CrossQ against SAC on Walker2d and Hopper, beside their published returns",
     "physics": "integrators, time steps and contact models: speed, and whether a grasp holds",
 }
 

@@ -32,6 +32,7 @@ TABLE: dict[str, dict[str, str]] = {
         "diffusion": "robot_rl.policies.chunk:DiffusionPolicy",
         "gaussian": "robot_rl.policies.gaussian:GaussianPolicy",
         "residual": "robot_rl.policies.residual:ResidualPolicy",
+        "actor": "robot_rl.policies.actor:ActorPolicy",
         "small_vla": "robot_rl.policies.vla.small:SmallVLA",
         "lerobot": "robot_rl.policies.vla.lerobot:LeRobotPolicy",
         "lerobot_flow": "robot_rl.policies.vla.lerobot_flow:LeRobotFlowPolicy",
@@ -41,9 +42,11 @@ TABLE: dict[str, dict[str, str]] = {
     "algorithm": {
         "bc": "robot_rl.algos.bc:BehaviourCloning",
         "residual": "robot_rl.algos.residual:ResidualTD",
+        "actor_critic": "robot_rl.algos.actor_critic:ActorCritic",
     },
     "method": {
         "residual": "robot_rl.train.improve.residual:RESIDUAL",
+        "direct": "robot_rl.train.improve.direct:DIRECT",
     },
     "simulator": {
         "mujoco": "robot_rl.sim.vector:SimVectorEnv",

@@ -14,7 +14,7 @@ from robot_rl.core.registry import table
 from robot_rl.policies.chunk import ChunkPolicyConfig
 from robot_rl.sim.vector import EnvConfig
 from robot_rl.train.deploy.person import ScriptedPersonConfig
-from robot_rl.train.improve.config import ImprovePhase, OffPolicyPhase, ResidualPhase
+from robot_rl.train.improve.config import DirectPhase, ImprovePhase, OffPolicyPhase, ResidualPhase
 
 
 def check_device(device: str) -> None:
@@ -200,9 +200,10 @@ class RunConfig:
     demos: DemosConfig = field(default_factory=DemosConfig)
     policy: ChunkPolicyConfig = field(default_factory=ChunkPolicyConfig)
     bc: BCPhase = field(default_factory=BCPhase)
-    method: Literal["residual"] = "residual"
+    method: Literal["residual", "direct"] = "residual"
     """How the base is improved: the section of that name says with which settings."""
     residual: ResidualPhase = field(default_factory=ResidualPhase)
+    direct: DirectPhase = field(default_factory=DirectPhase)
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     human: HumanConfig = field(default_factory=HumanConfig)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)

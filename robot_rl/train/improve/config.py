@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from robot_rl.algos.actor_critic import ActorCriticConfig
 from robot_rl.algos.residual import ResidualConfig
 from robot_rl.core.errors import require
 from robot_rl.policies.residual import ResidualHeadConfig
@@ -78,6 +79,32 @@ class ResidualPhase(OffPolicyPhase):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._require("scale", 0 < self.scale <= 1, "above 0, at most 1")
+
+    @property
+    def n_step(self) -> int:
+        return self.algorithm.n_step
+
+    @property
+    def gamma_step(self) -> float:
+        return self.algorithm.gamma_step
+
+
+@dataclass(frozen=True, kw_only=True)
+class DirectPhase(OffPolicyPhase):
+    """An actor of its own, without the base (RLPD, WSRL, FastTD3, FastSAC)."""
+
+    name: ClassVar[str] = "direct"
+    pretrain_updates: int = 0
+    """Updates on the demonstrations before the first control step: the actor clones them, the critics
+    learn the clone's values; then `explore_steps` of the clone come before any other update (WSRL)."""
+    explore_std: tuple[float, float] = (0.1, 0.1)
+    """Noise of a deterministic actor: that of the first env and of the last; those between step evenly."""
+    algorithm: ActorCriticConfig = field(default_factory=ActorCriticConfig)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require("pretrain_updates", self.pretrain_updates >= 0, "0 or more")
+        self._require("explore_std", min(self.explore_std) >= 0, "0 or more, each")
 
     @property
     def n_step(self) -> int:
