@@ -12,11 +12,13 @@ import copy
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self, cast
 
 import torch
 from torch import Generator, Tensor, nn
 
+from robot_rl.algos.batch_renorm import BatchRenorm, Renormed
+from robot_rl.algos.heads import Head
 from robot_rl.algos.optim import Matmul, follow, matmul_precision
 
 Aggregate = Literal["min", "mean"]
@@ -33,15 +35,25 @@ class Path(NamedTuple):
     """What each layer read: (B, F), then (B, W)."""
     norms: list[tuple[Tensor, Tensor, Tensor]]
     """Input, mean and 1 / std of each layer norm."""
+    renorms: Sequence[tuple[Tensor, Renormed]] = ()
+    """Input of each batch norm, one before every linear layer, and what its way back needs."""
+
+    def rows(self, rows: slice) -> Path:
+        """Returns the way back of some rows; a batch that was normalised as one has no parts."""
+        assert not self.renorms, "rows of a batch norm"
+        norms = [(before[rows], mean[rows], rstd[rows]) for before, mean, rstd in self.norms]
+        return Path([read[rows] for read in self.reads], norms)
 
 
 class EnsembleMLP(nn.Module):
-    """N multilayer perceptrons of the same shape, ReLU, optionally with layer norm.
+    """N multilayer perceptrons of the same shape, ReLU, optionally with layer norm or batch norm.
 
     Each network is computed to its end before the next one begins, both ways: its matrices then
     stay in the second-level cache, where a batched product of all networks would not (measured:
     1.5 times slower). The layer norm has no scale and shift of its own: the next layer can learn
-    them, and they would cost two more passes over the activations.
+    them, and they would cost two more passes over the activations. The batch norm (CrossQ) stands
+    before every linear layer, the first one included, behind the activation; outside of training it
+    is folded into that layer.
     """
 
     def __init__(
@@ -53,14 +65,23 @@ class EnsembleMLP(nn.Module):
         width: int = 256,
         depth: int = 2,
         layernorm: bool = False,
+        batchnorm: bool = False,
+        renorm_warmup: int = 100_000,
         matmul: Matmul = "bf16",
         generator: Generator | None = None,
     ) -> None:
-        """Draws weights and biases from +-1/sqrt(fan in), as torch's Linear does."""
+        """Draws weights and biases from +-1/sqrt(fan in), as torch's Linear does.
+
+        Args: renorm_warmup: training batches before batch norm becomes batch renormalisation.
+        """
         super().__init__()
+        assert not (layernorm and batchnorm), "layer norm and batch norm at once"
         self.num = num
         self._layernorm = layernorm
         sizes = [inputs, *[width] * depth, outputs]
+        self.renorms = nn.ModuleList(
+            BatchRenorm(num, size, warmup=renorm_warmup) for size in (sizes[:-1] if batchnorm else ())
+        )
         self.layers = nn.ParameterList()
         for fan_in, fan_out in itertools.pairwise(sizes):
             bound = 1.0 / math.sqrt(fan_in)
@@ -75,21 +96,34 @@ class EnsembleMLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps (B, F), the same for all networks, to (N, B, O)."""
+        assert not self.renorms, "autograd does not know the way back of a batch norm: use `answer`"
         return _Ensemble.apply(x, self, *self.in_order)  # type: ignore[no-any-return]
 
-    def answer(self, x: Tensor, only: Sequence[int] | None = None) -> tuple[Tensor, list[Path]]:
+    def answer(
+        self, x: Tensor, only: Sequence[int] | None = None, *, trains: bool = False
+    ) -> tuple[Tensor, list[Path]]:
         """Returns what `forward` does, without autograd, and the way back of each network.
 
         Args:
             x: inputs, (B, F).
             only: the networks to ask; None asks all.
+            trains: batch norm goes by this batch, and remembers it; otherwise by what it remembers.
         """
-        nets = self._nets if only is None else [self._nets[n] for n in only]
-        out_NBO = x.new_empty(len(nets), len(x), nets[0][-1].shape[-1])
-        return out_NBO, [self._there(x, net, out) for net, out in zip(nets, out_NBO, strict=True)]
+        asked = range(self.num) if only is None else only
+        out_NBO = x.new_empty(len(asked), len(x), self.in_order[-1].shape[-1])
+        norms = trains and len(self.renorms) > 0
+        pairs = zip(asked, out_NBO, strict=True)
+        return out_NBO, [
+            self._there_renormed(x, n, out) if norms else self._there(x, self._plain(n), out)
+            for n, out in pairs
+        ]
 
     def gradients(self, to_out_NBO: Tensor, paths: Sequence[Path]) -> list[Tensor]:
-        """Returns the gradients of the parameters, in their order, given that of the answer."""
+        """Returns the gradients of the parameters, in their order, given that of the answer.
+
+        A network with batch norm has to have been asked with `trains`.
+        """
+        assert all(bool(path.renorms) == bool(self.renorms) for path in paths), "asked without trains"
         to_layers = [torch.empty_like(parameter) for parameter in self.in_order]
         to_nets = zip(*(to_layer.unbind() for to_layer in to_layers), strict=True)
         for net, to_out, path, to_net in zip(self._nets, to_out_NBO, paths, to_nets, strict=True):
@@ -97,9 +131,14 @@ class EnsembleMLP(nn.Module):
         return to_layers
 
     def input_gradient(self, to_out_NBO: Tensor, paths: Sequence[Path]) -> Tensor:
-        """Returns the gradient (B, F) of the input, given that of the answer."""
+        """Returns the gradient (B, F) of the input, given that of the answer of all networks.
+
+        A network with batch norm has to have been asked without `trains`.
+        """
+        assert not any(path.renorms for path in paths), "asked with trains"
         to_x: Tensor | None = None
-        for net, to_out, path in zip(self._nets, to_out_NBO, paths, strict=True):
+        for n, (to_out, path) in enumerate(zip(to_out_NBO, paths, strict=True)):
+            net = self._plain(n)
             grad = self._back(to_out, path, net, ())
             to_x = torch.mm(grad, net[0].T) if to_x is None else to_x.addmm_(grad, net[0].T)
         assert to_x is not None, "an ensemble without networks"
@@ -122,6 +161,37 @@ class EnsembleMLP(nn.Module):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._bind()
+
+    def plain(self) -> list[Tensor]:
+        """Returns weights and biases, in their order, of the same networks without batch norm."""
+        nets = (self._plain(n) for n in range(self.num))
+        return [torch.stack(layers) for layers in zip(*nets, strict=True)]
+
+    def _plain(self, n: int) -> Sequence[Tensor]:
+        """Returns the layers of a network as it answers outside of training."""
+        if not self.renorms:
+            return self._nets[n]
+        net = self._nets[n]
+        return [
+            layer
+            for norm, weight, bias in zip(self.renorms, net[::2], net[1::2], strict=True)
+            for layer in cast("BatchRenorm", norm).folded(n, weight, bias)
+        ]
+
+    def _there_renormed(self, x: Tensor, n: int, out: Tensor) -> Path:
+        """Writes the answer of network `n` in training to `out`."""
+        hidden, path, renorms, layers = x, Path([], []), list[tuple[Tensor, Renormed]](), self._nets[n]
+        for i, (norm, precision) in enumerate(zip(self.renorms, self._precisions, strict=True)):
+            read, kept = norm(hidden, n)
+            path.reads.append(read)
+            renorms.append((hidden, kept))
+            if 2 * i + 2 == len(layers):
+                torch.mm(read, layers[-2], out=out).add_(layers[-1])
+                break
+            with matmul_precision(precision):
+                hidden = torch.mm(read, layers[2 * i])
+            hidden.add_(layers[2 * i + 1]).relu_()
+        return path._replace(renorms=renorms)
 
     def _there(self, x: Tensor, layers: Sequence[Tensor], out: Tensor) -> Path:
         """Writes the answer of one network to `out`."""
@@ -153,6 +223,9 @@ class EnsembleMLP(nn.Module):
                 if i == 0:
                     break
                 grad = torch.mm(grad, layers[2 * i].T)
+            if path.renorms:
+                read, kept = path.renorms[i]  # the norm read what the activation answered
+                grad = BatchRenorm.back(grad, kept)
             torch.ops.aten.threshold_backward.grad_input(grad, read, 0, grad_input=grad)
             if self._layernorm:
                 before, mean, rstd = path.norms[i - 1]
@@ -163,7 +236,7 @@ class EnsembleMLP(nn.Module):
 
 
 class Critics(EnsembleMLP):
-    """N estimates of the value of (features, action)."""
+    """N estimates of the value of (features, action), by one of the heads of `heads`."""
 
     def __init__(
         self,
@@ -174,24 +247,32 @@ class Critics(EnsembleMLP):
         width: int = 256,
         depth: int = 2,
         layernorm: bool = True,
+        batchnorm: bool = False,
+        renorm_warmup: int = 100_000,
+        head: Head | None = None,
         matmul: Matmul = "bf16",
         generator: Generator | None = None,
     ) -> None:
+        """Args: head: of these `num` critics; None learns the mean return by squared error."""
+        head = head or Head()
         super().__init__(
             feature_dim + action_dim,
-            1,
+            head.outputs,
             num=num,
             width=width,
             depth=depth,
             layernorm=layernorm,
+            batchnorm=batchnorm,
+            renorm_warmup=renorm_warmup,
             matmul=matmul,
             generator=generator,
         )
+        self.head = head
         self._action_dim = action_dim
 
     def q(self, features: Tensor, action: Tensor) -> Tensor:
         """Returns the estimates (N, B) of features (B, F) and actions (B, A), without gradient."""
-        return self.answer(torch.cat([features, action], dim=-1))[0].squeeze(-1)
+        return self.head.value(self.answer(torch.cat([features, action], dim=-1))[0])
 
     def pessimistic(self, features: Tensor, action: Tensor, generator: Generator) -> Tensor:
         """Returns the smaller estimate (B,) of two critics drawn for this batch (REDQ, Chen et al. 2021).
@@ -201,15 +282,65 @@ class Critics(EnsembleMLP):
             action: (B, A).
             generator: draws the two, on the CPU; only they are asked.
         """
-        drawn = torch.randperm(self.num, generator=generator)[:2].tolist()
-        out_NBO, _ = self.answer(torch.cat([features, action], dim=-1), drawn)
-        return out_NBO.amin(dim=0).squeeze(-1)
+        return self.head.mean(self.distribution(features, action, self.draw(2, generator), "min"))
 
-    def td_gradients(self, features: Tensor, action: Tensor, target_B: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Returns the errors q - target (N, B) and the gradients of `losses.td_loss` at them."""
-        out_NBO, paths = self.answer(torch.cat([features, action], dim=-1))
-        error_NB = out_NBO.squeeze(-1) - target_B
-        return error_NB, self.gradients((error_NB * (2.0 / len(target_B))).unsqueeze(-1), paths)
+    def draw(self, drawn: int, generator: Generator) -> list[int]:
+        """Returns which critics to ask: `drawn` of them, or all if there are no more."""
+        if drawn >= self.num:
+            return list(range(self.num))
+        return torch.randperm(self.num, generator=generator)[:drawn].tolist()
+
+    def distribution(self, features: Tensor, action: Tensor, only: Sequence[int], how: Aggregate) -> Tensor:
+        """Returns the distribution (B, D) of the return, over the critics asked; see `aggregate`."""
+        out_NBO, _ = self.answer(torch.cat([features, action], dim=-1), only)
+        return self.aggregate(out_NBO, how)
+
+    def aggregate(self, out_NBO: Tensor, how: Aggregate) -> Tensor:
+        """Returns one distribution (B, D) for each row of the networks' outputs.
+
+        `min`: that of the critic with the smallest mean (clipped double Q, FastTD3); `mean`: their
+        average, which of probabilities is the mixture.
+        """
+        distribution_NBD = self.head.distribution(out_NBO)
+        if how == "mean":
+            return distribution_NBD.mean(dim=0)
+        if distribution_NBD.shape[-1] == 1:
+            return distribution_NBD.amin(dim=0)
+        smallest_B = self.head.mean(distribution_NBD).argmin(dim=0)
+        return distribution_NBD[smallest_B, torch.arange(len(smallest_B), device=smallest_B.device)]
+
+    def td_gradients(self, features: Tensor, action: Tensor, target: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Returns the errors of the mean (N, B), and the parameters' gradients of the head's loss.
+
+        Args:
+            features: (B, F).
+            action: (B, A).
+            target: of `Head.target`; without a head of its own, returns (B,) and `losses.td_loss`.
+        """
+        out_NBO, paths = self.answer(torch.cat([features, action], dim=-1), trains=True)
+        error_NB, to_out_NBO = self.head.td(out_NBO, target)
+        return error_NB, self.gradients(to_out_NBO, paths)
+
+    def joint_td_gradients(
+        self,
+        pairs: tuple[Tensor, Tensor],
+        next_pairs: tuple[Tensor, Tensor],
+        target: Callable[[Tensor], Tensor],
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Returns what `td_gradients` does, without target critics (CrossQ, Bhatt et al. 2024).
+
+        Present and next rows go through the networks as one batch, so that batch norm sees both.
+
+        Args:
+            pairs: features (B, F) and actions (B, A).
+            next_pairs: those that they led to.
+            target: returns the head's target, given the outputs (N, B, O) of the next rows.
+        """
+        both = torch.cat([torch.cat(pairs, dim=-1), torch.cat(next_pairs, dim=-1)])
+        out_NBO, paths = self.answer(both, trains=True)
+        now, after = out_NBO.chunk(2, dim=1)
+        error_NB, to_now = self.head.td(now, target(after))
+        return error_NB, self.gradients(torch.cat([to_now, torch.zeros_like(to_now)], dim=1), paths)
 
     def action_gradient(self, features: Tensor, action: Tensor, how: Aggregate) -> tuple[Tensor, Tensor]:
         """Returns the value (B,) of each action, and its derivative (B, A) by the action.
@@ -220,13 +351,14 @@ class Critics(EnsembleMLP):
             how: over the critics.
         """
         out_NBO, paths = self.answer(torch.cat([features, action], dim=-1))
+        value_NB = self.head.value(out_NBO)
         if how == "mean":
-            value, share = out_NBO.mean(dim=0), torch.full_like(out_NBO, 1.0 / self.num)
+            value, share_NB = value_NB.mean(dim=0), torch.full_like(value_NB, 1.0 / self.num)
         else:
-            value, smallest = out_NBO.min(dim=0)
-            share = torch.zeros_like(out_NBO).scatter_(0, smallest.unsqueeze(0), 1.0)
-        to_x = self.input_gradient(share, paths)
-        return value.squeeze(-1), to_x[:, -self._action_dim :]
+            value, smallest = value_NB.min(dim=0)
+            share_NB = torch.zeros_like(value_NB).scatter_(0, smallest.unsqueeze(0), 1.0)
+        to_x = self.input_gradient(self.head.value_gradient(out_NBO, share_NB), paths)
+        return value, to_x[:, -self._action_dim :]
 
     def target(self) -> Self:
         """Returns a copy that `follow_online` moves."""

@@ -21,10 +21,10 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Generator, Tensor, nn
 
+from robot_rl.algos.actors import squashed_log_prob
 from robot_rl.algos.critics import Critics
 from robot_rl.algos.optim import METRICS_EVERY, Matmul, Optimiser, keep_freed_memory, matmul_precision
 from robot_rl.algos.returns import td_target
-from robot_rl.algos.sac import squashed_log_prob
 from robot_rl.core.errors import require
 from robot_rl.data.transitions import ChunkBatch
 

@@ -33,10 +33,11 @@ class Optimiser:
         lr: float,
         weight_decay: float = 0.0,
         grad_clip: float = 0.0,
+        beta1: float = 0.9,
     ) -> None:
-        """Args: grad_clip: largest norm over all gradients; 0 leaves them as they are."""
+        """Args: grad_clip: largest norm over all gradients; 0 leaves them. beta1: memory of the mean."""
         self.parameters = list(parameters)
-        self._lr, self._weight_decay, self._grad_clip = lr, weight_decay, grad_clip
+        self._lr, self._weight_decay, self._grad_clip, self._beta1 = lr, weight_decay, grad_clip, beta1
         self._state = {
             "mean": [torch.zeros_like(p, requires_grad=False) for p in self.parameters],
             "square": [torch.zeros_like(p, requires_grad=False) for p in self.parameters],
@@ -58,7 +59,7 @@ class Optimiser:
             self._state["steps"],
             fused=True,
             amsgrad=False,
-            beta1=0.9,
+            beta1=self._beta1,
             beta2=0.999,
             lr=self._lr if lr is None else lr,
             weight_decay=self._weight_decay,

@@ -33,6 +33,7 @@ TABLE: dict[str, dict[str, str]] = {
         "gaussian": "robot_rl.policies.gaussian:GaussianPolicy",
         "residual": "robot_rl.policies.residual:ResidualPolicy",
         "latent": "robot_rl.policies.latent:LatentSteer",
+        "actor": "robot_rl.policies.actor:ActorPolicy",
         "small_vla": "robot_rl.policies.vla.small:SmallVLA",
         "lerobot": "robot_rl.policies.vla.lerobot:LeRobotPolicy",
         "lerobot_flow": "robot_rl.policies.vla.lerobot_flow:LeRobotFlowPolicy",
@@ -50,12 +51,14 @@ TABLE: dict[str, dict[str, str]] = {
         "residual": "robot_rl.algos.residual:ResidualTD",
         "chain_ppo": "robot_rl.algos.chain_ppo:ChainPPO",
         "latent": "robot_rl.algos.latent:LatentSAC",
+        "actor_critic": "robot_rl.algos.actor_critic:ActorCritic",
     },
     "method": {
         "chunked": "robot_rl.train.improve.chunked:CHUNKED",
         "residual": "robot_rl.train.improve.residual:RESIDUAL",
         "ppo": "robot_rl.train.improve.ppo:PPO",
         "latent": "robot_rl.train.improve.latent:LATENT",
+        "direct": "robot_rl.train.improve.direct:DIRECT",
     },
     "simulator": {
         "mujoco": "robot_rl.sim.vector:SimVectorEnv",

@@ -16,6 +16,7 @@ from robot_rl.sim.vector import EnvConfig
 from robot_rl.train.deploy.person import ScriptedPersonConfig
 from robot_rl.train.improve.config import (
     ChunkedPhase,
+    DirectPhase,
     ImprovePhase,
     LatentPhase,
     OffPolicyPhase,
@@ -207,12 +208,13 @@ class RunConfig:
     demos: DemosConfig = field(default_factory=DemosConfig)
     policy: ChunkPolicyConfig = field(default_factory=ChunkPolicyConfig)
     bc: BCPhase = field(default_factory=BCPhase)
-    method: Literal["residual", "ppo", "latent", "chunked"] = "residual"
+    method: Literal["residual", "ppo", "latent", "chunked", "direct"] = "residual"
     """How the base is improved: the section of that name says with which settings."""
     residual: ResidualPhase = field(default_factory=ResidualPhase)
     ppo: PPOPhase = field(default_factory=PPOPhase)
     latent: LatentPhase = field(default_factory=LatentPhase)
     chunked: ChunkedPhase = field(default_factory=ChunkedPhase)
+    direct: DirectPhase = field(default_factory=DirectPhase)
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     human: HumanConfig = field(default_factory=HumanConfig)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)

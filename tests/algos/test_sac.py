@@ -73,19 +73,6 @@ def test_it_finds_the_best_action() -> None:
     assert (learner.act(torch.zeros(1, 3), explore=False) - 0.5).abs().item() < 0.1
 
 
-def test_targets_bootstrap_with_the_entropy() -> None:
-    learner = build()
-    for layer in learner._targets.layers:
-        layer.data.zero_()
-    learner._targets.layers[-1].data.fill_(4.0)
-    rows = batch(0)
-    rows.bootstrap = torch.full((64,), 0.5)
-    after = learner.actor.sample(rows.next_obs["state"], learner._generator)
-    # reward + (4 - 2 log pi) / 2
-    expected = rows.reward + 0.5 * (4.0 - 2.0 * after.log_prob)
-    torch.testing.assert_close(learner._target(rows, after, torch.tensor(2.0)), expected)
-
-
 def test_the_temperature_falls_while_entropy_is_high() -> None:
     learner = build(target_entropy_per_action=-5.0, temperature_lr=0.1)
     metrics = [learner.update(batch(seed)) for seed in range(10)]
@@ -110,9 +97,9 @@ def test_a_resumed_learner_is_the_unbroken_one() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"width": 0}, "sac.width: got 0, allowed: 1 or more"),
-        ({"tau": 2.0}, "sac.tau: got 2.0, allowed: above 0, at most 1"),
-        ({"matmul": "bf8"}, "sac.matmul: got 'bf8', allowed: bf16, fp32"),
+        ({"width": 0}, "critic.width: got 0, allowed: 1 or more"),
+        ({"tau": 2.0}, "critic.tau: got 2.0, allowed: above 0, at most 1"),
+        ({"matmul": "bf8"}, "algorithm.matmul: got 'bf8', allowed: bf16, fp32"),
     ],
 )
 def test_bad_configs(change: dict[str, Any], message: str) -> None:

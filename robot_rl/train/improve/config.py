@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields, replace
 from typing import ClassVar
 
+from robot_rl.algos.actor_critic import ActorCriticConfig
 from robot_rl.algos.chain_ppo import ChainPPOConfig
 from robot_rl.algos.chunk_q import ChunkQConfig
 from robot_rl.algos.latent import LatentConfig
@@ -189,6 +190,32 @@ class ChunkedPhase(OffPolicyPhase):
     @property
     def leaves_base(self) -> bool:
         return self.env_steps == 0 and self.offline_updates == 0
+
+    @property
+    def gamma_step(self) -> float:
+        return self.algorithm.gamma_step
+
+
+@dataclass(frozen=True, kw_only=True)
+class DirectPhase(OffPolicyPhase):
+    """An actor of its own, without the base (RLPD, WSRL, FastTD3, FastSAC)."""
+
+    name: ClassVar[str] = "direct"
+    pretrain_updates: int = 0
+    """Updates on the demonstrations before the first control step: the actor clones them, the critics
+    learn the clone's values; then `explore_steps` of the clone come before any other update (WSRL)."""
+    explore_std: tuple[float, float] = (0.1, 0.1)
+    """Noise of a deterministic actor: that of the first env and of the last; those between step evenly."""
+    algorithm: ActorCriticConfig = field(default_factory=ActorCriticConfig)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require("pretrain_updates", self.pretrain_updates >= 0, "0 or more")
+        self._require("explore_std", min(self.explore_std) >= 0, "0 or more, each")
+
+    @property
+    def n_step(self) -> int:
+        return self.algorithm.n_step
 
     @property
     def gamma_step(self) -> float:

@@ -1,0 +1,138 @@
+"""A policy that decides at every control step, as actor-critic methods learn it.
+
+    action = tanh(mean), or with exploration tanh(mean + std noise), or clip(tanh(mean) + sigma noise)
+
+Its chunk is the same action H times, of which it vouches for the first, so an executor asks again
+at the next step. B envs, H chunk length, A action dim, F features.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Generator, Tensor, nn
+
+from robot_rl.core.policy import Chain, ChunkSample, DemoBatch, Mode
+from robot_rl.data.normalize import Normaliser
+from robot_rl.policies.encoded import EncodedPolicy
+from robot_rl.policies.processes import normal_like
+from robot_rl.policies.spec import check_chunk, check_mode
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActorPolicyConfig:
+    """The acting network, which is the learner's, and how it explores."""
+
+    horizon: int = 1
+    """H, as the executor of the run expects it."""
+    width: int = 256
+    """Units of a hidden layer."""
+    depth: int = 2
+    """Number of hidden layers."""
+    layernorm: bool = False
+    """Normalises the hidden layers."""
+    is_gaussian: bool = True
+    """Whether the network gives a log standard deviation too, and explores with it."""
+    log_std_range: tuple[float, float] = (-20.0, 2.0)
+    """Of the Gaussian, before it is squashed."""
+    explore_std: tuple[float, float] = (0.1, 0.1)
+    """Noise of a deterministic actor: that of the first env and of the last; those between step evenly."""
+    cameras: ClassVar[tuple[str, ...]] = ()
+    """It sees the state alone."""
+    image_features: ClassVar[int] = 0
+
+    def __post_init__(self) -> None:
+        for name in ("horizon", "width", "depth"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"actor {name} must be at least 1, got {getattr(self, name)}")
+        if not self.log_std_range[0] < self.log_std_range[1]:
+            raise ValueError(f"actor log_std_range must have the smaller first, got {self.log_std_range}")
+        if not min(self.explore_std) >= 0:
+            raise ValueError(f"actor explore_std must be at least 0, got {self.explore_std}")
+
+
+class ActorPolicy(EncodedPolicy):
+    """A multilayer perceptron over the normalised state; its weights come from an actor-critic."""
+
+    kind: ClassVar[str] = "actor"
+    config_class: ClassVar[type[Any]] = ActorPolicyConfig
+
+    def __init__(
+        self,
+        config: ActorPolicyConfig,
+        *,
+        state_dim: int,
+        action_dim: int,
+        normaliser: Normaliser | None = None,
+    ) -> None:
+        """Starts from zero weights: the learner's take their place before anything acts."""
+        super().__init__(config, state_dim=state_dim, action_dim=action_dim, normaliser=normaliser)
+        outputs = action_dim * (2 if config.is_gaussian else 1)
+        sizes = [self.feature_dim, *[config.width] * config.depth, outputs]
+        self.layers = nn.ParameterList(
+            nn.Parameter(torch.zeros(shape))
+            for fan_in, fan_out in itertools.pairwise(sizes)
+            for shape in ((fan_in, fan_out), (fan_out,))
+        )
+
+    def sample(
+        self,
+        obs: dict[str, Tensor],
+        *,
+        z: Tensor | None = None,
+        mode: Mode = "ode",
+        record: bool = False,
+        generator: Generator | None = None,
+    ) -> ChunkSample:
+        """Returns the action as a chunk (B, H, A), good for one step; noise in mode `explore` alone.
+
+        Raises:
+            ValueError: a chain is asked for; there is none to score.
+        """
+        check_mode(mode)
+        if record:
+            raise ValueError("sample: an actor has no chain to record. Use a gaussian or flow policy.")
+        out = self._net(self.features(obs))
+        action = self._explore(out, generator) if mode == "explore" else self._mean(out).tanh()
+        chunk = action[:, None].expand(-1, self.horizon, -1)
+        if z is not None:
+            check_chunk("sample", "z", z, tuple(chunk.shape))
+        return ChunkSample(chunk, n_exec=torch.ones(len(action), dtype=torch.int64))
+
+    def log_prob(self, obs: dict[str, Tensor], chain: Chain) -> tuple[Tensor, Tensor]:
+        """Refuses: there is no chain to score."""
+        raise ValueError("log_prob: an actor has no chains. Use a gaussian or flow policy.")
+
+    def bc_loss(self, batch: DemoBatch, generator: Generator | None = None) -> Tensor:
+        """Returns the squared error of the mean to the first action of each chunk."""
+        shape = (len(batch.actions), self.horizon, self.action_dim)
+        check_chunk("bc_loss", "actions", batch.actions, shape)
+        check_chunk("bc_loss", "valid", batch.valid, shape[:2])
+        mean = self._mean(self._net(self.features(batch.obs))).tanh()
+        error = (mean - batch.actions[:, 0]).square().mean(dim=-1)
+        weight = batch.valid[:, 0].to(error.dtype)
+        return (error * weight).sum() / weight.sum().clamp_min(1.0)
+
+    def _net(self, features: Tensor) -> Tensor:
+        hidden, layers = features, list(self.layers)
+        for weight, bias in zip(layers[:-2:2], layers[1:-2:2], strict=True):
+            hidden = torch.addmm(bias, hidden, weight)
+            if self.config.layernorm:
+                hidden = nn.functional.layer_norm(hidden, hidden.shape[-1:])
+            hidden = hidden.relu()
+        return torch.addmm(layers[-1], hidden, layers[-2])
+
+    def _mean(self, out: Tensor) -> Tensor:
+        return out[:, : self.action_dim]
+
+    def _explore(self, out: Tensor, generator: Generator | None) -> Tensor:
+        mean = self._mean(out)
+        noise = normal_like(mean, generator)
+        if self.config.is_gaussian:
+            std = out[:, self.action_dim :].clamp(*self.config.log_std_range).exp()
+            return (mean + std * noise).tanh()
+        std = torch.linspace(*self.config.explore_std, len(mean), device=mean.device)
+        return (mean.tanh() + std[:, None] * noise).clamp(-1.0, 1.0)

@@ -1,0 +1,366 @@
+"""Off-policy actor-critic: one learner, whose actor and critics are settings.
+
+    target = reward + bootstrap * (critics(next, a') + bonus),  a' = actor(next) [+ clipped noise]
+
+A squashed Gaussian with automatic temperature is SAC (Haarnoja et al. 2018), a deterministic actor
+with noise on the target's action TD3 (Fujimoto et al. 2018); with layer norm and the smallest of two
+drawn critics RLPD (Ball et al. 2023); with batch norm and no target critics CrossQ (Bhatt et al. 2024).
+B batch, A action dim, F features, N critics.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Generator, Tensor, nn
+
+from robot_rl.algos.actors import LOG_STD_RANGE, Deterministic, Squashed, TanhGaussian
+from robot_rl.algos.critics import Aggregate, Critics
+from robot_rl.algos.heads import Value, make_head
+from robot_rl.algos.optim import METRICS_EVERY, Matmul, Optimiser, follow, keep_freed_memory
+from robot_rl.core.errors import require
+from robot_rl.data.transitions import TransitionBatch
+
+Norm = Literal["none", "layer", "batch"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CriticConfig:
+    """The critics: what they learn, with which networks, and how their values become one."""
+
+    value: Value = "mse"
+    """What is learned of the return: its mean (`mse`, `hl_gauss`) or its distribution."""
+    atoms: int = 51
+    """Atoms of `c51` and `hl_gauss`, quantiles of `quantile`."""
+    low: float = -10.0
+    """Smallest return of the atoms."""
+    high: float = 10.0
+    """Largest return of the atoms."""
+    norm: Norm = "none"
+    """`layer` (RLPD), `batch` (CrossQ, batch renormalisation)."""
+    renorm_warmup: int = 100_000
+    """Updates before batch norm becomes batch renormalisation."""
+    target: Literal["ema", "none"] = "ema"
+    """`ema`: critics that follow give the target; `none`: the critics themselves, in one joint pass."""
+    tau: float = 0.005
+    """Share of the way that targets follow at each update."""
+    num: int = 2
+    drawn: int = 2
+    """Critics drawn for each batch's target (REDQ)."""
+    aggregate: Aggregate = "min"
+    """How those drawn become the target's value."""
+    actor_aggregate: Aggregate = "min"
+    """How all become the value that the actor climbs."""
+    width: int = 256
+    depth: int = 2
+
+    def __post_init__(self) -> None:
+        at = "critic."
+        for name in ("num", "width", "depth", "drawn"):
+            require(getattr(self, name) >= 1, at + name, getattr(self, name), "1 or more")
+        require(self.drawn <= self.num, at + "drawn", self.drawn, f"at most critic.num, which is {self.num}")
+        require(self.atoms >= 2, at + "atoms", self.atoms, "2 or more")
+        require(self.low < self.high, at + "low", self.low, f"below critic.high, which is {self.high}")
+        require(0 < self.tau <= 1, at + "tau", self.tau, "above 0, at most 1")
+        require(self.renorm_warmup >= 0, at + "renorm_warmup", self.renorm_warmup, "0 or more")
+        follows = self.norm != "batch" or self.target == "none"
+        require(follows, at + "target", self.target, "none with critic.norm batch, whose averages do not follow")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActorConfig:
+    """The actor."""
+
+    kind: Literal["gaussian", "deterministic"] = "gaussian"
+    """`gaussian`: squashed, with a temperature (SAC); `deterministic` (TD3)."""
+    norm: Norm = "none"
+    width: int = 256
+    depth: int = 2
+    log_std_range: tuple[float, float] = LOG_STD_RANGE
+    """Of the Gaussian, before it is squashed."""
+
+    def __post_init__(self) -> None:
+        for name in ("width", "depth"):
+            require(getattr(self, name) >= 1, f"actor.{name}", getattr(self, name), "1 or more")
+        low, high = self.log_std_range
+        require(low < high, "actor.log_std_range", self.log_std_range, "the smaller first")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActorCriticConfig:
+    """Actor, critics and rates; the defaults are SAC's."""
+
+    actor: ActorConfig = field(default_factory=ActorConfig)
+    critic: CriticConfig = field(default_factory=CriticConfig)
+    gamma_step: float = 0.99
+    n_step: int = 1
+    """Longest window of rewards before the bootstrap, in control steps."""
+    actor_lr: float = 3e-4
+    critic_lr: float = 3e-4
+    beta1: float = 0.9
+    """Adam's memory of the mean gradient (CrossQ: 0.5)."""
+    weight_decay: float = 0.0
+    grad_clip: float = 0.0
+    """Largest norm of a gradient; 0 leaves them."""
+    actor_every: int = 1
+    """Critic updates per update of actor and temperature."""
+    entropy_backup: bool = True
+    """Counts the next action's entropy as part of its value."""
+    temperature_lr: float = 3e-4
+    """0 keeps the initial temperature."""
+    initial_temperature: float = 1.0
+    target_entropy_per_action: float = -1.0
+    """Entropy aimed at, per action element."""
+    target_noise_std: float = 0.2
+    """Noise on the target's action of a deterministic actor: similar actions get similar values."""
+    target_noise_clip: float = 0.5
+    matmul: Matmul = "bf16"
+    """`bf16`: products of float32 matrices in bfloat16 where the processor can; `fp32`: never."""
+
+    def __post_init__(self) -> None:
+        at = "algorithm."
+        for name in ("n_step", "actor_every"):
+            require(getattr(self, name) >= 1, at + name, getattr(self, name), "1 or more")
+        for name in ("actor_lr", "critic_lr", "initial_temperature"):
+            require(getattr(self, name) > 0, at + name, getattr(self, name), "above 0")
+        for name in (
+            "temperature_lr",
+            "weight_decay",
+            "grad_clip",
+            "target_noise_std",
+            "target_noise_clip",
+        ):
+            require(getattr(self, name) >= 0, at + name, getattr(self, name), "0 or more")
+        require(0 <= self.gamma_step <= 1, at + "gamma_step", self.gamma_step, "0 to 1")
+        require(0 <= self.beta1 < 1, at + "beta1", self.beta1, "0 to below 1")
+        require(self.matmul in ("bf16", "fp32"), at + "matmul", self.matmul, "bf16, fp32")
+
+
+Features = Callable[[dict[str, Tensor]], Tensor]
+"""Returns what actor and critics read of observations, (B, F), without gradient."""
+
+
+def state_of(obs: dict[str, Tensor]) -> Tensor:
+    """Returns the state as it is."""
+    return obs["state"]
+
+
+class Steps(NamedTuple):
+    """What an update reads of a batch."""
+
+    features: Tensor
+    """(B, F)"""
+    action: Tensor
+    """(B, A)"""
+    reward: Tensor
+    """(B,), discounted, of the window."""
+    bootstrap: Tensor
+    """(B,): gamma^m, or 0 where the task ended."""
+    next_features: Tensor
+    """(B, F)"""
+
+
+class ActorCritic:
+    """Learns an actor and critics over features (B, F)."""
+
+    def __init__(
+        self,
+        feature_dim: int,
+        action_dim: int,
+        cfg: ActorCriticConfig,
+        seed: int,
+        *,
+        features: Features = state_of,
+        device: str = "cpu",
+    ) -> None:
+        """Draws parameters on the CPU, so that a seed means the same on every device."""
+        keep_freed_memory()
+        self._cfg, self._features = cfg, features
+        draws = Generator().manual_seed(seed)
+        common = {"matmul": cfg.matmul, "generator": draws, "renorm_warmup": cfg.critic.renorm_warmup}
+        self.actor = _make_actor(feature_dim, action_dim, cfg.actor, common).to(device)
+        self.critics = _make_critics(feature_dim, action_dim, cfg.critic, common).to(device)
+        self._targets = self.critics.target() if cfg.critic.target == "ema" else None
+        # TD3's target acts as well; SAC's next action is the actor's own.
+        self._target_actor = (
+            copy.deepcopy(self.actor).requires_grad_(False)
+            if isinstance(self.actor, Deterministic) and self._targets is not None
+            else None
+        )
+        self._log_temperature = nn.Parameter(torch.tensor(math.log(cfg.initial_temperature), device=device))
+        self._target_entropy = cfg.target_entropy_per_action * action_dim
+        how = {"weight_decay": cfg.weight_decay, "grad_clip": cfg.grad_clip, "beta1": cfg.beta1}
+        self._optimisers = {
+            "actor": Optimiser(self.actor.parameters(), lr=cfg.actor_lr, **how),
+            "critics": Optimiser(self.critics.parameters(), lr=cfg.critic_lr, **how),
+            "temperature": Optimiser([self._log_temperature], lr=cfg.temperature_lr, beta1=cfg.beta1),
+        }
+        self._generator = Generator(device).manual_seed(seed + 1)
+        self._draws = draws
+        """Of critics: on the CPU, wherever they are."""
+        self._updates = 0
+
+    @torch.no_grad()
+    def update(self, batch: TransitionBatch) -> Mapping[str, Tensor]:
+        """Takes one step of the critics and, every `actor_every`, of the actor and the temperature."""
+        steps = self._read(batch)
+        self._updates += 1
+        is_actors = self._updates % self._cfg.actor_every == 0
+        sample, after, bonus = self._actions(steps, with_present=is_actors)
+        error = self._learn_values(steps, after, bonus)
+        metrics = self._climb(steps.features, sample) if is_actors else {}
+        if self._updates % METRICS_EVERY:
+            return {}
+        return metrics | {"critic_loss": error.square().mean(dim=1).sum()}
+
+    @torch.no_grad()
+    def pretrain(self, batch: TransitionBatch) -> Mapping[str, Tensor]:
+        """Clones the batch's actions, and learns the values of the clone: no step of the actor up them."""
+        steps = self._read(batch)
+        loss, gradients = self.actor.cloning_gradients(steps.features, steps.action)
+        self._optimisers["actor"].apply(gradients)
+        self._follow_actor()
+        _, after, bonus = self._actions(steps, with_present=False)
+        error = self._learn_values(steps, after, bonus)
+        return {"cloning_loss": loss, "critic_loss": error.square().mean(dim=1).sum()}
+
+    def _read(self, batch: TransitionBatch) -> Steps:
+        features, following = self._features(batch.obs), self._features(batch.next_obs)
+        return Steps(features, batch.action, batch.reward, batch.bootstrap, following)
+
+    def _actions(self, steps: Steps, *, with_present: bool) -> tuple[Squashed | None, Tensor, Tensor]:
+        """Returns a sample for the actor's step, the target's action (B, A), and its bonus (B,)."""
+        actor, following, present = self.actor, steps.next_features, None
+        if isinstance(actor, Deterministic):
+            return None, self._target_action(following), torch.zeros_like(steps.reward)
+        if with_present and not actor.net.renorms:
+            # The actor does not move before its own step: both samples in one go.
+            both, rows = actor.sample(torch.cat([steps.features, following]), self._generator), len(following)
+            present, after = both.rows(slice(rows)), both.rows(slice(rows, None))
+        else:
+            after = actor.sample(following, self._generator)
+        if not self._cfg.entropy_backup:
+            return present, after.action, torch.zeros_like(after.log_prob)
+        return present, after.action, after.log_prob * -self._log_temperature.exp()
+
+    def _target_action(self, features: Tensor) -> Tensor:
+        """Returns the deterministic target's action with clipped noise (TD3)."""
+        action = (self._target_actor or self.actor).mean(features)
+        limit = self._cfg.target_noise_clip
+        noise = torch.empty_like(action).normal_(0.0, self._cfg.target_noise_std, generator=self._generator)
+        return action.add_(noise.clamp_(-limit, limit)).clamp_(-1.0, 1.0)
+
+    def _learn_values(self, steps: Steps, after: Tensor, bonus: Tensor) -> Tensor:
+        """Takes a step of the critics and their targets; returns the errors (N, B) before it."""
+        cfg, critics, targets = self._cfg.critic, self.critics, self._targets
+        drawn = critics.draw(cfg.drawn, self._draws)
+
+        def target(following: Tensor) -> Tensor:
+            return critics.head.target(steps.reward, steps.bootstrap, following, bonus, self._generator)
+
+        if targets is None:
+            error, gradients = critics.joint_td_gradients(
+                (steps.features, steps.action),
+                (steps.next_features, after),
+                lambda out: target(critics.aggregate(out[drawn], cfg.aggregate)),
+            )
+        else:
+            following = targets.distribution(steps.next_features, after, drawn, cfg.aggregate)
+            error, gradients = critics.td_gradients(steps.features, steps.action, target(following))
+        self._optimisers["critics"].apply(gradients)
+        if targets is not None:
+            targets.follow_online(critics, cfg.tau)
+        return error
+
+    def _climb(self, features: Tensor, sample: Squashed | None) -> dict[str, Tensor]:
+        """Takes a step of the actor up the critics' value, and of the temperature."""
+        actor, how = self.actor, self._cfg.critic.actor_aggregate
+        share = 1.0 / len(features)
+        if isinstance(actor, Deterministic):
+            point = actor.sample(features, trains=True)
+            value, by_action = self.critics.action_gradient(features, point.action, how)
+            self._optimisers["actor"].apply(actor.gradients(point, by_action * -share))
+            self._follow_actor()
+            return {"q": value.mean()}
+        if sample is None:
+            sample = actor.sample(features, self._generator, trains=True)
+        temperature = self._log_temperature.exp()
+        value, by_action = self.critics.action_gradient(features, sample.action, how)
+        # Loss of the actor: mean of temperature * log_prob - value.
+        self._optimisers["actor"].apply(actor.gradients(sample, by_action * -share, temperature * share))
+        entropy = -sample.log_prob.mean()
+        if self._cfg.temperature_lr > 0:
+            # Loss of the temperature: log temperature * (entropy - target entropy).
+            self._optimisers["temperature"].apply([entropy - self._target_entropy])
+        return {"q": value.mean(), "entropy": entropy, "temperature": temperature}
+
+    def _follow_actor(self) -> None:
+        if self._target_actor is not None:
+            follow(self._target_actor.net.in_order, self.actor.net.in_order, self._cfg.critic.tau)
+
+    @torch.no_grad()
+    def act(self, features: Tensor, *, explore: bool, generator: Generator | None = None) -> Tensor:
+        """Returns actions (B, A); a deterministic actor has no noise of its own to explore with."""
+        if explore and isinstance(self.actor, TanhGaussian):
+            return self.actor.sample(features, generator).action
+        return self.actor.mean(features)
+
+    @torch.no_grad()
+    def policy_weights(self) -> Mapping[str, Tensor]:
+        """Returns the actor's weights (in, out) and biases (out,) as it acts, batch norm folded in."""
+        return {f"layers.{i}": layer[0] for i, layer in enumerate(self.actor.net.plain())}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            **{name: {k: v.clone() for k, v in m.state_dict().items()} for name, m in self._modules().items()},
+            "log_temperature": self._log_temperature.detach().clone(),
+            "optimisers": {name: optimiser.state_dict() for name, optimiser in self._optimisers.items()},
+            "generator": self._generator.get_state(),
+            "draws": self._draws.get_state(),
+            "updates": self._updates,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for name, module in self._modules().items():
+            module.load_state_dict(state[name])
+        self._log_temperature.data.copy_(state["log_temperature"])
+        for name, optimiser in self._optimisers.items():
+            optimiser.load_state_dict(state["optimisers"][name])
+        self._generator.set_state(state["generator"])
+        self._draws.set_state(state["draws"])
+        self._updates = int(state["updates"])
+
+    def _modules(self) -> dict[str, nn.Module]:
+        modules = {
+            "actor": self.actor,
+            "critics": self.critics,
+            "targets": self._targets,
+            "target_actor": self._target_actor,
+        }
+        return {name: module for name, module in modules.items() if module is not None}
+
+
+def _make_actor(
+    feature_dim: int, action_dim: int, cfg: ActorConfig, common: Mapping[str, Any]
+) -> TanhGaussian | Deterministic:
+    size = {"width": cfg.width, "depth": cfg.depth, **_norms(cfg.norm), **common}
+    if cfg.kind == "deterministic":
+        return Deterministic(feature_dim, action_dim, **size)
+    return TanhGaussian(feature_dim, action_dim, log_std_range=cfg.log_std_range, **size)
+
+
+def _make_critics(
+    feature_dim: int, action_dim: int, cfg: CriticConfig, common: Mapping[str, Any]
+) -> Critics:
+    head = make_head(cfg.value, num=cfg.num, atoms=cfg.atoms, low=cfg.low, high=cfg.high)
+    size = {"num": cfg.num, "width": cfg.width, "depth": cfg.depth, **_norms(cfg.norm), **common}
+    return Critics(feature_dim, action_dim, head=head, **size)
+
+
+def _norms(norm: Norm) -> dict[str, bool]:
+    return {"layernorm": norm == "layer", "batchnorm": norm == "batch"}

@@ -1,0 +1,120 @@
+"""Reinforcement learning without the base: an actor of its own decides at every control step.
+
+From scratch with demonstrations in every batch (RLPD), or pretrained on them and then without them
+(WSRL), with many envs and distributional critics (FastTD3, FastSAC): all are settings of `direct`.
+
+WSRL's pretraining here is the plain one: the actor clones the demonstrations, the critics learn the
+clone's values by TD, held in place by their layer norm; no conservative term (CQL, Cal-QL). Its
+warm-up is `explore_steps`: the pretrained policy acts, and nothing is learned.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from robot_rl.algos.actor_critic import ActorCritic
+from robot_rl.core.errors import require
+from robot_rl.core.registry import resolve
+from robot_rl.core.seeding import train_seed
+from robot_rl.data.episodes import Episodes
+from robot_rl.data.replay import ReplayBuffer
+from robot_rl.data.transitions import TransitionBatch
+from robot_rl.policies.spec import SavedPolicy
+from robot_rl.train.config import RunConfig
+from robot_rl.train.improve import off_policy
+from robot_rl.train.improve.method import Method, Module, Start
+from robot_rl.train.loop import Run
+from robot_rl.train.meter import Meter
+from robot_rl.train.schedule import Counters
+from robot_rl.train.session import Session
+
+_ROWS = 20  # of metrics, while pretraining
+
+
+def make_policy(config: RunConfig, base: SavedPolicy) -> Module:
+    """Returns an actor that sees the state as the base does; its weights are the learner's."""
+    phase, actor = config.direct, config.direct.algorithm.actor
+    cloned: Any = base
+    cameras = cloned.config.cameras
+    require(not cameras, "policy.cameras", cameras, "none with method=direct, which reads the state alone")
+    policy_class = resolve("policy", "actor", at="direct")
+    return policy_class(
+        policy_class.config_class(
+            horizon=base.horizon,
+            width=actor.width,
+            depth=actor.depth,
+            layernorm=actor.norm == "layer",
+            is_gaussian=actor.kind == "gaussian",
+            log_std_range=actor.log_std_range,
+            explore_std=phase.explore_std,
+        ),
+        state_dim=cloned.state_dim,
+        action_dim=base.action_dim,
+        normaliser=copy.deepcopy(cloned.normaliser),
+    )
+
+
+def assemble(session: Session, start: Start) -> tuple[Run, Module]:
+    """Returns the loop of an actor-critic without a base, and the policy that acts with its actor."""
+    config, phase = session.config, session.config.direct
+    policy = make_policy(config, start.base).to(config.device)
+    learner: ActorCritic = resolve("algorithm", "actor_critic", at="direct")(
+        policy.feature_dim,
+        policy.action_dim,
+        phase.algorithm,
+        train_seed(config.seed, "direct"),
+        features=policy.features,
+        device=config.device,
+    )
+    if session.loop_state(config.method) is None:  # else the checkpoint holds what came of it
+        _pretrain(session, start.episodes, learner)
+    algorithm = Dressed(learner, policy)
+    return off_policy.assemble(session, start, policy, algorithm, off_policy.steps(phase)), policy
+
+
+class Dressed:
+    """An actor-critic whose actor a policy wears: it puts on the weights whenever they are handed over."""
+
+    def __init__(self, learner: ActorCritic, policy: Module) -> None:
+        self._learner, self._policy = learner, policy
+
+    def update(self, batch: TransitionBatch) -> Mapping[str, Tensor]:
+        return self._learner.update(batch)
+
+    def policy_weights(self) -> Mapping[str, Tensor]:
+        weights = self._learner.policy_weights()
+        self._policy.load_state_dict(weights, strict=False)
+        return weights
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._learner.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._learner.load_state_dict(state)
+        self.policy_weights()
+
+
+def _pretrain(session: Session, episodes: Episodes, learner: ActorCritic) -> None:
+    """Clones the demonstrations, failures included; a run that is killed meanwhile begins it again."""
+    config, phase = session.config, session.config.direct
+    if not phase.pretrain_updates:
+        return
+    nothing = np.zeros((episodes.num_episodes, episodes.action.shape[1]), np.float32)
+    demos = ReplayBuffer.from_episodes(episodes, base_action=episodes.action, final_base_action=nothing)
+    rng, meter, total = np.random.default_rng(train_seed(config.seed, "pretraining")), Meter(), phase.pretrain_updates
+    with session.phase("pretrain", total, unit="updates") as progress:
+        for done in range(1, total + 1):
+            batch = demos.sample(phase.batch, n_step=phase.n_step, gamma_step=phase.gamma_step, rng=rng)
+            meter.add(learner.pretrain(batch.to(config.device)))
+            progress.update(done)
+            if done % max(1, total // _ROWS) == 0:
+                row = {f"pretrain/{name}": value for name, value in meter.take().items()}
+                session.write("pretrain", row, Counters(env_steps=0, updates=done))
+
+
+DIRECT = Method(make_policy=make_policy, assemble=assemble)

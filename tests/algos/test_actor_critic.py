@@ -1,0 +1,218 @@
+"""The actor-critic core: targets by hand, every setting learns a bandit, resume, cloning, what acts."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Generator
+
+from robot_rl.algos.actor_critic import ActorConfig, ActorCritic, ActorCriticConfig, CriticConfig
+from robot_rl.algos.actors import Deterministic, TanhGaussian
+from robot_rl.data.transitions import TransitionBatch
+
+
+def batch(seed: int, size: int = 64) -> TransitionBatch:
+    """Reward -(a - 0.5)^2 on one-step episodes."""
+    generator = Generator().manual_seed(seed)
+    state = torch.randn(size, 3, generator=generator)
+    action = 2 * torch.rand(size, 1, generator=generator) - 1
+    reward = -(action - 0.5).square()[:, 0]
+    kind = torch.zeros(size, dtype=torch.uint8)
+    after = {"state": torch.randn(size, 3, generator=generator)}
+    return TransitionBatch(
+        {"state": state}, action, action, reward, torch.zeros(size), after, action, kind
+    )
+
+
+def build(
+    *, actor: dict[str, Any] | None = None, critic: dict[str, Any] | None = None, seed: int = 0, **changes: Any
+) -> ActorCritic:
+    rates: dict[str, Any] = {"actor_lr": 1e-3, "critic_lr": 5e-3, "initial_temperature": 0.01}
+    rates |= {"target_entropy_per_action": -3.0}
+    cfg = ActorCriticConfig(
+        actor=ActorConfig(width=64, **(actor or {})),
+        critic=CriticConfig(**({"width": 64, "low": -3.0, "high": 1.0, "atoms": 21} | (critic or {}))),
+        **(rates | changes),
+    )
+    return ActorCritic(3, 1, cfg, seed)
+
+
+CROSSQ: dict[str, Any] = {"norm": "batch", "target": "none"}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "sac": {},
+    "td3": {"actor": {"kind": "deterministic"}, "actor_every": 2},
+    "rlpd": {"critic": {"norm": "layer", "num": 4, "drawn": 2, "actor_aggregate": "mean"}},
+    "crossq": {"actor": {"norm": "batch"}, "critic": CROSSQ, "beta1": 0.5},
+    "crossq_td3": {"actor": {"kind": "deterministic", "norm": "batch"}, "critic": CROSSQ},
+    "fast_sac": {"actor": {"norm": "layer"}, "critic": {"value": "c51", "aggregate": "mean", "norm": "layer"}},
+    "fast_td3": {"actor": {"kind": "deterministic"}, "critic": {"value": "c51"}, "weight_decay": 0.1},
+    "hl_gauss": {"critic": {"value": "hl_gauss"}},
+    "bro": {"critic": {"value": "quantile", "aggregate": "mean", "actor_aggregate": "mean"}},
+    "dsac": {"critic": {"value": "gaussian"}, "actor_every": 2, "grad_clip": 10.0},
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_every_setting_finds_the_best_action(name: str) -> None:
+    learner = build(**SETTINGS[name])
+    for seed in range(600):
+        learner.update(batch(seed))
+    states = torch.randn(16, 3, generator=Generator().manual_seed(1000))
+    assert (learner.act(states, explore=False) - 0.5).abs().mean().item() < 0.12
+
+
+@pytest.mark.parametrize("name", ["sac", "td3", "crossq", "dsac"])
+def test_a_resumed_learner_is_the_unbroken_one(name: str) -> None:
+    settings = SETTINGS[name] | {"critic": {"num": 3, "drawn": 2} | SETTINGS[name].get("critic", {})}
+    whole, first, second = build(**settings), build(**settings), build(**settings, seed=7)
+    for seed in range(12):
+        whole.update(batch(seed))
+    for seed in range(5):
+        first.update(batch(seed))
+    second.load_state_dict(first.state_dict())
+    for seed in range(5, 12):
+        second.update(batch(seed))
+    for key, value in whole.policy_weights().items():
+        assert value.equal(second.policy_weights()[key]), key
+
+
+class Recorded(ActorCritic):
+    """Keeps the target of its last update."""
+
+    target: torch.Tensor
+
+    def _learn_values(self, steps: Any, after: torch.Tensor, bonus: torch.Tensor) -> torch.Tensor:
+        self.after, self.bonus = after, bonus
+        q = self.critics.q(steps.features, steps.action)
+        error = super()._learn_values(steps, after, bonus)
+        self.target = q - error
+        return error
+
+
+def recorded(constant: float = 4.0, **changes: Any) -> Recorded:
+    """A learner whose target critics answer a constant."""
+    cfg = ActorCriticConfig(actor=ActorConfig(width=8), critic=CriticConfig(width=8), matmul="fp32")
+    learner = Recorded(3, 1, replace(cfg, **changes), 0)
+    targets = learner._targets
+    assert targets is not None
+    with torch.no_grad():
+        for layer in targets.layers:
+            layer.zero_()
+        targets.layers[-1].fill_(constant)
+    return learner
+
+
+@pytest.mark.parametrize("backup", [True, False])
+def test_the_entropy_counts_in_the_target_if_asked(backup: bool) -> None:
+    learner, rows = recorded(entropy_backup=backup, initial_temperature=2.0), batch(0)
+    rows.bootstrap = torch.full((64,), 0.5)
+    rows.bootstrap[0] = 0.0  # here the task ended
+    actor = TanhGaussian(3, 1, width=8)
+    actor.load_state_dict(learner.actor.state_dict())
+    generator = Generator()
+    generator.set_state(learner._generator.get_state())
+    learner.update(rows)
+    both = actor.sample(torch.cat([rows.obs["state"], rows.next_obs["state"]]), generator)
+    # reward + (4 - 2 log pi) / 2, or without its entropy reward + 4 / 2
+    after = 4.0 - 2.0 * both.log_prob[64:] if backup else torch.full((64,), 4.0)
+    expected = rows.reward + rows.bootstrap * after
+    torch.testing.assert_close(learner.target, expected.expand(2, 64), rtol=1e-4, atol=1e-4)
+    assert learner.target[0, 0].item() == pytest.approx(rows.reward[0].item(), abs=1e-5)
+
+
+def test_the_deterministic_target_acts_with_clipped_noise() -> None:
+    learner = recorded(
+        actor=ActorConfig(width=8, kind="deterministic"), target_noise_std=10.0, target_noise_clip=0.25
+    )
+    rows = batch(0)
+    target_actor = learner._target_actor
+    assert target_actor is not None
+    mean = target_actor.mean(rows.next_obs["state"])
+    learner.update(rows)
+    assert learner.bonus.abs().max() == 0
+    difference = (learner.after - mean).abs()
+    assert difference.max().item() == pytest.approx(0.25, abs=1e-6)
+    assert (difference > 0.24).float().mean() > 0.9
+
+
+def test_the_actor_moves_every_third_update() -> None:
+    learner = build(actor_every=3, temperature_lr=0.1)
+    moved = []
+    for seed in range(6):
+        before, temperature = learner.policy_weights()["layers.0"].clone(), learner._log_temperature.item()
+        learner.update(batch(seed))
+        moved.append(not before.equal(learner.policy_weights()["layers.0"]))
+        assert moved[-1] == (temperature != learner._log_temperature.item())
+    assert moved == [False, False, True, False, False, True]
+
+
+def test_a_fixed_temperature_stays() -> None:
+    learner = build(temperature_lr=0.0, initial_temperature=0.25)
+    for seed in range(5):
+        learner.update(batch(seed))
+    assert learner._log_temperature.item() == pytest.approx(math.log(0.25))
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "deterministic"])
+def test_the_clones_gradient_is_autograds(kind: str) -> None:
+    actor = (TanhGaussian if kind == "gaussian" else Deterministic)(3, 2, width=8, matmul="fp32").double()
+    generator = Generator().manual_seed(1)
+    state = torch.randn(8, 3, dtype=torch.float64, generator=generator)
+    action = 1.8 * torch.rand(8, 2, dtype=torch.float64, generator=generator) - 0.9
+    out = actor.net(state)[0]
+    if kind == "gaussian":
+        mean, log_std = out.chunk(2, dim=-1)
+        density = torch.distributions.Normal(mean, log_std.exp()).log_prob(action.atanh())
+        expected = -density.mean() - 0.5 * math.log(2 * math.pi)
+    else:
+        expected = (out.tanh() - action).square().mean()
+    with torch.no_grad():
+        loss, gradients = actor.cloning_gradients(state, action)
+    torch.testing.assert_close(loss, expected.detach())
+    for mine, peer in zip(gradients, torch.autograd.grad(expected, actor.net.in_order), strict=True):
+        torch.testing.assert_close(mine, peer)
+
+
+@pytest.mark.parametrize("name", ["sac", "td3"])
+def test_pretraining_clones_and_values_the_clone(name: str) -> None:
+    learner = build(**SETTINGS[name])
+    for seed in range(300):
+        rows = batch(seed)
+        rows.action = (0.5 * rows.obs["state"][:, :1]).tanh()
+        rows.reward = torch.full((64,), 0.7)
+        learner.pretrain(rows)
+    state = torch.randn(32, 3, generator=Generator().manual_seed(1000))
+    action = learner.act(state, explore=False)
+    assert (action - (0.5 * state[:, :1]).tanh()).abs().mean().item() < 0.05
+    assert (learner.critics.q(state, action) - 0.7).abs().mean().item() < 0.1
+
+
+@pytest.mark.parametrize("name", ["sac", "td3", "crossq"])
+def test_the_weights_that_act_are_a_plain_network(name: str) -> None:
+    learner = build(**SETTINGS[name])
+    for seed in range(6):
+        learner.update(batch(seed))
+    state = torch.randn(16, 3, generator=Generator().manual_seed(1000))
+    layers, hidden = list(learner.policy_weights().values()), state
+    for i in range(0, len(layers), 2):
+        hidden = (hidden if i == 0 else hidden.relu()) @ layers[i] + layers[i + 1]
+    torch.testing.assert_close(learner.act(state, explore=False), hidden[:, :1].tanh(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: CriticConfig(drawn=3), "critic.drawn: got 3, allowed: at most critic.num, which is 2"),
+        (lambda: CriticConfig(norm="batch"), "critic.target: got 'ema', allowed: none with critic.norm batch"),
+        (lambda: CriticConfig(low=1.0, high=1.0), "critic.low: got 1.0, allowed: below critic.high"),
+        (lambda: CriticConfig(atoms=1), "critic.atoms: got 1, allowed: 2 or more"),
+        (lambda: ActorConfig(log_std_range=(0.0, -1.0)), "actor.log_std_range"),
+        (lambda: ActorCriticConfig(actor_every=0), "algorithm.actor_every: got 0, allowed: 1 or more"),
+        (lambda: ActorCriticConfig(beta1=1.0), "algorithm.beta1: got 1.0, allowed: 0 to below 1"),
+    ],
+)
+def test_bad_configs(make: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()

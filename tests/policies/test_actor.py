@@ -1,0 +1,107 @@
+"""The per-step policy: the learner's actor in another place, its noise, its checkpoint."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Generator, Tensor
+
+from robot_rl.algos.actor_critic import ActorConfig, ActorCritic, ActorCriticConfig
+from robot_rl.data.normalize import Normaliser
+from robot_rl.policies.actor import ActorPolicy, ActorPolicyConfig
+from robot_rl.policies.checkpoint import PolicyMeta, load_policy, save_policy
+from robot_rl.policies.executor import ChunkExecutor
+
+
+def build(**changes: Any) -> ActorPolicy:
+    rng = np.random.default_rng(0)
+    normaliser = Normaliser.fit(
+        {"state": rng.normal(3.0, 2.0, (50, 3)).astype(np.float32)},
+        rng.uniform(-1, 1, (50, 2)).astype(np.float32),
+    )
+    config = ActorPolicyConfig(**({"horizon": 4, "width": 16} | changes))
+    policy = ActorPolicy(config, state_dim=3, action_dim=2, normaliser=normaliser)
+    generator = Generator().manual_seed(1)
+    with torch.no_grad():
+        for layer in policy.layers:
+            layer.normal_(0.0, 0.3, generator=generator)
+    return policy
+
+
+def states(rows: int = 6) -> dict[str, Tensor]:
+    return {"state": 3 + 2 * torch.randn(rows, 3, generator=Generator().manual_seed(2))}
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "deterministic"])
+@pytest.mark.parametrize("norm", ["none", "layer"])
+def test_it_acts_as_the_learner_does(kind: Any, norm: Any) -> None:
+    policy = build(is_gaussian=kind == "gaussian", layernorm=norm == "layer")
+    cfg = ActorCriticConfig(actor=ActorConfig(kind=kind, norm=norm, width=16), matmul="fp32")
+    learner = ActorCritic(3, 2, cfg, 0, features=policy.features)
+    policy.load_state_dict(learner.policy_weights(), strict=False)
+    chunk = policy.sample(states()).actions
+    assert chunk.shape == (6, 4, 2)
+    torch.testing.assert_close(chunk[:, 0], learner.act(policy.features(states()), explore=False))
+    if kind == "gaussian":
+        ours = policy.sample(states(), mode="explore", generator=Generator().manual_seed(3)).actions[:, 0]
+        features = policy.features(states())
+        theirs = learner.act(features, explore=True, generator=Generator().manual_seed(3))
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_the_noise_steps_from_env_to_env() -> None:
+    policy = build(is_gaussian=False, explore_std=(0.0, 0.02))
+    obs = {"state": states(1)["state"].expand(3, 3)}
+    mean = policy.sample(obs).actions[:, 0]
+    generator = Generator().manual_seed(0)
+    draws = [policy.sample(obs, mode="explore", generator=generator).actions[:, 0] for _ in range(4000)]
+    std = (torch.stack(draws) - mean).std(dim=0)
+    torch.testing.assert_close(std[0], torch.zeros(2))
+    torch.testing.assert_close(std[1], torch.full((2,), 0.01), rtol=0.05, atol=0)
+    torch.testing.assert_close(std[2], torch.full((2,), 0.02), rtol=0.05, atol=0)
+
+
+def test_it_decides_at_every_step_whatever_the_chunk() -> None:
+    policy = build()
+    executor = ChunkExecutor(policy, 2, n_exec=4)
+    for seed in range(3):
+        obs = 3 + 2 * torch.randn(2, 3, generator=Generator().manual_seed(seed))
+        action = executor.act({"state": obs.numpy()}).action
+        np.testing.assert_array_equal(action, policy.sample({"state": obs}).actions[:, 0].detach().numpy())
+
+
+def test_a_saved_policy_is_the_same(tmp_path: Path) -> None:
+    policy = build(is_gaussian=False, explore_std=(0.1, 0.2), log_std_range=(-5.0, 0.0))
+    meta = PolicyMeta(
+        task="reach",
+        robot="panda",
+        control_hz=20.0,
+        state_names=("a", "b", "c"),
+        action_names=("x", "y"),
+        instruction="",
+        n_exec=4,
+    )
+    save_policy(tmp_path / "policy", policy, meta=meta)
+    loaded: Any = load_policy(tmp_path / "policy")[0]
+    assert loaded.config == policy.config
+    assert loaded.sample(states()).actions.equal(policy.sample(states()).actions)
+
+
+def test_it_has_no_chain() -> None:
+    with pytest.raises(ValueError, match="no chain to record"):
+        build().sample(states(), record=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"width": 0}, "actor width must be at least 1, got 0"),
+        ({"log_std_range": (1.0, 0.0)}, "actor log_std_range must have the smaller first"),
+        ({"explore_std": (0.1, -0.1)}, "actor explore_std must be at least 0"),
+    ],
+)
+def test_bad_configs(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ActorPolicyConfig(**change)

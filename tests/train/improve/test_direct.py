@@ -1,0 +1,122 @@
+"""Methods without a base: whole small runs, pretraining, resume, and the recipes as they are read."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from robot_rl.config import build, load
+from robot_rl.core.errors import ConfigError
+from robot_rl.policies.actor import ActorPolicy
+from robot_rl.policies.checkpoint import load_policy
+from robot_rl.train import phases
+from robot_rl.train.config import RunConfig
+from robot_rl.train.phases import resume, run
+from robot_rl.train.session import RunSession
+
+SMALL: dict[str, Any] = {
+    "recipe": "small",
+    "method": "direct",
+    "num_envs": 2,
+    "n_exec": 4,
+    "env": {"task": "reach", "horizon_s": 0.5, "num_threads": 1},
+    "demos": {"episodes": 3},
+    "policy": {"horizon": 8, "width": 16, "depth": 1, "time_dim": 8, "steps": 2},
+    "bc": {"updates": 6, "batch": 8},
+    "direct": {
+        "env_steps": 40,
+        "batch": 8,
+        "explore_steps": 10,
+        "capacity": 1000,
+        "pretrain_updates": 7,
+        "algorithm": {"actor": {"width": 16}, "critic": {"width": 16}},
+    },
+    "evaluate": {"episodes": 4, "num_envs": 2, "every_env_steps": 20, "quick_episodes": 2},
+    "checkpoint": {"every_s": 0.0, "every_steps": 2},
+    "video": {"episodes": 0, "failures": 0},
+}
+
+
+@pytest.fixture(autouse=True)
+def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROBOT_RL_STATE", str(tmp_path / "state"))
+    monkeypatch.setattr(phases, "write_report", lambda folder: folder / "report.html")
+
+
+def small(out: Path, **algorithm: Any) -> RunConfig:
+    config = build(RunConfig, SMALL)
+    actor_critic = replace(config.direct.algorithm, **algorithm)
+    return replace(config, out=str(out), direct=replace(config.direct, algorithm=actor_critic))
+
+
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_run_pretrains_warms_up_and_learns(tmp_path: Path) -> None:
+    summary = run(small(tmp_path))
+    rows = rows_of(Path(summary.run))
+    assert [row["updates"] for row in rows if row["phase"] == "pretrain"] == list(range(1, 8))
+    # One update for each of the 40 - 10 control steps after the warm-up.
+    assert max(row["updates"] for row in rows if row["phase"] == "direct") == 30
+    assert summary.env_steps == 40
+    policy, _ = load_policy(Path(summary.run) / "policy" / "final")
+    assert isinstance(policy, ActorPolicy)
+    assert any(layer.abs().sum() > 0 for layer in policy.layers)
+
+
+def test_a_resumed_run_is_the_unbroken_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = run(small(tmp_path / "whole"))
+    save, saved = RunSession.save, []
+
+    def dies(self: RunSession, phase: str, loop: Any) -> None:
+        save(self, phase, loop)
+        saved.append(phase)
+        if phase == "direct" and self.counters.env_steps >= 24:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(RunSession, "save", dies)
+    with pytest.raises(KeyboardInterrupt):
+        run(small(tmp_path / "broken"))
+    monkeypatch.setattr(RunSession, "save", save)
+    (folder,) = (tmp_path / "broken").iterdir()
+    broken = resume(folder)
+    assert broken.final_digest == whole.final_digest
+    assert broken.base_digest == whole.base_digest
+    mine, theirs = (load_policy(Path(s.run) / "policy" / "final")[0] for s in (whole, broken))
+    assert isinstance(mine, torch.nn.Module)
+    assert isinstance(theirs, torch.nn.Module)
+    for name, value in mine.state_dict().items():
+        assert value.equal(theirs.state_dict()[name]), name
+
+
+@pytest.mark.parametrize("recipe", ["rlpd", "wsrl", "fast_td3", "fast_sac"])
+def test_recipes_are_read(recipe: str) -> None:
+    config = load(RunConfig, [f"recipe={recipe}"], config_name="train")
+    assert config.method == "direct"
+    assert config.recipe == recipe
+    base = load(RunConfig, ["recipe=pick_cube"], config_name="train")
+    if config.env.task == "pick_cube":  # the same demonstrations and base as the other methods have
+        assert (config.demos, config.policy, config.bc, config.n_exec, config.env) == (
+            base.demos,
+            base.policy,
+            base.bc,
+            base.n_exec,
+            base.env,
+        )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("direct.pretrain_updates=-1", "direct.pretrain_updates: got -1, allowed: 0 or more"),
+        ("direct.algorithm.critic.drawn=9", "critic.drawn: got 9, allowed: at most critic.num"),
+        ("direct.algorithm.critic.value=c50", "allowed: one of"),
+    ],
+)
+def test_mistakes_are_refused(change: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load(RunConfig, ["recipe=rlpd", change], config_name="train")
