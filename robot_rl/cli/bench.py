@@ -26,6 +26,7 @@ BENCHES: dict[str, str] = {
     "learner": "learner updates per second against Stable-Baselines3",
     "data": "samples per second of our data loader against LeRobot's, replay, recording",
     "chunking": "success and jerk with a planning delay: naive, temporal ensemble, real-time chunking",
+    "improve": "one frozen base and every method that improves it: success against steps and minutes",
     "taco": "success of the best of N chunks by a pseudo-count, against the policy itself",
     "ogbench": "success of chunked critics on OGBench's cube tasks, offline and online, h = 5 against h = 1",
     "control": "punctuality and latency of control over ROS 2, at 100 and 500 Hz",
