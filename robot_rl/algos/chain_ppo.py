@@ -25,7 +25,7 @@ from torch import Generator, Tensor, nn
 
 from robot_rl.algos.critics import EnsembleMLP
 from robot_rl.algos.losses import Reduction, chain_ratio, clip_schedule, ppo_loss
-from robot_rl.algos.optim import Matmul, Optimiser, keep_freed_memory
+from robot_rl.algos.optim import Matmul, Optimiser, copied, keep_freed_memory
 from robot_rl.algos.returns import ReturnScale, gae
 from robot_rl.core.errors import require
 from robot_rl.core.policy import Chain, ChunkSample, DemoBatch, Mode
@@ -291,8 +291,8 @@ class ChainPPO:
     def state_dict(self) -> dict[str, Any]:
         """Returns all but the policy that the regulariser holds to, which is built again from the base."""
         return {
-            "policy": _copied(self._policy.state_dict()),
-            "value": _copied(self._value.state_dict()),
+            "policy": copied(self._policy),
+            "value": copied(self._value),
             "actor_optimiser": self._actor_optimiser.state_dict(),
             "critic_optimiser": self._critic_optimiser.state_dict(),
             "generator": self._generator.get_state(),
@@ -309,7 +309,3 @@ class ChainPPO:
         self._generator.set_state(state["generator"])
         self._scale.load_state_dict(state["scale"])
         self._rollouts, self._waits = int(state["rollouts"]), bool(state["waits"])
-
-
-def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: value.clone() for name, value in tensors.items()}

@@ -8,6 +8,7 @@ there; the width here is a setting, and its cost is in the rows.
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from collections.abc import Callable
@@ -87,7 +88,7 @@ def run(
     torch.set_num_threads(1)
     try:
         with ProgressDisplay() as display:
-            for env, seed, learner in ((e, s, a) for e in envs for s in seeds for a in learners):
+            for env, seed, learner in itertools.product(envs, seeds, learners):
                 wide = width if learner == "crossq" else sac_width
                 key: dict[str, Any] = {"env": env, "learner": learner, "width": wide, "steps": steps}
                 key["seed"] = seed
