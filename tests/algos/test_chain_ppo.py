@@ -116,10 +116,20 @@ def test_a_regulariser_holds_the_policy_where_it_began(regulariser: str) -> None
     assert moved(100.0) < 0.5 * moved(0.0)
 
 
+class Tabled(ChainPPO):
+    """Looks values up."""
+
+    table: dict[float, float]
+
+    def _values(self, features: Tensor) -> Tensor:
+        return torch.tensor([self.table[round(float(x), 1)] for x in features[:, 0]])
+
+
 def learner_with_values(values: dict[float, float], **options: Any) -> ChainPPO:
     """Returns a learner whose value of a state is looked up by its first element."""
-    learner = make_learner(make_policy("flow_sde"), "flow_sde", **options)
-    learner._values = lambda features: torch.tensor([values[round(float(x), 1)] for x in features[:, 0]])  # type: ignore[method-assign]
+    settings = {**SMALL, **METHODS["flow_sde"][1], **options}
+    learner = Tabled(make_policy("flow_sde"), ChainPPOConfig(**settings), 3, num_envs=32)
+    learner.table = values
     return learner
 
 
@@ -183,18 +193,21 @@ def test_the_clip_rises_with_the_steps() -> None:
     assert loss.item() == pytest.approx(-2.4)
 
 
-def test_value_clip_stops_what_has_moved_far_enough() -> None:
+def test_value_clip_stops_what_has_moved_far_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     # Values 0 before; now 1.0 and 0.1, targets 3 and 3, limit 0.5. The first has left the range on its
     # way to the target: clipped 0.5, whose error 2.5 > 2 is the larger. The second has not.
     learner = make_learner(make_policy("flow_sde"), "flow_sde", value_clip=0.5)
     towards: list[Tensor] = []
-    learner._value.answer = lambda x: (torch.tensor([1.0, 0.1]).view(1, 2, 1), [])  # type: ignore[method-assign]
-    learner._value.gradients = lambda to, paths: (
-        towards.append(to)
-        or [  # type: ignore[method-assign,func-returns-value]
-            torch.zeros_like(p) for p in learner._value.in_order
-        ]
-    )
+
+    def answer(features: Tensor) -> tuple[Tensor, list[Any]]:
+        return torch.tensor([1.0, 0.1]).view(1, 2, 1), []
+
+    def gradients(to_out: Tensor, paths: list[Any]) -> list[Tensor]:
+        towards.append(to_out)
+        return [torch.zeros_like(parameter) for parameter in learner._value.in_order]
+
+    monkeypatch.setattr(learner._value, "answer", answer)
+    monkeypatch.setattr(learner._value, "gradients", gradients)
     chain = Chain(torch.zeros(2, 1, 1, 1), torch.zeros(2, 1, dtype=torch.long), torch.zeros(2, 1), None)
     two = torch.zeros(2)
     learner._update_value(PPOBatch({}, chain, torch.zeros(2, 2), two, two, torch.tensor([3.0, 3.0])))
