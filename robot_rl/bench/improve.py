@@ -70,9 +70,10 @@ def run(
         tasks: of the table: bases of `configs/base`.
         methods: recipes.
         seeds: of the runs.
-        settings: key=value for all runs, such as video.episodes=0.
+        settings: key=value for all runs, in quotes of their own: "settings=['video.episodes=0']".
         jobs: runs at a time, one core each; 0 takes all cores.
-        out: folder of the runs; what is finished there is not done again.
+        out: folder of the runs, and of improve.json with their curves; what is finished there is not
+            done again.
         figure: file of the curves; none if empty.
 
     Raises:
@@ -102,6 +103,8 @@ def run(
     if figure:
         _draw(Path(figure), runs)
     write_synced(Path(out) / "improve.json", json.dumps({"rows": rows, "runs": runs}, indent=1).encode())
+    for one in runs:
+        del one["curve"]  # no table has room for it
     return {
         "title": "One frozen base, and what each method made of it (held-out episodes)",
         "rows": rows,

@@ -80,11 +80,14 @@ def test_rows_and_curves_by_hand(tmp_path: Path, started: Commands) -> None:
         }
     ]
     # Neither the held-out evaluations nor rows without one belong to the curve.
-    assert result["runs"][1]["curve"] == [
+    kept = json.loads((tmp_path / "improve.json").read_text())
+    assert kept["runs"][1].pop("curve") == [
         {"env_steps": 2000, "minutes": 1.5, "success": 0.25},
         {"env_steps": 4000, "minutes": 2.5, "success": 0.75},
     ]
-    assert json.loads((tmp_path / "improve.json").read_text())["rows"] == result["rows"]
+    assert kept["rows"] == result["rows"]
+    assert kept["runs"][1] == result["runs"][1]
+    assert [result["runs"][1][name] for name in ("seed", "base", "success")] == [1, 0.6, 1.0]
 
 
 def test_what_is_finished_is_not_done_again(tmp_path: Path, started: Commands) -> None:
