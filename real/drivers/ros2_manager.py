@@ -16,8 +16,8 @@ _STRICT = 2
 """controller_manager_msgs/srv/SwitchController: all of it or nothing."""
 _SWITCH_S = 1.0
 _LIST = "controller_manager_msgs/srv/ListControllers"
-_LOOK_S = 0.75
-"""From an answer to the next question."""
+_LOOK_S = 0.25
+"""From an answer to the next question: sooner than an arm that does not follow is stopped for that."""
 _ANSWER_S = 3.0
 """A manager that takes longer is told in the log."""
 

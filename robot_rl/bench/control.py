@@ -27,6 +27,7 @@ import torch
 import yaml
 from numpy.typing import NDArray
 
+from robot_rl.bench.metronome import alone, metronome
 from robot_rl.core.errors import DeviceError, require
 from robot_rl.policies.chunk import ChunkPolicyConfig, FlowPolicy
 from robot_rl.real.client import ArmClient
@@ -85,6 +86,8 @@ def run(
         "notes": [
             "missed: cycles that began more than a period after the one before should have ended; jitter: "
             "|period - nominal|, of the supervisor's own stamps of all cycles",
+            "bare: a process beside it, of the same rate and priority, that only wakes: what the machine "
+            "itself misses; missed_alone: while that one was on time",
             "latency: from the driver's receipt of a joint state to the command made of it, received from "
             "the ROS graph by another process; of the last 30 s. policy_latency: from the joint state that "
             "the policy observed to the first command of its plan",
@@ -100,6 +103,8 @@ class Measured:
     command_hz: float
     stamps_ns: list[int] = field(default_factory=lambda: list[int]())
     """Of the supervisor's cycles."""
+    bare_ns: Array = field(default_factory=lambda: np.zeros(0))
+    """Wake-ups of the metronome."""
     observed_ns: dict[int, int] = field(default_factory=lambda: dict[int, int]())
     """Plan number -> receipt of the joint state that it was made from."""
     heard: deque[tuple[int, bytes]] = field(default_factory=lambda: deque[tuple[int, bytes]]())
@@ -116,12 +121,18 @@ class Measured:
 
     def row(self) -> dict[str, Any]:
         nominal_ms = 1e3 / self.command_hz
-        periods_ms = self.periods_ms
+        periods_ms, bare_ms = self.periods_ms, 1e-6 * np.diff(self.bare_ns)
+        late = np.flatnonzero(periods_ms > 2 * nominal_ms)
+        stamps_ns = np.array(self.stamps_ns)
+        missed_ns = np.stack([stamps_ns[late], stamps_ns[late + 1]], axis=1)
         return {
             "command_hz": self.command_hz,
             "cycles": len(self.stamps_ns),
-            "missed": int((periods_ms > 2 * nominal_ms).sum()),
+            "missed": len(late),
+            "missed_alone": alone(missed_ns, self.bare_ns, 1e6 * nominal_ms),
+            "bare_missed": int((bare_ms > 2 * nominal_ms).sum()),
             **_quantiles("jitter", np.abs(periods_ms - nominal_ms), "ms"),
+            **_quantiles("bare_jitter", np.abs(bare_ms - nominal_ms), "ms"),
             **_quantiles("latency", self._latency_ms(), "ms"),
             **_quantiles("policy_latency", self._policy_latency_ms(), "ms"),
             "late_plans": self.late_plans,
@@ -183,9 +194,11 @@ def _measure(rate_hz: float, seconds: float) -> Measured:
                 "supervisor": processes.supervisor_pid,
                 "policy": os.getpid(),
             }
-            _act(measured, station, client, watch, pids, seconds)
+            with metronome(rate_hz, folder / "bare.npy"):
+                _act(measured, station, client, watch, pids, seconds)
             client.control("stop", by="bench control")
             _await_flight(folder / "run" / "flight")
+        measured.bare_ns = np.load(folder / "bare.npy")
         measured.supervisor = json.loads((folder / "run" / "supervisor.json").read_text())
         (flight,) = (folder / "run" / "flight").glob("*.npz")
         with np.load(flight) as kept:

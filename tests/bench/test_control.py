@@ -25,6 +25,7 @@ def measured() -> Measured:
         (at_ms * MS, targets[row].tobytes()) for row, at_ms in ((0, 3), (1, 13), (2, 23), (3, 33))
     )
     one.observed_ns = {4: 6 * MS, 5: 40 * MS}
+    one.bare_ns = np.array([1, 11, 21, 31, 41, 51]) * MS
     one.supervisor = {"cost_us": {"p50": 100.0}, "scheduling": "normal"}
     return one
 
@@ -38,6 +39,23 @@ def test_a_row_by_hand() -> None:
     assert row["latency_p50_ms"] == pytest.approx(4.0)  # 3 - 0 and 13 - 8: 3 and 5
     assert row["latency_max_ms"] == pytest.approx(5.0)
     assert row["policy_latency_max_ms"] == pytest.approx(7.0)  # plan 4: 13 - 6; plan 5 was not heard
+
+
+@pytest.mark.parametrize(
+    ("wakes_ms", "missed_alone", "bare_missed"),
+    [
+        ([1, 11, 21, 31, 41, 51], 1, 0),  # the machine was awake: the miss is ours
+        ([1, 11, 21, 47, 57], 0, 1),  # it slept from 31 to 47, which the miss from 30 to 52 meets
+        ([1, 27, 37, 47, 57], 1, 1),  # it slept before the miss began at 30
+    ],
+)
+def test_what_the_machine_misses_is_told_apart(
+    wakes_ms: list[int], missed_alone: int, bare_missed: int
+) -> None:
+    one = measured()
+    one.bare_ns = np.array(wakes_ms) * MS
+    row = one.row()
+    assert (row["missed_alone"], row["bare_missed"]) == (missed_alone, bare_missed)
 
 
 def test_nothing_heard_is_no_number() -> None:
@@ -57,6 +75,7 @@ def test_a_short_run(tmp_path: Path) -> None:
     result = control.run(seconds=2.0, rates_hz=(50.0,), figure=str(tmp_path / "control.png"))
     (row,) = result["rows"]
     assert row["cycles"] > 50
+    assert row["bare_jitter_max_ms"] is not None
     assert row["latency_p50_ms"] > 0
     assert row["policy_latency_p50_ms"] > 0
     assert all(row[f"cpu_{name}"] > 0 for name in ("arm", "driver", "supervisor", "policy"))

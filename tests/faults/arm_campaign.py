@@ -201,6 +201,7 @@ def second_commander(chain: Chain) -> Struck:
         def fight() -> bool:
             state = chain.status.state
             assert state is not None
+            chain.rival_rad.append(np.asarray(state.position_rad, float))
             publisher.publish(node.message(kind, data=state.position_rad))
             return any(event["event"] == "stop" for event in chain.events(begun_ns))
 
@@ -318,7 +319,7 @@ FAULTS = {
     ),
     "controller_switched": Fault(
         how="our controller deactivated", outcome="stopped: controller named", strike=switch_controller,
-        mend=clear, notice_s=0.75 + 0.2,
+        mend=clear, notice_s=0.25 + 0.2,
     ),
 }  # fmt: skip
 
@@ -414,7 +415,7 @@ def judge(row: Row, fault: Fault, chain: Chain, repeats: Sequence[Repeat]) -> No
     row.failures += damage_of(chain.store) if chain.steps else []
     log = chain.tap() if fault.is_arm_lost else read_log(chain.arm_log)
     limits = chain.station.limits
-    wrong = beyond_limits(log, limits)
+    wrong = beyond_limits(log.without(chain.rival_rad), limits)
     row.commands += int((np.abs(np.diff(log.commanded_rad, axis=0)).max(axis=1) > 0).sum())
     row.beyond_limits += len(wrong)
     row.failures += wrong[:5]

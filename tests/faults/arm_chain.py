@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 import yaml
-from arm_judge import ArmLog, steps_in
+from arm_judge import ArmLog, Array, steps_in
 
 from robot_rl.core.errors import DeviceError
 from robot_rl.real.client import ArmClient
@@ -109,6 +109,8 @@ class Chain:
         self.node: Any = None
         """Ours on the graph."""
         self._tapped: list[tuple[int, Any]] = []
+        self.rival_rad: list[Array] = []
+        """What somebody else commanded: nobody's limits are on that."""
 
     # Parts
 

@@ -57,6 +57,12 @@ def test_commands_beyond_limits_are_counted(judge, commanded, found):
     assert [text.partition(": ")[2] for text in got] == found
 
 
+def test_what_somebody_else_commanded_is_no_command_of_ours(judge):
+    log = log_of(judge, [0.0, 0.3, 0.1, 0.3, 0.1])  # the rival holds the arm at 0.3
+    assert len(judge.beyond_limits(log, LIMITS)) == 4
+    assert judge.beyond_limits(log.without([np.array([0.3, 0.0])]), LIMITS) == []
+
+
 def test_a_stop_is_measured_from_the_fault_to_rest(judge):
     # 1 rad/s until 0.5 s; the fault was at 0.3 s.
     position = 0.01 * np.minimum(np.arange(100), 50)
