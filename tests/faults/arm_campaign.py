@@ -296,7 +296,7 @@ FAULTS = {
     "clock_step": Fault(
         how="+1 h, -1 h, back (LD_PRELOAD)", outcome="goes on", strike=step_clock, mend=nothing,
         notice_s=None, chain={"shifts_clock": True},
-        needs=lambda: missing("cc", "setpriv"),
+        needs=lambda: missing("cc"),
     ),
     "camera_frozen": Fault(
         how="SIGSTOP of the camera", outcome="policy pauses, arm holds", strike=freeze_camera,
@@ -471,21 +471,11 @@ def table(rows: Sequence[Row]) -> str:
     )
 
 
-def enter(fault: Fault) -> None:
-    """Begins this program again as a fault needs it: in a network of its own, or without real-time priority.
-
-    Under the stepped clock a driver host was once seen to spin on both cores: with priority that
-    takes the machine from everybody else.
-    """
-    if _INSIDE in os.environ or fault.needs():
-        return
+def enter_namespace() -> None:
+    """Begins this program again in a network namespace of its own."""
+    user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
     os.environ[_INSIDE] = "1"
-    again = [sys.executable, *sys.argv]
-    if fault.chain.get("cuts_cable"):
-        user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
-        os.execvp("unshare", ["unshare", *user, "--net", *again])
-    if fault.chain.get("shifts_clock") and os.geteuid() == 0:
-        os.execvp("setpriv", ["setpriv", "--bounding-set=-sys_nice", "--inh-caps=-sys_nice", *again])
+    os.execvp("unshare", ["unshare", *user, "--net", sys.executable, *sys.argv])
 
 
 def run_apart(name: str, given: argparse.Namespace) -> Row:
@@ -520,7 +510,9 @@ def main(words: list[str] | None = None) -> int:
         with ThreadPoolExecutor(given.jobs) as pool:
             rows = list(pool.map(lambda name: run_apart(name, given), FAULTS))
     else:
-        enter(FAULTS[given.fault])
+        fault = FAULTS[given.fault]
+        if fault.chain.get("cuts_cable") and _INSIDE not in os.environ and not fault.needs():
+            enter_namespace()
         folder = Path(tempfile.mkdtemp(prefix="robot-rl-arm-faults-"))
         rows = [run_fault(given.fault, given.repeats, given.seed, folder)]
     if not given.json:
