@@ -134,5 +134,6 @@ class ActorPolicy(EncodedPolicy):
         if self.config.is_gaussian:
             std = out[:, self.action_dim :].clamp(*self.config.log_std_range).exp()
             return (mean + std * noise).tanh()
-        std = torch.linspace(*self.config.explore_std, len(mean), device=mean.device)
+        first, last = self.config.explore_std
+        std = torch.linspace(first, last, len(mean), device=mean.device)
         return (mean.tanh() + std[:, None] * noise).clamp(-1.0, 1.0)

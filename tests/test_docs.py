@@ -12,7 +12,7 @@ from robot_rl.cli.main import COMMANDS, main
 from robot_rl.config import load, sweep
 
 ROOT = Path(__file__).resolve().parents[1]
-DOCUMENTS = ("README.md", "CONTRIBUTING.md", "docs/real.md")
+DOCUMENTS = ("README.md", "CONTRIBUTING.md", "docs/real.md", "docs/improve.md")
 
 
 def fenced(language: str, text: str) -> list[str]:

@@ -22,7 +22,7 @@ from torch import Generator, Tensor, nn
 from robot_rl.algos.actors import LOG_STD_RANGE, Deterministic, Squashed, TanhGaussian
 from robot_rl.algos.critics import Aggregate, Critics
 from robot_rl.algos.heads import Value, make_head
-from robot_rl.algos.optim import METRICS_EVERY, Matmul, Optimiser, follow, keep_freed_memory
+from robot_rl.algos.optim import METRICS_EVERY, Matmul, Optimiser, copied, follow, keep_freed_memory
 from robot_rl.core.errors import require
 from robot_rl.data.transitions import TransitionBatch
 
@@ -68,8 +68,8 @@ class CriticConfig:
         require(self.low < self.high, at + "low", self.low, f"below critic.high, which is {self.high}")
         require(0 < self.tau <= 1, at + "tau", self.tau, "above 0, at most 1")
         require(self.renorm_warmup >= 0, at + "renorm_warmup", self.renorm_warmup, "0 or more")
-        follows = self.norm != "batch" or self.target == "none"
-        require(follows, at + "target", self.target, "none with critic.norm batch, whose averages do not follow")
+        follows, allowed = self.norm != "batch" or self.target == "none", "none with critic.norm batch"
+        require(follows, at + "target", self.target, f"{allowed}, whose averages do not follow")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -317,7 +317,7 @@ class ActorCritic:
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            **{name: {k: v.clone() for k, v in m.state_dict().items()} for name, m in self._modules().items()},
+            **{name: copied(module) for name, module in self._modules().items()},
             "log_temperature": self._log_temperature.detach().clone(),
             "optimisers": {name: optimiser.state_dict() for name, optimiser in self._optimisers.items()},
             "generator": self._generator.get_state(),
@@ -348,17 +348,21 @@ class ActorCritic:
 def _make_actor(
     feature_dim: int, action_dim: int, cfg: ActorConfig, common: Mapping[str, Any]
 ) -> TanhGaussian | Deterministic:
-    size = {"width": cfg.width, "depth": cfg.depth, **_norms(cfg.norm), **common}
+    size: dict[str, Any] = {"width": cfg.width, "depth": cfg.depth, **_norms(cfg.norm), **common}
     if cfg.kind == "deterministic":
         return Deterministic(feature_dim, action_dim, **size)
     return TanhGaussian(feature_dim, action_dim, log_std_range=cfg.log_std_range, **size)
 
 
-def _make_critics(
-    feature_dim: int, action_dim: int, cfg: CriticConfig, common: Mapping[str, Any]
-) -> Critics:
+def _make_critics(feature_dim: int, action_dim: int, cfg: CriticConfig, common: Mapping[str, Any]) -> Critics:
     head = make_head(cfg.value, num=cfg.num, atoms=cfg.atoms, low=cfg.low, high=cfg.high)
-    size = {"num": cfg.num, "width": cfg.width, "depth": cfg.depth, **_norms(cfg.norm), **common}
+    size: dict[str, Any] = {
+        "num": cfg.num,
+        "width": cfg.width,
+        "depth": cfg.depth,
+        **_norms(cfg.norm),
+        **common,
+    }
     return Critics(feature_dim, action_dim, head=head, **size)
 
 

@@ -18,7 +18,15 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Generator, Tensor
 
-from robot_rl.algos.optim import Matmul, Optimiser, cosine_lr, follow, keep_freed_memory, matmul_precision
+from robot_rl.algos.optim import (
+    Matmul,
+    Optimiser,
+    copied,
+    cosine_lr,
+    follow,
+    keep_freed_memory,
+    matmul_precision,
+)
 from robot_rl.core.errors import require
 from robot_rl.core.policy import DemoBatch
 
@@ -162,7 +170,7 @@ class BehaviourCloning:
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "policy": {name: value.clone() for name, value in self._policy.state_dict().items()},
+            "policy": copied(self._policy),
             "average": {name: value.clone() for name, value in self._average.items()},
             "optimiser": self._optimiser.state_dict(),
             "generator": self._generator.get_state(),

@@ -7,9 +7,9 @@
     FPO       flow_cfm                         `joint`     the loss of flow matching for a likelihood
     GRPO      any of them                      any         no value: episodes from the same start are compared
 
-(Chen et al. 2025; Ren et al. 2024; Zhang et al. 2025; McAllister et al. 2025; Li et al. 2025.) What scores a chain
-is the policy's process; this file does not know it. The value is one of features alone, learned
-apart from the policy. Deviations: log-probabilities are not clamped, and truncation bootstraps from
+(Chen et al. 2025; Ren et al. 2024; Zhang et al. 2025; McAllister et al. 2025; Li et al. 2025.) What
+scores a chain is the policy's process; this file does not know it. The value is one of features
+alone, learned apart from the policy. Deviations: log-probabilities are not clamped, and truncation bootstraps from
 the final observation, which DPPO and ReinFlow leave out.
 B decisions, T of them in each of the envs, H chunk length, A action dim, S scored transitions.
 """
@@ -26,8 +26,8 @@ from torch import Generator, Tensor, nn
 
 from robot_rl.algos.critics import EnsembleMLP
 from robot_rl.algos.losses import Reduction, chain_ratio, clip_schedule, ppo_loss
-from robot_rl.algos.optim import Matmul, Optimiser, keep_freed_memory
-from robot_rl.algos.returns import ReturnScale, gae, group_advantage
+from robot_rl.algos.optim import Matmul, Optimiser, copied, keep_freed_memory
+from robot_rl.algos.returns import ReturnScale, episode_weight, gae, group_advantage
 from robot_rl.core.errors import require
 from robot_rl.core.policy import Chain, ChunkSample, DemoBatch, Mode
 from robot_rl.data.rollout import EpisodeRollout, PPOBatch, Rollout
@@ -154,8 +154,9 @@ class GRPOConfig(ChainPPOConfig):
     """How it learns from groups of episodes; defaults of SimpleVLA-RL (Li et al. 2025) where it has them.
 
     What is of the value (`gamma_step`, `lam`, `critic_*`, `value_clip`, `width`, `depth`, `matmul`) counts
-    with grpo.reward=process alone. Deviation: the published clip is of the ratio of single tokens, each
-    an element of an action; here, as in pi_RL, it is of their mean's over the executed actions, which is wider.
+    with grpo.reward=process alone. Deviations: every episode weighs the same (`returns.episode_weight`);
+    the published clip is of the ratio of single tokens, each an element of an action; here, as in pi_RL,
+    it is of the mean log-probability over the elements of the executed actions, a root of the chunk's.
     """
 
     section: ClassVar[str] = "grpo.algorithm"
@@ -218,7 +219,7 @@ class ChainPPO:
         """Returns what `_valued` does, of which only the advantage says something."""
         assert isinstance(rollout, EpisodeRollout), "groups are of whole episodes"
         advantage = group_advantage(rollout.score.view(-1, self._group)).view(-1, 1)
-        advantage = advantage.expand(rollout.valid.shape).flatten()
+        advantage = (advantage * episode_weight(rollout.valid)).flatten()
         return advantage.new_zeros(len(advantage), 0), advantage, *[torch.zeros_like(advantage)] * 2
 
     def _valued(self, rollout: Rollout, obs: dict[str, Tensor]) -> tuple[Tensor, ...]:
@@ -330,8 +331,8 @@ class ChainPPO:
     def state_dict(self) -> dict[str, Any]:
         """Returns all but the policy that the regulariser holds to, which is built again from the base."""
         return {
-            "policy": _copied(self._policy.state_dict()),
-            "value": _copied(self._value.state_dict()),
+            "policy": copied(self._policy),
+            "value": copied(self._value),
             "actor_optimiser": self._actor_optimiser.state_dict(),
             "critic_optimiser": self._critic_optimiser.state_dict(),
             "generator": self._generator.get_state(),
@@ -352,7 +353,3 @@ class ChainPPO:
 
 def _flat(obs: dict[str, Tensor]) -> dict[str, Tensor]:
     return {key: value.flatten(0, 1) for key, value in obs.items()}
-
-
-def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: value.clone() for name, value in tensors.items()}

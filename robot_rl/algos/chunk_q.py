@@ -26,7 +26,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from robot_rl.algos.chunk_critics import ChunkCriticConfig, ChunkCritics
-from robot_rl.algos.optim import METRICS_EVERY, Optimiser, follow, keep_freed_memory, matmul_precision
+from robot_rl.algos.optim import METRICS_EVERY, Optimiser, copied, follow, keep_freed_memory, matmul_precision
 from robot_rl.algos.returns import td_target
 from robot_rl.core.errors import require
 from robot_rl.core.policy import ChunkSample, DemoBatch
@@ -158,7 +158,7 @@ class Distilled:
         return {"distance": distance.detach(), "student_q": value.mean()}
 
     def state_dict(self) -> dict[str, Any]:
-        return {"student": _copied(self._student), "optimiser": self._optimiser.state_dict()}
+        return {"student": copied(self._student), "optimiser": self._optimiser.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._student.load_state_dict(state["student"])
@@ -240,7 +240,7 @@ class ChunkQ:
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            **{name: _copied(module) for name, module in self._modules().items()},
+            **{name: copied(module) for name, module in self._modules().items()},
             "actor": self._actor.state_dict(),
             "critic_optimiser": self._critic_optimiser.state_dict(),
             "flow_optimiser": self._flow_optimiser.state_dict(),
@@ -273,7 +273,3 @@ def _noise(flow: FlowModule, rows: int, like: Tensor, generator: Generator) -> T
 
 def _module(policy: Any) -> nn.Module:
     return policy
-
-
-def _copied(module: nn.Module) -> dict[str, Tensor]:
-    return {name: value.clone() for name, value in module.state_dict().items()}

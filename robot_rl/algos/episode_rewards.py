@@ -1,4 +1,4 @@
-"""What an episode, or its parts, were worth beyond success: rewards that are made from the episodes themselves.
+"""What an episode, or its parts, were worth beyond success: rewards made from the episodes themselves.
 
     ProgressReward  a score of the whole episode   SRPO (Fei et al. 2025)
     ProcessReward   a reward of every decision     VLA-RL (Lu et al. 2025)
@@ -18,7 +18,7 @@ from torch import Generator, Tensor
 
 from robot_rl.algos.chain_ppo import ChainPPOConfig
 from robot_rl.algos.critics import EnsembleMLP
-from robot_rl.algos.optim import Optimiser
+from robot_rl.algos.optim import Optimiser, copied
 from robot_rl.algos.returns import progress_score, td_target
 from robot_rl.data.rollout import EpisodeRollout
 
@@ -107,8 +107,7 @@ class ProcessReward:
         self._optimiser.apply(self._net.gradients(towards.view_as(logit_NBO), paths))
 
     def state_dict(self) -> dict[str, Any]:
-        net = {name: value.clone() for name, value in self._net.state_dict().items()}
-        return {"net": net, "optimiser": self._optimiser.state_dict()}
+        return {"net": copied(self._net), "optimiser": self._optimiser.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._net.load_state_dict(state["net"])

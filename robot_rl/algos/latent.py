@@ -23,7 +23,7 @@ from torch import Generator, Tensor, nn
 
 from robot_rl.algos.actors import squashed_log_prob
 from robot_rl.algos.critics import Critics
-from robot_rl.algos.optim import METRICS_EVERY, Matmul, Optimiser, keep_freed_memory, matmul_precision
+from robot_rl.algos.optim import METRICS_EVERY, Matmul, Optimiser, copied, keep_freed_memory, matmul_precision
 from robot_rl.algos.returns import td_target
 from robot_rl.core.errors import require
 from robot_rl.data.transitions import ChunkBatch
@@ -269,7 +269,7 @@ class LatentSAC:
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            **{name: _copied(module) for name, module in self._modules().items()},
+            **{name: copied(module) for name, module in self._modules().items()},
             "log_temperature": self._log_temperature.detach().clone(),
             "optimisers": {name: optimiser.state_dict() for name, optimiser in self._optimisers.items()},
             "generator": self._generator.get_state(),
@@ -293,7 +293,3 @@ class LatentSAC:
             "targets": self._targets,
         }
         return modules if self._of_chunks is None else {**modules, "of_chunks": self._of_chunks}
-
-
-def _copied(module: nn.Module) -> dict[str, Tensor]:
-    return {name: value.clone() for name, value in module.state_dict().items()}

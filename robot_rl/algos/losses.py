@@ -71,8 +71,9 @@ def ppo_loss(
     )
     advantage_BS = advantage_B[:, None] * weight_S
     high = clip_low if clip_high is None else clip_high
-    like = {"dtype": ratio_BS.dtype, "device": ratio_BS.device}
-    low_S, high_S = (torch.as_tensor(bound, **like) for bound in (1.0 - clip_low, 1.0 + high))
+    dtype, device = ratio_BS.dtype, ratio_BS.device
+    bounds = (1.0 - clip_low, 1.0 + high)
+    low_S, high_S = (torch.as_tensor(bound, dtype=dtype, device=device) for bound in bounds)
     clipped_BS = ratio_BS.clamp(low_S, high_S)
     return -torch.minimum(ratio_BS * advantage_BS, clipped_BS * advantage_BS).mean()
 

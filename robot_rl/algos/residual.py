@@ -19,7 +19,15 @@ import torch
 from torch import Generator, Tensor, nn
 
 from robot_rl.algos.critics import Critics
-from robot_rl.algos.optim import METRICS_EVERY, Matmul, Optimiser, follow, keep_freed_memory, matmul_precision
+from robot_rl.algos.optim import (
+    METRICS_EVERY,
+    Matmul,
+    Optimiser,
+    copied,
+    follow,
+    keep_freed_memory,
+    matmul_precision,
+)
 from robot_rl.algos.returns import td_target
 from robot_rl.core.errors import require
 from robot_rl.data.episode import SOURCES
@@ -190,7 +198,7 @@ class ResidualTD:
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            **{name: _copied(module) for name, module in self._modules().items()},
+            **{name: copied(module) for name, module in self._modules().items()},
             "actor_optimiser": self._actor_optimiser.state_dict(),
             "critic_optimiser": self._critic_optimiser.state_dict(),
             "generator": self._generator.get_state(),
@@ -230,7 +238,3 @@ def _away_from_person(action: Tensor, batch: TransitionBatch) -> Tensor:
     by_person = batch.source == _HUMAN
     scale = 2.0 / max(1, int(by_person.sum())) / action.shape[1]
     return torch.where(by_person[:, None], action - batch.action, 0.0) * scale
-
-
-def _copied(module: nn.Module) -> dict[str, Tensor]:
-    return {name: value.clone() for name, value in module.state_dict().items()}

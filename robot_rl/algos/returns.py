@@ -84,6 +84,17 @@ def group_advantage(score_PG: Tensor) -> Tensor:
     return (score_PG - mean) / (std + 1e-6)
 
 
+def episode_weight(valid_NT: Tensor) -> Tensor:
+    """Returns the weight of each decision (N, T) in a mean over the valid ones that counts every episode once.
+
+    As in GRPO (Shao et al. 2024), where SimpleVLA-RL takes the mean over all decisions: failures last
+    until the time limit, and would outweigh the successes of their group. Where none is valid: 0.
+    """
+    count_N = valid_NT.sum(dim=1)
+    mean = count_N.sum() / (count_N > 0).sum().clamp_min(1)
+    return valid_NT * (mean / count_N.clamp_min(1))[:, None]
+
+
 def kept_groups(success_PG: Tensor, score_PG: Tensor, keep: tuple[float, float]) -> Tensor:
     """Returns which groups have something to learn from, (P,) bool (dynamic sampling, SimpleVLA-RL).
 

@@ -8,6 +8,7 @@ there; the width here is a setting, and its cost is in the rows.
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from collections.abc import Callable
@@ -87,7 +88,7 @@ def run(
     torch.set_num_threads(1)
     try:
         with ProgressDisplay() as display:
-            for env, seed, learner in ((e, s, a) for e in envs for s in seeds for a in learners):
+            for env, seed, learner in itertools.product(envs, seeds, learners):
                 wide = width if learner == "crossq" else sac_width
                 key: dict[str, Any] = {"env": env, "learner": learner, "width": wide, "steps": steps}
                 key["seed"] = seed
@@ -122,8 +123,10 @@ def train(
     env, test_env = make(name), make(name)
     space = env.action_space
     assert isinstance(space, gymnasium.spaces.Box)
-    # The replay and the learner act in [-1, 1].
-    to_env: Callable[[Array], Array] = lambda a: space.low + (a + 1) / 2 * (space.high - space.low)  # noqa: E731
+
+    def to_env(action: Array) -> Array:  # the replay and the learner act in [-1, 1]
+        return space.low + (action + 1) / 2 * (space.high - space.low)
+
     obs_dim, action_dim = int(np.prod(env.observation_space.shape or ())), int(np.prod(space.shape))
     rng = np.random.default_rng(train_seed(seed, "crossq"))
     learner = ActorCritic(obs_dim, action_dim, cfg, train_seed(seed, "learner"))

@@ -109,7 +109,8 @@ def run(
         "figure": figure or None,
         "notes": [
             "success, env_steps, minutes: means over the seeds; spread: smallest and largest success. "
-            "env_steps: control steps of RL; minutes: of the whole run on one core, with cloning and evaluations.",
+            "env_steps: control steps of RL; minutes: of the whole run on one core, with cloning and "
+            "evaluations.",
         ],
     }
 

@@ -24,9 +24,11 @@ from robot_rl.core.errors import RobotRLError, UnknownComponentError, nearest
 from robot_rl.core.registry import TABLE, table
 from robot_rl.sched.leases import LeaseStore
 
-SUMMARY = "check this machine, and list robots, tasks, policies, recipes"
+SUMMARY = "check this machine, and list robots, tasks, policies, recipes, bases"
 
 State = Literal["ok", "note", "fail"]
+
+_GROUPS = ("base", "recipe")  # of configs
 
 MIN_FREE_GB = 2.0
 """Disk that a training run with videos and checkpoints may need."""
@@ -55,14 +57,14 @@ def run(argv: list[str]) -> int:
 
 def kinds() -> list[str]:
     """Returns everything `--list` can list."""
-    return sorted([*TABLE, "recipe"])
+    return sorted([*TABLE, *_GROUPS])
 
 
 def names(kind: str) -> list[str]:
     """Returns the names of one kind, entry points of other packages included."""
     if kind not in kinds():
         raise UnknownComponentError(f"doctor: no kind {kind!r}.{nearest(kind, kinds())}")
-    return options("recipe") if kind == "recipe" else sorted(table(kind))
+    return options(kind) if kind in _GROUPS else sorted(table(kind))
 
 
 def checks() -> list[Check]:

@@ -1,30 +1,37 @@
-"""`robot-rl train`: demonstrations, cloning, residual RL and evaluation, in one command."""
+"""`robot-rl train`: demonstrations, cloning, reinforcement learning and evaluation, in one command."""
 
 from __future__ import annotations
 
 import json
 import sys
+import textwrap
 
 from robot_rl.cli.resume import resumed
 from robot_rl.config import load, options
 
-SUMMARY = "demonstrations, behaviour cloning, residual RL, evaluation: one run"
+SUMMARY = "demonstrations, behaviour cloning, reinforcement learning, evaluation: one run"
 
 _HELP = """\
-Usage: robot-rl train [recipe=<name>] [key=value ...] [-m] [--json]
+Usage: robot-rl train [recipe=<name>] [base=<name>] [key=value ...] [-m] [--json]
        robot-rl train resume=runs/<folder>
 
 Collects demonstrations from a scripted expert, clones them into a base policy, improves it by
-residual reinforcement learning, and evaluates both on held-out seeds. The last line of output is
-one JSON object.
+reinforcement learning, and evaluates both on held-out seeds. The last line of output is one JSON
+object.
 
-Recipes: {recipes}
+{recipes}
+{bases}
+
+A base is a task with its demonstrations and the policy cloned from them; a recipe names its own,
+and base=<name> puts the same method on another. `method` says how the base is improved: residual,
+ppo, grpo, latent, chunked or direct; the settings are in the section of that name.
 
 Examples:
   robot-rl train recipe=smoke                        the whole chain in under a minute
   robot-rl train recipe=pick_cube seed=3             a Panda arm learns to lift a cube
   robot-rl train recipe=pick_cube demos.bias_m=0.02  from a worse expert
   robot-rl train recipe=reach residual.env_steps=0   behaviour cloning only
+  robot-rl train recipe=latent base=pick_cube        the same base, improved through its noise
   robot-rl train -m recipe=smoke seed=0,1,2          three runs, one after another
   robot-rl train recipe=reach replay.reuse=[runs/<folder>]   learns from an earlier run too
   robot-rl train recipe=online                       one arm learns in real time, a script helps it
@@ -37,7 +44,8 @@ Settings (every one of them is in config.yaml of the run folder):
   demos.episodes  demos.bias_m  demos.noise_m  demos.path
   policy.kind  policy.horizon  policy.width  policy.depth  policy.steps
   bc.updates  bc.batch  bc.algorithm.lr
-  residual.env_steps  residual.utd  residual.batch  residual.scale  residual.demo_ratio
+  method  residual.env_steps  residual.utd  residual.batch  residual.scale  residual.demo_ratio
+  ppo.exploration.process  latent.algorithm.variant  chunked.algorithm.actor  direct.algorithm.actor.kind
   station  real_time  human.input  human.reward  human.reset  human.ratio  human.classifier
   replay.record  replay.reuse  replay.reuse_ratio
   evaluate.episodes  evaluate.num_envs  evaluate.every_env_steps
@@ -48,7 +56,7 @@ Settings (every one of them is in config.yaml of the run folder):
 def run(argv: list[str]) -> int:
     """Trains one run and prints its summary."""
     if {"-h", "--help"} & set(argv):
-        print(_HELP.format(recipes=", ".join(options("recipe"))), end="")
+        print(_HELP.format(recipes=_listed("Recipes", "recipe"), bases=_listed("Bases", "base")), end="")
         return 0
     words = [word for word in argv if word != "--json"]  # the last line is JSON with and without it
     from robot_rl.train.config import RunConfig
@@ -71,3 +79,8 @@ def run(argv: list[str]) -> int:
     )
     print(json.dumps(summary.to_json()))
     return 0
+
+
+def _listed(title: str, group: str) -> str:
+    """Returns the names of a group of configs, in lines of the help's width."""
+    return textwrap.fill(", ".join(options(group)), 100, initial_indent=f"{title}: ", subsequent_indent="  ")

@@ -54,6 +54,12 @@ def load(schema: type[T], overrides: Sequence[str], *, config_name: str, folder:
         merged = OmegaConf.merge(defaults(schema), composed)
         values = cast("dict[str, Any]", OmegaConf.to_container(merged, resolve=True, throw_on_missing=True))
     except (HydraException, OmegaConfBaseException) as error:
+        for override in parsed:
+            if str(error).startswith(f"Could not override '{override.key_or_group}'"):
+                raise ConfigError(
+                    f"{override.input_line}: the recipe is built on no {override.key_or_group}, allowed: "
+                    f"recipes whose file says `- /{override.key_or_group}: <name>`."
+                ) from error
         raise ConfigError(f"{config_name}: {_first_line(error)}") from error
     return build(schema, values)
 

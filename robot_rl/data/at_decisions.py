@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from robot_rl.data.replay import ReplayBuffer
@@ -19,7 +21,13 @@ class AtDecisions:
         return len(self._replay.decisions())
 
     def sample_chunks(
-        self, batch_size: int, *, horizon: int, gamma_step: float, rng: np.random.Generator
+        self,
+        batch_size: int,
+        *,
+        horizon: int,
+        gamma_step: float,
+        rng: np.random.Generator,
+        prefixes: Sequence[int] = (),
     ) -> ChunkBatch:
         """Returns chunks of `horizon` actions, which has to be how many are executed before the next."""
         return self._replay.sample_chunks(
@@ -28,4 +36,5 @@ class AtDecisions:
             gamma_step=gamma_step,
             rng=rng,
             rows=self._replay.decisions(horizon),
+            prefixes=prefixes,
         )

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
+from numpy.typing import NDArray
 
 from robot_rl.data.replay import ReplayBuffer
-from robot_rl.data.transitions import TransitionBatch
+from robot_rl.data.transitions import ChunkBatch, TransitionBatch
 
 
 class OfSource:
@@ -25,11 +28,29 @@ class OfSource:
         self, batch_size: int, *, n_step: int, gamma_step: float, rng: np.random.Generator
     ) -> TransitionBatch:
         """Returns windows that begin at steps of the source."""
-        rows = self._replay.rows_of(self._source)
         return self._replay.sample(
+            batch_size, n_step=n_step, gamma_step=gamma_step, rng=rng, rows=self._rows()
+        )
+
+    def sample_chunks(
+        self,
+        batch_size: int,
+        *,
+        horizon: int,
+        gamma_step: float,
+        rng: np.random.Generator,
+        prefixes: Sequence[int] = (),
+    ) -> ChunkBatch:
+        """Returns chunks that begin at steps of the source, whoever goes on with them."""
+        return self._replay.sample_chunks(
             batch_size,
-            n_step=n_step,
+            horizon=horizon,
             gamma_step=gamma_step,
             rng=rng,
-            rows=rows if len(rows) >= self._at_least else None,
+            rows=self._rows(),
+            prefixes=prefixes,
         )
+
+    def _rows(self) -> NDArray[np.int64] | None:
+        rows = self._replay.rows_of(self._source)
+        return rows if len(rows) >= self._at_least else None

@@ -24,7 +24,7 @@ from robot_rl.data.pool_draw import Priorities, Prioritised, Strata, Stratified,
 from robot_rl.data.pool_memory import Memory, PoolBudget
 from robot_rl.data.pool_pictures import FrameCache, PictureReader
 from robot_rl.data.pool_ring import EpisodeRing, Place, beginning, enlarged
-from robot_rl.data.transitions import ChunkBatch, Origin, TransitionBatch, discounted, draw_rows, prefixes_of
+from robot_rl.data.transitions import ChunkBatch, Origin, TransitionBatch, draw_rows, prefixes_of
 
 __all__ = ["EpisodePool", "PoolBudget", "Prioritised", "Relabel", "Stratified", "Uniform"]
 
@@ -127,7 +127,7 @@ class EpisodePool:
             DatasetError: the pool is empty.
         """
         rows, weight = self._drawn(batch_size, rng)
-        _, _, after, reward, bootstrap = self._windows(rows, n_step, gamma_step)
+        _, _, after, reward, bootstrap = self._ring.windows(rows, n_step, gamma_step)
         obs, next_obs = self._observations(rows, after)
         column = self._ring.columns
         return TransitionBatch(
@@ -158,7 +158,7 @@ class EpisodePool:
             DatasetError: the pool is empty.
         """
         rows, weight = self._drawn(batch_size, rng)
-        windows = partial(self._windows, rows, gamma_step=gamma_step)
+        windows = partial(self._ring.windows, rows, gamma_step=gamma_step)
         window, inside, after, reward, bootstrap = windows(horizon)
         obs, next_obs = self._observations(rows, after)
         return ChunkBatch(
@@ -264,17 +264,6 @@ class EpisodePool:
             return self._strata.draw(batch_size, rng), None
         left = ring.columns["left"]
         return draw_rows(lambda rows: left.take(rows) > 0, ring.used, ring.steps, batch_size, rng), None
-
-    def _windows(self, rows: Array, size: int, gamma_step: float) -> tuple[Array, Array, Array, Array, Array]:
-        """Returns rows (B, size), which of them count, row after (B,), reward and bootstrap (B,)."""
-        column, offsets = self._ring.columns, np.arange(size)
-        length = np.minimum(column["left"].take(rows), size)
-        inside = offsets < length[:, None]
-        last = rows + length - 1
-        window = np.minimum(rows[:, None] + offsets, last[:, None])
-        terminated = column["terminated"].take(last)
-        reward, bootstrap = discounted(column["reward"].take(window), inside, length, terminated, gamma_step)
-        return window, inside, last + 1, reward, bootstrap
 
     def _ended(self, rows: Array) -> Array:
         """Returns which steps are the last of an episode whose end was seen."""

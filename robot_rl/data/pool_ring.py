@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from robot_rl.core.errors import DatasetError
 from robot_rl.data.episode import Episode, Feature
 from robot_rl.data.pool_memory import Memory
+from robot_rl.data.transitions import discounted
 
 Array = NDArray[Any]
 
@@ -127,6 +128,21 @@ class EpisodeRing:
         self.columns["left"][place.start : place.stop] = 0
         self.steps -= place.steps
         self._on_free(place)
+
+    def windows(self, rows: Array, size: int, gamma_step: float) -> tuple[Array, Array, Array, Array, Array]:
+        """Returns what follows rows (B,) that are steps, up to the end of the episode.
+
+        These are: rows (B, size), of which the last step's repeats; which of them count, (B, size);
+        the row after them, (B,); their reward and bootstrap, (B,), see `discounted`.
+        """
+        column, offsets = self.columns, np.arange(size)
+        length = np.minimum(column["left"].take(rows), size)
+        inside = offsets < length[:, None]
+        last = rows + length - 1
+        window = np.minimum(rows[:, None] + offsets, last[:, None])
+        terminated = column["terminated"].take(last)
+        reward, bootstrap = discounted(column["reward"].take(window), inside, length, terminated, gamma_step)
+        return window, inside, last + 1, reward, bootstrap
 
     @property
     def _oldest(self) -> Place:

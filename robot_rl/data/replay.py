@@ -17,7 +17,7 @@ import torch
 from numpy.typing import DTypeLike, NDArray
 from torch import Tensor
 
-from robot_rl.core.errors import CheckpointError, DatasetError, nearest
+from robot_rl.core.errors import CheckpointError, DatasetError
 from robot_rl.data.episode import SOURCES
 from robot_rl.data.transitions import (
     ChunkBatch,
@@ -113,7 +113,7 @@ class ReplayBuffer:
         Where a lane's episode goes on, `obs` is what its last step led to.
         """
         lanes = np.arange(len(steps.reward)) if steps.lanes is None else np.asarray(steps.lanes)
-        self._check(steps, lanes)
+        steps.check(self.num_envs, self.action_dim, self._obs)
         if steps.begins:
             self._cut(lanes)
         ended = steps.terminated | steps.truncated
@@ -392,18 +392,3 @@ class ReplayBuffer:
 
     def _observation(self, rows: Array) -> dict[str, Tensor]:
         return {key: torch.from_numpy(column.take(rows, axis=0)) for key, column in self._obs.items()}
-
-    def _check(self, steps: StepBatch, lanes: Array) -> None:
-        rows = len(lanes)
-        if rows > self.num_envs or steps.action.shape != (rows, self.action_dim):
-            raise ValueError(
-                f"replay: got actions of shape {steps.action.shape}, allowed "
-                f"(at most {self.num_envs} envs, {self.action_dim} elements)"
-            )
-        if steps.source not in SOURCES:
-            raise ValueError(f"replay: source {steps.source!r} is unknown.{nearest(steps.source, SOURCES)}")
-        missing = set(self._obs) - set(steps.obs)
-        if missing:
-            raise ValueError(
-                f"replay: the step lacks observation {sorted(missing)[0]!r}, it has {sorted(steps.obs)}"
-            )

@@ -5,7 +5,7 @@ B rows of a batch, n steps of a window, H chunk length, A action dim.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -13,6 +13,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from robot_rl.core.errors import nearest
+from robot_rl.data.episode import SOURCES
 
 Array = NDArray[Any]
 T = TypeVar("T")
@@ -59,6 +62,22 @@ class StepBatch:
     """Camera -> when its picture in `obs` was taken; None where all were at `stamp_ns`."""
     begins: bool = False
     """Episodes begin here, whatever became of those before: they were cut short if they had not ended."""
+
+    def check(self, num_envs: int, action_dim: int, keys: Collection[str]) -> None:
+        """Refuses steps that a replay of `num_envs` lanes and observations `keys` cannot hold."""
+        rows = len(self.reward)
+        if rows > num_envs or self.action.shape != (rows, action_dim):
+            raise ValueError(
+                f"replay: got actions of shape {self.action.shape}, allowed "
+                f"(at most {num_envs} envs, {action_dim} elements)"
+            )
+        if self.source not in SOURCES:
+            raise ValueError(f"replay: source {self.source!r} is unknown.{nearest(self.source, SOURCES)}")
+        missing = set(keys) - set(self.obs)
+        if missing:
+            raise ValueError(
+                f"replay: the step lacks observation {sorted(missing)[0]!r}, it has {sorted(self.obs)}"
+            )
 
 
 @dataclass

@@ -17,7 +17,7 @@ import numpy as np
 
 from robot_rl.algos.returns import kept_groups
 from robot_rl.core.policy import ChunkSample
-from robot_rl.data.rollout import EpisodeRollout
+from robot_rl.data.rollout import EpisodeRollout, Rollout
 from robot_rl.hal.vector import ChunkStep, VectorEnv
 from robot_rl.train.rollouts import ChunkSource, PreparingLearner, RolloutExperience, ended
 from robot_rl.train.schedule import Always
@@ -53,11 +53,13 @@ class GroupSource(ChunkSource):
         rollout = self._rollout(obs[:-1], samples, executed)
         valid, solved = self._tensor(np.stack(made, axis=1)), self._tensor(success)
         return EpisodeRollout(
-            **{
-                **vars(rollout),
-                "bootstrap": rollout.bootstrap * valid,
-                "ended": rollout.ended | ~valid,
-            },
+            obs=rollout.obs,
+            chain=rollout.chain,
+            reward=rollout.reward,
+            bootstrap=rollout.bootstrap * valid,
+            next_obs=rollout.next_obs,
+            ended=rollout.ended | ~valid,
+            steps=rollout.steps,
             valid=valid,
             success=solved,
             score=solved.to(rollout.reward.dtype),
@@ -114,7 +116,9 @@ class GroupExperience(RolloutExperience):
         self.owed = 0
         """Minibatches of all epochs over the newest episodes: none if every group was dropped."""
 
-    def add(self, steps: EpisodeRollout) -> int:
+    def add(self, steps: Rollout) -> int:
+        """Takes the place of the episodes before; returns their control steps, dropped or not."""
+        assert isinstance(steps, EpisodeRollout), "groups are of whole episodes"
         rollout = steps if self._reward is None else self._reward.judge(steps)
         shape = (-1, self._group)
         kept = kept_groups(rollout.success.view(shape), rollout.score.view(shape), self._keep)

@@ -1,6 +1,7 @@
 """Batch (re)normalisation by hand, its way back against autograd, and critics that learn with it."""
 
 from collections.abc import Sequence
+from typing import cast
 
 import pytest
 import torch
@@ -41,12 +42,16 @@ def test_within_limits() -> None:
     torch.testing.assert_close(y, torch.tensor([[-8.0, -8.0], [-2.0, -2.0]]).double(), atol=1e-3, rtol=0)
 
 
+def norms(net: EnsembleMLP) -> list[BatchRenorm]:
+    return [cast("BatchRenorm", layer) for layer in net.renorms]
+
+
 def network(warmup: int) -> EnsembleMLP:
     generator = Generator().manual_seed(1)
     net = EnsembleMLP(
         3, 2, num=2, width=6, batchnorm=True, renorm_warmup=warmup, matmul="fp32", generator=generator
     ).double()
-    for layer in net.renorms:
+    for layer in norms(net):
         layer.mean.normal_(generator=generator)
         layer.variance.uniform_(0.5, 2.0, generator=generator)
     return net
@@ -55,7 +60,7 @@ def network(warmup: int) -> EnsembleMLP:
 def usual(net: EnsembleMLP, layers: Sequence[Tensor], x: Tensor, n: int, *, warm: bool) -> Tensor:
     """The network in torch's words, in training; its averages stay."""
     hidden = x
-    for i, layer in enumerate(net.renorms):
+    for i, layer in enumerate(norms(net)):
         mean, std = hidden.mean(dim=0), (hidden.var(dim=0, correction=0) + 1e-3).sqrt()
         r, d = torch.ones_like(std), torch.zeros_like(std)
         if warm:
@@ -92,7 +97,7 @@ def test_outside_of_training_it_goes_by_the_averages() -> None:
             own.copy_(folded)
     for n in range(2):
         hidden = x
-        for i, layer in enumerate(net.renorms):
+        for i, layer in enumerate(norms(net)):
             hidden = (hidden - layer.mean[n]) / (layer.variance[n] + 1e-3).sqrt()
             hidden = hidden @ net.layers[2 * i][n] + net.layers[2 * i + 1][n]
             hidden = hidden.relu() if i < 2 else hidden

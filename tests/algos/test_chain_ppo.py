@@ -108,19 +108,28 @@ def test_a_regulariser_holds_the_policy_where_it_began(regulariser: str) -> None
             batch = learner.prepare(bandit(policy, generator))
             for rows in torch.randperm(256, generator=generator).repeat(4).split(64):
                 learner.update(batch.rows(rows))
-        obs, z = (
-            {"state": torch.rand(500, 2, generator=seeded(7)) - 0.5},
-            torch.randn(500, 2, 1, generator=seeded(6)),
-        )
-        return float((policy.sample(obs, z=z).actions - began.sample(obs, z=z).actions).square().mean())
+        obs = {"state": torch.rand(500, 2, generator=seeded(7)) - 0.5}
+        z = torch.randn(500, 2, 1, generator=seeded(6))
+        with torch.no_grad():
+            return float((policy.sample(obs, z=z).actions - began.sample(obs, z=z).actions).square().mean())
 
     assert moved(100.0) < 0.5 * moved(0.0)
 
 
+class Tabled(ChainPPO):
+    """Looks values up."""
+
+    table: dict[float, float]
+
+    def _values(self, features: Tensor) -> Tensor:
+        return torch.tensor([self.table[round(float(x), 1)] for x in features[:, 0]])
+
+
 def learner_with_values(values: dict[float, float], **options: Any) -> ChainPPO:
     """Returns a learner whose value of a state is looked up by its first element."""
-    learner = make_learner(make_policy("flow_sde"), "flow_sde", **options)
-    learner._values = lambda features: torch.tensor([values[round(float(x), 1)] for x in features[:, 0]])  # type: ignore[method-assign]
+    settings = {**SMALL, **METHODS["flow_sde"][1], **options}
+    learner = Tabled(make_policy("flow_sde"), ChainPPOConfig(**settings), 3, num_envs=32)
+    learner.table = values
     return learner
 
 
@@ -130,9 +139,14 @@ def line(states: list[float]) -> dict[str, Tensor]:
 
 def rollout(reward: list[float], bootstrap: list[float], ended: list[bool], steps: list[int]) -> Rollout:
     chain = Chain(torch.zeros(2, 1, 1, 1), torch.zeros(2, 1, dtype=torch.long), torch.zeros(2, 1), None)
-    rows = (torch.tensor([part]) for part in (reward, bootstrap))
     return Rollout(
-        line([0.1, 0.2]), chain, *rows, line([0.2, 0.3]), torch.tensor([ended]), torch.tensor([steps])
+        obs=line([0.1, 0.2]),
+        chain=chain,
+        reward=torch.tensor([reward]),
+        bootstrap=torch.tensor([bootstrap]),
+        next_obs=line([0.2, 0.3]),
+        ended=torch.tensor([ended]),
+        steps=torch.tensor([steps]),
     )
 
 
@@ -179,18 +193,21 @@ def test_the_clip_rises_with_the_steps() -> None:
     assert loss.item() == pytest.approx(-2.4)
 
 
-def test_value_clip_stops_what_has_moved_far_enough() -> None:
+def test_value_clip_stops_what_has_moved_far_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     # Values 0 before; now 1.0 and 0.1, targets 3 and 3, limit 0.5. The first has left the range on its
     # way to the target: clipped 0.5, whose error 2.5 > 2 is the larger. The second has not.
     learner = make_learner(make_policy("flow_sde"), "flow_sde", value_clip=0.5)
     towards: list[Tensor] = []
-    learner._value.answer = lambda x: (torch.tensor([1.0, 0.1]).view(1, 2, 1), [])  # type: ignore[method-assign]
-    learner._value.gradients = lambda to, paths: (
-        towards.append(to)
-        or [  # type: ignore[method-assign,func-returns-value]
-            torch.zeros_like(p) for p in learner._value.in_order
-        ]
-    )
+
+    def answer(features: Tensor) -> tuple[Tensor, list[Any]]:
+        return torch.tensor([1.0, 0.1]).view(1, 2, 1), []
+
+    def gradients(to_out: Tensor, paths: list[Any]) -> list[Tensor]:
+        towards.append(to_out)
+        return [torch.zeros_like(parameter) for parameter in learner._value.in_order]
+
+    monkeypatch.setattr(learner._value, "answer", answer)
+    monkeypatch.setattr(learner._value, "gradients", gradients)
     chain = Chain(torch.zeros(2, 1, 1, 1), torch.zeros(2, 1, dtype=torch.long), torch.zeros(2, 1), None)
     two = torch.zeros(2)
     learner._update_value(PPOBatch({}, chain, torch.zeros(2, 2), two, two, torch.tensor([3.0, 3.0])))
@@ -201,9 +218,11 @@ def test_value_alone_learns_at_first() -> None:
     policy = make_policy("flow_sde")
     learner = make_learner(policy, "flow_sde", critic_warmup=1, critic_lr=1e-2)
     before = copy.deepcopy(policy.state_dict())
-    batch = learner.prepare(bandit(policy, seeded(4)))
-    losses = [float(learner.update(batch)["value_loss"]) for _ in range(30)]
-    assert losses[-1] < 0.6 * losses[0]
+    rollout = bandit(policy, seeded(4))
+    rollout.reward = rollout.obs["state"][..., 0]  # of the state alone: a value can explain all of it
+    batch = learner.prepare(rollout)
+    unexplained = [float(learner.update(batch)["unexplained"]) for _ in range(100)]
+    assert unexplained[-1] < 0.01 < unexplained[0]
     assert all(torch.equal(before[name], value) for name, value in policy.state_dict().items())
     assert "loss" in learner.update(learner.prepare(bandit(policy, seeded(5))))
     assert any(not torch.equal(before[name], value) for name, value in policy.state_dict().items())
@@ -268,8 +287,11 @@ def test_every_decision_of_an_episode_has_the_advantage_of_the_episode() -> None
         state, chain, number, number, state, ~valid, valid.long(), valid=valid, success=solved, score=score
     )
     batch = compared(make_policy("flow_sde"), 2).prepare(episodes)
+    # 2, 3, 1 and 2 decisions, 2 on average: each episode weighs the same, its decisions together.
     root = 0.5**0.5
-    assert batch.advantage.tolist() == pytest.approx([root, root, *[-root] * 3, -root, root, root], abs=1e-4)
+    expected = [root, root, *[-root * 2 / 3] * 3, -root * 2, root, root]
+    assert batch.advantage.tolist() == pytest.approx(expected, abs=1e-4)
+    assert float(batch.advantage.sum()) == pytest.approx(0.0, abs=1e-4)
     # Only decisions that were made, each with its own chain and observation.
     assert batch.chain.log_prob[:, 0].tolist() == [0, 1, 3, 4, 5, 6, 9, 10]
     assert batch.obs["state"][:, 0].tolist() == [0, 1, 3, 4, 5, 6, 9, 10]

@@ -78,7 +78,8 @@ def test_an_end_has_no_value_after_it(value: Value) -> None:
 def test_the_projection_splits_a_moved_atom_between_its_neighbours() -> None:
     head = C51(3, 0.0, 2.0)  # atoms 0, 1, 2
     args = torch.tensor([0.25]), torch.tensor([0.5]), torch.tensor([[0.2, 0.3, 0.5]]), torch.tensor([0.5])
-    # 0.25 + 0.5 (z + 0.5) = 0.5, 1, 1.5: halves of 0.2 go to atoms 0 and 1, 0.3 to 1, halves of 0.5 to 1 and 2.
+    # 0.25 + 0.5 (z + 0.5) = 0.5, 1, 1.5: halves of 0.2 go to atoms 0 and 1, 0.3 to 1, halves of 0.5
+    # to 1 and 2.
     torch.testing.assert_close(head.target(*args, Generator()), torch.tensor([[0.1, 0.65, 0.25]]))
 
 
@@ -93,7 +94,9 @@ def test_the_histogram_is_the_gaussians() -> None:
     head = HLGauss(3, 0.0, 2.0)  # bins of width 1 around 0, 1, 2; standard deviation 0.75
     inner, outer = math.erf(0.5 / 0.75 / math.sqrt(2)), math.erf(1.5 / 0.75 / math.sqrt(2))
     side = (outer - inner) / 2 / outer
-    torch.testing.assert_close(head.histogram(torch.tensor([1.0])), torch.tensor([[side, inner / outer, side]]))
+    torch.testing.assert_close(
+        head.histogram(torch.tensor([1.0])), torch.tensor([[side, inner / outer, side]])
+    )
 
 
 def test_quantiles_by_hand() -> None:

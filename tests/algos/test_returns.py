@@ -5,6 +5,7 @@ import torch
 
 from robot_rl.algos.returns import (
     chunk_return,
+    episode_weight,
     gae,
     group_advantage,
     kept_groups,
@@ -93,6 +94,14 @@ def test_advantages_in_a_group() -> None:
         pytest.approx([-(0.5**0.5), 0.5**0.5], abs=1e-5),
         [0.0, 0.0],
     ]
+
+
+def test_a_long_episode_weighs_as_much_as_a_short_one() -> None:
+    # 1 and 3 decisions, 2 on average; the third episode was dropped.
+    valid = torch.tensor([[True, False, False], [True, True, True], [False, False, False]])
+    weight = episode_weight(valid)
+    assert weight.tolist() == [[2, 0, 0], [pytest.approx(2 / 3)] * 3, [0, 0, 0]]
+    assert float(weight[valid].mean()) == pytest.approx(1.0)
 
 
 def test_groups_with_contrast() -> None:

@@ -33,7 +33,7 @@ def test_a_healthy_machine_passes(
     assert "10 of 10 checks passed" in lines[-2]
 
 
-@pytest.mark.parametrize("kind", [*TABLE, "recipe"])
+@pytest.mark.parametrize("kind", [*TABLE, "base", "recipe"])
 def test_lists_every_kind(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert doctor.run(["--list", kind, "--json"]) == 0
     lines = capsys.readouterr().out.splitlines()

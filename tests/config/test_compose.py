@@ -38,6 +38,12 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "recipe" / "broken.yaml").write_text(
         "# @package _global_\nrecipe: broken\nlearner:\n  updtes: 5\n"
     )
+    (tmp_path / "base").mkdir()
+    (tmp_path / "base" / "small.yaml").write_text("# @package _global_\nlearner: {lr: 0.5, updates: 2}\n")
+    (tmp_path / "base" / "large.yaml").write_text("# @package _global_\nlearner: {lr: 0.25, updates: 2}\n")
+    (tmp_path / "recipe" / "upon.yaml").write_text(
+        "# @package _global_\ndefaults:\n  - /base: small\n  - _self_\nrecipe: upon\nlearner:\n  updates: 9\n"
+    )
     return tmp_path
 
 
@@ -52,6 +58,13 @@ def test_default_recipe_overrides_and_interpolation(folder: Path) -> None:
 
 def test_recipe_is_selected_by_name(folder: Path) -> None:
     assert load(Run, ["recipe=pick_cube"], config_name="run", folder=folder) == Run(recipe="pick_cube")
+
+
+def test_a_recipe_stands_on_a_base_that_can_be_another(folder: Path) -> None:
+    config = load(Run, ["recipe=upon"], config_name="run", folder=folder)
+    assert config == Run(recipe="upon", learner=Learner(lr=0.5, updates=9))
+    config = load(Run, ["recipe=upon", "base=large", "learner.updates=3"], config_name="run", folder=folder)
+    assert config == Run(recipe="upon", learner=Learner(lr=0.25, updates=3))
 
 
 def test_works_from_any_directory_and_twice(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,7 +89,15 @@ def test_a_command_without_groups_needs_no_file(folder: Path) -> None:
         (
             ["recipe=pik_cube"],
             "recipe: no recipe named 'pik_cube'. Did you mean 'pick_cube'? "
-            "`robot-rl doctor --list recipe` shows all 3.",
+            "`robot-rl doctor --list recipe` shows all 4.",
+        ),
+        (
+            ["recipe=upon", "base=smal"],
+            "base: no base named 'smal'. Did you mean 'small'? `robot-rl doctor --list base` shows all 2.",
+        ),
+        (
+            ["recipe=pick_cube", "base=small"],
+            "base=small: the recipe is built on no base, allowed: recipes whose file says `- /base: <name>`.",
         ),
         (["sed=3"], "sed: no such key. Did you mean 'seed'?"),
         (["learner.updats=3"], "learner.updats: no such key. Did you mean 'learner.updates'?"),
@@ -148,4 +169,4 @@ def test_two_swept_seeds_make_two_configs(folder: Path) -> None:
 
 
 def test_options_are_the_files_of_a_group(folder: Path) -> None:
-    assert options("recipe", folder) == ["broken", "pick_cube", "smoke"]
+    assert options("recipe", folder) == ["broken", "pick_cube", "smoke", "upon"]

@@ -354,3 +354,7 @@ def test_the_steps_of_a_person_are_drawn_with_all_that_follows_them() -> None:
         5.0: (5 + 6 / 2, 0.25, 7.0, 70.0),
         9.0: (9 + 10 / 2, 0.25, 11.0, 110.0),
     }
+    chunks = part.sample_chunks(50, horizon=2, gamma_step=0.5, rng=np.random.default_rng(0), prefixes=(1,))
+    assert chunks.action[..., 0].unique(dim=0).tolist() == [[500, 600], [900, 1000]]
+    assert chunks.prefix is not None
+    assert set(chunks.prefix.reward[:, 0].tolist()) == {5.0, 9.0}

@@ -21,8 +21,8 @@ def build(**changes: Any) -> ActorPolicy:
         {"state": rng.normal(3.0, 2.0, (50, 3)).astype(np.float32)},
         rng.uniform(-1, 1, (50, 2)).astype(np.float32),
     )
-    config = ActorPolicyConfig(**({"horizon": 4, "width": 16} | changes))
-    policy = ActorPolicy(config, state_dim=3, action_dim=2, normaliser=normaliser)
+    settings: dict[str, Any] = {"horizon": 4, "width": 16} | changes
+    policy = ActorPolicy(ActorPolicyConfig(**settings), state_dim=3, action_dim=2, normaliser=normaliser)
     generator = Generator().manual_seed(1)
     with torch.no_grad():
         for layer in policy.layers:

@@ -1,4 +1,4 @@
-"""Groups of episodes of the counting env: equal starts, what ended is left alone, what is dropped, exact resume."""
+"""Groups of episodes of the counting env: equal starts, what ended stays, what is dropped, exact resume."""
 
 import copy
 from dataclasses import replace

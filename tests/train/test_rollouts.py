@@ -64,15 +64,15 @@ def test_rewards_ends_and_final_observations_by_hand() -> None:
 
 def test_the_rows_of_the_chain_are_the_decisions() -> None:
     source = make_source(FakeEnv(3, truncate_after=[5, 4, 9]))
-    for _ in range(2):  # the second goes on where the first ended
-        rollout = source.collect(offered())
+    rollouts = [source.collect(offered()) for _ in range(2)]  # the second goes on where the first ended
+    for rollout in rollouts:
         steps = rollout.obs["state"][..., 0].flatten()
         assert torch.equal(rollout.chain.log_prob[:, 0], steps)
         assert rollout.chain.x.shape == (15, 2, H, A)
-    moved = rollout.next_obs["state"][..., 3:] - rollout.obs["state"][..., 3:]
-    chunks = rollout.chain.x[:, -1].view(3, 5, H, A)
-    ahead = torch.arange(H) < rollout.steps[..., None]
-    assert torch.allclose(moved, 0.1 * (chunks * ahead[..., None]).sum(dim=2), atol=1e-6)
+        moved = rollout.next_obs["state"][..., 3:] - rollout.obs["state"][..., 3:]
+        chunks = rollout.chain.x[:, -1].view(3, 5, H, A)
+        ahead = torch.arange(H) < rollout.steps[..., None]
+        assert torch.allclose(moved, 0.1 * (chunks * ahead[..., None]).sum(dim=2), atol=1e-6)
 
 
 def test_figures_of_the_episodes() -> None:

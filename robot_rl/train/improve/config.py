@@ -158,8 +158,8 @@ class GRPOPhase(ChainPhase):
     keep: tuple[float, float] = (0.1, 0.9)
     """Least and largest share of successes of a group that is learned from."""
     reward: Literal["success", "progress", "process"] = "success"
-    """`success`: 1 or 0 (SimpleVLA-RL); `progress`: failures by how near they came to the successes
-    (SRPO); `process`: of every decision, by the chance of success, with a value instead of groups (VLA-RL)."""
+    """`success`: 1 or 0 (SimpleVLA-RL); `progress`: failures by how near they came to the successes (SRPO);
+    `process`: of every decision, by the chance of success, with a value instead of groups (VLA-RL)."""
     algorithm: GRPOConfig = field(default_factory=GRPOConfig)
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Groups of episodes from the same start, compared with each other (GRPO): SimpleVLA-RL, SRPO; VLA-RL's reward."""
+"""Groups of episodes from the same start, compared with each other: SimpleVLA-RL, SRPO; VLA-RL's reward."""
 
 from __future__ import annotations
 

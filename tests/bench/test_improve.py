@@ -1,0 +1,146 @@
+"""The table of methods: rows and curves by hand, what is finished stays, what was cut short goes on."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from robot_rl.bench import improve
+from robot_rl.config import load, options
+from robot_rl.core.errors import ConfigError, DeviceError
+from robot_rl.train.config import RunConfig
+
+
+def row(step: int, phase: str, wall_s: float, **metrics: float) -> str:
+    return json.dumps({"step": step, "updates": 0, "phase": phase, "wall_s": wall_s, **metrics}) + "\n"
+
+
+def write_run(folder: Path, *, base: float, final: float, env_steps: int, minutes: float) -> None:
+    """A finished run that was looked at twice, at a third and two thirds of its steps."""
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text("")
+    third = env_steps // 3
+    (folder / "metrics.jsonl").write_text(
+        row(0, "base", 30, **{"eval/success": base})
+        + row(third, "residual", 60, **{"collect/return": 5.0})
+        + row(third, "residual", 90, **{"eval/success": 0.25})
+        + row(2 * third, "residual", 150, **{"eval/success": 0.75})
+        + row(env_steps, "final", 180, **{"eval/success": final})
+    )
+    summary = {"base_success": base, "final_success": final, "env_steps": env_steps, "train_minutes": minutes}
+    (folder / "summary.json").write_text(json.dumps(summary))
+
+
+Commands = list[dict[str, Any]]
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> Commands:
+    """Stands in for the processes; a run of seed k succeeds in 60 + 10 k percent at the end."""
+    commands: Commands = []
+
+    def train(command: list[str], **_: Any) -> SimpleNamespace:
+        words = dict(word.split("=", 1) for word in command[command.index("train") + 1 :])
+        commands.append(words)
+        folder = Path(words["resume"] if "resume" in words else f"{words['out']}/1-run")
+        (seed,) = folder.parent.name.removeprefix("seed")
+        how: dict[str, Any] = {"base": 0.5, "env_steps": 300, "minutes": 4.0}
+        if "resume" in words:
+            (folder / "config.yaml").unlink()
+            folder.rmdir()
+        write_run(folder, final=0.6 + 0.1 * int(seed), **how)
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr(improve.subprocess, "run", train)
+    return commands
+
+
+def run(out: Path, **options: Any) -> dict[str, Any]:
+    return improve.run(methods=("residual",), out=str(out), figure="", jobs=1, **options)
+
+
+def test_rows_and_curves_by_hand(tmp_path: Path, started: Commands) -> None:
+    write_run(tmp_path / "pick_cube/residual/seed0/a", base=0.4, final=0.9, env_steps=3000, minutes=6.0)
+    write_run(tmp_path / "pick_cube/residual/seed1/b", base=0.6, final=1.0, env_steps=6000, minutes=9.0)
+    result = run(tmp_path, seeds=(0, 1))
+    assert started == []
+    # Means of the two seeds: (0.4 + 0.6) / 2, (0.9 + 1) / 2, (3000 + 6000) / 2, (6 + 9) / 2.
+    assert result["rows"] == [
+        {
+            "method": "residual",
+            "task": "pick_cube",
+            "base": pytest.approx(0.5),
+            "success": pytest.approx(0.95),
+            "spread": "90.0% to 100.0%",
+            "env_steps": 4500,
+            "minutes": 7.5,
+            "seed": "0 1",
+        }
+    ]
+    # Neither the held-out evaluations nor rows without one belong to the curve.
+    assert result["runs"][1]["curve"] == [
+        {"env_steps": 2000, "minutes": 1.5, "success": 0.25},
+        {"env_steps": 4000, "minutes": 2.5, "success": 0.75},
+    ]
+    assert json.loads((tmp_path / "improve.json").read_text())["rows"] == result["rows"]
+
+
+def test_what_is_finished_is_not_done_again(tmp_path: Path, started: Commands) -> None:
+    assert run(tmp_path, seeds=(1,), settings=("video.episodes=0",))["rows"][0]["success"] == 0.7
+    (words,) = started
+    assert (words["recipe"], words["base"], words["seed"]) == ("residual", "pick_cube", "1")
+    assert (words["torch_threads"], words["video.episodes"]) == ("1", "0")
+    result = run(tmp_path, seeds=(1, 2))
+    assert [words["seed"] for words in started] == ["1", "2"]
+    assert [one["success"] for one in result["runs"]] == [0.7, 0.8]
+
+
+def test_a_run_that_was_cut_short_goes_on(tmp_path: Path, started: Commands) -> None:
+    folder = tmp_path / "pick_cube/residual/seed3/begun"
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text("")
+    assert run(tmp_path, seeds=(3,))["rows"][0]["success"] == pytest.approx(0.9)
+    assert started == [{"resume": str(folder)}]
+
+
+def test_methods_stand_in_the_order_they_were_asked_for(tmp_path: Path) -> None:
+    for method in ("latent", "residual"):
+        for seed in (0, 1):
+            folder = tmp_path / "pick_cube" / method / f"seed{seed}/a"
+            write_run(folder, base=0.5, final=0.9, env_steps=300, minutes=1.0)
+    figure = tmp_path / "curves.png"
+    rows = improve.run(
+        methods=("residual", "latent"), seeds=(0, 1), out=str(tmp_path), figure=str(figure), jobs=1
+    )["rows"]
+    assert [(row["method"], row["seed"]) for row in rows] == [("residual", "0 1"), ("latent", "0 1")]
+    assert figure.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_failed_run_names_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(improve.subprocess, "run", lambda command, **how: SimpleNamespace(returncode=1))
+    with pytest.raises(DeviceError, match=r"residual on pick_cube, seed 0: see .*seed0/train\.log"):
+        run(tmp_path, seeds=(0,))
+
+
+def test_unknown_names_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"no recipe 'residul'\. Did you mean 'residual'\?"):
+        improve.run(methods=("residul",))
+    with pytest.raises(ConfigError, match=r"no base 'pick_cub'\. Did you mean 'pick_cube'\?"):
+        improve.run(tasks=("pick_cub",))
+
+
+def test_the_table_is_of_recipes_on_one_base() -> None:
+    assert set(improve.METHODS) <= set(options("recipe"))
+    assert set(improve.TASKS) <= set(options("base"))
+    runs = [load(RunConfig, [f"recipe={name}"], config_name="train") for name in improve.METHODS]
+    first = runs[0]
+    for config in runs:
+        assert (config.env, config.demos, config.bc, config.n_exec) == (
+            first.env,
+            first.demos,
+            first.bc,
+            first.n_exec,
+        )
+        assert config.policy == first.policy or config.recipe == "dppo"
