@@ -67,10 +67,14 @@ def make_process(**options: Any) -> ProcessReward:
     return ProcessReward(Plain(), GRPOConfig(width=16, depth=1, critic_lr=1e-2, **options), seed=0)
 
 
-def test_the_chance_of_success_is_a_potential() -> None:
+def test_the_chance_of_success_is_a_potential(monkeypatch: pytest.MonkeyPatch) -> None:
     process = make_process()
     chances = {0.0: 0.5, 1.0: 0.75, 2.0: 0.25, 9.0: 1.0}
-    process.chance = lambda features: torch.tensor([chances[float(x)] for x in features[:, 0]])  # type: ignore[method-assign]
+
+    def chance(features: Tensor) -> Tensor:
+        return torch.tensor([chances[float(x)] for x in features[:, 0]])
+
+    monkeypatch.setattr(process, "chance", chance)
     # Episode 0: 0 -> 1 -> 2 with rewards 0 and 1; the task ends there. Episode 1: 0 -> 1, cut by the clock.
     #   0 + 0.5 * 0.75 - 0.5 = -0.125;   1 + 0 * 0.25 - 0.75 = 0.25;   0 + 0.5 * 0.75 - 0.5 = -0.125.
     rollout = episodes(
