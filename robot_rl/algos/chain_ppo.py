@@ -9,8 +9,8 @@
 
 (Chen et al. 2025; Ren et al. 2024; Zhang et al. 2025; McAllister et al. 2025; Li et al. 2025.) What
 scores a chain is the policy's process; this file does not know it. The value is one of features
-alone, learned apart from the policy. Deviations: log-probabilities are not clamped, and truncation bootstraps from
-the final observation, which DPPO and ReinFlow leave out.
+alone, learned apart from the policy. Deviations: log-probabilities are not clamped, and truncation
+bootstraps from the final observation, which DPPO and ReinFlow leave out.
 B decisions, T of them in each of the envs, H chunk length, A action dim, S scored transitions.
 """
 

@@ -85,7 +85,7 @@ def group_advantage(score_PG: Tensor) -> Tensor:
 
 
 def episode_weight(valid_NT: Tensor) -> Tensor:
-    """Returns the weight of each decision (N, T) in a mean over the valid ones that counts every episode once.
+    """Returns the weight of each decision, (N, T), in a mean over the valid ones that counts episodes alike.
 
     As in GRPO (Shao et al. 2024), where SimpleVLA-RL takes the mean over all decisions: failures last
     until the time limit, and would outweigh the successes of their group. Where none is valid: 0.
