@@ -5,11 +5,12 @@
                                                            by how noisy it is
     ReinFlow  flow_noise                       `joint`     one ratio, of the mean over the steps
     FPO       flow_cfm                         `joint`     the loss of flow matching for a likelihood
+    GRPO      any of them                      any         no value: episodes from the same start are compared
 
-(Chen et al. 2025; Ren et al. 2024; Zhang et al. 2025; McAllister et al. 2025.) What scores a chain
-is the policy's process; this file does not know it. The value is one of features alone, learned
-apart from the policy. Deviations: log-probabilities are not clamped, and truncation bootstraps from
-the final observation, which DPPO and ReinFlow leave out.
+(Chen et al. 2025; Ren et al. 2024; Zhang et al. 2025; McAllister et al. 2025; Li et al. 2025.) What
+scores a chain is the policy's process; this file does not know it. The value is one of features
+alone, learned apart from the policy. Deviations: log-probabilities are not clamped, and truncation
+bootstraps from the final observation, which DPPO and ReinFlow leave out.
 B decisions, T of them in each of the envs, H chunk length, A action dim, S scored transitions.
 """
 
@@ -18,7 +19,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 from torch import Generator, Tensor, nn
@@ -26,10 +27,10 @@ from torch import Generator, Tensor, nn
 from robot_rl.algos.critics import EnsembleMLP
 from robot_rl.algos.losses import Reduction, chain_ratio, clip_schedule, ppo_loss
 from robot_rl.algos.optim import Matmul, Optimiser, copied, keep_freed_memory
-from robot_rl.algos.returns import ReturnScale, gae
+from robot_rl.algos.returns import ReturnScale, episode_weight, gae, group_advantage
 from robot_rl.core.errors import require
 from robot_rl.core.policy import Chain, ChunkSample, DemoBatch, Mode
-from robot_rl.data.rollout import PPOBatch, Rollout
+from robot_rl.data.rollout import EpisodeRollout, PPOBatch, Rollout
 
 Regulariser = Literal["none", "w2", "bc"]
 """What holds the policy near the one it began as: `w2`, the same chunk from the same noise (ReinFlow);
@@ -72,6 +73,8 @@ class ChainPolicy(Protocol):
 class ChainPPOConfig:
     """How the policy learns from its rollouts."""
 
+    section: ClassVar[str] = "ppo.algorithm"
+    """Where the settings stand."""
     reduction: Reduction = "single"
     """What the ratio is of, see `losses.chain_ratio`."""
     gamma_step: float = 0.99
@@ -88,6 +91,8 @@ class ChainPPOConfig:
     clip: float = 0.05
     """Range of the ratio of the last, least noisy transition. Log-probabilities are means over the
     elements of a chunk: the ratio is that root of the density's."""
+    clip_high: float | None = None
+    """Range above 1, where it is another; None: the same."""
     clip_first: float | None = None
     """Range of the first, noisiest transition of `per_step`, from which it rises; None: the same."""
     clip_rate: float = 3.0
@@ -125,7 +130,7 @@ class ChainPPOConfig:
             self._require(name, getattr(self, name) > 0, "above 0")
         for name in ("gamma_step", "lam", "denoising_discount"):
             self._require(name, 0 <= getattr(self, name) <= 1, "0 to 1")
-        for name in ("clip", "clip_first"):
+        for name in ("clip", "clip_high", "clip_first"):
             value = getattr(self, name)
             self._require(name, value is None or 0 < value < 1, "above 0, below 1")
         for name in ("target_kl", "value_clip"):
@@ -134,18 +139,38 @@ class ChainPPOConfig:
         for name in ("weight_decay", "critic_warmup", "entropy_weight", "regulariser_weight", "grad_clip"):
             self._require(name, getattr(self, name) >= 0, "0 or more")
         self._require("clip_rate", self.clip_rate >= 0, "0 or more")
+        if self.clip_first is not None:
+            self._require("clip_high", self.clip_high is None, "null with clip_first")
         if self.reduction != "per_step":
             self._require("clip_first", self.clip_first is None, "null without reduction=per_step")
             self._require("denoising_discount", self.denoising_discount == 1, "1 without reduction=per_step")
 
     def _require(self, name: str, holds: bool, allowed: str) -> None:
-        require(holds, f"ppo.algorithm.{name}", getattr(self, name), allowed)
+        require(holds, f"{self.section}.{name}", getattr(self, name), allowed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GRPOConfig(ChainPPOConfig):
+    """How it learns from groups of episodes; defaults of SimpleVLA-RL (Li et al. 2025) where it has them.
+
+    What is of the value (`gamma_step`, `lam`, `critic_*`, `value_clip`, `width`, `depth`, `matmul`) counts
+    with grpo.reward=process alone. Deviations: every episode weighs the same (`returns.episode_weight`);
+    the published clip is of the ratio of single tokens, each an element of an action; here, as in pi_RL,
+    it is of the mean log-probability over the elements of the executed actions, a root of the chunk's.
+    """
+
+    section: ClassVar[str] = "grpo.algorithm"
+    clip: float = 0.2
+    clip_high: float | None = 0.28
+    target_kl: float | None = None
 
 
 class ChainPPO:
     """Learns the policy and a value of its observations from rollouts, each of which is used up."""
 
-    def __init__(self, policy: ChainPolicy, cfg: ChainPPOConfig, seed: int, *, num_envs: int) -> None:
+    def __init__(
+        self, policy: ChainPolicy, cfg: ChainPPOConfig, seed: int, *, num_envs: int, group: int = 0
+    ) -> None:
         """Starts from the policy's present weights, which the updates change in place.
 
         Args:
@@ -153,9 +178,11 @@ class ChainPPO:
             cfg: how.
             seed: of the value's first weights, and of the regulariser's noise.
             num_envs: in which the rollouts are made.
+            group: so many episodes of an `EpisodeRollout`, one after another, began in the same state, and
+                are compared with each other instead of with a value; 0: with the value.
         """
         keep_freed_memory()
-        self._policy, self._cfg = policy, cfg
+        self._policy, self._cfg, self._group = policy, cfg, group
         self._origin = None if cfg.regulariser == "none" else copy.deepcopy(policy)
         trained = [parameter for parameter in policy.parameters() if parameter.requires_grad]
         device = trained[0].device
@@ -179,14 +206,28 @@ class ChainPPO:
     @torch.no_grad()
     def prepare(self, rollout: Rollout) -> PPOBatch:
         """Returns the decisions with their advantages; the next updates are to be on these."""
-        cfg, (envs, decisions) = self._cfg, rollout.reward.shape
-        obs, next_obs = (
-            {key: value.flatten(0, 1) for key, value in of.items()} for of in (rollout.obs, rollout.next_obs)
-        )
+        self._rollouts += 1
+        self._waits = False
+        obs = _flat(rollout.obs)
+        worth = self._compared(rollout) if self._group else self._valued(rollout, obs)
+        batch = PPOBatch(obs, rollout.chain, *worth)
+        if isinstance(rollout, EpisodeRollout):
+            batch = batch.rows(rollout.valid.flatten().nonzero().squeeze(1))
+        return batch
+
+    def _compared(self, rollout: Rollout) -> tuple[Tensor, ...]:
+        """Returns what `_valued` does, of which only the advantage says something."""
+        assert isinstance(rollout, EpisodeRollout), "groups are of whole episodes"
+        advantage = group_advantage(rollout.score.view(-1, self._group)).view(-1, 1)
+        advantage = (advantage * episode_weight(rollout.valid)).flatten()
+        return advantage.new_zeros(len(advantage), 0), advantage, *[torch.zeros_like(advantage)] * 2
+
+    def _valued(self, rollout: Rollout, obs: dict[str, Tensor]) -> tuple[Tensor, ...]:
+        """Returns features (N T, F), then advantage, value and target, (N T,) each."""
+        cfg, shape = self._cfg, rollout.reward.shape
         features = self._policy.features(obs)
-        value, next_value = (
-            self._values(of).view(envs, decisions) for of in (features, self._policy.features(next_obs))
-        )
+        next_features = self._policy.features(_flat(rollout.next_obs))
+        value, next_value = (self._values(of).view(shape) for of in (features, next_features))
         reward = rollout.reward
         if cfg.scale_reward:
             std = self._scale.add(reward, cfg.gamma_step**rollout.steps, rollout.ended)
@@ -201,15 +242,12 @@ class ChainPPO:
             gamma_step=cfg.gamma_step,
             steps_BT=rollout.steps,
         )
-        self._rollouts += 1
-        self._waits = False
-        flat = (part.flatten() for part in (advantage, value, target))
-        return PPOBatch(obs, rollout.chain, features, *flat)
+        return features, *(part.flatten() for part in (advantage, value, target))
 
     def update(self, batch: PPOBatch) -> Mapping[str, Tensor | float]:
         """Takes a step of the value, and one of the policy if it is not to wait."""
-        metrics = self._update_value(batch)
-        is_learning = self._rollouts > self._cfg.critic_warmup
+        metrics = {} if self._group else self._update_value(batch)
+        is_learning = self._group > 0 or self._rollouts > self._cfg.critic_warmup
         if is_learning and not self._waits:
             metrics |= self._update_policy(batch)
         if is_learning:
@@ -232,8 +270,9 @@ class ChainPPO:
         return {"value": value.mean(), "value_loss": error.square().mean(), "unexplained": unexplained}
 
     def _update_policy(self, batch: PPOBatch) -> dict[str, Tensor | float]:
-        cfg, old = self._cfg, batch.chain.log_prob
-        advantage = (batch.advantage - batch.advantage.mean()) / (batch.advantage.std() + 1e-8)
+        cfg, old, advantage = self._cfg, batch.chain.log_prob, batch.advantage
+        if not self._group:
+            advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
         log_prob, entropy = self._policy.log_prob(batch.obs, batch.chain)
         clip = cfg.clip if cfg.clip_first is None else self._clips(cfg.clip_first, old.shape[1])
         loss = ppo_loss(
@@ -241,6 +280,7 @@ class ChainPPO:
             old,
             advantage,
             clip_low=clip,
+            clip_high=cfg.clip_high,
             reduction=cfg.reduction,
             denoising_discount=cfg.denoising_discount,
         )
@@ -250,7 +290,7 @@ class ChainPPO:
             metrics: dict[str, Tensor | float] = {
                 "loss": loss,
                 "kl": kl,
-                "clipped": ((ratio - 1.0).abs() > clip).float().mean(),
+                "clipped": ((ratio < 1.0 - clip) | (ratio > 1.0 + (cfg.clip_high or clip))).float().mean(),
                 "entropy": entropy.mean(),
             }
         if cfg.target_kl is not None and float(kl) > cfg.target_kl:
@@ -309,3 +349,7 @@ class ChainPPO:
         self._generator.set_state(state["generator"])
         self._scale.load_state_dict(state["scale"])
         self._rollouts, self._waits = int(state["rollouts"]), bool(state["waits"])
+
+
+def _flat(obs: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {key: value.flatten(0, 1) for key, value in obs.items()}

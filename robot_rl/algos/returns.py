@@ -74,6 +74,60 @@ def gae(
     return advantage_BT, advantage_BT + value_BT
 
 
+def group_advantage(score_PG: Tensor) -> Tensor:
+    """Returns how each episode did beside the others of its group, (P, G) (GRPO, Shao et al. 2024).
+
+    (score - mean) / (std + 1e-6), with the sample's standard deviation (of G - 1). A group without
+    differences gets zeros.
+    """
+    mean, std = score_PG.mean(dim=1, keepdim=True), score_PG.std(dim=1, keepdim=True)
+    return (score_PG - mean) / (std + 1e-6)
+
+
+def episode_weight(valid_NT: Tensor) -> Tensor:
+    """Returns the weight of each decision, (N, T), in a mean over the valid ones that counts episodes alike.
+
+    As in GRPO (Shao et al. 2024), where SimpleVLA-RL takes the mean over all decisions: failures last
+    until the time limit, and would outweigh the successes of their group. Where none is valid: 0.
+    """
+    count_N = valid_NT.sum(dim=1)
+    mean = count_N.sum() / (count_N > 0).sum().clamp_min(1)
+    return valid_NT * (mean / count_N.clamp_min(1))[:, None]
+
+
+def kept_groups(success_PG: Tensor, score_PG: Tensor, keep: tuple[float, float]) -> Tensor:
+    """Returns which groups have something to learn from, (P,) bool (dynamic sampling, SimpleVLA-RL).
+
+    Args:
+        success_PG: bool, of each episode of each group.
+        score_PG: what the episodes are compared by: a group whose scores are all the same is dropped.
+        keep: the least and the largest share of successes, both included.
+    """
+    share_P = success_PG.double().mean(dim=1)
+    is_mixed_P = (share_P >= keep[0] - 1e-9) & (share_P <= keep[1] + 1e-9)
+    return is_mixed_P & (score_PG.amax(dim=1) > score_PG.amin(dim=1))
+
+
+def progress_score(success_N: Tensor, features_NF: Tensor) -> Tensor:
+    """Returns 1 for successes, for failures 0.6 sigmoid(10 (0.5 - d)), (N,) (SRPO).
+
+    d is a failure's distance to the nearest success, scaled to 0 to 1 over the failures; 0.5 where
+    these are all as far. Features are standardised over the N. Without any success, failures are 0.
+    Deviation: SRPO measures to the nearest centre of a DBSCAN (eps 0.5, 2 members) of the successes;
+    here each success is a centre of its own.
+    """
+    score_N = success_N.to(features_NF.dtype)
+    if success_N.all() or not success_N.any():
+        return score_N
+    std_F, mean_F = torch.std_mean(features_NF, dim=0, correction=0)
+    scaled_NF = (features_NF - mean_F) / torch.where(std_F > 1e-6, std_F, 1.0)
+    distance = torch.cdist(scaled_NF[~success_N], scaled_NF[success_N]).amin(dim=1)
+    span = distance.amax() - distance.amin()
+    d = (distance - distance.amin()) / span if span > 0 else torch.full_like(distance, 0.5)
+    score_N[~success_N] = 0.6 * torch.sigmoid(10.0 * (0.5 - d))
+    return score_N
+
+
 class ReturnScale:
     """Running standard deviation of the discounted return so far, over all decisions (VecNormalize)."""
 

@@ -24,7 +24,7 @@ object.
 
 A base is a task with its demonstrations and the policy cloned from them; a recipe names its own,
 and base=<name> puts the same method on another. `method` says how the base is improved: residual,
-ppo, latent, chunked or direct; the settings are in the section of that name.
+ppo, grpo, latent, chunked or direct; the settings are in the section of that name.
 
 Examples:
   robot-rl train recipe=smoke                        the whole chain in under a minute

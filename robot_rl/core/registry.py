@@ -57,6 +57,7 @@ TABLE: dict[str, dict[str, str]] = {
         "chunked": "robot_rl.train.improve.chunked:CHUNKED",
         "residual": "robot_rl.train.improve.residual:RESIDUAL",
         "ppo": "robot_rl.train.improve.ppo:PPO",
+        "grpo": "robot_rl.train.improve.grpo:GRPO",
         "latent": "robot_rl.train.improve.latent:LATENT",
         "direct": "robot_rl.train.improve.direct:DIRECT",
     },

@@ -1,6 +1,6 @@
 """Decisions of an on-policy learner, with the chains behind them: as made, and what they were worth.
 
-B decisions, T of them in each of N envs, F features.
+B decisions, T of them in each of N envs, F features. Whole episodes may end before T.
 """
 
 from __future__ import annotations
@@ -30,6 +30,22 @@ class Rollout:
     """bool: terminated or truncated."""
     steps: Tensor
     """m, int64."""
+
+
+@dataclass
+class EpisodeRollout(Rollout):
+    """One whole episode of each of N envs; T is how many decisions the longest has.
+
+    Behind the end of an episode a row repeats what came last; `reward`, `bootstrap` and `steps` are 0
+    there, `ended` is True.
+    """
+
+    valid: Tensor
+    """(N, T) bool: which decisions were made, and are to be learned from."""
+    success: Tensor
+    """(N,) bool"""
+    score: Tensor
+    """(N,) float: what the episode was worth as a whole."""
 
 
 @dataclass

@@ -212,9 +212,9 @@ class FencedEnv(VectorEnv):
         self._check()
         return self.env.step_masked(actions, active)
 
-    def step_chunk(self, actions: Array, n_exec: int) -> ChunkStep:
+    def step_chunk(self, actions: Array, n_exec: int, active: Array | None = None) -> ChunkStep:
         """As in `VectorEnv`; the token is checked at every control step, not once a chunk."""
-        return super().step_chunk(actions, n_exec)
+        return super().step_chunk(actions, n_exec, active)
 
     def get_state(self) -> Array:
         return self.env.get_state()

@@ -81,8 +81,11 @@ class VectorEnv(gymnasium.vector.VectorEnv[Obs, Array, Array]):
         """
         raise NotImplementedError
 
-    def step_chunk(self, actions: Array, n_exec: int) -> ChunkStep:
-        """Executes the first `n_exec` of (B, H, A); an env whose episode ends waits for the rest."""
+    def step_chunk(self, actions: Array, n_exec: int, active: Array | None = None) -> ChunkStep:
+        """Executes the first `n_exec` of (B, H, A); an env whose episode ends waits for the rest.
+
+        Only the `active` envs move (all if None); one at least.
+        """
         actions = np.asarray(actions, np.float32)
         self._check_chunk(actions, n_exec)
         num_envs = self.num_envs
@@ -90,7 +93,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Obs, Array, Array]):
         terminated, truncated = np.zeros(num_envs, bool), np.zeros(num_envs, bool)
         executed = np.zeros((num_envs, n_exec, actions.shape[2]), np.float32)
         merged: dict[str, Any] = {"executed_action": executed}
-        active = np.ones(num_envs, bool)
+        active = row_mask(active, num_envs)
         obs: Obs = {}
         for k in range(n_exec):
             obs, step_reward, step_terminated, step_truncated, infos = self.step_masked(

@@ -15,8 +15,10 @@ from robot_rl.policies.chunk import ChunkPolicyConfig
 from robot_rl.sim.vector import EnvConfig
 from robot_rl.train.deploy.person import ScriptedPersonConfig
 from robot_rl.train.improve.config import (
+    ChainPhase,
     ChunkedPhase,
     DirectPhase,
+    GRPOPhase,
     ImprovePhase,
     LatentPhase,
     OffPolicyPhase,
@@ -208,10 +210,11 @@ class RunConfig:
     demos: DemosConfig = field(default_factory=DemosConfig)
     policy: ChunkPolicyConfig = field(default_factory=ChunkPolicyConfig)
     bc: BCPhase = field(default_factory=BCPhase)
-    method: Literal["residual", "ppo", "latent", "chunked", "direct"] = "residual"
+    method: Literal["residual", "ppo", "grpo", "latent", "chunked", "direct"] = "residual"
     """How the base is improved: the section of that name says with which settings."""
     residual: ResidualPhase = field(default_factory=ResidualPhase)
     ppo: PPOPhase = field(default_factory=PPOPhase)
+    grpo: GRPOPhase = field(default_factory=GRPOPhase)
     latent: LatentPhase = field(default_factory=LatentPhase)
     chunked: ChunkedPhase = field(default_factory=ChunkedPhase)
     direct: DirectPhase = field(default_factory=DirectPhase)
@@ -241,14 +244,22 @@ class RunConfig:
         self._check_latent()
         if self.has_arm:
             require(self.num_envs == 1, "num_envs", self.num_envs, "1 with an arm or a person beside it")
-        if self.method == "ppo":
+        if isinstance(self.phase, ChainPhase):
             require(
                 not self.has_arm, "method", self.method, "methods with a replay, beside an arm or a person"
             )
-            self.ppo.explored(self.policy, self.n_exec)
+            self.phase.explored(self.policy, self.n_exec)
+        if self.method == "grpo":
+            group = self.grpo.group
+            require(
+                self.num_envs % group == 0, "num_envs", self.num_envs, f"multiples of grpo.group, {group}"
+            )
         frozen = self.policy.tuned_steps
         require(
-            frozen == 0, "policy.tuned_steps", frozen, "0: cloning is of all steps; ppo.exploration has it"
+            frozen == 0,
+            "policy.tuned_steps",
+            frozen,
+            "0: cloning is of all steps; <method>.exploration has it",
         )
         check_device(self.device)
         if self.demos.path is not None and not Path(self.demos.path).is_dir():

@@ -26,15 +26,14 @@ from robot_rl.train.sources import EpisodeLog, PolicyHandle, merge_rows
 Array = NDArray[Any]
 
 
-class RolloutSource:
-    """Synchronous simulators in which chunks are sampled, executed and kept with their chains."""
+class ChunkSource:
+    """Synchronous simulators in which chunks are sampled and executed, and kept with their chains."""
 
     def __init__(
         self,
         env: VectorEnv,
         policy: Any,
         *,
-        decisions: int,
         n_exec: int,
         gamma_step: float,
         seed: int,
@@ -43,19 +42,17 @@ class RolloutSource:
         """Begins with new episodes.
 
         Args:
-            env: with autoreset SAME_STEP.
+            env: where.
             policy: the acting copy, a module.
-            decisions: T.
             n_exec: actions executed of each chunk.
             gamma_step: discount per control step.
             seed: of the episodes and of the exploration.
             device: where the policy's parameters are.
         """
         self._env, self._policy = env, policy
-        self._decisions, self._n_exec, self._gamma_step = decisions, n_exec, gamma_step
+        self._n_exec, self._gamma_step = n_exec, gamma_step
         self._seed, self._device = seed, device
         self._generator = Generator(device).manual_seed(seed)
-        self._obs: Obs | None = None
         self._version = -1
         self._episodes = EpisodeLog(env.num_envs)
 
@@ -71,39 +68,16 @@ class RolloutSource:
     def is_ahead(self) -> bool:
         return False
 
-    def collect(self, handle: PolicyHandle) -> Rollout:
-        """Returns T decisions of every env, all with the newest weights; episodes go on into the next."""
-        if self._obs is None:
-            self._obs, _ = self._env.reset(seed=self._seed)
-        self._version = handle.refresh(self._policy, self._version)
-        obs, samples, executed = [self._obs], list[ChunkSample](), list[ChunkStep]()
-        for _ in range(self._decisions):
-            samples.append(
-                self._policy.sample(
-                    self._tensors(obs[-1]), mode="explore", record=True, generator=self._generator
-                )
-            )
-            done = self._env.step_chunk(samples[-1].actions.cpu().numpy(), self._n_exec)
-            self._episodes.add(
-                done.reward.sum(axis=1), _ended(done), done.infos, steps=done.valid.sum(axis=1)
-            )
-            executed.append(done)
-            obs.append(done.obs)
-        self._obs = obs.pop()
-        return self._rollout(obs, samples, executed)
-
     def close(self) -> None:
         """Closes the env."""
         self._env.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns env, observation, acting weights and the generator."""
+        """Returns acting weights, the generator and the figures of the episodes."""
         return {
-            "env": self._env.state_dict(),
             "policy": dict(self._policy.state_dict()),
             "version": self._version,
             "generator": self._generator.get_state(),
-            "obs": self._obs,
             "episodes": self._episodes.state_dict(),
         }
 
@@ -112,16 +86,22 @@ class RolloutSource:
         self._version = int(state["version"])
         self._generator.set_state(state["generator"])
         self._episodes.load_state_dict(state["episodes"])
-        if state["obs"] is None:
-            return
-        self._env.reset(seed=self._seed)
-        self._env.load_state_dict(state["env"])
-        self._obs = dict(state["obs"])
+
+    def _execute(self, obs: Obs, active: Array | None = None) -> tuple[ChunkSample, ChunkStep]:
+        """Samples a chunk for every env and executes it in the active ones."""
+        sample = self._policy.sample(
+            self._tensors(obs), mode="explore", record=True, generator=self._generator
+        )
+        done = self._env.step_chunk(sample.actions.cpu().numpy(), self._n_exec, active)
+        self._episodes.add(done.reward.sum(axis=1), ended(done), done.infos, steps=done.valid.sum(axis=1))
+        return sample, done
 
     def _rollout(self, obs: list[Obs], samples: list[ChunkSample], executed: list[ChunkStep]) -> Rollout:
         returns = [self._worth(done) for done in executed]
         after = [
-            merge_rows(done.obs, done.infos["final_obs"], _ended(done)) if _ended(done).any() else done.obs
+            merge_rows(done.obs, done.infos["final_obs"], ended(done))
+            if "final_obs" in done.infos
+            else done.obs
             for done in executed
         ]
         return Rollout(
@@ -130,7 +110,7 @@ class RolloutSource:
             reward=torch.stack([reward for reward, _ in returns], dim=1),
             bootstrap=torch.stack([bootstrap for _, bootstrap in returns], dim=1),
             next_obs=self._stacked(after),
-            ended=self._tensor(np.stack([_ended(done) for done in executed], axis=1)),
+            ended=self._tensor(np.stack([ended(done) for done in executed], axis=1)),
             steps=self._tensor(np.stack([done.valid.sum(axis=1) for done in executed], axis=1)),
         )
 
@@ -149,6 +129,42 @@ class RolloutSource:
 
     def _tensor(self, array: Array) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
+
+
+class RolloutSource(ChunkSource):
+    """Collects so many decisions of every env at a time; episodes go on from one rollout into the next."""
+
+    def __init__(self, env: VectorEnv, policy: Any, *, decisions: int, **how: Any) -> None:
+        """Args: env: with autoreset SAME_STEP; decisions: T; how: see `ChunkSource`."""
+        super().__init__(env, policy, **how)
+        self._decisions = decisions
+        self._obs: Obs | None = None
+
+    def collect(self, handle: PolicyHandle) -> Rollout:
+        """Returns T decisions of every env, all with the newest weights."""
+        if self._obs is None:
+            self._obs, _ = self._env.reset(seed=self._seed)
+        self._version = handle.refresh(self._policy, self._version)
+        obs, samples, executed = [self._obs], list[ChunkSample](), list[ChunkStep]()
+        for _ in range(self._decisions):
+            sample, done = self._execute(obs[-1])
+            samples.append(sample)
+            executed.append(done)
+            obs.append(done.obs)
+        self._obs = obs.pop()
+        return self._rollout(obs, samples, executed)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what every source does, the env, and the observation."""
+        return {**super().state_dict(), "env": self._env.state_dict(), "obs": self._obs}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        if state["obs"] is None:
+            return
+        self._env.reset(seed=self._seed)
+        self._env.load_state_dict(state["env"])
+        self._obs = dict(state["obs"])
 
 
 class PreparingLearner(Protocol):
@@ -190,7 +206,8 @@ class RolloutExperience:
         self._rng.bit_generator.state = state["rng"]
 
 
-def _ended(done: ChunkStep) -> Array:
+def ended(done: ChunkStep) -> Array:
+    """Returns whose episode ended, (N,)."""
     return done.terminated | done.truncated
 
 

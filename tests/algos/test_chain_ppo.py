@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from robot_rl.algos.chain_ppo import ChainPPO, ChainPPOConfig
+from robot_rl.algos.chain_ppo import ChainPPO, ChainPPOConfig, GRPOConfig
 from robot_rl.algos.losses import chain_ratio, clip_schedule, ppo_loss
 from robot_rl.algos.returns import ReturnScale
 from robot_rl.core.errors import ConfigError
 from robot_rl.core.policy import Chain
-from robot_rl.data.rollout import PPOBatch, Rollout
+from robot_rl.data.rollout import EpisodeRollout, PPOBatch, Rollout
 from robot_rl.policies.chunk import ChunkPolicyConfig, DiffusionPolicy, FlowPolicy, ProcessConfig
 
 METHODS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -269,3 +269,114 @@ def test_settings_are_checked() -> None:
         ChainPPOConfig(clip=1.5)
     with pytest.raises(ConfigError, match=r"ppo\.algorithm.target_kl: got 0\.0, allowed: above 0, or null"):
         ChainPPOConfig(target_kl=0.0)
+
+
+def compared(policy: Any, group: int, **options: Any) -> ChainPPO:
+    """Returns a learner without a value."""
+    return ChainPPO(policy, GRPOConfig(**{**SMALL, **options}), 3, num_envs=4, group=group)
+
+
+def test_every_decision_of_an_episode_has_the_advantage_of_the_episode() -> None:
+    # Two groups of two: scores 1 and 0, +-0.5 / 0.7071 = +-0.7071; 0.2 and 0.6 the other way round.
+    valid = torch.tensor([[True, True, False], [True, True, True], [True, False, False], [True, True, False]])
+    number = torch.arange(12.0).view(4, 3)
+    chain = Chain(torch.zeros(12, 1, 1, 1), torch.zeros(12, 1, dtype=torch.long), number.view(12, 1), None)
+    state = {"state": number.unsqueeze(-1).expand(4, 3, 2)}
+    solved, score = torch.tensor([True, False, False, False]), torch.tensor([1.0, 0.0, 0.2, 0.6])
+    episodes = EpisodeRollout(
+        state, chain, number, number, state, ~valid, valid.long(), valid=valid, success=solved, score=score
+    )
+    batch = compared(make_policy("flow_sde"), 2).prepare(episodes)
+    # 2, 3, 1 and 2 decisions, 2 on average: each episode weighs the same, its decisions together.
+    root = 0.5**0.5
+    expected = [root, root, *[-root * 2 / 3] * 3, -root * 2, root, root]
+    assert batch.advantage.tolist() == pytest.approx(expected, abs=1e-4)
+    assert float(batch.advantage.sum()) == pytest.approx(0.0, abs=1e-4)
+    # Only decisions that were made, each with its own chain and observation.
+    assert batch.chain.log_prob[:, 0].tolist() == [0, 1, 3, 4, 5, 6, 9, 10]
+    assert batch.obs["state"][:, 0].tolist() == [0, 1, 3, 4, 5, 6, 9, 10]
+
+
+def alike(policy: Any, generator: torch.Generator, *, starts: int = 32, group: int = 8) -> EpisodeRollout:
+    """Returns episodes of one decision, `group` of them from each start, that succeed if they come near."""
+    state = (torch.rand(starts, 1, 2, generator=generator) - 0.5).repeat_interleave(group, dim=0)
+    sample = policy.sample({"state": state[:, 0]}, mode="explore", record=True, generator=generator)
+    error = (sample.actions[:, 0, 0] - state[:, 0, 0]).abs()
+    near = error < error.view(starts, group).median(dim=1).values.repeat_interleave(group)
+    ones, zeros = torch.ones(len(state), 1, dtype=torch.bool), torch.zeros(len(state), 1)
+    obs = {"state": state}
+    return EpisodeRollout(
+        obs, sample.chain, zeros, zeros, obs, ones, ones.long(), valid=ones, success=near, score=near.float()
+    )
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_groups_learn_a_bandit_without_a_value(name: str) -> None:
+    policy = make_policy(name)
+    options = {key: METHODS[name][1][key] for key in ("reduction",)}
+    learner = compared(policy, 8, actor_lr=3e-3, clip=0.1, clip_high=0.15, **options)
+    first, value = worth(policy), copy.deepcopy(learner._value.state_dict())
+    generator = seeded(4)
+    for _ in range(12):
+        batch = learner.prepare(alike(policy, generator))
+        for _ in range(4):
+            for rows in torch.randperm(256, generator=generator).split(64):
+                metrics = learner.update(batch.rows(rows))
+                assert "value_loss" not in metrics
+    assert worth(policy) > 0.6 * first
+    assert all(torch.equal(value[key], part) for key, part in learner._value.state_dict().items())
+
+
+def test_the_clip_is_wider_above_and_advantages_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Ratios 1.5, 1.5, 0.5, 0.5 with advantages 2, -2, 2, -2, clipped at 0.8 and 1.28:
+    # min(3, 2.56), min(-3, -2.56), min(1, 1.6), min(-1, -1.6): 2.56 - 3 + 1 - 1.6 = -1.04, negated, of 4.
+    policy = make_policy("flow_sde")
+    learner = compared(policy, 2)
+    new = torch.tensor([1.5, 1.5, 0.5, 0.5]).log().view(4, 1)
+    any_weight = next(p for p in policy.parameters() if p.requires_grad)
+    policy.log_prob = lambda obs, chain: (new + 0.0 * any_weight.sum(), torch.zeros(4, 1))
+    monkeypatch.setattr(learner._actor_optimiser, "step", lambda loss: None)
+    chain = Chain(torch.zeros(4, 1, 1, 1), torch.zeros(4, 1, dtype=torch.long), torch.zeros(4, 1), None)
+    advantage, none = torch.tensor([2.0, -2.0, 2.0, -2.0]), torch.zeros(4)
+    metrics = learner.update(PPOBatch({}, chain, torch.zeros(4, 0), advantage, none, none))
+    assert torch.as_tensor(metrics["loss"]).item() == pytest.approx(0.26)
+    assert float(metrics["clipped"]) == 1.0
+    new = torch.tensor([1.25, 1.25, 0.85, 0.85]).log().view(4, 1)  # all inside
+    assert (
+        float(learner.update(PPOBatch({}, chain, torch.zeros(4, 0), advantage, none, none))["clipped"]) == 0.0
+    )
+
+
+def test_whole_episodes_with_a_value_leave_out_what_was_not_made() -> None:
+    # Values 1, 2, 4 as above. Env 0 ends after one decision; env 1 goes on to the time limit.
+    learner = learner_with_values({0.1: 1.0, 0.2: 2.0, 0.3: 4.0}, gamma_step=0.5, lam=0.5)
+    two = rollout([1.0, 0.0], [0.0, 0.0], [True, True], [2, 0])
+    other = rollout([1.0, 3.0], [0.25, 0.5], [False, True], [2, 1])
+    joined = {
+        name: torch.cat([getattr(two, name), getattr(other, name)])
+        for name in ("reward", "bootstrap", "ended", "steps")
+    }
+    obs, after = line([0.1, 0.2])["state"].repeat(2, 1, 1), line([0.2, 0.3])["state"].repeat(2, 1, 1)
+    chain = Chain(torch.zeros(4, 1, 1, 1), torch.zeros(4, 1, dtype=torch.long), torch.zeros(4, 1), None)
+    valid, flags = torch.tensor([[True, False], [True, True]]), torch.zeros(2, dtype=torch.bool)
+    episodes = EpisodeRollout(
+        obs={"state": obs},
+        chain=chain,
+        next_obs={"state": after},
+        valid=valid,
+        success=flags,
+        score=flags.float(),
+        **joined,
+    )
+    batch = learner.prepare(episodes)
+    # Terminated: 1 - 1. Then 0.5 + 0.25 * 0.5 * 3 and 3 + 0.5 * 4 - 2, as by hand above.
+    assert batch.advantage.tolist() == pytest.approx([0.0, 0.875, 3.0])
+
+
+def test_settings_of_groups_name_their_section() -> None:
+    with pytest.raises(ConfigError, match=r"grpo\.algorithm.clip_high: got 1\.5, allowed: above 0, below 1"):
+        GRPOConfig(clip_high=1.5)
+    with pytest.raises(
+        ConfigError, match=r"grpo\.algorithm.clip_high: got 0\.28, allowed: null with clip_first"
+    ):
+        GRPOConfig(reduction="per_step", clip_first=0.01)

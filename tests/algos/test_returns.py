@@ -3,7 +3,15 @@
 import pytest
 import torch
 
-from robot_rl.algos.returns import chunk_return, gae, td_target
+from robot_rl.algos.returns import (
+    chunk_return,
+    episode_weight,
+    gae,
+    group_advantage,
+    kept_groups,
+    progress_score,
+    td_target,
+)
 
 
 def test_chunk_return() -> None:
@@ -76,3 +84,44 @@ def test_gae_over_chunks_discounts_by_executed_steps() -> None:
         steps_BT=torch.tensor([[2, 1]]),
     )
     assert advantage.tolist() == [[1.5, 2.0]]
+
+
+def test_advantages_in_a_group() -> None:
+    # 1, 0, 0, 0: mean 1/4, sample variance (9/16 + 3/16) / 3 = 1/4: 1.5 and -0.5. 0.2, 0.4: +-0.1 / 0.1414.
+    got = group_advantage(torch.tensor([[1.0, 0.0, 0.0, 0.0]]))
+    assert got[0].tolist() == pytest.approx([1.5, -0.5, -0.5, -0.5], abs=1e-5)
+    assert group_advantage(torch.tensor([[0.2, 0.4], [0.0, 0.0]])).tolist() == [
+        pytest.approx([-(0.5**0.5), 0.5**0.5], abs=1e-5),
+        [0.0, 0.0],
+    ]
+
+
+def test_a_long_episode_weighs_as_much_as_a_short_one() -> None:
+    # 1 and 3 decisions, 2 on average; the third episode was dropped.
+    valid = torch.tensor([[True, False, False], [True, True, True], [False, False, False]])
+    weight = episode_weight(valid)
+    assert weight.tolist() == [[2, 0, 0], [pytest.approx(2 / 3)] * 3, [0, 0, 0]]
+    assert float(weight[valid].mean()) == pytest.approx(1.0)
+
+
+def test_groups_with_contrast() -> None:
+    # 0, 1, 9 and 10 successes of 10: the bounds are included.
+    success = torch.arange(10) < torch.tensor([0, 1, 9, 10])[:, None]
+    score = success.float()
+    assert kept_groups(success, score, (0.1, 0.9)).tolist() == [False, True, True, False]
+    assert kept_groups(success, score, (0.2, 0.8)).tolist() == [False] * 4
+    # Scores that differ make a group of failures worth it, if its share of successes is allowed.
+    score[0] = torch.rand(10, generator=torch.Generator().manual_seed(0))
+    assert kept_groups(success, score, (0.0, 1.0)).tolist() == [True, True, True, False]
+
+
+def test_progress_where_there_is_nothing_to_compare() -> None:
+    features = torch.tensor(
+        [[0.0, 7.0], [1.0, 7.0], [-1.0, 7.0]]
+    )  # the second does not vary: it is no distance
+    failed, solved = torch.zeros(3, dtype=torch.bool), torch.ones(3, dtype=torch.bool)
+    assert progress_score(failed, features).tolist() == [0.0] * 3
+    assert progress_score(solved, features).tolist() == [1.0] * 3
+    # Both failures are as far: 0.6 * sigmoid(0) = 0.3.
+    one = torch.tensor([True, False, False])
+    assert progress_score(one, features).tolist() == pytest.approx([1.0, 0.3, 0.3])

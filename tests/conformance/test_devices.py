@@ -150,8 +150,8 @@ class StepsWhileWaiting(Broken):
 
 
 class OneStepChunks(Broken):
-    def step_chunk(self, actions: Array, n_exec: int) -> ChunkStep:
-        done = super().step_chunk(actions, n_exec)
+    def step_chunk(self, actions: Array, n_exec: int, active: Array | None = None) -> ChunkStep:
+        done = super().step_chunk(actions, n_exec, active)
         done.reward[:, 1:] = 0.0
         return done
 

@@ -111,3 +111,15 @@ def test_a_wrong_chunk_is_named(shape: tuple[int, ...], n_exec: int, message: st
 def test_no_mask_means_every_row() -> None:
     assert row_mask(None, 2).tolist() == [True, True]
     assert row_mask(np.array([0, 1]), 2).tolist() == [False, True]
+
+
+def test_only_active_envs_move() -> None:
+    env = FakeEnv(3, truncate_after=[9, 9, 2], autoreset="disabled")
+    env.reset(seed=5)
+    active = np.array([True, False, True])
+    done = env.step_chunk(chunk(3, 4), 4, active)
+    assert done.valid.sum(axis=1).tolist() == [4, 0, 2]
+    assert done.reward.sum(axis=1).tolist() == [10, 0, 3]
+    assert done.obs["state"][:, 0].tolist() == [4, 0, 2]
+    assert done.truncated.tolist() == [False, False, True]
+    assert active.tolist() == [True, False, True]  # the caller's own

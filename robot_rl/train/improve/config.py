@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from robot_rl.algos.actor_critic import ActorCriticConfig
-from robot_rl.algos.chain_ppo import ChainPPOConfig
+from robot_rl.algos.chain_ppo import ChainPPOConfig, GRPOConfig
 from robot_rl.algos.chunk_q import ChunkQConfig
 from robot_rl.algos.latent import LatentConfig
 from robot_rl.algos.residual import ResidualConfig
@@ -100,19 +100,12 @@ class ResidualPhase(OffPolicyPhase):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PPOPhase(ImprovePhase):
-    """PPO through the denoising chain: flow-SDE, DPPO, ReinFlow or FPO, by `exploration` and `algorithm`."""
+class ChainPhase(ImprovePhase):
+    """What methods have that learn from the denoising chain of what the policy just did."""
 
-    name: ClassVar[str] = "ppo"
-    decisions: int = 50
-    """Chunks that each env executes between two blocks of updates."""
     exploration: ProcessConfig = field(default_factory=lambda: ProcessConfig(process="flow_sde"))
     """The process put on the base's weights; log-probabilities are of the executed actions by default."""
     algorithm: ChainPPOConfig = field(default_factory=ChainPPOConfig)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._require("decisions", self.decisions >= 1, "1 or more")
 
     def explored(self, policy: ChunkPolicyConfig, n_exec: int) -> ProcessConfig:
         """Returns the process for a base of that configuration.
@@ -140,6 +133,42 @@ class PPOPhase(ImprovePhase):
                 "of a chunk, allowed: per_step, joint"
             )
         return process
+
+
+@dataclass(frozen=True, kw_only=True)
+class PPOPhase(ChainPhase):
+    """PPO through the denoising chain: flow-SDE, DPPO, ReinFlow or FPO, by `exploration` and `algorithm`."""
+
+    name: ClassVar[str] = "ppo"
+    decisions: int = 50
+    """Chunks that each env executes between two blocks of updates."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require("decisions", self.decisions >= 1, "1 or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GRPOPhase(ChainPhase):
+    """Whole episodes, `num_envs` at a time, in groups from the same start, through the denoising chain."""
+
+    name: ClassVar[str] = "grpo"
+    group: int = 8
+    """Episodes from the same start; their advantage is (score - mean) / std of the group."""
+    keep: tuple[float, float] = (0.1, 0.9)
+    """Least and largest share of successes of a group that is learned from."""
+    reward: Literal["success", "progress", "process"] = "success"
+    """`success`: 1 or 0 (SimpleVLA-RL); `progress`: failures by how near they came to the successes (SRPO);
+    `process`: of every decision, by the chance of success, with a value instead of groups (VLA-RL)."""
+    algorithm: GRPOConfig = field(default_factory=GRPOConfig)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        low, high = self.keep
+        self._require("group", self.group >= 2, "2 or more")
+        self._require("keep", 0 <= low <= high <= 1, "0 to 1, the lower one first")
+        scaled = self.algorithm.scale_reward
+        require(not scaled, "grpo.algorithm.scale_reward", scaled, "false: episodes do not go on")
 
 
 def transitions(config: ChunkPolicyConfig) -> int:

@@ -10,6 +10,7 @@ from robot_rl.core.seeding import train_seed
 from robot_rl.policies.spec import SavedPolicy
 from robot_rl.train.assemble import generator
 from robot_rl.train.config import RunConfig
+from robot_rl.train.improve.config import ChainPhase
 from robot_rl.train.improve.method import Method, Module, Start, add_hooks
 from robot_rl.train.loop import Pacer, Run
 from robot_rl.train.meter import Meter
@@ -22,7 +23,9 @@ from robot_rl.train.sources import PolicyHandle
 def make_policy(config: RunConfig, base: SavedPolicy) -> Module:
     """Returns a copy of the base that explores by the phase's process."""
     module: Any = copy.deepcopy(base)
-    process = config.ppo.explored(module.config, config.n_exec)
+    phase = config.phase
+    assert isinstance(phase, ChainPhase), "a method on the denoising chain"
+    process = phase.explored(module.config, config.n_exec)
     return module.with_process(process, generator=generator(config.seed, "exploration"))
 
 

@@ -1,0 +1,132 @@
+"""Whole runs on groups of episodes: every reward from the same base, what is refused, exact resume."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from robot_rl.config import build, load
+from robot_rl.core.errors import ConfigError
+from robot_rl.sim.tasks import reach
+from robot_rl.telemetry.metrics import read_metrics
+from robot_rl.train import checkpoint, phases
+from robot_rl.train.config import RunConfig
+
+TINY: dict[str, Any] = {
+    "recipe": "tiny",
+    "method": "grpo",
+    "num_envs": 8,
+    "n_exec": 4,
+    "metrics_rows": 10,
+    "env": {"task": "reach", "horizon_s": 0.7, "num_threads": 1},
+    "demos": {"episodes": 4, "bias_m": 0.02},
+    "policy": {"horizon": 8, "width": 16, "depth": 1, "time_dim": 8, "steps": 2},
+    "bc": {"updates": 10, "batch": 16},
+    "grpo": {
+        "env_steps": 500,
+        "group": 4,
+        "algorithm": {"batch": 8, "epochs": 2, "width": 16, "depth": 1, "actor_lr": 1e-3},
+    },
+    "evaluate": {"episodes": 4, "num_envs": 4, "every_env_steps": 120, "quick_episodes": 4},
+    "checkpoint": {"every_s": 0.0, "every_steps": 1},
+    "video": {"episodes": 0, "failures": 0},
+}
+REWARDS: dict[str, dict[str, Any]] = {
+    "success": {},
+    "progress": {"keep": [0.0, 0.9]},
+    "process": {"keep": [0.0, 1.0]},
+}
+
+
+class Killed(BaseException):
+    """What a run gets here instead of SIGKILL; nothing catches it."""
+
+
+@pytest.fixture(autouse=True)
+def easy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROBOT_RL_STATE", str(tmp_path / "state"))
+    monkeypatch.setattr(phases, "write_report", lambda folder: folder / "report.html")
+    monkeypatch.setattr(reach, "GOAL_RADIUS_M", 0.2)  # a policy that knows nothing sometimes gets there
+
+
+def tiny(out: Path, reward: str = "success") -> RunConfig:
+    section = {**TINY["grpo"], "reward": reward, **REWARDS[reward]}
+    return replace(build(RunConfig, {**TINY, "grpo": section}), out=str(out))
+
+
+def weights(folder: Path, which: str) -> bytes:
+    return (folder / "policy" / which / "policy.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("reward", REWARDS)
+def test_every_reward_improves_the_same_base(reward: str, tmp_path: Path) -> None:
+    summary = phases.run(tiny(tmp_path, reward))
+    folder = Path(summary.run)
+    # 8 episodes of at most 14 control steps: 112 a rollout, and never more than one too many.
+    assert 500 <= summary.env_steps < 612
+    rows = [row for row in read_metrics(folder / "metrics.jsonl") if row["phase"] == "grpo"]
+    figures = [row for row in rows if "collect/groups" in row]
+    assert sum(row["collect/groups"] for row in figures) * 4 == sum(
+        row["collect/episodes"] for row in figures
+    )
+    learning = [row for row in rows if "grpo/kl" in row]
+    assert learning
+    assert any("grpo/value" in row for row in rows) == (reward == "process")
+    assert weights(folder, "final") != weights(folder, "base")
+
+
+@pytest.mark.parametrize("reward", ["success", "process"])
+def test_a_run_cut_short_ends_as_the_unbroken_one(
+    reward: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unbroken = phases.run(tiny(tmp_path / "unbroken", reward))
+    write, left = checkpoint.write_state, [10 + 4]  # ten of cloning
+
+    def write_until_killed(state: Any, folder: Path) -> None:
+        write(state, folder)
+        left[0] -= 1
+        if left[0] < 0:
+            raise Killed
+
+    monkeypatch.setattr(checkpoint, "write_state", write_until_killed)
+    with pytest.raises(Killed):
+        phases.run(tiny(tmp_path / "cut", reward))
+    monkeypatch.setattr(checkpoint, "write_state", write)
+    (folder,) = (tmp_path / "cut").glob("*-tiny-seed0")
+    assert not (folder / "policy" / "final").exists()
+    phases.resume(folder)
+    assert weights(folder, "final") == weights(Path(unbroken.run), "final")
+
+    def rows(run: Path) -> list[str]:
+        found = read_metrics(run / "metrics.jsonl")
+        return [repr({key: value for key, value in row.items() if key != "wall_s"}) for row in found]
+
+    assert rows(folder) == rows(Path(unbroken.run))
+
+
+@pytest.mark.parametrize("recipe", ["grpo", "srpo"])
+def test_recipes_share_the_base_of_pick_cube(recipe: str) -> None:
+    config, usual = (
+        load(RunConfig, [f"recipe={name}"], config_name="train") for name in (recipe, "flow_sde")
+    )
+    assert config.method == "grpo"
+    for name in ("demos", "bc", "n_exec", "env", "policy"):
+        assert getattr(config, name) == getattr(usual, name)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_envs": 10}, "num_envs: got 10, allowed: multiples of grpo.group, 4"),
+        ({"grpo": {"group": 1}}, "grpo.group: got 1, allowed: 2 or more"),
+        ({"grpo": {"keep": [0.9, 0.1]}}, "grpo.keep: got (0.9, 0.1), allowed: 0 to 1, the lower one first"),
+        ({"grpo": {"algorithm": {"scale_reward": True}}}, "grpo.algorithm.scale_reward: got True"),
+        ({"grpo": {"exploration": {"process": "flow_ode"}}}, "grpo.exploration: got process flow_ode"),
+        ({"num_envs": 1, "real_time": True}, "method: got 'grpo', allowed: methods with a replay"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_anything_runs(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        build(RunConfig, {**TINY, **change})
+    assert message in str(error.value)
