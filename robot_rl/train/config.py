@@ -22,6 +22,7 @@ from robot_rl.train.improve.config import (
     OffPolicyPhase,
     PPOPhase,
     ResidualPhase,
+    RL100Phase,
 )
 
 
@@ -208,13 +209,14 @@ class RunConfig:
     demos: DemosConfig = field(default_factory=DemosConfig)
     policy: ChunkPolicyConfig = field(default_factory=ChunkPolicyConfig)
     bc: BCPhase = field(default_factory=BCPhase)
-    method: Literal["residual", "ppo", "latent", "chunked", "direct"] = "residual"
+    method: Literal["residual", "ppo", "latent", "chunked", "direct", "rl100"] = "residual"
     """How the base is improved: the section of that name says with which settings."""
     residual: ResidualPhase = field(default_factory=ResidualPhase)
     ppo: PPOPhase = field(default_factory=PPOPhase)
     latent: LatentPhase = field(default_factory=LatentPhase)
     chunked: ChunkedPhase = field(default_factory=ChunkedPhase)
     direct: DirectPhase = field(default_factory=DirectPhase)
+    rl100: RL100Phase = field(default_factory=RL100Phase)
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     human: HumanConfig = field(default_factory=HumanConfig)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
@@ -241,11 +243,11 @@ class RunConfig:
         self._check_latent()
         if self.has_arm:
             require(self.num_envs == 1, "num_envs", self.num_envs, "1 with an arm or a person beside it")
-        if self.method == "ppo":
+        if isinstance(self.phase, PPOPhase):
             require(
                 not self.has_arm, "method", self.method, "methods with a replay, beside an arm or a person"
             )
-            self.ppo.explored(self.policy, self.n_exec)
+            self.phase.explored(self.policy, self.n_exec)
         frozen = self.policy.tuned_steps
         require(
             frozen == 0, "policy.tuned_steps", frozen, "0: cloning is of all steps; ppo.exploration has it"

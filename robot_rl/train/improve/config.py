@@ -8,7 +8,9 @@ from typing import ClassVar
 from robot_rl.algos.actor_critic import ActorCriticConfig
 from robot_rl.algos.chain_ppo import ChainPPOConfig
 from robot_rl.algos.chunk_q import ChunkQConfig
+from robot_rl.algos.distil import DistilConfig
 from robot_rl.algos.latent import LatentConfig
+from robot_rl.algos.offline_ppo import OfflinePPOConfig
 from robot_rl.algos.residual import ResidualConfig
 from robot_rl.core.errors import ConfigError, require
 from robot_rl.policies.chunk import ChunkPolicyConfig, ProcessConfig
@@ -109,6 +111,8 @@ class PPOPhase(ImprovePhase):
     exploration: ProcessConfig = field(default_factory=lambda: ProcessConfig(process="flow_sde"))
     """The process put on the base's weights; log-probabilities are of the executed actions by default."""
     algorithm: ChainPPOConfig = field(default_factory=ChainPPOConfig)
+    distil: DistilConfig = field(default_factory=DistilConfig)
+    """At last, a student that takes one network call for a chunk; none by default."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -140,6 +144,24 @@ class PPOPhase(ImprovePhase):
                 "of a chunk, allowed: per_step, joint"
             )
         return process
+
+
+@dataclass(frozen=True, kw_only=True)
+class RL100Phase(PPOPhase):
+    """RL-100: PPO inside the chain on the demonstrations, gated; then online; then one step."""
+
+    name: ClassVar[str] = "rl100"
+    exploration: ProcessConfig = field(
+        default_factory=lambda: ProcessConfig(process="flow_sde", stochastic_steps="all")
+    )
+    """As everywhere; here all steps of the chain explore, and each has a ratio."""
+    algorithm: ChainPPOConfig = field(default_factory=lambda: ChainPPOConfig(reduction="per_step"))
+    """Of the online phase; the offline one has its own rate and range, and the rest from here."""
+    offline: OfflinePPOConfig = field(default_factory=OfflinePPOConfig)
+
+    @property
+    def leaves_base(self) -> bool:
+        return self.env_steps == 0 and self.offline.updates == 0
 
 
 def transitions(config: ChunkPolicyConfig) -> int:
