@@ -69,9 +69,7 @@ class CriticConfig:
         require(0 < self.tau <= 1, at + "tau", self.tau, "above 0, at most 1")
         require(self.renorm_warmup >= 0, at + "renorm_warmup", self.renorm_warmup, "0 or more")
         follows = self.norm != "batch" or self.target == "none"
-        require(
-            follows, at + "target", self.target, "none with critic.norm batch, whose averages do not follow"
-        )
+        require(follows, at + "target", self.target, "none with critic.norm batch, whose averages do not follow")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -319,9 +317,7 @@ class ActorCritic:
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            **{
-                name: {k: v.clone() for k, v in m.state_dict().items()} for name, m in self._modules().items()
-            },
+            **{name: {k: v.clone() for k, v in m.state_dict().items()} for name, m in self._modules().items()},
             "log_temperature": self._log_temperature.detach().clone(),
             "optimisers": {name: optimiser.state_dict() for name, optimiser in self._optimisers.items()},
             "generator": self._generator.get_state(),
@@ -358,7 +354,9 @@ def _make_actor(
     return TanhGaussian(feature_dim, action_dim, log_std_range=cfg.log_std_range, **size)
 
 
-def _make_critics(feature_dim: int, action_dim: int, cfg: CriticConfig, common: Mapping[str, Any]) -> Critics:
+def _make_critics(
+    feature_dim: int, action_dim: int, cfg: CriticConfig, common: Mapping[str, Any]
+) -> Critics:
     head = make_head(cfg.value, num=cfg.num, atoms=cfg.atoms, low=cfg.low, high=cfg.high)
     size = {"num": cfg.num, "width": cfg.width, "depth": cfg.depth, **_norms(cfg.norm), **common}
     return Critics(feature_dim, action_dim, head=head, **size)

@@ -21,15 +21,13 @@ def batch(seed: int, size: int = 64) -> TransitionBatch:
     reward = -(action - 0.5).square()[:, 0]
     kind = torch.zeros(size, dtype=torch.uint8)
     after = {"state": torch.randn(size, 3, generator=generator)}
-    return TransitionBatch({"state": state}, action, action, reward, torch.zeros(size), after, action, kind)
+    return TransitionBatch(
+        {"state": state}, action, action, reward, torch.zeros(size), after, action, kind
+    )
 
 
 def build(
-    *,
-    actor: dict[str, Any] | None = None,
-    critic: dict[str, Any] | None = None,
-    seed: int = 0,
-    **changes: Any,
+    *, actor: dict[str, Any] | None = None, critic: dict[str, Any] | None = None, seed: int = 0, **changes: Any
 ) -> ActorCritic:
     rates: dict[str, Any] = {"actor_lr": 1e-3, "critic_lr": 5e-3, "initial_temperature": 0.01}
     rates |= {"target_entropy_per_action": -3.0}
@@ -48,10 +46,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "rlpd": {"critic": {"norm": "layer", "num": 4, "drawn": 2, "actor_aggregate": "mean"}},
     "crossq": {"actor": {"norm": "batch"}, "critic": CROSSQ, "beta1": 0.5},
     "crossq_td3": {"actor": {"kind": "deterministic", "norm": "batch"}, "critic": CROSSQ},
-    "fast_sac": {
-        "actor": {"norm": "layer"},
-        "critic": {"value": "c51", "aggregate": "mean", "norm": "layer"},
-    },
+    "fast_sac": {"actor": {"norm": "layer"}, "critic": {"value": "c51", "aggregate": "mean", "norm": "layer"}},
     "fast_td3": {"actor": {"kind": "deterministic"}, "critic": {"value": "c51"}, "weight_decay": 0.1},
     "hl_gauss": {"critic": {"value": "hl_gauss"}},
     "bro": {"critic": {"value": "quantile", "aggregate": "mean", "actor_aggregate": "mean"}},
@@ -210,10 +205,7 @@ def test_the_weights_that_act_are_a_plain_network(name: str) -> None:
     ("make", "message"),
     [
         (lambda: CriticConfig(drawn=3), "critic.drawn: got 3, allowed: at most critic.num, which is 2"),
-        (
-            lambda: CriticConfig(norm="batch"),
-            "critic.target: got 'ema', allowed: none with critic.norm batch",
-        ),
+        (lambda: CriticConfig(norm="batch"), "critic.target: got 'ema', allowed: none with critic.norm batch"),
         (lambda: CriticConfig(low=1.0, high=1.0), "critic.low: got 1.0, allowed: below critic.high"),
         (lambda: CriticConfig(atoms=1), "critic.atoms: got 1, allowed: 2 or more"),
         (lambda: ActorConfig(log_std_range=(0.0, -1.0)), "actor.log_std_range"),

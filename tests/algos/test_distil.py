@@ -1,6 +1,7 @@
 """Distillation: the distance by hand, that the student learns the function of the noise, exact resume."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,19 +20,14 @@ def seeded(seed: int = 0) -> Generator:
 
 
 def flow(**options: Any) -> FlowPolicy:
-    config = ChunkPolicyConfig(
-        **({"horizon": 2, "width": 32, "depth": 2, "time_dim": 8, "steps": 4} | options)
-    )
+    usual: dict[str, Any] = {"horizon": 2, "width": 32, "depth": 2, "time_dim": 8, "steps": 4}
+    config = ChunkPolicyConfig(**(usual | options))
     return FlowPolicy(config, state_dim=1, action_dim=1, generator=seeded()).eval()
 
 
 def batch(seed: int) -> Any:
     """What of a batch is read: its states."""
-
-    class States:
-        obs = {"state": torch.randn(128, 1, generator=seeded(seed))}
-
-    return States()
+    return SimpleNamespace(obs={"state": torch.randn(128, 1, generator=seeded(seed))})
 
 
 class Far:
@@ -97,6 +93,7 @@ def test_a_resumed_learner_is_the_unbroken_one() -> None:
 
 
 def test_bad_settings_are_named() -> None:
-    for name, value in {"updates": -1, "batch": 0, "lr": 0.0}.items():
+    wrong: dict[str, Any] = {"updates": -1, "batch": 0, "lr": 0.0}
+    for name, value in wrong.items():
         with pytest.raises(ConfigError, match=rf"distil\.{name}: got {value!r}"):
             DistilConfig(**{name: value})

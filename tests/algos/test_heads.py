@@ -93,9 +93,7 @@ def test_the_histogram_is_the_gaussians() -> None:
     head = HLGauss(3, 0.0, 2.0)  # bins of width 1 around 0, 1, 2; standard deviation 0.75
     inner, outer = math.erf(0.5 / 0.75 / math.sqrt(2)), math.erf(1.5 / 0.75 / math.sqrt(2))
     side = (outer - inner) / 2 / outer
-    torch.testing.assert_close(
-        head.histogram(torch.tensor([1.0])), torch.tensor([[side, inner / outer, side]])
-    )
+    torch.testing.assert_close(head.histogram(torch.tensor([1.0])), torch.tensor([[side, inner / outer, side]]))
 
 
 def test_quantiles_by_hand() -> None:

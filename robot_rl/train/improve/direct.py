@@ -106,11 +106,7 @@ def _pretrain(session: Session, episodes: Episodes, learner: ActorCritic) -> Non
         return
     nothing = np.zeros((episodes.num_episodes, episodes.action.shape[1]), np.float32)
     demos = ReplayBuffer.from_episodes(episodes, base_action=episodes.action, final_base_action=nothing)
-    rng, meter, total = (
-        np.random.default_rng(train_seed(config.seed, "pretraining")),
-        Meter(),
-        phase.pretrain_updates,
-    )
+    rng, meter, total = np.random.default_rng(train_seed(config.seed, "pretraining")), Meter(), phase.pretrain_updates
     with session.phase("pretrain", total, unit="updates") as progress:
         for done in range(1, total + 1):
             batch = demos.sample(phase.batch, n_step=phase.n_step, gamma_step=phase.gamma_step, rng=rng)
