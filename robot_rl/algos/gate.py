@@ -7,8 +7,9 @@ What J is, the caller says. Two are in use:
 - `CriticScore`: the mean Q of the candidate's own actions in fixed states of the data, with fixed noise,
   by critics that do not learn meanwhile. It costs nothing. It is no estimate of the return: it is as good
   as the critics are where the candidate goes, it knows none of the states that the candidate will reach,
-  and a candidate that finds actions that the critics overrate is accepted. RL-100 also rolls the
-  candidate through a learned model of the dynamics first; here there is none.
+  and a candidate that finds actions that the critics overrate is accepted: on pick_cube it rose from
+  0.38 to 0.57 while success fell from 42 % to 0. RL-100 also rolls the candidate through a learned
+  model of the dynamics first; here there is none.
 - episodes in the simulator, see `train.improve.rl100`: an unbiased estimate that costs control steps.
 
 With margin 0.05 an improvement of less than a twentieth is taken back, however real it is.
@@ -36,7 +37,7 @@ class GateConfig:
     """Updates that make a candidate."""
     margin: float | None = 0.05
     """By how much of its size the score has to rise; null accepts every candidate."""
-    scorer: Literal["critics", "simulator"] = "critics"
+    scorer: Literal["critics", "simulator"] = "simulator"
     """Mean Q in states of the data, or the success of episodes, whose control steps are counted."""
     states: int = 1024
     """Of the data, for scorer=critics."""

@@ -140,7 +140,7 @@ def test_a_policy_that_went_too_far_waits_for_the_gate() -> None:
 
 
 def test_it_improves_on_data_whose_actions_are_random() -> None:
-    learner = build(critic_updates=400, margin=0.02, gate=GateConfig(every=100), target_kl=None)
+    learner = build(critic_updates=400, margin=0.01, gate=GateConfig(every=50), target_kl=None)
     before = worth(learner._policy)
     for seed in range(800):
         learner.update(batch(seed))

@@ -36,7 +36,7 @@ TINY: dict[str, Any] = {
             "updates": 6,
             "batch": 8,
             "iql": {"critics": {"width": 16, "depth": 1}},
-            "gate": {"every": 3, "states": 8, "episodes": 2},
+            "gate": {"every": 3, "scorer": "critics", "states": 8},
         },
         "distil": {"updates": 6, "batch": 8},
     },
