@@ -34,7 +34,7 @@ class OneStepPolicy(ChunkPolicy):
             teacher: a flow, whose weights the student starts from, or a diffusion policy.
             generator: draws the network's first weights, where they are no flow's (None: torch's own).
         """
-        config = replace(teacher.config, kind=cls.kind, process=None, steps=1)
+        config = replace(teacher.config, kind=cls.kind, process=None, steps=1, tuned_steps=0)
         student = cls(
             config,
             state_dim=teacher.state_dim,

@@ -195,7 +195,7 @@ class ChainPPO:
             generator=Generator().manual_seed(seed),
         ).to(device)
         rates = {"weight_decay": cfg.weight_decay, "grad_clip": cfg.grad_clip}
-        self._actor_optimiser = Optimiser(trained, lr=cfg.actor_lr, **rates)
+        self.actor_optimiser = Optimiser(trained, lr=cfg.actor_lr, **rates)
         self._critic_optimiser = Optimiser(self._value.parameters(), lr=cfg.critic_lr, **rates)
         self._generator = Generator(device).manual_seed(seed)
         self._scale = ReturnScale(num_envs)
@@ -207,7 +207,7 @@ class ChainPPO:
     def prepare(self, rollout: Rollout) -> PPOBatch:
         """Returns the decisions with their advantages; the next updates are to be on these."""
         self._rollouts += 1
-        self._waits = False
+        self.begin()
         obs = _flat(rollout.obs)
         worth = self._compared(rollout) if self._group else self._valued(rollout, obs)
         batch = PPOBatch(obs, rollout.chain, *worth)
@@ -248,9 +248,8 @@ class ChainPPO:
         """Takes a step of the value, and one of the policy if it is not to wait."""
         metrics = {} if self._group else self._update_value(batch)
         is_learning = self._group > 0 or self._rollouts > self._cfg.critic_warmup
-        if is_learning and not self._waits:
-            metrics |= self._update_policy(batch)
         if is_learning:
+            metrics |= self.update_policy(batch.obs, batch.chain, batch.advantage)
             metrics["waits"] = float(self._waits)
         return metrics
 
@@ -269,11 +268,20 @@ class ChainPPO:
         unexplained = error.var() / batch.target.var().clamp_min(1e-8)
         return {"value": value.mean(), "value_loss": error.square().mean(), "unexplained": unexplained}
 
-    def _update_policy(self, batch: PPOBatch) -> dict[str, Tensor | float]:
-        cfg, old, advantage = self._cfg, batch.chain.log_prob, batch.advantage
+    def begin(self) -> None:
+        """Notes that the chains to come are those of the present policy."""
+        self._waits = False
+
+    def update_policy(
+        self, obs: dict[str, Tensor], chain: Chain, advantage: Tensor
+    ) -> dict[str, Tensor | float]:
+        """Takes a step of the policy alone, unless it has to wait; `advantage` (B,) is of whole chunks."""
+        if self._waits:
+            return {}
+        cfg, old = self._cfg, chain.log_prob
         if not self._group:
             advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
-        log_prob, entropy = self._policy.log_prob(batch.obs, batch.chain)
+        log_prob, entropy = self._policy.log_prob(obs, chain)
         clip = cfg.clip if cfg.clip_first is None else self._clips(cfg.clip_first, old.shape[1])
         loss = ppo_loss(
             log_prob,
@@ -299,10 +307,10 @@ class ChainPPO:
         if cfg.entropy_weight > 0:
             loss = loss - cfg.entropy_weight * entropy.mean()
         if self._origin is not None:
-            distance = self._distance(self._origin, batch.obs)
+            distance = self._distance(self._origin, obs)
             metrics["distance"] = distance
             loss = loss + cfg.regulariser_weight * distance
-        self._actor_optimiser.step(loss)
+        self.actor_optimiser.step(loss)
         return metrics
 
     def _distance(self, origin: ChainPolicy, obs: dict[str, Tensor]) -> Tensor:
@@ -333,7 +341,7 @@ class ChainPPO:
         return {
             "policy": copied(self._policy),
             "value": copied(self._value),
-            "actor_optimiser": self._actor_optimiser.state_dict(),
+            "actor_optimiser": self.actor_optimiser.state_dict(),
             "critic_optimiser": self._critic_optimiser.state_dict(),
             "generator": self._generator.get_state(),
             "scale": self._scale.state_dict(),
@@ -344,7 +352,7 @@ class ChainPPO:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._policy.load_state_dict(state["policy"])
         self._value.load_state_dict(state["value"])
-        self._actor_optimiser.load_state_dict(state["actor_optimiser"])
+        self.actor_optimiser.load_state_dict(state["actor_optimiser"])
         self._critic_optimiser.load_state_dict(state["critic_optimiser"])
         self._generator.set_state(state["generator"])
         self._scale.load_state_dict(state["scale"])

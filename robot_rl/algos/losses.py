@@ -18,6 +18,16 @@ def td_loss(q_NB: Tensor, target_B: Tensor) -> Tensor:
     return (q_NB - target_B).square().mean(dim=1).sum()
 
 
+def expectile_weight(error_B: Tensor, expectile: float) -> Tensor:
+    """Returns |expectile - 1(error < 0)|, the weight of each squared error (Kostrikov et al. 2022, eq. 4).
+
+    Args:
+        error_B: what was found less what was foretold.
+        expectile: 0.5 makes the mean of it, towards 1 the largest that was found.
+    """
+    return torch.where(error_B < 0, 1.0 - expectile, expectile)
+
+
 def chain_ratio(log_prob_BS: Tensor, old_log_prob_BS: Tensor, reduction: Reduction) -> Tensor:
     """Returns the probability ratio new / old of a chain.
 

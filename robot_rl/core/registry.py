@@ -52,6 +52,8 @@ TABLE: dict[str, dict[str, str]] = {
         "chain_ppo": "robot_rl.algos.chain_ppo:ChainPPO",
         "latent": "robot_rl.algos.latent:LatentSAC",
         "actor_critic": "robot_rl.algos.actor_critic:ActorCritic",
+        "offline_ppo": "robot_rl.algos.offline_ppo:OfflinePPO",
+        "distil": "robot_rl.algos.distil:Distillation",
     },
     "method": {
         "chunked": "robot_rl.train.improve.chunked:CHUNKED",
@@ -60,6 +62,7 @@ TABLE: dict[str, dict[str, str]] = {
         "grpo": "robot_rl.train.improve.grpo:GRPO",
         "latent": "robot_rl.train.improve.latent:LATENT",
         "direct": "robot_rl.train.improve.direct:DIRECT",
+        "rl100": "robot_rl.train.improve.rl100:RL100",
     },
     "simulator": {
         "mujoco": "robot_rl.sim.vector:SimVectorEnv",

@@ -24,6 +24,7 @@ from robot_rl.train.improve.config import (
     OffPolicyPhase,
     PPOPhase,
     ResidualPhase,
+    RL100Phase,
 )
 
 
@@ -210,7 +211,7 @@ class RunConfig:
     demos: DemosConfig = field(default_factory=DemosConfig)
     policy: ChunkPolicyConfig = field(default_factory=ChunkPolicyConfig)
     bc: BCPhase = field(default_factory=BCPhase)
-    method: Literal["residual", "ppo", "grpo", "latent", "chunked", "direct"] = "residual"
+    method: Literal["residual", "ppo", "grpo", "latent", "chunked", "direct", "rl100"] = "residual"
     """How the base is improved: the section of that name says with which settings."""
     residual: ResidualPhase = field(default_factory=ResidualPhase)
     ppo: PPOPhase = field(default_factory=PPOPhase)
@@ -218,6 +219,7 @@ class RunConfig:
     latent: LatentPhase = field(default_factory=LatentPhase)
     chunked: ChunkedPhase = field(default_factory=ChunkedPhase)
     direct: DirectPhase = field(default_factory=DirectPhase)
+    rl100: RL100Phase = field(default_factory=RL100Phase)
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     human: HumanConfig = field(default_factory=HumanConfig)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)

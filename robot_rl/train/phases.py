@@ -1,6 +1,6 @@
 """Whole training runs: demonstrations, cloning, evaluation, residual RL, evaluation; exact resume.
 
-    demos -> bc -> base -> <method> -> final
+    demos -> bc -> base -> <method> [-> distil] -> final
 
 Each phase reads what the phases before it left on the disk and leaves its own result there, so a
 resumed run and an unbroken one go the same way. Only the loops of `bc` and of the
@@ -33,6 +33,9 @@ from robot_rl.train.demos import collect_demonstrations, episodes_meta
 from robot_rl.train.deploy.online import make_arm
 from robot_rl.train.envs import make_env
 from robot_rl.train.evaluate import EvalResult, evaluate_in
+from robot_rl.train.improve.config import ChainPhase
+from robot_rl.train.improve.distil import PHASE as DISTIL
+from robot_rl.train.improve.distil import distil
 from robot_rl.train.improve.method import Method, Start, eval_metrics, method_of
 from robot_rl.train.pictures import Photographer
 from robot_rl.train.record import check_kind, machine, new_folder, versions, write_report
@@ -181,6 +184,18 @@ def _improve(session: Session) -> None:
         session.results["nan_resets"] = sum(source.nan_resets for source in loop.sources)
 
 
+def _distil(session: Session) -> None:
+    """Puts a one-step student in the place of the improved policy, which stays beside it."""
+    folder = session.folder / "policy"
+    if not (folder / "improved").is_dir():  # else this phase was begun before
+        (folder / "final").rename(folder / "improved")
+    teacher, meta = load_policy(folder / "improved")
+    episodes = load_episodes(_demo_folder(session))
+    with closing(make_eval_env(session.config)) as env:
+        start = Start(episodes=episodes, base=teacher, env=None, eval_env=env, recorder=None)
+        save_policy(folder / "final", distil(session, start), meta=meta)
+
+
 def _acting_env(config: RunConfig, method: Method, folder: Path) -> AbstractContextManager[VectorEnv | None]:
     """Returns what collects, or None where it lives in a process of its own."""
     if config.acts_alone:
@@ -207,11 +222,13 @@ def _evaluate_final(session: Session) -> None:
 
 
 def _phases(config: RunConfig) -> dict[str, Callable[[Session], None]]:
+    distils = isinstance(config.phase, ChainPhase) and config.phase.distil.updates > 0
     return {
         "demos": _demos,
         "bc": _clone,
         "base": _evaluate_base,
         config.method: _improve,
+        **({DISTIL: _distil} if distils else {}),
         "final": _evaluate_final,
     }
 

@@ -335,7 +335,7 @@ def test_the_clip_is_wider_above_and_advantages_stay_as_they_are(monkeypatch: py
     new = torch.tensor([1.5, 1.5, 0.5, 0.5]).log().view(4, 1)
     any_weight = next(p for p in policy.parameters() if p.requires_grad)
     policy.log_prob = lambda obs, chain: (new + 0.0 * any_weight.sum(), torch.zeros(4, 1))
-    monkeypatch.setattr(learner._actor_optimiser, "step", lambda loss: None)
+    monkeypatch.setattr(learner.actor_optimiser, "step", lambda loss: None)
     chain = Chain(torch.zeros(4, 1, 1, 1), torch.zeros(4, 1, dtype=torch.long), torch.zeros(4, 1), None)
     advantage, none = torch.tensor([2.0, -2.0, 2.0, -2.0]), torch.zeros(4)
     metrics = learner.update(PPOBatch({}, chain, torch.zeros(4, 0), advantage, none, none))

@@ -8,7 +8,9 @@ from typing import ClassVar, Literal
 from robot_rl.algos.actor_critic import ActorCriticConfig
 from robot_rl.algos.chain_ppo import ChainPPOConfig, GRPOConfig
 from robot_rl.algos.chunk_q import ChunkQConfig
+from robot_rl.algos.distil import DistilConfig
 from robot_rl.algos.latent import LatentConfig
+from robot_rl.algos.offline_ppo import OfflinePPOConfig
 from robot_rl.algos.residual import ResidualConfig
 from robot_rl.core.errors import ConfigError, require
 from robot_rl.policies.chunk import ChunkPolicyConfig, ProcessConfig
@@ -106,6 +108,8 @@ class ChainPhase(ImprovePhase):
     exploration: ProcessConfig = field(default_factory=lambda: ProcessConfig(process="flow_sde"))
     """The process put on the base's weights; log-probabilities are of the executed actions by default."""
     algorithm: ChainPPOConfig = field(default_factory=ChainPPOConfig)
+    distil: DistilConfig = field(default_factory=DistilConfig)
+    """At last, a student that takes one network call for a chunk; none by default."""
 
     def explored(self, policy: ChunkPolicyConfig, n_exec: int) -> ProcessConfig:
         """Returns the process for a base of that configuration.
@@ -169,6 +173,24 @@ class GRPOPhase(ChainPhase):
         self._require("keep", 0 <= low <= high <= 1, "0 to 1, the lower one first")
         scaled = self.algorithm.scale_reward
         require(not scaled, "grpo.algorithm.scale_reward", scaled, "false: episodes do not go on")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RL100Phase(PPOPhase):
+    """RL-100: PPO inside the chain on the demonstrations, gated; then online; then one step."""
+
+    name: ClassVar[str] = "rl100"
+    exploration: ProcessConfig = field(
+        default_factory=lambda: ProcessConfig(process="flow_sde", stochastic_steps="all")
+    )
+    """As everywhere; here all steps of the chain explore, and each has a ratio."""
+    algorithm: ChainPPOConfig = field(default_factory=lambda: ChainPPOConfig(reduction="per_step"))
+    """Of the online phase; the offline one has its own rate and range, and the rest from here."""
+    offline: OfflinePPOConfig = field(default_factory=OfflinePPOConfig)
+
+    @property
+    def leaves_base(self) -> bool:
+        return self.env_steps == 0 and self.offline.updates == 0
 
 
 def transitions(config: ChunkPolicyConfig) -> int:

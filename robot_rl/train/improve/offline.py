@@ -19,7 +19,14 @@ from robot_rl.train.sources import PolicyHandle
 
 
 def learn_offline(
-    session: Session, start: Start, policy: Module, algorithm: Algorithm, draw: Draw, budget: int
+    session: Session,
+    start: Start,
+    policy: Module,
+    algorithm: Algorithm,
+    draw: Draw,
+    budget: int,
+    *,
+    phase: str = "",
 ) -> None:
     """Takes `budget` updates, in a loop with checkpoints of its own, and looks at what came of them.
 
@@ -33,11 +40,12 @@ def learn_offline(
         algorithm: learns from what `draw` returns.
         draw: returns a batch.
         budget: updates.
+        phase: its name in the metrics and checkpoints; empty: `<method> offline`.
     """
     config = session.config
     if budget == 0 or session.loop_state(config.method) is not None:
         return
-    phase, actions = f"{config.method} offline", start.episodes.action
+    phase, actions = phase or f"{config.method} offline", start.episodes.action
     finals = np.zeros((start.episodes.num_episodes, actions.shape[1]), np.float32)
     demos = ReplayBuffer.from_episodes(  # without a base: its proposals are not read
         start.episodes, base_action=np.zeros_like(actions), final_base_action=finals

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, cast
 
 from robot_rl.core.registry import resolve
 from robot_rl.core.seeding import train_seed
 from robot_rl.policies.spec import SavedPolicy
 from robot_rl.train.assemble import generator
 from robot_rl.train.config import RunConfig
-from robot_rl.train.improve.config import ChainPhase
+from robot_rl.train.improve.config import ChainPhase, PPOPhase
 from robot_rl.train.improve.method import Method, Module, Start, add_hooks
 from robot_rl.train.loop import Pacer, Run
 from robot_rl.train.meter import Meter
@@ -31,10 +31,15 @@ def make_policy(config: RunConfig, base: SavedPolicy) -> Module:
 
 def assemble(session: Session, start: Start) -> tuple[Run, Module]:
     """Returns the loop that trains a copy of the base on its own rollouts, and that copy."""
-    config, phase, env = session.config, session.config.ppo, start.env
+    policy = make_policy(session.config, start.base).to(session.config.device)
+    return assemble_online(session, start, policy), policy
+
+
+def assemble_online(session: Session, start: Start, policy: Module) -> Run:
+    """Returns the loop that trains `policy` on its own rollouts."""
+    config, phase, env = session.config, ppo_phase(session.config), start.env
     assert env is not None, "RunConfig refuses rollouts from an arm"
     session.counters.updates = 0
-    policy = make_policy(config, start.base).to(config.device)
     algorithm = resolve("algorithm", "chain_ppo", at="ppo")(
         policy, phase.algorithm, train_seed(config.seed, "ppo"), num_envs=config.num_envs
     )
@@ -62,7 +67,12 @@ def assemble(session: Session, start: Start) -> tuple[Run, Module]:
         counters=session.counters,
     )
     add_hooks(session, run, policy, start.eval_env, dict)
-    return run, policy
+    return run
+
+
+def ppo_phase(config: RunConfig) -> PPOPhase:
+    """Returns the section of the run's method."""
+    return cast(PPOPhase, config.phase)
 
 
 PPO = Method(make_policy=make_policy, assemble=assemble, records=False)

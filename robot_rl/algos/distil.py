@@ -1,0 +1,116 @@
+"""Distillation: one network call in place of K, from the same noise (RL-100's last phase).
+
+    L = |student(z, s) - teacher_K(z, s)|^2        in the scale of the chain, over states of the data
+
+The teacher decodes without noise of its own, so it is a function of z, and the student learns that
+function, not its mean. Deviation: the teacher's own end of the path is the aim; RL-100's consistency loss
+compares steps of it, with an average of the student. R rows, H chunk length, A action dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Generator, Tensor, nn
+
+from robot_rl.algos.optim import Optimiser, cosine_lr, keep_freed_memory
+from robot_rl.core.errors import require
+from robot_rl.core.policy import ChunkSample
+from robot_rl.data.transitions import ChunkBatch
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistilConfig:
+    """How a student learns to do in one call what the improved policy does in several."""
+
+    updates: int = 0
+    """0 keeps the policy as it is."""
+    batch: int = 256
+    lr: float = 1e-3
+    """At first; it falls to 0 as a cosine."""
+
+    def __post_init__(self) -> None:
+        require(self.updates >= 0, "distil.updates", self.updates, "0 or more")
+        require(self.batch >= 1, "distil.batch", self.batch, "1 or more")
+        require(self.lr > 0, "distil.lr", self.lr, "above 0")
+
+
+class Teacher(Protocol):
+    """Generates chunks from noise."""
+
+    def sample(self, obs: dict[str, Tensor], *, z: Tensor | None = None) -> ChunkSample: ...
+
+
+class Student(Protocol):
+    """Generates them in one network call."""
+
+    horizon: int
+    action_dim: int
+
+    def decode(self, features: Tensor, z: Tensor) -> Tensor: ...
+
+    def features(self, obs: dict[str, Tensor]) -> Tensor: ...
+
+    def to_chain(self, actions: Tensor, obs: dict[str, Tensor]) -> Tensor: ...
+
+    def parameters(self) -> Iterator[nn.Parameter]: ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> Any: ...
+
+
+def distance(student: Student, teacher: Teacher, obs: dict[str, Tensor], z: Tensor) -> Tensor:
+    """Returns the mean squared distance of their chunks from the same noise, in the scale of the chain.
+
+    Args:
+        student: gets the gradient, if there is to be one.
+        teacher: gets none.
+        obs: R states.
+        z: noise, (R, H, A).
+    """
+    with torch.no_grad():
+        aim = student.to_chain(teacher.sample(obs, z=z).actions, obs)
+    return (student.decode(student.features(obs), z) - aim).square().mean()
+
+
+class Distillation:
+    """Learns the student."""
+
+    def __init__(self, student: Student, teacher: Teacher, cfg: DistilConfig, seed: int) -> None:
+        """Starts from the student's present weights; `seed` is of the noise."""
+        keep_freed_memory()
+        self._student, self._teacher, self._cfg = student, teacher, cfg
+        self._optimiser = Optimiser(student.parameters(), lr=cfg.lr, grad_clip=1.0)
+        self._generator = Generator(next(student.parameters()).device).manual_seed(seed)
+        self._updates = 0
+
+    def update(self, batch: ChunkBatch) -> Mapping[str, Tensor]:
+        """Takes a step in the states of the batch; what was done in them is not read."""
+        rows = len(next(iter(batch.obs.values())))
+        z = torch.empty(rows, self._student.horizon, self._student.action_dim, device=self._generator.device)
+        loss = distance(self._student, self._teacher, batch.obs, z.normal_(generator=self._generator))
+        lr = cosine_lr(self._updates, peak=self._cfg.lr, warmup=0, total=self._cfg.updates, floor=0.0)
+        self._optimiser.step(loss, lr=lr)
+        self._updates += 1
+        return {"distance": loss.detach()}
+
+    def policy_weights(self) -> Mapping[str, Tensor]:
+        return self._student.state_dict()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "student": {key: value.clone() for key, value in self._student.state_dict().items()},
+            "optimiser": self._optimiser.state_dict(),
+            "generator": self._generator.get_state(),
+            "updates": self._updates,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._student.load_state_dict(state["student"])
+        self._optimiser.load_state_dict(state["optimiser"])
+        self._generator.set_state(state["generator"])
+        self._updates = int(state["updates"])

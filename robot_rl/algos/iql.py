@@ -1,0 +1,147 @@
+"""Implicit Q-learning over action chunks (Kostrikov et al. 2022): critics of data, from that data alone.
+
+    V follows the expectile of Q'(s, a) over the actions of the data     |tau - 1(u < 0)| u^2,  u = Q' - V
+    Q follows  y = sum_{i<m} gamma^i r_{t+i} + gamma^m V(s_{t+m})        0 in place of V where the task ended
+
+No action outside of the data is asked for. `advantage` = Q' - V says how much better than usual, in the
+data, the executed actions of a chunk are; RL-100 improves its policy by it. Deviation: narrower networks.
+B batch, F features, H chunk length, A action dim, P lengths that have a value (one without `prefix`).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Generator, Tensor, nn
+
+from robot_rl.algos.chunk_critics import ChunkCriticConfig, ChunkCritics
+from robot_rl.algos.critics import EnsembleMLP
+from robot_rl.algos.losses import expectile_weight
+from robot_rl.algos.optim import METRICS_EVERY, Optimiser, follow, keep_freed_memory
+from robot_rl.algos.returns import td_target
+from robot_rl.core.errors import require
+from robot_rl.data.transitions import ChunkBatch
+
+
+@dataclass(frozen=True, kw_only=True)
+class IQLConfig:
+    """What the critics are, and how fast they learn."""
+
+    expectile: float = 0.7
+    """tau of the value: 0.5 is the mean over the data's actions, towards 1 the best of them."""
+    critics: ChunkCriticConfig = field(default_factory=lambda: ChunkCriticConfig(aggregate="min"))
+    """The sizes are the value's as well."""
+    gamma_step: float = 0.99
+    """Discount per control step."""
+    tau: float = 0.005
+    """Share of the way that the target critics follow at each update."""
+    lr: float = 3e-4
+    grad_clip: float = 1.0
+    """Largest norm of a gradient; 0 switches clipping off."""
+
+    def __post_init__(self) -> None:
+        require(0 < self.expectile < 1, "iql.expectile", self.expectile, "above 0, below 1")
+        require(0 <= self.gamma_step <= 1, "iql.gamma_step", self.gamma_step, "0 to 1")
+        require(0 < self.tau <= 1, "iql.tau", self.tau, "above 0, at most 1")
+        require(self.lr > 0, "iql.lr", self.lr, "above 0")
+        require(self.grad_clip >= 0, "iql.grad_clip", self.grad_clip, "0 or more")
+
+
+class IQL:
+    """Learns Q of (features, executed actions) and V of features, whose encoder is not learned here."""
+
+    def __init__(
+        self, cfg: IQLConfig, *, feature_dim: int, action_dim: int, steps: int, seed: int, device: str = "cpu"
+    ) -> None:
+        """Draws the weights; `steps` are the executed actions of a chunk."""
+        keep_freed_memory()
+        self._cfg, sizes = cfg, cfg.critics
+        generator = Generator().manual_seed(seed)
+        self.critics = ChunkCritics(
+            sizes, feature_dim=feature_dim, action_dim=action_dim, steps=steps, generator=generator
+        ).to(device)
+        self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
+        self._value = EnsembleMLP(
+            feature_dim,
+            1,
+            width=sizes.width,
+            depth=sizes.depth,
+            layernorm=sizes.layernorm,
+            matmul=sizes.matmul,
+            generator=generator,
+        ).to(device)
+        rates = {"lr": cfg.lr, "grad_clip": cfg.grad_clip}
+        self._critic_optimiser = Optimiser(self.critics.parameters(), **rates)
+        self._value_optimiser = Optimiser(self._value.parameters(), **rates)
+        self._updates = 0
+
+    @torch.no_grad()
+    def update(self, features: Tensor, batch: ChunkBatch, next_features: Tensor) -> Mapping[str, Tensor]:
+        """Takes a step of V, then one of Q.
+
+        Args:
+            features: of the observations, (B, F).
+            batch: drawn with `prefixes=critics.lengths`.
+            next_features: of what the beginnings led to, (B, P, F).
+        """
+        ends = batch.prefix
+        assert ends is not None, "draw with prefixes=critics.lengths"
+        # A chunk that the newest step of its lane cuts short is no action of the data yet.
+        whole_B = ends.is_whole[:, -1]
+        value_B, paths = self._valued(features)
+        error_B = (self.target_critics.score(features, batch.action) - value_B) * whole_B
+        weight_B = expectile_weight(error_B, self._cfg.expectile)
+        to_value = (-2.0 / len(batch)) * weight_B * error_B
+        self._value_optimiser.apply(self._value.gradients(to_value.view(1, -1, 1), paths))
+        next_value_BP = self.value(next_features.flatten(0, 1)).view_as(ends.reward)
+        target_BP = td_target(ends.reward, ends.bootstrap, next_value_BP)
+        error, gradients = self.critics.td_gradients(features, batch.action, target_BP, ends.is_whole)
+        self._critic_optimiser.apply(gradients)
+        follow(self.target_critics.parameters(), self.critics.parameters(), self._cfg.tau)
+        self._updates += 1
+        if self._updates % METRICS_EVERY:
+            return {}
+        return {
+            "critic_loss": error.square().mean(dim=1).sum(),
+            "value_loss": (weight_B * error_B.square()).mean(),
+            "value": value_B.mean(),
+        }
+
+    @torch.no_grad()
+    def value(self, features: Tensor) -> Tensor:
+        """Returns V (B,) of features (B, F)."""
+        return self._valued(features)[0]
+
+    def advantage(self, features: Tensor, actions: Tensor) -> Tensor:
+        """Returns Q' - V (B,) of the executed actions of chunks (B, H, A)."""
+        return self.target_critics.score(features, actions) - self.value(features)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            **{name: _copied(module) for name, module in self._modules().items()},
+            "critic_optimiser": self._critic_optimiser.state_dict(),
+            "value_optimiser": self._value_optimiser.state_dict(),
+            "updates": self._updates,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for name, module in self._modules().items():
+            module.load_state_dict(state[name])
+        self._critic_optimiser.load_state_dict(state["critic_optimiser"])
+        self._value_optimiser.load_state_dict(state["value_optimiser"])
+        self._updates = int(state["updates"])
+
+    def _modules(self) -> dict[str, nn.Module]:
+        return {"critics": self.critics, "target_critics": self.target_critics, "value": self._value}
+
+    def _valued(self, features: Tensor) -> tuple[Tensor, Any]:
+        out_NBO, paths = self._value.answer(features)
+        return out_NBO.flatten(), paths
+
+
+def _copied(module: nn.Module) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in module.state_dict().items()}

@@ -1,0 +1,138 @@
+"""PPO inside the denoising chain without an environment: RL-100's offline phase (Lei et al. 2025; BPPO).
+
+First the critics of `iql` learn from the data, and stay as they are from then on. Then, in states of the
+data, chunks are sampled from the policy of the last gate with their chains, and `ChainPPO` follows
+
+    min(r_k A, clip(r_k) A),   A = Q(s, a) - V(s) of the final actions a, for every denoising step k
+
+where r_k is the ratio against the policy that sampled: the base at first, the last accepted one later
+(Zhuang et al. 2023, whose policy has one step). Every so many updates the gate judges what came of it.
+Deviations: no model of the dynamics; the clip range does not decay; advantages are normalised in a batch.
+B batch, H chunk length, A action dim.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+
+from robot_rl.algos.chain_ppo import ChainPolicy, ChainPPO
+from robot_rl.algos.gate import Gate, GateConfig
+from robot_rl.algos.iql import IQL, IQLConfig
+from robot_rl.core.errors import require
+from robot_rl.data.transitions import ChunkBatch
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfflinePPOConfig:
+    """How the policy learns from the demonstrations alone."""
+
+    critic_updates: int = 10_000
+    """Of the critics, before the policy changes."""
+    updates: int = 2000
+    """Of the policy; 0 leaves the base, and the critics out."""
+    batch: int = 256
+    """States of the data in an update."""
+    actor_lr: float = 1e-5
+    clip: float = 0.05
+    """Range of the ratio, whose log-probabilities are means over the executed actions (the paper: 0.25)."""
+    target_kl: float | None = 0.02
+    """KL of a batch beyond which the policy waits for the gate; or null."""
+    iql: IQLConfig = field(default_factory=IQLConfig)
+    gate: GateConfig = field(default_factory=GateConfig)
+
+    def __post_init__(self) -> None:
+        for name in ("critic_updates", "updates"):
+            require(getattr(self, name) >= 0, f"offline.{name}", getattr(self, name), "0 or more")
+        require(self.batch >= 2, "offline.batch", self.batch, "2 or more")
+        require(self.actor_lr > 0, "offline.actor_lr", self.actor_lr, "above 0")
+        require(0 < self.clip < 1, "offline.clip", self.clip, "above 0, below 1")
+        limit = self.target_kl
+        require(limit is None or limit > 0, "offline.target_kl", limit, "above 0, or null for none")
+
+    @property
+    def total_updates(self) -> int:
+        """Of the critics, then of the policy."""
+        return self.critic_updates + self.updates if self.updates else 0
+
+
+class OfflinePPO:
+    """Learns critics of the data, then a policy by them."""
+
+    def __init__(
+        self,
+        policy: ChainPolicy,
+        learner: ChainPPO,
+        iql: IQL,
+        gate: Gate,
+        cfg: OfflinePPOConfig,
+        seed: int,
+    ) -> None:
+        """Starts from the policy's present weights.
+
+        Args:
+            policy: what `learner` changes in place.
+            learner: takes its steps.
+            iql: critics of the policy's features as they are now.
+            gate: guards the policy and the learner's optimiser.
+            cfg: how long, and when the gate judges.
+            seed: of the sampled chains.
+        """
+        self._policy, self._learner, self._iql, self._gate, self._cfg = policy, learner, iql, gate, cfg
+        self._behaviour = copy.deepcopy(policy)
+        self._origin = copy.deepcopy(policy)
+        """Encodes what the critics read; it stays."""
+        self._generator = Generator(next(policy.parameters()).device).manual_seed(seed)
+        self._updates = 0
+
+    def update(self, batch: ChunkBatch) -> Mapping[str, Tensor | float]:
+        """Takes a step of the critics, or one of the policy."""
+        self._updates += 1
+        improved = self._updates - self._cfg.critic_updates
+        with torch.no_grad():
+            features = self._origin.features(batch.obs)
+            if improved <= 0:
+                return self._update_critics(features, batch)
+            sample = self._behaviour.sample(batch.obs, mode="explore", record=True, generator=self._generator)
+            advantage = self._iql.advantage(features, sample.actions)
+        assert sample.chain is not None, "a policy that records returns its chain"
+        metrics = self._learner.update_policy(batch.obs, sample.chain, advantage)
+        if improved % self._cfg.gate.every == 0:
+            metrics = metrics | self._gate.decide()
+            self._behaviour.load_state_dict(self._policy.state_dict())
+            self._learner.begin()
+        return metrics | {"advantage": advantage.mean(), "advantage_std": advantage.std()}
+
+    def _update_critics(self, features: Tensor, batch: ChunkBatch) -> Mapping[str, Tensor]:
+        ends = batch.prefix
+        assert ends is not None, "draw with prefixes=critics.lengths"
+        flat = {key: value.flatten(0, 1) for key, value in ends.next_obs.items()}
+        after = self._origin.features(flat)
+        return self._iql.update(features, batch, after.view(*ends.reward.shape, -1))
+
+    def policy_weights(self) -> Mapping[str, Tensor]:
+        return self._policy.state_dict()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns all but the base, which is there again on resume."""
+        return {
+            "learner": self._learner.state_dict(),
+            "iql": self._iql.state_dict(),
+            "gate": self._gate.state_dict(),
+            "behaviour": {key: value.clone() for key, value in self._behaviour.state_dict().items()},
+            "generator": self._generator.get_state(),
+            "updates": self._updates,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._learner.load_state_dict(state["learner"])
+        self._iql.load_state_dict(state["iql"])
+        self._gate.load_state_dict(state["gate"])
+        self._behaviour.load_state_dict(state["behaviour"])
+        self._generator.set_state(state["generator"])
+        self._updates = int(state["updates"])

@@ -1,0 +1,111 @@
+"""RL-100: PPO inside the denoising chain, offline behind a gate and then online; one step at last.
+
+    demonstrations -> critics (IQL) -> gated PPO on their states -> PPO on rollouts -> distillation
+
+The last arrow is a phase of its own, see `distil`.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from robot_rl.algos.gate import CriticScore, Gate
+from robot_rl.algos.iql import IQL
+from robot_rl.core.registry import resolve
+from robot_rl.core.seeding import train_seed
+from robot_rl.train.assemble import generator
+from robot_rl.train.config import RunConfig
+from robot_rl.train.evaluate import evaluate_in
+from robot_rl.train.improve import ppo
+from robot_rl.train.improve.method import Method, Module, Start
+from robot_rl.train.improve.offline import learn_offline
+from robot_rl.train.loop import Run
+from robot_rl.train.session import Session
+
+
+def assemble(session: Session, start: Start) -> tuple[Run, Module]:
+    """Returns the loop of the online phase, after the offline one, and the policy that it trains."""
+    policy = ppo.make_policy(session.config, start.base).to(session.config.device)
+    _learn_offline(session, start, policy)
+    return ppo.assemble_online(session, start, policy), policy
+
+
+def _learn_offline(session: Session, start: Start, policy: Module) -> None:
+    config, phase, cfg = session.config, session.config.rl100, session.config.rl100.offline
+    iql = IQL(
+        cfg.iql,
+        feature_dim=policy.feature_dim,
+        action_dim=policy.action_dim,
+        steps=config.n_exec,
+        seed=train_seed(config.seed, "iql"),
+        device=config.device,
+    )
+    rates = replace(
+        phase.algorithm, actor_lr=cfg.actor_lr, clip=cfg.clip, clip_first=None, target_kl=cfg.target_kl
+    )
+    learner = resolve("algorithm", "chain_ppo", at="rl100")(
+        policy, rates, train_seed(config.seed, "offline ppo"), num_envs=config.num_envs
+    )
+    score = (
+        critic_score(config, start, policy, iql)
+        if cfg.gate.scorer == "critics"
+        else simulator_score(session, start, policy)
+    )
+    algorithm = resolve("algorithm", "offline_ppo", at="rl100")(
+        policy,
+        learner,
+        iql,
+        Gate({"policy": policy, "optimiser": learner.actor_optimiser}, score, margin=cfg.gate.margin),
+        cfg,
+        train_seed(config.seed, "offline chains"),
+    )
+    how = {"horizon": policy.horizon, "gamma_step": cfg.iql.gamma_step, "prefixes": iql.critics.lengths}
+    learn_offline(
+        session,
+        start,
+        policy,
+        algorithm,
+        lambda sampler, rng: sampler.sample_chunks(cfg.batch, rng=rng, **how),
+        cfg.total_updates,
+    )
+
+
+def critic_score(config: RunConfig, start: Start, policy: Module, iql: IQL) -> CriticScore:
+    """Returns the gate's score by the critics, in states of the demonstrations."""
+    rng, states = np.random.default_rng(train_seed(config.seed, "gate")), config.rl100.offline.gate.states
+    rows = rng.choice(len(start.episodes.reward), states)
+    obs = {key: torch.from_numpy(value[rows]).to(config.device) for key, value in start.episodes.obs.items()}
+    shape = (states, policy.horizon, policy.action_dim)
+    z = torch.randn(shape, generator=generator(config.seed, "gate noise")).to(config.device)
+    with torch.no_grad():
+        features = policy.features(obs)
+    return CriticScore(policy, iql.target_critics, obs, features, z)
+
+
+def simulator_score(session: Session, start: Start, policy: Module) -> Callable[[], float]:
+    """Returns the gate's score by the success of episodes, whose control steps the run pays for.
+
+    Their seeds are the training's: neither quick evaluations nor the held-out episodes have them.
+    """
+    config, episodes = session.config, session.config.rl100.offline.gate.episodes
+    first = train_seed(config.seed, "gate") // 2
+    seeds = np.arange(first, first + episodes, dtype=np.uint64)
+
+    def score() -> float:
+        acting = copy.deepcopy(policy).eval()
+        with session.timer.stage("gate"):
+            found = evaluate_in(
+                start.eval_env, acting, seeds=seeds, n_exec=config.n_exec, device=config.device
+            )
+        session.counters.env_steps += int(found.steps.sum())
+        return found.rate
+
+    return score
+
+
+RL100 = Method(make_policy=ppo.make_policy, assemble=assemble, records=False)

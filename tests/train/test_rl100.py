@@ -1,0 +1,135 @@
+"""Whole runs of RL-100: every phase in its order, the gate in the simulator, exact resume anywhere."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from robot_rl.algos.distil import Distillation
+from robot_rl.algos.offline_ppo import OfflinePPO
+from robot_rl.config import build, load
+from robot_rl.core.seeding import EVAL_SEED_START
+from robot_rl.policies.checkpoint import load_policy
+from robot_rl.telemetry.metrics import read_metrics
+from robot_rl.train import phases
+from robot_rl.train.config import RunConfig
+from robot_rl.train.improve import rl100
+
+TINY: dict[str, Any] = {
+    "recipe": "tiny",
+    "method": "rl100",
+    "num_envs": 3,
+    "n_exec": 4,
+    "metrics_rows": 10,
+    "env": {"task": "reach", "horizon_s": 0.7, "num_threads": 1},
+    "demos": {"episodes": 4, "bias_m": 0.02},
+    "policy": {"horizon": 8, "width": 16, "depth": 1, "time_dim": 8, "steps": 2},
+    "bc": {"updates": 10, "batch": 16},
+    "rl100": {
+        "env_steps": 120,
+        "decisions": 5,
+        "exploration": {"process": "flow_sde", "stochastic_steps": "all"},
+        "algorithm": {"reduction": "per_step", "batch": 8, "epochs": 2, "width": 16, "depth": 1},
+        "offline": {
+            "critic_updates": 4,
+            "updates": 6,
+            "batch": 8,
+            "iql": {"critics": {"width": 16, "depth": 1}},
+            "gate": {"every": 3, "scorer": "critics", "states": 8},
+        },
+        "distil": {"updates": 6, "batch": 8},
+    },
+    "evaluate": {"episodes": 4, "num_envs": 4, "every_env_steps": 0, "quick_episodes": 4},
+    "checkpoint": {"every_s": 0.0, "every_steps": 1},
+    "video": {"episodes": 0, "failures": 0},
+}
+
+
+@pytest.fixture(autouse=True)
+def own_leases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROBOT_RL_STATE", str(tmp_path / "state"))
+    monkeypatch.setattr(phases, "write_report", lambda folder: folder / "report.html")
+
+
+def tiny(out: Path, **section: Any) -> RunConfig:
+    return replace(build(RunConfig, {**TINY, "rl100": {**TINY["rl100"], **section}}), out=str(out))
+
+
+def folder_of(out: Path) -> Path:
+    (folder,) = out.glob("*-tiny-seed0")
+    return folder
+
+
+def test_every_phase_hands_its_policy_to_the_next(tmp_path: Path) -> None:
+    summary = phases.run(tiny(tmp_path))
+    folder = Path(summary.run)
+    rows = read_metrics(folder / "metrics.jsonl")
+    names = list(dict.fromkeys(row["phase"] for row in rows))
+    assert names == ["demos", "bc", "base", "rl100 offline", "rl100", "distil", "final"]
+    offline = [row for row in rows if row["phase"] == "rl100 offline"]
+    assert max(row["updates"] for row in offline) == 10
+    judged = [row["updates"] for row in offline if "rl100 offline/gate_score" in row]
+    assert judged == [7, 10]  # four of the critics, then two candidates of three
+    assert {row["step"] for row in offline} == {0}
+    assert 120 <= summary.env_steps < 180
+    assert max(row["updates"] for row in rows if row["phase"] == "distil") == 6
+    kinds = {which: load_policy(folder / "policy" / which)[0].kind for which in ("base", "improved", "final")}
+    assert kinds == {"base": "flow", "improved": "flow", "final": "one_step"}
+
+
+def test_a_gate_in_the_simulator_pays_for_its_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    played: list[Any] = []
+    evaluate = rl100.evaluate_in
+
+    def watched(*args: Any, **options: Any) -> Any:
+        played.append(evaluate(*args, **options))
+        return played[-1]
+
+    monkeypatch.setattr(rl100, "evaluate_in", watched)
+    offline = {**TINY["rl100"]["offline"], "gate": {"every": 3, "scorer": "simulator", "episodes": 2}}
+    summary = phases.run(tiny(tmp_path, offline=offline, env_steps=0, distil={"updates": 0}))
+    assert len(played) == 3  # the base, and two candidates
+    assert summary.env_steps == sum(int(found.steps.sum()) for found in played) > 0
+    assert max(found.seeds.max() for found in played) < EVAL_SEED_START
+    assert not (Path(summary.run) / "policy/improved").exists()
+
+
+@pytest.mark.parametrize(
+    ("learner", "fails_at"), [(OfflinePPO, 3), (OfflinePPO, 9), (Distillation, 1), (Distillation, 4)]
+)
+def test_a_run_cut_short_in_any_phase_ends_the_same(
+    learner: Any, fails_at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = phases.run(tiny(tmp_path / "whole"))
+    update, left = learner.update, [fails_at]
+
+    def fails(self: Any, batch: Any) -> Any:
+        left[0] -= 1
+        if left[0] == 0:
+            raise KeyboardInterrupt
+        return update(self, batch)
+
+    monkeypatch.setattr(learner, "update", fails)
+    with pytest.raises(KeyboardInterrupt):
+        phases.run(tiny(tmp_path / "cut"))
+    resumed = phases.resume(folder_of(tmp_path / "cut"))
+    assert resumed.final_digest == whole.final_digest
+    rows = [read_metrics(folder_of(tmp_path / name) / "metrics.jsonl") for name in ("whole", "cut")]
+    learned = [[(r["phase"], r["step"], r.get("updates")) for r in found] for found in rows]
+    assert learned[0] == learned[1]
+
+
+def test_without_updates_the_base_is_left(tmp_path: Path) -> None:
+    offline = {**TINY["rl100"]["offline"], "updates": 0}
+    summary = phases.run(tiny(tmp_path, offline=offline, env_steps=0, distil={"updates": 0}))
+    assert summary.final_digest == summary.base_digest
+
+
+def test_the_recipe_shares_the_base_of_pick_cube() -> None:
+    config, usual = (
+        load(RunConfig, [f"recipe={name}"], config_name="train") for name in ("rl100", "pick_cube")
+    )
+    assert config.method == "rl100"
+    for name in ("demos", "bc", "n_exec", "env", "policy"):
+        assert getattr(config, name) == getattr(usual, name)
