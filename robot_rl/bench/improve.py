@@ -1,9 +1,9 @@
 """Ways to improve one frozen base, side by side: success against control steps and against minutes.
 
-Every method is a recipe of `robot-rl train` with the demonstrations, the policy and the cloning of
-its task, so that a seed has one base, whatever improves it (but for `dppo`, which needs a
-diffusion base). Runs are `robot-rl train` in processes of their own; what is finished in `out` is
-not done again, and a run that was cut short goes on.
+Every method is a recipe of `robot-rl train`. For every task and seed a base is cloned once, and all of
+them begin with its demonstrations and its weights (but for `dppo`, which clones a diffusion policy from
+the same demonstrations, and `rlpd` and `wsrl`, which have no base). Runs are `robot-rl train` in processes
+of their own; what is finished in `out` is not done again, and a run that was cut short goes on.
 """
 
 from __future__ import annotations
@@ -13,45 +13,81 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from robot_rl.config import options
+import numpy as np
+from numpy.typing import NDArray
+
+from robot_rl.config import load, options
 from robot_rl.core.errors import ConfigError, DeviceError, nearest
 from robot_rl.core.files import write_synced
 from robot_rl.telemetry.progress import ProgressDisplay
+from robot_rl.train.config import RunConfig
 
-METHODS = ("residual", "latent", "flow_sde", "dppo", "reinflow", "fpo", "rlpd", "wsrl", "qc", "qc_fql")
+METHODS = (
+    "residual",
+    "latent",
+    "flow_sde",
+    "dppo",
+    "reinflow",
+    "fpo",
+    "grpo",
+    "srpo",
+    "rl100",
+    "rlpd",
+    "wsrl",
+    "qc",
+    "qc_fql",
+)
 """Recipes."""
 TASKS = ("pick_cube",)
 """Bases of `configs/base`."""
+Array = NDArray[Any]
+_BASE = "base"
+"""In the place of a method: the run that clones the base."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One run of the table."""
+    """One run of the table, or with `_BASE` for a method the one that it starts from."""
 
     task: str
     method: str
     seed: int
-    folder: Path
-    """In which its run folder is made."""
+    out: Path
+
+    @property
+    def folder(self) -> Path:
+        """In which its run folder is made."""
+        return self.out / self.task / self.method / f"seed{self.seed}"
+
+    @property
+    def base(self) -> Trial:
+        return Trial(self.task, _BASE, self.seed, self.out)
 
     def done(self) -> Path | None:
         """Returns the run folder, if it has a summary."""
         return next((path.parent for path in self.folder.glob("*/summary.json")), None)
 
-    def words(self, more: Sequence[str]) -> list[str]:
+    def words(self) -> list[str]:
         """Returns the arguments of `robot-rl train` that begin it, or go on with it."""
         begun = sorted(self.folder.glob("*/config.yaml"))
         if begun:
             return [f"resume={begun[-1].parent}"]
-        chosen = [f"recipe={self.method}", f"base={self.task}", f"seed={self.seed}", f"out={self.folder}"]
-        return [*chosen, *more]
+        common = [f"base={self.task}", f"seed={self.seed}", f"out={self.folder}"]
+        if self.method == _BASE:
+            return ["recipe=residual", "residual.env_steps=0", *common]
+        given = self.base.done()
+        assert given is not None, "bases come before methods"
+        words = [f"recipe={self.method}", *common, f"demos.path={given / 'demos'}"]
+        if _policy([f"recipe={self.method}", common[0]]) == _policy(["recipe=residual", common[0]]):
+            words.append(f"bc.policy={given / 'policy/base'}")
+        return words
 
 
 def run(
@@ -60,6 +96,8 @@ def run(
     methods: tuple[str, ...] = METHODS,
     seeds: tuple[int, ...] = (0, 1, 2),
     settings: tuple[str, ...] = (),
+    equal_steps: int = 50_000,
+    equal_minutes: float = 2.0,
     jobs: int = 0,
     out: str = "runs/improve",
     figure: str = "improve.png",
@@ -71,6 +109,8 @@ def run(
         methods: recipes.
         seeds: of the runs.
         settings: key=value for all runs, in quotes of their own: "settings=['video.episodes=0']".
+        equal_steps: control steps at which all methods are compared as well.
+        equal_minutes: minutes at which they are.
         jobs: runs at a time, one core each; 0 takes all cores.
         out: folder of the runs, and of improve.json with their curves; what is finished there is not
             done again.
@@ -84,22 +124,24 @@ def run(
         if name not in options(kind):
             raise ConfigError(f"bench improve: no {kind} {name!r}.{nearest(name, options(kind))}")
     trials = [
-        Trial(task, method, seed, Path(out) / task / method / f"seed{seed}")
+        Trial(task, method, seed, Path(out).resolve())
         for seed in seeds
         for task in tasks
         for method in methods
     ]
-    fixed = ("torch_threads=1", "env.num_threads=1", "lease_wait_s=1e6", *settings)
+    fixed = ("torch_threads=1", "env.num_threads=1", "lease_wait_s=1e6", "video.episodes=0", *settings)
     waiting = [trial for trial in trials if trial.done() is None]
-    with (
-        ProgressDisplay() as display,
-        display.phase("runs", len(waiting), unit="runs") as progress,
-        ThreadPoolExecutor(jobs or os.cpu_count()) as pool,
-    ):
-        for number, _ in enumerate(pool.map(lambda trial: _train(trial, fixed), waiting), start=1):
-            progress.update(number)
+    with ProgressDisplay() as display:
+        for phase, part in (("bases", list(dict.fromkeys(one.base for one in waiting))), ("runs", waiting)):
+            begin = [trial for trial in part if trial.done() is None]
+            with (
+                display.phase(phase, len(begin), unit="runs") as progress,
+                ThreadPoolExecutor(jobs or os.cpu_count()) as pool,
+            ):
+                for number, _ in enumerate(pool.map(lambda trial: _train(trial, fixed), begin), start=1):
+                    progress.update(number)
     runs = [_result(trial) for trial in trials]
-    rows = list(_rows(runs))
+    rows = list(_rows(runs, equal_steps, equal_minutes))
     if figure:
         _draw(Path(figure), runs)
     write_synced(Path(out) / "improve.json", json.dumps({"rows": rows, "runs": runs}, indent=1).encode())
@@ -111,19 +153,28 @@ def run(
         "runs": runs,
         "figure": figure or None,
         "notes": [
-            "success, env_steps, minutes: means over the seeds; spread: smallest and largest success. "
-            "env_steps: control steps of RL; minutes: of the whole run on one core, with cloning and "
-            "evaluations.",
+            "base, success, env_steps, minutes: means over the seeds; spread: smallest and largest success.",
+            "env_steps: control steps of RL. minutes: from the cloned base to the end of training, quick "
+            "evaluations included, a core for each job.",
+            f"at_steps, at_minutes: quick evaluations after {equal_steps:,} control steps and after "
+            f"{equal_minutes:g} minutes, means over the seeds; a run that was over stays where it ended.",
         ],
     }
+
+
+def _policy(words: list[str]) -> Any:
+    return load(RunConfig, words, config_name="train").policy
 
 
 def _train(trial: Trial, fixed: Sequence[str]) -> None:
     trial.folder.mkdir(parents=True, exist_ok=True)
     code = "import sys; from robot_rl.cli.main import main; sys.exit(main())"
     log = trial.folder / "train.log"
+    words = trial.words()
+    if not words[0].startswith("resume="):
+        words = [*fixed, *words]
     with log.open("ab") as output:
-        command = [sys.executable, "-c", code, "train", *trial.words(fixed)]
+        command = [sys.executable, "-c", code, "train", *words]
         done = subprocess.run(command, stdout=output, stderr=output, check=False)
     if done.returncode != 0:
         raise DeviceError(f"bench improve: {trial.method} on {trial.task}, seed {trial.seed}: see {log}.")
@@ -134,6 +185,7 @@ def _result(trial: Trial) -> dict[str, Any]:
     folder = trial.done()
     assert folder is not None, trial
     summary = json.loads((folder / "summary.json").read_text())
+    minutes, curve = _curve(folder)
     return {
         "method": trial.method,
         "task": trial.task,
@@ -141,71 +193,97 @@ def _result(trial: Trial) -> dict[str, Any]:
         "base": summary["base_success"],
         "success": summary["final_success"],
         "env_steps": summary["env_steps"],
-        "minutes": summary["train_minutes"],
-        "curve": list(_curve(folder)),
+        "minutes": minutes,
+        "curve": curve,
     }
 
 
-def _curve(folder: Path) -> Iterator[dict[str, float]]:
-    """Yields the quick evaluations of a run: control steps, minutes since it began, success."""
-    phases = ("demos", "bc", "base", "final")
+def _curve(folder: Path) -> tuple[float, list[dict[str, float]]]:
+    """Returns the minutes from the base to the end of training, and the quick evaluations on the way."""
     with (folder / "metrics.jsonl").open() as lines:
-        for row in map(json.loads, lines):
-            if "eval/success" in row and row["phase"] not in phases:
-                yield {
-                    "env_steps": row["step"],
-                    "minutes": row["wall_s"] / 60,
-                    "success": row["eval/success"],
-                }
+        rows = [json.loads(line) for line in lines]
+    began = next(row["wall_s"] for row in rows if row["phase"] == "base")
+    learned = [row for row in rows if row["phase"] not in ("demos", "bc", "base", "final")]
+    for row in learned:
+        row["minutes"] = (row["wall_s"] - began) / 60
+    curve = [
+        {"env_steps": row["step"], "minutes": row["minutes"], "success": row["eval/success"]}
+        for row in learned
+        if "eval/success" in row
+    ]
+    return max((row["minutes"] for row in learned), default=0.0), curve
 
 
-def _rows(runs: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def _at(one: dict[str, Any], against: str, limit: float) -> float:
+    """Returns the last success known of a run at so many control steps or minutes."""
+    if one[against] <= limit:
+        return one["success"]
+    seen = (at["success"] for at in reversed(one["curve"]) if at[against] <= limit)
+    return next(seen, one["base"])
+
+
+def _rows(runs: Sequence[dict[str, Any]], equal_steps: int, equal_minutes: float) -> Iterator[dict[str, Any]]:
     """Yields one row for each method on each task, in the order of the runs."""
 
     def key(one: dict[str, Any]) -> tuple[str, str]:
         return one["task"], one["method"]
 
+    def mean(values: Iterable[float]) -> float:
+        return statistics.mean(values)
+
     order = list(dict.fromkeys(map(key, runs)))
     for (task, method), group in groupby(sorted(runs, key=lambda one: order.index(key(one))), key):
         seeds = list(group)
         success = [one["success"] for one in seeds]
-        means = {
-            name: statistics.mean(one[name] for one in seeds) for name in ("base", "env_steps", "minutes")
-        }
         yield {
             "method": method,
             "task": task,
-            "base": means["base"],
-            "success": statistics.mean(success),
+            "base": mean(one["base"] for one in seeds),
+            "success": mean(success),
             "spread": f"{min(success):.1%} to {max(success):.1%}",
-            "env_steps": round(means["env_steps"]),
-            "minutes": means["minutes"],
+            "env_steps": round(mean(one["env_steps"] for one in seeds)),
+            "minutes": mean(one["minutes"] for one in seeds),
+            "at_steps": mean(_at(one, "env_steps", equal_steps) for one in seeds),
+            "at_minutes": mean(_at(one, "minutes", equal_minutes) for one in seeds),
             "seed": " ".join(str(one["seed"]) for one in seeds),
         }
 
 
 def _draw(path: Path, runs: Sequence[dict[str, Any]]) -> None:
-    """Draws the curves: a row of panels for each task, against control steps and against minutes."""
+    """Draws a row of panels for each task: mean over the seeds, and all between the worst and the best."""
+    from matplotlib import colormaps
     from matplotlib.figure import Figure
 
     tasks = list(dict.fromkeys(one["task"] for one in runs))
     methods = list(dict.fromkeys(one["method"] for one in runs))
-    drawing = Figure(figsize=(11, 4.2 * len(tasks)), layout="constrained")
-    panels = drawing.subplots(len(tasks), 2, squeeze=False)
+    drawing = Figure(figsize=(13, 4.6 * len(tasks)), layout="constrained")
+    panels = drawing.subplots(len(tasks), 2, squeeze=False, sharey=True)
     for task, pair in zip(tasks, panels, strict=True):
         for axes, against in zip(pair, ("env_steps", "minutes"), strict=True):
             for number, method in enumerate(methods):
-                curves = [one for one in runs if (one["task"], one["method"]) == (task, method)]
-                for one in curves:
-                    x = [0.0, *(at[against] for at in one["curve"])]
-                    y = [one["base"], *(at["success"] for at in one["curve"])]
-                    axes.plot(
-                        x, y, color=f"C{number}", linewidth=1.2, label=method if one is curves[0] else None
-                    )
+                seeds = [one for one in runs if (one["task"], one["method"]) == (task, method)]
+                x, success = _aligned(seeds, against)
+                colour = colormaps["tab10"](number % 10)
+                style = {"color": colour, "linestyle": ("-", "--")[number // 10 % 2]}
+                axes.plot(x, success.mean(axis=0), linewidth=1.6, label=method, **style)
+                axes.fill_between(x, success.min(axis=0), success.max(axis=0), color=colour, alpha=0.1, lw=0)
             axes.set_title(task)
             axes.set_xlabel({"env_steps": "control steps", "minutes": "minutes"}[against])
-            axes.set_ylabel("success, quick evaluation")
             axes.set_ylim(0, 1.02)
             axes.grid(alpha=0.3)
-        pair[1].legend(frameon=False, fontsize=8)
+        pair[0].set_ylabel("success, quick evaluation")
+        pair[1].legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
     drawing.savefig(path, dpi=120)
+
+
+def _aligned(seeds: Sequence[dict[str, Any]], against: str) -> tuple[Array, Array]:
+    """Returns points (N,) up to where the shortest run was looked at last, and success there (seeds, N)."""
+    curves = [
+        (
+            [0.0, *(at[against] for at in one["curve"])],
+            [one["base"], *(at["success"] for at in one["curve"])],
+        )
+        for one in seeds
+    ]
+    x = np.linspace(0.0, min(at[-1] for at, _ in curves), 100)
+    return x, np.stack([np.interp(x, *curve) for curve in curves])

@@ -68,6 +68,8 @@ class BCPhase:
     updates: int = 4000
     batch: int = 256
     algorithm: BCConfig = field(default_factory=BCConfig)
+    policy: str | None = None
+    """Folder of a base that an earlier run cloned (`<run>/policy/base`): it is taken as it is."""
 
     def __post_init__(self) -> None:
         require(self.updates >= 1, "bc.updates", self.updates, "1 or more")
@@ -268,6 +270,11 @@ class RunConfig:
             raise ConfigError(
                 f"demos.path: no folder {self.demos.path!r}. Make one with "
                 f"`robot-rl collect task={self.env.task} out={self.demos.path}`, or leave demos.path out."
+            )
+        if self.bc.policy is not None and not Path(self.bc.policy).is_dir():
+            raise ConfigError(
+                f"bc.policy: no folder {self.bc.policy!r}. Name the policy/base of a run folder, "
+                "or leave bc.policy out: then a base is cloned."
             )
 
     @property

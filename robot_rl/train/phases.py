@@ -20,11 +20,12 @@ from typing import Any
 import torch
 
 from robot_rl.config import dump, load, options, read, shell, words
-from robot_rl.core.errors import CheckpointError, RenderError
+from robot_rl.core.errors import CheckpointError, ConfigError, RenderError
 from robot_rl.core.seeding import eval_seeds
 from robot_rl.data.demos import load_episodes, save_episodes
 from robot_rl.hal.vector import VectorEnv
 from robot_rl.policies.checkpoint import load_policy, save_policy
+from robot_rl.policies.chunk import ChunkPolicyConfig
 from robot_rl.real.station import load_station
 from robot_rl.train.assemble import assemble_cloning, make_eval_env, policy_meta
 from robot_rl.train.checkpoint import write_text
@@ -145,6 +146,10 @@ def _demos(session: Session) -> None:
 
 
 def _clone(session: Session) -> None:
+    """Clones the demonstrations, or takes the base that was given."""
+    if session.config.bc.policy is not None:
+        _take_base(session, Path(session.config.bc.policy))
+        return
     episodes = load_episodes(_demo_folder(session))
     with session.timer.stage("build"):
         loop, policy = assemble_cloning(session, episodes)
@@ -153,6 +158,21 @@ def _clone(session: Session) -> None:
     with closing(make_eval_env(session.config)) as env:
         save_policy(session.folder / "policy" / "base", policy, meta=policy_meta(session.config, env))
     session.counters.updates = 0
+
+
+def _take_base(session: Session, folder: Path) -> None:
+    config = session.config
+    with closing(make_eval_env(config)) as env:
+        policy, meta = load_policy(folder, expect=policy_meta(config, env))
+    own = vars(policy).get("config")
+    if not isinstance(own, ChunkPolicyConfig):
+        raise ConfigError(f"bc.policy: {folder} holds a {policy.kind} policy, allowed: flow, diffusion")
+    has = [
+        f"policy.{name}={value}" for name, value in vars(own).items() if value != vars(config.policy)[name]
+    ]
+    if has:
+        raise ConfigError(f"bc.policy: the run's policy differs from that of {folder}. Say {' '.join(has)}.")
+    save_policy(session.folder / "policy" / "base", policy, meta=replace(meta, n_exec=config.n_exec))
 
 
 def _evaluate_base(session: Session) -> None:
@@ -353,12 +373,15 @@ def _command(config: RunConfig) -> str:
 
 def _absolute(config: RunConfig) -> RunConfig:
     """Returns the config with paths that hold wherever the run is resumed."""
-    path, reuse, classifier = config.demos.path, config.replay.reuse, config.human.classifier
+
+    def absolute(path: str | None) -> str | None:
+        return None if path is None else str(Path(path).resolve())
+
+    reuse = tuple(str(Path(folder).resolve()) for folder in config.replay.reuse)
     return replace(
         config,
-        demos=replace(config.demos, path=None if path is None else str(Path(path).resolve())),
-        replay=replace(config.replay, reuse=tuple(str(Path(folder).resolve()) for folder in reuse)),
-        human=replace(
-            config.human, classifier=None if classifier is None else str(Path(classifier).resolve())
-        ),
+        demos=replace(config.demos, path=absolute(config.demos.path)),
+        bc=replace(config.bc, policy=absolute(config.bc.policy)),
+        replay=replace(config.replay, reuse=reuse),
+        human=replace(config.human, classifier=absolute(config.human.classifier)),
     )

@@ -64,9 +64,11 @@ def run(out: Path, **options: Any) -> dict[str, Any]:
 def test_rows_and_curves_by_hand(tmp_path: Path, started: Commands) -> None:
     write_run(tmp_path / "pick_cube/residual/seed0/a", base=0.4, final=0.9, env_steps=3000, minutes=6.0)
     write_run(tmp_path / "pick_cube/residual/seed1/b", base=0.6, final=1.0, env_steps=6000, minutes=9.0)
-    result = run(tmp_path, seeds=(0, 1))
+    result = run(tmp_path, seeds=(0, 1), equal_steps=2500, equal_minutes=1.5)
     assert started == []
-    # Means of the two seeds: (0.4 + 0.6) / 2, (0.9 + 1) / 2, (3000 + 6000) / 2, (6 + 9) / 2.
+    # Means of the two seeds: (0.4 + 0.6) / 2, (0.9 + 1) / 2, (3000 + 6000) / 2. Both were cloned after 30 s
+    # and learned for 120 s. After 2500 steps both had been looked at last at 2000, the second time
+    # and the first; after 1.5 minutes both once.
     assert result["rows"] == [
         {
             "method": "residual",
@@ -75,15 +77,17 @@ def test_rows_and_curves_by_hand(tmp_path: Path, started: Commands) -> None:
             "success": pytest.approx(0.95),
             "spread": "90.0% to 100.0%",
             "env_steps": 4500,
-            "minutes": 7.5,
+            "minutes": 2.0,
+            "at_steps": pytest.approx((0.75 + 0.25) / 2),
+            "at_minutes": 0.25,
             "seed": "0 1",
         }
     ]
     # Neither the held-out evaluations nor rows without one belong to the curve.
     kept = json.loads((tmp_path / "improve.json").read_text())
     assert kept["runs"][1].pop("curve") == [
-        {"env_steps": 2000, "minutes": 1.5, "success": 0.25},
-        {"env_steps": 4000, "minutes": 2.5, "success": 0.75},
+        {"env_steps": 2000, "minutes": 1.0, "success": 0.25},
+        {"env_steps": 4000, "minutes": 2.0, "success": 0.75},
     ]
     assert kept["rows"] == result["rows"]
     assert kept["runs"][1] == result["runs"][1]
@@ -92,11 +96,14 @@ def test_rows_and_curves_by_hand(tmp_path: Path, started: Commands) -> None:
 
 def test_what_is_finished_is_not_done_again(tmp_path: Path, started: Commands) -> None:
     assert run(tmp_path, seeds=(1,), settings=("video.episodes=0",))["rows"][0]["success"] == 0.7
-    (words,) = started
+    cloned, words = started
+    assert (cloned["residual.env_steps"], cloned["seed"]) == ("0", "1")
     assert (words["recipe"], words["base"], words["seed"]) == ("residual", "pick_cube", "1")
     assert (words["torch_threads"], words["video.episodes"]) == ("1", "0")
+    base = tmp_path / "pick_cube/base/seed1/1-run"
+    assert (words["demos.path"], words["bc.policy"]) == (f"{base}/demos", f"{base}/policy/base")
     result = run(tmp_path, seeds=(1, 2))
-    assert [words["seed"] for words in started] == ["1", "2"]
+    assert [words["seed"] for words in started] == ["1", "1", "2", "2"]
     assert [one["success"] for one in result["runs"]] == [0.7, 0.8]
 
 
@@ -105,7 +112,13 @@ def test_a_run_that_was_cut_short_goes_on(tmp_path: Path, started: Commands) -> 
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text("")
     assert run(tmp_path, seeds=(3,))["rows"][0]["success"] == pytest.approx(0.9)
-    assert started == [{"resume": str(folder)}]
+    assert [words.get("resume") for words in started] == [None, str(folder)]
+
+
+def test_another_kind_of_policy_clones_its_own_base(tmp_path: Path, started: Commands) -> None:
+    improve.run(methods=("dppo",), seeds=(4,), out=str(tmp_path), figure="", jobs=1)
+    assert started[1]["demos.path"] == f"{tmp_path}/pick_cube/base/seed4/1-run/demos"
+    assert "bc.policy" not in started[1]
 
 
 def test_methods_stand_in_the_order_they_were_asked_for(tmp_path: Path) -> None:
@@ -123,7 +136,7 @@ def test_methods_stand_in_the_order_they_were_asked_for(tmp_path: Path) -> None:
 
 def test_a_failed_run_names_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(improve.subprocess, "run", lambda command, **how: SimpleNamespace(returncode=1))
-    with pytest.raises(DeviceError, match=r"residual on pick_cube, seed 0: see .*seed0/train\.log"):
+    with pytest.raises(DeviceError, match=r"base on pick_cube, seed 0: see .*seed0/train\.log"):
         run(tmp_path, seeds=(0,))
 
 

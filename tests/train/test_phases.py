@@ -18,7 +18,7 @@ from robot_rl.hal.vector import Array
 from robot_rl.sim.vector import EnvConfig
 from robot_rl.telemetry.metrics import read_metrics
 from robot_rl.train import checkpoint, phases, pictures
-from robot_rl.train.config import ReplayConfig, RunConfig, VideoConfig
+from robot_rl.train.config import BCPhase, DemosConfig, ReplayConfig, RunConfig, VideoConfig
 from robot_rl.train.envs import Moment, make_env
 from robot_rl.train.phases import load_config, resume, run
 from robot_rl.train.pictures import Photographer
@@ -208,3 +208,21 @@ def test_the_photographer_films_the_first_and_keeps_the_last_picture_of_failures
 def test_an_env_that_cannot_draw_is_refused() -> None:
     with pytest.raises(RenderError, match="'count' on 'point' cannot draw"):
         Photographer(FakeEnv(1), np.zeros(1, np.uint64), VideoConfig())
+
+
+def test_a_base_that_was_cloned_earlier_is_taken_as_it_is(tmp_path: Path) -> None:
+    first = run(small(tmp_path / "first"))
+    folder = the_run(tmp_path / "first")
+    given = {
+        "demos": DemosConfig(path=str(folder / "demos")),
+        "bc": BCPhase(policy=str(folder / "policy/base")),
+    }
+    again = run(small(tmp_path / "again", **given))
+    phases_of = {row["phase"] for row in read_metrics(the_run(tmp_path / "again") / "metrics.jsonl")}
+    assert phases_of == {"demos", "base", "residual", "final"}
+    assert (again.base_digest, again.final_digest) == (first.base_digest, first.final_digest)
+    other = small(tmp_path / "other", **given, policy=replace(small(tmp_path).policy, steps=3))
+    with pytest.raises(ConfigError, match=r"differs from that of .*/policy/base\. Say policy\.steps=2\."):
+        run(other)
+    with pytest.raises(ConfigError, match=r"bc\.policy: no folder '/nowhere'"):
+        small(tmp_path, bc=BCPhase(policy="/nowhere"))
