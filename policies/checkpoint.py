@@ -99,7 +99,7 @@ def load_policy(folder: Path | str, *, expect: PolicyMeta | None = None) -> tupl
     head, weights = _read(folder)
     meta = read_config(PolicyMeta, head.get("meta"), at=f"{folder}: meta")
     if expect is not None:
-        _check_meta(folder, meta, expect)
+        check_meta(folder, meta, expect)
     policy = build(head.get("policy"), at=str(folder))
     _check_tensors(folder, _state(policy), weights)
     module = cast("nn.Module", policy)
@@ -153,12 +153,17 @@ def _check_tensors(folder: Path, own: Mapping[str, Tensor], saved: Mapping[str, 
         )
 
 
-def _check_meta(folder: Path, meta: PolicyMeta, expect: PolicyMeta) -> None:
+def check_meta(at: Path | str, meta: PolicyMeta, expect: PolicyMeta) -> None:
+    """Refuses a policy of another task, robot, rate or state layout than `expect`; `at` begins the message.
+
+    Raises:
+        CheckpointError: names what differs.
+    """
     for name in _IDENTITY:
         have, want = getattr(meta, name), getattr(expect, name)
         if have != want:
             raise CheckpointError(
-                f"{folder}: the policy was trained with {name} = {_shown(have)}, here it is "
+                f"{at}: the policy was trained with {name} = {_shown(have)}, here it is "
                 f"{_shown(want)}. Use the task and robot it was trained on, or train a new one."
             )
 

@@ -1,32 +1,64 @@
-"""`robot-rl collect`: demonstrations of a scripted expert, as a dataset on the disk."""
+"""`robot-rl collect`: episodes of a scripted expert or of a policy, as a dataset on the disk."""
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from robot_rl.config import load
-from robot_rl.core.errors import ConfigError, DatasetError
+from robot_rl.core.errors import ConfigError, DatasetError, require
+from robot_rl.data.keep import KeepConfig, said
 
-SUMMARY = "demonstrations of a scripted expert, as a LeRobot dataset"
+if TYPE_CHECKING:
+    from robot_rl.hal.vector import VectorEnv
+    from robot_rl.sim.vector import EnvConfig
+    from robot_rl.train.collect import Actor, Collection
+
+SUMMARY = "episodes of a scripted expert or of a policy, as a LeRobot dataset"
 
 _HELP = """\
-Usage: robot-rl collect task=<name> out=<folder> [episodes=100] [bias_m=0] [noise_m=0.01]
-                        [robot=<name>] [seed=0] [num_envs=50]
-                        [cameras=[front]] [images=png|video] [--json]
+Usage: robot-rl collect task=<name> out=<folder> [episodes=100] [bias_m=0] [noise_m=0.01] [key=value ...]
+       robot-rl collect policy=<run> out=<folder> [episodes=100] [keep.<setting>=...] [key=value ...]
 
-Runs the task's scripted expert and writes its episodes, failures included, as a LeRobotDataset v3.
-bias_m lets it aim beside the target, noise_m varies the aim between episodes: a base of chosen
-quality. images=video is smaller, png loses nothing.
-Train on the result with `robot-rl train demos.path=<folder>`.
+Runs the task's scripted expert, or a policy, and writes its episodes as a LeRobotDataset v3, which
+`robot-rl train demos.path=<folder>` and `robot-rl finetune dataset=<folder>` learn from. The seeds of
+the episodes are never those of an evaluation.
+
+The expert: bias_m lets it aim beside the target, noise_m varies the aim between episodes: a base of
+chosen quality. All its episodes are kept, failures included, unless keep says otherwise.
+
+policy=  a run folder (its final policy), a policy/ of one such as runs/<folder>/policy/base, or any
+         folder with a policy.json. Task, robot and env settings are the run's. Acts without
+         exploration. Of its episodes only those that succeed are kept, unless keep.success=false.
+
+Which episodes are kept (until there are `episodes` of them, or `attempts` were begun):
+  keep.success=true|false     only episodes that succeed
+  keep.max_steps=40           at most so many control steps
+  keep.max_roughness=0.05     at most so much roughness: mean squared change of the action from one
+                              control step to the next, actions being in [-1, 1]
+  keep.fastest=0.5            of what is left, the half with the fewest control steps
+  keep.smoothest=0.5          of what is left then, the smoother half
+Each refused episode is counted for the first setting that refused it. The 10, 50 and 90 % points of
+steps and roughness of all episodes are printed: limits can be chosen from a small collection.
+
+Settings:
+  episodes=100  attempts=1000   how many are kept; how many are begun at most (10 for each, by itself)
+  cameras=[front] image_size=[96,96]   pictures join the observation, a policy may look at them or not
+  images=png|video              pictures without loss, or as h264 video, which is smaller
+  robot=<name>  seed=0  num_envs=50  device=cpu  torch_threads=1  --json
 
 Examples:
   robot-rl collect task=pick_cube episodes=50 out=demos/pick_cube
   robot-rl collect task=pick_cube episodes=200 bias_m=0.015 noise_m=0.01 out=demos/mediocre
+  robot-rl collect policy=runs/<folder> episodes=200 out=demos/improved
+  robot-rl collect policy=runs/<folder> keep.fastest=0.8 keep.smoothest=0.8 out=demos/chosen
+  robot-rl collect policy=runs/<folder> cameras=[front] images=video out=demos/for_a_vla
 """
 
 
@@ -34,24 +66,51 @@ Examples:
 class CollectConfig:
     """What to collect."""
 
-    task: str
     out: str
     """Folder of the dataset; must not exist."""
+    task: str | None = None
+    """The policy's own if None."""
+    policy: str | None = None
+    """Folder of a run or of a saved policy; the scripted expert acts if None."""
     robot: str | None = None
-    """The task's own if None."""
+    """The policy's or the task's own if None."""
     episodes: int = 100
+    """How many are kept."""
+    attempts: int | None = None
+    """How many are begun at most; ten for each that is kept if None."""
+    keep: KeepConfig = field(default_factory=KeepConfig)
     bias_m: float = 0.0
     noise_m: float = 0.01
     seed: int = 0
     num_envs: int = 50
-    cameras: tuple[str, ...] = field(default=())
+    cameras: tuple[str, ...] = ()
+    image_size: tuple[int, int] | None = None
+    """Height and width of pictures; 96 x 96, or those of the policy's run, if None."""
     images: Literal["png", "video"] = "png"
     """How pictures are kept: without loss, or as h264 video, which is smaller."""
+    device: str = "cpu"
+    """Where a policy computes."""
+    torch_threads: int = 1
 
     def __post_init__(self) -> None:
         if self.num_envs < 1 or self.seed < 0:
             raise ConfigError(
                 f"collect: got num_envs {self.num_envs} and seed {self.seed}, allowed: 1 or more, 0 or more"
+            )
+        require(self.episodes >= 1, "episodes", self.episodes, "1 or more")
+        require(abs(self.bias_m) <= 0.2, "bias_m", self.bias_m, "-0.2 to 0.2 metres")
+        require(0 <= self.noise_m <= 0.2, "noise_m", self.noise_m, "0 to 0.2 metres")
+        require(self.torch_threads >= 1, "torch_threads", self.torch_threads, "1 or more")
+        allowed = f"{self.episodes} or more, as many as episodes"
+        require(self.attempts is None or self.attempts >= self.episodes, "attempts", self.attempts, allowed)
+        if self.policy is None and self.task is None:
+            raise ConfigError(
+                "task: missing. Give it as `task=<text>`. Or give policy=runs/<folder>, which has a task."
+            )
+        if self.policy is not None and (self.bias_m, self.noise_m) != (0.0, 0.01):
+            raise ConfigError(
+                f"bias_m: got {self.bias_m} and noise_m {self.noise_m} beside policy={self.policy}, allowed: "
+                "neither. They are the scripted expert's: leave them out, or leave policy out."
             )
 
 
@@ -61,31 +120,93 @@ def run(argv: list[str]) -> int:
         print(_HELP, end="")
         return 0
     options = load(CollectConfig, [word for word in argv if word != "--json"], config_name="collect")
-    from robot_rl.data.demos import save_episodes  # the simulator: not for --help
-    from robot_rl.sim.vector import EnvConfig
+    import torch  # the learner and the simulator: not for --help
+
+    from robot_rl.data.demos import save_episodes
     from robot_rl.telemetry.progress import ProgressDisplay
-    from robot_rl.train.config import DemosConfig
-    from robot_rl.train.demos import collect_demonstrations
+    from robot_rl.train.checkpoint import write_text
+    from robot_rl.train.collect import collect
     from robot_rl.train.envs import make_env
 
     folder = Path(options.out)
     if folder.exists():
         raise DatasetError(f"out: {str(folder)!r} exists already. Choose another folder, or remove it first.")
-    knobs = DemosConfig(episodes=options.episodes, bias_m=options.bias_m, noise_m=options.noise_m)
-    env_config = EnvConfig(task=options.task, robot=options.robot, cameras=options.cameras)
-    print(f"expert of {options.task}: {options.episodes} episodes", file=sys.stderr)
+    torch.set_num_threads(options.torch_threads)
+    env_config, make_actor = _cast(options)
+    keep = options.keep
+    keep = replace(keep, success=options.policy is not None if keep.success is None else keep.success)
+    attempts = options.episodes if keep.takes_all else options.attempts or 10 * options.episodes
+    who = f"policy {options.policy} in" if options.policy else "expert of"
+    print(f"{who} {env_config.task}: {options.episodes} episodes", file=sys.stderr)
     with (
         closing(make_env(env_config, options.num_envs, autoreset="disabled")) as env,
         ProgressDisplay() as display,
         display.phase("collect", options.episodes, unit="episodes") as progress,
     ):
-        episodes = collect_demonstrations(env, knobs, options.seed, on_batch=progress.update)
+        found = collect(
+            env,
+            make_actor(env),
+            keep,
+            episodes=options.episodes,
+            attempts=attempts,
+            on_batch=lambda passed, note: progress.update(passed, note=note),
+        )
     folder.parent.mkdir(parents=True, exist_ok=True)
-    save_episodes(folder, episodes, images=options.images)
-    success = float(episodes.episode_success().mean())
-    steps = len(episodes.reward)
-    print(f"{folder}: {episodes.num_episodes} episodes, {steps:,} control steps, success {success:.1%}")
+    source = "demo" if options.policy is None else "sim"
+    save_episodes(folder, found.episodes, images=options.images, source=source)
+    asked = {"task": env_config.task, "policy": options.policy, "seed": options.seed}
+    facts = {**asked, **_facts(found, keep), "out": str(folder)}
+    write_text(folder / "meta" / "collected.json", json.dumps(facts, indent=2) + "\n")
+    print(_told(folder, facts))
     if "--json" in argv:
-        facts = {"task": options.task, "episodes": episodes.num_episodes, "env_steps": steps}
-        print(json.dumps({**facts, "success": success, "out": str(folder)}))
+        print(json.dumps(facts))
     return 0
+
+
+def _cast(options: CollectConfig) -> tuple[EnvConfig, Callable[[VectorEnv], Actor]]:
+    """Returns where to collect, and what makes the one who acts there."""
+    from robot_rl.sim.vector import EnvConfig
+    from robot_rl.train.collect import expert_actor, open_policy, policy_actor
+    from robot_rl.train.config import check_device
+
+    def seen(env: EnvConfig) -> EnvConfig:
+        size, cameras = options.image_size or env.image_size, options.cameras or env.cameras
+        return replace(env, cameras=cameras, image_size=size)
+
+    if options.policy is None:
+        how: dict[str, float] = {"bias_m": options.bias_m, "noise_m": options.noise_m}
+        assert options.task is not None, "CollectConfig has one of the two"
+        env = EnvConfig(task=options.task, robot=options.robot)
+        return seen(env), partial(expert_actor, **how, seed=options.seed)
+    check_device(options.device)
+    policy, meta, env = open_policy(options.policy)
+    env = replace(env, task=options.task or env.task, robot=options.robot or env.robot)
+    make = partial(policy_actor, policy=policy, meta=meta, seed=options.seed, device=options.device)
+    return seen(env), make
+
+
+def _facts(found: Collection, keep: KeepConfig) -> dict[str, Any]:
+    """Returns what --json prints of the episodes."""
+    episodes = found.episodes
+    return {
+        "episodes": episodes.num_episodes,
+        "env_steps": len(episodes.reward),
+        "success": float(episodes.episode_success().mean()),
+        "keep": asdict(keep),
+        "refused": found.refused,
+        "spare": found.spare,
+        "started": found.started.to_json(),
+    }
+
+
+def _told(folder: Path, facts: dict[str, Any]) -> str:
+    started = facts["started"]
+    low, _, high = started["steps"]
+    smooth, _, rough = started["roughness"]
+    lines = [
+        f"{folder}: {facts['episodes']} episodes, {facts['env_steps']:,} control steps, "
+        f"success {facts['success']:.1%}; {said(facts['refused'], started['episodes'])}",
+        f"all that were begun: success {started['success']:.1%}, {low:.0f} to {high:.0f} steps, "
+        f"roughness {smooth:.2g} to {rough:.2g} (10 to 90 %)",
+    ]
+    return "\n".join(lines)

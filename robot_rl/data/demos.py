@@ -56,13 +56,20 @@ class ChunkSampler:
         )
 
 
-def save_episodes(folder: str | Path, episodes: Episodes, *, images: Literal["png", "video"] = "png") -> Path:
+def save_episodes(
+    folder: str | Path,
+    episodes: Episodes,
+    *,
+    images: Literal["png", "video"] = "png",
+    source: Literal["demo", "sim"] = "demo",
+) -> Path:
     """Writes the dataset under a temporary name, then renames it; returns the folder.
 
     Args:
         folder: the new dataset.
         episodes: what to write; many share a file, they are short.
         images: pictures without loss, or as video, which is smaller.
+        source: who acted: an expert, or a policy in simulation.
 
     Raises:
         DatasetError: the folder exists, or the episodes do not pass their checks.
@@ -72,7 +79,7 @@ def save_episodes(folder: str | Path, episodes: Episodes, *, images: Literal["pn
         raise DatasetError(f"{folder}: exists already. Choose another folder, or remove it first.")
     episodes.check(str(folder))
     features = {key: feature_of(values) for key, values in episodes.obs.items()}
-    return write_new(folder, episodes.meta, features, _each(episodes), images=images)
+    return write_new(folder, episodes.meta, features, _each(episodes, source), images=images)
 
 
 def load_episodes(folder: str | Path, *, expect: EpisodesMeta | None = None) -> Episodes:
@@ -103,7 +110,7 @@ def load_episodes(folder: str | Path, *, expect: EpisodesMeta | None = None) -> 
     return episodes
 
 
-def _each(episodes: Episodes) -> Iterator[Episode]:
+def _each(episodes: Episodes, source: str) -> Iterator[Episode]:
     """Yields the episodes one by one, views of their arrays; a demonstration has no base and no clock."""
     for number, (start, end) in enumerate(zip(*episodes.bounds(), strict=True)):
         rows = slice(start, end)
@@ -118,7 +125,7 @@ def _each(episodes: Episodes) -> Iterator[Episode]:
             terminated=episodes.terminated[rows],
             truncated=episodes.truncated[rows],
             success=episodes.success[rows],
-            source=np.full(len(steps), SOURCES.index("demo"), np.uint8),
+            source=np.full(len(steps), SOURCES.index(source), np.uint8),
             policy_version=np.zeros(len(steps), np.int64),
             stamp_ns=np.rint(steps * (1e9 / episodes.meta.control_hz)).astype(np.int64),
         )

@@ -50,17 +50,21 @@ class PhaseProgress:
     def __init__(self, name: str, total: int, unit: str, start: int, clock: Clock) -> None:
         self.name, self.total, self.unit, self.done = name, total, unit, start
         self._success: float | None = None
+        self._note = ""
         self._rate, self._update_rate = RateMeter(clock), RateMeter(clock)
         self._counts_updates = False
         self._rate.update(start)
 
-    def update(self, done: int, *, updates: int | None = None, success: float | None = None) -> None:
+    def update(
+        self, done: int, *, updates: int | None = None, success: float | None = None, note: str | None = None
+    ) -> None:
         """Notes where the phase stands.
 
         Args:
             done: units done, of `total`.
             updates: learner updates so far, where they are not the unit.
             success: share of solved episodes of the last evaluation.
+            note: what else is to be known, in words.
         """
         self.done = done
         self._rate.update(done)
@@ -69,6 +73,8 @@ class PhaseProgress:
             self._update_rate.update(updates)
         if success is not None:
             self._success = success
+        if note is not None:
+            self._note = note
 
     def status(self) -> str:
         """Returns counts, rates, time left and the last success as one line."""
@@ -79,7 +85,7 @@ class PhaseProgress:
         parts.append(f"ETA {_duration((self.total - self.done) / rate)}" if rate > 0 else "ETA -")
         if self._success is not None:
             parts.append(f"success {self._success:.0%}")
-        return "  ".join(parts)
+        return "  ".join([*parts, self._note] if self._note else parts)
 
 
 class ProgressDisplay:
@@ -134,8 +140,10 @@ class _Bar(PhaseProgress):
         self._shown_s = -REFRESH_INTERVAL_S
         self._task: TaskID = bars.add_task(name, total=total, completed=start, status="")
 
-    def update(self, done: int, *, updates: int | None = None, success: float | None = None) -> None:
-        super().update(done, updates=updates, success=success)
+    def update(
+        self, done: int, *, updates: int | None = None, success: float | None = None, note: str | None = None
+    ) -> None:
+        super().update(done, updates=updates, success=success, note=note)
         if self._clock.now_s() - self._shown_s >= REFRESH_INTERVAL_S:
             self._show()
 
@@ -155,8 +163,10 @@ class _Lines(PhaseProgress):
         self._shown_s = clock.now_s()
         self._shown = ""
 
-    def update(self, done: int, *, updates: int | None = None, success: float | None = None) -> None:
-        super().update(done, updates=updates, success=success)
+    def update(
+        self, done: int, *, updates: int | None = None, success: float | None = None, note: str | None = None
+    ) -> None:
+        super().update(done, updates=updates, success=success, note=note)
         if self._clock.now_s() - self._shown_s >= LINE_INTERVAL_S:
             self._show()
 

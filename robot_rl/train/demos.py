@@ -5,7 +5,7 @@ T control steps in all, E episodes, F = T + E frames (final observations include
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,8 @@ from robot_rl.train.config import DemosConfig
 from robot_rl.train.envs import Expert, Moment, lockstep, make_expert, seed_batches
 
 Array = NDArray[Any]
+Columns = dict[str, Array]
+"""One episode: (T, ...) each by its name, and the last observation."""
 
 _BATCH = 1024
 """Decisions relabelled at once."""
@@ -42,13 +44,16 @@ def collect_demonstrations(
     env: VectorEnv, config: DemosConfig, run_seed: int, *, on_batch: Callable[[int], None] | None = None
 ) -> Episodes:
     """Records the episodes that a configuration asks for; the same for the same run seed."""
-    expert = make_expert(
-        env, bias_m=config.bias_m, noise_m=config.noise_m, noise_seed=train_seed(run_seed, "expert")
-    )
-    # Half the range of training seeds: the episodes' own seeds follow the first and stay in it.
-    first = train_seed(run_seed, "demos") // 2
+    expert, first = expert_of(env, bias_m=config.bias_m, noise_m=config.noise_m, run_seed=run_seed)
     seeds = np.arange(first, first + config.episodes, dtype=np.uint64)
     return collect_episodes(env, expert, seeds, on_batch=on_batch)
+
+
+def expert_of(env: VectorEnv, *, bias_m: float, noise_m: float, run_seed: int) -> tuple[Expert, int]:
+    """Returns the expert of a run's demonstrations, and the seed of their first episode."""
+    expert = make_expert(env, bias_m=bias_m, noise_m=noise_m, noise_seed=train_seed(run_seed, "expert"))
+    # Half the range of training seeds: the episodes' own seeds follow the first and stay in it.
+    return expert, train_seed(run_seed, "demos") // 2
 
 
 def collect_episodes(
@@ -66,12 +71,22 @@ def collect_episodes(
         seeds: of the episodes, in the order they are recorded.
         on_batch: called with the number of recorded episodes after every batch of envs.
     """
-    rows: list[dict[str, Array]] = []
+    rows: list[Columns] = []
     for where, batch in seed_batches(seeds, env.num_envs):
-        moments = list(lockstep(env, batch, _nothing, lambda obs: expert.act()))
-        rows += [_episode(moments, row) for row in range(where.stop - where.start)]
+        rows += played(env, batch, lambda obs: expert.act())[: where.stop - where.start]
         if on_batch is not None:
             on_batch(where.stop)
+    return joined(env, rows)
+
+
+def played(env: VectorEnv, seeds: NDArray[np.uint64], act: Callable[[Obs], Array]) -> list[Columns]:
+    """Returns one episode of every env, each from its own seed; see `lockstep`."""
+    moments = list(lockstep(env, seeds, _nothing, act))
+    return [_episode(moments, row) for row in range(env.num_envs)]
+
+
+def joined(env: VectorEnv, rows: Sequence[Columns]) -> Episodes:
+    """Returns the episodes one after the other."""
     lengths = [len(row["reward"]) for row in rows]
     keys = [name for name in rows[0] if name.startswith("obs.")]
     columns = ("action", "reward", "terminated", "truncated", "success")
@@ -107,10 +122,10 @@ def relabelled(
     )
 
 
-def _episode(moments: list[Moment], row: int) -> dict[str, Array]:
-    """Returns one env's episode: columns by name, and the last observation."""
+def _episode(moments: list[Moment], row: int) -> Columns:
+    """Returns one env's episode."""
     live = [moment for moment in moments if moment.live[row]]
-    columns: dict[str, Array] = {
+    columns: Columns = {
         "action": np.stack([moment.infos["executed_action"][row] for moment in live]),
         "reward": np.array([moment.reward[row] for moment in live], np.float32),
         "terminated": np.array([moment.terminated[row] for moment in live]),

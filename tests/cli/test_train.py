@@ -4,18 +4,29 @@ import contextlib
 import io
 import json
 import shutil
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from robot_rl.cli.main import main
 from robot_rl.config import build, dump, options
 from robot_rl.data.demos import load_episodes
+from robot_rl.data.episode import SOURCES
+from robot_rl.data.lerobot.reader import Dataset
+from robot_rl.data.normalize import Normaliser
 from robot_rl.hal.device import DeviceSpec
+from robot_rl.policies.checkpoint import save_policy
+from robot_rl.policies.chunk import ChunkPolicyConfig, FlowPolicy
 from robot_rl.sched.inventory import cpu_spec
 from robot_rl.sched.leases import LeaseStore
+from robot_rl.sim.vector import EnvConfig
+from robot_rl.train.assemble import policy_meta
 from robot_rl.train.config import RunConfig
+from robot_rl.train.envs import make_env
 
 
 @pytest.fixture(autouse=True)
@@ -82,8 +93,12 @@ def test_help_names_the_recipes(capsys: pytest.CaptureFixture[str]) -> None:
         (["evaluate", "run=x", "which=best"], "which: got 'best', allowed: one of 'final', 'base'."),
         (["evaluate", "run=x", "episodes=0"], "episodes: got 0, allowed: 1 to 10000"),
         (["collect", "out=x"], "task: missing. Give it as `task=<text>`."),
+        (["collect", "policy=/no/such", "out=x"], "policy: '/no/such' holds no policy. Give the folder of"),
+        (["collect", "policy=x", "noise_m=0", "out=x"], "noise_m 0.0 beside policy=x, allowed: neither."),
+        (["collect", "task=reach", "out=x", "attempts=9"], "attempts: got 9, allowed: 100 or more"),
+        (["collect", "task=reach", "out=x", "keep.fast=1"], "keep.fast: no such key. Did you mean"),
         (["collect", "task=reach", "out=/tmp"], "out: '/tmp' exists already. Choose another folder"),
-        (["collect", "task=reach", "out=/x/y", "episodes=0"], "demos.episodes: got 0, allowed: 1 or more"),
+        (["collect", "task=reach", "out=/x/y", "episodes=0"], "episodes: got 0, allowed: 1 or more"),
     ],
 )
 def test_mistakes_are_one_line_with_a_remedy(
@@ -187,6 +202,40 @@ def test_collect_writes_a_dataset_that_train_takes(
     assert told["episodes"] == load_episodes(out).num_episodes == 3
     config = build(RunConfig, {"demos": {"path": str(out)}})
     assert config.demos.path == str(out)
+
+
+def test_collect_takes_a_policy_and_tells_what_it_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    with closing(make_env(EnvConfig(task="reach"), 2)) as env:
+        made_for = policy_meta(RunConfig(env=EnvConfig(task="reach"), n_exec=2), env)
+    state_dim, action_dim = len(made_for.state_names), len(made_for.action_names)
+    policy = FlowPolicy(
+        ChunkPolicyConfig(horizon=2, width=8, depth=1, steps=1),
+        state_dim=state_dim,
+        action_dim=action_dim,
+        normaliser=Normaliser.fit(
+            {"state": np.eye(9, state_dim, dtype=np.float32)}, np.eye(9, action_dim, dtype=np.float32)
+        ),
+        generator=torch.Generator().manual_seed(0),
+    )
+    save_policy(run / "policy" / "final", policy, meta=made_for)
+    (run / "config.yaml").write_text("env: {task: reach, horizon_s: 0.5, num_threads: 1}\n")
+    out = tmp_path / "improved"
+    words = ["collect", f"policy={run}", "episodes=2", "num_envs=2", "keep.success=false", f"out={out}"]
+    assert main([*words, "keep.fastest=0.5", "--json"]) == 0
+    said = capsys.readouterr()
+    told = json.loads(said.out.splitlines()[-1])
+    assert told == json.loads((out / "meta" / "collected.json").read_text())
+    assert told["started"]["episodes"] == 4
+    assert told["refused"]["fastest"] == 2
+    assert "refused 2 of 4: fastest 2" in said.err
+    assert (load_episodes(out).episode_index == np.repeat([0, 1], 10)).all()  # the run's 0.5 s, at 20 Hz
+    episode = Dataset(out).read(0)
+    assert (episode.source == SOURCES.index("sim")).all()
+    assert main([*words, "task=push_cube"]) == 2
+    assert main(["replay", "verify", str(out)]) == 0
 
 
 @pytest.mark.slow

@@ -48,6 +48,8 @@ def test_the_status_has_counts_rates_time_left_and_success():
     # 4000 steps in 4 s; 6 updates in the 2 s since the first count of them; 8000 steps left.
     expected = "4,000/12,000 steps  1,000 steps/s  3.0 updates/s  ETA 0:08  success 62%"
     assert phase.status() == expected
+    phase.update(4_000, note="refused 3 of 9")
+    assert phase.status() == f"{expected}  refused 3 of 9"
 
 
 def test_a_resumed_phase_does_not_count_what_was_done_before():
