@@ -32,17 +32,17 @@ def test_the_goal_is_in_the_goal_alone() -> None:
 
 def test_an_episode_goes_on_where_the_task_is_solved() -> None:
     env = PushGoals()
-    _, _ = env.reset(seed=3)
-    expert = env.unwrapped._env.batch.expert()  # pyright: ignore
-    rewards, ends = [], []
+    assert env.reset(seed=3)[0]["observation"].shape == (30,)  # 36 without goal.pos and goal_in_tool.pos
+    expert = env._env.batch.expert()
+    rewards: list[float] = []
+    ends: list[tuple[bool, bool]] = []
     for _ in range(100):
-        obs, reward, terminated, truncated, _ = env.step(expert.act()[0])
+        _, reward, terminated, truncated, _ = env.step(expert.act()[0])
         rewards.append(reward)
         ends.append((terminated, truncated))
     assert rewards[0] == -1.0
     assert rewards[-10:] == [0.0] * 10
     assert ends == [(False, False)] * 99 + [(False, True)]
-    assert obs["observation"].shape == (30,)  # 36 without goal.pos and goal_in_tool.pos
     env.close()
 
 
