@@ -216,19 +216,19 @@ class Trial:
         """Takes a step, and an update if the random ones are over."""
         wall_s, cpu_s, spent = time.perf_counter(), time.process_time(), self.spent
         is_random = spent.steps < _RANDOM_STEPS
-        begins = self._obs is None
-        if self._obs is None:
+        obs, begins = self._obs, self._obs is None
+        if obs is None:
             first = train_seed(self.plan.seed, "env") // 2
-            self._obs = self._env.reset(seed=first + spent.episode)[0]
+            obs = self._env.reset(seed=first + spent.episode)[0]
             spent.episode += 1
         if is_random:
             action = self._rng.uniform(-1.0, 1.0, (1, self._action_dim)).astype(np.float32)
         else:
-            action = self._learner.act(_state(self._obs), explore=True, generator=self._explore).numpy()
+            action = self._learner.act(_state(obs), explore=True, generator=self._explore).numpy()
         after, reward, terminated, truncated, _ = self._env.step(self._to_env(action[0]))
         self._replay.add(
             StepBatch(
-                obs={"state": np.asarray(self._obs, np.float32)[None]},
+                obs={"state": np.asarray(obs, np.float32)[None]},
                 base_action=action,
                 action=action,
                 reward=np.array([reward], np.float32),

@@ -122,7 +122,7 @@ def run(
         settings: key=value of `robot-rl train` for our run.
         times: the peer is stopped after so many times our time.
         minutes: after which anybody is stopped.
-        out: folder of logs, curves and her.json; what is in that file is not measured again.
+        out: folder of logs, curves and her.json; what is in that file, stopped or not, is not measured again.
 
     """
     for name in learners:
@@ -136,7 +136,7 @@ def run(
         "width": width,
         "settings": settings,
     }
-    asked = {**same, "target": target, "times": times, "minutes": minutes}
+    asked = {**same, "target": target}
     path = Path(out) / "her.json"
     rows = _kept(path, asked)
     with ProgressDisplay() as display:

@@ -92,7 +92,9 @@ class PushGoals(gymnasium.Env[Obs, Array]):
         self._goals, self._steps = Goals(self._env.batch.state_names), 0
         sizes = {key: value.shape for key, value in self._goals.split(self._env.reset(seed=0)[0]).items()}
         box = gymnasium.spaces.Box
-        boxes = {key: box(-np.inf, np.inf, shape, np.float32) for key, shape in sizes.items()}
+        boxes: dict[str, gymnasium.Space[Any]] = {
+            key: box(-np.inf, np.inf, shape, np.float32) for key, shape in sizes.items()
+        }
         self.observation_space = cast("gymnasium.Space[Obs]", gymnasium.spaces.Dict(boxes))
         self.action_space = self._env.action_space
 

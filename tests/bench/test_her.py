@@ -174,8 +174,8 @@ def test_rows_stay_and_ratios_are_of_one_seed(tmp_path: Path, monkeypatch: pytes
         (1, 4.0, True),
         (2, 4.0, True),
     ]
-    with pytest.raises(ConfigError, match=r"was begun with times=4\.0, got 5\.0"):
-        her.run(seeds=(1,), times=5.0, **how)
+    with pytest.raises(ConfigError, match=r"was begun with target=0\.95, got 0\.9"):
+        her.run(seeds=(1,), target=0.9, **how)
 
 
 def test_our_run_is_told_all(tmp_path: Path) -> None:
