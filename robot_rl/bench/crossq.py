@@ -209,7 +209,6 @@ class Trial:
             "s_per_1000_steps": 1e3 * spent.wall_s / learned,
             "cpu_s_per_1000_steps": 1e3 * spent.cpu_s / learned,
             "done": self.is_done,
-            "curve": spent.curve,
         }
 
     def _step(self) -> None:
@@ -277,7 +276,8 @@ class Trial:
             "replay": self._replay.state_dict(),
         }
         self._store.save(state, "trial")
-        write_text(self._folder / "row.json", json.dumps(self.row(), indent=2) + "\n")
+        row = {"plan": vars(self.plan), "row": self.row(), "curve": self.spent.curve}
+        write_text(self._folder / "row.json", json.dumps(row, indent=2) + "\n")
         self._saved_s = time.perf_counter()
 
     def _restore(self, state: dict[str, Any]) -> None:

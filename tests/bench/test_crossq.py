@@ -31,11 +31,12 @@ def test_a_run_that_was_cut_goes_on(tmp_path: Path) -> None:
     resumed.go_on(math.inf)
     ours, theirs = (trial._learner.policy_weights() for trial in (whole, resumed))
     assert all(value.equal(theirs[name]) for name, value in ours.items())
-    assert resumed.row()["curve"] == whole.row()["curve"]
+    assert resumed.spent.curve == whole.spent.curve
     # Two evaluations: at 410 and at the end. An episode of Pendulum earns between -2000 and 0.
     assert [point["steps"] for point in whole.spent.curve] == [410, 430]
     assert -2000 < whole.row()["return"] <= 0
-    assert json.loads((tmp_path / "cut" / "row.json").read_text())["done"]
+    written = json.loads((tmp_path / "cut" / "row.json").read_text())
+    assert (written["row"]["done"], written["curve"]) == (True, whole.spent.curve)
     with pytest.raises(ConfigError, match="was begun with width=16, got 8"):
         Trial(replace(PLAN, width=8), tmp_path / "cut")
 
