@@ -4,14 +4,19 @@ Both learners are `algos.actor_critic` with other settings, on the same steps, o
 Published returns at 100,000 steps (SimbaV2's tables of both, on the -v4 envs, means of several
 seeds): Walker2d CrossQ 3914, SAC 690; Hopper CrossQ 2764, SAC 1103. CrossQ's critics are 2048 wide
 there; the width here is a setting, and its cost is in the rows.
+
+Every run has a folder with its checkpoints and its row; a repeated call goes on where the last one ended,
+whether it was cut short or ran out of `minutes`. A checkpoint holds all but the simulation: after a cut the
+episode that was under way is begun anew.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
+import math
 import time
-from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,12 +26,13 @@ import torch
 from numpy.typing import NDArray
 
 from robot_rl.algos.actor_critic import ActorConfig, ActorCritic, ActorCriticConfig, CriticConfig
-from robot_rl.core.errors import CheckpointError, ConfigError, RobotRLError
-from robot_rl.core.files import write_synced
+from robot_rl.bench.trials import check_plan
+from robot_rl.core.errors import RobotRLError, require
 from robot_rl.core.seeding import train_seed
 from robot_rl.data.replay import ReplayBuffer
 from robot_rl.data.transitions import StepBatch
 from robot_rl.telemetry.progress import PhaseProgress, ProgressDisplay
+from robot_rl.train.checkpoint import CheckpointStore, write_text
 
 Array = NDArray[Any]
 Name = Literal["crossq", "sac"]
@@ -40,6 +46,38 @@ PUBLISHED: dict[tuple[str, str], float] = {
 """Mean return at 100,000 steps."""
 
 _BATCH, _RANDOM_STEPS = 256, 5000
+_SAVE_EVERY_S = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What one run is of."""
+
+    env: str
+    learner: Name
+    width: int
+    seed: int
+    steps: int
+    evaluate_every: int
+    episodes: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.env}-{self.learner}-{self.width}-seed{self.seed}"
+
+
+@dataclass
+class Spent:
+    """What has been done, and what it cost."""
+
+    steps: int = 0
+    episode: int = 0
+    """Episodes begun."""
+    wall_s: float = 0.0
+    cpu_s: float = 0.0
+    """Both of the steps with an update, without evaluations."""
+    curve: list[dict[str, Any]] = field(default_factory=lambda: list[dict[str, Any]]())
+    """Every evaluation."""
 
 
 def settings(learner: Name, width: int) -> ActorCriticConfig:
@@ -65,10 +103,12 @@ def run(
     steps: int = 100_000,
     width: int = 512,
     sac_width: int = 256,
+    evaluate_every: int = 25_000,
     episodes: int = 10,
-    out: str | None = None,
+    minutes: float = math.inf,
+    out: str = "runs/crossq",
 ) -> dict[str, Any]:
-    """Trains every learner in every env for every seed, and returns their returns at the end.
+    """Trains every learner in every env for every seed, and returns what came of it so far.
 
     Args:
         envs: gymnasium's names.
@@ -77,101 +117,176 @@ def run(
         steps: env steps of each, and learner updates but for the first 5,000, which are random.
         width: of CrossQ's critics (2048 in the paper).
         sac_width: of SAC's critics.
-        episodes: of the mean action, played at the end.
-        out: a JSON file of finished rows: it is added to after each, and what it holds is not done again.
+        evaluate_every: steps between evaluations; the last one is at the end.
+        episodes: of the mean action, played at each.
+        minutes: of wall-clock that this call may take; the next one goes on.
+        out: folder of the rows and checkpoints.
     """
-    if steps <= _RANDOM_STEPS:
-        raise ConfigError(f"bench crossq: steps: got {steps}, allowed: above {_RANDOM_STEPS}")
-    path = None if out is None else Path(out)
-    rows = _kept(path)
+    require(steps > _RANDOM_STEPS, "bench crossq: steps", steps, f"above {_RANDOM_STEPS}")
+    require(evaluate_every >= 1, "bench crossq: evaluate_every", evaluate_every, "1 or more")
+    deadline_s = time.perf_counter() + 60.0 * minutes
+    same: dict[str, Any] = {"steps": steps, "evaluate_every": evaluate_every, "episodes": episodes}
+    rows: list[dict[str, Any]] = []
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         with ProgressDisplay() as display:
             for env, seed, learner in itertools.product(envs, seeds, learners):
                 wide = width if learner == "crossq" else sac_width
-                key: dict[str, Any] = {"env": env, "learner": learner, "width": wide, "steps": steps}
-                key["seed"] = seed
-                if any(key.items() <= row.items() for row in rows):
-                    continue
-                with display.phase(f"{learner} {env} {seed}", steps, unit="steps") as progress:
-                    rows.append(key | train(env, settings(learner, wide), seed, steps, episodes, progress))
-                if path is not None:
-                    path.parent.mkdir(parents=True, exist_ok=True)
-                    temporary = path.with_name(f".writing-{path.name}")
-                    write_synced(temporary, json.dumps(rows, indent=1).encode())
-                    temporary.replace(path)
+                plan = Plan(env=env, learner=learner, width=wide, seed=seed, **same)
+                trial = Trial(plan, Path(out) / plan.name)
+                with display.phase(plan.name, steps, unit="steps", start=trial.spent.steps) as progress:
+                    trial.go_on(deadline_s, progress)
+                rows.append(trial.row())
     finally:
         torch.set_num_threads(threads)
     return {
         "title": "CrossQ and SAC, one update per step: return of the mean action",
-        "rows": summary(rows),
+        "rows": summary([row for row in rows if row["done"]]),
         "runs": rows,
-        "notes": ["published: at 100,000 steps on the -v4 envs, CrossQ with critics 2048 wide."],
+        "notes": [
+            "published: at 100,000 steps on the -v4 envs, CrossQ with critics 2048 wide.",
+            "a run that is not done goes on when the command is repeated.",
+        ],
     }
 
 
-def train(
-    name: str,
-    cfg: ActorCriticConfig,
-    seed: int,
-    steps: int,
-    episodes: int,
-    progress: PhaseProgress | None = None,
-) -> dict[str, Any]:
-    """Trains one learner in one env, and plays its mean action; steps are single, updates one each."""
-    env, test_env = make(name), make(name)
-    space = env.action_space
-    assert isinstance(space, gymnasium.spaces.Box)
+class Trial:
+    """One learner in one env, and how far it is; steps are single, updates one each."""
 
-    def to_env(action: Array) -> Array:  # the replay and the learner act in [-1, 1]
-        return space.low + (action + 1) / 2 * (space.high - space.low)
+    def __init__(self, plan: Plan, folder: Path) -> None:
+        """Builds it, and restores its last checkpoint."""
+        self.plan, self._folder, self.spent = plan, folder, Spent()
+        self._env, self._test_env = make(plan.env), make(plan.env)
+        space, seen = self._env.action_space, self._env.observation_space.shape
+        assert isinstance(space, gymnasium.spaces.Box)
+        self._low, self._range = space.low, space.high - space.low
+        obs_dim, self._action_dim = int(np.prod(seen or ())), int(np.prod(space.shape))
+        self._cfg = settings(plan.learner, plan.width)
+        self._rng = np.random.default_rng(train_seed(plan.seed, "crossq"))
+        self._learner = ActorCritic(obs_dim, self._action_dim, self._cfg, train_seed(plan.seed, "learner"))
+        self._explore = torch.Generator().manual_seed(train_seed(plan.seed, "explore"))
+        shapes = {"state": ((obs_dim,), np.float32)}
+        # An episode takes a frame more than it has steps, and may be as short as one step.
+        self._replay = ReplayBuffer(2 * plan.steps, 1, shapes, self._action_dim)
+        self._obs: Array | None = None
+        self._store = CheckpointStore(folder / "checkpoints", keep=1, command="bench crossq")
+        self._saved_s = time.perf_counter()
+        state = self._store.load()
+        if state is not None:
+            self._restore(state)
 
-    obs_dim, action_dim = int(np.prod(env.observation_space.shape or ())), int(np.prod(space.shape))
-    rng = np.random.default_rng(train_seed(seed, "crossq"))
-    learner = ActorCritic(obs_dim, action_dim, cfg, train_seed(seed, "learner"))
-    generator = torch.Generator().manual_seed(train_seed(seed, "explore"))
-    replay = ReplayBuffer(2 * steps, 1, {"state": ((obs_dim,), np.float32)}, action_dim)
-    obs, _ = env.reset(seed=train_seed(seed, "env"))
-    began = learned = time.perf_counter()
-    for step in range(steps):
-        if step == _RANDOM_STEPS:
-            learned = time.perf_counter()
-        if step < _RANDOM_STEPS:
-            action = rng.uniform(-1.0, 1.0, (1, action_dim)).astype(np.float32)
+    @property
+    def is_done(self) -> bool:
+        return self.spent.steps >= self.plan.steps
+
+    def go_on(self, deadline_s: float, progress: PhaseProgress | None = None) -> None:
+        """Learns until it is done or out of time, and saves where it is."""
+        if self.is_done:
+            return
+        plan, spent = self.plan, self.spent
+        while not self.is_done and time.perf_counter() < deadline_s:
+            self._step()
+            if spent.steps % plan.evaluate_every == 0 or self.is_done:
+                self._evaluate()
+            if time.perf_counter() - self._saved_s > _SAVE_EVERY_S:
+                self._save()
+            if progress is not None and spent.steps % 100 == 0:
+                progress.update(spent.steps)
+        self._save()
+
+    def row(self) -> dict[str, Any]:
+        """Returns where it is, what it reached and what that cost."""
+        plan, spent = self.plan, self.spent
+        learned = max(1, spent.steps - _RANDOM_STEPS)
+        return {
+            "env": plan.env,
+            "learner": plan.learner,
+            "width": plan.width,
+            "seed": plan.seed,
+            "steps": spent.steps,
+            "return": spent.curve[-1]["return"] if spent.curve else None,
+            "s_per_1000_steps": 1e3 * spent.wall_s / learned,
+            "cpu_s_per_1000_steps": 1e3 * spent.cpu_s / learned,
+            "done": self.is_done,
+        }
+
+    def _step(self) -> None:
+        """Takes a step, and an update if the random ones are over."""
+        wall_s, cpu_s, spent = time.perf_counter(), time.process_time(), self.spent
+        is_random = spent.steps < _RANDOM_STEPS
+        obs, begins = self._obs, self._obs is None
+        if obs is None:
+            first = train_seed(self.plan.seed, "env") // 2
+            obs = self._env.reset(seed=first + spent.episode)[0]
+            spent.episode += 1
+        if is_random:
+            action = self._rng.uniform(-1.0, 1.0, (1, self._action_dim)).astype(np.float32)
         else:
-            action = learner.act(_state(obs), explore=True, generator=generator).numpy()
-        after, reward, terminated, truncated, _ = env.step(to_env(action[0]))
-        replay.add(_step(obs, action, float(reward), terminated, truncated, after))
-        obs = env.reset()[0] if terminated or truncated else after
-        if step >= _RANDOM_STEPS:
-            learner.update(replay.sample(_BATCH, n_step=cfg.n_step, gamma_step=cfg.gamma_step, rng=rng))
-        if progress is not None and step % 100 == 99:
-            progress.update(step + 1)
-    learning_s = time.perf_counter() - learned
-    returns = [
-        play(test_env, learner, to_env, train_seed(seed, f"test {episode}")) for episode in range(episodes)
-    ]
-    return {
-        "return": float(np.mean(returns)),
-        "return_std": float(np.std(returns)),
-        "s_per_1000_steps": learning_s / (steps - _RANDOM_STEPS) * 1000,
-        "minutes": (time.perf_counter() - began) / 60,
-    }
+            action = self._learner.act(_state(obs), explore=True, generator=self._explore).numpy()
+        after, reward, terminated, truncated, _ = self._env.step(self._to_env(action[0]))
+        self._replay.add(
+            StepBatch(
+                obs={"state": np.asarray(obs, np.float32)[None]},
+                base_action=action,
+                action=action,
+                reward=np.array([reward], np.float32),
+                terminated=np.array([terminated]),
+                truncated=np.array([truncated]),
+                next_obs={"state": np.asarray(after, np.float32)[None]},
+                next_base_action=action,
+                begins=begins,
+            )
+        )
+        self._obs = None if terminated or truncated else after
+        spent.steps += 1
+        if is_random:
+            return
+        how: dict[str, Any] = {"n_step": self._cfg.n_step, "gamma_step": self._cfg.gamma_step}
+        self._learner.update(self._replay.sample(_BATCH, **how, rng=self._rng))
+        spent.wall_s += time.perf_counter() - wall_s
+        spent.cpu_s += time.process_time() - cpu_s
 
+    def _evaluate(self) -> None:
+        """Plays the mean action in an env of its own."""
+        returns: list[float] = []
+        for episode in range(self.plan.episodes):
+            obs, _ = self._test_env.reset(seed=train_seed(self.plan.seed, f"test {episode}"))
+            total, ended = 0.0, False
+            while not ended:
+                action = self._learner.act(_state(obs), explore=False).numpy()
+                obs, reward, terminated, truncated, _ = self._test_env.step(self._to_env(action[0]))
+                total += float(reward)
+                ended = terminated or truncated
+            returns.append(total)
+        point = {"steps": self.spent.steps, "return": float(np.mean(returns)), "std": float(np.std(returns))}
+        self.spent.curve.append(point)
 
-def play(
-    env: gymnasium.Env[Any, Any], learner: ActorCritic, to_env: Callable[[Array], Array], seed: int
-) -> float:
-    """Returns the return of one episode of the mean action."""
-    obs, _ = env.reset(seed=seed)
-    total, ended = 0.0, False
-    while not ended:
-        action = learner.act(_state(obs), explore=False).numpy()
-        obs, reward, terminated, truncated, _ = env.step(to_env(action[0]))
-        total += float(reward)
-        ended = terminated or truncated
-    return total
+    def _to_env(self, action: Array) -> Array:
+        """Returns the env's action for one in [-1, 1], as the replay and the learner have it."""
+        return self._low + (action + 1) / 2 * self._range
+
+    def _save(self) -> None:
+        state = {
+            "plan": vars(self.plan),
+            "spent": vars(self.spent),
+            "rng": self._rng.bit_generator.state,
+            "explore": self._explore.get_state(),
+            "learner": self._learner.state_dict(),
+            "replay": self._replay.state_dict(),
+        }
+        self._store.save(state, "trial")
+        row = {"plan": vars(self.plan), "row": self.row(), "curve": self.spent.curve}
+        write_text(self._folder / "row.json", json.dumps(row, indent=2) + "\n")
+        self._saved_s = time.perf_counter()
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        check_plan("bench crossq", self._folder, state["plan"], vars(self.plan))
+        self.spent = Spent(**state["spent"])
+        self._rng.bit_generator.state = state["rng"]
+        self._explore.set_state(state["explore"])
+        self._learner.load_state_dict(state["learner"])
+        self._replay.load_state_dict(state["replay"])
 
 
 def make(name: str) -> gymnasium.Env[Any, Any]:
@@ -202,38 +317,14 @@ def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
             "low": min(row["return"] for row in members),
             "high": max(row["return"] for row in members),
             "published": PUBLISHED.get((group[0], group[1])),
-            "s_per_1000_steps": float(np.mean([row["s_per_1000_steps"] for row in members])),
+            **{
+                name: float(np.mean([row[name] for row in members]))
+                for name in ("s_per_1000_steps", "cpu_s_per_1000_steps")
+            },
         }
         for group, members in groups.items()
     ]
 
 
-def _kept(path: Path | None) -> list[dict[str, Any]]:
-    """Returns the rows of earlier calls."""
-    if path is None or not path.exists():
-        return []
-    try:
-        return list(json.loads(path.read_text()))
-    except ValueError as error:
-        raise CheckpointError(
-            f"bench crossq: {path}: not a list of rows: {error}. Name another file, or delete it."
-        ) from error
-
-
 def _state(obs: Array) -> torch.Tensor:
     return torch.from_numpy(np.asarray(obs, np.float32)[None])
-
-
-def _step(
-    obs: Array, action: Array, reward: float, terminated: bool, truncated: bool, after: Array
-) -> StepBatch:
-    return StepBatch(
-        obs={"state": np.asarray(obs, np.float32)[None]},
-        base_action=action,
-        action=action,
-        reward=np.array([reward], np.float32),
-        terminated=np.array([terminated]),
-        truncated=np.array([truncated]),
-        next_obs={"state": np.asarray(after, np.float32)[None]},
-        next_base_action=action,
-    )

@@ -24,7 +24,8 @@ import torch
 from robot_rl.algos.chunk_critics import ChunkCriticConfig, ChunkCritics
 from robot_rl.algos.chunk_q import ChunkQ, ChunkQConfig
 from robot_rl.bench.ogbench_env import Cubes
-from robot_rl.core.errors import ConfigError, require
+from robot_rl.bench.trials import check_plan
+from robot_rl.core.errors import require
 from robot_rl.core.seeding import eval_seeds, train_seed
 from robot_rl.data.episodes import Episodes
 from robot_rl.data.normalize import Normaliser
@@ -300,17 +301,7 @@ class Trial:
         self._saved_s = time.perf_counter()
 
     def _restore(self, state: dict[str, Any]) -> None:
-        """Takes up a checkpoint.
-
-        Raises:
-            ConfigError: it is of another plan.
-        """
-        for name, now in vars(self._plan).items():
-            if state["plan"][name] != now:
-                raise ConfigError(
-                    f"bench ogbench: {self._folder} was begun with {name}={state['plan'][name]!r}, "
-                    f"got {now!r}. Go on with that, or give another folder: out=..."
-                )
+        check_plan("bench ogbench", self._folder, state["plan"], vars(self._plan))
         self._spent, self._episode = Spent(**state["spent"]), int(state["episode"])
         self._rng.bit_generator.state = state["rng"]
         self._learner.load_state_dict(state["learner"])

@@ -30,6 +30,7 @@ BENCHES: dict[str, str] = {
     "taco": "success of the best of N chunks by a pseudo-count, against the policy itself",
     "ogbench": "success of chunked critics on OGBench's cube tasks, offline and online, h = 5 against h = 1",
     "control": "punctuality and latency of control over ROS 2, at 100 and 500 Hz",
+    "her": "time to 95 % on push_cube with demonstrations, against SAC with hindsight replay",
     "crossq": "CrossQ against SAC on Walker2d and Hopper, beside their published returns",
     "physics": "integrators, time steps and contact models: speed, and whether a grasp holds",
 }

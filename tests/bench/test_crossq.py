@@ -1,57 +1,81 @@
-"""The outside check: rows that are finished are not done again; an unknown env is said to be unknown."""
+"""The outside check: a run that is cut goes on, a finished one stays, rows by hand, mistakes are named."""
 
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from robot_rl.bench import crossq
+from robot_rl.bench.crossq import Plan, Trial
 from robot_rl.core.errors import ConfigError, RobotRLError
 
+PLAN = Plan(env="Pendulum-v1", learner="crossq", width=16, seed=4, steps=430, evaluate_every=410, episodes=2)
 
-@pytest.fixture
-def counted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+
+@pytest.fixture(autouse=True)
+def few_random_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crossq, "_RANDOM_STEPS", 390)
+
+
+def test_a_run_that_was_cut_goes_on(tmp_path: Path) -> None:
+    whole, cut = Trial(PLAN, tmp_path / "whole"), Trial(PLAN, tmp_path / "cut")
+    whole.go_on(math.inf)
+    for _ in range(400):  # two episodes of Pendulum, and ten updates
+        cut._step()
+    cut.go_on(-math.inf)
+    assert (cut.row()["steps"], cut.row()["return"], cut.row()["done"]) == (400, None, False)
+    resumed = Trial(PLAN, tmp_path / "cut")
+    resumed.go_on(math.inf)
+    ours, theirs = (trial._learner.policy_weights() for trial in (whole, resumed))
+    assert all(value.equal(theirs[name]) for name, value in ours.items())
+    assert resumed.spent.curve == whole.spent.curve
+    # Two evaluations: at 410 and at the end. An episode of Pendulum earns between -2000 and 0.
+    assert [point["steps"] for point in whole.spent.curve] == [410, 430]
+    assert -2000 < whole.row()["return"] <= 0
+    written = json.loads((tmp_path / "cut" / "row.json").read_text())
+    assert (written["row"]["done"], written["curve"]) == (True, whole.spent.curve)
+    with pytest.raises(ConfigError, match="was begun with width=16, got 8"):
+        Trial(replace(PLAN, width=8), tmp_path / "cut")
+
+
+def test_finished_rows_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[Any, ...]] = []
 
-    def train(env: str, cfg: Any, seed: int, steps: int, episodes: int, progress: Any) -> dict[str, Any]:
-        calls.append((env, cfg.critic.norm, cfg.critic.width, seed))
-        return {"return": 10.0 * len(calls), "return_std": 1.0, "s_per_1000_steps": 2.0, "minutes": 3.0}
+    class Counted(Trial):
+        def _step(self) -> None:
+            self.spent.steps = self.plan.steps
+            calls.append((self.plan.learner, self.plan.width, self.plan.seed))
 
-    monkeypatch.setattr(crossq, "train", train)
-    return calls
+        def _evaluate(self) -> None:
+            self.spent.curve.append({"steps": self.plan.steps, "return": 10.0 * len(calls), "std": 0.0})
 
-
-def test_finished_rows_stay(tmp_path: Path, counted: list[tuple[Any, ...]]) -> None:
-    out = tmp_path / "some" / "rows.json"
-    how: dict[str, Any] = {"envs": ("Hopper-v5",), "steps": 6000, "width": 64, "out": str(out)}
+    monkeypatch.setattr(crossq, "Trial", Counted)
+    how: dict[str, Any] = {"envs": ("Pendulum-v1",), "steps": 400, "width": 16, "sac_width": 8}
+    how["out"] = str(tmp_path)
     crossq.run(seeds=(4,), **how)
-    assert counted == [("Hopper-v5", "batch", 64, 4), ("Hopper-v5", "none", 256, 4)]
+    assert calls == [("crossq", 16, 4), ("sac", 8, 4)]
     result = crossq.run(seeds=(4, 5), **how)
-    assert [call[3] for call in counted] == [4, 4, 5, 5]
-    assert len(json.loads(out.read_text())) == 4
+    assert [call[2] for call in calls] == [4, 4, 5, 5]
     (ours, sac) = result["rows"]
     assert (ours["return"], ours["low"], ours["high"], ours["seeds"]) == (20.0, 10.0, 30.0, 2)
-    assert (ours["published"], sac["published"]) == (2764.0, 1103.0)
+    assert (sac["learner"], sac["width"], sac["return"]) == ("sac", 8, 30.0)
+    # What is out of time is no row of the table, but of the runs.
+    late = crossq.run(seeds=(6,), minutes=0.0, **how)
+    assert (late["rows"], [row["done"] for row in late["runs"]]) == ([], [False, False])
+
+
+def test_published_returns_stand_beside_ours() -> None:
+    row = {"env": "Hopper-v5", "width": 64, "steps": 9, "return": 1.0}
+    times = {"s_per_1000_steps": 2.0, "cpu_s_per_1000_steps": 3.0}
+    rows = crossq.summary([{**row, **times, "learner": name} for name in ("crossq", "sac", "sac")])
+    assert [(one["published"], one["seeds"]) for one in rows] == [(2764.0, 1), (1103.0, 2)]
 
 
 def test_mistakes() -> None:
-    with pytest.raises(ConfigError, match="steps: got 5000, allowed: above 5000"):
-        crossq.run(steps=5000)
+    with pytest.raises(ConfigError, match="steps: got 390, allowed: above 390"):
+        crossq.run(steps=390)
     with pytest.raises(RobotRLError, match="Hoper-v5"):
         crossq.make("Hoper-v5")
-
-
-def test_a_damaged_file_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "rows.json"
-    path.write_text("[")
-    with pytest.raises(RobotRLError, match="not a list of rows"):
-        crossq.run(out=str(path))
-
-
-def test_a_short_run_learns_and_is_played(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crossq, "_RANDOM_STEPS", 260)
-    row = crossq.train("Pendulum-v1", crossq.settings("crossq", 16), 0, 290, 2)
-    # An episode of Pendulum earns between -2000 and 0.
-    assert -2000 < row["return"] <= 0
-    assert row["s_per_1000_steps"] > 0

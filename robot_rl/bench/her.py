@@ -1,0 +1,243 @@
+"""Time to 95 % on push_cube with demonstrations, against Stable-Baselines3's SAC with hindsight replay.
+
+Everyone starts from nothing, on the same core, one after the other: programs, demonstrations of the same
+expert, cloning, learning and evaluations are all in the time, which ends with the first quick evaluation
+(same episodes for all) at the target. Whoever has not got there after `times` our time is stopped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from robot_rl.bench.trials import check_plan
+from robot_rl.core.errors import DeviceError, require
+from robot_rl.core.files import write_synced
+from robot_rl.telemetry.progress import PhaseProgress, ProgressDisplay
+
+Name = Literal["robot_rl", "her", "her_demos"]
+LEARNERS: tuple[Name, ...] = ("robot_rl", "her", "her_demos")
+
+OURS = (
+    "recipe=residual",
+    "base=pick_cube",
+    "env.task=push_cube",
+    "demos.bias_m=0",
+)
+"""Settings of our run, chosen on seeds 10 to 13: a base from an expert without bias, and residual RL."""
+
+_LOOK_EVERY_S = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One learner from one seed."""
+
+    learner: Name
+    seed: int
+    folder: Path
+    demos: int
+    noise_m: float
+    episodes: int
+    batch: int
+    width: int
+    settings: tuple[str, ...]
+
+    @property
+    def command(self) -> list[str]:
+        """The program, which learns until it is stopped."""
+        if self.learner == "robot_rl":
+            code = "import sys; from robot_rl.cli.main import main; sys.exit(main())"
+            return [sys.executable, "-c", code, "train", *OURS, *self._words(), *self.settings]
+        peer = {
+            "seed": self.seed,
+            "curve": str(self.folder / "curve.jsonl"),
+            "episodes": self.episodes,
+            "batch": self.batch,
+            "width": self.width,
+            "demos": self.demos if self.learner == "her_demos" else 0,
+            "noise_m": self.noise_m,
+        }
+        return [sys.executable, "-m", "robot_rl.bench.her_peer", json.dumps(peer)]
+
+    def curve(self) -> list[dict[str, Any]]:
+        """Returns the evaluations so far: rows that have `eval/success`."""
+        path = next(iter(self.folder.glob("*/metrics.jsonl")), self.folder / "curve.jsonl")
+        if not path.exists():
+            return []
+        lines = path.read_text().splitlines(keepends=True)
+        rows = [json.loads(line) for line in lines if line.endswith("\n")]  # the last may be half written
+        return [row for row in rows if "eval/success" in row]
+
+    def _words(self) -> list[str]:
+        evaluation = ("episodes", "num_envs", "quick_episodes")
+        return [
+            f"seed={self.seed}",
+            f"out={self.folder}",
+            f"demos.episodes={self.demos}",
+            f"demos.noise_m={self.noise_m}",
+            *(f"evaluate.{name}={self.episodes}" for name in evaluation),
+            "torch_threads=1",
+            "env.num_threads=1",
+            "replay.record=false",
+            "video.episodes=0",
+            "video.failures=0",
+        ]
+
+
+def run(
+    *,
+    learners: tuple[Name, ...] = LEARNERS,
+    seeds: tuple[int, ...] = (0,),
+    target: float = 0.95,
+    demos: int = 200,
+    noise_m: float = 0.007,
+    episodes: int = 100,
+    batch: int = 256,
+    width: int = 256,
+    settings: tuple[str, ...] = (),
+    times: float = 10.0,
+    minutes: float = 60.0,
+    out: str = "runs/her",
+) -> dict[str, Any]:
+    """Measures every learner for every seed, in turn, and returns rows and ratios.
+
+    Args:
+        learners: `robot_rl`; `her`: without demonstrations; `her_demos`: with ours in its replay.
+        seeds: of the runs.
+        target: success of a quick evaluation.
+        demos: demonstrations.
+        noise_m: of their expert; see `DemosConfig`.
+        episodes: of each evaluation.
+        batch: the peer's (RL Zoo: 2048).
+        width: of the peer's three layers (RL Zoo: 512).
+        settings: key=value of `robot-rl train` for our run.
+        times: the peer is stopped after so many times our time.
+        minutes: after which anybody is stopped.
+        out: folder of logs, curves and her.json; what is in that file, stopped or not, is not measured again.
+
+    """
+    for name in learners:
+        require(name in LEARNERS, "bench her: learners", name, ", ".join(LEARNERS))
+    require(0 < target <= 1, "bench her: target", target, "above 0, at most 1")
+    same: dict[str, Any] = {
+        "demos": demos,
+        "noise_m": noise_m,
+        "episodes": episodes,
+        "batch": batch,
+        "width": width,
+        "settings": settings,
+    }
+    asked = {**same, "target": target}
+    path = Path(out) / "her.json"
+    rows = _kept(path, asked)
+    with ProgressDisplay() as display:
+        for seed in seeds:
+            for learner in learners:
+                if any((row["learner"], row["seed"]) == (learner, seed) for row in rows):
+                    continue
+                limit_s = 60.0 * min([minutes, *(times * row["minutes"] for row in _ours(rows, seed))])
+                trial = Trial(learner=learner, seed=seed, folder=_fresh(Path(out), learner, seed), **same)
+                with display.phase(f"{learner} {seed}", round(limit_s), unit="s") as progress:
+                    rows.append({**measure(trial, target, limit_s, progress), "asked": asked})
+                write_synced(path, json.dumps(rows, indent=1).encode())
+    return {
+        "title": f"push_cube: minutes until {target:.0%} of {episodes} episodes succeed, on one core",
+        "rows": [{key: row[key] for key in row if key not in ("curve", "asked")} for row in rows],
+        "ratios": ratios(rows),
+        "notes": [
+            "minutes: until the target, or until it was stopped where reached is no; ratio: theirs by ours, "
+            "at_least where theirs was stopped. best: of all evaluations.",
+        ],
+    }
+
+
+def measure(trial: Trial, target: float, limit_s: float, progress: PhaseProgress) -> dict[str, Any]:
+    """Runs a trial's program until it is at the target or out of time, and returns its row.
+
+    Raises:
+        DeviceError: it failed; its log is named.
+    """
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    began_s = time.perf_counter()
+    log = trial.folder / "log"
+    with log.open("wb") as output:
+        core = str(min(os.sched_getaffinity(0)))
+        process = subprocess.Popen(
+            ["taskset", "-c", core, *trial.command],
+            stdout=output,
+            stderr=output,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        try:
+            while True:
+                time.sleep(_LOOK_EVERY_S)
+                is_over, took_s = process.poll() is not None, time.perf_counter() - began_s
+                progress.update(min(round(took_s), round(limit_s)))
+                curve = trial.curve()
+                reached = any(row["eval/success"] >= target for row in curve)
+                if reached or is_over or took_s >= limit_s:
+                    break
+        finally:
+            process.terminate()
+            process.wait()
+    if is_over and not reached and process.returncode != 0:
+        raise DeviceError(f"bench her: {trial.learner}, seed {trial.seed}, failed: see {log}.")
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return {
+        "learner": trial.learner,
+        "seed": trial.seed,
+        "reached": reached,
+        "minutes": took_s / 60,
+        "cpu_minutes": cpu_s / 60,
+        "env_steps": curve[-1]["step"] if curve else 0,
+        "best": max((row["eval/success"] for row in curve), default=None),
+        "curve": [{"env_steps": row["step"], "success": row["eval/success"]} for row in curve],
+    }
+
+
+def ratios(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns how many times our time each peer took, or at least took, seed by seed."""
+    return [
+        {
+            "learner": row["learner"],
+            "seed": row["seed"],
+            "ratio": row["minutes"] / ours["minutes"],
+            "cpu_ratio": row["cpu_minutes"] / ours["cpu_minutes"],
+            "at_least": not row["reached"],
+        }
+        for row in rows
+        for ours in _ours(rows, row["seed"])
+        if row["learner"] != "robot_rl"
+    ]
+
+
+def _ours(rows: Sequence[dict[str, Any]], seed: int) -> list[dict[str, Any]]:
+    """Returns our row of that seed, if it reached the target."""
+    return [row for row in rows if (row["learner"], row["seed"]) == ("robot_rl", seed) and row["reached"]]
+
+
+def _kept(path: Path, asked: dict[str, Any]) -> list[dict[str, Any]]:
+    """Returns the rows of earlier calls, which must have asked for the same."""
+    rows: list[dict[str, Any]] = json.loads(path.read_text()) if path.exists() else []
+    for row in rows:
+        check_plan("bench her", path, row["asked"], json.loads(json.dumps(asked)))
+    return rows
+
+
+def _fresh(out: Path, learner: str, seed: int) -> Path:
+    """Returns a new folder: what an earlier call left unfinished stays beside it."""
+    number = 0
+    while (folder := out / f"{learner}-seed{seed}-{number}").exists():
+        number += 1
+    folder.mkdir(parents=True)
+    return folder

@@ -1,0 +1,21 @@
+"""What benchmarks share that learn for long, are cut short and go on."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from robot_rl.core.errors import ConfigError
+
+
+def check_plan(at: str, folder: Path, begun: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Refuses to go on with a trial under another plan.
+
+    Raises:
+        ConfigError: a value differs; `at` begins the message.
+    """
+    for name, value in now.items():
+        if begun[name] != value:
+            raise ConfigError(
+                f"{at}: {folder} was begun with {name}={begun[name]!r}, got {value!r}. "
+                "Go on with that, or give another folder: out=..."
+            )
