@@ -112,7 +112,7 @@ class SequenceActorCritic(ActorCritic):
         value, by_action = super()._slope(
             self.imagined(features, action).flatten(0, 1), action.reshape(-1, self._action_dim)
         )
-        return value.view(shape).sum(dim=1), by_action.view(shape[0], -1)
+        return value.view(shape).sum(dim=1), by_action.reshape(shape[0], -1)
 
     def _next_action(self, after: Squashed) -> tuple[Tensor, Tensor]:
         """Returns the first action of the sequence and its log-probability."""
