@@ -81,6 +81,7 @@ def test_help_names_the_recipes(capsys: pytest.CaptureFixture[str]) -> None:
         (["evaluate", "run=/no/such"], "run: '/no/such' is no run folder"),
         (["evaluate", "run=x", "which=best"], "which: got 'best', allowed: one of 'final', 'base'."),
         (["evaluate", "run=x", "episodes=0"], "episodes: got 0, allowed: 1 to 10000"),
+        (["evaluate", "run=x", "disturb=2"], "disturb: got 2.0, allowed: 0 to 1"),
         (["collect", "out=x"], "task: missing. Give it as `task=<text>`."),
         (["collect", "task=reach", "out=/tmp"], "out: '/tmp' exists already. Choose another folder"),
         (["collect", "task=reach", "out=/x/y", "episodes=0"], "demos.episodes: got 0, allowed: 1 or more"),
