@@ -55,5 +55,7 @@ class ContestedPolicy(PolicyAdapter):
 
     @classmethod
     def from_spec(cls, spec: Mapping[str, Any], *, at: str) -> Self:
-        players = (cast("nn.Module", build(spec[name], at=f"{at}: {name}")) for name in ("base", "adversary"))
-        return cls(*players, float(spec["bound"]))
+        base, adversary = (
+            cast("nn.Module", build(spec[name], at=f"{at}: {name}")) for name in ("base", "adversary")
+        )
+        return cls(base, adversary, float(spec["bound"]))

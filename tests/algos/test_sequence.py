@@ -8,7 +8,7 @@ import torch
 from torch import Generator, Tensor
 
 from robot_rl.algos.actor_critic import ActorConfig, CriticConfig
-from robot_rl.algos.actors import squashed_log_prob
+from robot_rl.algos.actors import TanhGaussian, squashed_log_prob
 from robot_rl.algos.sequence import SequenceActorCritic, SequenceConfig
 from robot_rl.data.transitions import ChunkBatch, Prefixes
 
@@ -89,6 +89,7 @@ def test_the_derivative_is_autograds_with_the_states_as_given() -> None:
 
 def test_the_target_is_of_the_next_first_action() -> None:
     learner = build()
+    assert isinstance(learner.actor, TanhGaussian)
     sample = learner.actor.sample(torch.randn(5, 1), Generator().manual_seed(0))
     action, log_prob = learner._next_action(sample)
     assert action.equal(sample.action[:, :1])
