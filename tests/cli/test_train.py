@@ -168,8 +168,11 @@ def test_an_evaluation_that_differs_from_training_fails(
     told.write_text(told.read_text().replace('"digest": "', '"digest": "0'))
     assert main(["evaluate", f"run={folder}"]) == 1
     assert "NOT those of training" in capsys.readouterr().out
-    assert main(["evaluate", f"run={folder}", "episodes=3"]) == 0
-    assert "not to be compared" in capsys.readouterr().out
+    for other in ("episodes=3", "disturb=0.5"):
+        assert main(["evaluate", f"run={folder}", other]) == 0
+        assert "not to be compared" in capsys.readouterr().out
+    assert main(["evaluate", f"run={folder}", "adversary=true"]) == 2
+    assert "adversary: got True, allowed: false, but for runs with method=qarl" in capsys.readouterr().err
 
 
 def test_a_damaged_config_names_its_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
