@@ -2,8 +2,8 @@
 
     action = tanh(mean), or with exploration tanh(mean + std noise), or clip(tanh(mean) + sigma noise)
 
-Its chunk is the same action H times, of which it vouches for the first, so an executor asks again
-at the next step. B envs, H chunk length, A action dim, F features.
+Its chunk is the J actions that it decides at once (one, as a rule) and then the last again; it
+vouches for the J, so an executor asks again after them. B envs, H chunk length, A action dim, F features.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Generator, Tensor, nn
 
 from robot_rl.core.policy import Chain, ChunkSample, DemoBatch, Mode
 from robot_rl.data.normalize import Normaliser
-from robot_rl.policies.encoded import EncodedPolicy
+from robot_rl.policies.encoded import EncodedPolicy, valid_mean
 from robot_rl.policies.processes import normal_like
 from robot_rl.policies.spec import check_chunk, check_mode
 
@@ -28,6 +28,8 @@ class ActorPolicyConfig:
 
     horizon: int = 1
     """H, as the executor of the run expects it."""
+    decides: int = 1
+    """J, actions decided from one observation."""
     width: int = 256
     """Units of a hidden layer."""
     depth: int = 2
@@ -45,9 +47,11 @@ class ActorPolicyConfig:
     image_features: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
-        for name in ("horizon", "width", "depth"):
+        for name in ("horizon", "decides", "width", "depth"):
             if getattr(self, name) < 1:
                 raise ValueError(f"actor {name} must be at least 1, got {getattr(self, name)}")
+        if self.decides > self.horizon:
+            raise ValueError(f"actor decides must be at most horizon, {self.horizon}, got {self.decides}")
         if not self.log_std_range[0] < self.log_std_range[1]:
             raise ValueError(f"actor log_std_range must have the smaller first, got {self.log_std_range}")
         if not min(self.explore_std) >= 0:
@@ -70,7 +74,8 @@ class ActorPolicy(EncodedPolicy):
     ) -> None:
         """Starts from zero weights: the learner's take their place before anything acts."""
         super().__init__(config, state_dim=state_dim, action_dim=action_dim, normaliser=normaliser)
-        outputs = action_dim * (2 if config.is_gaussian else 1)
+        self._decided = config.decides * action_dim
+        outputs = self._decided * (2 if config.is_gaussian else 1)
         sizes = [self.feature_dim, *[config.width] * config.depth, outputs]
         self.layers = nn.ParameterList(
             nn.Parameter(torch.zeros(shape))
@@ -87,7 +92,7 @@ class ActorPolicy(EncodedPolicy):
         record: bool = False,
         generator: Generator | None = None,
     ) -> ChunkSample:
-        """Returns the action as a chunk (B, H, A), good for one step; noise in mode `explore` alone.
+        """Returns a chunk (B, H, A), good for J steps; noise in mode `explore` alone.
 
         Raises:
             ValueError: a chain is asked for; there is none to score.
@@ -96,25 +101,25 @@ class ActorPolicy(EncodedPolicy):
         if record:
             raise ValueError("sample: an actor has no chain to record. Use a gaussian or flow policy.")
         out = self._net(self.features(obs))
-        action = self._explore(out, generator) if mode == "explore" else self._mean(out).tanh()
-        chunk = action[:, None].expand(-1, self.horizon, -1)
+        decided = self._explore(out, generator) if mode == "explore" else self._mean(out).tanh()
+        actions, decides = self._in_order(decided), self.config.decides
+        chunk = torch.cat([actions, actions[:, -1:].expand(-1, self.horizon - decides, -1)], dim=1)
         if z is not None:
             check_chunk("sample", "z", z, tuple(chunk.shape))
-        return ChunkSample(chunk, n_exec=torch.ones(len(action), dtype=torch.int64))
+        return ChunkSample(chunk, n_exec=torch.full((len(chunk),), decides, dtype=torch.int64))
 
     def log_prob(self, obs: dict[str, Tensor], chain: Chain) -> tuple[Tensor, Tensor]:
         """Refuses: there is no chain to score."""
         raise ValueError("log_prob: an actor has no chains. Use a gaussian or flow policy.")
 
     def bc_loss(self, batch: DemoBatch, generator: Generator | None = None) -> Tensor:
-        """Returns the squared error of the mean to the first action of each chunk."""
+        """Returns the squared error of the mean to the first J actions of each chunk."""
         shape = (len(batch.actions), self.horizon, self.action_dim)
         check_chunk("bc_loss", "actions", batch.actions, shape)
         check_chunk("bc_loss", "valid", batch.valid, shape[:2])
-        mean = self._mean(self._net(self.features(batch.obs))).tanh()
-        error = (mean - batch.actions[:, 0]).square().mean(dim=-1)
-        weight = batch.valid[:, 0].to(error.dtype)
-        return (error * weight).sum() / weight.sum().clamp_min(1.0)
+        mean, decides = self._mean(self._net(self.features(batch.obs))).tanh(), self.config.decides
+        error = (self._in_order(mean) - batch.actions[:, :decides]).square()
+        return valid_mean(error, batch.valid[:, :decides])
 
     def _net(self, features: Tensor) -> Tensor:
         hidden, layers = features, list(self.layers)
@@ -126,13 +131,17 @@ class ActorPolicy(EncodedPolicy):
         return torch.addmm(layers[-1], hidden, layers[-2])
 
     def _mean(self, out: Tensor) -> Tensor:
-        return out[:, : self.action_dim]
+        return out[:, : self._decided]
+
+    def _in_order(self, decided: Tensor) -> Tensor:
+        """Returns the actions (B, J, A) of the network's (B, J A)."""
+        return decided.unflatten(1, (self.config.decides, self.action_dim))
 
     def _explore(self, out: Tensor, generator: Generator | None) -> Tensor:
         mean = self._mean(out)
         noise = normal_like(mean, generator)
         if self.config.is_gaussian:
-            std = out[:, self.action_dim :].clamp(*self.config.log_std_range).exp()
+            std = out[:, self._decided :].clamp(*self.config.log_std_range).exp()
             return (mean + std * noise).tanh()
         first, last = self.config.explore_std
         std = torch.linspace(first, last, len(mean), device=mean.device)

@@ -177,13 +177,17 @@ class ActorCritic:
         *,
         features: Features = state_of,
         device: str = "cpu",
+        decides: int = 1,
     ) -> None:
-        """Draws parameters on the CPU, so that a seed means the same on every device."""
+        """Draws parameters on the CPU, so that a seed means the same on every device.
+
+        Args: decides: actions (B, A) that the actor gives at once, side by side; critics judge one.
+        """
         keep_freed_memory()
         self._cfg, self._features = cfg, features
         draws = Generator().manual_seed(seed)
         common = {"matmul": cfg.matmul, "generator": draws, "renorm_warmup": cfg.critic.renorm_warmup}
-        self.actor = _make_actor(feature_dim, action_dim, cfg.actor, common).to(device)
+        self.actor = _make_actor(feature_dim, decides * action_dim, cfg.actor, common).to(device)
         self.critics = _make_critics(feature_dim, action_dim, cfg.critic, common).to(device)
         self._targets = self.critics.target() if cfg.critic.target == "ema" else None
         # TD3's target acts as well; SAC's next action is the actor's own.
@@ -193,7 +197,7 @@ class ActorCritic:
             else None
         )
         self._log_temperature = nn.Parameter(torch.tensor(math.log(cfg.initial_temperature), device=device))
-        self._target_entropy = cfg.target_entropy_per_action * action_dim
+        self._target_entropy = cfg.target_entropy_per_action * decides * action_dim
         how = {"weight_decay": cfg.weight_decay, "grad_clip": cfg.grad_clip, "beta1": cfg.beta1}
         self._optimisers = {
             "actor": Optimiser(self.actor.parameters(), lr=cfg.actor_lr, **how),
@@ -244,9 +248,14 @@ class ActorCritic:
             present, after = both.rows(slice(rows)), both.rows(slice(rows, None))
         else:
             after = actor.sample(following, self._generator)
+        action, log_prob = self._next_action(after)
         if not self._cfg.entropy_backup:
-            return present, after.action, torch.zeros_like(after.log_prob)
-        return present, after.action, after.log_prob * -self._log_temperature.exp()
+            return present, action, torch.zeros_like(log_prob)
+        return present, action, log_prob * -self._log_temperature.exp()
+
+    def _next_action(self, after: Squashed) -> tuple[Tensor, Tensor]:
+        """Returns what of the actor's sample the target is about: action (B, A), log-probability (B,)."""
+        return after.action, after.log_prob
 
     def _target_action(self, features: Tensor) -> Tensor:
         """Returns the deterministic target's action with clipped noise (TD3)."""
@@ -279,18 +288,17 @@ class ActorCritic:
 
     def _climb(self, features: Tensor, sample: Squashed | None) -> dict[str, Tensor]:
         """Takes a step of the actor up the critics' value, and of the temperature."""
-        actor, how = self.actor, self._cfg.critic.actor_aggregate
-        share = 1.0 / len(features)
+        actor, share = self.actor, 1.0 / len(features)
         if isinstance(actor, Deterministic):
             point = actor.sample(features, trains=True)
-            value, by_action = self.critics.action_gradient(features, point.action, how)
+            value, by_action = self._slope(features, point.action)
             self._optimisers["actor"].apply(actor.gradients(point, by_action * -share))
             self._follow_actor()
             return {"q": value.mean()}
         if sample is None:
             sample = actor.sample(features, self._generator, trains=True)
         temperature = self._log_temperature.exp()
-        value, by_action = self.critics.action_gradient(features, sample.action, how)
+        value, by_action = self._slope(features, sample.action)
         # Loss of the actor: mean of temperature * log_prob - value.
         self._optimisers["actor"].apply(actor.gradients(sample, by_action * -share, temperature * share))
         entropy = -sample.log_prob.mean()
@@ -298,6 +306,10 @@ class ActorCritic:
             # Loss of the temperature: log temperature * (entropy - target entropy).
             self._optimisers["temperature"].apply([entropy - self._target_entropy])
         return {"q": value.mean(), "entropy": entropy, "temperature": temperature}
+
+    def _slope(self, features: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the value (B,) that the actor climbs, and its derivative by the actor's action."""
+        return self.critics.action_gradient(features, action, self._cfg.critic.actor_aggregate)
 
     def _follow_actor(self) -> None:
         if self._target_actor is not None:

@@ -23,8 +23,10 @@ from robot_rl.train.improve.config import (
     LatentPhase,
     OffPolicyPhase,
     PPOPhase,
+    QARLPhase,
     ResidualPhase,
     RL100Phase,
+    SequencePhase,
 )
 
 
@@ -213,7 +215,9 @@ class RunConfig:
     demos: DemosConfig = field(default_factory=DemosConfig)
     policy: ChunkPolicyConfig = field(default_factory=ChunkPolicyConfig)
     bc: BCPhase = field(default_factory=BCPhase)
-    method: Literal["residual", "ppo", "grpo", "latent", "chunked", "direct", "rl100"] = "residual"
+    method: Literal["residual", "ppo", "grpo", "latent", "chunked", "direct", "rl100", "sequence", "qarl"] = (
+        "residual"
+    )
     """How the base is improved: the section of that name says with which settings."""
     residual: ResidualPhase = field(default_factory=ResidualPhase)
     ppo: PPOPhase = field(default_factory=PPOPhase)
@@ -222,6 +226,8 @@ class RunConfig:
     chunked: ChunkedPhase = field(default_factory=ChunkedPhase)
     direct: DirectPhase = field(default_factory=DirectPhase)
     rl100: RL100Phase = field(default_factory=RL100Phase)
+    sequence: SequencePhase = field(default_factory=SequencePhase)
+    qarl: QARLPhase = field(default_factory=QARLPhase)
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     human: HumanConfig = field(default_factory=HumanConfig)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)

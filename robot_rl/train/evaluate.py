@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from robot_rl.core.policy import Policy
+from robot_rl.core.seeding import EpisodeRng
 from robot_rl.hal.vector import Obs, VectorEnv
 from robot_rl.policies.executor import ChunkExecutor
 from robot_rl.sim.vector import EnvConfig
@@ -23,6 +24,8 @@ from robot_rl.telemetry.intervals import wilson_interval
 from robot_rl.train.envs import Moment, lockstep, make_env, seed_batches
 
 Array = NDArray[Any]
+_PUSHES = np.uint64(0x7075736865730000)
+"""Keeps the pushes apart from what env and policy draw from the same episode seed."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,7 @@ def evaluate_in(
     delay: int = 0,
     ensemble: float | None = None,
     device: str = "cpu",
+    disturb: float = 0.0,
     on_batch: Callable[[int], None] | None = None,
     watch: Callable[[slice, Moment], None] | None = None,
 ) -> EvalResult:
@@ -104,6 +108,7 @@ def evaluate_in(
         delay: control steps that planning a chunk takes; see `ChunkExecutor`.
         ensemble: m of the temporal ensemble; None executes each chunk as it is.
         device: where the policy's parameters are.
+        disturb: largest push, a share of [-1, 1]; each episode has one, from its seed, in every action.
         on_batch: called with the number of finished episodes after every batch.
         watch: sees every control step, with which of the seeds the rows are; for films.
     """
@@ -114,7 +119,9 @@ def evaluate_in(
     parts: list[dict[str, Array]] = []
     for where, batch in seed_batches(seeds, env.num_envs):
         kept = where.stop - where.start
-        played = _play(env, executor, batch, kept, digest, functools.partial(watch, where) if watch else None)
+        pushed = functools.partial(_pushed, batch, disturb) if disturb else _same
+        seen = functools.partial(watch, where) if watch else None
+        played = _play(env, executor, batch, kept, digest, pushed, seen)
         parts.append({name: values[:kept] for name, values in played.items()})
         if on_batch is not None:
             on_batch(where.stop)
@@ -136,6 +143,7 @@ def _play(
     seeds: Array,
     kept: int,
     digest: hashlib._Hash,
+    pushed: Callable[[Array], Array],
     watch: Callable[[Moment], None] | None,
 ) -> dict[str, Array]:
     """Plays one batch; the rows from `kept` on only fill it up and leave no trace in the digest."""
@@ -147,7 +155,7 @@ def _play(
         executor.reset(np.ones(num_envs, bool), seeds)
         solved[:] = infos.get("success", False)
 
-    for moment in lockstep(env, seeds, begin, lambda obs: executor.act(obs).action):
+    for moment in lockstep(env, seeds, begin, lambda obs: pushed(executor.act(obs).action)):
         live = moment.live
         digest.update(moment.action[:kept][live[:kept]].astype("<f4").tobytes())
         success |= live & moment.infos["success"]
@@ -163,3 +171,14 @@ def _play(
         "returns": returns,
         "diverged": diverged,
     }
+
+
+def _pushed(seeds: Array, disturb: float, action: Array) -> Array:
+    """Returns the actions (B, A), each with the push of its episode."""
+    draws = EpisodeRng(seeds ^ _PUSHES, np.zeros_like(seeds))
+    push = draws.uniform(-disturb, disturb, action.shape[1]).astype(action.dtype)
+    return np.clip(action + push, -1.0, 1.0)
+
+
+def _same(action: Array) -> Array:
+    return action

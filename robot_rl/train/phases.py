@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from robot_rl.config import dump, load, options, read, shell, words
-from robot_rl.core.errors import CheckpointError, ConfigError, RenderError
+from robot_rl.core.errors import CheckpointError, ConfigError, RenderError, require
 from robot_rl.core.seeding import eval_seeds
 from robot_rl.data.demos import load_episodes, save_episodes
 from robot_rl.hal.vector import VectorEnv
@@ -285,13 +285,18 @@ def evaluate_folder(
     env: VectorEnv,
     *,
     episodes: int | None = None,
+    disturb: float = 0.0,
+    adversary: bool = False,
     on_batch: Callable[[int], None] | None = None,
     watch: Callable[..., None] | None = None,
 ) -> EvalResult:
     """Evaluates `policy/<which>` of a run folder on the run's held-out seeds.
 
+    Args: disturb: see `evaluate_in`. adversary: whether the adversary acts that the policy learned against.
+
     Raises:
         CheckpointError: no such policy, or one of another task or robot.
+        ConfigError: an adversary is asked for, and there is none.
     """
     if not (folder / "policy" / which).is_dir():
         raise CheckpointError(
@@ -300,12 +305,16 @@ def evaluate_folder(
         )
     policy, meta = load_policy(folder / "policy" / which, expect=policy_meta(config, env))
     module: Any = policy
+    if adversary:
+        require(policy.kind == "contested", "adversary", adversary, "false, but for runs with method=qarl")
+        module.is_contested = True
     return evaluate_in(
         env,
         module.to(config.device),
         seeds=eval_seeds(config.seed, episodes or config.evaluate.episodes),
         n_exec=meta.n_exec,
         device=config.device,
+        disturb=disturb,
         on_batch=on_batch,
         watch=watch,
     )

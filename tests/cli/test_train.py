@@ -92,6 +92,7 @@ def test_help_names_the_recipes(capsys: pytest.CaptureFixture[str]) -> None:
         (["evaluate", "run=/no/such"], "run: '/no/such' is no run folder"),
         (["evaluate", "run=x", "which=best"], "which: got 'best', allowed: one of 'final', 'base'."),
         (["evaluate", "run=x", "episodes=0"], "episodes: got 0, allowed: 1 to 10000"),
+        (["evaluate", "run=x", "disturb=2"], "disturb: got 2.0, allowed: 0 to 1"),
         (["collect", "out=x"], "task: missing. Give it as `task=<text>`."),
         (["collect", "policy=/no/such", "out=x"], "policy: '/no/such' holds no policy. Give the folder of"),
         (["collect", "policy=x", "noise_m=0", "out=x"], "noise_m 0.0 beside policy=x, allowed: neither."),
@@ -182,8 +183,11 @@ def test_an_evaluation_that_differs_from_training_fails(
     told.write_text(told.read_text().replace('"digest": "', '"digest": "0'))
     assert main(["evaluate", f"run={folder}"]) == 1
     assert "NOT those of training" in capsys.readouterr().out
-    assert main(["evaluate", f"run={folder}", "episodes=3"]) == 0
-    assert "not to be compared" in capsys.readouterr().out
+    for other in ("episodes=3", "disturb=0.5"):
+        assert main(["evaluate", f"run={folder}", other]) == 0
+        assert "not to be compared" in capsys.readouterr().out
+    assert main(["evaluate", f"run={folder}", "adversary=true"]) == 2
+    assert "adversary: got True, allowed: false, but for runs with method=qarl" in capsys.readouterr().err
 
 
 def test_a_damaged_config_names_its_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Generator, Tensor
 
 from robot_rl.algos.actor_critic import ActorConfig, ActorCritic, ActorCriticConfig
+from robot_rl.core.policy import DemoBatch
 from robot_rl.data.normalize import Normaliser
 from robot_rl.policies.actor import ActorPolicy, ActorPolicyConfig
 from robot_rl.policies.checkpoint import PolicyMeta, load_policy, save_policy
@@ -72,6 +73,31 @@ def test_it_decides_at_every_step_whatever_the_chunk() -> None:
         np.testing.assert_array_equal(action, policy.sample({"state": obs}).actions[:, 0].detach().numpy())
 
 
+def test_it_decides_on_several_steps_if_asked() -> None:
+    policy = build(decides=3, is_gaussian=False)
+    decided = policy.sample(states()).actions
+    features = policy.features(states())
+    torch.testing.assert_close(decided[:, :3].flatten(1), policy._net(features).tanh())
+    assert decided[:, 3].equal(decided[:, 2])  # it vouches for three
+    executor = ChunkExecutor(policy, 6, n_exec=4)
+    for step in range(5):
+        obs = {"state": states()["state"].numpy() + (0.0 if step == 0 else 9.0 * (step < 3))}
+        action = executor.act(obs).action  # what is seen at steps 1 and 2 changes nothing
+        np.testing.assert_array_equal(action, decided[:, step % 3].detach().numpy())
+
+
+def test_cloning_is_of_the_actions_that_it_decides() -> None:
+    policy = build(decides=2, is_gaussian=False)
+    actions = torch.zeros(6, 4, 2)
+    actions[:, :2] = policy.sample(states()).actions[:, :2].detach()
+    actions[:, 0] += 0.2
+    actions[:, 1] -= 0.4
+    valid = torch.tensor([[True, True, True, True]] * 3 + [[True, False, False, False]] * 3)
+    # (6 * 0.04 + 3 * 0.16) / 9
+    loss = policy.bc_loss(DemoBatch(states(), actions, valid))
+    assert loss.item() == pytest.approx(0.08, abs=1e-6)
+
+
 def test_a_saved_policy_is_the_same(tmp_path: Path) -> None:
     policy = build(is_gaussian=False, explore_std=(0.1, 0.2), log_std_range=(-5.0, 0.0))
     meta = PolicyMeta(
@@ -98,6 +124,7 @@ def test_it_has_no_chain() -> None:
     ("change", "message"),
     [
         ({"width": 0}, "actor width must be at least 1, got 0"),
+        ({"horizon": 4, "decides": 5}, "actor decides must be at most horizon, 4, got 5"),
         ({"log_std_range": (1.0, 0.0)}, "actor log_std_range must have the smaller first"),
         ({"explore_std": (0.1, -0.1)}, "actor explore_std must be at least 0"),
     ],

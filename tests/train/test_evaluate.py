@@ -16,7 +16,7 @@ from robot_rl.core.seeding import (
     train_seed,
 )
 from robot_rl.hal.fake import FakeEnv
-from robot_rl.train.envs import lockstep, seed_batches
+from robot_rl.train.envs import Moment, lockstep, seed_batches
 from robot_rl.train.evaluate import EvalResult, evaluate_in
 
 
@@ -116,3 +116,30 @@ def test_the_three_kinds_of_seeds_never_meet() -> None:
         assert EVAL_SEED_START <= held_out.min() <= held_out.max() < QUICK_EVAL_SEED_START
         assert quick.min() >= QUICK_EVAL_SEED_START
         assert len(np.unique(quick)) == 10_000
+
+
+class Still(NoisePolicy):
+    """Gives the same action everywhere."""
+
+    def sample(self, obs: dict[str, Tensor], *, z: Tensor | None = None, **_: Any) -> ChunkSample:
+        assert z is not None
+        return ChunkSample(torch.full_like(z, 0.9))
+
+
+def test_each_episode_has_a_push_of_its_own() -> None:
+    env, seeds, seen = FakeEnv(2, autoreset="disabled"), np.arange(3, dtype=np.uint64), list[Any]()
+    for disturb in (0.0, 0.5, 0.5):
+        pushes: dict[int, Any] = {}
+
+        def watch(where: slice, moment: Moment, pushes: dict[int, Any] = pushes) -> None:
+            for row in range(where.stop - where.start):
+                pushes.setdefault(where.start + row, []).append(moment.action[row])
+
+        evaluate_in(env, cast(Policy, Still()), seeds=seeds, n_exec=2, disturb=disturb, watch=watch)
+        seen.append(np.stack([np.unique(pushes[episode], axis=0) for episode in range(3)]))
+    still, pushed, again = (actions[:, 0] for actions in seen)  # one action an episode, (3, 2)
+    np.testing.assert_array_equal(still, np.full((3, 2), 0.9, np.float32))
+    np.testing.assert_array_equal(pushed, again)
+    assert len(np.unique(pushed)) >= 4
+    assert (np.abs(pushed - 0.9) <= 0.5).all()
+    assert (pushed <= 1.0).all()

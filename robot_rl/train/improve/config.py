@@ -11,7 +11,9 @@ from robot_rl.algos.chunk_q import ChunkQConfig
 from robot_rl.algos.distil import DistilConfig
 from robot_rl.algos.latent import LatentConfig
 from robot_rl.algos.offline_ppo import OfflinePPOConfig
+from robot_rl.algos.qarl import QARLConfig
 from robot_rl.algos.residual import ResidualConfig
+from robot_rl.algos.sequence import SequenceConfig
 from robot_rl.core.errors import ConfigError, require
 from robot_rl.policies.chunk import ChunkPolicyConfig, ProcessConfig
 from robot_rl.policies.latent import LatentActorConfig
@@ -248,20 +250,15 @@ class ChunkedPhase(OffPolicyPhase):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DirectPhase(OffPolicyPhase):
-    """An actor of its own, without the base (RLPD, WSRL, FastTD3, FastSAC)."""
+class ActorPhase(OffPolicyPhase):
+    """What methods without the base have: an actor of its own."""
 
-    name: ClassVar[str] = "direct"
-    pretrain_updates: int = 0
-    """Updates on the demonstrations before the first control step: the actor clones them, the critics
-    learn the clone's values; then `explore_steps` of the clone come before any other update (WSRL)."""
     explore_std: tuple[float, float] = (0.1, 0.1)
     """Noise of a deterministic actor: that of the first env and of the last; those between step evenly."""
     algorithm: ActorCriticConfig = field(default_factory=ActorCriticConfig)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require("pretrain_updates", self.pretrain_updates >= 0, "0 or more")
         self._require("explore_std", min(self.explore_std) >= 0, "0 or more, each")
 
     @property
@@ -271,3 +268,33 @@ class DirectPhase(OffPolicyPhase):
     @property
     def gamma_step(self) -> float:
         return self.algorithm.gamma_step
+
+
+@dataclass(frozen=True, kw_only=True)
+class DirectPhase(ActorPhase):
+    """One action at a time (RLPD, WSRL, FastTD3, FastSAC)."""
+
+    name: ClassVar[str] = "direct"
+    pretrain_updates: int = 0
+    """Updates on the demonstrations before the first control step: the actor clones them, the critics
+    learn the clone's values; then `explore_steps` of the clone come before any other update (WSRL)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require("pretrain_updates", self.pretrain_updates >= 0, "0 or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequencePhase(ActorPhase):
+    """`n_exec` actions from one observation (SRL)."""
+
+    name: ClassVar[str] = "sequence"
+    algorithm: SequenceConfig = field(default_factory=SequenceConfig)
+
+
+@dataclass(frozen=True, kw_only=True)
+class QARLPhase(ActorPhase):
+    """An actor against an adversary that pushes it, wilder first, wiser later (QARL)."""
+
+    name: ClassVar[str] = "qarl"
+    algorithm: QARLConfig = field(default_factory=QARLConfig)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from torch import Tensor
@@ -23,10 +23,10 @@ from robot_rl.core.registry import resolve
 from robot_rl.core.seeding import train_seed
 from robot_rl.data.episodes import Episodes
 from robot_rl.data.replay import ReplayBuffer
-from robot_rl.data.transitions import TransitionBatch
 from robot_rl.policies.spec import SavedPolicy
 from robot_rl.train.config import RunConfig
 from robot_rl.train.improve import off_policy
+from robot_rl.train.improve.config import ActorPhase
 from robot_rl.train.improve.method import Method, Module, Start
 from robot_rl.train.loop import Run
 from robot_rl.train.meter import Meter
@@ -36,16 +36,21 @@ from robot_rl.train.session import Session
 _ROWS = 20  # of metrics, while pretraining
 
 
-def make_policy(config: RunConfig, base: SavedPolicy) -> Module:
-    """Returns an actor that sees the state as the base does; its weights are the learner's."""
-    phase, actor = config.direct, config.direct.algorithm.actor
-    cloned: Any = base
-    cameras = cloned.config.cameras
-    require(not cameras, "policy.cameras", cameras, "none with method=direct, which reads the state alone")
+def make_policy(config: RunConfig, base: SavedPolicy, *, decides: int = 1) -> Module:
+    """Returns an actor that sees the state as the base does; its weights are the learner's.
+
+    Args: decides: actions that it gives at once.
+    """
+    phase, cloned = config.phase, cast("Any", base)
+    assert isinstance(phase, ActorPhase), config.method
+    actor, cameras = phase.algorithm.actor, cloned.config.cameras
+    allowed = f"none with method={config.method}, which reads the state alone"
+    require(not cameras, "policy.cameras", cameras, allowed)
     policy_class = resolve("policy", "actor", at="direct")
     return policy_class(
         policy_class.config_class(
             horizon=base.horizon,
+            decides=decides,
             width=actor.width,
             depth=actor.depth,
             layernorm=actor.norm == "layer",
@@ -83,7 +88,7 @@ class Dressed:
     def __init__(self, learner: ActorCritic, policy: Module) -> None:
         self._learner, self._policy = learner, policy
 
-    def update(self, batch: TransitionBatch) -> Mapping[str, Tensor]:
+    def update(self, batch: Any) -> Mapping[str, Tensor]:
         return self._learner.update(batch)
 
     def policy_weights(self) -> Mapping[str, Tensor]:

@@ -1,7 +1,6 @@
 """Methods without a base: whole small runs, pretraining, resume, and the recipes as they are read."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,13 @@ from robot_rl.train.config import RunConfig
 from robot_rl.train.phases import resume, run
 from robot_rl.train.session import RunSession
 
+ACTOR: dict[str, Any] = {
+    "env_steps": 40,
+    "batch": 8,
+    "explore_steps": 10,
+    "capacity": 1000,
+    "algorithm": {"actor": {"width": 16}, "critic": {"width": 16}},
+}
 SMALL: dict[str, Any] = {
     "recipe": "small",
     "method": "direct",
@@ -26,14 +32,9 @@ SMALL: dict[str, Any] = {
     "demos": {"episodes": 3},
     "policy": {"horizon": 8, "width": 16, "depth": 1, "time_dim": 8, "steps": 2},
     "bc": {"updates": 6, "batch": 8},
-    "direct": {
-        "env_steps": 40,
-        "batch": 8,
-        "explore_steps": 10,
-        "capacity": 1000,
-        "pretrain_updates": 7,
-        "algorithm": {"actor": {"width": 16}, "critic": {"width": 16}},
-    },
+    "direct": {**ACTOR, "pretrain_updates": 7},
+    "sequence": {**ACTOR, "algorithm": {**ACTOR["algorithm"], "n_step": 3, "model_width": 16}},
+    "qarl": {**ACTOR, "algorithm": {**ACTOR["algorithm"], "adversary": {"width": 16, "curriculum": 20}}},
     "evaluate": {"episodes": 4, "num_envs": 2, "every_env_steps": 20, "quick_episodes": 2},
     "checkpoint": {"every_s": 0.0, "every_steps": 2},
     "video": {"episodes": 0, "failures": 0},
@@ -46,10 +47,8 @@ def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(phases, "write_report", lambda folder: folder / "report.html")
 
 
-def small(out: Path, **algorithm: Any) -> RunConfig:
-    config = build(RunConfig, SMALL)
-    actor_critic = replace(config.direct.algorithm, **algorithm)
-    return replace(config, out=str(out), direct=replace(config.direct, algorithm=actor_critic))
+def small(out: Path, **changes: Any) -> RunConfig:
+    return build(RunConfig, {**SMALL, "out": str(out), **changes})
 
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:
@@ -68,19 +67,31 @@ def test_a_run_pretrains_warms_up_and_learns(tmp_path: Path) -> None:
     assert any(layer.abs().sum() > 0 for layer in policy.layers)
 
 
-def test_a_resumed_run_is_the_unbroken_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = run(small(tmp_path / "whole"))
+WHOLE = {**SMALL["sequence"], "algorithm": {**SMALL["sequence"]["algorithm"], "credit": "decisions"}}
+METHODS: dict[str, dict[str, Any]] = {
+    "direct": {},
+    "sequence": {"method": "sequence"},
+    "decisions": {"method": "sequence", "sequence": WHOLE},
+    "qarl": {"method": "qarl"},
+}
+
+
+@pytest.mark.parametrize("name", list(METHODS))
+def test_a_resumed_run_is_the_unbroken_one(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = run(small(tmp_path / "whole", **METHODS[name]))
     save, saved = RunSession.save, []
 
     def dies(self: RunSession, phase: str, loop: Any) -> None:
         save(self, phase, loop)
         saved.append(phase)
-        if phase == "direct" and self.counters.env_steps >= 24:
+        if phase not in ("bc", "pretrain") and self.counters.env_steps >= 24:
             raise KeyboardInterrupt
 
     monkeypatch.setattr(RunSession, "save", dies)
     with pytest.raises(KeyboardInterrupt):
-        run(small(tmp_path / "broken"))
+        run(small(tmp_path / "broken", **METHODS[name]))
     monkeypatch.setattr(RunSession, "save", save)
     (folder,) = (tmp_path / "broken").iterdir()
     broken = resume(folder)
@@ -93,10 +104,10 @@ def test_a_resumed_run_is_the_unbroken_one(tmp_path: Path, monkeypatch: pytest.M
         assert value.equal(theirs.state_dict()[name]), name
 
 
-@pytest.mark.parametrize("recipe", ["rlpd", "wsrl", "fast_td3", "fast_sac"])
+@pytest.mark.parametrize("recipe", ["rlpd", "wsrl", "fast_td3", "fast_sac", "sequence", "qarl"])
 def test_recipes_are_read(recipe: str) -> None:
     config = load(RunConfig, [f"recipe={recipe}"], config_name="train")
-    assert config.method == "direct"
+    assert config.method == (recipe if recipe in ("sequence", "qarl") else "direct")
     assert config.recipe == recipe
     base = load(RunConfig, ["recipe=pick_cube"], config_name="train")
     if config.env.task == "pick_cube":  # the same demonstrations and base as the other methods have

@@ -1,0 +1,146 @@
+"""An adversary of bounded rationality beside the actor (QARL, Reddi et al. 2024).
+
+    executed action = clip(a + bound d),  a = actor(s),  d = adversary(s)
+    actor:      mean of temperature log pi(a) - critics(s, executed)
+    adversary:  mean of its temperature log pi(d) + critics(s, executed)
+
+A zero-sum game between two maximum-entropy players. The hotter the adversary, the more its pushes are
+random: its temperature falls from `first` to `last` while it learns, so that the actor meets noise
+first and an opponent later. Both share the critics, for only the executed action matters to the task:
+replay and demonstrations need to know nothing of the game. Deviations: in the paper the adversary has
+forces and a critic of its own, the players learn in turns, and the temperature is drawn from a
+distribution that moves on when the return allows it; here it follows a schedule.
+B batch, A action dim, F features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Generator, Tensor, nn
+
+from robot_rl.algos.actor_critic import ActorCritic, ActorCriticConfig, Features, Steps, state_of
+from robot_rl.algos.actors import LOG_STD_RANGE, Squashed, TanhGaussian
+from robot_rl.algos.optim import METRICS_EVERY, Optimiser
+from robot_rl.core.errors import require
+from robot_rl.data.transitions import TransitionBatch
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdversaryConfig:
+    """Who pushes, how far, and how wisely."""
+
+    bound: float = 0.2
+    """Largest push, as a share of the env's [-1, 1]; 0 leaves the actor alone."""
+    first: float = 1.0
+    """Temperature at the beginning, in units of the return; high: random pushes."""
+    last: float = 1e-3
+    """Temperature at the end of the curriculum, and from there on."""
+    curriculum: int = 50_000
+    """Learner updates from `first` to `last`, along a geometric line; 0 begins with `last` (RARL)."""
+    lr: float = 3e-4
+    width: int = 256
+    depth: int = 2
+
+    def __post_init__(self) -> None:
+        at = "algorithm.adversary."
+        require(0 <= self.bound <= 1, at + "bound", self.bound, "0 to 1")
+        require(self.last > 0, at + "last", self.last, "above 0")
+        require(self.first >= self.last, at + "first", self.first, f"at least last, which is {self.last}")
+        require(self.curriculum >= 0, at + "curriculum", self.curriculum, "0 or more")
+        require(self.lr > 0, at + "lr", self.lr, "above 0")
+        for name in ("width", "depth"):
+            require(getattr(self, name) >= 1, at + name, getattr(self, name), "1 or more")
+
+    def temperature(self, updates: int) -> float:
+        """Returns the adversary's temperature after so many updates."""
+        done = min(1.0, updates / self.curriculum) if self.curriculum else 1.0
+        return self.first ** (1.0 - done) * self.last**done
+
+
+@dataclass(frozen=True, kw_only=True)
+class QARLConfig(ActorCriticConfig):
+    """The actor-critic, and its adversary."""
+
+    adversary: AdversaryConfig = field(default_factory=AdversaryConfig)
+
+
+class QARL(ActorCritic):
+    """Learns an actor, its adversary, and critics of the actions that come of both."""
+
+    def __init__(
+        self,
+        feature_dim: int,
+        action_dim: int,
+        cfg: QARLConfig,
+        seed: int,
+        *,
+        features: Features = state_of,
+        device: str = "cpu",
+    ) -> None:
+        super().__init__(feature_dim, action_dim, cfg, seed, features=features, device=device)
+        self._opponent = opponent = cfg.adversary
+        self.adversary = TanhGaussian(
+            feature_dim,
+            action_dim,
+            log_std_range=LOG_STD_RANGE,
+            width=opponent.width,
+            depth=opponent.depth,
+            matmul=cfg.matmul,
+            generator=Generator().manual_seed(seed + 2),
+        ).to(device)
+        self._optimisers["adversary"] = Optimiser(self.adversary.parameters(), lr=opponent.lr)
+        self._pushes = Generator(device).manual_seed(seed + 3)
+
+    @torch.no_grad()
+    def update(self, batch: TransitionBatch) -> Mapping[str, Tensor]:
+        """Takes one step of the critics and, every `actor_every`, of both players."""
+        metrics = super().update(batch)
+        if self._updates % METRICS_EVERY:
+            return metrics
+        return {**metrics, "adversary_temperature": torch.tensor(self._temperature())}
+
+    def _actions(self, steps: Steps, *, with_present: bool) -> tuple[Squashed | None, Tensor, Tensor]:
+        """Returns what `ActorCritic` does, of the actions that come of both players."""
+        present, after, bonus = super()._actions(steps, with_present=with_present)
+        push = self.adversary.sample(steps.next_features, self._pushes)
+        if self._cfg.entropy_backup:
+            bonus = bonus + self._temperature() * push.log_prob
+        return present, self._executed(after, push), bonus
+
+    def _slope(self, features: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns value and derivative as `ActorCritic` does; the adversary takes its step down the same."""
+        push = self.adversary.sample(features, self._pushes)
+        value, by_executed = super()._slope(features, self._executed(action, push))
+        moves = (action + self._opponent.bound * push.action).abs() <= 1.0  # what is clipped does not
+        by_action, share = by_executed * moves, 1.0 / len(features)
+        gradients = self.adversary.gradients(
+            push, by_action * (self._opponent.bound * share), torch.tensor(self._temperature() * share)
+        )
+        self._optimisers["adversary"].apply(gradients)
+        return value, by_action
+
+    def _executed(self, action: Tensor, push: Squashed) -> Tensor:
+        return (action + self._opponent.bound * push.action).clamp_(-1.0, 1.0)
+
+    def _temperature(self) -> float:
+        return self._opponent.temperature(self._updates)
+
+    @torch.no_grad()
+    def policy_weights(self) -> Mapping[str, Tensor]:
+        """Returns the weights of both players; see `ActorCritic.policy_weights`."""
+        pushes = {f"adversary.layers.{i}": layer[0] for i, layer in enumerate(self.adversary.net.plain())}
+        return {**{f"base.{name}": layer for name, layer in super().policy_weights().items()}, **pushes}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "pushes": self._pushes.get_state()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._pushes.set_state(state["pushes"])
+
+    def _modules(self) -> dict[str, nn.Module]:
+        return {**super()._modules(), "adversary": self.adversary}

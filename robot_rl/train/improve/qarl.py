@@ -1,0 +1,45 @@
+"""Robust RL against an adversary of bounded rationality, without the base (QARL)."""
+
+from __future__ import annotations
+
+import copy
+
+from robot_rl.core.registry import resolve
+from robot_rl.core.seeding import train_seed
+from robot_rl.policies.spec import SavedPolicy
+from robot_rl.train.config import RunConfig
+from robot_rl.train.improve import direct, off_policy
+from robot_rl.train.improve.method import Method, Module, Start
+from robot_rl.train.loop import Run
+from robot_rl.train.session import Session
+
+
+def make_policy(config: RunConfig, base: SavedPolicy) -> Module:
+    """Returns an actor and its adversary; what explores is both, what is evaluated the actor alone."""
+    actor, opponent = direct.make_policy(config, base), config.qarl.algorithm.adversary
+    adversary = resolve("policy", "actor", at="qarl")(
+        actor.config_class(horizon=actor.horizon, width=opponent.width, depth=opponent.depth),
+        state_dim=actor.state_dim,
+        action_dim=actor.action_dim,
+        normaliser=copy.deepcopy(actor.normaliser),
+    )
+    return resolve("policy", "contested", at="qarl")(actor, adversary, opponent.bound)
+
+
+def assemble(session: Session, start: Start) -> tuple[Run, Module]:
+    """Returns the loop of the game, and the policy that holds both players."""
+    config, phase = session.config, session.config.qarl
+    policy = make_policy(config, start.base).to(config.device)
+    learner = resolve("algorithm", "qarl", at="qarl")(
+        policy.feature_dim,
+        policy.action_dim,
+        phase.algorithm,
+        train_seed(config.seed, "qarl"),
+        features=policy.features,
+        device=config.device,
+    )
+    draw = off_policy.steps(phase)
+    return off_policy.assemble(session, start, policy, direct.Dressed(learner, policy), draw), policy
+
+
+QARL = Method(make_policy=make_policy, assemble=assemble)
