@@ -54,6 +54,7 @@ TABLE: dict[str, dict[str, str]] = {
         "actor_critic": "robot_rl.algos.actor_critic:ActorCritic",
         "offline_ppo": "robot_rl.algos.offline_ppo:OfflinePPO",
         "distil": "robot_rl.algos.distil:Distillation",
+        "progress": "robot_rl.algos.progress:ProgressCritic",
     },
     "method": {
         "chunked": "robot_rl.train.improve.chunked:CHUNKED",

@@ -6,6 +6,7 @@ T control steps in all, E episodes, F = T + E frames (final observations include
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,11 @@ from numpy.typing import NDArray
 
 from robot_rl.core.policy import Policy
 from robot_rl.core.seeding import train_seed
-from robot_rl.data.demos import Episodes, EpisodesMeta
+from robot_rl.data.demos import Episodes, EpisodesMeta, load_episodes
 from robot_rl.data.replay import ReplayBuffer
 from robot_rl.hal.vector import Obs, VectorEnv
-from robot_rl.train.config import DemosConfig
+from robot_rl.sim.reflection import reflection_of
+from robot_rl.train.config import DemosConfig, RunConfig
 from robot_rl.train.envs import Expert, Moment, lockstep, make_expert, seed_batches
 
 Array = NDArray[Any]
@@ -49,6 +51,18 @@ def collect_demonstrations(
     first = train_seed(run_seed, "demos") // 2
     seeds = np.arange(first, first + config.episodes, dtype=np.uint64)
     return collect_episodes(env, expert, seeds, on_batch=on_batch)
+
+
+def load_demonstrations(folder: Path, config: RunConfig) -> Episodes:
+    """Reads a run's demonstrations, and puts their mirror images behind them if it wants them.
+
+    Raises:
+        ConfigError: there are no mirror images of this task, or of pictures.
+    """
+    episodes = load_episodes(folder)
+    if not config.demos.mirror:
+        return episodes
+    return reflection_of(config.env, at="demos.mirror").with_images(episodes)
 
 
 def collect_episodes(
