@@ -42,7 +42,7 @@ _SENSORS = {
     mjtSensor.mjSENS_JOINTPOS: np.ones(1),
     mjtSensor.mjSENS_JOINTVEL: np.ones(1),
 }
-"""Kind of sensor -> sign of each element; a joint's is that of a task's own, in the mirror plane. A frame's y axis is missing: it would be -M y."""
+"""Kind of sensor -> sign of each element. Joints: those of a task's own, which move in the mirror plane."""
 _TURNED = ("tool.dy", "tool.yaw", "tool.rx", "tool.rz")
 _ALIGNED = 1e-3
 """How far, in metres and as a sine, a joint may be from the plane or from its normal."""
@@ -102,26 +102,27 @@ def reflection_of(config: EnvConfig, *, at: str = "env") -> Reflection:
     task: Task = resolve("task", config.task, at="env.task")()
     robot = load_robot(config.robot or task.default_robot)
     if not task.symmetric:
-        raise ConfigError(f"{at}: {task.name} has no mirror image, left and right differ in it. Leave it out.")
+        raise ConfigError(f"{at}: {task.name} has no mirror image: left is not like right. Leave it out.")
     if config.cameras:
-        raise ConfigError(f"{at}: got cameras {list(config.cameras)}, allowed: none, pictures are not mirrored")
+        raise ConfigError(f"{at}: got cameras {list(config.cameras)}, allowed: none, which are not mirrored")
     model = compile_task(task, robot)
     joints = _joints(model, robot, at)
     sensors, index, sign, offset = state_sensors(task, robot), [], [], []
-    firsts = dict(zip(sensors, np.cumsum([0, *(model.sensor(name).dim[0] for name in sensors)]), strict=False))
+    sizes = np.array([int(model.sensor(name).dim[0]) for name in sensors])
+    firsts = dict(zip(sensors, np.cumsum(sizes) - sizes, strict=True))
     for name in sensors:
         partner, turn, shift = joints.get(name, (name, 1.0, 0.0))
         signs = turn * _SENSORS[mjtSensor(int(model.sensor(name).type[0]))]
         index += range(firsts[partner], firsts[partner] + len(signs))
         sign += list(signs)
         offset += [shift] * len(signs)
-    turned = {*_TURNED, *(f"{name.removesuffix('.pos')}.delta" for name, joint in joints.items() if joint[1] < 0)}
+    back = [f"{name.removesuffix('.pos')}.delta" for name, (_, turn, _) in joints.items() if turn < 0]
     actions = action_names(task.control, robot)
     return Reflection(
         index=np.array(index),
         sign=np.array(sign),
         offset=np.array(offset),
-        action_sign=np.array([-1.0 if name in turned else 1.0 for name in actions]),
+        action_sign=np.array([-1.0 if name in (*_TURNED, *back) else 1.0 for name in actions]),
     )
 
 

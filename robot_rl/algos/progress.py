@@ -6,9 +6,9 @@ with r = 1 at the last step of an episode that succeeds and 0 elsewhere, so that
 gamma^(steps to go) times the chance of success, in [0, 1], and rises along an episode that goes well. The
 critics are distributional. Frames whose chunk loses more than a threshold of it are not cloned.
 Deviations: an episode is valued by critics that did not learn from it, as others remember how each of a
-few hundred episodes ended, and then it never falls; the next chunk is the demonstrator's own, not that of an actor learned by TD3+BC; nobody marks
-retries in the demonstrations, failures are there as they are; the end of a failure is worth 0, whoever
-ended it.
+few hundred episodes ended, and see no fall; the next chunk is the demonstrator's own, not that of an actor
+learned by TD3+BC; nobody marks retries in the demonstrations, failures are there as they are; the end of a
+failure is worth 0, whoever ended it; frames that are hardly anywhere can be left out as well.
 N critics, B batch, H chunk length, A action dim, T frames.
 """
 

@@ -50,7 +50,7 @@ def policy_meta(config: RunConfig, env: VectorEnv) -> PolicyMeta:
 def assemble_cloning(
     session: Session, episodes: Episodes, kept: NDArray[np.bool_] | None = None
 ) -> tuple[Run, Module]:
-    """Returns the loop of behaviour cloning and the policy that it trains; `kept` are the frames it clones."""
+    """Returns the loop of cloning all frames, or those that are `kept`, and the policy that it trains."""
     config, seed = session.config, session.config.seed
     policy = resolve("policy", config.policy.kind, at="policy.kind")(
         config.policy,

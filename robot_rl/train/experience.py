@@ -91,7 +91,9 @@ class ReplayExperience:
 class DemoExperience:
     """Windows of demonstrations; there is nothing to add to them."""
 
-    def __init__(self, sampler: ChunkSampler | ProgressSampler, *, batch: int, seed: int, device: str = "cpu") -> None:
+    def __init__(
+        self, sampler: ChunkSampler | ProgressSampler, *, batch: int, seed: int, device: str = "cpu"
+    ) -> None:
         self._sampler, self._batch, self._device = sampler, batch, device
         self._rng = np.random.default_rng(seed)
 

@@ -44,7 +44,6 @@ from robot_rl.train.record import check_kind, machine, new_folder, versions, wri
 from robot_rl.train.recording import Recorder, check_earlier, observed
 from robot_rl.train.session import Session, execute, learn
 
-
 PROGRESS = "progress"
 """The phase of `demos.filter`, its metrics and its file."""
 

@@ -1,4 +1,4 @@
-"""Progress: targets and falls by hand, values in closed form, and no episode valued by who learned from it."""
+"""Progress: targets and falls by hand, values in closed form, of episodes that nobody learned from."""
 
 import numpy as np
 import pytest
@@ -27,7 +27,8 @@ def episodes(lengths: tuple[int, ...], succeeds: tuple[bool, ...]) -> Episodes:
     state = np.stack([(ends - rows) / 4, good], axis=1).astype(np.float32)
     return Episodes(
         meta=EpisodesMeta(
-            task="t", robot="r", control_hz=20.0, instruction="", state_names=("to_go", "good"), action_names=("a",)
+            task="t", robot="r", control_hz=20.0, instruction="",
+            state_names=("to_go", "good"), action_names=("a",),
         ),
         obs={"state": state},
         action=(rows[:, None] / 10).astype(np.float32),
@@ -103,7 +104,8 @@ def test_falls_by_hand() -> None:
 def test_frames_that_lose_progress_or_have_none_are_not_kept() -> None:
     progress, index = np.array([0.4, 0.5, 0.1, 0.0, 0.0]), np.zeros(5, int)
     falls = FilterConfig(updates=1, max_fall=0.3).kept(progress, index, 1)
-    assert falls.tolist() == [True, False, True, True, True]  # GR-RL's: what failed already has nothing to lose
+    # GR-RL's rule: what has failed already has nothing to lose.
+    assert falls.tolist() == [True, False, True, True, True]
     both = FilterConfig(updates=1, max_fall=0.3, min_progress=0.05).kept(progress, index, 1)
     assert both.tolist() == [True, False, True, False, False]
 
@@ -115,7 +117,7 @@ def test_cloning_draws_from_kept_frames_alone_and_sees_what_followed() -> None:
     assert len(sampler) == 2
     assert set((batch.actions[:, 0, 0] * 10).round().tolist()) == {1.0, 5.0}
     first = batch.actions[(batch.actions[:, 0, 0] - 0.1).abs() < 1e-6][0, :, 0]
-    torch.testing.assert_close(first, torch.tensor([0.1, 0.2, 0.3]))  # rows 2 and 3 are not kept, but followed
+    torch.testing.assert_close(first, torch.tensor([0.1, 0.2, 0.3]))  # rows 2 and 3 followed
     with pytest.raises(DatasetError, match="no step of the episodes is kept"):
         ChunkSampler(data, 3, np.zeros(7, bool))
 
