@@ -53,7 +53,7 @@ class ChunkSampler:
         return self.rows(self._starts[rng.integers(0, len(self._starts), batch)])
 
     def rows(self, start: Array) -> DemoBatch:
-        """Returns the windows at the given steps; past an episode's end its last action repeats, not valid."""
+        """Returns the windows at these steps; beyond an episode's end its last action repeats, not valid."""
         last = self._last[start]
         rows = start[:, None] + self._offsets
         return DemoBatch(
