@@ -60,7 +60,7 @@ class Controller:
             (robot.gripper_open + robot.gripper_closed) / 2,
             (robot.gripper_open - robot.gripper_closed) / 2,
         )
-        self._names = _action_names(control, robot)
+        self._names = action_names(control, robot)
         self._home_mat = _home_orientation(model, robot)
 
     @property
@@ -170,7 +170,8 @@ def _cross(a: Array, b: Array, out: Array | None = None) -> Array:
     return out
 
 
-def _action_names(control: Control, robot: Robot) -> tuple[str, ...]:
+def action_names(control: Control, robot: Robot) -> tuple[str, ...]:
+    """Returns the names of the elements of an action."""
     gripper = ("gripper",) if control.gripper == "action" else ()
     if control.kind == "joint_delta":
         return (*(f"{joint}.delta" for joint in robot.arm_joints), *gripper)

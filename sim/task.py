@@ -98,6 +98,8 @@ class Task:
     """The robot it is made for; any other that reaches its scene will do."""
     vary: ClassVar[tuple[Vary, ...]] = ()
     joint_noise_rad: ClassVar[float] = 0.02
+    symmetric: ClassVar[bool] = False
+    """Whether the mirror image of an episode (left and right changed) is one that could be met as well."""
 
     def scene(self, spec: mujoco.MjSpec, robot: Robot) -> None:
         """Adds objects and their sensors to a spec that already holds robot, table and cameras."""
@@ -133,12 +135,17 @@ def compile_task(task: Task, robot: Robot) -> mujoco.MjModel:
     return spec.compile()
 
 
+def state_sensors(task: Task, robot: Robot) -> tuple[str, ...]:
+    """Returns the sensors that make the observation `state`, in its order."""
+    joints = [f"{joint}.pos" for joint in (*robot.arm_joints, *robot.finger_joints)]
+    return (*joints, "tool.pos", "tool.xaxis", *task.observation)
+
+
 def state_layout(task: Task, robot: Robot, model: mujoco.MjModel) -> tuple[Array, tuple[str, ...]]:
     """Returns which elements of `sensordata` make the observation `state`, and their names."""
-    joints = [f"{joint}.pos" for joint in (*robot.arm_joints, *robot.finger_joints)]
     index: list[int] = []
     names: list[str] = []
-    for sensor in (*joints, "tool.pos", "tool.xaxis", *task.observation):
+    for sensor in state_sensors(task, robot):
         start, size = int(model.sensor(sensor).adr[0]), int(model.sensor(sensor).dim[0])
         index += range(start, start + size)
         names += [sensor] if size == 1 else [f"{sensor}.{i}" for i in range(size)]

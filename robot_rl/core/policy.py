@@ -63,6 +63,11 @@ class DemoBatch:
     """(B, H), False beyond the end of the episode."""
     source: dict[str, Any] = field(default_factory=dict)
 
+    def to(self, device: str) -> DemoBatch:
+        """Returns the batch on another device."""
+        obs = {key: value.to(device) for key, value in self.obs.items()}
+        return DemoBatch(obs, self.actions.to(device), self.valid.to(device), self.source)
+
 
 class Policy(Protocol):
     """Anything that acts. Adapters (residual, latent steering, best of n) are policies too."""

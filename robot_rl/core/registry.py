@@ -57,6 +57,7 @@ TABLE: dict[str, dict[str, str]] = {
         "qarl": "robot_rl.algos.qarl:QARL",
         "offline_ppo": "robot_rl.algos.offline_ppo:OfflinePPO",
         "distil": "robot_rl.algos.distil:Distillation",
+        "progress": "robot_rl.algos.progress:ProgressCritic",
     },
     "method": {
         "chunked": "robot_rl.train.improve.chunked:CHUNKED",

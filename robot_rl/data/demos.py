@@ -33,20 +33,27 @@ _REQUIRED = {"state": "observation.state", "action": "action"} | {
 class ChunkSampler:
     """Draws windows of H actions with the observation they begin at."""
 
-    def __init__(self, episodes: Episodes, horizon: int) -> None:
+    def __init__(self, episodes: Episodes, horizon: int, kept: Array | None = None) -> None:
+        """Args: horizon: H. kept: (T,) bool, the steps at which windows may begin; None means all."""
         if horizon < 1:
             raise ValueError(f"chunk sampler: got horizon {horizon}, allowed: 1 or more")
         self._episodes = episodes
         self._offsets = np.arange(horizon)
         self._last = episodes.bounds()[1][episodes.episode_index] - 1
+        self._starts = np.arange(len(self._last)) if kept is None else np.flatnonzero(kept)
+        if not len(self._starts):
+            raise DatasetError("chunk sampler: no step of the episodes is kept. Keep more of them.")
 
     def __len__(self) -> int:
-        """Returns the number of windows: one begins at every step."""
-        return len(self._last)
+        """Returns the number of windows: one begins at every step that is kept."""
+        return len(self._starts)
 
     def sample(self, batch: int, rng: np.random.Generator) -> DemoBatch:
-        """Returns B windows; beyond the end of an episode its last action repeats, not valid."""
-        start = rng.integers(0, len(self._last), batch)
+        """Returns B windows that begin at steps which are kept; see `rows`."""
+        return self.rows(self._starts[rng.integers(0, len(self._starts), batch)])
+
+    def rows(self, start: Array) -> DemoBatch:
+        """Returns the windows at these steps; beyond an episode's end its last action repeats, not valid."""
         last = self._last[start]
         rows = start[:, None] + self._offsets
         return DemoBatch(

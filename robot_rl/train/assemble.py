@@ -8,8 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from robot_rl.algos.progress import ProgressSampler
+from robot_rl.core.algorithm import Algorithm
 from robot_rl.core.registry import resolve
 from robot_rl.core.seeding import train_seed
 from robot_rl.data.demos import ChunkSampler, Episodes
@@ -43,8 +47,10 @@ def policy_meta(config: RunConfig, env: VectorEnv) -> PolicyMeta:
     )
 
 
-def assemble_cloning(session: Session, episodes: Episodes) -> tuple[Run, Module]:
-    """Returns the loop of behaviour cloning and the policy that it trains."""
+def assemble_cloning(
+    session: Session, episodes: Episodes, kept: NDArray[np.bool_] | None = None
+) -> tuple[Run, Module]:
+    """Returns the loop of cloning all frames, or those that are `kept`, and the policy that it trains."""
     config, seed = session.config, session.config.seed
     policy = resolve("policy", config.policy.kind, at="policy.kind")(
         config.policy,
@@ -56,14 +62,43 @@ def assemble_cloning(session: Session, episodes: Episodes) -> tuple[Run, Module]
     algorithm = resolve("algorithm", "bc", at="bc")(
         policy, config.bc.algorithm, train_seed(seed, "bc"), total_updates=config.bc.updates
     )
-    sampler = ChunkSampler(episodes, config.policy.horizon)
-    budget, counters = config.bc.updates, session.counters
+    experience = DemoExperience(
+        ChunkSampler(episodes, config.policy.horizon, kept),
+        batch=config.bc.batch,
+        seed=train_seed(seed, "bc batches"),
+        device=config.device,
+    )
+    return assemble_offline(session, "bc", experience, algorithm, config.bc.updates), policy
+
+
+def assemble_progress(session: Session, episodes: Episodes) -> Run:
+    """Returns the loop of the critics that say how far each frame of the demonstrations is."""
+    config, seed, cfg = session.config, session.config.seed, session.config.demos.filter
+    algorithm = resolve("algorithm", "progress", at="demos.filter")(
+        cfg.algorithm,
+        normaliser=Normaliser.fit(episodes.obs, episodes.action),
+        horizon=config.policy.horizon,
+        seed=train_seed(seed, "progress"),
+        device=config.device,
+    )
+    experience = DemoExperience(
+        ProgressSampler(episodes, config.policy.horizon, cfg.algorithm),
+        batch=cfg.batch,
+        seed=train_seed(seed, "progress batches"),
+        device=config.device,
+    )
+    return assemble_offline(session, "progress", experience, algorithm, cfg.updates)
+
+
+def assemble_offline(
+    session: Session, phase: str, experience: DemoExperience, algorithm: Algorithm, budget: int
+) -> Run:
+    """Returns the loop of a phase that takes `budget` updates on demonstrations alone."""
+    config, counters = session.config, session.counters
     counters.updates = 0
     run = Run(
         sources=[],
-        experience=DemoExperience(
-            sampler, batch=config.bc.batch, seed=train_seed(seed, "bc batches"), device=config.device
-        ),
+        experience=experience,
         algorithm=algorithm,
         handle=PolicyHandle(),
         pacer=Pacer(finished=lambda at: at.updates >= budget, updates=Always()),
@@ -77,11 +112,11 @@ def assemble_cloning(session: Session, episodes: Episodes) -> tuple[Run, Module]
             "metrics",
             Every(max(1, budget // config.metrics_rows)),
             updates,
-            lambda at: write_metrics(session, run, "bc"),
+            lambda at: write_metrics(session, run, phase),
         ),
-        *checkpoint_hooks(session, run, "bc", config.checkpoint, updates),
+        *checkpoint_hooks(session, run, phase, config.checkpoint, updates),
     ]
-    return run, policy
+    return run
 
 
 def generator(seed: int, stream: str) -> torch.Generator:

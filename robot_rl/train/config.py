@@ -9,6 +9,7 @@ from typing import Any, Literal, cast
 import torch
 
 from robot_rl.algos.bc import BCConfig
+from robot_rl.algos.progress import FilterConfig
 from robot_rl.core.errors import ConfigError, nearest, require
 from robot_rl.core.registry import table
 from robot_rl.policies.chunk import ChunkPolicyConfig
@@ -56,6 +57,10 @@ class DemosConfig:
     """Standard deviation of its aim between episodes, in x and y."""
     path: str | None = None
     """Folder of an existing dataset (`robot-rl collect`); nothing is collected then."""
+    mirror: bool = False
+    """Each episode's left-right mirror image is a demonstration too."""
+    filter: FilterConfig = field(default_factory=FilterConfig)
+    """Which frames are cloned; all of them are left to what learns from failures."""
 
     def __post_init__(self) -> None:
         require(self.episodes >= 1, "demos.episodes", self.episodes, "1 or more")

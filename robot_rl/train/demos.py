@@ -6,6 +6,7 @@ T control steps in all, E episodes, F = T + E frames (final observations include
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,11 @@ from numpy.typing import NDArray
 
 from robot_rl.core.policy import Policy
 from robot_rl.core.seeding import train_seed
-from robot_rl.data.demos import Episodes, EpisodesMeta
+from robot_rl.data.demos import Episodes, EpisodesMeta, load_episodes
 from robot_rl.data.replay import ReplayBuffer
 from robot_rl.hal.vector import Obs, VectorEnv
-from robot_rl.train.config import DemosConfig
+from robot_rl.sim.reflection import reflection_of
+from robot_rl.train.config import DemosConfig, RunConfig
 from robot_rl.train.envs import Expert, Moment, lockstep, make_expert, seed_batches
 
 Array = NDArray[Any]
@@ -54,6 +56,18 @@ def expert_of(env: VectorEnv, *, bias_m: float, noise_m: float, run_seed: int) -
     expert = make_expert(env, bias_m=bias_m, noise_m=noise_m, noise_seed=train_seed(run_seed, "expert"))
     # Half the range of training seeds: the episodes' own seeds follow the first and stay in it.
     return expert, train_seed(run_seed, "demos") // 2
+
+
+def load_demonstrations(folder: Path, config: RunConfig) -> Episodes:
+    """Reads a run's demonstrations, and puts their mirror images behind them if it wants them.
+
+    Raises:
+        ConfigError: there are no mirror images of this task, or of pictures.
+    """
+    episodes = load_episodes(folder)
+    if not config.demos.mirror:
+        return episodes
+    return reflection_of(config.env, at="demos.mirror").with_images(episodes)
 
 
 def collect_episodes(

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from robot_rl.algos.progress import ProgressBatch, ProgressSampler
 from robot_rl.core.policy import DemoBatch
 from robot_rl.data.demos import ChunkSampler
 from robot_rl.data.pool import EpisodePool
@@ -90,19 +91,18 @@ class ReplayExperience:
 class DemoExperience:
     """Windows of demonstrations; there is nothing to add to them."""
 
-    def __init__(self, sampler: ChunkSampler, *, batch: int, seed: int, device: str = "cpu") -> None:
+    def __init__(
+        self, sampler: ChunkSampler | ProgressSampler, *, batch: int, seed: int, device: str = "cpu"
+    ) -> None:
         self._sampler, self._batch, self._device = sampler, batch, device
         self._rng = np.random.default_rng(seed)
 
     def add(self, steps: StepBatch) -> int:
         raise RuntimeError("demonstrations are read only: a run that collects needs a ReplayExperience")
 
-    def sample(self) -> DemoBatch:
+    def sample(self) -> DemoBatch | ProgressBatch:
         batch = self._sampler.sample(self._batch, self._rng)
-        if self._device == "cpu":
-            return batch
-        obs = {key: value.to(self._device) for key, value in batch.obs.items()}
-        return DemoBatch(obs, batch.actions.to(self._device), batch.valid.to(self._device), batch.source)
+        return batch if self._device == "cpu" else batch.to(self._device)
 
     def state_dict(self) -> dict[str, Any]:
         return {"rng": self._rng.bit_generator.state}

@@ -30,6 +30,7 @@ class GantryPeg(Task):
     camera = "side"
     default_robot = "gantry"
     control = Control(rotation="none", gripper="shut")
+    symmetric = True
     observation = ("tool.linvel", "peg_in_tool.pos", "peg.zaxis", "tip_in_hole.pos")
     vary = (
         Vary(field="geom_friction", element="peg", low=0.8, high=1.3, component=0),

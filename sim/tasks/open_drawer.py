@@ -38,6 +38,7 @@ class OpenDrawer(Task):
     instruction = "open the drawer"
     horizon_s = 5.0
     camera = "side"
+    symmetric = True
     observation = ("tool.linvel", "drawer.pos", "drawer.vel", "handle.pos", "handle_in_tool.pos")
     vary = (
         Vary(field="dof_damping", element="drawer", low=0.5, high=2.0),

@@ -25,6 +25,7 @@ class PickCube(Task):
     name = "pick_cube"
     instruction = "pick up the cube and bring it to the green point"
     horizon_s = 5.0
+    symmetric = True
     observation = (
         "tool.linvel",
         "cube.pos",

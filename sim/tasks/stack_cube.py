@@ -30,6 +30,7 @@ class StackCube(Task):
     name = "stack_cube"
     instruction = "put the red cube on the blue cube and let go"
     horizon_s = 6.0
+    symmetric = True
     observation = (
         "tool.linvel",
         "red.pos",

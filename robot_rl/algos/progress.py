@@ -1,0 +1,265 @@
+"""Q as progress: a critic of the demonstrations, and which of their frames to clone (GR-RL, Li et al. 2025).
+
+    y = sum_{i<m} gamma^i r_{t+i} + gamma^m Q'(s_{t+m}, a_{t+m}, ...)    nothing after the episode's end
+
+with r = 1 at the last step of an episode that succeeds and 0 elsewhere, so that the value of a chunk is
+gamma^(steps to go) times the chance of success, in [0, 1], and rises along an episode that goes well. The
+critics are distributional. Frames whose chunk loses more than a threshold of it are not cloned.
+Deviations: an episode is valued by critics that did not learn from it, as others remember how each of a
+few hundred episodes ended, and see no fall; the next chunk is the demonstrator's own, not that of an actor
+learned by TD3+BC; nobody marks retries in the demonstrations, failures are there as they are; the end of a
+failure is worth 0, whoever ended it; frames that are hardly anywhere can be left out as well.
+N critics, B batch, H chunk length, A action dim, T frames.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Generator, Tensor
+
+from robot_rl.algos.critics import Critics
+from robot_rl.algos.heads import make_head
+from robot_rl.algos.optim import METRICS_EVERY, Matmul, Optimiser, copied, keep_freed_memory
+from robot_rl.core.errors import DatasetError, require
+from robot_rl.data.demos import ChunkSampler, Episodes
+from robot_rl.data.normalize import Normaliser
+
+Array = NDArray[Any]
+
+_ROWS = 4096
+"""Chunks valued at once."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProgressConfig:
+    """What the critics are, and how fast they learn."""
+
+    gamma_step: float = 0.98
+    """Discount per control step."""
+    folds: int = 2
+    """Parts of the episodes; those of a part are valued by critics of the others."""
+    num: int = 2
+    """Critics of a part."""
+    width: int = 256
+    depth: int = 2
+    atoms: int = 51
+    """Values between 0 and 1, whose probabilities are learned (C51)."""
+    tau: float = 0.01
+    """Share of the way that the target critics follow at each update."""
+    lr: float = 3e-4
+    weight_decay: float = 0.0
+    matmul: Matmul = "bf16"
+    """`bf16`: products of float32 matrices in bfloat16 where the processor can; `fp32`: never."""
+
+    def __post_init__(self) -> None:
+        at = "demos.filter.algorithm"
+        require(0 < self.gamma_step < 1, f"{at}.gamma_step", self.gamma_step, "above 0, below 1")
+        require(self.folds >= 2, f"{at}.folds", self.folds, "2 or more")
+        for name in ("num", "width", "depth"):
+            require(getattr(self, name) >= 1, f"{at}.{name}", getattr(self, name), "1 or more")
+        require(self.atoms >= 2, f"{at}.atoms", self.atoms, "2 or more")
+        require(0 < self.tau <= 1, f"{at}.tau", self.tau, "above 0, at most 1")
+        require(self.lr > 0, f"{at}.lr", self.lr, "above 0")
+        require(self.weight_decay >= 0, f"{at}.weight_decay", self.weight_decay, "0 or more")
+        require(self.matmul in ("bf16", "fp32"), f"{at}.matmul", self.matmul, "bf16, fp32")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FilterConfig:
+    """Which frames of the demonstrations are cloned."""
+
+    updates: int = 0
+    """Of the critics; 0 leaves them out, and every frame is cloned."""
+    batch: int = 256
+    max_fall: float = 0.1
+    """Frames within whose chunk the progress falls by more than this are not cloned."""
+    min_progress: float = 0.0
+    """Nor are frames that are less far: what fails from the start has nothing to lose. 0 is GR-RL's."""
+    algorithm: ProgressConfig = field(default_factory=ProgressConfig)
+
+    def __post_init__(self) -> None:
+        require(self.updates >= 0, "demos.filter.updates", self.updates, "0 or more")
+        require(self.batch >= 1, "demos.filter.batch", self.batch, "1 or more")
+        require(0 <= self.max_fall <= 1, "demos.filter.max_fall", self.max_fall, "0 to 1")
+        require(0 <= self.min_progress < 1, "demos.filter.min_progress", self.min_progress, "0 to below 1")
+
+    def kept(self, progress: Array, episode_index: Array, horizon: int) -> Array:
+        """Returns which frames (T,) are cloned; see `largest_fall`."""
+        fall = largest_fall(progress, episode_index, horizon)
+        return (fall <= self.max_fall) & (progress >= self.min_progress)
+
+
+@dataclass
+class ProgressBatch:
+    """Chunks of demonstrations, and those that followed them."""
+
+    obs: Tensor
+    """(B, D), the state."""
+    action: Tensor
+    """(B, H, A); beyond the end of the episode its last action repeats."""
+    reward: Tensor
+    """(B,): gamma^i of the step i of the chunk at which the episode succeeded, or 0."""
+    bootstrap: Tensor
+    """(B,): gamma^H, or 0 where the episode ended in the chunk."""
+    next_obs: Tensor
+    next_action: Tensor
+    fold: int
+    """The part of the episodes that these are not of."""
+
+    def to(self, device: str) -> ProgressBatch:
+        tensors = {name: value.to(device) for name, value in vars(self).items() if name != "fold"}
+        return ProgressBatch(**tensors, fold=self.fold)
+
+
+class ProgressSampler:
+    """Draws chunks that begin at any step of the demonstrations but for those of one part, drawn too."""
+
+    def __init__(self, episodes: Episodes, horizon: int, cfg: ProgressConfig) -> None:
+        """Args: horizon: H.
+
+        Raises:
+            DatasetError: fewer episodes than parts.
+        """
+        if episodes.num_episodes < cfg.folds:
+            raise DatasetError(
+                f"demos.filter: got {episodes.num_episodes} episodes for algorithm.folds={cfg.folds}, "
+                "allowed: as many episodes as folds, or more"
+            )
+        self._chunks = ChunkSampler(episodes, horizon)
+        part = episodes.episode_index % cfg.folds
+        self._rows = [np.flatnonzero(part != fold) for fold in range(cfg.folds)]
+        to_go = episodes.bounds()[1][episodes.episode_index] - np.arange(len(part))
+        ends, success = to_go <= horizon, episodes.episode_success()[episodes.episode_index]
+        self._next = np.where(ends, 0, np.arange(len(part)) + horizon)
+        reward = cfg.gamma_step ** (to_go - 1.0) * (ends & success)
+        self._reward = torch.from_numpy(reward.astype(np.float32))
+        self._bootstrap = torch.from_numpy((cfg.gamma_step**horizon * ~ends).astype(np.float32))
+
+    def sample(self, batch: int, rng: np.random.Generator) -> ProgressBatch:
+        """Returns B chunks."""
+        fold = int(rng.integers(len(self._rows)))
+        return self.rows(rng.choice(self._rows[fold], batch), fold)
+
+    def rows(self, rows: Array, fold: int) -> ProgressBatch:
+        """Returns the chunks that begin at the given steps."""
+        now, after = self._chunks.rows(rows), self._chunks.rows(self._next[rows])
+        return ProgressBatch(
+            obs=now.obs["state"],
+            action=now.actions,
+            reward=self._reward[rows],
+            bootstrap=self._bootstrap[rows],
+            next_obs=after.obs["state"],
+            next_action=after.actions,
+            fold=fold,
+        )
+
+
+class ProgressCritic:
+    """Learns the value of the demonstrator's chunks by TD, once without each part of the episodes."""
+
+    def __init__(
+        self, cfg: ProgressConfig, *, normaliser: Normaliser, horizon: int, seed: int, device: str = "cpu"
+    ) -> None:
+        """Args: normaliser: of the demonstrations' state and actions. horizon: H. seed: of the weights."""
+        keep_freed_memory()
+        self._cfg, self._normaliser, self._horizon = cfg, normaliser.to(device), horizon
+        self._generator = Generator().manual_seed(seed)
+        self._critics = [
+            Critics(
+                normaliser.feature_dims["state"],
+                horizon * normaliser.action_dim,
+                num=cfg.num,
+                width=cfg.width,
+                depth=cfg.depth,
+                head=make_head("c51", num=cfg.num, atoms=cfg.atoms, low=0.0, high=1.0),
+                matmul=cfg.matmul,
+                generator=self._generator,
+            ).to(device)
+            for _ in range(cfg.folds)
+        ]
+        self._targets = [critics.target() for critics in self._critics]
+        self._optimisers = [
+            Optimiser(critics.parameters(), lr=cfg.lr, weight_decay=cfg.weight_decay, grad_clip=1.0)
+            for critics in self._critics
+        ]
+        self._updates = 0
+
+    @torch.no_grad()
+    def update(self, batch: ProgressBatch) -> Mapping[str, Tensor]:
+        """Takes one step of the batch's critics; the target is the mixture of their targets' answers."""
+        critics, slow = self._critics[batch.fold], self._targets[batch.fold]
+        following = self._inputs(batch.next_obs, batch.next_action)
+        next_BD = slow.distribution(*following, list(range(self._cfg.num)), "mean")
+        target = critics.head.target(
+            batch.reward, batch.bootstrap, next_BD, torch.zeros_like(batch.reward), self._generator
+        )
+        value_NB, gradients = critics.td_gradients(*self._inputs(batch.obs, batch.action), target)
+        self._optimisers[batch.fold].apply(gradients)
+        slow.follow_online(critics, self._cfg.tau)
+        self._updates += 1
+        if self._updates % METRICS_EVERY:
+            return {}
+        mean_B = critics.head.mean(target)
+        return {"value": mean_B.mean(), "td_error": (value_NB - mean_B).square().mean().sqrt()}
+
+    @torch.no_grad()
+    def progress(self, episodes: Episodes) -> Array:
+        """Returns the value (T,) of the chunk at every frame, by critics that have not seen its episode."""
+        chunks, device = ChunkSampler(episodes, self._horizon), self._normaliser.action_centre.device
+        part, found = episodes.episode_index % self._cfg.folds, np.empty(len(chunks), np.float32)
+        for fold, critics in enumerate(self._critics):
+            rows = np.flatnonzero(part == fold)
+            for start in range(0, len(rows), _ROWS):
+                some = rows[start : start + _ROWS]
+                batch = chunks.rows(some)
+                inputs = self._inputs(batch.obs["state"].to(device), batch.actions.to(device))
+                found[some] = critics.q(*inputs).mean(dim=0).cpu().numpy()
+        return found
+
+    def policy_weights(self) -> Mapping[str, Tensor]:
+        """Returns nothing: no policy acts by it."""
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "critics": [copied(critics) for critics in self._critics],
+            "targets": [copied(critics) for critics in self._targets],
+            "optimisers": [optimiser.state_dict() for optimiser in self._optimisers],
+            "updates": self._updates,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for name, parts in (
+            ("critics", self._critics),
+            ("targets", self._targets),
+            ("optimisers", self._optimisers),
+        ):
+            for part, saved in zip(parts, state[name], strict=True):
+                part.load_state_dict(saved)
+        self._updates = int(state["updates"])
+
+    def _inputs(self, state: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        return self._normaliser.obs({"state": state})["state"], self._normaliser.action(action).flatten(1)
+
+
+def largest_fall(progress: Array, episode_index: Array, horizon: int) -> Array:
+    """Returns by how much (T,) the progress falls, from any frame to a later one, within H frames after each.
+
+    Args:
+        progress: (T,), along whole episodes.
+        episode_index: (T,), ascending; the frames after an end do not count.
+        horizon: H; the frames t to t + H are looked at.
+    """
+    last = np.searchsorted(episode_index, episode_index, side="right") - 1
+    highest, fall = progress.copy(), np.zeros_like(progress)
+    for ahead in range(1, horizon + 1):
+        later = progress[np.minimum(np.arange(len(progress)) + ahead, last)]
+        fall = np.maximum(fall, highest - later)
+        highest = np.maximum(highest, later)
+    return fall

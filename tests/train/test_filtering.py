@@ -1,0 +1,85 @@
+"""Runs that filter and mirror their demonstrations: the phases, what is cloned, exact resume."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from robot_rl.algos.progress import ProgressCritic
+from robot_rl.config import build
+from robot_rl.data.demos import load_episodes
+from robot_rl.telemetry.metrics import FILE_NAME, read_metrics
+from robot_rl.train import phases
+from robot_rl.train.config import RunConfig
+from robot_rl.train.demos import load_demonstrations
+
+TINY: dict[str, Any] = {
+    "recipe": "tiny",
+    "method": "latent",
+    "num_envs": 2,
+    "n_exec": 4,
+    "metrics_rows": 10,
+    "env": {"task": "reach", "horizon_s": 0.7, "num_threads": 1},
+    "demos": {
+        "episodes": 4,
+        "bias_m": 0.02,
+        "mirror": True,
+        "filter": {
+            "updates": 20,
+            "batch": 8,
+            "max_fall": 0.02,
+            "algorithm": {"width": 16, "depth": 1, "lr": 1e-2},
+        },
+    },
+    "policy": {"horizon": 8, "width": 16, "depth": 1, "time_dim": 8, "steps": 2},
+    "bc": {"updates": 10, "batch": 16},
+    "latent": {"env_steps": 0},
+    "evaluate": {"episodes": 4, "num_envs": 4, "every_env_steps": 0, "quick_episodes": 4},
+    "checkpoint": {"every_s": 0.0, "every_steps": 1},
+    "video": {"episodes": 0, "failures": 0},
+}
+
+
+@pytest.fixture(autouse=True)
+def own_leases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROBOT_RL_STATE", str(tmp_path / "state"))
+    monkeypatch.setattr(phases, "write_report", lambda folder: folder / "report.html")
+
+
+def tiny(out: Path) -> RunConfig:
+    return replace(build(RunConfig, TINY), out=str(out))
+
+
+def test_a_run_values_filters_and_mirrors_and_resumes_exactly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = phases.run(tiny(tmp_path / "whole"))
+    folder = Path(whole.run)
+    found = np.load(folder / "progress.npz")
+    demos, config = load_episodes(folder / "demos"), tiny(tmp_path)
+    assert found["progress"].shape == found["kept"].shape == demos.reward.shape
+    kept = config.demos.filter.kept(found["progress"], demos.episode_index, 8)
+    np.testing.assert_array_equal(found["kept"], kept)
+    assert len(load_demonstrations(folder / "demos", config).reward) == 2 * len(demos.reward)
+    (row,) = [row for row in read_metrics(folder / FILE_NAME) if "progress/kept_of_failures" in row]
+    assert row["phase"] == "progress"
+
+    update, calls = ProgressCritic.update, 0
+
+    def cut_short(self: ProgressCritic, batch: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 12:
+            raise KeyboardInterrupt
+        return update(self, batch)
+
+    monkeypatch.setattr(ProgressCritic, "update", cut_short)
+    with pytest.raises(KeyboardInterrupt):
+        phases.run(tiny(tmp_path / "cut"))
+    monkeypatch.setattr(ProgressCritic, "update", update)
+    (cut,) = (tmp_path / "cut").iterdir()
+    resumed = phases.resume(cut)
+    np.testing.assert_array_equal(np.load(cut / "progress.npz")["progress"], found["progress"])
+    assert resumed.base_digest == whole.base_digest
