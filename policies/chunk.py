@@ -89,6 +89,9 @@ class ChunkPolicyConfig(ProcessConfig):
     """K, the number of denoising steps when acting."""
     train_steps: int = 20
     """T, the noise levels of diffusion, at least `steps`."""
+    prediction: str = "noise"
+    """What the network of a diffusion policy predicts: `noise` (DPPO) or `velocity`. From the noise the chunk
+    is not to be had where x is almost nothing else: a small network errs by its whole range there."""
     cameras: tuple[str, ...] = ()
     """Cameras the policy sees besides the state; reads `<camera>.rgb`."""
     image_features: int = 64
@@ -377,4 +380,5 @@ def make_process(config: ChunkPolicyConfig) -> Process:
         std_floor=config.std_floor,
         log_prob_std_floor=config.log_prob_std_floor,
         tuned_steps=config.tuned_steps,
+        prediction=config.prediction,
     )

@@ -7,7 +7,7 @@ Conventions, for every process here:
 - Flow: x_t = (1 - t) action + t noise; the network predicts the velocity v = noise - action, so
   an Euler step is x - (t_k - t_{k+1}) v.
 - Diffusion: x_i = sqrt(abar_i) action + sqrt(1 - abar_i) noise at training step i in 0..T-1; the
-  network predicts the noise and sees t = (i + 1) / T.
+  network sees t = (i + 1) / T and predicts the noise, or sqrt(abar_i) noise - sqrt(1 - abar_i) action.
 - Log-probabilities are averaged over H and A: the ratio of a PPO learner is then the (H A)-th root
   of the density ratio, which is the convention behind published clip ranges.
 
@@ -243,9 +243,9 @@ class DDIM:
     log_prob_std_floor: float = 0.1
     """Smallest noise in the log-probability (DPPO)."""
     tuned_steps: int = 0
-    """Only the last so many steps are stochastic, and scored (DPPO's K'); 0 means all.
-
-    Deviation: DPPO draws noise in the steps before, too, which are not scored there either."""
+    """Only the last so many steps are noisy, and scored; 0: all. DPPO draws noise before them, too."""
+    prediction: str = "noise"
+    """What the network predicts: the `noise`, or the `velocity` (Salimans and Ho 2022, appendix D)."""
 
     def __post_init__(self) -> None:
         name = type(self).__name__
@@ -258,6 +258,8 @@ class DDIM:
                 raise ValueError(f"{name}: {field} must be above 0, got {getattr(self, field)}")
         if self.tuned_steps < 0:
             raise ValueError(f"{name}: tuned_steps must be at least 0, got {self.tuned_steps}")
+        if self.prediction not in ("noise", "velocity"):
+            raise ValueError(f"{name}: prediction must be 'noise' or 'velocity', got {self.prediction!r}")
 
     def grid(self, steps: int) -> TimeGrid:
         if not 1 <= steps <= self.train_steps:
@@ -299,12 +301,13 @@ class DDIM:
 
     def corrupt(self, actions: Tensor, noise: Tensor, generator: Generator | None) -> Corrupted:
         device = generator.device if generator is not None else actions.device
-        shape = (len(actions),)
-        level = torch.randint(self.train_steps, shape, generator=generator, device=device)
+        level = torch.randint(self.train_steps, (len(actions),), generator=generator, device=device)
         level = level.to(actions.device)
         table = torch.tensor(alphas_cumprod(self.train_steps), device=actions.device)
         abar = table[level].to(actions.dtype).view(-1, 1, 1)
         x = abar.sqrt() * actions + (1 - abar).sqrt() * noise
+        if self.prediction == "velocity":
+            noise = abar.sqrt() * noise - (1 - abar).sqrt() * actions
         return Corrupted(x, (level + 1).to(actions.dtype) / self.train_steps, noise)
 
     def _coefficients(self, abar: float, abar_next: float) -> dict[str, float]:
@@ -314,9 +317,10 @@ class DDIM:
         gain = math.sqrt(max(1 - abar_next - std * std, 0.0) / (1 - abar))
         gain_ode = math.sqrt((1 - abar_next) / (1 - abar))
         floored = max(std, self.std_floor)
+        root = math.sqrt(abar)
         return {
-            "x_to_action": 1 / math.sqrt(abar),
-            "noise_to_action": -math.sqrt((1 - abar) / abar),
+            "x_to_action": root if self.prediction == "velocity" else 1 / root,
+            "out_to_action": -math.sqrt(1 - abar) / (1 if self.prediction == "velocity" else root),
             "action_gain": math.sqrt(abar_next) - gain * math.sqrt(abar),
             "x_gain": gain,
             "action_gain_ode": math.sqrt(abar_next) - gain_ode * math.sqrt(abar),
@@ -380,7 +384,7 @@ def _euler(net_out: Tensor, x: Tensor, grid: TimeGrid, k: int | Tensor) -> Tenso
 
 
 def _predicted_action(net_out: Tensor, x: Tensor, grid: TimeGrid, k: int | Tensor) -> Tensor:
-    action = grid.at("x_to_action", k, x) * x + grid.at("noise_to_action", k, x) * net_out
+    action = grid.at("x_to_action", k, x) * x + grid.at("out_to_action", k, x) * net_out
     return action.clamp(-1.0, 1.0)
 
 

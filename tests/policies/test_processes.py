@@ -219,6 +219,23 @@ def test_diffusion_training_target() -> None:
     assert torch.allclose(out.x, abar.sqrt() * actions + (1 - abar).sqrt() * noise, atol=1e-6)
 
 
+def test_a_predicted_velocity_takes_the_same_steps_as_the_noise_it_stands_for() -> None:
+    actions, noise = torch.randn(2, 64, 2, 3, generator=seeded(), dtype=torch.float64).clamp(-1.0, 1.0)
+    by_noise, by_velocity = DDPM(train_steps=5), DDPM(train_steps=5, prediction="velocity")
+    for level, k in ((4, 0), (0, 4)):
+        abar = alphas_cumprod(5)[level]
+        x = abar**0.5 * actions + (1 - abar) ** 0.5 * noise
+        velocity = abar**0.5 * noise - (1 - abar) ** 0.5 * actions
+        expected, _ = by_noise.step(noise, x, by_noise.grid(5), k)
+        mean, _ = by_velocity.step(velocity, x, by_velocity.grid(5), k)
+        torch.testing.assert_close(mean, expected)
+    out = by_velocity.corrupt(actions, noise, seeded(1))
+    abar = torch.tensor(alphas_cumprod(5))[(out.time * 5).round().long() - 1].view(-1, 1, 1)
+    torch.testing.assert_close(out.target, abar.sqrt() * noise - (1 - abar).sqrt() * actions)
+    with pytest.raises(ValueError, match=r"DDPM: prediction must be 'noise' or 'velocity', got 'x0'"):
+        DDPM(prediction="x0")
+
+
 def test_gaussian_log_prob_and_entropy_by_hand() -> None:
     # log N(1; 0, 2) = -1/8 - ln 2 - ln(2 pi) / 2 = -0.125 - 0.6931472 - 0.9189385 = -1.7370857,
     # log N(0; 0, 2) = -1.6120857, mean -1.6745857. Entropy 0.5 + 0.9189385 + 0.6931472 = 2.1120857.
