@@ -45,7 +45,7 @@ METHODS = (
     "qc_fql",
 )
 """Recipes."""
-TASKS = ("pick_cube",)
+TASKS = ("pick_cube", "open_drawer")
 """Bases of `configs/base`."""
 Array = NDArray[Any]
 _BASE = "base"
