@@ -1,18 +1,21 @@
-"""Methods without a base: whole small runs, pretraining, resume, and the recipes as they are read."""
+"""Methods without a base, `direct`, `sequence` and `qarl`: small runs, pretraining, resume, recipes."""
 
 import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from robot_rl.config import build, load
 from robot_rl.core.errors import ConfigError
+from robot_rl.data.transitions import ChunkBatch, TransitionBatch
 from robot_rl.policies.actor import ActorPolicy
 from robot_rl.policies.checkpoint import load_policy
 from robot_rl.train import phases
 from robot_rl.train.config import RunConfig
+from robot_rl.train.improve.sequence import decisions
 from robot_rl.train.phases import resume, run
 from robot_rl.train.session import RunSession
 
@@ -131,3 +134,14 @@ def test_recipes_are_read(recipe: str) -> None:
 def test_mistakes_are_refused(change: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load(RunConfig, ["recipe=rlpd", change], config_name="train")
+
+
+def test_a_decision_is_a_transition_of_all_its_actions() -> None:
+    action = torch.arange(12.0).view(2, 3, 2)
+    state, after, kind = {"state": torch.zeros(2, 4)}, {"state": torch.ones(2, 4)}, torch.zeros(2)
+    valid, reward, bootstrap = torch.ones(2, 3), torch.tensor([1.0, 2.0]), torch.tensor([0.0, 0.5])
+    chunks = ChunkBatch(state, action, valid, reward, bootstrap, after, kind)
+    found = decisions(lambda sampler, rng: chunks)(None, np.random.default_rng(0))
+    assert isinstance(found, TransitionBatch)
+    assert found.action.tolist() == [[0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 10, 11]]
+    assert (found.reward, found.bootstrap, found.next_obs) == (reward, bootstrap, after)
