@@ -58,7 +58,9 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Commands:
 
 
 def run(out: Path, **options: Any) -> dict[str, Any]:
-    return improve.run(methods=("residual",), out=str(out), figure="", jobs=1, **options)
+    return improve.run(
+        tasks=("pick_cube",), methods=("residual",), out=str(out), figure="", jobs=1, **options
+    )
 
 
 def test_rows_and_curves_by_hand(tmp_path: Path, started: Commands) -> None:
@@ -116,7 +118,7 @@ def test_a_run_that_was_cut_short_goes_on(tmp_path: Path, started: Commands) -> 
 
 
 def test_another_kind_of_policy_clones_its_own_base(tmp_path: Path, started: Commands) -> None:
-    improve.run(methods=("dppo",), seeds=(4,), out=str(tmp_path), figure="", jobs=1)
+    improve.run(tasks=("pick_cube",), methods=("dppo",), seeds=(4,), out=str(tmp_path), figure="", jobs=1)
     assert started[1]["demos.path"] == f"{tmp_path}/pick_cube/base/seed4/1-run/demos"
     assert "bc.policy" not in started[1]
 
@@ -128,7 +130,12 @@ def test_methods_stand_in_the_order_they_were_asked_for(tmp_path: Path) -> None:
             write_run(folder, base=0.5, final=0.9, env_steps=300, minutes=1.0)
     figure = tmp_path / "curves.png"
     rows = improve.run(
-        methods=("residual", "latent"), seeds=(0, 1), out=str(tmp_path), figure=str(figure), jobs=1
+        tasks=("pick_cube",),
+        methods=("residual", "latent"),
+        seeds=(0, 1),
+        out=str(tmp_path),
+        figure=str(figure),
+        jobs=1,
     )["rows"]
     assert [(row["method"], row["seed"]) for row in rows] == [("residual", "0 1"), ("latent", "0 1")]
     assert figure.read_bytes().startswith(b"\x89PNG")
@@ -150,9 +157,13 @@ def test_unknown_names_are_refused() -> None:
 def test_the_table_is_of_recipes_on_one_base() -> None:
     assert set(improve.METHODS) <= set(options("recipe"))
     assert set(improve.TASKS) <= set(options("base"))
-    runs = [load(RunConfig, [f"recipe={name}"], config_name="train") for name in improve.METHODS]
-    first = runs[0]
+    runs = [
+        load(RunConfig, [f"recipe={name}", f"base={task}"], config_name="train")
+        for task in improve.TASKS
+        for name in improve.METHODS
+    ]
     for config in runs:
+        first = next(one for one in runs if one.env.task == config.env.task)
         assert (config.env, config.demos, config.bc, config.n_exec) == (
             first.env,
             first.demos,
