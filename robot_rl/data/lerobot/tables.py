@@ -28,6 +28,8 @@ class Tables:
         self._checksums = checksums
         self._budget = cached_bytes
         self._groups: OrderedDict[tuple[str, int, tuple[str, ...]], Any] = OrderedDict()
+        self._held_bytes = 0
+        self._footer: tuple[str, Any] = ("", None)  # of the file read last: it grows with its row groups
         self._ends: dict[str, Array] = {}
         self._lock = threading.Lock()
 
@@ -61,6 +63,8 @@ class Tables:
         """Forgets everything: the files may have changed."""
         with self._lock:
             self._groups.clear()
+            self._held_bytes = 0
+            self._footer = ("", None)
             self._ends.clear()
 
     def _row_group_ends(self, file: str) -> Array:
@@ -76,14 +80,16 @@ class Tables:
             self._groups.move_to_end(key)
             return self._groups[key]
         opened = self._open(file)
-        there = [name for name in names if name in opened.schema_arrow.names]
+        known = set(opened.schema_arrow.names)
+        there = [name for name in names if name in known]
         try:
             table = opened.read_row_group(number, columns=there)
         except (pa.ArrowException, OSError) as error:
             raise DatasetError(cut_short(self._folder / file, error)) from error
         self._groups[key] = table
-        while len(self._groups) > 1 and sum(t.nbytes for t in self._groups.values()) > self._budget:
-            self._groups.popitem(last=False)
+        self._held_bytes += table.nbytes
+        while len(self._groups) > 1 and self._held_bytes > self._budget:
+            self._held_bytes -= self._groups.popitem(last=False)[1].nbytes
         return table
 
     def _open(self, file: str) -> Any:
@@ -94,7 +100,10 @@ class Tables:
                 "episodes (on_damage='skip')."
             )
         try:
-            return pq.ParquetFile(path, page_checksum_verification=self._checksums)
+            footer = self._footer[1] if self._footer[0] == file else None
+            opened = pq.ParquetFile(path, metadata=footer, page_checksum_verification=self._checksums)
+            self._footer = (file, opened.metadata)
+            return opened
         except (pa.ArrowException, OSError) as error:
             raise DatasetError(cut_short(path, error)) from error
 
