@@ -85,7 +85,7 @@ class Trial:
         given = self.base.done()
         assert given is not None, "bases come before methods"
         words = [f"recipe={self.method}", *common, f"demos.path={given / 'demos'}"]
-        if _policy([f"recipe={self.method}", common[0]]) == _policy(["recipe=residual", common[0]]):
+        if _cloning(f"recipe={self.method}", common[0]) == _cloning("recipe=residual", common[0]):
             words.append(f"bc.policy={given / 'policy/base'}")
         return words
 
@@ -162,8 +162,10 @@ def run(
     }
 
 
-def _policy(words: list[str]) -> Any:
-    return load(RunConfig, words, config_name="train").policy
+def _cloning(*words: str) -> tuple[Any, ...]:
+    """Returns all that a base comes from, but for task and seed."""
+    config = load(RunConfig, words, config_name="train")
+    return config.demos, config.policy, config.bc
 
 
 def _train(trial: Trial, fixed: Sequence[str]) -> None:

@@ -287,6 +287,9 @@ class RunConfig:
                 f"bc.policy: no folder {self.bc.policy!r}. Name the policy/base of a run folder, "
                 "or leave bc.policy out: then a base is cloned."
             )
+        filtered = self.demos.filter.updates
+        allowed = "0 with bc.policy, which is not cloned again"
+        require(filtered == 0 or self.bc.policy is None, "demos.filter.updates", filtered, allowed)
 
     @property
     def phase(self) -> ImprovePhase:

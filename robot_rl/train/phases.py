@@ -15,24 +15,21 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import numpy as np
 import torch
 
-from robot_rl.algos.progress import ProgressCritic
 from robot_rl.config import dump, load, options, read, shell, words
-from robot_rl.core.errors import CheckpointError, ConfigError, RenderError, require
+from robot_rl.core.errors import CheckpointError, RenderError, require
 from robot_rl.core.seeding import eval_seeds
-from robot_rl.data.demos import load_episodes, save_episodes
 from robot_rl.hal.vector import VectorEnv
 from robot_rl.policies.checkpoint import load_policy, save_policy
-from robot_rl.policies.chunk import ChunkPolicyConfig
 from robot_rl.real.station import load_station
-from robot_rl.train.assemble import assemble_cloning, assemble_progress, make_eval_env, policy_meta
+from robot_rl.train.assemble import make_eval_env, policy_meta
+from robot_rl.train.base import PROGRESS, clone, collect, demo_folder, value_progress
 from robot_rl.train.checkpoint import write_text
 from robot_rl.train.config import RunConfig
-from robot_rl.train.demos import collect_demonstrations, episodes_meta, load_demonstrations
+from robot_rl.train.demos import episodes_meta, load_demonstrations
 from robot_rl.train.deploy.online import make_arm
 from robot_rl.train.envs import make_env
 from robot_rl.train.evaluate import EvalResult, evaluate_in
@@ -44,9 +41,6 @@ from robot_rl.train.pictures import Photographer
 from robot_rl.train.record import check_kind, machine, new_folder, versions, write_report
 from robot_rl.train.recording import Recorder, check_earlier, observed
 from robot_rl.train.session import Session, execute, learn
-
-PROGRESS = "progress"
-"""The phase of `demos.filter`, its metrics and its file."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,82 +124,6 @@ def _execute(config: RunConfig, folder: Path) -> Summary:
 # Phases: each leaves its result on the disk.
 
 
-def _demos(session: Session) -> None:
-    """Collects the demonstrations, or checks those that were given."""
-    config = session.config
-    with closing(make_eval_env(config)) as env:
-        if config.demos.path is None:
-            folder = session.folder / "demos"
-            shutil.rmtree(folder, ignore_errors=True)
-            total = config.demos.episodes
-            with session.phase("demos", total, unit="episodes") as progress, session.timer.stage("demos"):
-                episodes = collect_demonstrations(env, config.demos, config.seed, on_batch=progress.update)
-            save_episodes(folder, episodes)
-        episodes = load_episodes(_demo_folder(session), expect=episodes_meta(env))
-    session.results["demos"] = {
-        "episodes": episodes.num_episodes,
-        "success": float(episodes.episode_success().mean()),
-        "env_steps": len(episodes.reward),
-    }
-    session.write("demos", {f"demos/{name}": value for name, value in session.results["demos"].items()})
-
-
-def _value_progress(session: Session) -> None:
-    """Values every frame of the demonstrations, and notes which are to be cloned."""
-    config, cfg = session.config, session.config.demos.filter
-    episodes = load_episodes(_demo_folder(session))
-    with session.timer.stage("build"):
-        loop = assemble_progress(session, episodes)
-    learn(session, loop, PROGRESS, cfg.updates, unit="updates")
-    progress = cast(ProgressCritic, loop.algorithm).progress(episodes)
-    kept = cfg.kept(progress, episodes.episode_index, config.policy.horizon)
-    np.savez(session.folder / f"{PROGRESS}.npz", progress=progress, kept=kept)
-    good = episodes.episode_success()[episodes.episode_index]
-    session.results[PROGRESS] = {
-        name: float(kept[rows].mean()) if rows.any() else 0.0
-        for name, rows in (("kept_of_successes", good), ("kept_of_failures", ~good))
-    }
-    found = {f"{PROGRESS}/{name}": value for name, value in session.results[PROGRESS].items()}
-    session.write(PROGRESS, found)
-    session.counters.updates = 0
-
-
-def _clone(session: Session) -> None:
-    """Clones the demonstrations, or takes the base that was given."""
-    if session.config.bc.policy is not None:
-        _take_base(session, Path(session.config.bc.policy))
-        return
-    episodes = load_demonstrations(_demo_folder(session), session.config)
-    kept = None
-    if session.config.demos.filter.updates:
-        with np.load(session.folder / f"{PROGRESS}.npz") as found:
-            kept = found["kept"]
-        assert len(episodes.reward) % len(kept) == 0  # a mirror image is kept where its original is
-        kept = np.tile(kept, len(episodes.reward) // len(kept))
-    with session.timer.stage("build"):
-        loop, policy = assemble_cloning(session, episodes, kept)
-    learn(session, loop, "bc", session.config.bc.updates, unit="updates")
-    policy.load_state_dict(loop.algorithm.policy_weights())
-    with closing(make_eval_env(session.config)) as env:
-        save_policy(session.folder / "policy" / "base", policy, meta=policy_meta(session.config, env))
-    session.counters.updates = 0
-
-
-def _take_base(session: Session, folder: Path) -> None:
-    config = session.config
-    with closing(make_eval_env(config)) as env:
-        policy, meta = load_policy(folder, expect=policy_meta(config, env))
-    own = vars(policy).get("config")
-    if not isinstance(own, ChunkPolicyConfig):
-        raise ConfigError(f"bc.policy: {folder} holds a {policy.kind} policy, allowed: flow, diffusion")
-    has = [
-        f"policy.{name}={value}" for name, value in vars(own).items() if value != vars(config.policy)[name]
-    ]
-    if has:
-        raise ConfigError(f"bc.policy: the run's policy differs from that of {folder}. Say {' '.join(has)}.")
-    save_policy(session.folder / "policy" / "base", policy, meta=replace(meta, n_exec=config.n_exec))
-
-
 def _evaluate_base(session: Session) -> None:
     _final_evaluation(session, "base")
 
@@ -217,7 +135,7 @@ def _improve(session: Session) -> None:
         shutil.copytree(session.folder / "policy/base", session.folder / "policy/final", dirs_exist_ok=True)
         return
     base, _ = load_policy(session.folder / "policy" / "base")
-    episodes = load_demonstrations(_demo_folder(session), session.config)
+    episodes = load_demonstrations(demo_folder(session), session.config)
     # States of simulations that diverge are kept for inspection.
     kept = config.env.dump_diverged or str(session.folder / "diverged")
     acting = replace(config, env=replace(config.env, dump_diverged=kept))
@@ -241,7 +159,7 @@ def _distil(session: Session) -> None:
     if not (folder / "improved").is_dir():  # else this phase was begun before
         (folder / "final").rename(folder / "improved")
     teacher, meta = load_policy(folder / "improved")
-    episodes = load_demonstrations(_demo_folder(session), session.config)
+    episodes = load_demonstrations(demo_folder(session), session.config)
     with closing(make_eval_env(session.config)) as env:
         start = Start(episodes=episodes, base=teacher, env=None, eval_env=env, recorder=None)
         save_policy(folder / "final", distil(session, start), meta=meta)
@@ -275,9 +193,9 @@ def _evaluate_final(session: Session) -> None:
 def _phases(config: RunConfig) -> dict[str, Callable[[Session], None]]:
     distils = isinstance(config.phase, ChainPhase) and config.phase.distil.updates > 0
     return {
-        "demos": _demos,
-        **({PROGRESS: _value_progress} if config.demos.filter.updates else {}),
-        "bc": _clone,
+        "demos": collect,
+        **({PROGRESS: value_progress} if config.demos.filter.updates else {}),
+        "bc": clone,
         "base": _evaluate_base,
         config.method: _improve,
         **({DISTIL: _distil} if distils else {}),
@@ -398,11 +316,6 @@ def _conclude(session: Session) -> Summary:
 
 
 _PACKAGES = ("mujoco", "torch", "gymnasium", "numpy")
-
-
-def _demo_folder(session: Session) -> Path:
-    path = session.config.demos.path
-    return session.folder / "demos" if path is None else Path(path)
 
 
 def _command(config: RunConfig) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from robot_rl.algos.progress import FilterConfig
 from robot_rl.config import build
 from robot_rl.core.errors import CheckpointError, ConfigError, DatasetError, RenderError
 from robot_rl.data.store.reader import open_source
@@ -17,7 +18,7 @@ from robot_rl.hal.fake import FakeEnv
 from robot_rl.hal.vector import Array
 from robot_rl.sim.vector import EnvConfig
 from robot_rl.telemetry.metrics import read_metrics
-from robot_rl.train import checkpoint, phases, pictures
+from robot_rl.train import base, checkpoint, phases, pictures
 from robot_rl.train.config import BCPhase, DemosConfig, ReplayConfig, RunConfig, VideoConfig
 from robot_rl.train.envs import Moment, make_env
 from robot_rl.train.phases import load_config, resume, run
@@ -80,7 +81,7 @@ def test_the_config_is_written_before_anything_is_built(
     def broken(*_: Any, **__: Any) -> None:
         raise ConfigError("the builder failed")
 
-    monkeypatch.setattr(phases, "make_eval_env", broken)
+    monkeypatch.setattr(base, "make_eval_env", broken)
     with pytest.raises(ConfigError, match="the builder failed"):
         run(small(tmp_path))
     assert load_config(the_run(tmp_path)) == small(tmp_path)
@@ -213,7 +214,7 @@ def test_an_env_that_cannot_draw_is_refused() -> None:
 def test_a_base_that_was_cloned_earlier_is_taken_as_it_is(tmp_path: Path) -> None:
     first = run(small(tmp_path / "first"))
     folder = the_run(tmp_path / "first")
-    given = {
+    given: dict[str, Any] = {
         "demos": DemosConfig(path=str(folder / "demos")),
         "bc": BCPhase(policy=str(folder / "policy/base")),
     }
@@ -226,3 +227,5 @@ def test_a_base_that_was_cloned_earlier_is_taken_as_it_is(tmp_path: Path) -> Non
         run(other)
     with pytest.raises(ConfigError, match=r"bc\.policy: no folder '/nowhere'"):
         small(tmp_path, bc=BCPhase(policy="/nowhere"))
+    with pytest.raises(ConfigError, match=r"demos\.filter\.updates: got 5, allowed: 0 with bc\.policy"):
+        small(tmp_path, bc=given["bc"], demos=replace(given["demos"], filter=FilterConfig(updates=5)))
