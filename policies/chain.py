@@ -6,7 +6,7 @@ B envs, H chunk length, A action dim, K denoising steps, S scored transitions.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -129,6 +129,15 @@ def score(
     after, mean, std = _scored(after, mean, std, scored, action_dim)
     log_prob = gaussian_log_prob(after, mean, std)
     return log_prob.view(batch, steps), gaussian_entropy(std, like=mean).view(batch, steps)
+
+
+def scored_grid(process: Process, steps: int, scored: int | None) -> TimeGrid:
+    """Returns the grid of a path of so many steps; its name tells how much of a chunk is `scored`.
+
+    Log-probabilities of other parts are others: so `score` tells their chains apart.
+    """
+    grid = process.grid(steps)
+    return grid if scored is None else replace(grid, process=f"{grid.process} of {scored} actions")
 
 
 def check_chain(chain: Chain, grid: TimeGrid) -> None:

@@ -17,7 +17,7 @@ from torch import Generator, Tensor
 from robot_rl.core.errors import nearest
 from robot_rl.core.policy import Chain, ChunkSample, DemoBatch, Mode
 from robot_rl.data.normalize import Normaliser
-from robot_rl.policies.chain import Net, Std, check_chain, denoise, score
+from robot_rl.policies.chain import Net, Std, check_chain, denoise, score, scored_grid
 from robot_rl.policies.encoded import EncodedPolicy, valid_mean
 from robot_rl.policies.networks import DenoiseNet, NoiseNet, initialise, sinusoidal
 from robot_rl.policies.processes import (
@@ -128,6 +128,14 @@ class ChunkPolicyConfig(ProcessConfig):
             )
         make_process(self).grid(self.steps)  # refuses options and steps the process cannot have
 
+    def exploring(self, options: ProcessConfig) -> Self:
+        """Returns this configuration with another process.
+
+        Raises:
+            ValueError: the kind of policy cannot have that process.
+        """
+        return replace(self, **{field.name: getattr(options, field.name) for field in fields(ProcessConfig)})
+
 
 class ChunkPolicy(EncodedPolicy):
     """Generates a chunk by denoising, given features of the observation."""
@@ -163,9 +171,7 @@ class ChunkPolicy(EncodedPolicy):
         )
         self.noise_net = _noise_net(config, self.encoder.dim, action_dim)
         self.process: Process = make_process(config)
-        self.grid = self.process.grid(config.steps)
-        if config.scored is not None:  # other log-probabilities: `score` shall tell their chains apart
-            self.grid = replace(self.grid, process=f"{self.grid.process} of {config.scored} actions")
+        self.grid = scored_grid(self.process, config.steps, config.scored)
         times = torch.tensor(self.grid.times[:-1])
         self.register_buffer("grid_sinusoids", sinusoidal(times, config.time_dim), persistent=False)
         self.grid_sinusoids: Tensor
@@ -183,9 +189,8 @@ class ChunkPolicy(EncodedPolicy):
         Raises:
             ValueError: the kind of policy cannot have that process.
         """
-        chosen = {field.name: getattr(options, field.name) for field in fields(ProcessConfig)}
         twin = type(self)(
-            replace(self.config, **chosen),
+            self.config.exploring(options),
             state_dim=self.state_dim,
             action_dim=self.action_dim,
             normaliser=self.normaliser,

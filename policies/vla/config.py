@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self
 
 from robot_rl.core.errors import ConfigError, nearest, require
 from robot_rl.core.language import encode_text
+from robot_rl.policies.chunk import ProcessConfig
 from robot_rl.policies.processes import FlowODE, FlowSDE, Process
 from robot_rl.policies.vla.vision import SMALLEST
 
@@ -52,6 +53,8 @@ class SmallVLAConfig:
     """Noise of `flow_sde` in mode `explore`."""
     stochastic_steps: str = "one"
     """`one` or `all` steps of `flow_sde` are stochastic."""
+    scored: int | None = None
+    """Log-probabilities are of the first so many actions, those that are executed; None means all."""
     horizons: tuple[int, ...] = ()
     """Mixture of Horizons: chunk lengths, ascending, the last equal to `horizon`; empty: only that."""
     agreement_ratio: float = 1.5
@@ -108,8 +111,25 @@ class SmallVLAConfig:
         require(self.agreement_ratio > 0, "small_vla agreement_ratio", self.agreement_ratio, "above 0")
         first, last = self.agreement_first, self.horizon
         require(1 <= first <= last, "small_vla agreement_first", first, f"1 to the horizon {last}")
+        scored, allowed = self.scored, f"1 to the horizon {last}, or null for all"
+        require(scored is None or 1 <= scored <= last, "small_vla scored", scored, allowed)
         encode_text([self.instruction])
         make_process(self).grid(self.steps)  # refuses options and steps the process cannot have
+
+    def exploring(self, options: ProcessConfig) -> Self:
+        """Returns this configuration with another process.
+
+        Raises:
+            ConfigError: a process that the small VLA does not have, or options of another one.
+        """
+        require(options.tuned_steps == 0, "small_vla tuned_steps", options.tuned_steps, "0: all steps learn")
+        return replace(
+            self,
+            process=options.process or "flow_ode",
+            eta=options.eta,
+            stochastic_steps=options.stochastic_steps,
+            scored=options.scored,
+        )
 
 
 def make_process(config: SmallVLAConfig) -> Process:

@@ -12,6 +12,7 @@ B observations, H chunk length, A action dim, S state dim, W token width, G nois
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Self
@@ -23,7 +24,8 @@ from robot_rl.core.errors import ConfigError, DatasetError, nearest
 from robot_rl.core.language import INSTRUCTION, MAX_BYTES, encode_text
 from robot_rl.core.policy import Chain, ChunkSample, DemoBatch, Mode
 from robot_rl.data.facts import DatasetFacts
-from robot_rl.policies.chain import Net, denoise, score
+from robot_rl.policies.chain import Net, denoise, score, scored_grid
+from robot_rl.policies.chunk import ProcessConfig
 from robot_rl.policies.encoded import valid_mean
 from robot_rl.policies.networks import initialise, random_shift, sinusoidal, zero_last_layer
 from robot_rl.policies.processes import FlowODE, Process, TimeGrid, normal_like
@@ -113,7 +115,7 @@ class SmallVLA(nn.Module):
             heads=config.heads,
         )
         self.process: Process = make_process(config)
-        self.grid = self.process.grid(config.steps)
+        self.grid = scored_grid(self.process, config.steps, config.scored)
         self.register_buffer(
             "default_instruction", torch.from_numpy(encode_text([config.instruction])), persistent=False
         )
@@ -153,6 +155,20 @@ class SmallVLA(nn.Module):
         """Measures what the dataset's statistics do not say, from chunks of the training data."""
         self.normaliser.measure(batches)
 
+    def with_process(self, options: ProcessConfig, *, generator: Generator | None = None) -> Self:
+        """Returns a policy that shares this one's weights, and explores in another way.
+
+        `generator` has nothing to draw: the process adds no weights.
+
+        Raises:
+            ConfigError: a process that this policy does not have.
+        """
+        twin = copy.copy(self)
+        twin.config = self.config.exploring(options)
+        twin.process = make_process(twin.config)
+        twin.grid = scored_grid(twin.process, twin.config.steps, twin.config.scored)
+        return twin
+
     def sample(
         self,
         obs: dict[str, Tensor],
@@ -184,13 +200,15 @@ class SmallVLA(nn.Module):
                 explore=mode == "explore",
                 record=record,
                 generator=generator,
+                scored=self.config.scored,
             )
             actions = self.from_chain(path.x, obs)
         return ChunkSample(actions, path.chain, net.agreed())
 
     def log_prob(self, obs: dict[str, Tensor], chain: Chain) -> tuple[Tensor, Tensor]:
         """Returns log-probability and entropy of the chain's stochastic steps, (B, S) each."""
-        return score(_Net(self, self._context(obs), self.grid), self.process, self.grid, chain)
+        net = _Net(self, self._context(obs), self.grid)
+        return score(net, self.process, self.grid, chain, scored=self.config.scored)
 
     def bc_loss(self, batch: DemoBatch, generator: Generator | None = None) -> Tensor:
         """Returns flow matching over `draws` noisy chunks per row, plus the regression of mode `mean`.

@@ -7,19 +7,23 @@ from __future__ import annotations
 
 import shutil
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
 from robot_rl.algos.progress import ProgressCritic
-from robot_rl.core.errors import ConfigError
+from robot_rl.core.errors import ConfigError, require
 from robot_rl.data.demos import load_episodes, save_episodes
+from robot_rl.hal.vector import VectorEnv
 from robot_rl.policies.checkpoint import load_policy, save_policy
-from robot_rl.policies.chunk import ChunkPolicyConfig
+from robot_rl.policies.spec import SavedPolicy
+from robot_rl.policies.vla.config import SmallVLAConfig
 from robot_rl.train.assemble import assemble_cloning, assemble_progress, make_eval_env, policy_meta
+from robot_rl.train.config import RunConfig
 from robot_rl.train.demos import collect_demonstrations, episodes_meta, load_demonstrations
+from robot_rl.train.improve.config import ChainPhase
+from robot_rl.train.improve.method import CLONED, method_of
 from robot_rl.train.session import Session, learn
 
 PROGRESS = "progress"
@@ -68,8 +72,11 @@ def value_progress(session: Session) -> None:
 
 def clone(session: Session) -> None:
     """Clones the demonstrations, or takes the base that was given."""
-    if session.config.bc.policy is not None:
-        _take_base(session, Path(session.config.bc.policy))
+    config = session.config
+    if config.bc.policy is not None:
+        with closing(make_eval_env(config)) as env:
+            policy = given_base(config, env)
+            save_policy(session.folder / "policy" / "base", policy, meta=policy_meta(config, env))
         return
     episodes = load_demonstrations(demo_folder(session), session.config)
     kept = None
@@ -87,19 +94,41 @@ def clone(session: Session) -> None:
     session.counters.updates = 0
 
 
-def _take_base(session: Session, folder: Path) -> None:
-    config = session.config
-    with closing(make_eval_env(config)) as env:
-        policy, meta = load_policy(folder, expect=policy_meta(config, env))
-    own = vars(policy).get("config")
-    if not isinstance(own, ChunkPolicyConfig):
-        raise ConfigError(f"bc.policy: {folder} holds a {policy.kind} policy, allowed: flow, diffusion")
-    has = [
-        f"policy.{name}={value}" for name, value in vars(own).items() if value != vars(config.policy)[name]
-    ]
-    if has:
-        raise ConfigError(f"bc.policy: the run's policy differs from that of {folder}. Say {' '.join(has)}.")
-    save_policy(session.folder / "policy" / "base", policy, meta=replace(meta, n_exec=config.n_exec))
+def given_base(config: RunConfig, env: VectorEnv) -> SavedPolicy:
+    """Returns the base of `bc.policy`.
+
+    Raises:
+        CheckpointError: its files are damaged, or it is of another task or robot.
+        ConfigError: the run's method cannot improve it, or the run does not give it what it needs.
+    """
+    at = f"bc.policy: {config.bc.policy}"
+    policy, _ = load_policy(str(config.bc.policy), expect=policy_meta(config, env))
+    kinds = method_of(config).bases
+    require(policy.kind in kinds, at, policy.kind, f"{', '.join(kinds)} with method={config.method}")
+    require(config.n_exec <= policy.horizon, "n_exec", config.n_exec, f"1 to the base's {policy.horizon}")
+    own: Any = vars(policy)["config"]
+    if isinstance(config.phase, ChainPhase):
+        config.phase.explored(own, config.n_exec)
+        distils, name = config.phase.distil.updates, config.method
+        if policy.kind not in CLONED:
+            require(distils == 0, f"{name}.distil.updates", distils, f"0 with a {policy.kind} for a base")
+    if isinstance(own, SmallVLAConfig):
+        _check_vla(at, own, config)
+    return policy
+
+
+def _check_vla(at: str, own: SmallVLAConfig, config: RunConfig) -> None:
+    """Refuses a VLA that the run shows other pictures, or whose chunks end when it says so."""
+    shown, size = config.env.cameras, config.env.image_size
+    if not set(own.cameras) <= set(shown) or (own.cameras and own.picture != size):
+        height, width = own.picture
+        raise ConfigError(
+            f"{at}: reads cameras {', '.join(own.cameras)} at {own.picture}, the run shows "
+            f"{', '.join(shown) or 'none'} at {size}. Say env.cameras=[{','.join(own.cameras)}] "
+            f"env.image_size=[{height},{width}]."
+        )
+    allowed = f"() with method={config.method}, whose decisions have n_exec actions each"
+    require(not own.horizons or config.method == "residual", f"{at}: horizons", own.horizons, allowed)
 
 
 def demo_folder(session: Session) -> Path:

@@ -76,7 +76,8 @@ class BCPhase:
     batch: int = 256
     algorithm: BCConfig = field(default_factory=BCConfig)
     policy: str | None = None
-    """Folder of a base that an earlier run cloned (`<run>/policy/base`): it is taken as it is."""
+    """Folder of a base that is taken as it is: one that an earlier run cloned (`<run>/policy/base`), or a
+    small VLA (`<finetune run>/policy`). It says itself what it is: the section `policy` is not read."""
 
     def __post_init__(self) -> None:
         require(self.updates >= 1, "bc.updates", self.updates, "1 or more")
@@ -245,8 +246,7 @@ class RunConfig:
         require(self.n_exec >= 1, "n_exec", self.n_exec, "1 or more")
         require(self.torch_threads >= 1, "torch_threads", self.torch_threads, "1 or more")
         require(self.metrics_rows >= 1, "metrics_rows", self.metrics_rows, "1 or more")
-        horizon, task = self.policy.horizon, self.env.task
-        require(self.n_exec <= horizon, "n_exec", self.n_exec, f"1 to policy.horizon, which is {horizon}")
+        task = self.env.task
         if task not in table("task"):
             raise ConfigError(f"env.task: no task named {task!r}.{nearest(task, table('task'))}")
         robot = self.env.robot
@@ -263,7 +263,8 @@ class RunConfig:
             require(
                 not self.has_arm, "method", self.method, "methods with a replay, beside an arm or a person"
             )
-            self.phase.explored(self.policy, self.n_exec)
+        if self.bc.policy is None:
+            self._check_cloned()
         if self.method == "grpo":
             group = self.grpo.group
             require(
@@ -284,7 +285,8 @@ class RunConfig:
             )
         if self.bc.policy is not None and not Path(self.bc.policy).is_dir():
             raise ConfigError(
-                f"bc.policy: no folder {self.bc.policy!r}. Name the policy/base of a run folder, "
+                f"bc.policy: no folder {self.bc.policy!r}. Name the policy/base of a run folder, or the policy "
+                "of a `robot-rl finetune` run, "
                 "or leave bc.policy out: then a base is cloned."
             )
         filtered = self.demos.filter.updates
@@ -320,6 +322,13 @@ class RunConfig:
                 f"{last}: got {shares[last]} beside {beside}, allowed: a sum below 1, so that a share is "
                 "left for new steps"
             )
+
+    def _check_cloned(self) -> None:
+        """Refuses a base whose chunks are too short, or that cannot explore as it is to."""
+        horizon = self.policy.horizon
+        require(self.n_exec <= horizon, "n_exec", self.n_exec, f"1 to policy.horizon, which is {horizon}")
+        if isinstance(self.phase, ChainPhase):
+            self.phase.explored(self.policy, self.n_exec)
 
     def _check_latent(self) -> None:
         """Refuses experience whose noise nobody knows."""

@@ -26,7 +26,7 @@ from robot_rl.hal.vector import VectorEnv
 from robot_rl.policies.checkpoint import load_policy, save_policy
 from robot_rl.real.station import load_station
 from robot_rl.train.assemble import make_eval_env, policy_meta
-from robot_rl.train.base import PROGRESS, clone, collect, demo_folder, value_progress
+from robot_rl.train.base import PROGRESS, clone, collect, demo_folder, given_base, value_progress
 from robot_rl.train.checkpoint import write_text
 from robot_rl.train.config import RunConfig
 from robot_rl.train.demos import episodes_meta, load_demonstrations
@@ -92,9 +92,12 @@ def run(config: RunConfig) -> Summary:
             disk; the message says what to do.
     """
     config = _absolute(config)
-    if config.replay.reuse:  # a mistake there is worth neither a folder nor the demonstrations
+    if config.replay.reuse or config.bc.policy:  # a mistake is worth neither a folder nor the demonstrations
         with closing(make_eval_env(config)) as env:
-            check_earlier(config.replay.reuse, episodes_meta(env), observed(env))
+            if config.replay.reuse:
+                check_earlier(config.replay.reuse, episodes_meta(env), observed(env))
+            if config.bc.policy:
+                given_base(config, env)
     folder = new_folder(config.out, f"{config.recipe}-seed{config.seed}")
     write_text(folder / "config.yaml", dump(config))
     return _execute(config, folder)

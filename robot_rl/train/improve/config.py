@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
-from typing import ClassVar, Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal, Protocol
 
 from robot_rl.algos.actor_critic import ActorCriticConfig
 from robot_rl.algos.chain_ppo import ChainPPOConfig, GRPOConfig
@@ -15,7 +15,7 @@ from robot_rl.algos.qarl import QARLConfig
 from robot_rl.algos.residual import ResidualConfig
 from robot_rl.algos.sequence import SequenceConfig
 from robot_rl.core.errors import ConfigError, require
-from robot_rl.policies.chunk import ChunkPolicyConfig, ProcessConfig
+from robot_rl.policies.chunk import ProcessConfig
 from robot_rl.policies.latent import LatentActorConfig
 from robot_rl.policies.residual import ResidualHeadConfig
 
@@ -103,6 +103,19 @@ class ResidualPhase(OffPolicyPhase):
         return self.algorithm.gamma_step
 
 
+class Explorable(Protocol):
+    """The configuration of a policy that can explore by another process."""
+
+    @property
+    def steps(self) -> int:
+        """K, the number of denoising steps when acting."""
+        ...
+
+    def exploring(self, options: ProcessConfig) -> Any:
+        """Returns the configuration with that process, or raises ValueError."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class ChainPhase(ImprovePhase):
     """What methods have that learn from the denoising chain of what the policy just did."""
@@ -113,7 +126,7 @@ class ChainPhase(ImprovePhase):
     distil: DistilConfig = field(default_factory=DistilConfig)
     """At last, a student that takes one network call for a chunk; none by default."""
 
-    def explored(self, policy: ChunkPolicyConfig, n_exec: int) -> ProcessConfig:
+    def explored(self, policy: Explorable, n_exec: int) -> ProcessConfig:
         """Returns the process for a base of that configuration.
 
         Raises:
@@ -121,9 +134,8 @@ class ChainPhase(ImprovePhase):
         """
         process = self.exploration
         process = process if process.scored is not None else replace(process, scored=n_exec)
-        chosen = {field.name: getattr(process, field.name) for field in fields(ProcessConfig)}
         try:
-            config = replace(policy, **chosen)
+            policy.exploring(process)
         except ValueError as error:
             raise ConfigError(f"{self.name}.exploration: {error}") from error
         name, reduction = process.process, self.algorithm.reduction
@@ -132,7 +144,7 @@ class ChainPhase(ImprovePhase):
                 f"{self.name}.exploration: got process {name} with eta {process.eta}, "
                 "which does not explore. Use flow_sde, flow_noise, flow_cfm, ddpm, or ddim with eta above 0."
             )
-        scored = transitions(config)
+        scored = transitions(process, policy.steps)
         if reduction == "single" and scored != 1:
             raise ConfigError(
                 f"{self.name}.algorithm.reduction: got 'single' where {name} scores {scored} transitions "
@@ -195,14 +207,14 @@ class RL100Phase(PPOPhase):
         return self.env_steps == 0 and self.offline.updates == 0
 
 
-def transitions(config: ChunkPolicyConfig) -> int:
-    """Returns S, how many transitions of a chunk the policy's process scores."""
+def transitions(process: ProcessConfig, steps: int) -> int:
+    """Returns S, how many transitions of a chunk of so many denoising steps a process scores."""
     named = {
-        "flow_sde": 1 if config.stochastic_steps == "one" else config.steps,
-        "flow_noise": config.steps,
-        "flow_cfm": config.pairs,
+        "flow_sde": 1 if process.stochastic_steps == "one" else steps,
+        "flow_noise": steps,
+        "flow_cfm": process.pairs,
     }
-    return named.get(config.process or "", config.tuned_steps or config.steps)
+    return named.get(process.process or "", process.tuned_steps or steps)
 
 
 @dataclass(frozen=True, kw_only=True)

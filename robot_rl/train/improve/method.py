@@ -10,6 +10,7 @@ from robot_rl.core.registry import resolve
 from robot_rl.core.seeding import quick_eval_seeds
 from robot_rl.data.demos import Episodes
 from robot_rl.hal.vector import VectorEnv
+from robot_rl.policies.chunk import PROCESSES
 from robot_rl.policies.spec import SavedPolicy
 from robot_rl.train.config import RunConfig
 from robot_rl.train.envs import Autoreset
@@ -23,6 +24,11 @@ from robot_rl.train.session import Session
 Module = Any
 """A policy that is a `torch.nn.Module` as well; Python has no type for both."""
 
+CLONED = tuple(PROCESSES)
+"""Kinds of base that a run clones."""
+ANY = (*CLONED, "small_vla")
+"""Those, and what `robot-rl finetune` makes."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
@@ -31,7 +37,7 @@ class Start:
     episodes: Episodes
     """Demonstrations."""
     base: SavedPolicy
-    """The cloned policy."""
+    """The policy to improve."""
     env: VectorEnv | None
     """What collects; None where it lives in a process of its own."""
     eval_env: VectorEnv
@@ -52,6 +58,8 @@ class Method:
     """Of the env that collects."""
     records: bool = True
     """Whether it collects single control steps, which can be kept for later runs."""
+    bases: tuple[str, ...] = CLONED
+    """Kinds of base that it improves."""
 
 
 def method_of(config: RunConfig) -> Method:
