@@ -15,14 +15,14 @@ import numpy as np
 from robot_rl.algos.progress import ProgressCritic
 from robot_rl.core.errors import ConfigError, require
 from robot_rl.data.demos import load_episodes, save_episodes
-from robot_rl.hal.vector import VectorEnv
+from robot_rl.hal.vector import Obs, VectorEnv
 from robot_rl.policies.checkpoint import load_policy, save_policy
 from robot_rl.policies.spec import SavedPolicy
 from robot_rl.policies.vla.config import SmallVLAConfig
 from robot_rl.train.assemble import assemble_cloning, assemble_progress, make_eval_env, policy_meta
 from robot_rl.train.config import RunConfig
 from robot_rl.train.demos import collect_demonstrations, episodes_meta, load_demonstrations
-from robot_rl.train.improve.config import ChainPhase
+from robot_rl.train.improve.config import ChainPhase, OffPolicyPhase
 from robot_rl.train.improve.method import CLONED, method_of
 from robot_rl.train.session import Session, learn
 
@@ -42,12 +42,29 @@ def collect(session: Session) -> None:
                 episodes = collect_demonstrations(env, config.demos, config.seed, on_batch=progress.update)
             save_episodes(folder, episodes)
         episodes = load_episodes(demo_folder(session), expect=episodes_meta(env))
+        if isinstance(config.phase, OffPolicyPhase):
+            _check_pictures(session, episodes.obs)
     session.results["demos"] = {
         "episodes": episodes.num_episodes,
         "success": float(episodes.episode_success().mean()),
         "env_steps": len(episodes.reward),
     }
     session.write("demos", {f"demos/{name}": value for name, value in session.results["demos"].items()})
+
+
+def _check_pictures(session: Session, obs: Obs) -> None:
+    """Refuses demonstrations that do not show what the run does: what is replayed has the same elements."""
+    shown = session.config.env
+    for camera in shown.cameras:
+        key, shape = f"{camera}.rgb", (*shown.image_size, 3)
+        got = obs[key].shape[1:] if key in obs else None
+        if got != shape:
+            height, width = shown.image_size
+            words = f"cameras=[{','.join(shown.cameras)}] image_size=[{height},{width}]"
+            raise ConfigError(
+                f"demos.path: {demo_folder(session)} has {key} {got or 'nowhere'}, the run shows {shape}. "
+                f"Collect others with `robot-rl collect {words}`."
+            )
 
 
 def value_progress(session: Session) -> None:

@@ -285,9 +285,8 @@ class RunConfig:
             )
         if self.bc.policy is not None and not Path(self.bc.policy).is_dir():
             raise ConfigError(
-                f"bc.policy: no folder {self.bc.policy!r}. Name the policy/base of a run folder, or the policy "
-                "of a `robot-rl finetune` run, "
-                "or leave bc.policy out: then a base is cloned."
+                f"bc.policy: no folder {self.bc.policy!r}. Name the policy/base of a run folder, the policy "
+                "of a `robot-rl finetune` run, or leave bc.policy out: then a base is cloned."
             )
         filtered = self.demos.filter.updates
         allowed = "0 with bc.policy, which is not cloned again"

@@ -222,9 +222,11 @@ def test_a_base_that_was_cloned_earlier_is_taken_as_it_is(tmp_path: Path) -> Non
     phases_of = {row["phase"] for row in read_metrics(the_run(tmp_path / "again") / "metrics.jsonl")}
     assert phases_of == {"demos", "base", "residual", "final"}
     assert (again.base_digest, again.final_digest) == (first.base_digest, first.final_digest)
-    other = small(tmp_path / "other", **given, policy=replace(small(tmp_path).policy, steps=3))
-    with pytest.raises(ConfigError, match=r"differs from that of .*/policy/base\. Say policy\.steps=2\."):
-        run(other)
+    shorter = replace(small(tmp_path).policy, horizon=2)  # of what would be cloned; the base has 8
+    other = run(small(tmp_path / "other", **given, policy=shorter))
+    assert other.final_digest == first.final_digest
+    with pytest.raises(ConfigError, match=r"n_exec: got 9, allowed: 1 to the base's 8"):
+        run(small(tmp_path / "long", **given, n_exec=9))
     with pytest.raises(ConfigError, match=r"bc\.policy: no folder '/nowhere'"):
         small(tmp_path, bc=BCPhase(policy="/nowhere"))
     with pytest.raises(ConfigError, match=r"demos\.filter\.updates: got 5, allowed: 0 with bc\.policy"):

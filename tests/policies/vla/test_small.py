@@ -13,11 +13,12 @@ from torch import Tensor
 from robot_rl.algos.bc import BCConfig, BehaviourCloning
 from robot_rl.core.errors import ConfigError, DatasetError
 from robot_rl.core.language import encode_text
-from robot_rl.core.policy import DemoBatch
+from robot_rl.core.policy import Chain, DemoBatch
 from robot_rl.data.episode import Feature
 from robot_rl.data.episodes import EpisodesMeta
 from robot_rl.data.facts import DatasetFacts
 from robot_rl.policies.checkpoint import PolicyMeta, load_policy, save_policy
+from robot_rl.policies.chunk import ProcessConfig
 from robot_rl.policies.real_time import RealTimeChunks, RealTimeConfig
 from robot_rl.policies.residual import ResidualHeadConfig, ResidualPolicy
 from robot_rl.policies.vla.small import SmallVLA
@@ -117,6 +118,7 @@ def test_presets() -> None:
         ({"horizons": (4, 16)}, "horizons: got (4, 16), allowed: rising, the last equal to the horizon 8"),
         ({"horizons": (4, 2, 8)}, "horizons: got (4, 2, 8), allowed: rising"),
         ({"process": "ddim"}, "process: got 'ddim', allowed: flow_ode, flow_sde"),
+        ({"scored": 9}, "scored: got 9, allowed: 1 to the horizon 8"),
         ({"process": "flow_sde", "steps": 1}, "FlowSDE: needs at least 2 denoising steps"),
         ({"dropout": 1.0}, "dropout: got 1.0, allowed: 0 to below 1"),
         ({"agreement_first": 9}, "agreement_first: got 9, allowed: 1 to the horizon 8"),
@@ -426,6 +428,28 @@ def test_policy_gradients_reach_every_trained_weight() -> None:
     policy.log_prob(obs, chain)[0].mean().backward()
     for name, parameter in policy.named_parameters():
         assert parameter.grad is not None, name
+
+
+@pytest.mark.parametrize("steps", ["one", "all"])
+def test_another_process_has_the_same_weights_and_scores_its_own_chain(steps: str) -> None:
+    policy, obs = trained(), observation()
+    options = ProcessConfig(process="flow_sde", eta=0.7, stochastic_steps=steps, scored=2)
+    twin = policy.with_process(options)
+    z = torch.randn(6, 8, 3, generator=seeded())
+    assert torch.equal(twin.sample(obs, z=z).actions, policy.sample(obs, z=z).actions)
+    explored = twin.sample(obs, z=z, mode="explore", record=True, generator=seeded())
+    assert not torch.equal(explored.actions, policy.sample(obs, z=z, mode="explore").actions)
+    chain = cast(Chain, explored.chain)
+    log_prob, _ = twin.log_prob(obs, chain)
+    torch.testing.assert_close(log_prob, chain.log_prob)  # the first ratio is 1
+    # What comes behind the two scored actions counts for nothing; the last x is no network's input.
+    later = chain.x.clone()
+    later[:, -1, 2:] += 1.0
+    assert torch.equal(twin.log_prob(obs, replace(chain, x=later))[0], log_prob)
+    with pytest.raises(ValueError, match="of 2 actions in 5 steps, this policy is"):
+        policy.with_process(replace(options, scored=None)).log_prob(obs, chain)
+    assert {id(p) for p in twin.parameters()} == {id(p) for p in policy.parameters()}
+    assert policy.config.process == "flow_ode"
 
 
 def test_what_is_saved_is_complete(tmp_path: Path) -> None:

@@ -1,0 +1,226 @@
+"""Whole runs from a small VLA: what each method learns of it, and what is refused before anything is made."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from robot_rl.config import build
+from robot_rl.core.errors import ConfigError
+from robot_rl.policies.checkpoint import load_policy, save_policy
+from robot_rl.policies.vla.config import SmallVLAConfig
+from robot_rl.policies.vla.small import SmallVLA
+from robot_rl.telemetry.metrics import read_metrics
+from robot_rl.train import checkpoint, phases
+from robot_rl.train.assemble import make_eval_env, policy_meta
+from robot_rl.train.config import RunConfig
+from robot_rl.train.improve.method import method_of
+
+TINY: dict[str, Any] = {
+    "recipe": "tiny",
+    "num_envs": 2,
+    "n_exec": 3,
+    "metrics_rows": 10,
+    "env": {
+        "task": "reach",
+        "horizon_s": 0.7,
+        "num_threads": 1,
+        "cameras": ["front"],
+        "image_size": [16, 24],
+    },
+    "demos": {"episodes": 2, "bias_m": 0.02},
+    "residual": {
+        "env_steps": 20,
+        "batch": 4,
+        "explore_steps": 6,
+        "capacity": 1000,
+        "algorithm": {"num_critics": 2, "width": 8, "depth": 1, "critic_warmup": 2},
+    },
+    "latent": {
+        "env_steps": 20,
+        "batch": 4,
+        "explore_steps": 6,
+        "capacity": 1000,
+        "actor": {"width": 8, "depth": 1},
+        "algorithm": {"width": 8, "depth": 1},
+    },
+    "ppo": {
+        "env_steps": 80,
+        "decisions": 5,
+        "algorithm": {"batch": 8, "epochs": 1, "width": 8, "depth": 1, "actor_lr": 1e-3},
+    },
+    "grpo": {
+        "env_steps": 60,
+        "group": 2,
+        "reward": "process",
+        "keep": [0.0, 1.0],
+        "algorithm": {"batch": 8, "epochs": 1, "width": 8, "depth": 1, "actor_lr": 1e-3},
+    },
+    "evaluate": {"episodes": 2, "num_envs": 2, "every_env_steps": 0},
+    "checkpoint": {"every_s": 0.0, "every_steps": 1},
+    "video": {"episodes": 0, "failures": 0},
+}
+VLA = SmallVLAConfig(
+    horizon=4,
+    cameras=("front",),
+    picture=(16, 24),
+    width=8,
+    depth=1,
+    heads=1,
+    context_depth=1,
+    channels=2,
+    text_tokens=1,
+    instruction="reach the ball",
+    steps=2,
+)
+
+
+class Killed(BaseException):
+    """What a run gets here instead of SIGKILL; nothing catches it."""
+
+
+@pytest.fixture(autouse=True)
+def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROBOT_RL_STATE", str(tmp_path / "state"))
+    monkeypatch.setattr(phases, "write_report", lambda folder: folder / "report.html")
+
+
+@pytest.fixture(scope="module")
+def vla(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Saves an untrained VLA for the run's task and robot, as `robot-rl finetune` leaves a trained one."""
+    config = build(RunConfig, TINY)
+    env = make_eval_env(replace(config, env=replace(config.env, cameras=())))
+    meta = policy_meta(config, env)
+    env.close()
+
+    def save(**options: Any) -> Path:
+        policy = SmallVLA(
+            replace(VLA, **options),
+            state_dim=len(meta.state_names),
+            action_dim=len(meta.action_names),
+            generator=torch.Generator().manual_seed(0),
+        )
+        torch.nn.init.normal_(policy.expert.out.weight, std=0.1, generator=torch.Generator().manual_seed(1))
+        folder = tmp_path_factory.mktemp("vla") / "policy"
+        save_policy(folder, policy, meta=replace(meta, n_exec=VLA.horizon))
+        return folder
+
+    return save
+
+
+def tiny(out: Path, base: Path, method: str, **changes: Any) -> RunConfig:
+    # The section `policy` is of what would be cloned: the VLA says itself what it is.
+    words = {**TINY, "policy": {"horizon": 2}, "bc": {"policy": str(base)}, "method": method, **changes}
+    return replace(build(RunConfig, words), out=str(out))
+
+
+def weights(folder: Path, which: str) -> dict[str, torch.Tensor]:
+    policy: Any = load_policy(folder / "policy" / which)[0]
+    return policy.state_dict()
+
+
+@pytest.mark.parametrize(("method", "learns"), [("residual", {"head"}), ("latent", {"actor", "steers"})])
+def test_around_a_frozen_vla_the_head_alone_learns(
+    method: str, learns: set[str], tmp_path: Path, vla: Callable[..., Path]
+) -> None:
+    config = tiny(tmp_path, vla(), method)
+    summary = phases.run(config)
+    folder = Path(summary.run)
+    assert summary.env_steps == 20
+    final, base = weights(folder, "final"), load_policy(folder / "policy" / "base")[0]
+    before = method_of(config).make_policy(config, base).state_dict()
+    changed = {name.split(".")[0] for name in final if not torch.equal(final[name], before[name])}
+    assert changed == learns
+    meta = load_policy(folder / "policy" / "base")[1]
+    assert meta.n_exec == 3  # the run's, not the 4 of the VLA's folder
+
+
+@pytest.mark.parametrize("method", ["ppo", "grpo"])
+def test_ppo_trains_the_vla_through_its_chain(method: str, tmp_path: Path, vla: Callable[..., Path]) -> None:
+    folder = Path(phases.run(tiny(tmp_path, vla(), method)).run)
+    base, final = weights(folder, "base"), weights(folder, "final")
+    changed = {name.split(".")[0] for name in final if not torch.equal(final[name], base[name])}
+    assert {"eyes", "ears", "state_in", "blocks", "expert"} <= changed
+    assert "normaliser" not in changed
+    policy: Any = load_policy(folder / "policy" / "final")[0]
+    assert (policy.kind, policy.config.process, policy.config.scored) == ("small_vla", "flow_sde", 3)
+    assert replace(policy.config, process="flow_ode", scored=None) == VLA
+    first = next(row for row in read_metrics(folder / "metrics.jsonl") if f"{method}/kl" in row)
+    assert first[f"{method}/kl"] < 0.1
+
+
+def test_ppo_of_a_vla_cut_short_ends_as_the_unbroken_run(
+    tmp_path: Path, vla: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = vla()
+    unbroken = phases.run(tiny(tmp_path / "unbroken", base, "ppo"))
+    write, left = checkpoint.write_state, [1]
+
+    def write_until_killed(state: Any, folder: Path) -> None:
+        write(state, folder)
+        left[0] -= 1
+        if left[0] < 0:
+            raise Killed
+
+    monkeypatch.setattr(checkpoint, "write_state", write_until_killed)
+    with pytest.raises(Killed):
+        phases.run(tiny(tmp_path / "cut", base, "ppo"))
+    monkeypatch.setattr(checkpoint, "write_state", write)
+    (folder,) = (tmp_path / "cut").glob("*-tiny-seed0")
+    assert phases.resume(folder).final_digest == unbroken.final_digest
+
+
+@pytest.mark.parametrize(
+    ("method", "changes", "message"),
+    [
+        ("direct", {}, r"got 'small_vla', allowed: flow, diffusion, one_step with method=direct"),
+        ("chunked", {}, r"got 'small_vla', allowed: flow, diffusion, one_step with method=chunked"),
+        ("residual", {"n_exec": 5}, r"n_exec: got 5, allowed: 1 to the base's 4"),
+        (
+            "residual",
+            {"env": {**TINY["env"], "cameras": []}},
+            r"reads cameras front at \(16, 24\), the run shows none .*env\.cameras=\[front\]",
+        ),
+        (
+            "residual",
+            {"env": {**TINY["env"], "image_size": [24, 24]}},
+            r"the run shows front at \(24, 24\)\. Say .* env\.image_size=\[16,24\]",
+        ),
+        (
+            "ppo",
+            {"ppo": {"exploration": {"process": "flow_noise"}}},
+            r"ppo\.exploration: small_vla process: got 'flow_noise', allowed: flow_ode, flow_sde",
+        ),
+        (
+            "ppo",
+            {"ppo": {"distil": {"updates": 5}}},
+            r"ppo\.distil\.updates: got 5, allowed: 0 with a small_vla",
+        ),
+    ],
+)
+def test_what_cannot_work_is_said_before_a_folder_is_made(
+    method: str, changes: dict[str, Any], message: str, tmp_path: Path, vla: Callable[..., Path]
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        phases.run(tiny(tmp_path / "out", vla(), method, **changes))
+    assert not (tmp_path / "out").exists()
+
+
+def test_decisions_of_a_fixed_length_refuse_a_base_that_ends_its_chunks(
+    tmp_path: Path, vla: Callable[..., Path]
+) -> None:
+    with pytest.raises(ConfigError, match=r"horizons: got \(2, 4\), allowed: \(\) with method=latent"):
+        phases.run(tiny(tmp_path, vla(horizons=(2, 4)), "latent"))
+
+
+def test_demonstrations_without_the_pictures_are_refused(tmp_path: Path, vla: Callable[..., Path]) -> None:
+    blind = {"demos": {"episodes": 2}, "residual": {"env_steps": 0}, "bc": {"updates": 1, "batch": 4}}
+    env = {**TINY["env"], "cameras": []}
+    words = {**TINY, **blind, "env": env, "policy": {"horizon": 4, "width": 8, "depth": 1, "steps": 2}}
+    made = phases.run(replace(build(RunConfig, words), out=str(tmp_path / "blind")))
+    given = {"demos": {"path": f"{made.run}/demos"}}
+    with pytest.raises(ConfigError, match=r"has front\.rgb nowhere, the run shows \(16, 24, 3\)"):
+        phases.run(tiny(tmp_path / "seeing", vla(), "residual", **given))
