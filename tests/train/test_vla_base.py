@@ -1,6 +1,7 @@
 """Whole runs from a small VLA: what each method learns of it, and what is refused before anything is made."""
 
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 
 from robot_rl.config import build
 from robot_rl.core.errors import ConfigError
+from robot_rl.data.demos import save_episodes
 from robot_rl.policies.checkpoint import load_policy, save_policy
 from robot_rl.policies.vla.config import SmallVLAConfig
 from robot_rl.policies.vla.small import SmallVLA
@@ -17,6 +19,9 @@ from robot_rl.telemetry.metrics import read_metrics
 from robot_rl.train import checkpoint, phases
 from robot_rl.train.assemble import make_eval_env, policy_meta
 from robot_rl.train.config import RunConfig
+from robot_rl.train.demos import collect_demonstrations
+from robot_rl.train.finetune import run as finetune
+from robot_rl.train.finetune.config import FinetuneConfig
 from robot_rl.train.improve.method import method_of
 
 TINY: dict[str, Any] = {
@@ -62,6 +67,18 @@ TINY: dict[str, Any] = {
     "evaluate": {"episodes": 2, "num_envs": 2, "every_env_steps": 0},
     "checkpoint": {"every_s": 0.0, "every_steps": 1},
     "video": {"episodes": 0, "failures": 0},
+}
+FINETUNE: dict[str, Any] = {
+    "size": "tiny",
+    "horizon": 4,
+    "picture": [16, 24],
+    "options": {"steps": 2},
+    "heldout": 1,
+    "updates": 2,
+    "batch": 4,
+    "stride": 4,
+    "curve_points": 1,
+    "baselines": False,
 }
 VLA = SmallVLAConfig(
     horizon=4,
@@ -136,6 +153,19 @@ def test_around_a_frozen_vla_the_head_alone_learns(
     assert changed == learns
     meta = load_policy(folder / "policy" / "base")[1]
     assert meta.n_exec == 3  # the run's, not the 4 of the VLA's folder
+
+
+def test_what_finetune_leaves_is_a_base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(finetune, "write_report", lambda folder: folder / "report.html")
+    config, demos = build(RunConfig, {**TINY, "demos": {"episodes": 4}}), tmp_path / "demos"
+    with closing(make_eval_env(config)) as env:
+        save_episodes(demos, collect_demonstrations(env, config.demos, 0))
+    tuned = finetune.run(build(FinetuneConfig, {**FINETUNE, "dataset": str(demos), "out": str(tmp_path)}))
+    given = {"demos": {"path": str(demos)}}
+    folder = Path(phases.run(tiny(tmp_path / "runs", Path(tuned.run) / "policy", "residual", **given)).run)
+    first: Any = load_policy(Path(tuned.run) / "policy")[0]
+    taken = weights(folder, "base")
+    assert all(torch.equal(taken[name], value) for name, value in first.state_dict().items())
 
 
 @pytest.mark.parametrize("method", ["ppo", "grpo"])
