@@ -6,6 +6,7 @@ demos -> [progress ->] bc
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, cast
@@ -19,6 +20,7 @@ from robot_rl.hal.vector import Obs, VectorEnv
 from robot_rl.policies.checkpoint import load_policy, save_policy
 from robot_rl.policies.spec import SavedPolicy
 from robot_rl.policies.vla.config import SmallVLAConfig
+from robot_rl.sim.vector import EnvConfig
 from robot_rl.train.assemble import assemble_cloning, assemble_progress, make_eval_env, policy_meta
 from robot_rl.train.config import RunConfig
 from robot_rl.train.demos import collect_demonstrations, episodes_meta, load_demonstrations
@@ -129,23 +131,29 @@ def given_base(config: RunConfig, env: VectorEnv) -> SavedPolicy:
         distils, name = config.phase.distil.updates, config.method
         if policy.kind not in CLONED:
             require(distils == 0, f"{name}.distil.updates", distils, f"0 with a {policy.kind} for a base")
+    picture = None
     if isinstance(own, SmallVLAConfig):
-        _check_vla(at, own, config)
+        picture, allowed = (
+            own.picture,
+            f"() with method={config.method}, all of whose chunks have n_exec steps",
+        )
+        require(not own.horizons or config.method == "residual", f"{at}: horizons", own.horizons, allowed)
+    _check_cameras(at, own.cameras, picture, config.env)
     return policy
 
 
-def _check_vla(at: str, own: SmallVLAConfig, config: RunConfig) -> None:
-    """Refuses a VLA that the run shows other pictures, or whose chunks end when it says so."""
-    shown, size = config.env.cameras, config.env.image_size
-    if not set(own.cameras) <= set(shown) or (own.cameras and own.picture != size):
-        height, width = own.picture
-        raise ConfigError(
-            f"{at}: reads cameras {', '.join(own.cameras)} at {own.picture}, the run shows "
-            f"{', '.join(shown) or 'none'} at {size}. Say env.cameras=[{','.join(own.cameras)}] "
-            f"env.image_size=[{height},{width}]."
-        )
-    allowed = f"() with method={config.method}, whose decisions have n_exec actions each"
-    require(not own.horizons or config.method == "residual", f"{at}: horizons", own.horizons, allowed)
+def _check_cameras(
+    at: str, cameras: Sequence[str], picture: tuple[int, int] | None, shown: EnvConfig
+) -> None:
+    """Refuses a base that the run shows other cameras, or pictures of another size if it says one."""
+    size = shown.image_size if picture is None else picture
+    if not cameras or (set(cameras) <= set(shown.cameras) and size == shown.image_size):
+        return
+    words = f"env.cameras=[{','.join(cameras)}] env.image_size=[{size[0]},{size[1]}]"
+    raise ConfigError(
+        f"{at}: reads cameras {', '.join(cameras)} at {size}, the run shows "
+        f"{', '.join(shown.cameras) or 'none'} at {shown.image_size}. Say {words}."
+    )
 
 
 def demo_folder(session: Session) -> Path:
