@@ -264,6 +264,8 @@ class RunConfig:
                 not self.has_arm, "method", self.method, "methods with a replay, beside an arm or a person"
             )
             self.phase.explored(self.policy, self.n_exec)
+            reuse, allowed = self.replay.reuse, f"none with method={self.method}, which has no replay"
+            require(not reuse, "replay.reuse", list(reuse), allowed)
         if self.method == "grpo":
             group = self.grpo.group
             require(
