@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Generator, Tensor, nn
 
-from robot_rl.core.policy import Chain, ChunkSample, ContinuingPolicy, Mode
+from robot_rl.core.policy import ChunkSample, ContinuingPolicy, Mode
 from robot_rl.core.registry import resolve
 from robot_rl.core.seeding import EpisodeRng
 from robot_rl.policies.adapter import PolicyAdapter
@@ -134,8 +134,6 @@ def candidate_noise(z: Tensor, n: int) -> Tensor:
 
 
 def _rows(sample: ChunkSample, rows: Tensor) -> ChunkSample:
-    chain = sample.chain
-    if chain is not None:
-        chain = Chain(chain.x[rows], chain.index[rows], chain.log_prob[rows], chain.grid)
+    chain = None if sample.chain is None else sample.chain.rows(rows)
     n_exec = None if sample.n_exec is None else sample.n_exec[rows]
     return ChunkSample(sample.actions[rows], chain, n_exec)

@@ -261,12 +261,17 @@ class ChainPPO:
         error = value - batch.target
         towards, limit = error * (2.0 / len(error)), self._cfg.value_clip
         if limit is not None:
-            clipped = batch.value + (value - batch.value).clamp(-limit, limit)
-            # Where the clipped value's error is the larger one, its derivative is 0.
-            towards = torch.where((clipped - batch.target).abs() > error.abs(), 0.0, towards)
+            moved = value - batch.value
+            clipped = batch.value + moved.clamp(-limit, limit)
+            # Where it is clipped and its error is the larger one, the derivative is 0. Within the limit
+            # the two differ by rounding alone.
+            is_worse = (clipped - batch.target).abs() > error.abs()
+            towards = torch.where((moved.abs() > limit) & is_worse, 0.0, towards)
         self._critic_optimiser.apply(self._value.gradients(towards.view_as(out_NBO), paths))
-        unexplained = error.var() / batch.target.var().clamp_min(1e-8)
-        return {"value": value.mean(), "value_loss": error.square().mean(), "unexplained": unexplained}
+        metrics: dict[str, Tensor | float] = {"value": value.mean(), "value_loss": error.square().mean()}
+        if len(error) > 1:
+            metrics["unexplained"] = error.var() / batch.target.var().clamp_min(1e-8)
+        return metrics
 
     def begin(self) -> None:
         """Notes that the chains to come are those of the present policy."""
@@ -279,7 +284,7 @@ class ChainPPO:
         if self._waits:
             return {}
         cfg, old = self._cfg, chain.log_prob
-        if not self._group:
+        if not self._group and len(advantage) > 1:  # a single one has no spread
             advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
         log_prob, entropy = self._policy.log_prob(obs, chain)
         clip = cfg.clip if cfg.clip_first is None else self._clips(cfg.clip_first, old.shape[1])
@@ -296,7 +301,7 @@ class ChainPPO:
             ratio = chain_ratio(log_prob, old, cfg.reduction)
             kl = (ratio - 1.0 - ratio.log()).mean()
             metrics: dict[str, Tensor | float] = {
-                "loss": loss,
+                "loss": loss.detach(),
                 "kl": kl,
                 "clipped": ((ratio < 1.0 - clip) | (ratio > 1.0 + (cfg.clip_high or clip))).float().mean(),
                 "entropy": entropy.mean(),
@@ -308,7 +313,7 @@ class ChainPPO:
             loss = loss - cfg.entropy_weight * entropy.mean()
         if self._origin is not None:
             distance = self._distance(self._origin, obs)
-            metrics["distance"] = distance
+            metrics["distance"] = distance.detach()
             loss = loss + cfg.regulariser_weight * distance
         self.actor_optimiser.step(loss)
         return metrics
@@ -337,9 +342,10 @@ class ChainPPO:
         return self._policy.state_dict()
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns all but the policy that the regulariser holds to, which is built again from the base."""
+        """Returns all of it, the policy that the regulariser holds to as well: it may be no base."""
         return {
             "policy": copied(self._policy),
+            "origin": None if self._origin is None else copied(self._origin),
             "value": copied(self._value),
             "actor_optimiser": self.actor_optimiser.state_dict(),
             "critic_optimiser": self._critic_optimiser.state_dict(),
@@ -351,6 +357,8 @@ class ChainPPO:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._policy.load_state_dict(state["policy"])
+        if self._origin is not None:
+            self._origin.load_state_dict(state["origin"])
         self._value.load_state_dict(state["value"])
         self.actor_optimiser.load_state_dict(state["actor_optimiser"])
         self._critic_optimiser.load_state_dict(state["critic_optimiser"])

@@ -34,7 +34,7 @@ class GateConfig:
     """When a candidate is judged, and how."""
 
     every: int = 100
-    """Updates that make a candidate."""
+    """Updates that make a candidate; the last one may have had fewer."""
     margin: float | None = 0.05
     """By how much of its size the score has to rise; null accepts every candidate."""
     scorer: Literal["critics", "simulator"] = "simulator"

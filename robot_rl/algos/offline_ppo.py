@@ -6,7 +6,8 @@ data, chunks are sampled from the policy of the last gate with their chains, and
     min(r_k A, clip(r_k) A),   A = Q(s, a) - V(s) of the final actions a, for every denoising step k
 
 where r_k is the ratio against the policy that sampled: the base at first, the last accepted one later
-(Zhuang et al. 2023, whose policy has one step). Every so many updates the gate judges what came of it.
+(Zhuang et al. 2023, whose policy has one step). Every so many updates, and after the last one, the gate
+judges what came of it.
 Deviations: no model of the dynamics; the clip range does not decay; advantages are normalised in a batch.
 B batch, H chunk length, A action dim.
 """
@@ -102,7 +103,7 @@ class OfflinePPO:
             advantage = self._iql.advantage(features, sample.actions)
         assert sample.chain is not None, "a policy that records returns its chain"
         metrics = self._learner.update_policy(batch.obs, sample.chain, advantage)
-        if improved % self._cfg.gate.every == 0:
+        if improved % self._cfg.gate.every == 0 or improved == self._cfg.updates:
             metrics = metrics | self._gate.decide()
             self._behaviour.load_state_dict(self._policy.state_dict())
             self._learner.begin()

@@ -107,7 +107,7 @@ class QARL(ActorCritic):
         """Returns what `ActorCritic` does, of the actions that come of both players."""
         present, after, bonus = super()._actions(steps, with_present=with_present)
         push = self.adversary.sample(steps.next_features, self._pushes)
-        if self._cfg.entropy_backup:
+        if self._cfg.entropy_backup and self._opponent.bound > 0:
             bonus = bonus + self._temperature() * push.log_prob
         return present, self._executed(after, push), bonus
 

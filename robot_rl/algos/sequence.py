@@ -34,7 +34,8 @@ class SequenceConfig(ActorCriticConfig):
 
     credit: Literal["steps", "decisions"] = "steps"
     """`steps`: each action is judged alone, where the model puts it; `decisions`: the sequence as a whole,
-    by critics of whole sequences and their J steps, without a model: plain SAC at the slower rate."""
+    by critics of whole sequences and their J steps, without a model: plain SAC at the slower rate, where
+    `n_step` does not count, nor what is of the model."""
     model_lr: float = 1e-3
     model_width: int = 256
     model_depth: int = 2

@@ -38,7 +38,7 @@ class EvaluateCommandConfig:
     run: str
     """Run folder."""
     which: Literal["final", "base"] = "final"
-    """The policy after residual RL, or the cloned one."""
+    """The policy after reinforcement learning, or the cloned one."""
     episodes: int | None = None
     """Held-out episodes; as many as the run's own evaluation if None."""
     disturb: float = 0.0

@@ -24,7 +24,8 @@ object.
 
 A base is a task with its demonstrations and the policy cloned from them; a recipe names its own,
 and base=<name> puts the same method on another. `method` says how the base is improved: residual,
-ppo, grpo, latent, chunked or direct; the settings are in the section of that name.
+ppo, grpo, latent, chunked, direct, rl100, sequence or qarl; the settings are in the section of
+that name.
 
 Examples:
   robot-rl train recipe=smoke                        the whole chain in under a minute
@@ -45,6 +46,7 @@ Settings (every one of them is in config.yaml of the run folder):
   policy.kind  policy.horizon  policy.width  policy.depth  policy.steps
   bc.updates  bc.batch  bc.algorithm.lr
   method  residual.env_steps  residual.utd  residual.batch  residual.scale  residual.demo_ratio
+  demos.mirror  demos.filter.updates  bc.policy  ppo.distil.updates
   ppo.exploration.process  latent.algorithm.variant  chunked.algorithm.actor  direct.algorithm.actor.kind
   station  real_time  human.input  human.reward  human.reset  human.ratio  human.classifier
   replay.record  replay.reuse  replay.reuse_ratio

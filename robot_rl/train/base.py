@@ -14,7 +14,7 @@ from typing import Any, cast
 import numpy as np
 
 from robot_rl.algos.progress import ProgressCritic
-from robot_rl.core.errors import ConfigError, require
+from robot_rl.core.errors import ConfigError, DatasetError, require
 from robot_rl.data.demos import load_episodes, save_episodes
 from robot_rl.hal.vector import Obs, VectorEnv
 from robot_rl.policies.checkpoint import load_policy, save_policy
@@ -78,6 +78,12 @@ def value_progress(session: Session) -> None:
     learn(session, loop, PROGRESS, cfg.updates, unit="updates")
     progress = cast(ProgressCritic, loop.algorithm).progress(episodes)
     kept = cfg.kept(progress, episodes.episode_index, config.policy.horizon)
+    if not kept.any():
+        raise DatasetError(
+            f"demos.filter: none of {len(kept)} frames is kept with max_fall={cfg.max_fall:g} and "
+            f"min_progress={cfg.min_progress:g}, where the progress is at most {progress.max():.3g}. Raise "
+            "max_fall, lower min_progress, or give demos.filter.updates more updates."
+        )
     np.savez(session.folder / f"{PROGRESS}.npz", progress=progress, kept=kept)
     good = episodes.episode_success()[episodes.episode_index]
     session.results[PROGRESS] = {

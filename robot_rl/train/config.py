@@ -263,6 +263,8 @@ class RunConfig:
             require(
                 not self.has_arm, "method", self.method, "methods with a replay, beside an arm or a person"
             )
+            reuse, allowed = self.replay.reuse, f"none with method={self.method}, which has no replay"
+            require(not reuse, "replay.reuse", list(reuse), allowed)
         if self.bc.policy is None:
             self._check_cloned()
         if self.method == "grpo":

@@ -1,6 +1,7 @@
 """ChainPPO: hand-computed advantages and values, the first ratio, who learns when, exact resume, a bandit."""
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -212,6 +213,24 @@ def test_value_clip_stops_what_has_moved_far_enough(monkeypatch: pytest.MonkeyPa
     two = torch.zeros(2)
     learner._update_value(PPOBatch({}, chain, torch.zeros(2, 2), two, two, torch.tensor([3.0, 3.0])))
     assert towards[0].flatten().tolist() == pytest.approx([0.0, 0.1 - 3.0])
+
+
+def test_a_value_clip_that_nothing_reaches_changes_nothing() -> None:
+    # 0.1 + (v - 0.1) is not v to the last bit, which must not count as clipped.
+    learned: list[dict[str, Tensor]] = []
+    for limit in (None, 100.0):
+        learner = make_learner(make_policy("flow_sde"), "flow_sde", value_clip=limit)
+        batch = learner.prepare(bandit(learner._policy, seeded(4)))
+        learner._update_value(replace(batch, value=torch.full((256,), 0.1)))
+        learned.append(learner._value.state_dict())
+    assert all(torch.equal(value, learned[1][name]) for name, value in learned[0].items())
+
+
+def test_a_single_decision_counts_as_it_is() -> None:  # one advantage has no spread to be divided by
+    learner = make_learner(make_policy("flow_sde"), "flow_sde")
+    batch = learner.prepare(bandit(learner._policy, seeded(4))).rows(torch.tensor([3]))
+    one = replace(batch, advantage=torch.tensor([0.7]))
+    assert float(learner.update(one)["loss"]) == pytest.approx(-0.7, abs=1e-5)
 
 
 def test_value_alone_learns_at_first() -> None:

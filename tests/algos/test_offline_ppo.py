@@ -129,6 +129,19 @@ def test_a_candidate_that_is_no_better_is_reverted_with_what_samples() -> None:
     assert same(learner._learner.actor_optimiser.state_dict()["mean"], moments)
 
 
+def test_the_last_updates_are_judged_as_well() -> None:
+    # Every 4 of 6 updates, and the last 2: the base, two candidates; the second is worse.
+    scores = iter([1.0, 1.2, 0.1])
+    learner = build(critic_updates=0, updates=6, score=lambda: next(scores))
+    for seed in range(4):
+        learner.update(batch(seed))
+    first = weights(learner._policy)
+    learner.update(batch(4))
+    assert not same(weights(learner._policy), first)
+    assert learner.update(batch(5))["gate_score"] == 0.1
+    assert same(weights(learner._policy), first)
+
+
 def test_a_policy_that_went_too_far_waits_for_the_gate() -> None:
     learner = build(critic_updates=0, margin=None, target_kl=1e-12)
     moved: list[bool] = []
@@ -160,6 +173,24 @@ def test_a_resumed_learner_is_the_unbroken_one() -> None:
         second.load_state_dict(first.state_dict())
         assert same(weights(updated(second, cut, 13)._policy), weights(whole._policy))
         assert second._gate.state_dict()["best"] == whole._gate.state_dict()["best"]
+
+
+def test_a_resumed_learner_is_held_to_what_it_was_held_to() -> None:
+    # RL-100 goes online from what its offline phase came to; a resumed run builds the learner from the base.
+    policy, base = build()._policy, build()._policy
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.add_(0.1)
+    cfg = ChainPPOConfig(reduction="per_step", width=8, depth=1, regulariser="w2", target_kl=None)
+    learner, resumed = (ChainPPO(module, cfg, 3, num_envs=1) for module in (policy, base))
+    resumed.load_state_dict(learner.state_dict())
+    obs = batch(0).obs
+    chain = policy.sample(obs, mode="explore", record=True, generator=seeded()).chain
+    for _ in range(2):
+        distances = [
+            one.update_policy(obs, chain, obs["state"][:, 0])["distance"] for one in (learner, resumed)
+        ]
+        assert distances[0] == distances[1]
 
 
 def test_bad_settings_are_named() -> None:

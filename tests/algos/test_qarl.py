@@ -1,12 +1,13 @@
 """The game of actor and adversary: temperatures, targets and derivatives by hand, who wins, resume."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Generator, Tensor
 
-from robot_rl.algos.actor_critic import ActorConfig, CriticConfig
+from robot_rl.algos.actor_critic import ActorConfig, ActorCritic, CriticConfig
 from robot_rl.algos.actors import Squashed, TanhGaussian
 from robot_rl.algos.qarl import QARL, AdversaryConfig, QARLConfig
 from robot_rl.data.transitions import TransitionBatch
@@ -81,6 +82,18 @@ def test_the_target_is_of_what_comes_of_both(backup: bool) -> None:
     torch.testing.assert_close(after, (mine.action + 0.25 * push.action).clamp(-1, 1))
     expected = -0.01 * mine.log_prob + 0.5 * push.log_prob if backup else torch.zeros(64)
     torch.testing.assert_close(bonus, expected)
+
+
+def test_without_a_bound_the_actor_is_left_alone() -> None:
+    learner = build(adversary={"bound": 0.0, "first": 0.5, "last": 0.5})
+    alone = ActorCritic(3, 1, learner._cfg, 0)
+    for seed in range(3):
+        rows = replace(batch(seed), bootstrap=torch.full((64,), 0.9))
+        learner.update(rows)
+        alone.update(rows)
+    for ours, theirs in ((learner.actor, alone.actor), (learner.critics, alone.critics)):
+        found = theirs.state_dict()
+        assert all(torch.equal(value, found[name]) for name, value in ours.state_dict().items())
 
 
 def test_nothing_is_climbed_where_the_sum_is_clipped(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -232,6 +232,16 @@ def test_the_chosen_chain_is_recorded_and_scored() -> None:
     assert torch.allclose(ratio, torch.ones_like(ratio), atol=1e-5, rtol=0)
 
 
+def test_the_pairs_that_stand_in_for_a_likelihood_are_those_of_the_choice() -> None:
+    policy, obs = BestOfN(flow(process="flow_cfm", pairs=3), near(), 5), observation()
+    chain = policy.sample(obs, mode="explore", record=True, generator=seeded(2)).chain
+    assert isinstance(chain, Chain)
+    assert chain.noise is not None
+    assert chain.noise.shape == (6, 3, 4, 2)
+    ratio = (policy.log_prob(obs, chain)[0] - chain.log_prob).exp()
+    assert torch.allclose(ratio, torch.ones_like(ratio), atol=1e-5, rtol=0)
+
+
 def test_what_the_base_vouches_for_goes_with_the_choice() -> None:
     class Vouching(FlowPolicy):
         def sample(self, obs: dict[str, Tensor], **options: Any) -> ChunkSample:

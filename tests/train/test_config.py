@@ -53,6 +53,10 @@ def test_a_written_config_is_read_back_equal(tmp_path: Path) -> None:
             {"replay": {"reuse": ["/"], "reuse_ratio": 0.5}},
             "replay.reuse_ratio: got 0.5 beside residual.demo_ratio 0.5, allowed: a sum below 1",
         ),
+        (
+            {"method": "ppo", "replay": {"reuse": ["/"]}},
+            "replay.reuse: got ['/'], allowed: none with method=ppo, which has no replay",
+        ),
         ({"evaluate": {"episodes": 0}}, "evaluate.episodes: got 0, allowed: 1 to 10000"),
         ({"evaluate": {"quick_episodes": 0}}, "evaluate.quick_episodes: got 0, allowed: 1 to 10000"),
         ({"checkpoint": {"keep": 0}}, "checkpoint.keep: got 0, allowed: 1 or more"),

@@ -9,6 +9,7 @@ import pytest
 
 from robot_rl.algos.progress import ProgressCritic
 from robot_rl.config import build
+from robot_rl.core.errors import DatasetError
 from robot_rl.data.demos import load_episodes
 from robot_rl.telemetry.metrics import FILE_NAME, read_metrics
 from robot_rl.train import phases
@@ -83,3 +84,10 @@ def test_a_run_values_filters_and_mirrors_and_resumes_exactly(
     resumed = phases.resume(cut)
     np.testing.assert_array_equal(np.load(cut / "progress.npz")["progress"], found["progress"])
     assert resumed.base_digest == whole.base_digest
+
+
+def test_a_filter_that_keeps_nothing_says_what_to_change(tmp_path: Path) -> None:
+    demos = {**TINY["demos"], "filter": {**TINY["demos"]["filter"], "updates": 1, "min_progress": 0.999}}
+    config = replace(build(RunConfig, {**TINY, "demos": demos}), out=str(tmp_path))
+    with pytest.raises(DatasetError, match=r"none of .* min_progress=0.999.*lower min_progress"):
+        phases.run(config)

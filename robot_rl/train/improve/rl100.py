@@ -45,9 +45,8 @@ def _learn_offline(session: Session, start: Start, policy: Module) -> None:
         seed=train_seed(config.seed, "iql"),
         device=config.device,
     )
-    rates = replace(
-        phase.algorithm, actor_lr=cfg.actor_lr, clip=cfg.clip, clip_first=None, target_kl=cfg.target_kl
-    )
+    own = {"actor_lr": cfg.actor_lr, "clip": cfg.clip, "target_kl": cfg.target_kl}
+    rates = replace(phase.algorithm, clip_first=None, clip_high=None, **own)
     learner = resolve("algorithm", "chain_ppo", at="rl100")(
         policy, rates, train_seed(config.seed, "offline ppo"), num_envs=config.num_envs
     )
