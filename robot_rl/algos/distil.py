@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 from torch import Generator, Tensor, nn
 
-from robot_rl.algos.optim import Optimiser, cosine_lr, keep_freed_memory
+from robot_rl.algos.optim import Optimiser, copied, cosine_lr, keep_freed_memory
 from robot_rl.core.errors import require
 from robot_rl.core.policy import ChunkSample
 from robot_rl.data.transitions import ChunkBatch
@@ -103,7 +103,7 @@ class Distillation:
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "student": {key: value.clone() for key, value in self._student.state_dict().items()},
+            "student": copied(self._student),
             "optimiser": self._optimiser.state_dict(),
             "generator": self._generator.get_state(),
             "updates": self._updates,

@@ -21,7 +21,7 @@ from torch import Generator, Tensor, nn
 from robot_rl.algos.chunk_critics import ChunkCriticConfig, ChunkCritics
 from robot_rl.algos.critics import EnsembleMLP
 from robot_rl.algos.losses import expectile_weight
-from robot_rl.algos.optim import METRICS_EVERY, Optimiser, follow, keep_freed_memory
+from robot_rl.algos.optim import METRICS_EVERY, Optimiser, copied, follow, keep_freed_memory
 from robot_rl.algos.returns import td_target
 from robot_rl.core.errors import require
 from robot_rl.data.transitions import ChunkBatch
@@ -122,7 +122,7 @@ class IQL:
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            **{name: _copied(module) for name, module in self._modules().items()},
+            **{name: copied(module) for name, module in self._modules().items()},
             "critic_optimiser": self._critic_optimiser.state_dict(),
             "value_optimiser": self._value_optimiser.state_dict(),
             "updates": self._updates,
@@ -141,7 +141,3 @@ class IQL:
     def _valued(self, features: Tensor) -> tuple[Tensor, Any]:
         out_NBO, paths = self._value.answer(features)
         return out_NBO.flatten(), paths
-
-
-def _copied(module: nn.Module) -> dict[str, Tensor]:
-    return {name: value.clone() for name, value in module.state_dict().items()}

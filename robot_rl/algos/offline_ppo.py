@@ -25,6 +25,7 @@ from torch import Generator, Tensor
 from robot_rl.algos.chain_ppo import ChainPolicy, ChainPPO
 from robot_rl.algos.gate import Gate, GateConfig
 from robot_rl.algos.iql import IQL, IQLConfig
+from robot_rl.algos.optim import copied
 from robot_rl.core.errors import require
 from robot_rl.data.transitions import ChunkBatch
 
@@ -125,7 +126,7 @@ class OfflinePPO:
             "learner": self._learner.state_dict(),
             "iql": self._iql.state_dict(),
             "gate": self._gate.state_dict(),
-            "behaviour": {key: value.clone() for key, value in self._behaviour.state_dict().items()},
+            "behaviour": copied(self._behaviour),
             "generator": self._generator.get_state(),
             "updates": self._updates,
         }

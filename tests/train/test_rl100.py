@@ -120,6 +120,14 @@ def test_a_run_cut_short_in_any_phase_ends_the_same(
     assert learned[0] == learned[1]
 
 
+def test_rate_and_range_of_the_offline_steps_are_their_own(tmp_path: Path) -> None:
+    online = {"reduction": "per_step", "lam": 0.7, "clip": 0.3, "clip_high": 0.4, "actor_lr": 1e-2}
+    offline = {"clip": 0.1, "actor_lr": 1e-3, "target_kl": 0.05}
+    rates = rl100.offline_rates(tiny(tmp_path, algorithm=online, offline=offline).rl100)
+    assert (rates.clip, rates.clip_high, rates.actor_lr, rates.target_kl) == (0.1, None, 1e-3, 0.05)
+    assert rates.lam == 0.7
+
+
 def test_without_updates_the_base_is_left(tmp_path: Path) -> None:
     offline = {**TINY["rl100"]["offline"], "updates": 0}
     summary = phases.run(tiny(tmp_path, offline=offline, env_steps=0, distil={"updates": 0}))

@@ -14,6 +14,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from robot_rl.algos.chain_ppo import ChainPPOConfig
 from robot_rl.algos.gate import CriticScore, Gate
 from robot_rl.algos.iql import IQL
 from robot_rl.core.registry import resolve
@@ -22,6 +23,7 @@ from robot_rl.train.assemble import generator
 from robot_rl.train.config import RunConfig
 from robot_rl.train.evaluate import evaluate_in
 from robot_rl.train.improve import ppo
+from robot_rl.train.improve.config import RL100Phase
 from robot_rl.train.improve.method import Method, Module, Start
 from robot_rl.train.improve.offline import learn_offline
 from robot_rl.train.loop import Run
@@ -36,7 +38,8 @@ def assemble(session: Session, start: Start) -> tuple[Run, Module]:
 
 
 def _learn_offline(session: Session, start: Start, policy: Module) -> None:
-    config, phase, cfg = session.config, session.config.rl100, session.config.rl100.offline
+    config, phase = session.config, session.config.rl100
+    cfg = phase.offline
     iql = IQL(
         cfg.iql,
         feature_dim=policy.feature_dim,
@@ -45,10 +48,8 @@ def _learn_offline(session: Session, start: Start, policy: Module) -> None:
         seed=train_seed(config.seed, "iql"),
         device=config.device,
     )
-    own = {"actor_lr": cfg.actor_lr, "clip": cfg.clip, "target_kl": cfg.target_kl}
-    rates = replace(phase.algorithm, clip_first=None, clip_high=None, **own)
     learner = resolve("algorithm", "chain_ppo", at="rl100")(
-        policy, rates, train_seed(config.seed, "offline ppo"), num_envs=config.num_envs
+        policy, offline_rates(phase), train_seed(config.seed, "offline ppo"), num_envs=config.num_envs
     )
     score = (
         critic_score(config, start, policy, iql)
@@ -72,6 +73,12 @@ def _learn_offline(session: Session, start: Start, policy: Module) -> None:
         lambda sampler, rng: sampler.sample_chunks(cfg.batch, rng=rng, **how),
         cfg.total_updates,
     )
+
+
+def offline_rates(phase: RL100Phase) -> ChainPPOConfig:
+    """Returns the settings of the offline steps: rate, range and KL are their own."""
+    own = {name: getattr(phase.offline, name) for name in ("actor_lr", "clip", "target_kl")}
+    return replace(phase.algorithm, clip_first=None, clip_high=None, **own)
 
 
 def critic_score(config: RunConfig, start: Start, policy: Module, iql: IQL) -> CriticScore:
