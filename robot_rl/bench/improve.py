@@ -96,7 +96,7 @@ def run(
     methods: tuple[str, ...] = METHODS,
     seeds: tuple[int, ...] = (0, 1, 2),
     settings: tuple[str, ...] = (),
-    equal_steps: int = 50_000,
+    equal_steps: int = 60_000,
     equal_minutes: float = 2.0,
     jobs: int = 0,
     out: str = "runs/improve",
