@@ -24,7 +24,7 @@ from robot_rl.train.config import RunConfig
 from robot_rl.train.envs import make_env
 from robot_rl.train.experience import DemoExperience
 from robot_rl.train.hooks import checkpoint_hooks, show_progress, updates, write_metrics
-from robot_rl.train.loop import Hook, Pacer, Run
+from robot_rl.train.loop import Experience, Hook, Pacer, Run
 from robot_rl.train.meter import Meter
 from robot_rl.train.schedule import Always, Every
 from robot_rl.train.session import Session
@@ -91,7 +91,7 @@ def assemble_progress(session: Session, episodes: Episodes) -> Run:
 
 
 def assemble_offline(
-    session: Session, phase: str, experience: DemoExperience, algorithm: Algorithm, budget: int
+    session: Session, phase: str, experience: Experience, algorithm: Algorithm, budget: int
 ) -> Run:
     """Returns the loop of a phase that takes `budget` updates on demonstrations alone."""
     config, counters = session.config, session.counters

@@ -7,15 +7,14 @@ import numpy as np
 from robot_rl.core.algorithm import Algorithm
 from robot_rl.core.seeding import train_seed
 from robot_rl.data.replay import ReplayBuffer
+from robot_rl.train.assemble import assemble_offline
 from robot_rl.train.experience import ReplayExperience
-from robot_rl.train.hooks import checkpoint_hooks, show_progress, updates, write_metrics
+from robot_rl.train.hooks import updates
 from robot_rl.train.improve.method import Module, Start, quick_evaluation
 from robot_rl.train.improve.off_policy import Draw
-from robot_rl.train.loop import Hook, Pacer, Run
-from robot_rl.train.meter import Meter
-from robot_rl.train.schedule import Always, Every
+from robot_rl.train.loop import Hook
+from robot_rl.train.schedule import Every
 from robot_rl.train.session import Session, learn
-from robot_rl.train.sources import PolicyHandle
 
 
 def learn_offline(
@@ -50,32 +49,14 @@ def learn_offline(
     demos = ReplayBuffer.from_episodes(  # without a base: its proposals are not read
         start.episodes, base_action=np.zeros_like(actions), final_base_action=finals
     )
-    session.counters.updates = 0
-    run = Run(
-        sources=[],
-        experience=ReplayExperience(
-            demos,
-            draw=lambda rng: draw(demos, rng),
-            seed=train_seed(config.seed, f"{phase} batches"),
-            device=config.device,
-        ),
-        algorithm=algorithm,
-        handle=PolicyHandle(),
-        pacer=Pacer(finished=lambda at: at.updates >= budget, updates=Always()),
-        meter=Meter(),
-        stage=session.timer.stage,
-        counters=session.counters,
+    experience = ReplayExperience(
+        demos,
+        draw=lambda rng: draw(demos, rng),
+        seed=train_seed(config.seed, f"{phase} batches"),
+        device=config.device,
     )
-    run.pacer.hooks = [
-        Hook("leases", Every(100), updates, lambda at: session.check_leases()),
-        Hook("progress", Every(10), updates, lambda at: show_progress(session, at.updates)),
-        Hook(
-            "metrics",
-            Every(max(1, budget // config.metrics_rows)),
-            updates,
-            lambda at: write_metrics(session, run, phase),
-        ),
-        *checkpoint_hooks(session, run, phase, config.checkpoint, updates),
-    ]
+    run = assemble_offline(session, phase, experience, algorithm, budget)
+    leases = Hook("leases", Every(100), updates, lambda at: session.check_leases())
+    run.pacer.hooks = [leases, *run.pacer.hooks]
     learn(session, run, phase, budget, unit="updates")
     quick_evaluation(session, policy, start.eval_env)
