@@ -13,7 +13,7 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import groupby
@@ -230,9 +230,6 @@ def _rows(runs: Sequence[dict[str, Any]], equal_steps: int, equal_minutes: float
     def key(one: dict[str, Any]) -> tuple[str, str]:
         return one["task"], one["method"]
 
-    def mean(values: Iterable[float]) -> float:
-        return statistics.mean(values)
-
     order = list(dict.fromkeys(map(key, runs)))
     for (task, method), group in groupby(sorted(runs, key=lambda one: order.index(key(one))), key):
         seeds = list(group)
@@ -240,13 +237,13 @@ def _rows(runs: Sequence[dict[str, Any]], equal_steps: int, equal_minutes: float
         yield {
             "method": method,
             "task": task,
-            "base": mean(one["base"] for one in seeds),
-            "success": mean(success),
+            "base": statistics.mean(one["base"] for one in seeds),
+            "success": statistics.mean(success),
             "spread": f"{min(success):.1%} to {max(success):.1%}",
-            "env_steps": round(mean(one["env_steps"] for one in seeds)),
-            "minutes": mean(one["minutes"] for one in seeds),
-            "at_steps": mean(_at(one, "env_steps", equal_steps) for one in seeds),
-            "at_minutes": mean(_at(one, "minutes", equal_minutes) for one in seeds),
+            "env_steps": round(statistics.mean(one["env_steps"] for one in seeds)),
+            "minutes": statistics.mean(one["minutes"] for one in seeds),
+            "at_steps": statistics.mean(_at(one, "env_steps", equal_steps) for one in seeds),
+            "at_minutes": statistics.mean(_at(one, "minutes", equal_minutes) for one in seeds),
             "seed": " ".join(str(one["seed"]) for one in seeds),
         }
 

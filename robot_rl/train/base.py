@@ -139,10 +139,8 @@ def given_base(config: RunConfig, env: VectorEnv) -> SavedPolicy:
             require(distils == 0, f"{name}.distil.updates", distils, f"0 with a {policy.kind} for a base")
     picture = None
     if isinstance(own, SmallVLAConfig):
-        picture, allowed = (
-            own.picture,
-            f"() with method={config.method}, all of whose chunks have n_exec steps",
-        )
+        picture = own.picture
+        allowed = f"() with method={config.method}, all of whose chunks have n_exec steps"
         require(not own.horizons or config.method == "residual", f"{at}: horizons", own.horizons, allowed)
     _check_cameras(at, own.cameras, picture, config.env)
     return policy
