@@ -23,11 +23,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from robot_rl.config import load, options
+from robot_rl.bench.trials import check_plan
+from robot_rl.config import load, options, plain
 from robot_rl.core.errors import ConfigError, DeviceError, nearest
 from robot_rl.core.files import write_synced
 from robot_rl.telemetry.progress import ProgressDisplay
+from robot_rl.telemetry.runs import flatten
 from robot_rl.train.config import RunConfig
+from robot_rl.train.phases import load_config
 
 METHODS = (
     "residual",
@@ -50,6 +53,7 @@ TASKS = ("pick_cube", "open_drawer")
 Array = NDArray[Any]
 _BASE = "base"
 """In the place of a method: the run that clones the base."""
+_FIXED = ("torch_threads=1", "env.num_threads=1", "lease_wait_s=1e6", "video.episodes=0")
 
 
 @dataclass(frozen=True)
@@ -74,20 +78,27 @@ class Trial:
         """Returns the run folder, if it has a summary."""
         return next((path.parent for path in self.folder.glob("*/summary.json")), None)
 
-    def words(self) -> list[str]:
-        """Returns the arguments of `robot-rl train` that begin it, or go on with it."""
-        begun = sorted(self.folder.glob("*/config.yaml"))
-        if begun:
-            return [f"resume={begun[-1].parent}"]
-        common = [f"base={self.task}", f"seed={self.seed}", f"out={self.folder}"]
+    def begun(self) -> Path | None:
+        """Returns the run folder, finished or not."""
+        return self.done() or max((path.parent for path in self.folder.glob("*/config.yaml")), default=None)
+
+    def plan(self) -> list[str]:
+        """Returns the arguments of `robot-rl train`, but for what it starts from."""
+        recipe = (
+            ["recipe=residual", "residual.env_steps=0"] if self.method == _BASE else [f"recipe={self.method}"]
+        )
+        return [*recipe, f"base={self.task}", f"seed={self.seed}", f"out={self.folder}"]
+
+    def start(self) -> list[str]:
+        """Returns the arguments that give a method the demonstrations, and the policy if it is its kind."""
         if self.method == _BASE:
-            return ["recipe=residual", "residual.env_steps=0", *common]
+            return []
         given = self.base.done()
         assert given is not None, "bases come before methods"
-        words = [f"recipe={self.method}", *common, f"demos.path={given / 'demos'}"]
-        if _cloning(f"recipe={self.method}", common[0]) == _cloning("recipe=residual", common[0]):
-            words.append(f"bc.policy={given / 'policy/base'}")
-        return words
+        demos = f"demos.path={given / 'demos'}"
+        if _cloning(*self.plan()) != _cloning(*self.base.plan()):
+            return [demos]
+        return [demos, f"bc.policy={given / 'policy/base'}"]
 
 
 def run(
@@ -117,7 +128,7 @@ def run(
         figure: file of the curves; none if empty.
 
     Raises:
-        ConfigError: an unknown task or method.
+        ConfigError: an unknown task or method, or a run in `out` was begun with other settings.
         DeviceError: a run failed; its log is named.
     """
     for name, kind in (*((method, "recipe") for method in methods), *((task, "base") for task in tasks)):
@@ -129,7 +140,10 @@ def run(
         for task in tasks
         for method in methods
     ]
-    fixed = ("torch_threads=1", "env.num_threads=1", "lease_wait_s=1e6", "video.episodes=0", *settings)
+    fixed = (*_FIXED, *settings)
+    bases = list(dict.fromkeys(trial.base for trial in trials))
+    for trial in (*bases, *trials):
+        _check(trial, fixed)
     waiting = [trial for trial in trials if trial.done() is None]
     with ProgressDisplay() as display:
         for phase, part in (("bases", list(dict.fromkeys(one.base for one in waiting))), ("runs", waiting)):
@@ -168,13 +182,30 @@ def _cloning(*words: str) -> tuple[Any, ...]:
     return config.demos, config.policy, config.bc
 
 
+def _check(trial: Trial, fixed: Sequence[str]) -> None:
+    """Refuses to take a run for the trial, or to go on with it, if another recipe or other settings made it.
+
+    Raises:
+        ConfigError: a setting differs.
+    """
+    begun = trial.begun()
+    if begun is None:
+        return
+    made, asked = (
+        flatten(plain(config))
+        for config in (load_config(begun), load(RunConfig, [*fixed, *trial.plan()], config_name="train"))
+    )
+    for given in ("demos.path", "bc.policy"):  # of the base, which is a trial of its own
+        del asked[given]
+    check_plan("bench improve", begun, made, asked)
+
+
 def _train(trial: Trial, fixed: Sequence[str]) -> None:
     trial.folder.mkdir(parents=True, exist_ok=True)
     code = "import sys; from robot_rl.cli.main import main; sys.exit(main())"
     log = trial.folder / "train.log"
-    words = trial.words()
-    if not words[0].startswith("resume="):
-        words = [*fixed, *words]
+    begun = trial.begun()
+    words = [f"resume={begun}"] if begun else [*fixed, *trial.plan(), *trial.start()]
     with log.open("ab") as output:
         command = [sys.executable, "-c", code, "train", *words]
         done = subprocess.run(command, stdout=output, stderr=output, check=False)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from robot_rl.bench import improve
-from robot_rl.config import load, options
+from robot_rl.config import dump, load, options
 from robot_rl.core.errors import ConfigError, DeviceError
 from robot_rl.train.config import RunConfig
 
@@ -17,10 +17,18 @@ def row(step: int, phase: str, wall_s: float, **metrics: float) -> str:
     return json.dumps({"step": step, "updates": 0, "phase": phase, "wall_s": wall_s, **metrics}) + "\n"
 
 
+def begin(folder: Path, *settings: str) -> None:
+    """A run folder <out>/<task>/<method>/seed<k>/<name> with the configuration that the table gives it."""
+    *_, task, method, seed, _ = folder.parts
+    trial = improve.Trial(task, method, int(seed.removeprefix("seed")), folder.parents[3])
+    folder.mkdir(parents=True)
+    words = [*improve._FIXED, *trial.plan(), *settings]
+    (folder / "config.yaml").write_text(dump(load(RunConfig, words, config_name="train")))
+
+
 def write_run(folder: Path, *, base: float, final: float, env_steps: int, minutes: float) -> None:
     """A finished run that was looked at twice, at a third and two thirds of its steps."""
-    folder.mkdir(parents=True)
-    (folder / "config.yaml").write_text("")
+    begin(folder)
     third = env_steps // 3
     (folder / "metrics.jsonl").write_text(
         row(0, "base", 30, **{"eval/success": base})
@@ -111,10 +119,19 @@ def test_what_is_finished_is_not_done_again(tmp_path: Path, started: Commands) -
 
 def test_a_run_that_was_cut_short_goes_on(tmp_path: Path, started: Commands) -> None:
     folder = tmp_path / "pick_cube/residual/seed3/begun"
-    folder.mkdir(parents=True)
-    (folder / "config.yaml").write_text("")
+    begin(folder)
     assert run(tmp_path, seeds=(3,))["rows"][0]["success"] == pytest.approx(0.9)
     assert [words.get("resume") for words in started] == [None, str(folder)]
+
+
+@pytest.mark.parametrize("setting", ["seed=7", "residual.utd=0.125"])
+def test_a_run_of_another_plan_is_not_taken_for_ours(tmp_path: Path, started: Commands, setting: str) -> None:
+    folder = tmp_path / "pick_cube/residual/seed3/begun"
+    begin(folder, setting)
+    name, value = setting.split("=")
+    with pytest.raises(ConfigError, match=rf"{folder} was begun with {name}={value}, got .* out="):
+        run(tmp_path, seeds=(3,))
+    assert started == []
 
 
 def test_another_kind_of_policy_clones_its_own_base(tmp_path: Path, started: Commands) -> None:
