@@ -18,6 +18,14 @@ def own_lease_file(tmp_path_factory: pytest.TempPathFactory):
         yield
 
 
+@pytest.fixture
+def whole_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For whole runs: leases of the test's own, and no report, which takes longer than a tiny run."""
+    monkeypatch.setenv("ROBOT_RL_STATE", str(tmp_path / "state"))
+    for kind in ("phases", "finetune.run"):
+        monkeypatch.setattr(f"robot_rl.train.{kind}.write_report", lambda folder: folder / "report.html")
+
+
 @pytest.fixture(scope="session")
 def pki(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Returns a folder with <name>.pem and <name>.key of authority, server and robot, and of a stranger."""

@@ -17,6 +17,9 @@ from robot_rl.data.store.reader import open_source
 from robot_rl.telemetry.metrics import read_metrics
 from robot_rl.train import checkpoint, phases
 from robot_rl.train.config import RunConfig
+from tests.runs import Killed
+
+pytestmark = pytest.mark.usefixtures("whole_runs")
 
 TINY: dict[str, Any] = {
     "recipe": "tiny",
@@ -40,16 +43,6 @@ TINY: dict[str, Any] = {
     "checkpoint": {"every_s": 0.0, "every_steps": 9},
     "video": {"episodes": 0, "failures": 0},
 }
-
-
-class Killed(BaseException):
-    """What a run gets here instead of SIGKILL; nothing catches it."""
-
-
-@pytest.fixture(autouse=True)
-def own_leases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ROBOT_RL_STATE", str(tmp_path / "state"))
-    monkeypatch.setattr(phases, "write_report", lambda folder: folder / "report.html")
 
 
 def tiny(out: Path) -> RunConfig:

@@ -14,6 +14,9 @@ from robot_rl.policies.latent import LatentSteer
 from robot_rl.telemetry.metrics import read_metrics
 from robot_rl.train import checkpoint, phases
 from robot_rl.train.config import RunConfig
+from tests.runs import Killed
+
+pytestmark = pytest.mark.usefixtures("whole_runs")
 
 TINY: dict[str, Any] = {
     "recipe": "tiny",
@@ -42,16 +45,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "sac": {},
     "na": {"demo_ratio": 0.25, "algorithm": {**TINY["latent"]["algorithm"], "variant": "na"}},
 }
-
-
-class Killed(BaseException):
-    """What a run gets here instead of SIGKILL; nothing catches it."""
-
-
-@pytest.fixture(autouse=True)
-def own_leases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ROBOT_RL_STATE", str(tmp_path / "state"))
-    monkeypatch.setattr(phases, "write_report", lambda folder: folder / "report.html")
 
 
 def tiny(out: Path, variant: str) -> RunConfig:

@@ -11,9 +11,11 @@ from robot_rl.config import build
 from robot_rl.core.errors import ConfigError
 from robot_rl.policies.checkpoint import load_policy
 from robot_rl.telemetry.metrics import read_metrics
-from robot_rl.train import phases
 from robot_rl.train.config import RunConfig
 from robot_rl.train.phases import Summary, resume, run
+from tests.runs import folder_of
+
+pytestmark = pytest.mark.usefixtures("whole_runs")
 
 SMALL: dict[str, Any] = {
     "recipe": "small",
@@ -37,21 +39,10 @@ SMALL: dict[str, Any] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ROBOT_RL_STATE", str(tmp_path / "state"))
-    monkeypatch.setattr(phases, "write_report", lambda folder: folder / "report.html")
-
-
 def small(out: Path, **algorithm: Any) -> RunConfig:
     config = build(RunConfig, SMALL)
     chunked = replace(config.chunked, algorithm=replace(config.chunked.algorithm, **algorithm))
     return replace(config, out=str(out), chunked=chunked)
-
-
-def folder_of(out: Path) -> Path:
-    (folder,) = out.glob("*-small-seed0")
-    return folder
 
 
 @pytest.mark.parametrize(("actor", "kind"), [("fql", "one_step"), ("best_of_n", "best_of_n")])

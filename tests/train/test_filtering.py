@@ -16,6 +16,8 @@ from robot_rl.train import phases
 from robot_rl.train.config import RunConfig
 from robot_rl.train.demos import load_demonstrations
 
+pytestmark = pytest.mark.usefixtures("whole_runs")
+
 TINY: dict[str, Any] = {
     "recipe": "tiny",
     "method": "latent",
@@ -41,12 +43,6 @@ TINY: dict[str, Any] = {
     "checkpoint": {"every_s": 0.0, "every_steps": 1},
     "video": {"episodes": 0, "failures": 0},
 }
-
-
-@pytest.fixture(autouse=True)
-def own_leases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ROBOT_RL_STATE", str(tmp_path / "state"))
-    monkeypatch.setattr(phases, "write_report", lambda folder: folder / "report.html")
 
 
 def tiny(out: Path) -> RunConfig:

@@ -12,25 +12,19 @@ from robot_rl.sim.tasks import reach
 from robot_rl.telemetry.metrics import read_metrics
 from robot_rl.train import checkpoint, phases
 from robot_rl.train.config import RunConfig
+from tests.runs import TINY, Killed, weights
 
-TINY: dict[str, Any] = {
-    "recipe": "tiny",
+pytestmark = pytest.mark.usefixtures("whole_runs")
+
+RUN: dict[str, Any] = {
+    **TINY,
     "method": "grpo",
     "num_envs": 8,
-    "n_exec": 4,
-    "metrics_rows": 10,
-    "env": {"task": "reach", "horizon_s": 0.7, "num_threads": 1},
-    "demos": {"episodes": 4, "bias_m": 0.02},
-    "policy": {"horizon": 8, "width": 16, "depth": 1, "time_dim": 8, "steps": 2},
-    "bc": {"updates": 10, "batch": 16},
     "grpo": {
         "env_steps": 500,
         "group": 4,
         "algorithm": {"batch": 8, "epochs": 2, "width": 16, "depth": 1, "actor_lr": 1e-3},
     },
-    "evaluate": {"episodes": 4, "num_envs": 4, "every_env_steps": 120, "quick_episodes": 4},
-    "checkpoint": {"every_s": 0.0, "every_steps": 1},
-    "video": {"episodes": 0, "failures": 0},
 }
 REWARDS: dict[str, dict[str, Any]] = {
     "success": {},
@@ -39,24 +33,14 @@ REWARDS: dict[str, dict[str, Any]] = {
 }
 
 
-class Killed(BaseException):
-    """What a run gets here instead of SIGKILL; nothing catches it."""
-
-
 @pytest.fixture(autouse=True)
-def easy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ROBOT_RL_STATE", str(tmp_path / "state"))
-    monkeypatch.setattr(phases, "write_report", lambda folder: folder / "report.html")
+def easy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reach, "GOAL_RADIUS_M", 0.2)  # a policy that knows nothing sometimes gets there
 
 
 def tiny(out: Path, reward: str = "success") -> RunConfig:
-    section = {**TINY["grpo"], "reward": reward, **REWARDS[reward]}
-    return replace(build(RunConfig, {**TINY, "grpo": section}), out=str(out))
-
-
-def weights(folder: Path, which: str) -> bytes:
-    return (folder / "policy" / which / "policy.safetensors").read_bytes()
+    section = {**RUN["grpo"], "reward": reward, **REWARDS[reward]}
+    return replace(build(RunConfig, {**RUN, "grpo": section}), out=str(out))
 
 
 @pytest.mark.parametrize("reward", REWARDS)
@@ -128,5 +112,5 @@ def test_recipes_share_the_base_of_pick_cube(recipe: str) -> None:
 )
 def test_what_does_not_fit_is_refused_before_anything_runs(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as error:
-        build(RunConfig, {**TINY, **change})
+        build(RunConfig, {**RUN, **change})
     assert message in str(error.value)

@@ -18,12 +18,15 @@ from robot_rl.hal.fake import FakeEnv
 from robot_rl.hal.vector import Array
 from robot_rl.sim.vector import EnvConfig
 from robot_rl.telemetry.metrics import read_metrics
-from robot_rl.train import base, checkpoint, phases, pictures
+from robot_rl.train import base, checkpoint, pictures
 from robot_rl.train.config import BCPhase, DemosConfig, ReplayConfig, RunConfig, VideoConfig
 from robot_rl.train.envs import Moment, make_env
 from robot_rl.train.phases import load_config, resume, run
 from robot_rl.train.pictures import Photographer
 from robot_rl.train.record import new_folder
+from tests.runs import folder_of
+
+pytestmark = pytest.mark.usefixtures("whole_runs")
 
 SMALL: dict[str, Any] = {
     "recipe": "small",
@@ -46,24 +49,13 @@ SMALL: dict[str, Any] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ROBOT_RL_STATE", str(tmp_path / "state"))
-    monkeypatch.setattr(phases, "write_report", lambda folder: folder / "report.html")
-
-
 def small(out: Path, **changes: Any) -> RunConfig:
     return replace(build(RunConfig, SMALL), out=str(out), **changes)
 
 
-def the_run(out: Path) -> Path:
-    (folder,) = out.glob("*-small-seed0")
-    return folder
-
-
 def test_a_run_leaves_rows_of_every_phase_and_a_bill(tmp_path: Path) -> None:
     summary = run(small(tmp_path))
-    folder = the_run(tmp_path)
+    folder = folder_of(tmp_path)
     rows = read_metrics(folder / "metrics.jsonl")
     assert list(dict.fromkeys(row["phase"] for row in rows)) == ["demos", "bc", "base", "residual", "final"]
     # 2 envs: 40 control steps exactly; quick evaluations at 20 and 40, base and final beside them.
@@ -84,7 +76,7 @@ def test_the_config_is_written_before_anything_is_built(
     monkeypatch.setattr(base, "make_eval_env", broken)
     with pytest.raises(ConfigError, match="the builder failed"):
         run(small(tmp_path))
-    assert load_config(the_run(tmp_path)) == small(tmp_path)
+    assert load_config(folder_of(tmp_path)) == small(tmp_path)
 
 
 def test_a_full_disk_stops_the_run_and_space_lets_it_go_on(
@@ -101,7 +93,7 @@ def test_a_full_disk_stops_the_run_and_space_lets_it_go_on(
     monkeypatch.setattr(checkpoint, "write_synced", fills_up)
     with pytest.raises(CheckpointError) as caught:
         run(small(tmp_path))
-    folder = the_run(tmp_path)
+    folder = folder_of(tmp_path)
     assert "No space left on device" in str(caught.value)
     assert f"robot-rl train resume={folder}" in str(caught.value)
     monkeypatch.setattr(checkpoint, "write_synced", write)
@@ -117,11 +109,11 @@ def test_without_control_steps_the_base_is_the_result(tmp_path: Path) -> None:
 
 def test_a_run_takes_from_what_an_earlier_one_experienced(tmp_path: Path) -> None:
     run(small(tmp_path / "first"))
-    experience = the_run(tmp_path / "first") / "experience"
+    experience = folder_of(tmp_path / "first") / "experience"
     assert open_source(experience).lengths().sum() == 40
     reusing = ReplayConfig(record=False, reuse=(str(experience.parent),), reuse_ratio=0.25)
     summary = run(small(tmp_path / "second", replay=reusing))
-    folder = the_run(tmp_path / "second")
+    folder = folder_of(tmp_path / "second")
     assert summary.env_steps == 40
     assert not (folder / "experience").exists()
     (row, *_) = [row for row in read_metrics(folder / "metrics.jsonl") if "replay/steps" in row]
@@ -150,7 +142,7 @@ def test_two_runs_of_one_second_have_two_folders(tmp_path: Path) -> None:
 def test_demonstrations_of_another_task_are_refused(tmp_path: Path) -> None:
     run(small(tmp_path))
     config = small(tmp_path / "other")
-    demos = replace(config.demos, path=str(the_run(tmp_path) / "demos"))
+    demos = replace(config.demos, path=str(folder_of(tmp_path) / "demos"))
     with pytest.raises(DatasetError, match="recorded with task 'reach', this run has 'pick_cube'"):
         run(replace(config, env=replace(config.env, task="pick_cube"), demos=demos))
 
@@ -164,7 +156,7 @@ def test_a_machine_that_cannot_draw_says_so_and_trains_on(
     monkeypatch.setattr(pictures, "Renderer", blind)
     run(small(tmp_path, video=VideoConfig(episodes=1)))
     assert "no video: no renderer: install libegl1" in capsys.readouterr().err
-    assert not (the_run(tmp_path) / "videos").exists()
+    assert not (folder_of(tmp_path) / "videos").exists()
 
 
 class Chalk:
@@ -213,13 +205,13 @@ def test_an_env_that_cannot_draw_is_refused() -> None:
 
 def test_a_base_that_was_cloned_earlier_is_taken_as_it_is(tmp_path: Path) -> None:
     first = run(small(tmp_path / "first"))
-    folder = the_run(tmp_path / "first")
+    folder = folder_of(tmp_path / "first")
     given: dict[str, Any] = {
         "demos": DemosConfig(path=str(folder / "demos")),
         "bc": BCPhase(policy=str(folder / "policy/base")),
     }
     again = run(small(tmp_path / "again", **given))
-    phases_of = {row["phase"] for row in read_metrics(the_run(tmp_path / "again") / "metrics.jsonl")}
+    phases_of = {row["phase"] for row in read_metrics(folder_of(tmp_path / "again") / "metrics.jsonl")}
     assert phases_of == {"demos", "base", "residual", "final"}
     assert (again.base_digest, again.final_digest) == (first.base_digest, first.final_digest)
     shorter = replace(small(tmp_path).policy, horizon=2)  # of what would be cloned; the base has 8

@@ -12,25 +12,18 @@ from robot_rl.policies.checkpoint import load_policy
 from robot_rl.telemetry.metrics import read_metrics
 from robot_rl.train import checkpoint, phases
 from robot_rl.train.config import RunConfig
+from tests.runs import TINY, Killed, weights
 
-TINY: dict[str, Any] = {
-    "recipe": "tiny",
+pytestmark = pytest.mark.usefixtures("whole_runs")
+
+RUN: dict[str, Any] = {
+    **TINY,
     "method": "ppo",
-    "num_envs": 3,
-    "n_exec": 4,
-    "metrics_rows": 10,
-    "env": {"task": "reach", "horizon_s": 0.7, "num_threads": 1},
-    "demos": {"episodes": 4, "bias_m": 0.02},
-    "policy": {"horizon": 8, "width": 16, "depth": 1, "time_dim": 8, "steps": 2},
-    "bc": {"updates": 10, "batch": 16},
     "ppo": {
         "env_steps": 240,
         "decisions": 5,
         "algorithm": {"batch": 8, "epochs": 2, "width": 16, "depth": 1},
     },
-    "evaluate": {"episodes": 4, "num_envs": 4, "every_env_steps": 120, "quick_episodes": 4},
-    "checkpoint": {"every_s": 0.0, "every_steps": 1},
-    "video": {"episodes": 0, "failures": 0},
 }
 METHODS: dict[str, dict[str, Any]] = {
     "flow_sde": {},
@@ -39,23 +32,9 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 
 
-class Killed(BaseException):
-    """What a run gets here instead of SIGKILL; nothing catches it."""
-
-
-@pytest.fixture(autouse=True)
-def own_leases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ROBOT_RL_STATE", str(tmp_path / "state"))
-    monkeypatch.setattr(phases, "write_report", lambda folder: folder / "report.html")
-
-
 def tiny(out: Path, **ppo: Any) -> RunConfig:
-    section = {key: {**TINY["ppo"].get(key, {}), **value} for key, value in ppo.items()}
-    return replace(build(RunConfig, {**TINY, "ppo": {**TINY["ppo"], **section}}), out=str(out))
-
-
-def weights(folder: Path, which: str) -> bytes:
-    return (folder / "policy" / which / "policy.safetensors").read_bytes()
+    section = {key: {**RUN["ppo"].get(key, {}), **value} for key, value in ppo.items()}
+    return replace(build(RunConfig, {**RUN, "ppo": {**RUN["ppo"], **section}}), out=str(out))
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -150,5 +129,5 @@ def test_the_four_step_variant_of_dppo() -> None:
 )
 def test_what_does_not_fit_is_refused_before_anything_runs(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as error:
-        build(RunConfig, {**TINY, **change})
+        build(RunConfig, {**RUN, **change})
     assert message in str(error.value)

@@ -15,17 +15,13 @@ from robot_rl.telemetry.metrics import read_metrics
 from robot_rl.train import phases
 from robot_rl.train.config import RunConfig
 from robot_rl.train.improve import rl100
+from tests.runs import TINY, folder_of
 
-TINY: dict[str, Any] = {
-    "recipe": "tiny",
+pytestmark = pytest.mark.usefixtures("whole_runs")
+
+RUN: dict[str, Any] = {
+    **TINY,
     "method": "rl100",
-    "num_envs": 3,
-    "n_exec": 4,
-    "metrics_rows": 10,
-    "env": {"task": "reach", "horizon_s": 0.7, "num_threads": 1},
-    "demos": {"episodes": 4, "bias_m": 0.02},
-    "policy": {"horizon": 8, "width": 16, "depth": 1, "time_dim": 8, "steps": 2},
-    "bc": {"updates": 10, "batch": 16},
     "rl100": {
         "env_steps": 120,
         "decisions": 5,
@@ -40,25 +36,12 @@ TINY: dict[str, Any] = {
         },
         "distil": {"updates": 6, "batch": 8},
     },
-    "evaluate": {"episodes": 4, "num_envs": 4, "every_env_steps": 0, "quick_episodes": 4},
-    "checkpoint": {"every_s": 0.0, "every_steps": 1},
-    "video": {"episodes": 0, "failures": 0},
+    "evaluate": {**TINY["evaluate"], "every_env_steps": 0},
 }
 
 
-@pytest.fixture(autouse=True)
-def own_leases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ROBOT_RL_STATE", str(tmp_path / "state"))
-    monkeypatch.setattr(phases, "write_report", lambda folder: folder / "report.html")
-
-
 def tiny(out: Path, **section: Any) -> RunConfig:
-    return replace(build(RunConfig, {**TINY, "rl100": {**TINY["rl100"], **section}}), out=str(out))
-
-
-def folder_of(out: Path) -> Path:
-    (folder,) = out.glob("*-tiny-seed0")
-    return folder
+    return replace(build(RunConfig, {**RUN, "rl100": {**RUN["rl100"], **section}}), out=str(out))
 
 
 def test_every_phase_hands_its_policy_to_the_next(tmp_path: Path) -> None:
@@ -87,7 +70,7 @@ def test_a_gate_in_the_simulator_pays_for_its_steps(tmp_path: Path, monkeypatch:
         return played[-1]
 
     monkeypatch.setattr(rl100, "evaluate_in", watched)
-    offline = {**TINY["rl100"]["offline"], "gate": {"every": 3, "scorer": "simulator", "episodes": 2}}
+    offline = {**RUN["rl100"]["offline"], "gate": {"every": 3, "scorer": "simulator", "episodes": 2}}
     summary = phases.run(tiny(tmp_path, offline=offline, env_steps=0, distil={"updates": 0}))
     assert len(played) == 3  # the base, and two candidates
     assert summary.env_steps == sum(int(found.steps.sum()) for found in played) > 0
@@ -129,7 +112,7 @@ def test_rate_and_range_of_the_offline_steps_are_their_own(tmp_path: Path) -> No
 
 
 def test_without_updates_the_base_is_left(tmp_path: Path) -> None:
-    offline = {**TINY["rl100"]["offline"], "updates": 0}
+    offline = {**RUN["rl100"]["offline"], "updates": 0}
     summary = phases.run(tiny(tmp_path, offline=offline, env_steps=0, distil={"updates": 0}))
     assert summary.final_digest == summary.base_digest
 

@@ -23,6 +23,9 @@ from robot_rl.train.demos import collect_demonstrations
 from robot_rl.train.finetune import run as finetune
 from robot_rl.train.finetune.config import FinetuneConfig
 from robot_rl.train.improve.method import method_of
+from tests.runs import Killed
+
+pytestmark = pytest.mark.usefixtures("whole_runs")
 
 TINY: dict[str, Any] = {
     "recipe": "tiny",
@@ -95,16 +98,6 @@ VLA = SmallVLAConfig(
 )
 
 
-class Killed(BaseException):
-    """What a run gets here instead of SIGKILL; nothing catches it."""
-
-
-@pytest.fixture(autouse=True)
-def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ROBOT_RL_STATE", str(tmp_path / "state"))
-    monkeypatch.setattr(phases, "write_report", lambda folder: folder / "report.html")
-
-
 @pytest.fixture(scope="module")
 def vla(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """Saves an untrained VLA for the run's task and robot, as `robot-rl finetune` leaves a trained one."""
@@ -155,8 +148,7 @@ def test_around_a_frozen_vla_the_head_alone_learns(
     assert meta.n_exec == 3  # the run's, not the 4 of the VLA's folder
 
 
-def test_what_finetune_leaves_is_a_base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(finetune, "write_report", lambda folder: folder / "report.html")
+def test_what_finetune_leaves_is_a_base(tmp_path: Path) -> None:
     config, demos = build(RunConfig, {**TINY, "demos": {"episodes": 4}}), tmp_path / "demos"
     with closing(make_eval_env(config)) as env:
         save_episodes(demos, collect_demonstrations(env, config.demos, 0))

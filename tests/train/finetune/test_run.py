@@ -22,6 +22,9 @@ from robot_rl.train.finetune.data import DemoData, open_data
 from robot_rl.train.finetune.learn import FinetuneSession, policy_errors
 from robot_rl.train.finetune.policies import check_features
 from robot_rl.train.finetune.run import FinetuneSummary
+from tests.runs import Killed
+
+pytestmark = pytest.mark.usefixtures("whole_runs")
 
 SMALL: dict[str, Any] = {
     "size": "tiny",
@@ -39,14 +42,8 @@ SMALL: dict[str, Any] = {
 }
 
 
-class Killed(BaseException):
-    """What a run gets here instead of SIGKILL; nothing catches it."""
-
-
 @pytest.fixture(autouse=True)
-def own_leases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ROBOT_RL_STATE", str(tmp_path / "state"))
-    monkeypatch.setattr(finetune, "write_report", lambda folder: folder / "report.html")
+def easy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("robot_rl.train.finetune.act.find_spec", lambda name: None)  # its import takes 10 s
 
 

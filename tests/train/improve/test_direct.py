@@ -13,11 +13,12 @@ from robot_rl.core.errors import ConfigError
 from robot_rl.data.transitions import ChunkBatch, TransitionBatch
 from robot_rl.policies.actor import ActorPolicy
 from robot_rl.policies.checkpoint import load_policy
-from robot_rl.train import phases
 from robot_rl.train.config import RunConfig
 from robot_rl.train.improve.sequence import decisions
 from robot_rl.train.phases import resume, run
 from robot_rl.train.session import RunSession
+
+pytestmark = pytest.mark.usefixtures("whole_runs")
 
 ACTOR: dict[str, Any] = {
     "env_steps": 40,
@@ -42,12 +43,6 @@ SMALL: dict[str, Any] = {
     "checkpoint": {"every_s": 0.0, "every_steps": 2},
     "video": {"episodes": 0, "failures": 0},
 }
-
-
-@pytest.fixture(autouse=True)
-def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ROBOT_RL_STATE", str(tmp_path / "state"))
-    monkeypatch.setattr(phases, "write_report", lambda folder: folder / "report.html")
 
 
 def small(out: Path, **changes: Any) -> RunConfig:

@@ -1,0 +1,34 @@
+"""What tests of whole training runs share: a tiny run, what is left of one, and being killed."""
+
+from pathlib import Path
+from typing import Any
+
+TINY: dict[str, Any] = {
+    "recipe": "tiny",
+    "num_envs": 3,
+    "n_exec": 4,
+    "metrics_rows": 10,
+    "env": {"task": "reach", "horizon_s": 0.7, "num_threads": 1},
+    "demos": {"episodes": 4, "bias_m": 0.02},
+    "policy": {"horizon": 8, "width": 16, "depth": 1, "time_dim": 8, "steps": 2},
+    "bc": {"updates": 10, "batch": 16},
+    "evaluate": {"episodes": 4, "num_envs": 4, "every_env_steps": 120, "quick_episodes": 4},
+    "checkpoint": {"every_s": 0.0, "every_steps": 1},
+    "video": {"episodes": 0, "failures": 0},
+}
+"""A flow that reaches: cloned in a blink, good for nothing."""
+
+
+class Killed(BaseException):
+    """What a run gets here instead of SIGKILL; nothing catches it."""
+
+
+def folder_of(out: Path) -> Path:
+    """Returns the folder of the one run in `out`."""
+    (folder,) = (path.parent for path in out.glob("*/config.yaml"))
+    return folder
+
+
+def weights(folder: Path, which: str) -> bytes:
+    """Returns the file of a policy's weights: `base` or `final`."""
+    return (folder / "policy" / which / "policy.safetensors").read_bytes()
