@@ -1,9 +1,12 @@
 """Batch renormalisation (Ioffe 2017) of an ensemble's layers, both ways, as CrossQ has it.
 
-    training: y = (x - batch mean) / batch std * r + d;  otherwise: (x - mean) / std, of the averages
+    training: v = (x - batch mean) / batch std * r + d;  otherwise: (x - mean) / std, of the averages
+    y = v * scale + shift
 
 r and d carry the batch's statistics over to the averages, within limits, and are 1 and 0 at first.
-There is no scale and shift: the linear layer that follows has them. N networks, B batch, W width.
+The linear layer that follows could do what scale and shift do, but not as fast: v has no mean over a batch,
+so that of a critic's values would be its last bias alone, which Adam moves by its rate at each update.
+N networks, B batch, W width.
 """
 
 from __future__ import annotations
@@ -23,8 +26,12 @@ class Renormed(NamedTuple):
 
     unit: Tensor
     """(B, W), of mean 0 and variance 1 over the batch."""
-    scale: Tensor
+    v: Tensor
+    """(B, W), before scale and shift."""
+    rate: Tensor
     """(W,), r / std."""
+    scale: Tensor
+    """(W,)"""
 
 
 class BatchRenorm(nn.Module):
@@ -37,6 +44,8 @@ class BatchRenorm(nn.Module):
         self.register_buffer("mean", torch.zeros(num, width))
         self.register_buffer("variance", torch.ones(num, width))
         self.register_buffer("batches", torch.zeros(num, dtype=torch.int64))
+        self.scale = nn.Parameter(torch.ones(num, width))
+        self.shift = nn.Parameter(torch.zeros(num, width))
         self.mean: Tensor
         self.variance: Tensor
         self.batches: Tensor
@@ -48,24 +57,30 @@ class BatchRenorm(nn.Module):
         variance = unit.square().mean(dim=0)
         rstd = (variance + _EPS).rsqrt()
         unit *= rstd
-        y, scale = unit, rstd
+        v, rate, scale = unit, rstd, self.scale[n].detach()
         if int(self.batches[n]) >= self._warmup:
             average_rstd = (self.variance[n] + _EPS).rsqrt()
             r = (average_rstd / rstd).clamp_(1.0 / _MOST_R, _MOST_R)
             d = ((mean - self.mean[n]) * average_rstd).clamp_(-_MOST_D, _MOST_D)
-            y, scale = torch.addcmul(d, unit, r), rstd * r
+            v, rate = torch.addcmul(d, unit, r), rstd * r
         self.mean[n].lerp_(mean, _RATE)
         self.variance[n].lerp_(variance, _RATE)
         self.batches[n] += 1
-        return y, Renormed(unit, scale)
+        return torch.addcmul(self.shift[n].detach(), v, scale), Renormed(unit, v, rate, scale)
 
     @staticmethod
-    def back(grad: Tensor, kept: Renormed) -> Tensor:
-        """Returns the gradient by the input, given that by the output; r and d count as constants."""
+    def back(grad: Tensor, kept: Renormed, to_scale: Tensor, to_shift: Tensor) -> Tensor:
+        """Returns the gradient by the input, given that by the output; r and d count as constants.
+
+        Writes those of scale and shift to `to_scale` and `to_shift`.
+        """
+        torch.sum(grad * kept.v, 0, out=to_scale)
+        torch.sum(grad, 0, out=to_shift)
+        grad = grad * kept.scale
         through_unit = (grad * kept.unit).mean(dim=0)
-        return (grad - grad.mean(dim=0)).sub_(kept.unit * through_unit).mul_(kept.scale)
+        return (grad - grad.mean(dim=0)).sub_(kept.unit * through_unit).mul_(kept.rate)
 
     def folded(self, n: int, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the linear layer that does what this one and (weight, bias) after it do, untrained."""
-        rstd = (self.variance[n] + _EPS).rsqrt()
-        return weight * rstd[:, None], bias - (self.mean[n] * rstd) @ weight
+        rate = (self.variance[n] + _EPS).rsqrt() * self.scale[n].detach()
+        return weight * rate[:, None], bias + (self.shift[n].detach() - self.mean[n] * rate) @ weight

@@ -52,8 +52,8 @@ class EnsembleMLP(nn.Module):
     stay in the second-level cache, where a batched product of all networks would not (measured:
     1.5 times slower). The layer norm has no scale and shift of its own: the next layer can learn
     them, and they would cost two more passes over the activations. The batch norm (CrossQ) stands
-    before every linear layer, the first one included, behind the activation; outside of training it
-    is folded into that layer.
+    before every linear layer, the first one included, behind the activation, and has them; outside
+    of training it is folded into that layer.
     """
 
     def __init__(
@@ -79,9 +79,6 @@ class EnsembleMLP(nn.Module):
         self.num = num
         self._layernorm = layernorm
         sizes = [inputs, *[width] * depth, outputs]
-        self.renorms = nn.ModuleList(
-            BatchRenorm(num, size, warmup=renorm_warmup) for size in (sizes[:-1] if batchnorm else ())
-        )
         self.layers = nn.ParameterList()
         for fan_in, fan_out in itertools.pairwise(sizes):
             bound = 1.0 / math.sqrt(fan_in)
@@ -89,6 +86,9 @@ class EnsembleMLP(nn.Module):
                 self.layers.append(
                     nn.Parameter(torch.empty(shape).uniform_(-bound, bound, generator=generator))
                 )
+        self.renorms = nn.ModuleList(
+            BatchRenorm(num, size, warmup=renorm_warmup) for size in (sizes[:-1] if batchnorm else ())
+        )
         self._precisions: list[Matmul] = [
             matmul if min(pair) >= _LARGE else "fp32" for pair in itertools.pairwise(sizes)
         ]
@@ -110,7 +110,7 @@ class EnsembleMLP(nn.Module):
             trains: batch norm goes by this batch, and remembers it; otherwise by what it remembers.
         """
         asked = range(self.num) if only is None else only
-        out_NBO = x.new_empty(len(asked), len(x), self.in_order[-1].shape[-1])
+        out_NBO = x.new_empty(len(asked), len(x), self._nets[0][-1].shape[-1])
         norms = trains and len(self.renorms) > 0
         pairs = zip(asked, out_NBO, strict=True)
         return out_NBO, [
@@ -146,9 +146,9 @@ class EnsembleMLP(nn.Module):
 
     def _bind(self) -> None:
         """Looks up what every call needs: walking a ParameterList and slicing it takes 30 us."""
-        self.in_order = list(self.layers)
+        self.in_order = list(self.parameters())  # weights and biases, then those of the batch norms
         with torch.no_grad():
-            self._nets = [[layer.detach()[n] for layer in self.in_order] for n in range(self.num)]
+            self._nets = [[layer.detach()[n] for layer in self.layers] for n in range(self.num)]
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)
@@ -214,18 +214,22 @@ class EnsembleMLP(nn.Module):
         self, grad: Tensor, path: Path, layers: Sequence[Tensor], to_layers: Sequence[Tensor]
     ) -> Tensor:
         """Returns the gradient before the first activation; writes those of the layers, if asked to."""
-        for i in range(len(layers) // 2 - 1, -1, -1):
+        count = len(layers) // 2
+        for i in range(count - 1, -1, -1):
             read = path.reads[i]
             with matmul_precision(self._precisions[i]):
                 if to_layers:
                     torch.mm(read.T, grad, out=to_layers[2 * i])
                     torch.sum(grad, 0, out=to_layers[2 * i + 1])
-                if i == 0:
+                if i == 0 and not path.renorms:
                     break
-                grad = torch.mm(grad, layers[2 * i].T)
+                to_read = torch.mm(grad, layers[2 * i].T)
             if path.renorms:
                 read, kept = path.renorms[i]  # the norm read what the activation answered
-                grad = BatchRenorm.back(grad, kept)
+                to_read = BatchRenorm.back(to_read, kept, *to_layers[2 * (count + i) :][:2])
+                if i == 0:
+                    break
+            grad = to_read
             torch.ops.aten.threshold_backward.grad_input(grad, read, 0, grad_input=grad)
             if self._layernorm:
                 before, mean, rstd = path.norms[i - 1]

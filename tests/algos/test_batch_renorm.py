@@ -10,6 +10,7 @@ from torch import Generator, Tensor
 from robot_rl.algos.batch_renorm import BatchRenorm
 from robot_rl.algos.critics import Critics, EnsembleMLP
 from robot_rl.algos.losses import td_loss
+from robot_rl.algos.optim import Optimiser
 
 
 def norm(*, warmup: int, mean: float = 0.0, variance: float = 1.0) -> BatchRenorm:
@@ -54,6 +55,8 @@ def network(warmup: int) -> EnsembleMLP:
     for layer in norms(net):
         layer.mean.normal_(generator=generator)
         layer.variance.uniform_(0.5, 2.0, generator=generator)
+        for own in (layer.scale, layer.shift):
+            own.data.normal_(generator=generator)
     return net
 
 
@@ -67,7 +70,9 @@ def usual(net: EnsembleMLP, layers: Sequence[Tensor], x: Tensor, n: int, *, warm
             average_std = (layer.variance[n] + 1e-3).sqrt()
             r = (std / average_std).detach().clamp(1 / 3, 3)
             d = ((mean - layer.mean[n]) / average_std).detach().clamp(-5, 5)
-        hidden = ((hidden - mean) / std * r + d) @ layers[2 * i][n] + layers[2 * i + 1][n]
+        scale, shift = layers[6 + 2 * i][n], layers[7 + 2 * i][n]
+        hidden = ((hidden - mean) / std * r + d) * scale + shift
+        hidden = hidden @ layers[2 * i][n] + layers[2 * i + 1][n]
         hidden = hidden.relu() if i < 2 else hidden
     return hidden
 
@@ -99,6 +104,7 @@ def test_outside_of_training_it_goes_by_the_averages() -> None:
         hidden = x
         for i, layer in enumerate(norms(net)):
             hidden = (hidden - layer.mean[n]) / (layer.variance[n] + 1e-3).sqrt()
+            hidden = hidden * layer.scale[n] + layer.shift[n]
             hidden = hidden @ net.layers[2 * i][n] + net.layers[2 * i + 1][n]
             hidden = hidden.relu() if i < 2 else hidden
         torch.testing.assert_close(out[n], hidden)
@@ -125,6 +131,16 @@ def test_the_joint_pass_trains_on_the_present_rows_alone() -> None:
     torch.testing.assert_close(error, q[:, :6].detach() - target)
     for mine, peer in zip(gradients, peers, strict=True):
         torch.testing.assert_close(mine, peer)
+
+
+def test_values_are_learned_faster_than_one_bias_moves() -> None:
+    """v has no mean over a batch: without a shift, that of the values would rise by the rate at each update."""
+    critics = Critics(2, 1, num=1, width=64, layernorm=False, batchnorm=True)
+    optimiser, generator = Optimiser(critics.parameters(), lr=1e-3), Generator().manual_seed(6)
+    for _ in range(300):
+        features, action = (torch.randn(64, size, generator=generator) for size in (2, 1))
+        optimiser.apply(critics.td_gradients(features, action, torch.full((64,), 10.0))[1])
+    assert critics.q(features, action).mean() > 3.0
 
 
 def test_autograd_is_refused() -> None:
