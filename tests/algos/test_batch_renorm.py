@@ -134,13 +134,13 @@ def test_the_joint_pass_trains_on_the_present_rows_alone() -> None:
 
 
 def test_values_are_learned_faster_than_one_bias_moves() -> None:
-    """v has no mean over a batch: without a shift, that of the values would rise by the rate at each update."""
+    """Without a shift the mean of the values would be one bias, and rise by the rate at each update."""
     critics = Critics(2, 1, num=1, width=64, layernorm=False, batchnorm=True)
     optimiser, generator = Optimiser(critics.parameters(), lr=1e-3), Generator().manual_seed(6)
-    for _ in range(300):
-        features, action = (torch.randn(64, size, generator=generator) for size in (2, 1))
+    pairs = torch.randn(300, 64, 3, generator=generator).split([2, 1], dim=-1)
+    for features, action in zip(*pairs, strict=True):
         optimiser.apply(critics.td_gradients(features, action, torch.full((64,), 10.0))[1])
-    assert critics.q(features, action).mean() > 3.0
+    assert critics.q(pairs[0][-1], pairs[1][-1]).mean() > 3.0
 
 
 def test_autograd_is_refused() -> None:
