@@ -67,9 +67,11 @@ class Cell:
         until((folder / SUPERVISOR_SOCKET).exists, "supervisor.sock")
 
     def start(self, module: str, *arguments: str) -> subprocess.Popen[bytes]:
+        return self.run("-m", module, *arguments)
+
+    def run(self, *words: str) -> subprocess.Popen[bytes]:
         with (self.folder / "log").open("ab") as log:
-            command = [sys.executable, "-m", module, *arguments]
-            self.processes.append(subprocess.Popen(command, stdout=log, stderr=log))
+            self.processes.append(subprocess.Popen([sys.executable, *words], stdout=log, stderr=log))
         return self.processes[-1]
 
     def supervise(self, *more: str) -> subprocess.Popen[bytes]:
@@ -81,9 +83,7 @@ class Cell:
         return self.clients[-1]
 
     def policy(self) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-c", POLICY, str(self.folder / SUPERVISOR_SOCKET)]
-        self.processes.append(subprocess.Popen(command, stderr=subprocess.DEVNULL))
-        return self.processes[-1]
+        return self.run("-c", POLICY, str(self.folder / SUPERVISOR_SOCKET))
 
     def calls(self) -> list[str]:
         return (self.folder / "calls").read_text().split("\n")
@@ -104,6 +104,7 @@ def cell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cell]:
     cell = Cell(tmp_path_factory.mktemp("c"))
     yield cell
     cell.close()
+    print(cell.log())  # why, for a test that failed
 
 
 def plan(number: int, target: float) -> Plan:
