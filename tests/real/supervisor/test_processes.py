@@ -104,7 +104,7 @@ def cell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cell]:
     cell = Cell(tmp_path_factory.mktemp("c"))
     yield cell
     cell.close()
-    print(cell.log())  # why, for a test that failed
+    sys.stdout.write(cell.log())  # why, for a test that failed
 
 
 def plan(number: int, target: float) -> Plan:
