@@ -1,7 +1,14 @@
 """What tests of whole training runs share: a tiny run, what is left of one, and being killed."""
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import pytest
+
+from robot_rl.telemetry.metrics import read_metrics
+from robot_rl.train import checkpoint
 
 TINY: dict[str, Any] = {
     "recipe": "tiny",
@@ -23,6 +30,24 @@ class Killed(BaseException):
     """What a run gets here instead of SIGKILL; nothing catches it."""
 
 
+@contextmanager
+def killed_after(saves: int) -> Generator[None]:
+    """Kills the run inside at the checkpoint after so many; outside, checkpoints are written as ever."""
+    write, left = checkpoint.write_state, saves
+
+    def write_until_killed(state: Any, folder: Path) -> None:
+        nonlocal left
+        write(state, folder)  # the checkpoint's files are there, its name is not: the worst moment
+        left -= 1
+        if left < 0:
+            raise Killed
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoint, "write_state", write_until_killed)
+        with pytest.raises(Killed):
+            yield
+
+
 def folder_of(out: Path) -> Path:
     """Returns the folder of the one run in `out`."""
     (folder,) = (path.parent for path in out.glob("*/config.yaml"))
@@ -32,3 +57,9 @@ def folder_of(out: Path) -> Path:
 def weights(folder: Path, which: str) -> bytes:
     """Returns the file of a policy's weights: `base` or `final`."""
     return (folder / "policy" / which / "policy.safetensors").read_bytes()
+
+
+def rows_of(folder: Path) -> list[str]:
+    """Returns the rows of metrics, without what the clock says."""
+    rows = read_metrics(folder / "metrics.jsonl")
+    return [repr({key: value for key, value in row.items() if key != "wall_s"}) for row in rows]

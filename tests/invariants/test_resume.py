@@ -14,10 +14,9 @@ import pytest
 
 from robot_rl.config import build
 from robot_rl.data.store.reader import open_source
-from robot_rl.telemetry.metrics import read_metrics
-from robot_rl.train import checkpoint, phases
+from robot_rl.train import phases
 from robot_rl.train.config import RunConfig
-from tests.runs import Killed
+from tests.runs import killed_after, rows_of
 
 pytestmark = pytest.mark.usefixtures("whole_runs")
 
@@ -51,12 +50,11 @@ def tiny(out: Path) -> RunConfig:
 
 def result(folder: Path) -> dict[str, Any]:
     """Returns everything a run came to, without what the clock says."""
-    rows = read_metrics(folder / "metrics.jsonl")
     summary = json.loads((folder / "summary.json").read_text())
     for name in ("train_minutes", "timing", "run", "command"):  # clocks, and paths, which the command names
         del summary[name]
     return {
-        "rows": [repr({key: value for key, value in row.items() if key != "wall_s"}) for row in rows],
+        "rows": rows_of(folder),
         "summary": summary,
         "base": (folder / "policy/base/policy.safetensors").read_bytes(),
         "final": (folder / "policy/final/policy.safetensors").read_bytes(),
@@ -95,20 +93,10 @@ def test_the_same_seed_twice_gives_the_same_bytes(tmp_path: Path, unbroken: dict
 # Saves of the unbroken run: demos; 4 in the cloning loop and its end; base; 40 in the residual loop.
 @pytest.mark.parametrize("saves", [0, 1, 3, 5, 6, 12, 33])
 def test_a_run_cut_short_ends_as_the_unbroken_one(
-    saves: int, tmp_path: Path, unbroken: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    saves: int, tmp_path: Path, unbroken: dict[str, Any]
 ) -> None:
-    write, left = checkpoint.write_state, [saves]
-
-    def write_until_killed(state: Any, folder: Path) -> None:
-        write(state, folder)  # the checkpoint's files are there, its name is not: the worst moment
-        left[0] -= 1
-        if left[0] < 0:
-            raise Killed
-
-    monkeypatch.setattr(checkpoint, "write_state", write_until_killed)
-    with pytest.raises(Killed):
+    with killed_after(saves):
         phases.run(tiny(tmp_path))
-    monkeypatch.setattr(checkpoint, "write_state", write)
     (folder,) = tmp_path.glob("*-tiny-seed0")
     phases.resume(folder)
     assert result(folder) == unbroken

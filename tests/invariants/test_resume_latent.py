@@ -11,10 +11,9 @@ import torch
 from robot_rl.config import build
 from robot_rl.policies.checkpoint import load_policy
 from robot_rl.policies.latent import LatentSteer
-from robot_rl.telemetry.metrics import read_metrics
 from robot_rl.train import checkpoint, phases
 from robot_rl.train.config import RunConfig
-from tests.runs import Killed
+from tests.runs import Killed, rows_of
 
 pytestmark = pytest.mark.usefixtures("whole_runs")
 
@@ -54,12 +53,11 @@ def tiny(out: Path, variant: str) -> RunConfig:
 
 def result(folder: Path) -> dict[str, Any]:
     """Returns everything a run came to, without what the clock says."""
-    rows = read_metrics(folder / "metrics.jsonl")
     summary = json.loads((folder / "summary.json").read_text())
     for name in ("train_minutes", "timing", "run", "command"):
         del summary[name]
     return {
-        "rows": [repr({key: value for key, value in row.items() if key != "wall_s"}) for row in rows],
+        "rows": rows_of(folder),
         "summary": summary,
         "final": (folder / "policy/final/policy.safetensors").read_bytes(),
     }

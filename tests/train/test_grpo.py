@@ -10,9 +10,9 @@ from robot_rl.config import build, load
 from robot_rl.core.errors import ConfigError
 from robot_rl.sim.tasks import reach
 from robot_rl.telemetry.metrics import read_metrics
-from robot_rl.train import checkpoint, phases
+from robot_rl.train import phases
 from robot_rl.train.config import RunConfig
-from tests.runs import TINY, Killed, weights
+from tests.runs import TINY, killed_after, rows_of, weights
 
 pytestmark = pytest.mark.usefixtures("whole_runs")
 
@@ -61,32 +61,16 @@ def test_every_reward_improves_the_same_base(reward: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("reward", ["success", "process"])
-def test_a_run_cut_short_ends_as_the_unbroken_one(
-    reward: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_cut_short_ends_as_the_unbroken_one(reward: str, tmp_path: Path) -> None:
     unbroken = phases.run(tiny(tmp_path / "unbroken", reward))
-    write, left = checkpoint.write_state, [10 + 4]  # ten of cloning
-
-    def write_until_killed(state: Any, folder: Path) -> None:
-        write(state, folder)
-        left[0] -= 1
-        if left[0] < 0:
-            raise Killed
-
-    monkeypatch.setattr(checkpoint, "write_state", write_until_killed)
-    with pytest.raises(Killed):
+    with killed_after(10 + 4):  # ten of cloning
         phases.run(tiny(tmp_path / "cut", reward))
-    monkeypatch.setattr(checkpoint, "write_state", write)
     (folder,) = (tmp_path / "cut").glob("*-tiny-seed0")
     assert not (folder / "policy" / "final").exists()
     phases.resume(folder)
     assert weights(folder, "final") == weights(Path(unbroken.run), "final")
 
-    def rows(run: Path) -> list[str]:
-        found = read_metrics(run / "metrics.jsonl")
-        return [repr({key: value for key, value in row.items() if key != "wall_s"}) for row in found]
-
-    assert rows(folder) == rows(Path(unbroken.run))
+    assert rows_of(folder) == rows_of(Path(unbroken.run))
 
 
 @pytest.mark.parametrize("recipe", ["grpo", "srpo"])

@@ -10,9 +10,9 @@ from robot_rl.config import build, load
 from robot_rl.core.errors import ConfigError
 from robot_rl.policies.checkpoint import load_policy
 from robot_rl.telemetry.metrics import read_metrics
-from robot_rl.train import checkpoint, phases
+from robot_rl.train import phases
 from robot_rl.train.config import RunConfig
-from tests.runs import TINY, Killed, weights
+from tests.runs import TINY, killed_after, rows_of, weights
 
 pytestmark = pytest.mark.usefixtures("whole_runs")
 
@@ -56,32 +56,16 @@ def test_every_method_improves_the_same_base(method: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("saves", [5, 7])
-def test_a_run_cut_short_ends_as_the_unbroken_one(
-    saves: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_cut_short_ends_as_the_unbroken_one(saves: int, tmp_path: Path) -> None:
     unbroken = phases.run(tiny(tmp_path / "unbroken"))
-    write, left = checkpoint.write_state, [saves + 10]  # ten of cloning
-
-    def write_until_killed(state: Any, folder: Path) -> None:
-        write(state, folder)
-        left[0] -= 1
-        if left[0] < 0:
-            raise Killed
-
-    monkeypatch.setattr(checkpoint, "write_state", write_until_killed)
-    with pytest.raises(Killed):
+    with killed_after(saves + 10):  # ten of cloning
         phases.run(tiny(tmp_path / "cut"))
-    monkeypatch.setattr(checkpoint, "write_state", write)
     (folder,) = (tmp_path / "cut").glob("*-tiny-seed0")
     assert not (folder / "policy" / "final").exists()
     phases.resume(folder)
     assert weights(folder, "final") == weights(Path(unbroken.run), "final")
 
-    def rows(run: Path) -> list[str]:
-        found = read_metrics(run / "metrics.jsonl")
-        return [repr({key: value for key, value in row.items() if key != "wall_s"}) for row in found]
-
-    assert rows(folder) == rows(Path(unbroken.run))
+    assert rows_of(folder) == rows_of(Path(unbroken.run))
 
 
 @pytest.mark.parametrize("recipe", ["flow_sde", "dppo", "reinflow", "fpo"])

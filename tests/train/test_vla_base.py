@@ -16,14 +16,14 @@ from robot_rl.policies.checkpoint import load_policy, save_policy
 from robot_rl.policies.vla.config import SmallVLAConfig
 from robot_rl.policies.vla.small import SmallVLA
 from robot_rl.telemetry.metrics import read_metrics
-from robot_rl.train import checkpoint, phases
+from robot_rl.train import phases
 from robot_rl.train.assemble import make_eval_env, policy_meta
 from robot_rl.train.config import RunConfig
 from robot_rl.train.demos import collect_demonstrations
 from robot_rl.train.finetune import run as finetune
 from robot_rl.train.finetune.config import FinetuneConfig
 from robot_rl.train.improve.method import method_of
-from tests.runs import Killed
+from tests.runs import killed_after
 
 pytestmark = pytest.mark.usefixtures("whole_runs")
 
@@ -174,23 +174,11 @@ def test_ppo_trains_the_vla_through_its_chain(method: str, tmp_path: Path, vla: 
     assert first[f"{method}/kl"] < 0.1
 
 
-def test_ppo_of_a_vla_cut_short_ends_as_the_unbroken_run(
-    tmp_path: Path, vla: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ppo_of_a_vla_cut_short_ends_as_the_unbroken_run(tmp_path: Path, vla: Callable[..., Path]) -> None:
     base = vla()
     unbroken = phases.run(tiny(tmp_path / "unbroken", base, "ppo"))
-    write, left = checkpoint.write_state, [1]
-
-    def write_until_killed(state: Any, folder: Path) -> None:
-        write(state, folder)
-        left[0] -= 1
-        if left[0] < 0:
-            raise Killed
-
-    monkeypatch.setattr(checkpoint, "write_state", write_until_killed)
-    with pytest.raises(Killed):
+    with killed_after(1):
         phases.run(tiny(tmp_path / "cut", base, "ppo"))
-    monkeypatch.setattr(checkpoint, "write_state", write)
     (folder,) = (tmp_path / "cut").glob("*-tiny-seed0")
     assert phases.resume(folder).final_digest == unbroken.final_digest
 

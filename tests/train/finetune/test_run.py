@@ -15,14 +15,13 @@ from robot_rl.data.lerobot.pictures import PictureCache
 from robot_rl.data.lerobot.reader import Dataset
 from robot_rl.policies.checkpoint import load_policy
 from robot_rl.telemetry.metrics import read_metrics
-from robot_rl.train import checkpoint
 from robot_rl.train.finetune import run as finetune
 from robot_rl.train.finetune.config import FinetuneConfig, Recipe
 from robot_rl.train.finetune.data import DemoData, open_data
 from robot_rl.train.finetune.learn import FinetuneSession, policy_errors
 from robot_rl.train.finetune.policies import check_features
 from robot_rl.train.finetune.run import FinetuneSummary
-from tests.runs import Killed
+from tests.runs import killed_after
 
 pytestmark = pytest.mark.usefixtures("whole_runs")
 
@@ -148,20 +147,10 @@ def test_nothing_is_learned_from_the_held_out_episodes(
 # Saves of the unbroken run: pictures, neighbour, 3 in the loop, policy, act settings, act.
 @pytest.mark.parametrize("saves", [1, 3, 6])
 def test_a_run_cut_short_ends_as_the_unbroken_one(
-    saves: int, dataset: Path, tmp_path: Path, unbroken: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    saves: int, dataset: Path, tmp_path: Path, unbroken: dict[str, Any]
 ) -> None:
-    write, left = checkpoint.write_state, [saves]
-
-    def write_until_killed(state: Any, folder: Path) -> None:
-        write(state, folder)  # the checkpoint's files are there, its name is not: the worst moment
-        left[0] -= 1
-        if left[0] < 0:
-            raise Killed
-
-    monkeypatch.setattr(checkpoint, "write_state", write_until_killed)
-    with pytest.raises(Killed):
+    with killed_after(saves):
         finetune.run(small(dataset, tmp_path))
-    monkeypatch.setattr(checkpoint, "write_state", write)
     (folder,) = tmp_path.glob("*-finetune-small_vla-seed0")
     finetune.resume(folder)
     assert result(folder) == unbroken
