@@ -17,6 +17,7 @@ from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
 from robot_rl.core.errors import ConfigError, require
+from robot_rl.core.names import chosen
 from robot_rl.core.registry import resolve
 from robot_rl.core.seeding import EpisodeRng
 from robot_rl.hal.safety import SafetyEnvelope, SafetyLimits
@@ -43,6 +44,9 @@ class EnvConfig:
     reward: Literal["sparse", "dense"] = "sparse"
     horizon_s: float | None = None
     """Episode length; the task's own if None."""
+    state: tuple[str, ...] = ()
+    """Elements of the state that are shown, by the beginnings of their names; all if empty. What a real
+    robot measures itself is [joint,finger,tool]: the rest, such as the pose of a cube, pictures show."""
     cameras: tuple[str, ...] = ()
     """Cameras whose images join the observation as `<camera>.rgb`."""
     depth: bool = False
@@ -110,7 +114,9 @@ class SimVectorEnv(VectorEnv):
         self.control_hz, self.caps = task.control.hz, self.backend.caps
         self.horizon = round((self.config.horizon_s or task.horizon_s) * task.control.hz)
         self.num_substeps = round(1.0 / (task.control.hz * model.opt.timestep))
-        self._state_index, self.state_names = state_layout(task, robot, model)
+        index, names = state_layout(task, robot, model)
+        shown = chosen(names, self.config.state, at="env.state")
+        self._state_index, self.state_names = index[shown], tuple(names[i] for i in shown)
         self.action_names = self.controller.action_names
         mode = AutoresetMode.SAME_STEP if autoreset == "same_step" else AutoresetMode.DISABLED
         self.metadata = {

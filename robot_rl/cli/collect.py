@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from robot_rl.config import load
 from robot_rl.core.errors import ConfigError, DatasetError, require
+from robot_rl.core.names import chosen
 from robot_rl.data.keep import KeepConfig, said
 
 if TYPE_CHECKING:
@@ -50,6 +51,8 @@ steps and roughness of all episodes are printed: limits can be chosen from a sma
 Settings:
   episodes=100  attempts=1000   how many are kept; how many are begun at most (10 for each, by itself)
   cameras=[front] image_size=[96,96]   pictures join the observation, a policy may look at them or not
+  state=[joint,finger,tool]     records only these elements of the state, by the beginnings of their names:
+                                a VLA that learns from it finds the cube in the pictures, as on a real robot
   images=png|video              pictures without loss, or as h264 video, which is smaller
   robot=<name>  seed=0  num_envs=50  device=cpu  torch_threads=1  --json
 
@@ -86,6 +89,8 @@ class CollectConfig:
     cameras: tuple[str, ...] = ()
     image_size: tuple[int, int] | None = None
     """Height and width of pictures; 96 x 96, or those of the policy's run, if None."""
+    state: tuple[str, ...] = ()
+    """Elements of the state that are recorded, by the beginnings of their names; all if empty."""
     images: Literal["png", "video"] = "png"
     """How pictures are kept: without loss, or as h264 video, which is smaller."""
     device: str = "cpu"
@@ -143,6 +148,7 @@ def run(argv: list[str]) -> int:
         ProgressDisplay() as display,
         display.phase("collect", options.episodes, unit="episodes") as progress,
     ):
+        chosen(env.state_names, options.state, at="state")  # a mistake is not worth the collection
         found = collect(
             env,
             make_actor(env),
@@ -151,9 +157,10 @@ def run(argv: list[str]) -> int:
             attempts=attempts,
             on_batch=lambda passed, note: progress.update(passed, note=note),
         )
+    episodes = found.episodes.with_state(options.state, at="state")
     folder.parent.mkdir(parents=True, exist_ok=True)
     source = "demo" if options.policy is None else "sim"
-    save_episodes(folder, found.episodes, images=options.images, source=source)
+    save_episodes(folder, episodes, images=options.images, source=source)
     asked = {"task": env_config.task, "policy": options.policy, "seed": options.seed}
     facts = {**asked, **_facts(found, keep), "out": str(folder)}
     write_text(folder / "meta" / "collected.json", json.dumps(facts, indent=2) + "\n")

@@ -1,33 +1,48 @@
-"""`robot-rl evaluate`: repeats the evaluation of a run, action for action."""
+"""`robot-rl evaluate`: repeats the evaluation of a run, action for action, or plays any saved policy."""
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from robot_rl.config import load
-from robot_rl.core.errors import require
+from robot_rl.core.errors import ConfigError, require
 
-SUMMARY = "success of a run's policy on held-out seeds, repeated exactly"
+if TYPE_CHECKING:
+    from robot_rl.hal.vector import VectorEnv
+    from robot_rl.train.evaluate import EvalResult
+
+SUMMARY = "success of a policy on held-out seeds; of a run, repeated exactly"
 
 _HELP = """\
 Usage: robot-rl evaluate run=<folder> [which=final|base] [episodes=200] [disturb=0.0] [adversary=false]
                          [--json]
+       robot-rl evaluate policy=<folder> [seed=0] [n_exec=<steps>] [device=cpu] [torch_threads=1]
+                         [episodes=200] [disturb=0.0] [--json]
 
-Evaluates a policy of a run folder on the run's held-out seeds, with the same batches as training
-did, and compares the SHA-256 of all actions with the one that training wrote down. Exits with 1
-if they differ. With disturb every episode has a push of its own, which is added to every action;
-with adversary the one pushes that the policy was trained against (method=qarl).
+run=: evaluates a policy of a run folder on the run's held-out seeds, with the same batches as
+training did, and compares the SHA-256 of all actions with the one that training wrote down. Exits
+with 1 if they differ.
+
+policy=: evaluates any saved policy, such as the VLA that `robot-rl finetune` left in its run folder,
+on the held-out seeds of `seed`, in the simulation of its task, with the cameras that it reads. n_exec
+control steps of each chunk are executed; the policy's own number, for a VLA the whole chunk, if left out.
+
+With disturb every episode has a push of its own, which is added to every action; with adversary the
+one pushes that the policy was trained against (method=qarl).
 
 Examples:
   robot-rl evaluate run=runs/20261121-101500-pick_cube-seed3
   robot-rl evaluate run=runs/20261121-101500-pick_cube-seed3 which=base
   robot-rl evaluate run=runs/20261121-101500-qarl-seed3 disturb=0.3
   robot-rl evaluate run=runs/20261121-101500-pick_cube-seed3 episodes=1000 --json
+  robot-rl evaluate policy=runs/20261121-101500-finetune-small_vla-seed0 n_exec=4
 """
 
 
@@ -35,8 +50,10 @@ Examples:
 class EvaluateCommandConfig:
     """What to evaluate."""
 
-    run: str
+    run: str | None = None
     """Run folder."""
+    policy: str | None = None
+    """Folder of a saved policy, or of a run that holds one."""
     which: Literal["final", "base"] = "final"
     """The policy after reinforcement learning, or the cloned one."""
     episodes: int | None = None
@@ -45,11 +62,47 @@ class EvaluateCommandConfig:
     """Largest push, as a share of the env's [-1, 1], the same in all actions of an episode."""
     adversary: bool = False
     """Whether the adversary acts that the policy was trained against."""
+    seed: int = 0
+    """Whose held-out seeds a `policy` is evaluated on."""
+    n_exec: int | None = None
+    """Control steps of each chunk that a `policy` executes; its own number if None."""
+    device: str = "cpu"
+    """Where a `policy` computes."""
+    torch_threads: int = 1
+    """Of a `policy` on the CPU."""
 
     def __post_init__(self) -> None:
         require(0 <= self.disturb <= 1, "disturb", self.disturb, "0 to 1")
         given = self.episodes
         require(given is None or 1 <= given <= 10_000, "episodes", given, "1 to 10000")
+        require(0 <= self.seed < 2**31, "seed", self.seed, "0 to 2147483647")
+        require(self.n_exec is None or self.n_exec >= 1, "n_exec", self.n_exec, "1 or more")
+        if (self.run is None) == (self.policy is None):
+            raise ConfigError(
+                "run: give either run=runs/<folder>, whose evaluation is repeated, or policy=<folder>, which "
+                "holds a saved policy."
+            )
+        require(self.torch_threads >= 1, "torch_threads", self.torch_threads, "1 or more")
+        own = ("seed", "n_exec", "device", "torch_threads")
+        for given_key, others in (("run", own), ("policy", ("which", "adversary"))):
+            for name in others if getattr(self, given_key) is not None else ():
+                got, usual = getattr(self, name), type(self).__dataclass_fields__[name].default
+                require(got == usual, name, got, f"left out beside {given_key}=")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Case:
+    """A policy to play, and where."""
+
+    who: str
+    episodes: int
+    make_env: Callable[[], VectorEnv]
+    play: Callable[..., EvalResult]
+    """Takes the env, and the `disturb` and `on_batch` of `evaluate_in`."""
+    told: dict[str, Any] | None
+    """What training wrote down of the same evaluation."""
+    facts: dict[str, Any]
+    """Which policy it is, for --json."""
 
 
 def run(argv: list[str]) -> int:
@@ -59,44 +112,79 @@ def run(argv: list[str]) -> int:
         return 0
     words = [word for word in argv if word != "--json"]
     options = load(EvaluateCommandConfig, words, config_name="evaluate")
+    from robot_rl.telemetry.progress import ProgressDisplay
+
+    case = _of_policy(options) if options.run is None else _of_run(options)
+    print(f"policy {case.who}, {case.episodes} held-out episodes", file=sys.stderr)
+    with (
+        closing(case.make_env()) as env,
+        ProgressDisplay() as display,
+        display.phase("evaluate", case.episodes, unit="episodes") as progress,
+    ):
+        result = case.play(env, disturb=options.disturb, on_batch=progress.update).to_json()
+        task = env.task
+    is_pushed = options.disturb > 0 or options.adversary
+    told = None if is_pushed else case.told
+    matches = told["digest"] == result["digest"] if told and told["episodes"] == case.episodes else None
+    low, high = result["ci"]
+    print(
+        f"{task}, {case.who}: success {result['success']:.1%} of {case.episodes} episodes "
+        f"(95 % interval {low:.1%} to {high:.1%}); actions {result['digest'][:16]}"
+        + ("" if options.run is None else f", {_verdict(matches)}")
+    )
+    if "--json" in argv:
+        print(json.dumps({"task": task, **case.facts, "matches": matches, **result}))
+    return 1 if matches is False else 0
+
+
+def _of_run(options: EvaluateCommandConfig) -> _Case:
     import torch  # the learner: not for --help
 
-    from robot_rl.telemetry.progress import ProgressDisplay
     from robot_rl.train.assemble import make_eval_env
     from robot_rl.train.phases import evaluate_folder, load_config
 
-    folder = Path(options.run)
+    folder, which = Path(str(options.run)), options.which
     config = load_config(folder, at="run")
     torch.set_num_threads(config.torch_threads)
     total = options.episodes or config.evaluate.episodes
-    print(f"policy {options.which} of {folder}, {total} held-out episodes", file=sys.stderr)
-    with (
-        closing(make_eval_env(config)) as env,
-        ProgressDisplay() as display,
-        display.phase("evaluate", total, unit="episodes") as progress,
-    ):
-        result = evaluate_folder(
-            folder,
-            options.which,
-            config,
-            env,
-            episodes=total,
-            disturb=options.disturb,
-            adversary=options.adversary,
-            on_batch=progress.update,
-        ).to_json()
-    is_pushed = options.disturb > 0 or options.adversary
-    told = None if is_pushed else _told(folder, options.which)
-    matches = told["digest"] == result["digest"] if told and told["episodes"] == total else None
-    low, high = result["ci"]
-    print(
-        f"{config.env.task}, {options.which}: success {result['success']:.1%} of {total} episodes "
-        f"(95 % interval {low:.1%} to {high:.1%}); actions {result['digest'][:16]}, {_verdict(matches)}"
+    how: dict[str, Any] = {"episodes": total, "adversary": options.adversary}
+    return _Case(
+        who=f"{which} of {folder}",
+        episodes=total,
+        make_env=partial(make_eval_env, config),
+        play=lambda env, **seen: evaluate_folder(folder, which, config, env, **how, **seen),
+        told=_told(folder, which),
+        facts={"run": str(folder), "which": which},
     )
-    if "--json" in argv:
-        facts = {"task": config.env.task, "run": str(folder), "which": options.which, "matches": matches}
-        print(json.dumps({**facts, **result}))
-    return 1 if matches is False else 0
+
+
+def _of_policy(options: EvaluateCommandConfig) -> _Case:
+    import torch
+
+    from robot_rl.core.seeding import eval_seeds
+    from robot_rl.train.collect import open_policy
+    from robot_rl.train.config import EvaluateConfig, check_device
+    from robot_rl.train.envs import make_env
+    from robot_rl.train.evaluate import evaluate_in
+
+    check_device(options.device)
+    torch.set_num_threads(options.torch_threads)
+    usual = EvaluateConfig()
+    total = options.episodes or usual.episodes
+    policy, meta, shown = open_policy(str(options.policy))
+    n_exec = options.n_exec or meta.n_exec
+    require(n_exec <= policy.horizon, "n_exec", n_exec, f"1 to the policy's chunks of {policy.horizon}")
+    module: Any = policy
+    seeds = eval_seeds(options.seed, total)
+    how: dict[str, Any] = {"seeds": seeds, "n_exec": n_exec, "device": options.device}
+    return _Case(
+        who=str(options.policy),
+        episodes=total,
+        make_env=partial(make_env, shown, usual.num_envs, autoreset="disabled"),
+        play=partial(evaluate_in, policy=module.to(options.device), **how),
+        told=None,
+        facts={"policy": str(options.policy), "seed": options.seed, "n_exec": n_exec},
+    )
 
 
 def _told(folder: Path, which: str) -> dict[str, Any] | None:

@@ -5,13 +5,15 @@ T control steps in all, E episodes, A action dim.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from robot_rl.core.errors import DatasetError
+from robot_rl.core.names import chosen
 
 Array = NDArray[Any]
 
@@ -65,6 +67,20 @@ class Episodes:
         reached = np.zeros(self.num_episodes, bool)
         reached[self.episode_index[self.success.astype(bool)]] = True
         return reached
+
+    def with_state(self, beginnings: Sequence[str], *, at: str) -> Episodes:
+        """Returns the same episodes with those elements of the state whose names begin so; all without any.
+
+        Raises:
+            ConfigError: a beginning that no name has; `at` begins the message.
+        """
+        kept = chosen(self.meta.state_names, beginnings, at=at)
+        return replace(
+            self,
+            meta=replace(self.meta, state_names=tuple(self.meta.state_names[i] for i in kept)),
+            obs={**self.obs, "state": self.obs["state"][:, kept]},
+            final_obs={**self.final_obs, "state": self.final_obs["state"][:, kept]},
+        )
 
     def check(self, at: str = "episodes") -> None:
         """Verifies shapes, order, ends and numbers.

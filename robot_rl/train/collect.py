@@ -130,7 +130,7 @@ def policy_actor(
 
 
 def open_policy(given: str) -> tuple[SavedPolicy, PolicyMeta, EnvConfig]:
-    """Opens a policy, and says in which env it acts: its run's, or one of its task and robot.
+    """Opens a policy, and says in which env it acts: its run's, or one that shows what it reads.
 
     Args:
         given: a run folder, whose final policy is meant, or the folder of a saved policy.
@@ -151,7 +151,10 @@ def open_policy(given: str) -> tuple[SavedPolicy, PolicyMeta, EnvConfig]:
     run = folder.resolve().parents[1]
     if (run / "config.yaml").is_file():
         return policy, meta, load_config(run, at="policy").env
-    return policy, meta, EnvConfig(task=meta.task, robot=meta.robot)
+    env = EnvConfig(task=meta.task, robot=meta.robot, state=meta.state_names)
+    own: Any = vars(policy).get("config")
+    cameras, size = getattr(own, "cameras", ()), getattr(own, "picture", env.image_size)
+    return policy, meta, replace(env, cameras=cameras, image_size=size)
 
 
 def _facts(rows: list[Columns]) -> Facts:

@@ -88,7 +88,11 @@ def test_help_names_the_recipes(capsys: pytest.CaptureFixture[str]) -> None:
             ["train", "resume=runs/x", "seed=2"],
             "resume: got other settings beside it (seed=2), allowed: none.",
         ),
-        (["evaluate"], "run: missing. Give it as `run=<text>`."),
+        (["evaluate"], "run: give either run=runs/<folder>, whose evaluation is repeated, or policy="),
+        (["evaluate", "run=x", "policy=y"], "run: give either run=runs/<folder>"),
+        (["evaluate", "run=x", "n_exec=4"], "n_exec: got 4, allowed: left out beside run="),
+        (["evaluate", "policy=x", "which=base"], "which: got 'base', allowed: left out beside policy="),
+        (["evaluate", "policy=/no/such"], "policy: '/no/such' holds no policy. Give the folder of"),
         (["evaluate", "run=/no/such"], "run: '/no/such' is no run folder"),
         (["evaluate", "run=x", "which=best"], "which: got 'best', allowed: one of 'final', 'base'."),
         (["evaluate", "run=x", "episodes=0"], "episodes: got 0, allowed: 1 to 10000"),
@@ -190,6 +194,38 @@ def test_an_evaluation_that_differs_from_training_fails(
     assert "adversary: got True, allowed: false, but for runs with method=qarl" in capsys.readouterr().err
 
 
+def test_a_vla_that_sees_no_object_pose_is_evaluated_as_it_was_trained(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    demos = f"{tmp_path}/demos"
+    seen = ["state=[joint,finger,tool]", "cameras=[front]", "image_size=[16,24]"]
+    assert main(["collect", "task=reach", "episodes=3", "num_envs=3", f"out={demos}", *seen]) == 0
+    small = [
+        "size=tiny",
+        "horizon=3",
+        "updates=2",
+        "batch=4",
+        "heldout=1",
+        "baselines=false",
+        "curve_points=0",
+    ]
+    sizes = ["picture=[16,24]", "options.picture=[16,24]", f"out={tmp_path}"]
+    assert main(["finetune", f"dataset={demos}", *small, *sizes]) == 0
+    tuned = json.loads(capsys.readouterr().out.splitlines()[-1])["run"]
+
+    def evaluated(*words: str) -> dict[str, Any]:
+        assert main(["evaluate", f"policy={tuned}", "episodes=2", "--json", *words]) == 0
+        return json.loads(capsys.readouterr().out.splitlines()[-1])
+
+    found = evaluated()
+    assert (found["task"], found["seed"], found["n_exec"], found["episodes"]) == ("reach", 0, 3, 2)
+    assert found["matches"] is None  # nobody wrote down what it should be
+    assert found["digest"] == evaluated()["digest"]
+    assert found["digest"] != evaluated("seed=1")["digest"] != evaluated("n_exec=1")["digest"]
+    assert main(["evaluate", f"policy={tuned}", "n_exec=4"]) == 2
+    assert "n_exec: got 4, allowed: 1 to the policy's chunks of 3" in capsys.readouterr().err
+
+
 def test_a_damaged_config_names_its_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "config.yaml").write_text(dump(build(RunConfig, {})).replace("seed: 0", "seed: none"))
     assert main(["train", f"resume={tmp_path}"]) == 2
@@ -206,6 +242,8 @@ def test_collect_writes_a_dataset_that_train_takes(
     assert told["episodes"] == load_episodes(out).num_episodes == 3
     config = build(RunConfig, {"demos": {"path": str(out)}})
     assert config.demos.path == str(out)
+    assert main(["collect", "task=reach", f"out={tmp_path}/x", "state=[jont]"]) == 2
+    assert "state: got 'jont', with which no element of the state begins." in capsys.readouterr().err
 
 
 def test_collect_takes_a_policy_and_tells_what_it_refused(

@@ -111,6 +111,17 @@ def test_columns_have_lerobots_names(tmp_path: Path) -> None:
     assert ranges["dataset_to_index"].to_pylist() == [3, 4, 6]
 
 
+def test_a_part_of_the_state_is_written_by_name(tmp_path: Path) -> None:
+    whole = episodes()
+    part = whole.with_state(whole.meta.state_names[1:2], at="state")
+    save_episodes(tmp_path / "part", part)
+    read = load_episodes(tmp_path / "part")
+    assert read.meta.state_names == whole.meta.state_names[1:2]
+    assert (read.obs["state"] == whole.obs["state"][:, 1:2]).all()
+    assert (read.final_obs["state"] == whole.final_obs["state"][:, 1:2]).all()
+    assert (read.action == whole.action).all()
+
+
 def test_an_existing_folder_is_kept(tmp_path: Path) -> None:
     folder = save_episodes(tmp_path / "demos", episodes())
     with pytest.raises(DatasetError, match=r"demos: exists already\. Choose another folder"):

@@ -108,6 +108,17 @@ def test_the_robot_is_the_tasks_own_unless_given() -> None:
 # --- messages ------------------------------------------------------------------------------------
 
 
+def test_a_part_of_the_state_is_shown_by_name() -> None:
+    whole = SimVectorEnv(EnvConfig(num_threads=1), 2)
+    part = SimVectorEnv(EnvConfig(state=("finger", "cube."), num_threads=1), 2)
+    places = [i for i, name in enumerate(whole.state_names) if name.startswith(("finger", "cube."))]
+    assert part.state_names == tuple(whole.state_names[i] for i in places)
+    assert len(places) == 8  # two fingers, position and x axis of the cube
+    seen, all_of_it = part.reset(seed=3)[0]["state"], whole.reset(seed=3)[0]["state"]
+    assert part.single_observation_space.contains({"state": part.reset(seed=3)[0]["state"][0]})
+    assert (seen == all_of_it[:, places]).all()
+
+
 def test_actions_of_a_wrong_shape_are_refused() -> None:
     env = make(4)
     env.reset(seed=0)

@@ -133,7 +133,8 @@ def test_a_policy_of_another_task_is_refused() -> None:
 def test_a_run_a_policy_of_it_and_a_saved_policy_are_opened(tmp_path: Path) -> None:
     run = tmp_path / "run"
     save_policy(run / "policy" / "final", policy(), meta=META)
-    assert open_policy(str(run))[1:] == (META, EnvConfig(task="count", robot="point"))
+    shown = EnvConfig(task="count", robot="point", state=META.state_names)
+    assert open_policy(str(run))[1:] == (META, shown)
     (run / "config.yaml").write_text("env: {task: reach, horizon_s: 2.0}\n")
     assert open_policy(str(run))[2] == EnvConfig(task="reach", horizon_s=2.0)
     assert open_policy(str(run / "policy" / "final"))[2].horizon_s == 2.0
