@@ -37,6 +37,7 @@ PROCESSES = {
     "flow": ("flow_ode", "flow_sde", "flow_noise", "flow_cfm"),
     "diffusion": ("ddpm", "ddim"),
     "one_step": ("flow_ode",),
+    "token": ("token",),
 }
 """Which processes each kind of policy can use; the first is the default."""
 
@@ -46,7 +47,7 @@ class ProcessConfig:
     """How a policy explores, and how likely it calls what it did: no part of what it has cloned."""
 
     process: str | None = None
-    """`flow_ode`, `flow_sde`, `flow_noise`, `flow_cfm`, `ddpm` or `ddim`; None takes the kind's first."""
+    """`flow_ode`, `flow_sde`, `flow_noise`, `flow_cfm`, `ddpm`, `ddim` or `token`; None: the kind's first."""
     eta: float = 0.5
     """Noise of `flow_sde` (at least 0) and `ddim` (in [0, 1]) in mode `explore`."""
     stochastic_steps: str = "one"
@@ -65,14 +66,16 @@ class ProcessConfig:
     """Smallest noise in the log-probability of a diffusion step."""
     scored: int | None = None
     """Log-probabilities are of the first so many actions, those that are executed; None means all."""
+    temperature: float = 1.0
+    """By which `token` divides the logits in mode `explore`; above 1 it explores more."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChunkPolicyConfig(ProcessConfig):
-    """A flow or diffusion policy over chunks of actions."""
+    """A flow, diffusion or token policy over chunks of actions."""
 
     kind: str = "flow"
-    """`flow`, `diffusion` or `one_step`."""
+    """`flow`, `diffusion`, `one_step` or `token`."""
     horizon: int = 16
     """H, the number of control steps that a chunk covers."""
     width: int = 256
@@ -92,6 +95,8 @@ class ChunkPolicyConfig(ProcessConfig):
     prediction: str = "noise"
     """What the network of a diffusion policy predicts: `noise` (DPPO) or `velocity`. From the noise the chunk
     is not to be had where x is almost nothing else: a small network errs by its whole range there."""
+    bins: int = 256
+    """V, the intervals of an action element that `token` chooses among."""
     cameras: tuple[str, ...] = ()
     """Cameras the policy sees besides the state; reads `<camera>.rgb`."""
     image_features: int = 64
@@ -102,9 +107,11 @@ class ChunkPolicyConfig(ProcessConfig):
     def __post_init__(self) -> None:
         if self.kind not in PROCESSES:
             raise ValueError(f"policy kind: {self.kind!r} is unknown.{nearest(self.kind, PROCESSES)}")
-        if self.kind == "one_step" and self.steps != 1:
-            raise ValueError(f"policy steps must be 1 for kind 'one_step', got {self.steps}")
-        for name in ("horizon", "width", "depth", "steps", "train_steps", "image_features"):
+        if self.kind in ("one_step", "token") and self.steps != 1:
+            raise ValueError(f"policy steps must be 1 for kind {self.kind!r}, got {self.steps}")
+        if self.temperature <= 0:
+            raise ValueError(f"policy temperature must be above 0, got {self.temperature}")
+        for name in ("horizon", "width", "depth", "steps", "train_steps", "bins", "image_features"):
             if getattr(self, name) < 1:
                 raise ValueError(f"policy {name} must be at least 1, got {getattr(self, name)}")
         if self.time_dim < 2 or self.time_dim % 2:
@@ -126,7 +133,8 @@ class ChunkPolicyConfig(ProcessConfig):
                 f"policy tuned_steps: got {self.tuned_steps}, allowed 0 for kind {self.kind!r}: all steps of "
                 "a flow learn"
             )
-        make_process(self).grid(self.steps)  # refuses options and steps the process cannot have
+        if self.kind != "token":
+            make_process(self).grid(self.steps)  # refuses options and steps the process cannot have
 
     def exploring(self, options: ProcessConfig) -> Self:
         """Returns this configuration with another process.
@@ -368,7 +376,7 @@ def _noise_net(config: ChunkPolicyConfig, features: int, action_dim: int) -> Noi
 
 
 def make_process(config: ChunkPolicyConfig) -> Process:
-    """Builds the process that a config names."""
+    """Builds the process that a config names, of a path of denoising steps."""
     name = config.process or PROCESSES[config.kind][0]
     if name == "flow_ode":
         return FlowODE()

@@ -30,6 +30,7 @@ TABLE: dict[str, dict[str, str]] = {
     "policy": {
         "flow": "robot_rl.policies.chunk:FlowPolicy",
         "diffusion": "robot_rl.policies.chunk:DiffusionPolicy",
+        "token": "robot_rl.policies.token:TokenPolicy",
         "gaussian": "robot_rl.policies.gaussian:GaussianPolicy",
         "residual": "robot_rl.policies.residual:ResidualPolicy",
         "latent": "robot_rl.policies.latent:LatentSteer",

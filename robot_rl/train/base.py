@@ -24,8 +24,7 @@ from robot_rl.sim.vector import EnvConfig
 from robot_rl.train.assemble import assemble_cloning, assemble_progress, make_eval_env, policy_meta
 from robot_rl.train.config import RunConfig
 from robot_rl.train.demos import collect_demonstrations, episodes_meta, load_demonstrations
-from robot_rl.train.improve.config import ChainPhase, OffPolicyPhase
-from robot_rl.train.improve.method import CLONED, method_of
+from robot_rl.train.improve.config import DENOISING, ChainPhase, OffPolicyPhase
 from robot_rl.train.session import Session, learn
 
 PROGRESS = "progress"
@@ -128,14 +127,14 @@ def given_base(config: RunConfig, env: VectorEnv) -> SavedPolicy:
     """
     at = f"bc.policy: {config.bc.policy}"
     policy, _ = load_policy(str(config.bc.policy), expect=policy_meta(config, env))
-    kinds = method_of(config).bases
+    kinds = config.phase.bases
     require(policy.kind in kinds, at, policy.kind, f"{', '.join(kinds)} with method={config.method}")
     require(config.n_exec <= policy.horizon, "n_exec", config.n_exec, f"1 to the base's {policy.horizon}")
     own: Any = vars(policy)["config"]
     if isinstance(config.phase, ChainPhase):
         config.phase.explored(own, config.n_exec)
         distils, name = config.phase.distil.updates, config.method
-        if policy.kind not in CLONED:
+        if policy.kind not in DENOISING:
             require(distils == 0, f"{name}.distil.updates", distils, f"0 with a {policy.kind} for a base")
     picture = None
     if isinstance(own, SmallVLAConfig):

@@ -16,6 +16,7 @@ from robot_rl.policies.chunk import ChunkPolicyConfig
 from robot_rl.sim.vector import EnvConfig
 from robot_rl.train.deploy.person import ScriptedPersonConfig
 from robot_rl.train.improve.config import (
+    DENOISING,
     ChainPhase,
     ChunkedPhase,
     DirectPhase,
@@ -328,8 +329,12 @@ class RunConfig:
         """Refuses a base whose chunks are too short, or that cannot explore as it is to."""
         horizon = self.policy.horizon
         require(self.n_exec <= horizon, "n_exec", self.n_exec, f"1 to policy.horizon, which is {horizon}")
+        kind, kinds = self.policy.kind, self.phase.bases
+        require(kind in kinds, "policy.kind", kind, f"{', '.join(kinds)} with method={self.method}")
         if isinstance(self.phase, ChainPhase):
             self.phase.explored(self.policy, self.n_exec)
+            distils, name = self.phase.distil.updates, f"{self.method}.distil.updates"
+            require(distils == 0 or kind in DENOISING, name, distils, f"0 with policy.kind={kind}")
 
     def _check_latent(self) -> None:
         """Refuses experience whose noise nobody knows."""

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from robot_rl.core.policy import Chain
+from robot_rl.core.registry import resolve
 from robot_rl.data.normalize import Normaliser
 from robot_rl.policies.checkpoint import PolicyMeta, load_policy, save_policy
 from robot_rl.policies.chunk import ChunkPolicyConfig, DiffusionPolicy, FlowPolicy
@@ -16,6 +17,7 @@ from robot_rl.policies.gaussian import GaussianPolicy, GaussianPolicyConfig
 from robot_rl.policies.networks import initialise
 from robot_rl.policies.processes import gaussian_log_prob
 from robot_rl.policies.residual import ResidualHeadConfig, ResidualPolicy
+from robot_rl.policies.token import TokenPolicy
 from robot_rl.policies.vla.config import SmallVLAConfig
 from robot_rl.policies.vla.small import SmallVLA
 
@@ -45,6 +47,8 @@ PROCESSES: dict[str, dict[str, Any]] = {
     "ddpm strided": {"kind": "diffusion", "process": "ddpm", "steps": 4},
     "ddim": {"kind": "diffusion", "process": "ddim", "eta": 0.5, "steps": 5},
     "gaussian": {"kind": "gaussian"},
+    "token": {"kind": "token", "steps": 1, "bins": 16},
+    "token hot": {"kind": "token", "steps": 1, "bins": 16, "temperature": 1.6, "scored": 3},
     "small_vla one": {"kind": "small_vla", "process": "flow_sde"},
     "small_vla all": {"kind": "small_vla", "process": "flow_sde", "stochastic_steps": "all"},
     "small_vla horizons": {"kind": "small_vla", "process": "flow_sde", "horizons": (2, 4, 8)},
@@ -68,7 +72,7 @@ def small_vla(**options: Any) -> SmallVLA:
     return policy
 
 
-def make(name: str) -> FlowPolicy | DiffusionPolicy | GaussianPolicy | SmallVLA:
+def make(name: str) -> FlowPolicy | DiffusionPolicy | GaussianPolicy | TokenPolicy | SmallVLA:
     options = dict(PROCESSES[name])
     if options["kind"] == "small_vla":
         del options["kind"]
@@ -82,8 +86,7 @@ def make(name: str) -> FlowPolicy | DiffusionPolicy | GaussianPolicy | SmallVLA:
     if name == "gaussian":
         return GaussianPolicy(GaussianPolicyConfig(width=64, horizon=8), **sizes)
     config = ChunkPolicyConfig(horizon=8, width=64, depth=3, **options)
-    policy = FlowPolicy if options["kind"] == "flow" else DiffusionPolicy
-    return policy(config, **sizes)
+    return resolve("policy", options["kind"])(config, **sizes)
 
 
 def recorded(policy: Any) -> tuple[dict[str, torch.Tensor], Chain]:
@@ -122,7 +125,8 @@ def test_ratio_moves_when_the_weights_do(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["flow_sde one", "flow_sde all", "flow_sde faint", "flow_noise", "gaussian", "small_vla all"]
+    "name",
+    ["flow_sde one", "flow_sde all", "flow_sde faint", "flow_noise", "gaussian", "token", "small_vla all"],
 )
 def test_recorded_density_is_the_sampler_s(name: str) -> None:
     # Standardised noise of the stored path must be standard normal: nothing was clamped or shifted.
@@ -155,7 +159,7 @@ def test_zero_residual_is_its_base_bit_for_bit() -> None:
         assert np.array_equal(plain, corrected)
 
 
-@pytest.mark.parametrize("name", ["flow_sde one", "ddpm", "gaussian", "small_vla one"])
+@pytest.mark.parametrize("name", ["flow_sde one", "ddpm", "gaussian", "token", "small_vla one"])
 def test_queue_of_a_new_episode_is_empty(name: str) -> None:
     # After a reset an env acts as if it had never lived: no action of the old chunk is left.
     executor, fresh = (ChunkExecutor(make(name), 2, n_exec=8) for _ in range(2))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from typing import cast
 
-from robot_rl.core.errors import require
 from robot_rl.core.registry import resolve
 from robot_rl.core.seeding import train_seed
 from robot_rl.policies.chunk import FlowPolicy
@@ -21,12 +20,7 @@ from robot_rl.train.session import Session
 
 
 def make_policy(config: RunConfig, base: SavedPolicy) -> Module:
-    """Returns the best of the base's chunks by untrained critics, or a student that starts as the base.
-
-    Raises:
-        ConfigError: the base is no flow policy.
-    """
-    require(isinstance(base, FlowPolicy), "policy.kind", base.kind, "flow, for method=chunked")
+    """Returns the best of the base's chunks by untrained critics, or a student that starts as the base."""
     flow = cast("FlowPolicy", copy.deepcopy(base))
     if config.chunked.algorithm.actor == "fql":
         return OneStepPolicy.student_of(flow)

@@ -15,9 +15,16 @@ from robot_rl.algos.qarl import QARLConfig
 from robot_rl.algos.residual import ResidualConfig
 from robot_rl.algos.sequence import SequenceConfig
 from robot_rl.core.errors import ConfigError, require
-from robot_rl.policies.chunk import ProcessConfig
+from robot_rl.policies.chunk import PROCESSES, ProcessConfig
 from robot_rl.policies.latent import LatentActorConfig
 from robot_rl.policies.residual import ResidualHeadConfig
+
+CLONED = tuple(PROCESSES)
+"""Kinds of base that a run clones."""
+DENOISING = tuple(kind for kind in CLONED if kind != "token")
+"""Those whose chunk begins as noise."""
+FINETUNED = ("small_vla",)
+"""Kinds that `robot-rl finetune` makes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +33,8 @@ class ImprovePhase:
 
     name: ClassVar[str]
     """The method's name, and its section's in the configuration."""
+    bases: ClassVar[tuple[str, ...]] = CLONED
+    """Kinds of base that it improves."""
     env_steps: int = 100_000
     """Control steps over all envs; 0 leaves the base as it is."""
 
@@ -85,6 +94,7 @@ class ResidualPhase(OffPolicyPhase):
     """Residual RL on the frozen base."""
 
     name: ClassVar[str] = "residual"
+    bases: ClassVar[tuple[str, ...]] = (*CLONED, *FINETUNED)
     scale: float = 0.2
     """Largest correction, as a share of the env's [-1, 1]."""
     head: ResidualHeadConfig = field(default_factory=ResidualHeadConfig)
@@ -139,10 +149,17 @@ class ChainPhase(ImprovePhase):
         except ValueError as error:
             raise ConfigError(f"{self.name}.exploration: {error}") from error
         name, reduction = process.process, self.algorithm.reduction
+        if name == "token":
+            allowed = "per_step, a ratio for each token, or joint"
+            require(reduction != "single", f"{self.name}.algorithm.reduction", reduction, allowed)
+            kept = self.algorithm.regulariser
+            require(kept != "w2", f"{self.name}.algorithm.regulariser", kept, "none, bc with process=token")
+            return process
         if name in (None, "flow_ode") or (name in ("flow_sde", "ddim") and process.eta == 0):
             raise ConfigError(
                 f"{self.name}.exploration: got process {name} with eta {process.eta}, "
-                "which does not explore. Use flow_sde, flow_noise, flow_cfm, ddpm, or ddim with eta above 0."
+                "which does not explore. Use flow_sde, flow_noise, flow_cfm, ddpm, ddim with eta above 0, "
+                "or token."
             )
         scored = transitions(process, policy.steps)
         if reduction == "single" and scored != 1:
@@ -158,6 +175,7 @@ class PPOPhase(ChainPhase):
     """PPO through the denoising chain: flow-SDE, DPPO, ReinFlow or FPO, by `exploration` and `algorithm`."""
 
     name: ClassVar[str] = "ppo"
+    bases: ClassVar[tuple[str, ...]] = (*CLONED, *FINETUNED)
     decisions: int = 50
     """Chunks that each env executes between two blocks of updates."""
 
@@ -171,6 +189,7 @@ class GRPOPhase(ChainPhase):
     """Whole episodes, `num_envs` at a time, in groups from the same start, through the denoising chain."""
 
     name: ClassVar[str] = "grpo"
+    bases: ClassVar[tuple[str, ...]] = (*CLONED, *FINETUNED)
     group: int = 8
     """Episodes from the same start; their advantage is (score - mean) / std of the group."""
     keep: tuple[float, float] = (0.1, 0.9)
@@ -194,6 +213,7 @@ class RL100Phase(PPOPhase):
     """RL-100: PPO inside the chain on the demonstrations, gated; then online; then one step."""
 
     name: ClassVar[str] = "rl100"
+    bases: ClassVar[tuple[str, ...]] = DENOISING
     exploration: ProcessConfig = field(
         default_factory=lambda: ProcessConfig(process="flow_sde", stochastic_steps="all")
     )
@@ -222,6 +242,7 @@ class LatentPhase(OffPolicyPhase):
     """RL on the noise that the frozen base decodes."""
 
     name: ClassVar[str] = "latent"
+    bases: ClassVar[tuple[str, ...]] = (*DENOISING, *FINETUNED)
     demo_ratio: float = 0.0
     """Of demonstrations nobody knows the noise: only algorithm.variant=na can learn from them."""
     actor: LatentActorConfig = field(default_factory=LatentActorConfig)
@@ -242,6 +263,7 @@ class ChunkedPhase(OffPolicyPhase):
     """Q-learning over the chunks that are executed, of `n_exec` actions: offline, then online."""
 
     name: ClassVar[str] = "chunked"
+    bases: ClassVar[tuple[str, ...]] = ("flow",)
     offline_updates: int = 0
     """Learner updates on the demonstrations alone, before the first control step."""
     explore_steps: int = 0

@@ -9,7 +9,7 @@ from robot_rl.core.registry import resolve
 from robot_rl.core.seeding import train_seed
 from robot_rl.train.config import RunConfig
 from robot_rl.train.groups import AllOf, EpisodeReward, GroupExperience, GroupSource
-from robot_rl.train.improve.method import ANY, Method, Module, Start, add_hooks
+from robot_rl.train.improve.method import Method, Module, Start, add_hooks
 from robot_rl.train.improve.ppo import make_policy
 from robot_rl.train.loop import Pacer, Run
 from robot_rl.train.meter import Meter
@@ -73,4 +73,4 @@ def _reward(config: RunConfig, policy: Module) -> EpisodeReward | None:
     return None
 
 
-GRPO = Method(make_policy=make_policy, assemble=assemble, autoreset="disabled", records=False, bases=ANY)
+GRPO = Method(make_policy=make_policy, assemble=assemble, autoreset="disabled", records=False)

@@ -9,7 +9,7 @@ from robot_rl.policies.spec import SavedPolicy
 from robot_rl.train.assemble import generator
 from robot_rl.train.config import RunConfig
 from robot_rl.train.improve import off_policy
-from robot_rl.train.improve.method import ANY, Method, Module, Start
+from robot_rl.train.improve.method import Method, Module, Start
 from robot_rl.train.improve.off_policy import Draw
 from robot_rl.train.loop import Run
 from robot_rl.train.session import Session
@@ -40,4 +40,4 @@ def _decided(draw: Draw) -> Draw:
     return lambda replay, rng: draw(AtDecisions(replay), rng)
 
 
-LATENT = Method(make_policy=make_policy, assemble=assemble, bases=ANY)
+LATENT = Method(make_policy=make_policy, assemble=assemble)

@@ -10,7 +10,6 @@ from robot_rl.core.registry import resolve
 from robot_rl.core.seeding import quick_eval_seeds
 from robot_rl.data.demos import Episodes
 from robot_rl.hal.vector import VectorEnv
-from robot_rl.policies.chunk import PROCESSES
 from robot_rl.policies.spec import SavedPolicy
 from robot_rl.train.config import RunConfig
 from robot_rl.train.envs import Autoreset
@@ -23,11 +22,6 @@ from robot_rl.train.session import Session
 
 Module = Any
 """A policy that is a `torch.nn.Module` as well; Python has no type for both."""
-
-CLONED = tuple(PROCESSES)
-"""Kinds of base that a run clones."""
-ANY = (*CLONED, "small_vla")
-"""Those, and what `robot-rl finetune` makes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +52,6 @@ class Method:
     """Of the env that collects."""
     records: bool = True
     """Whether it collects single control steps, which can be kept for later runs."""
-    bases: tuple[str, ...] = CLONED
-    """Kinds of base that it improves."""
 
 
 def method_of(config: RunConfig) -> Method:

@@ -11,7 +11,7 @@ from robot_rl.policies.spec import SavedPolicy
 from robot_rl.train.assemble import generator
 from robot_rl.train.config import RunConfig
 from robot_rl.train.improve.config import ChainPhase, PPOPhase
-from robot_rl.train.improve.method import ANY, Method, Module, Start, add_hooks
+from robot_rl.train.improve.method import Method, Module, Start, add_hooks
 from robot_rl.train.loop import Pacer, Run
 from robot_rl.train.meter import Meter
 from robot_rl.train.rollouts import RolloutExperience, RolloutSource
@@ -75,4 +75,4 @@ def ppo_phase(config: RunConfig) -> PPOPhase:
     return cast(PPOPhase, config.phase)
 
 
-PPO = Method(make_policy=make_policy, assemble=assemble, records=False, bases=ANY)
+PPO = Method(make_policy=make_policy, assemble=assemble, records=False)

@@ -8,7 +8,7 @@ from robot_rl.policies.spec import SavedPolicy
 from robot_rl.train.assemble import generator
 from robot_rl.train.config import RunConfig
 from robot_rl.train.improve import off_policy
-from robot_rl.train.improve.method import ANY, Method, Module, Start
+from robot_rl.train.improve.method import Method, Module, Start
 from robot_rl.train.loop import Run
 from robot_rl.train.session import Session
 
@@ -31,4 +31,4 @@ def assemble(session: Session, start: Start) -> tuple[Run, Module]:
     return off_policy.assemble(session, start, policy, algorithm, off_policy.steps(config.residual)), policy
 
 
-RESIDUAL = Method(make_policy=make_policy, assemble=assemble, bases=ANY)
+RESIDUAL = Method(make_policy=make_policy, assemble=assemble)
