@@ -171,9 +171,8 @@ def test_methods_that_need_noise_refuse_tokens() -> None:
         build(RunConfig, {**RUN, "method": "latent"})
 
 
-def test_the_recipe_shares_all_but_the_policy_with_pick_cube() -> None:
-    config, usual = (
-        load(RunConfig, [f"recipe={name}"], config_name="train") for name in ("grpo_token", "grpo")
-    )
+@pytest.mark.parametrize("recipes", [("grpo_token", "grpo"), ("ppo_token", "flow_sde")])
+def test_recipes_share_all_but_the_policy_with_pick_cube(recipes: tuple[str, str]) -> None:
+    config, usual = (load(RunConfig, [f"recipe={name}"], config_name="train") for name in recipes)
     for name in ("demos", "bc", "n_exec", "env", "method"):
         assert getattr(config, name) == getattr(usual, name)
