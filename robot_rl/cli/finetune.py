@@ -28,6 +28,8 @@ policy=  small_vla                our own small vision-language-action policy, f
 Examples:
   robot-rl finetune dataset=demos/pick_cube                         as long as it helps, and two baselines
   robot-rl finetune dataset=demos/pick_cube minutes=2 baselines=false   a first look
+  robot-rl finetune dataset=demos/pick_cube options.state_noise=0 options.state_dropout=0
+      for simulated episodes, whose states are exact; try it with `robot-rl evaluate policy=<run folder>`
   robot-rl finetune dataset=demos/pick_cube policy=smolvla size=tiny updates=50
   robot-rl finetune dataset=demos/pick_cube policy=lerobot/smolvla_base lora.rank=16 device=cuda
   robot-rl finetune dataset=demos/pick_cube policy=runs/<folder> lr=1e-4
