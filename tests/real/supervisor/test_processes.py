@@ -33,7 +33,7 @@ client = ArmClient(Path(sys.argv[1]))
 client.control("start")
 number = 0
 while True:
-    status = client.wait(time.monotonic_ns())
+    status = client.wait(time.monotonic_ns(), timeout_s=20.0)  # the machine may be busy
     target = status.state.position_rad + np.array([0.05, 0.0])
     number += 1
     client.send(Plan(number=number, start_ns=time.monotonic_ns(), period_ns=50_000_000,
