@@ -94,7 +94,7 @@ class TokenPolicy(EncodedPolicy):
             tokens = _drawn(log_probs, generator) if mode == "explore" else log_probs.argmax(dim=-1)
             x = self._middles(tokens)
             chain = self._chain(x, tokens, log_probs, explored=mode == "explore") if record else None
-            return ChunkSample(self.from_chain(x, obs), chain)
+            return ChunkSample(self.normaliser.unaction(x).clamp(-1.0, 1.0), chain)
 
     def log_prob(self, obs: dict[str, Tensor], chain: Chain) -> tuple[Tensor, Tensor]:
         """Returns log-probability and entropy of the scored tokens, (B, S) each.
@@ -115,14 +115,6 @@ class TokenPolicy(EncodedPolicy):
             log_softmax(logits, dim=-1).flatten(0, 2), self._tokens(actions).flatten(), reduction="none"
         )
         return valid_mean(found.view(actions.shape), batch.valid)
-
-    def to_chain(self, actions: Tensor, obs: dict[str, Tensor]) -> Tensor:
-        """Maps the environment's actions (..., A) to the scale that is divided into bins."""
-        return self.normaliser.action(actions)
-
-    def from_chain(self, x: Tensor, obs: dict[str, Tensor]) -> Tensor:
-        """Maps middles of bins (..., A) to the environment's actions."""
-        return self.normaliser.unaction(x).clamp(-1.0, 1.0)
 
     def _logits(self, features: Tensor) -> Tensor:
         """Returns the logits (B, H, A, V)."""
