@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Self
 
 import torch
 from torch import Generator, Tensor, nn
-from torch.nn.functional import log_softmax, nll_loss
+from torch.nn.functional import log_softmax
 
 from robot_rl.core.policy import Chain, ChunkSample, DemoBatch, Mode
 from robot_rl.data.normalize import Normaliser
@@ -110,11 +110,8 @@ class TokenPolicy(EncodedPolicy):
     def bc_loss(self, batch: DemoBatch, generator: Generator | None = None) -> Tensor:
         """Returns the mean cross-entropy of the demonstrated tokens over valid steps."""
         features, actions = self._demonstration(batch, generator)
-        logits = self._logits(features)
-        found = nll_loss(
-            log_softmax(logits, dim=-1).flatten(0, 2), self._tokens(actions).flatten(), reduction="none"
-        )
-        return valid_mean(found.view(actions.shape), batch.valid)
+        log_probs = log_softmax(self._logits(features), dim=-1)
+        return valid_mean(-_chosen(log_probs, self._tokens(actions)), batch.valid)
 
     def _logits(self, features: Tensor) -> Tensor:
         """Returns the logits (B, H, A, V)."""

@@ -155,8 +155,9 @@ class GRPOConfig(ChainPPOConfig):
 
     What is of the value (`gamma_step`, `lam`, `critic_*`, `value_clip`, `width`, `depth`, `matmul`) counts
     with grpo.reward=process alone. Deviations: every episode weighs the same (`returns.episode_weight`);
-    the published clip is of the ratio of single tokens, each an element of an action; here, as in pi_RL,
-    it is of the mean log-probability over the elements of the executed actions, a root of the chunk's.
+    the published clip is of the ratio of single tokens, each an element of an action. So it is here with
+    process `token` and `per_step`; on a chain, as in pi_RL, it is of the mean log-probability over the
+    elements of the executed actions, a root of the chunk's.
     """
 
     section: ClassVar[str] = "grpo.algorithm"

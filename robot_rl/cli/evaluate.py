@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -83,11 +83,13 @@ class EvaluateCommandConfig:
                 "holds a saved policy."
             )
         require(self.torch_threads >= 1, "torch_threads", self.torch_threads, "1 or more")
-        own = ("seed", "n_exec", "device", "torch_threads")
-        for given_key, others in (("run", own), ("policy", ("which", "adversary"))):
-            for name in others if getattr(self, given_key) is not None else ():
-                got, usual = getattr(self, name), type(self).__dataclass_fields__[name].default
-                require(got == usual, name, got, f"left out beside {given_key}=")
+        beside, others = "run", ("seed", "n_exec", "device", "torch_threads")
+        if self.run is None:
+            beside, others = "policy", ("which", "adversary")
+        for setting in fields(self):
+            got = getattr(self, setting.name)
+            is_own = setting.name not in others or got == setting.default
+            require(is_own, setting.name, got, f"left out beside {beside}=")
 
 
 @dataclass(frozen=True, kw_only=True)
