@@ -1,7 +1,7 @@
 """What travels between policy, supervisor and driver, each in a process of its own.
 
-    policy --Plan--> supervisor --Command | Plan--> driver --> arm
-           <-Status--           <----- ArmState ---
+    policy --Plan--> supervisor --Command | Plan | Beat--> driver --> arm
+           <-Status--           <-------- ArmState -------
 
 and between an arm's policy process and a policy server: Hello, Offer, then Ask and Reply, or a Refusal.
 
@@ -47,6 +47,8 @@ class Plan:
     """(H, n)"""
     gripper: Array
     """(H,)"""
+    token: int = 0
+    """Fencing token of the sender's lease; older ones than the arm has seen are refused."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +60,15 @@ class Command:
     target_rad: Array
     """(n,)"""
     gripper: float
+    token: int = 0
+    """As in `Plan`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beat:
+    """The supervisor is alive, in cycles without a Command: an arm that follows plans is watched too."""
+
+    stamp_ns: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +82,8 @@ class Control:
     by: str
     """Who: a person's name for `clear`."""
     seed: int = 0
+    token: int = 0
+    """As in `Plan`; 0 of a watcher, who may stop an arm and not move it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,7 +173,19 @@ class Refusal:
 
 
 Message: TypeAlias = (
-    ArmState | Plan | Command | Control | Status | Answer | Frame | Hello | Offer | Ask | Reply | Refusal
+    ArmState
+    | Plan
+    | Command
+    | Beat
+    | Control
+    | Status
+    | Answer
+    | Frame
+    | Hello
+    | Offer
+    | Ask
+    | Reply
+    | Refusal
 )
 _KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Message)}
 _ARRAY = 1

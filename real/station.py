@@ -164,6 +164,9 @@ class SupervisorConfig:
     """Largest |target - position| per joint that may last for `tracking_s`; velocity limit x lookahead x 1.5
     if None."""
     tracking_s: float = 0.5
+    max_plan_s: float = 1.0
+    """Longest piece of a plan that an arm gets which follows plans by itself (ros2.command: trajectory);
+    longer plans go out piece by piece. So long may it move while nobody watches it."""
     flight_s: float = 30.0
     """Seconds that the flight recorder keeps."""
 
