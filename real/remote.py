@@ -18,7 +18,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -41,6 +41,8 @@ _HELLO_BYTES = 4096
 _MIN_TOKEN_LETTERS = 16
 _BACK_OFF_S = (0.1, 2.0)
 """Between attempts to connect again: the first and the longest."""
+_MOST_DROPS = 3
+"""A question at which the connection ends so often is what ends it: it is not asked again."""
 _SILENT_MS = 5000
 """After so long without an acknowledgement by TCP the peer is taken for gone."""
 
@@ -93,13 +95,14 @@ class RemoteKeys:
     """This robot's certificate, where the server asks for one."""
     key: str | None = None
     patience_s: float = 60.0
-    """How long a server may be gone before the run ends; the arm holds meanwhile."""
+    """How long a question may stay unanswered, by a server that is gone or silent, before the run ends;
+    the arm holds meanwhile."""
 
     def __post_init__(self) -> None:
         require(
             (self.cert is None) == (self.key is None), "key", self.key, "given with `cert`, and only then"
         )
-        require(self.patience_s >= 0, "patience_s", self.patience_s, "0 or more")
+        require(self.patience_s > 0, "patience_s", self.patience_s, "above 0")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -253,33 +256,42 @@ class PolicyClient:
         """Returns the answer; while the server is gone this waits, and asks again when it is back.
 
         Raises:
-            DeviceError: it is gone for longer than `patience_s`, or refuses the question.
+            DeviceError: it gave no answer for `patience_s`, refuses the question, or ended the
+                connection each of the `_MOST_DROPS` times that it was asked.
             CheckpointError: what came back serves another policy.
         """
         self._number += 1
         question = Ask(
             number=self._number, what=what, mode=mode, obs=dict(obs), arrays=dict(arrays), frozen=frozen
         )
+        until_s = time.monotonic() + self.config.patience_s
+        pauses, drops = _pauses(), 0
         while True:
             try:
-                return self._answer(question)
+                return self._answer(question, until_s)
             except ServerGoneError as error:
+                self._link.close()  # a late answer is not taken for that of a later question
                 if self._closing.is_set():
                     raise
-                self.lost += 1
+                self.lost, drops = self.lost + 1, drops + 1
+                if drops == _MOST_DROPS:
+                    raise DeviceError(
+                        f"{error}. That was the end of {drops} connections, each time at the same question "
+                        f"({what}), which is not asked again. Its log says why; start it again."
+                    ) from error
                 logger.warning("%s; the arm holds when its chunk ends", error)
-                self._reconnect()
+                self._reconnect(error, until_s, pauses)
 
     def close(self) -> None:
         """Ends the connection, and what another thread waits for."""
         self._closing.set()
         self._link.close()
 
-    def _answer(self, question: Ask) -> Reply:
+    def _answer(self, question: Ask, until_s: float) -> Reply:
         self._link.send(question)
         while True:
             try:
-                message = receive_one(self._link, self.config.patience_s, self._closing)
+                message = receive_one(self._link, until_s - time.monotonic(), self._closing)
             except ServerGoneError as error:
                 raise ServerGoneError(f"{self._at()}: {error}") from error
             if isinstance(message, Reply) and message.number == question.number:
@@ -287,30 +299,29 @@ class PolicyClient:
             if isinstance(message, Refusal):
                 raise DeviceError(f"{self._at()}: {message.reason}")
 
-    def _reconnect(self) -> None:
-        self._link.close()
-        until_s = time.monotonic() + self.config.patience_s
-        pause_s, longest_s = _BACK_OFF_S
-        while True:
+    def _reconnect(self, error: ServerGoneError, until_s: float, pauses: Iterator[float]) -> None:
+        """Connects again, each time after a longer pause, until it succeeds or `until_s`."""
+        for pause_s in pauses:
+            left_s = until_s - pause_s - time.monotonic()
+            if left_s <= 0:
+                raise DeviceError(
+                    f"{error}. It gave no answer for {self.config.patience_s:g} s (patience_s); start it "
+                    "again."
+                ) from error
+            if self._closing.wait(pause_s):
+                raise error
             try:
-                link = self._connect()
-            except ServerGoneError as error:
-                if time.monotonic() + pause_s > until_s:
-                    raise DeviceError(
-                        f"{error}. It was gone for {self.config.patience_s:g} s (patience_s); start it again."
-                    ) from error
-                if self._closing.wait(pause_s):
-                    raise
-                pause_s = min(2 * pause_s, longest_s)
+                self._link = self._connect(min(left_s, _HANDSHAKE_S))
+            except ServerGoneError as gone:
+                error = gone
                 continue
             logger.info("%s is back", self._at())
-            self._link = link
             return
 
-    def _connect(self) -> Link:
+    def _connect(self, timeout_s: float = _HANDSHAKE_S) -> Link:
         _, host, port = self.config.parts
         try:
-            connection = socket.create_connection((host, port), timeout=_HANDSHAKE_S)
+            connection = socket.create_connection((host, port), timeout=timeout_s)
         except OSError as error:
             raise ServerGoneError(f"{self._at()}: nobody answers: {error}") from error
         try:
@@ -326,15 +337,15 @@ class PolicyClient:
         link = Link(connection)
         link.send(Hello(version=VERSION, token=self._token))
         try:
-            self._check(self._greeting(link))
+            self._check(self._greeting(link, timeout_s))
         except BaseException:
             link.close()
             raise
         return link
 
-    def _greeting(self, link: Link) -> dict[str, Any]:
+    def _greeting(self, link: Link, timeout_s: float) -> dict[str, Any]:
         try:
-            first = receive_one(link, _HANDSHAKE_S)
+            first = receive_one(link, timeout_s)
         except ServerGoneError as error:
             # In TLS 1.3 a server looks at the client's certificate after the client's handshake.
             if "certificate" in link.error or "unknown ca" in link.error:
@@ -368,6 +379,14 @@ class PolicyClient:
         return f"policy server {self.config.address}"
 
 
+def _pauses() -> Iterator[float]:
+    """Yields how long to wait before each attempt to connect again: twice as long each time."""
+    pause_s, longest_s = _BACK_OFF_S
+    while True:
+        yield pause_s
+        pause_s = min(2 * pause_s, longest_s)
+
+
 def receive_one(link: Link, timeout_s: float, closing: threading.Event | None = None) -> Message:
     """Waits for a message, and returns the newest.
 
@@ -385,7 +404,7 @@ def receive_one(link: Link, timeout_s: float, closing: threading.Event | None = 
         left_s = until_s - time.monotonic()
         is_asked_to_end = closing is not None and closing.is_set()
         if link.closed or is_asked_to_end or left_s <= 0:
-            why = link.error or ("connection closed" if link.closed else f"silent for {timeout_s:g} s")
+            why = link.error or ("connection closed" if link.closed else f"silent for {timeout_s:.3g} s")
             raise ServerGoneError(why)
         link.wait(min(left_s, 0.2))
 

@@ -19,6 +19,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from robot_rl.core.errors import DeviceError
+from robot_rl.core.language import INSTRUCTION
 from robot_rl.core.policy import ChunkSample, ContinuingPolicy
 from robot_rl.policies.checkpoint import PolicyMeta
 from robot_rl.policies.real_time import GuidablePolicy, RealTimeChunks
@@ -33,6 +34,13 @@ logger = logging.getLogger(__name__)
 MAX_CLIENTS = 16
 """A robot takes one, or two if its policy refines."""
 _POLL_S = 0.2
+_TAKES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "sample": ((), ("z",)),
+    "sample_after": (("before", "known", "z"), ()),
+    "refine": (("action",), ()),
+}
+"""The arrays that a question must bring, and may bring."""
+_PICTURES = (".rgb", ".depth")
 
 
 @dataclass
@@ -70,7 +78,7 @@ class PolicyServer:
         Raises:
             RobotRLError: see `Door`.
         """
-        self._policy = continuing(policy)
+        self._policy, self._meta = continuing(policy), meta
         cast("nn.Module", self._policy).to(device).eval()
         self._device, self._seed = torch.device(device), seed
         self._door = Door(config, facts_of(self._policy, meta))
@@ -129,13 +137,14 @@ class PolicyServer:
         try:
             with self._chunks if message.what != "refine" else nullcontext(), torch.inference_mode():
                 reply = self._computed(message, generator)
-        except (ValueError, KeyError, TypeError, RuntimeError) as error:
+        except Exception as error:  # a policy may fail in any way: its client is told, others are served
             self.counts.errors += 1
-            logger.exception("a question could not be answered")
+            logger.exception("%s: a question could not be answered", message.what)
             return Refusal(reason=f"{message.what}: {type(error).__name__}: {error}")
         return reply
 
     def _computed(self, ask: Ask, generator: Generator) -> Reply:
+        check_ask(ask, self._policy, self._meta)
         obs, given = self._tensors(ask.obs), self._tensors(ask.arrays)
         how: dict[str, Any] = {"mode": ask.mode, "generator": generator}
         if ask.what == "refine":
@@ -156,6 +165,43 @@ class PolicyServer:
     def _tensors(self, arrays: Mapping[str, Array]) -> dict[str, Tensor]:
         # A copy: what came over the link is read-only, and torch's tensors are not.
         return {name: torch.from_numpy(np.array(value)).to(self._device) for name, value in arrays.items()}
+
+
+def check_ask(ask: Ask, policy: SavedPolicy, meta: PolicyMeta) -> None:
+    """Passes for a question that the arm of this policy can ask.
+
+    Raises:
+        ValueError: names what is missing, unknown or of another shape.
+    """
+    needed, optional = _TAKES[ask.what]
+    _check_names("obs", ask.obs, ("state",), (INSTRUCTION,), endings=_PICTURES)
+    _check_names("arrays", ask.arrays, needed, optional)
+    rows, h, a = len(np.atleast_1d(ask.obs["state"])), policy.horizon, policy.action_dim
+    shapes = {"state": (rows, len(meta.state_names)), "known": (rows,), "action": (rows, a)}
+    shapes |= {"z": (rows, h, a), "before": (rows, h, a)}
+    for name, array in (*ask.obs.items(), *ask.arrays.items()):
+        got = np.shape(array)
+        want = shapes.get(name, (rows, *got[1:]))
+        if got != want or not rows:
+            raise ValueError(f"{name}: has shape {got}, allowed {want}, of at least 1 row")
+    if not 0 <= ask.frozen <= h:
+        raise ValueError(f"frozen: got {ask.frozen}, allowed: 0 to {h}, the policy's horizon")
+
+
+def _check_names(
+    where: str,
+    given: Mapping[str, Any],
+    needed: tuple[str, ...],
+    optional: tuple[str, ...],
+    endings: tuple[str, ...] = (),
+) -> None:
+    for name in needed:
+        if name not in given:
+            raise ValueError(f"{where}: {name!r} is missing")
+    for name in given:
+        if name not in (*needed, *optional) and not (endings and str(name).endswith(endings)):
+            known = ", ".join((*needed, *optional, *(f"<camera>{ending}" for ending in endings)))
+            raise ValueError(f"{where}: {name!r} is unknown, allowed: {known}")
 
 
 def continuing(policy: SavedPolicy) -> SavedPolicy:

@@ -4,8 +4,8 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -245,10 +245,121 @@ def test_patience_ends(serve: Callable[..., Echo], token: str) -> None:
     config = RemoteConfig(address=server.door.address, token_file=token, patience_s=0.1)
     with closing(PolicyClient(config)) as client:
         server.close()
-        with pytest.raises(DeviceError, match=r"gone for 0.1 s \(patience_s\); start it again"):
+        with pytest.raises(DeviceError, match=r"no answer for 0.1 s \(patience_s\); start it again"):
             ask(client)
     with pytest.raises(ServerGoneError, match="nobody answers"):
         PolicyClient(config)
+
+
+@contextmanager
+def ended_after(client: PolicyClient, seconds: float) -> Generator[None]:
+    """Closes a client that waits for too long, so that a test fails and does not hang."""
+    timer = threading.Timer(seconds, client.close)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+class Dropper:
+    """A server that lets everybody in and hangs up at each question, but for those it answers."""
+
+    def __init__(self, token: str, answers: Callable[[int], bool] = lambda count: False) -> None:
+        self._door = Door(DoorConfig(port=0, token_file=token), FACTS)
+        self.address, self._answers = self._door.address, answers
+        self.asked_s: list[float] = []
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            connection = self._door.knock(0.02)
+            if connection is None:
+                continue
+            with closing(self._door.admit(connection)) as link:
+                while not (link.closed or self._stop.is_set()):
+                    link.wait(0.02)
+                    messages = link.receive()
+                    if messages and isinstance(messages[-1], Ask):
+                        self.asked_s.append(time.monotonic())
+                        if not self._answers(len(self.asked_s)):
+                            break
+                        link.send(Reply(number=messages[-1].number, actions=np.zeros((1, 3))))
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join()
+        self._door.close()
+
+
+def test_a_question_that_ends_the_connection_is_not_asked_for_ever(
+    token: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "_BACK_OFF_S", (0.1, 2.0))
+    with (
+        closing(Dropper(token)) as server,
+        closing(PolicyClient(RemoteConfig(address=server.address, token_file=token))) as client,
+    ):
+        with (
+            ended_after(client, 5.0),
+            pytest.raises(
+                DeviceError,
+                match=r"connection closed.* the end of 3 connections, .* same question \(sample\)",
+            ),
+        ):
+            ask(client)
+        # Three times, after pauses of 0.1 and 0.2 s.
+        assert len(server.asked_s) == 3
+        first_s, second_s = np.diff(server.asked_s)
+        assert first_s >= 0.1
+        assert second_s >= 0.2
+
+
+def test_the_next_question_is_asked_anew(token: str) -> None:
+    with (
+        closing(Dropper(token, lambda count: count in (3, 6))) as server,
+        closing(PolicyClient(RemoteConfig(address=server.address, token_file=token))) as client,
+    ):
+        for count in (3, 6):  # two drops at each question, and the third time an answer
+            assert ask(client).actions.shape == (1, 3)
+            assert len(server.asked_s) == count
+        assert client.lost == 4
+
+
+def test_patience_counts_from_the_first_ask(token: str) -> None:
+    with closing(Door(DoorConfig(port=0, token_file=token), FACTS)) as door:
+        silent: list[Link] = []
+        stop = threading.Event()
+
+        def let_in() -> None:
+            while not stop.is_set():
+                connection = door.knock(0.02)
+                if connection is not None:
+                    silent.append(door.admit(connection))  # and say nothing more
+
+        thread = threading.Thread(target=let_in)
+        thread.start()
+        try:
+            config = RemoteConfig(address=door.address, token_file=token, patience_s=0.3)
+            with closing(PolicyClient(config)) as client:
+                began_s = time.monotonic()
+                words = r"silent for 0\.[23]\d* s\. It gave no answer for 0\.3 s \(patience_s\)"
+                with ended_after(client, 5.0), pytest.raises(DeviceError, match=words):
+                    ask(client)
+                assert time.monotonic() - began_s >= 0.3
+            assert len(silent) == 1
+        finally:
+            stop.set()
+            thread.join()
+            for link in silent:
+                link.close()
+
+
+def test_no_patience_is_refused() -> None:
+    with pytest.raises(ConfigError, match="patience_s: got 0, allowed: above 0"):
+        RemoteConfig(address="tls://gpu.lab", patience_s=0)
 
 
 def test_closing_ends_another_threads_question(serve: Callable[..., Echo], token: str) -> None:

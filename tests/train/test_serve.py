@@ -20,9 +20,10 @@ from robot_rl.policies.executor import ChunkExecutor
 from robot_rl.policies.real_time import RealTimeChunks
 from robot_rl.policies.residual import ResidualHeadConfig, ResidualPolicy
 from robot_rl.real import remote
+from robot_rl.real.messages import Ask
 from robot_rl.real.remote import DoorConfig, RemoteConfig
 from robot_rl.train.deploy.remote import open_remote
-from robot_rl.train.serve import PolicyServer
+from robot_rl.train.serve import PolicyServer, check_ask
 
 META = PolicyMeta(
     task="reach",
@@ -155,6 +156,107 @@ def test_a_question_that_the_policy_cannot_answer(serve: Callable[[Any], Served]
             policy.sample({"state": torch.zeros(1, 3)})
         tensors = {name: torch.from_numpy(value) for name, value in obs(0).items()}
         assert policy.sample(tensors).actions.shape == (1, 8, 2)
+
+
+class Fails(FlowPolicy):
+    """Fails once in the way it is told, and answers the next question."""
+
+    error: Exception | None = None
+
+    def sample(self, obs: dict[str, Any], **how: Any) -> Any:
+        error, self.error = self.error, None
+        if error is not None:
+            raise error
+        return super().sample(obs, **how)
+
+
+@pytest.mark.parametrize(
+    "error", [IndexError("row 7"), AssertionError("no"), ZeroDivisionError(), MemoryError(), OSError("disk")]
+)
+def test_any_failure_of_the_policy_is_answered_and_the_link_stays(
+    serve: Callable[[Any], Served], error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = ChunkPolicyConfig(horizon=8, width=16, depth=1, time_dim=4)
+    failing = Fails(config, state_dim=3, action_dim=2).eval()
+    server = serve(failing)
+    policy, _ = open_remote(server.config, real_time=False)
+    timer = threading.Timer(5.0, policy.close)  # a test that fails, and does not hang
+    timer.start()
+    with closing(policy):
+        failing.error = error
+        with pytest.raises(DeviceError, match=f"sample: {type(error).__name__}: {error}"):
+            policy.sample({"state": torch.zeros(1, 3)})
+        assert policy.sample({"state": torch.zeros(1, 3)}).actions.shape == (1, 8, 2)
+        assert policy.lost == 0
+    timer.cancel()
+    assert server.server.counts.errors == 1
+    tracebacks = [record for record in caplog.records if record.exc_info]
+    assert [type(record.exc_info[1]) for record in tracebacks if record.exc_info] == [type(error)]
+
+
+Z = np.zeros((1, 8, 2), np.float32)
+STATE = {"state": np.zeros((1, 3), np.float32)}
+PART = {"before": Z, "known": np.zeros(1, np.int64), "z": Z}
+
+
+@pytest.mark.parametrize(
+    ("what", "obs", "arrays", "words"),
+    [
+        ("sample", {}, {}, "obs: 'state' is missing"),
+        (
+            "sample",
+            {**STATE, "touch": Z},
+            {},
+            r"obs: 'touch' is unknown, allowed: state, instruction, <camera>",
+        ),
+        ("sample", {"state": np.zeros((1, 4))}, {}, r"state: has shape \(1, 4\), allowed \(1, 3\)"),
+        ("sample", {"state": np.zeros((0, 3))}, {}, r"state: has shape \(0, 3\), .* at least 1 row"),
+        ("sample", {"state": np.zeros(())}, {}, r"state: has shape \(\), allowed \(1, 3\)"),
+        ("sample", {**STATE, "front.rgb": np.zeros((2, 32, 32, 3))}, {}, r"front\.rgb: has shape \(2, "),
+        ("sample", STATE, {"z": Z[:, :4]}, r"z: has shape \(1, 4, 2\), allowed \(1, 8, 2\)"),
+        ("sample", STATE, {"noise": Z}, "arrays: 'noise' is unknown, allowed: z"),
+        ("refine", STATE, {}, "arrays: 'action' is missing"),
+        ("refine", STATE, {"action": Z}, r"action: has shape \(1, 8, 2\), allowed \(1, 2\)"),
+        ("sample_after", STATE, {"z": Z}, "arrays: 'before' is missing"),
+        ("sample_after", STATE, {**PART, "known": Z}, r"known: has shape \(1, 8, 2\), allowed \(1,\)"),
+    ],
+)
+def test_a_malformed_question_is_refused_by_name(
+    what: Any, obs: dict[str, Any], arrays: dict[str, Any], words: str
+) -> None:
+    ask = Ask(number=1, what=what, mode="ode", obs=obs, arrays=arrays)
+    with pytest.raises(ValueError, match=words):
+        check_ask(ask, flow(), META)
+
+
+class LateFailure(ResidualPolicy):
+    """Refines nothing: it fails, when it is told to."""
+
+    due: threading.Event
+
+    def refine(self, *_: Any, **__: Any) -> Any:
+        assert self.due.wait(5.0)
+        raise IndexError("late")
+
+
+def test_a_refinement_that_failed_late_is_not_forgotten(serve: Callable[[Any], Served]) -> None:
+    late = LateFailure(flow(), ResidualHeadConfig(width=16)).eval()
+    late.due = threading.Event()
+    server = serve(late)
+    policy, _ = open_remote(server.config)
+    policy.refine_s = 0.02
+    given = torch.full((1, 2), 0.5)
+    tensors = {name: torch.from_numpy(value) for name, value in obs(0).items()}
+    with closing(policy):
+        assert torch.equal(policy.refine(tensors, given), given)  # nobody waits
+        late.due.set()
+        until_s = time.monotonic() + 5.0
+        while server.server.counts.errors == 0 and time.monotonic() < until_s:
+            time.sleep(0.005)
+        time.sleep(0.1)  # for the answer to arrive
+        with pytest.raises(DeviceError, match="refine: IndexError: late"):
+            policy.refine(tensors, given)
+        assert server.server.counts.refined == 1
 
 
 def test_real_time_chunking_can_be_chosen_later(serve: Callable[[Any], Served]) -> None:

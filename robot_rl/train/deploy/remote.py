@@ -70,11 +70,18 @@ class RemotePolicy:
         mode: Mode = "ode",
         generator: Generator | None = None,
     ) -> Tensor:
-        """Returns the refined action (B, A), or the chunk's own if the answer is late; that is counted."""
+        """Returns the refined action (B, A), or the chunk's own if the answer is late; that is counted.
+
+        Raises:
+            DeviceError: this question, or the late one before, was refused or stays unanswered.
+        """
         if self._refiner is None:
             return action
         reply: Reply | None = None
-        if self._pending is None or self._pending.done():
+        if self._pending is not None and self._pending.done():
+            self._pending.result()  # too late to be used, and a failure all the same
+            self._pending = None
+        if self._pending is None:
             arrays = {"action": _array(action)}
             self._pending = self._pool.submit(
                 self._refiner.ask, "refine", obs=_arrays(obs), arrays=arrays, mode=mode
