@@ -25,7 +25,9 @@ class MujocoCpu:
         self.batch = Batch(model, num_sims, num_threads, persistent=True)
         self.state = self.batch.state
         self._default_row = self.state[0].copy()
-        self._num_warnings = self._count()
+        self._warnings = self.batch.warning[:, :, 1]
+        """(sims, kinds), live: how often MuJoCo has warned since the end of the last step."""
+        self._warnings[:] = 0
 
     def bind(self, field: str) -> Array:
         """Returns a live (sims, ...) view of an MjData field."""
@@ -46,9 +48,9 @@ class MujocoCpu:
         ran out of contact or constraint memory.
         """
         self.batch.step(mask, num_substeps, _POSITION_AND_VELOCITY)
-        num_warnings = self._count()
-        diverged = num_warnings > self._num_warnings
-        self._num_warnings = num_warnings
+        diverged = self._warnings.any(axis=1)
+        # From zero each time: MuJoCo puts a bad state back itself, and its counters with it.
+        self._warnings[:] = 0
         return diverged
 
     def clear(self, ids: Array) -> None:
@@ -58,10 +60,6 @@ class MujocoCpu:
     def forward(self, ids: Array | None = None) -> None:
         """Makes positions, velocities and sensors current after a write to the state."""
         self.batch.forward(ids, _POSITION_AND_VELOCITY)
-
-    def _count(self) -> Array:
-        """Returns how often MuJoCo has warned of each simulation so far, (sims,)."""
-        return self.batch.warning[:, :, 1].sum(axis=1)
 
     def materialise(self, sim: int) -> tuple[mujoco.MjModel, mujoco.MjData]:
         """Returns one simulation's own model and data, forwarded, to draw it or to inspect it."""

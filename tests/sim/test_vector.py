@@ -203,6 +203,24 @@ def test_an_env_that_blows_up_within_a_step_is_truncated_and_can_go_on() -> None
     assert env.num_diverged == 1
 
 
+def test_every_divergence_of_one_simulation_is_noticed() -> None:
+    env = make(2, autoreset="disabled", task="pick_cube")
+    env.reset(seed=0)
+    seen: list[list[bool]] = []
+    for step in range(9):
+        if step % 3 == 2:
+            env.backend.bind("qpos")[0, 0] = np.nan
+        if step % 4 == 3:
+            env.backend.bind("qvel")[1, -1] = 1e9
+        _, _, _, truncated, infos = env.step(still(env))
+        assert truncated.tolist() == infos["diverged"].tolist()
+        env.reset(options={"reset_mask": truncated})
+        seen.append(infos["diverged"].tolist())
+    # Env 0 in the third, sixth and ninth step, env 1 in the fourth and eighth.
+    assert seen == [[step % 3 == 2, step % 4 == 3] for step in range(9)]
+    assert env.num_diverged == 5
+
+
 @pytest.mark.parametrize("element", [0, -1])
 def test_a_broken_action_holds_its_row_and_no_other(element: int) -> None:
     env, clean = make(3, task="pick_cube"), make(3, task="pick_cube")
