@@ -60,6 +60,10 @@ class StepBatch:
     """(B,): whether a chunk begins here; None if nobody knows."""
     picture_stamp_ns: Mapping[str, int] | None = None
     """Camera -> when its picture in `obs` was taken; None where all were at `stamp_ns`."""
+    limited: Array | None = None
+    """(B,): whether safety changed a target of this step; None if nobody knows."""
+    diverged: Array | None = None
+    """(B,): whether a simulation diverged in this step and was put back; None means nowhere."""
     begins: bool = False
     """Episodes begin here, whatever became of those before: they were cut short if they had not ended."""
 

@@ -102,8 +102,12 @@ class AsyncSource:
             return None
         handle.check(steps.policy_version)
         steps.begins, self._begins = self._begins, False
-        success = steps.success if steps.success is not None else steps.terminated
-        self._episodes.add(steps.reward, steps.terminated | steps.truncated, {"success": success})
+        infos = {
+            "success": steps.success if steps.success is not None else steps.terminated,
+            "limited": 0 if steps.limited is None else steps.limited,
+            "diverged": 0 if steps.diverged is None else steps.diverged,
+        }
+        self._episodes.add(steps.reward, steps.terminated | steps.truncated, infos)
         return steps
 
     def state_dict(self) -> dict[str, Any]:

@@ -228,6 +228,8 @@ class SimSource:
             latent=act.latent,
             decides=act.decides,
             picture_stamp_ns=infos.get("picture_stamp_ns"),
+            limited=infos.get("limited"),
+            diverged=infos.get("diverged"),
         )
 
     def close(self) -> None:

@@ -15,15 +15,18 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+import torch
+from torch import Tensor
 
 from robot_rl.config import load
 from robot_rl.core.errors import DeviceError
-from robot_rl.core.policy import Policy
+from robot_rl.core.policy import ChunkSample, Policy
 from robot_rl.data.episode import SOURCES
 from robot_rl.data.store.reader import open_source
 from robot_rl.hal.fake import FakeEnv
 from robot_rl.hal.vector import Array
 from robot_rl.policies.executor import ChunkExecutor
+from robot_rl.sim.vector import EnvConfig, SimVectorEnv
 from robot_rl.train import async_source, phases, session
 from robot_rl.train.async_source import ActorError, AsyncSource, _act, _Failure, _Inbox, _Weights
 from robot_rl.train.config import RunConfig
@@ -48,6 +51,50 @@ def build(env: FakeEnv | None = None) -> SimSource:
 
 def build_falling() -> SimSource:
     return build(FallingEnv(1))
+
+
+class LimitedEnv(FakeEnv):
+    """Says that safety limited every third step, and that its simulation diverged in every fifth."""
+
+    def step(self, actions: Array) -> Any:
+        obs, reward, terminated, truncated, infos = super().step(actions)
+        self.steps = getattr(self, "steps", 0) + 1
+        infos |= {"limited": np.array([self.steps % 3 == 0]), "diverged": np.array([self.steps % 5 == 0])}
+        return obs, reward, terminated, truncated, infos
+
+
+def build_limited() -> SimSource:
+    return build(LimitedEnv(1, truncate_after=5))
+
+
+class DivergingEnv(SimVectorEnv):
+    """A simulation in whose state a NaN appears before every seventh step."""
+
+    steps = 0
+
+    def step(self, actions: Array) -> Any:
+        self.steps += 1
+        if self.steps % 7 == 0:
+            self.backend.bind("qpos")[0, 0] = np.nan
+        return super().step(actions)
+
+
+class Thrash(VersionPolicy):
+    """Asks for one end of the range, then for the other: faster than the arm may accelerate."""
+
+    horizon, action_dim = 4, 5
+
+    def sample(self, obs: dict[str, Tensor], **_: Any) -> ChunkSample:
+        return ChunkSample(torch.tensor([1.0, -1.0, 1.0, -1.0])[None, :, None].expand(1, 4, 5))
+
+    def refine(self, obs: dict[str, Tensor], action: Tensor, **_: Any) -> Tensor:
+        return action
+
+
+def build_diverging() -> SimSource:
+    policy, env = Thrash(), DivergingEnv(EnvConfig(task="pick_cube"), 1)
+    executor = ChunkExecutor(cast(Policy, policy), 1, n_exec=4)
+    return SimSource(env, policy, executor, seed=3)
 
 
 def offered(version: int = 0, **kwargs: Any) -> PolicyHandle:
@@ -141,6 +188,21 @@ def test_a_failure_is_the_last_that_is_heard() -> None:
     assert messages[3].error == "DeviceError: the cable is out"
 
 
+def test_clamps_and_resets_of_another_process_are_counted() -> None:
+    handle, source = offered(0), AsyncSource(build_limited)
+    with actor(build_limited, handle) as (pipe, _):
+        source._actor = cast(
+            Any, SimpleNamespace(publish=lambda handle: None, receive=lambda wait_s: pipe.recv())
+        )
+        for _ in range(16):
+            source.collect(handle)
+    # Of 16 steps, 3, 6, 9, 12 and 15 were limited; 5, 10 and 15 diverged.
+    assert source.nan_resets == 3
+    assert source.episodes.take()["safety_clamps"] == 5
+    assert source.episodes.take()["safety_clamps"] == 0
+    assert source.nan_resets == 3
+
+
 def test_an_actor_whose_learner_is_gone_leaves() -> None:
     handle = offered(0)
     ours, theirs = Pipe(duplex=False)
@@ -212,6 +274,19 @@ def test_a_spawned_actor_acts_dies_and_is_begun_anew() -> None:
     assert steps.begins
     assert steps.obs["state"][0, 0] == 0, "an arm cannot be put back to where it was: a new episode"
     again.close()
+
+
+@pytest.mark.slow
+def test_clamps_and_resets_in_a_spawned_actor_are_those_of_one_here() -> None:
+    handle, here, there = offered(0), build_diverging(), AsyncSource(build_diverging)
+    for _ in range(22):
+        here.collect(handle)
+    collect_until(there, handle, 22)
+    there.close()
+    here.close()
+    assert here.nan_resets == there.nan_resets == 3  # steps 7, 14 and 21 of 22
+    clamps = here.episodes.take()["safety_clamps"]
+    assert there.episodes.take()["safety_clamps"] == clamps > 0
 
 
 @pytest.mark.slow
