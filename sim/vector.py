@@ -33,6 +33,9 @@ from robot_rl.sim.task import Task, View, compile_task, state_layout
 
 Array = NDArray[Any]
 
+MOST_SHAPING = 0.5
+"""Largest dense reward of a step without success, which is 1."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class EnvConfig:
@@ -65,6 +68,14 @@ class EnvConfig:
         require(given is None or given > 0, "env.horizon_s", given, "above 0, or null for the task's")
 
 
+def check_reward(config: EnvConfig) -> None:
+    """Refuses a dense reward of a task that has none."""
+    if config.reward == "dense":
+        task = resolve("task", config.task, at="env.task")
+        has_dense = task.dense_reward is not Task.dense_reward
+        require(has_dense, "env.reward", "dense", f"sparse: {config.task!r} has no `dense_reward`")
+
+
 def observation_spaces(
     config: EnvConfig, num_state: int, num_envs: int
 ) -> tuple[gymnasium.spaces.Dict, gymnasium.Space[Any]]:
@@ -90,6 +101,7 @@ class SimVectorEnv(VectorEnv):
         autoreset: Literal["same_step", "disabled"] = "same_step",
     ) -> None:
         self.config, self.num_envs = config, num_envs
+        check_reward(config)
         self._task: Task = resolve("task", config.task, at="env.task")()
         self._robot: Robot = load_robot(config.robot or self._task.default_robot)
         self.backend = MujocoCpu(compile_task(self._task, self._robot), num_envs, config.num_threads)
@@ -226,7 +238,7 @@ class SimVectorEnv(VectorEnv):
         failed = verdict.get("fail", np.zeros(self.num_envs, bool))
         if self.config.reward == "sparse":
             return success, failed, success.astype(float)
-        shaped = 0.5 * self.progress()
+        shaped = MOST_SHAPING * self.progress()
         return success, failed, np.where(success, 1.0, shaped)
 
     def _contain(self, diverged: Array, before: Array) -> None:

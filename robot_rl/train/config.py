@@ -13,7 +13,7 @@ from robot_rl.algos.progress import FilterConfig
 from robot_rl.core.errors import ConfigError, nearest, require
 from robot_rl.core.registry import table
 from robot_rl.policies.chunk import ChunkPolicyConfig
-from robot_rl.sim.vector import EnvConfig
+from robot_rl.sim.vector import EnvConfig, check_reward
 from robot_rl.train.deploy.person import ScriptedPersonConfig
 from robot_rl.train.improve.config import (
     DENOISING,
@@ -256,6 +256,7 @@ class RunConfig:
                 f"env.robot: no robot and no file named {robot!r}.{nearest(robot, table('robot'))} "
                 "A robot file of your own is given by its path, such as env.robot=path/to/robot.yaml."
             )
+        check_reward(self.env)
         self._check_shares()
         self._check_latent()
         if self.has_arm:

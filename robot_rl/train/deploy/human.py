@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from robot_rl.core.errors import ConfigError, SafetyStopError
 from robot_rl.hal.vector import Obs, VectorEnv
 from robot_rl.real.teleop.intent import Intent, Teleop, check_intent
+from robot_rl.sim.vector import MOST_SHAPING
 from robot_rl.train.deploy.reward import Judge
 
 Array = NDArray[Any]
@@ -49,6 +50,7 @@ class Intervening(VectorEnv):
         judge: Judge,
         *,
         reset: Reset = "automatic",
+        reward: Literal["sparse", "dense"] = "sparse",
         label: Literal["sim", "real"] = "sim",
         close: Callable[[], None] | None = None,
     ) -> None:
@@ -60,6 +62,8 @@ class Intervening(VectorEnv):
             judge: says when an episode has succeeded or failed.
             reset: `automatic`: the env goes home and puts its scene back; `assisted`: it goes home, a
                 person puts the scene back and confirms.
+            reward: `sparse`: 1 where the judge sees success, else 0; `dense`: the env's shaping besides,
+                as far as success has not been judged.
             label: the source of steps that the policy makes.
             close: brings the env to rest and gives it back; its own `close` if None.
         """
@@ -69,6 +73,7 @@ class Intervening(VectorEnv):
                 "allowed: one env with autoreset disabled. A person watches one arm."
             )
         self.env, self._teleop, self._judge, self._reset, self._label = env, teleop, judge, reset, label
+        self._is_dense = reward == "dense"
         self._close = close or env.close
         self.num_envs = 1
         self.task, self.robot, self.instruction = env.task, env.robot, env.instruction
@@ -97,7 +102,7 @@ class Intervening(VectorEnv):
         intent = self._teleop.read(wanted[0])
         self._heed(intent)
         sent = self._action(intent) if intent.takes_over else wanted
-        obs, _, terminated, truncated, infos = self.env.step(sent)
+        obs, reward, terminated, truncated, infos = self.env.step(sent)
         success, failed = self._judge(obs, bool(infos["success"][0]), bool(terminated[0]), intent)
         ended = np.array([success or failed])
         truncated = truncated & ~ended
@@ -111,7 +116,13 @@ class Intervening(VectorEnv):
         if ended[0] or truncated[0]:
             infos["final_obs"], infos["_final_obs"] = obs, ended | truncated
             obs, _ = self.reset()
-        return obs, np.array([float(success)]), ended, truncated, infos
+        return obs, np.array([self._rewarded(success, float(reward[0]))]), ended, truncated, infos
+
+    def _rewarded(self, success: bool, reward: float) -> float:
+        """Returns 1 for success, else the env's shaping, where that is asked for."""
+        if success or not self._is_dense:
+            return float(success)
+        return min(reward, MOST_SHAPING)  # the judge stands above an env that sees success
 
     def step_masked(
         self, actions: Array, active: Array | None

@@ -31,6 +31,7 @@ def make_arm(config: RunConfig, folder: Path) -> Intervening:
             make_teleop(config.human, env, config.seed, station),
             make_judge(config.human.reward, config.human.classifier),
             reset=config.human.reset,
+            reward=config.env.reward,
             label="real" if is_real else "sim",
             close=stack.pop_all().close,
         )

@@ -169,6 +169,59 @@ def test_a_persons_share_of_the_steps_is_counted_anew_for_each_row() -> None:
     assert shares == [0.25, 1.0]
 
 
+def test_dense_reward_stays_dense_beside_an_arm(tmp_path: Path) -> None:
+    dense = EnvConfig(task="reach", reward="dense", num_threads=1)
+    env = make_arm(RunConfig(num_envs=1, real_time=True, env=dense), tmp_path)
+    alone = make_env(dense, 1, autoreset="disabled")
+    env.reset(seed=1)
+    alone.reset(seed=1)
+    rng, rewards = np.random.default_rng(0), list[float]()
+    for _ in range(5):
+        action = rng.uniform(-1, 1, (1, len(env.action_names))).astype(np.float32)
+        rewards.append(float(env.step(action)[1][0]))
+        assert rewards[-1] == alone.step(action)[1][0]
+    assert all(0 < reward < 0.5 for reward in rewards)
+    assert len(set(rewards)) == 5
+    env.close()
+    alone.close()
+
+
+class Shaped(FakeEnv):
+    """Rewards a step by 0.3, and success by 1."""
+
+    def step(self, actions: Array) -> Any:
+        obs, _, terminated, truncated, infos = super().step(actions)
+        return obs, np.where(terminated, 1.0, 0.3), terminated, truncated, infos
+
+
+@pytest.mark.parametrize(
+    ("reward", "verdict", "wanted"),
+    [
+        ("dense", None, [0.3, 1.0]),
+        ("sparse", None, [0.0, 1.0]),
+        ("dense", "success", [0.3, 1.0]),
+        ("dense", "fail", [0.3, 0.5]),  # the env saw success, the person did not: what shaping gives at most
+        ("sparse", "fail", [0.0, 0.0]),
+    ],
+)
+def test_the_judge_decides_what_is_success_and_the_task_shapes_the_way(
+    reward: Any, verdict: Any, wanted: list[float]
+) -> None:
+    inner = Shaped(1, autoreset="disabled", terminate_after=2)
+    env = Intervening(inner, Script([Intent(), Intent(verdict=verdict)]), TaskJudge(), reward=reward)
+    env.reset(seed=3)
+    assert [float(env.step(WANTED)[1][0]) for _ in range(2)] == wanted
+
+
+def test_a_dense_reward_that_the_task_lacks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("robot_rl.sim.tasks.reach.Reach.dense_reward")
+    words = r"env.reward: got 'dense', allowed: sparse: 'reach' has no `dense_reward`"
+    with pytest.raises(ConfigError, match=words):
+        RunConfig(env=EnvConfig(task="reach", reward="dense"))
+    with pytest.raises(ConfigError, match=words):
+        make_env(EnvConfig(task="reach", reward="dense"), 1)
+
+
 # The scripted person, in the simulation it stands for
 
 

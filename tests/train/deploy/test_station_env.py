@@ -10,7 +10,10 @@ from robot_rl.core.errors import ConfigError, DeviceError, SafetyStopError, Stal
 from robot_rl.hal.conformance import check_vector_env
 from robot_rl.real.messages import Frame
 from robot_rl.real.station import CameraConfig, load_station
+from robot_rl.real.teleop.nobody import Nobody
 from robot_rl.sim.vector import EnvConfig, SimVectorEnv
+from robot_rl.train.deploy.human import Intervening
+from robot_rl.train.deploy.reward import TaskJudge
 from robot_rl.train.envs import lockstep, make_expert
 
 CONFIG = EnvConfig(task="pick_cube", num_threads=1)
@@ -39,6 +42,20 @@ def test_without_latency_an_episode_is_that_of_the_simulation(station_env) -> No
         # One opening stands for two fingers, which differ by less than a millimetre in contact.
         assert np.abs(np.array(seen) - np.array(truth)).max() < 2e-3
         assert env.late == 0
+
+
+def test_the_reward_of_a_tracked_scene_is_the_dense_one_of_simulation(station_env) -> None:
+    dense = replace(CONFIG, reward="dense")
+    env, _, _ = station_env(config=dense)
+    direct = SimVectorEnv(dense, 1, autoreset="disabled")
+    beside = Intervening(env, Nobody(), TaskJudge(), reward="dense")
+    beside.reset(seed=3)
+    direct.reset(seed=3)
+    action = np.full((1, len(env.action_names)), 0.5, np.float32)
+    for _ in range(4):
+        reward, truth = beside.step(action)[1][0], direct.step(action)[1][0]
+        assert reward == pytest.approx(truth, abs=1e-3)
+        assert 0 < reward < 0.5
 
 
 def test_it_keeps_the_contract_of_an_env(station_env) -> None:
