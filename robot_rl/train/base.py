@@ -112,7 +112,7 @@ def clone(session: Session) -> None:
     with session.timer.stage("build"):
         loop, policy = assemble_cloning(session, episodes, kept)
     learn(session, loop, "bc", session.config.bc.updates, unit="updates")
-    policy.load_state_dict(loop.algorithm.policy_weights())
+    loop.hand_over(policy)
     with closing(make_eval_env(session.config)) as env:
         save_policy(session.folder / "policy" / "base", policy, meta=policy_meta(session.config, env))
     session.counters.updates = 0

@@ -14,10 +14,12 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import torch
+
 from robot_rl.core.algorithm import Algorithm
 from robot_rl.train.meter import Meter
 from robot_rl.train.schedule import Always, Counters, Every, Ratio
-from robot_rl.train.sources import PolicyHandle, Source
+from robot_rl.train.sources import PolicyHandle, Source, load_weights
 
 
 class Experience(Protocol):
@@ -96,6 +98,10 @@ class Run:
             getattr(self, name).load_state_dict(state[name])
         for source, saved in zip(self.sources, state["sources"], strict=True):
             source.load_state_dict(saved)
+
+    def hand_over(self, policy: torch.nn.Module) -> None:
+        """Gives `policy` the learner's newest weights; what acts may be `publish_every` updates behind."""
+        load_weights(policy, self.algorithm.policy_weights())
 
     _parts = ("counters", "experience", "algorithm", "handle", "pacer", "meter")
 

@@ -152,6 +152,7 @@ def _improve(session: Session) -> None:
             loop, policy = method.assemble(session, start)
         with closing(loop.sources[0]):
             learn(session, loop, config.method, config.phase.env_steps, unit="steps")
+        loop.hand_over(policy)
         save_policy(session.folder / "policy" / "final", policy, meta=policy_meta(config, eval_env))
         session.results["nan_resets"] = sum(source.nan_resets for source in loop.sources)
 

@@ -11,11 +11,9 @@ warm-up is `explore_steps`: the pretrained policy acts, and nothing is learned.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
 from typing import Any, cast
 
 import numpy as np
-from torch import Tensor
 
 from robot_rl.algos.actor_critic import ActorCritic
 from robot_rl.core.errors import require
@@ -78,30 +76,7 @@ def assemble(session: Session, start: Start) -> tuple[Run, Module]:
     )
     if session.loop_state(config.method) is None:  # else the checkpoint holds what came of it
         _pretrain(session, start.episodes, learner)
-    algorithm = Dressed(learner, policy)
-    return off_policy.assemble(session, start, policy, algorithm, off_policy.steps(phase)), policy
-
-
-class Dressed:
-    """An actor-critic whose actor a policy wears: it puts on the weights whenever they are handed over."""
-
-    def __init__(self, learner: ActorCritic, policy: Module) -> None:
-        self._learner, self._policy = learner, policy
-
-    def update(self, batch: Any) -> Mapping[str, Tensor]:
-        return self._learner.update(batch)
-
-    def policy_weights(self) -> Mapping[str, Tensor]:
-        weights = self._learner.policy_weights()
-        self._policy.load_state_dict(weights, strict=False)
-        return weights
-
-    def state_dict(self) -> dict[str, Any]:
-        return self._learner.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._learner.load_state_dict(state)
-        self.policy_weights()
+    return off_policy.assemble(session, start, policy, learner, off_policy.steps(phase)), policy
 
 
 def _pretrain(session: Session, episodes: Episodes, learner: ActorCritic) -> None:

@@ -69,6 +69,10 @@ def add_hooks(
         session.check_leases()
         run.handle.offer(at.updates, run.algorithm.policy_weights)
 
+    def look(_: Counters) -> None:
+        run.hand_over(policy)
+        quick_evaluation(session, policy, eval_env)
+
     offer(session.counters)
     run.pacer.hooks = [
         Hook("offer", Every(1), env_steps, offer),
@@ -79,12 +83,7 @@ def add_hooks(
             env_steps,
             lambda at: write_metrics(session, run, name, source, more() | _forgone(run)),
         ),
-        Hook(
-            "evaluate",
-            Every(config.evaluate.every_env_steps),
-            env_steps,
-            lambda at: quick_evaluation(session, policy, eval_env),
-        ),
+        Hook("evaluate", Every(config.evaluate.every_env_steps), env_steps, look),
         *checkpoint_hooks(session, run, name, config.checkpoint, env_steps),
     ]
 

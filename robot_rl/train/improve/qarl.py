@@ -39,7 +39,7 @@ def assemble(session: Session, start: Start) -> tuple[Run, Module]:
         device=config.device,
     )
     draw = off_policy.steps(phase)
-    return off_policy.assemble(session, start, policy, direct.Dressed(learner, policy), draw), policy
+    return off_policy.assemble(session, start, policy, learner, draw), policy
 
 
 QARL = Method(make_policy=make_policy, assemble=assemble)

@@ -43,7 +43,7 @@ def assemble(session: Session, start: Start) -> tuple[Run, Module]:
             sizes[0], decides * sizes[1], phase.algorithm, seed, **how
         )
         draw = decisions(off_policy.chunks(phase, decides))
-    return off_policy.assemble(session, start, policy, direct.Dressed(learner, policy), draw), policy
+    return off_policy.assemble(session, start, policy, learner, draw), policy
 
 
 def decisions(chunks: off_policy.Draw) -> off_policy.Draw:
