@@ -156,17 +156,14 @@ class SimVectorEnv(VectorEnv):
         self._arm_qpos = columns([self._qpos_at[name] for name in robot.arm_joints])
         self._finger_qpos = columns([self._qpos_at[name] for name in robot.finger_joints])
         limits = robot.limits
-        self.safety = SafetyEnvelope(
-            SafetyLimits(
-                position_low_rad=limits.position_low_rad,
-                position_high_rad=limits.position_high_rad,
-                velocity_rad_s=limits.velocity_rad_s,
-                acceleration_rad_s2=limits.acceleration_rad_s2,
-                effort_n_m=limits.effort_n_m,
-            ),
-            control_dt_s=1.0 / self.control_hz,
-            num_envs=self.num_envs,
+        self.limits = SafetyLimits(
+            position_low_rad=limits.position_low_rad,
+            position_high_rad=limits.position_high_rad,
+            velocity_rad_s=limits.velocity_rad_s,
+            acceleration_rad_s2=limits.acceleration_rad_s2,
+            effort_n_m=limits.effort_n_m,
         )
+        self.safety = SafetyEnvelope(self.limits, control_dt_s=1.0 / self.control_hz, num_envs=self.num_envs)
 
     # The step is the specification: act, simulate, judge, observe, reset.
 
@@ -178,7 +175,8 @@ class SimVectorEnv(VectorEnv):
         self, actions: Array, active: Array | None
     ) -> tuple[Obs, Array, Array, Array, dict[str, Any]]:
         """Advances the active envs by one control step; the others stay, with reward 0."""
-        executed, limited = self._command(actions, active)
+        commanded, limited = self._command(actions, active)
+        target_rad = self._ctrl[:, self._arm_ctrl].copy()
         before = self.backend.state.copy()
         diverged = self.backend.step(self.num_substeps, active)
         if diverged.any():
@@ -192,7 +190,8 @@ class SimVectorEnv(VectorEnv):
             terminated, truncated, limited = terminated & active, truncated & active, limited & active
         infos: dict[str, Any] = {
             "success": success,
-            "executed_action": executed,
+            "commanded_action": commanded,
+            "executed_target_rad": target_rad,
             "limited": limited,
             "diverged": diverged,
         }
@@ -205,31 +204,31 @@ class SimVectorEnv(VectorEnv):
         return obs, reward, terminated, truncated, infos
 
     def _command(self, actions: Array, active: Array | None) -> tuple[Array, Array]:
-        """Writes actuator targets; returns the executed actions and where safety limited them."""
+        """Writes actuator targets; returns the clipped actions and where safety limited what came of them."""
         actions = np.asarray(actions, np.float32)
         if actions.shape != (self.num_envs, len(self.action_names)):
             raise ConfigError(
                 f"{self.task}: got actions of shape {actions.shape}, "
                 f"need ({self.num_envs}, {len(self.action_names)}): {', '.join(self.action_names)}"
             )
-        executed = np.clip(actions, -1.0, 1.0)
+        commanded = np.clip(actions, -1.0, 1.0)
         broken = self._all_rows[:0]
-        if not np.isfinite(executed.sum()):
-            broken = np.flatnonzero(~np.isfinite(executed).all(axis=1))
-            executed[broken] = np.nan  # the whole row: safety then holds the arm, and the gripper stays
+        if not np.isfinite(commanded.sum()):
+            broken = np.flatnonzero(~np.isfinite(commanded).all(axis=1))
+            commanded[broken] = np.nan  # the whole row: safety then holds the arm, and the gripper stays
         position = self.controller.joint_positions()
-        target = self.controller.targets(executed, position)
+        target = self.controller.targets(commanded, position)
         safe, limited = self.safety.filter(target, position, self._qvel[:, self._arm_qvel], active)
-        executed[broken] = 0.0
-        gripper = self.controller.gripper(executed)
+        commanded[broken] = 0.0
+        gripper = self.controller.gripper(commanded)
         if active is None and not len(broken):
             self._ctrl[:, self._arm_ctrl], self._ctrl[:, self._gripper_ctrl] = safe, gripper
         else:
-            commanded = self._all_rows if active is None else np.flatnonzero(active)
-            self._ctrl[cells(commanded, self._arm_ctrl)] = safe[commanded]
-            gripped = np.setdiff1d(commanded, broken)
+            rows = self._all_rows if active is None else np.flatnonzero(active)
+            self._ctrl[cells(rows, self._arm_ctrl)] = safe[rows]
+            gripped = np.setdiff1d(rows, broken)
             self._ctrl[gripped, self._gripper_ctrl] = gripper[gripped]
-        return executed, limited
+        return commanded, limited
 
     def judge(self, is_valid: Array | bool = True) -> tuple[Array, Array, Array]:
         """Returns success, failure and reward of what is so now, (B,) each; where not valid, no success."""

@@ -56,7 +56,7 @@ class Episode:
     final_obs: dict[str, Any]
     """Key -> (...): what the last step led to; empty if nobody knows (the dataset has none)."""
     action: Array
-    """(T, A): what was executed, after safety."""
+    """(T, A): what was commanded, clipped into [-1, 1], before safety."""
     base_action: Array
     """(T, A): what the base policy proposed; equals `action` where there was none."""
     reward: Array

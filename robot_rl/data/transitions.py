@@ -23,13 +23,13 @@ T = TypeVar("T")
 
 @dataclass(kw_only=True)
 class StepBatch:
-    """One control step of B envs, as executed."""
+    """One control step of B envs."""
 
     obs: dict[str, Array]
     base_action: Array
     """(B, A): what the base policy proposed at `obs`."""
     action: Array
-    """(B, A): what was executed, after safety."""
+    """(B, A): what was commanded, clipped into [-1, 1], before safety."""
     reward: Array
     """(B,)"""
     terminated: Array
@@ -60,6 +60,8 @@ class StepBatch:
     """(B,): whether a chunk begins here; None if nobody knows."""
     picture_stamp_ns: Mapping[str, int] | None = None
     """Camera -> when its picture in `obs` was taken; None where all were at `stamp_ns`."""
+    executed_target_rad: Array | None = None
+    """(B, n): the joint targets that safety let through; None where there is no arm."""
     limited: Array | None = None
     """(B,): whether safety changed a target of this step; None if nobody knows."""
     diverged: Array | None = None

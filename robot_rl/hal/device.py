@@ -187,7 +187,7 @@ class FencedEnv(VectorEnv):
         self.metadata = env.metadata
         self.task, self.robot, self.instruction = env.task, env.robot, env.instruction
         self.control_hz, self.caps = env.control_hz, env.caps
-        self.state_names, self.action_names = env.state_names, env.action_names
+        self.state_names, self.action_names, self.limits = env.state_names, env.action_names, env.limits
         self._fence, self._token, self._slot_ids = fence, lease.token, lease.slot_ids
 
     def __getattr__(self, name: str) -> Any:

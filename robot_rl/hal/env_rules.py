@@ -21,6 +21,7 @@ from robot_rl.hal.device import CAPS
 from robot_rl.hal.vector import Array, Obs, VectorEnv
 
 MakeEnv = Callable[[int], VectorEnv]
+_ROUNDING_RAD = 1e-6
 
 
 class ConformanceError(AssertionError):
@@ -128,9 +129,49 @@ def check_step(case: Case) -> None:
         for name, flag in flags.items():
             is_flag = getattr(flag, "shape", None) == rows and getattr(flag, "dtype", None) == np.bool_
             require(is_flag, f"step: {name}", flag, f"{rows} bool")
-        executed = np.asarray(infos.get("executed_action"), np.float32)
-        is_action = env.action_space.contains(executed)
-        require(is_action, "step: infos['executed_action']", executed, env.action_space)
+        commanded = np.asarray(infos.get("commanded_action"), np.float32)
+        is_action = env.action_space.contains(commanded)
+        require(is_action, "step: infos['commanded_action']", commanded, env.action_space)
+
+
+def check_what_is_executed(case: Case, steps: int = 8) -> None:
+    """Checks that an env says what was commanded of an action, and what safety let through of it.
+
+    The actions leave their range and change sides, faster than an arm may follow. What is said to be
+    executed is within the arm's limits all the same, or it is not what was executed.
+    """
+    with case.env() as env:
+        env.reset(seed=case.seed)
+        before: Array | None = None
+        for action in case.actions(env, steps):
+            asked = 1.5 * np.sign(action)
+            obs, _, terminated, truncated, infos = env.step(asked)
+            commanded, clipped = infos["commanded_action"], np.clip(asked, -1.0, 1.0)
+            is_clipped = np.array_equal(commanded, clipped)
+            require(is_clipped, "step: infos['commanded_action']", commanded.tolist(), clipped.tolist())
+            if env.limits is None:
+                continue
+            target_rad = np.asarray(infos.get("executed_target_rad", ()), float)
+            _check_target(env, target_rad, before)
+            ended = terminated | truncated
+            _reset_ended(env, ended, obs)
+            before = np.where(ended[:, None], np.nan, target_rad)
+
+
+def _check_target(env: VectorEnv, target_rad: Array, before: Array | None) -> None:
+    limits, at = env.limits, "step: infos['executed_target_rad']"
+    assert limits is not None
+    shape = (env.num_envs, limits.num_joints)
+    require(target_rad.shape == shape, at, target_rad.shape, f"{shape}, a target for each joint")
+    require(_is_finite(target_rad), at, "NaN or infinity", "finite numbers")
+    low, high = np.asarray(limits.position_low_rad), np.asarray(limits.position_high_rad)
+    is_inside = (target_rad >= low - _ROUNDING_RAD) & (target_rad <= high + _ROUNDING_RAD)
+    require(bool(is_inside.all()), at, target_rad.tolist(), f"positions from {low} to {high}")
+    if before is not None:
+        most = limits.target_rate_rad_s / env.control_hz
+        change = np.nan_to_num(np.abs(target_rad - before))
+        rule = f"{at}: change within a control step"
+        require(bool((change <= most + _ROUNDING_RAD).all()), rule, change.tolist(), f"at most {most}")
 
 
 def check_bad_actions(case: Case) -> None:
@@ -358,7 +399,9 @@ def _advance(env: VectorEnv, actions: Array) -> dict[str, Array]:
     obs, reward, terminated, truncated, infos = env.step(actions)
     now = _reset_ended(env, terminated | truncated, obs)
     seen = {"reward": reward, "terminated": terminated, "truncated": truncated}
-    seen |= {name: infos[name] for name in ("success", "executed_action")}
+    seen |= {name: infos[name] for name in ("success", "commanded_action")}
+    if "executed_target_rad" in infos:
+        seen["executed_target_rad"] = infos["executed_target_rad"]
     seen |= {f"obs.{key}": value for key, value in obs.items()}
     return seen | {f"now.{key}": value for key, value in now.items()}
 
@@ -368,7 +411,7 @@ def _advance_chunk(env: VectorEnv, actions: Array, n_exec: int) -> dict[str, Arr
     ended = done.terminated | done.truncated
     seen = {"reward": done.reward, "valid": done.valid}
     seen |= {"terminated": done.terminated, "truncated": done.truncated}
-    seen |= {name: done.infos[name] for name in ("success", "executed_action")}
+    seen |= {name: done.infos[name] for name in ("success", "commanded_action")}
     seen |= {f"obs.{key}": value for key, value in done.obs.items()}
     for key, value in done.infos.get("final_obs", done.obs).items():
         rows = ended.reshape(-1, *[1] * (value.ndim - 1))
@@ -381,18 +424,18 @@ def _repeat_step(env: VectorEnv, actions: Array) -> dict[str, Array]:
     """Does with `step` in one env what `_advance_chunk` does in many; rows without the leading axis."""
     n_exec, _, action_dim = actions.shape
     reward, valid = np.zeros(n_exec), np.zeros(n_exec, bool)
-    executed = np.zeros((n_exec, action_dim), np.float32)
+    commanded = np.zeros((n_exec, action_dim), np.float32)
     success = terminated = truncated = ended = np.zeros(1, bool)
     obs: Obs = {}
     final: Obs = {}
     for k in range(n_exec):
         obs, step_reward, terminated, truncated, infos = env.step(actions[k])
-        reward[k], valid[k], executed[k] = step_reward[0], True, infos["executed_action"][0]
+        reward[k], valid[k], commanded[k] = step_reward[0], True, infos["commanded_action"][0]
         success = success | infos["success"]
         ended, final = terminated | truncated, infos.get("final_obs", obs)
         if ended[0]:
             break
-    seen = {"reward": reward, "valid": valid, "executed_action": executed}
+    seen = {"reward": reward, "valid": valid, "commanded_action": commanded}
     seen |= {"success": success[0], "terminated": terminated[0], "truncated": truncated[0]}
     seen |= {f"obs.{key}": value[0] for key, value in obs.items()}
     seen |= {f"final.{key}": value[0] * ended[0] for key, value in final.items()}

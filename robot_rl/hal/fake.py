@@ -93,16 +93,16 @@ class FakeEnv(VectorEnv):
         self, actions: Array, active: Array | None
     ) -> tuple[Obs, Array, Array, Array, dict[str, Any]]:
         """Moves and counts the active rows; see `VectorEnv.step_masked`."""
-        executed = _checked_actions(self, actions)
-        if not np.isfinite(executed).all():
-            raise ConfigError(f"{self.task}: got actions that are not finite: {executed.tolist()}")
+        commanded = _checked_actions(self, actions)
+        if not np.isfinite(commanded).all():
+            raise ConfigError(f"{self.task}: got actions that are not finite: {commanded.tolist()}")
         rows = row_mask(active, self.num_envs)
-        self._x = np.where(rows[:, None], self._x + STEP_M * executed, self._x)
+        self._x = np.where(rows[:, None], self._x + STEP_M * commanded, self._x)
         self._step = self._step + rows
         terminated = rows & (self._step == self._terminate_after)
         truncated = rows & (self._step == self._truncate_after) & ~terminated
         reward = np.where(rows, self._step, 0).astype(np.float64)
-        infos: dict[str, Any] = {"success": terminated.copy(), "executed_action": executed}
+        infos: dict[str, Any] = {"success": terminated.copy(), "commanded_action": commanded}
         obs, ended = self._observe(), terminated | truncated
         if self._autoreset and ended.any():
             infos["final_obs"], infos["_final_obs"] = obs, ended
@@ -317,7 +317,7 @@ class FakeRobotEnv(VectorEnv):
         joints = range(robot.limits.num_joints)
         self.num_envs = 1
         self.task, self.robot, self.instruction = "move", robot.spec.name, "Move."
-        self.control_hz = float(robot.spec.control_hz or 1.0)
+        self.control_hz, self.limits = float(robot.spec.control_hz or 1.0), robot.limits
         self.caps = robot.spec.caps
         self.action_names = tuple(f"joint{i}.delta" for i in joints)
         self.state_names = (*(f"joint{i}.pos" for i in joints), *(f"joint{i}.vel" for i in joints))
@@ -325,6 +325,7 @@ class FakeRobotEnv(VectorEnv):
         self.metadata = {"autoreset_mode": AutoresetMode.DISABLED, "render_modes": []}
         self._step = 0
         self._state = np.zeros(2 * len(joints), np.float32)
+        self._target_rad = np.zeros(len(joints))
 
     def reset(
         self, *, seed: int | Sequence[int] | None = None, options: dict[str, Any] | None = None
@@ -333,7 +334,7 @@ class FakeRobotEnv(VectorEnv):
         if row_mask((options or {}).get("reset_mask"), 1)[0]:
             self._robot.require_ready()
             self._robot.safety.reset()
-            self._robot.position_rad[:] = 0.0
+            self._robot.position_rad[:] = self._target_rad[:] = 0.0
             self._state, self._step = np.zeros_like(self._state), 0
         return self._observe(), {"success": np.zeros(1, bool)}
 
@@ -343,18 +344,20 @@ class FakeRobotEnv(VectorEnv):
     def step_masked(
         self, actions: Array, active: Array | None
     ) -> tuple[Obs, Array, Array, Array, dict[str, Any]]:
-        """Commands the arm; `executed_action` is what safety let through."""
-        asked = _checked_actions(self, actions)
-        executed = np.zeros_like(asked)
+        """Commands the arm; `executed_target_rad` is what safety let through."""
+        commanded = _checked_actions(self, actions)
         is_active = bool(row_mask(active, 1)[0])
         if is_active:
-            before = self._robot.position_rad.copy()
-            sent, measured = self._robot.act(before + FAKE_DELTA_RAD * asked[0].astype(np.float64))
-            executed[0] = (sent - before) / FAKE_DELTA_RAD
+            step_rad = FAKE_DELTA_RAD * commanded[0].astype(np.float64)
+            self._target_rad, measured = self._robot.act(self._robot.position_rad + step_rad)
             self._state = measured.astype(np.float32)
             self._step += 1
         truncated = np.array([is_active and self._step >= self._robot.max_episode_steps])
-        infos = {"success": np.zeros(1, bool), "executed_action": executed}
+        infos = {
+            "success": np.zeros(1, bool),
+            "commanded_action": commanded,
+            "executed_target_rad": self._target_rad[None].copy(),
+        }
         return self._observe(), np.zeros(1), np.zeros(1, bool), truncated, infos
 
     def _observe(self) -> Obs:

@@ -92,6 +92,13 @@ class SafetyLimits:
     def num_joints(self) -> int:
         return len(self.position_low_rad)
 
+    @property
+    def target_rate_rad_s(self) -> Array:
+        """Fastest change of the target, (n,); see `action_rate_rad_s`."""
+        if self.action_rate_rad_s is not None:
+            return np.asarray(self.action_rate_rad_s)
+        return np.asarray(self.velocity_rad_s) + np.asarray(self.acceleration_rad_s2) * self.lookahead_s
+
 
 @dataclass(frozen=True)
 class Stop:
@@ -134,10 +141,8 @@ class SafetyEnvelope:
         self._real = real
         shape = (num_envs, limits.num_joints)
         self._low, self._high = _rows(limits.position_low_rad, shape), _rows(limits.position_high_rad, shape)
-        velocity, acceleration = np.asarray(limits.velocity_rad_s), np.asarray(limits.acceleration_rad_s2)
-        rate = limits.action_rate_rad_s or velocity + acceleration * limits.lookahead_s
-        self._lead = _rows(velocity * limits.lookahead_s, shape)
-        self._step = _rows(np.asarray(rate) * control_dt_s, shape)
+        self._lead = _rows(np.asarray(limits.velocity_rad_s) * limits.lookahead_s, shape)
+        self._step = _rows(limits.target_rate_rad_s * control_dt_s, shape)
         self._previous = np.full(shape, np.nan)
         self._held = np.full(shape, np.nan)
         self._row_stopped = np.zeros(num_envs, bool)

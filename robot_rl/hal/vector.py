@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from robot_rl.core.errors import ConfigError
+from robot_rl.hal.safety import SafetyLimits
 
 Array = NDArray[Any]
 Obs = dict[str, Array]
@@ -35,18 +36,21 @@ class ChunkStep:
     """(B, n_exec): which control steps were executed."""
     infos: dict[str, Any]
     """As in `step`, merged over the chunk: flags (B,) are True if they were at any executed step;
-    `final_obs` holds each row where its episode ended; `executed_action` is (B, n_exec, A), zero
+    `final_obs` holds each row where its episode ended; `commanded_action` is (B, n_exec, A), zero
     where not valid; any other array keeps each row's last executed value."""
 
 
 class VectorEnv(gymnasium.vector.VectorEnv[Obs, Array, Array]):
     """A `gymnasium.vector.VectorEnv` (1.4 conventions) with chunks and, where possible, states.
 
-    `step` returns in `infos`, for every env: `success` (B,) bool, `executed_action` (B, A), the
-    action after safety. With SAME_STEP autoreset it returns `final_obs`, a dict of batched
-    arrays whose rows hold where `_final_obs` (B,) is True, and the returned observation of those
-    rows is already the next episode's. With DISABLED autoreset the caller resets by
-    `reset(options={"reset_mask": mask})`.
+    `step` returns in `infos`, for every env: `success` (B,) bool and `commanded_action` (B, A), the
+    action clipped into [-1, 1], which learners learn from. An arm (`limits`) adds `executed_target_rad`
+    (B, n), the joint targets that safety let through. There is no action for those: safety limits them
+    joint by joint, and what it leaves of a step of the tool is a step that no action asks for.
+
+    With SAME_STEP autoreset it returns `final_obs`, a dict of batched arrays whose rows hold where
+    `_final_obs` (B,) is True, and the returned observation of those rows is already the next episode's.
+    With DISABLED autoreset the caller resets by `reset(options={"reset_mask": mask})`.
 
     `reset(seed=s)` gives env i the seed s + i; a list gives each its own.
     """
@@ -62,6 +66,8 @@ class VectorEnv(gymnasium.vector.VectorEnv[Obs, Array, Array]):
     state_names: tuple[str, ...]
     """One name for each element of `state`: a dataset with other names is refused."""
     action_names: tuple[str, ...]
+    limits: SafetyLimits | None = None
+    """What safety keeps the arm's joint targets within; None where there is no arm."""
     caps: frozenset[str]
     """Of `set_state`, `fork`, `render`, `batch`: code asks these, never the type."""
 
@@ -91,8 +97,8 @@ class VectorEnv(gymnasium.vector.VectorEnv[Obs, Array, Array]):
         num_envs = self.num_envs
         reward, valid = np.zeros((num_envs, n_exec)), np.zeros((num_envs, n_exec), bool)
         terminated, truncated = np.zeros(num_envs, bool), np.zeros(num_envs, bool)
-        executed = np.zeros((num_envs, n_exec, actions.shape[2]), np.float32)
-        merged: dict[str, Any] = {"executed_action": executed}
+        commanded = np.zeros((num_envs, n_exec, actions.shape[2]), np.float32)
+        merged: dict[str, Any] = {"commanded_action": commanded}
         active = row_mask(active, num_envs)
         obs: Obs = {}
         for k in range(n_exec):
@@ -101,7 +107,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Obs, Array, Array]):
             )
             valid[:, k] = active
             reward[active, k] = step_reward[active]
-            executed[active, k] = infos["executed_action"][active]
+            commanded[active, k] = infos["commanded_action"][active]
             _merge_infos(merged, infos, active)
             terminated |= step_terminated & active
             truncated |= step_truncated & active
@@ -148,7 +154,7 @@ def row_mask(mask: Array | None, num_envs: int) -> Array:
 def _merge_infos(merged: dict[str, Any], infos: dict[str, Any], active: Array) -> None:
     """Adds one step's infos to those of the chunk so far; see `ChunkStep.infos`."""
     for key, value in infos.items():
-        if key == "executed_action":
+        if key == "commanded_action":
             continue  # kept a column per step by the caller
         if isinstance(value, dict):
             rows = infos.get(f"_{key}", active) & active

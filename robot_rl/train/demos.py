@@ -140,7 +140,7 @@ def _episode(moments: list[Moment], row: int) -> Columns:
     """Returns one env's episode."""
     live = [moment for moment in moments if moment.live[row]]
     columns: Columns = {
-        "action": np.stack([moment.infos["executed_action"][row] for moment in live]),
+        "action": np.stack([moment.infos["commanded_action"][row] for moment in live]),
         "reward": np.array([moment.reward[row] for moment in live], np.float32),
         "terminated": np.array([moment.terminated[row] for moment in live]),
         "truncated": np.array([moment.truncated[row] for moment in live]),

@@ -187,7 +187,9 @@ def _recorder(session: Session, env: VectorEnv) -> AbstractContextManager[Record
         return nullcontext()
     config = session.config
     device = None if config.station is None else load_station(config.station).name
-    return Recorder(folder, episodes_meta(env), observed(env), person=config.has_arm, device=device)
+    joints = 0 if env.limits is None else env.limits.num_joints
+    how: dict[str, Any] = {"person": config.has_arm, "joints": joints, "device": device}
+    return Recorder(folder, episodes_meta(env), observed(env), **how)
 
 
 def _evaluate_final(session: Session) -> None:

@@ -30,6 +30,8 @@ Array = NDArray[Any]
 
 POLICY_ACTION = "policy_action"
 """Group of a store: what the policy wanted, beside `action`, which was sent."""
+EXECUTED = "executed_target_rad"
+"""Group of a store: the joint targets that safety let through of `action`."""
 
 
 class Recorder:
@@ -42,6 +44,7 @@ class Recorder:
         features: Mapping[str, Feature],
         *,
         person: bool = False,
+        joints: int = 0,
         device: str | None = None,
     ) -> None:
         """Opens the store, made on the spot if there is none.
@@ -52,6 +55,8 @@ class Recorder:
             features: what is observed.
             person: whether a person can take over; then what the policy wanted is kept too, as the
                 group `policy_action` beside the observation.
+            joints: of the arm, if there is one; then the targets that safety let through are kept too,
+                as the group `executed_target_rad`.
             device: whose steps they are; simulators of the robot if None.
 
         Raises:
@@ -61,6 +66,9 @@ class Recorder:
         self._person = person
         if person:
             features = {**features, POLICY_ACTION: Feature("float32", (len(meta.action_names),))}
+        self._has_arm = joints > 0
+        if joints:
+            features = {**features, EXECUTED: Feature("float32", (joints,))}
         device = device or f"sim {meta.robot}"
         self._writer = StoreWriter(folder, meta, features, when_behind="wait", device=device)
         self._period_ns = 1e9 / meta.control_hz
@@ -72,8 +80,7 @@ class Recorder:
         """Appends one control step of each lane; its stamp is the simulators' own time."""
         lanes = np.arange(len(steps.reward)) if steps.lanes is None else steps.lanes
         self._mark_episodes(lanes, steps)
-        wanted = steps.action if steps.policy_action is None else steps.policy_action
-        extra = {POLICY_ACTION: wanted} if self._person else {}
+        extra = self._beside(steps)
         ended = steps.terminated | steps.truncated
         self._writer.append_lanes(
             lanes,
@@ -92,6 +99,16 @@ class Recorder:
         )
         self._turns += 1
         self._inside = (self._inside | set(lanes.tolist())) - set(lanes[ended].tolist())
+
+    def _beside(self, steps: StepBatch) -> dict[str, Array]:
+        """Returns what is kept beside the observation."""
+        kept: dict[str, Array] = {}
+        if self._person:
+            kept[POLICY_ACTION] = steps.action if steps.policy_action is None else steps.policy_action
+        if self._has_arm:
+            assert steps.executed_target_rad is not None, "an arm says what safety let through"
+            kept[EXECUTED] = steps.executed_target_rad.astype(np.float32)
+        return kept
 
     def _mark_episodes(self, lanes: Array, steps: StepBatch) -> None:
         """Cuts episodes short that go on no more, or go on under another instruction."""

@@ -212,7 +212,8 @@ class SimSource:
         self._episodes.add(reward, ended, infos)
         return StepBatch(
             obs=obs,
-            action=infos["executed_action"],
+            action=infos["commanded_action"],
+            executed_target_rad=infos.get("executed_target_rad"),
             base_action=act.base_action,
             reward=reward,
             terminated=terminated,

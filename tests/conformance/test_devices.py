@@ -14,6 +14,7 @@ from robot_rl.hal.device import DeviceSpec, Fence, FencedEnv, LeaseLike
 from robot_rl.hal.fake import FakeEnv, FakeRobot
 from robot_rl.hal.health import Health, HealthMonitor
 from robot_rl.hal.vector import Array, ChunkStep, Obs, VectorEnv
+from robot_rl.sim.vector import EnvConfig, SimVectorEnv
 
 Step = tuple[Obs, Array, Array, Array, dict[str, Any]]
 
@@ -106,9 +107,9 @@ class NoSuccess(Broken):
         return step
 
 
-class ExecutedOutside(Broken):
+class CommandedOutside(Broken):
     def spoil(self, step: Step, active: Array | None) -> Step:
-        step[4]["executed_action"] = step[4]["executed_action"] + 5.0
+        step[4]["commanded_action"] = step[4]["commanded_action"] + 5.0
         return step
 
 
@@ -239,7 +240,7 @@ class ResetsEverybody(FakeEnv):
         (IntegerReward, r"step: reward: got \(3,\) int64, need \(3,\) floats"),
         (FlagAsFloat, r"step: terminated: got .* need \(3,\) bool"),
         (NoSuccess, r"step: infos\['success'\]: got None, need \(3,\) bool"),
-        (ExecutedOutside, r"step: infos\['executed_action'\]"),
+        (CommandedOutside, r"step: infos\['commanded_action'\]"),
         (NoFinalObs, r"SAME_STEP: infos\['final_obs'\]: got <class 'NoneType'>"),
         (NoAutoreset, "observation of env 0 after its end: got final_obs again"),
         (SharedNoise, "env 0 of 3, and alone with its seed: step 0: 'reward' differs"),
@@ -283,6 +284,36 @@ def test_an_endless_env_is_named() -> None:
         ConformanceError, match="no episode ended in 50 steps: give make_env a shorter horizon"
     ):
         check_vector_env(lambda n: FakeEnv(n, truncate_after=None), max_steps=50)
+
+
+class ExecutesWhatWasAsked(SimVectorEnv):
+    """Says that the asked targets were executed, whatever safety did to them."""
+
+    def step_masked(self, actions: Array, active: Array | None) -> Step:
+        asked_rad = self.controller.targets(np.clip(actions, -1, 1), self.controller.joint_positions())
+        step = super().step_masked(actions, active)
+        step[4]["executed_target_rad"] = asked_rad
+        return step
+
+
+class ForgetsItsTargets(SimVectorEnv):
+    def step_masked(self, actions: Array, active: Array | None) -> Step:
+        step = super().step_masked(actions, active)
+        del step[4]["executed_target_rad"]
+        return step
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (ExecutesWhatWasAsked, r"executed_target_rad'\]: change within a control step: got .* need at most"),
+        (ForgetsItsTargets, r"executed_target_rad'\]: got \(0,\), need \(2, 7\), a target for each joint"),
+    ],
+)
+def test_an_arm_that_hides_what_safety_did_is_named(kind: type[SimVectorEnv], message: str) -> None:
+    config = EnvConfig(task="pick_cube", horizon_s=0.5, num_threads=1)
+    with pytest.raises(ConformanceError, match=message):
+        check_vector_env(lambda n: kind(config, n), num_envs=2)
 
 
 # Devices that break a rule

@@ -77,7 +77,7 @@ class CountingEnv(VectorEnv):
         success = ended & ((self._env + self._episode) % 2 == 0)
         infos: dict[str, Any] = {
             "success": success,
-            "executed_action": np.asarray(actions, np.float32).copy(),
+            "commanded_action": np.asarray(actions, np.float32).copy(),
         }
         if ended.any():
             infos["final_obs"], infos["_final_obs"] = self._obs(), ended

@@ -107,16 +107,18 @@ def test_a_robot_that_is_ok_goes_where_it_is_sent() -> None:
     robot, env = opened(ok)
     obs, _, _, _, infos = env.step(HALF)
     assert obs["state"][0] == pytest.approx([0.05] * 3 + [1.0] * 3)
-    assert infos["executed_action"][0] == pytest.approx([0.5] * 3)
+    assert infos["commanded_action"][0] == pytest.approx([0.5] * 3)
+    assert infos["executed_target_rad"][0] == pytest.approx([0.05] * 3)
     assert robot.sent[0] == pytest.approx([0.05] * 3)
 
 
-def test_the_executed_action_is_the_one_after_safety() -> None:
-    # From 0.98 a full step would reach 1.08; the limit is 1.0, a step of 0.02 = 0.2 of 0.1 rad.
+def test_the_executed_target_is_the_one_after_safety() -> None:
+    # From 0.98 a full step would reach 1.08; the limit is 1.0.
     robot, env = opened()
     robot.position_rad[:] = 0.98
     infos = env.step(2 * HALF)[4]
-    assert infos["executed_action"][0] == pytest.approx([0.2] * 3, abs=1e-6)
+    assert infos["commanded_action"][0].tolist() == [1.0] * 3
+    assert infos["executed_target_rad"][0] == pytest.approx([1.0] * 3, abs=1e-6)
 
 
 def test_a_late_observation_is_refused_and_makes_the_robot_suspect() -> None:

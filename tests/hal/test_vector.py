@@ -62,12 +62,12 @@ def test_without_autoreset_the_last_observation_stays_until_the_caller_resets() 
     assert obs["state"][:, :2].tolist() == [[0, 1], [3, 0]]
 
 
-def test_executed_actions_are_kept_by_step_and_clipped() -> None:
+def test_commanded_actions_are_kept_by_step_and_clipped() -> None:
     # Actions 0.5 and 3.0, the latter clipped to 1; row 0 ends after one step.
     env = FakeEnv(2, truncate_after=[1, 9])
     env.reset(seed=5)
     actions = np.stack([np.full((2, 2), 0.5), np.full((2, 2), 3.0)], axis=1).astype(np.float32)
-    executed = env.step_chunk(actions, 2).infos["executed_action"]
+    executed = env.step_chunk(actions, 2).infos["commanded_action"]
     assert executed[:, :, 0].tolist() == [[0.5, 0.0], [0.5, 1.0]]
 
 

@@ -148,6 +148,41 @@ def test_resets_say_what_they_take() -> None:
         EnvConfig(horizon_s=-1.0)
 
 
+# --- what was executed ----------------------------------------------------------------------------
+
+
+def test_who_is_sent_the_executed_targets_goes_the_same_way() -> None:
+    env, asked_only, twin = make(3, task="pick_cube"), make(3, task="pick_cube"), make(3, task="pick_cube")
+    for each in (env, asked_only, twin):
+        each.reset(seed=0)
+    rng, limited = np.random.default_rng(0), 0
+    for _ in range(40):
+        action = 1.5 * np.sign(rng.uniform(-1, 1, (3, len(env.action_names)))).astype(np.float32)
+        _, _, terminated, truncated, infos = env.step(action)
+        assert not (terminated | truncated).any()
+        np.testing.assert_array_equal(infos["commanded_action"], np.clip(action, -1, 1))
+        limited += int(infos["limited"].sum())
+        for other in (twin, asked_only):
+            position = other.controller.joint_positions()
+            wanted = other.controller.targets(np.clip(action, -1, 1), position)
+            sent = infos["executed_target_rad"] if other is twin else wanted
+            other._ctrl[:, other._arm_ctrl] = sent
+            other._ctrl[:, other._gripper_ctrl] = other.controller.gripper(np.clip(action, -1, 1))
+            other.backend.step(other.num_substeps)
+        np.testing.assert_array_equal(twin.backend.state, env.backend.state)
+    assert limited > 60  # of 120: that which was asked leads elsewhere
+    assert np.abs(asked_only.controller.joint_positions() - env.controller.joint_positions()).max() > 0.05
+
+
+def test_a_row_that_waits_keeps_its_target() -> None:
+    env = make(2)
+    env.reset(seed=0)
+    before = env.step(still(env) + 0.5)[4]["executed_target_rad"]
+    after = env.step_masked(still(env) - 0.5, np.array([True, False]))[4]["executed_target_rad"]
+    assert (after[0] != before[0]).any()
+    np.testing.assert_array_equal(after[1], before[1])
+
+
 # --- divergence ----------------------------------------------------------------------------------
 
 
@@ -233,7 +268,7 @@ def test_a_broken_action_holds_its_row_and_no_other(element: int) -> None:
         obs, reward, _, _, infos = env.step(poisoned)
         expected, _, _, _, _ = clean.step(action)
         np.testing.assert_array_equal(obs["state"][[0, 2]], expected["state"][[0, 2]])
-        np.testing.assert_array_equal(infos["executed_action"][1], 0.0)
+        np.testing.assert_array_equal(infos["commanded_action"][1], 0.0)
         assert infos["limited"][1]
         assert np.isfinite(obs["state"]).all()
         assert np.isfinite(reward).all()

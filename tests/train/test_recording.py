@@ -202,6 +202,18 @@ def test_what_the_policy_wanted_is_kept_beside_what_was_sent(tmp_path: Path) -> 
     assert episode.stamp_ns.tolist() == [77]
 
 
+def test_what_safety_let_through_is_kept_beside_what_was_commanded(tmp_path: Path) -> None:
+    one = {"state": Feature("float32", (1,))}
+    target_rad = np.array([[0.1, 0.2, 0.3], [1.1, 1.2, 1.3], [2.1, 2.2, 2.3]])
+    with Recorder(tmp_path, META, one, joints=3) as recorder:
+        recorder.add(replace(turn(0, one), executed_target_rad=target_rad))
+        recorder.add(replace(turn(1, one), executed_target_rad=target_rad + 0.5))
+    first = open_source(tmp_path).read(0)
+    wanted = np.stack([target_rad[0], target_rad[0] + 0.5]).astype(np.float32)
+    np.testing.assert_array_equal(first.obs["executed_target_rad"], wanted)
+    assert first.action.shape == (2, 2)
+
+
 def test_words_and_new_beginnings_cut_episodes_short(tmp_path: Path) -> None:
     one = {"state": Feature("float32", (1,))}
 

@@ -122,6 +122,8 @@ class StationEnv(VectorEnv):
         self._is_running = self._is_late = False
         self._verdict = (False, False, 0.0)
         self._foretold: Array = np.zeros((0, len(self.action_names)), np.float32)
+        self.limits = station.limits
+        self._executed_rad: Array = np.asarray(station.home_rad)
         self.target_rad: Array = np.full(len(station.joints), np.nan)
         """(n,) what the last action asked of the joints, before safety."""
         self.timing: list[Timing] = []
@@ -226,7 +228,8 @@ class StationEnv(VectorEnv):
         action = self._checked(actions)
         nothing = np.zeros(1, bool)
         if active is not None and not active[0]:
-            infos = {"success": nothing, "limited": nothing, "executed_action": action}
+            infos = {"success": nothing, "limited": nothing, "commanded_action": action}
+            infos["executed_target_rad"] = self._executed_rad[None].copy()
             return dict(self._obs), np.zeros(1), nothing, nothing, infos
         if not self._is_running:
             self._start()
@@ -253,7 +256,8 @@ class StationEnv(VectorEnv):
         infos: dict[str, Any] = {
             "success": np.array([success]),
             "limited": np.array([limited]),
-            "executed_action": action,
+            "commanded_action": action,
+            "executed_target_rad": self._executed_rad[None].copy(),
             "latency_s": np.array([self.timing[-1].latency_s]),
             "stamp_ns": observed_ns,
             "picture_stamp_ns": pictures_ns,
@@ -309,7 +313,10 @@ class StationEnv(VectorEnv):
         return sent_ns
 
     def _follow(self, sent_ns: int) -> tuple[int, bool]:
-        """Waits for the end of the step; returns when the supervisor followed (0: unknown), if it limited."""
+        """Waits for the end of the step; returns when the supervisor followed (0: unknown), if it limited.
+
+        The target that it has sent then is the one that was executed; if it sent none, the arm is held.
+        """
         cycle_ns = round(1e9 / self.station.supervisor.command_hz)
         followed_ns, limited, stamp_ns, is_over = 0, False, sent_ns - 1, False
         while not is_over:
@@ -320,6 +327,10 @@ class StationEnv(VectorEnv):
             stamp_ns = status.stamp_ns
             self._require_running(status)
             limited |= status.limited
+            if np.isfinite(status.sent_rad).all():
+                self._executed_rad = status.sent_rad
+            elif status.state is not None:
+                self._executed_rad = status.state.position_rad
             if not followed_ns and status.plan >= self._number:
                 followed_ns = stamp_ns
                 self._way_ns.add(followed_ns - sent_ns)

@@ -78,6 +78,7 @@ class Intervening(VectorEnv):
         self.num_envs = 1
         self.task, self.robot, self.instruction = env.task, env.robot, env.instruction
         self.control_hz, self.caps = env.control_hz, env.caps - {"set_state", "fork"}
+        self.limits = env.limits
         self.state_names, self.action_names = env.state_names, env.action_names
         self.observation_space, self.action_space = env.observation_space, env.action_space
         self.single_observation_space = env.single_observation_space

@@ -205,7 +205,8 @@ class Player:
         return StepBatch(
             obs=moment.obs,
             base_action=base,
-            action=moment.infos["executed_action"],
+            action=moment.infos["commanded_action"],
+            executed_target_rad=moment.infos["executed_target_rad"],
             reward=moment.reward,
             terminated=moment.terminated,
             truncated=moment.truncated,
@@ -298,4 +299,7 @@ def _recorder(
 ) -> AbstractContextManager[Recorder | None]:
     if not config.record:
         return nullcontext()
-    return Recorder(folder / "experience", episodes_meta(env), observed(env), device=station.name)
+    joints = len(station.joints)
+    return Recorder(
+        folder / "experience", episodes_meta(env), observed(env), joints=joints, device=station.name
+    )

@@ -44,6 +44,8 @@ class FakeArm:
         self.arrived_at = np.zeros(7)
         """Where the arm was when the newest plan reached it."""
         self._followed: Plan | None = None
+        self.sent_rad = plant.measure().position_rad
+        """What the arm was sent last, after safety."""
         self._status = self._told()
 
     # What the policy sees
@@ -105,7 +107,8 @@ class FakeArm:
             if plan is not None:
                 passed_ns = max(round(1e9 * self._clock.now_s()) - plan.start_ns, 0)
                 index = min(passed_ns // plan.period_ns, len(plan.gripper) - 1)
-                self._plant.command(plan.targets_rad[index], float(plan.gripper[index]))
+                self.sent_rad = plan.targets_rad[index]
+                self._plant.command(self.sent_rad, float(plan.gripper[index]))
             self._plant.step(step_s)
             self._clock.advance(step_s)
             self._take_plans()
@@ -131,7 +134,7 @@ class FakeArm:
             state=self.frozen or replace(self._plant.measure(), stamp_ns=stamp_ns),
             phase=self.phase,
             plan=-1 if self._followed is None else self._followed.number,
-            sent_rad=np.zeros(7),
+            sent_rad=self.sent_rad,
             sent_gripper=0.0,
             limited=False,
             reason=self.reason,

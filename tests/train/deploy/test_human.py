@@ -59,7 +59,7 @@ def arm(intents: Sequence[Intent] = (), **lengths: Any) -> tuple[Intervening, Sc
 def test_the_policy_drives_until_a_person_takes_over_and_both_streams_are_told() -> None:
     env, script = arm([Intent(), DRIVES, Intent()])
     found = [env.step(WANTED)[4] for _ in range(3)]
-    assert [infos["executed_action"][0].tolist() for infos in found] == [[0.5, 0.5], [-1, 1], [0.5, 0.5]]
+    assert [infos["commanded_action"][0].tolist() for infos in found] == [[0.5, 0.5], [-1, 1], [0.5, 0.5]]
     assert all((infos["policy_action"] == WANTED).all() for infos in found)
     assert [infos["source"] for infos in found] == ["sim", "human", "sim"]
     assert [bool(infos["human"][0]) for infos in found] == [False, True, False]

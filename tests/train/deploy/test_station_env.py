@@ -58,6 +58,27 @@ def test_the_reward_of_a_tracked_scene_is_the_dense_one_of_simulation(station_en
         assert 0 < reward < 0.5
 
 
+def test_what_was_executed_is_what_the_supervisor_sent(station_env) -> None:
+    env, arm, _ = station_env()
+    env.reset(seed=3)
+    rng, differing = np.random.default_rng(0), 0
+    for _ in range(20):
+        action = np.sign(rng.uniform(-1, 1, (1, len(env.action_names)))).astype(np.float32)
+        infos = env.step(action)[4]
+        np.testing.assert_array_equal(infos["commanded_action"], action)
+        np.testing.assert_array_equal(infos["executed_target_rad"][0], arm.sent_rad)
+        differing += bool((arm.sent_rad != env.target_rad).any())
+    assert differing > 10  # what was asked is beyond what this arm may do
+
+
+def test_an_arm_that_was_sent_nothing_yet_is_held_where_it_is(station_env) -> None:
+    env, arm, _ = station_env(lag_s=10.0)  # no plan arrives
+    env.reset(seed=3)
+    arm.sent_rad = np.full(7, np.nan)
+    infos = env.step(np.zeros((1, len(env.action_names)), np.float32))[4]
+    np.testing.assert_array_equal(infos["executed_target_rad"][0], arm.status.state.position_rad)
+
+
 def test_it_keeps_the_contract_of_an_env(station_env) -> None:
     config = replace(CONFIG, horizon_s=0.5)
     check_vector_env(lambda _: station_env(config=config)[0], num_envs=1, deterministic=False)
