@@ -2,18 +2,24 @@
 
 The control thread fills a block and hands over pictures; it never waits for the disk. Every
 `flush_s` the thread takes the block, whatever is in it, and writes it behind the pictures that
-it refers to: one write and one fdatasync. What was written before a failure is cut back to the
-last good flush, what was not stays in memory and is written by the next `flush`.
+it refers to: one write and one fdatasync.
+
+What is handed over stays in the queue until the records of it are packed, and those stay in memory
+until the disk has them. So a failure loses nothing, whatever failed and where: the segment is cut
+back to the last good flush, the thread stops, every call of the writer says so, and the next `flush`
+begins again where it stopped. A picture that cannot be compressed holds up the steps behind it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import os
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,10 +31,18 @@ from robot_rl.data.episode import Array
 from robot_rl.data.store.journal import FORMAT, HEADER, Kind, pack, segment_path
 from robot_rl.data.store.layout import Layout, PictureFormat, encode_picture
 
+logger = logging.getLogger(__name__)
+
 _WRITE_BYTES = 32 << 20
 """As much is written before its time."""
 _SPARE = 8
 """Buffers for pictures that are there from the beginning, for each size of picture."""
+_LOOK_S = 1.0
+"""How often one who waits for the thread looks whether it is still there."""
+
+
+class WritingError(Exception):
+    """The thread cannot write; `__cause__` is why."""
 
 
 @dataclass
@@ -75,7 +89,7 @@ class Picture:
     camera: int
 
 
-@dataclass
+@dataclass(eq=False)
 class _Mark:
     """Everything before it is to be on the disk now."""
 
@@ -95,6 +109,8 @@ class JournalFile:
         self._number = first - 1
         self._fd = -1
         self._size = 0
+        self._is_cut = True
+        """Whether the file ends where the last good flush did."""
         self._open: dict[int, tuple[int, bytes]] = {}
         self.flushes = 0
         self.written_bytes = 0
@@ -120,14 +136,19 @@ class JournalFile:
         return self.pack(Kind.END, final, episode, steps, int(bool(final)))
 
     def write(self, records: list[bytes]) -> None:
-        """Appends records and waits until the disk has them; all of them, or `OSError` and none."""
+        """Appends records and waits until the disk has them; all of them, or an error and none."""
         if self._fd < 0:
-            self._number += 1
+            number = self._number + 1
             self._fd = os.open(
-                segment_path(self._journal, self._number), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644
+                segment_path(self._journal, number), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644
             )
+            self._number = number
         is_new = self._size == 0
         content = b"".join([*(self._head() if is_new else ()), *records])
+        flushes, written = self.flushes + 1, self.written_bytes + len(content)
+        if not self._is_cut:
+            self._cut()
+        self._is_cut = False
         try:
             view, at = memoryview(content), self._size
             while view:
@@ -136,20 +157,26 @@ class JournalFile:
             os.fdatasync(self._fd)
             if is_new:
                 sync_folder(self._journal)
-        except OSError:
-            os.ftruncate(self._fd, self._size)
+        except BaseException:
+            with contextlib.suppress(OSError):  # the next write tries again
+                self._cut()
             raise
-        self._size = at
-        self.flushes += 1
-        self.written_bytes += len(content)
+        self._size, self._is_cut = at, True
+        self.flushes, self.written_bytes = flushes, written
         if self._size >= self._segment_bytes:
             self.rotate()
+
+    def _cut(self) -> None:
+        """Takes what an attempt to write has left off the end."""
+        os.ftruncate(self._fd, self._size)
+        self._is_cut = True
 
     def rotate(self) -> None:
         """Finishes the segment; the next write begins another."""
         if self._fd >= 0 and self._size:
-            os.close(self._fd)
-            self._fd, self._size = -1, 0
+            handle, self._fd, self._size = self._fd, -1, 0
+            with contextlib.suppress(OSError):  # the disk has all of it
+                os.close(handle)
 
     def mark(self) -> list[tuple[int, int, str]]:
         """Returns the episodes that go on in the next segment, for `rewind`: number, lane, JSON."""
@@ -164,10 +191,10 @@ class JournalFile:
     def close(self) -> None:
         """Closes the segment, and leaves none behind in which nothing was written."""
         if self._fd >= 0:
-            os.close(self._fd)
+            handle, self._fd = self._fd, -1
+            os.close(handle)
             if not self._size:
                 segment_path(self._journal, self._number).unlink(missing_ok=True)
-            self._fd = -1
 
     def _head(self) -> list[bytes]:
         layout = json.dumps(self._layout.to_json()).encode()
@@ -193,9 +220,9 @@ class Flusher:
     ) -> None:
         self.changed = threading.Condition(threading.Lock())
         self.block = Block.of(layout, capacity)
-        self.error: Exception | None = None
-        self.waiting_steps = 0
-        """Appended, and not yet on the disk."""
+        self.error: BaseException | None = None
+        """Why the thread has stopped, until `flush` lets it try again."""
+        self.appended_steps = 0
         self.waiting_bytes = 0
         """Pixels that wait to be compressed."""
         self.flushed_steps = 0
@@ -217,18 +244,35 @@ class Flusher:
         self._pending_bytes = 0
         self._pending_steps = 0
         self._is_closing = False
+        self._deadline = time.monotonic() + flush_s
         self._thread = threading.Thread(target=self._run, name="store-flusher", daemon=True)
         self._thread.start()
+
+    @property
+    def waiting_steps(self) -> int:
+        """Returns how many steps were appended and are not yet on the disk."""
+        return self.appended_steps - self.flushed_steps
+
+    @property
+    def is_alive(self) -> bool:
+        """Returns whether the thread is there, which only `close` should end."""
+        return self._thread.is_alive()
+
+    def check(self) -> None:
+        """Raises `WritingError` while the thread has stopped."""
+        if self.error is None and not self.is_alive:
+            self.error = RuntimeError("the thread that writes is gone")
+        if self.error is not None:
+            raise WritingError from self.error
 
     # --- called by the control thread, which holds `changed` -------------------------------------
 
     def cut(self) -> None:
         """Hands the block over and takes an empty one."""
         if not self.block.is_empty:
+            fresh = self._free_blocks.pop() if self._free_blocks else Block.of(self._layout, self._capacity)
             self._queue.append(self.block)
-            self.block = (
-                self._free_blocks.pop() if self._free_blocks else Block.of(self._layout, self._capacity)
-            )
+            self.block = fresh
             self.changed.notify_all()
 
     def take_pixels(self, num_bytes: int) -> bytearray:
@@ -238,9 +282,19 @@ class Flusher:
 
     def put(self, picture: Picture) -> None:
         """Hands a picture over."""
-        self.waiting_bytes += len(picture.pixels)
         self._queue.append(picture)
+        self.waiting_bytes += len(picture.pixels)
         self.changed.notify_all()
+
+    def wait_until(self, holds: Callable[[], bool]) -> None:
+        """Waits for the thread.
+
+        Raises:
+            WritingError: it has stopped.
+        """
+        while not holds():
+            self.check()
+            self.changed.wait(_LOOK_S)
 
     # --- called by the control thread, which does not --------------------------------------------
 
@@ -248,7 +302,7 @@ class Flusher:
         """Waits until everything appended so far is on the disk; returns the steps of it in all.
 
         Raises:
-            Exception: what kept the thread from writing; it tries again at the next call.
+            WritingError: what kept the thread from writing; it tries again at the next call.
         """
         self._send(_Mark())
         return self.flushed_steps
@@ -261,14 +315,17 @@ class Flusher:
 
     def _send(self, mark: _Mark) -> None:
         with self.changed:
-            self.error = None
             self.cut()
+            if self.error is not None and self._queue and not isinstance(self._queue[0], _Mark):
+                self._queue.appendleft(_Mark())  # what was packed before the thread stopped goes first
             self._queue.append(mark)
+            self.error = None
             self.changed.notify_all()
-            while not mark.is_done:
-                if self.error is not None:
-                    raise self.error
-                self.changed.wait()
+            try:
+                self.wait_until(lambda: mark.is_done)
+            except WritingError:
+                self._queue.remove(mark)
+                raise
 
     def close(self) -> None:
         """Ends the thread; what it could not write is lost."""
@@ -280,70 +337,80 @@ class Flusher:
     # --- the thread ------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        deadline = time.monotonic() + self._flush_s
-        while True:
-            with self.changed:
-                now = time.monotonic()
-                if self._is_closing and (self.error is not None or not self._queue):
-                    return
-                if self.error is not None:  # until `flush` lifts it
-                    self.changed.wait()
-                    continue
-                if now >= deadline:
-                    deadline = now + self._flush_s
-                    self.cut()
-                    self._queue.append(_Mark())
-                if not self._queue:
-                    self.changed.wait(deadline - now)
-                    continue
-                item = self._queue.popleft()
+        goes_on = True
+        while goes_on:
             try:
-                self._handle(item)
-            except Exception as error:  # the control thread raises it
-                with self.changed:
-                    self.error = error
+                goes_on = self._turn()
+            except BaseException as error:  # whatever it is: those who append are told
+                self.error = error
+                with contextlib.suppress(MemoryError), self.changed:  # they look by themselves, too
                     self.changed.notify_all()
-            self.busy_s = time.thread_time()
+                    logger.error("store: writing stopped: %s: %s", type(error).__name__, error)
+
+    def _turn(self) -> bool:
+        """Waits for something to do and does it; returns False when it is time to end."""
+        with self.changed:
+            if self._is_closing and (self.error is not None or not self._queue):
+                return False
+            if self.error is not None:  # until `flush` lifts it
+                self.changed.wait()
+                return True
+            now = time.monotonic()
+            if now >= self._deadline:
+                self._deadline = now + self._flush_s
+                self.cut()
+                self._queue.append(_Mark())
+            if not self._queue:
+                self.changed.wait(self._deadline - now)
+                return True
+            item = self._queue[0]
+        self._handle(item)
+        self.busy_s = time.thread_time()
+        return True
 
     def _handle(self, item: Block | Picture | _Mark) -> None:
+        """Does what an item asks for, and only then takes it off the queue."""
         match item:
             case Picture():
-                self._add(self._encoded(item))
-                with self.changed:
-                    self.waiting_bytes -= len(item.pixels)
-                    self._free_pixels.setdefault(len(item.pixels), []).append(item.pixels)
-                    self.changed.notify_all()
+                self._take([self._encoded(item)], item)
             case Block():
-                self._pending_steps += item.size
-                for record in self._records(item):
-                    self._add(record)
-                with self.changed:
-                    item.clear()
-                    self._free_blocks.append(item)
+                self._take(self._records(item), item)
             case _Mark():
                 self._write()
                 if item.rotates:
                     self._file.rotate()
                     item.next_segment = self._file.number + 1
                 with self.changed:
+                    self._queue.popleft()
                     item.is_done = True
                     self.changed.notify_all()
         if self._pending_bytes > _WRITE_BYTES or self._pending_steps > self._hurry_steps:
             self._write()
 
-    def _add(self, record: bytes) -> None:
-        self._pending.append(record)
-        self._pending_bytes += len(record)
+    def _take(self, records: list[bytes], item: Block | Picture) -> None:
+        """Takes packed records in the place of their item, which is free for the next."""
+        with self.changed:
+            self._pending += records
+            self._queue.popleft()
+            self._pending_bytes += sum(map(len, records))
+            if isinstance(item, Block):
+                self._pending_steps += item.size
+                item.clear()
+                self._free_blocks.append(item)
+            else:
+                self.waiting_bytes -= len(item.pixels)
+                self._free_pixels.setdefault(len(item.pixels), []).append(item.pixels)
+            self.changed.notify_all()
 
     def _write(self) -> None:
         if not self._pending:
             return
+        after: list[bytes] = []
+        flushed = self.flushed_steps + self._pending_steps
         self._file.write(self._pending)
         with self.changed:
-            self.flushed_steps += self._pending_steps
-            self.waiting_steps -= self._pending_steps
-            self._pending = []
-            self._pending_bytes = self._pending_steps = 0
+            self._pending, self._pending_bytes, self._pending_steps = after, 0, 0
+            self.flushed_steps = flushed
             self.changed.notify_all()
 
     def _encoded(self, item: Picture) -> bytes:

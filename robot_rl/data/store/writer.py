@@ -25,7 +25,7 @@ from robot_rl.core.errors import DatasetError
 from robot_rl.data.episode import Array, Feature
 from robot_rl.data.episodes import EpisodesMeta
 from robot_rl.data.store.columns import Columns, source_index
-from robot_rl.data.store.flusher import Flusher, JournalFile, Picture, block_capacity
+from robot_rl.data.store.flusher import Flusher, JournalFile, Picture, WritingError, block_capacity
 from robot_rl.data.store.journal import Problem
 from robot_rl.data.store.lanes import NONE, Lanes
 from robot_rl.data.store.layout import Layout, PictureFormat, check_picture_options
@@ -133,7 +133,7 @@ class StoreWriter:
         )
         self._next_episode, self._next_picture = found.next_episode, found.next_picture
         self._lanes = Lanes(len(self.layout.cameras))
-        self._steps = self._pictures = self._repeated = self._dropped = self._waits = 0
+        self._pictures = self._repeated = self._dropped = self._waits = 0
         self._waited_s = 0.0
         self._is_closed = False
         os.register_at_fork(after_in_child=_forgetting(weakref.ref(self)))
@@ -292,8 +292,8 @@ class StoreWriter:
         self._check_not_closed()
         try:
             return flush()
-        except Exception:
-            raise self._failure() from self._flusher.error
+        except WritingError as error:
+            raise self._failure(error) from error.__cause__
 
     def mark(self) -> dict[str, Any]:
         """Brings everything to the disk and returns where this writer stands, for `rewind`.
@@ -354,12 +354,16 @@ class StoreWriter:
             self.flush()
         except DatasetError as error:
             lost = self._flusher.waiting_steps
-            raise DatasetError(f"{error} This writer was closed instead: {lost} steps are lost.") from None
+            raise DatasetError(
+                f"{error} This writer was closed instead: {lost} steps are lost."
+            ) from error.__cause__
         finally:
             self._is_closed = True
             self._flusher.close()
-            self._file.close()
-            self._lock.release()
+            try:
+                self._file.close()
+            finally:
+                self._lock.release()
 
     def __enter__(self) -> Self:
         return self
@@ -373,7 +377,7 @@ class StoreWriter:
     def stats(self) -> StoreStats:
         """Returns the counts so far."""
         return StoreStats(
-            steps=self._steps,
+            steps=self._flusher.appended_steps,
             flushed_steps=self._flusher.flushed_steps,
             pictures=self._pictures,
             repeated_pictures=self._repeated,
@@ -420,6 +424,8 @@ class StoreWriter:
         """Writes the steps into the block, and hands it over where it is full."""
         count, done = len(lanes), 0
         while done < count:
+            if self._flusher.block.size == self._capacity:
+                self._flusher.cut()
             block = self._flusher.block
             take = min(count - done, self._capacity - block.size)
             rows, at = slice(block.size, block.size + take), slice(done, done + take)
@@ -428,13 +434,11 @@ class StoreWriter:
                 column[rows] = value[at] if isinstance(value, np.ndarray) and value.ndim else value
             block.episode[rows] = self._lanes.episode[lanes[at]]
             block.step[rows] = self._lanes.step[lanes[at]]
+            # From here on they are appended, whatever fails in the rows after them.
+            self._lanes.step[lanes[at]] += 1
             block.size += take
+            self._flusher.appended_steps += take
             done += take
-            if block.size == self._capacity:
-                self._flusher.cut()
-        self._lanes.step[lanes] += 1
-        self._flusher.waiting_steps += count
-        self._steps += count
 
     def _take_pictures(
         self,
@@ -454,9 +458,8 @@ class StoreWriter:
                 if last.picture[lane, camera] != NONE and last.stamp[lane, camera] == taken[row]:
                     self._repeated += 1
                 elif self._put_picture(obs[key][row], int(last.episode[lane]), int(taken[row]), camera):
-                    last.picture[lane, camera] = self._next_picture
+                    last.picture[lane, camera] = self._next_picture - 1
                     last.stamp[lane, camera] = taken[row]
-                    self._next_picture += 1
 
     def _put_picture(self, picture: Array, episode: int, stamp_ns: int, camera: int) -> bool:
         """Hands a copy over; returns False where it had to be dropped."""
@@ -470,7 +473,9 @@ class StoreWriter:
         pixels = flusher.take_pixels(picture.nbytes)
         # memoryview keeps the GIL, which numpy gives up for a copy and has to wait for afterwards.
         memoryview(pixels)[:] = np.ascontiguousarray(picture).data.cast("B")
-        flusher.put(Picture(pixels, episode, self._next_picture, stamp_ns, camera))
+        number = self._next_picture
+        self._next_picture += 1
+        flusher.put(Picture(pixels, episode, number, stamp_ns, camera))
         self._pictures += 1
         return True
 
@@ -480,10 +485,12 @@ class StoreWriter:
         self._waits += 1
         if self._flusher.block.size:
             self._flusher.cut()
-        self._flusher.changed.wait_for(lambda: is_free() or self._flusher.error is not None)
-        self._waited_s += time.perf_counter() - began
-        if self._flusher.error is not None:
-            raise self._failure() from self._flusher.error
+        try:
+            self._flusher.wait_until(is_free)
+        except WritingError as error:
+            raise self._failure(error) from error.__cause__
+        finally:
+            self._waited_s += time.perf_counter() - began
 
     # --- checks ------------------------------------------------------------------------------------
 
@@ -501,8 +508,10 @@ class StoreWriter:
 
     def _check_open(self) -> None:
         self._check_not_closed()
-        if self._flusher.error is not None:
-            raise self._failure() from self._flusher.error
+        try:
+            self._flusher.check()
+        except WritingError as error:
+            raise self._failure(error) from error.__cause__
 
     def _check_not_closed(self) -> None:
         if self._is_closed:
@@ -511,13 +520,17 @@ class StoreWriter:
                 "forked from. Open another."
             )
 
-    def _failure(self) -> DatasetError:
-        error = self._flusher.error
+    def _failure(self, stopped: WritingError) -> DatasetError:
+        error = stopped.__cause__
         full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        what, mend = ("the disk is full", "make room") if full else ("writing failed", "mend it")
+        why = error if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+        then = f"{mend}, then flush() writes them; appending goes on after that."
+        if not self._flusher.is_alive:
+            then = "they are lost. Close this writer and open another."
         return DatasetError(
-            f"store {self.folder}: {'the disk is full' if full else 'writing failed'} ({error}). "
-            f"{self._flusher.flushed_steps} steps are safe, {self._flusher.waiting_steps} wait in memory: "
-            f"{'make room' if full else 'mend it'}, then flush() writes them; appending goes on after that."
+            f"store {self.folder}: {what} ({why}). {self._flusher.flushed_steps} steps are safe, "
+            f"{self._flusher.waiting_steps} wait in memory: {then}"
         )
 
 
