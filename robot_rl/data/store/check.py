@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from robot_rl.core.errors import DatasetError
-from robot_rl.core.files import sync_folder
 from robot_rl.data.store.index import JournalIndex
 from robot_rl.data.store.journal import (
-    HEADER,
     Kind,
     Problem,
-    Record,
     Segment,
     segment_numbers,
-    segment_path,
 )
 from robot_rl.data.store.layout import STORE_JSON, Layout, read_store_json, write_store_json
 from robot_rl.data.store.lock import WriterLock, is_being_written
-from robot_rl.data.store.recovery import cut_torn, known_losses, note_lost
-
-DAMAGED = "journal/damaged"
-"""Where `repair` keeps the segments that it replaced."""
+from robot_rl.data.store.recovery import cut_torn, known_losses, note_lost, take_out
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,10 +94,11 @@ def repair(folder: str | Path) -> tuple[Problem, ...]:
         _restore_store_json(folder)
         index = JournalIndex(folder, check_all=True)
         repaired = [*index.damage, *index.torn.values()]
-        note_lost(folder, index.damage)
+        note_lost(folder, repaired)
         cut_torn(folder, index)
-        for number in {int(problem.where[len("journal/") :][:6]) for problem in index.damage}:
-            _rewrite(folder, number)
+        places = {problem.where for problem in index.damage}
+        for number in {int(place[len("journal/") :][:6]) for place in places}:
+            take_out(folder, number, places)
         layout = Layout.from_json(read_store_json(folder))
         gaps = _gaps(JournalIndex(folder), layout, known_losses(folder))
         note_lost(folder, gaps)
@@ -131,29 +124,6 @@ def _gaps(index: JournalIndex, layout: Layout | None, noted: Sequence[Problem]) 
             if number not in cameras and episode.steps
         ]
     return [gap for gap in gaps if gap.first is not None or gap.where not in known]
-
-
-def _rewrite(folder: Path, number: int) -> None:
-    """Replaces a segment by its good records; the original is kept aside."""
-    journal, kept = folder / "journal", folder / DAMAGED
-    path, fresh = segment_path(journal, number), journal / f".{number:06d}.new"
-    segment = Segment(journal, number)
-    with fresh.open("wb") as file:
-        for found in segment.scan(0):
-            if isinstance(found, Record) and segment.payload(found) is not None:
-                file.write(os.pread(segment.fd, HEADER.size + found.length, found.offset))
-        file.flush()
-        os.fsync(file.fileno())
-    kept.mkdir(exist_ok=True)
-    original = kept / path.name
-    for copy in range(1, 1000):
-        if not original.exists():
-            break
-        original = kept / f"{path.stem}-{copy}.log"
-    os.link(path, original)
-    fresh.replace(path)
-    sync_folder(kept)
-    sync_folder(journal)
 
 
 def _restore_store_json(folder: Path) -> None:

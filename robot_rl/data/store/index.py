@@ -10,7 +10,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from robot_rl.core.errors import DatasetError
 from robot_rl.data.store.journal import Kind, Problem, Record, Segment, segment_numbers
+from robot_rl.data.store.layout import Layout, read_store_json
 
 
 @dataclass
@@ -63,6 +65,10 @@ class JournalIndex:
         self.damage: list[Problem] = []
         self.torn: dict[int, Problem] = {}
         """Segment -> unfinished write at its end."""
+        self.hurt: list[Problem] = []
+        """The part of `damage` inside of the last write, of which a power cut may leave out any page."""
+        self.last_flush = 0
+        """The number of that write."""
         self.num_records = 0
         self.touched: set[int] = set()
         """Episodes with new records; whoever takes them in clears it."""
@@ -140,6 +146,7 @@ class JournalIndex:
 
     def _scan(self, segment: Segment, *, is_last: bool) -> None:
         records: list[Record] = []
+        unread: list[tuple[int, Problem]] = []  # and how many records come before it
         self.torn.pop(segment.number, None)
         for found in segment.scan(segment.scanned):
             if isinstance(found, Record):
@@ -148,7 +155,8 @@ class JournalIndex:
             elif found.kind == "torn":
                 self.torn[segment.number] = found
             else:
-                self.damage.append(found)
+                unread.append((len(records), found))
+        self.damage += [problem for _, problem in unread]
         if not records:
             return
         last_flush = records[-1].flush
@@ -157,16 +165,62 @@ class JournalIndex:
             or segment.payload(record) is not None
             for record in records
         ]
-        while is_last and not good[-1]:  # a power cut: the length of the file arrived, its content did not
+        while is_last and records and not good[-1]:  # a power cut: the file's length arrived, its end did not
             self._tear(segment, records.pop())
             good.pop()
-            if not good:
-                return
+        begin = next((i for i, record in enumerate(records) if record.flush == last_flush), len(records))
+        begin = begin if is_last else len(records)
+        self._take(segment, records[:begin], good[:begin])
+        if is_last:
+            hurt = [problem for before, problem in unread if before >= begin]
+            is_hurt = bool(hurt) or not all(good[begin:])
+            hurt += self._take(segment, records[begin:], good[begin:], checks=is_hurt)
+            self.last_flush, self.hurt = last_flush, hurt
+
+    def _take(
+        self, segment: Segment, records: list[Record], good: list[bool], *, checks: bool = False
+    ) -> list[Problem]:
+        """Adds the good records and returns the damage.
+
+        Args: checks: whether to leave steps out that need records which are not there.
+        """
+        kept = [record for record, is_good in zip(records, good, strict=True) if is_good]
+        spoiled = self._spoiled(segment, kept) if checks else set()
+        found: list[Problem] = []
         for record, is_good in zip(records, good, strict=True):
-            if is_good:
+            if is_good and record not in spoiled:
                 self._add(record)
-            else:
-                self.damage.append(_damaged(segment, record))
+                continue
+            what = segment.describe(record)
+            detail = f"The checksum of {what} does not match."
+            if is_good:
+                detail = f"A picture of {what}, or the beginning of the episode, was lost."
+            found.append(_damaged(segment, record, detail))
+        self.damage += found
+        return found
+
+    def _spoiled(self, segment: Segment, records: list[Record]) -> set[Record]:
+        """Returns the steps and ends of a write whose pictures, or the beginning of whose episode, it lost.
+
+        They would show an earlier picture, or have the instruction of another episode.
+        """
+        try:
+            layout = Layout.from_json(read_store_json(self.journal.parent))
+        except (KeyError, TypeError, DatasetError):  # damaged as well: nobody reads the store before `repair`
+            return set()
+        begun = {episode.episode for episode in self.episodes.values() if episode.begin is not None}
+        begun |= {record.a for record in records if record.kind == Kind.EPISODE}
+        there = {record.b for record in records if record.kind == Kind.PICTURE}
+        before = max((r.b for episode in self.episodes.values() for r in episode.pictures), default=-1)
+
+        def is_whole(record: Record) -> bool:
+            if record.kind not in (Kind.STEPS, Kind.END):
+                return True
+            steps = record.c if record.kind == Kind.STEPS else None
+            shown = layout.pictures_in(segment.read(record), steps)
+            return record.a in begun and all(picture <= before or picture in there for picture in shown)
+
+        return {record for record in records if not is_whole(record)}
 
     def _tear(self, segment: Segment, record: Record) -> None:
         """Counts a whole-looking record at the end among what was never written to the end."""
@@ -207,7 +261,7 @@ class JournalIndex:
                 pass
 
 
-def _damaged(segment: Segment, record: Record) -> Problem:
+def _damaged(segment: Segment, record: Record, detail: str) -> Problem:
     is_steps = record.kind == Kind.STEPS
     return Problem(
         kind="damaged",
@@ -216,5 +270,5 @@ def _damaged(segment: Segment, record: Record) -> Problem:
         steps=record.c if is_steps else 0,
         episode=record.a,
         first=record.b if is_steps else None,
-        detail=f"The checksum of {segment.describe(record)} does not match.",
+        detail=detail,
     )

@@ -101,6 +101,15 @@ class Layout:
                     pictures[key] = int(value)
         return obs, pictures
 
+    def pictures_in(self, payload: bytes, steps: int | None) -> set[int]:
+        """Returns the pictures that a record refers to: of its steps, or (None) of the end of an episode."""
+        if steps is None:
+            return set(self.unpack_final(payload)[1].values()) if payload else set()
+        columns = self.unpack(payload, steps)
+        return {
+            int(picture) for camera in self.cameras for picture in np.unique(columns[f"picture.{camera}"])
+        }
+
     def to_json(self) -> dict[str, Any]:
         """Returns what store.json and the head of every segment say."""
         features = {key: [feature.dtype, list(feature.shape)] for key, feature in self.features.items()}

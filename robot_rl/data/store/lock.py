@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from robot_rl.core.errors import DatasetError
+from robot_rl.core.files import make_folder
 from robot_rl.core.lock import HeldError, ProcessLock, is_held
 
 _FILE = "journal/writer.lock"
@@ -19,6 +20,7 @@ class WriterLock:
         Raises:
             DatasetError: another writer has it; the message names its process and host.
         """
+        make_folder((folder / _FILE).parent)
         try:
             self._lock = ProcessLock(folder / _FILE)
         except HeldError as holder:

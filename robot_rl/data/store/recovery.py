@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,12 +13,15 @@ from typing import Any
 from robot_rl.core.errors import DatasetError
 from robot_rl.core.files import sync_folder
 from robot_rl.data.store.index import JournalIndex
-from robot_rl.data.store.journal import Problem, segment_numbers, segment_path
+from robot_rl.data.store.journal import HEADER, Problem, Record, Segment, segment_numbers, segment_path
 from robot_rl.data.store.layout import STORE_JSON, Layout, is_store, read_store_json, write_store_json
 from robot_rl.data.store.sealed import sealed_episodes
 from robot_rl.data.store.upgrade import upgrade
 
 logger = logging.getLogger(__name__)
+
+DAMAGED = "journal/damaged"
+"""Where the segments are kept that were written again without their damage."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +35,7 @@ class Recovered:
 
 
 def recover(folder: Path, layout: Layout) -> Recovered:
-    """Makes the store if there is none, cuts unfinished writes off, and says where to go on.
+    """Makes the store if there is none, takes out what a crash left unfinished, and says where to go on.
 
     Raises:
         DatasetError: the store is of another robot, task or layout.
@@ -56,11 +59,10 @@ def recover(folder: Path, layout: Layout) -> Recovered:
         write_store_json(folder, layout.to_json() | {"lost": []})
         sync_folder(folder)
         sync_folder(folder.absolute().parent)
-    index = JournalIndex(folder)
-    lost = tuple(index.torn[number] for number in sorted(index.torn))
-    cut_torn(folder, index)
+    lost = mend(folder)
     for problem in lost:
         logger.warning("store %s: %s", folder, problem)
+    index = JournalIndex(folder)
     known = [*index.episodes, *sealed_episodes(folder)]
     pictures = (record.b for episode in index.episodes.values() for record in episode.pictures)
     return Recovered(
@@ -93,11 +95,35 @@ def check_layout(folder: Path, found: Layout, layout: Layout) -> None:
             )
 
 
+def mend(folder: Path) -> tuple[Problem, ...]:
+    """Takes out what a crash left of the last write; what was lost with it is noted in store.json.
+
+    An unfinished end is cut off. Where records are damaged before the end, the segment is written again
+    without them, and the episodes that they were of can be read. Older damage is left to `repair`.
+
+    Returns: what was lost now.
+    """
+    index = JournalIndex(folder)
+    lost = [*index.hurt, *(index.torn[number] for number in sorted(index.torn))]
+    if not lost:
+        return ()
+    note_lost(folder, lost)
+    cut_torn(folder, index)
+    if index.hurt:
+        number = max(index.segments)
+        take_out(folder, number, {problem.where for problem in index.hurt})
+        mended = JournalIndex(folder)
+        for gap in mended.gaps(known_losses(folder)):
+            episode = mended.episodes[gap.episode if gap.episode is not None else -1]
+            after = next((r for r in episode.steps if gap.first is not None and r.b > gap.first), episode.end)
+            if after is not None and (after.segment, after.flush) == (number, index.last_flush):
+                lost.append(gap)
+        note_lost(folder, lost)
+    return tuple(lost)
+
+
 def cut_torn(folder: Path, index: JournalIndex) -> None:
-    """Cuts unfinished writes off the ends of segments, and notes in store.json what was lost."""
-    if not index.torn:
-        return
-    note_lost(folder, index.torn.values())
+    """Cuts unfinished writes off the ends of segments; the caller has noted what is lost."""
     for number in index.torn:
         path = segment_path(index.journal, number)
         handle = os.open(path, os.O_RDWR)
@@ -107,6 +133,31 @@ def cut_torn(folder: Path, index: JournalIndex) -> None:
         finally:
             os.close(handle)
     index.torn.clear()
+
+
+def take_out(folder: Path, number: int, places: Collection[str]) -> None:
+    """Replaces a segment by its good records, but for those at `places`; the original is kept aside."""
+    journal, kept = folder / "journal", folder / DAMAGED
+    path, fresh = segment_path(journal, number), journal / f".{number:06d}.new"
+    segment = Segment(journal, number)
+    with fresh.open("wb") as file:
+        for found in segment.scan(0):
+            if not isinstance(found, Record) or f"{segment.name}, byte {found.offset}" in places:
+                continue
+            if segment.payload(found) is not None:
+                file.write(os.pread(segment.fd, HEADER.size + found.length, found.offset))
+        file.flush()
+        os.fsync(file.fileno())
+    kept.mkdir(exist_ok=True)
+    original = kept / path.name
+    for copy in range(1, 1000):
+        if not original.exists():
+            break
+        original = kept / f"{path.stem}-{copy}.log"
+    os.link(path, original)
+    fresh.replace(path)
+    sync_folder(kept)
+    sync_folder(journal)
 
 
 def note_lost(folder: Path, problems: Iterable[Problem]) -> None:

@@ -16,11 +16,10 @@ from typing import Literal
 
 from robot_rl.core.errors import DatasetError
 from robot_rl.core.files import sync_folder
-from robot_rl.data.store.index import JournalIndex
 from robot_rl.data.store.journal import Kind, Record, Segment, segment_numbers, segment_path
 from robot_rl.data.store.lock import WriterLock
 from robot_rl.data.store.reader import StoreReader
-from robot_rl.data.store.recovery import cut_torn
+from robot_rl.data.store.recovery import mend
 from robot_rl.data.store.sealed import sealed_episodes
 
 logger = logging.getLogger(__name__)
@@ -56,7 +55,7 @@ def seal(folder: str | Path, options: SealOptions | None = None) -> Sealed:
     StoreReader(folder)  # refuses what is no store before a lock file is made
     lock = WriterLock(folder)
     try:
-        cut_torn(folder, JournalIndex(folder))
+        mend(folder)
         return seal_episodes(folder, options or SealOptions())
     finally:
         lock.release()

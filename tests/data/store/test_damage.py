@@ -5,6 +5,7 @@ import json
 import multiprocessing
 import os
 import resource
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 from robot_rl.core.errors import DatasetError
+from robot_rl.data.store import writer as store_writer
 from robot_rl.data.store.check import repair, verify
 from robot_rl.data.store.index import JournalIndex
 from robot_rl.data.store.journal import HEADER, Kind, Segment
@@ -33,10 +35,15 @@ def recorded(bench: Any) -> list[int]:
     return sizes
 
 
-def record(bench: Any, kind: Kind, nth: int) -> Any:
-    """Returns the n-th record of a kind in the first segment."""
+def records(bench: Any, kind: Kind) -> list[Any]:
+    """Returns the records of a kind in the first segment."""
     segment = Segment(bench.folder / "journal", 1)
-    return [found for found in segment.scan(0) if getattr(found, "kind", None) == kind][nth]
+    return [found for found in segment.scan(0) if getattr(found, "kind", None) == kind]
+
+
+def record(bench: Any, kind: Kind, nth: int) -> Any:
+    """Returns the n-th of them."""
+    return records(bench, kind)[nth]
 
 
 def test_a_cut_at_any_byte_keeps_every_flush_before_it(bench: Any) -> None:
@@ -174,6 +181,133 @@ def test_segments_of_a_long_episode(bench: Any) -> None:
     assert episode.obs["state"][-1, 1] == 29
     (gap,) = verify(bench.folder).problems
     assert (gap.kind, gap.where) == ("gap", "episode 0, step 0")
+
+
+# --- the last write ---------------------------------------------------------------------------------
+
+
+def two_flushes(bench: Any, monkeypatch: pytest.MonkeyPatch, *, block: int) -> int:
+    """Records three lanes, 2 steps each and then 6, in records of `block` steps; returns the first's size."""
+    monkeypatch.setattr(store_writer, "block_capacity", lambda _: 3 * block)
+    size = 0
+    with bench.writer() as out:
+        for step in range(8):
+            for lane in range(3):
+                grey = 10 * (step // 2) + lane  # the cameras are half as fast
+                stamps = {key: 20_000_000 * (step // 2) for key in bench.features if key.endswith(".rgb")}
+                pictures = {key: bench.picture(key, grey) for key in stamps}
+                more = {"pictures": pictures, "picture_stamp_ns": stamps}
+                bench.append(out, lane, step, lane=lane, **more)
+            if step == 1:
+                out.flush()
+                size = (bench.folder / "journal/000001.log").stat().st_size
+    return size
+
+
+def assert_right(bench: Any) -> None:
+    """All steps of the first flush are there, and no step has anything of another."""
+    reader = StoreReader(bench.folder)
+    seen: set[tuple[int, int]] = set()
+    for i in range(len(reader)):
+        episode = reader.read(i)
+        lane, steps = reader.store_episode(i), episode.obs["state"][:, 1].astype(int)
+        assert set(episode.obs["state"][:, 0]) == {lane}
+        assert steps.tolist() == list(range(reader.first_step(i), reader.first_step(i) + len(steps)))
+        seen |= {(lane, step) for step in steps.tolist()}
+        for key in (key for key in bench.features if key.endswith(".rgb")):
+            grey = episode.obs[key][np.arange(len(steps))][:, 0, 0, 0]
+            assert grey.tolist() == [10 * (step // 2) + lane for step in steps]
+    assert seen >= {(lane, step) for lane in range(3) for step in range(2)}
+
+
+def test_a_bad_record_in_the_last_flush_is_noted_and_costs_itself(
+    bench: Any, monkeypatch: pytest.MonkeyPatch, flip: Callable[[int, int], None]
+) -> None:
+    """Steps 4 and 5 of the second lane: a writer says so, and what is before and after them can be read."""
+    two_flushes(bench, monkeypatch, block=2)
+    hurt = next(found for found in records(bench, Kind.STEPS) if (found.a, found.b) == (1, 4))
+    flip(1, hurt.offset + HEADER.size + 30)
+    where = f"journal/000001.log, byte {hurt.offset}"
+    assert [(p.kind, p.where, p.steps) for p in verify(bench.folder).problems] == [("damaged", where, 2)]
+    (lost,) = bench.writer().recovered
+    assert (lost.where, lost.episode, lost.first, lost.steps) == (where, 1, 4, 2)
+    report = verify(bench.folder)
+    assert (report.problems, report.lost, report.steps) == ((), (lost,), 22)
+    reader = StoreReader(bench.folder)
+    assert reader.lengths().tolist() == [8, 4, 2, 8]
+    assert [reader.first_step(i) for i in range(4)] == [0, 0, 6, 0]
+    assert_right(bench)
+    bench.opened.pop().close()
+    assert bench.writer().recovered == ()
+
+
+def test_a_bad_header_in_the_last_flush_is_noted_with_its_gap(
+    bench: Any, monkeypatch: pytest.MonkeyPatch, flip: Callable[[int, int], None]
+) -> None:
+    two_flushes(bench, monkeypatch, block=2)
+    hurt = next(found for found in records(bench, Kind.STEPS) if (found.a, found.b) == (1, 4))
+    flip(1, hurt.offset + 9)
+    found = [(lost.kind, lost.steps) for lost in bench.writer().recovered]
+    assert found == [("damaged", None), ("gap", 2)]
+    assert verify(bench.folder).problems == ()
+    assert StoreReader(bench.folder).lengths().tolist() == [8, 4, 2, 8]
+
+
+def test_older_damage_waits_for_repair(bench: Any, flip: Callable[[int, int], None]) -> None:
+    recorded(bench)
+    flip(1, record(bench, Kind.STEPS, 1).offset + HEADER.size + 30)
+    assert bench.writer().recovered == ()
+    bench.opened.pop().close()
+    assert [problem.kind for problem in verify(bench.folder).problems] == ["damaged"]
+
+
+def test_no_step_of_the_last_flush_shows_the_picture_of_another(
+    bench: Any, monkeypatch: pytest.MonkeyPatch, flip: Callable[[int, int], None]
+) -> None:
+    """The front camera's picture of steps 4 and 5 of lane 1, which a reader never sees with another one."""
+    bench.with_cameras()
+    two_flushes(bench, monkeypatch, block=2)
+    hurt = [found for found in records(bench, Kind.PICTURE) if (found.a, found.d) == (1, 0)][2]
+    flip(1, hurt.offset + HEADER.size + 40)
+    for _ in range(2):  # before a writer has been there, and after
+        assert StoreReader(bench.folder).lengths().tolist() == [8, 4, 2, 8]
+        assert_right(bench)
+        bench.writer().close()
+    picture, steps = verify(bench.folder).lost
+    assert (picture.steps, picture.episode) == (0, 1)
+    assert (steps.first, steps.steps) == (4, 2)
+    assert "A picture of steps 4 to 5 of episode 1, or" in steps.detail
+
+
+def test_any_pages_of_the_last_write_may_be_missing(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A power cut in the middle of it: all that was flushed before is right, and so is what is left of it."""
+    bench.with_cameras()
+    size = two_flushes(bench, monkeypatch, block=1)
+    path = bench.folder / "journal/000001.log"
+    whole = path.read_bytes()
+    kept: set[int] = set()
+    for seed in range(12):
+        rng = np.random.default_rng(seed)
+        content = bytearray(
+            whole[: len(whole) - int(rng.integers(0, 2) * rng.integers(0, len(whole) - size))]
+        )
+        for begin in range(size, len(content), 256):
+            if rng.random() < 0.1:
+                end = min(begin + 256, len(content))
+                content[begin:end] = bytes(end - begin)
+        shutil.rmtree(bench.folder / "journal")
+        path.parent.mkdir()
+        path.write_bytes(content)
+        content = json.loads((bench.folder / "meta/store.json").read_text())
+        (bench.folder / "meta/store.json").write_text(json.dumps(content | {"lost": []}))
+        assert_right(bench)
+        bench.writer().close()
+        assert_right(bench)
+        report = verify(bench.folder)
+        assert report.problems == ()
+        assert bool(report.lost) == (report.steps < 24)
+        kept.add(report.steps)
+    assert len(kept) > 3
 
 
 # --- a full disk -----------------------------------------------------------------------------------
