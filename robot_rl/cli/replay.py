@@ -16,7 +16,6 @@ from rich.table import Table
 from robot_rl.core.errors import ConfigError, DatasetError, nearest
 from robot_rl.data.store.check import repair, verify
 from robot_rl.data.store.layout import is_store
-from robot_rl.data.store.lock import WriterLock
 from robot_rl.data.store.reader import StoreReader, open_source
 from robot_rl.data.store.seal import SealOptions, seal
 from robot_rl.data.store.summary import Summary, summarize
@@ -223,13 +222,8 @@ def _compact(paths: Sequence[str], settings: dict[str, str]) -> Result:
             f"{folder}: nothing is sealed yet, the journal has no files to join. Seal it first: "
             f"robot-rl replay seal {folder}"
         )
-    lock = WriterLock(folder) if is_store(folder) else None  # nobody records meanwhile
-    try:
-        before = _num_files(folder)
-        compact(folder)
-    finally:
-        if lock is not None:
-            lock.release()
+    before = _num_files(folder)
+    compact(folder)
     after = _num_files(folder)
     print(f"{folder}: {_count(before, 'file')} became {after:,}")
     return 0, {"path": str(folder), "files_before": before, "files": after}

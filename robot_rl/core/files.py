@@ -26,6 +26,17 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
+def sync_tree(folder: Path) -> None:
+    """Waits until the disk has everything in a folder; that the folder itself is there, its parent says."""
+    for path in folder.rglob("*"):
+        if path.is_dir():
+            sync_folder(path)
+        else:
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+    sync_folder(folder)
+
+
 def make_folder(folder: Path) -> None:
     """Makes a folder and those above it, so that they survive a power cut."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()]

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from robot_rl.core.clock import Clock, MonotonicClock
+from robot_rl.core.files import sync_folder, write_synced
 
 if TYPE_CHECKING:
     from tensorboard.summary.writer.event_file_writer import EventFileWriter
@@ -33,7 +34,10 @@ EVENTS_FOLDER = "tensorboard"
 
 
 class MetricsWriter:
-    """Appends rows to `<folder>/metrics.jsonl`, on disk before `write` returns.
+    """Appends rows to `<folder>/metrics.jsonl`.
+
+    A row that was written survives the end of the process, however it ends. A power cut may cost the rows
+    since the last `state_dict`, which a checkpoint holds, or `close`: both wait for the disk.
 
     A resumed run opens the same folder: a torn last line is dropped, `wall_s` goes on where it
     stood, and `load_state_dict` (or `truncate_after`) drops the rows that were written after the
@@ -71,7 +75,11 @@ class MetricsWriter:
         return self._keep([row for row in rows if row["step"] <= step], of=len(rows))
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the place in the file; phases that make no control steps need it to resume exactly."""
+        """Returns the place in the file; phases that make no control steps need it to resume exactly.
+
+        The rows before it are on the disk: whoever resumes from here has them.
+        """
+        os.fsync(self._file.fileno())
         return {"rows": self._num_rows}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -80,7 +88,9 @@ class MetricsWriter:
         self._keep(rows[: int(state["rows"])], of=len(rows))
 
     def close(self) -> None:
-        self._file.close()
+        if not self._file.closed:
+            os.fsync(self._file.fileno())
+            self._file.close()
         if self._events is not None:
             self._events.close()
 
@@ -93,8 +103,9 @@ class MetricsWriter:
     def _start(self, rows: list[Row]) -> None:
         """Makes the file hold exactly `rows` and opens it to append."""
         temporary = self._path.with_suffix(".tmp")
-        temporary.write_text("".join(_line(row) for row in rows), encoding="ascii")
+        write_synced(temporary, "".join(_line(row) for row in rows).encode("ascii"))
         os.replace(temporary, self._path)
+        sync_folder(self._path.parent)
         self._file = self._path.open("a", encoding="ascii")
         self._num_rows = len(rows)
         self._before_s = float(rows[-1]["wall_s"]) if rows else 0.0

@@ -1,5 +1,6 @@
 import json
 import math
+import os
 
 import numpy as np
 import pytest
@@ -52,6 +53,29 @@ def test_rows_come_back_as_they_were_written(tmp_path):
         expected = {"step": 10, "updates": 0, "phase": "bc", "wall_s": 1.5}
         values = {"bc/loss": 0.5, "eval/success": 1.0, "actor/q": 2.0}
         assert read_metrics(tmp_path / "metrics.jsonl") == [{**expected, **values}]
+
+
+def test_the_disk_has_the_rows_that_a_checkpoint_counts(tmp_path, monkeypatch):
+    """Every sync notes how many bytes of the file it covers: those survive a power cut."""
+    path, fsync, safe = tmp_path / "metrics.jsonl", os.fsync, {}
+
+    def synced(handle):
+        fsync(handle)
+        safe[os.fstat(handle).st_ino] = os.fstat(handle).st_size
+
+    monkeypatch.setattr(os, "fsync", synced)
+    writer = MetricsWriter(tmp_path, tensorboard=False)
+    assert tmp_path.stat().st_ino in safe  # the file's name, too
+    writer.write(1, "bc", {"bc/loss": 0.5})
+    assert safe[path.stat().st_ino] == 0
+    assert writer.state_dict() == {"rows": 1}
+    assert safe[path.stat().st_ino] == path.stat().st_size > 0
+    writer.write(2, "bc", {"bc/loss": 0.25})
+    writer.close()
+    assert safe[path.stat().st_ino] == path.stat().st_size
+    writer.close()
+    write_steps(tmp_path, [], tensorboard=False)  # a resumed run writes the rows anew
+    assert safe[path.stat().st_ino] == path.stat().st_size > 0
 
 
 def test_nan_is_null_in_the_file_and_nan_again_when_read(tmp_path):

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterable
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterable
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,12 +20,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from robot_rl.core.errors import DatasetError
-from robot_rl.core.files import exchange_folder, restore_folder, sync_folder
+from robot_rl.core.files import exchange_folder, restore_folder, sync_tree
 from robot_rl.data.lerobot import layout as lay
 from robot_rl.data.lerobot.encode import frames_in
 from robot_rl.data.lerobot.index import read_info
 from robot_rl.data.lerobot.layout import place
 from robot_rl.data.lerobot.writer import DatasetLock
+from robot_rl.data.store.layout import is_store
+from robot_rl.data.store.lock import WriterLock
 
 _MB = 1 << 20
 _OURS = ("data", "videos", "final", "arrays", "meta/episodes")
@@ -44,8 +46,8 @@ class _Group:
 def compact(folder: str | Path, *, data_mb: float | None = None, video_mb: float | None = None) -> None:
     """Joins the files of a dataset.
 
-    Nobody may write to the folder meanwhile; readers that have it open must open it again. Files that
-    are not the dataset's (the journal of a store) are kept.
+    Nobody writes to the folder meanwhile, to the journal of a store neither; readers that have it open
+    must open it again. Files that are not the dataset's (that journal) are kept.
 
     Args:
         folder: the dataset.
@@ -53,8 +55,8 @@ def compact(folder: str | Path, *, data_mb: float | None = None, video_mb: float
         video_mb: largest video file; None: as above, 200.
 
     Raises:
-        DatasetError: no dataset of version 3, another writer has it open, or files do not hold what
-            meta/ says; nothing was changed.
+        DatasetError: no dataset of version 3, another writer has it or its store open, or files do not hold
+            what meta/ says; nothing was changed.
     """
     folder = Path(folder).resolve()
     restore_folder(folder)
@@ -64,7 +66,7 @@ def compact(folder: str | Path, *, data_mb: float | None = None, video_mb: float
             f"{folder}: version {info['codebase_version']}, allowed: v3.0. Only version 3 has files of many "
             "episodes; `robot_rl.data.lerobot.edit.merge` writes it anew."
         )
-    with closing(DatasetLock(folder)):
+    with _journal_lock(folder), closing(DatasetLock(folder)):
         info = read_info(folder)  # again: nobody adds to it from here on
         if not info["total_episodes"]:
             return
@@ -76,7 +78,7 @@ def compact(folder: str | Path, *, data_mb: float | None = None, video_mb: float
             os.link(folder / path, new / path)
         limits = (data_mb or info["data_files_size_in_mb"], video_mb or info["video_files_size_in_mb"])
         _write(folder, new, info, _committed_rows(folder, info["total_episodes"]), limits)
-        _sync(new)
+        sync_tree(new)
         if _foreign(folder) != foreign:
             raise DatasetError(f"{folder}: somebody is writing to it. Close that writer, then compact again.")
         exchange_folder(new, folder)
@@ -230,18 +232,18 @@ def _join_videos(paths: list[Path], target: Path, fps: float) -> list[int]:
     return frames
 
 
+@contextmanager
+def _journal_lock(folder: Path) -> Generator[None]:
+    """Keeps the writer of a store out: it would go on in a journal that another folder has by now."""
+    lock = WriterLock(folder) if is_store(folder) else None
+    try:
+        yield
+    finally:
+        if lock is not None:
+            lock.release()
+
+
 def _foreign(folder: Path) -> list[Path]:
     """Returns all files that stay as they are, relative to the folder."""
     paths = (path.relative_to(folder) for path in sorted(folder.rglob("*")) if not path.is_dir())
     return [path for path in paths if not any(path.is_relative_to(ours) for ours in _OURS)]
-
-
-def _sync(folder: Path) -> None:
-    """Waits until the disk has everything in a folder."""
-    for path in folder.rglob("*"):
-        if path.is_dir():
-            sync_folder(path)
-        else:
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
-    sync_folder(folder)

@@ -19,6 +19,7 @@ from typing import Literal, TypedDict, Unpack
 import numpy as np
 
 from robot_rl.core.errors import DatasetError, nearest
+from robot_rl.core.files import make_folder, sync_folder, sync_tree
 from robot_rl.data.episode import SOURCES, Episode, EpisodeSource, Feature
 from robot_rl.data.episodes import EpisodesMeta
 from robot_rl.data.lerobot.damage import spans
@@ -234,13 +235,15 @@ def _require_new(folder: Path) -> None:
 
 @contextmanager
 def new_folder(folder: Path) -> Generator[Path]:
-    """Gives a folder under a temporary name, which becomes `folder` if the block succeeds."""
+    """Gives a folder under a temporary name, which becomes `folder`, on the disk, if the block succeeds."""
     _require_new(folder)
     temporary = folder.with_name(f".writing-{os.getpid()}-{folder.name}")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
-        temporary.mkdir(parents=True)
+        make_folder(temporary)
         yield temporary
+        sync_tree(temporary)
         temporary.rename(folder)
+        sync_folder(folder.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

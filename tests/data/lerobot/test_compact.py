@@ -13,6 +13,7 @@ from robot_rl.data.episode import Episode
 from robot_rl.data.lerobot.compact import compact
 from robot_rl.data.lerobot.reader import Dataset
 from robot_rl.data.lerobot.writer import DatasetLock, DatasetWriter
+from robot_rl.data.store.writer import StoreWriter
 
 Made = Callable[..., Episode]
 
@@ -118,7 +119,7 @@ def test_what_is_not_the_datasets_stays(tmp_path: Path, made: Made) -> None:
     assert (folder / "journal/lane-0/000.seg").stat().st_ino == inode
 
 
-@pytest.mark.parametrize("at", ["_write", "_sync", "exchange_folder"])
+@pytest.mark.parametrize("at", ["_write", "sync_tree", "exchange_folder"])
 def test_a_crash_leaves_the_old_files(
     tmp_path: Path, made: Made, monkeypatch: pytest.MonkeyPatch, at: str
 ) -> None:
@@ -144,7 +145,7 @@ def test_somebody_who_writes_meanwhile_is_noticed(
     folder = written(tmp_path / "d", made)
     (folder / "journal").mkdir()
     monkeypatch.setattr(
-        "robot_rl.data.lerobot.compact._sync", lambda _: (folder / "journal/1.seg").write_text("new")
+        "robot_rl.data.lerobot.compact.sync_tree", lambda _: (folder / "journal/1.seg").write_text("new")
     )
     with pytest.raises(DatasetError, match=r"somebody is writing to it\. Close that writer"):
         compact(folder)
@@ -171,6 +172,20 @@ def test_a_writer_keeps_compaction_out(tmp_path: Path, made: Made) -> None:
     folder = written(tmp_path / "d", made)
     with opened(folder, made), pytest.raises(DatasetError, match="another writer has this dataset open"):
         compact(folder)
+
+
+def test_a_recorder_keeps_compaction_out(tmp_path: Path, made: Made) -> None:
+    """Also from Python: its journal would be in the old folder, which is removed."""
+    folder = written(tmp_path / "d", made)
+    dataset = Dataset(folder)
+    with (
+        StoreWriter(folder, dataset.meta, dataset.features),
+        pytest.raises(DatasetError, match=r"is writing to this store, and a store has one writer"),
+    ):
+        compact(folder)
+    assert len(files(folder, "data/*/*.parquet")) == len(LENGTHS)
+    compact(folder)
+    assert len(files(folder, "data/*/*.parquet")) == 1
 
 
 def test_metadata_that_does_not_add_up_is_refused(tmp_path: Path, made: Made) -> None:

@@ -1,6 +1,7 @@
 """Merged, split and filtered datasets hold the right episodes; what does not fit is named."""
 
 import dataclasses
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from robot_rl.core.errors import DatasetError
 from robot_rl.data.episode import Episode
 from robot_rl.data.lerobot.edit import filter as filter_episodes
-from robot_rl.data.lerobot.edit import merge, split
+from robot_rl.data.lerobot.edit import merge, new_folder, split
 from robot_rl.data.lerobot.reader import Dataset
 
 Made = Callable[..., Episode]
@@ -185,3 +186,27 @@ def test_an_episode_that_has_not_begun_is_passed_over(tmp_path: Path, made: Made
     )
     live = InMemory([made(3, cameras=()), empty])
     assert len(Dataset(merge([live], tmp_path / "out"))) == 1
+
+
+def test_a_new_folder_is_on_the_disk_with_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that was written is synced before the rename, and the folders that hold the new name after it."""
+    done: list[int] = []
+    fsync, rename = os.fsync, Path.rename
+
+    def synced(handle: int) -> None:
+        done.append(os.fstat(handle).st_ino)
+        fsync(handle)
+
+    def renamed(path: Path, target: Path) -> Path:
+        done.append(-1)
+        return rename(path, target)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(Path, "rename", renamed)
+    with new_folder(tmp_path / "new/out") as folder:
+        (folder / "data").mkdir()
+        (folder / "data/rows").write_text("written without a sync")
+    at = done.index(-1)
+    before = [".", "new", "new/out", "new/out/data", "new/out/data/rows"]
+    assert {(tmp_path / path).stat().st_ino for path in before} <= set(done[:at])
+    assert done[at + 1 :] == [(tmp_path / "new").stat().st_ino]
