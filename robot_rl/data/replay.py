@@ -2,7 +2,8 @@
 
 A lane is a ring of frames. A step is stored as the frame it began in; the frame it led to is the
 next one in the lane, so that no observation is stored twice. An episode of L steps therefore
-takes L + 1 frames, the last of which (`final_obs`) is nobody's start.
+takes L + 1 frames, the last of which (`final_obs`) is nobody's start. A lane is that of one env of one
+actor: no transition links two sources.
 B rows of a batch, N lanes, C frames per lane, H chunk length, A action dim, L latent dim.
 """
 
@@ -52,25 +53,28 @@ class ReplayBuffer:
         action_dim: int,
         *,
         latent_dim: int = 0,
+        actors: int = 1,
     ) -> None:
         """Reserves the memory.
 
         Args:
             capacity: frames over all lanes: control steps, and one more for each episode.
-            num_envs: number of lanes.
+            num_envs: lanes of each actor.
             obs_shapes: shape and dtype of one env's observation, by feature.
             action_dim: number of action elements.
             latent_dim: L, if the noise behind each chunk is kept, and where it begins; 0 keeps neither.
+            actors: sources that add steps.
         """
-        if num_envs < 1 or capacity < 2 * num_envs:
+        lanes = num_envs * actors
+        if lanes < 1 or capacity < 2 * lanes:
             raise ValueError(
-                f"replay: got capacity {capacity} for {num_envs} envs, allowed: at least 2 steps "
+                f"replay: got capacity {capacity} for {lanes} envs, allowed: at least 2 steps "
                 "per env. Raise the capacity, or use fewer envs."
             )
-        self.num_envs = num_envs
+        self.num_envs, self._actors = num_envs, actors
         self.action_dim = action_dim
-        self._frames = -(-capacity // num_envs) + 1
-        rows = num_envs * self._frames
+        self._frames = -(-capacity // lanes) + 1
+        rows = lanes * self._frames
         self._obs = {key: np.zeros((rows, *shape), dtype) for key, (shape, dtype) in obs_shapes.items()}
         self._columns: dict[str, Array] = {
             "base_action": np.zeros((rows, action_dim), np.float32),
@@ -87,7 +91,7 @@ class ReplayBuffer:
             self._columns["latent"] = np.zeros((rows, latent_dim), np.float32)
             self._columns["decides"] = np.zeros(rows, bool)
         # Frames ever written to each lane: the next step goes there, modulo C.
-        self._head = np.zeros(num_envs, np.int64)
+        self._head = np.zeros(lanes, np.int64)
         self._steps = 0
 
     @classmethod
@@ -111,9 +115,13 @@ class ReplayBuffer:
         """Appends one control step per row and returns how many they are.
 
         Where a lane's episode goes on, `obs` is what its last step led to.
+
+        Raises:
+            ValueError: steps of another actor, env, observation or action than it has room for.
         """
         lanes = np.arange(len(steps.reward)) if steps.lanes is None else np.asarray(steps.lanes)
-        steps.check(self.num_envs, self.action_dim, self._obs)
+        steps.check(self.num_envs, self.action_dim, self._obs, actors=self._actors)
+        lanes = lanes + steps.actor * self.num_envs
         if steps.begins:
             self._cut(lanes)
         ended = steps.terminated | steps.truncated
@@ -164,6 +172,7 @@ class ReplayBuffer:
                     "Raise the capacity of the replay."
                 )
             lane, span = int(np.argmin(self._head)), slice(start, end)
+            self._cut(np.array([lane]))
             rows = self._row(lane, self._head[lane] + np.arange(end - start + 2))
             self._forget(rows)
             columns = {
@@ -287,7 +296,7 @@ class ReplayBuffer:
         used = min(self._frames, int(self._head.max()) + 1)
 
         def kept(column: Array) -> Array:
-            return column.reshape(self.num_envs, self._frames, *column.shape[1:])[:, :used].copy()
+            return column.reshape(len(self._head), self._frames, *column.shape[1:])[:, :used].copy()
 
         return {
             "frames": self._frames,
@@ -302,10 +311,11 @@ class ReplayBuffer:
         Raises:
             CheckpointError: a buffer of other size or other observations.
         """
-        if int(state["frames"]) != self._frames or len(state["head"]) != self.num_envs:
+        if int(state["frames"]) != self._frames or len(state["head"]) != len(self._head):
             raise CheckpointError(
                 f"replay: the checkpoint holds {len(state['head'])} lanes of {state['frames']} frames, "
-                f"this run has {self.num_envs} of {self._frames}. Resume with the same num_envs and capacity."
+                f"this run has {len(self._head)} of {self._frames}. "
+                "Resume with the same num_envs and capacity."
             )
         if set(state["obs"]) != set(self._obs):
             raise CheckpointError(
@@ -315,7 +325,7 @@ class ReplayBuffer:
         self._head[:] = state["head"]
         for mine, saved in ((self._obs, state["obs"]), (self._columns, state["columns"])):
             for key, column in mine.items():
-                lanes = column.reshape(self.num_envs, self._frames, *column.shape[1:])
+                lanes = column.reshape(len(self._head), self._frames, *column.shape[1:])
                 used = saved[key].shape[1]
                 lanes[:, :used] = saved[key]
                 lanes[:, used:] = 0
@@ -343,7 +353,7 @@ class ReplayBuffer:
         """
         columns = self._columns
         begin = (columns["kind"] == _STEP) & columns["decides"]
-        lanes, ago = np.arange(self.num_envs)[:, None], np.arange(1, n_exec)
+        lanes, ago = np.arange(len(self._head))[:, None], np.arange(1, n_exec)
         begin[self._row(lanes, self._head[:, None] - ago)] = False
         return np.flatnonzero(begin)
 

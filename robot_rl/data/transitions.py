@@ -48,6 +48,8 @@ class StepBatch:
     """Learner updates behind the weights that acted."""
     lanes: Array | None = None
     """(B,): the lane of each row, for sources that step some envs only; None means 0 to B - 1."""
+    actor: int = 0
+    """Which source acted. Lanes are an actor's own: lane 0 of one is another lane than lane 0 of the next."""
     policy_action: Array | None = None
     """(B, A): what the policy wanted, where a person may have sent something else; None where nobody can."""
     instruction: str | None = None
@@ -69,9 +71,16 @@ class StepBatch:
     begins: bool = False
     """Episodes begin here, whatever became of those before: they were cut short if they had not ended."""
 
-    def check(self, num_envs: int, action_dim: int, keys: Collection[str]) -> None:
-        """Refuses steps that a replay of `num_envs` lanes and observations `keys` cannot hold."""
+    def check(self, num_envs: int, action_dim: int, keys: Collection[str], *, actors: int = 1) -> None:
+        """Refuses steps that a replay of `num_envs` lanes an actor and observations `keys` cannot hold."""
         rows = len(self.reward)
+        if not 0 <= self.actor < actors:
+            raise ValueError(
+                f"replay: got a step of actor {self.actor}, allowed 0 to {actors - 1}: two sources never "
+                "share a lane. Make the buffer with as many `actors` as there are sources."
+            )
+        if self.lanes is not None and not 0 <= np.min(self.lanes) <= np.max(self.lanes) < num_envs:
+            raise ValueError(f"replay: got lanes {self.lanes.tolist()}, allowed 0 to {num_envs - 1}")
         if rows > num_envs or self.action.shape != (rows, action_dim):
             raise ValueError(
                 f"replay: got actions of shape {self.action.shape}, allowed "

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import torch
 
 from robot_rl.core.algorithm import Algorithm
+from robot_rl.data.transitions import StepBatch
 from robot_rl.train.meter import Meter
 from robot_rl.train.schedule import Always, Counters, Every, Ratio
 from robot_rl.train.sources import PolicyHandle, Source, load_weights
@@ -110,9 +111,11 @@ def train(run: Run) -> None:
     """Collects, learns and does what is due until the budget is spent."""
     counters = run.counters
     while not run.pacer.finished(counters):
-        for source in run.sources:
+        for actor, source in enumerate(run.sources):
             with run.stage("collect"):
                 steps = source.collect(run.handle)
+            if isinstance(steps, StepBatch):
+                steps.actor = actor
             if steps is not None:
                 with run.stage("replay"):
                     counters.env_steps += run.experience.add(steps)

@@ -169,6 +169,28 @@ def test_some_lanes_only() -> None:
     assert windows(buffer)[7.0] == (7.0, 0.5, 8.0, 80.0)
 
 
+def test_lane_0_of_two_actors_is_two_lanes() -> None:
+    """Steps 1, 2 of the first and 50, 51 of the second take turns; n_step 2, gamma 1/2."""
+    buffer = ReplayBuffer(40, 1, SHAPES, 1, actors=2)
+    for value in (1, 50, 2, 51):
+        buffer.add(step(value, actor=int(value >= 50), lanes=np.array([0])))
+    assert windows(buffer, n_step=2) == {
+        1.0: (2.0, 0.25, 3.0, 30.0),  # 1 + 2/2
+        2.0: (2.0, 0.5, 3.0, 30.0),
+        50.0: (75.5, 0.25, 52.0, 520.0),  # 50 + 51/2
+        51.0: (51.0, 0.5, 52.0, 520.0),
+    }
+
+
+def test_an_episode_in_the_lane_of_an_unfinished_one_is_not_its_end() -> None:
+    buffer, rows = ReplayBuffer(40, 1, SHAPES, 1), episodes()
+    buffer.add(step(70))
+    buffer.add_episodes(
+        rows, base_action=10 * rows.obs["state"], final_base_action=10 * rows.final_obs["state"]
+    )
+    assert windows(buffer)[70.0] == (70.0, 0.5, 71.0, 710.0)
+
+
 def test_sources_are_kept() -> None:
     buffer = ReplayBuffer(10, 1, SHAPES, 1)
     buffer.add(step(1, source="human"))
@@ -281,6 +303,16 @@ def test_a_mixture_has_exact_counts() -> None:
             lambda: ReplayBuffer(9, 1, SHAPES, 1).add(step(1, source="humna")),
             ValueError,
             "Did you mean 'human'",
+        ),
+        (
+            lambda: ReplayBuffer(9, 1, SHAPES, 1).add(step(1, lanes=np.array([1]))),
+            ValueError,
+            r"got lanes \[1\], allowed 0 to 0",
+        ),
+        (
+            lambda: ReplayBuffer(9, 1, SHAPES, 1).add(step(1, actor=1)),
+            ValueError,
+            "got a step of actor 1, allowed 0 to 0",
         ),
         (
             lambda: ReplayBuffer(9, 1, SHAPES, 1).add(step(1, obs={})),

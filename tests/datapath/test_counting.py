@@ -52,13 +52,13 @@ class CountingEnv(VectorEnv):
     state_names, action_names = ("env", "episode", "step"), ("step", "identity")
     caps = frozenset({"set_state"})
 
-    def __init__(self, num_envs: int) -> None:
+    def __init__(self, num_envs: int, first: int = 0) -> None:
         self.num_envs = num_envs
         self.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
         box = gymnasium.spaces.Box
         self.single_observation_space = gymnasium.spaces.Dict({"state": box(0, np.inf, (3,), np.float32)})
         self.single_action_space = box(-1, 1, (2,), np.float32)
-        self._env = np.arange(num_envs)
+        self._env = first + np.arange(num_envs)
         self._episode = np.zeros(num_envs, np.int64)
         self._step = np.zeros(num_envs, np.int64)
 
@@ -175,10 +175,17 @@ class CheckingAlgorithm:
         self.updates, self.ends = state["updates"], dict(state["ends"])
 
 
-def build(env_steps: int, *, n_exec: int = 3) -> tuple[Run, CheckingAlgorithm, CountingPolicy]:
-    env, policy, algorithm = CountingEnv(NUM_ENVS), CountingPolicy(), CheckingAlgorithm()
-    executor = ChunkExecutor(cast(Policy, policy), NUM_ENVS, n_exec=n_exec)
-    replay = ReplayBuffer(120, NUM_ENVS, {"state": ((3,), np.float32)}, 2)  # smaller than the run: it wraps
+def build(
+    env_steps: int, *, n_exec: int = 3, sources: int = 1, actors: int = 1
+) -> tuple[Run, CheckingAlgorithm, CountingPolicy]:
+    policy, algorithm = CountingPolicy(), CheckingAlgorithm()
+    # Smaller than the run: it wraps.
+    replay = ReplayBuffer(120 * actors, NUM_ENVS, {"state": ((3,), np.float32)}, 2, actors=actors)
+
+    def source(number: int) -> SimSource:
+        executor = ChunkExecutor(cast(Policy, policy), NUM_ENVS, n_exec=n_exec)
+        return SimSource(CountingEnv(NUM_ENVS, NUM_ENVS * number), policy, executor, seed=0)
+
     handle = PolicyHandle()
 
     def offer(counters: Counters) -> None:
@@ -186,7 +193,7 @@ def build(env_steps: int, *, n_exec: int = 3) -> tuple[Run, CheckingAlgorithm, C
 
     offer(Counters())
     run = Run(
-        sources=[SimSource(env, policy, executor, seed=0)],
+        sources=[source(number) for number in range(sources)],
         experience=ReplayExperience(
             replay, draw=lambda rng: replay.sample(32, n_step=N_STEP, gamma_step=GAMMA, rng=rng), seed=1
         ),
@@ -210,6 +217,23 @@ def test_every_number_belongs_where_it_is(n_exec: int) -> None:
     assert run.counters.env_steps == 600
     assert algorithm.updates == (600 - 20) // 2  # half an update per step after the first 20
     assert min(algorithm.ends.values()) > 100  # the checks met all three ways a window can end
+
+
+def test_two_sources_never_share_a_lane() -> None:
+    """Envs 0 to 4 of one and 5 to 9 of the other: no window links them, in 1200 steps of ten lanes."""
+    run, algorithm, _ = build(1200, sources=2, actors=2)
+    train(run)
+    assert min(algorithm.ends.values()) > 100
+    state = run.experience.state_dict()["replay"]
+    env = state["obs"]["state"][:, :, 0]
+    assert (env == np.arange(10)[:, None]).all()
+
+
+def test_a_second_source_on_used_lanes_is_refused() -> None:
+    run, _, _ = build(600, sources=2)
+    message = "got a step of actor 1, allowed 0 to 0: two sources never share a lane. Make the buffer with as"
+    with pytest.raises(ValueError, match=message):
+        train(run)
 
 
 def test_the_acting_policy_gets_the_newest_weights() -> None:
