@@ -22,7 +22,7 @@ from torch import Generator, Tensor, nn
 from robot_rl.algos.actors import LOG_STD_RANGE, Deterministic, Squashed, TanhGaussian
 from robot_rl.algos.critics import Aggregate, Critics
 from robot_rl.algos.heads import Value, make_head
-from robot_rl.algos.optim import METRICS_EVERY, Matmul, Optimiser, copied, follow, keep_freed_memory
+from robot_rl.algos.optim import METRICS_EVERY, Matmul, Optimiser, copied, keep_freed_memory
 from robot_rl.core.errors import require
 from robot_rl.data.transitions import TransitionBatch
 
@@ -69,7 +69,7 @@ class CriticConfig:
         require(0 < self.tau <= 1, at + "tau", self.tau, "above 0, at most 1")
         require(self.renorm_warmup >= 0, at + "renorm_warmup", self.renorm_warmup, "0 or more")
         follows, allowed = self.norm != "batch" or self.target == "none", "none with critic.norm batch"
-        require(follows, at + "target", self.target, f"{allowed}, whose averages do not follow")
+        require(follows, at + "target", self.target, f"{allowed}, which sees present and next rows as one")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -313,7 +313,7 @@ class ActorCritic:
 
     def _follow_actor(self) -> None:
         if self._target_actor is not None:
-            follow(self._target_actor.net.in_order, self.actor.net.in_order, self._cfg.critic.tau)
+            self._target_actor.net.follow_online(self.actor.net, self._cfg.critic.tau)
 
     @torch.no_grad()
     def act(self, features: Tensor, *, explore: bool, generator: Generator | None = None) -> Tensor:

@@ -144,6 +144,16 @@ class EnsembleMLP(nn.Module):
         assert to_x is not None, "an ensemble without networks"
         return to_x
 
+    def follow_online(self, online: EnsembleMLP, tau: float) -> None:
+        """Moves the weights, and the averages of batch norms, a share `tau` of the way to the online ones."""
+        follow(self.in_order, online.in_order, tau)
+        if self.renorms:
+            follow(self._averages(), online._averages(), tau)
+
+    def _averages(self) -> list[Tensor]:
+        norms = (cast("BatchRenorm", norm) for norm in self.renorms)
+        return [average for norm in norms for average in (norm.mean, norm.variance)]
+
     def _bind(self) -> None:
         """Looks up what every call needs: walking a ParameterList and slicing it takes 30 us."""
         self.in_order = list(self.parameters())  # weights and biases, then those of the batch norms
@@ -367,10 +377,6 @@ class Critics(EnsembleMLP):
     def target(self) -> Self:
         """Returns a copy that `follow_online` moves."""
         return copy.deepcopy(self).requires_grad_(False)
-
-    def follow_online(self, online: Critics, tau: float) -> None:
-        """Moves these weights a share `tau` of the way to the online critics'."""
-        follow(self.in_order, online.in_order, tau)
 
 
 class _Ensemble(torch.autograd.Function):

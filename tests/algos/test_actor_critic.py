@@ -49,6 +49,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "rlpd": {"critic": {"norm": "layer", "num": 4, "drawn": 2, "actor_aggregate": "mean"}},
     "crossq": {"actor": {"norm": "batch"}, "critic": CROSSQ, "beta1": 0.5},
     "crossq_td3": {"actor": {"kind": "deterministic", "norm": "batch"}, "critic": CROSSQ},
+    "td3_batch": {"actor": {"kind": "deterministic", "norm": "batch"}},
     "fast_sac": {
         "actor": {"norm": "layer"},
         "critic": {"value": "c51", "aggregate": "mean", "norm": "layer"},
@@ -82,6 +83,34 @@ def test_a_resumed_learner_is_the_unbroken_one(name: str) -> None:
         second.update(batch(seed))
     for key, value in whole.policy_weights().items():
         assert value.equal(second.policy_weights()[key]), key
+
+
+def test_a_targets_averages_follow_as_its_weights_do() -> None:
+    """Features are 1, -2 and 3 everywhere, so each batch's mean is that, and its variance 0.
+
+    The actor's averages go 1 % of the way at each update, from 0 and 1: mean (1 - 0.99^n) f, variance 0.99^n.
+    The target's go tau = 0.5 of the way to those: after two updates 0.5 (0.5 * 0.01 + 0.0199) f = 0.01245 f.
+    """
+    learner = build(actor={"kind": "deterministic", "norm": "batch"}, critic={"tau": 0.5})
+    assert learner._target_actor is not None
+    norm: Any = learner._target_actor.net.renorms[0]
+    feature = torch.tensor([1.0, -2.0, 3.0])
+    means, variances = [], []
+    for seed in range(2):
+        rows = batch(seed)
+        rows.obs["state"] = feature.expand(64, 3)
+        learner.update(rows)
+        means.append(norm.mean[0].clone())
+        variances.append(norm.variance[0].clone())
+    torch.testing.assert_close(means[0], 0.005 * feature)
+    torch.testing.assert_close(means[1], 0.01245 * feature)
+    # 0.5 (1 + 0.99) = 0.995; 0.5 (0.995 + 0.9801) = 0.98755
+    torch.testing.assert_close(variances[1], torch.full((3,), 0.98755))
+    # Where all weights are the same, target and actor say the same once the averages have followed for long.
+    for _ in range(400):
+        learner._target_actor.net.follow_online(learner.actor.net, 0.5)
+    states = torch.randn(8, 3, generator=Generator().manual_seed(1))
+    torch.testing.assert_close(learner._target_actor.mean(states), learner.actor.mean(states))
 
 
 class Recorded(ActorCritic):
