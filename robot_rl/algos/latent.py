@@ -155,7 +155,8 @@ class LatentSAC:
     def update(self, batch: ChunkBatch) -> Mapping[str, Tensor]:
         """Takes one step of the critics and, after the warm-up, of the actor and the temperature.
 
-        `sac` needs chunks as they were decided, with their noise; `na` chunks from anywhere.
+        `sac` needs chunks as they were decided, with their noise; `na` chunks from anywhere, of which it
+        learns the values of those that are whole.
         """
         features = self._policy.features(batch.obs)
         noise = self._noise_of(batch) if self._of_chunks is None else self._normal(features)
@@ -163,7 +164,7 @@ class LatentSAC:
         if self._of_chunks is None:
             error = self._learn("of_noise", self._of_noise, features, noise, target)
         else:
-            error = self._learn("of_chunks", self._of_chunks, features, batch.action.flatten(1), target)
+            error = self._learn_chunks(self._of_chunks, batch, features, target)
             # The critics of noise learn what those of chunks say of the decoded chunk.
             taught = self._of_chunks.q(features, chunk).amin(dim=0)
             self._learn("of_noise", self._of_noise, features, noise, taught)
@@ -230,6 +231,15 @@ class LatentSAC:
         error, gradients = critics.td_gradients(features, action, target)
         self._optimisers[name].apply(gradients)
         return error
+
+    def _learn_chunks(self, critics: Critics, batch: ChunkBatch, features: Tensor, target: Tensor) -> Tensor:
+        """Takes a step of the critics of chunks; one that the newest step cuts short is no action yet."""
+        action, whole = batch.action.flatten(1), batch.whole
+        if whole is not None and not whole.all():
+            features, action, target = features[whole], action[whole], target[whole]
+            if not len(target):
+                return features.new_zeros(1, 1)
+        return self._learn("of_chunks", critics, features, action, target)
 
     def _noise_of(self, batch: ChunkBatch) -> Tensor:
         """Returns the noise (B, L) behind the batch's chunks."""

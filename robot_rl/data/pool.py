@@ -24,7 +24,14 @@ from robot_rl.data.pool_draw import Priorities, Prioritised, Strata, Stratified,
 from robot_rl.data.pool_memory import Memory, PoolBudget
 from robot_rl.data.pool_pictures import FrameCache, PictureReader
 from robot_rl.data.pool_ring import EpisodeRing, Place, beginning, enlarged
-from robot_rl.data.transitions import ChunkBatch, Origin, TransitionBatch, draw_rows, prefixes_of
+from robot_rl.data.transitions import (
+    ChunkBatch,
+    Origin,
+    TransitionBatch,
+    are_whole,
+    draw_rows,
+    prefixes_of,
+)
 
 __all__ = ["EpisodePool", "PoolBudget", "Prioritised", "Relabel", "Stratified", "Uniform"]
 
@@ -172,6 +179,7 @@ class EpisodePool:
             origin=self._origin(rows),
             weight=None if weight is None else torch.from_numpy(weight),
             prefix=prefixes_of(prefixes, windows, self._ended, lambda at: self._observations(at, at[:0])[0]),
+            whole=torch.from_numpy(are_whole(inside, self._ended(window))),
         )
 
     def update_priorities(self, origin: Origin, priority: Tensor) -> None:

@@ -26,6 +26,7 @@ from robot_rl.data.transitions import (
     Origin,
     StepBatch,
     TransitionBatch,
+    are_whole,
     concatenate,
     discounted,
     draw_rows,
@@ -252,6 +253,7 @@ class ReplayBuffer:
             origin=self._origin(lanes, first, start),
             latent=latent,
             prefix=prefixes_of(prefixes, windows, column["ended"].take, self._observation),
+            whole=torch.from_numpy(are_whole(inside, column["ended"].take(window))),
         )
 
     def _begin(self, batch_size: int, rng: np.random.Generator, rows: Array | None) -> tuple[Array, Array]:

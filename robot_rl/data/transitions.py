@@ -178,9 +178,19 @@ class ChunkBatch:
     """(B, L): the noise that the chunk was decoded from, where that is kept."""
     prefix: Prefixes | None = None
     """What its beginnings come to, if asked for."""
+    whole: Tensor | None = None
+    """(B,) bool: all H steps were executed, or the episode ended within; else the data ends there, and nobody
+    knows what the chunk would have come to. None means everywhere."""
 
     def __len__(self) -> int:
         return len(self.reward)
+
+    def whole_rows(self) -> ChunkBatch:
+        """Returns the rows whose chunks the data does not cut short."""
+        whole = self.whole
+        if whole is None or bool(whole.all()):
+            return self
+        return map_tensors(lambda tensors: tensors[0][whole], [self])
 
     def to(self, device: str | torch.device) -> ChunkBatch:
         """Returns the batch on another device."""
@@ -270,11 +280,16 @@ def exact_counts(shares: Sequence[float], rows: int) -> NDArray[np.int64]:
 def concatenate(batches: Sequence[Batch]) -> Batch:
     """Returns the rows of all batches in one.
 
-    Rows without a weight count 1 beside those with one; origins and latents stay if all have them.
+    Rows without a weight count 1 beside those with one; origins and latents stay if all have them. Chunks of
+    which nothing is said are whole.
     """
     if any(batch.weight is not None for batch in batches):
         for batch in batches:
             batch.weight = torch.ones(len(batch)) if batch.weight is None else batch.weight
+    chunks = [batch for batch in batches if isinstance(batch, ChunkBatch)]
+    if any(batch.whole is not None for batch in chunks):
+        for batch in chunks:
+            batch.whole = torch.ones(len(batch), dtype=torch.bool) if batch.whole is None else batch.whole
     for optional in ("origin", "latent"):
         if hasattr(batches[0], optional) and any(getattr(batch, optional) is None for batch in batches):
             for batch in batches:
@@ -333,6 +348,11 @@ def discounted(
     return reward_B, discounts.take(length_B) * ~terminated_B
 
 
+def are_whole(inside_Bn: Array, ended_Bn: Array) -> Array:
+    """Returns which windows (B,) have all their steps, or the end of an episode among them."""
+    return np.logical_or(inside_Bn.all(axis=1), (inside_Bn & ended_Bn).any(axis=1))
+
+
 def prefixes_of(
     lengths: Sequence[int],
     windows: Callable[[int], tuple[Array, Array, Array, Array, Array]],
@@ -350,7 +370,7 @@ def prefixes_of(
     if not lengths:
         return None
     found = [windows(k) for k in lengths]
-    is_whole = [inside.all(axis=1) | (inside & ended(rows)).any(axis=1) for rows, inside, *_ in found]
+    is_whole = [are_whole(inside, ended(rows)) for rows, inside, *_ in found]
     after, reward, bootstrap = (
         np.stack(column, axis=1) for column in zip(*(window[2:] for window in found), strict=True)
     )

@@ -1,6 +1,7 @@
 """RL on the noise of a frozen policy: targets by hand, gradients by autograd, and what it finds."""
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -178,6 +179,33 @@ def test_the_target_of_na_values_what_is_executed_of_the_decoded_chunk() -> None
         assert 0 < noise.abs().min() <= noise.abs().max() <= 1.5
         expected = rows.reward + rows.bootstrap * factor * noise[:, 0]
         torch.testing.assert_close(target, expected, rtol=0.0, atol=1e-6)
+
+
+def layers_of(learner: LatentSAC) -> list[Tensor]:
+    assert learner._of_chunks is not None
+    return [layer.detach() for layer in learner._of_chunks.layers]
+
+
+def test_a_chunk_that_the_newest_step_cuts_short_teaches_no_critic_of_chunks() -> None:
+    """Of three chunks of two steps the last is cut: the critics of chunks move as by the first two alone."""
+    every = four_chunks()
+
+    def first(count: int) -> ChunkBatch:
+        columns = {name: getattr(every, name)[:count] for name in ("action", "valid", "reward", "source")}
+        obs, after = ({"state": seen["state"][:count]} for seen in (every.obs, every.next_obs))
+        return ChunkBatch(obs=obs, next_obs=after, bootstrap=torch.zeros(count), **columns)
+
+    learned = []
+    for whole in ([True, True, False], [True, True], [False, False, False]):
+        _, learner = build(variant="na", n_exec=2)
+        learner.update(replace(first(len(whole)), whole=torch.tensor(whole)))
+        learned.append(layers_of(learner))
+        assert all(layer.isfinite().all() for layer in learner._of_noise.layers)
+    cut, without, nothing = learned
+    _, fresh = build(variant="na", n_exec=2)
+    for a, b, c, before in zip(cut, without, nothing, layers_of(fresh), strict=True):
+        torch.testing.assert_close(a, b)
+        assert c.equal(before)
 
 
 def test_the_actors_gradient_is_that_of_its_loss(monkeypatch: pytest.MonkeyPatch) -> None:

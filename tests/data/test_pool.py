@@ -336,6 +336,18 @@ def test_strata_have_exact_shares() -> None:
         pool.sample(4, n_step=1, gamma_step=0.9, rng=rng())
 
 
+def test_a_chunk_of_an_episode_without_an_end_is_not_whole_at_its_end() -> None:
+    """Chunks of 2 of 1, 2, 3, which end, and of 11, 12, 13, whose recording broke off.
+
+    Nobody knows what 13 led to, so a chunk of 12 and 13 is cut short.
+    """
+    pool = EpisodePool([Memory(episode(1, 3), episode(11, 3, "open"))], capacity=20)
+    batch = pool.sample_chunks(200, horizon=2, gamma_step=0.9, rng=rng())
+    assert batch.whole is not None
+    rows = zip(batch.obs["state"][:, 0].tolist(), batch.whole.tolist(), strict=True)
+    assert dict(rows) == {1: True, 2: True, 3: True, 11: True, 12: False}
+
+
 def test_a_mixture_of_pools_and_buffers_names_the_part() -> None:
     buffer = ReplayBuffer(20, 1, {"state": ((1,), np.float32)}, 1)
     rows = flat(episode(1, 3))

@@ -191,6 +191,29 @@ def test_an_episode_in_the_lane_of_an_unfinished_one_is_not_its_end() -> None:
     assert windows(buffer)[70.0] == (70.0, 0.5, 71.0, 710.0)
 
 
+def test_chunks_say_whether_the_data_cuts_them_short() -> None:
+    """Chunks of 3: an end within makes one whole (1, 2, 3); the newest step, 13, cuts those at 12 and 13."""
+    buffer = ReplayBuffer(20, 1, SHAPES, 1)
+    for value in (1, 2, 3, 11, 12, 13):
+        buffer.add(step(value, terminated=value == 3))
+    how: dict[str, Any] = {"horizon": 3, "gamma_step": 0.5, "rng": np.random.default_rng(0)}
+    batch = buffer.sample_chunks(200, **how)
+    assert batch.whole is not None
+    rows = zip(batch.obs["state"][:, 0].tolist(), batch.whole.tolist(), strict=True)
+    assert dict(rows) == {1: True, 2: True, 3: True, 11: True, 12: False, 13: False}
+    whole = batch.whole_rows()
+    assert set(whole.obs["state"][:, 0].tolist()) == {1, 2, 3, 11}
+    assert len(whole.action) == len(whole) == int(batch.whole.sum())
+    # 11 + 12/2 + 13/4 = 20.25
+    assert set(whole.reward.tolist()) == {2.75, 3.5, 3.0, 20.25}
+    demo = ReplayBuffer(20, 1, SHAPES, 1)
+    demo.add(step(50, terminated=True))
+    mixed = Mixture({"demo": (demo, 0.5), "online": (buffer, 0.5)}).sample_chunks(100, **how)
+    assert mixed.whole is not None
+    assert mixed.whole[:50].all()
+    assert not mixed.whole[50:].all()
+
+
 def test_sources_are_kept() -> None:
     buffer = ReplayBuffer(10, 1, SHAPES, 1)
     buffer.add(step(1, source="human"))

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from robot_rl.core.errors import DatasetError
 from robot_rl.core.registry import resolve
 from robot_rl.core.seeding import train_seed
 from robot_rl.data.transitions import ChunkBatch, TransitionBatch
@@ -19,6 +20,9 @@ from robot_rl.train.improve import direct, off_policy
 from robot_rl.train.improve.method import Method, Module, Start
 from robot_rl.train.loop import Run
 from robot_rl.train.session import Session
+
+_TRIES = 100
+"""Draws in which every chunk may be cut short."""
 
 
 def make_policy(config: RunConfig, base: SavedPolicy) -> Module:
@@ -47,11 +51,20 @@ def assemble(session: Session, start: Start) -> tuple[Run, Module]:
 
 
 def decisions(chunks: off_policy.Draw) -> off_policy.Draw:
-    """Draws chunks (B, J, A) as transitions whose action is the chunk, (B, J A)."""
+    """Draws whole chunks (B, J, A) as transitions whose action is the chunk, (B, J A)."""
 
     def draw(sampler: Any, rng: np.random.Generator) -> TransitionBatch:
-        found = chunks(sampler, rng)
-        assert isinstance(found, ChunkBatch)
+        for _ in range(_TRIES):
+            found = chunks(sampler, rng)
+            assert isinstance(found, ChunkBatch)
+            found = found.whole_rows()
+            if len(found):
+                break
+        else:
+            raise DatasetError(
+                "sequence: the newest steps cut all chunks short that were drawn. "
+                "Let the learner begin later: raise sequence.explore_steps."
+            )
         action = found.action.flatten(1)
         return TransitionBatch(
             obs=found.obs,

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from robot_rl.config import build, load
-from robot_rl.core.errors import ConfigError
-from robot_rl.data.transitions import ChunkBatch, TransitionBatch
+from robot_rl.core.errors import ConfigError, DatasetError
+from robot_rl.data.replay import ReplayBuffer
+from robot_rl.data.transitions import ChunkBatch, StepBatch, TransitionBatch
 from robot_rl.policies.actor import ActorPolicy
 from robot_rl.policies.checkpoint import load_policy
 from robot_rl.train.config import RunConfig
@@ -140,3 +141,39 @@ def test_a_decision_is_a_transition_of_all_its_actions() -> None:
     assert isinstance(found, TransitionBatch)
     assert found.action.tolist() == [[0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 10, 11]]
     assert (found.reward, found.bootstrap, found.next_obs) == (reward, bootstrap, after)
+
+
+def test_a_decision_that_the_newest_step_cuts_short_is_none() -> None:
+    """Ten steps of a lane whose episode goes on: chunks of three that begin at 8 or 9 are not whole."""
+    replay = ReplayBuffer(40, 1, {"state": ((1,), np.float32)}, 1)
+    for value in range(10):
+        replay.add(counted(value))
+
+    def draw(sampler: Any, rng: np.random.Generator) -> ChunkBatch:
+        return sampler.sample_chunks(64, horizon=3, gamma_step=1.0, rng=rng)
+
+    found = decisions(draw)(replay, np.random.default_rng(0))
+    assert isinstance(found, TransitionBatch)
+    begin = found.obs["state"]
+    assert set(begin[:, 0].tolist()) == set(range(8))
+    assert found.action.equal(begin + torch.tensor([0.0, 1.0, 2.0]))
+    assert found.reward.equal(3 * begin[:, 0] + 3)
+    fresh = ReplayBuffer(40, 1, {"state": ((1,), np.float32)}, 1)
+    fresh.add(counted(0))
+    with pytest.raises(DatasetError, match=r"cut all chunks short .* raise sequence\.explore_steps"):
+        decisions(draw)(fresh, np.random.default_rng(0))
+
+
+def counted(value: int) -> StepBatch:
+    """Observation, action and reward are the value; the next observation is one more."""
+    row = np.full((1, 1), value, np.float32)
+    return StepBatch(
+        obs={"state": row},
+        base_action=row,
+        action=row,
+        reward=row[0],
+        terminated=np.array([False]),
+        truncated=np.array([False]),
+        next_obs={"state": row + 1},
+        next_base_action=row,
+    )
