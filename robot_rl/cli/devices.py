@@ -12,6 +12,7 @@ from rich.table import Table
 
 from robot_rl.hal.device import DeviceSpec
 from robot_rl.sched.inventory import discover
+from robot_rl.sched.lease import wall_s
 from robot_rl.sched.leases import Lease, LeaseStore
 
 SUMMARY = "list CPU, GPUs, simulators and robots, and who holds them"
@@ -77,8 +78,8 @@ def as_json(specs: Sequence[DeviceSpec], leases: Sequence[Lease], store: LeaseSt
                 "pid": lease.process.pid,
                 "host": lease.process.host,
                 "command": lease.process.command,
-                "since_s": lease.since_s,
-                "expires_s": lease.expires_s,
+                "since_s": wall_s(lease.since_s),
+                "expires_s": wall_s(lease.expires_s),
             }
             for lease in leases
         ],

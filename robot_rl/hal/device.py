@@ -7,7 +7,7 @@ and, where they can be acted on, opened as the same `VectorEnv`.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, get_args
 
@@ -45,6 +45,8 @@ class DeviceSpec:
     observation_space: gymnasium.Space[Any] | None = None
     """Of one env; None where the task decides it."""
     action_space: gymnasium.Space[Any] | None = None
+    last_token: Callable[[], int] | None = field(default=None, compare=False, repr=False)
+    """Returns the largest fencing token that the device itself remembers; None where it remembers none."""
 
     def __post_init__(self) -> None:
         at = f"device {self.name!r}"
@@ -67,7 +69,7 @@ class DeviceSpec:
             )
 
     def to_json(self) -> dict[str, Any]:
-        """Returns all but the spaces, ready for `json.dumps`."""
+        """Returns what can be written down, ready for `json.dumps`."""
         return {
             "name": self.name,
             "kind": self.kind,
@@ -131,10 +133,26 @@ class Fence:
     (Kleppmann, "Designing Data-Intensive Applications", section 8.4, fencing tokens).
     """
 
-    def __init__(self, device: str, slots: int = 1) -> None:
-        self._device = device
-        self._newest = [0] * slots
+    def __init__(
+        self, device: str, slots: int = 1, *, newest: int = 0, record: Callable[[int], None] | None = None
+    ) -> None:
+        """Makes the fence of a device.
+
+        Args:
+            device: its name.
+            slots: of the device.
+            newest: what the device remembers from before it was switched on.
+            record: makes the device remember a new token; called before the token counts. What it raises
+                keeps the token out.
+        """
+        self._device, self._record = device, record
+        self._newest = [newest] * slots
         self._lock = threading.Lock()
+
+    @property
+    def newest(self) -> int:
+        """The newest token of all slots."""
+        return max(self._newest)
 
     def admit(self, lease: LeaseLike) -> None:
         """Checks a lease before it is opened, and its token from then on is the newest of its slots.
@@ -168,6 +186,8 @@ class Fence:
                     f"device {self._device}: command under fencing token {token} refused, token {newest} has "
                     "been seen since: the lease was overtaken. Acquire a new lease before commanding again."
                 )
+            if token > newest and self._record is not None:
+                self._record(token)
             for slot in slots:
                 self._newest[slot] = token
 

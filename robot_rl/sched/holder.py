@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import shlex
@@ -26,6 +27,10 @@ class Holder:
     """Start time in ticks since boot; empty where the system does not tell."""
     world: str
     """Host, boot and process namespace: only within one world do process ids mean anything."""
+    boot: str = ""
+    """Which start of the machine it runs in; empty where the system does not tell."""
+    time_space: str = ""
+    """Its time namespace: in another one, the times since a boot are others."""
 
     def describe(self) -> str:
         """Returns pid, host and command in words."""
@@ -33,6 +38,8 @@ class Holder:
 
     def is_alive(self, seen_from: Holder) -> bool | None:
         """Returns whether the process lives, or None if that cannot be told from here."""
+        if self.host == seen_from.host and self.boot and seen_from.boot and self.boot != seen_from.boot:
+            return False  # the machine was started again since
         if self.world != seen_from.world:
             return None
         try:
@@ -45,6 +52,10 @@ class Holder:
         if started is None or self.started == "":
             return True
         return started == self.started
+
+    def shares_clock(self, other: Holder) -> bool:
+        """Returns whether both count the same seconds since the machine was started."""
+        return bool(self.boot) and (self.boot, self.time_space) == (other.boot, other.time_space)
 
     def to_text(self) -> str:
         """Returns one line that `from_text` reads."""
@@ -64,6 +75,8 @@ def this_process() -> Holder:
         command=_command(),
         started=_start_time(pid) or "",
         world=_world(),
+        boot=_boot(),
+        time_space=_namespace("time"),
     )
 
 
@@ -76,12 +89,33 @@ def _command() -> str:
 
 @cache
 def _world() -> str:
+    return f"{socket.gethostname()} {_boot()} {_namespace('pid')}".strip()
+
+
+@cache
+def _boot() -> str:
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        namespace = os.readlink("/proc/self/ns/pid")
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
-        boot = namespace = ""
-    return f"{socket.gethostname()} {boot} {namespace}".strip()
+        return _macos_boot()
+
+
+def _macos_boot() -> str:
+    """Returns kern.bootsessionuuid, which macOS makes anew at every start; empty elsewhere."""
+    read = getattr(ctypes.CDLL(None), "sysctlbyname", None)
+    if read is None:
+        return ""
+    found, size = ctypes.create_string_buffer(64), ctypes.c_size_t(64)
+    failed = read(b"kern.bootsessionuuid", found, ctypes.byref(size), None, ctypes.c_size_t(0))
+    return "" if failed else found.value.decode()
+
+
+def _namespace(kind: str) -> str:
+    # Not kept: a child that was forked may have been given another one.
+    try:
+        return os.readlink(f"/proc/self/ns/{kind}")
+    except OSError:
+        return ""
 
 
 def _start_time(pid: int) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import Any
 
 from robot_rl.sched.holder import Holder
 
@@ -11,11 +12,20 @@ DEFAULT_TTL_S = 30.0
 """Life of a lease that nobody renews."""
 
 
-class WallClock:
-    """Seconds since 1970: comparable between processes, for lease times and nothing else."""
+class BootClock:
+    """Seconds since the machine was started, sleep included; nobody can set it, and processes share it."""
 
     def now_s(self) -> float:
-        return time.time()
+        return time.clock_gettime(_SINCE_BOOT)
+
+
+def _since_boot(system: Any = time) -> int:
+    """Returns the system's clock: on macOS that is the raw one, as the plain one follows the wall clock."""
+    names = ("CLOCK_BOOTTIME", "CLOCK_MONOTONIC_RAW", "CLOCK_MONOTONIC")
+    return next(getattr(system, name) for name in names if hasattr(system, name))
+
+
+_SINCE_BOOT = _since_boot()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,9 +43,9 @@ class Lease:
     process: Holder
     """Which process holds it."""
     since_s: float
-    """Wall-clock time."""
+    """By the `BootClock` of the process that reads this."""
     expires_s: float
-    """Wall-clock time, unless renewed."""
+    """The same, unless renewed."""
     ttl_s: float = DEFAULT_TTL_S
     """By how much a renewal extends it."""
 
@@ -52,6 +62,11 @@ class Lease:
         )
 
 
-def clock_time(wall_s: float) -> str:
-    """Returns a wall-clock time as local date and time."""
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(wall_s))
+def wall_s(boot_s: float) -> float:
+    """Returns what the wall clock says, as it is set now, of a moment of the `BootClock`: for people only."""
+    return time.time() + boot_s - BootClock().now_s()
+
+
+def clock_time(boot_s: float) -> str:
+    """Returns a moment of the `BootClock` as local date and time."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(wall_s(boot_s)))

@@ -9,9 +9,18 @@ A lease ends by `release`, by expiry, or at once when its holder's process is go
 by process id and start time, and only believed on the same boot of the same host and in the same
 process namespace. Holders elsewhere (a container that shares the file) end by expiry alone.
 
-Lease times are wall-clock times (`time.time`), the only clock that processes share and that goes
-on over a restart. If somebody sets the clock back, leases last longer; forward, they end early,
-and the fencing token still keeps two holders apart. Nothing else here uses wall-clock time.
+Lease times are seconds since the machine was started, sleep included (`BootClock`): all its processes
+share them and nobody can set them, so a step of the wall clock neither ends a lease nor prolongs one.
+Leases of another boot of this host are over. A holder whose clock is another one (a container with a
+time namespace, another host that shares the file) is believed for its lease's whole life after we last
+saw the lease change. Wall-clock times are shown to people, and decide nothing.
+
+Who waits keeps a ticket: its place in the line. A ticket that was not renewed for 5 s, by a clock that
+stands still while the machine sleeps, belongs to somebody who gave up. If that was a mistake (the waiter
+had been stopped), the waiter puts the same ticket back and has its old place again.
+
+The tokens of a device that remembers them itself (`DeviceSpec.last_token`) go on from the largest it has
+seen, so those of several lease files can be compared.
 
 Devices of one name and of different machines are different devices: a lease file is for one host.
 Deleting the file starts the tokens again; do it with every device switched off.
@@ -28,22 +37,19 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from robot_rl.core.clock import Clock
+from robot_rl.core.clock import Clock, MonotonicClock
 from robot_rl.core.errors import LeaseError
 from robot_rl.hal.device import DeviceSpec
 from robot_rl.sched.holder import Holder, this_process
-from robot_rl.sched.lease import DEFAULT_TTL_S, Lease, WallClock, clock_time
-from robot_rl.sched.lease_file import LeaseFile, LeaseFileError, default_path
+from robot_rl.sched.lease import DEFAULT_TTL_S, BootClock, Lease, clock_time
+from robot_rl.sched.lease_file import LeaseFile, LeaseFileError, default_path, unchanged_s
+from robot_rl.sched.line import Line
 
-__all__ = ["DEFAULT_TTL_S", "HeldLease", "Lease", "LeaseStore", "WallClock", "default_path"]
+__all__ = ["DEFAULT_TTL_S", "BootClock", "HeldLease", "Lease", "LeaseStore", "default_path"]
 
 logger = logging.getLogger(__name__)
 
 _POLL_S = 0.1
-_WAITER_SILENCE_S = 5.0
-"""A waiter that has not asked for as long has given up without saying so."""
-_ASK_AGAIN_S = 1.0
-"""How often a waiter notes that it still waits; each note is a write to the disk."""
 
 
 class HeldLease:
@@ -117,7 +123,7 @@ class LeaseStore:
 
         Args:
             path: `default_path()` if None.
-            clock: wall-clock time if None; see the head of this module.
+            clock: for tests; see the head of this module.
             process: who asks; this process if None.
             is_alive: True, False, or None for unknown; asks the operating system if None.
 
@@ -125,9 +131,10 @@ class LeaseStore:
             LeaseError: the file cannot be made or read, or is of another version.
         """
         self._file = LeaseFile(path or default_path())
-        self._clock = clock or WallClock()
+        self._clock = clock or BootClock()
         self._given_process = process
         self._is_alive = is_alive or (lambda holder: holder.is_alive(seen_from=self._process))
+        self._line = Line(clock or MonotonicClock(), lambda: self._process, self._is_alive)
 
     @property
     def path(self) -> Path:
@@ -174,8 +181,8 @@ class LeaseStore:
         try:
             while True:
                 with self._file.transaction() as rows:
-                    if ticket is None and wait_s > 0:
-                        ticket = self._take_ticket(rows, spec.name, priority)
+                    if wait_s > 0:
+                        ticket = self._line.keep(rows, spec.name, priority, ticket)
                     found = self._try(rows, spec, holder, slots, ttl_s, priority, ticket)
                 if isinstance(found, Lease):
                     return found
@@ -185,7 +192,7 @@ class LeaseStore:
         finally:
             if ticket is not None:
                 with self._file.transaction() as rows:
-                    rows.execute("DELETE FROM waiting WHERE ticket = ?", (ticket,))
+                    self._line.leave(rows, ticket)
 
     def renew(self, lease: Lease, ttl_s: float | None = None) -> Lease:
         """Extends a lease by `ttl_s` (its own if None) from now.
@@ -200,8 +207,8 @@ class LeaseStore:
         expires_s = self._clock.now_s() + ttl_s
         with self._file.transaction() as rows:
             changed = rows.execute(
-                "UPDATE leases SET expires_s = ? WHERE device = ? AND token = ?",
-                (expires_s, lease.device, lease.token),
+                "UPDATE leases SET expires_s = ?, ttl_s = ? WHERE device = ? AND token = ?",
+                (expires_s, ttl_s, lease.device, lease.token),
             ).rowcount
         if not changed:
             raise LeaseError(
@@ -214,7 +221,7 @@ class LeaseStore:
     def release(self, lease: Lease) -> None:
         """Gives the slots back; nothing happens if they are no longer held."""
         with self._file.transaction() as rows:
-            rows.execute("DELETE FROM leases WHERE device = ? AND token = ?", (lease.device, lease.token))
+            self._delete(rows, lease)
 
     @contextmanager
     def hold(
@@ -239,7 +246,7 @@ class LeaseStore:
         """Returns the leases that hold, of one device or of all, oldest first."""
         now_s = self._clock.now_s()
         with self._file.transaction() as rows:
-            leases = self._read(rows, device)
+            leases = self._read(rows, device, now_s)
         return [lease for lease in leases if not self._is_over(lease, now_s)]
 
     def has_expired(self, lease: Lease) -> bool:
@@ -261,7 +268,7 @@ class LeaseStore:
         """Returns a lease, or in words why there is none now."""
         now_s = self._clock.now_s()
         held = self._purge(rows, spec.name, now_s)
-        ahead = self._count_ahead(rows, spec.name, priority, ticket)
+        ahead = self._line.count_ahead(rows, spec.name, priority, ticket)
         taken = {slot for lease in held for slot in lease.slot_ids}
         free = [slot for slot in range(spec.slots) if slot not in taken]
         is_free = (
@@ -269,9 +276,7 @@ class LeaseStore:
         )
         if ahead or not is_free:
             return _refusal(spec, slots, held, len(free), ahead)
-        rows.execute("INSERT OR IGNORE INTO devices VALUES (?, 0)", (spec.name,))
-        rows.execute("UPDATE devices SET last_token = last_token + 1 WHERE name = ?", (spec.name,))
-        token = rows.execute("SELECT last_token FROM devices WHERE name = ?", (spec.name,)).fetchone()[0]
+        token = self._next_token(rows, spec)
         lease = Lease(
             device=spec.name,
             token=token,
@@ -284,27 +289,27 @@ class LeaseStore:
             ttl_s=ttl_s,
         )
         ids = ",".join(map(str, lease.slot_ids))
+        text = lease.process.to_text()
         rows.execute(
-            "INSERT INTO leases VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-            (
-                lease.device,
-                token,
-                ids,
-                lease.exclusive,
-                holder,
-                self._process.to_text(),
-                now_s,
-                lease.expires_s,
-            ),
+            "INSERT INTO leases VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (lease.device, token, ids, lease.exclusive, holder, text, now_s, lease.expires_s, ttl_s),
         )
         return lease
+
+    def _next_token(self, rows: sqlite3.Connection, spec: DeviceSpec) -> int:
+        """Returns a token that no lease of the device has had, and notes it."""
+        found = rows.execute("SELECT last_token FROM devices WHERE name = ?", (spec.name,)).fetchone()
+        seen = 0 if spec.last_token is None else spec.last_token()
+        token = 1 + max(seen, 0 if found is None else found[0])
+        rows.execute("INSERT OR REPLACE INTO devices VALUES (?, ?)", (spec.name, token))
+        return token
 
     def _purge(self, rows: sqlite3.Connection, device: str, now_s: float) -> list[Lease]:
         """Removes the leases of a device that are over, and returns the others."""
         held: list[Lease] = []
-        for lease in self._read(rows, device):
+        for lease in self._read(rows, device, now_s):
             if self._is_over(lease, now_s):
-                rows.execute("DELETE FROM leases WHERE device = ? AND token = ?", (device, lease.token))
+                self._delete(rows, lease)
             else:
                 held.append(lease)
         return held
@@ -312,14 +317,14 @@ class LeaseStore:
     def _is_over(self, lease: Lease, now_s: float) -> bool:
         return lease.expires_s <= now_s or self._is_alive(lease.process) is False
 
-    def _read(self, rows: sqlite3.Connection, device: str | None) -> list[Lease]:
+    def _read(self, rows: sqlite3.Connection, device: str | None, now_s: float) -> list[Lease]:
         where, values = ("", ()) if device is None else (" WHERE device = ?", (device,))
         found = rows.execute(
-            "SELECT device, token, slot_ids, exclusive, holder, process, since_s, expires_s "
-            f"FROM leases{where} ORDER BY since_s, token",
+            "SELECT device, token, slot_ids, exclusive, holder, process, since_s, expires_s, ttl_s "
+            f"FROM leases{where} ORDER BY token",
             values,
         ).fetchall()
-        return [
+        leases = [
             Lease(
                 device=name,
                 token=token,
@@ -329,38 +334,26 @@ class LeaseStore:
                 process=Holder.from_text(process),
                 since_s=since_s,
                 expires_s=expires_s,
+                ttl_s=ttl_s,
             )
-            for name, token, slot_ids, exclusive, holder, process, since_s, expires_s in found
+            for name, token, slot_ids, exclusive, holder, process, since_s, expires_s, ttl_s in found
         ]
+        return sorted((self._by_our_clock(rows, lease, now_s) for lease in leases), key=lambda it: it.since_s)
 
-    def _take_ticket(self, rows: sqlite3.Connection, device: str, priority: int) -> int:
-        ticket = rows.execute(
-            "INSERT INTO waiting (device, priority, process, asked_s) VALUES (?, ?, ?, ?)",
-            (device, priority, self._process.to_text(), self._clock.now_s()),
-        ).lastrowid
-        assert ticket is not None
-        return ticket
+    def _by_our_clock(self, rows: sqlite3.Connection, lease: Lease, now_s: float) -> Lease:
+        """Returns a lease of another clock as if it had been renewed when we last saw it change."""
+        if lease.process.shares_clock(self._process):
+            return lease
+        since_s = now_s - unchanged_s(rows, _row(lease), lease.expires_s, self._process, now_s)
+        return replace(lease, since_s=since_s, expires_s=since_s + lease.ttl_s)
 
-    def _count_ahead(self, rows: sqlite3.Connection, device: str, priority: int, ticket: int | None) -> int:
-        """Notes that the ticket still asks, drops who no longer does, and counts who goes first."""
-        now_s = self._clock.now_s()
-        rows.execute(
-            "UPDATE waiting SET asked_s = ? WHERE ticket = ? AND asked_s < ?",
-            (now_s, ticket, now_s - _ASK_AGAIN_S),
-        )
-        rows.execute("DELETE FROM waiting WHERE asked_s < ?", (now_s - _WAITER_SILENCE_S,))
-        waiting = rows.execute("SELECT ticket, priority, process FROM waiting WHERE device = ?", (device,))
-        ahead = 0
-        for other, other_priority, process in waiting.fetchall():
-            if other == ticket:
-                continue
-            if self._is_alive(Holder.from_text(process)) is False:
-                rows.execute("DELETE FROM waiting WHERE ticket = ?", (other,))
-            elif other_priority > priority or (
-                other_priority == priority and (ticket is None or other < ticket)
-            ):
-                ahead += 1
-        return ahead
+    def _delete(self, rows: sqlite3.Connection, lease: Lease) -> None:
+        rows.execute("DELETE FROM leases WHERE device = ? AND token = ?", (lease.device, lease.token))
+        rows.execute("DELETE FROM seen WHERE row = ?", (_row(lease),))
+
+
+def _row(lease: Lease) -> str:
+    return f"lease {lease.device} {lease.token}"
 
 
 def _refusal(spec: DeviceSpec, slots: int | None, held: list[Lease], free: int, ahead: int) -> str:
