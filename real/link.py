@@ -20,7 +20,9 @@ from robot_rl.core.errors import DeviceError
 from robot_rl.real.messages import Message, MessageError, decode, encode
 
 _HEADER = struct.Struct("<I")
-_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
+_CREDENTIALS = struct.Struct("3i")  # Linux's SO_PEERCRED: pid, uid, gid
+_MACOS_LOCAL, _MACOS_PEER_PID = 0, 0x002
+"""SOL_LOCAL and LOCAL_PEERPID of macOS's sys/un.h, which Python has no names for."""
 MAX_MESSAGE_BYTES = 64 << 20
 """Longer ones are refused: eight 4K pictures fit."""
 _WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
@@ -88,9 +90,17 @@ class Link:
         return bool(poll.poll(1e3 * max(0.0, timeout_s)))
 
     def peer(self) -> str:
-        """Returns who is at the other end of a unix socket, as `process 1234`."""
-        octets = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        return f"process {_CREDENTIALS.unpack(octets)[0]}"
+        """Returns who is at the other end of a unix socket, as `process 1234` where the system tells."""
+        credentials: int | None = getattr(socket, "SO_PEERCRED", None)
+        try:
+            if credentials is None:
+                pid = self._socket.getsockopt(_MACOS_LOCAL, _MACOS_PEER_PID)
+            else:
+                octets = self._socket.getsockopt(socket.SOL_SOCKET, credentials, _CREDENTIALS.size)
+                pid, _, _ = _CREDENTIALS.unpack(octets)
+        except (OSError, struct.error):
+            pid = 0
+        return f"process {pid}" if pid > 0 else "another process"
 
     def fileno(self) -> int:
         return self._socket.fileno()

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -165,6 +166,43 @@ def test_a_listener_takes_peers_one_by_one(tmp_path: Path) -> None:
         link.close()
     listener.close()
     assert not (tmp_path / "s").exists()
+
+
+class MacSocket(socket.socket):
+    """Answers as macOS does: SOL_LOCAL 0, LOCAL_PEERPID 2 (sys/un.h), a pid of four bytes."""
+
+    def getsockopt(self, level: int, option: int, length: int = 0) -> Any:
+        assert (level, option, length) == (0, 2, 0)
+        return 4711
+
+
+class Elsewhere(socket.socket):
+    """A system that does not tell who is at the other end."""
+
+    def getsockopt(self, *_: object) -> Any:
+        raise OSError("Protocol not available")
+
+
+@pytest.mark.parametrize(("kind", "name"), [(MacSocket, "process 4711"), (Elsewhere, "another process")])
+def test_a_peer_has_a_name_where_linux_credentials_do_not_exist(
+    kind: type[socket.socket], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(socket, "SO_PEERCRED")
+    left, right = socket.socketpair()
+    with right, Link(kind(fileno=left.detach())) as link:
+        assert link.peer() == name
+
+
+def test_a_peer_without_a_number_here_is_another_process() -> None:
+    """Linux gives 0 for a process of another process namespace."""
+
+    class Contained(socket.socket):
+        def getsockopt(self, *_: object) -> Any:
+            return struct.pack("3i", 0, 1000, 1000)
+
+    left, right = socket.socketpair()
+    with right, Link(Contained(fileno=left.detach())) as link:
+        assert link.peer() == "another process"
 
 
 def test_nobody_listens(tmp_path: Path) -> None:
