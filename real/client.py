@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -18,13 +19,17 @@ _FRESH_S = 0.05
 class ArmClient:
     """One arm behind its supervisor; for one thread."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, token: int = 0) -> None:
         """Connects to the supervisor's socket.
+
+        Args:
+            path: of the socket.
+            token: of the arm's lease; 0 for a watcher, who may stop the arm.
 
         Raises:
             LinkError: no supervisor is there.
         """
-        self._path = path
+        self._path, self._token = path, token
         self._link = connect(path)
         self._status: Status | None = None
         self._answers: list[Answer] = []
@@ -57,7 +62,7 @@ class ArmClient:
         Raises:
             DeviceError: the supervisor is gone.
         """
-        self._link.send(plan)
+        self._link.send(replace(plan, token=self._token))
         self._require_open()
 
     def control(
@@ -71,7 +76,8 @@ class ArmClient:
         self._fetch()
         self._answers.clear()  # of orders that were given up
         until_s = time.monotonic() + timeout_s
-        while not self._link.send(Control(operation=operation, by=by, seed=seed)):
+        order = Control(operation=operation, by=by, seed=seed, token=self._token)
+        while not self._link.send(order):
             self._wait_until(until_s, f"does not read: {operation} was not sent")
         while True:
             self._fetch()

@@ -1,4 +1,7 @@
-"""Starts what stands between a policy and an arm: the driver's host and the supervisor."""
+"""Starts what stands between a policy and an arm: the driver's host and the supervisor.
+
+The host takes the hardware for itself before it touches the arm, so whoever comes second ends here.
+"""
 
 from __future__ import annotations
 
@@ -33,17 +36,24 @@ class StationProcesses:
     """
 
     def __init__(
-        self, station: str, folder: Path, *, linger_s: float = LINGER_S, timeout_s: float = 30.0
+        self,
+        station: str,
+        folder: Path,
+        *,
+        token: int = 0,
+        linger_s: float = LINGER_S,
+        timeout_s: float = 30.0,
     ) -> None:
         """Nothing is started yet.
 
         Args:
             station: name of a shipped one, or a YAML file.
             folder: gets driver.log, supervisor.log, events.jsonl, flight/ and supervisor.json.
+            token: of the arm's lease; 0 for a person who drives it by hand.
             linger_s: how long they live on without a client.
             timeout_s: how long each may take until it is ready.
         """
-        self._station, self._folder = station, folder
+        self._station, self._folder, self._token = station, folder, token
         self._linger_s, self._timeout_s = linger_s, timeout_s
         self._processes: list[subprocess.Popen[bytes]] = []
         self.sockets = Path()
@@ -53,6 +63,7 @@ class StationProcesses:
         self._folder.mkdir(parents=True, exist_ok=True)
         self.sockets = Path(tempfile.mkdtemp(prefix="robot-rl-"))
         station, linger = ["--station", self._station], ["--linger", str(self._linger_s)]
+        station += ["--token", str(self._token)]
         sockets, folder = str(self.sockets), str(self._folder)
         try:
             self._start("drivers.host", DRIVER_SOCKET, [*station, *linger, "--folder", sockets])
@@ -80,8 +91,8 @@ class StationProcesses:
         return self._processes[0].pid
 
     def client(self) -> ArmClient:
-        """Returns a new connection to the supervisor."""
-        return ArmClient(self.sockets / SUPERVISOR_SOCKET)
+        """Returns a new connection to the supervisor, under the lease's token."""
+        return ArmClient(self.sockets / SUPERVISOR_SOCKET, token=self._token)
 
     def close(self) -> None:
         """Ends the supervisor, which stops the arm, then the driver."""

@@ -1,4 +1,4 @@
-"""What every test gets: one thread, no window, and a lease file apart from that of real runs."""
+"""What every test gets: one thread, no window, and leases and claims apart from those of real runs."""
 
 import os
 import subprocess
@@ -15,6 +15,7 @@ def own_lease_file(tmp_path_factory: pytest.TempPathFactory):
     """Keeps tests, and the processes they start, from waiting for a training run on this machine."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ROBOT_RL_STATE", str(tmp_path_factory.mktemp("state")))
+        patch.setenv("ROBOT_RL_CLAIMS", str(tmp_path_factory.mktemp("claims")))
         yield
 
 

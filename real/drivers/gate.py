@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from robot_rl.core.errors import DeviceError, LeaseError
+from robot_rl.hal.device import Fence
 from robot_rl.real.messages import Array, Command, Plan
 from robot_rl.real.station import StationConfig
 
@@ -17,7 +19,9 @@ _SLACK_RAD = 1e-6
 class Gate:
     """Says why a command is refused; an empty reason lets it pass."""
 
-    def __init__(self, station: StationConfig) -> None:
+    def __init__(self, station: StationConfig, fence: Fence | None = None) -> None:
+        """Makes the gate of an arm; behind a fence of its own, if None, which remembers nothing."""
+        self._fence = fence or Fence(station.name)
         self._joints = station.joints
         self._low = np.asarray(station.limits.position_low_rad) - _SLACK_RAD
         self._high = np.asarray(station.limits.position_high_rad) + _SLACK_RAD
@@ -28,7 +32,7 @@ class Gate:
 
     def refuses(self, message: Command | Plan, now_ns: int) -> str:
         """Returns why a message must not reach the arm, or an empty text."""
-        reason = self._old(message, now_ns)
+        reason = self.overtaken(message.token) or self._old(message, now_ns)
         if isinstance(message, Command):
             reason = reason or self._wrong(message.target_rad, np.array(message.gripper), ())
         else:
@@ -37,6 +41,14 @@ class Gate:
             self._last_plan = message.number
         self.refused += bool(reason)
         return reason
+
+    def overtaken(self, token: int) -> str:
+        """Returns why nobody may move the arm under a fencing token, or an empty text."""
+        try:
+            self._fence.check(token)
+        except (LeaseError, DeviceError) as error:
+            return str(error)
+        return ""
 
     def restart(self) -> None:
         """Forgets the number of the last plan: another supervisor counts from its own start."""

@@ -32,6 +32,8 @@ import numpy as np
 from robot_rl.core.errors import DeviceError, RobotRLError
 from robot_rl.core.registry import resolve
 from robot_rl.hal.arm import ArmState
+from robot_rl.hal.device import Fence
+from robot_rl.real.claim import Claim
 from robot_rl.real.drivers.driver import Driver
 from robot_rl.real.drivers.feed import SensorFeed
 from robot_rl.real.drivers.gate import Gate
@@ -56,11 +58,17 @@ class Host:
     """One driver and its supervisor; `run` is the loop, everything else happens within it."""
 
     def __init__(
-        self, driver: Driver, station: StationConfig, folder: Path, *, linger_s: float = LINGER_S
+        self,
+        driver: Driver,
+        station: StationConfig,
+        folder: Path,
+        *,
+        linger_s: float = LINGER_S,
+        fence: Fence | None = None,
     ) -> None:
-        """Takes a driver that is not connected yet."""
+        """Takes a driver that is not connected yet, and the fence of its hardware, if it has one."""
         self._driver, self._station, self._folder, self._linger_s = driver, station, folder, linger_s
-        self.gate = Gate(station)
+        self.gate = Gate(station, fence)
         self.fault = ""
         """Why the host stopped the arm; lifted by a person's `clear` only."""
         self.cycle_ns: deque[int] = deque(maxlen=_MAX_COSTS)
@@ -240,6 +248,8 @@ class Host:
                 self._answer(control, "" if done else self.fault)
             case "stop" | "estop":
                 self._stop(f"{control.operation} by {control.by or 'the supervisor'}", control)
+            case "start" | "reset" if overtaken := self.gate.overtaken(control.token):
+                self._answer(control, overtaken)
             case "start" if self.fault:
                 self._answer(control, f"{self.fault}. A person clears it first.")
             case "start":
@@ -392,14 +402,17 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--station", required=True, help="name of a shipped station, or a YAML file")
     parser.add_argument("--folder", required=True, type=Path, help="where the sockets are made")
     parser.add_argument("--linger", type=float, default=LINGER_S, help="seconds to live without a supervisor")
+    parser.add_argument("--token", type=int, default=0, help="fencing token of the lease; 0 by hand")
     given = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     try:
         station = load_station(given.station)
-        host = Host(open_driver(station), station, given.folder, linger_s=given.linger)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: host.close())
-        host.run()
+        with Claim(station) as claim:  # before anything reaches the arm, and until it is let go
+            fence = claim.fence(given.token)
+            host = Host(open_driver(station), station, given.folder, linger_s=given.linger, fence=fence)
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, lambda *_: host.close())
+            host.run()
     except RobotRLError as error:
         logger.error("%s", error)
         return EXIT_NO_ARM

@@ -18,6 +18,7 @@ import numpy as np
 
 from robot_rl.core.errors import ConfigError, DeviceError
 from robot_rl.hal.arm import ArmState
+from robot_rl.real.claim import keep_others_out
 from robot_rl.real.drivers.estimate import VelocityEstimate
 from robot_rl.real.messages import Array, Command, Frame, Plan
 from robot_rl.real.station import LeRobotConfig, StationConfig
@@ -79,6 +80,7 @@ class LeRobotArm:
 
     def connect(self) -> None:
         self._open()
+        self._keep_others_out()
         self._check()
         self._read()
         self.hold()  # the goals of a moment long ago may still stand in the servos
@@ -158,6 +160,18 @@ class LeRobotArm:
             f"{self._name}: LeRobot cannot connect {self._config.type}: {error}. Look at the power, "
             "the cable and `lerobot.options.port` (`lerobot-find-port` finds it)."
         ) from error
+
+    def _keep_others_out(self) -> None:
+        port: Any = getattr(getattr(getattr(self._robot, "bus", None), "port_handler", None), "ser", None)
+        if port is None:
+            return
+        try:
+            keep_others_out(port.fileno())
+        except BlockingIOError as error:
+            raise DeviceError(
+                f"{self._name}: another program has locked {port.name}. End it: two programs on one bus "
+                "disturb each other."
+            ) from error
 
     # The bus, on its own thread
 

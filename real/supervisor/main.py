@@ -25,7 +25,6 @@ from robot_rl.real.supervisor.clients import Clients
 from robot_rl.real.supervisor.log import Log
 from robot_rl.real.supervisor.pace import Pace, be_punctual
 from robot_rl.real.supervisor.supervisor import Supervisor
-from robot_rl.sched.lease_file import default_path
 
 logger = logging.getLogger(__name__)
 
@@ -56,19 +55,26 @@ class Process:
     """The loop around `Supervisor.cycle`."""
 
     def __init__(
-        self, station: StationConfig, sockets: Path, folder: Path, wishes: Wishes, *, linger_s: float
+        self,
+        station: StationConfig,
+        sockets: Path,
+        folder: Path,
+        wishes: Wishes,
+        *,
+        linger_s: float,
+        token: int = 0,
     ) -> None:
-        """Takes the station and its driver.
+        """Takes the station's driver.
 
         Raises:
-            DeviceError: another supervisor has the station, or no driver is there.
+            DeviceError: another supervisor has the driver, or none is there.
         """
         self._station, self._folder, self._wishes, self._linger_s = station, folder, wishes, linger_s
-        self._lock = lock_station(station.name)
+        self._lock = lock_driver(sockets, station.name)
         driver = _connect_driver(sockets / DRIVER_SOCKET)
         self._log = Log(folder, station)
         self._clients = Clients(Listener(sockets / SUPERVISOR_SOCKET))
-        self._supervisor = Supervisor(station, driver, self._clients, self._log)
+        self._supervisor = Supervisor(station, driver, self._clients, self._log, token=token)
 
     def run(self) -> None:
         """Watches the arm until the end."""
@@ -108,17 +114,17 @@ class Process:
         os.replace(path.with_suffix(".tmp"), path)
 
 
-def lock_station(name: str) -> ProcessLock:
-    """Returns the right to supervise a station of this host.
+def lock_driver(sockets: Path, station: str) -> ProcessLock:
+    """Returns the right to supervise the driver host of these sockets, which alone has the hardware.
 
     Raises:
         DeviceError: another process has it.
     """
     try:
-        return ProcessLock(default_path().parent / f"{name}.supervisor.lock")
+        return ProcessLock(sockets / "supervisor.lock", note=f"station {station}")
     except HeldError as holder:
         raise DeviceError(
-            f"station {name}: {holder} supervises it already, and an arm has one supervisor. "
+            f"station {station}: {holder} supervises it already, and an arm has one supervisor. "
             "End that deployment first, or connect to it as a watcher."
         ) from holder
 
@@ -142,13 +148,15 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--sockets", required=True, type=Path, help="where driver.sock is")
     parser.add_argument("--folder", required=True, type=Path, help="where events and flights are written")
     parser.add_argument("--linger", type=float, default=math.inf, help="seconds to live without a client")
+    parser.add_argument("--token", type=int, default=0, help="fencing token of the lease; 0 by hand")
     given = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     try:
         wishes = Wishes()
         wishes.listen()
         station = load_station(given.station)
-        Process(station, given.sockets, given.folder, wishes, linger_s=given.linger).run()
+        where = (given.sockets, given.folder)
+        Process(station, *where, wishes, linger_s=given.linger, token=given.token).run()
     except RobotRLError as error:
         logger.error("%s", error)
         return EXIT_REFUSED

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from robot_rl.core.clock import Clock, MonotonicClock
-from robot_rl.core.errors import DeviceError
+from robot_rl.core.errors import DeviceError, LeaseError
+from robot_rl.hal.device import Fence
 from robot_rl.hal.safety import Stop
 from robot_rl.real.link import Link
 from robot_rl.real.messages import (
@@ -68,10 +69,19 @@ class Supervisor:
     """Watches one arm and moves it; see the module for its phases."""
 
     def __init__(
-        self, station: StationConfig, driver: Link, clients: Clients, log: Log, *, clock: Clock | None = None
+        self,
+        station: StationConfig,
+        driver: Link,
+        clients: Clients,
+        log: Log,
+        *,
+        clock: Clock | None = None,
+        token: int = 0,
     ) -> None:
+        """Takes both links; `token` is that of the lease under which the arm is driven, 0 by hand."""
         self._station, self._driver, self._clients, self._log = station, driver, clients, log
         self._clock = clock or MonotonicClock()
+        self._fence, self._overtaken = Fence(f"station {station.name}", newest=token), 0
         config = station.supervisor
         self._hold_ns, self._stop_ns = round(1e9 * config.hold_after_s), round(1e9 * config.stop_after_s)
         self._streams = station.ros2 is None or station.ros2.command != "trajectory"
@@ -198,6 +208,12 @@ class Supervisor:
             return
         if plan.number <= self._last_plan:
             return
+        overtaken = self._overtaken_by(plan.token)
+        if overtaken:
+            if plan.token != self._overtaken:  # told once, not with every plan
+                self._overtaken = plan.token
+                self._log.event(now_ns, "refused", plan=plan.number, reason=overtaken)
+            return
         wrong = self._plan_error(plan, now_ns)
         if wrong:
             self.stop(f"plan {plan.number}: {wrong}", by=client.name)
@@ -235,6 +251,7 @@ class Supervisor:
             period_ns=allowed.period_ns,
             targets_rad=allowed.targets_rad,
             gripper=allowed.gripper,
+            token=self._fence.newest,
         )
         self._driver.send(forwarded)
         return allowed
@@ -243,6 +260,11 @@ class Supervisor:
 
     def _refusal(self, client: Client, control: Control) -> str:
         """Returns why a start, home or reset is not done."""
+        # A person without a lease may send an arm home that no policy commands.
+        if control.token or control.operation != "home":
+            overtaken = self._overtaken_by(control.token)
+            if overtaken:
+                return overtaken
         if self.stopped is not None:
             return f"stopped: {self._reason}. Somebody looks at the arm, then clears with a name (by=<name>)."
         if self._state is None:
@@ -264,13 +286,22 @@ class Supervisor:
         other = self._clients.take_command(client)
         return f"{other} commands this arm. One policy at a time; others may watch." if other else ""
 
+    def _overtaken_by(self, token: int) -> str:
+        """Returns why nobody may move the arm under a fencing token, or an empty text."""
+        try:
+            self._fence.check(token)
+        except LeaseError as error:
+            return str(error)
+        return ""
+
     def _begin(self, client: Client, control: Control, now_ns: int) -> None:
         if control.operation == "reset":
             self._order_driver(control, client, now_ns)
         elif self._live:
             self._go(control.operation, client, now_ns)
         else:
-            start = Control(operation="start", by=control.by or client.name)
+            by, token = control.by or client.name, self._fence.newest
+            start = Control(operation="start", by=by, token=token)
             self._order_driver(start, client, now_ns, then=control.operation)
 
     def _go(self, operation: Operation, client: Client | None, now_ns: int) -> None:
@@ -432,6 +463,7 @@ class Supervisor:
                     stamp_ns=now_ns,
                     target_rad=self._sent_rad,
                     gripper=self._aim.gripper,
+                    token=self._fence.newest,
                 )
             )
         if self.phase == "homing" and self._is_at_rest(state, now_ns):

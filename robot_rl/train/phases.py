@@ -143,7 +143,7 @@ def _improve(session: Session) -> None:
     kept = config.env.dump_diverged or str(session.folder / "diverged")
     acting = replace(config, env=replace(config.env, dump_diverged=kept))
     with (
-        _acting_env(acting, method, session.folder) as env,
+        _acting_env(acting, method, session) as env,
         closing(make_eval_env(config)) as eval_env,
         _recorder(session, eval_env) as recorder,
     ):
@@ -169,12 +169,14 @@ def _distil(session: Session) -> None:
         save_policy(folder / "final", distil(session, start), meta=meta)
 
 
-def _acting_env(config: RunConfig, method: Method, folder: Path) -> AbstractContextManager[VectorEnv | None]:
+def _acting_env(
+    config: RunConfig, method: Method, session: Session
+) -> AbstractContextManager[VectorEnv | None]:
     """Returns what collects, or None where it lives in a process of its own."""
     if config.acts_alone:
         return nullcontext()
     if config.has_arm:
-        return closing(make_arm(config, folder))
+        return closing(make_arm(config, session.folder, session.arm_token))
     return closing(make_env(config.env, config.num_envs, autoreset=method.autoreset))
 
 

@@ -93,6 +93,12 @@ class RunSession:
             lease.check()
 
     @property
+    def arm_token(self) -> int:
+        """Fencing token of the lease of the run's arm; 0 without one."""
+        leased = zip(self._devices, self.leases, strict=True)
+        return max((lease.token for (spec, _), lease in leased if spec.kind == "robot"), default=0)
+
+    @property
     def elapsed_s(self) -> float:
         """Time the run has taken, over all its lives."""
         return float(self.timer.state_dict()["wall_s"])

@@ -90,6 +90,7 @@ class Chain:
         self.station_file.write_text(yaml.safe_dump(json.loads(json.dumps(asdict(self.station)))))
         reach = "SUBNET" if cuts_cable else "LOCALHOST"
         os.environ |= {"ROS_AUTOMATIC_DISCOVERY_RANGE": reach, "ROBOT_RL_STATE": str(folder / "state")}
+        os.environ["ROBOT_RL_CLAIMS"] = str(folder)
         for name in ("ROS_DISTRO", "ROS_STATIC_PEERS", "ROS_LOCALHOST_ONLY", "CYCLONEDDS_URI"):
             os.environ.pop(name, None)
         self._clock = folder / "clock"

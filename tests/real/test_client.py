@@ -122,6 +122,19 @@ def test_plans_arrive(client: ArmClient, supervisor: Supervisor) -> None:
     assert heard.number == 3
 
 
+def test_plans_and_orders_carry_the_token_of_the_lease(supervisor: Supervisor, tmp_path: Path) -> None:
+    supervisor.say = lambda heard: [
+        Answer(operation="start", done=True) for order in heard if isinstance(order, Control)
+    ]
+    with ArmClient(tmp_path / "s", token=12) as client:
+        client.control("start", timeout_s=10.0)
+        client.send(Plan(number=3, start_ns=1, period_ns=2, targets_rad=np.ones((1, 2)), gripper=np.ones(1)))
+        until_s = time.monotonic() + 10.0
+        while len(supervisor.heard) < 2 and time.monotonic() < until_s:
+            time.sleep(0.001)
+    assert [getattr(message, "token", None) for message in supervisor.heard] == [12, 12]
+
+
 def test_a_supervisor_that_is_gone_is_an_error(client: ArmClient, supervisor: Supervisor) -> None:
     client.wait(timeout_s=10.0)
     supervisor.close()

@@ -20,11 +20,17 @@ from robot_rl.train.deploy.reward import make_judge
 from robot_rl.train.envs import make_env
 
 
-def make_arm(config: RunConfig, folder: Path) -> Intervening:
-    """Returns the arm that a run learns on, with its person: a station's, or a simulation without ROS."""
+def make_arm(config: RunConfig, folder: Path, token: int) -> Intervening:
+    """Returns the arm that a run learns on, with its person: a station's, or a simulation without ROS.
+
+    Args:
+        config: of the run.
+        folder: of the run.
+        token: of the lease of the station's arm.
+    """
     station = None if config.station is None else load_station(config.station)
     with ExitStack() as stack:
-        env = _simulated(config, stack) if station is None else _stationed(config, station, folder, stack)
+        env = _simulated(config, stack) if station is None else _stationed(config, station, folder, token, stack)
         is_real = station is not None and station.real
         return Intervening(
             env,
@@ -41,7 +47,9 @@ def _simulated(config: RunConfig, stack: ExitStack) -> VectorEnv:
     return stack.enter_context(closing(make_env(config.env, 1, autoreset="disabled")))
 
 
-def _stationed(config: RunConfig, station: StationConfig, folder: Path, stack: ExitStack) -> VectorEnv:
+def _stationed(
+    config: RunConfig, station: StationConfig, folder: Path, token: int, stack: ExitStack
+) -> VectorEnv:
     """Starts the station's processes, once the base is known to fit."""
     from robot_rl.train.deploy.config import DeployConfig  # ROS: only where a station is used
     from robot_rl.train.deploy.fit import check_fit
@@ -50,7 +58,7 @@ def _stationed(config: RunConfig, station: StationConfig, folder: Path, stack: E
     _, meta = load_policy(folder / "policy" / "base")
     check_fit(meta, config.env, station)
     deployed = DeployConfig(run=str(folder), station=str(config.station))
-    return stack.enter_context(open_station(station, deployed, config, folder, None))
+    return stack.enter_context(open_station(station, deployed, config, folder, None, token=token))
 
 
 def make_teleop(config: HumanConfig, env: VectorEnv, seed: int, station: StationConfig | None) -> Teleop:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from robot_rl.policies.checkpoint import PolicyMeta, load_policy
 from robot_rl.policies.executor import Act
 from robot_rl.policies.export import ExportedPolicy, export_policy
 from robot_rl.policies.real_time import RealTimeChunks
+from robot_rl.real.claim import last_token
 from robot_rl.real.launch import StationProcesses
 from robot_rl.real.remote import RemoteConfig
 from robot_rl.real.sensors import open_sensors
@@ -76,7 +78,7 @@ def deploy(config: DeployConfig, display: ProgressDisplay, ask: Callable[[str], 
             LeaseStore().hold(
                 device_of(station), holder=f"deploy {meta.task}", wait_s=config.lease_wait_s
             ) as lease,
-            open_station(station, config, run_config, folder, ask) as env,
+            open_station(station, config, run_config, folder, ask, token=lease.token) as env,
             _recorder(config, station, env, folder) as recorder,
         ):
             player = Player(config, env, policy, meta, journal, recorder, display)
@@ -94,7 +96,11 @@ def deploy(config: DeployConfig, display: ProgressDisplay, ask: Callable[[str], 
 def device_of(station: StationConfig) -> DeviceSpec:
     """Returns what is leased: an arm has one slot."""
     return DeviceSpec(
-        name=f"arm-{station.name}", kind="robot", real=station.real, labels={"robot": station.robot}
+        name=f"arm-{station.name}",
+        kind="robot",
+        real=station.real,
+        labels={"robot": station.robot},
+        last_token=partial(last_token, station),
     )
 
 
@@ -105,10 +111,12 @@ def open_station(
     run_config: RunConfig,
     folder: Path,
     ask: Callable[[str], None] | None,
+    *,
+    token: int,
 ) -> Generator[StationEnv]:
-    """Starts driver and supervisor, and yields their arm as an env; leaves it at rest."""
+    """Starts driver and supervisor under a lease's token, and yields their arm as an env; leaves it at rest."""
     with ExitStack() as stack:
-        processes = stack.enter_context(StationProcesses(config.station, folder / "station"))
+        processes = stack.enter_context(StationProcesses(config.station, folder / "station", token=token))
         env = StationEnv(
             station,
             run_config.env,

@@ -69,9 +69,7 @@ def assemble(
     """
     config, phase = session.config, off_policy_phase(session.config)
     session.counters.updates = 0
-    source = (
-        make_async(config, session.folder) if start.env is None else make_source(config, policy, start.env)
-    )
+    source = make_async(session) if start.env is None else make_source(config, policy, start.env)
     experience = _replay(config, start, draw, latent_dim)
     run = Run(
         sources=[source],
@@ -110,17 +108,18 @@ def make_source(config: RunConfig, policy: Module, env: VectorEnv) -> SimSource:
     return SimSource(env, acting, executor, seed=train_seed(config.seed, "collect") // 2)
 
 
-def make_async(config: RunConfig, folder: Path) -> AsyncSource:
+def make_async(session: Session) -> AsyncSource:
     """Returns an arm that moves in a process of its own; a station keeps time itself."""
+    config = session.config
     period_s = 0.0 if config.station is not None else 1.0 / resolve("task", config.env.task).control.hz
-    return AsyncSource(partial(act_alone, config, folder), period_s=period_s)
+    return AsyncSource(partial(act_alone, config, session.folder, session.arm_token), period_s=period_s)
 
 
-def act_alone(config: RunConfig, folder: Path) -> SimSource:
+def act_alone(config: RunConfig, folder: Path, token: int) -> SimSource:
     """Returns what collects; called in the actor's process."""
     torch.set_num_threads(1)
     base, _ = load_policy(folder / "policy" / "base")
-    return make_source(config, method_of(config).make_policy(config, base), make_arm(config, folder))
+    return make_source(config, method_of(config).make_policy(config, base), make_arm(config, folder, token))
 
 
 def _replay(config: RunConfig, start: Start, draw: Draw, latent_dim: int) -> ReplayExperience:

@@ -65,7 +65,8 @@ def arm(station_env, monkeypatch: pytest.MonkeyPatch):
     env, fake, _ = station_env(config=ENV)
 
     @contextmanager
-    def opened(*_: object):
+    def opened(*_: object, token: int):
+        assert token > 0  # of the lease
         yield env
         env.close()
 

@@ -299,7 +299,7 @@ def test_the_arm_of_a_run_is_built_from_its_configuration(tmp_path: Path) -> Non
     config = RunConfig(
         num_envs=1, env=EnvConfig(task="reach", num_threads=1), human=HumanConfig(input="scripted")
     )
-    env = make_arm(config, tmp_path)
+    env = make_arm(config, tmp_path, token=0)
     env.reset(seed=1)
     _, _, _, _, infos = env.step(np.zeros((1, len(env.action_names)), np.float32))
     assert infos["source"] == "sim"
