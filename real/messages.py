@@ -103,6 +103,8 @@ class Status:
     """Whether safety changed a target since the status before."""
     reason: str = ""
     """Why it is stopped or holding; empty otherwise."""
+    unlogged: int = 0
+    """Lines, moments and files that the supervisor could not write: its disk is full, or too slow."""
 
 
 @dataclass(frozen=True, kw_only=True)

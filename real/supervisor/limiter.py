@@ -20,6 +20,7 @@ In training the envelope sees one target each 50 ms, and lets it differ from the
 action rate times 50 ms, at once. Per cycle of 10 ms the same rate would smear each step over up to
 five cycles, which no policy was trained with. So every target here may differ by that much from all
 that were sent in the last 50 ms: the same bound over any 50 ms, and the same steps pass."""
+_LEAST_NS = 1_000_000
 
 
 class Limiter:
@@ -32,6 +33,7 @@ class Limiter:
         self._window = np.zeros((cycles, len(station.joints)))
         self._cycle = 0
         self._low, self._high = np.asarray(limits.position_low_rad), np.asarray(limits.position_high_rad)
+        self._shut, self._open = sorted((station.gripper.closed, station.gripper.open))
         self._clock = clock
         self.box = None if limits.workspace_low_m is None else Box(station)
         """Of the tool, if there is one. It comes last, so it wins: also over the lead, where somebody
@@ -61,24 +63,27 @@ class Limiter:
         """Returns a target within the position limits."""
         return np.minimum(np.maximum(target_rad, self._low), self._high)
 
+    def clamp_gripper(self, opening: Array) -> Array:
+        """Returns openings within the range of the gripper."""
+        return np.clip(opening, self._shut, self._open)
+
     def outside_rad(self, position_rad: Array) -> float:
         """Returns how far the worst joint is outside of its position limits; 0 inside."""
         return float(np.abs(position_rad - self.clamp(position_rad)).max())
 
-    def filter_plan(self, plan: Plan, position_rad: Array) -> tuple[Plan, bool]:
-        """Returns a plan as far as it is allowed, from where the arm will be at its start.
+    def filter_plan(self, plan: Plan, position_rad: Array, now_ns: int) -> tuple[Plan, bool]:
+        """Returns a plan as far as it is allowed, from where the arm is aimed at now.
 
         The arm follows it by itself, so no lead shows its speed; the envelope runs ahead instead,
-        each point the measured position of the next: then the lead is the step of a period.
+        each point the measured position of the next: then the lead is the step of a period, or of
+        what is left of the first one.
 
         Raises:
             SafetyStopError: something is not finite.
         """
-        period_s = 1e-9 * plan.period_ns
-        limits = replace(self.envelope.limits, lookahead_s=period_s)
-        ahead = SafetyEnvelope(limits, control_dt_s=period_s, real=True, clock=self._clock)
         safe, here = np.empty_like(plan.targets_rad), position_rad[None]
         still = np.zeros_like(here)
+        left_ns = plan.start_ns + plan.period_ns - now_ns
 
         def bounded(target: Array) -> Array:
             ahead.reset(target_rad=here)
@@ -86,10 +91,18 @@ class Limiter:
 
         self.is_boxed = False
         for index, target in enumerate(plan.targets_rad):
+            if index < 2:
+                ahead = self._ahead(max(left_ns, _LEAST_NS) if index == 0 else plan.period_ns)
             safe[index], is_boxed = self._boxed(here[0], target, bounded)
             self.is_boxed |= is_boxed
             here = safe[index][None]
         return replace(plan, targets_rad=safe), bool((safe != plan.targets_rad).any())
+
+    def _ahead(self, period_ns: int) -> SafetyEnvelope:
+        """Returns what bounds the steps of a plan from one point to the next."""
+        period_s = 1e-9 * period_ns
+        limits = replace(self.envelope.limits, lookahead_s=period_s)
+        return SafetyEnvelope(limits, control_dt_s=period_s, real=True, clock=self._clock)
 
     def _bounded(self, target_rad: Array, state: ArmState) -> Array:
         """Returns the nearest target (n,) within the limits of the joints."""

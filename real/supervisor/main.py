@@ -7,13 +7,12 @@ connected for a while; the arm is stopped first. SIGUSR1 writes F/supervisor.jso
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import math
-import os
 import signal
 import sys
 import time
+from io import FileIO
 from pathlib import Path
 
 from robot_rl.core.errors import DeviceError, RobotRLError
@@ -25,6 +24,7 @@ from robot_rl.real.supervisor.clients import Clients
 from robot_rl.real.supervisor.log import Log
 from robot_rl.real.supervisor.pace import Pace, be_punctual
 from robot_rl.real.supervisor.supervisor import Supervisor
+from robot_rl.real.writer import QueuedHandler, Writer
 
 logger = logging.getLogger(__name__)
 
@@ -63,16 +63,17 @@ class Process:
         *,
         linger_s: float,
         token: int = 0,
+        writer: Writer | None = None,
     ) -> None:
         """Takes the station's driver.
 
         Raises:
             DeviceError: another supervisor has the driver, or none is there.
         """
-        self._station, self._folder, self._wishes, self._linger_s = station, folder, wishes, linger_s
+        self._station, self._wishes, self._linger_s = station, wishes, linger_s
         self._lock = lock_driver(sockets, station.name)
         driver = _connect_driver(sockets / DRIVER_SOCKET)
-        self._log = Log(folder, station)
+        self._log = Log(folder, station, writer)
         self._clients = Clients(Listener(sockets / SUPERVISOR_SOCKET))
         self._supervisor = Supervisor(station, driver, self._clients, self._log, token=token)
 
@@ -87,12 +88,12 @@ class Process:
             self._supervisor.stop(f"the supervisor failed: {error!r}", can_brake=False)
             raise
         finally:
-            self._write(pace)
+            self._report(pace)
             self._supervisor.close()
             self._lock.release()
 
     def _watch(self, pace: Pace) -> None:
-        supervisor, wishes, dumps, alone_s, until_s = self._supervisor, self._wishes, 0, 0.0, math.inf
+        supervisor, wishes, alone_s, until_s = self._supervisor, self._wishes, 0.0, math.inf
         while not (until_s < math.inf and supervisor.is_released) and time.monotonic() < until_s:
             supervisor.cycle()
             alone_s = 0.0 if len(self._clients) else alone_s + 1.0 / pace.rate_hz
@@ -101,17 +102,12 @@ class Process:
                 until_s = time.monotonic() + _END_S
             if wishes.report:
                 wishes.report = False
-                self._write(pace)
-            if self._log.dumps != dumps:
-                dumps = self._log.dumps
-                pace.forgive()
+                self._report(pace)
             pace.wait()
 
-    def _write(self, pace: Pace) -> None:
-        path = self._folder / "supervisor.json"
+    def _report(self, pace: Pace) -> None:
         content = {"station": self._station.name, "scheduling": self._scheduling, **pace.statistics()}
-        path.with_suffix(".tmp").write_text(json.dumps(content, indent=1) + "\n")
-        os.replace(path.with_suffix(".tmp"), path)
+        self._log.report("supervisor.json", {**content, "unlogged": self._log.lost})
 
 
 def lock_driver(sockets: Path, station: str) -> ProcessLock:
@@ -150,16 +146,24 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--linger", type=float, default=math.inf, help="seconds to live without a client")
     parser.add_argument("--token", type=int, default=0, help="fencing token of the lease; 0 by hand")
     given = parser.parse_args(argv)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    writer = Writer()
+    handler = QueuedHandler(writer, FileIO(sys.stderr.fileno(), "wb", closefd=False))
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", handlers=[handler]
+    )
     try:
         wishes = Wishes()
         wishes.listen()
         station = load_station(given.station)
         where = (given.sockets, given.folder)
-        Process(station, *where, wishes, linger_s=given.linger, token=given.token).run()
+        Process(
+            station, *where, wishes, linger_s=given.linger, token=given.token, writer=writer
+        ).run()
     except RobotRLError as error:
         logger.error("%s", error)
         return EXIT_REFUSED
+    finally:
+        writer.close()
     return 0
 
 

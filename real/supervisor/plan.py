@@ -140,8 +140,9 @@ class JerkLimited:
 class Aim:
     """What is aimed at; before `rest` was called once, nothing is."""
 
-    def __init__(self, station: StationConfig) -> None:
-        interpolate = station.supervisor.interpolate
+    def __init__(self, station: StationConfig, *, streams: bool = True) -> None:
+        """Takes the station, and whether its arm gets targets one by one or follows plans by itself."""
+        interpolate = station.supervisor.interpolate if streams else "linear"
         self._path: Path = {"hold": Hold, "linear": Linear}.get(interpolate, lambda: JerkLimited(station))()
         self._homing, self._braking = JerkLimited(station, share=HOME_SPEED), JerkLimited(station)
         self._zeros = np.zeros(len(station.joints))
@@ -175,11 +176,11 @@ class Aim:
         self._homing.begin(position_rad, velocity)
         self._homing.aim(goal_rad, self._zeros, now_ns, now_ns)
 
-    def homing_plan(self, number: int, now_ns: int) -> Plan:
+    def homing_plan(self, now_ns: int) -> Plan:
         """Returns the way `home` takes, for arms that follow plans by themselves."""
         targets = self._homing.sampled(HOMING_PERIOD_NS)
         return Plan(
-            number=number,
+            number=-1,
             start_ns=now_ns,
             period_ns=HOMING_PERIOD_NS,
             targets_rad=targets,
@@ -228,3 +229,15 @@ class Aim:
 
     def _forget(self) -> None:
         self._plan, self._next, self._index = None, None, -1
+
+
+def plan_error(plan: Plan, joints: int, latest_ns: int, now_ns: int) -> str:
+    """Returns why an arm of that many joints cannot follow a plan that starts by `latest_ns`."""
+    shape, need = plan.targets_rad.shape, (len(plan.gripper), joints)
+    if shape != need or not len(plan.gripper) or plan.gripper.ndim != 1:
+        return f"targets of shape {shape}, gripper {plan.gripper.shape}; need {need}"
+    if plan.period_ns <= 0 or plan.start_ns > latest_ns:
+        return f"period {plan.period_ns} ns, start in {1e-9 * (plan.start_ns - now_ns):.3f} s"
+    if not (np.isfinite(plan.targets_rad).all() and np.isfinite(plan.gripper).all()):
+        return f"not finite: {plan.targets_rad.tolist()}, gripper {plan.gripper.tolist()}"
+    return ""

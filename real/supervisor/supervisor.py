@@ -10,7 +10,8 @@ n arm joints. Everything is monotonic time; nothing here waits.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import replace
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from robot_rl.real.link import Link
 from robot_rl.real.messages import (
     Answer,
     ArmState,
+    Beat,
     Command,
     Control,
     Message,
@@ -36,33 +38,17 @@ from robot_rl.real.station import StationConfig
 from robot_rl.real.supervisor.clients import Client, Clients
 from robot_rl.real.supervisor.limiter import Limiter
 from robot_rl.real.supervisor.log import Log
-from robot_rl.real.supervisor.plan import Aim
+from robot_rl.real.supervisor.orders import DriverOrders, Order
+from robot_rl.real.supervisor.pieces import Pieces
+from robot_rl.real.supervisor.plan import Aim, plan_error
 from robot_rl.real.supervisor.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
 
 _BRAKE_NS = 1_000_000_000
 """Longest time from a stop to taking the controllers away; the ramp itself is shorter."""
-_ORDER_NS = 15_000_000_000
-"""Longest time a driver may take for an order."""
-_SETTLE_NS = 50_000_000
-"""After a scene or a stop was reset: states younger than this may be of before."""
 _STILL_SHARE = 0.02
 """Slower than this share of the velocity limits is at rest."""
-
-
-@dataclass(kw_only=True)
-class _Order:
-    """What the driver is asked to do, one thing at a time."""
-
-    control: Control
-    client: Client | None
-    """Who waits for the answer; None if the supervisor itself."""
-    then: Operation | None = None
-    """What the client asked for, if the driver has to start first."""
-    until_ns: int
-    sent: bool = False
-    answered_ns: int | None = None
 
 
 class Supervisor:
@@ -87,9 +73,11 @@ class Supervisor:
         self._streams = station.ros2 is None or station.ros2.command != "trajectory"
         self._limiter = Limiter(station, self._clock)
         self._watchdog = Watchdog(station, self._limiter.envelope, self._limiter.box)
-        self._aim = Aim(station)
+        self._aim = Aim(station, streams=self._streams)
+        self._pieces = Pieces(config.max_plan_s)  # of plans, for an arm that follows them by itself
         self._home_rad = np.asarray(station.home_rad)
         self._still_rad_s = _STILL_SHARE * np.asarray(station.limits.velocity_rad_s)
+        self._orders = DriverOrders(driver, self._still_rad_s)
         self.phase: Phase = "waiting"
         self.stopped: Stop | None = None
         """The latched stop."""
@@ -99,7 +87,7 @@ class Supervisor:
         self._limited = False
         self._live = False  # the driver listens to commands
         self._brake_until_ns: int | None = None  # stopped, but not yet at rest
-        self._order: _Order | None = None
+        self._is_given_up = self._is_dumped = False  # stopped: the driver was told to take the arm; recorded
         self._homing_for: Client | None = None
         self._last_plan, self._number = -1, 0
         self._covered_ns = 0  # until when there is something to follow
@@ -118,10 +106,12 @@ class Supervisor:
     @property
     def is_released(self) -> bool:
         """Whether the arm was stopped and its controllers were taken away."""
-        return self.stopped is not None and self._brake_until_ns is None and self._order is None
+        return self._is_given_up and self._orders.pending is None
 
     def stop(self, reason: str, by: str = "supervisor", *, can_brake: bool = True) -> None:
         """Latches a stop; the first one counts until a person clears it.
+
+        Acts before anything else, and again if an earlier stop failed half-way.
 
         Args:
             reason: for people.
@@ -129,26 +119,27 @@ class Supervisor:
             can_brake: whether to come to rest on a ramp before the driver takes over; it stops the
                 arm at once otherwise, as where nobody knows what the arm does.
         """
-        now_ns = self._now_ns()
+        now_ns, is_first = self._now_ns(), self.stopped is None
         if self.stopped is None:
             self.stopped = Stop(by, reason, self._clock.now_s())
             self.phase, self._reason = "stopped", reason if by in reason else f"{reason} (by the {by})"
-            self._abandon(self._reason)
-            self._log.event(now_ns, "stop", by=by, reason=reason)
-            if can_brake and self._live and self._streams:
-                self._aim.brake(self._sent_rad, now_ns)
-                self._brake_until_ns = now_ns + _BRAKE_NS
-            else:
-                self._release(now_ns)
-        elif self._brake_until_ns is not None and not can_brake:
+        order = self._orders.take() if is_first else None
+        if not self._is_given_up and not (can_brake and self._brake(now_ns)):
             self._release(now_ns)
+        if is_first:
+            self._abandon(order, self._reason)
+            self._log.event(now_ns, "stop", by=by, reason=reason)
+        if self._is_given_up and not self._is_dumped:
+            self._is_dumped = True
+            self._log.dump(now_ns, self.stopped.reason)
 
     def close(self) -> None:
-        """Ends the log and the links; the driver stops the arm, if that was not done before."""
-        self._log.event(self._now_ns(), "end", phase=self.phase)
-        self._clients.close()
-        self._driver.close()
-        self._log.close()
+        """Ends the links and the log; the driver stops the arm, if that was not done before."""
+        with ExitStack() as rest:
+            rest.callback(self._log.close)
+            rest.callback(self._clients.close)
+            self._log.event(self._now_ns(), "end", phase=self.phase)
+            self._driver.close()
 
     # Hear
 
@@ -214,7 +205,7 @@ class Supervisor:
                 self._overtaken = plan.token
                 self._log.event(now_ns, "refused", plan=plan.number, reason=overtaken)
             return
-        wrong = self._plan_error(plan, now_ns)
+        wrong = plan_error(plan, len(self._home_rad), now_ns + self._stop_ns, now_ns)
         if wrong:
             self.stop(f"plan {plan.number}: {wrong}", by=client.name)
             return
@@ -223,38 +214,27 @@ class Supervisor:
         end_ns = plan.start_ns + len(plan.gripper) * plan.period_ns
         # A plan keeps a policy that hangs alive for as long as a silent one may be, not for longer.
         self._covered_ns = min(max(now_ns, end_ns), now_ns + self._stop_ns)
+        grippers = self._limiter.clamp_gripper(plan.gripper)
+        self._limited |= bool((grippers != plan.gripper).any())
+        self._follow(replace(plan, gripper=grippers), now_ns)
         if self.phase == "holding":
             self.phase, self._reason = "running", ""
             self._log.event(now_ns, "running", plan=plan.number)
-        if not self._streams:
-            plan = self._forward(plan, now_ns)
-        self._aim.follow(plan)
 
-    def _plan_error(self, plan: Plan, now_ns: int) -> str:
-        shape, need = plan.targets_rad.shape, (len(plan.gripper), len(self._home_rad))
-        if shape != need or not len(plan.gripper) or plan.gripper.ndim != 1:
-            return f"targets of shape {shape}, gripper {plan.gripper.shape}; need {need}"
-        if plan.period_ns <= 0 or plan.start_ns - now_ns > self._stop_ns:
-            return f"period {plan.period_ns} ns, start in {1e-9 * (plan.start_ns - now_ns):.3f} s"
-        if not (np.isfinite(plan.targets_rad).all() and np.isfinite(plan.gripper).all()):
-            return f"not finite: {plan.targets_rad.tolist()}, gripper {plan.gripper.tolist()}"
-        return ""
+    def _follow(self, plan: Plan, now_ns: int) -> None:
+        self._orders.let_go()
+        if self._streams:
+            self._aim.follow(plan)
+        else:
+            self._pieces.follow(plan)
 
-    def _forward(self, plan: Plan, now_ns: int) -> Plan:
-        """Sends a whole plan to an arm that interpolates by itself; returns what is allowed of it."""
-        allowed, limited = self._limiter.filter_plan(plan, self._aim.at(now_ns))
+    def _forward(self, piece: Plan, now_ns: int) -> None:
+        """Sends a piece of a plan to an arm that follows it by itself, as far as it is allowed."""
+        allowed, limited = self._limiter.filter_plan(piece, self._aim.at(now_ns), now_ns)
         self._limited |= limited
         self._number += 1
-        forwarded = Plan(
-            number=self._number,
-            start_ns=allowed.start_ns,
-            period_ns=allowed.period_ns,
-            targets_rad=allowed.targets_rad,
-            gripper=allowed.gripper,
-            token=self._fence.newest,
-        )
-        self._driver.send(forwarded)
-        return allowed
+        self._driver.send(replace(allowed, number=self._number, token=self._fence.newest))
+        self._aim.follow(allowed)
 
     # Orders of people and programs
 
@@ -269,7 +249,7 @@ class Supervisor:
             return f"stopped: {self._reason}. Somebody looks at the arm, then clears with a name (by=<name>)."
         if self._state is None:
             return "no joint state has come yet. Look at the driver's log."
-        if self._order is not None or self.phase == "homing":
+        if self._orders.pending is not None or self.phase == "homing":
             return "the arm is busy with an order before this one. Wait for its answer, or pause."
         if control.operation == "reset" and self._station.real:
             return (
@@ -296,33 +276,33 @@ class Supervisor:
 
     def _begin(self, client: Client, control: Control, now_ns: int) -> None:
         if control.operation == "reset":
-            self._order_driver(control, client, now_ns)
+            self._orders.give(control, client, now_ns)
         elif self._live:
             self._go(control.operation, client, now_ns)
         else:
             by, token = control.by or client.name, self._fence.newest
             start = Control(operation="start", by=by, token=token)
-            self._order_driver(start, client, now_ns, then=control.operation)
+            self._orders.give(start, client, now_ns, then=control.operation)
 
     def _go(self, operation: Operation, client: Client | None, now_ns: int) -> None:
         """Lets plans through, or moves home; the driver listens."""
-        self._log.event(now_ns, operation, by=client.name if client else "")
         if operation == "home":
             self.phase, self._homing_for = "homing", client
             self._aim.home(self._home_rad, self._sent_rad, now_ns)
             if not self._streams:
-                self._forward(self._aim.homing_plan(self._number, now_ns), now_ns)
+                self._follow(self._aim.homing_plan(now_ns), now_ns)
         elif self.phase == "paused":
             self.phase, self._last_plan, self._covered_ns = "running", -1, now_ns
             self._answer(client, "start")
         else:
             self._answer(client, "start")
+        self._log.event(now_ns, operation, by=client.name if client else "")
 
     def _pause(self, reason: str, now_ns: int) -> None:
         if self.phase in ("running", "holding", "homing"):
             self._rest(now_ns)
             self.phase, self._reason = "paused", ""
-            self._abandon(reason)
+            self._abandon(None, reason)
             self._log.event(now_ns, "pause", reason=reason)
 
     def _clear(self, client: Client, control: Control, now_ns: int) -> None:
@@ -336,47 +316,37 @@ class Supervisor:
         if refusal or self.stopped is None:
             self._answer(client, "clear", refusal)
         else:
-            self._order_driver(control, client, now_ns)
-
-    def _order_driver(
-        self, control: Control, client: Client | None, now_ns: int, then: Operation | None = None
-    ) -> None:
-        self._order = _Order(control=control, client=client, then=then, until_ns=now_ns + _ORDER_NS)
-        self._attend_order(now_ns)
+            self._orders.give(control, client, now_ns)
 
     def _attend_order(self, now_ns: int) -> None:
-        """Sends an order, waits for its answer, and for states that are younger than it."""
-        order = self._order
+        """Goes on with the order under way; without an answer to it the arm is stopped."""
+        order = self._orders.attend(self._state, now_ns)
         if order is None:
             return
-        if not order.sent:
-            order.sent = self._driver.send(order.control)
-        if order.answered_ns is not None:
-            if self._state is not None and self._state.stamp_ns > order.answered_ns + _SETTLE_NS:
-                self._order = None
-                self._settled(order, self._state, now_ns)
-        elif now_ns > order.until_ns or self._driver.closed:
-            reason = f"the driver did not answer to {order.control.operation!r}"
-            self._order = None
-            self._answer(order.client, order.then or order.control.operation, reason)
-            self._log.event(now_ns, "no answer", reason=reason)
-            self.stop(reason, can_brake=False)
+        if not order.refusal and self._state is not None:
+            self._settled(order, self._state, now_ns)
+            return
+        if order.is_unanswered:
+            self.stop(order.refusal, can_brake=False)
+        self._refused(order, now_ns)
 
     def _driver_answered(self, answer: Answer, now_ns: int) -> None:
-        order = self._order
-        if order is None or order.control.operation != answer.operation or order.answered_ns is not None:
-            return  # of an order that a stop overtook, or of a hold
-        if not answer.done or answer.operation == "stop":
-            self._order = None
-            if not answer.done:
-                self._log.event(now_ns, "refused", operation=answer.operation, reason=answer.message)
-            self._answer(order.client, order.then or answer.operation, answer.message)
-        else:
-            order.answered_ns = now_ns
+        known = self._orders.refusal
+        order = self._orders.hear(answer, now_ns)
+        if self._orders.refusal not in ("", known):
+            self._log.event(now_ns, "refused", operation="stop", reason=self._orders.refusal)
+        if order is not None and order.refusal:
+            self._refused(order, now_ns)
+        elif order is not None:
+            self._answer(order.client, order.asked)
 
-    def _settled(self, order: _Order, state: ArmState, now_ns: int) -> None:
+    def _refused(self, order: Order, now_ns: int) -> None:
+        self._answer(order.client, order.asked, order.refusal)
+        event = "no answer" if order.is_unanswered else "refused"
+        self._log.event(now_ns, event, operation=order.control.operation, reason=order.refusal)
+
+    def _settled(self, order: Order, state: ArmState, now_ns: int) -> None:
         """Goes on after the driver did as asked and the arm measured again."""
-        operation = order.then or order.control.operation
         if order.control.operation == "clear":
             self._watchdog.restart()
             self._watchdog.note(state)
@@ -386,21 +356,22 @@ class Supervisor:
                 return
             self._limiter.envelope.clear(order.control.by)
             self.stopped, self.phase, self._reason = None, "paused", ""
+            self._is_given_up = self._is_dumped = False
         self._rebase(state)
         if order.control.operation == "start":
             self._live = True
-            self._go(operation, order.client, now_ns)
+            self._go(order.asked, order.client, now_ns)
         else:
-            self._log.event(now_ns, operation, by=order.control.by, seed=order.control.seed)
-            self._answer(order.client, operation)
+            self._answer(order.client, order.asked)
+            self._log.event(now_ns, order.asked, by=order.control.by, seed=order.control.seed)
 
-    def _abandon(self, reason: str) -> None:
-        """Tells who waits for an order that it will not be done."""
-        if self._order is not None:
-            self._answer(self._order.client, self._order.then or self._order.control.operation, reason)
+    def _abandon(self, order: Order | None, reason: str) -> None:
+        """Tells who waits for an order, or for the way home, that it will not be done."""
+        if order is not None:
+            self._answer(order.client, order.asked, reason)
         if self._homing_for is not None:
             self._answer(self._homing_for, "home", reason)
-        self._order = self._homing_for = None
+        self._homing_for = None
 
     def _answer(self, client: Client | None, operation: Operation, refusal: str = "") -> None:
         if client is not None:
@@ -419,6 +390,7 @@ class Supervisor:
             # Held back by its box, the arm follows what is sent, and that leads by no more than it may.
             goal_rad = state.position_rad if self._limiter.is_boxed else self._asked_rad
             reason = reason or self._watchdog.tracking_reason(goal_rad, state, now_ns)
+            reason = reason or self._orders.attend_hold(state, now_ns)
         if reason:
             self.stop(reason, by="arm watchdog", can_brake=False)
         elif self.phase in ("running", "holding"):
@@ -441,63 +413,89 @@ class Supervisor:
     # Move
 
     def _move(self, now_ns: int) -> None:
-        """Sends the target of now, as far as safety allows."""
+        """Sends the target of now, or the piece of a plan that is due, as far as safety allows."""
+        if not self._live:
+            return
         state = self._state
-        if state is None or not self._live or self._is_resetting():
+        if state is None or self._is_resetting():
+            self._driver.send(Beat(stamp_ns=now_ns))
             return
         try:
-            self._asked_rad = self._limiter.clamp(self._aim.at(now_ns))
             if self._streams:
-                self._sent_rad, limited = self._limiter.filter(self._asked_rad, state)
-                self._limited |= limited
+                self._send_target(state, now_ns)
             else:
-                self._sent_rad = self._asked_rad
+                self._send_piece(state, now_ns)
         except DeviceError as error:
             self.stop(str(error), can_brake=False)
             return
-        if self._streams:
-            self._number += 1
-            self._driver.send(
-                Command(
-                    number=self._number,
-                    stamp_ns=now_ns,
-                    target_rad=self._sent_rad,
-                    gripper=self._aim.gripper,
-                    token=self._fence.newest,
-                )
-            )
         if self.phase == "homing" and self._is_at_rest(state, now_ns):
-            self.phase = "paused"
-            refusal = ""
-            if self._limiter.is_boxed:
-                refusal = (
-                    "the way home leads out of the box of the tool. Ask again, or bring it nearer by hand."
-                )
-                self._rest(now_ns)
-            self._answer(self._homing_for, "home", refusal)
-            self._homing_for = None
+            self._end_homing(now_ns)
         elif self._brake_until_ns is not None and (
             self._is_at_rest(state, now_ns) or now_ns > self._brake_until_ns
         ):
-            self._release(now_ns)
+            self.stop(self._reason, can_brake=False)
+
+    def _send_target(self, state: ArmState, now_ns: int) -> None:
+        self._asked_rad = self._limiter.clamp(self._aim.at(now_ns))
+        self._sent_rad, limited = self._limiter.filter(self._asked_rad, state)
+        self._limited |= limited
+        self._number += 1
+        self._driver.send(
+            Command(
+                number=self._number,
+                stamp_ns=now_ns,
+                target_rad=self._sent_rad,
+                gripper=self._aim.gripper,
+                token=self._fence.newest,
+            )
+        )
+
+    def _send_piece(self, state: ArmState, now_ns: int) -> None:
+        if self._orders.is_holding:
+            self._aim.rest(state.position_rad)  # wherever it comes to rest
+        piece = self._pieces.due(now_ns)
+        if piece is not None:
+            self._forward(piece, now_ns)
+        self._asked_rad = self._sent_rad = self._limiter.clamp(self._aim.at(now_ns))
+        self._driver.send(Beat(stamp_ns=now_ns))
+
+    def _end_homing(self, now_ns: int) -> None:
+        self.phase = "paused"
+        refusal = ""
+        if self._limiter.is_boxed:
+            refusal = "the way home leads out of the box of the tool. Ask again, or bring it nearer by hand."
+            self._rest(now_ns)
+        self._answer(self._homing_for, "home", refusal)
+        self._homing_for = None
 
     def _rest(self, now_ns: int) -> None:
         """Comes to rest and stays there; plans are forgotten."""
         if self._streams:
             self._aim.brake(self._sent_rad, now_ns)
         elif self._state is not None:
-            self._driver.send(Control(operation="hold", by="supervisor"))
+            self._orders.hold(now_ns)
+            self._pieces.drop()
             self._aim.rest(self._state.position_rad)
             self._limiter.is_boxed = False
+
+    def _brake(self, now_ns: int) -> bool:
+        """Begins the ramp of a stop, or is on it; returns whether there is one."""
+        if self._brake_until_ns is None and self._live and self._streams:
+            try:
+                self._aim.brake(self._sent_rad, now_ns)
+            except DeviceError:
+                return False  # no way to rest within the limits: at once, then
+            self._brake_until_ns = now_ns + _BRAKE_NS
+        return self._brake_until_ns is not None
 
     def _release(self, now_ns: int) -> None:
         """Ends a stop: the driver holds the arm and takes it out of our control."""
         assert self.stopped is not None
-        self._brake_until_ns, self._live = None, False
-        self._limiter.envelope.trip(self.stopped.reason, self.stopped.by)
         if not self._driver.closed:
-            self._order_driver(Control(operation="stop", by=self.stopped.by), None, now_ns)
-        self._log.dump(now_ns, self.stopped.reason)
+            self._orders.give(Control(operation="stop", by=self.stopped.by), None, now_ns)
+        self._brake_until_ns, self._live, self._is_given_up = None, False, True
+        self._pieces.drop()
+        self._limiter.envelope.trip(self.stopped.reason, self.stopped.by)
 
     def _rebase(self, state: ArmState) -> None:
         """Begins again from where the arm is."""
@@ -508,14 +506,17 @@ class Supervisor:
         self._aim.rest(state.position_rad)
 
     def _is_resetting(self) -> bool:
-        return self._order is not None and self._order.control.operation == "reset"
+        order = self._orders.pending
+        return order is not None and order.control.operation == "reset"
 
     def _is_at_rest(self, state: ArmState, now_ns: int) -> bool:
-        return self._aim.is_done(now_ns) and bool((np.abs(state.velocity_rad_s) < self._still_rad_s).all())
+        is_done = self._aim.is_done(now_ns) if self._streams else self._pieces.is_done(now_ns)
+        return is_done and bool((np.abs(state.velocity_rad_s) < self._still_rad_s).all())
 
     # Tell
 
     def _tell(self, now_ns: int) -> None:
+        refusal = self._orders.refusal
         status = Status(
             stamp_ns=now_ns,
             state=self._state,
@@ -524,9 +525,13 @@ class Supervisor:
             sent_rad=self._sent_rad,
             sent_gripper=self._aim.gripper,
             limited=self._limited,
-            reason=self._reason,
+            reason=self._reason + (refusal and f"; the driver does not stop it: {refusal}"),
+            unlogged=self._log.lost,
         )
-        self._clients.tell(encode(status))
+        try:
+            self._clients.tell(encode(status))
+        except Exception as error:  # not an arm's fault, and no reason to leave it alone
+            self.stop(f"the supervisor cannot say what it does: {error!r}", can_brake=False)
         self._log.moment(status, self._asked_rad, self._watchdog.age_s(now_ns))
         self._limited = False
 

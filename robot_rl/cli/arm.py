@@ -70,6 +70,10 @@ def _connect(folder: Path | None) -> ArmClient:
 
 def _told(status: Status) -> str:
     why = f": {status.reason}" if status.reason else ""
+    if status.unlogged:
+        why += (
+            f"\n{status.unlogged} entries of its log could not be written: look at the disk of its run folder"
+        )
     if status.state is None:
         return f"{status.phase}{why}; nothing was measured yet"
     joints = ", ".join(f"{angle:.3f}" for angle in status.state.position_rad)
@@ -82,6 +86,7 @@ def _facts(status: Status) -> dict[str, object]:
         "phase": status.phase,
         "reason": status.reason,
         "plan": status.plan,
+        "unlogged": status.unlogged,
         "position_rad": None if state is None else state.position_rad.tolist(),
         "velocity_rad_s": None if state is None else state.velocity_rad_s.tolist(),
         "gripper": None if state is None else state.gripper,

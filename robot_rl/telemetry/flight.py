@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -61,21 +62,27 @@ class FlightRecorder:
             The file's path; None once `max_dumps` files were written (a fault that repeats must not
             fill the disk).
         """
+        return self.snapshot(folder, reason, rows=rows, **extra)()
+
+    def snapshot(
+        self, folder: Path, reason: str, *, rows: Array | None = None, **extra: ArrayLike
+    ) -> Callable[[], Path | None]:
+        """Copies the moments; what is returned does the rest of `dump`, later and on any thread."""
         if self._left == 0:
-            return None
+            return lambda: None
         self._left -= 1
-        order = np.arange(max(0, self._count - self._capacity), self._count) % self._capacity
-        moments = {name: ring[order] for name, ring in self._rings.items()}
+        oldest, size = self._count % self._capacity, min(self._count, self._capacity)
+        moments = {
+            name: ring[:size].copy()
+            if size < self._capacity
+            else np.concatenate([ring[oldest:], ring[:oldest]])
+            for name, ring in self._rings.items()
+        }
         if rows is not None:
             chosen = np.flatnonzero(rows) if np.asarray(rows).dtype == bool else np.asarray(rows)
             moments = {name: values[:, chosen] for name, values in moments.items()}
             extra = {**extra, "rows": chosen}
-        folder.mkdir(parents=True, exist_ok=True)
-        path = _free_name(folder, reason)
-        with path.with_suffix(".tmp").open("wb") as file:
-            np.savez(file, **moments, **extra, reason=np.array(reason))  # pyright: ignore[reportArgumentType]
-        os.replace(path.with_suffix(".tmp"), path)
-        return path
+        return lambda: _write(folder, reason, {**moments, **extra})
 
 
 def bad_rows(*arrays: Array) -> NDArray[np.bool_]:
@@ -84,6 +91,19 @@ def bad_rows(*arrays: Array) -> NDArray[np.bool_]:
     for values in arrays:
         bad |= ~np.isfinite(values).reshape(len(values), -1).all(axis=1)
     return bad
+
+
+def _write(folder: Path, reason: str, arrays: dict[str, ArrayLike]) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = _free_name(folder, reason)
+    try:
+        with path.with_suffix(".tmp").open("wb") as file:
+            np.savez(file, **arrays, reason=np.array(reason))  # pyright: ignore[reportArgumentType]
+        os.replace(path.with_suffix(".tmp"), path)
+    except OSError:
+        path.with_suffix(".tmp").unlink(missing_ok=True)  # half a file takes room where there is none
+        raise
+    return path
 
 
 def _free_name(folder: Path, reason: str) -> Path:

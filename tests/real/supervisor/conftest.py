@@ -7,6 +7,7 @@ import pytest
 
 from robot_rl.hal.fake import Behaviour
 from robot_rl.real.station import StationConfig
+from robot_rl.real.writer import Writer
 from tests.real.supervisor.rig import Rig, two_joint_station
 
 MakeRig = Callable[..., Rig]
@@ -17,8 +18,10 @@ def make_rig(tmp_path: Path) -> Iterator[MakeRig]:
     """Makes a rig of a station, the two joints if None, with a script for the arm."""
     rigs: list[Rig] = []
 
-    def make(station: StationConfig | None = None, script: Sequence[Behaviour] = ()) -> Rig:
-        rigs.append(Rig(tmp_path, station or two_joint_station(), script))
+    def make(
+        station: StationConfig | None = None, script: Sequence[Behaviour] = (), writer: Writer | None = None
+    ) -> Rig:
+        rigs.append(Rig(tmp_path, station or two_joint_station(), script, writer))
         return rigs[-1]
 
     yield make

@@ -16,11 +16,12 @@ from robot_rl.hal.fake import Behaviour
 from robot_rl.hal.safety import SafetyLimits
 from robot_rl.real.drivers.fake import FakeArm
 from robot_rl.real.link import Link, Listener, connect
-from robot_rl.real.messages import Answer, Command, Control, Message, Operation, Plan, Status
+from robot_rl.real.messages import Answer, Beat, Command, Control, Message, Operation, Plan, Status
 from robot_rl.real.station import GripperConfig, SimConfig, StationConfig, SupervisorConfig
 from robot_rl.real.supervisor.clients import Clients
 from robot_rl.real.supervisor.log import Log
 from robot_rl.real.supervisor.supervisor import Supervisor
+from robot_rl.real.writer import Writer
 
 DT_S = 0.01
 """A cycle: 100 Hz."""
@@ -84,19 +85,26 @@ class Peer:
 class Rig:
     """Turns the crank: `run` advances clock, driver and supervisor cycle by cycle."""
 
-    def __init__(self, folder: Path, station: StationConfig, script: Sequence[Behaviour] = ()) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        station: StationConfig,
+        script: Sequence[Behaviour] = (),
+        writer: Writer | None = None,
+    ) -> None:
         self.clock = ManualClock(100.0)
         self.arm = FakeArm(station, script, period_s=DT_S, clock=self.clock)
         ours, theirs = socket.socketpair()
         self.driver, self.folder = Link(theirs), folder
         self.path = folder / "s.sock"
         self.clients = Clients(Listener(self.path))
-        self.supervisor = Supervisor(
-            station, Link(ours), self.clients, Log(folder, station), clock=self.clock
-        )
+        self.log = Log(folder, station, writer)
+        self.supervisor = Supervisor(station, Link(ours), self.clients, self.log, clock=self.clock)
         self.peers: list[Peer] = []
         self.controls: list[Control] = []
         """What the driver was told."""
+        self.beats = 0
+        """Cycles in which the driver heard that the supervisor lives, and nothing else."""
         self.refuse: dict[Operation, str] = {}
         """Orders that the driver refuses, and why."""
         self.deaf = False
@@ -147,6 +155,7 @@ class Rig:
         for _ in range(round(seconds_s / DT_S)):
             self.clock.advance(DT_S)
             self.step()
+        self.log.flush()  # tests read what was written
 
     def step(self) -> None:
         self._drive()
@@ -164,6 +173,8 @@ class Rig:
                     self.arm.send(message)
                 case Plan():
                     self.arm.send_plan(message)
+                case Beat():
+                    self.beats += 1
                 case Control():
                     self.controls.append(message)
                     self._obey(message)

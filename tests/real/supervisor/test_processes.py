@@ -69,8 +69,8 @@ class Cell:
     def start(self, module: str, *arguments: str) -> subprocess.Popen[bytes]:
         return self.run("-m", module, *arguments)
 
-    def run(self, *words: str) -> subprocess.Popen[bytes]:
-        with (self.folder / "log").open("ab") as log:
+    def run(self, *words: str, log: Path | None = None) -> subprocess.Popen[bytes]:
+        with (log or self.folder / "log").open("ab") as log:
             self.processes.append(subprocess.Popen([sys.executable, *words], stdout=log, stderr=log))
         return self.processes[-1]
 
@@ -80,6 +80,7 @@ class Cell:
 
     def client(self) -> ArmClient:
         self.clients.append(ArmClient(self.folder / SUPERVISOR_SOCKET))
+        until(lambda: self.clients[-1].status.phase != "waiting", "the first joint state")
         return self.clients[-1]
 
     def policy(self) -> subprocess.Popen[bytes]:
@@ -138,6 +139,35 @@ def test_a_killed_policy_is_held_then_stopped(cell: Cell) -> None:
     watcher.control("clear", by="Ada")
     watcher.control("start")
     assert watcher.status.phase == "running"
+
+
+def test_a_full_disk_takes_no_part_in_a_stop(cell: Cell) -> None:
+    cell.supervisor.send_signal(signal.SIGTERM)
+    assert cell.supervisor.wait(WAIT_S) == 0
+    full = cell.folder / "full"
+    full.mkdir()
+    for name in ("events.jsonl", "supervisor.log", "supervisor.tmp"):
+        (full / name).symlink_to("/dev/full")
+    (full / "flight").write_text("no folder")
+    where = ["--sockets", str(cell.folder), "--folder", str(full)]
+    words = ["-m", "robot_rl.real.supervisor.main", "--station", str(cell.station), *where]
+    supervisor = cell.run(*words, log=full / "supervisor.log")
+    until((cell.folder / SUPERVISOR_SOCKET).exists, "supervisor.sock")
+    client, before = cell.client(), cell.calls().count("stop")
+    client.control("start")
+    client.send(plan(1, 0.1))
+    until(lambda: client.status.plan == 1, "the plan is followed")
+    supervisor.send_signal(signal.SIGUSR1)
+    client.control("stop", by="Ada")
+    until(lambda: cell.calls().count("stop") == before + 1, "the driver stopped the arm")
+    assert client.status.phase == "stopped"
+    until(lambda: client.status.unlogged >= 6, "begin, start, stop, flight, report and a line of the log")
+    client.control("clear", by="Ada")
+    assert client.status.phase == "paused"
+    client.control("start")
+    supervisor.send_signal(signal.SIGTERM)
+    assert supervisor.wait(WAIT_S) == 0
+    until(lambda: cell.calls().count("stop") >= before + 2, "the driver stopped the arm")
 
 
 def test_a_killed_driver_stops_for_good(cell: Cell) -> None:
