@@ -70,8 +70,8 @@ class Cell:
         return self.run("-m", module, *arguments)
 
     def run(self, *words: str, log: Path | None = None) -> subprocess.Popen[bytes]:
-        with (log or self.folder / "log").open("ab") as log:
-            self.processes.append(subprocess.Popen([sys.executable, *words], stdout=log, stderr=log))
+        with (log or self.folder / "log").open("ab") as file:
+            self.processes.append(subprocess.Popen([sys.executable, *words], stdout=file, stderr=file))
         return self.processes[-1]
 
     def supervise(self, *more: str) -> subprocess.Popen[bytes]:
