@@ -9,11 +9,13 @@ import numpy as np
 
 from robot_rl.core.errors import DeviceError, LeaseError
 from robot_rl.hal.device import Fence
-from robot_rl.real.messages import Array, Command, Plan
+from robot_rl.real.messages import Array, Beat, Command, Plan
 from robot_rl.real.station import StationConfig
 
 _SLACK_RAD = 1e-6
 """Float noise of a target clamped to its limit."""
+_PLAN_SLACK_S = 0.25
+"""So much later than `supervisor.max_plan_s` from now may a plan end: it is sent before its start."""
 
 
 class Gate:
@@ -26,6 +28,7 @@ class Gate:
         self._low = np.asarray(station.limits.position_low_rad) - _SLACK_RAD
         self._high = np.asarray(station.limits.position_high_rad) + _SLACK_RAD
         self._max_age_ns = round(1e9 * station.supervisor.max_state_age_s)
+        self._max_plan_ns = round(1e9 * (station.supervisor.max_plan_s + _PLAN_SLACK_S))
         self._last_plan = -1
         self.refused = 0
         """Commands and plans that did not pass."""
@@ -50,6 +53,13 @@ class Gate:
             return str(error)
         return ""
 
+    def is_fresh(self, message: Command | Plan | Beat, now_ns: int) -> bool:
+        """Returns whether its sender is alive: what waited in a queue for long says nothing about now."""
+        # The first target of a plan is due at the end of its first period.
+        stamp_ns = message.start_ns + message.period_ns if isinstance(message, Plan) else message.stamp_ns
+        ahead_ns = self._max_plan_ns if isinstance(message, Plan) else self._max_age_ns
+        return -self._max_age_ns <= stamp_ns - now_ns <= ahead_ns
+
     def restart(self) -> None:
         """Forgets the number of the last plan: another supervisor counts from its own start."""
         self._last_plan = -1
@@ -65,8 +75,14 @@ class Gate:
             return f"plan {message.number} has a period of {message.period_ns} ns, allowed: above 0"
         if message.number <= self._last_plan:
             return f"plan {message.number} comes after plan {self._last_plan}"
-        end_ns = message.start_ns + len(message.targets_rad) * message.period_ns
-        return f"plan {message.number} ended {1e-6 * (now_ns - end_ns):.0f} ms ago" if end_ns < now_ns else ""
+        left_ns = message.start_ns + len(message.targets_rad) * message.period_ns - now_ns
+        if left_ns > self._max_plan_ns:
+            left_s, allowed_s = 1e-9 * left_ns, 1e-9 * self._max_plan_ns
+            return (
+                f"plan {message.number} ends in {left_s:.2f} s, allowed {allowed_s:.2f} s "
+                f"(supervisor.max_plan_s and {_PLAN_SLACK_S:g} s)"
+            )
+        return f"plan {message.number} ended {-1e-6 * left_ns:.0f} ms ago" if left_ns < 0 else ""
 
     def _wrong(self, targets_rad: Array, gripper: Array, rows: tuple[int, ...]) -> str:
         shape = (*rows, len(self._joints))

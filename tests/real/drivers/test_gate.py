@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from robot_rl.real.drivers.gate import Gate
-from robot_rl.real.messages import Command, Plan
+from robot_rl.real.messages import Beat, Command, Plan
 from tests.real.supervisor.rig import two_joint_station
 
 NOW_NS = 10_000_000_000
@@ -58,6 +58,15 @@ def test_a_command_is_refused_by_name(gate, changes, reason):
         ),
         ({"period_ns": 0}, "plan 3 has a period of 0 ns, allowed: above 0"),
         ({"start_ns": NOW_NS - 300_000_000}, "plan 3 ended 100 ms ago"),
+        # 1 s may be the longest piece, and 0.25 s of slack: 4 x 0.3 s pass, 4 x 0.32 s do not.
+        (
+            {"period_ns": 320_000_000},
+            "plan 3 ends in 1.28 s, allowed 1.25 s (supervisor.max_plan_s and 0.25 s)",
+        ),
+        (
+            {"start_ns": NOW_NS + 1_100_000_000},
+            "plan 3 ends in 1.30 s, allowed 1.25 s (supervisor.max_plan_s and 0.25 s)",
+        ),
     ],
 )
 def test_a_plan_is_refused_whole(gate, changes, reason):
@@ -74,3 +83,24 @@ def test_an_older_plan_does_not_overtake(gate):
 def test_a_refused_plan_does_not_count_as_the_last(gate):
     assert gate.refuses(replace(PLAN, number=9, targets_rad=np.full((4, 2), 3.0)), NOW_NS) != ""
     assert gate.refuses(replace(PLAN, number=4), NOW_NS) == ""
+
+
+def test_a_plan_may_end_a_little_later_than_its_longest_piece(gate):
+    assert gate.refuses(replace(PLAN, period_ns=300_000_000), NOW_NS) == ""
+
+
+@pytest.mark.parametrize(
+    ("message", "is_fresh"),
+    [
+        (Beat(stamp_ns=NOW_NS - 100_000_000), True),
+        (Beat(stamp_ns=NOW_NS - 101_000_000), False),
+        (Beat(stamp_ns=NOW_NS + 101_000_000), False),  # of no clock of this machine
+        (replace(COMMAND, stamp_ns=NOW_NS - 101_000_000), False),
+        (COMMAND, True),
+        # The first target is due after 50 ms, and may be late by 100 ms.
+        (replace(PLAN, start_ns=NOW_NS - 150_000_000), True),
+        (replace(PLAN, start_ns=NOW_NS - 151_000_000), False),
+    ],
+)
+def test_what_waited_for_long_is_no_sign_of_life(gate, message, is_fresh):
+    assert gate.is_fresh(message, NOW_NS) is is_fresh
