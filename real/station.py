@@ -85,7 +85,8 @@ class LeRobotConfig:
     type: str
     """LeRobot's name of it: so101_follower, koch_follower, ..."""
     options: dict[str, Any] = field(default_factory=lambda: dict[str, Any]())
-    """Fields of LeRobot's own config class: port, id, cameras, ..."""
+    """Fields of LeRobot's own config class: port, id, cameras, ... The servos stay stiff when the driver
+    ends, whatever LeRobot's default is."""
     rad_per_unit: Floats | None = None
     """What one of LeRobot's units is, joint by joint, with the sign of the robot model: pi / 180 of a
     degree, if None. `joint_offset_rad` is added after that."""
@@ -100,6 +101,13 @@ class LeRobotConfig:
         require(self.state_hz > 0, "state_hz", self.state_hz, "above 0")
         closed, opened = self.gripper_units
         require(closed != opened, "gripper_units", self.gripper_units, "two different numbers")
+        limp = "disable_torque_on_disconnect"
+        require(
+            not self.options.get(limp),
+            f"options.{limp}",
+            self.options.get(limp),
+            "false, or left out. An arm without torque falls; switch it off when it lies in its rest",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

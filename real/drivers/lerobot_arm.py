@@ -6,6 +6,7 @@ One thread owns the bus: it sends the newest target and asks where the arm is. n
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib
 import math
 import pkgutil
@@ -20,12 +21,17 @@ from robot_rl.core.errors import ConfigError, DeviceError
 from robot_rl.hal.arm import ArmState
 from robot_rl.real.claim import keep_others_out
 from robot_rl.real.drivers.estimate import VelocityEstimate
+from robot_rl.real.drivers.rest import HoldTarget
 from robot_rl.real.messages import Array, Command, Frame, Plan
 from robot_rl.real.station import LeRobotConfig, StationConfig
 
 _VELOCITY_WINDOW_S = 0.05
 """One step of an STS3215 (1.5 mrad) over it is 0.03 rad/s."""
 _CONNECT_TRIES = 3
+_END_S = 2.0
+"""Longest time for the bus to finish what it does: it may hang."""
+_LIMP = "disable_torque_on_disconnect"
+"""LeRobot's option, True by default: the servos go limp when the connection ends."""
 _HEALTH_EVERY_S = 0.2
 _HEALTH_REGISTERS = ("Status", "Hardware_Error_Status")
 """Of Feetech and of Dynamixel servos: 0 while all is well."""
@@ -61,6 +67,7 @@ class LeRobotArm:
         )
         self._robot: Robot = None
         self._velocity = VelocityEstimate(_VELOCITY_WINDOW_S)
+        self._held = HoldTarget(station.limits)
         self._lock = threading.Condition()
         self._state: ArmState | None = None
         self._seen: ArmState | None = None
@@ -114,6 +121,7 @@ class LeRobotArm:
             raise DeviceError(
                 f"{self._name}: got target {command.target_rad.tolist()}, need {len(self._joints)} finite."
             )
+        self._held.note(command.target_rad)
         self._aim(command.target_rad, self._to_unit(command.gripper))
 
     def send_plan(self, plan: Plan) -> None:
@@ -126,7 +134,8 @@ class LeRobotArm:
         state = self._state
         if state is not None:
             unit = self._gripper_unit  # what is gripped stays gripped
-            self._aim(state.position_rad, self._to_unit(state.gripper) if unit is None else unit)
+            target_rad = self._held.choose(state.position_rad)
+            self._aim(target_rad, self._to_unit(state.gripper) if unit is None else unit)
 
     def stop(self, reason: str) -> None:
         """Holds with stiff servos: an arm without torque would fall."""
@@ -140,22 +149,24 @@ class LeRobotArm:
         raise DeviceError(f"{self._name}: a real scene is put back by a person.")
 
     def close(self) -> None:
+        """Ends the connection; the servos stay stiff at their last target."""
         self._closing.set()
         if self._thread.is_alive():
-            self._thread.join()
+            self._thread.join(_END_S)
         if self._robot is not None:
-            with contextlib.suppress(Exception):  # a bus that is gone cannot be told good-bye
-                self._robot.disconnect()
+            _let_go(self._robot)
 
     def _open(self) -> None:
         """Connects; again with a new robot, as the first packet after power-up may be lost."""
         error: Exception | None = None
         for _ in range(_CONNECT_TRIES):
             self._robot = self._make_robot(self._config)
+            _stay_stiff(getattr(self._robot, "config", None))
             try:
                 return self._robot.connect(calibrate=False)
             except Exception as refusal:  # whatever LeRobot and the vendor's library raise
                 error = refusal
+                _let_go(self._robot)
         raise DeviceError(
             f"{self._name}: LeRobot cannot connect {self._config.type}: {error}. Look at the power, "
             "the cable and `lerobot.options.port` (`lerobot-find-port` finds it)."
@@ -186,6 +197,8 @@ class LeRobotArm:
                 self._check_health()
             except Exception as error:  # told to whoever waits for states: the host stops the arm
                 self._note(f"{self._name}: {self._explain(error)}")
+        with contextlib.suppress(Exception):
+            self._write()  # where it is held from now on
 
     def _drain(self) -> None:
         # An answer that came too late would be taken for that of the next question, and so on for ever:
@@ -197,8 +210,14 @@ class LeRobotArm:
     def _write(self) -> None:
         with self._lock:
             target, self._target = self._target, None
-        if target is not None:
+        if target is None:
+            return
+        try:
             self._robot.send_action(target)
+        except Exception:
+            with self._lock:
+                self._target = self._target or target  # of no use to the arm yet: sent again
+            raise
 
     def _read(self) -> None:
         self._drain()
@@ -303,11 +322,42 @@ def open_robot(config: LeRobotConfig) -> Robot:
         raise ConfigError(f"lerobot.type: got {config.type!r}, allowed: {', '.join(sorted(known))}.")
     try:
         options = draccus.decode(lerobot.robots.RobotConfig, {"type": config.type, **config.options})
+        _stay_stiff(options)  # before the robot is made: one of two arms copies its options
         return lerobot.robots.make_robot_from_config(options)
     except (draccus.utils.DecodingError, ValueError, TypeError, ImportError) as error:
         raise ConfigError(
             f"lerobot.options: {error}. They are the fields of LeRobot's {config.type}."
         ) from error
+
+
+def _stay_stiff(options: Any) -> None:
+    """Sets LeRobot's options so that no end of the connection, wanted or not, takes the servos' torque.
+
+    `Robot.__del__` disconnects too, as of a robot that could only half be connected.
+    """
+    if hasattr(options, _LIMP):
+        setattr(options, _LIMP, False)
+    if dataclasses.is_dataclass(options):
+        for field in dataclasses.fields(options):
+            part = getattr(options, field.name)
+            if dataclasses.is_dataclass(part):
+                _stay_stiff(part)
+
+
+def _let_go(robot: Robot) -> None:
+    """Ends a connection, also one that was half made: what is gone cannot be told good-bye."""
+    with contextlib.suppress(Exception):
+        robot.disconnect()
+    arms = [robot, *(getattr(robot, side, None) for side in ("left_arm", "right_arm"))]
+    buses = [getattr(arm, "bus", None) for arm in arms]
+    for bus in buses:
+        if getattr(bus, "is_connected", False):
+            with contextlib.suppress(Exception):
+                bus.disconnect(disable_torque=False)
+    for camera in getattr(robot, "cameras", {}).values():
+        if getattr(camera, "is_connected", False):
+            with contextlib.suppress(Exception):
+                camera.disconnect()
 
 
 def _health_register(robot: Robot) -> str:

@@ -12,6 +12,7 @@ import numpy as np
 from robot_rl.core.errors import ConfigError, DeviceError
 from robot_rl.core.registry import resolve
 from robot_rl.hal.arm import ArmState
+from robot_rl.real.drivers.rest import HoldTarget
 from robot_rl.real.messages import Command, Frame, Plan
 from robot_rl.real.plant import Plant
 from robot_rl.real.station import StationConfig
@@ -42,7 +43,7 @@ class SimArm:
         self._error: DeviceError | None = None
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="simulated arm", daemon=True)
-        self._gripper = 0.0
+        self._gripper, self._held = 0.0, HoldTarget(station.limits)
         self._objects_ns = self._pictures_ns = 0
 
     @property
@@ -102,6 +103,7 @@ class SimArm:
             raise DeviceError(f"sim: target {command.target_rad.tolist()} is not finite.")
         with self._lock:
             self._gripper = command.gripper
+            self._held.note(command.target_rad)
             self._body().command(command.target_rad, command.gripper)
 
     def send_plan(self, plan: Plan) -> None:
@@ -125,6 +127,7 @@ class SimArm:
         with self._lock:
             self._body().reset(seed)
             self._gripper = self._body().measure().gripper
+            self._held.forget()
         self._still()
 
     def close(self) -> None:
@@ -146,10 +149,11 @@ class SimArm:
         return self._plant
 
     def _still(self) -> None:
-        """Targets where the arm is; the gripper goes on gripping."""
+        """Stays at the last target, or where the arm is; the gripper goes on gripping."""
         with self._lock:
             plant = self._body()
-            plant.command(np.clip(plant.measure().position_rad, *plant.position_limits_rad), self._gripper)
+            target_rad = self._held.choose(plant.measure().position_rad)
+            plant.command(np.clip(target_rad, *plant.position_limits_rad), self._gripper)
 
     def _run(self) -> None:
         period_s = 1.0 / self._config.state_hz

@@ -75,6 +75,14 @@ def test_a_file_of_ones_own_is_read(tmp_path):
             "lerobot.rad_per_unit: got (1.0, 0.0), allowed: 2 entries, none of them 0.",
         ),
         (
+            {
+                "driver": "lerobot",
+                "lerobot": {"type": "so101_follower", "options": {"disable_torque_on_disconnect": True}},
+            },
+            "options.disable_torque_on_disconnect: got True, allowed: false, or left out. An arm without "
+            "torque falls",
+        ),
+        (
             {"kinematics": {"joints": {"a": PLANAR["a"]}, "tool": {}}},
             "kinematics.joints: got ['a'], allowed: ['a', 'b'], as in joints.",
         ),

@@ -1,8 +1,10 @@
 """LeRobot's robots: units and errors against a robot of LeRobot's interface; the packets of an SO-101."""
 
+import gc
 import json
 import math
 import os
+import threading
 import time
 from dataclasses import replace
 from types import SimpleNamespace
@@ -56,12 +58,23 @@ def robot():
 
 
 @pytest.fixture
-def arm(robot):
+def make_arm():
     config = LeRobotConfig(type="fake", rad_per_unit=(math.pi / 180, -math.pi / 180), state_hz=500)
     station = two_joint_station(driver="lerobot", lerobot=config)
-    driver = LeRobotArm(station, lambda _: robot)
-    yield driver
-    driver.close()
+    made = []
+
+    def make(robot):
+        made.append(LeRobotArm(station, lambda _: robot))
+        return made[-1]
+
+    yield make
+    for driver in made:
+        driver.close()
+
+
+@pytest.fixture
+def arm(make_arm, robot):
+    return make_arm(robot)
 
 
 def until(condition):
@@ -90,7 +103,59 @@ def test_it_is_held_where_it_is_from_the_beginning_and_keeps_its_grip(arm, robot
     until(lambda: len(robot.sent) == 2)
     arm.stop("test")
     until(lambda: len(robot.sent) == 3)
+    # 90 degrees away from its target, it is held where it is.
     assert robot.sent[2] == pytest.approx({"a.pos": 90.0, "b.pos": 0.0, "gripper.pos": 0.0})
+
+
+class Loaded(FakeRobot):
+    """Hangs 3 degrees (0.052 rad) below every target; a lead is 0.2 rad."""
+
+    def send_action(self, action):
+        self.position = {**action, "a.pos": action["a.pos"] - 3.0}
+        return super().send_action(action)
+
+
+def test_a_loaded_arm_does_not_sink_with_a_hundred_holds(make_arm):
+    robot = Loaded()
+    arm = make_arm(robot)
+    arm.connect()
+    arm.send(Command(number=1, stamp_ns=0, target_rad=np.array([math.pi / 2, 0.0]), gripper=0.0))
+    until(lambda: robot.position["a.pos"] == 87.0)
+    for number in range(100):
+        sent = len(robot.sent)
+        arm.hold()
+        until(lambda sent=sent: len(robot.sent) > sent)
+        state = arm.read()
+        until(lambda state=state: arm.read() is not state)
+        assert robot.position["a.pos"] == pytest.approx(87.0), f"after {number + 1} holds"
+
+
+def test_a_target_that_the_bus_refused_is_sent_again(arm, robot):
+    arm.connect()
+    until(lambda: robot.sent)
+    send, failures = robot.send_action, [OSError("busy"), OSError("busy")]
+
+    def refuse(action):
+        if failures:
+            raise failures.pop()
+        return send(action)
+
+    robot.send_action = refuse
+    arm.hold()
+    until(lambda: len(robot.sent) == 2)
+    assert robot.sent[1] == pytest.approx({"a.pos": 90.0, "b.pos": 0.0, "gripper.pos": 50.0})
+
+
+def test_a_bus_that_hangs_does_not_keep_the_driver_from_ending(arm, robot, monkeypatch):
+    monkeypatch.setattr("robot_rl.real.drivers.lerobot_arm._END_S", 0.05)
+    answers = threading.Event()
+    arm.connect()
+    robot.get_observation = lambda: answers.wait(TIMEOUT_S)
+    begun_s = time.monotonic()
+    arm.close()
+    assert time.monotonic() - begun_s < 1.0
+    assert robot.sent[-1] == "disconnect"
+    answers.set()
 
 
 def test_pictures_come_once_each(arm, robot):
@@ -165,8 +230,8 @@ def test_packets_are_those_of_the_manual():
 
 
 @pytest.fixture(scope="module")
-def so101(tmp_path_factory):
-    """LeRobot's own SO-101 code and the vendor's SDK, down to the bytes on the wire."""
+def bus(tmp_path_factory):
+    """Six servos on a bus, and the driver's way to them."""
     pytest.importorskip("scservo_sdk")
     folder = tmp_path_factory.mktemp("calibration")
     rows = {
@@ -178,26 +243,60 @@ def so101(tmp_path_factory):
     for servo in servos:
         servo.calibrate(low=48, high=4048)
     with FakeFeetechBus(servos) as bus:
-        options = {"port": bus.port, "id": "fake", "calibration_dir": str(folder)}
-        config = LeRobotConfig(type="so101_follower", options=options)
-        limits = {
-            name: (value,) * 5
-            for name, value in {
-                "position_low_rad": -2.0,
-                "position_high_rad": 2.0,
-                "velocity_rad_s": 4.0,
-                "acceleration_rad_s2": 20.0,
-                "effort_n_m": 3.0,
-            }.items()
-        }
-        still = (0.0,) * 5
-        station = two_joint_station(
+        yield bus, {"port": bus.port, "id": "fake", "calibration_dir": str(folder)}
+
+
+def so101_arm(options):
+    config = LeRobotConfig(type="so101_follower", options=options)
+    limits = {
+        name: (value,) * 5
+        for name, value in {
+            "position_low_rad": -2.0,
+            "position_high_rad": 2.0,
+            "velocity_rad_s": 4.0,
+            "acceleration_rad_s2": 20.0,
+            "effort_n_m": 3.0,
+        }.items()
+    }
+    still = (0.0,) * 5
+    return LeRobotArm(
+        two_joint_station(
             limits=limits, joints=MOTORS[:5], driver="lerobot", lerobot=config, home_rad=still, safe_rad=still
         )
-        driver = LeRobotArm(station)
-        driver.connect()
-        yield driver, servos
-        driver.close()
+    )
+
+
+@pytest.mark.slow
+def test_the_servos_stay_stiff_when_the_driver_ends_or_cannot_begin(bus):
+    """LeRobot's own default, and its `__del__`, take their torque."""
+    wire, options = bus
+    servos = list(wire.servos.values())
+    driver = so101_arm(options)
+    driver.connect()
+    driver.close()
+    del driver
+    gc.collect()
+    assert [servo.is_stiff for servo in servos] == [True] * 6
+
+    servos[5].silent = True
+    failing = so101_arm(options)
+    with pytest.raises(DeviceError, match="LeRobot cannot connect so101_follower"):
+        failing.connect()
+    failing.close()
+    del failing
+    gc.collect()
+    servos[5].silent = False
+    assert [servo.is_stiff for servo in servos] == [True] * 6
+
+
+@pytest.fixture(scope="module")
+def so101(bus):
+    """LeRobot's own SO-101 code and the vendor's SDK, down to the bytes on the wire."""
+    wire, options = bus
+    driver = so101_arm(options)
+    driver.connect()
+    yield driver, list(wire.servos.values())
+    driver.close()
 
 
 @pytest.mark.slow

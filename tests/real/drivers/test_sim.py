@@ -15,14 +15,14 @@ TIMEOUT_S = 10.0
 
 
 class Kinematic:
-    """Joints that are where they were told at the next step; joint a is limited to 2 rad."""
+    """Joints that are where they were told at the next step, or hang below it by `sag`; a up to 2 rad."""
 
     joint_names = ("a", "b")
     position_limits_rad = (np.array([-2.0, -2.0]), np.array([2.0, 2.0]))
 
     def __init__(self) -> None:
         self.elapsed_s = 0.0
-        self.position = np.zeros(2)
+        self.position = self.sag = np.zeros(2)
         self.target, self.gripper = np.zeros(2), 1.0
         self.error: Exception | None = None
 
@@ -33,7 +33,7 @@ class Kinematic:
         if self.error is not None:
             raise self.error
         self.elapsed_s += dt_s
-        self.position = self.target
+        self.position = self.target - self.sag
 
     def measure(self):
         return ArmState(
@@ -112,6 +112,23 @@ def test_a_held_arm_stays_and_keeps_its_grip(arm, plants):
     arm.hold()
     assert plants[0].target.tolist() == [1.0, 1.0]
     assert plants[0].gripper == 0.2  # not the 0.1 that it measures: what is gripped would fall
+
+
+def test_a_loaded_arm_does_not_sink_with_a_hundred_holds(arm, plants):
+    plants[0].sag = np.array([0.05, 0.0])
+    arm.start()
+    arm.send(command(1.0, 0.0))
+    until(lambda: arm.read().position_rad[0] == 0.95)
+    for _ in range(100):
+        arm.hold()
+        plants[0].step(0.0)
+    arm.stop("test")
+    arm.start()  # nobody else moves it in between
+    assert plants[0].target.tolist() == [1.0, 0.0]
+    plants[0].sag = np.array([0.3, 0.0])  # it was moved out of reach of a lead, 0.2 rad
+    plants[0].step(0.0)
+    arm.hold()
+    assert plants[0].target.tolist() == [0.7, 0.0]
 
 
 def test_a_reset_puts_the_scene_back_with_its_gripper(arm, plants):
