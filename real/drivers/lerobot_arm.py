@@ -349,7 +349,7 @@ def _let_go(robot: Robot) -> None:
     with contextlib.suppress(Exception):
         robot.disconnect()
     arms = [robot, *(getattr(robot, side, None) for side in ("left_arm", "right_arm"))]
-    buses = [getattr(arm, "bus", None) for arm in arms]
+    buses: list[Any] = [getattr(arm, "bus", None) for arm in arms]
     for bus in buses:
         if getattr(bus, "is_connected", False):
             with contextlib.suppress(Exception):

@@ -42,15 +42,13 @@ class HoldTarget:
 
     def choose(self, position_rad: Array) -> Array:
         """Returns the target (n,) of a hold, which is the last target from then on."""
-        self._target_rad = self.near(self._target_rad, position_rad)
+        target_rad = position_rad if self._target_rad is None else self._target_rad
+        self._target_rad = np.where(self.is_far(target_rad, position_rad), position_rad, target_rad)
         return self._target_rad
 
-    def near(self, target_rad: Array | None, position_rad: Array) -> Array:
-        """Returns a target (n,), of joints that are farther from it than a lead their measured position."""
-        if target_rad is None:
-            return position_rad.copy()
-        # A joint that measures NaN is not far: it stays at its target.
-        return np.where(np.abs(target_rad - position_rad) > self._lead_rad, position_rad, target_rad)
+    def is_far(self, target_rad: Array, position_rad: Array) -> Array:
+        """Returns (n,), which joints are farther than a lead; one that measures NaN is not."""
+        return np.abs(target_rad - position_rad) > self._lead_rad
 
 
 class Holding:

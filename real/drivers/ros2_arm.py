@@ -107,6 +107,7 @@ class Ros2Arm:
 
     def start(self) -> None:
         self._refuse_rivals()
+        self._stream.forget()
         self._is_active = True  # from here on there is something to stop
         self._watch.end()
         self._switch.activate()
@@ -146,8 +147,10 @@ class Ros2Arm:
         if not self._is_active:
             return
         self._watch.end()
-        self.hold()
-        self._switch.deactivate()
+        try:
+            self.hold()
+        finally:
+            self._switch.deactivate()
         self._is_active = False
         if isinstance(self._stream, ServoStream):
             self._stream.stop()

@@ -16,6 +16,7 @@ import numpy as np
 
 from robot_rl.core.errors import DeviceError
 from robot_rl.hal.arm import ArmState
+from robot_rl.real.drivers.rest import STILL_SHARE, HoldTarget
 from robot_rl.real.messages import Array, Plan
 from robot_rl.real.ros2.api import ActionClient, Message, Node, call_once
 from robot_rl.real.station import Ros2Config, StationConfig
@@ -23,6 +24,8 @@ from robot_rl.real.station import Ros2Config, StationConfig
 _POINT_S = 0.05
 """Time to a single target that is sent to a trajectory controller."""
 _BRAKE_S = 0.1
+_HEEDED = 0.9
+"""An arm that is farther beyond its rest than this share of the ramp it would need now heeded no hold."""
 _KNOWN_NS = 50_000_000
 """An arm that was measured before that may be elsewhere by now."""
 _FARTHEST_S = 0.25
@@ -60,27 +63,41 @@ class Stream(Protocol):
 
     def send(self, target_rad: Array, state: ArmState) -> None: ...
 
-    def hold(self, state: ArmState) -> None: ...
+    def hold(self, state: ArmState) -> None:
+        """Stays where the arm is; held again without a command between, at the same place."""
+        ...
+
+    def forget(self) -> None:
+        """Says that others may have moved the arm since the last command."""
+        ...
 
 
 class PositionStream:
     """Targets for a forward_command_controller over position interfaces."""
 
-    def __init__(self, node: Node, controller: str, clock_ns: Clock = time.monotonic_ns) -> None:
+    def __init__(
+        self, node: Node, controller: str, station: StationConfig, clock_ns: Clock = time.monotonic_ns
+    ) -> None:
         self.topic = f"{controller}/commands"
         self._node, self._clock_ns = node, clock_ns
         self._publisher = node.create_publisher("std_msgs/msg/Float64MultiArray", self.topic)
+        self._held = HoldTarget(station.limits)
 
     def send(self, target_rad: Array, state: ArmState) -> None:
+        self._held.note(target_rad)
         self._publish(target_rad)
 
     def hold(self, state: ArmState) -> None:
-        """Stays where the arm is; if that is not known any more, it comes to rest at its last target.
+        """Stays at the last target, or where the arm is if that is not near.
 
-        That is a lead away at most; to be called back to where it was would be a jerk.
+        If it is not known any more where the arm is, it comes to rest at its last target. That is a lead
+        away at most; to be called back to where it was would be a jerk.
         """
         if self._clock_ns() - state.stamp_ns <= _KNOWN_NS:
-            self._publish(state.position_rad)
+            self._publish(self._held.choose(state.position_rad))
+
+    def forget(self) -> None:
+        self._held.forget()
 
     def _publish(self, values: Array) -> None:
         self._publisher.publish(self._node.message("std_msgs/msg/Float64MultiArray", data=values))
@@ -113,6 +130,9 @@ class VelocityStream:
     def hold(self, state: ArmState) -> None:
         self._publish(np.zeros_like(self._sent), self._clock_ns())
 
+    def forget(self) -> None:
+        self._sent = np.zeros_like(self._sent)
+
     def _publish(self, speed_rad_s: Array, now_ns: int) -> None:
         self._sent, self._sent_ns = speed_rad_s, now_ns
         self._publisher.publish(self._node.message("std_msgs/msg/Float64MultiArray", data=speed_rad_s))
@@ -130,24 +150,60 @@ class TrajectoryStream:
     ) -> None:
         self.topic = f"{controller}/joint_trajectory"
         self._node, self._joints, self._clock_ns = node, list(station.joints), clock_ns
-        self._limits = station.limits.position_low_rad, station.limits.position_high_rad
+        limits, offset_rad = station.limits, _offset_rad(station)
+        self._limits = np.asarray(limits.position_low_rad) - offset_rad, limits.position_high_rad - offset_rad
+        self._still_rad_s = STILL_SHARE * np.asarray(limits.velocity_rad_s)
+        self._near = HoldTarget(limits)
+        self._held_rad: Array | None = None
+        self._path: tuple[Array, Array] | None = None  # times (s) and positions of what was sent last
         self._publisher = node.create_publisher("trajectory_msgs/msg/JointTrajectory", self.topic)
 
     def send(self, target_rad: Array, state: ArmState) -> None:
-        self._publish(target_rad[None], [_POINT_S], state)
+        self._follow(target_rad[None], [_POINT_S], state)
 
     def send_plan(self, plan: Plan, state: ArmState) -> None:
         """Sends those targets whose time has not passed: target i is reached at its period's end."""
         ends_ns = plan.start_ns + plan.period_ns * np.arange(1, len(plan.targets_rad) + 1) - self._clock_ns()
         ahead = ends_ns > 0
         if ahead.any():
-            self._publish(plan.targets_rad[ahead], list(1e-9 * ends_ns[ahead]), state)
+            self._follow(plan.targets_rad[ahead], list(1e-9 * ends_ns[ahead]), state)
 
     def hold(self, state: ArmState) -> None:
-        """Comes to rest at constant deceleration; a target where the arm is now would jerk it back."""
-        age_s = min(1e-9 * (self._clock_ns() - state.stamp_ns), _FARTHEST_S)
-        rest_rad = state.position_rad + (age_s + 0.5 * _BRAKE_S) * state.velocity_rad_s
-        self._publish(np.clip(rest_rad, *self._limits)[None], [_BRAKE_S], state)
+        """Comes to rest at constant deceleration; a target where the arm is now would jerk it back.
+
+        Joints at rest stay at their last target. Held again, the arm goes to the same place, unless it
+        went on beyond it as if no hold had come: to be called back would be a jerk as well.
+        """
+        now_ns, speed_rad_s = self._clock_ns(), state.velocity_rad_s
+        age_s = min(1e-9 * (now_ns - state.stamp_ns), _FARTHEST_S)
+        here_rad, ramp_rad = state.position_rad + age_s * speed_rad_s, 0.5 * _BRAKE_S * speed_rad_s
+        stays = np.abs(speed_rad_s) < self._still_rad_s
+        if self._held_rad is None:
+            last_rad = self._wanted_rad(now_ns, state)
+        else:
+            last_rad = self._held_rad
+            stays |= np.sign(speed_rad_s) * (here_rad - last_rad) < _HEEDED * np.abs(ramp_rad)
+        stays &= ~self._near.is_far(last_rad, here_rad)
+        self._held_rad = np.clip(np.where(stays, last_rad, here_rad + ramp_rad), *self._limits)
+        self._publish(self._held_rad[None], [_BRAKE_S], state)
+
+    def forget(self) -> None:
+        self._path = self._held_rad = None
+
+    def _wanted_rad(self, now_ns: int, state: ArmState) -> Array:
+        """Returns where the arm should be now (n,), on straight lines through what was sent last."""
+        if self._path is None:
+            return state.position_rad
+        times_s, points_rad = self._path
+        return np.array([np.interp(1e-9 * now_ns, times_s, joint) for joint in points_rad.T])
+
+    def _follow(self, targets_rad: Array, times_s: list[float], state: ArmState) -> None:
+        self._publish(targets_rad, times_s, state)
+        self._held_rad = None
+        self._path = (
+            1e-9 * self._clock_ns() + np.array([0.0, *times_s]),
+            np.vstack([state.position_rad, targets_rad]),
+        )
 
     def _publish(self, targets_rad: Array, times_s: list[float], state: ArmState) -> None:
         speeds = _speeds(targets_rad, np.asarray(times_s), state.position_rad)
@@ -168,11 +224,15 @@ class TrajectoryStream:
 class ServoStream:
     """Cartesian commands for MoveIt Servo: the target's tool pose, or the twist towards it."""
 
-    def __init__(self, node: Node, config: Ros2Config, kinematics: Kinematics, lookahead_s: float) -> None:
+    def __init__(
+        self, node: Node, config: Ros2Config, kinematics: Kinematics, station: StationConfig
+    ) -> None:
         self._is_pose = config.command == "pose"
         self.topic = f"{config.servo_node}/{'pose_target_cmds' if self._is_pose else 'delta_twist_cmds'}"
         self._node, self._config, self._kinematics = node, config, kinematics
-        self._close_s = _TWIST_LOOKAHEADS * lookahead_s
+        self._offset_rad = _offset_rad(station)  # of the model's joints, which the kinematics know
+        self._close_s = _TWIST_LOOKAHEADS * station.limits.lookahead_s
+        self._held = HoldTarget(station.limits)
         kind = "geometry_msgs/msg/PoseStamped" if self._is_pose else "geometry_msgs/msg/TwistStamped"
         self._publisher = node.create_publisher(kind, self.topic)
 
@@ -186,18 +246,23 @@ class ServoStream:
         self._ask("std_srvs/srv/SetBool", "pause_servo", data=True)
 
     def send(self, target_rad: Array, state: ArmState) -> None:
+        self._held.note(target_rad)
         if self._is_pose:
-            return self._publish_pose(self._kinematics.tool_pose(target_rad))
-        twist = self._kinematics.jacobian(state.position_rad) @ (target_rad - state.position_rad)
-        return self._publish_twist(twist / self._close_s)
+            return self._publish_pose(target_rad)
+        jacobian = self._kinematics.jacobian(state.position_rad + self._offset_rad)
+        return self._publish_twist(jacobian @ (target_rad - state.position_rad) / self._close_s)
 
     def hold(self, state: ArmState) -> None:
         if self._is_pose:
-            self._publish_pose(self._kinematics.tool_pose(state.position_rad))
+            self._publish_pose(self._held.choose(state.position_rad))
         else:
             self._publish_twist(np.zeros(6))
 
-    def _publish_pose(self, pose: Array) -> None:
+    def forget(self) -> None:
+        self._held.forget()
+
+    def _publish_pose(self, target_rad: Array) -> None:
+        pose = self._kinematics.tool_pose(target_rad + self._offset_rad)
         fields = _xyz(pose[:3]), {"w": float(pose[3]), **_xyz(pose[4:])}
         place = self._node.message("geometry_msgs/msg/Point", **fields[0])
         turn = self._node.message("geometry_msgs/msg/Quaternion", **fields[1])
@@ -354,20 +419,25 @@ def make_stream(
     """Returns the stream of `ros2.command`."""
     match config.command:
         case "position":
-            return PositionStream(node, config.position_controller, clock_ns)
+            return PositionStream(node, config.position_controller, station, clock_ns)
         case "velocity":
             return VelocityStream(node, config.velocity_controller, station, clock_ns)
         case "trajectory":
             return TrajectoryStream(node, config.trajectory_controller, station, clock_ns)
         case "twist" | "pose":
             assert kinematics is not None
-            return ServoStream(node, config, kinematics, station.limits.lookahead_s)
+            return ServoStream(node, config, kinematics, station)
 
 
 def duration(node: Node, seconds: float) -> Message:
     """Returns a builtin_interfaces/Duration."""
     whole, rest = divmod(round(1e9 * seconds), 1_000_000_000)
     return node.message("builtin_interfaces/msg/Duration", sec=whole, nanosec=rest)
+
+
+def _offset_rad(station: StationConfig) -> Array:
+    """Returns what to add to the arm's joint positions (n,) to get the robot model's."""
+    return np.asarray(station.joint_offset_rad or np.zeros(len(station.joints)))
 
 
 def _speeds(targets_rad: Array, times_s: Array, position_rad: Array) -> Array:

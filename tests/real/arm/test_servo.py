@@ -8,6 +8,7 @@ from robot_rl.real.arm.servo import PoseTarget, Servo, ServoConfig, Twist
 from robot_rl.real.drivers.ros2_commands import ServoStream
 from robot_rl.real.station import Ros2Config
 from tests.real.drivers.ros_graph import FakeNode
+from tests.real.supervisor.rig import two_joint_station
 
 
 class Sink:
@@ -57,7 +58,7 @@ def test_the_drivers_twists_bring_a_soft_arm_to_its_target_over_a_slow_line(make
     """Servos of 0.1 s and a line of 50 ms: closed in 0.3 s it overshoots by 4 %, in 0.1 s by 25 %."""
     loop, servo, node = make_loop(lag_s=0.1), Servo(), FakeNode()
     config = Ros2Config(command="twist")
-    stream = ServoStream(node, config, Slide(), lookahead_s=0.1)
+    stream = ServoStream(node, config, Slide(), two_joint_station())  # a lookahead of 0.1 s
     target, way = np.array([0.1, -0.05]), []
     for _ in range(300):
         stream.send(target, loop.plant.measure())

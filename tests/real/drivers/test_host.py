@@ -129,7 +129,7 @@ def test_plans_pass_whole(folder):
         plan = Plan(
             number=1,
             start_ns=time.monotonic_ns(),
-            period_ns=10_000_000_000,
+            period_ns=500_000_000,
             targets_rad=targets,
             gripper=np.array([2.0, -1.0]),
         )
