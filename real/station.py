@@ -22,6 +22,8 @@ STATIONS = Path(robot_rl.__file__).parent / "configs" / "stations"
 """Folder of the shipped station files."""
 
 Floats = tuple[float, ...]
+_SERVO_TIMEOUT_S = 0.1
+"""MoveIt Servo's default incoming_command_timeout."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +59,11 @@ class Ros2Config:
     joint_trajectory_controller of `finger_joints`."""
     gripper_effort_n: float = 40.0
     """Largest effort of gripper goals."""
+    command_timeout_s: float | None = None
+    """After so long without a command the arm stops by itself, though the driver's host is dead: by a
+    time-out of its controller or its firmware. Needed for `command: velocity`, since ros2_control's own
+    forward controllers have none and go on at the last speed for ever. twist and pose: the
+    incoming_command_timeout of MoveIt Servo, 0.1 if None."""
     servo_node: str = "servo_node"
     servo_scale: tuple[float, float] | None = (0.4, 0.8)
     """MoveIt Servo's linear (m/s) and rotational (rad/s) scale; None for `command_in_type: speed_units`."""
@@ -76,6 +83,17 @@ class Ros2Config:
     remap: dict[str, str] = field(default_factory=lambda: dict[str, str]())
     use_sim_time: bool = False
     """Whether stamps follow /clock."""
+
+    @property
+    def coasts_s(self) -> float | None:
+        """How long the arm goes on at its last speed after commands cease; None of targets at rest."""
+        match self.command:
+            case "velocity":
+                return self.command_timeout_s
+            case "twist" | "pose":
+                return _SERVO_TIMEOUT_S if self.command_timeout_s is None else self.command_timeout_s
+            case _:
+                return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,7 +261,28 @@ class StationConfig:
                         raise ConfigError(
                             f"{group}.{name}.topic: missing. A ROS 2 arm brings no sensors itself."
                         )
+            self._check_command_timeout(self.ros2 or Ros2Config(), self.supervisor)
         self._check_box()
+
+    def _check_command_timeout(self, ros2: Ros2Config, supervisor: SupervisorConfig) -> None:
+        """Refuses an arm that moves on when the host of its driver is gone."""
+        if ros2.command not in ("velocity", "twist", "pose"):
+            return
+        coasts_s, shortest_s = ros2.coasts_s, 1.0 / supervisor.command_hz
+        if coasts_s is None:
+            raise ConfigError(
+                "ros2.command_timeout_s: missing. With command: velocity the arm moves on at its last speed "
+                "if the driver's host dies, unless its controller or its firmware stops it. Say after how "
+                "many seconds it does, or use command: position. ros2_control's own forward controllers "
+                "have no such time-out."
+            )
+        require(
+            shortest_s < coasts_s <= supervisor.max_plan_s,
+            "ros2.command_timeout_s",
+            coasts_s,
+            f"above {shortest_s:g} (a period of supervisor.command_hz), at most {supervisor.max_plan_s:g} "
+            "(supervisor.max_plan_s: so long may an arm move while nobody watches it)",
+        )
 
     def _check_box(self) -> None:
         chain, low, high = self.kinematics, self.limits.workspace_low_m, self.limits.workspace_high_m

@@ -57,7 +57,7 @@ class SimArm:
         joints = plant.joint_names
         self.trajectory = JointTrajectoryController(joints, config.trajectory)
         self.position = ForwardPositionController(joints)
-        self.velocity = ForwardVelocityController(joints)
+        self.velocity = ForwardVelocityController(joints, timeout_s=config.velocity_timeout_s)
         self.gripper = GripperController(plant.finger_names)
         known: Sequence[Controller] = (
             JointStateBroadcaster(), self.trajectory, self.position, self.velocity, self.gripper,

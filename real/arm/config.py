@@ -51,6 +51,9 @@ class SimArmConfig:
     """auto: rclpy where it can be imported, else the pip-only transport."""
     use_sim_time: bool = False
     """Publish /clock and stamp with simulated time, which stands when this process does."""
+    velocity_timeout_s: float | None = 0.25
+    """After so long without a message the forward velocity controller stops; null goes on for ever, as
+    ros2_control's own does."""
     active: tuple[str, ...] = (
         "joint_state_broadcaster",
         "joint_trajectory_controller",
@@ -69,6 +72,12 @@ class SimArmConfig:
         require(1 <= self.rate_hz <= 1000, "rate_hz", self.rate_hz, "1 to 1000")
         require(self.seconds is None or self.seconds > 0, "seconds", self.seconds, "above 0, or null")
         require(self.encoder_noise_rad >= 0, "encoder_noise_rad", self.encoder_noise_rad, "0 or more")
+        require(
+            self.velocity_timeout_s is None or self.velocity_timeout_s > 0,
+            "velocity_timeout_s",
+            self.velocity_timeout_s,
+            "above 0, or null",
+        )
         for key in ("camera_hz", "object_hz", "log_s"):
             require(getattr(self, key) > 0, key, getattr(self, key), "above 0")
         require(

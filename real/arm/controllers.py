@@ -225,13 +225,17 @@ class ForwardVelocityController:
     """Moves joints at given speeds.
 
     Stricter than ros2_control's: within the speed limits, and at rest once nobody has said a speed
-    for `timeout_s`.
+    for `timeout_s`, which None leaves out.
     """
 
     kind = "velocity_controllers/JointGroupVelocityController"
 
     def __init__(
-        self, joints: Sequence[str], *, timeout_s: float = 0.25, name: str = "forward_velocity_controller"
+        self,
+        joints: Sequence[str],
+        *,
+        timeout_s: float | None = 0.25,
+        name: str = "forward_velocity_controller",
     ) -> None:
         self.name, self.joints = name, tuple(joints)
         self.interfaces = tuple(f"{joint}/velocity" for joint in joints)
@@ -253,7 +257,7 @@ class ForwardVelocityController:
         self._silent_s += cycle.dt_s
         if self._speed is None:
             return
-        if self._silent_s > self._timeout_s:
+        if self._timeout_s is not None and self._silent_s > self._timeout_s:
             self.activate(body)
             return
         largest = body.plant.velocity_limits_rad_s

@@ -14,6 +14,8 @@ from robot_rl.real.messages import Frame, MessageError
 _PERIOD_S = 0.005
 """How often the driver is asked for something new."""
 _IDLE_S = 0.1
+_END_S = 1.0
+"""Longest wait for a camera at the end: its library may hang."""
 
 
 class SensorFeed:
@@ -38,7 +40,7 @@ class SensorFeed:
 
     def close(self) -> None:
         self._closing.set()
-        self._thread.join()
+        self._thread.join(_END_S)
         self._listener.close()
 
     def _run(self) -> None:

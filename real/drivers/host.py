@@ -4,14 +4,21 @@
                --Command, Plan, Control-->          -- commands   ->
     policy     <--Frame------------- F/sensors.sock <- frames     --
 
-The arm is held and stopped by the host itself when its supervisor is gone, when the driver raises
-anything, and when the host is asked to end. F/driver.sock appears when the arm is connected.
+The arm is held and stopped by the host itself when its supervisor is gone or silent, when the driver
+raises anything, and when the host is asked to end. A hold is repeated until the arm is seen at rest, a
+stop until it is done. F/driver.sock appears when the arm is connected.
+
+    nobody --link--> idle --start--> live --stop--> idle
+                      ^               |--no Command or Beat for hold_after_s--> held, until the next
+                      |               v                for stop_after_s, or the link closed: fault
+                      '--clear--- stopped with a fault <--any error
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import gc
 import logging
 import os
@@ -22,7 +29,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,8 +43,11 @@ from robot_rl.real.claim import Claim
 from robot_rl.real.drivers.driver import Driver
 from robot_rl.real.drivers.feed import SensorFeed
 from robot_rl.real.drivers.gate import Gate
+from robot_rl.real.drivers.orders import Order, Orders
+from robot_rl.real.drivers.rest import Holding
 from robot_rl.real.link import Link, Listener
-from robot_rl.real.messages import Answer, Command, Control, MessageError, Operation, Plan
+from robot_rl.real.log_thread import LogThread
+from robot_rl.real.messages import Answer, Beat, Command, Control, MessageError, Operation, Plan
 from robot_rl.real.station import StationConfig, load_station
 
 logger = logging.getLogger(__name__)
@@ -48,10 +57,28 @@ SENSORS_SOCKET = "sensors.sock"
 LINGER_S = 30.0
 """How long a host without a supervisor keeps the connection to the arm."""
 EXIT_NO_ARM = 3
+EXIT_HUNG = 4
+STUBBORN_S = 60.0
+"""So much longer does a host live that nobody wants while it cannot take the arm's controller away."""
 _TICK_S = 0.05
 """Longest sleep of the loop: how late the watchdogs may be."""
 _WAIT_S = 0.2
 _MAX_COSTS = 100_000
+_STOP_AGAIN_NS = 500_000_000
+"""From a stop that failed to the next."""
+_SAME_ERROR_S = 10.0
+"""An error that repeats itself is told so often."""
+_MAX_ERRORS = 32
+_END_S = 5.0
+"""Longest time for the last stop: two calls of a controller manager that does not answer."""
+_REST_S = 1.0
+"""Longest wait for rest at the end."""
+_JOIN_S = 1.0
+"""Longest wait for a thread that may hang, at the end."""
+_CLOSE_S = 2.0
+"""Longest wait for a driver that may hang, at the end."""
+_LAST_S = 9.5
+"""From being asked to end to the end, whatever hangs; whoever started us waits for 10 s."""
 
 
 class Host:
@@ -75,18 +102,25 @@ class Host:
         """Newest costs of a cycle, from waking up to sleeping again."""
         self._offset_rad = np.asarray(station.joint_offset_rad or [0.0] * len(station.joints))
         self._grip = np.sort((station.gripper.closed, station.gripper.open))
-        self._silence_ns = round(1e9 * station.supervisor.hold_after_s)
+        config = station.supervisor
+        self._hold_ns, self._stop_ns = round(1e9 * config.hold_after_s), round(1e9 * config.stop_after_s)
         self._wake = _Wake()
         self._closing = threading.Event()
         self._arm_errors: deque[str] = deque()
-        self._worker = ThreadPoolExecutor(1, "orders")
-        self._orders: deque[tuple[Operation, Control | None, Future[None]]] = deque()
+        self._told: dict[str, float] = {}  # errors and when they were logged
+        self._orders = Orders(self._wake.set)
+        self._holding = Holding(station.limits, lambda: self._try("hold", self._driver.hold))
         self._link: Link | None = None
         self._alone_since_ns = 0
         self._live = False
-        self._sent_ns: int | None = None
-        self._refusing = False
+        self._is_ours = False  # from the order to start until a stop is done
+        self._heard_ns = 0  # the last sign of life of a supervisor
+        self._is_silent = self._refusing = False
+        self._stop_again_ns: int | None = None  # a stop failed
+        self._end_ns: int | None = None  # asked to end
         self._seen: ArmState | None = None
+        self._state: ArmState | None = None
+        self._num_clipped = 0
 
     # The loop
 
@@ -107,29 +141,55 @@ class Host:
                 gc.freeze()
                 self._alone_since_ns = time.monotonic_ns()
                 try:
-                    while not self._closing.is_set() and not self._is_forgotten():
-                        self._cycle(door)
+                    while not self._is_over():
+                        self._turn(door)
                 finally:
                     self._shut_down(watch)
         finally:
-            self._driver.close()
+            self._orders.close()
+            _close_within(_CLOSE_S, self._driver)
 
     def close(self) -> None:
         """Makes `run` stop the arm and return; from any thread or signal handler."""
         self._closing.set()
         self._wake.set()
 
-    def _cycle(self, door: Listener) -> None:
+    def _turn(self, door: Listener) -> None:
+        """Does one cycle: whatever goes wrong in a part of it, the arm is held all the same."""
+        is_broken = False
+        begun_ns = 0
+        for step in (
+            functools.partial(self._wait, door),
+            functools.partial(self._meet, door),
+            self._obey,
+            self._finish_orders,
+            self._report,
+            self._keep_safe,
+        ):
+            try:
+                step()
+            except Exception as error:
+                self._fail(f"the driver host failed: {error!r}")
+                is_broken = True
+            begun_ns = begun_ns or time.perf_counter_ns()
+        self.cycle_ns.append(time.perf_counter_ns() - begun_ns)
+        if is_broken:
+            time.sleep(_TICK_S)  # the same may happen at once
+
+    def _wait(self, door: Listener) -> None:
+        """Waits for a message, a state, an answer, or a tick."""
+        if self._link is not None and self._link.closed:
+            self._lose_supervisor()
         ends = [self._wake, door] if self._link is None else [self._wake, door, self._link]
         select.select(ends, [], [], _TICK_S)
-        began_ns = time.perf_counter_ns()
         self._wake.drain()
-        self._meet(door)
-        self._obey()
-        self._finish_orders()
-        self._report()
-        self._watch_silence()
-        self.cycle_ns.append(time.perf_counter_ns() - began_ns)
+
+    def _keep_safe(self) -> None:
+        """Holds an arm that nobody commands, and one that did not heed the hold or the stop before."""
+        now_ns = time.monotonic_ns()
+        self._watch_silence(now_ns)
+        self._holding.update(self._state, now_ns)
+        self._stop_again(now_ns)
 
     def _meet(self, door: Listener) -> None:
         """Takes one supervisor; another one is turned away while it lives."""
@@ -160,6 +220,8 @@ class Host:
                     newest = message
                 case Plan():
                     self._pass(message)
+                case Beat():
+                    self._hear(message)
                 case Control():
                     newest = None  # what came before an order is overtaken by it
                     self._control(message)
@@ -168,7 +230,13 @@ class Host:
         if newest is not None and not self._link.closed:
             self._pass(newest)
         if self._link.closed:
-            self._link, self._alone_since_ns = None, time.monotonic_ns()
+            self._lose_supervisor()
+
+    def _lose_supervisor(self) -> None:
+        self._link, self._alone_since_ns = None, time.monotonic_ns()
+        if self._is_ours:
+            self._fail("the supervisor is gone")  # it had no time to stop the arm
+        else:
             self._stop("the supervisor is gone")
 
     def _report(self) -> None:
@@ -177,8 +245,8 @@ class Host:
             self._fail(self._arm_errors.popleft())
         state = self._newest()
         if state is not None and state.stop_reason and self._live:
-            self._live, self._sent_ns = False, None
-            self._try("hold", self._driver.hold)
+            self._live = False
+            self._holding.begin(time.monotonic_ns())
         if state is None or state is self._seen or self._link is None:
             return
         self._seen = state
@@ -192,7 +260,7 @@ class Host:
 
     def _newest(self) -> ArmState | None:
         try:
-            state = self._driver.read()
+            state = self._state = self._driver.read()
         except Exception as error:
             self._fail(f"read: {error}")
             state = None
@@ -201,16 +269,39 @@ class Host:
             state = ArmState(position_rad=nowhere, velocity_rad_s=nowhere, stamp_ns=0)
         return state
 
-    def _watch_silence(self) -> None:
-        """Holds an arm whose commands have ceased: its supervisor hangs, or all of them are refused."""
-        if self._sent_ns is not None and time.monotonic_ns() - self._sent_ns > self._silence_ns:
-            self._sent_ns = None
-            logger.warning("%s: no command for %g s, holding", self._at(), 1e-9 * self._silence_ns)
-            self._try("hold", self._driver.hold)
+    def _watch_silence(self, now_ns: int) -> None:
+        """Holds, then stops an arm whose supervisor hangs, or whose commands are all refused."""
+        silent_ns = now_ns - self._heard_ns
+        if not self._live:
+            return
+        if silent_ns > self._stop_ns:
+            self._fail(f"the supervisor is silent for {1e-9 * silent_ns:.2f} s")
+        elif silent_ns > self._hold_ns and not self._is_silent:
+            self._is_silent = True
+            self._holding.begin(now_ns)
+            logger.warning("%s: no sign of the supervisor for %.2f s, holding", self._at(), 1e-9 * silent_ns)
 
-    def _is_forgotten(self) -> bool:
-        alone_ns = time.monotonic_ns() - self._alone_since_ns
-        return self._link is None and alone_ns > 1e9 * self._linger_s
+    def _hear(self, message: Command | Plan | Beat) -> None:
+        now_ns = time.monotonic_ns()
+        if self.gate.is_fresh(message, now_ns):
+            self._heard_ns, self._is_silent = now_ns, False
+
+    def _is_forgotten(self, now_ns: int) -> bool:
+        """Whether nobody has wanted the arm for long; one that is not stopped yet keeps the host longer."""
+        linger_s = self._linger_s + (0.0 if self._stop_again_ns is None else STUBBORN_S)
+        return self._link is None and now_ns - self._alone_since_ns > 1e9 * linger_s
+
+    def _is_over(self) -> bool:
+        """Whether to return: asked to, or forgotten, and the arm is stopped or will not be."""
+        now_ns = time.monotonic_ns()
+        if self._end_ns is None:
+            if self._closing.is_set() or self._is_forgotten(now_ns):
+                self._end_ns = now_ns
+                self._stop("the driver host ends")
+            return False
+        is_stopped = self._orders.is_idle and self._stop_again_ns is None
+        waited_s = 1e-9 * (now_ns - self._end_ns)
+        return waited_s > _END_S or (is_stopped and (self._holding.is_done or waited_s > _REST_S))
 
     # Commands
 
@@ -224,27 +315,26 @@ class Host:
                 logger.error("%s: refused: %s", self._at(), reason)
             self._refusing = True
             return
-        self._refusing = False
+        self._refusing = self._is_silent = False
+        self._hear(message)
+        self._holding.end()
+        gripper = np.clip(message.gripper, *self._grip)
+        self._num_clipped += bool((gripper != message.gripper).any())
         if isinstance(message, Command):
-            self._sent_ns = time.monotonic_ns()
-            gripper = float(np.clip(message.gripper, *self._grip))
             target_rad = message.target_rad - self._offset_rad
-            self._try("send", self._driver.send, replace(message, target_rad=target_rad, gripper=gripper))
+            command = replace(message, target_rad=target_rad, gripper=float(gripper))
+            self._try("send", self._driver.send, command)
         else:
-            self._sent_ns = None  # the arm follows it by itself, and rests at its end
-            grippers = np.clip(message.gripper, *self._grip)
             targets_rad = message.targets_rad - self._offset_rad
-            self._try(
-                "send", self._driver.send_plan, replace(message, targets_rad=targets_rad, gripper=grippers)
-            )
+            plan = replace(message, targets_rad=targets_rad, gripper=gripper)
+            self._try("send", self._driver.send_plan, plan)
 
     # Orders
 
     def _control(self, control: Control) -> None:
         match control.operation:
             case "hold" | "pause":
-                self._sent_ns = None
-                done = self._try("hold", self._driver.hold)
+                done = self._holding.begin(time.monotonic_ns())
                 self._answer(control, "" if done else self.fault)
             case "stop" | "estop":
                 self._stop(f"{control.operation} by {control.by or 'the supervisor'}", control)
@@ -252,7 +342,10 @@ class Host:
                 self._answer(control, overtaken)
             case "start" if self.fault:
                 self._answer(control, f"{self.fault}. A person clears it first.")
+            case "start" if self._end_ns is not None:
+                self._answer(control, f"{self._at()} ends.")
             case "start":
+                self._is_ours, self._stop_again_ns = True, None
                 self._order("start", control, self._driver.start)
             case "clear" if not control.by.strip():
                 self._answer(
@@ -271,36 +364,60 @@ class Host:
 
     def _stop(self, reason: str, control: Control | None = None) -> None:
         """Holds at once; the controllers are taken away as soon as orders before this one are done."""
-        self._live, self._sent_ns = False, None
-        logger.info("%s: stopping: %s", self._at(), reason)
-        self._try("hold", self._driver.hold)
+        self._live = False
+        self._holding.begin(time.monotonic_ns())
         self._order("stop", control, self._driver.stop, reason)
+        logger.info("%s: stopping: %s", self._at(), reason)
+
+    def _stop_again(self, now_ns: int) -> None:
+        """Repeats a stop that failed: a controller manager may answer later."""
+        due_ns = self._stop_again_ns
+        if due_ns is not None and now_ns >= due_ns and not self._orders.has("stop"):
+            self._order("stop", None, self._driver.stop, "the stop before failed")
 
     def _order(
         self, operation: Operation, control: Control | None, action: Callable[..., None], *values: Any
     ) -> None:
-        future = self._worker.submit(action, *values)
-        future.add_done_callback(lambda _: self._wake.set())
-        self._orders.append((operation, control, future))
+        self._orders.add(operation, control, functools.partial(action, *values))
 
     def _finish_orders(self) -> None:
-        while self._orders and self._orders[0][2].done():
-            operation, control, future = self._orders.popleft()
-            error = future.exception()
-            if error is not None and operation == "stop":
+        for order in self._orders.finished():
+            error, control = order.error, order.control
+            if order.is_late:
+                if order.operation == "start":
+                    self._stop("a start came back that had been given up")
+                continue
+            if error is None:
+                self._note_done(order)
+            elif order.operation == "stop":
+                self._stop_again_ns = time.monotonic_ns() + _STOP_AGAIN_NS
                 self._fail(f"stop: {error}", can_stop=False)
-            elif error is not None and not isinstance(error, DeviceError):
-                self._fail(f"{operation}: {error!r}")
-            elif error is not None and operation == "start":
+            elif order.is_given_up or not isinstance(error, DeviceError):
+                self._fail(f"{order.operation}: {error if order.is_given_up else repr(error)}")
+            elif order.operation == "start":
                 self._stop(f"start: {error}")  # half of it may have been done
-            elif error is None and operation == "clear":
-                logger.warning("%s: %r cleared by %s", self._at(), self.fault, control and control.by)
-                self.fault, self._seen = "", None
-            elif error is None and operation == "start":
-                # Whoever stopped while this was under way has the last word.
-                self._live = not self.fault and not any(later[0] == "stop" for later in self._orders)
             if control is not None:
                 self._answer(control, "" if error is None else str(error))
+
+    def _note_done(self, order: Order) -> None:
+        stops_later = self._orders.has("stop")
+        match order.operation:
+            case "stop":
+                if self._stop_again_ns is not None:
+                    logger.warning("%s: stopped at last", self._at())
+                self._stop_again_ns = None
+                self._is_ours = stops_later or self._orders.has("start")
+            case "clear":
+                logger.warning(
+                    "%s: %r cleared by %s", self._at(), self.fault, order.control and order.control.by
+                )
+                self.fault, self._seen = "", None
+            case "start":
+                # Whoever stopped while this was under way has the last word.
+                self._live = not self.fault and not stops_later and self._end_ns is None
+                self._heard_ns, self._is_silent = time.monotonic_ns(), False
+            case _:
+                pass
 
     def _answer(self, control: Control, refusal: str) -> None:
         if self._link is not None:
@@ -318,13 +435,23 @@ class Host:
         return True
 
     def _fail(self, reason: str, *, can_stop: bool = True) -> None:
-        logger.error("%s: %s", self._at(), reason)
-        if self.fault:
-            return
-        self.fault, self._seen = f"{self._at()}: {reason}", None
-        if can_stop:
-            self._stop(reason)
+        """Latches a fault and stops the arm; the first one counts until a person clears it."""
+        if not self.fault:
+            self.fault, self._seen = f"{self._at()}: {reason}", None
+            if can_stop:
+                self._stop(reason)
+        self._tell(reason)
         self._wake.set()
+
+    def _tell(self, error: str) -> None:
+        """Logs an error, once in a while if it repeats itself."""
+        now_s = time.monotonic()
+        if now_s - self._told.get(error, -_SAME_ERROR_S) < _SAME_ERROR_S:
+            return
+        if len(self._told) >= _MAX_ERRORS:
+            self._told.clear()
+        self._told[error] = now_s
+        logger.error("%s: %s", self._at(), error)
 
     def _note_error(self, reason: str) -> None:
         """Takes an error of another thread to the loop."""
@@ -342,18 +469,18 @@ class Host:
 
     def _shut_down(self, watch: threading.Thread) -> None:
         self._closing.set()
-        self._stop("the driver host ends")
-        self._worker.shutdown()
-        self._finish_orders()
-        self._report()
-        watch.join()
+        if self._is_ours:
+            logger.error("%s: the arm was not stopped: %s", self._at(), self.fault or "no answer to a stop")
+        with contextlib.suppress(Exception):
+            self._report()
+        watch.join(_JOIN_S)
         if self._link is not None:
             self._link.close()
         costs = np.array(self.cycle_ns or [0]) * 1e-3
         p50, p99 = np.percentile(costs, [50, 99])
         logger.info(
-            "%s: %d cycles, p50 %.0f us, p99 %.0f us, max %.0f us; %d commands refused",
-            *(self._at(), len(costs), p50, p99, costs.max(), self.gate.refused),
+            "%s: %d cycles, p50 %.0f us, p99 %.0f us, max %.0f us; %d commands refused, %d grippers limited",
+            *(self._at(), len(costs), p50, p99, costs.max(), self.gate.refused, self._num_clipped),
         )
 
     def _check_joints(self) -> None:
@@ -391,6 +518,22 @@ class _Wake:
         os.close(self._write)
 
 
+def _close_within(seconds: float, driver: Driver) -> None:
+    """Closes a driver; one that hangs or fails is left to the end of the process."""
+
+    def run() -> None:
+        try:
+            driver.close()
+        except Exception as error:  # must not hide why the host ends
+            logger.error("the driver does not close: %r", error)
+
+    thread = threading.Thread(target=run, name="closing", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if thread.is_alive():
+        logger.error("the driver has not closed within %g s", seconds)
+
+
 def open_driver(station: StationConfig) -> Driver:
     """Returns the station's driver, not connected yet."""
     return resolve("driver", station.driver, at="station.driver")(station)
@@ -404,19 +547,27 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--linger", type=float, default=LINGER_S, help="seconds to live without a supervisor")
     parser.add_argument("--token", type=int, default=0, help="fencing token of the lease; 0 by hand")
     given = parser.parse_args(argv)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    try:
-        station = load_station(given.station)
-        with Claim(station) as claim:  # before anything reaches the arm, and until it is let go
-            fence = claim.fence(given.token)
-            host = Host(open_driver(station), station, given.folder, linger_s=given.linger, fence=fence)
-            for number in (signal.SIGTERM, signal.SIGINT):
-                signal.signal(number, lambda *_: host.close())
-            host.run()
-    except RobotRLError as error:
-        logger.error("%s", error)
-        return EXIT_NO_ARM
-    return 0
+    with LogThread():
+        try:
+            station = load_station(given.station)
+            with Claim(station) as claim:  # before anything reaches the arm, and until it is let go
+                fence = claim.fence(given.token)
+                host = Host(open_driver(station), station, given.folder, linger_s=given.linger, fence=fence)
+                for number in (signal.SIGTERM, signal.SIGINT):
+                    signal.signal(number, lambda *_: _end(host))
+                host.run()
+        except RobotRLError as error:
+            logger.error("%s", error)
+            return EXIT_NO_ARM
+        return 0
+
+
+def _end(host: Host) -> None:
+    """Ends the host, and the process if the host cannot: the arm stays as it is then, its servos stiff."""
+    host.close()
+    last = threading.Timer(_LAST_S, os._exit, (EXIT_HUNG,))
+    last.daemon = True
+    last.start()
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from robot_rl.real.drivers.ros2_commands import (
     TrajectoryStream,
     make_stream,
 )
-from robot_rl.real.drivers.ros2_manager import ControllerSwitch, ControllerWatch
+from robot_rl.real.drivers.ros2_manager import ControllerSwitch, ControllerWatch, check_command_timeout
 from robot_rl.real.messages import Array, Command, Frame, Plan
 from robot_rl.real.ros2.api import LATCHED, SENSOR, Message, Node, call_once, nanoseconds
 from robot_rl.real.ros2.parameters import set_remote
@@ -90,6 +90,7 @@ class Ros2Arm:
             if not self._news.wait_for(lambda: self._state is not None, _FIRST_STATE_S):
                 raise DeviceError(self._silence())
         self._switch.check()
+        check_command_timeout(self._node, config)
 
     def wait(self, timeout_s: float) -> bool:
         self._look_for_rivals()

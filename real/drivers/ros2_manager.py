@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from robot_rl.core.errors import DeviceError, nearest
 from robot_rl.real.drivers.ros2_commands import CALL_S, duration
 from robot_rl.real.ros2.api import Message, Node, call_once
+from robot_rl.real.ros2.parameters import get_remote
+from robot_rl.real.station import Ros2Config
 
 logger = logging.getLogger(__name__)
 
@@ -18,6 +20,12 @@ _SWITCH_S = 1.0
 _LIST = "controller_manager_msgs/srv/ListControllers"
 _LOOK_S = 0.25
 """From an answer to the next question: sooner than an arm that does not follow is stopped for that."""
+_TIMEOUTS = {
+    "velocity": ("command_timeout", "cmd_timeout", "cmd_vel_timeout", "watchdog_timeout"),
+    "servo": ("moveit_servo.incoming_command_timeout", "incoming_command_timeout"),
+}
+"""Names that controllers and MoveIt Servo have for it."""
+_FIND_S = 0.5
 _ANSWER_S = 3.0
 """A manager that takes longer is told in the log."""
 
@@ -208,6 +216,37 @@ class ControllerWatch:
         elif self._is_silent and not why:
             logger.info("ros2: %s answers again", self._manager)
         self._is_silent = bool(why)
+
+
+def check_command_timeout(node: Node, config: Ros2Config) -> None:
+    """Passes if whoever carries out the commands agrees that it stops when they cease, or does not say.
+
+    Raises:
+        DeviceError: its own parameter says that it does not, or later than the station file says.
+    """
+    if config.coasts_s is None:
+        return
+    is_velocity = config.command == "velocity"
+    of = config.velocity_controller if is_velocity else config.servo_node
+    client = node.create_client("rcl_interfaces/srv/GetParameters", f"{of}/get_parameters")
+    is_there = client.wait(_FIND_S)
+    client.close()
+    if not is_there:
+        logger.warning("ros2: %s has no parameters: that it stops by itself is not checked", of)
+        return
+    # One by one: of several names a node answers to none if it lacks one.
+    for name in _TIMEOUTS["velocity" if is_velocity else "servo"]:
+        given = get_remote(node, of, [name], CALL_S)[name]
+        if not isinstance(given, int | float):
+            continue
+        if not 0 < given <= config.coasts_s:
+            raise DeviceError(
+                f"ros2: {of} has {name} = {given:g}, the station file says that it stops "
+                f"{config.coasts_s:g} s after the last command (ros2.command_timeout_s). Set the parameter "
+                "to that or less; 0 or below switches it off, and the arm would move on for ever."
+            )
+        return
+    logger.warning("ros2: %s has no parameter for it: that it stops by itself is not checked", of)
 
 
 def _remedy(rivals: Sequence[str]) -> str:

@@ -156,9 +156,7 @@ def main(argv: list[str] | None = None) -> int:
         wishes.listen()
         station = load_station(given.station)
         where = (given.sockets, given.folder)
-        Process(
-            station, *where, wishes, linger_s=given.linger, token=given.token, writer=writer
-        ).run()
+        Process(station, *where, wishes, linger_s=given.linger, token=given.token, writer=writer).run()
     except RobotRLError as error:
         logger.error("%s", error)
         return EXIT_REFUSED

@@ -75,6 +75,20 @@ def test_a_file_of_ones_own_is_read(tmp_path):
             "lerobot.rad_per_unit: got (1.0, 0.0), allowed: 2 entries, none of them 0.",
         ),
         (
+            {"driver": "ros2", "ros2": {"command": "velocity"}},
+            "ros2.command_timeout_s: missing. With command: velocity the arm moves on at its last speed if "
+            "the driver's host dies",
+        ),
+        (
+            {"driver": "ros2", "ros2": {"command": "velocity", "command_timeout_s": 1.5}},
+            "ros2.command_timeout_s: got 1.5, allowed: above 0.01 (a period of supervisor.command_hz), at "
+            "most 1 (supervisor.max_plan_s: so long may an arm move while nobody watches it)",
+        ),
+        (
+            {"driver": "ros2", "ros2": {"command": "twist", "command_timeout_s": 0.0}},
+            "ros2.command_timeout_s: got 0.0, allowed: above 0.01",
+        ),
+        (
             {
                 "driver": "lerobot",
                 "lerobot": {"type": "so101_follower", "options": {"disable_torque_on_disconnect": True}},
@@ -118,6 +132,17 @@ def test_mistakes_name_the_key_what_is_there_and_what_is_allowed(tmp_path, chang
         load_station(write(tmp_path, **changes))
     assert message in str(error.value)
     assert "mine.yaml" in str(error.value)
+
+
+def test_arms_that_move_at_a_speed_say_when_they_stop_by_themselves(tmp_path):
+    def coasts_s(**ros2: object) -> float | None:
+        station = load_station(write(tmp_path, driver="ros2", ros2=ros2))
+        assert station.ros2 is not None
+        return station.ros2.coasts_s
+
+    assert coasts_s(command="velocity", command_timeout_s=0.25) == 0.25
+    assert coasts_s(command="pose") == 0.1  # MoveIt Servo's own
+    assert coasts_s(command="position") is None
 
 
 def test_an_unknown_station_is_answered_with_the_nearest():

@@ -175,6 +175,14 @@ def test_silence_ends_a_speed(make_loop) -> None:
     assert 0.09 <= loop.plant.position[0] <= 0.11
 
 
+def test_without_a_time_out_a_speed_goes_on_as_in_ros2_control(make_loop) -> None:
+    loop, controller = make_loop(), ForwardVelocityController(JOINTS, timeout_s=None)
+    controller.activate(loop.body)
+    controller.set(np.array([0.4, 0.0]))
+    loop.run(2.0, controller)
+    assert loop.plant.position[0] == pytest.approx(0.8)
+
+
 # --- gripper -------------------------------------------------------------------------------------
 
 

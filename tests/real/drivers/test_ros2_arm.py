@@ -263,7 +263,7 @@ def test_positions_go_out_as_they_come_with_the_gripper(graph):
 
 
 def test_speeds_close_the_lead_within_limits_and_are_zero_on_hold(make):
-    graph = make(replace(CONFIG, command="velocity"))
+    graph = make(replace(CONFIG, command="velocity", command_timeout_s=0.25))
     graph.arm.connect()
     graph.arm.start()
     # Leads of 0.1 and -1 rad over 0.1 s are 1 and -10 rad/s; 10 rad/s^2 for 100 ms, the longest step that
@@ -483,6 +483,44 @@ def test_cartesian_commands_are_of_the_models_joints(make, monkeypatch):
     graph.command(0.2, 0.1)
     (sent,) = graph.node.on("servo_node/pose_target_cmds")
     assert [sent.pose.position.x, sent.pose.position.y] == [0.7, 0.1]
+
+
+@pytest.mark.parametrize(
+    ("config", "parameter", "value", "refusal"),
+    [
+        ({"command": "velocity"}, "command_timeout", 0.2, ""),
+        ({"command": "velocity"}, "of_another_kind", 5.0, ""),
+        ({"command": "velocity"}, "cmd_timeout", 0.5, "forward_velocity_controller has cmd_timeout = 0.5"),
+        ({"command": "velocity"}, "command_timeout", 0.0, "command_timeout = 0, the station file says"),
+        (
+            {"command": "twist", "command_timeout_s": None},
+            "moveit_servo.incoming_command_timeout",
+            0.3,
+            "servo_node has moveit_servo.incoming_command_timeout = 0.3, the station file says that it stops "
+            "0.1 s after the last command",
+        ),
+    ],
+)
+def test_a_controller_that_does_not_stop_by_itself_is_refused(
+    make, monkeypatch, config, parameter, value, refusal
+):
+    monkeypatch.setattr("robot_rl.real.drivers.ros2_arm.resolve", lambda *_, **__: lambda robot: Slide())
+    graph = make(replace(CONFIG, **{"command_timeout_s": 0.25, **config}))
+
+    def parameters(request):
+        (name,) = request.names
+        kind = {"type": 3, "double_value": value} if name == parameter else {"type": 0}
+        values = [message("rcl_interfaces/msg/ParameterValue", **kind)]
+        return message("rcl_interfaces/srv/GetParameters_Response", values=values)
+
+    for node in ("forward_velocity_controller", "servo_node"):
+        graph.node.services[f"{node}/get_parameters"] = parameters
+    if refusal:
+        with pytest.raises(DeviceError, match=re.escape(refusal)):
+            graph.arm.connect()
+    else:
+        graph.arm.connect()
+    assert graph.node.clients == 0
 
 
 # --- stops -------------------------------------------------------------------------------------------
