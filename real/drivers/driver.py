@@ -16,7 +16,8 @@ class Driver(Protocol):
     supervisor's; a driver still refuses what is not finite or of another length.
 
     The host calls from four threads: `wait` on one, `frames` on another, `start`, `stop`, `clear` and
-    `reset` one after another on a third, all else on its own. So `hold` works while `start` waits.
+    `reset` one after another on a third, all else on its own. So `hold` works while `start` waits; a
+    `start` that does not come back for 5 s is given up for a `stop`, which a fifth thread then does.
     """
 
     @property
@@ -57,11 +58,18 @@ class Driver(Protocol):
         ...
 
     def hold(self) -> None:
-        """Makes the arm stay where it is, now: the last command is overridden, goals are cancelled."""
+        """Makes the arm stay where it is, now: the last command is overridden, goals are cancelled.
+
+        Joints near their last target stay at that, so that a loaded arm does not sink. The host holds an
+        arm again and again until it is seen at rest: without a command between, at the same place.
+        """
         ...
 
     def stop(self, reason: str) -> None:
-        """Holds and takes the arm out of our control: its controllers are deactivated."""
+        """Holds and takes the arm out of our control: its controllers are deactivated.
+
+        The host tries one that fails again, until it is done.
+        """
         ...
 
     def clear(self, by: str) -> None:
@@ -76,4 +84,6 @@ class Driver(Protocol):
         """
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Ends the connection; the arm stays where it is, its servos stiff."""
+        ...

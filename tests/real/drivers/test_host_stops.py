@@ -1,4 +1,4 @@
-"""The driver host brings an arm to rest: when nobody commands it, when it does not heed, and when all fails."""
+"""The driver host brings an arm to rest: if nobody commands it, if it does not heed, and if all fails."""
 
 import os
 import signal

@@ -58,6 +58,7 @@ class Cell:
         # One second to a stop, and generous ages: the machine that runs the tests may be busy.
         config = {"stop_after_s": 1.0, "max_state_age_s": 1.0}
         station = two_joint_station(name=f"cell{os.getpid()}", supervisor=config, real=False)
+        self.name = station.name
         self.station = folder / "cell.yaml"
         self.station.write_text(yaml.safe_dump(json.loads(json.dumps(asdict(station)))))
         self.processes: list[subprocess.Popen[bytes]] = []
@@ -197,10 +198,16 @@ def test_a_killed_supervisor_leaves_a_stopped_arm(cell: Cell) -> None:
         client.wait(time.monotonic_ns())
     until(lambda: "stop" in cell.calls(), "the host stopped the arm by itself")
     assert "stopping: the supervisor is gone" in cell.log()
-    # The next one finds the arm at rest, and the lock free.
+    # The next one finds the arm at rest, stopped until a person has looked, and the lock free.
     cell.supervise("--linger", "1.0")
-    until(lambda: "INFO supervisor of" in cell.log().split("the supervisor is gone")[1], "the next one")
-    status = cell.client().status
+    until(lambda: cell.log().count("INFO supervisor of") == 2, "the next one")
+    client = cell.client()
+    until(lambda: client.status.phase == "stopped", "the fault is seen")
+    assert f"driver of {cell.name}: the supervisor is gone" in client.status.reason
+    with pytest.raises(DeviceError, match=r"start: refused: stopped: .*the supervisor is gone"):
+        client.control("start")
+    client.control("clear", by="Ada")
+    status = client.status
     assert status.phase == "paused"
     assert status.state is not None
     assert np.abs(status.state.position_rad).max() <= 0.1 + 1e-6
