@@ -24,8 +24,12 @@ from robot_rl.real.station import Ros2Config, StationConfig
 _POINT_S = 0.05
 """Time to a single target that is sent to a trajectory controller."""
 _BRAKE_S = 0.1
-_HEEDED = 0.9
-"""An arm that is farther beyond its rest than this share of the ramp it would need now heeded no hold."""
+_STEP_S = 0.02
+"""From a hold until joints at rest are at their target again; two periods of a slow controller."""
+_SAME = 0.9
+"""A joint that has this share of the speed at which it was held did not heed that."""
+_MAX_RAMPS = 4
+"""A joint that swings for long is not led on for ever."""
 _KNOWN_NS = 50_000_000
 """An arm that was measured before that may be elsewhere by now."""
 _FARTHEST_S = 0.25
@@ -154,7 +158,7 @@ class TrajectoryStream:
         self._limits = np.asarray(limits.position_low_rad) - offset_rad, limits.position_high_rad - offset_rad
         self._still_rad_s = STILL_SHARE * np.asarray(limits.velocity_rad_s)
         self._near = HoldTarget(limits)
-        self._held_rad: Array | None = None
+        self._held: tuple[Array, Array, int] | None = None  # where, at which speed, ramps that are left
         self._path: tuple[Array, Array] | None = None  # times (s) and positions of what was sent last
         self._publisher = node.create_publisher("trajectory_msgs/msg/JointTrajectory", self.topic)
 
@@ -171,24 +175,34 @@ class TrajectoryStream:
     def hold(self, state: ArmState) -> None:
         """Comes to rest at constant deceleration; a target where the arm is now would jerk it back.
 
-        Joints at rest stay at their last target. Held again, the arm goes to the same place, unless it
-        went on beyond it as if no hold had come: to be called back would be a jerk as well.
+        Joints at rest stay at their last target. Held again, the arm goes to the same place, except
+        joints that went on at the same speed as if no hold had come: a call back would be a jerk as well.
         """
         now_ns, speed_rad_s = self._clock_ns(), state.velocity_rad_s
         age_s = min(1e-9 * (now_ns - state.stamp_ns), _FARTHEST_S)
-        here_rad, ramp_rad = state.position_rad + age_s * speed_rad_s, 0.5 * _BRAKE_S * speed_rad_s
+        here_rad = state.position_rad + age_s * speed_rad_s
         stays = np.abs(speed_rad_s) < self._still_rad_s
-        if self._held_rad is None:
-            last_rad = self._wanted_rad(now_ns, state)
+        if self._held is None:
+            last_rad, tries = self._wanted_rad(now_ns, state), _MAX_RAMPS
         else:
-            last_rad = self._held_rad
-            stays |= np.sign(speed_rad_s) * (here_rad - last_rad) < _HEEDED * np.abs(ramp_rad)
+            last_rad, held_rad_s, tries = self._held
+            goes_on = (speed_rad_s * held_rad_s > 0) & (np.abs(speed_rad_s) >= _SAME * np.abs(held_rad_s))
+            stays |= ~goes_on
         stays &= ~self._near.is_far(last_rad, here_rad)
-        self._held_rad = np.clip(np.where(stays, last_rad, here_rad + ramp_rad), *self._limits)
-        self._publish(self._held_rad[None], [_BRAKE_S], state)
+        stays |= not tries
+        speed_rad_s = np.where(stays, 0.0, speed_rad_s)
+        start_rad = np.where(stays, last_rad, here_rad)
+        rest_rad = start_rad + 0.5 * _BRAKE_S * speed_rad_s
+        # A controller begins at the measured position, below the target of a loaded arm: were the way to
+        # it as long as the ramp, the arm would sink on it, and sink with every hold.
+        soon_rad = start_rad + _STEP_S * (1.0 - 0.5 * _STEP_S / _BRAKE_S) * speed_rad_s
+        soon_rad_s = (1.0 - _STEP_S / _BRAKE_S) * speed_rad_s
+        points_rad = np.clip([soon_rad, rest_rad], *self._limits)
+        self._publish(points_rad, [_STEP_S, _BRAKE_S], np.array([soon_rad_s, np.zeros_like(soon_rad_s)]))
+        self._held = points_rad[1], speed_rad_s, tries - (not stays.all())
 
     def forget(self) -> None:
-        self._path = self._held_rad = None
+        self._path = self._held = None
 
     def _wanted_rad(self, now_ns: int, state: ArmState) -> Array:
         """Returns where the arm should be now (n,), on straight lines through what was sent last."""
@@ -198,15 +212,14 @@ class TrajectoryStream:
         return np.array([np.interp(1e-9 * now_ns, times_s, joint) for joint in points_rad.T])
 
     def _follow(self, targets_rad: Array, times_s: list[float], state: ArmState) -> None:
-        self._publish(targets_rad, times_s, state)
-        self._held_rad = None
+        self._publish(targets_rad, times_s, _speeds(targets_rad, np.asarray(times_s), state.position_rad))
+        self._held = None
         self._path = (
             1e-9 * self._clock_ns() + np.array([0.0, *times_s]),
             np.vstack([state.position_rad, targets_rad]),
         )
 
-    def _publish(self, targets_rad: Array, times_s: list[float], state: ArmState) -> None:
-        speeds = _speeds(targets_rad, np.asarray(times_s), state.position_rad)
+    def _publish(self, targets_rad: Array, times_s: list[float], speeds: Array) -> None:
         points = [
             self._node.message(
                 "trajectory_msgs/msg/JointTrajectoryPoint",

@@ -362,20 +362,20 @@ def test_a_moving_arm_is_held_by_braking(make):
     graph.arm.start()
     graph.joints([0.0, 0.0, 1.0], stamp_ns=2, velocity=[0.0, 0.0, 2.0])
     graph.arm.hold()
-    point = graph.node.on(f"{JTC}/joint_trajectory")[0].points[0]
+    point = graph.node.on(f"{JTC}/joint_trajectory")[0].points[-1]
     assert point.positions.tolist() == pytest.approx([1.1, 0.0])  # 2 rad/s to rest in 0.1 s: 0.1 rad
     assert point.time_from_start.nanosec == 100_000_000
     graph.now_ns += 100_000_000  # not seen for 0.1 s, in which it went 0.2 rad
     graph.arm.hold()
-    point = graph.node.on(f"{JTC}/joint_trajectory")[1].points[0]
+    point = graph.node.on(f"{JTC}/joint_trajectory")[1].points[-1]
     assert point.positions.tolist() == pytest.approx([1.3, 0.0])
     graph.now_ns += 10_000_000_000  # 0.25 s is the longest that is foretold
     graph.arm.hold()
-    point = graph.node.on(f"{JTC}/joint_trajectory")[2].points[0]
+    point = graph.node.on(f"{JTC}/joint_trajectory")[2].points[-1]
     assert point.positions.tolist() == pytest.approx([1.6, 0.0])
     graph.joints([0.0, 0.0, 1.95], stamp_ns=3, velocity=[0.0, 0.0, 2.0])
     graph.arm.hold()
-    point = graph.node.on(f"{JTC}/joint_trajectory")[3].points[0]
+    point = graph.node.on(f"{JTC}/joint_trajectory")[3].points[-1]
     assert point.positions.tolist() == pytest.approx([2.0, 0.0])  # its limit
 
 
@@ -387,7 +387,7 @@ def test_a_braking_arm_that_is_held_again_goes_to_the_same_place(make):
     for number, (position, speed) in enumerate([(1.0, 2.0), (1.07, 0.8), (1.102, 0.1), (1.1, -0.05)]):
         graph.joints([0.0, 0.0, position], stamp_ns=2 + number, velocity=[0.0, 0.0, speed])
         graph.arm.hold()
-        point = graph.node.on(f"{JTC}/joint_trajectory")[-1].points[0]
+        point = graph.node.on(f"{JTC}/joint_trajectory")[-1].points[-1]
         assert point.positions.tolist() == pytest.approx([1.1, 0.0]), number
 
 
@@ -399,7 +399,7 @@ def test_limits_of_a_hold_are_those_of_the_model(make, offset):
     graph.arm.start()
     graph.joints([0.0, 0.0, 3.0], stamp_ns=2, velocity=[0.0, 0.0, 1.0])
     graph.arm.hold()
-    point = graph.node.on(f"{JTC}/joint_trajectory")[0].points[0]
+    point = graph.node.on(f"{JTC}/joint_trajectory")[0].points[-1]
     assert point.positions.tolist() == pytest.approx([2.0 - offset, 0.0])
 
 
