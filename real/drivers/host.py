@@ -381,7 +381,7 @@ class Host:
         self._orders.add(operation, control, functools.partial(action, *values))
 
     def _finish_orders(self) -> None:
-        for order in self._orders.finished():
+        while (order := self._orders.fetch()) is not None:
             error, control = order.error, order.control
             if order.is_late:
                 if order.operation == "start":

@@ -46,7 +46,7 @@ class Orders:
         """
         self._on_done, self._hung_s = on_done, hung_s
         self._news = threading.Condition()
-        self._orders: deque[Order] = deque()  # given and not fetched by `finished`
+        self._orders: deque[Order] = deque()  # given and not fetched
         self._late: list[Order] = []
         self._turn = 0  # a thread of an earlier turn hangs, and gets no more orders
         self._begin()
@@ -58,7 +58,7 @@ class Orders:
             self._news.notify_all()
 
     def has(self, operation: Operation) -> bool:
-        """Returns whether such an order was given and not fetched by `finished`."""
+        """Returns whether such an order was given and not fetched."""
         with self._news:
             return any(order.operation == operation for order in self._orders)
 
@@ -68,14 +68,16 @@ class Orders:
         with self._news:
             return not self._orders and not self._late
 
-    def finished(self) -> list[Order]:
-        """Returns orders that are done, oldest first, each once; gives up one that hangs before a stop."""
+    def fetch(self) -> Order | None:
+        """Returns the oldest order if it is done, each once; gives up one that hangs before a stop.
+
+        One at a time: whoever reads that a start was done has to know of a stop behind it.
+        """
         with self._news:
             self._give_up()
-            found, self._late = self._late, []
-            while self._orders and self._orders[0].is_done:
-                found.append(self._orders.popleft())
-            return found
+            if self._late:
+                return self._late.pop(0)
+            return self._orders.popleft() if self._orders and self._orders[0].is_done else None
 
     def close(self) -> None:
         """Lets the thread end; one that hangs ends with the process."""

@@ -181,7 +181,7 @@ def test_a_stop_has_the_last_word_over_a_start_under_way(folder):
     with Bench(folder, arm) as bench:
         bench.link.send(Control(operation="start", by="test"))
         bench.link.send(Control(operation="stop", by="test"))
-        wait_for(lambda: arm.calls.count("hold") == 1)  # at once, though `start` blocks
+        wait_for(lambda: arm.calls.count("hold") >= 1)  # at once, though `start` blocks
         seen = len(bench.states)
         wait_for(lambda: bench.hear() or len(bench.states) > seen)  # and states go on
         arm.may_start.set()
