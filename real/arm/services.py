@@ -122,7 +122,7 @@ class ManagerServices:
                 state_interfaces=states,
             )
         plugin, rate = f"robot_rl/{self._arm.config.plant}", round(self._arm.config.rate_hz)
-        where_known(component, rw_rate=rate, plugin_name=plugin)
+        where_known(component, rw_rate=rate, class_type=plugin, plugin_name=plugin)
         return self._response("ListHardwareComponents", component=[component])
 
     def _set_component(self, request: Message) -> Message:

@@ -2,7 +2,9 @@
 
 `;` stands for a line end. Tests compare type hashes with those in code that ROS generated, so a field
 that differs cannot stay unseen; not found there were ParallelGripperCommand, ListHardwareInterfaces,
-the response of SwitchController (as in the source since 4.2x) and what Humble defines otherwise.
+the response of SwitchController (as in the source since 4.2x), JointTrajectoryControllerState with its
+speed_scaling_factor (control_msgs 5.3), Jazzy's HardwareComponentState with the `data_type` of its
+interfaces, and what Humble defines otherwise.
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ DEFINITIONS: dict[str, str] = {
         "trajectory_msgs/MultiDOFJointTrajectoryPoint multi_dof_reference;"
         "trajectory_msgs/MultiDOFJointTrajectoryPoint multi_dof_feedback;"
         "trajectory_msgs/MultiDOFJointTrajectoryPoint multi_dof_error;"
-        "trajectory_msgs/MultiDOFJointTrajectoryPoint multi_dof_output"
+        "trajectory_msgs/MultiDOFJointTrajectoryPoint multi_dof_output; float64 speed_scaling_factor"
     ),
     "control_msgs/action/FollowJointTrajectory": (
         "trajectory_msgs/JointTrajectory trajectory;"
@@ -135,9 +137,18 @@ _CONTROLLER_STATE = (
     "bool is_chained; string[] reference_interfaces; ChainConnection[] chain_connections"
 )
 
+_HARDWARE_INTERFACE = "string name; bool is_available; bool is_claimed"
+_COMPONENT_STATE = (
+    "lifecycle_msgs/State state; HardwareInterface[] command_interfaces; HardwareInterface[] state_interfaces"
+)
+
 OF_DISTRO: dict[str, dict[str, str]] = {
     "humble": {
         "controller_manager_msgs/msg/ControllerState": _CONTROLLER_STATE,
+        "controller_manager_msgs/msg/HardwareInterface": _HARDWARE_INTERFACE,
+        "controller_manager_msgs/msg/HardwareComponentState": (
+            f"string name; string type; string class_type; {_COMPONENT_STATE}"
+        ),
         "controller_manager_msgs/srv/SwitchController": (
             "string[] activate_controllers; string[] deactivate_controllers;"
             "string[] start_controllers; string[] stop_controllers; int32 strictness;"
@@ -159,11 +170,24 @@ OF_DISTRO: dict[str, dict[str, str]] = {
         ),
     },
     "iron": {
+        "control_msgs/msg/JointTrajectoryControllerState": DEFINITIONS[
+            "control_msgs/msg/JointTrajectoryControllerState"
+        ].removesuffix("; float64 speed_scaling_factor"),
         "controller_manager_msgs/msg/ControllerState": _CONTROLLER_STATE,
+        "controller_manager_msgs/msg/HardwareInterface": _HARDWARE_INTERFACE,
+        "controller_manager_msgs/msg/HardwareComponentState": (
+            f"string name; string type; string class_type; string plugin_name; {_COMPONENT_STATE}"
+        ),
         "controller_manager_msgs/srv/SwitchController": (
             "string[] activate_controllers; string[] deactivate_controllers; int32 strictness;"
             "int32 BEST_EFFORT=1; int32 STRICT=2; int32 AUTO=3; int32 FORCE_AUTO=4;"
             "bool activate_asap; builtin_interfaces/Duration timeout; ---; bool ok"
+        ),
+    },
+    "jazzy": {
+        "controller_manager_msgs/msg/HardwareComponentState": (  # `class_type` went in Kilted
+            "string name; string type; bool is_async; uint16 rw_rate; string class_type; string plugin_name;"
+            f"{_COMPONENT_STATE}"
         ),
     },
 }
