@@ -23,6 +23,7 @@ from robot_rl.real.link import connect
 from robot_rl.real.messages import Array, Frame, MessageError
 from robot_rl.real.ros2.api import SENSOR, Message, Node, nanoseconds
 from robot_rl.real.ros2.node import open_node
+from robot_rl.real.ros2.parameters import Parameters
 from robot_rl.real.station import CameraConfig, Ros2Config, StationConfig
 
 Clock = Callable[[], int]
@@ -198,9 +199,9 @@ def open_sensors(station: StationConfig, folder: Path) -> Sensors:
 
 
 def open_station_node(station: StationConfig, role: str) -> Node:
-    """Returns a node of our own in the station's namespace, `robot_rl_<role>`."""
+    """Returns a node of our own in the station's namespace, `robot_rl_<role>`, with its parameters."""
     config = station.ros2 or Ros2Config()
-    return open_node(
+    node = open_node(
         f"robot_rl_{role}",
         namespace=config.namespace,
         transport=config.transport,
@@ -208,6 +209,8 @@ def open_station_node(station: StationConfig, role: str) -> Node:
         remap=config.remap,
         use_sim_time=config.use_sim_time,
     )
+    Parameters(node)
+    return node
 
 
 def frame_name(camera: str) -> str:

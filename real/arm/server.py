@@ -52,6 +52,7 @@ def serve(
             namespace=config.namespace,
             transport=config.transport,
             domain_id=config.domain_id,
+            use_sim_time=config.use_sim_time,
         )
         stack.callback(node.close)
 

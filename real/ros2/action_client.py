@@ -76,7 +76,7 @@ class DdsActionClient:
         for client in (self._send, self._cancel, self._result):
             if not client.wait(max(0.0, end_s - time.monotonic())):
                 return False
-        while not all(topic.num_publishers for topic in self._topics):
+        while not all(topic.is_matched for topic in self._topics):
             if time.monotonic() > end_s:
                 return False
             time.sleep(_POLL_S)

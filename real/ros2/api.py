@@ -32,6 +32,12 @@ class QoS:
     transient_local: bool = False
     """Late subscribers get the last `depth` messages."""
 
+    def lacks(self, offered: QoS) -> str:
+        """Returns the policy for which a subscription of this quality matches no such publisher, if any."""
+        if self.reliable and not offered.reliable:
+            return "reliability"
+        return "durability" if self.transient_local and not offered.transient_local else ""
+
 
 DEFAULT = QoS()
 SENSOR = QoS(depth=5, reliable=False)
@@ -41,6 +47,14 @@ LATCHED = QoS(depth=1, transient_local=True)
 def nanoseconds(stamp: Message) -> int:
     """Returns a builtin_interfaces Time or Duration as one number."""
     return int(stamp.sec) * 1_000_000_000 + int(stamp.nanosec)
+
+
+def unheard(topic: str, policy: str) -> str:
+    """Returns what a person has to know about a publisher that ROS never matches with our subscription."""
+    return (
+        f"ros2: {topic}: there is a publisher of which nothing is heard: its {policy} is less than our "
+        f"subscription asks for. Compare them with `ros2 topic info -v {topic}`, and change the publisher's."
+    )
 
 
 class GoalStatus(IntEnum):
@@ -70,7 +84,9 @@ class Subscription(Protocol):
     """Receives messages of a topic."""
 
     @property
-    def num_publishers(self) -> int: ...
+    def num_publishers(self) -> int:
+        """Publishers of other nodes."""
+        ...
 
     def close(self) -> None: ...
 
@@ -157,6 +173,18 @@ class Node(Protocol):
     @property
     def namespace(self) -> str: ...
 
+    @property
+    def use_sim_time(self) -> bool:
+        """Whether `now_ns` follows /clock; may be set at any time."""
+        ...
+
+    @use_sim_time.setter
+    def use_sim_time(self, value: bool) -> None: ...
+
+    def resolve(self, name: str) -> str:
+        """Returns the absolute name of a topic, service or action after remapping."""
+        ...
+
     def message(self, kind: str, **fields: Any) -> Message:
         """Returns a message of a type; fields that are left out are zero or empty, as ROS has it."""
         ...
@@ -194,7 +222,7 @@ class Node(Protocol):
         ...
 
     def publishers_of(self, topic: str) -> list[str]:
-        """Returns the full names of the nodes that publish a topic."""
+        """Returns the full names of the nodes that publish a topic, one entry for each publisher."""
         ...
 
     def close(self) -> None: ...

@@ -51,8 +51,13 @@ def discovery(environment: Mapping[str, str] = os.environ, *, domain_id: int | N
     """Returns the settings of an environment.
 
     Raises:
-        Ros2Error: a distribution or domain that does not exist.
+        Ros2Error: a distribution or domain that does not exist, or a graph that is to be secure.
     """
+    if environment.get("ROS_SECURITY_ENABLE", "") == "true":
+        raise Ros2Error(
+            "ros2: ROS_SECURITY_ENABLE is 'true', and the transport without rclpy knows no security: it "
+            "would join in the clear. Run where rclpy can be imported (transport: rclpy), or unset it."
+        )
     distro = environment.get("ROS_DISTRO", "") or "jazzy"
     distro = {"rolling": DISTROS[-1]}.get(distro, distro)
     if distro not in DISTROS:

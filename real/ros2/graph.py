@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from cyclonedds import builtin, core
+from cyclonedds import builtin, core, qos
 
 from robot_rl.real.ros2.api import LATCHED, QoS
 from robot_rl.real.ros2.dds import Participant
@@ -32,6 +32,7 @@ class Endpoint:
     participant: bytes
     topic: str
     """On the wire: `rt/joint_states`."""
+    offered: QoS
 
 
 class Graph:
@@ -75,15 +76,17 @@ class Graph:
         return sorted({_full_name(node) for _, node in self._live_nodes()})
 
     def publishers_of(self, wire_topic: str) -> list[str]:
-        """Returns the full names of the nodes that write a topic."""
+        """Returns the full names of the nodes that write a topic, one entry for each writer.
+
+        A second program may have a node of the same name: only their number tells.
+        """
         with self._lock:
             writers = {one.guid for one in self._writers.values() if one.topic == wire_topic}
         return sorted(
-            {
-                _full_name(node)
-                for _, node in self._live_nodes()
-                if any(bytes(gid.data[:16]) in writers for gid in node.writer_gid_seq)
-            }
+            _full_name(node)
+            for _, node in self._live_nodes()
+            for gid in node.writer_gid_seq
+            if bytes(gid.data[:16]) in writers
         )
 
     def watch(self, wire_topic: str, callback: Callable[[Endpoint], None]) -> None:
@@ -137,7 +140,12 @@ class Graph:
                 if sample.sample_info.instance_state != core.InstanceState.Alive:
                     self._forget(guid)
                     continue
-                one = Endpoint(guid=guid, participant=sample.participant_key.bytes, topic=sample.topic_name)
+                one = Endpoint(
+                    guid=guid,
+                    participant=sample.participant_key.bytes,
+                    topic=sample.topic_name,
+                    offered=_quality(sample.qos),
+                )
                 self._writers[guid] = one
                 alive.append(one)
             watchers = list(self._watchers)
@@ -150,6 +158,14 @@ class Graph:
         gone = self._writers.pop(guid, None)
         if gone is not None and gone.topic == _TOPIC:
             self._nodes.pop(gone.participant, None)
+
+
+def _quality(policies: Any) -> QoS:
+    policy = qos.Policy
+    return QoS(
+        reliable=isinstance(policies[policy.Reliability], policy.Reliability.Reliable),
+        transient_local=policies[policy.Durability] != policy.Durability.Volatile,
+    )
 
 
 def _full_name(node: Any) -> str:

@@ -19,6 +19,7 @@ from robot_rl.real.ros2.api import (
     QoS,
     Ros2Error,
     nanoseconds,
+    unheard,
 )
 from robot_rl.real.ros2.discovery import discovery
 from robot_rl.real.ros2.names import check_kind, names, topic_on_wire
@@ -26,7 +27,7 @@ from robot_rl.real.ros2.types import Codec, types_of
 
 if TYPE_CHECKING:
     from robot_rl.real.ros2.dds import Participant, Reader, Writer
-    from robot_rl.real.ros2.graph import Graph
+    from robot_rl.real.ros2.graph import Endpoint, Graph
     from robot_rl.real.ros2.service import DdsClient, DdsService, Deferred, Refusal
 
 logger = logging.getLogger(__name__)
@@ -49,7 +50,8 @@ def open_node(
     Args:
         name: Without its namespace.
         namespace: `left/arm`; empty for none.
-        transport: `auto` takes rclpy if it can be imported, else `dds` (pip install 'robot-rl[ros2]').
+        transport: `auto` takes rclpy if it can be imported, else `dds` (pip install 'robot-rl[ros2]'), and
+            says so in the log where rclpy is found and cannot be imported.
         domain_id: None for ROS_DOMAIN_ID.
         remap: Names from -> to; `__node` and `__ns` for the node's own.
         use_sim_time: Whether `now_ns` follows /clock.
@@ -59,13 +61,27 @@ def open_node(
     """
     if transport not in ("auto", "rclpy", "dds"):
         raise Ros2Error(f"ros2: transport {transport!r}.{nearest(transport, ('auto', 'rclpy', 'dds'))}")
-    if transport == "rclpy" or (transport == "auto" and importlib.util.find_spec("rclpy") is not None):
+    if transport == "rclpy" or (transport == "auto" and _has_rclpy()):
         from robot_rl.real.ros2.rclpy_node import RclpyNode
 
         return RclpyNode(
             name, namespace=namespace, domain_id=domain_id, remap=remap, use_sim_time=use_sim_time
         )
     return DdsNode(name, namespace=namespace, domain_id=domain_id, remap=remap, use_sim_time=use_sim_time)
+
+
+def _has_rclpy() -> bool:
+    """Whether rclpy is there; one of another Python is found on the path, and cannot be imported."""
+    if importlib.util.find_spec("rclpy") is None:
+        return False
+    from robot_rl.real.ros2.rclpy_node import rclpy_module
+
+    try:
+        rclpy_module("executors")
+    except Ros2Error as error:
+        logger.warning("%s Going on without it, on CycloneDDS.", error)
+        return False
+    return True
 
 
 class DdsPublisher:
@@ -91,15 +107,30 @@ class DdsPublisher:
 class DdsSubscription:
     """Receives messages of a topic."""
 
-    def __init__(self, node: DdsNode, reader: Reader) -> None:
+    def __init__(self, node: DdsNode, reader: Reader, topic: str, wanted: QoS) -> None:
         self._node = node
         self._reader = reader
+        self.topic, self.wanted = topic, wanted
 
     @property
     def num_publishers(self) -> int:
-        return len(self._reader.matched())
+        own = self._node.participant.guid
+        return sum(self._reader.participant_of(handle) != own for handle in self._reader.matched())
+
+    @property
+    def is_matched(self) -> bool:
+        """Whether anybody publishes to it, this very node included."""
+        return bool(self._reader.matched())
+
+    def on_publisher(self, found: Endpoint) -> None:
+        """Warns of a publisher that no subscription of this node hears."""
+        lacks = self.wanted.lacks(found.offered)
+        if lacks and all(one.wanted.lacks(found.offered) for one in self._node.subscriptions_of(self.topic)):
+            logger.warning(unheard(self.topic, lacks))
 
     def close(self) -> None:
+        self._node.graph.unwatch(self.on_publisher)
+        self._node.subscriptions_of(self.topic).remove(self)
         self._node.graph.remove(self._reader.guid)
         self._node.participant.close_endpoint(self._reader)
 
@@ -127,11 +158,11 @@ class DdsNode:
         self.graph.add()
         self.refused: list[Refusal] = []
         """Clients of other middlewares whom services of this node cannot answer."""
-        self._sim_time_ns: int | None = None
+        self._subscriptions: dict[str, list[DdsSubscription]] = {}
+        self._clock: DdsSubscription | None = None
+        self._sim_time_ns = 0
         self.participant.start()
-        if use_sim_time:
-            self._sim_time_ns = 0
-            self.create_subscription("rosgraph_msgs/msg/Clock", "/clock", self._on_clock, _CLOCK_QOS)
+        self.use_sim_time = use_sim_time
 
     @property
     def name(self) -> str:
@@ -140,6 +171,19 @@ class DdsNode:
     @property
     def namespace(self) -> str:
         return self._names.namespace
+
+    @property
+    def use_sim_time(self) -> bool:
+        return self._clock is not None
+
+    @use_sim_time.setter
+    def use_sim_time(self, value: bool) -> None:
+        if value and self._clock is None:
+            kind = "rosgraph_msgs/msg/Clock"
+            self._clock = self.create_subscription(kind, "/clock", self._on_clock, _CLOCK_QOS)
+        elif not value and self._clock is not None:
+            self._clock.close()
+            self._clock, self._sim_time_ns = None, 0
 
     @property
     def bad_samples(self) -> Mapping[str, int]:
@@ -172,9 +216,17 @@ class DdsNode:
         def on_sample(octets: bytes, _: Any) -> None:
             callback(decode(octets))
 
-        reader = self.participant.reader(topic_on_wire(self.resolve(topic)), kind, qos, on_sample)
+        name = self.resolve(topic)
+        reader = self.participant.reader(topic_on_wire(name), kind, qos, on_sample)
         self.graph.add(readers=(reader.guid,))
-        return DdsSubscription(self, reader)
+        made = DdsSubscription(self, reader, name, qos)
+        self.subscriptions_of(name).append(made)
+        self.graph.watch(topic_on_wire(name), made.on_publisher)
+        return made
+
+    def subscriptions_of(self, topic: str) -> list[DdsSubscription]:
+        """Returns this node's subscriptions of a topic, by its absolute name."""
+        return self._subscriptions.setdefault(topic, [])
 
     def create_service(
         self, kind: str, name: str, callback: Callable[[Message], Message | Deferred]
@@ -213,7 +265,7 @@ class DdsNode:
         return DdsActionClient(self, kind, name)
 
     def now_ns(self) -> int:
-        return time.time_ns() if self._sim_time_ns is None else self._sim_time_ns
+        return time.time_ns() if self._clock is None else self._sim_time_ns
 
     def node_names(self) -> list[str]:
         return self.graph.node_names()

@@ -1,7 +1,7 @@
 """Parameters of a node as ROS 2 has them: typed, described, checked; six services and /parameter_events.
 
 `ros2 param list`, `get`, `set`, `describe` and `dump` work on a node that has a `Parameters`. Names may
-have dots; a type never changes.
+have dots; a type never changes. As every node of ROS it has `use_sim_time`, which takes effect at once.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ _TYPES = {
     6: "bool array", 7: "integer array", 8: "double array", 9: "string array",
 }  # fmt: skip
 _EVENTS = QoS(depth=1000)
+_SIM_TIME = "use_sim_time"
 
 Check = Callable[[Mapping[str, Value]], str | None]
 """Gets the values that are to change; returns why they may not, or None."""
@@ -81,7 +82,9 @@ class Parameters:
             "rcl_interfaces/msg/ParameterEvent", "/parameter_events", _EVENTS
         )
         self._services = self._serve()
-        for parameter in parameters:
+        about = "Whether the node's time is that of /clock"
+        sim_time = Parameter(name=_SIM_TIME, value=node.use_sim_time, description=about)
+        for parameter in (sim_time, *parameters):
             self.declare(parameter)
 
     def declare(self, parameter: Parameter) -> None:
@@ -132,6 +135,8 @@ class Parameters:
                 return reason
             for name, value in values.items():
                 self._known[name] = replace(self._known[name], value=value)
+            if _SIM_TIME in values:
+                self._node.use_sim_time = bool(values[_SIM_TIME])
         self._publish(values, "changed_parameters")
         return None
 
@@ -220,18 +225,21 @@ class Parameters:
 
 
 def get_remote(node: Node, of: str, names: Iterable[str], timeout_s: float = 5.0) -> dict[str, Value | None]:
-    """Returns parameters of another node; None where it has none of that name.
+    """Returns parameters of another node; None where it has none of that name, or has not set it.
 
     Raises:
         Ros2Error: the node does not answer.
     """
+    kind, service = "rcl_interfaces/srv/GetParameters", f"{of}/get_parameters"
+
+    def ask(some: list[str]) -> list[Value | None]:
+        return [decode(one) for one in call_once(node, kind, service, timeout_s, names=some).values]
+
     asked = list(names)
-    values = call_once(
-        node, "rcl_interfaces/srv/GetParameters", f"{of}/get_parameters", timeout_s, names=asked
-    ).values
-    return (
-        dict(zip(asked, (decode(value) for value in values), strict=True)) if values else dict.fromkeys(asked)
-    )
+    values = ask(asked)
+    if len(values) != len(asked):  # one that is unknown or not set makes the whole answer empty: one by one
+        values = [next(iter(ask([name])), None) for name in asked]
+    return dict(zip(asked, values, strict=True))
 
 
 def set_remote(node: Node, of: str, values: Mapping[str, Value], timeout_s: float = 5.0) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -9,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from robot_rl.real.ros2.api import GoalHandle, GoalStatus, Message, Ros2Error
-from robot_rl.real.ros2.rclpy_node import guarded, rclpy_module
+from robot_rl.real.ros2.rclpy_node import guarded, rclpy_module, translated
 
 if TYPE_CHECKING:
     from robot_rl.real.ros2.rclpy_node import RclpyNode
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _LOOK_S = 0.02
+_ASK_S = 5.0
+"""How long the node's thread may take until it asks for a result."""
 
 
 class RclpyGoal:
@@ -36,7 +39,9 @@ class RclpyGoal:
         return self._handle.is_cancel_requested
 
     def feedback(self, feedback: Message) -> None:
-        self._handle.publish_feedback(self._node.messages.to_ros(feedback))
+        sent = self._node.messages.to_ros(feedback)
+        with translated("action: feedback"):
+            self._handle.publish_feedback(sent)
 
     def succeed(self, result: Message) -> None:
         self._end(result, self._handle.succeed)
@@ -50,8 +55,9 @@ class RclpyGoal:
     def _end(self, result: Message, end: Callable[[], None]) -> None:
         if self.result is not None:
             raise Ros2Error("action: a goal that has ended cannot end again. End a goal once.")
+        with translated("action: the end of a goal"):
+            end()
         self.result = result
-        end()
 
 
 class RclpyActionServer:
@@ -78,14 +84,16 @@ class RclpyActionServer:
             agreed = _agreed(lambda: cancel(RclpyGoal(node, handle)), name)
             return action.CancelResponse.ACCEPT if agreed else action.CancelResponse.REJECT
 
-        self._made: Any = action.ActionServer(
-            node.ros,
-            node.messages.ros_class(kind),
-            name,
-            execute_callback=self._run,
-            goal_callback=on_goal,
-            cancel_callback=on_cancel,
-        )
+        cls = node.messages.ros_class(kind)
+        with translated(f"action server {name!r} ({kind})"):
+            self._made: Any = action.ActionServer(
+                node.ros,
+                cls,
+                node.resolve(name),  # rclpy remaps topics and services, but no actions
+                execute_callback=self._run,
+                goal_callback=on_goal,
+                cancel_callback=on_cancel,
+            )
 
     def close(self) -> None:
         self._made.destroy()
@@ -93,18 +101,25 @@ class RclpyActionServer:
     async def _run(self, handle: Any) -> Any:
         goal = RclpyGoal(self._node, handle)
         over: Any = rclpy_module("task").Future(executor=self._node.ros.executor)
-        threading.Thread(target=self._execute_one, args=(goal, over), daemon=True).start()
-        await over
-        return self._node.messages.to_ros(goal.result)
+        self._node.unfinished.add(goal)
+        try:
+            threading.Thread(target=self._execute_one, args=(goal, over), daemon=True).start()
+            await over
+            return self._node.messages.to_ros(goal.result)
+        finally:
+            self._node.unfinished.discard(goal)
 
     def _execute_one(self, goal: RclpyGoal, over: Any) -> None:
         try:
             self._execute(goal)
         except Exception:
             logger.exception("action %s: executing a goal failed; it is aborted", self._kind)
-        if goal.result is None:
-            goal.abort(self._node.message(f"{self._kind}_Result"))
-        over.set_result(None)
+        with contextlib.suppress(Ros2Error):  # the node is closed
+            if goal.result is None:
+                goal.abort(self._node.message(f"{self._kind}_Result"))
+            # On the executor's thread, which this wakes: set from here, it would not be seen before the next
+            # message, and never if the node closes.
+            self._node.run_soon(lambda: over.set_result(None), self._kind)
 
 
 class RclpyClientGoal:
@@ -113,7 +128,7 @@ class RclpyClientGoal:
     def __init__(self, node: RclpyNode, handle: Any, what: str, is_there: Callable[[], bool]) -> None:
         self._node, self._handle, self._what, self._is_there = node, handle, what, is_there
         self.id = bytes(handle.goal_id.uuid)
-        self._result: Any = handle.get_result_async() if handle.accepted else None
+        self._result: Any = node.run(handle.get_result_async, _ASK_S, what) if handle.accepted else None
 
     @property
     def accepted(self) -> bool:
@@ -126,21 +141,26 @@ class RclpyClientGoal:
         while not self._result.done():  # the future is kept: a result may be asked for again
             if not self._is_there():
                 raise Ros2Error(
-                    f"{self._what}: no result; what became of the goal is not known. Stop the arm by other "
-                    "means, then start the controller again."
+                    f"{self._what}: no result; the goal was {self._status()}, what became of it is not "
+                    "known. Stop the arm by other means, then start the controller again."
                 )
             if time.monotonic() >= end_s:
                 raise Ros2Error(
-                    f"{self._what}: the goal has not ended within {timeout_s:g} s. Wait longer, or cancel it."
+                    f"{self._what}: the goal has not ended within {timeout_s:g} s (it is {self._status()}). "
+                    "Wait longer, or cancel it."
                 )
             time.sleep(_LOOK_S)
-        response = self._result.result()
+        with translated(self._what):
+            response = self._result.result()
         return GoalStatus(response.status), self._node.messages.from_ros(response.result)
 
     def cancel(self, timeout_s: float) -> bool:
-        future = self._handle.cancel_goal_async()
-        response = self._node.wait_for(future, timeout_s, self._what, self._is_there)
-        return bool(response.goals_canceling)
+        response = self._node.wait_for(self._handle.cancel_goal_async, timeout_s, self._what, self._is_there)
+        return any(bytes(one.goal_id.uuid) == self.id for one in response.goals_canceling)
+
+    def _status(self) -> str:
+        """Returns where the goal stands by the status topic."""
+        return GoalStatus(self._handle.status).name.lower()
 
 
 class RclpyActionClient:
@@ -148,11 +168,15 @@ class RclpyActionClient:
 
     def __init__(self, node: RclpyNode, kind: str, name: str) -> None:
         self._node = node
-        self._what = f"action {node.resolve(name)}"
-        self._made: Any = rclpy_module("action").ActionClient(node.ros, node.messages.ros_class(kind), name)
+        full_name, cls = node.resolve(name), node.messages.ros_class(kind)
+        self._what = f"action {full_name}"
+        with translated(f"client of {self._what} ({kind})"):
+            # By its resolved name: rclpy remaps topics and services, but no actions.
+            self._made: Any = rclpy_module("action").ActionClient(node.ros, cls, full_name)
 
     def wait(self, timeout_s: float) -> bool:
-        return self._made.wait_for_server(timeout_sec=timeout_s)
+        with translated(self._what):
+            return self._made.wait_for_server(timeout_sec=timeout_s)
 
     def send(
         self, goal: Message, timeout_s: float, on_feedback: Callable[[Message], None] | None = None
@@ -168,9 +192,13 @@ class RclpyActionClient:
             if on_feedback is not None:
                 on_feedback(self._node.messages.from_ros(message.feedback))
 
-        is_there = self._made.server_is_ready
-        future = self._made.send_goal_async(self._node.messages.to_ros(goal), guarded(hear, self._what))
-        handle = self._node.wait_for(future, end_s - time.monotonic(), self._what, is_there)
+        is_there, sent = self._made.server_is_ready, self._node.messages.to_ros(goal)
+        handle = self._node.wait_for(
+            lambda: self._made.send_goal_async(sent, guarded(hear, self._what)),
+            max(0.0, end_s - time.monotonic()),
+            self._what,
+            is_there,
+        )
         return RclpyClientGoal(self._node, handle, self._what, is_there)
 
 

@@ -1,8 +1,8 @@
 """A node on genuine rclpy: what `api.Node` promises, in rclpy's own terms.
 
-Written against the documented API of rclpy (Humble to Lyrical) and tested against a stand-in for it;
-it has not been measured where this project is developed, which has no ROS 2. Where rclpy can be
-imported, the tests of the transport run with it.
+Written against the documented API of rclpy (Humble to Lyrical). Where this project is developed is no
+ROS 2: there it is tested against a stand-in, which has the faults that genuine rclpy (Jazzy) showed.
+Where rclpy can be imported, the tests of the transport run with it.
 """
 
 from __future__ import annotations
@@ -12,15 +12,28 @@ import importlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
-from robot_rl.real.ros2.api import DEFAULT, ActionClient, ActionServer, GoalHandle, Message, QoS, Ros2Error
+from robot_rl.real.ros2.api import (
+    DEFAULT,
+    ActionClient,
+    ActionServer,
+    GoalHandle,
+    Message,
+    QoS,
+    Ros2Error,
+    unheard,
+)
 from robot_rl.real.ros2.rclpy_messages import RosMessages
 
 logger = logging.getLogger(__name__)
 
 _LOOK_S = 0.1
+_DRAIN_S = 1.0
+"""How long a node that closes waits for the results of its goals to go out."""
+_TICK_S = 0.01
+_CYCLONE = "rmw_cyclonedds_cpp"
 
 
 class RclpyNode:
@@ -38,22 +51,34 @@ class RclpyNode:
         """Opens the node, in a context of its own.
 
         Raises:
-            Ros2Error: rclpy cannot be imported.
+            Ros2Error: rclpy cannot be imported, or refuses a name or a rule.
         """
         self._rclpy = rclpy_module()
         self._context: Any = self._rclpy.Context()
-        no_signals = rclpy_module("signals").SignalHandlerOptions.NO  # those are the program's
-        self._rclpy.init(context=self._context, domain_id=domain_id, signal_handler_options=no_signals)
         rules = [word for source, target in (remap or {}).items() for word in ("-r", f"{source}:={target}")]
-        self.ros: Any = self._rclpy.create_node(
-            name,
-            context=self._context,
-            namespace=namespace,
-            cli_args=["--ros-args", *rules] if rules else None,
-            parameter_overrides=[rclpy_module("parameter").Parameter("use_sim_time", value=use_sim_time)],
-            start_parameter_services=False,  # `parameters.Parameters` serves them, on either transport
-        )
+        with translated(f"node {name!r} in namespace {namespace!r}, remapping {dict(remap or {})}"):
+            # Not sys.argv: --ros-args there would move this process of a station, and not its others. Names
+            # are in the station file: ros2.namespace, ros2.remap.
+            no_signals = rclpy_module("signals").SignalHandlerOptions.NO  # those are the program's
+            self._rclpy.init(
+                args=[], context=self._context, domain_id=domain_id, signal_handler_options=no_signals
+            )
+            try:
+                self.ros: Any = self._rclpy.create_node(
+                    name,
+                    context=self._context,
+                    namespace=namespace,
+                    cli_args=["--ros-args", *rules] if rules else None,
+                    parameter_overrides=[_sim_time(use_sim_time)],
+                    start_parameter_services=False,  # `parameters.Parameters` serves them, on both
+                )
+            except Exception:
+                self._rclpy.shutdown(context=self._context)
+                raise
         self.messages = RosMessages()
+        self.unfinished: set[object] = set()
+        """Goals whose results are still to be sent."""
+        self._wanted: dict[str, list[QoS]] = {}
         self._executor: Any = rclpy_module("executors").SingleThreadedExecutor(context=self._context)
         self._executor.add_node(self.ros)
         self._thread = threading.Thread(target=self._spin, name=f"rclpy {name}", daemon=True)
@@ -67,23 +92,42 @@ class RclpyNode:
     def namespace(self) -> str:
         return self.ros.get_namespace()
 
+    @property
+    def use_sim_time(self) -> bool:
+        return bool(self.ros.get_parameter("use_sim_time").value)
+
+    @use_sim_time.setter
+    def use_sim_time(self, value: bool) -> None:
+        with translated("use_sim_time"):
+            self.ros.set_parameters([_sim_time(value)])
+
     def resolve(self, name: str) -> str:
         """Returns the absolute name of a topic, service or action after remapping."""
-        return self.ros.resolve_topic_name(name)
+        with translated(f"name {name!r}"):
+            return self.ros.resolve_topic_name(name)
 
     def message(self, kind: str, **fields: Any) -> Message:
         return self.messages.make(kind, fields)
 
     def create_publisher(self, kind: str, topic: str, qos: QoS = DEFAULT) -> RclpyPublisher:
-        made = self.ros.create_publisher(self.messages.ros_class(kind), topic, _profile(qos))
-        return RclpyPublisher(self, made)
+        cls = self.messages.ros_class(kind)
+        with translated(f"publisher of {topic!r} ({kind})"):
+            return RclpyPublisher(self, self.ros.create_publisher(cls, topic, _profile(qos)))
 
     def create_subscription(
         self, kind: str, topic: str, callback: Callable[[Message], None], qos: QoS = DEFAULT
     ) -> RclpySubscription:
+        cls, name = self.messages.ros_class(kind), self.resolve(topic)
         heard = guarded(lambda message: callback(self.messages.from_ros(message)), topic)
-        made = self.ros.create_subscription(self.messages.ros_class(kind), topic, heard, _profile(qos))
-        return RclpySubscription(self, made)
+        self._wanted.setdefault(name, []).append(qos)
+        with translated(f"subscription of {topic!r} ({kind})"):
+            try:
+                made = self.ros.create_subscription(
+                    cls, topic, heard, _profile(qos), event_callbacks=self._events(name)
+                )
+            except RuntimeError:  # UnsupportedEventTypeError: a middleware that does not tell
+                made = self.ros.create_subscription(cls, topic, heard, _profile(qos))
+        return RclpySubscription(self, made, lambda: self._wanted[name].remove(qos))
 
     def create_service(self, kind: str, name: str, callback: Callable[[Message], Message]) -> RclpyService:
         def answer(request: Any, empty: Any) -> Any:
@@ -93,10 +137,14 @@ class RclpyNode:
                 logger.exception("ros2: service %s failed; the answer is empty", name)
                 return empty
 
-        return RclpyService(self, self.ros.create_service(self.messages.ros_class(kind), name, answer))
+        cls = self.messages.ros_class(kind)
+        with translated(f"service {name!r} ({kind})"):
+            return RclpyService(self, self.ros.create_service(cls, name, answer))
 
     def create_client(self, kind: str, name: str) -> RclpyClient:
-        return RclpyClient(self, self.ros.create_client(self.messages.ros_class(kind), name))
+        cls = self.messages.ros_class(kind)
+        with translated(f"client of {name!r} ({kind})"):
+            return RclpyClient(self, self.ros.create_client(cls, name))
 
     def create_action_server(
         self,
@@ -120,44 +168,125 @@ class RclpyNode:
         return self.ros.get_clock().now().nanoseconds
 
     def node_names(self) -> list[str]:
-        found = self.ros.get_node_names_and_namespaces()
+        with translated("names of nodes"):
+            found = self.ros.get_node_names_and_namespaces()
         return sorted({f"{namespace.rstrip('/')}/{name}" for name, namespace in found})
 
     def publishers_of(self, topic: str) -> list[str]:
-        found = self.ros.get_publishers_info_by_topic(self.resolve(topic))
-        return sorted({f"{one.node_namespace.rstrip('/')}/{one.node_name}" for one in found})
+        with translated(f"publishers of {topic!r}"):
+            found = self.ros.get_publishers_info_by_topic(self.resolve(topic))
+        return sorted(f"{one.node_namespace.rstrip('/')}/{one.node_name}" for one in found)
 
-    def wait_for(self, future: Any, timeout_s: float, what: str, is_there: Callable[[], bool]) -> Any:
-        """Waits for what the executor's thread completes.
+    def run(self, function: Callable[[], Any], timeout_s: float, what: str) -> Any:
+        """Runs a function on the executor's thread and returns what it returns.
+
+        rclpy's clients remember what they have asked after they have asked it: from any other thread, an
+        answer that is faster than that is lost.
 
         Raises:
-            Ros2Error: not in time, the other side is gone, or called from within a callback.
+            Ros2Error: what the function raised, or the thread has not come to it in time or has ended.
         """
         if threading.current_thread() is self._thread:
             raise Ros2Error(f"ros2: {what} called from within a callback: call from another thread.")
         done = threading.Event()
-        future.add_done_callback(lambda _: done.set())
+        outcome: list[Any] = []
+        errors: list[Exception] = []
+
+        def step() -> None:
+            try:
+                outcome.append(function())
+            except Exception as error:  # it would end the executor
+                errors.append(error)
+            done.set()
+
+        self.run_soon(step, what)
         end_s = time.monotonic() + timeout_s
         while not done.wait(min(_LOOK_S, max(0.0, end_s - time.monotonic()))):
+            if not self._thread.is_alive() or time.monotonic() >= end_s:
+                raise Ros2Error(
+                    f"ros2: {what}: the node {self.name} did not come to it within {timeout_s:g} s. Is it "
+                    "closed, or is one of its callbacks slow?"
+                )
+        with translated(what):
+            if errors:
+                raise errors[0]
+        return outcome[0]
+
+    def run_soon(self, function: Callable[[], Any], what: str) -> None:
+        """Gives the executor's thread something to do; it must not raise.
+
+        Raises:
+            Ros2Error: the node is closed.
+        """
+        if not self._context.ok():
+            raise Ros2Error(f"ros2: {what}: the node is closed.")
+        with translated(what):
+            self._executor.create_task(function)
+
+    def wait_for(
+        self, ask: Callable[[], Any], timeout_s: float, what: str, is_there: Callable[[], bool]
+    ) -> Any:
+        """Asks on the executor's thread, and waits for the answer: `ask` returns rclpy's future of it.
+
+        Raises:
+            Ros2Error: not in time, the other side is gone, or called from within a callback.
+        """
+        end_s = time.monotonic() + timeout_s
+        timeout_s = round(timeout_s, 2)  # for the messages: it may be what others have left of it
+        future = self.run(ask, timeout_s, what)
+        done = threading.Event()
+        future.add_done_callback(lambda _: done.set())
+        while not done.wait(min(_LOOK_S, max(0.0, end_s - time.monotonic()))):
             if not is_there():
-                future.cancel()
+                self.run_soon(future.cancel, what)
                 raise Ros2Error(
                     f"ros2: {what}: the server went before it answered; "
                     "whether it did what was asked is not known."
                 )
             if time.monotonic() >= end_s:
-                future.cancel()
-                raise Ros2Error(f"ros2: {what} did not answer within {timeout_s:g} s. Is its node busy?")
-        return future.result()
+                self.run_soon(future.cancel, what)
+                raise Ros2Error(
+                    f"ros2: {what} did not answer within {timeout_s:g} s. Is its node busy?{_middleware()}"
+                )
+        with translated(what):
+            return future.result()
 
     def close(self) -> None:
         if not self._context.ok():
             return
+        is_own = threading.current_thread() is self._thread
+        if not is_own:
+            self._drain()
         self._executor.shutdown()
-        if threading.current_thread() is not self._thread:
+        if not is_own:
             self._thread.join()
         self.ros.destroy_node()
         self._rclpy.shutdown(context=self._context)
+
+    def _drain(self) -> None:
+        """Lets the results of goals that have ended go out: their clients would wait for them for ever."""
+        end_s = time.monotonic() + _DRAIN_S
+        while self.unfinished and time.monotonic() < end_s:
+            time.sleep(_TICK_S)
+        with contextlib.suppress(Ros2Error):  # one more turn: the step that has ended a goal sends its result
+            self.run(lambda: None, max(0.0, end_s - time.monotonic()), "closing")
+
+    def _events(self, topic: str) -> Any:
+        """Returns callbacks that warn of publishers which no subscription of this node hears.
+
+        rclpy's own warning does not know that a second subscription of the topic may hear them.
+        """
+
+        def warn(event: Any) -> None:
+            if all(qos.reliable or qos.transient_local for qos in self._wanted[topic]):
+                name = rclpy_module("qos").qos_policy_name_from_kind(event.last_policy_kind)
+                logger.warning(unheard(topic, str(name).lower()))
+
+        try:
+            module = rclpy_module("event_handler")
+        except Ros2Error:
+            module = rclpy_module("qos_event")  # its name in Humble
+        return module.SubscriptionEventCallbacks(incompatible_qos=guarded(warn, topic))
 
     def _spin(self) -> None:
         executors = rclpy_module("executors")
@@ -170,26 +299,35 @@ class RclpyPublisher:
 
     def __init__(self, node: RclpyNode, made: Any) -> None:
         self._node, self._made = node, made
+        self._topic = str(made.topic_name)
 
     def publish(self, message: Message) -> None:
-        self._made.publish(self._node.messages.to_ros(message))
+        sent = self._node.messages.to_ros(message)
+        with translated(f"publishing on {self._topic}"):
+            self._made.publish(sent)
 
     @property
     def num_subscriptions(self) -> int:
-        return self._made.get_subscription_count()
+        with translated(f"subscriptions of {self._topic}"):
+            return self._made.get_subscription_count()
 
 
 class RclpySubscription:
     """Receives messages of a topic."""
 
-    def __init__(self, node: RclpyNode, made: Any) -> None:
-        self._node, self._made = node, made
+    def __init__(self, node: RclpyNode, made: Any, on_close: Callable[[], None]) -> None:
+        self._node, self._made, self._on_close = node, made, on_close
+        self._topic = str(made.topic_name)
 
     @property
     def num_publishers(self) -> int:
-        return self._node.ros.count_publishers(self._made.topic_name)
+        with translated(f"publishers of {self._topic}"):
+            found = self._node.ros.count_publishers(self._topic)
+            own = sum(one.topic_name == self._topic for one in self._node.ros.publishers)
+        return max(0, found - own)  # the graph may not have ours yet
 
     def close(self) -> None:
+        self._on_close()
         self._node.ros.destroy_subscription(self._made)
 
 
@@ -210,7 +348,8 @@ class RclpyClient:
         self._node, self._made = node, made
 
     def wait(self, timeout_s: float) -> bool:
-        return self._made.wait_for_service(timeout_sec=timeout_s)
+        with translated(f"service {self._made.srv_name}"):
+            return self._made.wait_for_service(timeout_sec=timeout_s)
 
     def call(self, request: Message, timeout_s: float) -> Message:
         end_s = time.monotonic() + timeout_s
@@ -219,13 +358,12 @@ class RclpyClient:
                 f"ros2: nobody serves {self._made.srv_name} (waited {timeout_s:g} s). Start the server; "
                 "check ROS_DOMAIN_ID, namespace and remapping."
             )
-        future = self._made.call_async(self._node.messages.to_ros(request))
+        sent = self._node.messages.to_ros(request)
         what = f"service {self._made.srv_name}"
         left_s = max(0.0, end_s - time.monotonic())
-        try:
-            response = self._node.wait_for(future, left_s, what, self._made.service_is_ready)
-        finally:
-            self._made.remove_pending_request(future)
+        response = self._node.wait_for(
+            lambda: self._made.call_async(sent), left_s, what, self._made.service_is_ready
+        )
         return self._node.messages.from_ros(response)
 
     def close(self) -> None:
@@ -244,6 +382,23 @@ def guarded(callback: Callable[[Any], None], what: str) -> Callable[[Any], None]
     return call
 
 
+@contextlib.contextmanager
+def translated(what: str) -> Generator[None]:
+    """Turns what rclpy raises (RCLError, InvalidHandle, InvalidNodeNameException, ...) into a Ros2Error.
+
+    Args:
+        what: was being done.
+    """
+    try:
+        yield
+    except Ros2Error:
+        raise
+    except (RuntimeError, ValueError) as error:  # the bases of all of them
+        why, kind = " ".join(str(error).split()), type(error).__name__
+        closed = " Is the node closed?" if kind == "InvalidHandle" else ""
+        raise Ros2Error(f"ros2: {what}: {kind}: {why.rstrip('.')}.{closed}") from error
+
+
 def rclpy_module(name: str = "") -> Any:
     """Returns rclpy or a module of it.
 
@@ -257,6 +412,21 @@ def rclpy_module(name: str = "") -> Any:
             f"ros2: rclpy cannot be imported ({error}). Source your ROS 2, whose Python must be this one, or "
             "use transport=dds: pip install 'robot-rl[ros2]'."
         ) from error
+
+
+def _sim_time(value: bool) -> Any:
+    return rclpy_module("parameter").Parameter("use_sim_time", value=value)
+
+
+def _middleware() -> str:
+    """Returns what a client has to know that is not on CycloneDDS: servers without rclpy do not answer it."""
+    own = str(rclpy_module("utilities").get_rmw_implementation_identifier())
+    if own == _CYCLONE:
+        return ""
+    return (
+        f" This node is on {own}; a server without rclpy (robot_rl's pip transport) answers CycloneDDS only: "
+        f"set RMW_IMPLEMENTATION={_CYCLONE} here."
+    )
 
 
 def _profile(qos: QoS) -> Any:

@@ -1,20 +1,31 @@
 """A stand-in for rclpy where no ROS 2 is: its documented API, within one process.
 
 Its messages check assignments as rosidl's do (a float field takes no int, a sequence of numbers is an
-array.array). Callbacks run on the thread that spins the executor, coroutines between them.
+array.array). Callbacks run on the thread that spins the executor. It is as unkind as genuine rclpy (7.1.3),
+where that is so by chance always:
+
+- an answer to what was asked outside of the executor's thread is lost (there: 3 of 5,000);
+- a coroutine that waits goes on when something else wakes the executor, not when its future is set;
+- a task that raises ends the executor, and nothing runs after its shutdown;
+- actions are not remapped; sys.argv is read where `init` gets no arguments;
+- a subscription never hears a publisher of a lower quality of service: there is an event, no message;
+- every node publishes /parameter_events, and an entry of the graph is an endpoint, not a node;
+- what does not work raises RCLError, InvalidHandle or a name's exception.
 """
 
 import array
 import contextlib
 import enum
+import itertools
 import queue
+import re
 import sys
 import threading
 import time
 import types
 import uuid
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -119,11 +130,19 @@ Count = type(
 )
 
 
+class Parameter(NamedTuple):
+    """rclpy.parameter.Parameter."""
+
+    name: str
+    value: Any = None
+
+
 class Future:
     """rclpy.task.Future."""
 
     def __init__(self, *, executor: Any = None) -> None:
         self._event, self._callbacks, self._value = threading.Event(), [], None
+        self._lock = threading.Lock()
 
     def __await__(self):
         while not self.done():
@@ -137,23 +156,31 @@ class Future:
         return self._value
 
     def set_result(self, value: Any) -> None:
-        self._value = value
-        self._event.set()
-        for callback in self._callbacks:
+        with self._lock:
+            self._value = value
+            self._event.set()
+            callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
             callback(self)
 
     def cancel(self) -> None:
         self._event.set()
 
     def add_done_callback(self, callback: Callable[[Any], None]) -> None:
-        self._callbacks.append(callback)
-        if self.done():
-            callback(self)
+        with self._lock:
+            if not self.done():
+                self._callbacks.append(callback)
+                return
+        callback(self)
 
 
 # rclpy's own names.
 ShutdownException = type("ShutdownException", (Exception,), {})
 ExternalShutdownException = type("ExternalShutdownException", (Exception,), {})
+RCLError = type("RCLError", (RuntimeError,), {})
+InvalidHandle = type("InvalidHandle", (RuntimeError,), {})
+InvalidNodeNameException = type("InvalidNodeNameException", (ValueError,), {})
+InvalidTopicNameException = type("InvalidTopicNameException", (ValueError,), {})
 
 
 class Executor:
@@ -161,22 +188,33 @@ class Executor:
 
     def __init__(self, *, context: Any) -> None:
         self.work: queue.Queue[Any] = queue.Queue()
+        self.thread: threading.Thread | None = None
         self._open = True
 
     def add_node(self, node: Any) -> None:
         node.executor = self
 
+    def create_task(self, callback: Callable[..., Any], *values: Any) -> Future:
+        task = Future()
+        self.work.put(lambda: task.set_result(callback(*values)))
+        return task
+
     def spin(self) -> None:
+        self.thread = threading.current_thread()
         waiting: list[Any] = []
         while self._open:
             with contextlib.suppress(queue.Empty):
                 step = self.work.get(timeout=0.002)()
                 waiting += [step] if hasattr(step, "send") else []
-            waiting = [one for one in waiting if _goes_on(one)]
+                waiting = [one for one in waiting if _goes_on(one)]
         raise ShutdownException
 
     def shutdown(self) -> None:
         self._open = False
+
+    def hears(self) -> bool:
+        """Whether an answer to what is asked now will be heard."""
+        return threading.current_thread() is self.thread
 
 
 def _goes_on(coroutine: Any) -> bool:
@@ -195,6 +233,7 @@ class World:
         self.subscriptions: list[Any] = []
         self.publishers: list[Any] = []
         self.servers: dict[str, Any] = {}
+        self.middleware = "rmw_fastrtps_cpp"
 
     def install(self, patch: Any) -> None:
         """Puts the modules of rclpy and of its message packages where they are imported from."""
@@ -209,13 +248,18 @@ class World:
             def ok(self) -> bool:
                 return self.up
 
-        def init(*, context: Any, domain_id: Any = None, signal_handler_options: Any = None) -> None:
-            context.up = True
+        def init(
+            *, args: Any = None, context: Any, domain_id: Any = None, signal_handler_options: Any = None
+        ) -> None:
+            context.up, context.args = True, sys.argv if args is None else args
 
         def shutdown(*, context: Any) -> None:
             context.up = False
 
         policy = enum.Enum("Policy", "RELIABLE BEST_EFFORT TRANSIENT_LOCAL VOLATILE")
+        events: dict[str, Any] = {
+            "SubscriptionEventCallbacks": lambda **keys: types.SimpleNamespace(**keys),
+        }
         modules = {
             "rclpy": {"Context": Context, "init": init, "shutdown": shutdown, "create_node": create_node},
             "rclpy.executors": {
@@ -223,12 +267,15 @@ class World:
                 "ShutdownException": ShutdownException,
                 "ExternalShutdownException": ExternalShutdownException,
             },
-            "rclpy.parameter": {"Parameter": lambda name, *, value: (name, value)},
+            "rclpy.parameter": {"Parameter": Parameter},
+            "rclpy.utilities": {"get_rmw_implementation_identifier": lambda: world.middleware},
+            "rclpy.event_handler": events,
             "rclpy.signals": {"SignalHandlerOptions": enum.Enum("Options", "NO ALL")},
             "rclpy.qos": {
                 "QoSProfile": lambda **keys: types.SimpleNamespace(**keys),
                 "ReliabilityPolicy": policy,
                 "DurabilityPolicy": policy,
+                "qos_policy_name_from_kind": lambda kind: kind,
             },
             "rclpy.task": {"Future": Future},
             "rclpy.action": {
@@ -252,9 +299,17 @@ class Node:
     """rclpy.node.Node."""
 
     def __init__(self, world: World, name: str, **keys: Any) -> None:
+        if not re.fullmatch(r"[A-Za-z_]\w*", name):
+            raise InvalidNodeNameException(f"Invalid node name: no letters or digits:\n  '{name}'")
         self.world, self._name, self.keys = world, name, keys
         self.executor: Any = None
+        self.is_open = True
+        self.parameters = {one.name: one for one in keys["parameter_overrides"]}
+        words = [*keys["context"].args, *(keys["cli_args"] or [])]
+        rules = [word.split(":=") for before, word in itertools.pairwise(words) if before == "-r"]
+        self._rules = {self._expand(source): self._expand(target) for source, target in rules}
         world.nodes.append(self)
+        self.create_publisher(object, "/parameter_events", fair_quality())
 
     def get_name(self) -> str:
         return self._name
@@ -262,18 +317,42 @@ class Node:
     def get_namespace(self) -> str:
         return "/" + self.keys["namespace"].strip("/")
 
-    def resolve_topic_name(self, name: str) -> str:
+    def _expand(self, name: str) -> str:
         if name.startswith("~/"):
             name = f"{self._name}/{name[2:]}"
+        if not re.fullmatch(r"[\w/]+", name) or "//" in name:
+            raise InvalidTopicNameException(f"Invalid topic name:\n  '{name}'\n   ^")
         return name if name.startswith("/") else f"{self.get_namespace().rstrip('/')}/{name}"
+
+    def resolve_topic_name(self, name: str) -> str:
+        expanded = self._expand(name)
+        return self._rules.get(expanded, expanded)
+
+    def use(self) -> None:
+        """Raises once it is destroyed."""
+        if not self.is_open:
+            raise InvalidHandle("cannot use Destroyable because destruction was requested")
 
     def get_clock(self) -> Any:
         return types.SimpleNamespace(now=lambda: types.SimpleNamespace(nanoseconds=time.time_ns()))
 
+    def get_parameter(self, name: str) -> Parameter:
+        return self.parameters[name]
+
+    def set_parameters(self, parameters: list[Parameter]) -> None:
+        self.use()
+        self.parameters |= {one.name: one for one in parameters}
+
     def get_node_names_and_namespaces(self) -> list[tuple[str, str]]:
+        self.use()
         return [(node.get_name(), node.get_namespace()) for node in self.world.nodes]
 
+    @property
+    def publishers(self) -> list[Any]:
+        return [one for one in self.world.publishers if one.node is self]
+
     def get_publishers_info_by_topic(self, topic: str) -> list[Any]:
+        self.use()
         return [
             types.SimpleNamespace(node_name=one.node.get_name(), node_namespace=one.node.get_namespace())
             for one in self.world.publishers
@@ -284,26 +363,38 @@ class Node:
         return len(self.get_publishers_info_by_topic(topic))
 
     def create_publisher(self, cls: type, topic: str, profile: Any) -> Any:
+        self.use()
         name = self.resolve_topic_name(topic)
 
         def publish(sent: Any) -> None:
+            self.use()
             assert type(sent) is cls
             for one in self.world.subscriptions:
-                if one.topic_name == name:
+                if one.topic_name == name and not lacking(one.profile, profile):
                     one.node.executor.work.put(lambda one=one: one.callback(sent))
 
         made = types.SimpleNamespace(node=self, topic_name=name, profile=profile, publish=publish)
         made.get_subscription_count = lambda: sum(one.topic_name == name for one in self.world.subscriptions)
         self.world.publishers.append(made)
+        for one in self.world.subscriptions:
+            _tell(one, made)
         return made
 
-    def create_subscription(self, cls: type, topic: str, callback: Any, profile: Any) -> Any:
+    def create_subscription(
+        self, cls: type, topic: str, callback: Any, profile: Any, *, event_callbacks: Any = None
+    ) -> Any:
+        self.use()
         name = self.resolve_topic_name(topic)
-        made = types.SimpleNamespace(node=self, topic_name=name, callback=callback, profile=profile)
+        made = types.SimpleNamespace(
+            node=self, topic_name=name, callback=callback, profile=profile, events=event_callbacks
+        )
         self.world.subscriptions.append(made)
+        for one in self.world.publishers:
+            _tell(made, one)
         return made
 
     def create_service(self, cls: Any, name: str, callback: Any) -> Any:
+        self.use()
         made = types.SimpleNamespace(
             node=self,
             name=self.resolve_topic_name(name),
@@ -313,6 +404,7 @@ class Node:
         return made
 
     def create_client(self, cls: Any, name: str) -> Any:
+        self.use()
         return Client(self, self.resolve_topic_name(name))
 
     def destroy_subscription(self, made: Any) -> None:
@@ -325,7 +417,31 @@ class Node:
         pass
 
     def destroy_node(self) -> None:
+        self.is_open = False
         self.world.nodes.remove(self)
+
+
+def fair_quality() -> Any:
+    """Returns reliable and volatile."""
+    words = {"reliability": "RELIABLE", "durability": "VOLATILE"}
+    return types.SimpleNamespace(**{key: types.SimpleNamespace(name=word) for key, word in words.items()})
+
+
+def lacking(wanted: Any, offered: Any) -> str:
+    """Returns the policy that keeps a subscription and a publisher apart, by DDS's rules."""
+    if (wanted.reliability.name, offered.reliability.name) == ("RELIABLE", "BEST_EFFORT"):
+        return "RELIABILITY"
+    if (wanted.durability.name, offered.durability.name) == ("TRANSIENT_LOCAL", "VOLATILE"):
+        return "DURABILITY"
+    return ""
+
+
+def _tell(subscription: Any, publisher: Any) -> None:
+    """Raises the event of a quality of service that does not match."""
+    lack, events = lacking(subscription.profile, publisher.profile), subscription.events
+    if subscription.topic_name == publisher.topic_name and lack and events is not None:
+        event = types.SimpleNamespace(last_policy_kind=lack)
+        subscription.node.executor.work.put(lambda: events.incompatible_qos(event))
 
 
 class Client:
@@ -342,28 +458,42 @@ class Client:
 
     def call_async(self, request: Any) -> Future:
         future, server = Future(), self._world.servers[self.srv_name]
+        heard = self._node.executor.hears()
 
         def answer() -> None:
             response = server.answer(request)
-            self._node.executor.work.put(lambda: future.set_result(response))
+            if heard:
+                self._node.executor.work.put(lambda: future.set_result(response))
 
         server.node.executor.work.put(answer)
         return future
-
-    def remove_pending_request(self, future: Future) -> None:
-        pass
 
 
 class ServerGoal:
     """rclpy.action.server.ServerGoalHandle."""
 
-    def __init__(self, request: Any, hear: Any) -> None:
-        self.request, self._hear, self.status, self.answer = request, hear, 2, Future()
+    def __init__(self, request: Any, client: Executor, hear: Any) -> None:
+        self.request, self._hear, self.status = request, hear, 2
+        self._client, self._answer, self._is_asked = client, Future(), False
+        self._response: Any = None
         self.goal_id = types.SimpleNamespace(uuid=uuid.uuid4().bytes)
 
     @property
     def is_cancel_requested(self) -> bool:
         return self.status == 3
+
+    def get_result_async(self) -> Future:
+        self._is_asked = self._client.hears()
+        self._client.work.put(self._deliver)
+        return self._answer
+
+    def send_result(self, response: Any) -> None:
+        self._response = response
+        self._client.work.put(self._deliver)
+
+    def _deliver(self) -> None:
+        if self._is_asked and self._response is not None and not self._answer.done():
+            self._answer.set_result(self._response)
 
     def publish_feedback(self, feedback: Any) -> None:
         self._hear(types.SimpleNamespace(goal_id=self.goal_id, feedback=feedback))
@@ -372,7 +502,10 @@ class ServerGoal:
         self.status = 4
 
     def canceled(self) -> None:
-        assert self.status == 3
+        if self.status != 3:
+            raise RCLError(
+                "Failed to update goal state: goal_handle attempted invalid transition, at ./x.c:95"
+            )
         self.status = 5
 
     def abort(self) -> None:
@@ -383,7 +516,7 @@ class ActionServer:
     """rclpy.action.ActionServer."""
 
     def __init__(self, node: Node, kind: Any, name: str, **callbacks: Any) -> None:
-        self.node, self.callbacks, self.name = node, callbacks, node.resolve_topic_name(name)
+        self.node, self.callbacks, self.name = node, callbacks, node._expand(name)
         node.world.servers[self.name] = self
 
     def destroy(self) -> None:
@@ -391,14 +524,14 @@ class ActionServer:
 
     async def execute(self, goal: ServerGoal) -> None:
         result = await self.callbacks["execute_callback"](goal)
-        goal.answer.set_result(types.SimpleNamespace(status=goal.status, result=result))
+        goal.send_result(types.SimpleNamespace(status=goal.status, result=result))
 
 
 class ActionClient:
     """rclpy.action.ActionClient."""
 
     def __init__(self, node: Node, kind: Any, name: str) -> None:
-        self._node, self._name = node, node.resolve_topic_name(name)
+        self._node, self._name = node, node._expand(name)
 
     def server_is_ready(self) -> bool:
         return self._name in self._node.world.servers
@@ -407,32 +540,36 @@ class ActionClient:
         return self.server_is_ready()
 
     def send_goal_async(self, request: Any, feedback_callback: Any) -> Future:
-        server, sent = self._node.world.servers[self._name], Future()
-        work = server.node.executor.work
-        goal = ServerGoal(request, lambda one: self._node.executor.work.put(lambda: feedback_callback(one)))
+        server, sent, own = self._node.world.servers[self._name], Future(), self._node.executor
+        work, heard = server.node.executor.work, own.hears()
+        goal = ServerGoal(request, own, lambda one: own.work.put(lambda: feedback_callback(one)))
+        handle = types.SimpleNamespace(
+            goal_id=goal.goal_id,
+            get_result_async=goal.get_result_async,
+            cancel_goal_async=lambda: self._cancel(server, goal),
+        )
 
         def ask() -> Any:
-            accepted = server.callbacks["goal_callback"](request).name == "ACCEPT"
-            sent.set_result(
-                types.SimpleNamespace(
-                    accepted=accepted,
-                    goal_id=goal.goal_id,
-                    get_result_async=lambda: goal.answer,
-                    cancel_goal_async=lambda: self._cancel(server, goal),
-                )
-            )
-            return server.execute(goal) if accepted else None
+            handle.accepted = server.callbacks["goal_callback"](request).name == "ACCEPT"
+            handle.status = goal.status
+            if heard:
+                own.work.put(lambda: sent.set_result(handle))
+            return server.execute(goal) if handle.accepted else None
 
         work.put(ask)
         return sent
 
     def _cancel(self, server: Any, goal: ServerGoal) -> Future:
-        future = Future()
+        future, own = Future(), self._node.executor
+        heard = own.hears()
 
         def ask() -> None:
             agreed = goal.status == 2 and server.callbacks["cancel_callback"](goal).name == "ACCEPT"
             goal.status = 3 if agreed else goal.status
-            future.set_result(types.SimpleNamespace(goals_canceling=[goal.goal_id] if agreed else []))
+            canceling = [types.SimpleNamespace(goal_id=goal.goal_id)] if agreed else []
+            response = types.SimpleNamespace(goals_canceling=canceling)
+            if heard:
+                own.work.put(lambda: future.set_result(response))
 
         server.node.executor.work.put(ask)
         return future

@@ -1,6 +1,7 @@
 """A node in a process of its own that serves actions, parameters and a life cycle, until stdin ends.
 
-Action `follow` (FollowJointTrajectory): the first point's time_from_start says what becomes of a goal.
+Action `follow` (FollowJointTrajectory): the first point's time_from_start says what becomes of a goal. A name
+on stdin opens another such node, with its action at `~/follow`; an empty line closes that.
 """
 
 import sys
@@ -22,7 +23,7 @@ def script(goal) -> int:
     return points[0].time_from_start.sec if points else REJECT
 
 
-def serve_follow(node: DdsNode) -> None:
+def serve_follow(node: DdsNode, name: str) -> None:
     def execute(handle) -> None:
         asked = script(handle.goal)
         if asked == CRASH:
@@ -40,7 +41,7 @@ def serve_follow(node: DdsNode) -> None:
     DdsActionServer(
         node,
         KIND,
-        "follow",
+        name,
         execute=execute,
         accept=lambda goal: script(goal) != REJECT,
         cancel=lambda handle: script(handle.goal) != STUBBORN,
@@ -48,9 +49,9 @@ def serve_follow(node: DdsNode) -> None:
     )
 
 
-def main() -> None:
-    node = DdsNode("peer", namespace="arm")
-    serve_follow(node)
+def open_managed(name: str, action: str) -> DdsNode:
+    node = DdsNode(name, namespace="arm")
+    serve_follow(node, action)
     Parameters(
         node,
         [
@@ -72,10 +73,25 @@ def main() -> None:
         raise RuntimeError("on purpose")
 
     Lifecycle(node, {"activate": activate, "deactivate": deactivate, "error": lambda: True})
+    return node
+
+
+def say_ready() -> None:
     sys.stdout.write("ready\n")
     sys.stdout.flush()
-    sys.stdin.read()
-    node.close()
+
+
+def main() -> None:
+    nodes = [open_managed("peer", "follow")]
+    say_ready()
+    for line in sys.stdin:
+        if line.strip():
+            nodes.append(open_managed(line.strip(), "~/follow"))
+        else:
+            nodes.pop().close()
+        say_ready()
+    for node in nodes:
+        node.close()
 
 
 if __name__ == "__main__":

@@ -2,15 +2,25 @@
 
 import importlib
 import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from robot_rl.real.ros2 import types
-from robot_rl.real.ros2.api import Ros2Error
+from robot_rl.real.ros2.api import DEFAULT, LATCHED, SENSOR, Ros2Error
 from robot_rl.real.ros2.node import DdsNode, open_node
 
 STRING = "std_msgs/msg/String"
+
+
+def until(condition: Callable[[], Any]) -> None:
+    end_s = time.monotonic() + 20.0
+    while not condition():
+        assert time.monotonic() < end_s
+        time.sleep(0.01)
 
 
 def test_an_unknown_transport_is_refused():
@@ -30,6 +40,90 @@ def test_without_rclpy_and_cyclonedds_both_are_named(monkeypatch: pytest.MonkeyP
     monkeypatch.delitem(sys.modules, "robot_rl.real.ros2.dds", raising=False)
     with pytest.raises(Ros2Error, match=r"neither rclpy nor cyclonedds.* pip install 'robot-rl\[ros2\]'"):
         importlib.import_module("robot_rl.real.ros2.dds")
+
+
+def test_an_rclpy_that_does_not_import_is_passed_over_aloud(
+    ros_domain: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    # As where a ROS 2 of another Python is sourced.
+    (tmp_path / "rclpy").mkdir()
+    (tmp_path / "rclpy" / "__init__.py").write_text(
+        "raise ImportError('no _rclpy_pybind11 for cpython-312')\n"
+    )
+    monkeypatch.delitem(sys.modules, "rclpy", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    node = open_node("a")
+    assert isinstance(node, DdsNode)
+    node.close()
+    (line,) = caplog.messages
+    assert line.startswith(
+        "ros2: rclpy cannot be imported (no _rclpy_pybind11 for cpython-312). Source your ROS"
+    )
+    assert line.endswith("Going on without it, on CycloneDDS.")
+    with pytest.raises(Ros2Error, match="rclpy cannot be imported"):
+        open_node("a", transport="rclpy")
+
+
+def test_a_graph_that_is_to_be_secure_is_not_joined_in_the_clear(
+    ros_domain: int, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("ROS_SECURITY_ENABLE", "true")
+    with pytest.raises(Ros2Error, match=r"ROS_SECURITY_ENABLE is 'true'.* join in the clear.* or unset it"):
+        DdsNode("a")
+    monkeypatch.setenv("ROS_SECURITY_ENABLE", "false")
+    DdsNode("a").close()
+
+
+def test_a_publisher_that_nothing_hears_is_named(ros_domain: int, caplog: pytest.LogCaptureFixture):
+    node, far = DdsNode("a"), DdsNode("far")
+    deaf = node.create_subscription(STRING, "deaf", print)
+    for qos in (SENSOR, DEFAULT, LATCHED):  # the first hears all
+        node.create_subscription(STRING, "heard", print, qos)
+    for topic in ("heard", "deaf"):
+        far.create_publisher(STRING, topic, SENSOR)
+    until(lambda: caplog.messages)
+    assert caplog.messages == [
+        "ros2: /deaf: there is a publisher of which nothing is heard: its reliability is less than our "
+        "subscription asks for. Compare them with `ros2 topic info -v /deaf`, and change the publisher's."
+    ]
+    deaf.close()
+    far.create_publisher(STRING, "deaf", SENSOR)
+    until(lambda: node.publishers_of("deaf") == ["/far", "/far"])
+    assert len(caplog.messages) == 1
+    node.close()
+    far.close()
+
+
+def test_ones_own_publishers_do_not_count(ros_domain: int):
+    node, far = DdsNode("a"), DdsNode("a")  # a second program of the same name, as a second deployment is
+    subscription = node.create_subscription(STRING, "x", print)
+    node.create_publisher(STRING, "x")
+    until(lambda: subscription.is_matched)
+    assert subscription.num_publishers == 0
+    far.create_publisher(STRING, "x")
+    until(lambda: subscription.num_publishers == 1)
+    until(lambda: node.publishers_of("x") == ["/a", "/a"])
+    node.close()
+    far.close()
+
+
+def test_simulated_time_is_switched_on_and_off(ros_domain: int):
+    node, clock = DdsNode("a"), DdsNode("clock")
+    ticks = clock.create_publisher("rosgraph_msgs/msg/Clock", "/clock")
+    assert abs(node.now_ns() - time.time_ns()) < 60e9
+    node.use_sim_time = True
+    assert (node.use_sim_time, node.now_ns()) == (True, 0)
+    seconds = clock.message("builtin_interfaces/msg/Time", sec=12)
+
+    def arrived() -> bool:
+        ticks.publish(clock.message("rosgraph_msgs/msg/Clock", clock=seconds))
+        return node.now_ns() == 12_000_000_000
+
+    until(arrived)
+    node.use_sim_time = False
+    assert abs(node.now_ns() - time.time_ns()) < 60e9
+    node.close()
+    clock.close()
 
 
 def test_what_a_closed_node_is_asked(ros_domain: int):
