@@ -29,7 +29,7 @@ from robot_rl.real.ros2.names import names
 from robot_rl.real.station import LeRobotConfig, Ros2Config, StationConfig
 
 _FOLDER = Path("/var/tmp")
-"""Linux and macOS have it: all users write to it, none deletes another's file, and a restart leaves it alone."""
+"""Linux and macOS have it: all users write to it, nobody deletes the files of others, a restart keeps it."""
 _PAGE_BYTES = 4096
 _SLOTS = (1, 2)
 """Pages of the file that hold the newest token and the one before: a torn write spoils one of them."""
