@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
+import sys
 import threading
-from collections.abc import Callable
-from io import RawIOBase
+from collections.abc import Callable, Generator
+from io import FileIO
 
 logger = logging.getLogger(__name__)
 
@@ -76,13 +78,40 @@ class Writer:
                     logger.error("cannot write: %s. What is lost from here on is counted.", error)
 
 
-class QueuedHandler(logging.Handler):
+@contextlib.contextmanager
+def process_log(file: int | None = None) -> Generator[Writer]:
+    """Has the root logger's records written by a thread; for a process that must not wait for its disk.
+
+    Args:
+        file: descriptor that lines are written to; that of stderr if None.
+    """
+    root, writer = logging.getLogger(), Writer()
+    # Unbuffered: what fails is lost, and does not come out later.
+    with FileIO(sys.stderr.fileno() if file is None else file, "wb", closefd=False) as lines:
+        handler = _Handler(writer, lines)
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        root.addHandler(handler)
+        root.setLevel(logging.INFO)
+        try:
+            yield writer
+        finally:
+            root.removeHandler(handler)
+            writer.close()
+
+
+class _Handler(logging.Handler):
     """Log records to a file by a writer: a full or hanging disk holds nobody up."""
 
-    def __init__(self, writer: Writer, file: RawIOBase) -> None:
-        """Takes an unbuffered file: what fails is lost, and does not come out later."""
+    def __init__(self, writer: Writer, file: FileIO) -> None:
         super().__init__()
         self._writer, self._file = writer, file
+        self._told = 0
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._writer.put(lambda: self._file.write(f"{self.format(record)}\n".encode()))
+        self._writer.put(lambda: self._write(record))
+
+    def _write(self, record: logging.LogRecord) -> None:
+        lost = self._writer.lost
+        gap = f"({lost - self._told} writes before this one failed)\n" if lost > self._told else ""
+        self._file.write(f"{gap}{self.format(record)}\n".encode(errors="replace"))
+        self._told = lost

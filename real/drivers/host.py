@@ -46,9 +46,9 @@ from robot_rl.real.drivers.gate import Gate
 from robot_rl.real.drivers.orders import Order, Orders
 from robot_rl.real.drivers.rest import Holding
 from robot_rl.real.link import Link, Listener
-from robot_rl.real.log_thread import LogThread
 from robot_rl.real.messages import Answer, Beat, Command, Control, MessageError, Operation, Plan
 from robot_rl.real.station import StationConfig, load_station
+from robot_rl.real.writer import process_log
 
 logger = logging.getLogger(__name__)
 
@@ -547,7 +547,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--linger", type=float, default=LINGER_S, help="seconds to live without a supervisor")
     parser.add_argument("--token", type=int, default=0, help="fencing token of the lease; 0 by hand")
     given = parser.parse_args(argv)
-    with LogThread():
+    with process_log():
         try:
             station = load_station(given.station)
             with Claim(station) as claim:  # before anything reaches the arm, and until it is let go

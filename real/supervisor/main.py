@@ -12,7 +12,6 @@ import math
 import signal
 import sys
 import time
-from io import FileIO
 from pathlib import Path
 
 from robot_rl.core.errors import DeviceError, RobotRLError
@@ -24,7 +23,7 @@ from robot_rl.real.supervisor.clients import Clients
 from robot_rl.real.supervisor.log import Log
 from robot_rl.real.supervisor.pace import Pace, be_punctual
 from robot_rl.real.supervisor.supervisor import Supervisor
-from robot_rl.real.writer import QueuedHandler, Writer
+from robot_rl.real.writer import Writer, process_log
 
 logger = logging.getLogger(__name__)
 
@@ -146,23 +145,17 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--linger", type=float, default=math.inf, help="seconds to live without a client")
     parser.add_argument("--token", type=int, default=0, help="fencing token of the lease; 0 by hand")
     given = parser.parse_args(argv)
-    writer = Writer()
-    handler = QueuedHandler(writer, FileIO(sys.stderr.fileno(), "wb", closefd=False))
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", handlers=[handler]
-    )
-    try:
-        wishes = Wishes()
-        wishes.listen()
-        station = load_station(given.station)
-        where = (given.sockets, given.folder)
-        Process(station, *where, wishes, linger_s=given.linger, token=given.token, writer=writer).run()
-    except RobotRLError as error:
-        logger.error("%s", error)
-        return EXIT_REFUSED
-    finally:
-        writer.close()
-    return 0
+    with process_log() as writer:
+        try:
+            wishes = Wishes()
+            wishes.listen()
+            station = load_station(given.station)
+            where = (given.sockets, given.folder)
+            Process(station, *where, wishes, linger_s=given.linger, token=given.token, writer=writer).run()
+        except RobotRLError as error:
+            logger.error("%s", error)
+            return EXIT_REFUSED
+        return 0
 
 
 if __name__ == "__main__":

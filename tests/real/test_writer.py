@@ -1,14 +1,17 @@
 """The writer: what fails or hangs is counted, and holds nobody up."""
 
 import logging
+import os
 import threading
 import time
-from io import FileIO
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
 
-from robot_rl.real.writer import QueuedHandler, Writer
+from robot_rl.real.writer import Writer, process_log
+
+logger = logging.getLogger("a.process")
 
 
 def test_jobs_are_done_in_order_and_failures_are_counted(caplog: pytest.LogCaptureFixture) -> None:
@@ -43,13 +46,40 @@ def test_a_disk_that_hangs_holds_nobody_up() -> None:
     disk.set()
 
 
-def test_a_log_on_a_full_disk_is_counted_too(tmp_path: Path) -> None:
-    record = logging.LogRecord("a", logging.INFO, "b", 1, "%s moves", ("arm",), None)
-    writer = Writer()
-    with FileIO("/dev/full", "wb") as full, FileIO(tmp_path / "log", "wb") as free:
-        QueuedHandler(writer, full).handle(record)
-        QueuedHandler(writer, free).handle(record)
+@pytest.fixture
+def file(tmp_path: Path) -> Generator[tuple[int, Path]]:
+    number = os.open(tmp_path / "log", os.O_CREAT | os.O_RDWR | os.O_APPEND)
+    yield number, tmp_path / "log"
+    os.close(number)
+
+
+def lines_of(path: Path) -> list[str]:
+    return [line.partition(" INFO ")[2] or line for line in path.read_text().splitlines()]
+
+
+def test_lines_are_written_in_order_until_the_end(file: tuple[int, Path]) -> None:
+    number, path = file
+    with process_log(number):
+        for line in range(100):
+            logger.info("line %d", line)
+    logger.info("of nobody")
+    assert lines_of(path) == [f"line {line}" for line in range(100)]
+
+
+def test_lines_that_a_full_disk_refuses_are_counted_and_told_of(file: tuple[int, Path]) -> None:
+    number, path = file
+    full, free = os.open("/dev/full", os.O_WRONLY), os.dup(number)
+    os.dup2(full, number)  # from here on the disk is full
+    with process_log(number) as writer:
+        logger.info("lost")
+        logger.info("lost too")
         assert writer.flush()
-    assert writer.lost == 1
-    assert (tmp_path / "log").read_text() == "arm moves\n"
-    writer.close()
+        assert writer.lost >= 2  # and the writer's own line about it
+        lost = writer.lost
+        os.dup2(free, number)
+        logger.info("written")
+        logger.info("written too")
+    assert lines_of(path) == [f"({lost} writes before this one failed)", *lines_of(path)[1:]]
+    assert lines_of(path)[1:] == ["written", "written too"]
+    os.close(full)
+    os.close(free)
