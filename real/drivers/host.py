@@ -141,8 +141,11 @@ class Host:
                 gc.freeze()
                 self._alone_since_ns = time.monotonic_ns()
                 try:
-                    while not self._is_over():
-                        self._turn(door)
+                    self._serve(door)
+                except BaseException:  # a vendor's library may want to end the process: the arm comes first
+                    self.close()
+                    self._serve(door)
+                    raise
                 finally:
                     self._shut_down(watch)
         finally:
@@ -153,6 +156,10 @@ class Host:
         """Makes `run` stop the arm and return; from any thread or signal handler."""
         self._closing.set()
         self._wake.set()
+
+    def _serve(self, door: Listener) -> None:
+        while not self._is_over():
+            self._turn(door)
 
     def _turn(self, door: Listener) -> None:
         """Does one cycle: whatever goes wrong in a part of it, the arm is held all the same."""

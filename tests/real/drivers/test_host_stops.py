@@ -17,7 +17,7 @@ from robot_rl.real.drivers.fake import FakeArm
 from robot_rl.real.drivers.host import EXIT_HUNG
 from robot_rl.real.drivers.orders import Orders
 from robot_rl.real.link import connect
-from robot_rl.real.messages import Answer, Control
+from robot_rl.real.messages import Answer, Command, Control
 from tests.real.drivers.bench import TIMEOUT_S, Bench, wait_for
 from tests.real.supervisor.rig import two_joint_station
 
@@ -342,6 +342,24 @@ def test_an_error_of_the_host_itself_ends_in_a_held_arm(folder, error):
         bench.host.gate.refuses = refuses
         assert bench.control("clear", by="Ada").done
         assert bench.control("start").done
+
+
+class Quitting(FakeArm):
+    """Ends the process, as some libraries do where others raise."""
+
+    def send(self, command: Command) -> None:
+        sys.exit("serial port lost")
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_library_that_ends_the_process_leaves_a_stopped_arm(folder):
+    arm = Quitting(two_joint_station())
+    with Bench(folder, arm) as bench:
+        bench.control("start")
+        bench.send(0.1, 0.1)
+        bench.thread.join(TIMEOUT_S)
+        assert arm.calls[:4] == ["connect", "start", "hold", "stop"]
+        assert arm.calls[-1] == "close"
 
 
 def test_a_link_that_breaks_while_a_state_is_sent_is_a_supervisor_that_is_gone(folder):
