@@ -35,6 +35,7 @@ test: $(READY)
 
 test-faults: $(READY)
 	$(VENV)/bin/python tests/faults/campaign.py --kills 200 --truncations 200 --flips 200
+	$(VENV)/bin/python tests/faults/lease_campaign.py --races 10000
 	$(VENV)/bin/python tests/faults/arm_campaign.py --repeats 20
 
 slow: $(READY)

@@ -29,7 +29,7 @@ from robot_rl.real.ros2.names import names
 from robot_rl.real.station import LeRobotConfig, Ros2Config, StationConfig
 
 _FOLDER = Path("/var/tmp")
-"""Linux and macOS have it: all users write to it, nobody deletes the files of others, a restart keeps it."""
+"""Of Linux and macOS: all users write to it, none deletes another's file, a restart leaves it alone."""
 _PAGE_BYTES = 4096
 _SLOTS = (1, 2)
 """Pages of the file that hold the newest token and the one before: a torn write spoils one of them."""
@@ -38,7 +38,7 @@ _PSEUDO_TERMINALS = "/dev/pts/"
 """Arms that are simulated behind one have it open too."""
 _REMEDY = (
     "It is shared by all users of this machine. Look at its owner and rights; if it is damaged, delete it "
-    "with the arm switched off."
+    "with the arm switched off. ROBOT_RL_CLAIMS names another folder, for everybody who uses the arm."
 )
 
 
@@ -140,19 +140,21 @@ class Claim:
             return ProcessLock(path, note=note, public=True)
         except HeldError as holder:
             raise DeviceError(
-                f"{self._at}: {holder} drives {name} already, and an arm has one driver. End that one first "
-                f"(its lock is {path}), or connect to it as a watcher."
+                f"{self._at}: {holder} drives {name} already, and an arm has one driver. End that one first, "
+                "or wait: a driver that nobody uses any more ends by itself, within half a minute."
             ) from holder
         except OSError as error:
             raise DeviceError(f"{self._at}: {path} cannot be locked: {error}. {_REMEDY}") from error
 
 
 def keep_others_out(port: int) -> None:
-    """Takes an open serial port for this process alone, as far as the system allows it.
+    """Takes an open serial port for this process alone; what is no terminal is left as it is.
 
     Raises:
         BlockingIOError: a program that locks its ports (pyserial's `exclusive`, picocom) has it.
     """
+    if not os.isatty(port):
+        return
     fcntl.flock(port, fcntl.LOCK_EX | fcntl.LOCK_NB)
     if not os.ttyname(port).startswith(_PSEUDO_TERMINALS):  # it would outlive us there: the other end is open
         fcntl.ioctl(port, termios.TIOCEXCL)  # who opens it from now on is told that it is busy

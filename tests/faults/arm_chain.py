@@ -12,7 +12,6 @@ import os
 import re
 import shutil
 import signal
-import struct
 import subprocess
 import sys
 import time
@@ -24,6 +23,7 @@ from typing import Any
 import numpy as np
 import yaml
 from arm_judge import ArmLog, Array, steps_in
+from wall_clock import WallClock
 
 from robot_rl.core.errors import DeviceError
 from robot_rl.real.client import ArmClient
@@ -39,7 +39,6 @@ WAIT_S = 60.0
 POSITION = "forward_position_controller"
 BROADCASTER = "joint_state_broadcaster"
 _BY = "the fault campaign"
-_CLOCK = Path(__file__).with_name("wall_clock.c")
 _LO = "ip link set lo up; "
 _OURS, _THEIRS = "192.0.2.1/24", "192.0.2.2/24"  # of documentation's addresses (RFC 5737)
 
@@ -93,11 +92,8 @@ class Chain:
         os.environ["ROBOT_RL_CLAIMS"] = str(folder)
         for name in ("ROS_DISTRO", "ROS_STATIC_PEERS", "ROS_LOCALHOST_ONLY", "CYCLONEDDS_URI"):
             os.environ.pop(name, None)
-        self._clock = folder / "clock"
-        self._preload: dict[str, str] = {}
-        if shifts_clock:
-            self.set_clock(0)
-            self._preload = {"LD_PRELOAD": str(_build_clock(folder)), "WALL_CLOCK": str(self._clock)}
+        self._clock = WallClock(folder) if shifts_clock else None
+        self._preload = {} if self._clock is None else self._clock.environment
         self.domain_id = domain_id
         self.arm_log = folder / "truth.npz"
         self.flushed_lost = 0
@@ -335,8 +331,8 @@ class Chain:
 
     def set_clock(self, shift_s: int) -> None:
         """Steps the wall clock of station and policy to so far from the real one."""
-        with self._clock.open("r+b" if self._clock.exists() else "wb") as file:  # it is mapped: same file
-            file.write(struct.pack("=q", shift_s * 1_000_000_000))
+        assert self._clock is not None
+        self._clock.set(shift_s)
 
     def set_cable(self, *, plugged: bool) -> None:
         """Cuts the arm's network cable or joins it."""
@@ -387,13 +383,6 @@ def missing(*programs: str) -> str:
     """Returns which programs are not installed, or an empty text."""
     lacking = [name for name in programs if shutil.which(name) is None]
     return f"needs {', '.join(lacking)}" if lacking else ""
-
-
-def _build_clock(folder: Path) -> Path:
-    """Returns the library that shows processes another wall clock."""
-    library = folder / "wall_clock.so"
-    _run("cc", "-shared", "-fPIC", "-o", str(library), str(_CLOCK))
-    return library
 
 
 def _run(*command: str) -> None:

@@ -108,7 +108,7 @@ def test_a_renamed_copy_is_refused_while_the_first_lives(first: StationConfig) -
     text = str(caught.value)
     assert text.startswith(f"station copy: process {os.getpid()} on ")
     assert "(station bench, user " in text
-    assert "an arm has one driver. End that one first" in text
+    assert "an arm has one driver. End that one first, or wait" in text
     held.release()
     Claim(replace(first, name="copy")).release()
 
