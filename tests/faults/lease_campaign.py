@@ -162,7 +162,7 @@ class Referee:
         asked = [(number, self._rng.randrange(4)) for number in numbers]
         for place, (number, priority) in enumerate(asked, start=1):
             self._orders[number].send((priority, self._rng.uniform(0.5, 1.5) * _POLL_S))
-            until_s = time.monotonic() + 10.0
+            until_s = time.monotonic() + WAIT_S / 2
             while self._waiting() < place and time.monotonic() < until_s:
                 time.sleep(0.005)
             if self._rng.random() < 0.2:

@@ -283,6 +283,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.slow
 def test_a_killed_driver_frees_the_arm_and_a_stopped_one_keeps_it(tmp_path: Path) -> None:
     station = replace(load_station("so101"), name="copy")
     child = subprocess.Popen(
