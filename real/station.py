@@ -72,6 +72,10 @@ class Ros2Config:
     controller_manager: str = "controller_manager"
     finger_joints: tuple[str, ...] = ()
     """Joints of /joint_states whose mean is the gripper's opening."""
+    estop_max_age_s: float | None = None
+    """Longest silence of an e-stop button on the driver's `~/estop` (std_msgs/Bool, false while it is let
+    go): a button that was not heard for longer stops the arm, and without one it does not start. None: the
+    button need not talk."""
     safety_status: str = ""
     """Topic (std_msgs/String) on which the arm says why it has stopped itself; none if empty."""
     clear_service: str = ""
@@ -83,6 +87,10 @@ class Ros2Config:
     remap: dict[str, str] = field(default_factory=lambda: dict[str, str]())
     use_sim_time: bool = False
     """Whether stamps follow /clock."""
+
+    def __post_init__(self) -> None:
+        age_s = self.estop_max_age_s
+        require(age_s is None or age_s > 0, "ros2.estop_max_age_s", age_s, "above 0, or null")
 
     @property
     def coasts_s(self) -> float | None:

@@ -26,7 +26,9 @@ from robot_rl.real.drivers.ros2_commands import (
     TrajectoryStream,
     make_stream,
 )
+from robot_rl.real.drivers.ros2_estop import EstopButton
 from robot_rl.real.drivers.ros2_manager import ControllerSwitch, ControllerWatch, check_command_timeout
+from robot_rl.real.drivers.ros2_presence import Phase, PresenceBeat
 from robot_rl.real.messages import Array, Command, Frame, Plan
 from robot_rl.real.ros2.api import LATCHED, SENSOR, Message, Node, call_once, nanoseconds
 from robot_rl.real.ros2.parameters import set_remote
@@ -39,7 +41,10 @@ _RIVALS_EVERY_S = 0.5
 
 
 class Ros2Arm:
-    """Joint states in, commands out, controllers switched; e-stop inputs at `~/estop`."""
+    """Joint states in, commands out, controllers switched; e-stop inputs at `~/estop`.
+
+    Another driver of the same arm is heard before anything is taken (`ros2_presence`), and while it is held.
+    """
 
     def __init__(
         self,
@@ -76,6 +81,18 @@ class Ros2Arm:
     def connect(self) -> None:
         config = self._config
         self._node = self._open_node()
+        self._presence = PresenceBeat(
+            self._node, config.controller_manager, self._station.name, self._clock_ns
+        )
+        # Best effort hears reliable and best-effort publishers alike.
+        self._node.create_subscription(
+            "sensor_msgs/msg/JointState", config.joint_states, self._on_joints, SENSOR
+        )
+        with self._news:
+            if not self._news.wait_for(lambda: self._state is not None, _FIRST_STATE_S):
+                raise DeviceError(self._silence())
+        # Whoever hears the arm would hear another driver of it, too.
+        self._presence.take()
         self._subscribe(config)
         kinematics = None
         if config.command in ("twist", "pose"):
@@ -86,14 +103,14 @@ class Ros2Arm:
             self._node, config.controller_manager, _controller(config), self._station.joints, _ours(config)
         )
         self._watch = ControllerWatch(self._node, config.controller_manager, self._switch.lost)
-        with self._news:
-            if not self._news.wait_for(lambda: self._state is not None, _FIRST_STATE_S):
-                raise DeviceError(self._silence())
         self._switch.check()
         check_command_timeout(self._node, config)
 
     def wait(self, timeout_s: float) -> bool:
         self._look_for_rivals()
+        if self._is_active and not self._estop:
+            self._check_button()
+            timeout_s = min(timeout_s, self._button.left_s())
         with self._news:
             self._news.wait_for(lambda: self._is_new, timeout_s)
             is_new, self._is_new = self._is_new, False
@@ -108,8 +125,12 @@ class Ros2Arm:
 
     def start(self) -> None:
         self._refuse_rivals()
+        reason = self._estop or self._button.silence()
+        if reason:
+            raise DeviceError(f"ros2: {reason}")
         self._stream.forget()
         self._is_active = True  # from here on there is something to stop
+        self._presence.set_phase(Phase.DRIVING)
         self._watch.end()
         self._switch.activate()
         if isinstance(self._stream, ServoStream):
@@ -153,6 +174,7 @@ class Ros2Arm:
         finally:
             self._switch.deactivate()
         self._is_active = False
+        self._presence.set_phase(Phase.CONNECTED)
         if isinstance(self._stream, ServoStream):
             self._stream.stop()
 
@@ -180,6 +202,8 @@ class Ros2Arm:
 
     def close(self) -> None:
         if self._node is not None:
+            if hasattr(self, "_presence"):
+                self._presence.close()
             if hasattr(self, "_watch"):
                 self._gripper.close()
                 self._watch.close()
@@ -189,14 +213,11 @@ class Ros2Arm:
 
     def _subscribe(self, config: Ros2Config) -> None:
         node = self._node
-        # Best effort hears reliable and best-effort publishers alike.
-        node.create_subscription("sensor_msgs/msg/JointState", config.joint_states, self._on_joints, SENSOR)
         if config.safety_status:
             # A latched publisher repeats its last word to latched subscribers only; others match SENSOR.
             for qos in (SENSOR, LATCHED):
                 node.create_subscription("std_msgs/msg/String", config.safety_status, self._on_safety, qos)
-        node.create_subscription("std_msgs/msg/Bool", "~/estop", self._on_estop)
-        node.create_service("std_srvs/srv/Trigger", "~/estop", self._on_estop_call)
+        self._button = EstopButton(node, config.estop_max_age_s, self._press, self._clock_ns)
 
     def _on_joints(self, message: Message) -> None:
         state = self._joints.take(message, self._clock_ns())
@@ -210,19 +231,14 @@ class Ros2Arm:
         self._safety = str(message.data)
         self._renew()
 
-    def _on_estop(self, message: Message) -> None:
-        if message.data:
-            self._press("e-stop: true on ~/estop")
-
-    def _on_estop_call(self, request: Message) -> Message:
-        self._press("e-stop: ~/estop was called")
-        return self._node.message(
-            "std_srvs/srv/Trigger_Response", success=True, message="stopping; a person clears it"
-        )
-
     def _press(self, reason: str) -> None:
         self._estop = self._estop or reason
         self._renew()
+
+    def _check_button(self) -> None:
+        silence = self._button.silence()
+        if silence:
+            self._press(f"e-stop: {silence}")
 
     def _renew(self) -> None:
         """Tells a new stop reason at once, with the last measurement."""
@@ -240,7 +256,7 @@ class Ros2Arm:
                 f"ros2: {topic} has no joint {', '.join(joints.missing)}; it has {', '.join(joints.others)}. "
                 "Correct `joints` in the station file."
             )
-        publishers = ", ".join(self._node.publishers_of(topic)) or "nobody"
+        publishers = ", ".join(sorted(set(self._node.publishers_of(topic)))) or "nobody"
         return (
             f"ros2: no joint states on {topic!r} for {_FIRST_STATE_S:g} s; {publishers} publishes there. "
             "Start the arm's bring-up (or `robot-rl serve-sim-arm`), and compare namespace and "
@@ -277,12 +293,22 @@ class Ros2Arm:
         lost = self._watch.take()
         if lost:
             raise DeviceError(f"ros2: {lost}")
+        self._refuse_drivers()
         now_s = 1e-9 * self._clock_ns()
         if self._is_active and now_s - self._rivals_s > _RIVALS_EVERY_S:
             self._rivals_s = now_s
             self._refuse_rivals()
 
+    def _refuse_drivers(self) -> None:
+        rival = self._presence.rival()
+        if rival is None:
+            return
+        if self._presence.is_lost:
+            self._is_active = False  # nothing here is ours to stop any more
+        raise DeviceError(f"ros2: {rival} has this arm, too. End it first.")
+
     def _refuse_rivals(self) -> None:
+        self._refuse_drivers()
         own = f"{self._node.namespace.rstrip('/')}/{self._node.name}"
         publishers = self._node.publishers_of(self._stream.topic)
         rivals = sorted(name for name in publishers if name != own)

@@ -50,6 +50,8 @@ _FOREVER_NS = (1 << 63) - 1
 _AT_ONCE = 64
 _ANY = core.ViewState.Any | core.InstanceState.Any | core.SampleState.Any
 _RETCODE_TIMEOUT = -10
+_MAKING_TOPICS = threading.Lock()
+"""cyclonedds-python fills in a type with the first topic of it: for one thread at a time."""
 
 
 class _Sample(ctypes.Structure):
@@ -240,8 +242,9 @@ class Participant:
     def _endpoint(self, make: Callable[[Any], Any], name: str, kind: str, opaque: bool) -> Any:
         key = (name, kind, opaque)
         try:
-            if key not in self._topics:
-                self._topics[key] = topic.Topic(self._entity, name, self._types.idl(kind, opaque=opaque))
+            with _MAKING_TOPICS:
+                if key not in self._topics:
+                    self._topics[key] = topic.Topic(self._entity, name, self._types.idl(kind, opaque=opaque))
             return make(self._topics[key])
         except core.DDSException as error:
             raise Ros2Error(f"ros2: {name} of {kind}: {error} Is the node closed?") from error

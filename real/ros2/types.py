@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import struct
+import threading
 from collections.abc import Iterable
 from functools import cache, partial
 from typing import Any
@@ -141,6 +142,7 @@ class Types:
             ) from error
         self.distro = distro
         self.store: Any = get_typestore(Stores[f"ROS2_{distro.upper()}"])
+        self._lock = threading.RLock()
         self._codecs: dict[str, Codec] = {}
         self._idl: dict[tuple[str, bool], type[Any]] = {}
         definitions: dict[str, Any] = self.store.fielddefs
@@ -173,12 +175,15 @@ class Types:
             Ros2Error: a type that nobody defined.
         """
         found = self._codecs.get(kind)
-        if found is None:
-            check_kind(kind)
-            cls = self._make_class(kind)
-            self.store.types[kind] = cls  # rosbags decodes into our classes
-            found = self._codecs[kind] = Codec(self, kind, cls)
-        return found
+        if found is not None:
+            return found
+        check_kind(kind)
+        with self._lock:  # nodes of several threads share the types
+            if kind not in self._codecs:
+                cls = self._make_class(kind)
+                self.store.types[kind] = cls  # rosbags decodes into our classes
+                self._codecs[kind] = Codec(self, kind, cls)
+            return self._codecs[kind]
 
     def message(self, kind: str, fields: dict[str, Any]) -> Message:
         """Returns a new message.
@@ -216,15 +221,16 @@ class Types:
 
     def idl(self, kind: str, *, opaque: bool = False) -> type[Any]:
         """Returns the DDS type. CycloneDDS drops samples that do not fit it, but not from an opaque one."""
-        key = (kind, opaque)
-        if key not in self._idl:
-            from cyclonedds.idl import make_idl_struct
+        from cyclonedds.idl import make_idl_struct
 
-            fields = [_EMPTY] if opaque else self.fields(kind)
-            members = {name: self._idl_of(tree) for name, tree in fields}
-            name = dds_type(kind).replace("::", ".")
-            self._idl[key] = make_idl_struct(name.rpartition(".")[2], name, members)
-        return self._idl[key]
+        key = (kind, opaque)
+        with self._lock:
+            if key not in self._idl:
+                fields = [_EMPTY] if opaque else self.fields(kind)
+                members = {name: self._idl_of(tree) for name, tree in fields}
+                name = dds_type(kind).replace("::", ".")
+                self._idl[key] = make_idl_struct(name.rpartition(".")[2], name, members)
+            return self._idl[key]
 
     def _define(self, kind: str, constants: list[Any], fields: list[tuple[str, Tree]]) -> None:
         if kind in self._codecs:

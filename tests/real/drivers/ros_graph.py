@@ -6,7 +6,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from robot_rl.real.ros2.api import DEFAULT, Message, QoS, Ros2Error
+from robot_rl.real.ros2.api import DEFAULT, LATCHED, Message, QoS, Ros2Error
 from robot_rl.real.ros2.types import types_of
 
 TYPES = types_of("jazzy")
@@ -20,6 +20,7 @@ class FakeNode:
     """A `robot_rl.real.ros2.api.Node`; real message types, no wire."""
 
     name, namespace = "robot_rl_driver", "/"
+    use_sim_time = False
 
     def __init__(self, services: dict[str, Callable[[Message], Message]] | None = None) -> None:
         self.services = services or {}
@@ -28,7 +29,7 @@ class FakeNode:
         self.called: list[str] = []
         self.clients = 0
         """Clients of services that are open."""
-        self.heard: dict[str, list[Callable[[Message], None]]] = {}
+        self.heard: dict[str, list[tuple[Callable[[Message], None], QoS]]] = {}
         self.served: dict[str, Callable[[Message], Message]] = {}
         self.goals: list[tuple[str, Message]] = []
         self.is_accepting = True
@@ -39,6 +40,9 @@ class FakeNode:
 
     def message(self, kind: str, **fields: Any) -> Message:
         return message(kind, **fields)
+
+    def resolve(self, name: str) -> str:
+        return name
 
     def create_publisher(self, kind: str, topic: str, qos: QoS = DEFAULT) -> Any:
         self.publishers.setdefault(topic, []).append("/robot_rl_driver")
@@ -52,7 +56,7 @@ class FakeNode:
     def create_subscription(
         self, kind: str, topic: str, callback: Callable[[Message], None], qos: QoS = DEFAULT
     ) -> Any:
-        self.heard.setdefault(topic, []).append(callback)
+        self.heard.setdefault(topic, []).append((callback, qos))
         self.on_subscribe(topic)
         return SimpleNamespace(num_publishers=1, close=lambda: None)
 
@@ -97,10 +101,11 @@ class FakeNode:
     def close(self) -> None:
         self.is_closed = True
 
-    def hear(self, topic: str, sent: Message) -> None:
-        """Delivers a message to whoever subscribed."""
-        for callback in self.heard[topic]:
-            callback(sent)
+    def hear(self, topic: str, sent: Message, offered: QoS = LATCHED) -> None:
+        """Delivers a message to each subscription that matches its publisher, as ROS does."""
+        for callback, wanted in self.heard[topic]:
+            if wanted.reliable <= offered.reliable and wanted.transient_local <= offered.transient_local:
+                callback(sent)
 
     def on(self, topic: str) -> list[Message]:
         """Returns what was published on a topic."""

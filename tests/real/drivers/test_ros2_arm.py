@@ -7,15 +7,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from robot_rl.core.errors import DeviceError
+from robot_rl.core.errors import ConfigError, DeviceError
 from robot_rl.real.drivers.ros2_arm import Ros2Arm
 from robot_rl.real.messages import Command, Plan
+from robot_rl.real.ros2.api import DEFAULT, LATCHED, SENSOR
 from robot_rl.real.station import Ros2Config
 from tests.real.drivers.ros_graph import FakeNode, manager, message
 from tests.real.supervisor.rig import two_joint_station
 
 JTC, FORWARD = "joint_trajectory_controller", "forward_position_controller"
 CLAIMS = ["a/position", "b/position"]
+PRESENCE = "controller_manager/robot_rl_driver"
 LIST = "controller_manager/list_controllers"
 CONFIG = Ros2Config(finger_joints=("finger",), gripper_command="position", safety_status="safety")
 
@@ -71,6 +73,11 @@ class Graph:
                 gripper=np.zeros(len(targets)) if gripper is None else np.array(gripper),
             )
         )
+
+
+@pytest.fixture(autouse=True)
+def nobody_is_listened_for(monkeypatch):
+    monkeypatch.setattr("robot_rl.real.drivers.ros2_presence._LISTEN_S", 0.0)  # test_ros2_presence does
 
 
 @pytest.fixture
@@ -161,7 +168,7 @@ def test_what_is_missing_at_the_start_is_named(make, monkeypatch):
 
 def test_the_controller_is_switched_to_and_away(graph):
     graph.arm.hold()
-    assert graph.node.published == []  # nothing before start
+    assert {topic for topic, _ in graph.node.published} == {PRESENCE}  # no command before start
     graph.arm.start()
     assert graph.controllers[FORWARD][0] == "active"
     assert graph.controllers[JTC][0] == "inactive"
@@ -449,6 +456,59 @@ def test_e_stops_come_by_service_and_by_topic(graph):
     graph.node.hear("~/estop", message("std_msgs/msg/Bool", data=True))
     graph.node.hear("~/estop", message("std_msgs/msg/Bool", data=False))  # let go: it stays latched
     assert graph.arm.read().stop_reason == "e-stop: true on ~/estop"
+
+
+@pytest.mark.parametrize("offered", [SENSOR, DEFAULT, LATCHED], ids=["best effort", "reliable", "latched"])
+def test_every_kind_of_button_is_heard(graph, offered):
+    graph.node.hear("~/estop", message("std_msgs/msg/Bool", data=False), offered)
+    assert graph.arm.read().stop_reason == ""
+    graph.node.hear("~/estop", message("std_msgs/msg/Bool", data=True), offered)
+    assert graph.arm.read().stop_reason == "e-stop: true on ~/estop"
+    with pytest.raises(DeviceError, match="ros2: e-stop: true on ~/estop"):
+        graph.arm.start()
+
+
+def test_a_button_that_has_to_be_heard_is_silent(make):
+    graph = make(replace(CONFIG, estop_max_age_s=0.5))
+    graph.arm.connect()
+    graph.arm.wait(0.0)
+    with pytest.raises(DeviceError) as error:
+        graph.arm.start()
+    assert str(error.value) == (
+        "ros2: the e-stop button is silent: nothing has come on ~/estop yet, allowed: 0.5 s "
+        "(ros2.estop_max_age_s). Is the button on, and what publishes it?"
+    )
+    let_go = message("std_msgs/msg/Bool", data=False)
+    graph.node.hear("~/estop", let_go, SENSOR)
+    graph.arm.start()
+    graph.now_ns += 500_000_000
+    graph.arm.wait(0.0)
+    assert graph.arm.read().stop_reason == ""  # 0.5 s are allowed
+    graph.node.hear("~/estop", let_go, SENSOR)
+    graph.now_ns += 510_000_000
+    begun_s = time.monotonic()
+    assert graph.arm.wait(5.0)  # at once: there is news
+    assert time.monotonic() - begun_s < 2.5
+    assert graph.arm.read().stop_reason == (
+        "e-stop: the e-stop button is silent: nothing has come on ~/estop for 0.51 s, allowed: 0.5 s "
+        "(ros2.estop_max_age_s). Is the button on, and what publishes it?"
+    )
+    graph.node.hear("~/estop", let_go, SENSOR)  # it lives again: the stop stays until a person clears it
+    assert graph.arm.read().stop_reason.startswith("e-stop: the e-stop button is silent")
+    graph.arm.stop("e-stop")
+    graph.arm.clear("Ada")
+    graph.arm.start()
+    assert graph.arm.read().stop_reason == ""
+
+
+def test_an_arm_that_is_not_live_waits_for_no_button(make):
+    graph = make(replace(CONFIG, estop_max_age_s=0.5))
+    graph.arm.connect()
+    graph.now_ns += 10_000_000_000
+    graph.arm.wait(0.0)
+    assert graph.arm.read().stop_reason == ""
+    with pytest.raises(ConfigError, match=r"ros2.estop_max_age_s: got 0.0, allowed: above 0, or null"):
+        replace(CONFIG, estop_max_age_s=0.0)
 
 
 def test_a_reset_sets_the_seed_and_triggers(make):

@@ -284,6 +284,13 @@ class World:
                 "GoalResponse": enum.Enum("GoalResponse", "REJECT ACCEPT"),
                 "CancelResponse": enum.Enum("CancelResponse", "REJECT ACCEPT"),
             },
+            "std_msgs": {},
+            "std_msgs.msg": {
+                "Bool": message("Bool", data=basic("boolean")),
+                "String": message("String", data=STRING),
+            },
+            "std_srvs": {},
+            "std_srvs.srv": {"Trigger": Trigger},
             "demo": {},
             "demo.msg": {"All": All, "Time": Time},
             "demo.srv": {"Trigger": Trigger},

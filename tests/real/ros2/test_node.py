@@ -2,8 +2,10 @@
 
 import importlib
 import sys
+import threading
 import time
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 from robot_rl.real.ros2 import types
 from robot_rl.real.ros2.api import DEFAULT, LATCHED, SENSOR, Ros2Error
 from robot_rl.real.ros2.node import DdsNode, open_node
+from robot_rl.real.ros2.parameters import Parameter, Parameters
 
 STRING = "std_msgs/msg/String"
 
@@ -124,6 +127,29 @@ def test_simulated_time_is_switched_on_and_off(ros_domain: int):
     assert abs(node.now_ns() - time.time_ns()) < 60e9
     node.close()
     clock.close()
+
+
+def test_nodes_of_several_threads_share_their_types(ros_domain: int, monkeypatch: pytest.MonkeyPatch):
+    fresh = cache(types.Types)  # nothing is made yet
+    monkeypatch.setattr("robot_rl.real.ros2.node.types_of", fresh)
+    fresh("jazzy")
+    start, errors = threading.Barrier(4), list[BaseException]()
+
+    def work(name: str) -> None:
+        start.wait()
+        try:
+            node = DdsNode(name)
+            Parameters(node, [Parameter(name="speed", value=0.5)])
+            node.close()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(f"node{number}",)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
 
 
 def test_what_a_closed_node_is_asked(ros_domain: int):
