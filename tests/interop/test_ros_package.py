@@ -35,6 +35,15 @@ def test_manifest_is_of_rep_149() -> None:
     assert depends == sorted(set(depends))
 
 
+def test_manifest_has_the_packages_of_all_messages() -> None:
+    kind = re.compile(r"\b([a-z]+(?:_[a-z]+)*)/(?:msg|srv|action)/[A-Z]")
+    sources = (PACKAGE.parents[1] / "real").rglob("*.py")
+    used = {package for source in sources for package in kind.findall(source.read_text("utf-8"))}
+    # An example in a message, and what only the transport without rclpy needs itself.
+    used -= {"package", "rmw_dds_common", "service_msgs", "unique_identifier_msgs"}
+    assert used <= {child.text for child in MANIFEST.findall("exec_depend")}
+
+
 def test_setup_installs_what_ament_looks_for(monkeypatch: pytest.MonkeyPatch) -> None:
     got: dict = {}
     monkeypatch.chdir(PACKAGE)
@@ -104,7 +113,12 @@ def test_executable_leaves_out_what_ros_adds(
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["robot_rl", "--version", "--ros-args", "-r", "__ns:=/arm"])
     assert runpy.run_path(str(PACKAGE / "robot_rl_deploy" / "main.py"))["main"]() == 0
-    assert __version__ in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert __version__ in said.out
+    assert said.err == (
+        "robot_rl_deploy: no effect: --ros-args -r __ns:=/arm. Names are in the station file: "
+        "ros2.namespace, ros2.remap and ros2.use_sim_time.\n"
+    )
 
 
 def test_executable_says_where_robot_rl_is_missing(

@@ -12,6 +12,8 @@ from PIL import Image
 from robot_rl.real.drivers.feed import SensorFeed
 from robot_rl.real.drivers.host import SENSORS_SOCKET
 from robot_rl.real.messages import Frame
+from robot_rl.real.ros2.node import open_node
+from robot_rl.real.ros2.parameters import get_remote, set_remote
 from robot_rl.real.sensors import (
     PictureError,
     Ros2Sensors,
@@ -20,9 +22,11 @@ from robot_rl.real.sensors import (
     decode_image,
     frame_name,
     open_sensors,
+    open_station_node,
 )
-from robot_rl.real.station import CameraConfig, ObjectConfig
+from robot_rl.real.station import CameraConfig, ObjectConfig, Ros2Config
 from tests.real.drivers.ros_graph import FakeNode, message
+from tests.real.ros2.conftest import own_domain
 from tests.real.supervisor.rig import two_joint_station
 
 
@@ -196,3 +200,17 @@ def test_frames_come_through_the_driver(tmp_path_factory):
 
 def test_names_of_cameras():
     assert (frame_name("front"), frame_name("front.depth")) == ("front.rgb", "front.depth")
+
+
+def test_a_node_of_a_station_has_use_sim_time_as_every_node_of_ros(monkeypatch):
+    pytest.importorskip("cyclonedds")
+    own_domain(monkeypatch)
+    config = Ros2Config(namespace="left", transport="dds", use_sim_time=True)
+    node = open_station_node(two_joint_station(driver="ros2", ros2=config), "driver")
+    other = open_node("asker", transport="dds")
+    assert get_remote(other, "/left/robot_rl_driver", ["use_sim_time"]) == {"use_sim_time": True}
+    assert node.now_ns() == 0  # no /clock yet
+    set_remote(other, "/left/robot_rl_driver", {"use_sim_time": False})
+    assert abs(node.now_ns() - time.time_ns()) < 60e9
+    node.close()
+    other.close()

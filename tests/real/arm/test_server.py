@@ -14,6 +14,7 @@ pytest.importorskip("cyclonedds")
 
 from robot_rl.real.ros2.api import LATCHED, Node
 from robot_rl.real.ros2.node import open_node
+from robot_rl.real.ros2.parameters import get_remote
 from tests.real.arm.conftest import WAIT_S, serving
 from tests.real.ros2.conftest import own_domain
 
@@ -333,6 +334,7 @@ def test_cameras_and_simulated_time(monkeypatch: pytest.MonkeyPatch) -> None:
         clock = seen.until(lambda: seen.newest.get("/clock"), "/clock").clock
         # Since the arm's start, not since 1970.
         assert max(clock.sec, raw.header.stamp.sec, seen.newest["joint_states"].header.stamp.sec) < 600
+        assert get_remote(node, "/sim_arm", ["use_sim_time"]) == {"use_sim_time": True}
         node.close()
     assert facts[0]["cycles"] > 10
 

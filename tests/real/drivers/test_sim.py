@@ -21,7 +21,7 @@ class Kinematic:
     position_limits_rad = (np.array([-2.0, -2.0]), np.array([2.0, 2.0]))
 
     def __init__(self) -> None:
-        self.elapsed_s = 0.0
+        self.elapsed_s, self.made_s = 0.0, time.monotonic()
         self.position = self.sag = np.zeros(2)
         self.target, self.gripper = np.zeros(2), 1.0
         self.error: Exception | None = None
@@ -88,9 +88,10 @@ def until(condition):
 
 
 def test_time_passes_as_on_the_clock(arm, plants):
-    begin_s, elapsed_s = time.monotonic(), plants[0].elapsed_s
+    elapsed_s = plants[0].elapsed_s
     until(lambda: plants[0].elapsed_s - elapsed_s > 0.2)
-    assert time.monotonic() - begin_s > 0.19  # never faster than time
+    # Never faster than time since it was made: a step that came late makes up for what it missed.
+    assert plants[0].elapsed_s <= time.monotonic() - plants[0].made_s
     assert arm.wait(TIMEOUT_S)
     assert 0 <= time.monotonic_ns() - arm.read().stamp_ns < 1e9 * TIMEOUT_S
 
