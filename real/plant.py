@@ -39,6 +39,11 @@ class Plant(Protocol):
         """Largest joint torques (n,): the servos saturate there."""
         ...
 
+    @property
+    def servo_s(self) -> Array:
+        """Time constants of the servos (n,): how far a joint lags behind its target, over its speed."""
+        ...
+
     def command(self, target_rad: Array, gripper: float) -> None:
         """Sets the servos' targets; they hold until the next command."""
         ...

@@ -96,6 +96,12 @@ class MujocoPlant:
     def effort_limits_n_m(self) -> Array:
         return np.array(self._robot.limits.effort_n_m)
 
+    @property
+    def servo_s(self) -> Array:
+        model = self._backend.model
+        stiffness, bias = model.actuator_gainprm[self._servos, 0], model.actuator_biasprm[self._servos]
+        return (model.dof_damping[self._dof] - bias[:, 2]) / stiffness
+
     def command(self, target_rad: Array, gripper: float) -> None:
         self._ctrl[self._servos] = target_rad
         self._ctrl[self._gripper_servo] = gripper

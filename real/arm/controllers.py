@@ -145,7 +145,8 @@ class JointTrajectoryController:
             return
         motion = self._motion or self._begin(execution, cycle)
         self.reference = sample = motion.sample(cycle.now_ns)
-        body.target_rad = sample.position_rad
+        # A real arm's drives follow a trajectory closely; soft servos do if their target leads them.
+        body.target_rad = sample.position_rad + body.plant.servo_s * sample.velocity_rad_s
         self._judge(execution, motion, cycle, body)
 
     def _begin(self, execution: Execution, cycle: Cycle) -> Motion:

@@ -20,7 +20,6 @@ In training the envelope sees one target each 50 ms, and lets it differ from the
 action rate times 50 ms, at once. Per cycle of 10 ms the same rate would smear each step over up to
 five cycles, which no policy was trained with. So every target here may differ by that much from all
 that were sent in the last 50 ms: the same bound over any 50 ms, and the same steps pass."""
-_LEAST_NS = 1_000_000
 
 
 class Limiter:
@@ -71,19 +70,20 @@ class Limiter:
         """Returns how far the worst joint is outside of its position limits; 0 inside."""
         return float(np.abs(position_rad - self.clamp(position_rad)).max())
 
-    def filter_plan(self, plan: Plan, position_rad: Array, now_ns: int) -> tuple[Plan, bool]:
-        """Returns a plan as far as it is allowed, from where the arm is aimed at now.
+    def filter_plan(self, plan: Plan, position_rad: Array) -> tuple[Plan, bool]:
+        """Returns a plan that begins now as far as it is allowed, from where the arm is aimed at.
 
         The arm follows it by itself, so no lead shows its speed; the envelope runs ahead instead,
-        each point the measured position of the next: then the lead is the step of a period, or of
-        what is left of the first one.
+        each point the measured position of the next: then the lead is the step of a period.
 
         Raises:
             SafetyStopError: something is not finite.
         """
+        period_s = 1e-9 * plan.period_ns
+        limits = replace(self.envelope.limits, lookahead_s=period_s)
+        ahead = SafetyEnvelope(limits, control_dt_s=period_s, real=True, clock=self._clock)
         safe, here = np.empty_like(plan.targets_rad), position_rad[None]
         still = np.zeros_like(here)
-        left_ns = plan.start_ns + plan.period_ns - now_ns
 
         def bounded(target: Array) -> Array:
             ahead.reset(target_rad=here)
@@ -91,18 +91,10 @@ class Limiter:
 
         self.is_boxed = False
         for index, target in enumerate(plan.targets_rad):
-            if index < 2:
-                ahead = self._ahead(max(left_ns, _LEAST_NS) if index == 0 else plan.period_ns)
             safe[index], is_boxed = self._boxed(here[0], target, bounded)
             self.is_boxed |= is_boxed
             here = safe[index][None]
         return replace(plan, targets_rad=safe), bool((safe != plan.targets_rad).any())
-
-    def _ahead(self, period_ns: int) -> SafetyEnvelope:
-        """Returns what bounds the steps of a plan from one point to the next."""
-        period_s = 1e-9 * period_ns
-        limits = replace(self.envelope.limits, lookahead_s=period_s)
-        return SafetyEnvelope(limits, control_dt_s=period_s, real=True, clock=self._clock)
 
     def _bounded(self, target_rad: Array, state: ArmState) -> Array:
         """Returns the nearest target (n,) within the limits of the joints."""

@@ -1,78 +1,119 @@
-"""Plans for an arm that follows them by itself, in pieces that end soon: so long may nobody watch it.
+"""What an arm that follows plans by itself gets: the way that soft servos would take it, piece by piece.
 
-n arm joints, H points of a plan. A piece begins with the interval of now and reaches as far ahead as
-it may; the next one follows when half of that is left, before the arm slows down for the end.
+Joint targets mean one thing everywhere: soft servos close the distance with a time constant of
+`limits.lookahead_s` (`robot_rl.hal.safety`). An arm with a trajectory controller goes where it is told
+when it is told, so it is told where those servos would be. A piece begins now and ends at most
+`max_plan_s` ahead: so long may nobody watch the arm. The next one follows when half of that is left,
+before the arm slows down for the end. n arm joints, H points of a plan, N of a piece.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from typing import Protocol
 
 import numpy as np
 
-from robot_rl.real.messages import Plan
+from robot_rl.core.errors import require
+from robot_rl.real.messages import Array, Plan
+from robot_rl.real.station import StationConfig
 
-_LEAST_ROWS = 4
-"""Points of a full piece: longer periods are divided."""
+POINT_NS = 50_000_000
+"""Between two points of a piece."""
+_STEPS = 5
+"""Of the servos from one point to the next."""
+_CLOSED = 5.0
+"""Time constants after which the last target is reached."""
+
+
+class Way(Protocol):
+    """A motion that is known in advance, such as the way home."""
+
+    def ahead(self, now_ns: int, most: int) -> Plan:
+        """Returns where it is at the ends of the next periods of `POINT_NS`: fewer than `most` if it ends."""
+        ...
 
 
 class Pieces:
-    """Cuts the newest plan."""
+    """Cuts the newest plan, or the way home."""
 
-    def __init__(self, longest_s: float) -> None:
-        """Takes how far ahead of now a piece may end."""
-        self._longest_ns = round(1e9 * longest_s)
+    def __init__(self, station: StationConfig) -> None:
+        limits, longest_s = station.limits, station.supervisor.max_plan_s
+        require(longest_s >= 2e-9 * POINT_NS, "supervisor.max_plan_s", longest_s, "0.1 or more")
+        self._most = round(1e9 * longest_s) // POINT_NS
+        self._servo_s = limits.lookahead_s
+        self._speed, self._acceleration = (
+            np.asarray(limits.velocity_rad_s),
+            np.asarray(limits.acceleration_rad_s2),
+        )
         self._plan: Plan | None = None
-        self._end_row = 0
-        self._end_ns = 0
+        self._next: Plan | None = None
+        self._way: Way | None = None
+        self._again_ns = self._end_ns = 0
 
     def follow(self, plan: Plan) -> None:
-        """Begins another plan; its first piece is due as soon as its start is near enough."""
-        self._plan, self._end_row = _divided(plan, self._longest_ns // _LEAST_ROWS), 0
+        """Takes a plan from its start on; the one before is followed until then."""
+        self._next = plan
+
+    def home(self, way: Way) -> None:
+        """Takes a way from now on."""
+        self.drop()
+        self._way = way
 
     def drop(self) -> None:
-        """Forgets the plan."""
-        self._plan, self._end_ns = None, 0
+        """Forgets what was to be followed."""
+        self._plan = self._next = self._way = None
+        self._again_ns = self._end_ns = 0
 
     def is_done(self, now_ns: int) -> bool:
-        """Whether the end of the plan is reached."""
-        return self._plan is None and now_ns >= self._end_ns
+        """Whether the end of the last piece is reached, and nothing follows it."""
+        return self._next is None and self._plan is None and self._way is None and now_ns >= self._end_ns
 
-    def due(self, now_ns: int) -> Plan | None:
-        """Returns the piece that is to be sent now."""
-        plan = self._plan
-        if plan is None:
+    def due(self, now_ns: int, position_rad: Array, velocity_rad_s: Array) -> Plan | None:
+        """Returns the piece that is to be sent now, from where the arm should be (n,) and how fast (n,)."""
+        if self._next is not None and now_ns >= self._next.start_ns:
+            self._plan, self._next, self._way, self._again_ns = self._next, None, None, now_ns
+        if now_ns < self._again_ns:
             return None
-        first = max(0, (now_ns - plan.start_ns) // plan.period_ns)
-        end = min(len(plan.gripper), (now_ns + self._longest_ns - plan.start_ns) // plan.period_ns)
-        if first >= len(plan.gripper):  # too late for all of it
-            self._plan = None
+        if self._way is not None:
+            piece = self._way.ahead(now_ns, self._most)
+        elif self._plan is not None:
+            piece = self._followed(self._plan, now_ns, position_rad, velocity_rad_s)
+        else:
             return None
-        is_early = self._end_row > 0 and 2 * (self._end_ns - now_ns) > self._longest_ns
-        if end <= max(first, self._end_row) or (is_early and end < len(plan.gripper)):
-            return None
-        self._end_row, self._end_ns = end, plan.start_ns + end * plan.period_ns
-        if end == len(plan.gripper):
-            self._plan = None
-        return replace(
-            plan,
-            start_ns=plan.start_ns + first * plan.period_ns,
-            targets_rad=plan.targets_rad[first:end],
-            gripper=plan.gripper[first:end],
-        )
+        length_ns = len(piece.gripper) * POINT_NS
+        self._end_ns, self._again_ns = now_ns + length_ns, now_ns + self._most * POINT_NS // 2
+        if len(piece.gripper) < self._most:  # this is the last one
+            self._plan = self._way = None
+        return piece
 
+    def _followed(self, plan: Plan, now_ns: int, position_rad: Array, velocity_rad_s: Array) -> Plan:
+        """Returns where soft servos would be, with each target for its period and the last one for good."""
+        last, step_ns = len(plan.gripper) - 1, POINT_NS // _STEPS
+        end_ns = plan.start_ns + (last + 1) * plan.period_ns + round(1e9 * _CLOSED * self._servo_s)
+        points = max(1, min(self._most, -(-(end_ns - now_ns) // POINT_NS)))
+        step_s = 1e-9 * step_ns
+        rate = -math.expm1(-step_s / self._servo_s) / step_s  # of the distance, on average over a step
+        where, speed = position_rad, velocity_rad_s
+        rows, grippers = np.empty((points, len(where))), np.empty(points)
+        for step in range(points * _STEPS):
+            index = min(max(0, (now_ns + step * step_ns - plan.start_ns) // plan.period_ns), last)
+            wanted = self._braked(rate * (plan.targets_rad[index] - where), rate)
+            change = step_s * self._acceleration
+            speed = np.clip(wanted, speed - change, speed + change)
+            where = where + step_s * speed
+            if step % _STEPS == 0:
+                grippers[step // _STEPS] = plan.gripper[index]
+            rows[step // _STEPS] = where
+        return replace(plan, start_ns=now_ns, period_ns=POINT_NS, targets_rad=rows, gripper=grippers)
 
-def _divided(plan: Plan, longest_ns: int) -> Plan:
-    """Returns the same plan with shorter periods, on straight lines from its first target on."""
-    parts = -(-plan.period_ns // longest_ns)
-    if parts == 1:
-        return plan
-    ends = np.arange(1, len(plan.gripper) + 1)
-    fine = np.arange(1, parts * len(plan.gripper) + 1) / parts
-    targets = np.stack([np.interp(fine, ends, joint) for joint in plan.targets_rad.T], axis=1)
-    return replace(
-        plan,
-        period_ns=plan.period_ns // parts,
-        targets_rad=targets,
-        gripper=np.repeat(plan.gripper, parts),
-    )
+    def _braked(self, wanted_rad_s: Array, rate: float) -> Array:
+        """Returns speeds (n,) from which the acceleration limit suffices to stop at the target.
+
+        Closing a distance at `rate` takes a deceleration of rate x speed: over the limit for speeds above
+        a / rate. There the speed is that of an even deceleration, which joins it without a kink.
+        """
+        size, even = np.abs(wanted_rad_s), self._acceleration / rate
+        largest = np.where(size > even, np.sqrt(even * np.maximum(2.0 * size - even, 0.0)), size)
+        return np.sign(wanted_rad_s) * np.minimum(largest, self._speed)

@@ -16,11 +16,10 @@ import ruckig
 from robot_rl.core.errors import DeviceError
 from robot_rl.real.messages import Array, Plan
 from robot_rl.real.station import StationConfig
+from robot_rl.real.supervisor.pieces import POINT_NS
 
 HOME_SPEED = 0.25
 """Share of the velocity and acceleration limits that homing uses."""
-HOMING_PERIOD_NS = 50_000_000
-"""Between the points of a homing plan."""
 _JERK_PER_ACCELERATION = 100.0
 _PRECISION = 1e-9
 """s and rad."""
@@ -79,17 +78,32 @@ class JerkLimited:
     Target States" (2021); computed when the target changes, read in between.
     """
 
-    def __init__(self, station: StationConfig, *, share: float = 1.0) -> None:
+    def __init__(self, station: StationConfig, *, share: float = 1.0, leads: bool = False) -> None:
+        """Takes the limits.
+
+        Args:
+            station: whose they are.
+            share: of the velocity and acceleration limits.
+            leads: whether targets lead the arm, as a policy's do: soft servos are at x where x + servo_s
+                v is their target, so an arm within its limits has targets that move faster than itself.
+        """
         limits, joints = station.limits, len(station.joints)
-        jerk = station.supervisor.jerk_rad_s3
-        jerk = jerk or tuple(_JERK_PER_ACCELERATION * value for value in limits.acceleration_rad_s2)
+        velocity, acceleration = np.asarray(limits.velocity_rad_s), np.asarray(limits.acceleration_rad_s2)
+        jerk = _JERK_PER_ACCELERATION * acceleration
+        if station.supervisor.jerk_rad_s3 is not None:
+            jerk = np.asarray(station.supervisor.jerk_rad_s3)
+        if leads:
+            servo_s, per_acceleration = limits.lookahead_s, jerk / acceleration
+            rate = limits.action_rate_rad_s  # the bound of the envelope, which has the same reason
+            velocity = velocity + servo_s * acceleration if rate is None else np.asarray(rate)
+            acceleration = acceleration + servo_s * jerk
+            jerk = per_acceleration * acceleration
         self._solver, self._input = ruckig.Ruckig(joints), ruckig.InputParameter(joints)
         self._path = ruckig.Trajectory(joints)
-        self._input.max_velocity = [share * value for value in limits.velocity_rad_s]
-        self._input.max_acceleration = [share * value for value in limits.acceleration_rad_s2]
-        self._input.max_jerk = list(jerk)
+        self._high = share * velocity
+        self._input.max_velocity, self._input.max_jerk = self._high.tolist(), jerk.tolist()
+        self._input.max_acceleration = (share * acceleration).tolist()
         self._input.target_acceleration = self._still = [0.0] * joints
-        self._high = np.asarray(self._input.max_velocity)
         self._began_ns: int | None = None
 
     def begin(self, position_rad: Array, velocity_rad_s: Array) -> None:
@@ -97,17 +111,29 @@ class JerkLimited:
         self._acceleration, self._began_ns = self._still, None
 
     def aim(self, goal_rad: Array, velocity_rad_s: Array, now_ns: int, due_ns: int) -> None:
+        """Sets the target; if ruckig finds no way, as from some states at limits, rests there or brakes."""
         self._input.control_interface = ruckig.ControlInterface.Position
         self._input.target_position = goal_rad.tolist()
         self._input.target_velocity = np.clip(velocity_rad_s, -self._high, self._high).tolist()
         self._input.minimum_duration = max(1e-9 * (due_ns - now_ns), _PRECISION)
-        self._solve(now_ns)
+        if not self._is_solved(now_ns):
+            self._input.target_velocity, self._input.minimum_duration = self._still, None
+            if not self._is_solved(now_ns, in_step=False):
+                self.brake(now_ns)
 
     def brake(self, now_ns: int) -> None:
-        """Comes to rest as soon as the limits allow, wherever that is."""
+        """Comes to rest as soon as the limits allow, wherever that is.
+
+        Raises:
+            DeviceError: ruckig finds no such motion.
+        """
         self._input.control_interface = ruckig.ControlInterface.Velocity
         self._input.target_velocity, self._input.minimum_duration = self._still, None
-        self._solve(now_ns)
+        if not self._is_solved(now_ns) and not self._is_solved(now_ns, in_step=False):
+            position, velocity = (np.round(values, 3).tolist() for values in self.at(now_ns))
+            raise DeviceError(
+                f"supervisor: no way to rest within the limits from {position} rad at {velocity} rad/s."
+            )
 
     def at(self, now_ns: int) -> tuple[Array, Array]:
         if self._began_ns is not None:
@@ -119,22 +145,29 @@ class JerkLimited:
         """Whether the target of `aim` or the rest of `brake` is reached."""
         return self._began_ns is None or 1e-9 * (now_ns - self._began_ns) >= self._path.duration
 
-    def sampled(self, period_ns: int) -> Array:
-        """Returns all positions (H, n) until the end, one a period, the present one left out."""
-        steps = max(1, math.ceil(1e9 * self._path.duration / period_ns))
-        return np.array([self._path.at_time(1e-9 * period_ns * step)[0] for step in range(1, steps + 1)])
+    def sampled(self, now_ns: int, period_ns: int, most: int) -> Array:
+        """Returns positions (N, n) until the end, one a period, the present one left out; `most` at most."""
+        assert self._began_ns is not None, "aim comes first"
+        passed_s, period_s = 1e-9 * (now_ns - self._began_ns), 1e-9 * period_ns
+        steps = min(most, max(1, math.ceil((self._path.duration - passed_s) / period_s)))
+        return np.array([self._path.at_time(passed_s + period_s * step)[0] for step in range(1, steps + 1)])
 
-    def _solve(self, now_ns: int) -> None:
+    def _is_solved(self, now_ns: int, *, in_step: bool = True) -> bool:
+        """Begins the motion that is asked for, if ruckig finds one; `in_step`: all joints end together."""
+        kinds = ruckig.Synchronization
+        self._input.synchronization = kinds.Time if in_step else kinds.No
         position, velocity = self.at(now_ns)
         self._input.current_position, self._input.current_velocity = position.tolist(), velocity.tolist()
         self._input.current_acceleration = self._acceleration
+        path = ruckig.Trajectory(len(self._still))  # the one before stays, if this fails half-way
         try:
-            result = self._solver.calculate(self._input, self._path)
-        except ruckig.RuckigError as error:
-            raise DeviceError(f"supervisor: no motion within the limits: {error}") from error
+            result = self._solver.calculate(self._input, path)
+        except ruckig.RuckigError:
+            return False
         if result not in (ruckig.Result.Working, ruckig.Result.Finished):
-            raise DeviceError(f"supervisor: no motion within the limits: ruckig says {result}")
-        self._began_ns = now_ns
+            return False
+        self._path, self._began_ns = path, now_ns
+        return True
 
 
 class Aim:
@@ -143,9 +176,12 @@ class Aim:
     def __init__(self, station: StationConfig, *, streams: bool = True) -> None:
         """Takes the station, and whether its arm gets targets one by one or follows plans by itself."""
         interpolate = station.supervisor.interpolate if streams else "linear"
-        self._path: Path = {"hold": Hold, "linear": Linear}.get(interpolate, lambda: JerkLimited(station))()
+        self._path: Path = {"hold": Hold, "linear": Linear}.get(
+            interpolate, lambda: JerkLimited(station, leads=True)
+        )()
         self._homing, self._braking = JerkLimited(station, share=HOME_SPEED), JerkLimited(station)
         self._zeros = np.zeros(len(station.joints))
+        self._fastest = np.asarray(station.limits.velocity_rad_s)
         self._now: Path = self._path
         self._plan: Plan | None = None
         self._next: Plan | None = None
@@ -176,23 +212,18 @@ class Aim:
         self._homing.begin(position_rad, velocity)
         self._homing.aim(goal_rad, self._zeros, now_ns, now_ns)
 
-    def homing_plan(self, now_ns: int) -> Plan:
-        """Returns the way `home` takes, for arms that follow plans by themselves."""
-        targets = self._homing.sampled(HOMING_PERIOD_NS)
-        return Plan(
-            number=-1,
-            start_ns=now_ns,
-            period_ns=HOMING_PERIOD_NS,
-            targets_rad=targets,
-            gripper=np.full(len(targets), self.gripper),
-        )
+    def ahead(self, now_ns: int, most: int) -> Plan:
+        """Returns the next piece of the way `home` takes, for arms that follow plans by themselves."""
+        targets = self._homing.sampled(now_ns, POINT_NS, most)
+        gripper = np.full(len(targets), self.gripper)
+        return Plan(number=-1, start_ns=now_ns, period_ns=POINT_NS, targets_rad=targets, gripper=gripper)
 
     def brake(self, position_rad: Array, now_ns: int) -> None:
-        """Comes to rest, from the position last sent and the speed last aimed at."""
+        """Comes to rest, from the position last sent and the speed last aimed at, or the arm's largest."""
         _, velocity = self._now.at(now_ns)
         self._forget()
         self._now = self._braking
-        self._braking.begin(position_rad, velocity)
+        self._braking.begin(position_rad, np.clip(velocity, -self._fastest, self._fastest))
         self._braking.brake(now_ns)
 
     def is_done(self, now_ns: int) -> bool:
@@ -201,6 +232,10 @@ class Aim:
 
     def at(self, now_ns: int) -> Array:
         """Returns the joint targets (n,) of now."""
+        return self.motion(now_ns)[0]
+
+    def motion(self, now_ns: int) -> tuple[Array, Array]:
+        """Returns the joint targets (n,) of now, and how fast they move (n,)."""
         if self._next is not None and now_ns >= self._next.start_ns:
             self._adopt(now_ns)
         plan = self._plan
@@ -209,7 +244,7 @@ class Aim:
             if index != self._index:
                 self._index = index
                 self._aim(plan, index, now_ns)
-        return self._now.at(now_ns)[0]
+        return self._now.at(now_ns)
 
     def _adopt(self, now_ns: int) -> None:
         if self._now is not self._path:
@@ -222,13 +257,24 @@ class Aim:
         speed = self._zeros
         if index < last:
             before = targets[index - 1] if index else self._now.at(now_ns)[0]
-            speed = (targets[index + 1] - before) / (2e-9 * plan.period_ns)
+            speed = _passing_speed(before, targets[index], targets[index + 1], 1e-9 * plan.period_ns)
         due_ns = plan.start_ns + (index + 1) * plan.period_ns
         self._now.aim(targets[index], speed, now_ns, due_ns)
         self.gripper = float(plan.gripper[index])
 
     def _forget(self) -> None:
         self._plan, self._next, self._index = None, None, -1
+
+
+def _passing_speed(before: Array, target: Array, after: Array, period_s: float) -> Array:
+    """Returns how fast (n,) to pass a target: evenly on the way, not at all where the way turns.
+
+    Twice the slower side at most, so that no target is overshot (Fritsch and Carlson 1980).
+    """
+    come, go = (target - before) / period_s, (after - target) / period_s
+    slower = np.minimum(np.abs(come), np.abs(go))
+    speed = np.minimum(0.5 * np.abs(come + go), 2.0 * slower)
+    return np.where(come * go > 0, np.sign(come) * speed, 0.0)
 
 
 def plan_error(plan: Plan, joints: int, latest_ns: int, now_ns: int) -> str:

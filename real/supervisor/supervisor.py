@@ -74,7 +74,7 @@ class Supervisor:
         self._limiter = Limiter(station, self._clock)
         self._watchdog = Watchdog(station, self._limiter.envelope, self._limiter.box)
         self._aim = Aim(station, streams=self._streams)
-        self._pieces = Pieces(config.max_plan_s)  # of plans, for an arm that follows them by itself
+        self._pieces = Pieces(station)  # of plans, for an arm that follows them by itself
         self._home_rad = np.asarray(station.home_rad)
         self._still_rad_s = _STILL_SHARE * np.asarray(station.limits.velocity_rad_s)
         self._orders = DriverOrders(driver, self._still_rad_s)
@@ -216,25 +216,15 @@ class Supervisor:
         self._covered_ns = min(max(now_ns, end_ns), now_ns + self._stop_ns)
         grippers = self._limiter.clamp_gripper(plan.gripper)
         self._limited |= bool((grippers != plan.gripper).any())
-        self._follow(replace(plan, gripper=grippers), now_ns)
-        if self.phase == "holding":
-            self.phase, self._reason = "running", ""
-            self._log.event(now_ns, "running", plan=plan.number)
-
-    def _follow(self, plan: Plan, now_ns: int) -> None:
-        self._orders.let_go()
+        plan = replace(plan, gripper=grippers)
         if self._streams:
             self._aim.follow(plan)
         else:
+            self._orders.let_go()
             self._pieces.follow(plan)
-
-    def _forward(self, piece: Plan, now_ns: int) -> None:
-        """Sends a piece of a plan to an arm that follows it by itself, as far as it is allowed."""
-        allowed, limited = self._limiter.filter_plan(piece, self._aim.at(now_ns), now_ns)
-        self._limited |= limited
-        self._number += 1
-        self._driver.send(replace(allowed, number=self._number, token=self._fence.newest))
-        self._aim.follow(allowed)
+        if self.phase == "holding":
+            self.phase, self._reason = "running", ""
+            self._log.event(now_ns, "running", plan=plan.number)
 
     # Orders of people and programs
 
@@ -290,7 +280,8 @@ class Supervisor:
             self.phase, self._homing_for = "homing", client
             self._aim.home(self._home_rad, self._sent_rad, now_ns)
             if not self._streams:
-                self._follow(self._aim.homing_plan(now_ns), now_ns)
+                self._orders.let_go()
+                self._pieces.home(self._aim)
         elif self.phase == "paused":
             self.phase, self._last_plan, self._covered_ns = "running", -1, now_ns
             self._answer(client, "start")
@@ -453,9 +444,14 @@ class Supervisor:
     def _send_piece(self, state: ArmState, now_ns: int) -> None:
         if self._orders.is_holding:
             self._aim.rest(state.position_rad)  # wherever it comes to rest
-        piece = self._pieces.due(now_ns)
+        here, speed = self._aim.motion(now_ns)
+        piece = self._pieces.due(now_ns, here, speed)
         if piece is not None:
-            self._forward(piece, now_ns)
+            allowed, limited = self._limiter.filter_plan(piece, here)
+            self._limited |= limited
+            self._number += 1
+            self._driver.send(replace(allowed, number=self._number, token=self._fence.newest))
+            self._aim.follow(allowed)
         self._asked_rad = self._sent_rad = self._limiter.clamp(self._aim.at(now_ns))
         self._driver.send(Beat(stamp_ns=now_ns))
 

@@ -114,6 +114,8 @@ def test_limits_are_the_robots(plant: MujocoPlant) -> None:
     assert (low[3], high[3]) == (-3.0718, -0.0698)
     assert plant.velocity_limits_rad_s[0] == 2.175
     assert plant.effort_limits_n_m[6] == 12.0
+    # (kd + joint damping) / kp: (40 + 1) / 400 on the first joint, (5 + 1) / 50 on the last.
+    assert plant.servo_s[[0, 6]] == pytest.approx([0.1025, 0.12])
     assert plant.gripper_range == (0.0, 0.04)
     assert plant.finger_names == ("finger_joint1", "finger_joint2")
 

@@ -37,6 +37,7 @@ class LagPlant:
         self.target, self.gripper = np.zeros(2), 0.04
         self.seed = -1
 
+    servo_s = np.zeros(2)  # says nothing of its lag
     position_limits_rad = np.array([-1.0, -2.0]), np.array([1.0, 2.0])
     velocity_limits_rad_s = np.array([1.0, 2.0])
     effort_limits_n_m = np.array([10.0, 20.0])

@@ -66,6 +66,18 @@ def test_a_trajectory_is_followed_and_held(make_loop) -> None:
     assert loop.plant.position == pytest.approx([0.5, -0.5])
 
 
+def test_soft_servos_follow_a_trajectory_as_the_drives_of_an_arm_do(make_loop) -> None:
+    """0.5 rad/s on servos of 0.1 s lags by 0.05 rad, unless the target leads by as much."""
+    loop = make_loop(lag_s=0.1)
+    loop.plant.servo_s = np.full(2, 0.1)
+    controller, _ = follow(loop, to((1.0, [0.5, -0.5])))
+    loop.run(0.8, controller)
+    assert loop.plant.target == pytest.approx([0.445, -0.445])
+    assert loop.plant.position == pytest.approx([0.4, -0.4], abs=0.006)
+    loop.run(0.5, controller)
+    assert loop.plant.target == pytest.approx([0.5, -0.5])  # at rest nothing leads
+
+
 def test_a_stamp_says_when_it_begins(make_loop) -> None:
     """ROS time is 5 s ahead; a stamp 0.2 s from now leads to the point at 0.5 s."""
     loop = make_loop()

@@ -197,17 +197,17 @@ def test_an_arm_without_clock_of_its_own_is_watched_by_arrival() -> None:
     assert watchdog.age_s(20_000_000) == 0.0
 
 
-def test_a_trajectory_goes_out_whole_and_within_the_limits(make_rig: MakeRig) -> None:
-    station = two_joint_station(
-        driver="ros2", ros2=Ros2Config(command="trajectory"), supervisor={"interpolate": "linear"}
-    )
-    rig = make_rig(station)
+def test_a_trajectory_goes_out_within_the_limits(make_rig: MakeRig) -> None:
+    rig = make_rig(two_joint_station(driver="ros2", ros2=Ros2Config(command="trajectory")))
     policy = rig.started()
-    policy.link.send(rig.plan([0.05, 0.0], [0.5, 0.0], [0.5, 0.0], [9.0, 0.0]))
+    policy.link.send(rig.plan([0.05, 0.0], [9.0, 0.0], [9.0, 0.0], [9.0, 0.0]))
     rig.run(0.05)
     (plan,) = rig.arm.plans
-    # 2 rad/s is 0.1 rad per 50 ms.
-    assert plan.targets_rad[:, 0] == pytest.approx([0.05, 0.15, 0.25, 0.35])
+    assert np.abs(plan.targets_rad).max() <= 2.0
+    # 2 rad/s is 0.1 rad per 50 ms, 10 rad/s^2 0.025 more in each than in the one before.
+    steps = np.diff(plan.targets_rad[:, 0], prepend=0.0)
+    assert 0.099 <= steps.max() <= 0.1 + 1e-9
+    assert np.abs(np.diff(steps[:-4])).max() <= 0.025 + 1e-9
     assert rig.arm.sent == []
     assert policy.status.limited or any(getattr(message, "limited", False) for message in policy.said)
     rig.run(0.6)
@@ -219,7 +219,6 @@ def test_a_trajectory_goes_out_whole_and_within_the_limits(make_rig: MakeRig) ->
     assert policy.answer.operation == "home"
     assert policy.answer.done
     assert rig.arm.plans[-1].targets_rad[-1] == pytest.approx([0.0, 0.0], abs=1e-9)
-    assert len(rig.arm.plans) == 2
 
 
 def test_a_trajectory_with_nan_never_leaves(make_rig: MakeRig) -> None:
