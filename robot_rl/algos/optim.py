@@ -117,32 +117,39 @@ def cosine_lr(step: int, *, peak: float, warmup: int, total: int, floor: float) 
 
 
 class matmul_precision:  # noqa: N801 - reads as a word after `with`
-    """Computes float32 products in bfloat16 inside, with `bf16`, where the processor is made for it.
+    """Computes float32 products in less precision inside, with `bf16`.
 
-    Sums stay float32, and so do weights, moments and targets. The setting is torch's and global:
+    That is bfloat16 on a processor that is made for it, and TensorFloat-32 on a GPU, whatever processor is
+    beside it. Sums stay float32, and so do weights, moments and targets. The setting is torch's and global:
     it is put back on leaving, so that policies act with the same numbers in training as elsewhere.
     """
 
-    __slots__ = ("_before", "_lowers")
+    __slots__ = ("_before", "_inside")
 
     def __init__(self, matmul: Matmul) -> None:
-        self._lowers = matmul == "bf16" and _has_bf16_products()
+        self._inside = _lowest_precision() if matmul == "bf16" else None
         self._before = ""
 
     def __enter__(self) -> None:
-        if self._lowers:
+        if self._inside is not None:
             self._before = torch.get_float32_matmul_precision()
-            torch.set_float32_matmul_precision("medium")
+            torch.set_float32_matmul_precision(self._inside)
 
     def __exit__(self, *_: object) -> None:
-        if self._lowers:
+        if self._inside is not None:
             torch.set_float32_matmul_precision(self._before)
 
 
 @cache
-def _has_bf16_products() -> bool:
-    """Returns whether the processor multiplies bfloat16 in hardware; emulation would be slower."""
-    return bool(torch.cpu.get_capabilities().get("avx512_bf16", False))
+def _lowest_precision() -> Literal["medium", "high"] | None:
+    """Returns torch's name of the least precision that is fast here; None if float32 is.
+
+    `medium` and `high` are one to a GPU, TensorFloat-32; on a processor `medium` is bfloat16, which only some
+    have in hardware (emulation would be slower), and `high` leaves those that have not at float32.
+    """
+    if torch.cpu.get_capabilities().get("avx512_bf16", False):
+        return "medium"
+    return "high" if torch.cuda.is_available() else None
 
 
 @cache

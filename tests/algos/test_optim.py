@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from robot_rl.algos.optim import Optimiser, clip, cosine_lr, follow, matmul_precision
+from robot_rl.algos.optim import Optimiser, _lowest_precision, clip, cosine_lr, follow, matmul_precision
 
 
 def test_optimiser_is_torch_adamw() -> None:
@@ -80,3 +80,37 @@ def test_the_precision_is_put_back() -> None:
     with pytest.raises(RuntimeError), matmul_precision("bf16"):
         raise RuntimeError
     assert torch.get_float32_matmul_precision() == before
+
+
+@pytest.mark.parametrize("has_bf16", [False, True])
+@pytest.mark.parametrize("has_gpu", [False, True])
+def test_a_gpus_precision_does_not_depend_on_the_processor_beside_it(
+    monkeypatch: pytest.MonkeyPatch, has_bf16: bool, has_gpu: bool
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": has_bf16})
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    _lowest_precision.cache_clear()
+    try:
+        with matmul_precision("bf16"):
+            if has_gpu:
+                assert torch.backends.cuda.matmul.allow_tf32
+            # What `high` is on a processor: float32, unless it has the products of `medium` too.
+            inside = {(True, True): "medium", (True, False): "medium", (False, True): "high"}
+            assert torch.get_float32_matmul_precision() == inside.get((has_bf16, has_gpu), "highest")
+        with matmul_precision("fp32"):
+            assert not torch.backends.cuda.matmul.allow_tf32
+    finally:
+        _lowest_precision.cache_clear()
+
+
+def test_a_gpus_precision_leaves_the_processors_products_alone() -> None:
+    """Where a processor has no bfloat16, what a GPU needs changes no bit of its products."""
+    if torch.cpu.get_capabilities().get("avx512_bf16", False):
+        pytest.skip("this processor multiplies bfloat16")
+    one, other = (torch.randn(256, 256, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))
+    expected, before = one @ other, torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("high")
+        assert (one @ other).equal(expected)
+    finally:
+        torch.set_float32_matmul_precision(before)
