@@ -120,7 +120,7 @@ class ActorCriticConfig:
     """Noise on the target's action of a deterministic actor: similar actions get similar values."""
     target_noise_clip: float = 0.5
     matmul: Matmul = "bf16"
-    """`bf16`: products of float32 matrices in bfloat16 where the processor can, TF32 on a GPU; `fp32`: never."""
+    """`bf16`: products of float32 matrices in bfloat16 where the processor can (GPU: TF32); `fp32`: never."""
 
     def __post_init__(self) -> None:
         at = "algorithm."

@@ -36,7 +36,7 @@ class ChunkCriticConfig:
     prefix: bool = False
     """Values every beginning of a chunk, each with a target of its own; else the executed actions alone."""
     matmul: Matmul = "bf16"
-    """`bf16`: products of float32 matrices in bfloat16 where the processor can, TF32 on a GPU; `fp32`: never."""
+    """`bf16`: products of float32 matrices in bfloat16 where the processor can (GPU: TF32); `fp32`: never."""
 
     def __post_init__(self) -> None:
         for name in ("num", "width", "depth"):

@@ -93,7 +93,7 @@ class LatentConfig:
     grad_clip: float = 0.0
     """Largest norm of a gradient; 0 switches clipping off."""
     matmul: Matmul = "bf16"
-    """`bf16`: products of float32 matrices in bfloat16 where the processor can, TF32 on a GPU; `fp32`: never."""
+    """`bf16`: products of float32 matrices in bfloat16 where the processor can (GPU: TF32); `fp32`: never."""
 
     def __post_init__(self) -> None:
         for name in ("num_critics", "width", "depth"):

@@ -55,7 +55,7 @@ class ProgressConfig:
     lr: float = 3e-4
     weight_decay: float = 0.0
     matmul: Matmul = "bf16"
-    """`bf16`: products of float32 matrices in bfloat16 where the processor can, TF32 on a GPU; `fp32`: never."""
+    """`bf16`: products of float32 matrices in bfloat16 where the processor can (GPU: TF32); `fp32`: never."""
 
     def __post_init__(self) -> None:
         at = "demos.filter.algorithm"

@@ -34,7 +34,7 @@ class SACConfig:
     tau: float = 0.005
     """Share of the way that the target critics follow at each update."""
     matmul: Matmul = "bf16"
-    """`bf16`: products of float32 matrices in bfloat16 where the processor can, TF32 on a GPU; `fp32`: never."""
+    """`bf16`: products of float32 matrices in bfloat16 where the processor can (GPU: TF32); `fp32`: never."""
 
     def __post_init__(self) -> None:
         self.full()
