@@ -21,7 +21,7 @@ from robot_rl.core.names import chosen
 from robot_rl.core.registry import resolve
 from robot_rl.core.seeding import EpisodeRng
 from robot_rl.hal.safety import SafetyEnvelope, SafetyLimits
-from robot_rl.hal.vector import Obs, VectorEnv, row_mask
+from robot_rl.hal.vector import Obs, VectorEnv, given_seeds, row_mask
 from robot_rl.sim.backends.mujoco_cpu import MujocoCpu
 from robot_rl.sim.cameras import Camera, Renderer
 from robot_rl.sim.control import Controller, cells, columns
@@ -274,8 +274,8 @@ class SimVectorEnv(VectorEnv):
         """Begins an episode in all envs, or in those of `options["reset_mask"]`.
 
         Args:
-            seed: s gives env i the seed s + i; a sequence gives each its own; None goes on to the
-                next episode of the present seeds.
+            seed: s gives env i the seed s + i; a sequence gives each its own; None, also in a
+                sequence, goes on to the next episode of the present seed.
             options: `reset_mask` (B,) bool; `states` (B, n) rows to start from instead of the
                 task's own distribution.
 
@@ -289,19 +289,9 @@ class SimVectorEnv(VectorEnv):
                 f"{self.task}.reset: unknown options {sorted(unknown)}; allowed: reset_mask, states"
             )
         mask = row_mask(options.get("reset_mask"), self.num_envs)
-        episode = self._episode + np.uint64(1)
-        if seed is not None:
-            given = (
-                np.arange(seed, seed + self.num_envs)
-                if isinstance(seed, int | np.integer)
-                else np.asarray(seed)
-            )
-            if given.shape != (self.num_envs,):
-                raise ConfigError(
-                    f"{self.task}.reset: got {given.shape[0]} seeds, need {self.num_envs}, one an env"
-                )
-            self._seed = np.where(mask, given.astype(np.uint64), self._seed)
-            episode = np.where(mask, np.uint64(0), episode).astype(np.uint64)
+        seeds, given = given_seeds(seed, self.num_envs, at=self.task)
+        self._seed = np.where(mask & given, seeds, self._seed)
+        episode = np.where(given, np.uint64(0), self._episode + np.uint64(1))
         obs = self._begin(mask, episode, keep=None)
         if "states" in options:
             obs = self.set_state(options["states"], mask)

@@ -80,6 +80,7 @@ def check_device(make_device: Callable[[], Device], *, max_steps: int = 400) -> 
 def _check_env(case: Case, *, repeats: bool, compares_rows: bool) -> None:
     rules.check_description(case)
     rules.check_reset(case)
+    rules.check_some_seeds(case)
     rules.check_step(case)
     rules.check_what_is_executed(case)
     rules.check_bad_actions(case)
@@ -87,6 +88,7 @@ def _check_env(case: Case, *, repeats: bool, compares_rows: bool) -> None:
     length = rules.check_episode_end(case) + _MORE_STEPS
     if repeats:
         rules.check_same_seed(case, length)
+        rules.check_next_episodes(case)
         rules.check_state_rows(case)
         rules.check_resume(case, length)
     if repeats and compares_rows:

@@ -269,6 +269,28 @@ def check_same_seed(case: Case, length: int) -> None:
             require_same(f"{rule}: step {step}", _advance(second, action), need)
 
 
+def check_some_seeds(case: Case) -> None:
+    """Checks that a list of seeds may have None, for envs that go on to their next episode."""
+    with case.env() as env:
+        for first in (case.seed, None):
+            seeds = [first, *[None] * (env.num_envs - 1)]
+            _check_obs(f"reset(seed={seeds})", env, env.reset(seed=seeds)[0])
+
+
+def check_next_episodes(case: Case) -> None:
+    """Checks that with such a list env 0 begins at its seed, and that the others go on as without seeds."""
+    first = case.seed + 1000
+    with case.env() as some, case.env() as others, case.env() as seeded:
+        some.reset(seed=case.seed)
+        others.reset(seed=case.seed)
+        seeds = [first, *[None] * (case.num_envs - 1)]
+        begin, after = some.reset(seed=seeds)[0], others.reset()[0]
+        need = seeded.reset(seed=first)[0]
+        for row in range(case.num_envs):
+            rule = f"reset(seed={seeds}): env {row}"
+            require_same(rule, _rows_of(begin, row), _rows_of(after if row else need, row))
+
+
 def check_rows_alone(case: Case, length: int) -> None:
     """Checks that env i of many is env i alone, reset with its seed."""
     with case.env() as env:

@@ -21,7 +21,7 @@ from robot_rl.core.seeding import EpisodeRng
 from robot_rl.hal.device import DeviceSpec, Fence, FencedEnv, LeaseLike
 from robot_rl.hal.health import Health, HealthConfig, HealthMonitor
 from robot_rl.hal.safety import SafetyEnvelope, SafetyLimits
-from robot_rl.hal.vector import Array, Obs, VectorEnv, row_mask
+from robot_rl.hal.vector import Array, Obs, VectorEnv, given_seeds, row_mask
 
 STEP_M = 0.1
 """How far a full-scale action moves the point of `FakeEnv`."""
@@ -66,7 +66,7 @@ class FakeEnv(VectorEnv):
         self._x = np.zeros((num_envs, action_dim))
 
     def reset(
-        self, *, seed: int | Sequence[int] | None = None, options: dict[str, Any] | None = None
+        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Obs, dict[str, Any]]:
         """Begins an episode in all envs, or in those of `options["reset_mask"]`."""
         options = options or {}
@@ -74,16 +74,9 @@ class FakeEnv(VectorEnv):
         if unknown:
             raise ConfigError(f"{self.task}.reset: unknown options {sorted(unknown)}; allowed: reset_mask")
         mask = row_mask(options.get("reset_mask"), self.num_envs)
-        episode = self._episode + np.uint64(1)
-        if seed is not None:
-            given = np.arange(seed, seed + self.num_envs) if isinstance(seed, int) else np.asarray(seed)
-            if given.shape != (self.num_envs,):
-                raise ConfigError(
-                    f"{self.task}.reset: got {len(given)} seeds, need {self.num_envs}, one an env"
-                )
-            self._seed = np.where(mask, given.astype(np.uint64), self._seed)
-            episode = np.zeros_like(episode)
-        self._begin(mask, episode)
+        seeds, given = given_seeds(seed, self.num_envs, at=self.task)
+        self._seed = np.where(mask & given, seeds, self._seed)
+        self._begin(mask, np.where(given, np.uint64(0), self._episode + np.uint64(1)))
         return self._observe(), {"success": np.zeros(self.num_envs, bool)}
 
     def step(self, actions: Array) -> tuple[Obs, Array, Array, Array, dict[str, Any]]:
@@ -328,7 +321,7 @@ class FakeRobotEnv(VectorEnv):
         self._target_rad = np.zeros(len(joints))
 
     def reset(
-        self, *, seed: int | Sequence[int] | None = None, options: dict[str, Any] | None = None
+        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Obs, dict[str, Any]]:
         """Puts the arm at zero; a seed changes nothing, for a real arm has none."""
         if row_mask((options or {}).get("reset_mask"), 1)[0]:

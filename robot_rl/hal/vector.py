@@ -52,7 +52,8 @@ class VectorEnv(gymnasium.vector.VectorEnv[Obs, Array, Array]):
     `_final_obs` (B,) is True, and the returned observation of those rows is already the next episode's.
     With DISABLED autoreset the caller resets by `reset(options={"reset_mask": mask})`.
 
-    `reset(seed=s)` gives env i the seed s + i; a list gives each its own.
+    `reset(seed=s)` gives env i the seed s + i; a list gives each its own, where None lets an env go on to
+    the next episode of its present seed, as `reset()` does all of them.
     """
 
     observation_space: gymnasium.Space[Any]
@@ -72,7 +73,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Obs, Array, Array]):
     """Of `set_state`, `fork`, `render`, `batch`: code asks these, never the type."""
 
     def reset(
-        self, *, seed: int | Sequence[int] | None = None, options: dict[str, Any] | None = None
+        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Obs, dict[str, Any]]:
         """Begins an episode in all envs, or in those of `options["reset_mask"]`."""
         raise NotImplementedError
@@ -144,6 +145,22 @@ class VectorEnv(gymnasium.vector.VectorEnv[Obs, Array, Array]):
     def load_state_dict(self, state: dict[str, Any]) -> Obs:
         """Restores `state_dict` and returns the current observation."""
         raise NotImplementedError
+
+
+def given_seeds(seed: int | Sequence[int | None] | None, num_envs: int, *, at: str) -> tuple[Array, Array]:
+    """Returns the seeds (B,) uint64 that a reset gives, and which envs (B,) it gives one.
+
+    Raises:
+        ConfigError: another number of them; `at` begins the message.
+    """
+    if seed is None:
+        return np.zeros(num_envs, np.uint64), np.zeros(num_envs, bool)
+    if isinstance(seed, int | np.integer):
+        return np.arange(seed, seed + num_envs).astype(np.uint64), np.ones(num_envs, bool)
+    if len(seed) != num_envs:
+        raise ConfigError(f"{at}.reset: got {len(seed)} seeds, need {num_envs}, one an env")
+    seeds = np.array([0 if one is None else int(one) % 2**64 for one in seed], np.uint64)
+    return seeds, np.array([one is not None for one in seed])
 
 
 def row_mask(mask: Array | None, num_envs: int) -> Array:

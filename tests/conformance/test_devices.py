@@ -221,6 +221,15 @@ class Nameless(Broken):
         self.state_names = self.state_names[:-1]
 
 
+class SeedsEverybody(Broken):
+    """Takes None in a list of seeds for a seed."""
+
+    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Obs, dict[str, Any]]:
+        if isinstance(seed, list):
+            seed = [one or 0 for one in seed]
+        return super().reset(seed=seed, options=options)
+
+
 class ResetsEverybody(FakeEnv):
     """Ignores the reset mask."""
 
@@ -245,6 +254,7 @@ class ResetsEverybody(FakeEnv):
         (NoAutoreset, "observation of env 0 after its end: got final_obs again"),
         (SharedNoise, "env 0 of 3, and alone with its seed: step 0: 'reward' differs"),
         (Unseeded, "the same seed twice: step 0: 'reward' differs"),
+        (SeedsEverybody, r"reset\(seed=\[1007, None, None\]\): env 1: 'state' differs"),
         (StepsWhileWaiting, "step_chunk and repeated step: env 0"),
         (OneStepChunks, "step_chunk and repeated step: env 0, chunk 0: 'reward' differs"),
         (ReusedBuffer, "an observation returned by step changed in the next step"),

@@ -70,6 +70,10 @@ def test_reset_without_a_seed_goes_on_to_the_next_episode() -> None:
     assert obs["state"][:, 1:3].tolist() == [[1, 10], [1, 20]]
     obs, _ = env.reset(seed=[10, 30], options={"reset_mask": np.array([False, True])})
     assert obs["state"][:, 1:3].tolist() == [[1, 10], [0, 30]]
+    obs, _ = env.reset(seed=[None, 40])
+    assert obs["state"][:, 1:3].tolist() == [[2, 10], [0, 40]]
+    obs, _ = env.reset(seed=[None, None])
+    assert obs["state"][:, 1:3].tolist() == [[3, 10], [1, 40]]
 
 
 @pytest.mark.parametrize(

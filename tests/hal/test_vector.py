@@ -7,7 +7,7 @@ import pytest
 
 from robot_rl.core.errors import ConfigError
 from robot_rl.hal.fake import FakeEnv
-from robot_rl.hal.vector import Array, row_mask
+from robot_rl.hal.vector import Array, given_seeds, row_mask
 
 
 def chunk(num_envs: int, length: int) -> Array:
@@ -123,3 +123,13 @@ def test_only_active_envs_move() -> None:
     assert done.obs["state"][:, 0].tolist() == [4, 0, 2]
     assert done.truncated.tolist() == [False, False, True]
     assert active.tolist() == [True, False, True]  # the caller's own
+
+
+def test_seeds_are_those_given() -> None:
+    large = 2**63 + 5
+    seeds, given = given_seeds([None, np.uint64(large), 3], 3, at="reach")
+    assert (seeds.tolist(), given.tolist(), seeds.dtype) == ([0, large, 3], [False, True, True], np.uint64)
+    assert [value.tolist() for value in given_seeds(7, 2, at="reach")] == [[7, 8], [True, True]]
+    assert [value.tolist() for value in given_seeds(None, 2, at="reach")] == [[0, 0], [False, False]]
+    with pytest.raises(ConfigError, match=r"reach\.reset: got 1 seeds, need 2, one an env"):
+        given_seeds([None], 2, at="reach")

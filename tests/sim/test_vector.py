@@ -136,6 +136,16 @@ def test_unknown_names_offer_the_nearest() -> None:
         make(1, robot="gantri")
 
 
+def test_a_seed_of_none_goes_on_to_the_next_episode() -> None:
+    """Of two envs the first begins at seed 9, the second with the second episode of its seed, 5 + 1."""
+    env, twin = make(2), make(2)
+    env.reset(seed=5)
+    twin.reset(seed=5)
+    obs = env.reset(seed=[9, None])[0]["state"]
+    np.testing.assert_array_equal(obs[1], twin.reset()[0]["state"][1])
+    np.testing.assert_array_equal(obs[0], twin.reset(seed=9)[0]["state"][0])
+
+
 def test_resets_say_what_they_take() -> None:
     env = make(2)
     with pytest.raises(ConfigError, match=r"unknown options \['mask'\]; allowed: reset_mask, states"):

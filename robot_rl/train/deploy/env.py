@@ -22,7 +22,7 @@ from gymnasium.vector import AutoresetMode
 from robot_rl.core.clock import Clock
 from robot_rl.core.errors import ConfigError, DeviceError, SafetyStopError, StaleObservationError
 from robot_rl.core.seeding import EVAL_SEED_START, EpisodeRng
-from robot_rl.hal.vector import Array, Obs, VectorEnv
+from robot_rl.hal.vector import Array, Obs, VectorEnv, given_seeds
 from robot_rl.real.messages import Answer, Operation, Plan, Status
 from robot_rl.real.sensors import Sensors
 from robot_rl.real.station import StationConfig
@@ -151,7 +151,7 @@ class StationEnv(VectorEnv):
     # Episodes
 
     def reset(
-        self, *, seed: int | Sequence[int] | None = None, options: dict[str, Any] | None = None
+        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Obs, dict[str, Any]]:
         """Puts arm and scene back, and observes; a person puts back what a program cannot.
 
@@ -174,10 +174,9 @@ class StationEnv(VectorEnv):
         obs = self._observe()
         return obs, {"success": np.array([self._verdict[0]])}
 
-    def _next_episode(self, seed: int | Sequence[int] | None) -> tuple[int, int]:
-        if seed is None:
-            return self._seed, self._episode + 1
-        return int(seed if isinstance(seed, int | np.integer) else seed[0]), 0
+    def _next_episode(self, seed: int | Sequence[int | None] | None) -> tuple[int, int]:
+        (given,), (is_given,) = given_seeds(seed, 1, at=self.task)
+        return (int(given), 0) if is_given else (self._seed, self._episode + 1)
 
     def _episode_seed(self) -> int:
         """Returns the seed itself for its first episode, and others from it for the next."""

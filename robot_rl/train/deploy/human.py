@@ -86,7 +86,7 @@ class Intervening(VectorEnv):
         self.metadata = {**env.metadata, "autoreset_mode": AutoresetMode.SAME_STEP}
 
     def reset(
-        self, *, seed: int | Sequence[int] | None = None, options: dict[str, Any] | None = None
+        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Obs, dict[str, Any]]:
         """Begins an episode; returns when the person has confirmed, if they assist."""
         obs, infos = self.env.reset(seed=seed, options=options)
