@@ -127,7 +127,7 @@ def test_only_active_envs_move() -> None:
 
 def test_seeds_are_those_given() -> None:
     large = 2**63 + 5
-    seeds, given = given_seeds([None, np.uint64(large), 3], 3, at="reach")
+    seeds, given = given_seeds([None, large, 3], 3, at="reach")
     assert (seeds.tolist(), given.tolist(), seeds.dtype) == ([0, large, 3], [False, True, True], np.uint64)
     assert [value.tolist() for value in given_seeds(7, 2, at="reach")] == [[7, 8], [True, True]]
     assert [value.tolist() for value in given_seeds(None, 2, at="reach")] == [[0, 0], [False, False]]

@@ -63,7 +63,8 @@ class StoreWriter:
     Numbers are never dropped. `queue_steps` may wait for the disk (an hour of a robot, by
     default); beyond that `append` waits, and counts it. Pictures may: beyond `queue_bytes` of
     pixels waiting to be compressed a picture is dropped and counted, and its step refers to the
-    one before, with that one's stamp (`when_behind="wait"`, for simulators: `append` waits).
+    one before, with that one's stamp (`when_behind="wait"`, for simulators: `append` waits). The first
+    of an episode, which has none before, is kept.
     """
 
     def __init__(
@@ -457,19 +458,28 @@ class StoreWriter:
             for row, lane in enumerate(lanes):
                 if last.picture[lane, camera] != NONE and last.stamp[lane, camera] == taken[row]:
                     self._repeated += 1
-                elif self._put_picture(obs[key][row], int(last.episode[lane]), int(taken[row]), camera):
+                elif self._put_picture(
+                    obs[key][row],
+                    int(last.episode[lane]),
+                    int(taken[row]),
+                    camera,
+                    is_first=bool(last.picture[lane, camera] == NONE),
+                ):
                     last.picture[lane, camera] = self._next_picture - 1
                     last.stamp[lane, camera] = taken[row]
 
-    def _put_picture(self, picture: Array, episode: int, stamp_ns: int, camera: int) -> bool:
-        """Hands a copy over; returns False where it had to be dropped."""
+    def _put_picture(
+        self, picture: Array, episode: int, stamp_ns: int, camera: int, *, is_first: bool
+    ) -> bool:
+        """Hands a copy over; returns False where it had to be dropped: never the first of an episode."""
         flusher = self._flusher
         limit = max(0, self._queue_bytes - picture.nbytes)
         if flusher.waiting_bytes > limit:
-            if self._drops:
+            if self._drops and not is_first:
                 self._dropped += 1
                 return False
-            self._wait(lambda: flusher.waiting_bytes <= limit)
+            if not self._drops:
+                self._wait(lambda: flusher.waiting_bytes <= limit)
         pixels = flusher.take_pixels(picture.nbytes)
         # memoryview keeps the GIL, which numpy gives up for a copy and has to wait for afterwards.
         memoryview(pixels)[:] = np.ascontiguousarray(picture).data.cast("B")

@@ -139,6 +139,25 @@ def test_pictures_beyond_the_queue_are_dropped_and_counted(
     assert episode.picture_stamp_ns["front.rgb"].tolist() == [0, 10_000_000, 10_000_000]
 
 
+def test_the_first_picture_of_an_episode_is_not_dropped(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is before it that its steps could show, and what comes later is another's."""
+    bench.with_cameras()
+    slow = threading.Event()
+    encode = flusher.encode_picture
+    monkeypatch.setattr(flusher, "encode_picture", lambda *words: slow.wait(10) and encode(*words))
+    with bench.writer(queue_bytes=1) as writer:
+        for episode in range(2):
+            for step in range(2):
+                grey = 10 * episode + step + 1
+                pictures = {key: bench.picture(key, grey) for key in ("front.rgb", "wrist.rgb")}
+                bench.append(writer, episode, step, pictures=pictures, truncated=step == 1)
+        assert (writer.stats.pictures, writer.stats.dropped_pictures) == (4, 4)
+        slow.set()
+    for episode in range(2):
+        front = StoreReader(bench.folder).read(episode).obs["front.rgb"]
+        assert front[np.arange(2)][:, 0, 0, 0].tolist() == [10 * episode + 1] * 2
+
+
 def test_a_simulator_waits_instead(bench: Any) -> None:
     bench.with_cameras()
     with bench.writer(queue_bytes=3000, when_behind="wait", queue_steps=4) as writer:
