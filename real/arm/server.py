@@ -14,7 +14,7 @@ from robot_rl.real.arm.arm import SimArm
 from robot_rl.real.arm.cameras import Cameras
 from robot_rl.real.arm.config import SimArmConfig
 from robot_rl.real.arm.controllers import Cycle
-from robot_rl.real.arm.services import Actions, ArmServices, ManagerServices
+from robot_rl.real.arm.services import Actions, ArmServices, ManagerServices, ServoServices
 from robot_rl.real.arm.topics import Commands, States
 from robot_rl.real.ros2.node import open_node
 from robot_rl.real.supervisor.pace import Pace, be_punctual
@@ -63,6 +63,7 @@ def serve(
         states = States(node, arm)
         ManagerServices(node, arm)
         ArmServices(node, arm)
+        ServoServices(node, arm)
         stack.callback(Actions(node, arm, ros_ns).close)
         on_ready(node.name)
         begun_s, begun_cpu_s = time.monotonic(), _cpu_s()

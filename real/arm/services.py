@@ -10,6 +10,7 @@ from typing import Any
 from robot_rl.real.arm.arm import SimArm
 from robot_rl.real.arm.controllers import Execution, Grip
 from robot_rl.real.arm.manager import Answer
+from robot_rl.real.arm.servo import PoseTarget, Twist
 from robot_rl.real.arm.topics import points, where_known
 from robot_rl.real.arm.trajectory import Code, Verdict, refusal, tolerances
 from robot_rl.real.ros2.api import GoalHandle, Message, Node
@@ -28,6 +29,9 @@ _FEEDBACK_S = 0.05
 """Period of feedback and of looking for cancels: action_monitor_rate is 20 Hz by default."""
 
 _CLOSE_S = 1.0
+_SERVO = "servo_node"
+_SERVO_KINDS: dict[int, type[Twist | PoseTarget]] = {1: Twist, 2: PoseTarget}
+"""moveit_msgs/srv/ServoCommandType; joints are jogged by their own controllers here."""
 
 
 class ManagerServices:
@@ -194,6 +198,30 @@ class ArmServices:
             return self._node.message("std_srvs/srv/Trigger_Response", success=done, message=text)
 
         return callback
+
+
+class ServoServices:
+    """What MoveIt Servo's node is asked: which commands it is to take, and whether it takes any."""
+
+    def __init__(self, node: Node, arm: SimArm) -> None:
+        self._node, self._arm = node, arm
+        node.create_service("moveit_msgs/srv/ServoCommandType", f"{_SERVO}/switch_command_type", self._switch)
+        node.create_service("std_srvs/srv/SetBool", f"{_SERVO}/pause_servo", self._pause)
+
+    def _switch(self, request: Message) -> Message:
+        kind = _SERVO_KINDS.get(int(request.command_type))
+        if kind is None:
+            logger.error("%s: command type %d, allowed: 1 (TWIST), 2 (POSE)", _SERVO, request.command_type)
+        else:
+            with self._arm.lock:
+                self._arm.servo.switch(kind)
+        return self._node.message("moveit_msgs/srv/ServoCommandType_Response", success=kind is not None)
+
+    def _pause(self, request: Message) -> Message:
+        with self._arm.lock:
+            self._arm.servo.pause(is_on=bool(request.data))
+        text = "paused" if request.data else "running"
+        return self._node.message("std_srvs/srv/SetBool_Response", success=True, message=text)
 
 
 class Actions:

@@ -68,11 +68,28 @@ class Servo:
         self._config = config or ServoConfig()
         self._newest: Twist | PoseTarget | None = None
         self._target: Array | None = None
+        self._takes: type[Twist | PoseTarget] | None = None
+        self._is_paused = False
         self.num_stale = 0
         """Commands that were too old when they were to be followed."""
+        self.num_refused = 0
+        """Commands of another type than the one that was switched to, or during a pause."""
 
     def take(self, command: Twist | PoseTarget) -> None:
-        self._newest = command
+        if self._is_paused or not isinstance(command, self._takes or (Twist, PoseTarget)):
+            self.num_refused += 1
+        else:
+            self._newest = command
+
+    def switch(self, kind: type[Twist | PoseTarget]) -> None:
+        """Takes commands of one type only; both before the first switch, as older Servos do."""
+        self._takes = kind
+        self.stop()
+
+    def pause(self, *, is_on: bool) -> None:
+        """Takes no commands while it is on."""
+        self._is_paused = is_on
+        self.stop()
 
     def stop(self) -> None:
         """Forgets the command."""
