@@ -1,4 +1,7 @@
-"""Judges what a fault did to an arm, by the arm's own log and by the store. n arm joints, N cycles."""
+"""Judges what a fault did to an arm: by the arm's own log, by what was sent, and by the store.
+
+n arm joints, N cycles, M messages, H points of a trajectory.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,10 @@ _JITTER_S = 0.01
 _SLACK_RAD = 1e-6
 _START_RAD = 1e-3
 """By so much what the arm held before the first command and what was measured of it may differ."""
-_STILL_SHARE = 0.02
+_SLACK_RAD_S = 1e-3
+_SLACK_S = 0.1
+"""By so much a trajectory may be longer than the longest piece: it begins at the end of a period."""
+STILL_SHARE = 0.02
 """Slower than this share of the velocity limits is at rest."""
 _CONTROL_HZ = 20.0
 _SWAY_RAD = np.array([0.3, 0.0, 0.0, 0.0, 0.0, 0.2, 0.3])
@@ -61,6 +67,12 @@ def read_log(path: Path) -> ArmLog:
         return ArmLog(**{name: found[name] for name in ArmLog.__dataclass_fields__})
 
 
+def position_at(log: ArmLog, stamp_ns: int) -> Array | None:
+    """Returns (n,) where an arm was at a moment; None outside of its log."""
+    row = int(np.searchsorted(log.stamp_ns, stamp_ns))
+    return log.position_rad[row] if 0 < row < len(log.position_rad) else None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Stop:
     """How an arm came to rest."""
@@ -77,7 +89,7 @@ def stop_of(log: ArmLog, limits: SafetyLimits, begun_ns: int, end_ns: int) -> St
     if len(rows) < 2:
         raise AssertionError(f"the arm's log has {len(rows)} cycles between the fault and its end")
     way = np.abs(log.position_rad[rows] - log.position_rad[rows[0]]).max(axis=0)
-    is_moving = (np.abs(log.velocity_rad_s[rows]) > _STILL_SHARE * np.asarray(limits.velocity_rad_s)).any(
+    is_moving = (np.abs(log.velocity_rad_s[rows]) > STILL_SHARE * np.asarray(limits.velocity_rad_s)).any(
         axis=1
     )
     last = int(np.flatnonzero(is_moving).max(initial=-1))
@@ -92,32 +104,183 @@ def largest_steps_rad(limits: SafetyLimits) -> Array:
     return STEP_S * np.asarray(rate)
 
 
-def beyond_limits(log: ArmLog, limits: SafetyLimits) -> list[str]:
-    """Returns the commands that no arm may get: outside its positions, not finite, or changed too fast."""
-    low, high = np.asarray(limits.position_low_rad), np.asarray(limits.position_high_rad)
+@dataclass(frozen=True, kw_only=True)
+class TrajectorySent:
+    """One message to a joint_trajectory_controller."""
+
+    times_s: Array
+    """(H,) from its arrival on."""
+    position_rad: Array
+    """(H, n)"""
+    velocity_rad_s: Array
+    """(H, n), or (0, n) where the message says none."""
+
+    @classmethod
+    def of(cls, message: Any) -> TrajectorySent:
+        """Returns what a trajectory_msgs/JointTrajectory says."""
+        points, width = list(message.points), len(message.joint_names)
+        stamps = [point.time_from_start for point in points]
+        return cls(
+            times_s=np.array([stamp.sec + 1e-9 * stamp.nanosec for stamp in stamps]),
+            position_rad=np.array([point.positions for point in points], float).reshape(-1, width),
+            velocity_rad_s=np.array([point.velocities for point in points], float).reshape(-1, width),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wrong:
+    """A command that no arm may get."""
+
+    stamp_ns: int
+    what: str
+
+    def __str__(self) -> str:
+        return f"at {1e-9 * self.stamp_ns:.3f} s: {self.what}"
+
+
+def beyond_limits(log: ArmLog, limits: SafetyLimits) -> list[Wrong]:
+    """Returns the joint targets that no arm may get: outside of its limits, not finite, changed too fast."""
     steps = largest_steps_rad(limits) + _START_RAD
+    return _jumps(log, steps, limits, np.zeros(len(log.stamp_ns), np.int64))
+
+
+def beyond_motion(log: ArmLog, limits: SafetyLimits) -> list[Wrong]:
+    """Returns the joint targets that an arm should not have made of speeds, twists or poses by itself.
+
+    They may change as fast as the joints may turn; a target where the arm is is a stop and may come at once.
+    """
+    steps = STEP_S * np.asarray(limits.velocity_rad_s) + _START_RAD
+    # Of this cycle or, if the controller was switched between two, of the one before.
+    before = np.concatenate([log.position_rad[:1], log.position_rad[:-1]])
+    is_held = np.zeros(len(log.stamp_ns), bool)
+    for position in (log.position_rad, before):
+        is_held |= (np.abs(log.commanded_rad - position) < _START_RAD).all(axis=1)
+    rows = np.arange(len(log.stamp_ns))
+    since = np.maximum.accumulate(np.where(is_held, rows, 0))
+    return _jumps(log, steps, limits, since)
+
+
+def _jumps(log: ArmLog, steps: Array, limits: SafetyLimits, since: Array) -> list[Wrong]:
+    """Returns where targets are outside, or differ by more than `steps` from any within `STEP_S` before.
+
+    Rows before `since` (N,) do not count.
+    """
+    low, high = np.asarray(limits.position_low_rad), np.asarray(limits.position_high_rad)
     window_ns = round(1e9 * (STEP_S - _JITTER_S))
     is_new = np.ones(len(log.stamp_ns), bool)
     is_new[1:] = (log.commanded_rad[1:] != log.commanded_rad[:-1]).any(axis=1)  # NaN counts each time
-    found: list[str] = []
+    found: list[Wrong] = []
     for row in np.flatnonzero(is_new):
-        target, stamp_ns = log.commanded_rad[row], log.stamp_ns[row]
-        at = f"at {1e-9 * stamp_ns:.3f} s"
+        target, stamp_ns = log.commanded_rad[row], int(log.stamp_ns[row])
         # NaN fails every comparison, so this finds it too.
         inside = (target >= low - _SLACK_RAD) & (target <= high + _SLACK_RAD)
         if not inside.all():
             joint = int(np.argmin(inside))
-            found.append(f"{at}: joint {joint}: target {target[joint]:g} rad is outside of its limits")
+            what = f"joint {joint}: target {target[joint]:g} rad is outside of its limits"
+            found.append(Wrong(stamp_ns=stamp_ns, what=what))
             continue
-        first = int(np.searchsorted(log.stamp_ns, stamp_ns - window_ns, side="right"))
+        first = max(int(np.searchsorted(log.stamp_ns, stamp_ns - window_ns, side="right")), int(since[row]))
         change = np.abs(log.commanded_rad[first:row] - target).max(axis=0, initial=0.0)
         if (change > steps).any():
             joint = int(np.argmax(change / steps))
-            found.append(
-                f"{at}: joint {joint}: target changed by {change[joint]:.3f} rad within "
+            what = (
+                f"joint {joint}: target changed by {change[joint]:.3f} rad within "
                 f"{1e-6 * window_ns:g} ms, allowed {steps[joint]:.3f}"
             )
+            found.append(Wrong(stamp_ns=stamp_ns, what=what))
     return found
+
+
+def beyond_speeds(stamp_ns: Array, speed_rad_s: Array, limits: SafetyLimits) -> list[Wrong]:
+    """Returns the joint speeds (M, n) that no arm may get: above its limits, or changed too fast.
+
+    Speed 0 of all joints is a stop, and may come at once.
+    """
+    largest = np.asarray(limits.velocity_rad_s)
+    steps = STEP_S * np.asarray(limits.acceleration_rad_s2) + _SLACK_RAD_S
+    window_ns = round(1e9 * (STEP_S - _JITTER_S))
+    found: list[Wrong] = []
+    stopped = 0  # row of the newest stop: what was before it does not count any more
+    for row, (at_ns, speed) in enumerate(zip(stamp_ns.tolist(), speed_rad_s, strict=True)):
+        inside = np.abs(speed) <= largest + _SLACK_RAD_S
+        if not inside.all():
+            joint = int(np.argmin(inside))
+            what = f"joint {joint}: {speed[joint]:g} rad/s, allowed {largest[joint]:g}"
+            found.append(Wrong(stamp_ns=at_ns, what=what))
+        elif not speed.any():
+            stopped = row
+        else:
+            first = max(stopped, int(np.searchsorted(stamp_ns, at_ns - window_ns, side="right")))
+            change = np.abs(speed_rad_s[first:row] - speed).max(axis=0, initial=0.0)
+            if (change > steps).any():
+                joint = int(np.argmax(change / steps))
+                what = (
+                    f"joint {joint}: speed changed by {change[joint]:.3f} rad/s within "
+                    f"{1e-6 * window_ns:g} ms, allowed {steps[joint]:.3f}"
+                )
+                found.append(Wrong(stamp_ns=at_ns, what=what))
+    return found
+
+
+def beyond_trajectory(
+    stamp_ns: int, sent: TrajectorySent, position_rad: Array | None, limits: SafetyLimits, longest_s: float
+) -> list[Wrong]:
+    """Returns what is wrong with a trajectory: its points, its speeds, its length, its end, its first target.
+
+    Args:
+        stamp_ns: when it came.
+        sent: what it says.
+        position_rad: (n,) where the arm was then; None if nobody knows.
+        limits: of the arm. Speeds may be beyond them by `motion_tolerance`, as measured ones.
+        longest_s: how long it may be.
+    """
+    low, high = np.asarray(limits.position_low_rad), np.asarray(limits.position_high_rad)
+    largest = (1.0 + limits.motion_tolerance) * np.asarray(limits.velocity_rad_s)
+    found: list[str] = []
+    inside = (sent.position_rad >= low - _SLACK_RAD) & (sent.position_rad <= high + _SLACK_RAD)
+    if not inside.all():
+        point, joint = np.argwhere(~inside)[0]
+        value = sent.position_rad[point, joint]
+        found.append(f"point {point}, joint {joint}: target {value:g} rad is outside of its limits")
+    spans_s = np.diff(sent.times_s, prepend=0.0)
+    if not (len(spans_s) and (spans_s > 0).all()):
+        found.append(f"its times do not increase: {sent.times_s.tolist()}")
+    else:
+        implied = np.diff(sent.position_rad, axis=0) / spans_s[1:, None]
+        for what, speeds in (("from point to point", implied), ("as it says", sent.velocity_rad_s)):
+            inside = np.abs(speeds) <= largest + _SLACK_RAD_S
+            if not inside.all():
+                joint = int(np.argwhere(~inside)[0][1])
+                value = float(np.abs(speeds[:, joint]).max())
+                found.append(f"joint {joint}: {value:.3f} rad/s {what}, allowed {largest[joint]:.3f}")
+        if position_rad is not None:
+            # As every target of a soft servo, the first one may lead by the way of a lookahead.
+            way = np.abs(sent.position_rad[0] - position_rad)
+            allowed = largest * (limits.lookahead_s + sent.times_s[0]) + _START_RAD
+            if not (way <= allowed).all():
+                joint = int(np.argmax(way / allowed))
+                found.append(
+                    f"joint {joint}: begins {way[joint]:.3f} rad from the arm, allowed {allowed[joint]:.3f}"
+                )
+        if sent.times_s[-1] > longest_s + _SLACK_S:
+            found.append(f"it lasts {sent.times_s[-1]:.2f} s, allowed {longest_s:g} s")
+    if len(sent.velocity_rad_s) and sent.velocity_rad_s[-1].any():
+        found.append(f"it does not end at rest: {sent.velocity_rad_s[-1].tolist()}")
+    return [Wrong(stamp_ns=stamp_ns, what=f"trajectory: {what}") for what in found]
+
+
+def beyond_twist(stamp_ns: int, twist: Array) -> list[Wrong]:
+    """Returns whether a twist (6,), in shares of MoveIt Servo's scales, is not finite or above them."""
+    if np.isfinite(twist).all() and np.abs(twist).max() <= 1.0 + _SLACK_RAD_S:
+        return []
+    return [Wrong(stamp_ns=stamp_ns, what=f"twist {twist.tolist()}, allowed: shares of -1 to 1")]
+
+
+def beyond_pose(stamp_ns: int, pose: Array) -> list[Wrong]:
+    """Returns whether a pose (7,) is not finite, or its quaternion no rotation."""
+    if np.isfinite(pose).all() and abs(float(np.linalg.norm(pose[3:])) - 1.0) < _SLACK_RAD_S:
+        return []
+    return [Wrong(stamp_ns=stamp_ns, what=f"pose {pose.tolist()}, allowed: finite, a quaternion of length 1")]
 
 
 def steps_in(store: Path) -> int:

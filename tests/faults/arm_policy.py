@@ -2,8 +2,10 @@
 
     python tests/faults/arm_policy.py <socket> <store> <station.yaml>
 
-It starts whenever the arm is paused, and ends with its supervisor or on SIGTERM. Words on stdin are
-its faults: `nan`, `far`. Each line of stdout is a step: how many are on the disk, and the wall clock.
+It starts whenever the arm is paused, and ends with its supervisor or on SIGTERM. Words on stdin are its
+faults, `nan` and `far`, and what it is to do: sway `away` from home or at `home` again, not start after the
+next pause (`rest`), start again (`go`), or have the arm moved home while it rests (`homing`). Each line of
+stdout is a step: how many are on the disk, and the wall clock.
 """
 
 from __future__ import annotations
@@ -26,15 +28,22 @@ from robot_rl.data.episode import Feature
 from robot_rl.data.episodes import EpisodesMeta
 from robot_rl.data.store.writer import StoreWriter
 from robot_rl.real.client import ArmClient
-from robot_rl.real.messages import Frame, Plan, Status
+from robot_rl.real.messages import Frame, Operation, Plan, Status
 
 PERIOD_NS = 50_000_000
-AHEAD = 4
-"""Targets of a plan: a policy that is late is bridged by them."""
+AHEAD = {"trajectory": 40}
+"""Targets of a plan, by `ros2.command`: long where whole plans go to the arm."""
+_AHEAD = 4
+"""Else: a policy that is late is bridged by them."""
+_SHARE = {"twist": 0.4, "pose": 0.4}
+"""Of the campaign's motion, where the tool's speed is bounded too."""
 FAR_RAD = 10.0
 FAR_STEPS = 8
 _HOMEWARDS_STEPS = 20
 """After so many steps 1/e of the way from where it began to home is left."""
+_AWAY_RAD = 1.2
+_AWAY_STEP_RAD = 0.02
+"""How far and how fast the base turns `away`."""
 
 
 class Policy:
@@ -44,27 +53,41 @@ class Policy:
         self._client, self._writer, self._sensors = client, writer, sensors
         self._home, self._open = np.asarray(station["home_rad"]), station["gripper"]["open"]
         self._max_age_ns = {name: round(1e9 * one["max_age_s"]) for name, one in station["cameras"].items()}
+        command = station["ros2"]["command"]
+        self._ahead, self._share = AHEAD.get(command, _AHEAD), _SHARE.get(command, 1.0)
         self._number = self._nan = self._far = 0
+        self._away_rad = self._turned_rad = 0.0
+        self._is_resting = self._is_homing = False
 
     def run(self) -> None:
         """Drives until the supervisor is gone (DeviceError) or the process is asked to end."""
         while True:
-            if self._client.status.phase == "paused" and self._see() is not None:
-                try:
-                    self._client.control("start", by="policy")
-                except DeviceError as error:
-                    if "refused" not in str(error):
-                        raise
-                else:
+            self._listen()
+            if self._status().phase == "paused" and self._see() is not None:
+                if self._is_homing:
+                    self._is_homing = False
+                    self._ask("home")
+                elif not self._is_resting and self._ask("start"):
                     self._drive()
                     self._writer.end_episode()
             time.sleep(0.02)
 
+    def _ask(self, operation: Operation) -> bool:
+        """Gives an order and returns whether it was carried out."""
+        try:
+            self._client.control(operation, by="policy")
+        except DeviceError as error:
+            if "refused" not in str(error):
+                raise
+            return False
+        return True
+
     def _drive(self) -> None:
         """Does one episode: until the arm is stopped, or a camera stands."""
         step, due_ns = 0, time.monotonic_ns()
-        status = self._client.status
+        status = self._status()
         assert status.state is not None
+        self._turned_rad = 0.0
         began = status.state.position_rad - self._home
         while status.phase in ("running", "holding"):
             frames = self._see()
@@ -77,7 +100,16 @@ class Policy:
             step += 1
             due_ns = max(due_ns + PERIOD_NS, time.monotonic_ns())
             time.sleep(max(0.0, 1e-9 * (due_ns - time.monotonic_ns())))
-            status = self._client.status
+            status = self._status()
+
+    def _status(self) -> Status:
+        """Returns the newest, however long the supervisor says nothing."""
+        while True:
+            try:
+                return self._client.status
+            except DeviceError as error:
+                if "says nothing new" not in str(error):
+                    raise
 
     def _see(self) -> dict[str, Frame] | None:
         """Returns the newest pictures; None if one is missing or too old to act on."""
@@ -92,15 +124,32 @@ class Policy:
 
     def _listen(self) -> None:
         while select.select([sys.stdin], [], [], 0)[0]:
-            word = os.read(sys.stdin.fileno(), 4096).split()
-            if not word:
+            words = os.read(sys.stdin.fileno(), 4096).split()
+            if not words:
                 raise SystemExit  # the campaign is gone
-            self._nan, self._far = int(b"nan" in word), FAR_STEPS * (b"far" in word)
+            for word in words:
+                self._obey(word.decode())
+
+    def _obey(self, word: str) -> None:
+        match word:
+            case "nan":
+                self._nan = 1
+            case "far":
+                self._far = FAR_STEPS
+            case "away" | "home":
+                self._away_rad = _AWAY_RAD if word == "away" else 0.0
+            case "homing":
+                self._is_homing = True
+            case _:
+                self._is_resting = word == "rest"
 
     def _send(self, step: int, began: Array) -> None:
-        rows = np.arange(step, step + AHEAD)
-        left = np.exp(-rows / _HOMEWARDS_STEPS)[:, None]
-        targets = self._home + left * began + np.array([action_of(row) for row in rows.tolist()])
+        rows = np.arange(step, step + self._ahead)
+        left = np.exp(-self._share * rows / _HOMEWARDS_STEPS)[:, None]
+        sway = self._share * np.array([action_of(row) for row in rows.tolist()])
+        targets = self._home + left * began + sway
+        self._turned_rad = min(self._turned_rad + _AWAY_STEP_RAD, self._away_rad)
+        targets[:, 0] += self._turned_rad
         if self._nan:
             targets[0, 3] = np.nan
         if self._far:
@@ -114,7 +163,7 @@ class Policy:
                 start_ns=time.monotonic_ns(),
                 period_ns=PERIOD_NS,
                 targets_rad=targets,
-                gripper=np.full(AHEAD, self._open),
+                gripper=np.full(self._ahead, self._open),
             )
         )
 
