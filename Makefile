@@ -8,13 +8,16 @@ READY := $(VENV)/.ready
 PEER := build/interop/fastdds_peer
 # PYTHON=/path/to/python overrides the search for one.
 PYTHON ?=
+QUICK ?=
+FAULTS := $(VENV)/bin/python tests/faults
 
 help:
 	@echo "make setup    make $(VENV) and install everything (train and test do this by themselves)"
 	@echo "make train    a Panda arm learns to lift a cube; the last line is one JSON object"
 	@echo "make test     the test suite (make slow: its long tests too)"
-	@echo "make test-faults  damage 600 stores, nothing flushed may be lost; break every part of a deployment"
-	@echo "                  20 times, the arm has to stop within its limits (half an hour)"
+	@echo "make test-faults  damage stores and disks, nothing flushed may be lost; break every part of a deployment"
+	@echo "                  in every command mode 10 times, the arm has to stop within its limits (an hour);"
+	@echo "                  with QUICK=1 a sample of all that, under 5 minutes"
 	@echo "make interop-peer  build the C++ peer on Fast DDS that the ROS 2 tests of make slow talk to"
 	@echo "make check    lint, types, import layers"
 	@echo "make format   format the code"
@@ -34,9 +37,17 @@ test: $(READY)
 	$(VENV)/bin/python -m pytest
 
 test-faults: $(READY)
-	$(VENV)/bin/python tests/faults/campaign.py --kills 200 --truncations 200 --flips 200
-	$(VENV)/bin/python tests/faults/lease_campaign.py --races 10000
-	$(VENV)/bin/python tests/faults/arm_campaign.py --repeats 20
+ifeq ($(QUICK),)
+	$(FAULTS)/campaign.py --kills 200 --truncations 200 --flips 200
+	$(FAULTS)/storage_campaign.py
+	$(FAULTS)/lease_campaign.py --races 10000
+	$(FAULTS)/arm_campaign.py --repeats 10 --jobs 2
+else
+	$(FAULTS)/campaign.py --kills 5 --truncations 10 --flips 10
+	$(FAULTS)/storage_campaign.py --quick
+	$(FAULTS)/lease_campaign.py --quick
+	$(FAULTS)/arm_campaign.py --quick --jobs 2
+endif
 
 slow: $(READY)
 	$(VENV)/bin/python -m pytest -m "slow and not gpu and not hardware"
