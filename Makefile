@@ -40,7 +40,7 @@ test-faults: $(READY)
 ifeq ($(QUICK),)
 	$(FAULTS)/campaign.py --kills 200 --truncations 200 --flips 200
 	$(FAULTS)/storage_campaign.py
-	$(FAULTS)/lease_campaign.py --races 10000
+	$(FAULTS)/lease_campaign.py
 	$(FAULTS)/arm_campaign.py --repeats 10 --jobs 2
 else
 	$(FAULTS)/campaign.py --kills 5 --truncations 10 --flips 10

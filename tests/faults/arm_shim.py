@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from arm_process import HANG_ALL, HANG_LOOP
+from wall_clock import set_clock
 
 WAIT_S = 60.0
 """Of a busy machine."""
@@ -70,7 +71,7 @@ class Shim:
         self.clock: dict[str, str] = {}
         """Environment of a process that sees the clock of `set_clock` and nothing else bad."""
         if shifts_clock:
-            self.set_clock(0)
+            set_clock(self._clock_file, 0)
             libraries.append(build("wall_clock", folder))
             self._environment["WALL_CLOCK"] = str(self._clock_file)
             self.clock = {"LD_PRELOAD": str(libraries[-1]), "WALL_CLOCK": str(self._clock_file)}
@@ -120,8 +121,7 @@ class Shim:
 
     def set_clock(self, shift_s: int) -> None:
         """Steps the wall clock to so far from the real one."""
-        with self._clock_file.open("r+b" if self._clock_file.exists() else "wb") as file:  # mapped: same file
-            file.write(struct.pack("=q", shift_s * 1_000_000_000))
+        set_clock(self._clock_file, shift_s)
 
 
 class Far:

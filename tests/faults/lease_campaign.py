@@ -247,6 +247,7 @@ def main(words: list[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--races", type=int, default=10_000)
+    parser.add_argument("--quick", dest="races", action="store_const", const=200, help="200 races")
     parser.add_argument("--devices", type=int, default=4, help="raced for at the same time")
     parser.add_argument("--contenders", type=int, default=5, help="processes for each device")
     parser.add_argument("--seed", type=int, default=0)

@@ -30,7 +30,11 @@ def make_arm(config: RunConfig, folder: Path, token: int) -> Intervening:
     """
     station = None if config.station is None else load_station(config.station)
     with ExitStack() as stack:
-        env = _simulated(config, stack) if station is None else _stationed(config, station, folder, token, stack)
+        env = (
+            _simulated(config, stack)
+            if station is None
+            else _stationed(config, station, folder, token, stack)
+        )
         is_real = station is not None and station.real
         return Intervening(
             env,
