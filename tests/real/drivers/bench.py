@@ -85,6 +85,12 @@ class Bench:
             )
         )
 
+    def measured(self) -> ArmState:
+        """Returns where the arm is now, whatever the host says."""
+        state = self.arm.read()
+        assert state is not None
+        return state
+
     def beat(self, age_s: float = 0.0) -> None:
         self.link.send(Beat(stamp_ns=time.monotonic_ns() - round(1e9 * age_s)))
 

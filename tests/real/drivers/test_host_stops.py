@@ -17,7 +17,7 @@ from robot_rl.real.drivers.fake import FakeArm
 from robot_rl.real.drivers.host import EXIT_HUNG
 from robot_rl.real.drivers.orders import Orders
 from robot_rl.real.link import connect
-from robot_rl.real.messages import Answer, Command, Control
+from robot_rl.real.messages import Answer, Command, Control, Plan
 from tests.real.drivers.bench import TIMEOUT_S, Bench, wait_for
 from tests.real.supervisor.rig import two_joint_station
 
@@ -41,12 +41,12 @@ def test_a_plan_without_a_supervisor_ends_with_a_hold(folder):
         bench.control("start")
         bench.plan((1.0, 0.0), period_s=1.0)  # at 1 rad/s, and then nothing more is heard
         wait_for(lambda: "hold" in bench.arm.calls)
-        held_rad = bench.arm.read().position_rad[0]
+        held_rad = bench.measured().position_rad[0]
         assert held_rad < 0.9
         bench.hear()
         wait_for(lambda: bench.hear() or abs(bench.states[-1].velocity_rad_s[0]) < 0.04)
         time.sleep(0.2)
-        assert bench.arm.read().position_rad[0] < held_rad + 0.05
+        assert bench.measured().position_rad[0] < held_rad + 0.05
         assert not bench.host.fault
         bench.plan((0.5, 0.0))  # it is back
         wait_for(lambda: len(bench.arm.plans) == 2)
@@ -61,7 +61,7 @@ def test_beats_keep_a_plan_going(folder):
             bench.beat()
             time.sleep(0.01)
         assert "hold" not in bench.arm.calls
-        assert bench.arm.read().position_rad[0] == 0.6
+        assert bench.measured().position_rad[0] == 0.6
 
 
 def test_what_waited_in_a_queue_is_no_sign_of_life(folder):
@@ -170,7 +170,7 @@ def test_an_arm_that_does_not_heed_a_hold_is_held_again(folder, why):
         wait_for(lambda: "hold" in arm.calls)
         wait_for(lambda: bench.host._holding.is_done)
         assert arm.calls.count("lost") == 3
-        assert arm.read().position_rad[0] < 1.9  # the plan leads to 2 rad
+        assert bench.measured().position_rad[0] < 1.9  # the plan leads to 2 rad
 
 
 class Refusing(FakeArm):
@@ -203,7 +203,7 @@ def test_a_hold_that_is_refused_is_tried_again_and_hides_no_earlier_fault(folder
         assert not answer.done
         assert answer.message == "driver of bench: hold: no line"
         wait_for(lambda: "hold" in arm.calls and bench.host._holding.is_done)
-        assert arm.read().position_rad[0] < 1.9
+        assert bench.measured().position_rad[0] < 1.9
         assert bench.reason() == "driver of bench: hold: no line"
         assert [text for text in caplog.messages if "hold: no line" in text and "stopping" not in text] == [
             "driver of bench: hold: no line"
@@ -332,7 +332,7 @@ def test_an_error_of_the_host_itself_ends_in_a_held_arm(folder, error):
         bench.plan((1.0, 0.0), period_s=1.0)
         wait_for(lambda: bench.arm.plans)
 
-        def fail(*_: object) -> str:
+        def fail(message: Command | Plan, now_ns: int) -> str:
             raise error
 
         refuses, bench.host.gate.refuses = bench.host.gate.refuses, fail
@@ -365,7 +365,9 @@ def test_a_library_that_ends_the_process_leaves_a_stopped_arm(folder):
 def test_a_link_that_breaks_while_a_state_is_sent_is_a_supervisor_that_is_gone(folder):
     with Bench(folder) as bench:
         bench.control("start")
-        bench.host._link.close()  # as `send` does when the peer has reset it
+        link = bench.host._link
+        assert link is not None
+        link.close()  # as `send` does when the peer has reset it
         wait_for(lambda: bench.host.fault)
         assert bench.host.fault == "driver of bench: the supervisor is gone"
 
@@ -470,5 +472,5 @@ def test_the_arm_of_a_closed_bench_is_at_rest(folder):
         bench.link.close()
         bench.host.close()
         bench.thread.join(TIMEOUT_S)
-    assert np.abs(arm.read().velocity_rad_s).max() < 0.04
+    assert np.abs(bench.measured().velocity_rad_s).max() < 0.04
     assert arm.calls[-1] == "close"
