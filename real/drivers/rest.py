@@ -11,7 +11,7 @@ from robot_rl.hal.safety import SafetyLimits
 from robot_rl.real.messages import Array
 
 STILL_SHARE = 0.02
-"""Slower than this share of the velocity limits is at rest; the supervisor judges alike."""
+"""Slower than this share of the velocity limits is at rest."""
 _AGAIN_NS = 100_000_000
 """From one hold to the next, while the arm still moves or is not seen."""
 _SETTLE_NS = 50_000_000

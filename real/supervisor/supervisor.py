@@ -19,6 +19,7 @@ from robot_rl.core.clock import Clock, MonotonicClock
 from robot_rl.core.errors import DeviceError, LeaseError
 from robot_rl.hal.device import Fence
 from robot_rl.hal.safety import Stop
+from robot_rl.real.drivers.rest import STILL_SHARE
 from robot_rl.real.link import Link
 from robot_rl.real.messages import (
     Answer,
@@ -47,8 +48,6 @@ logger = logging.getLogger(__name__)
 
 _BRAKE_NS = 1_000_000_000
 """Longest time from a stop to taking the controllers away; the ramp itself is shorter."""
-_STILL_SHARE = 0.02
-"""Slower than this share of the velocity limits is at rest."""
 
 
 class Supervisor:
@@ -76,7 +75,7 @@ class Supervisor:
         self._aim = Aim(station, streams=self._streams)
         self._pieces = Pieces(station)  # of plans, for an arm that follows them by itself
         self._home_rad = np.asarray(station.home_rad)
-        self._still_rad_s = _STILL_SHARE * np.asarray(station.limits.velocity_rad_s)
+        self._still_rad_s = STILL_SHARE * np.asarray(station.limits.velocity_rad_s)
         self._orders = DriverOrders(driver, self._still_rad_s)
         self.phase: Phase = "waiting"
         self.stopped: Stop | None = None
