@@ -1,5 +1,6 @@
 """The ROS 2 arm over a graph in this process: real message types, hand-computed commands."""
 
+import json
 import re
 import time
 from dataclasses import replace
@@ -252,6 +253,23 @@ def test_joints_that_others_take_in_mid_run_are_noticed_and_given_back_by_a_new_
     assert graph.controllers[FORWARD][0] == "active"
     until(lambda: graph.node.called.count(LIST) > looks + 2)
     graph.arm.wait(0.0)
+
+
+def test_an_arm_that_another_driver_took_while_this_one_was_frozen_is_left_alone(graph):
+    graph.arm.start()
+    before = graph.node.on(f"{FORWARD}/commands")
+    graph.now_ns += 1_100_000_000  # nothing was said for more than a second
+    other = {"id": "f", "host": "gpu", "pid": 7, "station": "cell", "phase": 2}
+    graph.node.hear(PRESENCE, message("std_msgs/msg/String", data=json.dumps(other)))
+    with pytest.raises(
+        DeviceError,
+        match=r"ros2: the driver of station cell \(pid 7 on gpu, driving\) has this arm, too. End it",
+    ):
+        graph.arm.wait(0.0)
+    graph.arm.hold()
+    graph.arm.stop("the driver failed")
+    assert graph.controllers[FORWARD][0] == "active"  # it is the other's
+    assert graph.node.on(f"{FORWARD}/commands") == before
 
 
 # --- commands ----------------------------------------------------------------------------------------

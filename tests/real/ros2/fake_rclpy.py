@@ -475,6 +475,9 @@ class Client:
         server.node.executor.work.put(answer)
         return future
 
+    def remove_pending_request(self, future: Future) -> None:
+        pass
+
 
 class ServerGoal:
     """rclpy.action.server.ServerGoalHandle."""
