@@ -161,10 +161,11 @@ class Graph:
 
 
 def _quality(policies: Any) -> QoS:
+    """Returns what a writer offers; what it does not say is DDS's default: reliable, volatile."""
     policy = qos.Policy
     return QoS(
-        reliable=isinstance(policies[policy.Reliability], policy.Reliability.Reliable),
-        transient_local=policies[policy.Durability] != policy.Durability.Volatile,
+        reliable=policies[policy.Reliability] != policy.Reliability.BestEffort,
+        transient_local=policies[policy.Durability] not in (None, policy.Durability.Volatile),
     )
 
 
