@@ -69,6 +69,7 @@ def test_a_run_pretrains_warms_up_and_learns(tmp_path: Path) -> None:
 WHOLE = {**SMALL["sequence"], "algorithm": {**SMALL["sequence"]["algorithm"], "credit": "decisions"}}
 METHODS: dict[str, dict[str, Any]] = {
     "direct": {},
+    "seldom": {"direct": {**SMALL["direct"], "publish_every": 7}},
     "sequence": {"method": "sequence"},
     "decisions": {"method": "sequence", "sequence": WHOLE},
     "qarl": {"method": "qarl"},
