@@ -15,9 +15,10 @@ Leases of another boot of this host are over. A holder whose clock is another on
 time namespace, another host that shares the file) is believed for its lease's whole life after we last
 saw the lease change. Wall-clock times are shown to people, and decide nothing.
 
-Who waits keeps a ticket: its place in the line. A ticket that was not renewed for 5 s, by a clock that
-stands still while the machine sleeps, belongs to somebody who gave up. If that was a mistake (the waiter
-had been stopped), the waiter puts the same ticket back and has its old place again.
+Who waits keeps a ticket: its place in the line. A ticket that was not renewed for 5 s (60 s, if its
+process is known to live), by a clock that stands still while the machine sleeps, belongs to somebody who
+gave up. If that was a mistake (the waiter had been stopped), the waiter puts the same ticket back and has
+its old place again.
 
 The tokens of a device that remembers them itself (`DeviceSpec.last_token`) go on from the largest it has
 seen, so those of several lease files can be compared.

@@ -11,6 +11,8 @@ from robot_rl.sched.lease_file import unchanged_s
 
 _SILENCE_S = 5.0
 """A waiter that has not asked for as long has given up without saying so."""
+_ALIVE_SILENCE_S = 60.0
+"""The same, where its process is known to live: on a busy machine it may not get its turn for seconds."""
 _ASK_AGAIN_S = 1.0
 """How often a waiter notes that it still waits; each note is a write to the disk."""
 
@@ -69,12 +71,15 @@ class Line:
     def _gave_up(
         self, rows: sqlite3.Connection, ticket: int, owner: Holder, asked_s: float, me: Holder
     ) -> bool:
-        if self._is_alive(owner) is False:
+        is_alive = self._is_alive(owner)
+        if is_alive is False:
             return True
         now_s = self._clock.now_s()
         if owner.shares_clock(me):
-            return now_s - asked_s > _SILENCE_S
-        return unchanged_s(rows, _row(ticket), asked_s, me, now_s) > _SILENCE_S
+            silent_s = now_s - asked_s
+        else:
+            silent_s = unchanged_s(rows, _row(ticket), asked_s, me, now_s)
+        return silent_s > (_ALIVE_SILENCE_S if is_alive else _SILENCE_S)
 
 
 def _row(ticket: int) -> str:
