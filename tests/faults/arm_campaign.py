@@ -5,7 +5,8 @@
 
 Real processes: `robot-rl serve-sim-arm` over ROS 2, driver host, supervisor, and a policy that sways
 the arm at up to 1 rad/s and records every step. The arm's own log says how far it went after the fault, and
-the commands on the wire are judged by the rules of their mode. Bounds are what the settings allow:
+the commands on the wire are judged by the rules of their mode, at the times at which they were sent. Bounds
+are what the settings allow:
 
     way   velocity limit x (time to notice + 50 ms of a busy machine + lag of the arm + half a brake ramp)
     rest  time to notice + 50 ms + brake ramp at the acceleration limit + decay to 2 % of full speed
@@ -18,10 +19,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import json
 import math
 import os
 import queue
+import signal
 import subprocess
 import sys
 import tempfile
@@ -63,6 +66,7 @@ _JERK_S = 0.01
 """Acceleration limit over jerk limit of a brake ramp."""
 _WIDTH = 6
 """Faults that share a chain."""
+_PR_SET_PDEATHSIG = 1
 _INSIDE = "ROBOT_RL_FAULTS_INSIDE"
 QUICK = {
     "position": (
@@ -222,8 +226,8 @@ class Session:
         last = self.rows[repeats[-1].fault]
         last.failures += damage_of(chain.store) if chain.steps else []
         is_lost = FAULTS[repeats[-1].fault].kind == "lost"
-        log = chain.tap() if is_lost else read_log(chain.arm_log)
-        wrong = beyond(chain, log, has_log=not is_lost)
+        log = None if is_lost else read_log(chain.arm_log)
+        wrong = beyond(chain, log)
         sent_ns = np.array([stamp_ns for stamp_ns, _ in chain.sent], np.int64)
         for name in dict.fromkeys(repeat.fault for repeat in repeats):
             row, mine = self.rows[name], [repeat for repeat in repeats if repeat.fault == name]
@@ -232,7 +236,7 @@ class Session:
             bad = [one for one in wrong if first_ns <= one.stamp_ns <= end_ns]
             row.beyond_limits += len(bad)
             row.failures += [str(one) for one in bad[:3]]
-            if FAULTS[name].notice is not None and not is_lost:
+            if FAULTS[name].notice is not None and log is not None:
                 judge_rest(row, log, mine, chain.station)
 
 
@@ -268,33 +272,27 @@ def strike(name: str, chain: Chain, wait_s: float) -> Repeat:
     )
 
 
-def beyond(chain: Chain, log: ArmLog, *, has_log: bool) -> list[Wrong]:
+def beyond(chain: Chain, log: ArmLog | None) -> list[Wrong]:
     """Returns what was commanded and may not be, by the rules of the chain's mode."""
-    limits, mode = chain.station.limits, chain.command
-    if mode == "position":
-        return beyond_limits(log.without(chain.rival_said), limits)
-    others = {said.tobytes() for said in chain.rival_said}
-    sent = [
-        (stamp_ns, said)
-        for stamp_ns, said in chain.sent
-        if mode != "velocity" or said.tobytes() not in others
-    ]
-    found: list[Wrong] = []
-    match mode:
+    limits, found, sent = chain.station.limits, list[Wrong](), chain.sent
+    targets = chain.targets_sent() if chain.mode.kind.startswith("std_msgs") else None
+    match chain.command:
+        case "position":
+            assert targets is not None
+            return beyond_limits(targets, limits)
         case "velocity":
-            stamps = np.array([stamp_ns for stamp_ns, _ in sent], np.int64)
-            speeds = np.array([said for _, said in sent]).reshape(-1, limits.num_joints)
-            found += beyond_speeds(stamps, speeds, limits)
+            assert targets is not None
+            found += beyond_speeds(targets.stamp_ns, targets.commanded_rad, limits)
         case "trajectory":
             longest_s = chain.station.supervisor.max_plan_s
             for stamp_ns, said in sent:
-                here = position_at(log, stamp_ns) if has_log else None
+                here = None if log is None else position_at(log, stamp_ns)
                 found += beyond_trajectory(stamp_ns, said, here, limits, longest_s)
         case _:
-            judge_one = beyond_twist if mode == "twist" else beyond_pose
+            judge_one = beyond_twist if chain.command == "twist" else beyond_pose
             for stamp_ns, said in sent:
                 found += judge_one(stamp_ns, said)
-    if has_log and mode != "trajectory":
+    if log is not None and chain.command != "trajectory":
         found += beyond_motion(log, limits)
     return sorted(found, key=lambda one: one.stamp_ns)
 
@@ -475,10 +473,17 @@ def parse(words: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
+def end_with_parent() -> None:
+    """Ends this unit, and its chain, when it is asked to or the campaign is gone."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+
+
 def main(words: list[str] | None = None) -> int:
     """Runs the campaign; returns 1 if anything was not as it has to be."""
     given = parse(words)
     if given.here:
+        end_with_parent()
         print(json.dumps({"rows": [asdict(row) for row in run_here(given)]}))
         return 0
     rows = run_all(given)

@@ -29,12 +29,15 @@ from robot_rl.real.client import ArmClient
 from robot_rl.real.launch import StationProcesses
 from robot_rl.real.messages import Status
 from robot_rl.real.ros2.api import QoS, call_once
+from robot_rl.real.ros2.names import topic_on_wire
 from robot_rl.real.ros2.node import open_node
 from robot_rl.real.supervisor.main import SUPERVISOR_SOCKET
 
 BROADCASTER = "joint_state_broadcaster"
 _BY = "the fault campaign"
 _ESTOP = "robot_rl_driver/estop"
+_TAP_DEPTH = 1000
+_HOUR_NS = 3600 * 1_000_000_000
 _OF_ROS = ("ROS_DISTRO", "ROS_STATIC_PEERS", "ROS_LOCALHOST_ONLY", "CYCLONEDDS_URI")
 _BUTTON_HZ = 20.0
 _SOON_S = 8.0
@@ -177,8 +180,9 @@ class Chain:
             self._far = Far(self.far_host.pid)
             self._far.hide_files(self.folder / "far")
         self.start_arm()
-        self.node = open_node("faults", domain_id=self.domain_id)
-        self.node.create_subscription(self.mode.kind, self.mode.topic, self._tap)
+        self.node = open_node("faults", domain_id=self.domain_id, transport="dds")
+        topic = topic_on_wire(self.node.resolve(self.mode.topic))
+        self.node.participant.reader(topic, self.mode.kind, QoS(depth=_TAP_DEPTH), self._tap)
         self._button = Button(self.node)
         self._button.set_alive(self._has_button)
         self.start_station()
@@ -345,13 +349,15 @@ class Chain:
         """Returns whether the driver's log has a pattern after so many letters."""
         return re.search(what, self.driver_log.read_text(errors="replace")[since:]) is not None
 
-    def tap(self) -> ArmLog:
-        """Returns the joint targets on the wire, for an arm whose own log died with it."""
-        rows = self.sent if self.command == "position" else []
+    def targets_sent(self) -> ArmLog:
+        """Returns the joint targets on the wire, of a chain that is commanded by position."""
+        rows = [(stamp_ns, said) for stamp_ns, said in self.sent if len(said) == len(self.station.joints)]
+        others = {said.tobytes() for said in self.rival_said}
+        rows = [(stamp_ns, said) for stamp_ns, said in rows if said.tobytes() not in others]
         width = len(self.station.joints)
         return ArmLog(
             stamp_ns=np.array([stamp_ns for stamp_ns, _ in rows], np.int64),
-            commanded_rad=np.array([target for _, target in rows]).reshape(-1, width),
+            commanded_rad=np.array([said for _, said in rows]).reshape(-1, width),
             position_rad=np.zeros((0, width)),
             velocity_rad_s=np.zeros((0, width)),
         )
@@ -361,11 +367,16 @@ class Chain:
         assert self._button is not None
         return self._button
 
-    def _tap(self, message: Any) -> None:
+    def _tap(self, octets: bytes, info: Any) -> None:
+        """Notes a command, and when it was sent: this process may have had to wait for its turn."""
+        message = self.node.types.codec(self.mode.kind).decode(octets)
         said = self.mode.payload(message)
         if said is not None:
+            now_ns = time.monotonic_ns()
+            age_ns = time.time_ns() - info.source_timestamp
+            age_ns -= round(age_ns / _HOUR_NS) * _HOUR_NS  # the driver's clock may have been stepped
             self.newest_sent = message
-            self.sent.append((time.monotonic_ns(), said))
+            self.sent.append((now_ns - age_ns, said))
 
     def until_driving(self) -> None:
         """Waits until the policy has driven for a third of a second.

@@ -5,7 +5,6 @@ n arm joints, N cycles, M messages, H points of a trajectory.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,12 +52,6 @@ class ArmLog:
     """(N, n) without noise; empty where nobody measured."""
     velocity_rad_s: Array
     """(N, n)"""
-
-    def without(self, targets_rad: Sequence[Array]) -> ArmLog:
-        """Returns the log without the cycles in which one of these targets (n,) was the last to come."""
-        others = {target.tobytes() for target in targets_rad}
-        kept = [row for row, target in enumerate(self.commanded_rad) if target.tobytes() not in others]
-        return ArmLog(**{name: value[kept] if len(value) else value for name, value in vars(self).items()})
 
 
 def read_log(path: Path) -> ArmLog:

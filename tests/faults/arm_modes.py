@@ -70,7 +70,7 @@ MODES: dict[str, Mode] = {
     ),
     "velocity": Mode(
         controller=_VELOCITY, topic=f"{_VELOCITY}/commands", kind="std_msgs/msg/Float64MultiArray",
-        alone_s=VELOCITY_TIMEOUT_S, plan_s=0.2, lag_s=_LEAD_S, settle_s=2 * _LAG_S,
+        alone_s=VELOCITY_TIMEOUT_S, plan_s=0.2, lag_s=_LEAD_S, settle_s=3 * _LAG_S,
     ),
     "trajectory": Mode(
         controller=_TRAJECTORY, topic=f"{_TRAJECTORY}/joint_trajectory",

@@ -42,7 +42,7 @@ FAR_STEPS = 8
 _HOMEWARDS_STEPS = 20
 """After so many steps 1/e of the way from where it began to home is left."""
 _AWAY_RAD = 1.2
-_AWAY_STEP_RAD = 0.02
+_AWAY_STEP_RAD = 0.03
 """How far and how fast the base turns `away`."""
 
 

@@ -301,7 +301,7 @@ def stop_supervisor_homing(chain: Chain) -> Struck:
 
     def is_away() -> bool:
         state = chain.status.state
-        return state is not None and state.position_rad[0] - home_rad > 1.2
+        return state is not None and state.position_rad[0] - home_rad > 1.0
 
     until(is_away, "the arm is away from home", 15.0)
     chain.tell_policy("rest")

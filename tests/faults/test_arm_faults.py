@@ -59,12 +59,6 @@ def test_commands_beyond_limits_are_counted(judge, commanded, found):
     assert [wrong.what for wrong in got] == found
 
 
-def test_what_somebody_else_commanded_is_no_command_of_ours(judge):
-    log = log_of(judge, [0.0, 0.3, 0.1, 0.3, 0.1])  # the rival holds the arm at 0.3
-    assert len(judge.beyond_limits(log, LIMITS)) == 4
-    assert judge.beyond_limits(log.without([np.array([0.3, 0.0])]), LIMITS) == []
-
-
 @pytest.mark.parametrize(
     ("commanded", "position", "found"),
     [
