@@ -220,34 +220,35 @@ def test_a_disk_is_full_or_blocked_when_it_is_said_so(monkeypatch, tmp_path):
         process = subprocess.Popen(
             [sys.executable, str(script), str(bad)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
+    stdin, stdout = process.stdin, process.stdout
+    assert stdin is not None
+    assert stdout is not None
     with process:
-        assert process.stdin is not None
-        assert process.stdout is not None
 
         def ask():
-            process.stdin.write("go\n")
-            process.stdin.flush()
+            stdin.write("go\n")
+            stdin.flush()
 
-        assert process.stdout.readline() == "ready\n"
+        assert stdout.readline() == "ready\n"
         ask()
-        assert process.stdout.readline() == "written False\n"
+        assert stdout.readline() == "written False\n"
         shim.set_disk("full", f"{bad}/")
         ask()
-        assert process.stdout.readline() == "No space left on device False\n"
+        assert stdout.readline() == "No space left on device False\n"
         shim.set_disk("full", f"{bad}/", process.pid + 1)  # somebody else's
         ask()
-        assert process.stdout.readline() == "written False\n"
+        assert stdout.readline() == "written False\n"
         shim.set_disk("blocked", f"{bad}/", process.pid)
         ask()
         time.sleep(0.3)
         shim.set_disk("well")
-        assert process.stdout.readline() == "written True\n"
+        assert stdout.readline() == "written True\n"
         shim.hang(process.pid, is_whole=True)
         ask()
         time.sleep(0.3)
         shim.unhang()
-        process.stdin.close()
-        assert process.stdout.readline() != ""
+        stdin.close()
+        assert stdout.readline() != ""
     assert process.returncode == 0
 
 
