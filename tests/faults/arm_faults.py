@@ -12,12 +12,9 @@ import arm_strikes as do
 from arm_chain import Chain
 from arm_modes import ESTOP_MAX_AGE_S, Mode
 from arm_shim import missing
-from arm_strikes import Struck, alone_s
+from arm_strikes import TICK_S, Struck, alone_s
 
 from robot_rl.real.station import StationConfig
-
-_TICK_S = 0.05
-"""How late the driver host's watchdogs may be."""
 
 Notice = Callable[[Mode, StationConfig], float]
 
@@ -71,7 +68,7 @@ def _unreachable(mode: Mode, station: StationConfig) -> float:
 
 
 def _unwatched(mode: Mode, station: StationConfig) -> float:
-    return station.supervisor.hold_after_s + _TICK_S
+    return station.supervisor.hold_after_s + TICK_S
 
 
 def _silent(mode: Mode, station: StationConfig) -> float:
@@ -210,7 +207,7 @@ FAULTS = {
     ),
     "estop_silent": Fault(
         how="button falls silent", outcome="stopped: e-stop", strike=do.silence_button,
-        mend=do.revive_button, notice=_of(ESTOP_MAX_AGE_S + _TICK_S), kind="button",
+        mend=do.revive_button, notice=_of(ESTOP_MAX_AGE_S + TICK_S), kind="button",
     ),
     "rival_renamed": Fault(
         how="a copy of the station, renamed", outcome="rival refused, first drives on",

@@ -27,6 +27,10 @@ from robot_rl.real.station import StationConfig
 
 _HOUR_S = 3600
 _NOBODY = 65534
+_RAMP_S = 0.4
+"""Brake ramp at the acceleration limits, and the 50 ms of a busy machine."""
+TICK_S = 0.05
+"""How late the driver host's watchdogs may be."""
 _SOON_S = 5.0
 _PERSON = "a person"
 
@@ -256,6 +260,11 @@ def _wake(chain: Chain, pid: int, way: Way) -> None:
         chain.shim.unhang()
 
 
+def _rest(chain: Chain, begun_ns: int, notice_s: float) -> None:
+    """Waits until the arm has to be at rest: what it does when somebody wakes up again is judged as well."""
+    time.sleep(max(0.0, notice_s + _RAMP_S + 4.0 * chain.mode.settle_s - _since_s(begun_ns)))
+
+
 def hang_policy(way: Way) -> Callable[[Chain], Struck]:
     def strike(chain: Chain) -> Struck:
         assert chain.policy is not None
@@ -326,7 +335,7 @@ def _leave_unwatched(chain: Chain, way: Way, *, logs: bool = True) -> Struck:
         seconds = _since_s(begun_ns)
     time.sleep(max(0.0, config.stop_after_s - _since_s(begun_ns)))
     _is_away(chain)  # by the driver alone
-    time.sleep(max(0.0, config.stop_after_s + 0.3 - _since_s(begun_ns)))
+    _rest(chain, begun_ns, config.hold_after_s + TICK_S)
     chain.shim.set_disk("well")
     _wake(chain, pid, way)
     chain.event("stop", "", begun_ns)
@@ -362,8 +371,7 @@ def hang_driver(way: Way) -> Callable[[Chain], Struck]:
             begun_ns = _now_ns()
             _hang(chain, pid, way)
             struck = _stale(chain, begun_ns)
-            notice_s = alone_s(chain.mode, chain.station)
-            time.sleep(max(0.3, notice_s + 0.6 - _since_s(begun_ns)))  # an arm alone has come to rest
+            _rest(chain, begun_ns, alone_s(chain.mode, chain.station))
             _wake(chain, pid, way)
         _is_away(chain)
         return struck
