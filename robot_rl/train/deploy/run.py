@@ -114,7 +114,7 @@ def open_station(
     *,
     token: int,
 ) -> Generator[StationEnv]:
-    """Starts driver and supervisor under a lease's token; yields their arm as an env, and leaves it at rest."""
+    """Starts driver and supervisor under a lease; yields their arm as an env, and leaves it at rest."""
     with ExitStack() as stack:
         processes = stack.enter_context(StationProcesses(config.station, folder / "station", token=token))
         env = StationEnv(
