@@ -47,8 +47,9 @@ class Ros2Config:
     transport: Literal["auto", "rclpy", "dds"] = "auto"
     """auto: rclpy where it can be imported, else the pip-only transport."""
     command: Literal["position", "velocity", "trajectory", "twist", "pose"] = "position"
-    """position, velocity: forward controllers, streamed at `command_hz`; trajectory: whole chunks to a
-    joint_trajectory_controller; twist, pose: MoveIt Servo's topics."""
+    """position, velocity: forward controllers, streamed at `command_hz`; trajectory: the way that soft
+    servos would take, in pieces of `supervisor.max_plan_s`, to a joint_trajectory_controller whose arm
+    follows closely; twist, pose: MoveIt Servo's topics."""
     joint_states: str = "joint_states"
     position_controller: str = "forward_position_controller"
     velocity_controller: str = "forward_velocity_controller"
@@ -185,7 +186,7 @@ class SupervisorConfig:
     """Rate of targets to the arm."""
     interpolate: Literal["hold", "linear", "jerk_limited"] = "jerk_limited"
     """Between a plan's targets: hold each (soft servos, as in simulation), straight lines, or the
-    fastest motion within velocity, acceleration and jerk limits (ruckig)."""
+    fastest motion (ruckig) that targets of an arm within its limits make. Of no meaning to trajectories."""
     jerk_rad_s3: Floats | None = None
     """Largest joint jerks of homing and of jerk_limited; 100 times the acceleration limits per s if None."""
     hold_after_s: float = 0.25

@@ -21,6 +21,7 @@ class Supervisor:
     def __init__(self, folder: Path) -> None:
         self._listener = Listener(folder / "supervisor.sock")
         self.orders: list[Control] = []
+        self.unlogged = 0
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
@@ -49,10 +50,10 @@ class Supervisor:
                 link.send(
                     Answer(operation=message.operation, done=not refused, message="busy" if refused else "")
                 )
-            link.send(_status())
+            link.send(_status(self.unlogged))
 
 
-def _status() -> Status:
+def _status(unlogged: int) -> Status:
     now_ns = time.monotonic_ns()
     state = ArmState(stamp_ns=now_ns, position_rad=np.arange(3.0), velocity_rad_s=np.zeros(3), gripper=0.02)
     return Status(
@@ -64,6 +65,7 @@ def _status() -> Status:
         sent_gripper=0.0,
         limited=False,
         reason="e-stop by ann",
+        unlogged=unlogged,
     )
 
 
@@ -87,6 +89,14 @@ def test_status_tells_phase_reason_and_joints(
     facts = json.loads(lines[-1])
     assert (facts["phase"], facts["position_rad"]) == ("stopped", [0.0, 1.0, 2.0])
     assert supervisor.orders == []
+
+
+def test_a_full_disk_is_told(supervisor: Supervisor, capsys: pytest.CaptureFixture[str]) -> None:
+    supervisor.unlogged = 7
+    assert main(["arm", "status", "--json"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1] == "7 entries of its log could not be written: look at the disk of its run folder"
+    assert json.loads(lines[-1])["unlogged"] == 7
 
 
 def test_orders_are_given_and_refusals_told(

@@ -25,6 +25,25 @@ def test_the_last_moments_are_kept_oldest_first(tmp_path):
     assert sorted(path.parent.iterdir()) == [path]
 
 
+def test_a_snapshot_is_of_its_moment_however_late_it_is_written(tmp_path):
+    recorder = FlightRecorder(3)
+    record(recorder, range(5))
+    write = recorder.snapshot(tmp_path, "fault")
+    record(recorder, range(5, 9))
+    path = write()
+    assert path is not None
+    assert np.load(path)["state"][:, 0, 0].tolist() == [2, 3, 4]
+
+
+def test_half_a_file_is_not_left_on_a_full_disk(tmp_path):
+    recorder = FlightRecorder(3)
+    record(recorder, range(5))
+    (tmp_path / "fault-0000.tmp").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left"):
+        recorder.dump(tmp_path, "fault")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_ring_that_is_not_full_holds_only_what_was_recorded(tmp_path):
     recorder = FlightRecorder(8)
     record(recorder, range(2))
