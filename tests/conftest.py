@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -53,3 +54,18 @@ def token(tmp_path: Path) -> str:
     path.touch(0o600)
     path.write_text("a secret of 32 letters, at least\n")
     return str(path)
+
+
+@pytest.fixture
+def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names every file and folder that is brought to the disk from here on."""
+    seen: list[str] = []
+    for name in ("fsync", "fdatasync"):
+        sync = getattr(os, name)
+
+        def note(handle: int, sync: Callable[[int], None] = sync) -> None:
+            seen.append(os.readlink(f"/proc/self/fd/{handle}"))
+            sync(handle)
+
+        monkeypatch.setattr(os, name, note)
+    return seen

@@ -20,6 +20,10 @@ class DatasetError(RobotRLError):
     """A dataset that is damaged, incomplete, or of another robot or task."""
 
 
+class StorageError(RobotRLError):
+    """A file that the disk or the memory refuses to write or read."""
+
+
 class CheckpointError(RobotRLError):
     """A checkpoint that cannot be read, or belongs to another task or policy."""
 

@@ -1,10 +1,15 @@
 """Files that survive a power cut: written whole, flushed to the disk, renamed into place."""
 
+import contextlib
 import ctypes
+import errno
+import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
+_NO_EXCHANGE = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM)
 _RENAME_EXCHANGE = 2  # of renameat2
 _AT_FDCWD = -100  # paths begin where the process stands
 
@@ -15,6 +20,41 @@ def write_synced(path: Path, content: bytes) -> None:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
+
+
+def replace_file(path: Path, content: bytes | str) -> None:
+    """Puts a file in the place of another, in one step: readers see the old content or the new, never half.
+
+    Raises:
+        OSError: the disk refused. The old file is in its place, or the new one, which a power cut may undo.
+    """
+    temporary = temporary_of(path)
+    try:
+        with temporary.open("wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+        publish_file(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):  # half a file takes room where there is none
+            temporary.unlink(missing_ok=True)
+        raise
+
+
+def publish_file(temporary: Path, path: Path) -> None:
+    """Gives a file that is complete its name, when the disk has all of it."""
+    with temporary.open("rb") as file:
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    sync_folder(path.parent)
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Replaces a file of JSON in one step; see `replace_file`."""
+    replace_file(path, json.dumps(content, indent=2) + "\n")
+
+
+def temporary_of(path: Path) -> Path:
+    """Returns the name under which `replace_file` writes; a kill may leave such a file."""
+    return path.with_name(f".writing-{path.name}")
 
 
 def sync_folder(folder: Path) -> None:
@@ -37,21 +77,45 @@ def sync_tree(folder: Path) -> None:
     sync_folder(folder)
 
 
-def make_folder(folder: Path) -> None:
-    """Makes a folder and those above it, so that they survive a power cut."""
+def make_folder(folder: Path, *, is_new: bool = False) -> None:
+    """Makes a folder and those above it, so that they survive a power cut; one that is there is synced too.
+
+    Raises:
+        OSError: the disk refused, or `is_new` and it is there; none of them was made.
+    """
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
-    for path in missing:
-        sync_folder(path.parent)
+    made: list[Path] = []
+    try:
+        for path in reversed(missing or [folder]):
+            try:
+                path.mkdir()
+                made.append(path)
+            except FileExistsError:
+                if (is_new and path == folder) or not path.is_dir():
+                    raise
+        for path in missing or [folder]:  # whoever made it may have failed to sync it
+            sync_folder(path.parent)
+    except OSError:
+        for path in reversed(made):
+            with contextlib.suppress(OSError):  # somebody uses it by now
+                path.rmdir()
+        raise
 
 
 def swap_folder(temporary: Path, folder: Path) -> None:
-    """Puts a complete folder in the place of `folder`; a kill in between: see `restore_folder`.
+    """Puts a complete folder, whose files are synced, in the place of `folder`.
+
+    In one step where the system can; elsewhere, a kill in between: see `restore_folder`.
 
     Raises:
-        OSError: the disk refused; the older folder, if any, is in its place.
+        OSError: the disk refused; the older folder, if any, is in its place, or else the new one.
     """
-    shutil.rmtree(_replace(temporary, folder), ignore_errors=True)
+    sync_folder(temporary)
+    if folder.exists():
+        exchange_folder(temporary, folder)
+        shutil.rmtree(temporary, ignore_errors=True)
+    else:
+        _replace(temporary, folder)
 
 
 def exchange_folder(new: Path, folder: Path) -> None:
@@ -68,8 +132,11 @@ def exchange_folder(new: Path, folder: Path) -> None:
         _AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_EXCHANGE
     ):
         sync_folder(folder.parent)
-    else:
-        _replace(new, folder).rename(new)
+        return
+    refused = ctypes.get_errno() if hasattr(libc, "renameat2") else errno.ENOSYS
+    if refused not in _NO_EXCHANGE:
+        raise OSError(refused, os.strerror(refused), str(new), None, str(folder))
+    _replace(new, folder).rename(new)
 
 
 def restore_folder(folder: Path) -> None:

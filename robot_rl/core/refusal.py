@@ -1,0 +1,84 @@
+"""What the disk or the memory refuses, as an error that says where it was and what to do."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+from collections.abc import Callable, Generator
+from typing import Any, ParamSpec, TypeVar
+
+from robot_rl.core.errors import RobotRLError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+E = TypeVar("E", bound=RobotRLError)
+
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""What a system says of a disk that is full."""
+
+
+@contextlib.contextmanager
+def refusals(kind: type[RobotRLError], at: object, kept: str = "", *, sure: bool = False) -> Generator[None]:
+    """Turns what the disk or the memory refuses into an error that says where, what, and what to do.
+
+    Args:
+        kind: of the error.
+        at: where, such as a folder.
+        kept: a sentence that says what of the older content is whole.
+        sure: only what cannot be anything else, for a block that does more than read and write.
+    """
+    try:
+        yield
+    except (OSError, MemoryError) as error:
+        if sure and not is_refusal(error):
+            raise
+        raise refusal(error, kind, at, kept) from error
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Returns whether the disk or the memory refused something, and no mistake of a program did."""
+    if isinstance(error, OSError):
+        return error.errno in (*NO_SPACE, errno.ENOMEM, errno.EIO, errno.EROFS)
+    return isinstance(error, MemoryError)
+
+
+def refusing(kind: type[RobotRLError], kept: str = "") -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Makes a function raise by `refusals`; its first argument is a folder, or has one as `folder`."""
+
+    def wrap(function: Callable[P, T]) -> Callable[P, T]:
+        @functools.wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> T:
+            try:
+                return function(*args, **kwargs)
+            except (OSError, MemoryError) as error:
+                first: Any = args[0] if args else next(iter(kwargs.values()), "")
+                raise refusal(error, kind, getattr(first, "folder", first), kept) from error
+
+        return call
+
+    return wrap
+
+
+def refusal(error: OSError | MemoryError, kind: type[E], at: object, kept: str = "") -> E:
+    """Returns what `refusals` raises."""
+    what, remedy = _told(error)
+    return kind(" ".join(part for part in (f"{at}: {what}.", kept, remedy) if part))
+
+
+def _told(error: OSError | MemoryError) -> tuple[str, str]:
+    """Returns what went wrong, and what to do about it."""
+    number = error.errno if isinstance(error, OSError) else errno.ENOMEM
+    said = str(error) or type(error).__name__
+    match number:
+        case errno.ENOSPC | errno.EDQUOT | errno.EFBIG:
+            return f"the disk is full ({said})", "Make room, then do it again."
+        case errno.ENOMEM:
+            return f"the memory does not suffice ({said})", "End other programs, then do it again."
+        case errno.EACCES | errno.EPERM | errno.EROFS:
+            return f"the right to read or write is missing ({said})", "Give it, or choose another folder."
+        case errno.ENOENT | errno.EEXIST | errno.ENOTDIR | errno.EISDIR | errno.ENOTEMPTY:
+            return f"another file than expected is there, or none ({said})", "See who else uses the folder."
+        case _:
+            remedy = "See what the system says of the disk (`dmesg`), then do it again."
+            return f"the disk refuses ({said})", remedy
