@@ -5,7 +5,6 @@ T control steps.
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from robot_rl.core.errors import DatasetError
@@ -22,6 +20,7 @@ from robot_rl.data.episode import Episode
 from robot_rl.data.lerobot import layout as lay
 from robot_rl.data.lerobot.encode import ArrayFile, PngEncoder, VideoFile
 from robot_rl.data.lerobot.layout import Layout, place
+from robot_rl.data.lerobot.parquet import TableFile, write_table
 from robot_rl.data.lerobot.stats import PictureStats, Stats, aggregate, of_columns, sampled_steps, to_json
 
 Array = NDArray[Any]
@@ -53,8 +52,7 @@ class Batch:
         self._layout = layout
         self._number = number
         self._files: list[Path] = []
-        self._data_path = self._part(lay.DATA)
-        self._data = pq.ParquetWriter(self._data_path, layout.schema, **lay.PARQUET)
+        self._data = TableFile(self._part(lay.DATA), layout.schema, **lay.PARQUET)
         self._videos: dict[str, VideoFile] = {}
         self._final: list[dict[str, Any]] = []
         self._arrays: dict[str, ArrayFile] = {}
@@ -77,9 +75,7 @@ class Batch:
         if self._layout.images == "video":
             for key, name in self._layout.pictures.items():
                 stats[name] = self._add_video(key, episode.obs[key])
-            self._data.write_table(
-                pa.table([lay.to_arrow(v) for v in columns.values()], schema=self._layout.schema)
-            )
+            self._data.add(pa.table([lay.to_arrow(v) for v in columns.values()], schema=self._layout.schema))
         else:
             stats |= self._add_rows_and_pictures(columns, episode)
         for key in self._layout.arrays:
@@ -113,25 +109,23 @@ class Batch:
     def is_full(self, data_bytes: int, video_bytes: int) -> bool:
         """Returns whether a file has reached its size."""
         is_long = any(video.bytes >= video_bytes for video in self._videos.values())
-        return is_long or self._data_path.stat().st_size >= data_bytes
+        return is_long or self._data.bytes >= data_bytes
 
     def seal(self) -> None:
         """Completes all files and gives them their names; they count when meta/info.json counts them."""
-        self._data.close()
+        self._data.finish()
         for video in self._videos.values():
             video.finish()
         for array in self._arrays.values():
             array.finish()
         final = _table(self._final, _final_schema(self._layout))
-        pq.write_table(final, self._part(lay.FINAL), **lay.PARQUET)
-        pq.write_table(episode_table(self.rows), self._part(lay.EPISODES), **_ONE_ROW)
+        write_table(self._part(lay.FINAL), final, **lay.PARQUET)
+        write_table(self._part(lay.EPISODES), episode_table(self.rows), **_ONE_ROW)
         publish(self._files)
 
     def abandon(self) -> None:
         """Removes what was written."""
-        with contextlib.suppress(OSError):  # a full disk takes no footer either
-            self._data.close()
-        for file in (*self._videos.values(), *self._arrays.values()):
+        for file in (self._data, *self._videos.values(), *self._arrays.values()):
             file.abandon()
         for path in self._files:
             path.unlink(missing_ok=True)
@@ -194,7 +188,7 @@ class Batch:
             if size >= _ROW_GROUP_BYTES or step == steps - 1:
                 numbers = [lay.to_arrow(values[start : step + 1]) for values in columns.values()]
                 images = [pa.array(held[name], lay.PNG) for name in pictures.values()]
-                self._data.write_table(pa.table([*numbers, *images], schema=self._layout.schema))
+                self._data.add(pa.table([*numbers, *images], schema=self._layout.schema))
                 held = {name: [] for name in held}
                 start, size = step + 1, 0
         return {name: of.result() for name, of in gathered.items()}

@@ -21,10 +21,12 @@ import pyarrow.parquet as pq
 
 from robot_rl.core.errors import DatasetError
 from robot_rl.core.files import exchange_folder, restore_folder, sync_tree
+from robot_rl.core.refusal import refusing
 from robot_rl.data.lerobot import layout as lay
 from robot_rl.data.lerobot.encode import frames_in
 from robot_rl.data.lerobot.index import read_info
 from robot_rl.data.lerobot.layout import place
+from robot_rl.data.lerobot.parquet import TableFile, write_table
 from robot_rl.data.lerobot.writer import DatasetLock
 from robot_rl.data.store.layout import is_store
 from robot_rl.data.store.lock import WriterLock
@@ -43,6 +45,7 @@ class _Group:
     size: int = 0
 
 
+@refusing(DatasetError, kept="The dataset is whole.")
 def compact(folder: str | Path, *, data_mb: float | None = None, video_mb: float | None = None) -> None:
     """Joins the files of a dataset.
 
@@ -119,7 +122,7 @@ def _write(folder: Path, new: Path, info: dict[str, Any], rows: Any, limits_mb: 
     assign("meta/episodes", np.zeros(len(rows), np.int64))
     target = new / place(lay.EPISODES, 0)
     target.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.table(columns), target, **lay.PARQUET)
+    write_table(target, pa.table(columns), **lay.PARQUET)
 
 
 def _committed_rows(folder: Path, total: int) -> Any:
@@ -186,13 +189,14 @@ def _join_tables(folder: Path, new: Path, group: _Group, data: str) -> None:
 
 def _join_parquet(sources: Iterable[Path], target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
-    writer: Any = None
+    joined: TableFile | None = None
     for path in sources:
         with pq.ParquetFile(path) as file:
-            writer = writer or pq.ParquetWriter(target, file.schema_arrow, **lay.PARQUET)
+            joined = joined or TableFile(target, file.schema_arrow, **lay.PARQUET)
             for number in range(file.metadata.num_row_groups):
-                writer.write_table(file.read_row_group(number))
-    writer.close()
+                joined.add(file.read_row_group(number))
+    if joined is not None:
+        joined.finish()
 
 
 def _header(path: Path) -> Any:

@@ -20,6 +20,7 @@ import numpy as np
 
 from robot_rl.core.errors import DatasetError, nearest
 from robot_rl.core.files import make_folder, sync_folder, sync_tree
+from robot_rl.core.refusal import refusing
 from robot_rl.data.episode import SOURCES, Episode, EpisodeSource, Feature
 from robot_rl.data.episodes import EpisodesMeta
 from robot_rl.data.lerobot.damage import spans
@@ -127,6 +128,7 @@ def filter(
     return write_new(out, source.meta, source.features, kept, **options)
 
 
+@refusing(DatasetError, kept="What it is made of is whole.")
 def write_new(
     out: str | Path,
     meta: EpisodesMeta,

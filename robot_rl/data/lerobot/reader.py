@@ -20,6 +20,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from robot_rl.core.errors import DatasetError
+from robot_rl.core.refusal import refusing
 from robot_rl.data.episode import Episode, Feature
 from robot_rl.data.episodes import EpisodesMeta
 from robot_rl.data.facts import DatasetFacts
@@ -40,6 +41,7 @@ _STAMPS = "camera_stamp_ns."
 class Dataset:
     """A dataset on the disk; implements `EpisodeSource`. Safe to read from several threads."""
 
+    @refusing(DatasetError)
     def __init__(
         self,
         folder: str | Path,
@@ -80,6 +82,7 @@ class Dataset:
     def lengths(self) -> NDArray[np.int64]:
         return self.index.lengths
 
+    @refusing(DatasetError)
     def refresh(self) -> None:
         path = self.folder / "meta/info.json"
         if path.is_file() and _stamp(path) != self._stamp:
@@ -87,6 +90,7 @@ class Dataset:
             self._decoders.close()
             self._load()
 
+    @refusing(DatasetError)
     def read(self, episode: int) -> Episode:
         """Returns an episode; only its own rows are read.
 

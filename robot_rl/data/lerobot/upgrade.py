@@ -12,11 +12,13 @@ import pyarrow.parquet as pq
 
 from robot_rl.core.errors import DatasetError
 from robot_rl.core.files import write_synced
+from robot_rl.core.refusal import refusing
 from robot_rl.data.lerobot import layout as lay
 from robot_rl.data.lerobot.batch import episode_table
 from robot_rl.data.lerobot.edit import new_folder
 from robot_rl.data.lerobot.index import DatasetIndex, open_index
 from robot_rl.data.lerobot.layout import place
+from robot_rl.data.lerobot.parquet import write_table
 from robot_rl.data.lerobot.stats import of_columns, to_json
 from robot_rl.data.lerobot.tables import Tables, flat_names, read_rows, row_problems
 from robot_rl.data.lerobot.v21 import joined_stats, read_episode_stats
@@ -25,6 +27,7 @@ from robot_rl.data.lerobot.writer import tasks_table
 _OF_OLD = ("total_chunks", "total_videos")
 
 
+@refusing(DatasetError, kept="The original is whole.")
 def upgrade(folder: str | Path, out: str | Path) -> Path:
     """Writes a dataset of version 2.1 as version 3, one data and video file for each episode; returns `out`.
 
@@ -49,7 +52,7 @@ def upgrade(folder: str | Path, out: str | Path) -> Path:
             first_row += rows[-1]["length"]
         path = new / place(lay.EPISODES, 0)
         path.parent.mkdir(parents=True)
-        pq.write_table(episode_table(rows), path, **lay.PARQUET)
+        write_table(path, episode_table(rows), **lay.PARQUET)
         instructions = [index.tasks[number] for number in sorted(index.tasks)]
         sink = pa.BufferOutputStream()
         pq.write_table(tasks_table(instructions), sink, **lay.PARQUET)

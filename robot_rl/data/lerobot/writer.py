@@ -22,7 +22,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from robot_rl.core.errors import DatasetError
-from robot_rl.core.files import make_folder, sync_folder, write_synced
+from robot_rl.core.files import make_folder, replace_file, sync_folder, temporary_of, write_json
+from robot_rl.core.refusal import refusing
 from robot_rl.data.episode import Episode, Feature
 from robot_rl.data.episodes import EpisodesMeta
 from robot_rl.data.lerobot import layout as lay
@@ -34,11 +35,13 @@ from robot_rl.data.lerobot.stats import Stats, aggregate, from_json, to_json
 logger = logging.getLogger(__name__)
 
 _MB = 1 << 20
+_KEPT = "The episodes that `len` counts are whole."
 
 
 class DatasetWriter:
     """Appends episodes to a dataset, new or begun earlier."""
 
+    @refusing(DatasetError)
     def __init__(
         self,
         folder: str | Path,
@@ -78,9 +81,9 @@ class DatasetWriter:
             else:
                 _require_empty(self.folder)
                 self._remove_torn()
-                self._replace(lay.OWN, self._layout.own())
+                write_json(self.folder / lay.OWN, self._layout.own())
                 self._save_tasks()
-                self._replace(lay.INFO, self._info)
+                write_json(self.folder / lay.INFO, self._info)
         except BaseException:
             self.close()
             raise
@@ -97,6 +100,7 @@ class DatasetWriter:
         """Returns the number of episodes."""
         return self._info["total_episodes"]
 
+    @refusing(DatasetError, kept=_KEPT)
     def write(self, episode: Episode, *, store_episode: int | None = None) -> int:
         """Adds an episode in files of its own; returns its number when the disk has it.
 
@@ -113,6 +117,7 @@ class DatasetWriter:
             raise
         return len(self) - 1
 
+    @refusing(DatasetError, kept=_KEPT)
     def write_all(self, episodes: Iterable[Episode]) -> int:
         """Adds many episodes in few files; returns how many the dataset has then.
 
@@ -163,7 +168,7 @@ class DatasetWriter:
         if len(self._tasks) != self._info["total_tasks"]:
             self._save_tasks()
         stats = aggregate(self._stats, batch.stats)
-        self._replace(lay.STATS, to_json(stats))
+        write_json(self.folder / lay.STATS, to_json(stats))
         total = len(self) + len(batch.rows)
         info = {
             **self._info,
@@ -172,7 +177,7 @@ class DatasetWriter:
             "total_tasks": len(self._tasks),
             "splits": {"train": f"0:{total}"},
         }
-        self._replace(lay.INFO, info)
+        write_json(self.folder / lay.INFO, info)
         self._info, self._stats = info, stats
         self._next_file += 1
         self.last_store_episode = batch.rows[-1]["store_episode"]
@@ -197,6 +202,7 @@ class DatasetWriter:
             self._next_file = 1 + max(chunk * lay.FILES_PER_CHUNK + file for chunk, file in places)
             self.last_store_episode = last["store_episode"]
         self._remove_torn()
+        sync_folder(self.folder / "meta")  # a commit that failed at the last may be there
         if last is not None:
             self._stats = self._read_stats()
 
@@ -219,7 +225,7 @@ class DatasetWriter:
                 logger.info("%s: left by a write that was cut short, removed", path)
                 path.unlink()
         for name in (lay.INFO, lay.STATS, lay.TASKS, lay.OWN):
-            (self.folder / (name + TEMPORARY)).unlink(missing_ok=True)
+            temporary_of(self.folder / name).unlink(missing_ok=True)
 
     def _read_stats(self) -> Stats:
         """Returns the aggregate; summed up again if the torn commit is in it already."""
@@ -229,26 +235,13 @@ class DatasetWriter:
             if stats["index"]["count"][0] == self._info["total_frames"]:
                 return stats
         stats = aggregate_of(self.folder)
-        self._replace(lay.STATS, to_json(stats))
+        write_json(self.folder / lay.STATS, to_json(stats))
         return stats
 
     def _save_tasks(self) -> None:
         sink = pa.BufferOutputStream()
         pq.write_table(tasks_table(self._tasks), sink, **lay.PARQUET)
-        self._replace(lay.TASKS, sink.getvalue().to_pybytes())
-
-    def _replace(self, name: str, content: dict[str, Any] | bytes) -> None:
-        replace(self.folder / name, content)
-
-
-def replace(path: Path, content: dict[str, Any] | bytes) -> None:
-    """Replaces a file as a whole."""
-    if not isinstance(content, bytes):
-        content = (json.dumps(content, indent=2) + "\n").encode()
-    part = path.with_name(path.name + TEMPORARY)
-    write_synced(part, content)
-    part.replace(path)
-    sync_folder(path.parent)
+        replace_file(self.folder / lay.TASKS, sink.getvalue().to_pybytes())
 
 
 def tasks_table(tasks: list[str]) -> Any:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from robot_rl.core.errors import DatasetError
+from robot_rl.core.files import make_folder, sync_tree
+from robot_rl.core.refusal import refusing
 from robot_rl.data.store.index import JournalIndex
 from robot_rl.data.store.journal import (
     Kind,
@@ -38,6 +40,7 @@ class StoreReport:
     is_being_written: bool
 
 
+@refusing(DatasetError)
 def verify(folder: str | Path) -> StoreReport:
     """Reads every record of the journal and compares it with its checksum; changes nothing.
 
@@ -77,6 +80,7 @@ def verify(folder: str | Path) -> StoreReport:
     )
 
 
+@refusing(DatasetError, kept="What was whole is whole.")
 def repair(folder: str | Path) -> tuple[Problem, ...]:
     """Takes damage out of the journal and notes in store.json what was lost with it.
 
@@ -102,6 +106,7 @@ def repair(folder: str | Path) -> tuple[Problem, ...]:
         layout = Layout.from_json(read_store_json(folder))
         gaps = _gaps(JournalIndex(folder), layout, known_losses(folder))
         note_lost(folder, gaps)
+        sync_tree(folder / "journal")  # an earlier repair may have failed to
         return (*repaired, *gaps)
     finally:
         lock.release()
@@ -138,7 +143,7 @@ def _restore_store_json(folder: Path) -> None:
             head = segment.header(0)
             content = segment.payload(head) if head is not None and head.kind == Kind.SEGMENT else None
             if content is not None:
-                (folder / "meta").mkdir(exist_ok=True)
+                make_folder(folder / "meta")
                 write_store_json(folder, {**json.loads(content), "lost": []})
                 note_lost(
                     folder,

@@ -17,7 +17,7 @@ import numpy as np
 from PIL import Image
 
 from robot_rl.core.errors import DatasetError
-from robot_rl.core.files import sync_folder, write_synced
+from robot_rl.core.files import write_json
 from robot_rl.data.episode import Array, Feature
 from robot_rl.data.episodes import EpisodesMeta
 from robot_rl.data.store.journal import FORMAT
@@ -173,11 +173,7 @@ def read_store_json(folder: Path) -> dict[str, Any]:
 
 def write_store_json(folder: Path, content: Mapping[str, Any]) -> None:
     """Replaces meta/store.json as a whole."""
-    path = folder / STORE_JSON
-    temporary = path.with_name(".store.json.new")
-    write_synced(temporary, (json.dumps(content, indent=2) + "\n").encode())
-    temporary.replace(path)
-    sync_folder(path.parent)
+    write_json(folder / STORE_JSON, content)
 
 
 def encode_picture(pixels: Any, shape: tuple[int, ...], picture: PictureFormat, quality: int) -> bytes:

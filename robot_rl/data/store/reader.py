@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from robot_rl.core.errors import DatasetError
+from robot_rl.core.refusal import refusing
 from robot_rl.data.episode import Array, Episode, EpisodeSource, Feature
 from robot_rl.data.episodes import EpisodesMeta
 from robot_rl.data.store.frames import JournalFrames, rows_of
@@ -42,6 +43,7 @@ class _Entry(NamedTuple):
 class StoreReader:
     """An `EpisodeSource` over a store. Numbers of episodes stay the same as long as it is open."""
 
+    @refusing(DatasetError)
     def __init__(self, folder: str | Path, *, check_all: bool = False) -> None:
         """Makes an index from the headers of the journal and the meta files of the dataset.
 
@@ -68,6 +70,7 @@ class StoreReader:
     def __len__(self) -> int:
         return len(self._entries)
 
+    @refusing(DatasetError)
     def refresh(self) -> None:
         """Takes in what a writer flushed or sealed since."""
         self.index.refresh()
@@ -82,6 +85,7 @@ class StoreReader:
         ]
         return np.array(found, np.int64)
 
+    @refusing(DatasetError)
     def read(self, episode: int) -> Episode:
         """Returns an episode; raises `DatasetError` where a record of it is damaged."""
         entry = self._entries[episode]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from robot_rl.core.errors import DatasetError
-from robot_rl.core.files import sync_folder
+from robot_rl.core.files import make_folder, sync_folder
 from robot_rl.data.store.index import JournalIndex
 from robot_rl.data.store.journal import HEADER, Problem, Record, Segment, segment_numbers, segment_path
 from robot_rl.data.store.layout import STORE_JSON, Layout, is_store, read_store_json, write_store_json
@@ -41,6 +41,8 @@ def recover(folder: Path, layout: Layout) -> Recovered:
         DatasetError: the store is of another robot, task or layout.
     """
     if is_store(folder):
+        sync_folder(folder / "meta")  # whoever made it may have failed to
+        sync_folder(folder)
         check_layout(folder, Layout.from_json(read_store_json(folder)), layout)
     else:
         if segment_numbers(folder / "journal"):
@@ -54,11 +56,8 @@ def recover(folder: Path, layout: Layout) -> Recovered:
 
             dataset = Dataset(folder)
             check_layout(folder, Layout(meta=dataset.meta, features=dataset.features), layout)
-        (folder / "meta").mkdir(parents=True, exist_ok=True)
-        (folder / "journal").mkdir(exist_ok=True)
+        make_folder(folder / "meta")
         write_store_json(folder, layout.to_json() | {"lost": []})
-        sync_folder(folder)
-        sync_folder(folder.absolute().parent)
     lost = mend(folder)
     for problem in lost:
         logger.warning("store %s: %s", folder, problem)

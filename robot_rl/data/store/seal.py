@@ -16,6 +16,7 @@ from typing import Literal
 
 from robot_rl.core.errors import DatasetError
 from robot_rl.core.files import sync_folder
+from robot_rl.core.refusal import refusing
 from robot_rl.data.store.journal import Kind, Record, Segment, segment_numbers, segment_path
 from robot_rl.data.store.lock import WriterLock
 from robot_rl.data.store.reader import StoreReader
@@ -45,6 +46,7 @@ class Sealed:
     """Why episodes stayed in the journal."""
 
 
+@refusing(DatasetError, kept="Every episode is in the journal or in the dataset.")
 def seal(folder: str | Path, options: SealOptions | None = None) -> Sealed:
     """Seals every episode of a store that nobody writes to; the unfinished ones will not go on.
 
@@ -61,6 +63,7 @@ def seal(folder: str | Path, options: SealOptions | None = None) -> Sealed:
         lock.release()
 
 
+@refusing(DatasetError, kept="Every episode is in the journal or in the dataset.")
 def seal_episodes(
     folder: Path,
     options: SealOptions,
@@ -97,6 +100,8 @@ def seal_episodes(
                     episode = source.read(i)
                     out.write(episode, store_episode=number)
                 except DatasetError as error:
+                    if isinstance(error.__cause__, OSError | MemoryError):  # no fault of the episode
+                        raise
                     spoiled.add(number)
                     refused.append(str(error))
                     continue

@@ -13,7 +13,8 @@ import shutil
 from pathlib import Path
 
 from robot_rl.core.errors import DatasetError
-from robot_rl.core.files import exchange_folder
+from robot_rl.core.files import exchange_folder, make_folder, sync_folder
+from robot_rl.core.refusal import refusing
 from robot_rl.data.store.layout import is_store
 
 logger = logging.getLogger(__name__)
@@ -21,6 +22,7 @@ logger = logging.getLogger(__name__)
 _OWN = "meta/robot_rl.json"
 
 
+@refusing(DatasetError, kept="The original is whole.")
 def upgrade(folder: Path) -> Path | None:
     """Brings the dataset in a folder to the present format; returns where the original is, if it had to.
 
@@ -52,12 +54,13 @@ def upgrade(folder: Path) -> Path | None:
     if found >= FORMAT:
         return None
     merge([Dataset(folder)], fresh, images="png")  # as format 1 had them: without loss
-    (fresh / "journal").mkdir()
+    make_folder(fresh / "journal")
     lock = folder / "journal/writer.lock"
     if lock.exists():
         os.link(lock, fresh / "journal/writer.lock")  # whoever holds it holds it there as well
     exchange_folder(fresh, folder)
     fresh.rename(original)
+    sync_folder(original.parent)
     shutil.rmtree(original / "journal", ignore_errors=True)
     logger.warning("%s: upgraded from format %d to %d; the original is %s", folder, found, FORMAT, original)
     return original

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from robot_rl.core.errors import DatasetError
+from robot_rl.core.refusal import refusing
 from robot_rl.data.episode import Array, Feature
 from robot_rl.data.episodes import EpisodesMeta
 from robot_rl.data.store.columns import Columns, source_index
@@ -67,6 +68,7 @@ class StoreWriter:
     of an episode, which has none before, is kept.
     """
 
+    @refusing(DatasetError)
     def __init__(
         self,
         folder: str | Path,
@@ -310,6 +312,7 @@ class StoreWriter:
             "open": self._file.mark(),
         }
 
+    @refusing(DatasetError, kept="Nothing before the mark is lost.")
     def rewind(self, state: Mapping[str, Any]) -> None:
         """Takes this writer, just opened, back to where another one of the same store made its `mark`.
 
@@ -343,6 +346,7 @@ class StoreWriter:
             below=below,
         )
 
+    @refusing(DatasetError)
     def close(self) -> None:
         """Flushes, and lets another writer in; episodes that are open stay unfinished.
 

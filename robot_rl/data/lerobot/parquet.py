@@ -1,0 +1,51 @@
+"""Parquet files, written in few large pieces: pyarrow alone makes two calls for each column."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+_PIECE_BYTES = 1 << 20
+
+
+class TableFile:
+    """A parquet file that is being written."""
+
+    def __init__(self, path: Path, schema: Any, **options: Any) -> None:
+        self._stream: Any = pa.output_stream(str(path), buffer_size=_PIECE_BYTES)
+        self._writer = pq.ParquetWriter(self._stream, schema, **options)
+
+    @property
+    def bytes(self) -> int:
+        """Returns its length so far."""
+        return self._stream.tell()
+
+    def add(self, table: Any) -> None:
+        """Appends rows, as a row group of their own."""
+        self._writer.write_table(table)
+
+    def finish(self) -> None:
+        """Writes the footer and closes the file."""
+        self._writer.close()
+        self._stream.close()
+
+    def abandon(self) -> None:
+        """Closes the file, whatever it holds."""
+        for part in (self._writer, self._stream):
+            with contextlib.suppress(OSError, MemoryError, ValueError):  # a full disk takes no footer either
+                part.close()
+
+
+def write_table(path: Path, table: Any, **options: Any) -> None:
+    """Writes a file of one row group."""
+    file = TableFile(path, table.schema, **options)
+    try:
+        file.add(table)
+        file.finish()
+    except BaseException:
+        file.abandon()
+        raise
