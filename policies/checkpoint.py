@@ -23,7 +23,8 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from robot_rl.core.errors import CheckpointError
-from robot_rl.core.files import restore_folder, swap_folder, write_synced
+from robot_rl.core.files import make_folder, restore_folder, swap_folder, write_synced
+from robot_rl.core.refusal import refusal, refusing
 from robot_rl.policies.spec import SavedPolicy, build, full_spec, read_config
 
 FORMAT = 1
@@ -73,19 +74,17 @@ def save_policy(folder: Path | str, policy: SavedPolicy, *, meta: PolicyMeta) ->
     temporary = folder.with_name(f".writing-{folder.name}")
     try:
         shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
+        make_folder(temporary)
         write_synced(temporary / _WEIGHTS, weights)
         write_synced(temporary / _HEAD, json.dumps(head, indent=2).encode())
         swap_folder(temporary, folder)
-    except OSError as error:
+    except (OSError, MemoryError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
-        kept = "The older checkpoint is whole" if folder.exists() else "There is no older checkpoint"
-        raise CheckpointError(
-            f"{folder}: cannot write the policy: {error.strerror or error}. {kept}. "
-            "Free some space and save again."
-        ) from error
+        kept = "The older checkpoint is whole." if folder.exists() else "There is no older checkpoint."
+        raise refusal(error, CheckpointError, folder, kept) from error
 
 
+@refusing(CheckpointError)
 def load_policy(folder: Path | str, *, expect: PolicyMeta | None = None) -> tuple[SavedPolicy, PolicyMeta]:
     """Returns the policy, in evaluation mode on the CPU, and what it was made for.
 

@@ -13,7 +13,6 @@ episode that was under way is begun anew.
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import time
 from dataclasses import dataclass, field
@@ -28,11 +27,12 @@ from numpy.typing import NDArray
 from robot_rl.algos.actor_critic import ActorConfig, ActorCritic, ActorCriticConfig, CriticConfig
 from robot_rl.bench.trials import check_plan
 from robot_rl.core.errors import RobotRLError, require
+from robot_rl.core.files import write_json
 from robot_rl.core.seeding import train_seed
 from robot_rl.data.replay import ReplayBuffer
 from robot_rl.data.transitions import StepBatch
 from robot_rl.telemetry.progress import PhaseProgress, ProgressDisplay
-from robot_rl.train.checkpoint import CheckpointStore, write_text
+from robot_rl.train.checkpoint import CheckpointStore
 
 Array = NDArray[Any]
 Name = Literal["crossq", "sac"]
@@ -277,7 +277,7 @@ class Trial:
         }
         self._store.save(state, "trial")
         row = {"plan": vars(self.plan), "row": self.row(), "curve": self.spent.curve}
-        write_text(self._folder / "row.json", json.dumps(row, indent=2) + "\n")
+        write_json(self._folder / "row.json", row)
         self._saved_s = time.perf_counter()
 
     def _restore(self, state: dict[str, Any]) -> None:

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from robot_rl.bench.trials import check_plan
 from robot_rl.core.errors import DeviceError, require
-from robot_rl.core.files import write_synced
+from robot_rl.core.files import write_json
 from robot_rl.telemetry.progress import PhaseProgress, ProgressDisplay
 
 Name = Literal["robot_rl", "her", "her_demos"]
@@ -155,7 +155,7 @@ def run(
                 trial = Trial(learner=learner, seed=seed, folder=_fresh(Path(out), learner, seed), **same)
                 with display.phase(f"{learner} {seed}", round(limit_s), unit="s") as progress:
                     rows.append({**measure(trial, target, limit_s, progress), "asked": asked})
-                write_synced(path, json.dumps(rows, indent=1).encode())
+                write_json(path, rows)
     return {
         "title": f"push_cube: minutes until {target:.0%} of {episodes} episodes succeed, on one core",
         "rows": [{key: row[key] for key in row if key not in ("curve", "asked")} for row in rows],

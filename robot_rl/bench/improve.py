@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from robot_rl.bench.trials import check_plan
 from robot_rl.config import load, options, plain
 from robot_rl.core.errors import ConfigError, DeviceError, nearest
-from robot_rl.core.files import write_synced
+from robot_rl.core.files import write_json
 from robot_rl.telemetry.progress import ProgressDisplay
 from robot_rl.telemetry.runs import flatten
 from robot_rl.train.config import RunConfig
@@ -158,7 +158,7 @@ def run(
     rows = list(_rows(runs, equal_steps, equal_minutes))
     if figure:
         _draw(Path(figure), runs)
-    write_synced(Path(out) / "improve.json", json.dumps({"rows": rows, "runs": runs}, indent=1).encode())
+    write_json(Path(out) / "improve.json", {"rows": rows, "runs": runs})
     for one in runs:
         del one["curve"]  # no table has room for it
     return {

@@ -12,7 +12,6 @@ cut the episode that was under way is begun anew.
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +25,7 @@ from robot_rl.algos.chunk_q import ChunkQ, ChunkQConfig
 from robot_rl.bench.ogbench_env import Cubes
 from robot_rl.bench.trials import check_plan
 from robot_rl.core.errors import require
+from robot_rl.core.files import write_json
 from robot_rl.core.seeding import eval_seeds, train_seed
 from robot_rl.data.episodes import Episodes
 from robot_rl.data.normalize import Normaliser
@@ -35,7 +35,7 @@ from robot_rl.policies.best_of_n import BestOfN
 from robot_rl.policies.chunk import ChunkPolicyConfig, FlowPolicy
 from robot_rl.policies.executor import ChunkExecutor
 from robot_rl.policies.one_step import OneStepPolicy
-from robot_rl.train.checkpoint import CheckpointStore, write_text
+from robot_rl.train.checkpoint import CheckpointStore
 
 Module = Any
 """A policy that is a `torch.nn.Module` as well; Python has no type for both."""
@@ -297,7 +297,7 @@ class Trial:
         }
         self._store.save(state, "trial")
         row = {"plan": vars(self._plan), "row": self.row(), "curve": self._spent.curve}
-        write_text(self._folder / "row.json", json.dumps(row, indent=2) + "\n")
+        write_json(self._folder / "row.json", row)
         self._saved_s = time.perf_counter()
 
     def _restore(self, state: dict[str, Any]) -> None:

@@ -127,9 +127,9 @@ def run(argv: list[str]) -> int:
     options = load(CollectConfig, [word for word in argv if word != "--json"], config_name="collect")
     import torch  # the learner and the simulator: not for --help
 
+    from robot_rl.core.files import write_json
     from robot_rl.data.demos import save_episodes
     from robot_rl.telemetry.progress import ProgressDisplay
-    from robot_rl.train.checkpoint import write_text
     from robot_rl.train.collect import collect
     from robot_rl.train.envs import make_env
 
@@ -163,7 +163,7 @@ def run(argv: list[str]) -> int:
     save_episodes(folder, episodes, images=options.images, source=source)
     asked = {"task": env_config.task, "policy": options.policy, "seed": options.seed}
     facts = {**asked, **_facts(found, keep), "out": str(folder)}
-    write_text(folder / "meta" / "collected.json", json.dumps(facts, indent=2) + "\n")
+    write_json(folder / "meta" / "collected.json", facts)
     print(_told(folder, facts))
     if "--json" in argv:
         print(json.dumps(facts))

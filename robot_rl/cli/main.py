@@ -12,7 +12,8 @@ from pathlib import Path
 
 from robot_rl import __version__
 from robot_rl.config import sweep
-from robot_rl.core.errors import RobotRLError, UnknownComponentError, nearest
+from robot_rl.core.errors import RobotRLError, StorageError, UnknownComponentError, nearest
+from robot_rl.core.refusal import is_refusal, refusal
 
 COMMANDS: dict[str, str] = {
     "train": "robot_rl.cli.train",
@@ -73,13 +74,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _dispatch(words[0], words[1:])
     except RobotRLError as error:
-        print(f"error: {error}", file=sys.stderr)
-        if "--json" in words:
-            print(json.dumps({"error": str(error)}))
-        return EXIT_MISTAKE
+        return _mistake(error, words)
+    except (OSError, MemoryError) as error:
+        if not is_refusal(error):
+            raise  # a fault of ours: its traceback is wanted
+        return _mistake(refusal(error, StorageError, f"robot-rl {words[0]}"), words)
     except KeyboardInterrupt:
         print(f"interrupted.{_how_to_resume(words)}", file=sys.stderr)
         return EXIT_INTERRUPTED
+
+
+def _mistake(error: RobotRLError, words: Sequence[str]) -> int:
+    print(f"error: {error}", file=sys.stderr)
+    if "--json" in words:
+        print(json.dumps({"error": str(error)}))
+    return EXIT_MISTAKE
 
 
 def _dispatch(name: str, words: list[str]) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -13,6 +12,7 @@ import numpy as np
 
 from robot_rl import __version__
 from robot_rl.core.errors import ConfigError
+from robot_rl.core.files import replace_file
 from robot_rl.telemetry import figures, finetune, page
 from robot_rl.telemetry.figures import percent
 from robot_rl.telemetry.runs import Moment, Outcome, RunRecord, flatten, load_run
@@ -56,9 +56,7 @@ def write_report(folders: Sequence[Path], out: Path | None = None) -> Report:
     body = [title(runs), *([page.missing(missing)] if missing else []), *filter(None, sections), _footer()]
     path = out or (folders[0] if len(folders) == 1 else folders[0].parent) / "report.html"
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(page.page(name, body), encoding="utf-8")
-    os.replace(temporary, path)
+    replace_file(path, page.page(name, body))
     return Report(path, tuple(missing))
 
 

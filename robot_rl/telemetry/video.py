@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from robot_rl.core.errors import RenderError
+from robot_rl.core.files import publish_file
 
 CODECS = ("libx264", "libopenh264", "mpeg4")
 """In the order they are tried; the first two are h264, the last is in every build of FFmpeg."""
@@ -34,7 +34,7 @@ def write_video(path: Path, frames: NDArray[np.uint8], fps: float) -> Path:
     temporary = path.with_name(f".{path.name}.tmp")
     odd = [(0, size % 2) for size in frames.shape[1:3]]  # chroma has half the resolution
     _encode(temporary, np.pad(frames, [(0, 0), *odd, (0, 0)], mode="edge"), fps, find_codec())
-    os.replace(temporary, path)
+    publish_file(temporary, path)
     return path
 
 

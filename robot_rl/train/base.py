@@ -5,6 +5,7 @@ demos -> [progress ->] bc
 
 from __future__ import annotations
 
+import io
 import shutil
 from collections.abc import Sequence
 from contextlib import closing
@@ -15,6 +16,7 @@ import numpy as np
 
 from robot_rl.algos.progress import ProgressCritic
 from robot_rl.core.errors import ConfigError, DatasetError, require
+from robot_rl.core.files import replace_file
 from robot_rl.data.demos import load_episodes, save_episodes
 from robot_rl.hal.vector import Obs, VectorEnv
 from robot_rl.policies.checkpoint import load_policy, save_policy
@@ -83,7 +85,9 @@ def value_progress(session: Session) -> None:
             f"min_progress={cfg.min_progress:g}, where the progress is at most {progress.max():.3g}. Raise "
             "max_fall, lower min_progress, or give demos.filter.updates more updates."
         )
-    np.savez(session.folder / f"{PROGRESS}.npz", progress=progress, kept=kept)
+    found = io.BytesIO()
+    np.savez(found, progress=progress, kept=kept)
+    replace_file(session.folder / f"{PROGRESS}.npz", found.getvalue())
     good = episodes.episode_success()[episodes.episode_index]
     session.results[PROGRESS] = {
         name: float(kept[rows].mean()) if rows.any() else 0.0

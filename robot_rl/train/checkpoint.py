@@ -6,13 +6,12 @@ holds `state.json` (the nest, with a reference where an array belongs), `tensors
 only then does `latest` name it. A kill at any moment leaves the last good checkpoint in place.
 
 A full disk stops the run with a `CheckpointError`, after older checkpoints were given up for a
-second try. Going on unsaved would spend robot time that the next failure loses, and an exact
-resume costs nothing but the command that the message names.
+second try; any other refusal stops it at once. Going on unsaved would spend robot time that the next
+failure loses, and an exact resume costs nothing but the command that the message names.
 """
 
 from __future__ import annotations
 
-import errno
 import json
 import shutil
 import zlib
@@ -28,7 +27,8 @@ from safetensors import numpy as arrays_io
 from safetensors import torch as tensors_io
 
 from robot_rl.core.errors import CheckpointError
-from robot_rl.core.files import sync_folder, write_synced
+from robot_rl.core.files import make_folder, replace_file, sync_folder, write_synced
+from robot_rl.core.refusal import NO_SPACE, refusal, refusals
 
 Array = NDArray[Any]
 
@@ -37,7 +37,6 @@ FORMAT = 1
 
 _FILES = ("tensors.safetensors", "arrays.safetensors")
 _KEYS = frozenset({"$tensor", "$array", "$tuple", "$items"})
-_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class CheckpointStore:
@@ -55,21 +54,20 @@ class CheckpointStore:
         """Writes `state` as `<folder>/<serial>-<name>` and makes it the latest.
 
         Raises:
-            CheckpointError: the disk is full; the last good checkpoint is untouched.
+            CheckpointError: the disk is full or refuses; the last good checkpoint is untouched.
         """
-        self._folder.mkdir(parents=True, exist_ok=True)
         try:
+            make_folder(self._folder)
             try:
                 path = self._write(state, name)
             except OSError as error:
-                if error.errno not in _NO_SPACE or not self._prune(keep=1):
+                if error.errno not in NO_SPACE or not self._prune(keep=1):
                     raise
                 path = self._write(state, name)
-        except OSError as error:
-            if error.errno in _NO_SPACE:
-                raise CheckpointError(self._full_disk_message(name, error)) from error
-            raise
-        self._prune(self._keep)
+            self._prune(self._keep)
+        except (OSError, MemoryError) as error:
+            at = f"{self._folder}: cannot write checkpoint {name!r}"
+            raise refusal(error, CheckpointError, at, self._kept()) from error
         return path
 
     def latest(self) -> Path | None:
@@ -80,9 +78,14 @@ class CheckpointStore:
         return self._folder / pointer.read_text().strip()
 
     def load(self) -> dict[str, Any] | None:
-        """Returns the state of the last good checkpoint, or None if there is none yet."""
-        path = self.latest()
-        return None if path is None else read_state(path)
+        """Returns the state of the last good checkpoint, or None if there is none yet.
+
+        Raises:
+            CheckpointError: it cannot be read.
+        """
+        with refusals(CheckpointError, self._folder, _OTHER):
+            path = self.latest()
+            return None if path is None else read_state(path)
 
     def _write(self, state: Mapping[str, Any], name: str) -> Path:
         found = self._found()
@@ -94,7 +97,7 @@ class CheckpointStore:
             write_state(state, temporary)
             temporary.rename(final)
             sync_folder(self._folder)
-            write_text(self._folder / "latest", final.name)
+            replace_file(self._folder / "latest", final.name)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
@@ -114,14 +117,11 @@ class CheckpointStore:
         """Returns the finished checkpoints, oldest first."""
         return sorted(path for path in self._folder.glob("[0-9]*-*") if path.is_dir())
 
-    def _full_disk_message(self, name: str, error: OSError) -> str:
+    def _kept(self) -> str:
+        """Returns what a run that cannot save goes on from."""
         latest = self.latest()
         kept = f"The last good checkpoint is {latest}" if latest else "There is no earlier checkpoint"
-        resume = f"robot-rl {self._command} resume={self._folder.parent}"
-        return (
-            f"{self._folder}: cannot write checkpoint {name!r}: {error.strerror}. {kept}. "
-            f"Free some space, then `{resume}` goes on from there."
-        )
+        return f"{kept}; `robot-rl {self._command} resume={self._folder.parent}` goes on from there."
 
 
 def write_state(state: Mapping[str, Any], folder: Path) -> None:
@@ -169,14 +169,6 @@ def read_state(folder: Path) -> dict[str, Any]:
 
 
 _OTHER = "Write the name of another folder in `checkpoints/` into `checkpoints/latest` to resume there."
-
-
-def write_text(path: Path, text: str) -> None:
-    """Replaces a small file in one step: readers see the old text or the new, never half."""
-    temporary = path.with_name(f".writing-{path.name}")
-    write_synced(temporary, text.encode())
-    temporary.replace(path)
-    sync_folder(path.parent)
 
 
 def _pack(node: Any, at: str, tensors: dict[str, torch.Tensor], arrays: dict[str, Array]) -> Any:

@@ -9,7 +9,6 @@ the method have a state of their own; it is in the checkpoints.
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager, closing, nullcontext
@@ -21,13 +20,13 @@ import torch
 
 from robot_rl.config import dump, load, options, read, shell, words
 from robot_rl.core.errors import CheckpointError, RenderError, require
+from robot_rl.core.files import replace_file, write_json
 from robot_rl.core.seeding import eval_seeds
 from robot_rl.hal.vector import VectorEnv
 from robot_rl.policies.checkpoint import load_policy, save_policy
 from robot_rl.real.station import load_station
 from robot_rl.train.assemble import make_eval_env, policy_meta
 from robot_rl.train.base import PROGRESS, clone, collect, demo_folder, given_base, value_progress
-from robot_rl.train.checkpoint import write_text
 from robot_rl.train.config import RunConfig
 from robot_rl.train.demos import episodes_meta, load_demonstrations
 from robot_rl.train.deploy.online import make_arm
@@ -99,7 +98,7 @@ def run(config: RunConfig) -> Summary:
             if config.bc.policy:
                 given_base(config, env)
     folder = new_folder(config.out, f"{config.recipe}-seed{config.seed}")
-    write_text(folder / "config.yaml", dump(config))
+    replace_file(folder / "config.yaml", dump(config))
     return _execute(config, folder)
 
 
@@ -230,9 +229,9 @@ def _final_evaluation(session: Session, which: str) -> None:
             photographer.close()
             entries = [entry for phase in reversed(pictures.values()) for entry in phase]  # the newest first
             if entries:
-                write_text(session.folder / "failures" / "index.json", json.dumps(entries, indent=2))
+                write_json(session.folder / "failures" / "index.json", entries)
     session.results[which] = result.to_json()
-    write_text(session.folder / f"evaluation-{which}.json", json.dumps(result.to_json(), indent=2) + "\n")
+    write_json(session.folder / f"evaluation-{which}.json", result.to_json())
     session.write(which, eval_metrics(result))
 
 
@@ -317,7 +316,7 @@ def _conclude(session: Session) -> Summary:
         versions=versions(_PACKAGES),
         machine=machine(config.device),
     )
-    write_text(session.folder / "summary.json", json.dumps(summary.to_json(), indent=2) + "\n")
+    write_json(session.folder / "summary.json", summary.to_json())
     with session.timer.stage("report"):
         session.display.message(f"report: {write_report(session.folder)}")
     return summary

@@ -14,6 +14,7 @@ import torch
 
 from robot_rl import __version__
 from robot_rl.core.errors import ConfigError
+from robot_rl.core.files import make_folder
 
 
 def new_folder(out: str, name: str) -> Path:
@@ -22,7 +23,7 @@ def new_folder(out: str, name: str) -> Path:
     for suffix in ("", *(f"-{number}" for number in range(2, 1000))):
         folder = Path(out) / f"{stamp}-{name}{suffix}"
         try:
-            folder.mkdir(parents=True)
+            make_folder(folder, is_new=True)
         except FileExistsError:
             continue
         except OSError as error:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from robot_rl.core.errors import CheckpointError, DeviceError
+from robot_rl.core.refusal import refusals
 from robot_rl.hal.device import DeviceSpec
 from robot_rl.real.station import load_station
 from robot_rl.sched.inventory import cpu_spec, simulator_specs
@@ -175,23 +175,22 @@ def execute(session: S, phases: Mapping[str, Callable[[S], None]], conclude: Cal
     """Runs the phases that are not finished yet, one after another, and concludes.
 
     Raises:
-        CheckpointError: the disk is full; the message says how to go on.
+        CheckpointError: the disk or the memory refuses; the message says how to go on.
     """
-    try:
-        with session:
-            session.display.message(f"run folder: {session.folder}")
-            for name, phase in phases.items():
-                if name not in session.finished:
-                    phase(session)
-                    session.finish(name)
-            return conclude(session)
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise CheckpointError(
-            f"{session.folder}: {error.strerror}. Nothing that a checkpoint holds is lost. "
-            f"Free some space, then `robot-rl {session.command} resume={session.folder}` goes on."
-        ) from error
+    with saying_how_to_resume(session.folder, session.command), session:
+        session.display.message(f"run folder: {session.folder}")
+        for name, phase in phases.items():
+            if name not in session.finished:
+                phase(session)
+                session.finish(name)
+        return conclude(session)
+
+
+def saying_how_to_resume(folder: Path, command: str) -> AbstractContextManager[None]:
+    """Returns a block in which what the disk or the memory refuses says how the run goes on."""
+    resume = f"`robot-rl {command} resume={folder}` goes on"
+    kept = f"Nothing that a checkpoint holds is lost; {resume} from there."
+    return refusals(CheckpointError, folder, kept, sure=True)
 
 
 def learn(session: RunSession, loop: Run, phase: str, total: int, *, unit: str) -> None:

@@ -1,5 +1,6 @@
 """The command table: help that teaches, one line for every mistake, sweeps, interruption."""
 
+import errno
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -100,6 +101,19 @@ def test_interruption_says_how_to_resume(
     assert capsys.readouterr().err == "interrupted. Continue with: robot-rl train resume=runs/x\n"
     assert cli.main(["train", f"out={tmp_path / 'empty'}"]) == 130
     assert capsys.readouterr().err == "interrupted.\n"
+
+
+def test_a_disk_that_refuses_is_one_line_and_a_fault_of_ours_is_not(
+    recorder: Recorder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recorder.answer = OSError(errno.ENOSPC, "No space left on device")
+    assert cli.main(["train"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: robot-rl train: the disk is full (")
+    assert said.endswith("Make room, then do it again.\n")
+    recorder.answer = FileNotFoundError(errno.ENOENT, "No such file")
+    with pytest.raises(FileNotFoundError):
+        cli.main(["train"])
 
 
 def test_a_mistake_is_json_too(recorder: Recorder, capsys: pytest.CaptureFixture[str]) -> None:

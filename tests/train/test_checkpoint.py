@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from robot_rl.core.errors import CheckpointError
+from robot_rl.core.errors import CheckpointError, ConfigError
 from robot_rl.train import checkpoint
 from robot_rl.train.checkpoint import CheckpointStore, read_state, write_state
+from robot_rl.train.record import new_folder
+from robot_rl.train.session import saying_how_to_resume
 
 
 def _state(step: int = 1) -> dict[str, Any]:
@@ -118,6 +120,57 @@ def test_an_abandoned_write_is_cleared_away(tmp_path: Path) -> None:
     assert not list(tmp_path.glob(".writing-*"))
 
 
+def test_the_folder_of_a_first_checkpoint_is_synced_with_those_above(
+    tmp_path: Path, synced: list[str]
+) -> None:
+    CheckpointStore(tmp_path / "run" / "checkpoints").save(_state(1), "bc")
+    assert {str(tmp_path), str(tmp_path / "run"), str(tmp_path / "run/checkpoints")} <= set(synced)
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(errno.EIO, os.strerror(errno.EIO)), MemoryError()], ids=["EIO", "memory"]
+)
+def test_whatever_is_refused_the_message_says_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    store = CheckpointStore(tmp_path / "checkpoints")
+    store.save(_state(1), "bc")
+
+    def refuse(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(checkpoint, "write_synced", refuse)
+    with pytest.raises(CheckpointError, match=rf"cannot write checkpoint 'bc': .*resume={tmp_path}` goes on"):
+        store.save(_state(2), "bc")
+    monkeypatch.undo()
+    monkeypatch.setattr(Path, "read_text", refuse)
+    with pytest.raises(CheckpointError, match=rf"^{tmp_path}/checkpoints: the (disk|memory) "):
+        store.load()
+
+
+def test_what_a_run_cannot_write_says_how_it_goes_on() -> None:
+    said = r"^runs/a: the disk refuses .* `robot-rl train resume=runs/a` goes on from there\. See what"
+    with pytest.raises(CheckpointError, match=said), saying_how_to_resume(Path("runs/a"), "train"):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+    with pytest.raises(ConnectionError), saying_how_to_resume(Path("runs/a"), "train"):
+        raise ConnectionError("the robot is gone")
+
+
+def test_a_run_folder_is_synced_or_not_there(
+    tmp_path: Path, synced: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = new_folder(str(tmp_path / "runs"), "reach")
+    assert {str(tmp_path), str(tmp_path / "runs")} <= set(synced)
+
+    def refuse(_: Path) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr("robot_rl.core.files.sync_folder", refuse)
+    with pytest.raises(ConfigError, match="cannot make"):
+        new_folder(str(tmp_path / "runs"), "other")
+    assert list((tmp_path / "runs").iterdir()) == [folder]
+
+
 def test_a_full_disk_leaves_the_last_good_one_and_says_how_to_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,7 +184,7 @@ def test_a_full_disk_leaves_the_last_good_one_and_says_how_to_go_on(
     with pytest.raises(CheckpointError) as caught:
         store.save(_state(2), "bc")
     message = str(caught.value)
-    assert "cannot write checkpoint 'bc': No space left on device" in message
+    assert "cannot write checkpoint 'bc': the disk is full" in message
     assert f"The last good checkpoint is {tmp_path}/run/checkpoints/000000-bc" in message
     assert f"robot-rl train resume={tmp_path}/run" in message
     monkeypatch.undo()
@@ -168,7 +221,7 @@ def test_a_write_that_the_system_refuses_is_survived(tmp_path: Path) -> None:
         resource.RLIMIT_FSIZE, (1_000_000, hard)
     )  # Python ignores the signal that goes with it
     try:
-        with pytest.raises(CheckpointError, match="cannot write checkpoint 'large': File too large"):
+        with pytest.raises(CheckpointError, match="cannot write checkpoint 'large': the disk is full"):
             store.save({"weight": torch.ones(1_000_000)}, "large")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

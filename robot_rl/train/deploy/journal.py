@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from robot_rl.core.files import write_synced
+from robot_rl.core.errors import StorageError
+from robot_rl.core.files import replace_file, write_json
+from robot_rl.core.refusal import refusing
 from robot_rl.hal.vector import Array
 from robot_rl.telemetry.intervals import wilson_interval
 from robot_rl.train.deploy.config import DeployConfig
@@ -86,16 +87,17 @@ class Journal:
             "folder": str(self.folder),
         }
 
+    @refusing(StorageError, kept="What the arm did is in experience/.")
     def write(self) -> None:
         """Writes deploy.json and, if anything moved, its figure."""
         report = self.to_json() | {"config": asdict(self.config)}
         report["by_episode"] = [asdict(episode) for episode in self.episodes]
-        write_synced(self.folder / "deploy.json", (json.dumps(report, indent=2) + "\n").encode())
+        write_json(self.folder / "deploy.json", report)
         if self.timing:
             from robot_rl.telemetry.figures import render  # matplotlib: only when the arm rests
 
             figure = render(self._draw, height_in=4.6)
-            write_synced(self.folder / "deploy.svg", figure.encode())
+            replace_file(self.folder / "deploy.svg", figure)
 
     def _draw(self, figure: Figure) -> None:
         times, joints = figure.subplots(1, 2)

@@ -23,10 +23,10 @@ import torch
 
 from robot_rl.config import dump, read, shell, words
 from robot_rl.core.errors import ConfigError
+from robot_rl.core.files import replace_file, write_json
 from robot_rl.core.policy import DemoBatch
 from robot_rl.data.facts import DatasetFacts
 from robot_rl.data.lerobot.reader import Dataset
-from robot_rl.train.checkpoint import write_text
 from robot_rl.train.finetune.act import Trial, act_lesson, make_act, try_settings, why_no_act
 from robot_rl.train.finetune.config import FinetuneConfig
 from robot_rl.train.finetune.data import Split, in_journal, open_data, read_facts, stream_seed
@@ -123,7 +123,7 @@ def run(config: FinetuneConfig) -> FinetuneSummary:
     dataset, split = open_data(config)  # mistakes are found before there is a folder
     kind = _check(config, dataset, split)
     folder = new_folder(config.out, f"finetune-{kind}-seed{config.seed}")
-    write_text(folder / "config.yaml", dump(config))
+    replace_file(folder / "config.yaml", dump(config))
     return _execute(config, folder, dataset, split)
 
 
@@ -341,7 +341,7 @@ def _conclude(session: FinetuneSession) -> FinetuneSummary:
         machine=machine(config.device),
     )
     shutil.rmtree(session.folder / PICTURES, ignore_errors=True)
-    write_text(session.folder / "summary.json", json.dumps(summary.to_json(), indent=2) + "\n")
+    write_json(session.folder / "summary.json", summary.to_json())
     with session.timer.stage("report"):
         session.display.message(f"report: {write_report(session.folder)}")
     return summary
