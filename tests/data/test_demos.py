@@ -1,6 +1,7 @@
 """Datasets survive the disk exactly; every damaged one is refused with what, where and remedy."""
 
 import dataclasses
+import errno
 import json
 from pathlib import Path
 from typing import Any
@@ -130,10 +131,10 @@ def test_an_existing_folder_is_kept(tmp_path: Path) -> None:
 
 def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any) -> None:
-        raise OSError("No space left on device")
+        raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("robot_rl.data.lerobot.batch.publish", full)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(DatasetError, match=r"the disk is full .*No space left on device.*Make room"):
         save_episodes(tmp_path / "demos", episodes())
     assert list(tmp_path.iterdir()) == []
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from robot_rl.real.arm.controllers import Execution, JointTrajectoryController
-from robot_rl.real.arm.trajectory import TrajectoryRules, tolerances
+from robot_rl.real.arm.trajectory import Tolerances, TrajectoryRules, tolerances
 from robot_rl.real.drivers.rest import Holding
 from robot_rl.real.drivers.ros2_commands import TrajectoryStream
 from robot_rl.real.messages import Plan
@@ -66,7 +66,9 @@ class Chain:
             self.node.published.clear()
             while self.line and self.line[0][0] <= self.loop.now_ns:
                 message = self.line.pop(0)[1]
-                self.controller.follow(Execution(message, tolerances(None, ("a", "b"), RULES)))
+                allowed = tolerances(None, ("a", "b"), RULES)
+                assert isinstance(allowed, Tolerances)
+                self.controller.follow(Execution(message, allowed))
             self.loop.cycle(self.controller)
 
 

@@ -171,7 +171,7 @@ def test_a_persons_share_of_the_steps_is_counted_anew_for_each_row() -> None:
 
 def test_dense_reward_stays_dense_beside_an_arm(tmp_path: Path) -> None:
     dense = EnvConfig(task="reach", reward="dense", num_threads=1)
-    env = make_arm(RunConfig(num_envs=1, real_time=True, env=dense), tmp_path)
+    env = make_arm(RunConfig(num_envs=1, real_time=True, env=dense), tmp_path, token=0)
     alone = make_env(dense, 1, autoreset="disabled")
     env.reset(seed=1)
     alone.reset(seed=1)
