@@ -7,8 +7,8 @@ was told is on the disk. A library that is preloaded (`storage_shim.c`) counts i
 rename, link, unlink, mkdir, truncate, map. Each of them fails once, with ENOSPC, EIO or ENOMEM,
 or by writing half, and each large allocation once. Then the power is cut at random places (`power_cut.py`):
 what was not synced is there, gone or torn. After each case another process opens what is left, compares it
-with what was acknowledged, runs the workload once more and compares again; after a failed call it also
-does so with what a power cut at the end would have left.
+with what was acknowledged, runs the workload once more and compares again; after a failed call another
+compares what a power cut at the end would have left.
 """
 
 from __future__ import annotations

@@ -142,7 +142,7 @@ class Seal:
 
     def prepare(self, folder: Path) -> Promise:
         with open_store(folder / "store") as writer:
-            return {"steps": short_episodes(writer, 3)}
+            return {"steps": short_episodes(writer, 1)}
 
     def work(self, folder: Path, run: Run) -> None:
         store, options = folder / "store", SealOptions(images="png")
@@ -150,7 +150,7 @@ class Seal:
         run.ack(sealed=True)
         writer = run.attempt(lambda: open_store(store))
         known = run.promised["steps"]
-        appended = short_episodes(writer, 2)
+        appended = short_episodes(writer, 1)
         run.attempt(writer.flush)
         run.ack(steps=known | appended)
         run.attempt(lambda: writer.seal(options))

@@ -143,6 +143,7 @@ class StoreWriter:
 
     # --- recording ---------------------------------------------------------------------------------
 
+    @refusing(DatasetError)
     def begin_episode(
         self, lane: int = 0, *, instruction: str | None = None, device: str | None = None
     ) -> int:
@@ -193,6 +194,7 @@ class StoreWriter:
             else {key: np.asarray(value)[None] for key, value in final_obs.items()},
         )
 
+    @refusing(DatasetError)
     def append_lanes(
         self,
         lanes: Array,
@@ -269,6 +271,7 @@ class StoreWriter:
                     int(stamps[row]),
                 )
 
+    @refusing(DatasetError)
     def end_episode(self, lane: int = 0, *, final_obs: Mapping[str, ArrayLike] | None = None) -> None:
         """Ends an episode that was cut short: neither terminated nor truncated."""
         self._check_open()
