@@ -156,7 +156,8 @@ class TrajectoryStream:
         self._node, self._joints, self._clock_ns = node, list(station.joints), clock_ns
         limits, offset_rad = station.limits, _offset_rad(station)
         self._limits = np.asarray(limits.position_low_rad) - offset_rad, limits.position_high_rad - offset_rad
-        self._still_rad_s = STILL_SHARE * np.asarray(limits.velocity_rad_s)
+        self._fastest_rad_s = np.asarray(limits.velocity_rad_s)
+        self._still_rad_s = STILL_SHARE * self._fastest_rad_s
         self._near = HoldTarget(limits)
         self._held: tuple[Array, Array, int] | None = None  # where, at which speed, ramps that are left
         self._path: tuple[Array, Array] | None = None  # times (s) and positions of what was sent last
@@ -212,7 +213,9 @@ class TrajectoryStream:
         return np.array([np.interp(1e-9 * now_ns, times_s, joint) for joint in points_rad.T])
 
     def _follow(self, targets_rad: Array, times_s: list[float], state: ArmState) -> None:
-        self._publish(targets_rad, times_s, _speeds(targets_rad, np.asarray(times_s), state.position_rad))
+        speeds = _speeds(targets_rad, np.asarray(times_s), state.position_rad)
+        # An arm that lags behind what was sent before is not told to catch up beyond its limits.
+        self._publish(targets_rad, times_s, np.clip(speeds, -self._fastest_rad_s, self._fastest_rad_s))
         self._held = None
         self._path = (
             1e-9 * self._clock_ns() + np.array([0.0, *times_s]),

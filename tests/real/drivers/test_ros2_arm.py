@@ -319,6 +319,16 @@ def test_a_plan_goes_out_as_one_trajectory_that_rests_at_its_end(make):
     assert np.array(speeds) == pytest.approx(np.array([[1.5, 0.0], [1.5, 0.0], [0.0, 0.0]]))
 
 
+def test_an_arm_that_lags_is_not_told_to_catch_up_beyond_its_limits(make):
+    graph = make(replace(CONFIG, command="trajectory"))
+    graph.arm.connect()
+    graph.arm.start()
+    # From 0.2 rad: (0.8 - 0.2) / 0.2 s is 3 rad/s, and 2 are allowed; (0.9 - 0.6) / 0.2 s is 1.5.
+    graph.plan([[0.6, 0.1], [0.8, 0.1], [0.9, 0.1]])
+    (sent,) = graph.node.on(f"{JTC}/joint_trajectory")
+    assert [point.velocities[0] for point in sent.points] == pytest.approx([2.0, 1.5, 0.0])
+
+
 def test_an_arm_that_is_not_seen_any_more_is_not_called_back_to_where_it_was(graph):
     graph.arm.start()
     graph.command(0.5, 0.1)
