@@ -188,9 +188,13 @@ def far_action(chain: Chain) -> Struck:
     begun_ns = _now_ns()
     seconds = _limited(chain)
     plan = chain.status.plan
-    until(lambda: chain.status.plan > plan + 16, "the policy drives on", _SOON_S)
-    faults = [event for event in chain.events(begun_ns) if event["event"] in ("hold", "stop")]
-    assert not faults, f"a limited command is no reason to stop: {faults}"
+
+    def drives_on() -> bool:
+        faults = [event for event in chain.events(begun_ns) if event["event"] in ("hold", "stop")]
+        assert not faults, f"a limited command is no reason to stop: {faults}"
+        return chain.status.plan > plan + 16
+
+    until(drives_on, "the policy drives on", _SOON_S)
     _limited(chain)
     time.sleep(0.2)
     stopped_ns = _now_ns()
@@ -307,10 +311,12 @@ def stop_supervisor_homing(chain: Chain) -> Struck:
     """SIGSTOP while the arm is on its way home, which no policy plans."""
     chain.tell_policy("away")
     home_rad = chain.station.home_rad[0]
+    # A tool that turns about the base is turned by other joints too.
+    least_rad = 0.4 if chain.command in ("twist", "pose") else 1.0
 
     def is_away() -> bool:
         state = chain.status.state
-        return state is not None and state.position_rad[0] - home_rad > 1.0
+        return state is not None and state.position_rad[0] - home_rad > least_rad
 
     until(is_away, "the arm is away from home", 15.0)
     chain.tell_policy("rest")
