@@ -32,6 +32,8 @@ _RAMP_S = 0.4
 TICK_S = 0.05
 """How late the driver host's watchdogs may be."""
 _SOON_S = 5.0
+_AWAY_RAD = 0.9
+"""Homing takes two seconds from there."""
 _PERSON = "a person"
 
 
@@ -310,13 +312,12 @@ def hang_supervisor(way: Way) -> Callable[[Chain], Struck]:
 def stop_supervisor_homing(chain: Chain) -> Struck:
     """SIGSTOP while the arm is on its way home, which no policy plans."""
     chain.tell_policy("away")
-    home_rad = chain.station.home_rad[0]
-    # A tool that turns about the base is turned by other joints too.
-    least_rad = 0.4 if chain.command in ("twist", "pose") else 1.0
+    home_rad = np.asarray(chain.station.home_rad)
 
     def is_away() -> bool:
+        """Whether any joint is: a tool that is told to turn about the base may be turned by others."""
         state = chain.status.state
-        return state is not None and state.position_rad[0] - home_rad > least_rad
+        return state is not None and float(np.abs(state.position_rad - home_rad).max()) > _AWAY_RAD
 
     until(is_away, "the arm is away from home", 15.0)
     chain.tell_policy("rest")
