@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import errno
 import faulthandler
+import gc
 import importlib
 import json
 import os
@@ -273,6 +274,8 @@ def prepared(target: Any, template: Path, place: Path) -> dict[str, Any]:
         if name not in sys.modules and not name.startswith("_"):
             with contextlib.suppress(ImportError):
                 importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # children do not go through what all of them share
     return promised
 
 

@@ -246,16 +246,16 @@ SET_META = EpisodesMeta(
 )
 
 
-def episode_of(number: int) -> Episode:
+def episode_of(number: int, *, pictures: bool = True) -> Episode:
     """Returns an episode that its number determines; the brightness of a picture says the step."""
     rng = np.random.default_rng(number)
     steps = 3 + number % 3
     level = (40 + 23 * number + 11 * np.arange(steps + 1)) % 200
-    obs: dict[str, Any] = {
-        "state": rng.normal(size=(steps + 1, 2)).astype(np.float32),
-        "front.rgb": np.broadcast_to(level[:, None, None, None], (steps + 1, 32, 48, 3)).astype(np.uint8),
-        "front.depth": rng.random((steps + 1, 8, 8), dtype=np.float32),
-    }
+    obs: dict[str, Any] = {"state": rng.normal(size=(steps + 1, 2)).astype(np.float32)}
+    if pictures:
+        flat = np.broadcast_to(level[:, None, None, None], (steps + 1, 32, 48, 3))
+        depth = np.random.default_rng(number).random((steps + 1, 8, 8), dtype=np.float32)
+        obs |= {"front.rgb": flat.astype(np.uint8), "front.depth": depth}
     last = np.arange(steps) == steps - 1
     return Episode(
         meta=SET_META,
@@ -277,14 +277,16 @@ def episode_of(number: int) -> Episode:
 SET_FEATURES: dict[str, Feature] = episode_of(0).features()
 
 
-def check_episodes(source: EpisodeSource, wanted: Sequence[int], *, at_least: int) -> None:
+def check_episodes(
+    source: EpisodeSource, wanted: Sequence[int], *, at_least: int, pictures: bool = True
+) -> None:
     """Compares the episodes of a dataset with what was written: `wanted` in order, and no others."""
     if len(source) < at_least:
         raise LostError(f"{at_least - len(source)} of {at_least} episodes")
     if len(source) > len(wanted):
         raise WrongError(f"{len(source)} episodes, {len(wanted)} were written")
     for i in range(len(source)):
-        check_episode(source.read(i), episode_of(wanted[i]), f"episode {i}")
+        check_episode(source.read(i), episode_of(wanted[i], pictures=pictures), f"episode {i}")
 
 
 def check_episode(got: Episode, want: Episode, at: str) -> None:
@@ -347,10 +349,10 @@ MADE = {"merged": (0, 1, 0, 1), "first": (0,), "second": (1,), "good": (1,)}
 
 
 class Edit:
-    """Merges, splits and filters."""
+    """Merges, splits and filters; of numbers alone, since `Writer` writes pictures."""
 
     def prepare(self, folder: Path) -> Promise:
-        fill_set(folder / "set", range(2))
+        fill_set(folder / "set", range(2), pictures=False)
         return {}
 
     def work(self, folder: Path, run: Run) -> None:
@@ -377,11 +379,11 @@ class Edit:
         acknowledge("good")
 
     def check(self, folder: Path, run: Run) -> None:
-        check_episodes(Dataset(folder / "set"), range(2), at_least=2)
+        check_episodes(Dataset(folder / "set"), range(2), at_least=2, pictures=False)
         for name, numbers in MADE.items():
             path = folder / "out" / name
             if path.exists():
-                check_episodes(Dataset(path), numbers, at_least=len(numbers))
+                check_episodes(Dataset(path), numbers, at_least=len(numbers), pictures=False)
             elif run.promised.get(name):
                 raise LostError(f"{name}, which was made")
 
@@ -430,10 +432,11 @@ class Upgrade:
                     raise WrongError(f"episode {i}: {name} is not what was there")
 
 
-def fill_set(folder: Path, numbers: Sequence[int]) -> None:
-    with DatasetWriter(folder, SET_META, SET_FEATURES) as writer:
+def fill_set(folder: Path, numbers: Sequence[int], *, pictures: bool = True) -> None:
+    features = episode_of(0, pictures=pictures).features()
+    with DatasetWriter(folder, SET_META, features) as writer:
         for number in numbers:
-            writer.write(episode_of(number))
+            writer.write(episode_of(number, pictures=pictures))
 
 
 def append_episode(writer: StoreWriter, episode: Episode) -> None:

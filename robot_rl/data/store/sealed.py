@@ -17,10 +17,12 @@ def sealed_episodes(folder: Path) -> dict[int, list[int]]:
     total = int(json.loads((folder / "meta/info.json").read_text())["total_episodes"])
     sealed: dict[int, list[int]] = {}
     for path in paths:
-        if "store_episode" in pq.read_schema(path).names:
-            table = pq.read_table(path, columns=["episode_index", "store_episode"])
-            index, episode = (table[name].to_pylist() for name in table.column_names)
-            for at, number in zip(index, episode, strict=True):
-                if at < total and number is not None and number >= 0:
-                    sealed.setdefault(number, []).append(at)
+        with pq.ParquetFile(path) as file:  # read_table takes three times as long
+            if "store_episode" not in file.schema_arrow.names:
+                continue
+            table = file.read(["episode_index", "store_episode"])
+        index, episode = (table[name].to_pylist() for name in table.column_names)
+        for at, number in zip(index, episode, strict=True):
+            if at < total and number is not None and number >= 0:
+                sealed.setdefault(number, []).append(at)
     return sealed
