@@ -98,7 +98,7 @@ def station_of(mode: str, name: str, domain_id: int, *, camera: bool) -> Station
     supervisor = replace(station.supervisor, max_state_age_s=0.2, stop_after_s=0.75)
     if mode in ("twist", "pose"):
         # Six numbers do not say where each of seven joints is.
-        supervisor = replace(supervisor, tracking_rad=(2.0,) * len(station.joints))
+        supervisor = replace(supervisor, tracking_rad=(0.6,) * len(station.joints))
     ros2: dict[str, Any] = {"command": mode, "domain_id": domain_id}
     if mode == "velocity" and hasattr(station.ros2, "command_timeout_s"):
         ros2["command_timeout_s"] = VELOCITY_TIMEOUT_S

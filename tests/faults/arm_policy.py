@@ -41,9 +41,11 @@ FAR_RAD = 10.0
 FAR_STEPS = 8
 _HOMEWARDS_STEPS = 20
 """After so many steps 1/e of the way from where it began to home is left."""
-_AWAY_RAD = 1.2
+_AWAY_JOINT = 5
+"""Tilts the hand outwards, which no other joint does as well: so it is where a Cartesian arm has it, too."""
+_AWAY_RAD = 1.0
 _AWAY_STEP_RAD = 0.03
-"""How far and how fast the base turns `away`."""
+"""How far and how fast it turns `away`."""
 
 
 class Policy:
@@ -149,7 +151,7 @@ class Policy:
         sway = self._share * np.array([action_of(row) for row in rows.tolist()])
         targets = self._home + left * began + sway
         self._turned_rad = min(self._turned_rad + _AWAY_STEP_RAD, self._away_rad)
-        targets[:, 0] += self._turned_rad
+        targets[:, _AWAY_JOINT] += self._turned_rad
         if self._nan:
             targets[0, 3] = np.nan
         if self._far:

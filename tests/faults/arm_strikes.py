@@ -32,8 +32,8 @@ _RAMP_S = 0.4
 TICK_S = 0.05
 """How late the driver host's watchdogs may be."""
 _SOON_S = 5.0
-_AWAY_RAD = 0.9
-"""Homing takes two seconds from there."""
+_AWAY_RAD = 0.8
+"""Homing takes more than a second from there."""
 _PERSON = "a person"
 
 
@@ -315,7 +315,6 @@ def stop_supervisor_homing(chain: Chain) -> Struck:
     home_rad = np.asarray(chain.station.home_rad)
 
     def is_away() -> bool:
-        """Whether any joint is: a tool that is told to turn about the base may be turned by others."""
         state = chain.status.state
         return state is not None and float(np.abs(state.position_rad - home_rad).max()) > _AWAY_RAD
 
