@@ -44,7 +44,7 @@ ifeq ($(QUICK),)
 	$(FAULTS)/arm_campaign.py --repeats 10 --jobs 2
 else
 	$(FAULTS)/campaign.py --kills 5 --truncations 10 --flips 10
-	$(FAULTS)/storage_campaign.py --cuts 20
+	$(FAULTS)/storage_campaign.py --quick
 	$(FAULTS)/lease_campaign.py --races 300
 	$(FAULTS)/arm_campaign.py --quick --jobs 2
 endif
