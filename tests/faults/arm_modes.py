@@ -94,8 +94,7 @@ def station_of(mode: str, name: str, domain_id: int, *, camera: bool) -> Station
     """Returns the shipped simulated arm, as this campaign has it."""
     station = _STATION if mode == "trajectory" else load_station("sim_arm")
     assert station.ros2 is not None
-    # The machine may be busy, and repeats shall be short.
-    supervisor = replace(station.supervisor, max_state_age_s=0.2, stop_after_s=0.75)
+    supervisor = replace(station.supervisor, stop_after_s=0.75)  # repeats shall be short
     if mode in ("twist", "pose"):
         # Six numbers do not say where each of seven joints is.
         supervisor = replace(supervisor, tracking_rad=(0.6,) * len(station.joints))
