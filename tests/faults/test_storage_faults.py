@@ -11,7 +11,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+
+from robot_rl.data.store.reader import StoreReader
 
 FAULTS = Path(__file__).parent
 pytestmark = pytest.mark.skipif(
@@ -62,8 +65,8 @@ class Shimmed:
 
     def run(self, work: str, *, fail: int = 0, error: int = 5) -> list[Any]:
         """Returns the calls."""
-        words = [sys.executable, "-S", "-c", WORK.format(work=work), str(self.folder), str(self.notes)]
-        environment = {**os.environ, "LD_PRELOAD": str(self.library)}
+        words = [sys.executable, "-c", WORK.format(work=work), str(self.folder), str(self.notes)]
+        environment = {**os.environ, "LD_PRELOAD": str(self.library), "PYTHONPATH": str(FAULTS.parents[1])}
         subprocess.run([*words, str(fail), str(error)], env=environment, check=True, timeout=60)
         return power_cut.read_notes(self.notes)
 
@@ -203,6 +206,46 @@ libc.fclose(stream)
     assert disk.differs_from(shimmed.folder) == ""
     (shimmed.folder / "sub/renamed").write_bytes(b"past the shim")
     assert disk.differs_from(shimmed.folder).endswith("sub/renamed: other content than was noted")
+
+
+STORE = """
+import numpy as np
+from robot_rl.data.episode import Feature
+from robot_rl.data.episodes import EpisodesMeta
+from robot_rl.data.store.writer import StoreWriter
+names = dict(state_names=("x",), action_names=("y",))
+meta = EpisodesMeta(task="t", robot="r", control_hz=10.0, instruction="i", **names)
+features = {"state": Feature("float32", (1,))}
+with StoreWriter("runs/store", meta, features, flush_s=1e6, segment_bytes=900) as writer:
+    for step in range(12):
+        writer.append(obs={"state": [step]}, action=[-step], stamp_ns=step)
+        if step % 3 == 2:
+            writer.flush()
+            ack(str(step + 1))
+"""
+
+
+def test_a_store_has_what_it_flushed_after_every_power_cut(shimmed: Shimmed, tmp_path: Path) -> None:
+    """Steps go from 0 on; 25 cuts behind random calls, most with flushes behind them and one under way."""
+    calls = shimmed.run(STORE)
+    held: Counter[str] = Counter()
+    for seed in range(25):
+        rng = random.Random(seed)
+        disk = power_cut.Disk()
+        disk.play(calls[: rng.randint(0, len(calls))])
+        promised = int(disk.acks[-1]) if disk.acks else 0
+        store = tmp_path / str(seed) / "runs/store"
+        disk.cut(rng, tmp_path / str(seed))
+        if not promised and not (store / "meta/store.json").exists():
+            continue
+        reader = StoreReader(store)
+        steps = np.concatenate(
+            [reader.read(i).obs["state"][:, 0] for i in range(len(reader))] or [np.zeros(0)]
+        )
+        assert steps.tolist() == list(range(len(steps)))
+        assert len(steps) >= promised
+        held["more than promised" if len(steps) > promised else "promised"] += 1
+    assert min(held.values()) >= 3
 
 
 def campaign(*words: str) -> dict[str, Any]:
