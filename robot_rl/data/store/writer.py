@@ -37,6 +37,8 @@ from robot_rl.data.store.seal import Sealed, SealOptions, seal_episodes
 
 logger = logging.getLogger(__name__)
 
+_WAITING = "Steps that are not on the disk wait in memory."
+
 
 @dataclass(frozen=True, kw_only=True)
 class StoreStats:
@@ -284,6 +286,7 @@ class StoreWriter:
 
     # --- the disk ----------------------------------------------------------------------------------
 
+    @refusing(DatasetError, kept=_WAITING)
     def flush(self) -> int:
         """Waits until all steps are on the disk; returns how many this writer has brought there.
 
@@ -301,6 +304,7 @@ class StoreWriter:
         except WritingError as error:
             raise self._failure(error) from error.__cause__
 
+    @refusing(DatasetError, kept=_WAITING)
     def mark(self) -> dict[str, Any]:
         """Brings everything to the disk and returns where this writer stands, for `rewind`.
 
@@ -334,6 +338,7 @@ class StoreWriter:
         self._next_episode, self._next_picture = next_episode, int(state["next_picture"])
         self._lanes.load_state_dict(state["lanes"])
 
+    @refusing(DatasetError, kept=_WAITING)
     def seal(self, options: SealOptions | None = None) -> Sealed:
         """Moves finished episodes into the dataset of this folder; takes as long as encoding takes.
 
