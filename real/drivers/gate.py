@@ -75,6 +75,10 @@ class Gate:
             return f"plan {message.number} has a period of {message.period_ns} ns, allowed: above 0"
         if message.number <= self._last_plan:
             return f"plan {message.number} comes after plan {self._last_plan}"
+        late_ns = now_ns - message.start_ns - message.period_ns
+        if late_ns > self._max_age_ns:
+            late_ms, allowed_ms = 1e-6 * late_ns, 1e-6 * self._max_age_ns
+            return f"plan {message.number} comes {late_ms:.0f} ms late, allowed {allowed_ms:.0f} ms"
         left_ns = message.start_ns + len(message.targets_rad) * message.period_ns - now_ns
         if left_ns > self._max_plan_ns:
             left_s, allowed_s = 1e-9 * left_ns, 1e-9 * self._max_plan_ns
@@ -82,7 +86,7 @@ class Gate:
                 f"plan {message.number} ends in {left_s:.2f} s, allowed {allowed_s:.2f} s "
                 f"(supervisor.max_plan_s and {_PLAN_SLACK_S:g} s)"
             )
-        return f"plan {message.number} ended {-1e-6 * left_ns:.0f} ms ago" if left_ns < 0 else ""
+        return ""
 
     def _wrong(self, targets_rad: Array, gripper: Array, rows: tuple[int, ...]) -> str:
         shape = (*rows, len(self._joints))

@@ -215,7 +215,7 @@ class Host:
     def _obey(self) -> None:
         if self._link is None:
             return
-        newest: Command | None = None
+        newest: Command | Plan | None = None
         try:
             messages = self._link.receive()
         except MessageError as error:
@@ -223,10 +223,8 @@ class Host:
             messages = []
         for message in messages:
             match message:
-                case Command():
+                case Command() | Plan():
                     newest = message
-                case Plan():
-                    self._pass(message)
                 case Beat():
                     self._hear(message)
                 case Control():

@@ -38,6 +38,11 @@ from robot_rl.real.station import Ros2Config, StationConfig
 _FIRST_STATE_S = 10.0
 _VELOCITY_WINDOW_S = 0.02
 _RIVALS_EVERY_S = 0.5
+_GAP_NS = 250_000_000
+"""After so long without a state this process, or the line, stood still."""
+_DOUBT_NS = 100_000_000
+"""What comes first after that may have waited in a queue: it says where the arm was, not where it is."""
+_LONG_AGO_NS = 10_000_000_000
 
 
 class Ros2Arm:
@@ -68,6 +73,7 @@ class Ros2Arm:
         self._node: Any = None
         self._joints = _JointStates(station.joints, station.ros2.finger_joints)
         self._news = threading.Condition()
+        self._heard_ns = self._doubted_until_ns = clock_ns()
         self._is_new = self._is_active = False
         self._state: ArmState | None = None
         self._safety = ""
@@ -157,7 +163,10 @@ class Ros2Arm:
     def hold(self) -> None:
         """Overrides the last command; an arm that does not listen to us is left alone."""
         if self._is_active:
-            self._stream.hold(self._measured())
+            state = self._measured()
+            if self._clock_ns() < self._doubted_until_ns:
+                state = replace(state, stamp_ns=self._doubted_until_ns - _LONG_AGO_NS)
+            self._stream.hold(state)
             self._gripper.hold()
 
     def stop(self, reason: str) -> None:
@@ -220,7 +229,11 @@ class Ros2Arm:
         self._button = EstopButton(node, config.estop_max_age_s, self._press, self._clock_ns)
 
     def _on_joints(self, message: Message) -> None:
-        state = self._joints.take(message, self._clock_ns())
+        now_ns = self._clock_ns()
+        if now_ns - self._heard_ns > _GAP_NS:
+            self._doubted_until_ns = now_ns + _DOUBT_NS
+        self._heard_ns = now_ns
+        state = self._joints.take(message, now_ns)
         if state is not None:
             with self._news:
                 self._state = replace(state, stop_reason=self._estop or self._safety)

@@ -180,8 +180,13 @@ class TrajectoryStream:
         joints that went on at the same speed as if no hold had come: a call back would be a jerk as well.
         """
         now_ns, speed_rad_s = self._clock_ns(), state.velocity_rad_s
-        age_s = min(1e-9 * (now_ns - state.stamp_ns), _FARTHEST_S)
+        age_s = 1e-9 * (now_ns - state.stamp_ns)
         here_rad = state.position_rad + age_s * speed_rad_s
+        if age_s > _FARTHEST_S:  # nobody knows where the arm is: it follows what was sent last, if anything
+            if self._path is None:
+                return
+            here_rad = self._wanted_rad(now_ns, state)
+            speed_rad_s = (self._wanted_rad(now_ns + round(1e9 * _STEP_S), state) - here_rad) / _STEP_S
         stays = np.abs(speed_rad_s) < self._still_rad_s
         if self._held is None:
             last_rad, tries = self._wanted_rad(now_ns, state), _MAX_RAMPS
@@ -201,6 +206,7 @@ class TrajectoryStream:
         points_rad = np.clip([soon_rad, rest_rad], *self._limits)
         self._publish(points_rad, [_STEP_S, _BRAKE_S], np.array([soon_rad_s, np.zeros_like(soon_rad_s)]))
         self._held = points_rad[1], speed_rad_s, tries - (not stays.all())
+        self._path = 1e-9 * now_ns + np.array([0.0, _STEP_S, _BRAKE_S]), np.vstack([start_rad, points_rad])
 
     def forget(self) -> None:
         self._path = self._held = None
@@ -241,8 +247,14 @@ class ServoStream:
     """Cartesian commands for MoveIt Servo: the target's tool pose, or the twist towards it."""
 
     def __init__(
-        self, node: Node, config: Ros2Config, kinematics: Kinematics, station: StationConfig
+        self,
+        node: Node,
+        config: Ros2Config,
+        kinematics: Kinematics,
+        station: StationConfig,
+        clock_ns: Clock = time.monotonic_ns,
     ) -> None:
+        self._clock_ns = clock_ns
         self._is_pose = config.command == "pose"
         self.topic = f"{config.servo_node}/{'pose_target_cmds' if self._is_pose else 'delta_twist_cmds'}"
         self._node, self._config, self._kinematics = node, config, kinematics
@@ -269,10 +281,11 @@ class ServoStream:
         return self._publish_twist(jacobian @ (target_rad - state.position_rad) / self._close_s)
 
     def hold(self, state: ArmState) -> None:
-        if self._is_pose:
-            self._publish_pose(self._held.choose(state.position_rad))
-        else:
+        """Stays at the last target; an arm that nobody has seen for long has been stopped by Servo itself."""
+        if not self._is_pose:
             self._publish_twist(np.zeros(6))
+        elif 1e-9 * (self._clock_ns() - state.stamp_ns) <= _FARTHEST_S:
+            self._publish_pose(self._held.choose(state.position_rad))
 
     def forget(self) -> None:
         self._held.forget()
@@ -442,7 +455,7 @@ def make_stream(
             return TrajectoryStream(node, config.trajectory_controller, station, clock_ns)
         case "twist" | "pose":
             assert kinematics is not None
-            return ServoStream(node, config, kinematics, station)
+            return ServoStream(node, config, kinematics, station, clock_ns)
 
 
 def duration(node: Node, seconds: float) -> Message:

@@ -367,14 +367,36 @@ def test_a_moving_arm_is_held_by_braking(make):
     graph.arm.hold()
     point = graph.node.on(f"{JTC}/joint_trajectory")[1].points[-1]
     assert point.positions.tolist() == pytest.approx([1.3, 0.0])
-    graph.now_ns += 10_000_000_000  # 0.25 s is the longest that is foretold
+    graph.now_ns += 10_000_000_000  # 0.25 s is the longest that is foretold: it stays where it was sent
     graph.arm.hold()
     point = graph.node.on(f"{JTC}/joint_trajectory")[2].points[-1]
-    assert point.positions.tolist() == pytest.approx([1.6, 0.0])
+    assert point.positions.tolist() == pytest.approx([1.3, 0.0])
     graph.joints([0.0, 0.0, 1.95], stamp_ns=3, velocity=[0.0, 0.0, 2.0])
+    graph.now_ns += 100_000_000
+    graph.joints([0.0, 0.0, 1.95], stamp_ns=4, velocity=[0.0, 0.0, 2.0])
     graph.arm.hold()
     point = graph.node.on(f"{JTC}/joint_trajectory")[3].points[-1]
     assert point.positions.tolist() == pytest.approx([2.0, 0.0])  # its limit
+
+
+@pytest.mark.parametrize("command", ["position", "trajectory"])
+def test_a_driver_that_wakes_up_calls_no_arm_back_to_where_it_was(make, command):
+    """States that waited in a queue meanwhile come first: the arm went on to its target at 0.5 rad."""
+    graph = make(replace(CONFIG, command=command))
+    graph.arm.connect()
+    graph.arm.start()
+    if command == "trajectory":
+        graph.plan([[0.4, 0.1], [0.5, 0.1]])
+    else:
+        graph.command(0.5, 0.1)
+    graph.now_ns += 1_000_000_000
+    graph.joints([0.1, 0.0, 0.2], stamp_ns=2, velocity=[0.0, 0.0, 2.0])
+    graph.arm.hold()
+    if command == "trajectory":
+        told = graph.node.on(f"{JTC}/joint_trajectory")[-1].points[-1].positions.tolist()
+    else:
+        told = graph.node.on(f"{FORWARD}/commands")[-1].data.tolist()
+    assert told == pytest.approx([0.5, 0.1])
 
 
 def test_grippers_follow_a_plan_in_time_by_goals_and_hold_forgets_the_rest(make):
