@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -14,9 +15,9 @@ import pytest
 from robot_rl.core.errors import DeviceError
 from robot_rl.real.drivers import host as host_module
 from robot_rl.real.drivers.fake import FakeArm
-from robot_rl.real.drivers.host import EXIT_HUNG
+from robot_rl.real.drivers.host import EXIT_HUNG, Host
 from robot_rl.real.drivers.orders import Orders
-from robot_rl.real.link import connect
+from robot_rl.real.link import Link, connect
 from robot_rl.real.messages import Answer, Command, Control, Plan
 from tests.real.drivers.bench import TIMEOUT_S, Bench, wait_for
 from tests.real.supervisor.rig import two_joint_station
@@ -474,3 +475,36 @@ def test_the_arm_of_a_closed_bench_is_at_rest(folder):
         bench.thread.join(TIMEOUT_S)
     assert np.abs(bench.measured().velocity_rad_s).max() < 0.04
     assert arm.calls[-1] == "close"
+
+
+class Waited:
+    """A link in which messages waited while the host was stopped (SIGSTOP)."""
+
+    closed = False
+
+    def __init__(self, *messages):
+        self.messages = messages
+
+    def receive(self):
+        return list(self.messages)
+
+    def send(self, message):
+        return True
+
+
+def test_a_plan_that_waited_beside_a_hold_is_overtaken_by_it(tmp_path):
+    station = two_joint_station()
+    arm = FakeArm(station)
+    host = Host(arm, station, tmp_path)
+    host._live = True
+    plan = Plan(
+        number=1,
+        start_ns=time.monotonic_ns(),
+        period_ns=500_000_000,
+        targets_rad=np.zeros((2, 2)),
+        gripper=np.ones(2),
+    )
+    for waited, sent in ((Waited(plan, Control(operation="hold", by="test")), 0), (Waited(plan), 1)):
+        host._link = cast("Link", waited)
+        host._obey()
+        assert len(arm.plans) == sent
