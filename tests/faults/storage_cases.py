@@ -184,6 +184,8 @@ def _work(
     signal.alarm(PATIENCE_S)
     run = Run(promised, shim.ack)
     handle = os.open(notes, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    if case.kind == "memory":  # C++ says a word before it ends the process
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     gave_up = None
     shim.arm(folder, handle, case)
     try:
