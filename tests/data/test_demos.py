@@ -134,7 +134,7 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("robot_rl.data.lerobot.batch.publish", full)
-    with pytest.raises(DatasetError, match=r"the disk is full .*No space left on device.*Make room"):
+    with pytest.raises(DatasetError, match=r"demos: the disk is full .*Make room"):
         save_episodes(tmp_path / "demos", episodes())
     assert list(tmp_path.iterdir()) == []
 
