@@ -183,7 +183,7 @@ class TrajectoryStream:
         age_s = 1e-9 * (now_ns - state.stamp_ns)
         here_rad = state.position_rad + age_s * speed_rad_s
         if age_s > _FARTHEST_S:  # nobody knows where the arm is: it follows what was sent last, if anything
-            if self._path is None:
+            if self._path is None or self._held is not None:
                 return
             here_rad = self._wanted_rad(now_ns, state)
             speed_rad_s = (self._wanted_rad(now_ns + round(1e9 * _STEP_S), state) - here_rad) / _STEP_S

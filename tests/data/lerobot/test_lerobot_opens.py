@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from robot_rl.core.files import write_json
 from robot_rl.data.episode import Episode
 from robot_rl.data.lerobot.compact import compact
 from robot_rl.data.lerobot.layout import INFO
@@ -133,14 +134,13 @@ def test_lerobot_reads_past_a_commit_that_was_cut_short(
     with DatasetWriter(tmp_path, made().meta, made().features()) as writer:
         for episode in episodes:
             writer.write(episode)
-        replace = DatasetWriter._replace
 
-        def killed(writer: DatasetWriter, name: str, content: Any) -> None:
-            if name == INFO:
+        def killed(path: Path, content: Any) -> None:
+            if path == tmp_path / INFO:
                 raise KeyboardInterrupt
-            replace(writer, name, content)
+            write_json(path, content)
 
-        monkeypatch.setattr(DatasetWriter, "_replace", killed)
+        monkeypatch.setattr("robot_rl.data.lerobot.writer.write_json", killed)
         monkeypatch.setattr(DatasetWriter, "_give_up", lambda writer, batch: None)
         with pytest.raises(KeyboardInterrupt):
             writer.write(made(4, seed=2, instruction="another"))

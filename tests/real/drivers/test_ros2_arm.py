@@ -367,15 +367,14 @@ def test_a_moving_arm_is_held_by_braking(make):
     graph.arm.hold()
     point = graph.node.on(f"{JTC}/joint_trajectory")[1].points[-1]
     assert point.positions.tolist() == pytest.approx([1.3, 0.0])
-    graph.now_ns += 10_000_000_000  # 0.25 s is the longest that is foretold: it stays where it was sent
+    graph.now_ns += 10_000_000_000  # 0.25 s is the longest that is foretold: it was told where to stay
     graph.arm.hold()
-    point = graph.node.on(f"{JTC}/joint_trajectory")[2].points[-1]
-    assert point.positions.tolist() == pytest.approx([1.3, 0.0])
+    assert len(graph.node.on(f"{JTC}/joint_trajectory")) == 2
     graph.joints([0.0, 0.0, 1.95], stamp_ns=3, velocity=[0.0, 0.0, 2.0])
     graph.now_ns += 100_000_000
     graph.joints([0.0, 0.0, 1.95], stamp_ns=4, velocity=[0.0, 0.0, 2.0])
     graph.arm.hold()
-    point = graph.node.on(f"{JTC}/joint_trajectory")[3].points[-1]
+    point = graph.node.on(f"{JTC}/joint_trajectory")[2].points[-1]
     assert point.positions.tolist() == pytest.approx([2.0, 0.0])  # its limit
 
 
