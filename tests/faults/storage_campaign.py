@@ -241,7 +241,10 @@ def main(words: list[str] | None = None) -> int:
         rows.append(row)
         problems += found
         print(line(row), flush=True)
-    report(rows, problems)
+        alike = Counter(re.sub(r"/\S*/case-\d+|0x[0-9a-f]+", "", text) for text in found)
+        for text, count in alike.most_common():
+            print(f"{count:4} x {text}", flush=True)
+    report(rows)
     if given.json:
         print(json.dumps({"targets": [asdict(row) for row in rows], "problems": problems}))
     return 0 if all(row.is_good for row in rows) else 1
@@ -256,8 +259,8 @@ def line(row: Row) -> str:
     )
 
 
-def report(rows: Sequence[Row], problems: Sequence[str]) -> None:
-    """Prints the table, and what was found, the same things once."""
+def report(rows: Sequence[Row]) -> None:
+    """Prints the table."""
     total = Row("all")
     for row in rows:
         for name, value in asdict(row).items():
@@ -272,9 +275,6 @@ def report(rows: Sequence[Row], problems: Sequence[str]) -> None:
                 for name, value in asdict(row).items()
             )
         )
-    alike = Counter(re.sub(r"/\S*/case-\d+|0x[0-9a-f]+", "", text) for text in problems)
-    for text, count in alike.most_common():
-        print(f"{count:4} x {text}")
 
 
 def _again_under_shim(words: Sequence[str]) -> int:
