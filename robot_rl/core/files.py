@@ -6,6 +6,8 @@ import errno
 import json
 import os
 import shutil
+from collections.abc import Generator
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -66,9 +68,42 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
+def listed(folder: Path, pattern: str = "**") -> list[Path]:
+    """Returns what is in a folder by a pattern such as `data/*/*.parquet`, sorted; `**` for all below it.
+
+    `Path.glob` leaves a folder out that the disk refuses to list. What is not listed is taken for what is not
+    there: not copied, not synced, its number given again.
+
+    Raises:
+        OSError: a folder cannot be listed; one that is not there is empty.
+    """
+    if pattern == "**":
+        return sorted(path for below in _below(folder) for path in below)
+    found = [folder]
+    for part in pattern.split("/"):
+        found = [path for above in found for path in _children(above) if fnmatchcase(path.name, part)]
+    return sorted(found)
+
+
+def _below(folder: Path) -> Generator[list[Path]]:
+    children = _children(folder)
+    yield children
+    for path in children:
+        if path.is_dir() and not path.is_symlink():
+            yield from _below(path)
+
+
+def _children(folder: Path) -> list[Path]:
+    try:
+        with os.scandir(folder) as entries:
+            return [folder / entry.name for entry in entries]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
 def sync_tree(folder: Path) -> None:
     """Waits until the disk has everything in a folder; that the folder itself is there, its parent says."""
-    for path in folder.rglob("*"):
+    for path in listed(folder):
         if path.is_dir():
             sync_folder(path)
         else:

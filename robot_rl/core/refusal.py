@@ -43,15 +43,23 @@ def is_refusal(error: BaseException) -> bool:
     return isinstance(error, MemoryError)
 
 
-def refusing(kind: type[RobotRLError], kept: str = "") -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Makes a function raise by `refusals`; its first argument is a folder, or has one as `folder`."""
+def refusing(
+    kind: type[RobotRLError], kept: str = "", *, also: tuple[type[Exception], ...] = ()
+) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Makes a function raise by `refusals`; its first argument is a folder, or has one as `folder`.
+
+    Args:
+        kind: of the error.
+        kept: as of `refusals`.
+        also: errors by which a library says that the disk or the memory refused.
+    """
 
     def wrap(function: Callable[P, T]) -> Callable[P, T]:
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> T:
             try:
                 return function(*args, **kwargs)
-            except (OSError, MemoryError) as error:
+            except (OSError, MemoryError, *also) as error:
                 first: Any = args[0] if args else next(iter(kwargs.values()), "")
                 raise refusal(error, kind, getattr(first, "folder", first), kept) from error
 
@@ -60,16 +68,18 @@ def refusing(kind: type[RobotRLError], kept: str = "") -> Callable[[Callable[P, 
     return wrap
 
 
-def refusal(error: OSError | MemoryError, kind: type[E], at: object, kept: str = "") -> E:
+def refusal(error: Exception, kind: type[E], at: object, kept: str = "") -> E:
     """Returns what `refusals` raises."""
     what, remedy = _told(error)
     return kind(" ".join(part for part in (f"{at}: {what}.", kept, remedy) if part))
 
 
-def _told(error: OSError | MemoryError) -> tuple[str, str]:
+def _told(error: Exception) -> tuple[str, str]:
     """Returns what went wrong, and what to do about it."""
-    number = error.errno if isinstance(error, OSError) else errno.ENOMEM
     said = str(error) or type(error).__name__
+    if not isinstance(error, OSError | MemoryError):
+        return f"a library gave up ({said})", "See whether memory and disk suffice, then do it again."
+    number = error.errno if isinstance(error, OSError) else errno.ENOMEM
     match number:
         case errno.ENOSPC | errno.EDQUOT | errno.EFBIG:
             return f"the disk is full ({said})", "Make room, then do it again."

@@ -27,7 +27,7 @@ from safetensors import numpy as arrays_io
 from safetensors import torch as tensors_io
 
 from robot_rl.core.errors import CheckpointError
-from robot_rl.core.files import make_folder, replace_file, sync_folder, write_synced
+from robot_rl.core.files import listed, make_folder, replace_file, sync_folder, write_synced
 from robot_rl.core.refusal import NO_SPACE, refusal, refusals
 
 Array = NDArray[Any]
@@ -107,7 +107,7 @@ class CheckpointStore:
         """Removes all but the newest `keep` checkpoints; returns whether it removed any."""
         latest = self.latest()
         others = [path for path in self._found() if path != latest]
-        surplus = [path for path in self._folder.glob(".writing-*") if path.is_dir()]
+        surplus = [path for path in listed(self._folder, ".writing-*") if path.is_dir()]
         surplus += others[: max(0, len(others) - (keep - 1))]
         for path in surplus:
             shutil.rmtree(path, ignore_errors=True)
@@ -115,7 +115,7 @@ class CheckpointStore:
 
     def _found(self) -> list[Path]:
         """Returns the finished checkpoints, oldest first."""
-        return sorted(path for path in self._folder.glob("[0-9]*-*") if path.is_dir())
+        return [path for path in listed(self._folder, "[0-9]*-*") if path.is_dir()]
 
     def _kept(self) -> str:
         """Returns what a run that cannot save goes on from."""

@@ -91,6 +91,35 @@ def test_folders_that_cannot_be_synced_are_not_made(tmp_path: Path, monkeypatch:
     assert not list(tmp_path.iterdir())
 
 
+def test_a_folder_that_cannot_be_listed_is_not_taken_for_an_empty_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`Path.glob` would: a writer of datasets then took its own files for those of a torn commit."""
+    for path in ("data/chunk-000/file-000.parquet", "data/chunk-001/file-000.part", "data/other"):
+        files.make_folder((tmp_path / path).parent)
+        (tmp_path / path).write_text("")
+
+    def names(*pattern: str) -> list[str]:
+        return [path.relative_to(tmp_path).as_posix() for path in files.listed(tmp_path, *pattern)]
+
+    assert names("data/*/*") == ["data/chunk-000/file-000.parquet", "data/chunk-001/file-000.part"]
+    assert names("data/chunk-*/*.parquet") == ["data/chunk-000/file-000.parquet"]
+    assert names("none/*") == names("data/other/*") == []
+    assert names() == sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*"))
+    scandir = os.scandir
+
+    def refuse(folder: Path) -> Any:
+        if Path(folder).name == "chunk-001":
+            raise OSError(errno.EIO, "Input/output error")
+        return scandir(folder)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    assert len(list(tmp_path.glob("data/*/*"))) == 1  # pathlib's way
+    for pattern in ("data/*/*", "**"):
+        with pytest.raises(OSError, match="Input/output"):
+            files.listed(tmp_path, pattern)
+
+
 def test_a_new_folder_is_nobody_elses(tmp_path: Path) -> None:
     files.make_folder(tmp_path / "runs/one", is_new=True)
     with pytest.raises(FileExistsError):

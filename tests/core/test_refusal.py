@@ -52,6 +52,19 @@ def test_a_function_says_its_folder() -> None:
         change(folder="data/set")
 
 
+def test_a_library_that_hides_what_was_refused_is_one_that_gave_up() -> None:
+    class ExternalError(Exception):
+        pass
+
+    @refusing(DatasetError, also=(ExternalError,))
+    def encode(folder: str) -> None:
+        raise ExternalError("avcodec_open2")
+
+    said = r"^data/set: a library gave up \(avcodec_open2\)\. See whether memory and disk suffice"
+    with pytest.raises(DatasetError, match=said):
+        encode("data/set")
+
+
 def test_an_error_of_ours_stays_what_it_is() -> None:
     with pytest.raises(DatasetError, match=r"^as it is$"), refusals(StorageError, "here"):
         raise DatasetError("as it is")

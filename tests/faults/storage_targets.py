@@ -132,6 +132,12 @@ class Store:
         take_turns(lanes, 12)
         flush()
         run.attempt(writer.close)
+        known = run.promised["steps"]
+        writer = run.attempt(lambda: open_store(store))  # and goes on behind what is there
+        lanes = Lanes(writer)
+        take_turns(lanes, 4)
+        flush()
+        run.attempt(writer.close)
 
     def check(self, folder: Path, run: Run) -> None:
         check_store(folder / "runs/store", run)
@@ -320,7 +326,8 @@ class Writer:
         writer.close()
 
     def check(self, folder: Path, run: Run) -> None:
-        if run.promised["episodes"] or (folder / "data/set/meta/info.json").exists():
+        info = folder / "data/set/meta/info.json"
+        if run.promised["episodes"] or (info.exists() and json.loads(info.read_text())["total_episodes"]):
             check_episodes(Dataset(folder / "data/set"), range(100), at_least=run.promised["episodes"])
 
 

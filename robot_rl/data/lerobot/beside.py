@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from robot_rl.core.errors import DatasetError
+from robot_rl.core.files import listed
 from robot_rl.data.episode import Feature
 from robot_rl.data.lerobot.decode import decode_pictures
 from robot_rl.data.lerobot.index import DatasetIndex
@@ -94,7 +95,7 @@ class Beside:
 
     def _whole(self, part: str) -> dict[str, Array]:
         suffix = f".{part}.npy"
-        paths = sorted((self._index.folder / "arrays").glob(f"*{suffix}"))
+        paths = listed(self._index.folder / "arrays", f"*{suffix}")
         return {path.name.removesuffix(suffix): np.load(path, mmap_mode="r") for path in paths}
 
     def _final_of_one_file(self, number: int) -> dict[str, Any]:

@@ -18,9 +18,10 @@ import av
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from av.error import FFmpegError
 
 from robot_rl.core.errors import DatasetError
-from robot_rl.core.files import exchange_folder, restore_folder, sync_tree
+from robot_rl.core.files import exchange_folder, listed, restore_folder, sync_tree
 from robot_rl.core.refusal import refusing
 from robot_rl.data.lerobot import layout as lay
 from robot_rl.data.lerobot.encode import frames_in
@@ -45,7 +46,7 @@ class _Group:
     size: int = 0
 
 
-@refusing(DatasetError, kept="The dataset is whole.")
+@refusing(DatasetError, kept="The dataset is whole.", also=(FFmpegError,))
 def compact(folder: str | Path, *, data_mb: float | None = None, video_mb: float | None = None) -> None:
     """Joins the files of a dataset.
 
@@ -127,7 +128,7 @@ def _write(folder: Path, new: Path, info: dict[str, Any], rows: Any, limits_mb: 
 
 def _committed_rows(folder: Path, total: int) -> Any:
     """Returns meta/episodes, statistics included, of the episodes that meta/info.json counts."""
-    paths = sorted((folder / "meta/episodes").glob("*/*.parquet"))
+    paths = listed(folder / "meta/episodes", "*/*.parquet")
     rows = (
         pa.concat_tables([pq.read_table(path) for path in paths])
         if paths
@@ -177,7 +178,7 @@ def _join_tables(folder: Path, new: Path, group: _Group, data: str) -> None:
         sources = [folder / place(template, number) for number in group.files]
         if sources[0].is_file():
             _join_parquet(sources, new / place(template, group.number))
-    for key in sorted(path.name for path in (folder / "arrays").glob("*/") if path.is_dir()):
+    for key in [path.name for path in listed(folder / "arrays", "*") if path.is_dir()]:
         parts = [np.load(folder / place(lay.ARRAYS, n, key=key), mmap_mode="r") for n in group.files]
         path = new / place(lay.ARRAYS, group.number, key=key)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -249,5 +250,5 @@ def _journal_lock(folder: Path) -> Generator[None]:
 
 def _foreign(folder: Path) -> list[Path]:
     """Returns all files that stay as they are, relative to the folder."""
-    paths = (path.relative_to(folder) for path in sorted(folder.rglob("*")) if not path.is_dir())
+    paths = (path.relative_to(folder) for path in listed(folder) if not path.is_dir())
     return [path for path in paths if not any(path.is_relative_to(ours) for ours in _OURS)]

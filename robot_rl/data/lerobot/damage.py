@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from robot_rl.core.errors import DatasetError
+from robot_rl.core.files import listed
 from robot_rl.data.lerobot.decode import VideoHeader, lost_frames, read_header
 from robot_rl.data.lerobot.index import DatasetIndex, VideoSpans, open_index
 from robot_rl.data.lerobot.stats import of_columns
@@ -63,7 +64,7 @@ def check(
     """
     folder = Path(folder)
     if thorough:
-        texts = map(file_damage, sorted(folder.glob("meta/**/*.parquet")))
+        texts = map(file_damage, [path for path in listed(folder / "meta") if path.suffix == ".parquet"])
         damaged = [Problem(kind="damaged-metadata", message=text) for text in texts if text]
         if damaged:  # nothing that it says can be relied on
             return damaged

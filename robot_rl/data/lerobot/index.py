@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from robot_rl.core.errors import DatasetError
+from robot_rl.core.files import listed
 
 Array = NDArray[Any]
 
@@ -189,7 +190,7 @@ def read_v3(folder: Path, info: dict[str, Any], known: dict[Path, Any] | None = 
 
 
 def _episode_table(folder: Path, known: dict[Path, Any]) -> Any:
-    paths = sorted((folder / "meta/episodes").glob("*/*.parquet"))
+    paths = listed(folder / "meta/episodes", "*/*.parquet")
     if not paths:
         raise DatasetError(
             f"{folder}: no meta/episodes/*/*.parquet, so nobody knows where an episode begins. "

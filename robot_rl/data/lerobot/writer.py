@@ -20,9 +20,10 @@ from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from av.error import FFmpegError
 
 from robot_rl.core.errors import DatasetError
-from robot_rl.core.files import make_folder, replace_file, sync_folder, temporary_of, write_json
+from robot_rl.core.files import listed, make_folder, replace_file, sync_folder, temporary_of, write_json
 from robot_rl.core.refusal import refusing
 from robot_rl.data.episode import Episode, Feature
 from robot_rl.data.episodes import EpisodesMeta
@@ -100,7 +101,7 @@ class DatasetWriter:
         """Returns the number of episodes."""
         return self._info["total_episodes"]
 
-    @refusing(DatasetError, kept=_KEPT)
+    @refusing(DatasetError, kept=_KEPT, also=(FFmpegError,))
     def write(self, episode: Episode, *, store_episode: int | None = None) -> int:
         """Adds an episode in files of its own; returns its number when the disk has it.
 
@@ -117,7 +118,7 @@ class DatasetWriter:
             raise
         return len(self) - 1
 
-    @refusing(DatasetError, kept=_KEPT)
+    @refusing(DatasetError, kept=_KEPT, also=(FFmpegError,))
     def write_all(self, episodes: Iterable[Episode]) -> int:
         """Adds many episodes in few files; returns how many the dataset has then.
 
@@ -208,7 +209,7 @@ class DatasetWriter:
 
     def _last_row(self) -> dict[str, Any] | None:
         """Returns the last committed row of meta/episodes, from the newest file that has one."""
-        for path in sorted((self.folder / "meta/episodes").glob("*/*.parquet"), reverse=True):
+        for path in reversed(listed(self.folder / "meta/episodes", "*/*.parquet")):
             file = pq.ParquetFile(path)
             names = [name for name in file.schema_arrow.names if not name.startswith("stats/")]
             row = file.read(names).slice(file.metadata.num_rows - 1).to_pylist()[0]
@@ -219,7 +220,7 @@ class DatasetWriter:
     def _remove_torn(self) -> None:
         """Removes files that no committed episode refers to: all numbers from the next one on."""
         kinds = ("data/*/*", "videos/*/*/*", "meta/episodes/*/*", "final/*/*", "arrays/*/*/*")
-        for path in [path for kind in kinds for path in self.folder.glob(kind) if path.is_file()]:
+        for path in [path for kind in kinds for path in listed(self.folder, kind) if path.is_file()]:
             numbered = path.parent.name.startswith("chunk-")
             if path.name.endswith(TEMPORARY) or (numbered and lay.file_number(path) >= self._next_file):
                 logger.info("%s: left by a write that was cut short, removed", path)
@@ -273,7 +274,7 @@ def read_tasks(folder: Path) -> list[str]:
 def aggregate_of(folder: Path) -> Stats:
     """Returns the statistics of all episodes, from those of each."""
     stats: Stats = {}
-    for path in sorted((folder / "meta/episodes").glob("*/*.parquet")):
+    for path in listed(folder / "meta/episodes", "*/*.parquet"):
         for row in pq.read_table(path).to_pylist():
             stats = aggregate(stats, stats_of_row(row))
     return stats

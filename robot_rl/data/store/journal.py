@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from robot_rl.core.errors import DatasetError
+from robot_rl.core.files import listed
 
 FORMAT = 2
 """Of the journal and of store.json. Format 1 is a dataset folder without either."""
@@ -105,9 +106,7 @@ def segment_path(journal: Path, number: int) -> Path:
 
 def segment_numbers(journal: Path) -> list[int]:
     """Returns the segments that exist, in order."""
-    if not journal.is_dir():
-        return []
-    return sorted(int(path.stem) for path in journal.glob("*.log") if path.stem.isdecimal())
+    return sorted(int(path.stem) for path in listed(journal, "*.log") if path.stem.isdecimal())
 
 
 class Segment:

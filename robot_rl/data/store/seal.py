@@ -100,7 +100,7 @@ def seal_episodes(
                     episode = source.read(i)
                     out.write(episode, store_episode=number)
                 except DatasetError as error:
-                    if isinstance(error.__cause__, OSError | MemoryError):  # no fault of the episode
+                    if isinstance(error.__cause__, OSError | MemoryError):  # no fault of the episode's
                         raise
                     spoiled.add(number)
                     refused.append(str(error))

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from robot_rl.core.files import listed
+
 
 def sealed_episodes(folder: Path) -> dict[int, list[int]]:
     """Returns store episode -> episodes of the dataset: one for each of its parts, in order."""
-    paths = sorted((folder / "meta/episodes").rglob("*.parquet"))
+    paths = listed(folder / "meta/episodes", "*/*.parquet")
     if not paths or not (folder / "meta/info.json").is_file():
         return {}
     import pyarrow.parquet as pq  # only where there is a dataset: a recorder starts without it

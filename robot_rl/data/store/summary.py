@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from robot_rl.core.files import listed
 from robot_rl.data.episode import SOURCES, Array, EpisodeSource
 from robot_rl.data.store.journal import Problem
 from robot_rl.data.store.lock import is_being_written
@@ -146,4 +147,4 @@ def _lost(store: StoreReader) -> tuple[Problem, ...]:
 
 
 def _num_bytes(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    return sum(path.stat().st_size for path in listed(folder) if path.is_file())

@@ -52,6 +52,7 @@ def upgrade(folder: Path) -> Path | None:
         fresh.rename(original)
     shutil.rmtree(fresh, ignore_errors=True)
     if found >= FORMAT:
+        sync_folder(folder.parent)  # an upgrade that failed at the last may have given names
         return None
     merge([Dataset(folder)], fresh, images="png")  # as format 1 had them: without loss
     make_folder(fresh / "journal")

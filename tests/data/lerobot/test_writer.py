@@ -247,6 +247,27 @@ def test_pictures_are_asked_for_one_at_a_time(tmp_path: Path, made: Made, images
     assert camera.asked == list(range(8))
 
 
+def test_a_folder_that_cannot_be_listed_costs_no_episode(
+    tmp_path: Path, made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a dataset that seems to have no episodes every file would be one of a torn commit, to be removed."""
+    with opened(tmp_path, made()) as writer:
+        writer.write(made())
+    before = sorted(tmp_path.rglob("*"))
+    scandir = os.scandir
+
+    def refuse(folder: Path) -> Any:
+        if Path(folder).name == "episodes":
+            raise OSError(5, "Input/output error")
+        return scandir(folder)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "scandir", refuse)
+        with pytest.raises(DatasetError, match=rf"{tmp_path}: the disk refuses .*Input/output"):
+            opened(tmp_path, made())
+    assert sorted(tmp_path.rglob("*")) == before
+
+
 def test_a_commit_makes_few_calls(tmp_path: Path, made: Made) -> None:
     """pyarrow alone writes every column of meta/episodes by two calls: 700 of them for this episode."""
     counter = Path("/proc/self/io")

@@ -11,6 +11,7 @@ import pytest
 
 from robot_rl.core.errors import DatasetError
 from robot_rl.data.lerobot.reader import Dataset
+from robot_rl.data.store import upgrade as store_upgrade
 from robot_rl.data.store.check import repair
 from robot_rl.data.store.layout import read_store_json, write_store_json
 from robot_rl.data.store.seal import SealOptions, seal
@@ -107,3 +108,24 @@ def test_an_upgraded_dataset_and_its_original_have_their_names_on_the_disk(
     assert (tmp_path / "demos.format-1").is_dir()
     assert synced.count(str(tmp_path)) >= 2  # after the exchange, and after the original has its name
     assert np.array_equal(Dataset(folder).read(0).action, Dataset(FORMAT_1).read(0).action)
+
+
+def test_an_upgrade_that_failed_at_the_last_is_synced_by_the_next_attempt(
+    tmp_path: Path, synced: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "demos"
+    shutil.copytree(FORMAT_1, folder)
+    calls: list[Path] = []
+
+    def refuse_the_last(path: Path) -> None:
+        calls.append(path)
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store_upgrade, "sync_folder", refuse_the_last)
+        with pytest.raises(DatasetError, match=r"The original is whole\."):
+            store_upgrade.upgrade(folder)
+    assert calls == [tmp_path]
+    synced.clear()
+    assert store_upgrade.upgrade(folder) is None
+    assert synced == [str(tmp_path)]

@@ -331,6 +331,7 @@ def test_a_second_station_under_another_state_folder_is_refused(
     monkeypatch.setenv("ROBOT_RL_STATE", str(tmp_path / "one"))
     with StationProcesses(str(file), tmp_path / "first") as first, first.client() as watcher:
         monkeypatch.setenv("ROBOT_RL_STATE", str(tmp_path / "other"))
+        monkeypatch.setenv("ROBOT_RL_CLAIMS", str(tmp_path / "other"))  # as on another computer
         with pytest.raises(
             DeviceError, match=rf"\(pid {first.driver_pid} on .*\) has this arm. End it first"
         ):
