@@ -33,7 +33,7 @@ _MAX_RAMPS = 4
 _KNOWN_NS = 50_000_000
 """An arm that was measured before that may be elsewhere by now."""
 _FARTHEST_S = 0.25
-"""Nothing is foretold for longer than that."""
+"""An arm that was not seen for longer is where its own controllers have stopped it."""
 CALL_S = 2.0
 _SERVO_S = 0.5
 _TWIST_LOOKAHEADS = 3.0
@@ -180,12 +180,10 @@ class TrajectoryStream:
         joints that went on at the same speed as if no hold had come: a call back would be a jerk as well.
         """
         now_ns, speed_rad_s = self._clock_ns(), state.velocity_rad_s
-        age_s = 1e-9 * (now_ns - state.stamp_ns)
-        here_rad = state.position_rad + age_s * speed_rad_s
-        if age_s > _FARTHEST_S:  # nobody knows where the arm is: it follows what was sent last, if anything
+        here_rad = self._here_rad(now_ns, state)
+        if now_ns - state.stamp_ns > _KNOWN_NS:  # it follows what was sent last, if anything
             if self._path is None or self._held is not None:
                 return
-            here_rad = self._wanted_rad(now_ns, state)
             speed_rad_s = (self._wanted_rad(now_ns + round(1e9 * _STEP_S), state) - here_rad) / _STEP_S
         stays = np.abs(speed_rad_s) < self._still_rad_s
         if self._held is None:
@@ -211,6 +209,13 @@ class TrajectoryStream:
     def forget(self) -> None:
         self._path = self._held = None
 
+    def _here_rad(self, now_ns: int, state: ArmState) -> Array:
+        """Returns where the arm is now (n,): one that was not seen for a while follows what was sent last."""
+        age_ns = now_ns - state.stamp_ns
+        if age_ns > _KNOWN_NS:
+            return self._wanted_rad(now_ns, state)
+        return state.position_rad + 1e-9 * age_ns * state.velocity_rad_s
+
     def _wanted_rad(self, now_ns: int, state: ArmState) -> Array:
         """Returns where the arm should be now (n,), on straight lines through what was sent last."""
         if self._path is None:
@@ -219,14 +224,13 @@ class TrajectoryStream:
         return np.array([np.interp(1e-9 * now_ns, times_s, joint) for joint in points_rad.T])
 
     def _follow(self, targets_rad: Array, times_s: list[float], state: ArmState) -> None:
-        speeds = _speeds(targets_rad, np.asarray(times_s), state.position_rad)
+        now_ns = self._clock_ns()
+        here_rad = self._here_rad(now_ns, state)
+        speeds = _speeds(targets_rad, np.asarray(times_s), here_rad)
         # An arm that lags behind what was sent before is not told to catch up beyond its limits.
         self._publish(targets_rad, times_s, np.clip(speeds, -self._fastest_rad_s, self._fastest_rad_s))
         self._held = None
-        self._path = (
-            1e-9 * self._clock_ns() + np.array([0.0, *times_s]),
-            np.vstack([state.position_rad, targets_rad]),
-        )
+        self._path = 1e-9 * now_ns + np.array([0.0, *times_s]), np.vstack([here_rad, targets_rad])
 
     def _publish(self, targets_rad: Array, times_s: list[float], speeds: Array) -> None:
         points = [

@@ -4,7 +4,9 @@ Joint targets mean one thing everywhere: soft servos close the distance with a t
 `limits.lookahead_s` (`robot_rl.hal.safety`). An arm with a trajectory controller goes where it is told
 when it is told, so it is told where those servos would be. A piece begins now and ends at most
 `max_plan_s` ahead: so long may nobody watch the arm. The next one follows when half of that is left,
-before the arm slows down for the end. n arm joints, H points of a plan, N of a piece.
+before the arm slows down for the end. A controller begins a piece at the measured position: an arm that lags
+is given back only as much of the way as its speed limits leave over. n arm joints, H points of a plan,
+N of a piece.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ POINT_NS = 50_000_000
 """Between two points of a piece."""
 _STEPS = 5
 """Of the servos from one point to the next."""
+_SOON = 4
+"""Points whose motion bounds how fast a lag is made up: those of the next pieces of a policy."""
 _CLOSED = 5.0
 """Time constants after which the last target is reached."""
 
@@ -87,6 +91,26 @@ class Pieces:
         if len(piece.gripper) < self._most:  # this is the last one
             self._plan = self._way = None
         return piece
+
+    def caught_up(self, piece: Plan, aimed_rad: Array, measured_rad: Array) -> Plan:
+        """Returns a piece as it is sent to an arm that is not where it should be when the piece begins.
+
+        What is left of the lag after each point is what the speed limits do not leave over beside the motion
+        of the next few points. A policy sends a piece each 50 ms: were the lag closed in that time, as the
+        controller does by itself, an arm at full speed would be told to go faster.
+
+        Args:
+            piece: where the arm should be.
+            aimed_rad: (n,) where it should be now.
+            measured_rad: (n,) where it is now.
+        """
+        lag_rad = aimed_rad - measured_rad
+        sign, points_s = np.sign(lag_rad), 1e-9 * POINT_NS * np.arange(1, len(piece.gripper) + 1)
+        soon = np.vstack([aimed_rad, piece.targets_rad[:_SOON]])
+        spare_rad_s = self._speed - (sign * np.diff(soon, axis=0)).max(axis=0) / (1e-9 * POINT_NS)
+        made_up = np.clip(spare_rad_s, 0.0, self._speed) * points_s[:, None]
+        left = sign * np.maximum(np.abs(lag_rad) - made_up, 0.0)
+        return replace(piece, targets_rad=piece.targets_rad - left)
 
     def _followed(self, plan: Plan, now_ns: int, position_rad: Array, velocity_rad_s: Array) -> Plan:
         """Returns where soft servos would be, with each target for its period and the last one for good."""

@@ -46,6 +46,8 @@ from robot_rl.real.supervisor.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
 
+_KNOWN_NS = 50_000_000
+"""An arm that was measured before that may be elsewhere by now; it is taken to be where it is aimed."""
 _BRAKE_NS = 1_000_000_000
 """Longest time from a stop to taking the controllers away; the ramp itself is shorter."""
 
@@ -448,9 +450,14 @@ class Supervisor:
         if piece is not None:
             allowed, limited = self._limiter.filter_plan(piece, here)
             self._limited |= limited
-            self._number += 1
-            self._driver.send(replace(allowed, number=self._number, token=self._fence.newest))
             self._aim.follow(allowed)
+            age_ns = now_ns - state.stamp_ns
+            there = here if age_ns > _KNOWN_NS else state.position_rad + 1e-9 * age_ns * state.velocity_rad_s
+            is_boxed = self._limiter.is_boxed
+            sent, _ = self._limiter.filter_plan(self._pieces.caught_up(allowed, here, there), there)
+            self._limiter.is_boxed |= is_boxed
+            self._number += 1
+            self._driver.send(replace(sent, number=self._number, token=self._fence.newest))
         self._asked_rad = self._sent_rad = self._limiter.clamp(self._aim.at(now_ns))
         self._driver.send(Beat(stamp_ns=now_ns))
 

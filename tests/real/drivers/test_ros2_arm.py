@@ -363,11 +363,11 @@ def test_a_moving_arm_is_held_by_braking(make):
     point = graph.node.on(f"{JTC}/joint_trajectory")[0].points[-1]
     assert point.positions.tolist() == pytest.approx([1.1, 0.0])  # 2 rad/s to rest in 0.1 s: 0.1 rad
     assert point.time_from_start.nanosec == 100_000_000
-    graph.now_ns += 100_000_000  # not seen for 0.1 s, in which it went 0.2 rad
+    graph.now_ns += 50_000_000  # not seen for 50 ms, in which it went 0.1 rad
     graph.arm.hold()
     point = graph.node.on(f"{JTC}/joint_trajectory")[1].points[-1]
-    assert point.positions.tolist() == pytest.approx([1.3, 0.0])
-    graph.now_ns += 10_000_000_000  # 0.25 s is the longest that is foretold: it was told where to stay
+    assert point.positions.tolist() == pytest.approx([1.2, 0.0])
+    graph.now_ns += 1_000_000  # nothing is foretold for longer: it was told where to stay
     graph.arm.hold()
     assert len(graph.node.on(f"{JTC}/joint_trajectory")) == 2
     graph.joints([0.0, 0.0, 1.95], stamp_ns=3, velocity=[0.0, 0.0, 2.0])
@@ -376,6 +376,22 @@ def test_a_moving_arm_is_held_by_braking(make):
     graph.arm.hold()
     point = graph.node.on(f"{JTC}/joint_trajectory")[2].points[-1]
     assert point.positions.tolist() == pytest.approx([2.0, 0.0])  # its limit
+
+
+def test_an_arm_that_was_not_seen_for_a_while_is_where_it_was_sent(make):
+    graph = make(replace(CONFIG, command="trajectory"))
+    graph.arm.connect()
+    graph.arm.start()
+    graph.joints([0.0, 0.0, 1.0], stamp_ns=2, velocity=[0.0, 0.0, 2.0])
+    graph.plan([[0.9, 0.0], [0.8, 0.0], [0.7, 0.0]], start_ns=graph.now_ns)  # it turns round
+    graph.now_ns += 150_000_000
+    graph.plan([[0.8, 0.0], [0.8, 0.0]], start_ns=graph.now_ns)
+    point = graph.node.on(f"{JTC}/joint_trajectory")[1].points[0]
+    assert point.velocities.tolist() == pytest.approx([-0.25, 0.0])  # 0.85 to 0.8 rad in two periods of 0.1 s
+    graph.now_ns += 50_000_000
+    graph.arm.hold()  # at 0.825 rad and -0.5 rad/s, to rest in 0.1 s
+    point = graph.node.on(f"{JTC}/joint_trajectory")[2].points[-1]
+    assert point.positions.tolist() == pytest.approx([0.8, 0.0])
 
 
 @pytest.mark.parametrize("command", ["position", "trajectory"])

@@ -1,5 +1,6 @@
 """An arm that follows plans by itself: watched in every cycle, never far ahead, held until it rests."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -167,6 +168,29 @@ def test_a_piece_can_stop_at_its_target_within_the_acceleration_limit() -> None:
     assert 1.5 <= speeds.max() <= 2.0 + 1e-9
     assert np.abs(np.diff(speeds)).max() / 0.05 <= 10.0 + 1e-9
     assert piece.targets_rad.max() <= 1.0 + 1e-3
+
+
+@pytest.mark.parametrize(
+    ("aimed", "lag", "left"),
+    [
+        # At rest there is all of 2 rad/s to make up 0.15 rad: 0.1 rad in 50 ms.
+        ([0.0, 0.0, 0.0, 0.0, 0.0], 0.15, [0.05, 0.0, 0.0, 0.0, 0.0]),
+        ([0.0, 0.0, 0.0, 0.0, 0.0], -0.15, [-0.05, 0.0, 0.0, 0.0, 0.0]),
+        # At 1.5 rad/s 0.025 rad of each 50 ms are left over; at 2 rad/s nothing is, and nothing is soon.
+        ([0.075, 0.15, 0.225, 0.3, 0.375], 0.06, [0.035, 0.01, 0.0, 0.0, 0.0]),
+        ([0.1, 0.2, 0.3, 0.4, 0.4], 0.06, [0.06] * 5),
+        ([0.0, 0.0, 0.0, 0.1, 0.1], 0.06, [0.06] * 5),
+        # An arm that is ahead waits: the aim comes towards it.
+        ([0.1, 0.2, 0.3, 0.4, 0.4], -0.06, [0.0] * 5),
+    ],
+)
+def test_a_lag_is_made_up_with_the_speed_that_is_left_over(
+    aimed: list[float], lag: float, left: list[float]
+) -> None:
+    plan = replace(one_plan(50, *aimed), start_ns=0)
+    sent = Pieces(station()).caught_up(plan, np.zeros(2), np.array([-lag, 0.0]))
+    np.testing.assert_allclose(sent.targets_rad[:, 0], np.array(aimed) - left, atol=1e-12)
+    assert not sent.targets_rad[:, 1].any()
 
 
 def test_each_target_counts_for_its_period_and_so_does_the_gripper() -> None:
