@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from robot_rl.core.errors import LeaseError
+from robot_rl.core.files import make_folder
 from robot_rl.sched.holder import Holder, this_process
 
 _BUSY_TIMEOUT_S = 30.0
@@ -54,7 +55,7 @@ class LeaseFile:
         """
         self.path = path
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(path.parent)
         except OSError as error:
             raise self._unusable(error) from error
         with self.transaction() as rows:

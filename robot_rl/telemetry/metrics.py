@@ -7,6 +7,7 @@ as null, because JSON has none, and read back as NaN.
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import math
@@ -48,7 +49,8 @@ class MetricsWriter:
         self._clock = clock or MonotonicClock()
         self._path = folder / FILE_NAME
         folder.mkdir(parents=True, exist_ok=True)
-        rows = read_metrics(self._path) if self._path.exists() else []
+        self._file = self._path.open("ab", buffering=0)
+        rows = read_metrics(self._path)
         self._events = _EventCopy(folder / EVENTS_FOLDER) if tensorboard else None
         self._start(rows)
 
@@ -63,8 +65,7 @@ class MetricsWriter:
             if "/" not in name:
                 raise ValueError(f"metrics: got {name!r}, allowed is '<group>/<name>', such as 'eval/{name}'")
             row[name] = as_float(name, value)
-        self._file.write(_line(row))
-        self._file.flush()
+        self._append(_line(row))
         self._num_rows += 1
         if self._events is not None:
             self._events.add(row)
@@ -78,8 +79,11 @@ class MetricsWriter:
         """Returns the place in the file; phases that make no control steps need it to resume exactly.
 
         The rows before it are on the disk: whoever resumes from here has them.
+
+        Raises:
+            OSError: they are not; asked again, it tries again.
         """
-        os.fsync(self._file.fileno())
+        self._sync()
         return {"rows": self._num_rows}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -89,7 +93,7 @@ class MetricsWriter:
 
     def close(self) -> None:
         if not self._file.closed:
-            os.fsync(self._file.fileno())
+            self._sync()
             self._file.close()
         if self._events is not None:
             self._events.close()
@@ -102,21 +106,48 @@ class MetricsWriter:
 
     def _start(self, rows: list[Row]) -> None:
         """Makes the file hold exactly `rows` and opens it to append."""
-        temporary = self._path.with_suffix(".tmp")
-        write_synced(temporary, "".join(_line(row) for row in rows).encode("ascii"))
-        os.replace(temporary, self._path)
-        sync_folder(self._path.parent)
-        self._file = self._path.open("a", encoding="ascii")
-        self._num_rows = len(rows)
+        self._rewrite(rows)
         self._before_s = float(rows[-1]["wall_s"]) if rows else 0.0
         self._opened_s = self._clock.now_s()
         if self._events is not None:
             self._events.rewrite(rows)
 
+    def _rewrite(self, rows: list[Row]) -> None:
+        """Puts a new file in the place of the one before, which stays as it is if that fails."""
+        content, temporary = "".join(map(_line, rows)).encode("ascii"), self._path.with_suffix(".tmp")
+        write_synced(temporary, content)
+        file = temporary.open("ab", buffering=0)
+        try:
+            os.replace(temporary, self._path)
+        except BaseException:
+            file.close()
+            raise
+        self._file.close()
+        self._file, self._size, self._num_rows, self._is_in_doubt = file, len(content), len(rows), True
+        sync_folder(self._path.parent)
+        self._is_in_doubt = False
+
+    def _append(self, line: str) -> None:
+        """Adds a line, or nothing: half of one would take the next with it."""
+        if os.fstat(self._file.fileno()).st_size != self._size:
+            self._file.truncate(self._size)
+        content = line.encode("ascii")
+        written = self._file.write(content)
+        if written != len(content):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
+        self._size += written
+
+    def _sync(self) -> None:
+        """Waits for the disk; pages that it refused once pass for clean, so all is written anew then."""
+        if self._is_in_doubt:
+            self._rewrite(read_metrics(self._path))
+        self._is_in_doubt = True
+        os.fsync(self._file.fileno())
+        self._is_in_doubt = False
+
     def _keep(self, rows: list[Row], *, of: int) -> int:
         dropped = of - len(rows)
         if dropped:
-            self._file.close()
             self._start(rows)
         return dropped
 

@@ -1,3 +1,4 @@
+import errno
 import json
 import math
 import os
@@ -6,7 +7,7 @@ import numpy as np
 import pytest
 
 from robot_rl.core.clock import ManualClock
-from robot_rl.telemetry.metrics import MetricsWriter, as_float, read_metrics
+from robot_rl.telemetry.metrics import FILE_NAME, MetricsWriter, as_float, read_metrics
 
 
 class FakeTensor:
@@ -149,3 +150,34 @@ def test_a_phase_without_control_steps_resumes_by_its_row(tmp_path):
     assert [row["bc/loss"] for row in read_metrics(tmp_path / "metrics.jsonl")] == [3.0, 1.0]
     # TensorBoard's axis: updates as long as no control step was made.
     assert events(tmp_path) == [(100, "bc/loss", 3.0), (200, "bc/loss", 1.0)]
+
+
+def test_half_a_line_that_a_full_disk_left_is_taken_back(tmp_path):
+    with MetricsWriter(tmp_path, tensorboard=False) as metrics:
+        metrics.write(1, "improve", {"learn/loss": 1.0})
+        with (tmp_path / FILE_NAME).open("a") as file:
+            file.write('{"step": 2, "upd')  # what the write before got onto the disk
+        metrics.write(2, "improve", {"learn/loss": 2.0})
+    assert [row["learn/loss"] for row in read_metrics(tmp_path / FILE_NAME)] == [1.0, 2.0]
+
+
+def test_what_the_disk_refused_once_is_written_anew(tmp_path, monkeypatch):
+    """After a failed fsync Linux counts the pages as clean: a second one comes back and brings nothing."""
+    metrics, path = MetricsWriter(tmp_path, tensorboard=False), tmp_path / FILE_NAME
+    metrics.write(1, "improve", {"learn/loss": 1.0})
+    before = path.stat().st_ino
+
+    def refuse(handle):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", refuse)
+        with pytest.raises(OSError, match="Input/output error"):
+            metrics.state_dict()
+        with pytest.raises(OSError, match="Input/output error"):
+            metrics.load_state_dict({"rows": 0})
+    metrics.write(2, "improve", {"learn/loss": 2.0})  # the old file goes on
+    assert metrics.state_dict() == {"rows": 2}
+    assert path.stat().st_ino != before
+    assert [row["learn/loss"] for row in read_metrics(path)] == [1.0, 2.0]
+    metrics.close()
