@@ -264,7 +264,7 @@ class ServoStream:
         self._node, self._config, self._kinematics = node, config, kinematics
         self._offset_rad = _offset_rad(station)  # of the model's joints, which the kinematics know
         self._close_s = _TWIST_LOOKAHEADS * station.limits.lookahead_s
-        self._held = HoldTarget(station.limits)
+        self._held, self._sent_ns = HoldTarget(station.limits), 0
         kind = "geometry_msgs/msg/PoseStamped" if self._is_pose else "geometry_msgs/msg/TwistStamped"
         self._publisher = node.create_publisher(kind, self.topic)
 
@@ -285,10 +285,14 @@ class ServoStream:
         return self._publish_twist(jacobian @ (target_rad - state.position_rad) / self._close_s)
 
     def hold(self, state: ArmState) -> None:
-        """Stays at the last target; an arm that nobody has seen for long has been stopped by Servo itself."""
+        """Stays at the last target.
+
+        Where Servo has had no pose for long, or nobody has seen the arm, Servo has stopped it by itself:
+        a pose would move it once more.
+        """
         if not self._is_pose:
             self._publish_twist(np.zeros(6))
-        elif 1e-9 * (self._clock_ns() - state.stamp_ns) <= _FARTHEST_S:
+        elif 1e-9 * (self._clock_ns() - min(self._sent_ns, state.stamp_ns)) <= _FARTHEST_S:
             self._publish_pose(self._held.choose(state.position_rad))
 
     def forget(self) -> None:
@@ -313,6 +317,7 @@ class ServoStream:
 
     def _publish(self, kind: str, **body: Message) -> None:
         # Servo drops commands whose stamp is older than incoming_command_timeout.
+        self._sent_ns = self._clock_ns()
         seconds, nanoseconds = divmod(self._node.now_ns(), 1_000_000_000)
         stamp = self._node.message("builtin_interfaces/msg/Time", sec=seconds, nanosec=nanoseconds)
         header = self._node.message("std_msgs/msg/Header", stamp=stamp, frame_id=self._config.base_frame)

@@ -53,13 +53,12 @@ from arm_judge import (
     read_log,
     stop_of,
 )
-from arm_modes import BRAKE_S, MODES
+from arm_modes import BRAKE_S, BUSY_S, MODES
 from arm_shim import missing
 
 from robot_rl.core.errors import RobotRLError
 from robot_rl.real.station import StationConfig
 
-_BUSY_S = 0.05
 _AFTER_S = 0.1
 """How long the arm is looked at after its bound."""
 _JERK_S = 0.01
@@ -152,7 +151,7 @@ def bounds_of(fault: Fault, mode: str, station: StationConfig) -> tuple[Array, f
     assert fault.notice is not None
     limits, chosen = station.limits, MODES[mode]
     velocity, acceleration = np.asarray(limits.velocity_rad_s), np.asarray(limits.acceleration_rad_s2)
-    notice_s, brake_s = fault.notice(chosen, station) + _BUSY_S, BRAKE_S.get(mode, 0.0)
+    notice_s, brake_s = fault.notice(chosen, station) + BUSY_S, BRAKE_S.get(mode, 0.0)
     way = velocity * (notice_s + chosen.lag_s + 0.5 * brake_s)
     ramp_s = max(brake_s, float((velocity / acceleration).max()) + _JERK_S)
     return way, notice_s + ramp_s + chosen.settle_s * math.log(1.0 / STILL_SHARE)

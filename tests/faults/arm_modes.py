@@ -16,6 +16,8 @@ from robot_rl.real.station import CameraConfig, StationConfig, load_station
 
 Name = Literal["position", "velocity", "trajectory", "twist", "pose"]
 
+BUSY_S = 0.05
+"""What a busy machine may add to any time."""
 VELOCITY_TIMEOUT_S = 0.25
 """Command timeout of the simulated arm's velocity controller."""
 RIVAL_FRAME = "rival"
@@ -39,7 +41,12 @@ class Mode:
     lag_s: float
     """Time constant with which the arm follows its targets."""
     settle_s: float
-    """Time constant with which it comes to rest, where a loop over the driver closes the last of the way."""
+    """Time constant with which it comes to rest.
+
+    Where a loop over the driver, or one of Servo, closes the way at rate k over an arm that lags by L and
+    a line that takes D, the way x obeys (L + D) x'' + x' + k x = 0: with k (L + D) >= 1/4, as here, it swings
+    and decays with 2 (L + D), whatever k is.
+    """
 
     def payload(self, message: Any) -> Any:
         """Returns what a message says, and None of one by somebody else."""
@@ -59,6 +66,7 @@ class Mode:
 _STATION = load_station("sim_arm_trajectory")
 _LAG_S = _STATION.limits.lookahead_s
 _SERVO_S = SimArmConfig().servo.incoming_command_timeout_s
+_LOOP_S = 2.0 * (_LAG_S + BUSY_S)
 _LEAD_S = 0.15  # of targets that the arm integrates by itself; robot_rl.real.arm.controllers
 _POSITION, _VELOCITY = "forward_position_controller", "forward_velocity_controller"
 _TRAJECTORY = "joint_trajectory_controller"
@@ -70,7 +78,7 @@ MODES: dict[str, Mode] = {
     ),
     "velocity": Mode(
         controller=_VELOCITY, topic=f"{_VELOCITY}/commands", kind="std_msgs/msg/Float64MultiArray",
-        alone_s=VELOCITY_TIMEOUT_S, plan_s=0.2, lag_s=_LEAD_S, settle_s=3 * _LAG_S,
+        alone_s=VELOCITY_TIMEOUT_S, plan_s=0.2, lag_s=_LEAD_S, settle_s=_LOOP_S,
     ),
     "trajectory": Mode(
         controller=_TRAJECTORY, topic=f"{_TRAJECTORY}/joint_trajectory",
@@ -79,11 +87,11 @@ MODES: dict[str, Mode] = {
     ),
     "twist": Mode(
         controller=_TRAJECTORY, topic="servo_node/delta_twist_cmds", kind="geometry_msgs/msg/TwistStamped",
-        alone_s=_SERVO_S, plan_s=0.2, lag_s=_LEAD_S, settle_s=3 * _LAG_S,
+        alone_s=_SERVO_S, plan_s=0.2, lag_s=_LEAD_S, settle_s=_LOOP_S,
     ),
     "pose": Mode(
         controller=_TRAJECTORY, topic="servo_node/pose_target_cmds", kind="geometry_msgs/msg/PoseStamped",
-        alone_s=_SERVO_S, plan_s=0.2, lag_s=_LEAD_S, settle_s=3 * _LAG_S,
+        alone_s=_SERVO_S, plan_s=0.2, lag_s=_LEAD_S, settle_s=_LOOP_S,
     ),
 }  # fmt: skip
 BRAKE_S = {"trajectory": 0.1}

@@ -45,7 +45,7 @@ def test_a_loaded_arm_does_not_sink_with_a_hundred_holds(make, monkeypatch, comm
         graph.plan([[0.3, 0.1], [0.4, 0.1]])
     else:
         graph.command(0.4, 0.1)
-    graph.now_ns += 300_000_000
+    graph.now_ns += 200_000_000
     for number in range(100):
         graph.joints([0.1, 0.0, told() - 0.05], stamp_ns=2 + number, velocity=[0.0, 0.0, 0.0])
         graph.arm.hold()
@@ -58,6 +58,20 @@ def test_a_loaded_arm_does_not_sink_with_a_hundred_holds(make, monkeypatch, comm
     graph.arm.start()
     graph.arm.hold()
     assert told() == 0.0
+
+
+def test_a_pose_arm_that_servo_has_stopped_is_not_moved_by_a_hold(make, monkeypatch):
+    """A driver that woke up found the arm 0.03 rad short of its last target, and finished the way."""
+    monkeypatch.setattr("robot_rl.real.drivers.ros2_arm.resolve", lambda *_, **__: lambda robot: Slide())
+    monkeypatch.setattr("robot_rl.real.drivers.ros2_commands._SERVO_S", 0.0)
+    graph = make(replace(CONFIG, command="pose"))
+    graph.arm.connect()
+    graph.arm.start()
+    graph.command(0.4, 0.1)
+    graph.now_ns += 260_000_000
+    graph.joints([0.1, 0.0, 0.37], stamp_ns=2, velocity=[0.0, 0.0, 0.0])
+    graph.arm.hold()
+    assert len(graph.node.on("servo_node/pose_target_cmds")) == 1
 
 
 def test_a_braking_arm_that_is_held_again_goes_to_the_same_place(make):
