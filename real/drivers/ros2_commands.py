@@ -126,7 +126,7 @@ class VelocityStream:
     def send(self, target_rad: Array, state: ArmState) -> None:
         now_ns = self._clock_ns()
         step_s = min(1e-9 * (now_ns - self._sent_ns), _MAX_STEP_S)
-        wanted = (target_rad - state.position_rad) / self._lookahead_s
+        wanted = (target_rad - _soon_rad(state, now_ns)) / self._lookahead_s
         change = self._acceleration * step_s
         speed = np.clip(wanted, self._sent - change, self._sent + change)
         self._publish(np.clip(speed, -self._limit, self._limit), now_ns)
@@ -214,7 +214,7 @@ class TrajectoryStream:
         age_ns = now_ns - state.stamp_ns
         if age_ns > _KNOWN_NS:
             return self._wanted_rad(now_ns, state)
-        return state.position_rad + 1e-9 * age_ns * state.velocity_rad_s
+        return _soon_rad(state, now_ns)
 
     def _wanted_rad(self, now_ns: int, state: ArmState) -> Array:
         """Returns where the arm should be now (n,), on straight lines through what was sent last."""
@@ -282,7 +282,8 @@ class ServoStream:
         if self._is_pose:
             return self._publish_pose(target_rad)
         jacobian = self._kinematics.jacobian(state.position_rad + self._offset_rad)
-        return self._publish_twist(jacobian @ (target_rad - state.position_rad) / self._close_s)
+        way = target_rad - _soon_rad(state, self._clock_ns())
+        return self._publish_twist(jacobian @ way / self._close_s)
 
     def hold(self, state: ArmState) -> None:
         """Stays at the last target.
@@ -471,6 +472,12 @@ def duration(node: Node, seconds: float) -> Message:
     """Returns a builtin_interfaces/Duration."""
     whole, rest = divmod(round(1e9 * seconds), 1_000_000_000)
     return node.message("builtin_interfaces/msg/Duration", sec=whole, nanosec=rest)
+
+
+def _soon_rad(state: ArmState, now_ns: int) -> Array:
+    """Returns where an arm is (n,) a moment after it was measured; a loop without this swings longer."""
+    age_ns = min(max(0, now_ns - state.stamp_ns), _KNOWN_NS)
+    return state.position_rad + 1e-9 * age_ns * state.velocity_rad_s
 
 
 def _offset_rad(station: StationConfig) -> Array:

@@ -95,9 +95,9 @@ class Pieces:
     def caught_up(self, piece: Plan, aimed_rad: Array, measured_rad: Array) -> Plan:
         """Returns a piece as it is sent to an arm that is not where it should be when the piece begins.
 
-        What is left of the lag after each point is what the speed limits do not leave over beside the motion
-        of the next few points. A policy sends a piece each 50 ms: were the lag closed in that time, as the
-        controller does by itself, an arm at full speed would be told to go faster.
+        The lag is made up at the speed that the limits leave over beside the motion of the next few points,
+        and that the acceleration limit reaches within one. A policy sends a piece each 50 ms: were all of the
+        lag made up in that time, as the controller does by itself, the arm would be told to go too fast.
 
         Args:
             piece: where the arm should be.
@@ -108,7 +108,8 @@ class Pieces:
         sign, points_s = np.sign(lag_rad), 1e-9 * POINT_NS * np.arange(1, len(piece.gripper) + 1)
         soon = np.vstack([aimed_rad, piece.targets_rad[:_SOON]])
         spare_rad_s = self._speed - (sign * np.diff(soon, axis=0)).max(axis=0) / (1e-9 * POINT_NS)
-        made_up = np.clip(spare_rad_s, 0.0, self._speed) * points_s[:, None]
+        reached_rad_s = np.minimum(1e-9 * POINT_NS * self._acceleration, self._speed)
+        made_up = np.clip(spare_rad_s, 0.0, reached_rad_s) * points_s[:, None]
         left = sign * np.maximum(np.abs(lag_rad) - made_up, 0.0)
         return replace(piece, targets_rad=piece.targets_rad - left)
 

@@ -47,7 +47,7 @@ from robot_rl.real.supervisor.watchdog import Watchdog
 logger = logging.getLogger(__name__)
 
 _KNOWN_NS = 50_000_000
-"""An arm that was measured before that may be elsewhere by now; it is taken to be where it is aimed."""
+"""An arm that was measured before that may be elsewhere by now: it goes on with the piece that it has."""
 _BRAKE_NS = 1_000_000_000
 """Longest time from a stop to taking the controllers away; the ramp itself is shorter."""
 
@@ -446,13 +446,13 @@ class Supervisor:
         if self._orders.is_holding:
             self._aim.rest(state.position_rad)  # wherever it comes to rest
         here, speed = self._aim.motion(now_ns)
-        piece = self._pieces.due(now_ns, here, speed)
+        age_ns = now_ns - state.stamp_ns
+        piece = self._pieces.due(now_ns, here, speed) if age_ns <= _KNOWN_NS else None
         if piece is not None:
             allowed, limited = self._limiter.filter_plan(piece, here)
             self._limited |= limited
             self._aim.follow(allowed)
-            age_ns = now_ns - state.stamp_ns
-            there = here if age_ns > _KNOWN_NS else state.position_rad + 1e-9 * age_ns * state.velocity_rad_s
+            there = state.position_rad + 1e-9 * age_ns * state.velocity_rad_s
             is_boxed = self._limiter.is_boxed
             sent, _ = self._limiter.filter_plan(self._pieces.caught_up(allowed, here, there), there)
             self._limiter.is_boxed |= is_boxed

@@ -60,6 +60,19 @@ def test_a_loaded_arm_does_not_sink_with_a_hundred_holds(make, monkeypatch, comm
     assert told() == 0.0
 
 
+def test_speeds_count_how_far_the_arm_went_since_it_was_measured(make):
+    graph = make(replace(CONFIG, command="velocity", command_timeout_s=0.25))
+    graph.arm.connect()
+    graph.arm.start()
+    graph.joints([0.1, 0.0, 0.2], stamp_ns=2, velocity=[0.0, 0.0, 1.0])
+    graph.now_ns += 20_000_000  # 0.02 rad farther
+    graph.command(0.23, 0.1)
+    graph.now_ns += 480_000_000  # nobody knows: 50 ms count
+    graph.command(0.23, 0.1)
+    sent = [each.data[0] for each in graph.node.on("forward_velocity_controller/commands")]
+    assert sent == pytest.approx([0.1, -0.2])  # 0.01 and -0.02 rad, over 0.1 s
+
+
 def test_a_pose_arm_that_servo_has_stopped_is_not_moved_by_a_hold(make, monkeypatch):
     """A driver that woke up found the arm 0.03 rad short of its last target, and finished the way."""
     monkeypatch.setattr("robot_rl.real.drivers.ros2_arm.resolve", lambda *_, **__: lambda robot: Slide())

@@ -1,12 +1,14 @@
 """An arm that follows plans by itself: watched in every cycle, never far ahead, held until it rests."""
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 
 from robot_rl.core.errors import ConfigError
+from robot_rl.hal.fake import freeze
 from robot_rl.real.messages import Plan
 from robot_rl.real.station import Ros2Config, StationConfig
 from robot_rl.real.supervisor.pieces import Pieces
@@ -77,6 +79,22 @@ def test_a_long_plan_goes_out_in_pieces_that_end_within_a_second(make_rig: MakeR
     assert rig.arm.position_rad[0] == pytest.approx(2.0, abs=0.01)
     assert np.min(speeds[50:390]) >= 0.49  # it never comes to rest in between
     assert np.max(speeds) <= 0.51
+
+
+def test_an_arm_that_is_not_seen_gets_no_new_piece(make_rig: MakeRig) -> None:
+    """It goes on with the one that it has: nobody knows from where the next one would begin."""
+    rig = make_rig(station(max_state_age_s=0.3))
+    policy = rig.started()
+    policy.link.send(rig.plan(*[[0.025 * k, 0.0] for k in range(1, 41)]))
+    rig.run(0.1)
+    rig.arm.script = [freeze()] * 20  # 0.2 s
+    seen = []
+    for _ in range(8):
+        policy.link.send(rig.plan(*[[0.025 * k, 0.0] for k in range(1, 41)]))
+        rig.run(0.05)
+        seen.append(len(rig.arm.plans))
+    assert [later > before for before, later in pairwise(seen[1:])] == [False, False, True, True, True, True]
+    assert rig.supervisor.phase == "running"
 
 
 def test_home_goes_out_in_pieces_too(make_rig: MakeRig) -> None:
@@ -173,15 +191,15 @@ def test_a_piece_can_stop_at_its_target_within_the_acceleration_limit() -> None:
 @pytest.mark.parametrize(
     ("aimed", "lag", "left"),
     [
-        # At rest there is all of 2 rad/s to make up 0.15 rad: 0.1 rad in 50 ms.
-        ([0.0, 0.0, 0.0, 0.0, 0.0], 0.15, [0.05, 0.0, 0.0, 0.0, 0.0]),
-        ([0.0, 0.0, 0.0, 0.0, 0.0], -0.15, [-0.05, 0.0, 0.0, 0.0, 0.0]),
-        # At 1.5 rad/s 0.025 rad of each 50 ms are left over; at 2 rad/s nothing is, and nothing is soon.
-        ([0.075, 0.15, 0.225, 0.3, 0.375], 0.06, [0.035, 0.01, 0.0, 0.0, 0.0]),
+        # 10 rad/s^2 for 50 ms are 0.5 rad/s, 0.025 rad in 50 ms.
+        ([0.0, 0.0, 0.0, 0.0, 0.0], 0.06, [0.035, 0.01, 0.0, 0.0, 0.0]),
+        ([0.0, 0.0, 0.0, 0.0, 0.0], -0.06, [-0.035, -0.01, 0.0, 0.0, 0.0]),
+        # At 1.8 rad/s 0.2 rad/s are left over; at 2 rad/s nothing is, and nothing is soon.
+        ([0.09, 0.18, 0.27, 0.36, 0.45], 0.03, [0.02, 0.01, 0.0, 0.0, 0.0]),
         ([0.1, 0.2, 0.3, 0.4, 0.4], 0.06, [0.06] * 5),
         ([0.0, 0.0, 0.0, 0.1, 0.1], 0.06, [0.06] * 5),
         # An arm that is ahead waits: the aim comes towards it.
-        ([0.1, 0.2, 0.3, 0.4, 0.4], -0.06, [0.0] * 5),
+        ([0.1, 0.2, 0.3, 0.4, 0.4], -0.06, [-0.035, -0.01, 0.0, 0.0, 0.0]),
     ],
 )
 def test_a_lag_is_made_up_with_the_speed_that_is_left_over(
