@@ -48,6 +48,7 @@ from robot_rl.real.drivers.rest import Holding
 from robot_rl.real.link import Link, Listener
 from robot_rl.real.messages import Answer, Beat, Command, Control, MessageError, Operation, Plan
 from robot_rl.real.station import StationConfig, load_station
+from robot_rl.real.supervisor.pace import WATCHER_PRIORITY, take_priority
 from robot_rl.real.writer import process_log
 
 logger = logging.getLogger(__name__)
@@ -124,8 +125,11 @@ class Host:
 
     # The loop
 
-    def run(self) -> None:
+    def run(self, *, priority: int | None = None) -> None:
         """Connects and serves, until `close` or until nobody wanted the arm for `linger_s`.
+
+        Args:
+            priority: real-time one of the loop, to be asked for once the arm is connected.
 
         Raises:
             DeviceError: the arm cannot be connected.
@@ -139,6 +143,8 @@ class Host:
                 watch.start()
                 gc.collect()
                 gc.freeze()
+                if priority is not None:
+                    logger.info("%s: %s", self._at(), take_priority(priority))
                 self._alone_since_ns = time.monotonic_ns()
                 try:
                     self._serve(door)
@@ -560,7 +566,7 @@ def main(argv: list[str] | None = None) -> int:
                 host = Host(open_driver(station), station, given.folder, linger_s=given.linger, fence=fence)
                 for number in (signal.SIGTERM, signal.SIGINT):
                     signal.signal(number, lambda *_: _end(host))
-                host.run()
+                host.run(priority=WATCHER_PRIORITY)
         except RobotRLError as error:
             logger.error("%s", error)
             return EXIT_NO_ARM

@@ -15,6 +15,8 @@ import numpy as np
 _BINS = 50_000
 """Of 1 us each; the last one is for all that is longer."""
 _PRIORITY = 50
+WATCHER_PRIORITY = 60
+"""Of who watches the process above: one that spins must not keep its watcher from its processor."""
 _NICE = -10
 _PR_SET_TIMERSLACK = 29
 _SWITCH_S = 2e-4
@@ -83,20 +85,25 @@ class _Histogram:
 
 
 def be_punctual() -> str:
-    """Asks for priority and short timers, and ends garbage collection; says what was got.
-
-    Priority is of this thread alone: a library's thread that spins must not take the machine.
-    """
+    """Asks for priority and short timers, and ends garbage collection; says what was got."""
     gc.collect()
     gc.freeze()
     gc.disable()
     sys.setswitchinterval(_SWITCH_S)
     with contextlib.suppress(OSError, AttributeError):  # not Linux
         ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
+    return take_priority(_PRIORITY)
+
+
+def take_priority(priority: int) -> str:
+    """Asks for real-time priority for this thread, or a better one than others have; says what was got.
+
+    It is of this thread alone: a library's thread that spins must not take the machine.
+    """
     refused: list[str] = []
     try:
-        os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(_PRIORITY))
-        return f"SCHED_FIFO {_PRIORITY}"
+        os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(priority))
+        return f"SCHED_FIFO {priority}"
     except (OSError, AttributeError) as error:
         refused.append(f"SCHED_FIFO: {error}")
     try:
