@@ -1,4 +1,4 @@
-"""Names for `gymnasium.make` and `make_vec`: `robot_rl/PickCube-v0` and one for every task we ship.
+"""Names for `gymnasium.make` and `make_vec`: `robot_rl/PickCube-v0` and one for every task, plugins' too.
 
 Strings only; nothing is imported until an env is made. `import robot_rl` registers them, and
 Gymnasium's own form `gymnasium.make("robot_rl:robot_rl/PickCube-v0")` imports it by itself.
@@ -9,7 +9,7 @@ from typing import Any
 
 import gymnasium
 
-from robot_rl.core.registry import TABLE
+from robot_rl.core.registry import table
 
 NAMESPACE = "robot_rl"
 
@@ -20,12 +20,12 @@ def env_id(task: str) -> str:
 
 
 def register_envs() -> None:
-    """Registers every task of `robot_rl.core.registry.TABLE`; a second call does nothing.
+    """Registers every task that `robot-rl doctor --list task` shows; a second call does nothing.
 
     Other people's learners expect shaping, so the reward is "dense" here, where `EnvConfig` has
     "sparse". All fields of `EnvConfig` are keywords of `make`: `make(id, reward="sparse")`.
     """
-    for task in TABLE["task"]:
+    for task in table("task"):
         if env_id(task) not in gymnasium.registry:
             gymnasium.register(
                 id=env_id(task),

@@ -5,6 +5,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
 from robot_rl.core.errors import ConfigError, nearest
@@ -72,7 +73,9 @@ class SingleEnv(gymnasium.Env[Obs, Array]):
     def step(self, action: Array) -> tuple[Obs, float, bool, bool, dict[str, Any]]:
         """Advances by one control step."""
         obs, reward, terminated, truncated, infos = self._batch.step(np.asarray(action)[None])
-        return _first(obs), float(reward[0]), bool(terminated[0]), bool(truncated[0]), _first(infos)
+        info = _first(infos)
+        info["is_success"] = info["success"]  # where Stable-Baselines3 and others look for it
+        return _first(obs), float(reward[0]), bool(terminated[0]), bool(truncated[0]), info
 
     def render(self) -> Array | None:
         """Returns an RGB image (480, 640, 3), or None without a render mode."""
@@ -83,10 +86,30 @@ class SingleEnv(gymnasium.Env[Obs, Array]):
         self._batch.close()
 
 
-def make_vector(num_envs: int = 1, *, render_mode: str | None = None, **config: Any) -> SimVectorEnv:
-    """Returns `num_envs` simulations with SAME_STEP autoreset, from fields of `EnvConfig`."""
+def make_vector(
+    num_envs: int = 1,
+    *,
+    render_mode: str | None = None,
+    autoreset_mode: AutoresetMode | str = AutoresetMode.SAME_STEP,
+    **config: Any,
+) -> SimVectorEnv:
+    """Returns `num_envs` simulations, from fields of `EnvConfig`.
+
+    Args:
+        num_envs: how many.
+        render_mode: as of `SingleEnv`.
+        autoreset_mode: SAME_STEP, or DISABLED, where the caller resets those that ended by
+            `reset(options={"reset_mask": mask})`; also as Gymnasium's words, "SameStep" and "Disabled".
+        config: fields of `EnvConfig`.
+    """
     mode = _checked(render_mode)
-    env = SimVectorEnv(_config(config), num_envs)
+    allowed = (AutoresetMode.SAME_STEP, AutoresetMode.DISABLED)
+    chosen = next((each for each in allowed if autoreset_mode in (each, each.value)), None)
+    if chosen is None:
+        words = ", ".join(each.value for each in allowed)
+        raise ConfigError(f"gymnasium.make_vec: autoreset_mode: got {autoreset_mode!r}, allowed: {words}")
+    is_ours = chosen is AutoresetMode.SAME_STEP
+    env = SimVectorEnv(_config(config), num_envs, autoreset="same_step" if is_ours else "disabled")
     env.render_mode = mode
     return env
 

@@ -4,15 +4,17 @@ import re
 import subprocess
 import sys
 import warnings
+from importlib.metadata import EntryPoint
 
 import gymnasium
 import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
+from gymnasium.vector import AutoresetMode
 
 import robot_rl
 from robot_rl.core.errors import ConfigError
-from robot_rl.core.registry import TABLE
+from robot_rl.core.registry import TABLE, table
 from robot_rl.sim.registration import env_id, register_envs
 from robot_rl.sim.single import SingleEnv, make_vector
 from robot_rl.sim.vector import EnvConfig, SimVectorEnv
@@ -117,6 +119,71 @@ def test_vectorisation_by_gymnasium_agrees_with_ours() -> None:
     env = gymnasium.make_vec("robot_rl/GantryPeg-v0", num_envs=2, vectorization_mode="sync", num_threads=1)
     ours = make_vector(2, task="gantry_peg", reward="dense")
     np.testing.assert_array_equal(env.reset(seed=1)[0]["state"], ours.reset(seed=1)[0]["state"])
+
+
+def test_who_resets_is_chosen() -> None:
+    env = gymnasium.make_vec("robot_rl/Reach-v0", num_envs=2, autoreset_mode="Disabled", horizon_s=0.1)
+    assert env.metadata["autoreset_mode"] is AutoresetMode.DISABLED
+    with pytest.raises(ConfigError, match=re.escape("got 'NextStep', allowed: SameStep, Disabled")):
+        make_vector(2, task="reach", autoreset_mode="NextStep")
+
+
+def test_a_task_of_a_plugin_has_an_id_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    point = EntryPoint("task.my_reach", "robot_rl.sim.tasks.reach:Reach", "robot_rl.components")
+    monkeypatch.setattr("robot_rl.core.registry.entry_points", lambda group: [point])
+    table.cache_clear()
+    try:
+        register_envs()
+        env = gymnasium.make("robot_rl/MyReach-v0")
+        env.reset(seed=0)
+        info = env.step(env.action_space.sample())[4]
+        assert info["is_success"] is info["success"] is False
+    finally:
+        table.cache_clear()
+        gymnasium.registry.pop("robot_rl/MyReach-v0")
+
+
+def test_stable_baselines_sees_what_the_vector_env_says() -> None:
+    from robot_rl.sim.stable_baselines import StableBaselinesEnv
+
+    config = EnvConfig(task="reach", reward="dense", horizon_s=0.1)  # two steps
+    env, ours = StableBaselinesEnv(SimVectorEnv(config, 3)), SimVectorEnv(config, 3)
+    env.seed(4)
+    np.testing.assert_array_equal(env.reset()["state"], ours.reset(seed=4)[0]["state"])
+    action = np.full((3, len(ours.action_names)), 0.5, np.float32)
+    _, _, done, told = env.step(action)
+    assert not done.any()
+    assert told == [{}, {}, {}]
+    ours.step(action)
+    env.step_async(action)
+    obs, reward, done, told = env.step_wait()
+    expected, rewards, _, _, infos = ours.step(action)
+    np.testing.assert_array_equal(obs["state"], expected["state"])  # of the next episode
+    np.testing.assert_allclose(reward, rewards, rtol=1e-6)
+    assert done.all()
+    for row, info in enumerate(told):
+        np.testing.assert_array_equal(
+            info.pop("terminal_observation")["state"], infos["final_obs"]["state"][row]
+        )
+        assert info == {"TimeLimit.truncated": True, "is_success": False}
+    assert env.get_attr("task") == ["reach"] * 3
+    with pytest.raises(ConfigError, match=r"no single env has 'expert'; call it on `.env`"):
+        env.env_method("expert")
+    with pytest.raises(ConfigError, match="got autoreset 'disabled', allowed: 'same_step'"):
+        StableBaselinesEnv(SimVectorEnv(config, 3, autoreset="disabled"))
+
+
+@pytest.mark.slow
+def test_stable_baselines_learns_from_all_envs_and_counts_successes() -> None:
+    from stable_baselines3 import PPO
+    from stable_baselines3.common.vec_env import VecMonitor
+
+    from robot_rl.sim.stable_baselines import StableBaselinesEnv
+
+    env = VecMonitor(StableBaselinesEnv(SimVectorEnv(EnvConfig(task="reach", reward="dense"), 16)))
+    model = PPO("MultiInputPolicy", env, n_steps=32, batch_size=128, seed=0, device="cpu")
+    model.learn(2048)
+    assert model.ep_success_buffer  # of episodes that ended
 
 
 @pytest.mark.slow
