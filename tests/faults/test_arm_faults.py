@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -262,6 +263,26 @@ def test_a_stop_is_measured_from_the_fault_to_rest(judge):
     assert np.isnan(judge.stop_of(log, LIMITS, 300_000_000, 400_000_000).rest_s)
     with pytest.raises(AssertionError, match="the arm's log has 0 cycles between the fault and its end"):
         judge.stop_of(log, LIMITS, 2_000_000_000, 3_000_000_000)
+
+
+def test_only_a_machine_that_stood_still_excuses_a_repeat_that_failed(judge, monkeypatch):
+    campaign = importlib.import_module("arm_campaign")
+    whole = log_of(judge, np.zeros(100))
+    gap = replace(whole, stamp_ns=whole.stamp_ns + 60_000_000 * (np.arange(100) >= 50))  # 70 ms at 0.5 s
+    row = campaign.new_row("policy_killed", "position")
+    row.repeats = 1
+    assert not campaign.is_excused(row, whole, 0)
+    assert not campaign.is_excused(row, None, 0)  # nobody knows
+    assert not campaign.is_excused(row, gap, 600_000_000)
+    assert not campaign.is_excused(row, gap, 0, 400_000_000)
+    assert row.busy == 0
+    assert campaign.is_excused(row, gap, 0)
+    assert campaign.is_excused(row, gap, 0)
+    assert not campaign.is_excused(row, gap, 0)  # more often than it has repeats
+    assert row.busy == 2
+    frozen = campaign.new_row("arm_frozen", "position")
+    frozen.repeats = 1
+    assert not campaign.is_excused(frozen, gap, 0)
 
 
 def test_a_step_that_is_not_what_was_appended_is_damage(judge, tmp_path):
