@@ -286,7 +286,7 @@ def beyond(chain: Chain, log: ArmLog | None) -> list[Wrong]:
     match chain.command:
         case "position":
             assert targets is not None
-            return beyond_limits(targets, limits)
+            return beyond_limits(targets, limits, log)
         case "velocity":
             assert targets is not None
             found += beyond_speeds(targets.stamp_ns, targets.commanded_rad, limits)

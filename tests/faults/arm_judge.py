@@ -131,10 +131,18 @@ class Wrong:
         return f"at {1e-9 * self.stamp_ns:.3f} s: {self.what}"
 
 
-def beyond_limits(log: ArmLog, limits: SafetyLimits) -> list[Wrong]:
-    """Returns the joint targets that no arm may get: outside of its limits, not finite, changed too fast."""
-    steps = largest_steps_rad(limits) + _START_RAD
-    return _jumps(log, steps, limits, np.zeros(len(log.stamp_ns), np.int64))
+def beyond_limits(sent: ArmLog, limits: SafetyLimits, arm: ArmLog | None = None) -> list[Wrong]:
+    """Returns the joint targets that no arm may get: outside of its limits, not finite, changed too fast.
+
+    A target where the arm is, if its log is known, is a stop and may come at once: an arm that somebody else
+    has stopped is farther and farther from targets that go on.
+    """
+    steps, rows = largest_steps_rad(limits) + _START_RAD, np.arange(len(sent.stamp_ns))
+    is_held = np.zeros(len(rows), bool)
+    if arm is not None and len(arm.stamp_ns):
+        there = arm.position_rad[np.searchsorted(arm.stamp_ns, sent.stamp_ns, side="right") - 1]
+        is_held = (np.abs(sent.commanded_rad - there) < _START_RAD).all(axis=1)
+    return _jumps(sent, steps, limits, np.maximum.accumulate(np.where(is_held, rows, 0)))
 
 
 def beyond_motion(log: ArmLog, limits: SafetyLimits) -> list[Wrong]:

@@ -265,6 +265,14 @@ def test_a_stop_is_measured_from_the_fault_to_rest(judge):
         judge.stop_of(log, LIMITS, 2_000_000_000, 3_000_000_000)
 
 
+def test_a_target_where_the_arm_is_may_come_at_once(judge):
+    """Somebody stopped the arm at 0.1 rad, and targets went on to 0.28."""
+    sent = log_of(judge, np.array([0.1, 0.1, 0.19, 0.28, 0.1, 0.1, 0.27]))
+    arm = log_of(judge, np.full(7, 0.1))
+    assert [wrong.stamp_ns for wrong in judge.beyond_limits(sent, LIMITS)] == [30e6, 40e6, 60e6]
+    assert [wrong.stamp_ns for wrong in judge.beyond_limits(sent, LIMITS, arm)] == [30e6, 60e6]
+
+
 def test_only_a_machine_that_stood_still_excuses_a_repeat_that_failed(judge, monkeypatch):
     campaign = importlib.import_module("arm_campaign")
     whole = log_of(judge, np.zeros(100))
