@@ -89,7 +89,7 @@ class Policy:
         step, due_ns = 0, time.monotonic_ns()
         status = self._status()
         assert status.state is not None
-        self._turned_rad = 0.0
+        self._turned_rad, self._far = 0.0, 0  # what was left of it when the arm was stopped is over
         began = status.state.position_rad - self._home
         while status.phase in ("running", "holding"):
             frames = self._see()
