@@ -88,18 +88,22 @@ TABLE: dict[str, dict[str, str]] = {
 }
 
 
-@cache
 def table(kind: str) -> dict[str, str]:
     """Returns name -> `module:attribute` of one kind, entry points included."""
     if kind not in TABLE:
         raise UnknownComponentError(f"registry: no kind {kind!r}.{nearest(kind, TABLE)}")
+    return {**plugins(kind), **TABLE[kind]}
+
+
+@cache
+def plugins(kind: str) -> dict[str, str]:
+    """Returns name -> `module:attribute` of the entry points of one kind."""
     prefix = f"{kind}."
-    added = {
+    return {
         point.name.removeprefix(prefix): point.value
         for point in entry_points(group="robot_rl.components")
         if point.name.startswith(prefix)
     }
-    return {**added, **TABLE[kind]}
 
 
 def resolve(kind: str, name: str, *, at: str = "config") -> Any:

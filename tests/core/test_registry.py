@@ -7,7 +7,7 @@ import pytest
 from robot_rl.core import registry
 from robot_rl.core.clock import ManualClock
 from robot_rl.core.errors import UnknownComponentError
-from robot_rl.core.registry import TABLE, resolve, table
+from robot_rl.core.registry import TABLE, plugins, resolve, table
 
 ENTRIES = [(kind, name) for kind, names in TABLE.items() for name in names]
 
@@ -41,10 +41,10 @@ def test_a_wrong_kind_is_answered_with_the_nearest() -> None:
 
 def test_other_packages_add_components(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "entry_points", lambda group: [_Point()])
-    table.cache_clear()
+    plugins.cache_clear()
     try:
         assert "fold_towel" in table("task")
         assert "fold_towel" not in table("robot")
         assert resolve("task", "fold_towel") is ManualClock
     finally:
-        table.cache_clear()
+        plugins.cache_clear()

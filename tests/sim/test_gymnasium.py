@@ -14,7 +14,7 @@ from gymnasium.vector import AutoresetMode
 
 import robot_rl
 from robot_rl.core.errors import ConfigError
-from robot_rl.core.registry import TABLE, table
+from robot_rl.core.registry import TABLE, plugins
 from robot_rl.sim.registration import env_id, register_envs
 from robot_rl.sim.single import SingleEnv, make_vector
 from robot_rl.sim.vector import EnvConfig, SimVectorEnv
@@ -131,7 +131,7 @@ def test_who_resets_is_chosen() -> None:
 def test_a_task_of_a_plugin_has_an_id_too(monkeypatch: pytest.MonkeyPatch) -> None:
     point = EntryPoint("task.my_reach", "robot_rl.sim.tasks.reach:Reach", "robot_rl.components")
     monkeypatch.setattr("robot_rl.core.registry.entry_points", lambda group: [point])
-    table.cache_clear()
+    plugins.cache_clear()
     try:
         register_envs()
         env = gymnasium.make("robot_rl/MyReach-v0")
@@ -139,7 +139,7 @@ def test_a_task_of_a_plugin_has_an_id_too(monkeypatch: pytest.MonkeyPatch) -> No
         info = env.step(env.action_space.sample())[4]
         assert info["is_success"] is info["success"] is False
     finally:
-        table.cache_clear()
+        plugins.cache_clear()
         gymnasium.registry.pop("robot_rl/MyReach-v0")
 
 
