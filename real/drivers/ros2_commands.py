@@ -202,7 +202,9 @@ class TrajectoryStream:
         soon_rad = start_rad + _STEP_S * (1.0 - 0.5 * _STEP_S / _BRAKE_S) * speed_rad_s
         soon_rad_s = (1.0 - _STEP_S / _BRAKE_S) * speed_rad_s
         points_rad = np.clip([soon_rad, rest_rad], *self._limits)
-        self._publish(points_rad, [_STEP_S, _BRAKE_S], np.array([soon_rad_s, np.zeros_like(soon_rad_s)]))
+        speeds = np.array([soon_rad_s, np.zeros_like(soon_rad_s)])
+        if not self._publish(points_rad, [_STEP_S, _BRAKE_S], speeds, now_ns):
+            return
         self._held = points_rad[1], speed_rad_s, tries - (not stays.all())
         self._path = 1e-9 * now_ns + np.array([0.0, _STEP_S, _BRAKE_S]), np.vstack([start_rad, points_rad])
 
@@ -228,11 +230,14 @@ class TrajectoryStream:
         here_rad = self._here_rad(now_ns, state)
         speeds = _speeds(targets_rad, np.asarray(times_s), here_rad)
         # An arm that lags behind what was sent before is not told to catch up beyond its limits.
-        self._publish(targets_rad, times_s, np.clip(speeds, -self._fastest_rad_s, self._fastest_rad_s))
+        speeds = np.clip(speeds, -self._fastest_rad_s, self._fastest_rad_s)
+        if not self._publish(targets_rad, times_s, speeds, now_ns):
+            return
         self._held = None
         self._path = 1e-9 * now_ns + np.array([0.0, *times_s]), np.vstack([here_rad, targets_rad])
 
-    def _publish(self, targets_rad: Array, times_s: list[float], speeds: Array) -> None:
+    def _publish(self, targets_rad: Array, times_s: list[float], speeds: Array, now_ns: int) -> bool:
+        """Sends what begins at `now_ns`, unless this process stood still since: the arm would move late."""
         points = [
             self._node.message(
                 "trajectory_msgs/msg/JointTrajectoryPoint",
@@ -242,9 +247,13 @@ class TrajectoryStream:
             )
             for target, speed, at_s in zip(targets_rad, speeds, times_s, strict=True)
         ]
-        self._publisher.publish(
-            self._node.message("trajectory_msgs/msg/JointTrajectory", joint_names=self._joints, points=points)
+        message = self._node.message(
+            "trajectory_msgs/msg/JointTrajectory", joint_names=self._joints, points=points
         )
+        if self._clock_ns() - now_ns > _KNOWN_NS:
+            return False
+        self._publisher.publish(message)
+        return True
 
 
 class ServoStream:

@@ -60,6 +60,31 @@ def test_a_loaded_arm_does_not_sink_with_a_hundred_holds(make, monkeypatch, comm
     assert told() == 0.0
 
 
+@pytest.mark.parametrize("action", ["plan", "hold"])
+def test_a_driver_that_is_stopped_while_it_sends_does_not_send_late(make, monkeypatch, action):
+    graph = make(replace(CONFIG, command="trajectory"))
+    graph.arm.connect()
+    graph.arm.start()
+    graph.joints([0.0, 0.0, 1.0], stamp_ns=2, velocity=[0.0, 0.0, 0.5])
+    build = graph.node.message
+
+    def slowly(kind, **fields):
+        graph.now_ns += 1_500_000_000 if kind.endswith("/JointTrajectory") else 0
+        return build(kind, **fields)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(graph.node, "message", slowly)
+        if action == "plan":
+            graph.plan([[1.1, 0.0], [1.2, 0.0]], start_ns=graph.now_ns)
+        else:
+            graph.arm.hold()
+    assert graph.node.on(f"{JTC}/joint_trajectory") == []
+    for number in range(12):  # the first states may have waited in a queue
+        graph.joints([0.0, 0.0, 1.0], stamp_ns=3 + number, velocity=[0.0, 0.0, 0.0])
+    graph.arm.hold()  # nothing was sent that it could go on with
+    assert graph.node.on(f"{JTC}/joint_trajectory")[-1].points[-1].positions[0] == 1.0
+
+
 def test_speeds_count_how_far_the_arm_went_since_it_was_measured(make):
     graph = make(replace(CONFIG, command="velocity", command_timeout_s=0.25))
     graph.arm.connect()
