@@ -454,7 +454,8 @@ class Supervisor:
             self._aim.follow(allowed)
             there = state.position_rad + 1e-9 * age_ns * state.velocity_rad_s
             is_boxed = self._limiter.is_boxed
-            sent, _ = self._limiter.filter_plan(self._pieces.caught_up(allowed, here, there), there)
+            sent = self._pieces.caught_up(allowed, here, there, state.velocity_rad_s)
+            sent, _ = self._limiter.filter_plan(sent, there)
             self._limiter.is_boxed |= is_boxed
             self._number += 1
             self._driver.send(replace(sent, number=self._number, token=self._fence.newest))

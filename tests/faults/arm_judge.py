@@ -134,15 +134,15 @@ class Wrong:
 def beyond_limits(sent: ArmLog, limits: SafetyLimits, arm: ArmLog | None = None) -> list[Wrong]:
     """Returns the joint targets that no arm may get: outside of its limits, not finite, changed too fast.
 
-    A target where the arm is, if its log is known, is a stop and may come at once: an arm that somebody else
-    has stopped is farther and farther from targets that go on.
+    A joint's target where it is, if the arm's log is known, is a stop and may come at once: an arm that
+    somebody else has stopped is farther and farther from targets that go on.
     """
     steps, rows = largest_steps_rad(limits) + _START_RAD, np.arange(len(sent.stamp_ns))
-    is_held = np.zeros(len(rows), bool)
+    is_held = np.zeros(sent.commanded_rad.shape, bool)
     if arm is not None and len(arm.stamp_ns):
         there = arm.position_rad[np.searchsorted(arm.stamp_ns, sent.stamp_ns, side="right") - 1]
-        is_held = (np.abs(sent.commanded_rad - there) < _START_RAD).all(axis=1)
-    return _jumps(sent, steps, limits, np.maximum.accumulate(np.where(is_held, rows, 0)))
+        is_held = np.abs(sent.commanded_rad - there) < _START_RAD
+    return _jumps(sent, steps, limits, np.maximum.accumulate(np.where(is_held, rows[:, None], 0), axis=0))
 
 
 def beyond_motion(log: ArmLog, limits: SafetyLimits) -> list[Wrong]:
@@ -158,13 +158,13 @@ def beyond_motion(log: ArmLog, limits: SafetyLimits) -> list[Wrong]:
         is_held |= (np.abs(log.commanded_rad - position) < _START_RAD).all(axis=1)
     rows = np.arange(len(log.stamp_ns))
     since = np.maximum.accumulate(np.where(is_held, rows, 0))
-    return _jumps(log, steps, limits, since)
+    return _jumps(log, steps, limits, np.tile(since[:, None], (1, log.commanded_rad.shape[1])))
 
 
 def _jumps(log: ArmLog, steps: Array, limits: SafetyLimits, since: Array) -> list[Wrong]:
     """Returns where targets are outside, or differ by more than `steps` from any within `STEP_S` before.
 
-    Rows before `since` (N,) do not count.
+    Rows before `since` (N, n) do not count.
     """
     low, high = np.asarray(limits.position_low_rad), np.asarray(limits.position_high_rad)
     window_ns = round(1e9 * (STEP_S - _JITTER_S))
@@ -180,8 +180,9 @@ def _jumps(log: ArmLog, steps: Array, limits: SafetyLimits, since: Array) -> lis
             what = f"joint {joint}: target {target[joint]:g} rad is outside of its limits"
             found.append(Wrong(stamp_ns=stamp_ns, what=what))
             continue
-        first = max(int(np.searchsorted(log.stamp_ns, stamp_ns - window_ns, side="right")), int(since[row]))
-        change = np.abs(log.commanded_rad[first:row] - target).max(axis=0, initial=0.0)
+        first = int(np.searchsorted(log.stamp_ns, stamp_ns - window_ns, side="right"))
+        counts = np.arange(first, row)[:, None] >= since[row]
+        change = (np.abs(log.commanded_rad[first:row] - target) * counts).max(axis=0, initial=0.0)
         if (change > steps).any():
             joint = int(np.argmax(change / steps))
             what = (

@@ -195,7 +195,8 @@ def test_a_piece_can_stop_at_its_target_within_the_acceleration_limit() -> None:
         ([0.0, 0.0, 0.0, 0.0, 0.0], 0.06, [0.035, 0.01, 0.0, 0.0, 0.0]),
         ([0.0, 0.0, 0.0, 0.0, 0.0], -0.06, [-0.035, -0.01, 0.0, 0.0, 0.0]),
         # At 1.8 rad/s 0.2 rad/s are left over; at 2 rad/s nothing is, and nothing is soon.
-        ([0.09, 0.18, 0.27, 0.36, 0.45], 0.03, [0.02, 0.01, 0.0, 0.0, 0.0]),
+        # From 1.8 to 2 rad/s takes 1 / 150 s, which costs half of that times 0.2 rad/s.
+        ([0.09, 0.18, 0.27, 0.36, 0.45], 0.03, [0.02 + 1 / 1500, 0.01 + 1 / 1500, 1 / 1500, 0.0, 0.0]),
         ([0.1, 0.2, 0.3, 0.4, 0.4], 0.06, [0.06] * 5),
         ([0.0, 0.0, 0.0, 0.1, 0.1], 0.06, [0.06] * 5),
         # An arm that is ahead waits: the aim comes towards it.
@@ -206,9 +207,19 @@ def test_a_lag_is_made_up_with_the_speed_that_is_left_over(
     aimed: list[float], lag: float, left: list[float]
 ) -> None:
     plan = replace(one_plan(50, *aimed), start_ns=0)
-    sent = Pieces(station()).caught_up(plan, np.zeros(2), np.array([-lag, 0.0]))
+    speed = np.array([aimed[0] / 0.05, 0.0])  # the arm is as fast as its aim
+    sent = Pieces(station()).caught_up(plan, np.zeros(2), np.array([-lag, 0.0]), speed)
     np.testing.assert_allclose(sent.targets_rad[:, 0], np.array(aimed) - left, atol=1e-12)
     assert not sent.targets_rad[:, 1].any()
+
+
+def test_an_arm_that_stands_is_not_told_to_jump_to_full_speed() -> None:
+    """Its aim is at 2 rad/s. At 3 x 10 rad/s^2 it gets there in 1/15 s: 0.0375 rad after 50 ms."""
+    plan = replace(one_plan(50, 0.1, 0.2, 0.3), start_ns=0)
+    sent = Pieces(station()).caught_up(plan, np.zeros(2), np.zeros(2), np.zeros(2))
+    np.testing.assert_allclose(sent.targets_rad[:, 0], [0.0375, 0.2 - 1 / 15, 0.3 - 1 / 15])
+    sent = Pieces(station()).caught_up(plan, np.zeros(2), np.zeros(2), np.array([-2.0, 0.0]))
+    np.testing.assert_allclose(sent.targets_rad[:, 0], [-0.1 + 0.0375, -0.2 + 0.15, 2 / 60])
 
 
 def test_each_target_counts_for_its_period_and_so_does_the_gripper() -> None:
