@@ -485,8 +485,7 @@ def duration(node: Node, seconds: float) -> Message:
 
 def _soon_rad(state: ArmState, now_ns: int) -> Array:
     """Returns where an arm is (n,) a moment after it was measured; a loop without this swings longer."""
-    age_ns = min(max(0, now_ns - state.stamp_ns), _KNOWN_NS)
-    return state.position_rad + 1e-9 * age_ns * state.velocity_rad_s
+    return state.position_at(min(max(now_ns, state.stamp_ns), state.stamp_ns + _KNOWN_NS))
 
 
 def _offset_rad(station: StationConfig) -> Array:

@@ -100,7 +100,7 @@ class Pieces:
     def caught_up(self, piece: Plan, aimed_rad: Array, measured_rad: Array, speed_rad_s: Array) -> Plan:
         """Returns a piece as it is sent to an arm that is not where it should be when the piece begins.
 
-        The lag is made up at the speed that the limits leave over beside the motion of the next few points,
+        The lag is made up at the speed that the limits leave over during the motion of the next few points,
         and that the acceleration limit reaches within one. A policy sends a piece each 50 ms: were all of the
         lag made up in that time, as the controller does by itself, the arm would be told to go too fast.
         No point is farther than an arm gets from its own speed: one that stands when its aim is at full speed

@@ -446,13 +446,13 @@ class Supervisor:
         if self._orders.is_holding:
             self._aim.rest(state.position_rad)  # wherever it comes to rest
         here, speed = self._aim.motion(now_ns)
-        age_ns = now_ns - state.stamp_ns
-        piece = self._pieces.due(now_ns, here, speed) if age_ns <= _KNOWN_NS else None
+        is_seen = now_ns - state.stamp_ns <= _KNOWN_NS
+        piece = self._pieces.due(now_ns, here, speed) if is_seen else None
         if piece is not None:
             allowed, limited = self._limiter.filter_plan(piece, here)
             self._limited |= limited
             self._aim.follow(allowed)
-            there = state.position_rad + 1e-9 * age_ns * state.velocity_rad_s
+            there = state.position_at(now_ns)
             is_boxed = self._limiter.is_boxed
             sent = self._pieces.caught_up(allowed, here, there, state.velocity_rad_s)
             sent, _ = self._limiter.filter_plan(sent, there)

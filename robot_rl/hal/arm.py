@@ -28,3 +28,7 @@ class ArmState:
     """Opening, in the unit of the station's gripper."""
     stop_reason: str = ""
     """Why the arm has stopped itself (protective stop, fault); empty while it runs."""
+
+    def position_at(self, now_ns: int) -> Array:
+        """Returns where the arm is at a time near `stamp_ns` (n,), if it keeps its speed."""
+        return self.position_rad + 1e-9 * (now_ns - self.stamp_ns) * self.velocity_rad_s

@@ -138,7 +138,7 @@ class MetricsWriter:
         self._size += written
 
     def _sync(self) -> None:
-        """Waits for the disk; pages that it refused once pass for clean, so all is written anew then."""
+        """Waits for the disk; it takes no page that it refused before, so all rows are written again then."""
         if self._is_in_doubt:
             self._rewrite(read_metrics(self._path))
         self._is_in_doubt = True

@@ -367,7 +367,7 @@ def test_a_moving_arm_is_held_by_braking(make):
     graph.arm.hold()
     point = graph.node.on(f"{JTC}/joint_trajectory")[1].points[-1]
     assert point.positions.tolist() == pytest.approx([1.2, 0.0])
-    graph.now_ns += 1_000_000  # nothing is foretold for longer: it was told where to stay
+    graph.now_ns += 1_000_000  # too old to predict from: it already has a target
     graph.arm.hold()
     assert len(graph.node.on(f"{JTC}/joint_trajectory")) == 2
     graph.joints([0.0, 0.0, 1.95], stamp_ns=3, velocity=[0.0, 0.0, 2.0])
