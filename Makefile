@@ -17,7 +17,7 @@ help:
 	@echo "make test     the test suite (make slow: its long tests too)"
 	@echo "make test-faults  damage stores and disks, nothing flushed may be lost; break every part of a deployment"
 	@echo "                  in every command mode 10 times, the arm has to stop within its limits (an hour);"
-	@echo "                  with QUICK=1 a sample of all that, in 5 minutes"
+	@echo "                  with QUICK=1 a sample of all that, in under 5 minutes"
 	@echo "make interop-peer  build the C++ peer on Fast DDS that the ROS 2 tests of make slow talk to"
 	@echo "make check    lint, types, import layers"
 	@echo "make format   format the code"

@@ -30,8 +30,9 @@ _HEADER = struct.Struct("<Qq")  # the client's writer, as it calls it; the numbe
 _QOS = QoS(depth=100)  # a burst of calls is not thinned out
 _POLL_S = 0.005
 _LOOK_S = 0.2
-_REPLY_WAIT_S = 0.1
-"""A client's reply reader may be found later than its request: as long as rmw_cyclonedds_cpp waits."""
+_REPLY_WAIT_S = 1.0
+"""A client's reply reader may be found later than its request. rmw_cyclonedds_cpp waits 0.1 s: the reply
+is lost where the machine was busy for longer."""
 
 
 class Deferred:
@@ -143,7 +144,7 @@ class DdsService:
         if sender in self._ready or owner is None:
             return
         end = time.monotonic() + _REPLY_WAIT_S
-        while time.monotonic() < end:
+        while time.monotonic() < end and sender in self._reader.matched():
             if any(self._writer.participant_of(handle) == owner for handle in self._writer.matched()):
                 self._ready.add(sender)
                 return

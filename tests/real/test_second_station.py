@@ -84,8 +84,8 @@ class Driving(threading.Thread):
                 number=number,
                 start_ns=time.monotonic_ns(),
                 period_ns=50_000_000,
-                targets_rad=target[None],
-                gripper=np.full(1, 0.04),
+                targets_rad=np.tile(target, (40, 1)),  # 2 s: the machine is busy
+                gripper=np.full(40, 0.04),
             )
             self._client.send(plan)
             time.sleep(0.05)
