@@ -12,7 +12,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from robot_rl.real.ros2.api import QoS, Ros2Error
 from robot_rl.real.ros2.discovery import MAX_PARTICIPANTS, Discovery
@@ -52,6 +52,8 @@ _ANY = core.ViewState.Any | core.InstanceState.Any | core.SampleState.Any
 _RETCODE_TIMEOUT = -10
 _MAKING_TOPICS = threading.Lock()
 """cyclonedds-python fills in a type with the first topic of it: for one thread at a time."""
+READING_POLICIES = threading.Lock()
+"""It reads the policies of an endpoint into variables of its class: for one thread at a time, too."""
 
 
 class _Sample(ctypes.Structure):
@@ -82,7 +84,7 @@ class Writer:
         self.guid: bytes = entity.guid.bytes
         self.dropped = 0
         """Samples that readers were too slow to take."""
-        self._owners: dict[int, bytes] = {}
+        self._peers = _Peers(entity.get_matched_subscription_data)
 
     def write(self, octets: bytearray) -> None:
         """Writes a sample; its length is a multiple of four.
@@ -103,7 +105,11 @@ class Writer:
 
     def participant_of(self, handle: int) -> bytes | None:
         """Returns whose a matched reader is: the GUID of its participant."""
-        return _owner(self._owners, handle, self.entity.get_matched_subscription_data)
+        return self._peers.of(handle).participant
+
+    def user_data_of(self, handle: int) -> bytes:
+        """Returns what a matched reader says of itself."""
+        return self._peers.of(handle).user_data
 
 
 class Reader:
@@ -113,33 +119,51 @@ class Reader:
         self.entity = entity
         self.condition = condition
         self.guid: bytes = entity.guid.bytes
-        self._owners: dict[int, bytes] = {}
+        self._peers = _Peers(entity.get_matched_publication_data)
 
     def matched(self) -> list[int]:
         return _matched(self.entity.get_matched_publications)
 
     def participant_of(self, handle: int) -> bytes | None:
         """Returns whose a matched writer is: the GUID of its participant."""
-        return _owner(self._owners, handle, self.entity.get_matched_publication_data)
+        return self._peers.of(handle).participant
+
+    def user_data_of(self, handle: int) -> bytes:
+        """Returns what a matched writer says of itself."""
+        return self._peers.of(handle).user_data
 
 
 def _matched(look_up: Callable[[], list[int]]) -> list[int]:
     while True:
         try:
-            return look_up()
+            return [handle % 2**64 for handle in look_up()]  # as samples have it, without a sign
         except core.DDSException:
             return []  # closed: nobody is matched
         except IndexError:
             continue  # cyclonedds-python counts first and looks then: one more came in between
 
 
-def _owner(known: dict[int, bytes], handle: int, look_up: Callable[[int], Any]) -> bytes | None:
-    if handle not in known:
-        found = look_up(handle)  # slow: cyclonedds-python converts all policies
-        if found is None:
-            return None
-        known[handle] = found.participant_key.bytes
-    return known[handle]
+class _Peer(NamedTuple):
+    participant: bytes | None
+    user_data: bytes
+
+
+class _Peers:
+    """The endpoints that one endpoint is matched with."""
+
+    def __init__(self, look_up: Callable[[int], Any]) -> None:
+        self._look_up = look_up
+        self._known: dict[int, _Peer] = {}
+
+    def of(self, handle: int) -> _Peer:
+        if handle not in self._known:
+            with READING_POLICIES:
+                found = self._look_up(handle)  # slow: all policies
+            if found is None:
+                return _Peer(None, b"")  # gone
+            said = found.qos[qos.Policy.Userdata]
+            self._known[handle] = _Peer(found.participant_key.bytes, said.data if said else b"")
+        return self._known[handle]
 
 
 class Participant:

@@ -12,7 +12,7 @@ import numpy as np
 from cyclonedds import builtin, core, qos
 
 from robot_rl.real.ros2.api import LATCHED, QoS
-from robot_rl.real.ros2.dds import Participant
+from robot_rl.real.ros2.dds import READING_POLICIES, Participant
 from robot_rl.real.ros2.types import Types
 
 logger = logging.getLogger(__name__)
@@ -135,7 +135,9 @@ class Graph:
     def _on_writers(self) -> None:
         alive: list[Endpoint] = []
         with self._lock:
-            for sample in self._found.read(_BATCH, condition=self._unread):
+            with READING_POLICIES:
+                found = self._found.read(_BATCH, condition=self._unread)
+            for sample in found:
                 guid = sample.key.bytes
                 if sample.sample_info.instance_state != core.InstanceState.Alive:
                     self._forget(guid)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import struct
 import threading
 import time
@@ -28,6 +29,7 @@ logger = logging.getLogger(__name__)
 
 _HEADER = struct.Struct("<Qq")  # the client's writer, as it calls it; the number of the request
 _QOS = QoS(depth=100)  # a burst of calls is not thinned out
+_CLIENT, _SERVER = "clientid", "serviceid"
 _POLL_S = 0.005
 _LOOK_S = 0.2
 _REPLY_WAIT_S = 1.0
@@ -86,7 +88,7 @@ class DdsService:
         self._seen: set[bytes] = set()
         self._ready: set[int] = set()
         self._opening = threading.Lock()  # a request may be there before the constructor has ended
-        user_data = _identity(participant, "serviceid")
+        user_data = _identity(participant, _SERVER)
         self._writer = participant.writer(
             reply_on_wire(name), f"{kind}_Response", _QOS, user_data, opaque=True
         )
@@ -130,7 +132,7 @@ class DdsService:
 
         def reply(response: Message) -> None:
             body = self._responses.encode(response)
-            self._await_reader(sender, owner)
+            self._await_reader(sender)
             self._writer.write(_with_header(body, header))
 
         response = self._callback(request)
@@ -139,16 +141,20 @@ class DdsService:
         else:
             reply(response)
 
-    def _await_reader(self, sender: int, owner: bytes | None) -> None:
-        """Waits until the client's reader of replies is known; a reply before that is lost."""
-        if sender in self._ready or owner is None:
-            return
+    def _await_reader(self, sender: int) -> None:
+        """Waits until the client's own reader of replies is known; a reply before that is lost.
+
+        The participant may have others: of the client before, which is closed and not yet gone.
+        """
         end = time.monotonic() + _REPLY_WAIT_S
-        while time.monotonic() < end and sender in self._reader.matched():
-            if any(self._writer.participant_of(handle) == owner for handle in self._writer.matched()):
+        client = _identity_of(self._reader, sender, _CLIENT)
+        while sender not in self._ready and client and time.monotonic() < end:
+            if client in _identities(self._writer, _CLIENT):
                 self._ready.add(sender)
-                return
-            time.sleep(_POLL_S)
+            elif sender not in self._reader.matched():
+                return  # the client is gone
+            else:
+                time.sleep(_POLL_S)
 
 
 class _Call:
@@ -172,7 +178,7 @@ class DdsClient:
         self._bare_lock = threading.Lock()
         self._bare: _Call | None = None
         self._bare_servers: dict[int, bool] = {}
-        user_data = _identity(participant, "clientid")
+        user_data = _identity(participant, _CLIENT)
         self._writer = participant.writer(
             request_on_wire(name), f"{kind}_Request", _QOS, user_data, opaque=True
         )
@@ -291,8 +297,10 @@ class DdsClient:
 
     def _server(self) -> bytes:
         """Returns the participant that takes requests and replies, one on CycloneDDS first; or nothing."""
-        takes = _owners(self._writer)
-        found = sorted(takes & _owners(self._reader), key=lambda guid: guid[:2] != dds.CYCLONE)
+        takes, replies = (_identities(endpoint, _SERVER) for endpoint in (self._writer, self._reader))
+        found = sorted(
+            (takes[one] for one in takes.keys() & replies), key=lambda guid: guid[:2] != dds.CYCLONE
+        )
         return found[0] if found else b""
 
 
@@ -301,9 +309,18 @@ def vendor_of(participant: bytes) -> str:
     return dds.VENDORS.get(participant[:2], f"middleware {participant[:2].hex()}")
 
 
-def _owners(endpoint: Reader | Writer) -> set[bytes]:
-    found = (endpoint.participant_of(handle) for handle in endpoint.matched())
-    return {owner for owner in found if owner is not None}
+def _identities(endpoint: Reader | Writer, key: str) -> dict[bytes, bytes]:
+    """Returns who is matched, each with its participant."""
+    found = {
+        _identity_of(endpoint, handle, key): endpoint.participant_of(handle) for handle in endpoint.matched()
+    }
+    return {identity: owner for identity, owner in found.items() if owner is not None}
+
+
+def _identity_of(endpoint: Reader | Writer, handle: int, key: str) -> bytes:
+    """Returns what the two endpoints of a client or server have in common: at least their participant."""
+    said = re.search(rf"{key}=[^;]*".encode(), endpoint.user_data_of(handle))
+    return said.group() if said else endpoint.participant_of(handle) or b""
 
 
 def _identity(participant: Participant, key: str) -> bytes:

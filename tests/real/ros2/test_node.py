@@ -1,5 +1,6 @@
 """Opening nodes: which transport, what is missing, and what DDS refuses."""
 
+import contextlib
 import importlib
 import sys
 import threading
@@ -11,12 +12,14 @@ from typing import Any
 
 import pytest
 
-from robot_rl.real.ros2 import types
+from robot_rl.real.ros2 import dds, types
 from robot_rl.real.ros2.api import DEFAULT, LATCHED, SENSOR, Ros2Error
 from robot_rl.real.ros2.node import DdsNode, open_node
 from robot_rl.real.ros2.parameters import Parameter, Parameters
 
 STRING = "std_msgs/msg/String"
+TRIGGER = "std_srvs/srv/Trigger"
+LIMIT_S = 20.0
 
 
 def until(condition: Callable[[], Any]) -> None:
@@ -179,3 +182,50 @@ def test_a_peer_that_comes_while_peers_are_counted_is_no_error(
     monkeypatch.setattr("cyclonedds.pub.DataWriter.get_matched_subscriptions", look_up)
     assert publisher.num_subscriptions == 2
     node.close()
+
+
+def test_a_reply_waits_for_the_reader_of_this_client_and_no_other_of_its_node(
+    ros_domain: int, monkeypatch: pytest.MonkeyPatch
+):
+    server, node = open_node("server", transport="dds"), open_node("client", transport="dds")
+    with contextlib.closing(server), contextlib.closing(node):
+        service: Any = server.create_service(TRIGGER, "go", lambda _: server.message(f"{TRIGGER}_Response"))
+        before = node.create_client(TRIGGER, "go")
+        before.call(node.message(f"{TRIGGER}_Request"), LIMIT_S)
+        known, find = service._writer.matched(), service._writer.matched
+        found = threading.Event()  # the server finds the reader of the next client late, as on a busy machine
+        monkeypatch.setattr(service._writer, "matched", lambda: find() if found.is_set() else known)
+        answered = threading.Event()
+
+        def call() -> None:
+            node.create_client(TRIGGER, "go").call(node.message(f"{TRIGGER}_Request"), LIMIT_S)
+            answered.set()
+
+        thread = threading.Thread(target=call)
+        thread.start()
+        assert not answered.wait(0.3)
+        found.set()
+        assert answered.wait(LIMIT_S)
+        thread.join()
+
+
+def test_policies_of_endpoints_are_read_by_one_thread_at_a_time():
+    # cyclonedds-python reads them into variables of its class: two threads get each other's.
+    readers, most = [0], [0]
+
+    def look_up(_: int) -> Any:
+        readers[0] += 1
+        most[0] = max(most[0], readers[0])
+        time.sleep(0.005)
+        readers[0] -= 1
+
+    threads = [threading.Thread(target=dds._Peers(look_up).of, args=(handle,)) for handle in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == [1]
+
+
+def test_handles_of_peers_are_as_samples_have_them():
+    assert dds._matched(lambda: [-1, 5]) == [2**64 - 1, 5]
