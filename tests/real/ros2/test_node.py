@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from robot_rl.real.ros2 import dds, types
+from robot_rl.real.ros2 import types
 from robot_rl.real.ros2.api import DEFAULT, LATCHED, SENSOR, Ros2Error
 from robot_rl.real.ros2.node import DdsNode, open_node
 from robot_rl.real.ros2.parameters import Parameter, Parameters
@@ -210,6 +210,7 @@ def test_a_reply_waits_for_the_reader_of_this_client_and_no_other_of_its_node(
 
 
 def test_policies_of_endpoints_are_read_by_one_thread_at_a_time():
+    dds = pytest.importorskip("robot_rl.real.ros2.dds")
     # cyclonedds-python reads them into variables of its class: two threads get each other's.
     readers, most = [0], [0]
 
@@ -228,4 +229,5 @@ def test_policies_of_endpoints_are_read_by_one_thread_at_a_time():
 
 
 def test_handles_of_peers_are_as_samples_have_them():
+    dds = pytest.importorskip("robot_rl.real.ros2.dds")
     assert dds._matched(lambda: [-1, 5]) == [2**64 - 1, 5]
