@@ -15,6 +15,7 @@ import os
 import select
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,7 @@ class Policy:
         self._number = self._nan = self._far = 0
         self._away_rad = self._turned_rad = 0.0
         self._is_resting = self._is_homing = False
+        self.ends = threading.Event()
 
     def run(self) -> None:
         """Drives until the supervisor is gone (DeviceError) or the process is asked to end."""
@@ -112,6 +114,7 @@ class Policy:
             except DeviceError as error:
                 if "says nothing new" not in str(error):
                     raise
+                self._listen()
 
     def _see(self) -> dict[str, Frame] | None:
         """Returns the newest pictures; None if one is missing or too old to act on."""
@@ -125,6 +128,8 @@ class Policy:
         return frames
 
     def _listen(self) -> None:
+        if self.ends.is_set():
+            raise SystemExit
         while select.select([sys.stdin], [], [], 0)[0]:
             words = os.read(sys.stdin.fileno(), 4096).split()
             if not words:
@@ -211,11 +216,13 @@ def main(words: list[str]) -> int:
     socket, store, path = words
     # As it is, not by `load_station`: that imports for a second, in which nobody drives.
     station = yaml.safe_load(Path(path).read_text())
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     sensors = open_cameras(path) if station["cameras"] else None
     with open_store(Path(store), station) as writer, ArmClient(Path(socket)) as client:
+        policy = Policy(station, client, writer, sensors)
+        # An exception from the handler could leave a lock held that the exit needs.
+        signal.signal(signal.SIGTERM, lambda *_: policy.ends.set())
         try:
-            Policy(station, client, writer, sensors).run()
+            policy.run()
         except DeviceError as error:
             print(error, file=sys.stderr)
     if sensors is not None:
