@@ -1,4 +1,4 @@
-"""The page of a fine-tuning run: the held-out error beside its baselines, over time and by joints."""
+"""The page of a fine-tuning run: the held-out error beside its baselines, over time, steps and joints."""
 
 from __future__ import annotations
 
@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 
 _CURVES = (("policy", "policy", AFTER), ("act", "ACT", SEEDS[1]))
 """Phase of the rows, name on the page, colour."""
+_BY_JOINTS = ("policy", "ACT", "ridge", "last action", "nearest neighbour")
+"""Predictors in the tables by group of joints."""
+_STEPS = 5
+"""Places in a chunk that the table shows, the first and the last among them."""
 
 
 def is_finetuning(run: RunRecord) -> bool:
@@ -34,8 +38,15 @@ def title(runs: Sequence[RunRecord]) -> str:
         f"<h1>{page.escape(str(run.config.get('policy', 'policy')))}</h1>",
         page.paragraph(_sentence(run, error, beside), "lead"),
     ]
+    verdict: Mapping[str, Any] = run.summary.get("verdict") or {}
+    if verdict:
+        text = str(verdict["text"])
+        parts.append(page.paragraph(f"{text[0].upper()}{text[1:]}.", "lead"))
     if error is not None:
+        best = verdict.get("baseline", "")
+        best_error = None if best == "nearest neighbour" else verdict.get("baseline_error")
         shown = (
+            (str(best).capitalize(), best_error, "the best baseline"),
             ("Nearest neighbours", beside, "baseline: no learning"),
             ("ACT", run.number("act_error"), "baseline: as much time"),
         )
@@ -60,19 +71,55 @@ def errors(runs: Sequence[RunRecord], missing: list[str]) -> str:
     return page.heading("Held-out error") + page.drawing(svg, "held-out error over time", caption)
 
 
+def predictors(runs: Sequence[RunRecord], missing: list[str]) -> str:
+    """Returns the errors of everything that was measured: with intervals, by place and by motion."""
+    found: Mapping[str, Any] = runs[0].summary.get("predictors") or {}
+    if not found:
+        missing.append("errors by predictor: summary.json has no predictors")
+        return ""
+    length = len(next(iter(found.values()))["by_step"])
+    places = sorted({round(place) for place in np.linspace(0, length - 1, _STEPS)})
+    rows = [
+        [
+            name,
+            _number(one["normalised"]),
+            _interval(one["interval"]),
+            *[_number(one["by_step"][place]) for place in places],
+            _number(one["moving"]),
+            _number(one["still"]),
+        ]
+        for name, one in sorted(found.items(), key=lambda item: item[1]["normalised"])
+    ]
+    steps = [f"action {place + 1}" for place in places]
+    text = (
+        "In standard deviations of the training actions. The interval is of a bootstrap over the held-out "
+        "episodes; with few of them it is rather too narrow. Joints move if, within a training episode, they "
+        "go at least a tenth as far as the one that goes farthest, in the dataset's units."
+    )
+    return "".join(
+        [
+            page.heading("Errors by predictor"),
+            page.table(["", "all", "95 % interval", *steps, "joints that move", "other joints"], rows),
+            page.paragraph(text, "note"),
+        ]
+    )
+
+
 def joints(runs: Sequence[RunRecord], missing: list[str]) -> str:
-    """Returns the errors by group of joints, of the policy and of every baseline."""
+    """Returns the errors by group of joints, of the policy and of some baselines."""
     summary = runs[0].summary
     groups: Mapping[str, Any] = summary.get("groups") or {}
     units: Mapping[str, Any] = summary.get("units") or {}
     if not groups:
         missing.append("errors by joints: summary.json has no groups")
         return ""
-    names = list(groups)
+    names = [name for name in _BY_JOINTS if name in groups]
+    found: Mapping[str, Any] = summary.get("predictors") or {}
     totals = {
         "policy": summary.get("heldout_error"),
         "nearest neighbour": summary.get("nearest_neighbour_error"),
         "ACT": summary.get("act_error"),
+        **{name: one["normalised"] for name, one in found.items()},
     }
     rows = [["all joints", *[_number(totals.get(name)) for name in names]]]
     rows += [[group, *[_number(groups[n].get(group)) for n in names]] for group in groups[names[0]]]
@@ -233,6 +280,10 @@ def _cost(summary: Mapping[str, Any], prefix: str) -> list[str]:
         _number(summary.get(f"{prefix}updates"), ",.0f"),
         duration(minutes),
     ]
+
+
+def _interval(interval: Sequence[float] | None) -> str:
+    return "-" if interval is None else f"{interval[0]:.4f} to {interval[1]:.4f}"
 
 
 def _number(value: Any, style: str = ".4f") -> str:

@@ -232,6 +232,7 @@ def _curves(runs: Sequence[RunRecord], missing: list[str]) -> str:
 
 _FINETUNE_SECTIONS: tuple[Callable[[Sequence[RunRecord], list[str]], str], ...] = (
     finetune.errors,
+    finetune.predictors,
     finetune.joints,
     finetune.baselines,
     _curves,

@@ -13,6 +13,24 @@ from robot_rl.telemetry.report import write_report
 from robot_rl.telemetry.runs import load_run
 
 GROUPS = {"policy": {"left hand": 0.1}, "nearest neighbour": {"left hand": 0.2}, "ACT": {"left hand": 0.3}}
+VERDICT = {
+    "baseline": "last action",
+    "baseline_error": 0.13,
+    "text": "nothing trained beats the best baseline: policy 0.1500 is 15.4 % above last action 0.1300",
+}
+
+
+def predictor(error: float) -> dict[str, Any]:
+    by_step = [error + 0.001 * step for step in range(16)]
+    return {"normalised": error, "interval": None, "by_step": by_step, "moving": 0.77, "still": None}
+
+
+PREDICTORS = {
+    "policy": {**predictor(0.15), "interval": [0.14, 0.16]},
+    "last action": predictor(0.13),
+    "nearest neighbour": predictor(0.2),
+    "ACT": predictor(0.3),
+}
 
 
 def make_run(folder: Path, **changes: Any) -> Path:
@@ -34,6 +52,8 @@ def make_run(folder: Path, **changes: Any) -> Path:
         "train_episodes": [0, 1, 2],
         "heldout_episodes": [3, 4],
         "chunks": 160,
+        "predictors": PREDICTORS,
+        "verdict": VERDICT,
         "groups": GROUPS,
         "units": GROUPS,
         "nearest_neighbour": {"picture_weight": 0.3, "neighbours": 64, "relative": True, "error": 0.22},
@@ -90,6 +110,17 @@ def test_the_page_compares(tmp_path: Path) -> None:
 def test_a_worse_policy_is_said_to_be_worse(tmp_path: Path) -> None:
     text = write_report([make_run(tmp_path / "run", heldout_error=0.25, act_error=None)]).path.read_text()
     assert "25.0 % above nearest neighbours (0.200)." in text
+
+
+def test_the_page_says_what_training_was_worth(tmp_path: Path) -> None:
+    text = re.sub(r"<[^>]+>", " ", write_report([make_run(tmp_path / "run")]).path.read_text())
+    assert "Nothing trained beats the best baseline: policy 0.1500 is 15.4 % above last action" in text
+    assert "the best baseline" in text
+    # Best first: the last action at 0.13, with no interval and no joint that stands still.
+    table = text[text.index("Errors by predictor") :]
+    assert table.index("last action") < table.index("policy")
+    for part in ("0.1400 to 0.1600", "action 1 ", "action 16", "0.1450", "joints that move", "0.7700"):
+        assert part in table, part
 
 
 def test_a_run_that_is_not_over_has_a_curve(tmp_path: Path) -> None:

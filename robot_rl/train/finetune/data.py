@@ -97,9 +97,12 @@ class DemoData:
         """Returns random chunks of these episodes for the learner."""
         return ChunkExperience(self._loader(episodes, horizon, batch, seed, self._workers), self._ready)
 
-    def batches(self, episodes: Sequence[int], *, horizon: int, stride: int) -> Iterator[DemoBatch]:
+    def batches(
+        self, episodes: Sequence[int], *, horizon: int, stride: int, pictures: bool = True
+    ) -> Iterator[DemoBatch]:
         """Yields the chunks that begin at every `stride`-th step of these episodes, in order."""
-        with self._loader(episodes, horizon, EVAL_BATCH, 0) as loader:
+        keys = None if pictures else ("state",)
+        with self._loader(episodes, horizon, EVAL_BATCH, 0, keys=keys) as loader:
             for batch in loader.batches(steps_stride=stride):
                 yield self._ready(batch)
 
@@ -112,7 +115,13 @@ class DemoData:
         return to_device(batch, self._device)
 
     def _loader(
-        self, episodes: Sequence[int], horizon: int, batch: int, seed: int, workers: int = 0
+        self,
+        episodes: Sequence[int],
+        horizon: int,
+        batch: int,
+        seed: int,
+        workers: int = 0,
+        keys: Sequence[str] | None = None,
     ) -> ChunkLoader:
         return ChunkLoader(
             self.dataset,
@@ -123,6 +132,7 @@ class DemoData:
             resize=self.picture,
             cache=self._cache,
             num_workers=workers,
+            keys=keys,
             deltas={"state": (-self._history, 0)} if self._history else None,
         )
 
@@ -258,6 +268,19 @@ def with_change(facts: DatasetFacts, dataset: Dataset, episodes: Sequence[int], 
         features={**facts.features, "state": Feature("float32", (2 * len(names),))},
         stats={**facts.stats, "state": of_columns({"state": np.concatenate(parts)})["state"]},
     )
+
+
+def moving_joints(dataset: Dataset, episodes: Sequence[int]) -> NDArray[np.bool_]:
+    """Returns which actions (A,) move: within an episode, a tenth as far as the farthest, or more.
+
+    The others stand where each episode found them, like the arm that a task does not need. All are
+    compared in the dataset's own units.
+    """
+    starts, ends = dataset.episode_starts, dataset.episode_ends
+    actions = dataset.columns["action"]
+    ranges = [np.ptp(actions[starts[episode] : ends[episode]], axis=0) for episode in episodes]
+    far = np.mean(ranges, axis=0)
+    return far > far.max() / 10
 
 
 def decoded_bytes(dataset: Dataset, picture: tuple[int, int] | None) -> int:

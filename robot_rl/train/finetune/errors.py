@@ -3,16 +3,17 @@
 The error is the mean absolute difference over the valid steps of a chunk and over the joints, each
 divided by the standard deviation of that joint's actions in the training episodes: 1 is as wrong
 as the mean action would be, roughly. Beside it stands the same in the dataset's own units
-(radians, where these are joint positions), by group of joints.
-B chunks, H chunk length, A action dim.
+(radians, where these are joint positions), by group of joints. Chunks of one episode resemble each
+other, so intervals are of a bootstrap over whole episodes.
+B chunks, H chunk length, A action dim, E episodes, R resamples.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,30 @@ Predict = Callable[[DemoBatch], Array]
 
 STD_FLOOR = 1e-3
 """Smallest standard deviation divided by, in the dataset's units: joints that never moved."""
+RESAMPLES = 10_000
+"""Of the bootstrap."""
+
+
+@dataclass(frozen=True)
+class EpisodeError:
+    """What one held-out episode adds to the mean."""
+
+    episode: int
+    total: float
+    """Sum over the valid steps of all its chunks, normalised, mean over joints."""
+    steps: int
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Of two predictors on the same episodes; below 0, the first is better."""
+
+    mean: float
+    interval: tuple[float, float] | None
+    """95 %, paired, over held-out episodes; None with fewer than two."""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -39,38 +64,111 @@ class Errors:
     """In the dataset's own units by group of joints."""
     chunks: int
     """How many chunks were compared."""
+    by_step: tuple[float, ...]
+    """(H,), the normalised error of each action of a chunk, the first one first."""
+    moving: float | None
+    """The normalised error of the joints that move within an episode; None if none does."""
+    still: float | None
+    """The normalised error of the others."""
+    by_episode: tuple[EpisodeError, ...]
+    interval: tuple[float, float] | None
+    """95 % of `normalised` over held-out episodes; None with fewer than two."""
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        rows = tuple(EpisodeError(**row) for row in values["by_episode"])
+        known: dict[str, Any] = {**values, "by_episode": rows}
+        return cls(**known)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
+
+    def minus(self, other: Errors) -> Difference:
+        """Returns how much larger this error is than another predictor's on the same episodes."""
+        pairs = zip(self.by_episode, other.by_episode, strict=True)
+        if any((a.episode, a.steps) != (b.episode, b.steps) for a, b in pairs):
+            raise ValueError("errors: the two predictors were measured on other episodes or steps")
+        mine, others = resampled_means(self.by_episode), resampled_means(other.by_episode)
+        apart = None if mine is None or others is None else mine - others
+        return Difference(self.normalised - other.normalised, interval_of(apart))
 
 
 class Ruler:
     """Measures predictions in the training actions' standard deviations."""
 
-    def __init__(self, action_std: Array, action_names: Sequence[str]) -> None:
-        """Args: action_std: (A,), of the training episodes alone."""
+    def __init__(
+        self, action_std: Array, action_names: Sequence[str], *, moving: Array | None = None
+    ) -> None:
+        """Prepares to measure.
+
+        Args:
+            action_std: (A,), of the training episodes alone.
+            action_names: of the joints.
+            moving: (A,), which joints move within an episode; None: all do.
+        """
         self.std = np.maximum(np.asarray(action_std, np.float64).reshape(-1), STD_FLOOR)
         self.groups = joint_groups(action_names)
+        self.moving = np.ones(len(self.std), bool) if moving is None else moving
 
     def measure(self, batches: Iterable[DemoBatch], predict: Predict) -> Errors:
         """Returns the errors of a predictor over all batches."""
-        total, steps, chunks = np.zeros(len(self.std)), 0, 0
+        totals: dict[int, Array] = {}  # episode -> (H, A)
+        steps: dict[int, Array] = {}  # episode -> (H,)
+        chunks = 0
         for batch in batches:
             actions, valid = batch.actions.cpu().numpy(), batch.valid.cpu().numpy()
-            predicted = predict(batch)[:, : actions.shape[1]]
-            total += (np.abs(predicted - actions) * valid[..., None]).sum(axis=(0, 1), dtype=np.float64)
-            steps, chunks = steps + int(valid.sum()), chunks + len(actions)
-        return self.errors(total / max(1, steps), chunks)
+            apart = np.abs(predict(batch)[:, : actions.shape[1]] - actions) * valid[..., None]
+            episodes = np.asarray(batch.source.get("episode", np.zeros(len(actions), int)))
+            for episode in np.unique(episodes).tolist():
+                rows = episodes == episode
+                total = apart[rows].sum(axis=0, dtype=np.float64)
+                totals[episode] = totals.get(episode, 0.0) + total
+                steps[episode] = steps.get(episode, 0) + valid[rows].sum(axis=0)
+            chunks += len(actions)
+        return self._errors(totals, steps, chunks)
 
-    def errors(self, absolute: Array, chunks: int) -> Errors:
-        """Returns the errors behind the mean absolute differences (A,)."""
+    def _errors(self, totals: Mapping[int, Array], steps: Mapping[int, Array], chunks: int) -> Errors:
+        total_HA, steps_H = sum(totals.values(), np.zeros((1, 1))), sum(steps.values(), np.zeros(1))
+        absolute = total_HA.sum(axis=0) / max(1, steps_H.sum())
         scaled = absolute / self.std
+        by_episode = tuple(
+            EpisodeError(episode, float((total / self.std).mean(axis=-1).sum()), int(steps[episode].sum()))
+            for episode, total in sorted(totals.items())
+        )
+        by_step = (total_HA / self.std).mean(axis=-1) / np.maximum(1, steps_H)
         return Errors(
             normalised=float(scaled.mean()),
             groups={name: float(scaled[joints].mean()) for name, joints in self.groups.items()},
             units={name: float(absolute[joints].mean()) for name, joints in self.groups.items()},
             chunks=chunks,
+            by_step=tuple(by_step.tolist()),
+            moving=float(scaled[self.moving].mean()) if self.moving.any() else None,
+            still=float(scaled[~self.moving].mean()) if not self.moving.all() else None,
+            by_episode=by_episode,
+            interval=interval_of(resampled_means(by_episode)),
         )
+
+
+def resampled_means(by_episode: Sequence[EpisodeError]) -> Array | None:
+    """Returns the mean error of every resample (R,), the same draws for every predictor.
+
+    A resample draws as many whole episodes as there are, with replacement; long ones count for more,
+    as they do in the mean. None with fewer than two episodes.
+    """
+    if len(by_episode) < 2:
+        return None
+    count = len(by_episode)
+    draws_RE = np.random.default_rng(0).integers(count, size=(RESAMPLES, count))
+    total, steps = np.array([[row.total, row.steps] for row in by_episode]).T
+    return total[draws_RE].sum(axis=1) / np.maximum(1, steps[draws_RE].sum(axis=1))
+
+
+def interval_of(means: Array | None) -> tuple[float, float] | None:
+    """Returns the middle 95 % of resampled means."""
+    if means is None:
+        return None
+    low, high = np.quantile(means, (0.025, 0.975))
+    return float(low), float(high)
 
 
 def joint_groups(names: Sequence[str]) -> dict[str, list[int]]:

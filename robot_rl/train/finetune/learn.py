@@ -24,7 +24,7 @@ from robot_rl.data.lerobot.pictures import PictureCache
 from robot_rl.data.lerobot.reader import Dataset
 from robot_rl.sched.inventory import cpu_spec
 from robot_rl.train.finetune.config import FinetuneConfig
-from robot_rl.train.finetune.data import DemoData, Split, decoded_bytes, stream_seed
+from robot_rl.train.finetune.data import DemoData, Split, decoded_bytes, moving_joints, stream_seed
 from robot_rl.train.finetune.errors import Errors, Ruler
 from robot_rl.train.finetune.policies import Module, fit_units, picture_size
 from robot_rl.train.hooks import checkpoint_hooks, show_progress, updates, write_metrics
@@ -70,13 +70,21 @@ class FinetuneSession(RunSession):
             history=config.history,
         )
         self.facts = self.data.facts()
-        self.ruler = Ruler(self.facts.stats["action"]["std"], self.facts.meta.action_names)
+        self.ruler = Ruler(
+            self.facts.stats["action"]["std"],
+            self.facts.meta.action_names,
+            moving=moving_joints(dataset, split.train),
+        )
 
-    def measure(self, predict: Callable[[DemoBatch], Array], episodes: Sequence[int]) -> Errors:
-        """Returns the errors of a predictor on these episodes."""
+    def measure(
+        self, predict: Callable[[DemoBatch], Array], episodes: Sequence[int], *, pictures: bool = True
+    ) -> Errors:
+        """Returns the errors of a predictor on these episodes; `pictures=False` if it looks at none."""
         config = self.config
         with self.timer.stage("evaluate"):
-            batches = self.data.batches(episodes, horizon=config.horizon, stride=config.stride)
+            batches = self.data.batches(
+                episodes, horizon=config.horizon, stride=config.stride, pictures=pictures
+            )
             return self.ruler.measure(batches, predict)
 
     def minutes(self, learner: str) -> float:

@@ -1,18 +1,18 @@
 """Fine-tuning from end to end.
 
-    pictures -> neighbour -> length -> policy -> act settings -> act -> summary
+    pictures -> baselines -> neighbour -> length -> policy -> act settings -> act -> summary
 
-The last episodes are held out. What remembering alone would do is measured on them, then the policy
-learns from the others, then LeRobot's ACT does for as long. Each is measured on the held-out
-episodes at its end, and nothing is chosen by that. Each phase leaves its result in a checkpoint, so
-a resumed run and an unbroken one go the same way.
+The last episodes are held out. What repeating, a linear map and remembering alone would do is measured
+on them, then the policy learns from the others, then LeRobot's ACT does for as long. Each is measured on
+the held-out episodes at its end, and nothing is chosen by that. Each phase leaves its result in a
+checkpoint, so a resumed run and an unbroken one go the same way.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.util import find_spec
@@ -28,8 +28,10 @@ from robot_rl.core.policy import DemoBatch
 from robot_rl.data.facts import DatasetFacts
 from robot_rl.data.lerobot.reader import Dataset
 from robot_rl.train.finetune.act import Trial, act_lesson, make_act, try_settings, why_no_act
+from robot_rl.train.finetune.baselines import Past, fit_ridge, simple_baselines
 from robot_rl.train.finetune.config import FinetuneConfig
 from robot_rl.train.finetune.data import Split, in_journal, open_data, read_facts, stream_seed
+from robot_rl.train.finetune.errors import Errors
 from robot_rl.train.finetune.learn import (
     PICTURES,
     FinetuneSession,
@@ -53,6 +55,7 @@ from robot_rl.train.finetune.policies import (
     save,
     saved_folder,
 )
+from robot_rl.train.finetune.verdict import judge
 from robot_rl.train.record import check_kind, machine, new_folder, versions, write_report
 from robot_rl.train.session import execute, learn
 
@@ -96,6 +99,12 @@ class FinetuneSummary:
     """Predictor -> group of joints -> normalised error."""
     units: dict[str, dict[str, float]]
     """Predictor -> group of joints -> error in the dataset's units."""
+    predictors: dict[str, dict[str, Any]]
+    """Predictor -> everything that `errors.Errors` says of it."""
+    verdict: dict[str, Any]
+    """Whether anything trained beats the best baseline: `verdict.Verdict`, with its text."""
+    ridge: dict[str, Any]
+    """What was chosen for the ridge regression, on training episodes."""
     nearest_neighbour: dict[str, Any] | None
     """What was chosen for it, on training episodes."""
     act: dict[str, Any] | str
@@ -165,6 +174,26 @@ def _pictures(session: FinetuneSession) -> None:
         data.decode(lambda done, _: progress.update(done))
 
 
+def _baselines(session: FinetuneSession) -> None:
+    """Measures what needs neither pictures nor training."""
+    data, horizon = session.data, session.config.horizon
+    past = Past(data.dataset, data.split.train)
+    predictors = simple_baselines(past, horizon)
+    with session.timer.stage("baselines"):
+        ridge = fit_ridge(data, past, session.ruler.std, horizon=horizon)
+    predictors["ridge"] = lambda batch: ridge.predict(past.of(batch))
+    errors = {
+        name: session.measure(predict, data.split.heldout, pictures=False)
+        for name, predict in predictors.items()
+    }
+    session.results["baselines"] = {
+        "errors": {name: error.to_json() for name, error in errors.items()},
+        "ridge": ridge.choice.to_json(),
+    }
+    for name, error in errors.items():
+        session.write("baselines", {f"heldout/{name.replace(' ', '_')}": error.normalised})
+
+
 def _neighbour(session: FinetuneSession) -> None:
     """Measures what remembering alone would do."""
     data, config = session.data, session.config
@@ -184,7 +213,7 @@ def _neighbour(session: FinetuneSession) -> None:
         "errors": errors.to_json(),
         "choice": baseline.choice.to_json(),
         "single": baseline.single.to_json(),
-        "single_error": single.normalised,
+        "single_errors": single.to_json(),
     }
     session.write("neighbour", {"heldout/error": errors.normalised})
 
@@ -243,6 +272,7 @@ def _act(session: FinetuneSession) -> None:
 
 _PHASES: dict[str, Callable[[FinetuneSession], None]] = {
     "pictures": _pictures,
+    "baselines": _baselines,
     "neighbour": _neighbour,
     "length": _length,
     "policy": _policy,
@@ -306,12 +336,11 @@ def _conclude(session: FinetuneSession) -> FinetuneSummary:
     """Writes summary.json and the report."""
     config, results, split = session.config, session.results, session.data.split
     policy, act, neighbour = results["policy"], results.get("act"), results.get("neighbour")
-    found = {"policy": policy, "nearest neighbour": neighbour, "ACT": act}
-    errors = {name: result["errors"] for name, result in found.items() if result is not None}
+    errors = _all_errors(results)
     summary = FinetuneSummary(
         heldout_error=policy["errors"]["normalised"],
         nearest_neighbour_error=neighbour and neighbour["errors"]["normalised"],
-        single_neighbour_error=neighbour and neighbour["single_error"],
+        single_neighbour_error=neighbour and neighbour["single_errors"]["normalised"],
         act_error=act and act["errors"]["normalised"],
         minutes=round(session.elapsed_s / 60.0, 3),
         policy=config.policy,
@@ -330,8 +359,11 @@ def _conclude(session: FinetuneSession) -> FinetuneSummary:
         horizon=config.horizon,
         stride=config.stride,
         chunks=policy["errors"]["chunks"],
-        groups={name: error["groups"] for name, error in errors.items()},
-        units={name: error["units"] for name, error in errors.items()},
+        groups={name: error.groups for name, error in errors.items()},
+        units={name: error.units for name, error in errors.items()},
+        predictors={name: error.to_json() for name, error in errors.items()},
+        verdict=judge(errors).to_json(),
+        ridge=results["baselines"]["ridge"],
         nearest_neighbour=neighbour and {**neighbour["choice"], "single": neighbour["single"]},
         act=results["no_act"] or {"chosen": asdict(_best_trial(session)), "tried": results["trials"]},
         length=results.get("length"),
@@ -345,6 +377,17 @@ def _conclude(session: FinetuneSession) -> FinetuneSummary:
     with session.timer.stage("report"):
         session.display.message(f"report: {write_report(session.folder)}")
     return summary
+
+
+def _all_errors(results: Mapping[str, Any]) -> dict[str, Errors]:
+    """Returns the errors of every predictor that was measured, by its name in the tables."""
+    neighbour, act = results.get("neighbour"), results.get("act")
+    found = {"policy": results["policy"]["errors"], **results["baselines"]["errors"]}
+    if neighbour is not None:
+        found |= {"nearest neighbour": neighbour["errors"], "single neighbour": neighbour["single_errors"]}
+    if act is not None:
+        found["ACT"] = act["errors"]
+    return {name: Errors.from_json(values) for name, values in found.items()}
 
 
 def _best_trial(session: FinetuneSession) -> Trial:

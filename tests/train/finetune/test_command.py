@@ -82,6 +82,8 @@ def test_the_last_line_is_one_object(
     found = json.loads(said.out.splitlines()[-1])
     assert {"heldout_error", "nearest_neighbour_error", "act_error", "minutes"} <= set(found)
     assert found["act_error"] is None
+    assert said.out.splitlines()[-2] == found["verdict"]["text"]
+    assert "beats the best baseline" in found["verdict"]["text"]
     assert "training on episodes 0-4 (5), held out: 5-6 (2)" in said.err
     assert "no ACT to compare with: the extra is not installed" in said.err
     page = (Path(found["run"]) / "report.html").read_text()
@@ -188,7 +190,11 @@ def test_it_runs_on_real_data_beside_both_baselines(
     assert 0.15 < found["nearest_neighbour_error"] < 0.25  # 0.203 with pictures of 96 x 128
     assert found["act_error"] > found["nearest_neighbour_error"]  # after less than a second of training
     assert found["act_minutes"] >= found["policy_minutes"]
-    assert set(found["groups"]) == {"policy", "nearest neighbour", "ACT"}
+    assert {"policy", "nearest neighbour", "ACT", "ridge", "last action"} <= set(found["groups"])
+    # Worked out without this program: 0.159 for repeating the last action, 0.333 for staying.
+    assert found["predictors"]["last action"]["normalised"] == pytest.approx(0.159, abs=0.001)
+    assert found["predictors"]["present joints"]["normalised"] == pytest.approx(0.333, abs=0.001)
+    assert found["predictors"]["ridge"]["normalised"] < 0.13
 
 
 def test_an_interrupted_run_is_told_how_to_go_on(

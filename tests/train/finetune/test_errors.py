@@ -1,15 +1,29 @@
 """Errors against numbers worked out by hand."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
 
 from robot_rl.core.policy import DemoBatch
-from robot_rl.train.finetune.errors import STD_FLOOR, Ruler, joint_groups
+from robot_rl.train.finetune.errors import STD_FLOOR, Errors, Ruler, joint_groups
 
 
-def batch(actions: list[list[list[float]]], valid: list[list[bool]]) -> DemoBatch:
-    return DemoBatch({}, torch.tensor(actions), torch.tensor(valid))
+def batch(
+    actions: list[list[list[float]]], valid: list[list[bool]], episodes: list[int] | None = None
+) -> DemoBatch:
+    source = {} if episodes is None else {"episode": np.array(episodes)}
+    return DemoBatch({}, torch.tensor(actions), torch.tensor(valid), source)
+
+
+def errors_of(wrong: list[float], lengths: list[int] | None = None, *, by: float = 0.0) -> Errors:
+    """Of a predictor that is off by `wrong[e]` in every step of episode e, of one joint."""
+    lengths = lengths or [1] * len(wrong)
+    rows = [[[off]] for off, length in zip(wrong, lengths, strict=True) for _ in range(length)]
+    episodes = [episode for episode, length in enumerate(lengths) for _ in range(length)]
+    demos = batch(rows, [[True]] * len(rows), episodes)
+    return Ruler(np.ones(1), ["elbow"]).measure([demos], lambda b: np.full((len(rows), 1, 1), by))
 
 
 def test_the_error_counts_valid_steps_and_joints_alike() -> None:
@@ -41,6 +55,54 @@ def test_a_joint_that_never_moved_is_divided_by_the_floor() -> None:
     ruler = Ruler(np.zeros(1), ["elbow"])
     errors = ruler.measure([batch([[[STD_FLOOR]]], [[True]])], lambda b: np.zeros((1, 1, 1)))
     assert errors.normalised == pytest.approx(1.0)
+
+
+def test_each_step_of_the_chunk_has_its_own_error() -> None:
+    # Step 0: off by 1 and 3, mean 2; step 1: off by 5, its other chunk is beyond the end.
+    demos = batch([[[1.0], [5.0]], [[3.0], [99.0]]], [[True, True], [True, False]])
+    errors = Ruler(np.ones(1), ["elbow"]).measure([demos], lambda b: np.zeros((2, 2, 1)))
+    assert errors.by_step == (2.0, 5.0)
+    assert errors.normalised == 3.0
+
+
+def test_joints_that_move_are_told_from_those_that_do_not() -> None:
+    ruler = Ruler(np.ones(3), ["a", "b", "c"], moving=np.array([True, False, False]))
+    errors = ruler.measure([batch([[[4.0, 1.0, 2.0]]], [[True]])], lambda b: np.zeros((1, 1, 3)))
+    assert (errors.moving, errors.still) == (4.0, 1.5)
+    assert errors_of([4.0]).still is None  # of one joint, that moves
+
+
+def test_the_interval_is_of_whole_episodes() -> None:
+    # Of 4 episodes one is off by 1. Drawn 4 times with replacement, it comes up 3 times or more in
+    # (4 * 3 + 1) / 256 = 5 % of the resamples and 4 times in 0.4 %, so the upper 2.5 % begin at 3 / 4.
+    errors = errors_of([1.0, 0.0, 0.0, 0.0])
+    assert (errors.normalised, errors.interval) == (0.25, (0.0, 0.75))
+    assert [row.total for row in errors.by_episode] == [1.0, 0.0, 0.0, 0.0]
+    # As many steps of one episode say nothing of other episodes.
+    assert errors_of([1.0], [4]).interval is None
+
+
+def test_long_episodes_count_for_more() -> None:
+    # Both resamples of one episode alone come up in a quarter of the cases: 0 and 1 are the ends.
+    errors = errors_of([1.0, 0.0], [3, 1])
+    assert (errors.normalised, errors.interval) == (0.75, (0.0, 1.0))
+
+
+def test_a_difference_is_paired() -> None:
+    # The episodes differ by up to 9, the predictors by 1 in each: no resample hides that.
+    hard, harder = errors_of([1.0, 5.0, 10.0]), errors_of([1.0, 5.0, 10.0], by=-1.0)
+    found = hard.minus(harder)
+    assert found.mean == pytest.approx(-1.0)
+    assert found.interval == (pytest.approx(-1.0), pytest.approx(-1.0))
+    assert hard.interval == (1.0, 10.0)
+    with pytest.raises(ValueError, match="measured on other episodes or steps"):
+        hard.minus(errors_of([1.0, 5.0, 10.0], [1, 1, 2]))
+
+
+def test_errors_survive_a_checkpoint() -> None:
+    errors = errors_of([1.0, 0.0])
+    again = Errors.from_json(json.loads(json.dumps(errors.to_json())))
+    assert again.minus(errors).interval == (0.0, 0.0)
 
 
 def test_groups_of_joints() -> None:

@@ -101,6 +101,8 @@ def test_a_run_says_what_it_came_to(whole: FinetuneSummary) -> None:
     rows = read_metrics(Path(whole.run) / "metrics.jsonl")
     curve = [row["heldout/error"] for row in rows if "heldout/error" in row]
     assert len(curve) == 4  # neighbours, two looks, the result
+    ridge = [row["heldout/ridge"] for row in rows if "heldout/ridge" in row]
+    assert ridge == [whole.predictors["ridge"]["normalised"]]
     assert (curve[0], curve[-1]) == (whole.nearest_neighbour_error, whole.heldout_error)
     assert not (Path(whole.run) / "pictures").exists()
 
@@ -126,6 +128,28 @@ def test_a_run_learns(dataset: Path, run_of: Callable[..., FinetuneSummary]) -> 
     assert trained.heldout_error < 0.6 * first.heldout_error
 
 
+def test_a_run_is_judged_by_the_best_baseline(whole: FinetuneSummary) -> None:
+    names = {"mean action", "present joints", "last action", "ridge", "nearest neighbour", "single neighbour"}
+    assert set(whole.predictors) == {"policy", *names}
+    errors = {name: one["normalised"] for name, one in whole.predictors.items()}
+    assert errors["policy"] == whole.heldout_error
+    best = min(names, key=lambda name: errors[name])
+    assert (whole.verdict["baseline"], whole.verdict["baseline_error"]) == (best, errors[best])
+    assert not whole.verdict["beats"]  # after 6 updates
+    assert whole.verdict["text"].startswith("nothing trained beats the best baseline: policy")
+    for one in whole.predictors.values():
+        assert len(one["by_step"]) == 4  # the horizon
+        assert [row["episode"] for row in one["by_episode"]] == [5, 6]
+        low, high = one["interval"]
+        assert low <= one["normalised"] <= high
+
+
+def test_the_cheap_baselines_are_always_there(dataset: Path, run_of: Callable[..., FinetuneSummary]) -> None:
+    summary = run_of(dataset, updates=1, baselines=False)
+    assert set(summary.predictors) == {"policy", "mean action", "present joints", "last action", "ridge"}
+    assert summary.nearest_neighbour_error is None
+
+
 def test_the_saved_policy_is_the_measured_one(whole: FinetuneSummary, tmp_path: Path) -> None:
     policy, meta = load_policy(Path(whole.run) / "policy")
     assert (meta.task, meta.robot, meta.n_exec) == ("follow", "arm", 4)
@@ -144,8 +168,8 @@ def test_nothing_is_learned_from_the_held_out_episodes(
     assert other.heldout_error != whole.heldout_error
 
 
-# Saves of the unbroken run: pictures, neighbour, 3 in the loop, policy, act settings, act.
-@pytest.mark.parametrize("saves", [1, 3, 6])
+# Saves of the unbroken run: pictures, baselines, neighbour, 3 in the loop, policy, act settings, act.
+@pytest.mark.parametrize("saves", [1, 4, 7])
 def test_a_run_cut_short_ends_as_the_unbroken_one(
     saves: int, dataset: Path, tmp_path: Path, unbroken: dict[str, Any]
 ) -> None:

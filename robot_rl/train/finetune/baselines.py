@@ -1,0 +1,239 @@
+"""Baselines that need neither pictures nor gradients: what a policy has to beat to be worth its training.
+
+    mean action      the mean of all training actions
+    present joints   the arm stays where it is
+    last action      the last command is repeated
+    ridge            a linear map of state, velocities and last action
+
+All are fitted on the training episodes. What is open about the ridge regression is chosen by leaving out
+a part of the training episodes at a time.
+N remembered moments, B queries, S state dim, F features, H chunk length, A action dim, E episodes.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from robot_rl.core.policy import DemoBatch
+from robot_rl.data.lerobot.reader import Dataset
+from robot_rl.train.finetune.data import DemoData
+from robot_rl.train.finetune.errors import Predict
+from robot_rl.train.finetune.neighbour import MAX_MOMENTS
+
+Array = NDArray[Any]
+Origin = Literal["nothing", "present joints", "last action"]
+
+LAGS = (1, 4)
+"""Control steps over which velocities are differences."""
+STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)
+"""Of the ridge, against features of variance 1."""
+MAX_PARTS = 8
+"""Parts that the training episodes are divided into, to leave out each in turn."""
+MAX_QUERIES = 2000
+"""Training moments that the choice is made on, evenly spread."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RidgeChoice:
+    """How the regression is done."""
+
+    strength: float
+    sees_action: bool
+    """The last action and its velocities are features, beside the state and its own."""
+    origin: Origin
+    """What the predicted distances are from."""
+    error: float
+    """Of this choice on the training episodes, a part of them left out in turn; normalised."""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Known:
+    """What is known when a chunk begins."""
+
+    state: Array
+    """(B, S)"""
+    state_change: Array
+    """(B, len(LAGS) S)"""
+    last_action: Array
+    """(B, A); before the first one the present joints, or else the mean action."""
+    action_change: Array
+    """(B, len(LAGS) A)"""
+
+
+class Past:
+    """Looks up what is known when chunks of a dataset begin."""
+
+    def __init__(self, dataset: Dataset, train: Sequence[int]) -> None:
+        """Args: train: the training episodes."""
+        self._dataset = dataset
+        self.state, self.action = dataset.columns["state"], dataset.columns["action"]
+        names = dataset.meta.action_names
+        self.same_names = dataset.meta.state_names[: len(names)] == names
+        """The state begins with the joints of the action."""
+        starts, ends = dataset.episode_starts, dataset.episode_ends
+        rows = np.concatenate([np.arange(starts[episode], ends[episode]) for episode in train])
+        self.mean_action: Array = self.action[rows].mean(axis=0, dtype=np.float64)
+
+    def of(self, batch: DemoBatch) -> Known:
+        """Returns what is known at the first steps of these chunks."""
+        first = self._dataset.episode_starts[np.asarray(batch.source["episode"])]
+        row = first + np.asarray(batch.source["step"])
+        state, num_actions = self.state[row], self.action.shape[1]
+        start = state[:, :num_actions] if self.same_names else np.tile(self.mean_action, (len(row), 1))
+        is_first = (row == first)[:, None]
+        last = np.where(is_first, start, self.action[np.maximum(row - 1, first)])
+        changes = [
+            np.where(is_first, 0.0, last - self.action[np.maximum(row - 1 - lag, first)]) for lag in LAGS
+        ]
+        return Known(
+            state=state,
+            state_change=np.concatenate(
+                [state - self.state[np.maximum(row - lag, first)] for lag in LAGS], axis=1
+            ),
+            last_action=last,
+            action_change=np.concatenate(changes, axis=1),
+        )
+
+
+def simple_baselines(past: Past, horizon: int) -> dict[str, Predict]:
+    """Returns the predictors that are nothing but one action, held for the whole chunk."""
+
+    def held(actions: Array) -> Array:
+        return np.repeat(actions[:, None], horizon, axis=1)
+
+    found: dict[str, Predict] = {
+        "mean action": lambda batch: held(np.tile(past.mean_action, (len(batch.actions), 1))),
+        "last action": lambda batch: held(past.of(batch).last_action),
+    }
+    if past.same_names:
+        found["present joints"] = lambda batch: held(past.of(batch).state[:, : past.action.shape[1]])
+    return found
+
+
+class Ridge:
+    """Predicts chunks by a linear map, fitted to the training episodes with a penalty on its squares."""
+
+    def __init__(
+        self, known: Known, chunks: Array, valid: Array, episode: Array, action_std: Array, *, joints: bool
+    ) -> None:
+        """Fits every choice without each part in turn, and the best one to all episodes.
+
+        Args:
+            known: at N moments of the training episodes.
+            chunks: (N, H, A), that followed; the last action held beyond the end of an episode.
+            valid: (N, H), False beyond the end.
+            episode: (N,)
+            action_std: (A,), what errors are divided by.
+            joints: the state begins with the joints of the action.
+        """
+        self._std = action_std
+        origins: tuple[Origin, ...] = ("nothing", "last action", "present joints")
+        origins = origins if joints else origins[:2]
+        found: list[RidgeChoice] = []
+        for sees_action, origin in itertools.product((False, True), origins):
+            features = _standardised(_features(known, sees_action))[0]
+            targets = chunks - _origin(known, origin, chunks.shape[-1])
+            errors = self._left_out(features, targets.reshape(len(targets), -1), valid, episode)
+            found += [
+                RidgeChoice(strength=strength, sees_action=sees_action, origin=origin, error=error)
+                for strength, error in zip(STRENGTHS, errors, strict=True)
+            ]
+        self.choice = min(found, key=lambda choice: choice.error)
+        features, self._centre, self._scale = _standardised(_features(known, self.choice.sees_action))
+        targets = chunks - _origin(known, self.choice.origin, chunks.shape[-1])
+        self._shape = chunks.shape[1:]
+        moments = _moments(features, targets.reshape(len(targets), -1))
+        self._weights = _solved(*moments, strength=self.choice.strength)
+
+    def predict(self, known: Known) -> Array:
+        """Returns chunks (B, H, A)."""
+        features = (_features(known, self.choice.sees_action) - self._centre) / self._scale
+        distance = (_with_one(features) @ self._weights).reshape(-1, *self._shape)
+        return distance + _origin(known, self.choice.origin, self._shape[-1])
+
+    def _left_out(self, features: Array, targets: Array, valid: Array, episode: Array) -> list[float]:
+        """Returns the error for every strength, each part of the episodes predicted from the others."""
+        place = np.unique(episode, return_inverse=True)[1] % MAX_PARTS
+        folds = [np.flatnonzero(place == part) for part in np.unique(place)]
+        parts = [_moments(features[fold], targets[fold]) for fold in folds]
+        squares, products = (np.sum(sums, axis=0) for sums in zip(*parts, strict=True))
+        every = max(1, len(features) // MAX_QUERIES)
+        totals, steps = np.zeros(len(STRENGTHS)), 0
+        for fold, (own_squares, own_products) in zip(folds, parts, strict=True):
+            asked = fold[::every]
+            steps += int(valid[asked].sum())
+            for at, strength in enumerate(STRENGTHS):
+                weights = _solved(squares - own_squares, products - own_products, strength=strength)
+                apart = np.abs(_with_one(features[asked]) @ weights - targets[asked])
+                scaled = apart.reshape(*valid[asked].shape, -1) / self._std
+                totals[at] += (scaled.mean(axis=-1) * valid[asked]).sum()
+        return (totals / max(1, steps)).tolist()
+
+
+def fit_ridge(data: DemoData, past: Past, action_std: Array, *, horizon: int) -> Ridge:
+    """Reads the training episodes, of many every so many steps, and fits the regression to them."""
+    episodes = data.split.train
+    stride = max(1, int(data.dataset.lengths()[list(episodes)].sum()) // MAX_MOMENTS)
+    batches = [
+        batch
+        for number in episodes
+        for batch in data.batches([number], horizon=horizon, stride=stride, pictures=False)
+    ]
+    found = [past.of(batch) for batch in batches]
+    return Ridge(
+        Known(**{name: np.concatenate([vars(one)[name] for one in found]) for name in vars(found[0])}),
+        np.concatenate([batch.actions.cpu().numpy() for batch in batches]),
+        np.concatenate([batch.valid.cpu().numpy() for batch in batches]),
+        np.concatenate([np.asarray(batch.source["episode"]) for batch in batches]),
+        action_std,
+        joints=past.same_names,
+    )
+
+
+def _features(known: Known, sees_action: bool) -> Array:
+    """Returns (B, F)."""
+    parts = [known.state, known.state_change]
+    parts += [known.last_action, known.action_change] if sees_action else []
+    return np.concatenate(parts, axis=1, dtype=np.float64)
+
+
+def _origin(known: Known, origin: Origin, num_actions: int) -> Array:
+    """Returns what distances are from, (B, 1, A)."""
+    if origin == "last action":
+        return known.last_action[:, None]
+    joints = known.state[:, None, :num_actions]
+    return joints if origin == "present joints" else np.zeros((1, 1, num_actions))
+
+
+def _standardised(features: Array) -> tuple[Array, Array, Array]:
+    """Returns features of mean 0 and variance 1, their means and their scales; constant ones stay 0."""
+    centre, spread = features.mean(axis=0), features.std(axis=0)
+    scale = np.where(spread > 1e-6, spread, 1.0)
+    return (features - centre) / scale, centre, scale
+
+
+def _with_one(features: Array) -> Array:
+    return np.concatenate([features, np.ones((len(features), 1))], axis=1)
+
+
+def _moments(features: Array, targets: Array) -> tuple[Array, Array]:
+    """Returns the sums that a fit needs: (F + 1, F + 1) and (F + 1, H A)."""
+    inputs = _with_one(features)
+    return inputs.T @ inputs, inputs.T @ targets
+
+
+def _solved(squares: Array, products: Array, *, strength: float) -> Array:
+    """Returns the weights (F + 1, H A); the offset, which is last, is not penalised."""
+    count = squares[-1, -1]
+    penalty = np.full(len(squares), strength * count)
+    penalty[-1] = 0.0
+    return np.linalg.solve(squares + np.diag(penalty), products)
