@@ -68,7 +68,11 @@ class SmallVLAConfig:
     regression: float = 5.0
     """Weight of the L1 regression that mode `mean` decodes, against 1 for the flow; 0 leaves it out."""
     relative_actions: bool = True
-    """Actions of the same name as a state element are learned as distances from that."""
+    """Actions of the same name as a state element are learned as distances from that, or from the last
+    action where the state has it."""
+    linear: float = 0.0
+    """Strength of a ridge regression from the state to the chunk, solved before training; the network
+    learns what it leaves. 0: none."""
     random_shift_px: int = 6
     """Largest shift of training pictures, in pixels."""
     colour_jitter: float = 0.3
@@ -85,7 +89,7 @@ class SmallVLAConfig:
             require(getattr(self, name) >= 1, f"small_vla {name}", getattr(self, name), "at least 1")
         for name in ("context_depth", "text_depth", "random_shift_px"):
             require(getattr(self, name) >= 0, f"small_vla {name}", getattr(self, name), "0 or more")
-        for name in ("regression", "balance", "colour_jitter", "state_noise"):
+        for name in ("regression", "balance", "colour_jitter", "state_noise", "linear"):
             require(getattr(self, name) >= 0, f"small_vla {name}", getattr(self, name), "0 or more")
         for name in ("dropout", "state_dropout"):
             require(0 <= getattr(self, name) < 1, f"small_vla {name}", getattr(self, name), "0 to below 1")

@@ -1,8 +1,10 @@
 """The units of the small VLA: states standardised, chunks of actions scaled, absolute or relative.
 
 A relative action is the distance from the state that the chunk starts at: on real arms the next half
-second lies much closer to the present pose than to the mean of all poses. Its statistics differ from
-step to step of the chunk, so they are measured on chunks.
+second lies much closer to the present pose than to the mean of all poses. Where the state has the last
+action, it is the distance from that, which lies closer still. A ridge regression may take away what of
+the distance is linear in the state. The statistics of what is left differ from step to step of the chunk,
+so they are measured on chunks.
 B rows, H chunk length, A action dim, S state dim.
 """
 
@@ -29,7 +31,15 @@ CHUNKS = 50_000
 class ChunkScale(nn.Module):
     """Maps states and chunks of actions between the dataset's units and the network's."""
 
-    def __init__(self, state_dim: int, action_dim: int, horizon: int, *, relative_to: Sequence[int]) -> None:
+    def __init__(
+        self,
+        state_dim: int,
+        action_dim: int,
+        horizon: int,
+        *,
+        relative_to: Sequence[int],
+        linear: float = 0.0,
+    ) -> None:
         """Starts as the identity without limits, to be fitted or loaded.
 
         Args:
@@ -37,9 +47,10 @@ class ChunkScale(nn.Module):
             action_dim: A.
             horizon: H.
             relative_to: per action, the element of the state it is relative to; -1: absolute.
+            linear: strength of the ridge regression from the state to the chunk; 0: none.
         """
         super().__init__()
-        self.relative_to = tuple(relative_to)
+        self.relative_to, self._strength = tuple(relative_to), linear
         if len(self.relative_to) != action_dim or not all(-1 <= i < state_dim for i in self.relative_to):
             raise ValueError(
                 f"relative_to: got {self.relative_to}, "
@@ -51,7 +62,9 @@ class ChunkScale(nn.Module):
         self.register_buffer("half_range", torch.ones(horizon, action_dim))
         self.register_buffer("low", torch.full((action_dim,), -torch.inf))
         self.register_buffer("high", torch.full((action_dim,), torch.inf))
-        self.register_buffer("is_measured", torch.tensor(not self.is_relative))
+        self.register_buffer("is_measured", torch.tensor(not self.needs_chunks))
+        if linear > 0:
+            self.register_buffer("weights", torch.zeros(state_dim + 1, horizon, action_dim))
         index = torch.tensor(self.relative_to)
         self.register_buffer("_index", index.clamp_min(0), persistent=False)
         self.register_buffer("_relative", (index >= 0).float(), persistent=False)
@@ -62,16 +75,17 @@ class ChunkScale(nn.Module):
         self.low: Tensor
         self.high: Tensor
         self.is_measured: Tensor
+        self.weights: Tensor
         self._index: Tensor
         self._relative: Tensor
 
     @property
-    def is_relative(self) -> bool:
-        """Whether any action is relative to the state."""
-        return any(index >= 0 for index in self.relative_to)
+    def needs_chunks(self) -> bool:
+        """Whether any action is relative to the state, so that chunks have to be measured."""
+        return self._strength > 0 or any(index >= 0 for index in self.relative_to)
 
     def fit(self, stats: Mapping[str, Mapping[str, NDArray[Any]]]) -> None:
-        """Takes the dataset's statistics; relative actions need `measure` as well.
+        """Takes the dataset's statistics; `measure` has to follow where it `needs_chunks`.
 
         Raises:
             DatasetError: a statistic is missing or not finite.
@@ -88,18 +102,27 @@ class ChunkScale(nn.Module):
         Raises:
             DatasetError: there are no chunks.
         """
-        if not self.is_relative:
+        if not self.needs_chunks:
             return
-        chunks, count = [], 0
+        read: list[DemoBatch] = []
+        count = 0
         for batch in batches:
-            distance = batch.actions - self.origin(batch.obs["state"])
-            chunks.append(torch.where(batch.valid[..., None], distance, torch.nan))
-            count += len(distance)
+            read.append(DemoBatch({"state": batch.obs["state"]}, batch.actions, batch.valid))
+            count += len(batch.actions)
             if count >= CHUNKS:
                 break
-        if not chunks:
+        if not read:
             raise DatasetError("small_vla: no chunks to measure relative actions on. Pass training data.")
-        table = torch.cat(chunks)
+        if self._strength > 0:
+            self._solve(read)
+        table = torch.cat(
+            [
+                torch.where(
+                    batch.valid[..., None], batch.actions - self.origin(batch.obs["state"]), torch.nan
+                )
+                for batch in read
+            ]
+        )
         # Step by step: torch refuses quantiles of more than 16 million numbers at once.
         low, high = (
             torch.stack([table[:, step].nanquantile(share, dim=0) for step in range(table.shape[1])])
@@ -122,8 +145,10 @@ class ChunkScale(nn.Module):
         return ((state - self.state_mean) / self.state_std).clamp(-STATE_LIMIT, STATE_LIMIT)
 
     def origin(self, state: Tensor) -> Tensor:
-        """Returns what the actions of a chunk are relative to, (B, 1, A), for states (B, S)."""
-        return (state[:, self._index] * self._relative)[:, None]
+        """Returns what the actions of a chunk are relative to, (B, 1 or H, A), for states (B, S)."""
+        if self._strength == 0:
+            return self._start(state)
+        return self._start(state) + torch.einsum("bs,sha->bha", self._inputs(state), self.weights)
 
     def action(self, actions: Tensor, state: Tensor) -> Tensor:
         """Maps chunks (B, H, A) in the dataset's units to the network's, [-1, 1] for nearly all."""
@@ -135,12 +160,36 @@ class ChunkScale(nn.Module):
         A joint that stands outside the range may stay where it is, but go no further: sending it into
         the range at once would be a jump that nobody demonstrated.
         """
-        origin = self.origin(state)
-        actions = torch.addcmul(self.centre, scaled, self.half_range) + origin
-        is_relative = self._relative > 0
-        low = torch.where(is_relative, origin.minimum(self.low), self.low)
-        high = torch.where(is_relative, origin.maximum(self.high), self.high)
+        actions = torch.addcmul(self.centre, scaled, self.half_range) + self.origin(state)
+        is_relative, start = self._relative > 0, self._start(state)
+        low = torch.where(is_relative, start.minimum(self.low), self.low)
+        high = torch.where(is_relative, start.maximum(self.high), self.high)
         return actions.clamp(low, high)
+
+    def _start(self, state: Tensor) -> Tensor:
+        """Returns the elements of states (B, S) that actions are relative to, (B, 1, A); 0 for others."""
+        return (state[:, self._index] * self._relative)[:, None]
+
+    def _inputs(self, state: Tensor) -> Tensor:
+        """Returns what the regression sees: states without limits, and a one, (B, S + 1)."""
+        scaled = (state - self.state_mean) / self.state_std
+        return torch.cat([scaled, torch.ones_like(scaled[:, :1])], dim=1)
+
+    def _solve(self, read: Sequence[DemoBatch]) -> None:
+        """Fits the ridge regression; beyond the end of an episode the last action is held."""
+        size = len(self.weights)
+        squares = torch.zeros(size, size, dtype=torch.float64)
+        products = torch.zeros(size, self.weights[0].numel(), dtype=torch.float64)
+        for batch in read:
+            state = batch.obs["state"]
+            inputs = self._inputs(state).double().cpu()
+            distance = (batch.actions - self._start(state)).flatten(1).double().cpu()
+            squares += inputs.T @ inputs
+            products += inputs.T @ distance
+        penalty = squares[-1, -1] * self._strength * torch.ones(size, dtype=torch.float64)
+        penalty[-1] = 0.0  # not of the offset
+        solved = torch.linalg.solve(squares + penalty.diag(), products)
+        self.weights.copy_(solved.view_as(self.weights))
 
     def _set_range(self, low: Tensor, high: Tensor) -> None:
         self.centre.copy_((low + high) / 2)
@@ -148,9 +197,9 @@ class ChunkScale(nn.Module):
 
 
 def relative_indices(state_names: Sequence[str], action_names: Sequence[str]) -> tuple[int, ...]:
-    """Returns, per action, the state element of the same name, or -1."""
+    """Returns, per action, the state element of the last action, or else of the same name, or else -1."""
     place = {name: index for index, name in enumerate(state_names)}
-    return tuple(place.get(name, -1) for name in action_names)
+    return tuple(place.get(f"{name}.last_action", place.get(name, -1)) for name in action_names)
 
 
 def _stat(stats: Mapping[str, Mapping[str, NDArray[Any]]], feature: str, name: str) -> Tensor:

@@ -88,7 +88,9 @@ class SmallVLA(nn.Module):
         self.horizon, self.state_dim, self.action_dim = config.horizon, state_dim, action_dim
         self.feature_dim = 2 * config.width
         indices = (-1,) * action_dim if relative_to is None else tuple(relative_to)
-        self.normaliser = ChunkScale(state_dim, action_dim, config.horizon, relative_to=indices)
+        self.normaliser = ChunkScale(
+            state_dim, action_dim, config.horizon, relative_to=indices, linear=config.linear
+        )
         width = config.width
         self.eyes = nn.ModuleDict(
             {

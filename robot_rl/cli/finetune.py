@@ -39,7 +39,8 @@ Examples:
   robot-rl finetune resume=runs/<folder>                            goes on after a crash, to the same result
 
 Settings (every one of them is in config.yaml of the run folder):
-  heldout  stride  horizon  history  picture  robot   what is learned, and what is measured
+  heldout  stride  horizon  picture  robot           what is learned, and what is measured
+  history  last_action                               what of the past the learners see
   updates | minutes  batch  accumulate  precision  lr  warmup_updates  weight_decay  ema_decay  grad_clip
   size  options.<name>  lora.rank  lora.alpha          the policy itself
   baselines  act.lrs  act.batches  act.trial           the comparison

@@ -7,24 +7,22 @@
 
 All are fitted on the training episodes. What is open about the ridge regression is chosen by leaving out
 a part of the training episodes at a time.
-N remembered moments, B queries, S state dim, F features, H chunk length, A action dim, E episodes.
+N remembered moments, B queries, F features, H chunk length, A action dim.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from robot_rl.core.policy import DemoBatch
-from robot_rl.data.lerobot.reader import Dataset
 from robot_rl.train.finetune.data import DemoData
 from robot_rl.train.finetune.errors import Predict
 from robot_rl.train.finetune.neighbour import MAX_MOMENTS
+from robot_rl.train.finetune.past import Known, Past
 
 Array = NDArray[Any]
 Origin = Literal["nothing", "present joints", "last action"]
@@ -55,53 +53,9 @@ class RidgeChoice:
         return asdict(self)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Known:
-    """What is known when a chunk begins."""
-
-    state: Array
-    """(B, S)"""
-    state_change: Array
-    """(B, len(LAGS) S)"""
-    last_action: Array
-    """(B, A); before the first one the present joints, or else the mean action."""
-    action_change: Array
-    """(B, len(LAGS) A)"""
-
-
-class Past:
-    """Looks up what is known when chunks of a dataset begin."""
-
-    def __init__(self, dataset: Dataset, train: Sequence[int]) -> None:
-        """Args: train: the training episodes."""
-        self._dataset = dataset
-        self.state, self.action = dataset.columns["state"], dataset.columns["action"]
-        names = dataset.meta.action_names
-        self.same_names = dataset.meta.state_names[: len(names)] == names
-        """The state begins with the joints of the action."""
-        starts, ends = dataset.episode_starts, dataset.episode_ends
-        rows = np.concatenate([np.arange(starts[episode], ends[episode]) for episode in train])
-        self.mean_action: Array = self.action[rows].mean(axis=0, dtype=np.float64)
-
-    def of(self, batch: DemoBatch) -> Known:
-        """Returns what is known at the first steps of these chunks."""
-        first = self._dataset.episode_starts[np.asarray(batch.source["episode"])]
-        row = first + np.asarray(batch.source["step"])
-        state, num_actions = self.state[row], self.action.shape[1]
-        start = state[:, :num_actions] if self.same_names else np.tile(self.mean_action, (len(row), 1))
-        is_first = (row == first)[:, None]
-        last = np.where(is_first, start, self.action[np.maximum(row - 1, first)])
-        changes = [
-            np.where(is_first, 0.0, last - self.action[np.maximum(row - 1 - lag, first)]) for lag in LAGS
-        ]
-        return Known(
-            state=state,
-            state_change=np.concatenate(
-                [state - self.state[np.maximum(row - lag, first)] for lag in LAGS], axis=1
-            ),
-            last_action=last,
-            action_change=np.concatenate(changes, axis=1),
-        )
+def past_of(data: DemoData) -> Past:
+    """Returns what the baselines may know."""
+    return Past(data.dataset, data.split.train, lags=LAGS)
 
 
 def simple_baselines(past: Past, horizon: int) -> dict[str, Predict]:
@@ -140,7 +94,7 @@ class Ridge:
         origins = origins if joints else origins[:2]
         found: list[RidgeChoice] = []
         for sees_action, origin in itertools.product((False, True), origins):
-            features = _standardised(_features(known, sees_action))[0]
+            features = _standardised(known.inputs(last_action=sees_action))[0]
             targets = chunks - _origin(known, origin, chunks.shape[-1])
             errors = self._left_out(features, targets.reshape(len(targets), -1), valid, episode)
             found += [
@@ -148,7 +102,7 @@ class Ridge:
                 for strength, error in zip(STRENGTHS, errors, strict=True)
             ]
         self.choice = min(found, key=lambda choice: choice.error)
-        features, self._centre, self._scale = _standardised(_features(known, self.choice.sees_action))
+        features, self._centre, self._scale = _standardised(known.inputs(last_action=self.choice.sees_action))
         targets = chunks - _origin(known, self.choice.origin, chunks.shape[-1])
         self._shape = chunks.shape[1:]
         moments = _moments(features, targets.reshape(len(targets), -1))
@@ -156,7 +110,7 @@ class Ridge:
 
     def predict(self, known: Known) -> Array:
         """Returns chunks (B, H, A)."""
-        features = (_features(known, self.choice.sees_action) - self._centre) / self._scale
+        features = (known.inputs(last_action=self.choice.sees_action) - self._centre) / self._scale
         distance = (_with_one(features) @ self._weights).reshape(-1, *self._shape)
         return distance + _origin(known, self.choice.origin, self._shape[-1])
 
@@ -199,13 +153,6 @@ def fit_ridge(data: DemoData, past: Past, action_std: Array, *, horizon: int) ->
     )
 
 
-def _features(known: Known, sees_action: bool) -> Array:
-    """Returns (B, F)."""
-    parts = [known.state, known.state_change]
-    parts += [known.last_action, known.action_change] if sees_action else []
-    return np.concatenate(parts, axis=1, dtype=np.float64)
-
-
 def _origin(known: Known, origin: Origin, num_actions: int) -> Array:
     """Returns what distances are from, (B, 1, A)."""
     if origin == "last action":
@@ -216,7 +163,7 @@ def _origin(known: Known, origin: Origin, num_actions: int) -> Array:
 
 def _standardised(features: Array) -> tuple[Array, Array, Array]:
     """Returns features of mean 0 and variance 1, their means and their scales; constant ones stay 0."""
-    centre, spread = features.mean(axis=0), features.std(axis=0)
+    centre, spread = features.mean(axis=0, dtype=np.float64), features.std(axis=0, dtype=np.float64)
     scale = np.where(spread > 1e-6, spread, 1.0)
     return (features - centre) / scale, centre, scale
 

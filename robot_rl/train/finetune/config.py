@@ -78,6 +78,8 @@ class FinetuneConfig:
     """H, control steps of a chunk: of a policy made anew, and of the errors."""
     history: int = 0
     """Control steps over which the change of the state is given beside it, to every learner; 0: not."""
+    last_action: bool = False
+    """Gives the last action too, and its change over `history`; `small_vla` predicts distances from it."""
     picture: tuple[int, int] | None = None
     """Height and width that pictures are read at; None: what the policy is made for."""
     cache: str | None = None

@@ -30,6 +30,7 @@ from robot_rl.data.store.layout import is_store
 from robot_rl.data.store.reader import StoreReader
 from robot_rl.sim.robots.robot import load_robot
 from robot_rl.train.finetune.config import EVAL_BATCH, FinetuneConfig
+from robot_rl.train.finetune.past import Past, names_of
 
 COMMANDED = re.compile(r"tool\.\w+|gripper")
 """Actions that move the tool: every arm with a gripper understands them."""
@@ -63,7 +64,7 @@ class DemoData:
         device: str,
         cache: PictureCache,
         workers: int = 0,
-        history: int = 0,
+        past: PolicyPast | None = None,
     ) -> None:
         """Opens nothing yet.
 
@@ -74,11 +75,11 @@ class DemoData:
             device: where batches go.
             cache: where decoded pictures are kept.
             workers: processes that read ahead for the learner.
-            history: control steps over which the change of the state is given beside it; 0: not given.
+            past: what of the past stands behind the state; None: nothing.
         """
         self.dataset, self.split, self.picture = dataset, split, picture
         self._device, self._cache, self._workers = device, cache, workers
-        self._history = history
+        self._past = past
 
     def decode(self, progress: Callable[[int, int], None]) -> None:
         """Decodes every picture once, if the cache keeps them in files."""
@@ -91,7 +92,7 @@ class DemoData:
     def facts(self, episodes: Sequence[int] | None = None) -> DatasetFacts:
         """Returns sizes, names and statistics of the training episodes, or of those given."""
         chosen = episodes or self.split.train
-        return read_facts(self.dataset, chosen, picture=self.picture, history=self._history)
+        return read_facts(self.dataset, chosen, picture=self.picture, past=self._past)
 
     def experience(self, episodes: Sequence[int], *, horizon: int, batch: int, seed: int) -> ChunkExperience:
         """Returns random chunks of these episodes for the learner."""
@@ -108,10 +109,8 @@ class DemoData:
 
     def _ready(self, batch: DemoBatch) -> DemoBatch:
         """Returns a batch as the policies see it, on the learner's device."""
-        if self._history:
-            before, now = batch.obs["state"].unbind(1)
-            batch.obs["state"] = torch.cat([now, now - before], dim=1)
-            del batch.obs["state_is_pad"]  # before the first step nothing had changed
+        if self._past is not None:
+            batch.obs["state"] = torch.from_numpy(self._past.of(batch))
         return to_device(batch, self._device)
 
     def _loader(
@@ -133,7 +132,39 @@ class DemoData:
             cache=self._cache,
             num_workers=workers,
             keys=keys,
-            deltas={"state": (-self._history, 0)} if self._history else None,
+        )
+
+
+class PolicyPast:
+    """What of the past a policy sees behind the state: part of the state itself, name by name."""
+
+    def __init__(self, dataset: Dataset, split: Split, *, history: int, last_action: bool) -> None:
+        """Prepares to look up.
+
+        Args:
+            dataset: what to read.
+            split: which of its episodes are learned from.
+            history: control steps over which changes are told; 0: none are.
+            last_action: the last action is told too.
+        """
+        self._lags = (history,) if history else ()
+        self._last_action = last_action
+        self._past = Past(dataset, split.train, lags=self._lags)
+
+    def of(self, batch: DemoBatch) -> NDArray[np.float32]:
+        """Returns the states of chunks, with the past behind them."""
+        return self._past.of(batch).inputs(last_action=self._last_action)
+
+    def extended(self, facts: DatasetFacts, episodes: Sequence[int]) -> DatasetFacts:
+        """Returns facts whose state has the past behind it."""
+        states = self._past.at(self._past.steps(episodes)).inputs(last_action=self._last_action)
+        meta = facts.meta
+        names = names_of(meta.state_names, meta.action_names, lags=self._lags, last_action=self._last_action)
+        return replace(
+            facts,
+            meta=replace(meta, state_names=names),
+            features={**facts.features, "state": Feature("float32", (len(names),))},
+            stats={**facts.stats, "state": of_columns({"state": states})["state"]},
         )
 
 
@@ -157,6 +188,13 @@ class ChunkExperience:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._loader.load_state_dict(state["loader"])
+
+
+def policy_past(config: FinetuneConfig, dataset: Dataset, split: Split) -> PolicyPast | None:
+    """Returns what of the past a run shows its learners, or None."""
+    if not config.history and not config.last_action:
+        return None
+    return PolicyPast(dataset, split, history=config.history, last_action=config.last_action)
 
 
 def open_data(config: FinetuneConfig) -> tuple[Dataset, Split]:
@@ -192,7 +230,7 @@ def read_facts(
     episodes: Sequence[int],
     *,
     picture: tuple[int, int] | None,
-    history: int,
+    past: PolicyPast | None,
     decode: bool = True,
 ) -> DatasetFacts:
     """Returns sizes, names and statistics of these episodes, as the policies see them.
@@ -201,11 +239,11 @@ def read_facts(
         dataset: what to read.
         episodes: whose statistics.
         picture: height and width of pictures; None leaves them as they are.
-        history: as of `DemoData`.
+        past: as of `DemoData`.
         decode: False leaves out the statistics of pictures, which take long.
     """
     facts = dataset.facts(episodes, picture, decode=decode)
-    return with_change(facts, dataset, episodes, history) if history else facts
+    return facts if past is None else past.extended(facts, episodes)
 
 
 def in_journal(folder: Path) -> int:
@@ -251,23 +289,6 @@ def check_robot(robot: str, action_names: Sequence[str], *, at: str) -> None:
             f"robot: {robot!r} does not fit {at}: {'; '.join(parts)}. "
             "Leave robot out to train for the robot that was recorded."
         )
-
-
-def with_change(facts: DatasetFacts, dataset: Dataset, episodes: Sequence[int], history: int) -> DatasetFacts:
-    """Returns facts whose state has the change over `history` control steps behind it, name by name."""
-    state, starts, ends = dataset.columns["state"], dataset.episode_starts, dataset.episode_ends
-    parts: list[NDArray[Any]] = []
-    for episode in episodes:
-        now = state[starts[episode] : ends[episode]]
-        before = now[np.maximum(np.arange(len(now)) - history, 0)]
-        parts.append(np.concatenate([now, now - before], axis=1))
-    names = facts.meta.state_names
-    return replace(
-        facts,
-        meta=replace(facts.meta, state_names=(*names, *(f"{name}.change_{history}" for name in names))),
-        features={**facts.features, "state": Feature("float32", (2 * len(names),))},
-        stats={**facts.stats, "state": of_columns({"state": np.concatenate(parts)})["state"]},
-    )
 
 
 def moving_joints(dataset: Dataset, episodes: Sequence[int]) -> NDArray[np.bool_]:

@@ -24,7 +24,14 @@ from robot_rl.data.lerobot.pictures import PictureCache
 from robot_rl.data.lerobot.reader import Dataset
 from robot_rl.sched.inventory import cpu_spec
 from robot_rl.train.finetune.config import FinetuneConfig
-from robot_rl.train.finetune.data import DemoData, Split, decoded_bytes, moving_joints, stream_seed
+from robot_rl.train.finetune.data import (
+    DemoData,
+    Split,
+    decoded_bytes,
+    moving_joints,
+    policy_past,
+    stream_seed,
+)
 from robot_rl.train.finetune.errors import Errors, Ruler
 from robot_rl.train.finetune.policies import Module, fit_units, picture_size
 from robot_rl.train.hooks import checkpoint_hooks, show_progress, updates, write_metrics
@@ -67,7 +74,7 @@ class FinetuneSession(RunSession):
             device=config.device,
             cache=cache,
             workers=config.workers,
-            history=config.history,
+            past=policy_past(config, dataset, split),
         )
         self.facts = self.data.facts()
         self.ruler = Ruler(

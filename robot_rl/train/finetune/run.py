@@ -28,9 +28,9 @@ from robot_rl.core.policy import DemoBatch
 from robot_rl.data.facts import DatasetFacts
 from robot_rl.data.lerobot.reader import Dataset
 from robot_rl.train.finetune.act import Trial, act_lesson, make_act, try_settings, why_no_act
-from robot_rl.train.finetune.baselines import Past, fit_ridge, simple_baselines
+from robot_rl.train.finetune.baselines import fit_ridge, past_of, simple_baselines
 from robot_rl.train.finetune.config import FinetuneConfig
-from robot_rl.train.finetune.data import Split, in_journal, open_data, read_facts, stream_seed
+from robot_rl.train.finetune.data import Split, in_journal, open_data, policy_past, read_facts, stream_seed
 from robot_rl.train.finetune.errors import Errors
 from robot_rl.train.finetune.learn import (
     PICTURES,
@@ -177,7 +177,7 @@ def _pictures(session: FinetuneSession) -> None:
 def _baselines(session: FinetuneSession) -> None:
     """Measures what needs neither pictures nor training."""
     data, horizon = session.data, session.config.horizon
-    past = Past(data.dataset, data.split.train)
+    past = past_of(data)
     predictors = simple_baselines(past, horizon)
     with session.timer.stage("baselines"):
         ridge = fit_ridge(data, past, session.ruler.std, horizon=horizon)
@@ -302,8 +302,13 @@ def _check(config: FinetuneConfig, dataset: Dataset, split: Split) -> str:
 
     LeRobot's may be large, and are checked by their settings alone.
     """
-    picture, history = picture_size(config), config.history
-    facts = read_facts(dataset, split.train, picture=picture, history=history, decode=False)
+    facts = read_facts(
+        dataset,
+        split.train,
+        picture=picture_size(config),
+        past=policy_past(config, dataset, split),
+        decode=False,
+    )
     check_policy(config, facts)
     folder = saved_folder(config.policy)
     is_saved = folder is not None and (folder / "policy.json").is_file()

@@ -99,6 +99,49 @@ def test_the_end_of_an_episode_is_not_measured() -> None:
 
 def test_names_decide_what_is_relative() -> None:
     assert relative_indices(("a", "b", "grip"), ("b", "speed", "a")) == (1, -1, 0)
+    # The last action is nearer to the next ones than the joint is.
+    assert relative_indices(("a", "b", "b.last_action"), ("b", "a")) == (2, 0)
+
+
+def test_a_regression_takes_away_what_is_linear() -> None:
+    # State -1, -1, 1, 1 (mean 0, std 1), distances 5 + 2 x + (-1, 1, 1, -1) in step 0 and -3 in step 1:
+    # at strength 1 the offset is the mean and the weight sum(x y) / (n + n) = 8 / 8 = 1 and 0.
+    scale = ChunkScale(1, 1, 2, relative_to=(0,), linear=1.0)
+    state = torch.tensor([[-1.0], [-1.0], [1.0], [1.0]])
+    noise = torch.tensor([[-1.0], [1.0], [1.0], [-1.0]])
+    distance = torch.stack([5 + 2 * state + noise, torch.full((4, 1), -3.0)], dim=1)
+    actions = state[:, None] + distance
+    with pytest.raises(ConfigError, match="were never measured"):
+        scale.check()
+    scale.measure([chunks(actions[:3], state[:3]), chunks(actions[3:], state[3:])])
+    scale.check()
+    origin = scale.origin(torch.tensor([[0.0], [10.0]]))[..., 0]
+    assert origin[0].tolist() == pytest.approx([5.0, -3.0])
+    assert origin[1].tolist() == pytest.approx([10 + 15.0, 10 - 3.0])
+    # What is left of step 0 is x + noise: -2, 0, 2, 0; of step 1 nothing.
+    assert scale.centre.flatten().tolist() == pytest.approx([0.0, 0.0], abs=1e-5)
+    assert scale.half_range.flatten().tolist() == pytest.approx([1.97 * 2 / 2, 1e-3], rel=0.02)
+    assert torch.allclose(scale.unaction(scale.action(actions, state), state), actions, atol=1e-5)
+
+
+def test_a_regression_is_part_of_the_weights() -> None:
+    scale = ChunkScale(1, 1, 1, relative_to=(-1,), linear=0.1)
+    state = torch.tensor([[-1.0], [1.0]])
+    scale.measure([chunks(4 * state[:, None], state)])
+    again = ChunkScale(1, 1, 1, relative_to=(-1,), linear=0.1)
+    again.load_state_dict(scale.state_dict())
+    again.check()
+    assert torch.equal(again.origin(state), scale.origin(state))
+    assert "weights" not in ChunkScale(1, 1, 1, relative_to=(-1,)).state_dict()  # as in older files
+
+
+def test_a_regression_cannot_leave_the_range() -> None:
+    scale = ChunkScale(1, 1, 1, relative_to=(-1,), linear=1e-6)
+    scale.low.fill_(-4.0)
+    scale.high.fill_(4.0)
+    state = torch.tensor([[-1.0], [1.0]])
+    scale.measure([chunks(4 * state[:, None], state)])
+    assert scale.unaction(torch.zeros(1, 1, 1), torch.tensor([[9.0]])).item() == 4.0  # not 36
 
 
 @pytest.mark.parametrize("relative_to", [(0,), (0, 2), (0, -2)])

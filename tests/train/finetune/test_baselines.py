@@ -9,9 +9,10 @@ import pytest
 
 from robot_rl.data.lerobot.pictures import PictureCache
 from robot_rl.data.lerobot.reader import Dataset
-from robot_rl.train.finetune.baselines import LAGS, Known, Past, Ridge, fit_ridge, simple_baselines
+from robot_rl.train.finetune.baselines import LAGS, Ridge, fit_ridge, past_of, simple_baselines
 from robot_rl.train.finetune.data import DemoData, Split, moving_joints
 from robot_rl.train.finetune.errors import Ruler
+from robot_rl.train.finetune.past import Known
 
 
 @pytest.fixture
@@ -36,7 +37,7 @@ def test_the_past_is_what_came_before(data: DemoData) -> None:
     (batch,) = data.batches([6], horizon=3, stride=1, pictures=False)
     read = Dataset(data.dataset.folder).read(6)
     state, action = np.asarray(read.obs["state"]), np.asarray(read.action)
-    past = Past(data.dataset, data.split.train).of(batch)
+    past = past_of(data).of(batch)
     np.testing.assert_array_equal(past.last_action[1:], action[:-1])
     np.testing.assert_array_equal(past.last_action[0], state[0])  # no action yet: the present joints
     one, four = np.split(past.state_change, 2, axis=1)  # LAGS
@@ -51,10 +52,7 @@ def test_the_past_is_what_came_before(data: DemoData) -> None:
 def test_the_simple_ones_hold_one_action(data: DemoData) -> None:
     (batch,) = data.batches([6], horizon=3, stride=1, pictures=False)
     actions, state = batch.actions.numpy(), batch.obs["state"].numpy()
-    found = {
-        name: predict(batch)
-        for name, predict in simple_baselines(Past(data.dataset, data.split.train), 3).items()
-    }
+    found = {name: predict(batch) for name, predict in simple_baselines(past_of(data), 3).items()}
     train = np.concatenate([np.asarray(data.dataset.read(episode).action) for episode in range(5)])
     for place in range(3):
         np.testing.assert_allclose(found["mean action"][:, place], np.tile(train.mean(0), (20, 1)), rtol=1e-6)
@@ -65,7 +63,7 @@ def test_the_simple_ones_hold_one_action(data: DemoData) -> None:
 def test_joints_of_other_names_are_no_place_to_stay(data: DemoData) -> None:
     columns = data.dataset
     columns.meta = replace(columns.meta, action_names=("left_speed", "right_speed"))
-    past = Past(columns, data.split.train)
+    past = past_of(data)
     (batch,) = data.batches([6], horizon=3, stride=1, pictures=False)
     assert "present joints" not in simple_baselines(past, 3)
     np.testing.assert_allclose(past.of(batch).last_action[0], past.mean_action)  # nor a first action
@@ -123,18 +121,16 @@ def test_held_out_episodes_do_not_reach_the_baselines(
         device="cpu",
         cache=PictureCache(),
     )
-    found = [
-        fit_ridge(one, Past(one.dataset, one.split.train), np.ones(2), horizon=3) for one in (data, other)
-    ]
+    found = [fit_ridge(one, past_of(one), np.ones(2), horizon=3) for one in (data, other)]
     assert found[0].choice == found[1].choice
     (batch,) = data.batches([0], horizon=3, stride=1, pictures=False)
-    past = Past(data.dataset, data.split.train).of(batch)
+    past = past_of(data).of(batch)
     np.testing.assert_array_equal(found[0].predict(past), found[1].predict(past))
 
 
 def test_the_ridge_solves_what_is_linear(data: DemoData) -> None:
     # state t + 1 = state t + 0.2 (goal - state t), so each change is 0.8 of the one before it.
-    past = Past(data.dataset, data.split.train)
+    past = past_of(data)
     ruler = Ruler(np.ones(2), data.dataset.meta.action_names)
     ridge = fit_ridge(data, past, ruler.std, horizon=3)
     batches = data.batches(data.split.heldout, horizon=3, stride=1, pictures=False)

@@ -15,8 +15,17 @@ from robot_rl.data.lerobot.pictures import PictureCache
 from robot_rl.data.lerobot.reader import Dataset
 from robot_rl.data.store.seal import seal
 from robot_rl.data.store.writer import StoreWriter
+from robot_rl.policies.vla.scale import relative_indices
 from robot_rl.train.finetune.config import FinetuneConfig
-from robot_rl.train.finetune.data import DemoData, Split, check_robot, in_journal, open_data, split_episodes
+from robot_rl.train.finetune.data import (
+    DemoData,
+    PolicyPast,
+    Split,
+    check_robot,
+    in_journal,
+    open_data,
+    split_episodes,
+)
 
 
 def test_the_last_episodes_are_held_out() -> None:
@@ -102,7 +111,9 @@ def test_statistics_are_of_the_training_episodes_alone(make_dataset: Callable[..
 
 def test_the_change_of_the_state_stands_behind_it(dataset: Path) -> None:
     split = Split((0, 1), (2,))
-    data = DemoData(Dataset(dataset), split, picture=None, device="cpu", cache=PictureCache(), history=3)
+    read = Dataset(dataset)
+    past = PolicyPast(read, split, history=3, last_action=False)
+    data = DemoData(read, split, picture=None, device="cpu", cache=PictureCache(), past=past)
     (batch,) = data.batches([1], horizon=4, stride=1)
     state = Dataset(dataset).read(1).obs["state"]
     np.testing.assert_array_equal(batch.obs["state"][:, :2], state)
@@ -116,6 +127,26 @@ def test_the_change_of_the_state_stands_behind_it(dataset: Path) -> None:
     assert facts.features["state"].shape == (4,)
     batches = torch.cat([b.obs["state"] for e in split.train for b in data.batches([e], horizon=4, stride=1)])
     np.testing.assert_allclose(facts.stats["state"]["mean"], batches.mean(0), atol=1e-6)
+
+
+def test_the_last_action_stands_behind_it_too(dataset: Path) -> None:
+    split, read = Split((0, 1), (2,)), Dataset(dataset)
+    past = PolicyPast(read, split, history=1, last_action=True)
+    data = DemoData(read, split, picture=None, device="cpu", cache=PictureCache(), past=past)
+    names = data.facts().meta.state_names
+    assert names[2:] == (
+        *("left_shoulder.change_1", "right_shoulder.change_1"),
+        *("left_shoulder.last_action", "right_shoulder.last_action"),
+        *("left_shoulder.last_action.change_1", "right_shoulder.last_action.change_1"),
+    )
+    (batch,) = data.batches([1], horizon=4, stride=1)
+    episode = read.read(1)
+    action, state = np.asarray(episode.action), np.asarray(episode.obs["state"])
+    last, change = batch.obs["state"].numpy()[:, 4:6], batch.obs["state"].numpy()[:, 6:]
+    np.testing.assert_array_equal(last, [state[0], *action[:-1]])  # at first the present joints
+    np.testing.assert_allclose(change[2:], action[1:-1] - action[:-2])
+    # A policy's chunks are distances from it, so an untrained one repeats the last action, nearly.
+    assert relative_indices(names, read.meta.action_names) == (4, 5)
 
 
 def test_what_is_in_the_journal_alone_is_not_learned_from(dataset: Path, tmp_path: Path) -> None:

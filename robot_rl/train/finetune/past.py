@@ -1,0 +1,97 @@
+"""What is known when a chunk begins, besides the pictures: the state, its changes, the last actions.
+
+B chunks, S state dim, A action dim, L lags.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from robot_rl.core.policy import DemoBatch
+from robot_rl.data.lerobot.reader import Dataset
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Known:
+    """What is known when each of B chunks begins."""
+
+    state: Array
+    """(B, S)"""
+    state_change: Array
+    """(B, L S), over each lag; before the first step nothing had changed."""
+    last_action: Array
+    """(B, A); before the first one the present joints, or else the mean action."""
+    action_change: Array
+    """(B, L A), of the last action, over each lag."""
+
+    def inputs(self, *, last_action: bool) -> Array:
+        """Returns all of it side by side, in the order of `names_of`."""
+        parts = [self.state, self.state_change]
+        parts += [self.last_action, self.action_change] if last_action else []
+        return np.concatenate(parts, axis=1)
+
+
+class Past:
+    """Looks up what is known when chunks of a dataset begin."""
+
+    def __init__(self, dataset: Dataset, train: Sequence[int], *, lags: Sequence[int]) -> None:
+        """Prepares to look up.
+
+        Args:
+            dataset: what to read.
+            train: the training episodes, whose mean action stands in where there is no other.
+            lags: control steps over which changes are told.
+        """
+        self._dataset, self._lags = dataset, tuple(lags)
+        self.state, self.action = dataset.columns["state"], dataset.columns["action"]
+        names = dataset.meta.action_names
+        self.same_names = dataset.meta.state_names[: len(names)] == names
+        """The state begins with the joints of the action."""
+        self.mean_action: Array = self.action[self.steps(train)].mean(axis=0, dtype=np.float64)
+
+    def steps(self, episodes: Sequence[int]) -> Array:
+        """Returns the rows of all steps of these episodes."""
+        starts, ends = self._dataset.episode_starts, self._dataset.episode_ends
+        return np.concatenate([np.arange(starts[episode], ends[episode]) for episode in episodes])
+
+    def of(self, batch: DemoBatch) -> Known:
+        """Returns what is known at the first steps of these chunks."""
+        episode, step = (np.asarray(batch.source[name]) for name in ("episode", "step"))
+        return self.at(self._dataset.episode_starts[episode] + step)
+
+    def at(self, rows: Array) -> Known:
+        """Returns what is known at these rows (B,) of the dataset."""
+        first = self._dataset.episode_starts[np.searchsorted(self._dataset.episode_ends, rows, side="right")]
+        state, num_actions = self.state[rows], self.action.shape[1]
+        start = state[:, :num_actions] if self.same_names else np.tile(self.mean_action, (len(rows), 1))
+        is_first = (rows == first)[:, None]
+        last = np.where(is_first, start, self.action[np.maximum(rows - 1, first)]).astype(np.float32)
+        changes = [state - self.state[np.maximum(rows - lag, first)] for lag in self._lags]
+        turns = [last - self.action[np.maximum(rows - 1 - lag, first)] for lag in self._lags]
+        return Known(
+            state=state,
+            state_change=np.concatenate([state[:, :0], *changes], axis=1),
+            last_action=last,
+            action_change=np.concatenate(
+                [last[:, :0], *(np.where(is_first, 0, turn) for turn in turns)], axis=1
+            ),
+        )
+
+
+def names_of(
+    state: Sequence[str], action: Sequence[str], *, lags: Sequence[int], last_action: bool
+) -> tuple[str, ...]:
+    """Returns the names of `Known.inputs`."""
+
+    def with_changes(names: Sequence[str]) -> list[str]:
+        return [*names, *(f"{name}.change_{lag}" for lag in lags for name in names)]
+
+    behind = with_changes([f"{name}.last_action" for name in action]) if last_action else []
+    return (*with_changes(state), *behind)
