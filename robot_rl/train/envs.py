@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -13,6 +13,7 @@ from robot_rl.core.errors import ConfigError
 from robot_rl.core.registry import resolve
 from robot_rl.hal.vector import Obs, VectorEnv
 from robot_rl.sim.vector import EnvConfig
+from robot_rl.train.past_env import PastEnv, without_past
 
 Array = NDArray[Any]
 Autoreset = Literal["same_step", "disabled"]
@@ -28,8 +29,22 @@ class Expert(Protocol):
 
 
 def make_env(config: EnvConfig, num_envs: int, *, autoreset: Autoreset = "same_step") -> VectorEnv:
-    """Returns `num_envs` simulations of a task."""
-    return resolve("simulator", "mujoco", at="env")(config, num_envs, autoreset=autoreset)
+    """Returns `num_envs` simulations of a task, with the past in their state if its names ask for it.
+
+    Raises:
+        ConfigError: the past, of envs that begin the next episode by themselves.
+    """
+    build = resolve("simulator", "mujoco", at="env")
+    own = without_past(config.state)
+    if own == config.state:
+        return build(config, num_envs, autoreset=autoreset)
+    if autoreset != "disabled":
+        raise ConfigError(
+            f"env.state: got {next(name for name in config.state if name not in own)!r}, which is of the "
+            "past; allowed only where whole episodes are played: `robot-rl evaluate policy=`, "
+            "`robot-rl collect`."
+        )
+    return PastEnv(build(replace(config, state=own), num_envs, autoreset=autoreset), config.state)
 
 
 def make_expert(env: VectorEnv, *, bias_m: float, noise_m: float, noise_seed: int) -> Expert:

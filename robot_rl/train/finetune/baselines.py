@@ -55,17 +55,18 @@ class RidgeChoice:
 
 def past_of(data: DemoData) -> Past:
     """Returns what the baselines may know."""
-    return Past(data.dataset, data.split.train, lags=LAGS)
+    return Past(data.dataset, lags=LAGS)
 
 
-def simple_baselines(past: Past, horizon: int) -> dict[str, Predict]:
+def simple_baselines(data: DemoData, past: Past, *, horizon: int) -> dict[str, Predict]:
     """Returns the predictors that are nothing but one action, held for the whole chunk."""
+    mean = past.action[past.steps(data.split.train)].mean(axis=0, dtype=np.float64)
 
     def held(actions: Array) -> Array:
         return np.repeat(actions[:, None], horizon, axis=1)
 
     found: dict[str, Predict] = {
-        "mean action": lambda batch: held(np.tile(past.mean_action, (len(batch.actions), 1))),
+        "mean action": lambda batch: held(np.tile(mean, (len(batch.actions), 1))),
         "last action": lambda batch: held(past.of(batch).last_action),
     }
     if past.same_names:

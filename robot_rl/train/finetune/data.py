@@ -138,18 +138,17 @@ class DemoData:
 class PolicyPast:
     """What of the past a policy sees behind the state: part of the state itself, name by name."""
 
-    def __init__(self, dataset: Dataset, split: Split, *, history: int, last_action: bool) -> None:
+    def __init__(self, dataset: Dataset, *, history: int, last_action: bool) -> None:
         """Prepares to look up.
 
         Args:
             dataset: what to read.
-            split: which of its episodes are learned from.
             history: control steps over which changes are told; 0: none are.
             last_action: the last action is told too.
         """
         self._lags = (history,) if history else ()
         self._last_action = last_action
-        self._past = Past(dataset, split.train, lags=self._lags)
+        self._past = Past(dataset, lags=self._lags)
 
     def of(self, batch: DemoBatch) -> NDArray[np.float32]:
         """Returns the states of chunks, with the past behind them."""
@@ -190,11 +189,11 @@ class ChunkExperience:
         self._loader.load_state_dict(state["loader"])
 
 
-def policy_past(config: FinetuneConfig, dataset: Dataset, split: Split) -> PolicyPast | None:
+def policy_past(config: FinetuneConfig, dataset: Dataset) -> PolicyPast | None:
     """Returns what of the past a run shows its learners, or None."""
     if not config.history and not config.last_action:
         return None
-    return PolicyPast(dataset, split, history=config.history, last_action=config.last_action)
+    return PolicyPast(dataset, history=config.history, last_action=config.last_action)
 
 
 def open_data(config: FinetuneConfig) -> tuple[Dataset, Split]:

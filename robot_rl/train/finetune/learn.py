@@ -74,7 +74,7 @@ class FinetuneSession(RunSession):
             device=config.device,
             cache=cache,
             workers=config.workers,
-            past=policy_past(config, dataset, split),
+            past=policy_past(config, dataset),
         )
         self.facts = self.data.facts()
         self.ruler = Ruler(

@@ -27,7 +27,7 @@ class Known:
     state_change: Array
     """(B, L S), over each lag; before the first step nothing had changed."""
     last_action: Array
-    """(B, A); before the first one the present joints, or else the mean action."""
+    """(B, A); before the first one the present joints, or, where actions are no joints, 0."""
     action_change: Array
     """(B, L A), of the last action, over each lag."""
 
@@ -41,20 +41,13 @@ class Known:
 class Past:
     """Looks up what is known when chunks of a dataset begin."""
 
-    def __init__(self, dataset: Dataset, train: Sequence[int], *, lags: Sequence[int]) -> None:
-        """Prepares to look up.
-
-        Args:
-            dataset: what to read.
-            train: the training episodes, whose mean action stands in where there is no other.
-            lags: control steps over which changes are told.
-        """
+    def __init__(self, dataset: Dataset, *, lags: Sequence[int]) -> None:
+        """Args: lags: control steps over which changes are told."""
         self._dataset, self._lags = dataset, tuple(lags)
         self.state, self.action = dataset.columns["state"], dataset.columns["action"]
         names = dataset.meta.action_names
         self.same_names = dataset.meta.state_names[: len(names)] == names
         """The state begins with the joints of the action."""
-        self.mean_action: Array = self.action[self.steps(train)].mean(axis=0, dtype=np.float64)
 
     def steps(self, episodes: Sequence[int]) -> Array:
         """Returns the rows of all steps of these episodes."""
@@ -70,7 +63,7 @@ class Past:
         """Returns what is known at these rows (B,) of the dataset."""
         first = self._dataset.episode_starts[np.searchsorted(self._dataset.episode_ends, rows, side="right")]
         state, num_actions = self.state[rows], self.action.shape[1]
-        start = state[:, :num_actions] if self.same_names else np.tile(self.mean_action, (len(rows), 1))
+        start = state[:, :num_actions] if self.same_names else np.zeros((1, num_actions))
         is_first = (rows == first)[:, None]
         last = np.where(is_first, start, self.action[np.maximum(rows - 1, first)]).astype(np.float32)
         changes = [state - self.state[np.maximum(rows - lag, first)] for lag in self._lags]

@@ -178,7 +178,7 @@ def _baselines(session: FinetuneSession) -> None:
     """Measures what needs neither pictures nor training."""
     data, horizon = session.data, session.config.horizon
     past = past_of(data)
-    predictors = simple_baselines(past, horizon)
+    predictors = simple_baselines(data, past, horizon=horizon)
     with session.timer.stage("baselines"):
         ridge = fit_ridge(data, past, session.ruler.std, horizon=horizon)
     predictors["ridge"] = lambda batch: ridge.predict(past.of(batch))
@@ -306,7 +306,7 @@ def _check(config: FinetuneConfig, dataset: Dataset, split: Split) -> str:
         dataset,
         split.train,
         picture=picture_size(config),
-        past=policy_past(config, dataset, split),
+        past=policy_past(config, dataset),
         decode=False,
     )
     check_policy(config, facts)

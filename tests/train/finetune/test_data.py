@@ -112,7 +112,7 @@ def test_statistics_are_of_the_training_episodes_alone(make_dataset: Callable[..
 def test_the_change_of_the_state_stands_behind_it(dataset: Path) -> None:
     split = Split((0, 1), (2,))
     read = Dataset(dataset)
-    past = PolicyPast(read, split, history=3, last_action=False)
+    past = PolicyPast(read, history=3, last_action=False)
     data = DemoData(read, split, picture=None, device="cpu", cache=PictureCache(), past=past)
     (batch,) = data.batches([1], horizon=4, stride=1)
     state = Dataset(dataset).read(1).obs["state"]
@@ -131,7 +131,7 @@ def test_the_change_of_the_state_stands_behind_it(dataset: Path) -> None:
 
 def test_the_last_action_stands_behind_it_too(dataset: Path) -> None:
     split, read = Split((0, 1), (2,)), Dataset(dataset)
-    past = PolicyPast(read, split, history=1, last_action=True)
+    past = PolicyPast(read, history=1, last_action=True)
     data = DemoData(read, split, picture=None, device="cpu", cache=PictureCache(), past=past)
     names = data.facts().meta.state_names
     assert names[2:] == (

@@ -1,0 +1,109 @@
+"""The past that a policy was trained with, in an env: the same numbers, moment for moment."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from robot_rl.core.errors import ConfigError
+from robot_rl.hal.fake import FakeEnv
+from robot_rl.hal.vector import Obs
+from robot_rl.sim.vector import EnvConfig
+from robot_rl.train.envs import make_env
+from robot_rl.train.finetune.past import Past, names_of
+from robot_rl.train.past_env import PastEnv, without_past
+
+
+class Walk(FakeEnv):
+    """Every state is drawn anew, so that no two moments are alike."""
+
+    def __init__(self, action_names: tuple[str, ...]) -> None:
+        super().__init__(num_envs=2, action_dim=2)
+        self.state_names, self.action_names = ("a", "b", "c"), action_names
+        self._random = np.random.default_rng(0)
+        self.seen: list[np.ndarray] = []
+
+    def _moment(self) -> Obs:
+        self.seen.append(self._random.standard_normal((2, 3)).astype(np.float32))
+        return {"state": self.seen[-1]}
+
+    def reset(self, **_: Any) -> tuple[Obs, dict[str, Any]]:
+        return self._moment(), {}
+
+    def step_masked(self, actions: Any, active: Any) -> tuple[Obs, Any, Any, Any, dict[str, Any]]:
+        ends = np.zeros(2, bool)
+        return self._moment(), np.zeros(2), ends, ends, {"commanded_action": np.clip(actions, -1, 1)}
+
+
+@pytest.mark.parametrize("action_names", [("a", "b"), ("speed", "grip")])
+def test_an_env_tells_what_the_dataset_told(action_names: tuple[str, ...]) -> None:
+    inner = Walk(action_names)
+    names = names_of(inner.state_names, action_names, lags=(3,), last_action=True)
+    env = PastEnv(inner, names)
+    sent = np.random.default_rng(1).uniform(-1, 1, (8, 2, 2)).astype(np.float32)
+    shown = [env.reset()[0]["state"], *(env.step_masked(action, None)[0]["state"] for action in sent)]
+    for row in range(2):
+        recorded: Any = SimpleNamespace(  # one episode, as a dataset has it
+            columns={
+                "state": np.stack(inner.seen)[:, row],
+                "action": np.concatenate([sent, sent[:1]])[:, row],
+            },
+            meta=SimpleNamespace(state_names=inner.state_names, action_names=action_names),
+            episode_starts=np.array([0]),
+            episode_ends=np.array([9]),
+        )
+        told = Past(recorded, lags=(3,)).at(np.arange(9)).inputs(last_action=True)
+        np.testing.assert_allclose(np.stack(shown)[:, row], told, atol=1e-6)
+    assert env.observation_space.contains({"state": shown[0]})
+
+
+def test_what_was_sent_counts_and_not_what_was_asked_for() -> None:
+    env = PastEnv(Walk(("speed", "grip")), ("a", "grip.last_action"))
+    env.reset()
+    obs, *_ = env.step_masked(np.full((2, 2), 5.0, np.float32), None)
+    assert obs["state"][:, 1].tolist() == [1.0, 1.0]
+
+
+def test_a_new_episode_knows_nothing_of_the_one_before() -> None:
+    env = PastEnv(Walk(("a", "b")), ("a", "b", "a.change_1", "a.last_action"))
+    env.reset()
+    env.step_masked(np.ones((2, 2), np.float32), None)
+    obs, _ = env.reset()
+    np.testing.assert_array_equal(obs["state"][:, 2], 0)
+    np.testing.assert_array_equal(obs["state"][:, 3], obs["state"][:, 0])  # the present joints
+
+
+def test_a_row_that_stands_still_keeps_its_past() -> None:
+    env = PastEnv(Walk(("speed", "grip")), ("a", "speed.last_action"))
+    env.reset()
+    env.step_masked(np.full((2, 2), 0.5, np.float32), None)
+    obs, *_ = env.step_masked(np.full((2, 2), -0.5, np.float32), np.array([True, False]))
+    assert obs["state"][:, 1].tolist() == [-0.5, 0.5]
+
+
+def test_names_of_nothing() -> None:
+    with pytest.raises(
+        ConfigError, match=r"env\.state: 'd\.change_2' tells the past of 'd', which is no element"
+    ):
+        PastEnv(Walk(("a", "b")), ("a", "d.change_2"))
+    with pytest.raises(ConfigError, match=r"'c\.last_action' tells the past of 'c', which is no action"):
+        PastEnv(Walk(("a", "b")), ("c.last_action",))
+    assert without_past(("a.pos", "a.pos.change_3", "grip.last_action.change_3")) == ("a.pos",)
+
+
+def test_a_simulation_shows_its_past_where_whole_episodes_are_played() -> None:
+    plain = make_env(EnvConfig(task="reach"), 1, autoreset="disabled")
+    own, first = plain.state_names, plain.state_names[0]
+    plain.close()
+    config = EnvConfig(task="reach", state=(*own, f"{first}.change_1"))
+    env = make_env(config, 1, autoreset="disabled")
+    before, _ = env.reset(seed=0)
+    after, *_ = env.step_masked(np.ones((1, len(env.action_names)), np.float32), None)
+    env.close()
+    assert env.state_names == config.state
+    assert after["state"][0, -1] == after["state"][0, 0] - before["state"][0, 0]
+    with pytest.raises(
+        ConfigError, match=r"change_1', which is of the past; allowed only where whole episodes"
+    ):
+        make_env(config, 1)
