@@ -159,6 +159,20 @@ def test_the_saved_policy_is_the_measured_one(whole: FinetuneSummary, tmp_path: 
     assert errors.normalised == whole.heldout_error
 
 
+def test_what_is_linear_needs_no_training(
+    dataset: Path, run_of: Callable[..., FinetuneSummary], tmp_path: Path
+) -> None:
+    # The made-up arm is linear in its last two states: one update of the network is as good as none.
+    options = {**SMALL["options"], "linear": 1e-3}
+    summary = run_of(dataset, updates=1, baselines=False, last_action=True, history=1, options=options)
+    assert summary.heldout_error < 0.5 * summary.predictors["last action"]["normalised"]
+    policy, meta = load_policy(Path(summary.run) / "policy")
+    assert meta.state_names[-1] == "right_shoulder.last_action.change_1"
+    config = finetune.load_config(Path(summary.run))
+    with FinetuneSession(config, tmp_path / "again", *open_data(config)) as session:
+        assert policy_errors(session, policy, (5, 6)).normalised == summary.heldout_error
+
+
 def test_nothing_is_learned_from_the_held_out_episodes(
     make_dataset: Callable[..., Path], whole: FinetuneSummary, run_of: Callable[..., FinetuneSummary]
 ) -> None:
