@@ -54,13 +54,21 @@ class RidgeChoice:
 
 
 def past_of(data: DemoData) -> Past:
-    """Returns what the baselines may know."""
-    return Past(data.dataset, lags=LAGS)
+    """Returns what the baselines may know; the mean action stands for one before the first."""
+    return Past(data.dataset, lags=LAGS, first_action=mean_action(data))
+
+
+def mean_action(data: DemoData) -> Array:
+    """Returns the mean over all steps of the training episodes, (A,)."""
+    starts, ends = data.dataset.episode_starts, data.dataset.episode_ends
+    actions = data.dataset.columns["action"]
+    parts = [actions[starts[episode] : ends[episode]] for episode in data.split.train]
+    return np.concatenate(parts).mean(axis=0, dtype=np.float64)
 
 
 def simple_baselines(data: DemoData, past: Past, *, horizon: int) -> dict[str, Predict]:
     """Returns the predictors that are nothing but one action, held for the whole chunk."""
-    mean = past.action[past.steps(data.split.train)].mean(axis=0, dtype=np.float64)
+    mean = mean_action(data)
 
     def held(actions: Array) -> Array:
         return np.repeat(actions[:, None], horizon, axis=1)

@@ -76,8 +76,9 @@ class FinetuneConfig:
     """A robot that the dataset's joints must fit; nothing is compared if None."""
     horizon: int = 16
     """H, control steps of a chunk: of a policy made anew, and of the errors."""
-    history: int = 0
-    """Control steps over which the change of the state is given beside it, to every learner; 0: not."""
+    history: int | tuple[int, ...] = 0
+    """Control steps over which the change of the state is given beside it, to every learner: one number,
+    or several, as `[1,4]`; 0: not."""
     last_action: bool = False
     """Gives the last action too, and its change over `history`; `small_vla` predicts distances from it."""
     picture: tuple[int, int] | None = None
@@ -138,7 +139,13 @@ class FinetuneConfig:
         require(self.curve_points >= 0, "curve_points", self.curve_points, "0 or more")
         require(self.updates is None or self.updates >= 1, "updates", self.updates, "1 or more, or null")
         require(self.cache_gb >= 0, "cache_gb", self.cache_gb, "0 or more")
-        require(self.history >= 0, "history", self.history, "0 or more")
+        lags = self.lags
+        require(
+            all(lag >= 1 for lag in lags) and len(set(lags)) == len(lags),
+            "history",
+            self.history,
+            "0 or more, or a list of different numbers from 1",
+        )
         require(self.workers >= 0, "workers", self.workers, "0 or more")
         require(self.minutes is None or self.minutes > 0, "minutes", self.minutes, "above 0")
         if self.updates is not None and self.minutes is not None:
@@ -166,6 +173,13 @@ class FinetuneConfig:
             raise ConfigError(
                 f"robot: no robot and no file named {self.robot!r}.{nearest(self.robot, table('robot'))}"
             )
+
+    @property
+    def lags(self) -> tuple[int, ...]:
+        """What `history` stands for, as a list."""
+        if isinstance(self.history, int):
+            return (self.history,) if self.history else ()
+        return self.history
 
     def learning(self, own: Recipe, *, updates: int) -> BCConfig:
         """Returns the settings of the algorithm for so many updates: these, or else the policy's own."""

@@ -138,15 +138,15 @@ class DemoData:
 class PolicyPast:
     """What of the past a policy sees behind the state: part of the state itself, name by name."""
 
-    def __init__(self, dataset: Dataset, *, history: int, last_action: bool) -> None:
+    def __init__(self, dataset: Dataset, *, lags: tuple[int, ...], last_action: bool) -> None:
         """Prepares to look up.
 
         Args:
             dataset: what to read.
-            history: control steps over which changes are told; 0: none are.
+            lags: control steps over which changes are told.
             last_action: the last action is told too.
         """
-        self._lags = (history,) if history else ()
+        self._lags = lags
         self._last_action = last_action
         self._past = Past(dataset, lags=self._lags)
 
@@ -191,9 +191,9 @@ class ChunkExperience:
 
 def policy_past(config: FinetuneConfig, dataset: Dataset) -> PolicyPast | None:
     """Returns what of the past a run shows its learners, or None."""
-    if not config.history and not config.last_action:
+    if not config.lags and not config.last_action:
         return None
-    return PolicyPast(dataset, history=config.history, last_action=config.last_action)
+    return PolicyPast(dataset, lags=config.lags, last_action=config.last_action)
 
 
 def open_data(config: FinetuneConfig) -> tuple[Dataset, Split]:

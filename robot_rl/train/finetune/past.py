@@ -27,7 +27,7 @@ class Known:
     state_change: Array
     """(B, L S), over each lag; before the first step nothing had changed."""
     last_action: Array
-    """(B, A); before the first one the present joints, or, where actions are no joints, 0."""
+    """(B, A); before the first one the present joints, or what `Past` was given."""
     action_change: Array
     """(B, L A), of the last action, over each lag."""
 
@@ -41,9 +41,17 @@ class Known:
 class Past:
     """Looks up what is known when chunks of a dataset begin."""
 
-    def __init__(self, dataset: Dataset, *, lags: Sequence[int]) -> None:
-        """Args: lags: control steps over which changes are told."""
+    def __init__(self, dataset: Dataset, *, lags: Sequence[int], first_action: Array | None = None) -> None:
+        """Prepares to look up.
+
+        Args:
+            dataset: what to read.
+            lags: control steps over which changes are told.
+            first_action: (A,), what stands for the last action before the first one where actions are no
+                joints; None: 0.
+        """
         self._dataset, self._lags = dataset, tuple(lags)
+        self._first_action = first_action
         self.state, self.action = dataset.columns["state"], dataset.columns["action"]
         names = dataset.meta.action_names
         self.same_names = dataset.meta.state_names[: len(names)] == names
@@ -63,7 +71,9 @@ class Past:
         """Returns what is known at these rows (B,) of the dataset."""
         first = self._dataset.episode_starts[np.searchsorted(self._dataset.episode_ends, rows, side="right")]
         state, num_actions = self.state[rows], self.action.shape[1]
-        start = state[:, :num_actions] if self.same_names else np.zeros((1, num_actions))
+        start = state[:, :num_actions]
+        if not self.same_names:
+            start = np.zeros(num_actions) if self._first_action is None else self._first_action
         is_first = (rows == first)[:, None]
         last = np.where(is_first, start, self.action[np.maximum(rows - 1, first)]).astype(np.float32)
         changes = [state - self.state[np.maximum(rows - lag, first)] for lag in self._lags]

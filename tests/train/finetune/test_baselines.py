@@ -9,10 +9,10 @@ import pytest
 
 from robot_rl.data.lerobot.pictures import PictureCache
 from robot_rl.data.lerobot.reader import Dataset
-from robot_rl.train.finetune.baselines import LAGS, Ridge, fit_ridge, past_of, simple_baselines
+from robot_rl.train.finetune.baselines import LAGS, Ridge, fit_ridge, mean_action, past_of, simple_baselines
 from robot_rl.train.finetune.data import DemoData, Split, moving_joints
 from robot_rl.train.finetune.errors import Ruler
-from robot_rl.train.finetune.past import Known
+from robot_rl.train.finetune.past import Known, Past
 
 
 @pytest.fixture
@@ -68,7 +68,9 @@ def test_joints_of_other_names_are_no_place_to_stay(data: DemoData) -> None:
     past = past_of(data)
     (batch,) = data.batches([6], horizon=3, stride=1, pictures=False)
     assert "present joints" not in simple_baselines(data, past, horizon=3)
-    assert not past.of(batch).last_action[0].any()  # nothing was commanded yet
+    np.testing.assert_allclose(past.of(batch).last_action[0], mean_action(data))  # nor a first action
+    # A policy is told 0, which an env can tell it too.
+    assert not Past(data.dataset, lags=()).of(batch).last_action[0].any()
 
 
 def test_the_ridge_weight_is_the_textbooks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,6 +86,8 @@ def test_no_dataset(tmp_path: Path) -> None:
         ({"minutes": 0.0}, "minutes: got 0.0, allowed: above 0"),
         ({"minutes": 2.0, "updates": 5}, "minutes: got 2 beside updates=5, allowed: one of the two"),
         ({"accumulate": 0}, "accumulate: got 0, allowed: 1 or more"),
+        ({"history": -1}, "history: got -1, allowed: 0 or more, or a list of different numbers from 1"),
+        ({"history": [1, 1]}, r"history: got \(1, 1\), allowed: 0 or more, or a list"),
         ({"lr": -1.0}, "lr: got -1.0, allowed: above 0"),
         ({"precision": "fp16"}, "precision: got 'fp16' with device=cpu, allowed: fp32, bf16."),
         ({"device": "cuda:9"}, "device: got 'cuda:9', allowed on this machine: cpu"),
@@ -112,7 +114,7 @@ def test_statistics_are_of_the_training_episodes_alone(make_dataset: Callable[..
 def test_the_change_of_the_state_stands_behind_it(dataset: Path) -> None:
     split = Split((0, 1), (2,))
     read = Dataset(dataset)
-    past = PolicyPast(read, history=3, last_action=False)
+    past = PolicyPast(read, lags=(3,), last_action=False)
     data = DemoData(read, split, picture=None, device="cpu", cache=PictureCache(), past=past)
     (batch,) = data.batches([1], horizon=4, stride=1)
     state = Dataset(dataset).read(1).obs["state"]
@@ -129,9 +131,16 @@ def test_the_change_of_the_state_stands_behind_it(dataset: Path) -> None:
     np.testing.assert_allclose(facts.stats["state"]["mean"], batches.mean(0), atol=1e-6)
 
 
+def test_history_is_a_number_or_several(dataset: Path) -> None:
+    def lags(**given: Any) -> tuple[int, ...]:
+        return build(FinetuneConfig, {"dataset": str(dataset), **given}).lags
+
+    assert (lags(), lags(history=0), lags(history=3), lags(history=[1, 4])) == ((), (), (3,), (1, 4))
+
+
 def test_the_last_action_stands_behind_it_too(dataset: Path) -> None:
     split, read = Split((0, 1), (2,)), Dataset(dataset)
-    past = PolicyPast(read, history=1, last_action=True)
+    past = PolicyPast(read, lags=(1,), last_action=True)
     data = DemoData(read, split, picture=None, device="cpu", cache=PictureCache(), past=past)
     names = data.facts().meta.state_names
     assert names[2:] == (
