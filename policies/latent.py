@@ -11,7 +11,7 @@ latent dim: H A, or A where one noise vector serves the whole chunk.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any, ClassVar, Self, cast
 
 import torch
@@ -19,35 +19,13 @@ from torch import Generator, Tensor, nn
 
 from robot_rl.core.policy import ChunkSample, ContinuingPolicy, Mode
 from robot_rl.policies.adapter import PolicyAdapter
+from robot_rl.policies.config import LatentActorConfig
 from robot_rl.policies.networks import MLP, initialise
 from robot_rl.policies.processes import normal_like
 from robot_rl.policies.spec import build, check_chunk, check_mode, full_spec, read_config
 
 LOG_STD_RANGE = (-20.0, 2.0)
 """Of the actor's Gaussian before the tanh, as in SAC."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LatentActorConfig:
-    """The network that chooses the noise."""
-
-    bound: float = 1.5
-    """Largest element of the noise; the paper has 1 to 2.5, and 0 decodes the middle of the noise."""
-    repeat: bool = False
-    """One noise vector for all H steps: fewer elements to learn, but not every base stands it."""
-    width: int = 256
-    """Units of a hidden layer."""
-    depth: int = 2
-    """Number of hidden layers."""
-    layernorm: bool = False
-    """Normalises the hidden layers."""
-
-    def __post_init__(self) -> None:
-        for name in ("width", "depth"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"latent {name} must be at least 1, got {getattr(self, name)}")
-        if not 0 <= self.bound < float("inf"):
-            raise ValueError(f"latent bound must be at least 0 and finite, got {self.bound}")
 
 
 class LatentSteer(PolicyAdapter):

@@ -23,10 +23,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-import torch
-from torch import Generator, Tensor
+if TYPE_CHECKING:
+    from torch import Generator, Tensor
 
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 
@@ -49,6 +49,8 @@ class TimeGrid:
 
     def at(self, column: str, k: int | Tensor, like: Tensor) -> float | Tensor:
         """Returns the coefficient of step `k`: a float, or (N, 1, 1) for steps (N,)."""
+        import torch
+
         values = self.columns[column]
         if isinstance(k, int):
             return values[k]
@@ -69,6 +71,10 @@ class Corrupted:
 
 class Process(Protocol):
     """A way from noise to a chunk; steps take `k` as an int, or as a tensor with one per row."""
+
+    def check(self, steps: int) -> None:
+        """Refuses a number of denoising steps that the process cannot have."""
+        ...
 
     def grid(self, steps: int) -> TimeGrid:
         """Returns the grid of `steps` denoising steps."""
@@ -97,6 +103,9 @@ class Process(Protocol):
 class FlowODE:
     """Flow matching with Euler steps: the chunk is a deterministic function of the noise."""
 
+    def check(self, steps: int) -> None:
+        _flow_times(steps)
+
     def grid(self, steps: int) -> TimeGrid:
         times = _flow_times(steps)
         return TimeGrid(str(self), times, {"delta": _differences(times)})
@@ -110,6 +119,8 @@ class FlowODE:
         return _euler(net_out, x, grid, k)
 
     def stochastic_index(self, grid: TimeGrid, batch: int, generator: Generator | None) -> Tensor:
+        import torch
+
         return torch.empty((batch, 0), dtype=torch.long)
 
     def corrupt(self, actions: Tensor, noise: Tensor, generator: Generator | None) -> Corrupted:
@@ -138,12 +149,16 @@ class FlowSDE:
                 f"FlowSDE: stochastic_steps must be 'one' or 'all', got {self.stochastic_steps!r}"
             )
 
-    def grid(self, steps: int) -> TimeGrid:
+    def check(self, steps: int) -> None:
         if steps == 1:
             raise ValueError(
                 "FlowSDE: needs at least 2 denoising steps, got 1: its first step takes its noise "
                 "from the next time, where there is none left. Use 2 or more, or FlowODE."
             )
+        _flow_times(steps)
+
+    def grid(self, steps: int) -> TimeGrid:
+        self.check(steps)
         times = _flow_times(steps)
         deltas = _differences(times)
         sigmas = [self._sigma(times[max(k, 1)]) for k in range(steps)]
@@ -169,6 +184,8 @@ class FlowSDE:
         return _euler(net_out, x, grid, k)
 
     def stochastic_index(self, grid: TimeGrid, batch: int, generator: Generator | None) -> Tensor:
+        import torch
+
         if self.eta == 0:
             return torch.empty((batch, 0), dtype=torch.long)
         if self.stochastic_steps == "all":
@@ -206,6 +223,8 @@ class FlowNoise(FlowODE):
             )
 
     def stochastic_index(self, grid: TimeGrid, batch: int, generator: Generator | None) -> Tensor:
+        import torch
+
         return torch.arange(grid.steps).expand(batch, -1)
 
 
@@ -261,7 +280,7 @@ class DDIM:
         if self.prediction not in ("noise", "velocity"):
             raise ValueError(f"{name}: prediction must be 'noise' or 'velocity', got {self.prediction!r}")
 
-    def grid(self, steps: int) -> TimeGrid:
+    def check(self, steps: int) -> None:
         if not 1 <= steps <= self.train_steps:
             raise ValueError(
                 f"{type(self).__name__}: {steps} denoising steps, allowed 1 to "
@@ -272,6 +291,9 @@ class DDIM:
                 f"{type(self).__name__}: tuned_steps {self.tuned_steps}, "
                 f"allowed 0 to {steps}, the denoising steps"
             )
+
+    def grid(self, steps: int) -> TimeGrid:
+        self.check(steps)
         levels = [round(self.train_steps * (steps - k) / steps) - 1 for k in range(steps)]
         abar = alphas_cumprod(self.train_steps)
         rows = [
@@ -294,12 +316,16 @@ class DDIM:
         return grid.at("action_gain_ode", k, x) * action + grid.at("x_gain_ode", k, x) * x
 
     def stochastic_index(self, grid: TimeGrid, batch: int, generator: Generator | None) -> Tensor:
+        import torch
+
         if self.eta == 0:
             return torch.empty((batch, 0), dtype=torch.long)
         first = grid.steps - (self.tuned_steps or grid.steps)
         return torch.arange(first, grid.steps).expand(batch, -1)
 
     def corrupt(self, actions: Tensor, noise: Tensor, generator: Generator | None) -> Corrupted:
+        import torch
+
         device = generator.device if generator is not None else actions.device
         level = torch.randint(self.train_steps, (len(actions),), generator=generator, device=device)
         level = level.to(actions.device)
@@ -342,6 +368,8 @@ class DDPM(DDIM):
 
 def gaussian_log_prob(value: Tensor, mean: Tensor, std: float | Tensor) -> Tensor:
     """Returns log N(value; mean, std) averaged over the last two dimensions."""
+    from torch import Tensor
+
     log_std = std.log() if isinstance(std, Tensor) else math.log(std)
     deviation = (value - mean) / std
     return (-0.5 * deviation.square() - log_std - _HALF_LOG_2PI).mean(dim=(-2, -1))
@@ -349,12 +377,17 @@ def gaussian_log_prob(value: Tensor, mean: Tensor, std: float | Tensor) -> Tenso
 
 def gaussian_entropy(std: float | Tensor, *, like: Tensor) -> Tensor:
     """Returns the entropy of N(., std), shaped as `like` (..., H, A), averaged over H and A."""
+    import torch
+    from torch import Tensor
+
     log_std = std.log() if isinstance(std, Tensor) else math.log(std)
     return (torch.zeros_like(like) + log_std + 0.5 + _HALF_LOG_2PI).mean(dim=(-2, -1))
 
 
 def normal_like(x: Tensor, generator: Generator | None) -> Tensor:
     """Returns standard normal noise shaped as `x`, drawn on the generator's device."""
+    import torch
+
     device = generator.device if generator is not None else x.device
     noise = torch.randn(x.shape, dtype=x.dtype, device=device, generator=generator)
     return noise.to(x.device)
@@ -395,6 +428,8 @@ def flow_between(actions: Tensor, noise: Tensor, time: Tensor) -> Corrupted:
 
 
 def _flow_corrupt(actions: Tensor, noise: Tensor, generator: Generator | None) -> Corrupted:
+    import torch
+
     device = generator.device if generator is not None else actions.device
     time = torch.rand(len(actions), dtype=actions.dtype, device=device, generator=generator)
     return flow_between(actions, noise, time.to(actions.device))

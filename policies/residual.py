@@ -8,7 +8,7 @@ B envs, H chunk length, A action dim, F feature dim.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any, ClassVar, Self, cast
 
 import torch
@@ -16,34 +16,10 @@ from torch import Generator, Tensor, nn
 
 from robot_rl.core.policy import ChunkSample, ContinuingPolicy, DemoBatch, Mode
 from robot_rl.policies.adapter import PolicyAdapter
+from robot_rl.policies.config import ResidualHeadConfig
 from robot_rl.policies.networks import MLP, initialise, zero_last_layer
 from robot_rl.policies.processes import normal_like
 from robot_rl.policies.spec import build, check_chunk, full_spec, read_config
-
-
-@dataclass(frozen=True, kw_only=True)
-class ResidualHeadConfig:
-    """The network that corrects the base, and how it explores."""
-
-    width: int = 256
-    """Units of a hidden layer."""
-    depth: int = 2
-    """Number of hidden layers."""
-    layernorm: bool = True
-    """Normalises the hidden layers."""
-    explore_std: float = 0.05
-    """Standard deviation of the exploration noise, in the env's [-1, 1]."""
-    noise_clip: float = 0.3
-    """Largest exploration noise."""
-
-    def __post_init__(self) -> None:
-        for name in ("width", "depth"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"residual {name} must be at least 1, got {getattr(self, name)}")
-        if not self.explore_std >= 0:
-            raise ValueError(f"residual explore_std must be at least 0, got {self.explore_std}")
-        if not self.noise_clip > 0:
-            raise ValueError(f"residual noise_clip must be above 0, got {self.noise_clip}")
 
 
 class ResidualPolicy(PolicyAdapter):

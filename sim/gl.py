@@ -15,10 +15,14 @@ from functools import cache
 from pathlib import Path
 from typing import Protocol
 
-from robot_rl.core.errors import RenderError
+from robot_rl.core.errors import ConfigError, RenderError
 
 BACKENDS = ("egl", "osmesa")
 """In the order they are tried: EGL also finds a GPU, and Mesa dropped OSMesa in version 25.1."""
+
+_ON, _OFF = ("enable", "enabled", "on", "true", "1"), ("disable", "disabled", "off", "false", "0")
+KNOWN = (*BACKENDS, "", "glfw", "glx", "cgl", "wgl", *_ON, *_OFF)
+"""What MUJOCO_GL may be; with another word `import mujoco` fails."""
 
 OSMESA_WHEEL = "lavavu_osmesa"
 """A wheel that carries OSMesa and LLVM (84 MB): drawing where nobody may install system packages."""
@@ -43,12 +47,29 @@ def find_backend() -> str:
     half loaded. The answer, for which one waits about a second, holds as long as this process.
 
     Raises:
+        ConfigError: MUJOCO_GL is no word that MuJoCo knows.
         RenderError: neither draws; the message says why and what to install.
     """
+    check_environment()
     backend, reasons = _search()
     if backend is None:
         raise RenderError(no_renderer_message(reasons))
     return backend
+
+
+def check_environment() -> None:
+    """Raises `ConfigError` if MUJOCO_GL keeps MuJoCo from being imported."""
+    if os.environ.get("MUJOCO_GL", "").strip().lower() not in KNOWN:
+        raise mistaken_environment()
+
+
+def mistaken_environment() -> ConfigError:
+    """Returns the error of a MUJOCO_GL that MuJoCo does not know."""
+    given = os.environ.get("MUJOCO_GL")
+    return ConfigError(
+        f"MUJOCO_GL: the environment variable is {given!r}, allowed: egl, osmesa, or not set: "
+        "`unset MUJOCO_GL`."
+    )
 
 
 def open_context() -> GlContext:
@@ -94,8 +115,12 @@ def _search() -> tuple[str | None, dict[str, str]]:
 def _why_not(backend: str) -> str | None:
     """Returns why a back end does not draw, None if it does."""
     command = [sys.executable, "-c", _PROBE, backend]
+    # Whatever MUJOCO_GL is, `import mujoco` loads nothing by it: `_open` says what is to be tried.
+    env = {**os.environ, "MUJOCO_GL": "disable"}
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S, check=False, env=env
+        )
     except subprocess.TimeoutExpired:
         return f"no answer within {_PROBE_TIMEOUT_S} s"
     if done.returncode == 0:

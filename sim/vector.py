@@ -6,7 +6,6 @@ success and rewards are array operations on MuJoCo's sensors, and episodes draw 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +15,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
-from robot_rl.core.errors import ConfigError, require
+from robot_rl.core.errors import ConfigError
 from robot_rl.core.names import chosen
 from robot_rl.core.registry import resolve
 from robot_rl.core.seeding import EpisodeRng
@@ -24,6 +23,7 @@ from robot_rl.hal.safety import SafetyEnvelope, SafetyLimits
 from robot_rl.hal.vector import Obs, VectorEnv, given_seeds, row_mask
 from robot_rl.sim.backends.mujoco_cpu import MujocoCpu
 from robot_rl.sim.cameras import Camera, Renderer
+from robot_rl.sim.config import EnvConfig, check_reward
 from robot_rl.sim.control import Controller, cells, columns
 from robot_rl.sim.experts import Expert
 from robot_rl.sim.poses import compose
@@ -35,45 +35,6 @@ Array = NDArray[Any]
 
 MOST_SHAPING = 0.5
 """Largest dense reward of a step without success, which is 1."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class EnvConfig:
-    """Which task on which robot, and how it is shown to the learner."""
-
-    task: str = "pick_cube"
-    robot: str | None = None
-    """A name of `robot-rl doctor --list robot`, or the path of a robot file; the task's own if None."""
-    reward: Literal["sparse", "dense"] = "sparse"
-    horizon_s: float | None = None
-    """Episode length; the task's own if None."""
-    state: tuple[str, ...] = ()
-    """Elements of the state that are shown, by the beginnings of their names; all if empty. What a real
-    robot measures itself is [joint,finger,tool]: the rest, such as the pose of a cube, pictures show."""
-    cameras: tuple[str, ...] = ()
-    """Cameras whose images join the observation as `<camera>.rgb`."""
-    depth: bool = False
-    """Add `<camera>.depth` in metres."""
-    image_size: tuple[int, int] = (96, 96)
-    """Height and width in pixels."""
-    randomize: bool = False
-    """Apply the task's randomisation terms at every reset."""
-    num_threads: int = 0
-    """Simulation threads; all cores if 0."""
-    dump_diverged: str | None = None
-    """Folder for the states of simulations that diverged; not kept if None."""
-
-    def __post_init__(self) -> None:
-        given = self.horizon_s
-        require(given is None or given > 0, "env.horizon_s", given, "above 0, or null for the task's")
-
-
-def check_reward(config: EnvConfig) -> None:
-    """Refuses a dense reward of a task that has none."""
-    if config.reward == "dense":
-        task = resolve("task", config.task, at="env.task")
-        has_dense = task.dense_reward is not Task.dense_reward
-        require(has_dense, "env.reward", "dense", f"sparse: {config.task!r} has no `dense_reward`")
 
 
 def observation_spaces(

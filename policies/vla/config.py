@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from robot_rl.core.errors import ConfigError, nearest, require
 from robot_rl.core.language import encode_text
-from robot_rl.policies.chunk import ProcessConfig
+from robot_rl.policies.config import ProcessConfig
 from robot_rl.policies.processes import FlowODE, FlowSDE, Process
 from robot_rl.policies.vla.vision import SMALLEST
 
@@ -118,7 +118,7 @@ class SmallVLAConfig:
         scored, allowed = self.scored, f"1 to the horizon {last}, or null for all"
         require(scored is None or 1 <= scored <= last, "small_vla scored", scored, allowed)
         encode_text([self.instruction])
-        make_process(self).grid(self.steps)  # refuses options and steps the process cannot have
+        make_process(self).check(self.steps)  # refuses options and steps the process cannot have
 
     def exploring(self, options: ProcessConfig) -> Self:
         """Returns this configuration with another process.

@@ -38,6 +38,11 @@ _MOVES: dict[str, tuple[str, float]] = {
 _ENTER, _ESCAPE, _ERASE = "\r\n", "\x1b", "\x7f\b"
 
 
+def check_terminal() -> None:
+    """Raises `DeviceError` if this process has no terminal."""
+    os.close(_own_terminal())
+
+
 class Keyboard:
     """A `Teleop` that reads a terminal."""
 

@@ -13,133 +13,22 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Generator, Tensor, nn
 
-from robot_rl.algos.actors import LOG_STD_RANGE, Deterministic, Squashed, TanhGaussian
-from robot_rl.algos.critics import Aggregate, Critics
-from robot_rl.algos.heads import Value, make_head
-from robot_rl.algos.optim import METRICS_EVERY, Matmul, Optimiser, copied, keep_freed_memory
-from robot_rl.core.errors import require
+from robot_rl.algos.actors import Deterministic, Squashed, TanhGaussian
+from robot_rl.algos.config.off_policy import (
+    ActorConfig,
+    ActorCriticConfig,
+    CriticConfig,
+    Norm,
+)
+from robot_rl.algos.critics import Critics
+from robot_rl.algos.heads import make_head
+from robot_rl.algos.optim import METRICS_EVERY, Optimiser, copied, keep_freed_memory
 from robot_rl.data.transitions import TransitionBatch
-
-Norm = Literal["none", "layer", "batch"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class CriticConfig:
-    """The critics: what they learn, with which networks, and how their values become one."""
-
-    value: Value = "mse"
-    """What is learned of the return: its mean (`mse`, `hl_gauss`) or its distribution."""
-    atoms: int = 51
-    """Atoms of `c51` and `hl_gauss`, quantiles of `quantile`."""
-    low: float = -10.0
-    """Smallest return of the atoms."""
-    high: float = 10.0
-    """Largest return of the atoms."""
-    norm: Norm = "none"
-    """`layer` (RLPD), `batch` (CrossQ, batch renormalisation)."""
-    renorm_warmup: int = 100_000
-    """Updates before batch norm becomes batch renormalisation."""
-    target: Literal["ema", "none"] = "ema"
-    """`ema`: critics that follow give the target; `none`: the critics themselves, in one joint pass."""
-    tau: float = 0.005
-    """Share of the way that targets follow at each update."""
-    num: int = 2
-    drawn: int = 2
-    """Critics drawn for each batch's target (REDQ)."""
-    aggregate: Aggregate = "min"
-    """How those drawn become the target's value."""
-    actor_aggregate: Aggregate = "min"
-    """How all become the value that the actor climbs."""
-    width: int = 256
-    depth: int = 2
-
-    def __post_init__(self) -> None:
-        at = "critic."
-        for name in ("num", "width", "depth", "drawn"):
-            require(getattr(self, name) >= 1, at + name, getattr(self, name), "1 or more")
-        require(self.drawn <= self.num, at + "drawn", self.drawn, f"at most critic.num, which is {self.num}")
-        require(self.atoms >= 2, at + "atoms", self.atoms, "2 or more")
-        require(self.low < self.high, at + "low", self.low, f"below critic.high, which is {self.high}")
-        require(0 < self.tau <= 1, at + "tau", self.tau, "above 0, at most 1")
-        require(self.renorm_warmup >= 0, at + "renorm_warmup", self.renorm_warmup, "0 or more")
-        follows, allowed = self.norm != "batch" or self.target == "none", "none with critic.norm batch"
-        require(follows, at + "target", self.target, f"{allowed}, which sees present and next rows as one")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ActorConfig:
-    """The actor."""
-
-    kind: Literal["gaussian", "deterministic"] = "gaussian"
-    """`gaussian`: squashed, with a temperature (SAC); `deterministic` (TD3)."""
-    norm: Norm = "none"
-    width: int = 256
-    depth: int = 2
-    log_std_range: tuple[float, float] = LOG_STD_RANGE
-    """Of the Gaussian, before it is squashed."""
-
-    def __post_init__(self) -> None:
-        for name in ("width", "depth"):
-            require(getattr(self, name) >= 1, f"actor.{name}", getattr(self, name), "1 or more")
-        low, high = self.log_std_range
-        require(low < high, "actor.log_std_range", self.log_std_range, "the smaller first")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ActorCriticConfig:
-    """Actor, critics and rates; the defaults are SAC's."""
-
-    actor: ActorConfig = field(default_factory=ActorConfig)
-    critic: CriticConfig = field(default_factory=CriticConfig)
-    gamma_step: float = 0.99
-    n_step: int = 1
-    """Longest window of rewards before the bootstrap, in control steps."""
-    actor_lr: float = 3e-4
-    critic_lr: float = 3e-4
-    beta1: float = 0.9
-    """Adam's memory of the mean gradient (CrossQ: 0.5)."""
-    weight_decay: float = 0.0
-    grad_clip: float = 0.0
-    """Largest norm of a gradient; 0 leaves them."""
-    actor_every: int = 1
-    """Critic updates per update of actor and temperature."""
-    entropy_backup: bool = True
-    """Counts the next action's entropy as part of its value."""
-    temperature_lr: float = 3e-4
-    """0 keeps the initial temperature."""
-    initial_temperature: float = 1.0
-    target_entropy_per_action: float = -1.0
-    """Entropy aimed at, per action element."""
-    target_noise_std: float = 0.2
-    """Noise on the target's action of a deterministic actor: similar actions get similar values."""
-    target_noise_clip: float = 0.5
-    matmul: Matmul = "bf16"
-    """`bf16`: products of float32 matrices in bfloat16 where the processor can (GPU: TF32); `fp32`: never."""
-
-    def __post_init__(self) -> None:
-        at = "algorithm."
-        for name in ("n_step", "actor_every"):
-            require(getattr(self, name) >= 1, at + name, getattr(self, name), "1 or more")
-        for name in ("actor_lr", "critic_lr", "initial_temperature"):
-            require(getattr(self, name) > 0, at + name, getattr(self, name), "above 0")
-        for name in (
-            "temperature_lr",
-            "weight_decay",
-            "grad_clip",
-            "target_noise_std",
-            "target_noise_clip",
-        ):
-            require(getattr(self, name) >= 0, at + name, getattr(self, name), "0 or more")
-        require(0 <= self.gamma_step <= 1, at + "gamma_step", self.gamma_step, "0 to 1")
-        require(0 <= self.beta1 < 1, at + "beta1", self.beta1, "0 to below 1")
-        require(self.matmul in ("bf16", "fp32"), at + "matmul", self.matmul, "bf16, fp32")
-
 
 Features = Callable[[dict[str, Tensor]], Tensor]
 """Returns what actor and critics read of observations, (B, F), without gradient."""

@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Generator, Tensor, nn
 
+from robot_rl.algos.config.off_policy import LOG_STD_RANGE
 from robot_rl.algos.critics import EnsembleMLP, Path
-
-LOG_STD_RANGE = (-20.0, 2.0)
 
 _MOST_DEMONSTRATED = 0.999  # of an action's range: beyond, atanh has no bound
 

@@ -12,26 +12,14 @@ from __future__ import annotations
 from collections.abc import Generator as Yields
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Generator, Tensor
 
-from robot_rl.algos.optim import (
-    Matmul,
-    Optimiser,
-    copied,
-    cosine_lr,
-    follow,
-    keep_freed_memory,
-    matmul_precision,
-)
-from robot_rl.core.errors import require
+from robot_rl.algos.config.cloning import BCConfig
+from robot_rl.algos.optim import Optimiser, copied, cosine_lr, follow, keep_freed_memory, matmul_precision
 from robot_rl.core.policy import DemoBatch
-
-Precision = Literal["fp32", "bf16", "fp16"]
-"""What a loss and its gradient are computed in, by autocast."""
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -48,40 +36,6 @@ class ClonablePolicy(Protocol):
     def state_dict(self) -> dict[str, Any]: ...
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> Any: ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class BCConfig:
-    """How the base policy is cloned."""
-
-    lr: float = 1e-3
-    """Highest learning rate."""
-    warmup_updates: int = 100
-    """Updates over which the learning rate rises to `lr`."""
-    final_lr_ratio: float = 0.01
-    """Learning rate at the end of the cosine, as a share of `lr`."""
-    weight_decay: float = 1e-6
-    ema_decay: float = 0.995
-    """Share of the average kept at each update; the average of the first updates is shorter."""
-    grad_clip: float = 1.0
-    """Largest norm of the gradient; 0 switches clipping off."""
-    matmul: Matmul = "bf16"
-    """`bf16`: products of float32 matrices in bfloat16 where the processor can; `fp32`: never."""
-    accumulate: int = 1
-    """Pieces that a batch is taken in, one after another: the memory of one piece, the same update."""
-    precision: Precision = "fp32"
-    """`bf16` and `fp16` compute the loss by autocast in half precision; `fp16` scales it (GPUs)."""
-
-    def __post_init__(self) -> None:
-        require(self.lr > 0, "bc.algorithm.lr", self.lr, "above 0")
-        require(self.warmup_updates >= 0, "bc.algorithm.warmup_updates", self.warmup_updates, "0 or more")
-        require(0 <= self.final_lr_ratio <= 1, "bc.algorithm.final_lr_ratio", self.final_lr_ratio, "0 to 1")
-        require(self.weight_decay >= 0, "bc.algorithm.weight_decay", self.weight_decay, "0 or more")
-        require(0 <= self.ema_decay < 1, "bc.algorithm.ema_decay", self.ema_decay, "0 to below 1")
-        require(self.grad_clip >= 0, "bc.algorithm.grad_clip", self.grad_clip, "0 or more")
-        require(self.matmul in ("bf16", "fp32"), "bc.algorithm.matmul", self.matmul, "bf16, fp32")
-        require(self.accumulate >= 1, "bc.algorithm.accumulate", self.accumulate, "1 or more")
-        require(self.precision in _DTYPES, "bc.algorithm.precision", self.precision, ", ".join(_DTYPES))
 
 
 class BehaviourCloning:

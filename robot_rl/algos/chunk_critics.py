@@ -9,40 +9,14 @@ N critics, B batch, F features, H chunk length, h of it that is executed, A acti
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any, ClassVar, Protocol, Self
 
 import torch
 from torch import Generator, Tensor, nn
 
-from robot_rl.algos.critics import Aggregate, Critics
-from robot_rl.algos.optim import Matmul
-from robot_rl.core.errors import require
-
-
-@dataclass(frozen=True, kw_only=True)
-class ChunkCriticConfig:
-    """Sizes of the critics, and how their values become one."""
-
-    num: int = 2
-    width: int = 256
-    """Units of a hidden layer."""
-    depth: int = 2
-    """Hidden layers."""
-    layernorm: bool = True
-    """Normalises the hidden layers."""
-    aggregate: Aggregate = "mean"
-    """Over the critics: `mean` (Q-chunking), or `min`, with pessimism."""
-    prefix: bool = False
-    """Values every beginning of a chunk, each with a target of its own; else the executed actions alone."""
-    matmul: Matmul = "bf16"
-    """`bf16`: products of float32 matrices in bfloat16 where the processor can (GPU: TF32); `fp32`: never."""
-
-    def __post_init__(self) -> None:
-        for name in ("num", "width", "depth"):
-            require(getattr(self, name) >= 1, f"critics.{name}", getattr(self, name), "1 or more")
-        require(self.aggregate in ("mean", "min"), "critics.aggregate", self.aggregate, "mean, min")
-        require(self.matmul in ("bf16", "fp32"), "critics.matmul", self.matmul, "bf16, fp32")
+from robot_rl.algos.config.off_policy import ChunkCriticConfig
+from robot_rl.algos.critics import Critics
 
 
 class ChunkingPolicy(Protocol):

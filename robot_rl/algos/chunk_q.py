@@ -19,57 +19,20 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Generator, Tensor, nn
 
-from robot_rl.algos.chunk_critics import ChunkCriticConfig, ChunkCritics
+from robot_rl.algos.chunk_critics import ChunkCritics
+from robot_rl.algos.config.off_policy import ChunkQConfig
 from robot_rl.algos.optim import METRICS_EVERY, Optimiser, copied, follow, keep_freed_memory, matmul_precision
 from robot_rl.algos.returns import td_target
-from robot_rl.core.errors import require
 from robot_rl.core.policy import ChunkSample, DemoBatch
 from robot_rl.data.transitions import ChunkBatch
 
 Module = Any
 """A policy that is a `torch.nn.Module` as well; Python has no type for both."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ChunkQConfig:
-    """What is learned, and how fast."""
-
-    actor: Literal["best_of_n", "fql"] = "fql"
-    """What acts: the flow's chunk that the critics value most, or a one-step student."""
-    candidates: int = 8
-    """n of `best_of_n`, when acting and in targets (the paper: 32)."""
-    alpha: float = 100.0
-    """Weight of the student's distance to the flow, a mean over the elements of a chunk; `fql` only."""
-    critics: ChunkCriticConfig = field(default_factory=ChunkCriticConfig)
-    gamma_step: float = 0.99
-    """Discount per control step."""
-    tau: float = 0.005
-    """Share of the way that the target critics follow at each update."""
-    critic_lr: float = 3e-4
-    flow_lr: float = 3e-4
-    student_lr: float = 3e-4
-    flow_ema: float = 0.995
-    """Share of the flow's average kept at each update; 0 acts with the weights that learn."""
-    grad_clip: float = 1.0
-    """Largest norm of a gradient; 0 switches clipping off."""
-
-    def __post_init__(self) -> None:
-        at = "chunked.algorithm"
-        require(self.actor in ("best_of_n", "fql"), f"{at}.actor", self.actor, "best_of_n, fql")
-        require(self.candidates >= 1, f"{at}.candidates", self.candidates, "1 or more")
-        for name in ("alpha", "grad_clip"):
-            require(getattr(self, name) >= 0, f"{at}.{name}", getattr(self, name), "0 or more")
-        for name in ("critic_lr", "flow_lr", "student_lr"):
-            require(getattr(self, name) > 0, f"{at}.{name}", getattr(self, name), "above 0")
-        require(0 <= self.gamma_step <= 1, f"{at}.gamma_step", self.gamma_step, "0 to 1")
-        require(0 < self.tau <= 1, f"{at}.tau", self.tau, "above 0, at most 1")
-        require(0 <= self.flow_ema < 1, f"{at}.flow_ema", self.flow_ema, "0 to below 1")
 
 
 class FlowModule(Protocol):

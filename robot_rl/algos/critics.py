@@ -12,17 +12,16 @@ import copy
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple, Self, cast
+from typing import Any, NamedTuple, Self, cast
 
 import torch
 from torch import Generator, Tensor, nn
 
 from robot_rl.algos.batch_renorm import BatchRenorm, Renormed
+from robot_rl.algos.config.cloning import Matmul
+from robot_rl.algos.config.off_policy import Aggregate
 from robot_rl.algos.heads import Head
-from robot_rl.algos.optim import Matmul, follow, matmul_precision
-
-Aggregate = Literal["min", "mean"]
-"""How several critics' values become one: `min` (TD3, SAC), or `mean`, without pessimism."""
+from robot_rl.algos.optim import follow, matmul_precision
 
 _EPS = 1e-5  # of the layer norm
 _LARGE = 128  # rows and columns from which a product is worth bfloat16, which takes some 20 us to enter

@@ -10,32 +10,15 @@ compares steps of it, with an average of the student. R rows, H chunk length, A 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Generator, Tensor, nn
 
+from robot_rl.algos.config.cloning import DistilConfig
 from robot_rl.algos.optim import Optimiser, copied, cosine_lr, keep_freed_memory
-from robot_rl.core.errors import require
 from robot_rl.core.policy import ChunkSample
 from robot_rl.data.transitions import ChunkBatch
-
-
-@dataclass(frozen=True, kw_only=True)
-class DistilConfig:
-    """How a student learns to do in one call what the improved policy does in several."""
-
-    updates: int = 0
-    """0 keeps the policy as it is."""
-    batch: int = 256
-    lr: float = 1e-3
-    """At first; it falls to 0 as a cosine."""
-
-    def __post_init__(self) -> None:
-        require(self.updates >= 0, "distil.updates", self.updates, "0 or more")
-        require(self.batch >= 1, "distil.batch", self.batch, "1 or more")
-        require(self.lr > 0, "distil.lr", self.lr, "above 0")
 
 
 class Teacher(Protocol):

@@ -18,37 +18,13 @@ With margin 0.05 an improvement of less than a twentieth is taken back, however 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from robot_rl.algos.chunk_critics import ChunkCritics
-from robot_rl.core.errors import require
 from robot_rl.core.policy import Policy
-
-
-@dataclass(frozen=True, kw_only=True)
-class GateConfig:
-    """When a candidate is judged, and how."""
-
-    every: int = 100
-    """Updates that make a candidate; the last one may have had fewer."""
-    margin: float | None = 0.05
-    """By how much of its size the score has to rise; null accepts every candidate."""
-    scorer: Literal["critics", "simulator"] = "simulator"
-    """Mean Q in states of the data, or the success of episodes, whose control steps are counted."""
-    states: int = 1024
-    """Of the data, for scorer=critics."""
-    episodes: int = 50
-    """For scorer=simulator."""
-
-    def __post_init__(self) -> None:
-        require(self.scorer in ("critics", "simulator"), "gate.scorer", self.scorer, "critics, simulator")
-        require(self.margin is None or self.margin >= 0, "gate.margin", self.margin, "0 or more, or null")
-        for name in ("every", "states", "episodes"):
-            require(getattr(self, name) >= 1, f"gate.{name}", getattr(self, name), "1 or more")
 
 
 class Guarded(Protocol):

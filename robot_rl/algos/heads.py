@@ -12,15 +12,12 @@ N critics, B batch, O outputs, D numbers that describe a distribution, K atoms o
 from __future__ import annotations
 
 import math
-from typing import Literal
 
 import torch
 from torch import Generator, Tensor, nn
 
+from robot_rl.algos.config.off_policy import Value
 from robot_rl.algos.returns import td_target
-
-Value = Literal["mse", "c51", "hl_gauss", "quantile", "gaussian"]
-"""What a critic learns: the mean return, or one of four descriptions of its distribution."""
 
 
 class Head(nn.Module):

@@ -12,43 +12,18 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Generator, Tensor, nn
 
-from robot_rl.algos.chunk_critics import ChunkCriticConfig, ChunkCritics
+from robot_rl.algos.chunk_critics import ChunkCritics
+from robot_rl.algos.config.on_policy import IQLConfig
 from robot_rl.algos.critics import EnsembleMLP
 from robot_rl.algos.losses import expectile_weight
 from robot_rl.algos.optim import METRICS_EVERY, Optimiser, copied, follow, keep_freed_memory
 from robot_rl.algos.returns import td_target
-from robot_rl.core.errors import require
 from robot_rl.data.transitions import ChunkBatch
-
-
-@dataclass(frozen=True, kw_only=True)
-class IQLConfig:
-    """What the critics are, and how fast they learn."""
-
-    expectile: float = 0.7
-    """tau of the value: 0.5 is the mean over the data's actions, towards 1 the best of them."""
-    critics: ChunkCriticConfig = field(default_factory=lambda: ChunkCriticConfig(aggregate="min"))
-    """The sizes are the value's as well."""
-    gamma_step: float = 0.99
-    """Discount per control step."""
-    tau: float = 0.005
-    """Share of the way that the target critics follow at each update."""
-    lr: float = 3e-4
-    grad_clip: float = 1.0
-    """Largest norm of a gradient; 0 switches clipping off."""
-
-    def __post_init__(self) -> None:
-        require(0 < self.expectile < 1, "iql.expectile", self.expectile, "above 0, below 1")
-        require(0 <= self.gamma_step <= 1, "iql.gamma_step", self.gamma_step, "0 to 1")
-        require(0 < self.tau <= 1, "iql.tau", self.tau, "above 0, at most 1")
-        require(self.lr > 0, "iql.lr", self.lr, "above 0")
-        require(self.grad_clip >= 0, "iql.grad_clip", self.grad_clip, "0 or more")
 
 
 class IQL:

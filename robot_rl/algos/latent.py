@@ -15,20 +15,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Generator, Tensor, nn
 
 from robot_rl.algos.actors import squashed_log_prob
+from robot_rl.algos.config.off_policy import LatentConfig
 from robot_rl.algos.critics import Critics
-from robot_rl.algos.optim import METRICS_EVERY, Matmul, Optimiser, copied, keep_freed_memory, matmul_precision
+from robot_rl.algos.optim import METRICS_EVERY, Optimiser, copied, keep_freed_memory, matmul_precision
 from robot_rl.algos.returns import td_target
-from robot_rl.core.errors import require
 from robot_rl.data.transitions import ChunkBatch
-
-Variant = Literal["sac", "na"]
 
 
 class SteeringPolicy(Protocol):
@@ -62,53 +59,6 @@ class SteeringPolicy(Protocol):
     def unflat(self, flat: Tensor) -> Tensor:
         """Returns the noise (B, H, A) of latents (B, L)."""
         ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class LatentConfig:
-    """Which variant learns, sizes and rates."""
-
-    variant: Variant = "sac"
-    """`sac`: critics of the noise by TD; `na`: critics of chunks by TD, and of the noise by distillation."""
-    num_critics: int = 2
-    """Of each kind; the smallest counts."""
-    width: int = 256
-    """Units of a critic's hidden layer."""
-    depth: int = 2
-    """A critic's hidden layers."""
-    layernorm: bool = True
-    """Normalises the critics' hidden layers."""
-    gamma_step: float = 0.99
-    """Discount per control step."""
-    tau: float = 0.005
-    """Share of the way that targets follow at each update."""
-    actor_lr: float = 3e-4
-    critic_lr: float = 3e-4
-    temperature_lr: float = 3e-4
-    initial_temperature: float = 0.1
-    target_entropy: float = 0.0
-    """Entropy aimed at, of the whole latent as a share of its bound (paper: 0)."""
-    actor_warmup: int = 0
-    """Updates of the critics alone, while the base acts."""
-    grad_clip: float = 0.0
-    """Largest norm of a gradient; 0 switches clipping off."""
-    matmul: Matmul = "bf16"
-    """`bf16`: products of float32 matrices in bfloat16 where the processor can (GPU: TF32); `fp32`: never."""
-
-    def __post_init__(self) -> None:
-        for name in ("num_critics", "width", "depth"):
-            self._require(name, getattr(self, name) >= 1, "1 or more")
-        for name in ("actor_lr", "critic_lr", "temperature_lr", "initial_temperature"):
-            self._require(name, getattr(self, name) > 0, "above 0")
-        for name in ("actor_warmup", "grad_clip"):
-            self._require(name, getattr(self, name) >= 0, "0 or more")
-        self._require("variant", self.variant in ("sac", "na"), "sac, na")
-        self._require("gamma_step", 0 <= self.gamma_step <= 1, "0 to 1")
-        self._require("tau", 0 < self.tau <= 1, "above 0, at most 1")
-        self._require("matmul", self.matmul in ("bf16", "fp32"), "bf16, fp32")
-
-    def _require(self, field: str, holds: bool, allowed: str) -> None:
-        require(holds, f"latent.algorithm.{field}", getattr(self, field), allowed)
 
 
 class LatentSAC:

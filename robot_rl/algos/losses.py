@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
-Reduction = Literal["per_step", "joint", "single"]
+from robot_rl.algos.config.on_policy import Reduction
 
 
 def td_loss(q_NB: Tensor, target_B: Tensor) -> Tensor:

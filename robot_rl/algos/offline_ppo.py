@@ -16,51 +16,17 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Generator, Tensor
 
 from robot_rl.algos.chain_ppo import ChainPolicy, ChainPPO
-from robot_rl.algos.gate import Gate, GateConfig
-from robot_rl.algos.iql import IQL, IQLConfig
+from robot_rl.algos.config.on_policy import OfflinePPOConfig
+from robot_rl.algos.gate import Gate
+from robot_rl.algos.iql import IQL
 from robot_rl.algos.optim import copied
-from robot_rl.core.errors import require
 from robot_rl.data.transitions import ChunkBatch
-
-
-@dataclass(frozen=True, kw_only=True)
-class OfflinePPOConfig:
-    """How the policy learns from the demonstrations alone."""
-
-    critic_updates: int = 10_000
-    """Of the critics, before the policy changes."""
-    updates: int = 2000
-    """Of the policy; 0 leaves the base, and the critics out."""
-    batch: int = 256
-    """States of the data in an update."""
-    actor_lr: float = 1e-5
-    clip: float = 0.05
-    """Range of the ratio, whose log-probabilities are means over the executed actions (the paper: 0.25)."""
-    target_kl: float | None = 0.02
-    """KL of a batch beyond which the policy waits for the gate; or null."""
-    iql: IQLConfig = field(default_factory=IQLConfig)
-    gate: GateConfig = field(default_factory=GateConfig)
-
-    def __post_init__(self) -> None:
-        for name in ("critic_updates", "updates"):
-            require(getattr(self, name) >= 0, f"offline.{name}", getattr(self, name), "0 or more")
-        require(self.batch >= 2, "offline.batch", self.batch, "2 or more")
-        require(self.actor_lr > 0, "offline.actor_lr", self.actor_lr, "above 0")
-        require(0 < self.clip < 1, "offline.clip", self.clip, "above 0, below 1")
-        limit = self.target_kl
-        require(limit is None or limit > 0, "offline.target_kl", limit, "above 0, or null for none")
-
-    @property
-    def total_updates(self) -> int:
-        """Of the critics, then of the policy."""
-        return self.critic_updates + self.updates if self.updates else 0
 
 
 class OfflinePPO:

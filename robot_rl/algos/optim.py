@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
-Matmul = Literal["bf16", "fp32"]
-"""How products of float32 matrices are computed, see `matmul_precision`."""
+from robot_rl.algos.config.cloning import Matmul
 
 METRICS_EVERY = 10
 """Updates of an off-policy learner between two that report metrics: their means take as long as a layer."""

@@ -15,7 +15,7 @@ N critics, B batch, H chunk length, A action dim, T frames.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,10 +23,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Generator, Tensor
 
+from robot_rl.algos.config.cloning import ProgressConfig
 from robot_rl.algos.critics import Critics
 from robot_rl.algos.heads import make_head
-from robot_rl.algos.optim import METRICS_EVERY, Matmul, Optimiser, copied, keep_freed_memory
-from robot_rl.core.errors import DatasetError, require
+from robot_rl.algos.optim import METRICS_EVERY, Optimiser, copied, keep_freed_memory
+from robot_rl.core.errors import DatasetError
 from robot_rl.data.demos import ChunkSampler, Episodes
 from robot_rl.data.normalize import Normaliser
 
@@ -34,65 +35,6 @@ Array = NDArray[Any]
 
 _ROWS = 4096
 """Chunks valued at once."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProgressConfig:
-    """What the critics are, and how fast they learn."""
-
-    gamma_step: float = 0.98
-    """Discount per control step."""
-    folds: int = 2
-    """Parts of the episodes; those of a part are valued by critics of the others."""
-    num: int = 2
-    """Critics of a part."""
-    width: int = 256
-    depth: int = 2
-    atoms: int = 51
-    """Values between 0 and 1, whose probabilities are learned (C51)."""
-    tau: float = 0.01
-    """Share of the way that the target critics follow at each update."""
-    lr: float = 3e-4
-    weight_decay: float = 0.0
-    matmul: Matmul = "bf16"
-    """`bf16`: products of float32 matrices in bfloat16 where the processor can (GPU: TF32); `fp32`: never."""
-
-    def __post_init__(self) -> None:
-        at = "demos.filter.algorithm"
-        require(0 < self.gamma_step < 1, f"{at}.gamma_step", self.gamma_step, "above 0, below 1")
-        require(self.folds >= 2, f"{at}.folds", self.folds, "2 or more")
-        for name in ("num", "width", "depth"):
-            require(getattr(self, name) >= 1, f"{at}.{name}", getattr(self, name), "1 or more")
-        require(self.atoms >= 2, f"{at}.atoms", self.atoms, "2 or more")
-        require(0 < self.tau <= 1, f"{at}.tau", self.tau, "above 0, at most 1")
-        require(self.lr > 0, f"{at}.lr", self.lr, "above 0")
-        require(self.weight_decay >= 0, f"{at}.weight_decay", self.weight_decay, "0 or more")
-        require(self.matmul in ("bf16", "fp32"), f"{at}.matmul", self.matmul, "bf16, fp32")
-
-
-@dataclass(frozen=True, kw_only=True)
-class FilterConfig:
-    """Which frames of the demonstrations are cloned."""
-
-    updates: int = 0
-    """Of the critics; 0 leaves them out, and every frame is cloned."""
-    batch: int = 256
-    max_fall: float = 0.1
-    """Frames within whose chunk the progress falls by more than this are not cloned."""
-    min_progress: float = 0.0
-    """Nor are frames that are less far: what fails from the start has nothing to lose. 0 is GR-RL's."""
-    algorithm: ProgressConfig = field(default_factory=ProgressConfig)
-
-    def __post_init__(self) -> None:
-        require(self.updates >= 0, "demos.filter.updates", self.updates, "0 or more")
-        require(self.batch >= 1, "demos.filter.batch", self.batch, "1 or more")
-        require(0 <= self.max_fall <= 1, "demos.filter.max_fall", self.max_fall, "0 to 1")
-        require(0 <= self.min_progress < 1, "demos.filter.min_progress", self.min_progress, "0 to below 1")
-
-    def kept(self, progress: Array, episode_index: Array, horizon: int) -> Array:
-        """Returns which frames (T,) are cloned; see `largest_fall`."""
-        fall = largest_fall(progress, episode_index, horizon)
-        return (fall <= self.max_fall) & (progress >= self.min_progress)
 
 
 @dataclass

@@ -16,56 +16,16 @@ B batch, A action dim, F features.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Generator, Tensor, nn
 
-from robot_rl.algos.actor_critic import ActorCritic, ActorCriticConfig, Features, Steps, state_of
-from robot_rl.algos.actors import LOG_STD_RANGE, Squashed, TanhGaussian
+from robot_rl.algos.actor_critic import ActorCritic, Features, Steps, state_of
+from robot_rl.algos.actors import Squashed, TanhGaussian
+from robot_rl.algos.config.off_policy import LOG_STD_RANGE, QARLConfig
 from robot_rl.algos.optim import METRICS_EVERY, Optimiser
-from robot_rl.core.errors import require
 from robot_rl.data.transitions import TransitionBatch
-
-
-@dataclass(frozen=True, kw_only=True)
-class AdversaryConfig:
-    """Who pushes, how far, and how wisely."""
-
-    bound: float = 0.2
-    """Largest push, as a share of the env's [-1, 1]; 0 leaves the actor alone."""
-    first: float = 1.0
-    """Temperature at the beginning, in units of the return; high: random pushes."""
-    last: float = 1e-3
-    """Temperature at the end of the curriculum, and from there on."""
-    curriculum: int = 50_000
-    """Learner updates from `first` to `last`, along a geometric line; 0 begins with `last` (RARL)."""
-    lr: float = 3e-4
-    width: int = 256
-    depth: int = 2
-
-    def __post_init__(self) -> None:
-        at = "algorithm.adversary."
-        require(0 <= self.bound <= 1, at + "bound", self.bound, "0 to 1")
-        require(self.last > 0, at + "last", self.last, "above 0")
-        require(self.first >= self.last, at + "first", self.first, f"at least last, which is {self.last}")
-        require(self.curriculum >= 0, at + "curriculum", self.curriculum, "0 or more")
-        require(self.lr > 0, at + "lr", self.lr, "above 0")
-        for name in ("width", "depth"):
-            require(getattr(self, name) >= 1, at + name, getattr(self, name), "1 or more")
-
-    def temperature(self, updates: int) -> float:
-        """Returns the adversary's temperature after so many updates."""
-        done = min(1.0, updates / self.curriculum) if self.curriculum else 1.0
-        return self.first ** (1.0 - done) * self.last**done
-
-
-@dataclass(frozen=True, kw_only=True)
-class QARLConfig(ActorCriticConfig):
-    """The actor-critic, and its adversary."""
-
-    adversary: AdversaryConfig = field(default_factory=AdversaryConfig)
 
 
 class QARL(ActorCritic):

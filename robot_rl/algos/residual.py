@@ -12,24 +12,15 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Generator, Tensor, nn
 
+from robot_rl.algos.config.off_policy import ResidualConfig
 from robot_rl.algos.critics import Critics
-from robot_rl.algos.optim import (
-    METRICS_EVERY,
-    Matmul,
-    Optimiser,
-    copied,
-    follow,
-    keep_freed_memory,
-    matmul_precision,
-)
+from robot_rl.algos.optim import METRICS_EVERY, Optimiser, copied, follow, keep_freed_memory, matmul_precision
 from robot_rl.algos.returns import td_target
-from robot_rl.core.errors import require
 from robot_rl.data.episode import SOURCES
 from robot_rl.data.replay import TransitionBatch
 
@@ -52,57 +43,6 @@ class CorrectingPolicy(Protocol):
         ...
 
     def parameters(self) -> Iterator[nn.Parameter]: ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class ResidualConfig:
-    """How the correction is learned."""
-
-    num_critics: int = 4
-    """N; the target takes the smaller of two drawn for each batch."""
-    width: int = 256
-    """Units of a critic's hidden layer."""
-    depth: int = 2
-    """A critic's hidden layers."""
-    layernorm: bool = True
-    """Normalises the critics' hidden layers."""
-    n_step: int = 3
-    """Longest window of rewards before the bootstrap, in control steps."""
-    gamma_step: float = 0.99
-    """Discount per control step."""
-    tau: float = 0.005
-    """Share of the way that targets follow at each update."""
-    actor_lr: float = 3e-4
-    critic_lr: float = 3e-4
-    weight_decay: float = 0.0
-    actor_every: int = 2
-    """Critic updates per actor update."""
-    critic_warmup: int = 1000
-    """Updates of the critics alone, before the head moves from zero."""
-    target_noise_std: float = 0.1
-    """Noise on the target's action (TD3): similar actions get similar values."""
-    target_noise_clip: float = 0.3
-    grad_clip: float = 1.0
-    """Largest norm of a gradient; 0 switches clipping off."""
-    residual_l2: float = 0.0
-    """Weight of the squared correction in the actor's loss."""
-    human_weight: float = 0.0
-    """Weight, in the actor's loss, of the squared distance to what a person did, on the steps they drove."""
-    matmul: Matmul = "bf16"
-    """`bf16`: products of float32 matrices in bfloat16 where the processor can; `fp32`: never."""
-
-    def __post_init__(self) -> None:
-        for name in ("num_critics", "width", "depth", "n_step", "actor_every"):
-            require(getattr(self, name) >= 1, f"residual.algorithm.{name}", getattr(self, name), "1 or more")
-        for name in ("actor_lr", "critic_lr"):
-            require(getattr(self, name) > 0, f"residual.algorithm.{name}", getattr(self, name), "above 0")
-        for name in ("critic_warmup", "target_noise_std", "target_noise_clip", "grad_clip"):
-            require(getattr(self, name) >= 0, f"residual.algorithm.{name}", getattr(self, name), "0 or more")
-        for name in ("weight_decay", "residual_l2", "human_weight"):
-            require(getattr(self, name) >= 0, f"residual.algorithm.{name}", getattr(self, name), "0 or more")
-        require(0 <= self.gamma_step <= 1, "residual.algorithm.gamma_step", self.gamma_step, "0 to 1")
-        require(0 < self.tau <= 1, "residual.algorithm.tau", self.tau, "above 0, at most 1")
-        require(self.matmul in ("bf16", "fp32"), "residual.algorithm.matmul", self.matmul, "bf16, fp32")
 
 
 class ResidualTD:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from robot_rl.algos.actor_critic import ActorConfig, ActorCritic, ActorCriticConfig, CriticConfig
-from robot_rl.algos.actors import LOG_STD_RANGE, Squashed, TanhGaussian
-from robot_rl.algos.optim import Matmul
+from robot_rl.algos.actor_critic import ActorCritic
+from robot_rl.algos.actors import Squashed, TanhGaussian
+from robot_rl.algos.config.cloning import Matmul
+from robot_rl.algos.config.off_policy import LOG_STD_RANGE, ActorConfig, ActorCriticConfig, CriticConfig
 
 __all__ = ["LOG_STD_RANGE", "SAC", "SACConfig", "Squashed", "TanhGaussian"]
 

@@ -14,37 +14,17 @@ B batch, J actions of a sequence, A action dim, F features.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Generator, Tensor, nn
 
-from robot_rl.algos.actor_critic import ActorCritic, ActorCriticConfig, Features, Steps, state_of
+from robot_rl.algos.actor_critic import ActorCritic, Features, Steps, state_of
 from robot_rl.algos.actors import Squashed, squashed_log_prob
+from robot_rl.algos.config.off_policy import SequenceConfig
 from robot_rl.algos.critics import EnsembleMLP
 from robot_rl.algos.optim import METRICS_EVERY, Optimiser
-from robot_rl.core.errors import require
 from robot_rl.data.transitions import ChunkBatch
-
-
-@dataclass(frozen=True, kw_only=True)
-class SequenceConfig(ActorCriticConfig):
-    """Actor, critics, and the model between them."""
-
-    credit: Literal["steps", "decisions"] = "steps"
-    """`steps`: each action is judged alone, where the model puts it; `decisions`: the sequence as a whole,
-    by critics of whole sequences and their J steps, without a model: plain SAC at the slower rate, where
-    `n_step` does not count, nor what is of the model."""
-    model_lr: float = 1e-3
-    model_width: int = 256
-    model_depth: int = 2
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.model_lr > 0, "algorithm.model_lr", self.model_lr, "above 0")
-        for name in ("model_width", "model_depth"):
-            require(getattr(self, name) >= 1, f"algorithm.{name}", getattr(self, name), "1 or more")
 
 
 class SequenceActorCritic(ActorCritic):

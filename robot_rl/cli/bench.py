@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
+from robot_rl.cli.tables import table_of
 from robot_rl.config import load
 from robot_rl.core.errors import UnknownComponentError, nearest
 
@@ -54,7 +54,7 @@ def run(argv: list[str]) -> int:
     result = measure(**options(measure, words.options, name=words.name))
     console = Console(width=None if sys.stdout.isatty() else 180)  # a log has room for every column
     for title, rows in _sections(result).items():
-        console.print(_table(rows, title))
+        console.print(table_of(rows, title))
     for note in result.get("notes", []):
         console.print(note, style="dim", markup=False)
     if words.json:
@@ -83,31 +83,6 @@ def _sections(result: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
         if key != "rows" and isinstance(value, list) and value and isinstance(value[0], dict)
     }
     return {result["title"]: result["rows"], **others}
-
-
-def _table(rows: list[dict[str, Any]], title: str) -> Table:
-    """Lays out rows; a column is every key that some row has."""
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    table = Table(title=title, title_justify="left")
-    for column in columns:
-        is_text = any(isinstance(row.get(column), str) for row in rows)
-        table.add_column(column, justify="left" if is_text else "right")
-    for row in rows:
-        table.add_row(*(_cell(row.get(column)) for column in columns))
-    return table
-
-
-def _cell(value: Any) -> str:
-    """Writes numbers so that columns compare: four digits that count, thousands apart."""
-    if value is None:
-        return "-"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int):
-        return f"{value:,}"
-    if isinstance(value, float):
-        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-    return str(value)
 
 
 def _to_json(value: Any) -> Any:

@@ -11,10 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from robot_rl.config import load
 from robot_rl.core.errors import ConfigError, DatasetError, require
 from robot_rl.core.names import chosen
+from robot_rl.core.room import check_room
 from robot_rl.data.keep import KeepConfig, said
+from robot_rl.sim.config import check_names
 
 if TYPE_CHECKING:
     from robot_rl.hal.vector import VectorEnv
@@ -112,6 +113,7 @@ class CollectConfig:
             raise ConfigError(
                 "task: missing. Give it as `task=<text>`. Or give policy=runs/<folder>, which has a task."
             )
+        check_names(self.task, self.robot, at="")
         if self.policy is not None and (self.bias_m, self.noise_m) != (0.0, 0.01):
             raise ConfigError(
                 f"bias_m: got {self.bias_m} and noise_m {self.noise_m} beside policy={self.policy}, allowed: "
@@ -124,7 +126,7 @@ def run(argv: list[str]) -> int:
     if {"-h", "--help"} & set(argv):
         print(_HELP, end="")
         return 0
-    options = load(CollectConfig, [word for word in argv if word != "--json"], config_name="collect")
+    options = config([word for word in argv if word != "--json"])
     import torch  # the learner and the simulator: not for --help
 
     from robot_rl.core.files import write_json
@@ -134,8 +136,6 @@ def run(argv: list[str]) -> int:
     from robot_rl.train.envs import make_env
 
     folder = Path(options.out)
-    if folder.exists():
-        raise DatasetError(f"out: {str(folder)!r} exists already. Choose another folder, or remove it first.")
     torch.set_num_threads(options.torch_threads)
     env_config, make_actor = _cast(options)
     keep = options.keep
@@ -168,6 +168,17 @@ def run(argv: list[str]) -> int:
     if "--json" in argv:
         print(json.dumps(facts))
     return 0
+
+
+def config(words: list[str]) -> CollectConfig:
+    """Returns the settings, checked as far as that needs neither learner nor simulator."""
+    from robot_rl.config import load  # Hydra: not for --help
+
+    options = load(CollectConfig, words, config_name="collect")
+    if Path(options.out).exists():
+        raise DatasetError(f"out: {options.out!r} exists already. Choose another folder, or remove it first.")
+    check_room(Path(options.out), at="out")
+    return options
 
 
 def _cast(options: CollectConfig) -> tuple[EnvConfig, Callable[[VectorEnv], Actor]]:

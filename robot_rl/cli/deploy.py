@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from robot_rl.config import load
+from robot_rl.train.record import check_kind
+
+if TYPE_CHECKING:
+    from robot_rl.train.deploy.config import DeployConfig
 
 SUMMARY = "a run's policy acts on an arm, behind its safety supervisor"
 
@@ -42,27 +47,35 @@ def run(argv: list[str]) -> int:
     if {"-h", "--help"} & set(argv):
         print(_HELP, end="")
         return 0
-    from robot_rl.train.deploy.config import DeployConfig
-
-    config = load(DeployConfig, [word for word in argv if word != "--json"], config_name="deploy")
+    settings = config([word for word in argv if word != "--json"])
     from robot_rl.telemetry.progress import ProgressDisplay
     from robot_rl.train.deploy.run import deploy  # the learner: not for --help
 
-    print(f"policy {config.which} of {config.run} on {config.station}", file=sys.stderr)
+    print(f"policy {settings.which} of {settings.run} on {settings.station}", file=sys.stderr)
     with ProgressDisplay() as display:
-        journal = deploy(config, display, _ask)
+        journal = deploy(settings, display, _ask)
     result = journal.to_json()
     low, high = result["ci"]
     for name, row in result["latency_ms"].items():
         print(f"{name:<12}" + "".join(f"{quantile} {value:7.1f} ms  " for quantile, value in row.items()))
     print(
-        f"{result['task']} on {config.station}: success {result['success']:.1%} of {result['episodes']} "
+        f"{result['task']} on {settings.station}: success {result['success']:.1%} of {result['episodes']} "
         f"episodes (95 % interval {low:.1%} to {high:.1%}); "
         f"{result['late_steps']} of {result['control_steps']} steps late; see {journal.folder}/deploy.json"
     )
     if "--json" in argv:
         print(json.dumps(result))
     return 0
+
+
+def config(words: list[str]) -> DeployConfig:
+    """Returns the settings, checked as far as that needs neither learner nor arm."""
+    from robot_rl.config import load  # Hydra: not for --help
+    from robot_rl.train.deploy.config import DeployConfig
+
+    settings = load(DeployConfig, words, config_name="deploy")
+    check_kind(Path(settings.run), "train", at="run")
+    return settings
 
 
 def _ask(question: str) -> None:

@@ -16,11 +16,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
 
-from rich.console import Console
-from rich.table import Table
-
 from robot_rl.config import options
-from robot_rl.core.errors import RobotRLError, UnknownComponentError, nearest
+from robot_rl.core.errors import ConfigError, RobotRLError, UnknownComponentError, nearest
 from robot_rl.core.registry import TABLE, table
 from robot_rl.sched.leases import LeaseStore
 
@@ -28,6 +25,7 @@ SUMMARY = "check this machine, and list robots, tasks, policies, recipes, bases"
 
 State = Literal["ok", "note", "fail"]
 
+_COLOURS: dict[State, int] = {"ok": 32, "note": 33, "fail": 31}  # of terminals: green, yellow, red
 _GROUPS = ("base", "recipe")  # of configs
 
 MIN_FREE_GB = 2.0
@@ -94,20 +92,23 @@ def _list(kind: str, *, as_json: bool) -> int:
 
 def _report(*, as_json: bool) -> int:
     found = checks()
-    rows = Table(box=None, pad_edge=False)
-    for column in ("check", "state", "found"):
-        rows.add_column(column)
-    colours = {"ok": "green", "note": "yellow", "fail": "red"}
+    width = max(len(check.name) for check in found) + 2
+    print(f"{'check':<{width}}state  found")
     for check in found:
         detail = f"{check.detail}. {check.remedy}" if check.remedy else check.detail
-        rows.add_row(check.name, f"[{colours[check.state]}]{check.state}[/]", detail.replace("[", r"\["))
-    Console().print(rows)
+        print(f"{check.name:<{width}}{_coloured(check.state)}  {detail}")
     failed = [check.name for check in found if check.state == "fail"]
     mend = f"; mend: {', '.join(failed)}" if failed else ""
     print(f"{len(found) - len(failed)} of {len(found)} checks passed{mend}")
     if as_json:
         print(json.dumps({"ok": not failed, "checks": [asdict(check) for check in found]}))
     return 1 if failed else 0
+
+
+def _coloured(state: State) -> str:
+    """Returns a state in five columns; rich, which colours tables, takes longer to load than all checks."""
+    text = f"{state:<5}"
+    return f"\x1b[{_COLOURS[state]}m{text}\x1b[0m" if sys.stdout.isatty() else text
 
 
 def _python() -> Check:
@@ -158,11 +159,12 @@ def _guarded(name: str, state: State, look: Callable[[], str]) -> Check:
     try:
         return Check(name, "ok", look())
     except (RobotRLError, ImportError, OSError) as error:
-        return Check(name, state, str(error).split("\n", 1)[0])
+        found = "fail" if isinstance(error, ConfigError) else state  # what nothing works with
+        return Check(name, found, str(error).split("\n", 1)[0])
 
 
 def _renderer() -> str:
-    return str(importlib.import_module("robot_rl.sim.cameras").find_backend())
+    return str(importlib.import_module("robot_rl.sim.gl").find_backend())
 
 
 def _leases() -> str:

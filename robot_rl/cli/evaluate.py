@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from robot_rl.config import load
 from robot_rl.core.errors import ConfigError, require
+from robot_rl.train.record import check_kind
 
 if TYPE_CHECKING:
     from robot_rl.hal.vector import VectorEnv
@@ -112,8 +112,7 @@ def run(argv: list[str]) -> int:
     if {"-h", "--help"} & set(argv):
         print(_HELP, end="")
         return 0
-    words = [word for word in argv if word != "--json"]
-    options = load(EvaluateCommandConfig, words, config_name="evaluate")
+    options = config([word for word in argv if word != "--json"])
     from robot_rl.telemetry.progress import ProgressDisplay
 
     case = _of_policy(options) if options.run is None else _of_run(options)
@@ -137,6 +136,16 @@ def run(argv: list[str]) -> int:
     if "--json" in argv:
         print(json.dumps({"task": task, **case.facts, "matches": matches, **result}))
     return 1 if matches is False else 0
+
+
+def config(words: list[str]) -> EvaluateCommandConfig:
+    """Returns the settings, checked as far as that needs no learner."""
+    from robot_rl.config import load  # Hydra: not for --help
+
+    options = load(EvaluateCommandConfig, words, config_name="evaluate")
+    if options.run is not None:
+        check_kind(Path(options.run), "train", at="run")
+    return options
 
 
 def _of_run(options: EvaluateCommandConfig) -> _Case:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
+from typing import TYPE_CHECKING, Any
 
 from robot_rl.cli.resume import resumed
-from robot_rl.config import load
+from robot_rl.train.record import check_kind
+
+if TYPE_CHECKING:
+    from robot_rl.train.finetune.config import FinetuneConfig
 
 SUMMARY = "a policy learns from a LeRobot dataset; errors on held-out episodes"
 
@@ -56,22 +60,39 @@ def run(argv: list[str]) -> int:
     if {"-h", "--help"} & set(argv):
         print(_HELP, end="")
         return 0
-    words = [word for word in argv if word != "--json"]
-    from robot_rl.train.finetune import run as finetune  # the learner: not for --help
+    found = result([word for word in argv if word != "--json"])
+    if "--json" in argv:
+        print(json.dumps(found))
+    return 0
+
+
+def config(words: list[str]) -> FinetuneConfig:
+    """Returns the settings of a run, checked as far as that needs no learner."""
+    from robot_rl.config import load, read  # Hydra: not for --help
     from robot_rl.train.finetune.config import FinetuneConfig
 
     folder = resumed(words)
-    config = finetune.load_config(folder) if folder else load(FinetuneConfig, words, config_name="finetune")
-    length = f"{config.minutes:g} minutes" if config.minutes else "as long as it helps"
-    length = f"{config.updates:,} updates" if config.updates else length
+    if folder is None:
+        return load(FinetuneConfig, words, config_name="finetune")
+    check_kind(folder, "finetune", at="resume")
+    return read(FinetuneConfig, folder / "config.yaml")
+
+
+def result(words: list[str]) -> dict[str, Any]:
+    """Fine-tunes one policy and returns the content of its summary.json."""
+    folder, settings = resumed(words), config(words)
+    length = f"{settings.minutes:g} minutes" if settings.minutes else "as long as it helps"
+    length = f"{settings.updates:,} updates" if settings.updates else length
     print(
-        f"policy {config.policy} ({config.size}), dataset {config.dataset}, seed {config.seed}: {length}, "
-        f"batch {config.batch} on {config.device}, the last {config.heldout} episodes held out",
+        f"policy {settings.policy} ({settings.size}), dataset {settings.dataset}, seed {settings.seed}: "
+        f"{length}, batch {settings.batch} on {settings.device}, "
+        f"the last {settings.heldout} episodes held out",
         file=sys.stderr,
     )
-    summary = finetune.resume(folder) if folder else finetune.run(config)
     from robot_rl.telemetry.finetune import duration
+    from robot_rl.train.finetune import run as finetune  # the learner: seconds
 
+    summary = finetune.resume(folder) if folder else finetune.run(settings)
     others = sorted(
         (values["normalised"], name) for name, values in summary.predictors.items() if name != "policy"
     )
@@ -82,5 +103,4 @@ def run(argv: list[str]) -> int:
         f"{len(summary.heldout_episodes)} episodes; see {summary.run}/report.html"
     )
     print(summary.verdict["text"])
-    print(json.dumps(summary.to_json()))
-    return 0
+    return summary.to_json()

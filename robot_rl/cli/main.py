@@ -9,10 +9,10 @@ import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 
 from robot_rl import __version__
-from robot_rl.config import sweep
-from robot_rl.core.errors import RobotRLError, StorageError, UnknownComponentError, nearest
+from robot_rl.core.errors import ConfigError, RobotRLError, StorageError, UnknownComponentError, nearest
 from robot_rl.core.refusal import is_refusal, refusal
 
 COMMANDS: dict[str, str] = {
@@ -31,7 +31,8 @@ COMMANDS: dict[str, str] = {
     "devices": "robot_rl.cli.devices",
     "doctor": "robot_rl.cli.doctor",
 }
-"""Command -> module with `SUMMARY: str` and `run(argv) -> int`; imported when it is run."""
+"""Command -> module, imported when it is run, with `SUMMARY: str` and `run(argv) -> int`; perhaps with
+`config(words)`, its settings, checked, and `result(words)`, which runs it and returns what --json prints."""
 
 EXIT_MISTAKE = 2
 EXIT_INTERRUPTED = 130
@@ -56,7 +57,9 @@ Results go to runs/<date-time>-<recipe>-seed<k>/: config.yaml, metrics.jsonl, ch
 report.html (open it in a browser) and summary.json.
 
 Every setting is key=value, with dots into groups: robot-rl train recipe=pick_cube residual.utd=2
+Paths need no quotes but the shell's, lists no brackets: robot-rl bench sim num_envs=64,512
 -m runs comma lists one after another:           robot-rl train -m recipe=smoke seed=0,1,2
+--cfg job prints all settings of a command and runs nothing.
 --json makes the last line of output one JSON object.
 robot-rl <command> --help explains a command.
 """
@@ -79,8 +82,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not is_refusal(error):
             raise  # a fault of ours: its traceback is wanted
         return _mistake(refusal(error, StorageError, f"robot-rl {words[0]}"), words)
-    except KeyboardInterrupt:
-        print(f"interrupted.{_how_to_resume(words)}", file=sys.stderr)
+    except RuntimeError as error:
+        if "environment variable MUJOCO_GL" not in str(error):
+            raise
+        from robot_rl.sim.gl import mistaken_environment  # of an import of MuJoCo
+
+        return _mistake(mistaken_environment(), words)
+    except KeyboardInterrupt as error:
+        print(" ".join(["interrupted.", *getattr(error, "__notes__", ())]), file=sys.stderr)
         return EXIT_INTERRUPTED
 
 
@@ -92,21 +101,35 @@ def _mistake(error: RobotRLError, words: Sequence[str]) -> int:
 
 
 def _dispatch(name: str, words: list[str]) -> int:
-    """Runs a command once, or once per job of a sweep (`-m`); the first failure ends a sweep."""
+    """Runs a command once, or once per job of a sweep (`-m`), or shows its settings (`--cfg job`)."""
     if name not in COMMANDS:
         raise UnknownComponentError(
             f"robot-rl: no command {name!r}.{nearest(name, COMMANDS)} `robot-rl --help` explains them."
         )
     command = importlib.import_module(COMMANDS[name])
     rest = [word for word in words if word not in {"-m", "--multirun"}]
+    if "--cfg" in rest or any(word.startswith("--cfg=") for word in rest):
+        return _show_settings(command, name, rest)
     if len(rest) == len(words):
         return int(command.run(words))
-    jobs = sweep(rest)
-    for i, job in enumerate(jobs):
-        print(f"job {i + 1}/{len(jobs)}: robot-rl {name} {' '.join(job)}", file=sys.stderr)
-        code = int(command.run(job))
-        if code:
-            return code
+    from robot_rl.cli.sweep import run_jobs  # Hydra
+
+    return run_jobs(command, name, rest)
+
+
+def _show_settings(command: ModuleType, name: str, words: list[str]) -> int:
+    """Prints the resolved settings of a command without running it, as Hydra programs do."""
+    if not hasattr(command, "config"):
+        raise ConfigError(f"--cfg: robot-rl {name} has no configuration. See `robot-rl {name} --help`.")
+    at = next(i for i, word in enumerate(words) if word.partition("=")[0] == "--cfg")
+    joined = "=" in words[at]
+    what = words[at].partition("=")[2] if joined else (words[at + 1 : at + 2] or [""])[0]
+    if what != "job":
+        raise ConfigError(f"--cfg: got {what!r}, allowed: job.")
+    from robot_rl.config import dump
+
+    rest = words[:at] + words[at + (1 if joined else 2) :]
+    print(dump(command.config([word for word in rest if word != "--json"])), end="")
     return 0
 
 
@@ -131,18 +154,5 @@ def _help() -> str:
     return _HELP.format(version=__version__, commands=commands)
 
 
-def _how_to_resume(words: list[str]) -> str:
-    """Returns the command that continues the newest run, or shows what it left, where there is one."""
-    command, given = words[0], dict(word.split("=", 1) for word in words[1:] if "=" in word)
-    if command not in ("train", "finetune", "deploy"):
-        return ""
-    if "resume" in given:
-        return f" Continue with: robot-rl {command} resume={given['resume']}"
-    pattern = "*-deploy-*/deploy.json" if command == "deploy" else "*/config.yaml"
-    found = Path(given.get("out", "runs")).glob(pattern)
-    newest = max(found, key=lambda path: path.stat().st_mtime, default=None)
-    if newest is None:
-        return ""
-    if command == "deploy":
-        return f" The arm rests. What was done: robot-rl replay info {newest.parent / 'experience'}"
-    return f" Continue with: robot-rl {command} resume={newest.parent}"
+if __name__ == "__main__":
+    sys.exit(main())

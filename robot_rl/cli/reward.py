@@ -7,7 +7,6 @@ import time
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from robot_rl.config import load
 from robot_rl.core.errors import ConfigError, DatasetError, require
 
 SUMMARY = "train a success classifier of pictures, with a report of its false positives"
@@ -55,6 +54,8 @@ def run(argv: list[str]) -> int:
         return 0
     if argv[0] != "train":
         raise ConfigError(f"reward: no sub-command {argv[0]!r}, allowed: train. `robot-rl reward --help`")
+    from robot_rl.config import load  # Hydra: not for --help
+
     options = load(RewardConfig, [word for word in argv[1:] if word != "--json"], config_name="reward")
     if Path(options.out).exists():
         raise DatasetError(f"out: {options.out!r} exists already. Choose another folder, or remove it first.")

@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from robot_rl.config import load
 from robot_rl.core.errors import CheckpointError
 from robot_rl.real.remote import DoorConfig
 
@@ -56,6 +55,8 @@ def run(argv: list[str]) -> int:
         print(_HELP, end="")
         return 0
     words = [word for word in argv if word != "--json"]
+    from robot_rl.config import load  # Hydra: not for --help
+
     config = load(ServePolicyConfig, words, config_name="serve-policy")
     import torch  # seconds: not for --help
 

@@ -6,7 +6,6 @@ import json
 import sys
 
 from robot_rl.cli.signals import stopped_by_signals
-from robot_rl.config import load
 
 SUMMARY = "a simulated arm behind ros2_control's interface, in real time"
 
@@ -60,6 +59,8 @@ def run(argv: list[str]) -> int:
     from robot_rl.real.arm.server import serve
 
     words = [word for word in argv if word != "--json"]
+    from robot_rl.config import load  # Hydra: not for --help
+
     config = load(SimArmConfig, words, config_name="serve-sim-arm")
     with stopped_by_signals() as stop:
         facts = serve(config, stop, lambda name: print(f"{name}: {config.task}, ready", file=sys.stderr))

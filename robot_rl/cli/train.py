@@ -5,9 +5,14 @@ from __future__ import annotations
 import json
 import sys
 import textwrap
+from typing import TYPE_CHECKING, Any
 
 from robot_rl.cli.resume import resumed
-from robot_rl.config import load, options
+from robot_rl.config import options
+from robot_rl.train.record import check_kind
+
+if TYPE_CHECKING:
+    from robot_rl.train.config import RunConfig
 
 SUMMARY = "demonstrations, behaviour cloning, reinforcement learning, evaluation: one run"
 
@@ -16,8 +21,8 @@ Usage: robot-rl train [recipe=<name>] [base=<name>] [key=value ...] [-m] [--json
        robot-rl train resume=runs/<folder>
 
 Collects demonstrations from a scripted expert, clones them into a base policy, improves it by
-reinforcement learning, and evaluates both on held-out seeds. The last line of output is one JSON
-object.
+reinforcement learning, and evaluates both on held-out seeds. With --json the last line of output is
+one JSON object, the content of summary.json in the run folder.
 
 {recipes}
 {bases}
@@ -60,27 +65,49 @@ def run(argv: list[str]) -> int:
     if {"-h", "--help"} & set(argv):
         print(_HELP.format(recipes=_listed("Recipes", "recipe"), bases=_listed("Bases", "base")), end="")
         return 0
-    words = [word for word in argv if word != "--json"]  # the last line is JSON with and without it
+    found = result([word for word in argv if word != "--json"])
+    if "--json" in argv:
+        print(json.dumps(found))
+    return 0
+
+
+def config(words: list[str]) -> RunConfig:
+    """Returns the settings of a run, checked as far as that needs no learner."""
+    from robot_rl.config import load, read  # Hydra: not for --help
     from robot_rl.train.config import RunConfig
-    from robot_rl.train.phases import load_config, resume, run  # the learner: not for --help
 
     folder = resumed(words)
-    config = load_config(folder) if folder else load(RunConfig, words, config_name="train")
+    if folder is None:
+        return load(RunConfig, words, config_name="train")
+    check_kind(folder, "train", at="resume")
+    return read(RunConfig, folder / "config.yaml")
+
+
+def result(words: list[str]) -> dict[str, Any]:
+    """Trains one run and returns the content of its summary.json."""
+    folder, settings = resumed(words), config(words)
     print(
-        f"task {config.env.task}, recipe {config.recipe}, seed {config.seed}: "
-        f"{config.demos.episodes} demonstrations, {config.bc.updates:,} cloning updates, "
-        f"{config.phase.env_steps:,} control steps of {config.method} RL on {config.num_envs} envs, "
-        f"learner on {config.device}",
+        f"task {settings.env.task}, recipe {settings.recipe}, seed {settings.seed}: "
+        f"{_demonstrations(settings)}, {settings.bc.updates:,} cloning updates, "
+        f"{settings.phase.env_steps:,} control steps of "
+        f"{settings.method} RL on {settings.num_envs} envs, learner on {settings.device}",
         file=sys.stderr,
     )
-    summary = resume(folder) if folder else run(config)
+    from robot_rl.train.phases import resume, run  # the learner: seconds
+
+    summary = resume(folder) if folder else run(settings)
     print(
         f"{summary.task}: success {summary.base_success:.1%} before, {summary.final_success:.1%} after "
         f"{summary.env_steps:,} control steps and {summary.train_minutes:.1f} minutes "
         f"({summary.episodes} held-out episodes); see {summary.run}/report.html"
     )
-    print(json.dumps(summary.to_json()))
-    return 0
+    return summary.to_json()
+
+
+def _demonstrations(settings: RunConfig) -> str:
+    """Says how many demonstrations there are, or where: only their dataset knows how many it has."""
+    path = settings.demos.path
+    return f"demonstrations of {path}" if path else f"{settings.demos.episodes} demonstrations"
 
 
 def _listed(title: str, group: str) -> str:

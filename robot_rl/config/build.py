@@ -41,7 +41,7 @@ def build(schema: type[T], values: Mapping[str, Any], *, at: str = "") -> T:
     for key in values:
         if key not in fields:
             raise ConfigError(f"{_join(at, key)}: no such key.{_suggest(schema, at, str(key))}")
-    hints = _hints(schema)
+    hints = hints_of(schema)
     filled = {key: _convert(hints[key], value, _join(at, key)) for key, value in values.items()}
     missing = [key for key, item in fields.items() if _is_required(item) and key not in filled]
     if missing:
@@ -161,11 +161,27 @@ def _refuse(hint: Any, value: Any, at: str, choices: tuple[Any, ...] | list[str]
     if isinstance(value, str) and choices:
         close = difflib.get_close_matches(value, [str(choice) for choice in choices], n=1)
         remedy = f" Did you mean {close[0]!r}?" if close else ""
-    elif typing.get_origin(hint) in (tuple, list) and not isinstance(value, list | tuple | Mapping):
-        remedy = f" Write a list: '{at}=[{value}]'."
+    elif isinstance(value, list | tuple | int | float | str) and (lists := _lists(hint)):
+        remedy = _list_remedy(lists[0], value, at)
     elif hint is str:
         remedy = f" Quote it to make it text: '{at}=\"{value}\"'."
     raise ConfigError(f"{at}: got {value!r}, allowed: {allowed(hint)}.{remedy}")
+
+
+def _lists(hint: Any) -> list[Any]:
+    """Returns the lists that a type allows."""
+    return [part for part in (hint, *typing.get_args(hint)) if typing.get_origin(part) in (tuple, list)]
+
+
+def _list_remedy(hint: Any, value: Any, at: str) -> str:
+    """Shows a list of the right length; one value stands for all of them."""
+    args = typing.get_args(hint)
+    values = cast("list[Any]", value) if isinstance(value, list | tuple) else [value]
+    if typing.get_origin(hint) is tuple and not _is_variadic(args):
+        if len(set(map(str, values))) != 1:
+            return ""
+        values = [values[0]] * len(args)
+    return f" Write a list: {at}={','.join(map(str, values))}"
 
 
 def _construct(schema: type[T], filled: dict[str, Any], at: str) -> T:
@@ -191,7 +207,7 @@ def _suggest(schema: type[Any], at: str, key: str) -> str:
 
 def _paths(schema: type[Any], at: str = "") -> Iterator[str]:
     """Yields every dotted key of a schema."""
-    for key, hint in _hints(schema).items():
+    for key, hint in hints_of(schema).items():
         yield _join(at, key)
         for part in (hint, *typing.get_args(hint)):
             if isinstance(part, type) and dataclasses.is_dataclass(part):
@@ -199,7 +215,8 @@ def _paths(schema: type[Any], at: str = "") -> Iterator[str]:
 
 
 @cache
-def _hints(schema: type[Any]) -> dict[str, Any]:
+def hints_of(schema: type[Any]) -> dict[str, Any]:
+    """Returns the types of a schema's keys."""
     hints = typing.get_type_hints(schema)
     return {key: hints[key] for key in _fields(schema)}
 

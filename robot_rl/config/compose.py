@@ -8,6 +8,7 @@ are no OmegaConf structured configs.
 from __future__ import annotations
 
 import itertools
+import re
 import threading
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
@@ -24,13 +25,14 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from robot_rl.config.build import build, defaults, plain
+from robot_rl.config.groups import CONFIGS, options
+from robot_rl.config.typed import as_typed, split
+from robot_rl.config.words import quoted
 from robot_rl.core.errors import ConfigError, nearest
 
 T = TypeVar("T")
 
-CONFIGS = Path(__file__).resolve().parents[1] / "configs"
-"""The folder of root configs and of the groups below them."""
-
+_KEY = re.compile(r"[+~]*[\w.@:/-]+", re.ASCII)
 _hydra_lock = threading.RLock()
 
 
@@ -44,7 +46,7 @@ def load(schema: type[T], overrides: Sequence[str], *, config_name: str, folder:
     Raises:
         ConfigError: an unknown recipe, key or value, or a bad type; the nearest name is offered.
     """
-    parsed = _parse(overrides)
+    parsed = _parse([word if _is_group(word, folder) else as_typed(word, schema) for word in overrides])
     for override in parsed:
         _check(override, folder)
     root = config_name if (folder / f"{config_name}.yaml").is_file() else None
@@ -95,7 +97,12 @@ def sweep(argv: Sequence[str]) -> list[list[str]]:
         if word.startswith("-"):
             axes.append([word])
             continue
-        (override,) = _parse([word])
+        try:
+            (override,) = OverridesParser.create().parse_overrides([word])
+        except HydraException:  # as a path may be typed
+            name, _, value = word.partition("=")
+            axes.append([f"{name}={part}" for part in split(value)])
+            continue
         if override.is_interval_sweep():
             raise ConfigError(f"{word}: an interval needs an optimiser. List the values: `key=0.1,0.2`.")
         key = override.get_key_element()
@@ -104,19 +111,25 @@ def sweep(argv: Sequence[str]) -> list[list[str]]:
     return [list(job) for job in itertools.product(*axes)]
 
 
-def options(group: str, folder: Path = CONFIGS) -> list[str]:
-    """Returns the names that `<group>=<name>` may select."""
-    return sorted(path.stem for path in (folder / group).glob("*.yaml"))
-
-
 def _parse(overrides: Sequence[str]) -> list[Override]:
+    parser, parsed = OverridesParser.create(), list[Override]()
     for word in overrides:
-        if "=" not in word and not word.startswith("~"):
+        key, equals, value = word.partition("=")
+        if not equals and not word.startswith("~"):
             raise ConfigError(f"{word}: got a word, allowed: key=value, for example `seed=3`.")
-    try:
-        return OverridesParser.create().parse_overrides(list(overrides))
-    except HydraException as error:
-        raise ConfigError(f"{_first_line(error)} Quote values with spaces, commas or brackets.") from error
+        try:
+            parsed += parser.parse_overrides([word])
+        except HydraException as error:
+            if not _KEY.fullmatch(key):
+                raise ConfigError(
+                    f"{key}: no such key. Got {word!r}, allowed: key=value, such as seed=3."
+                ) from error
+            parsed += parser.parse_overrides([f"{key}={quoted(value)}"])  # text, which `build` may refuse
+    return parsed
+
+
+def _is_group(word: str, folder: Path) -> bool:
+    return bool(options(word.partition("=")[0].lstrip("+~"), folder))
 
 
 def _check(override: Override, folder: Path) -> None:
@@ -124,8 +137,7 @@ def _check(override: Override, folder: Path) -> None:
     word, key = str(override.input_line), override.key_or_group
     if override.is_sweep_override():
         raise ConfigError(
-            f"{word}: got several values for one run. Add -m to run them one after another, "
-            f"or write a list: '{key}=[{word.split('=', 1)[1]}]'."
+            f"{word}: got several values for one run, allowed: one. Add -m to run them one after another."
         )
     known = options(key, folder)
     if known and not override.is_delete() and override.value() not in known:

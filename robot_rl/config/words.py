@@ -32,6 +32,12 @@ def shell(found: list[str]) -> str:
     return " ".join(shlex.quote(word) for word in found)
 
 
+def quoted(text: str) -> str:
+    """Returns text in Hydra's quotes: backslashes count only where a quote follows them."""
+    escaped = re.sub(r'(\\*)("|$)', lambda found: found[1] * 2 + (r"\"" if found[2] else ""), text)
+    return f'"{escaped}"'
+
+
 def _differing(values: Mapping[str, Any], usual: Mapping[str, Any], at: str) -> list[str]:
     found: list[str] = []
     for key, value in values.items():
@@ -62,5 +68,4 @@ def _value(value: Any) -> str:
         return repr(value)
     if _BARE.fullmatch(value) and value.lower() not in _OTHER:
         return value
-    quoted = value.replace('"', r"\"").replace("${", r"\${")
-    return f'"{quoted}"'
+    return quoted(value.replace("${", r"\${"))

@@ -37,14 +37,17 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from robot_rl.core.clock import Clock, MonotonicClock
 from robot_rl.core.errors import LeaseError
-from robot_rl.hal.device import DeviceSpec
 from robot_rl.sched.holder import Holder, this_process
 from robot_rl.sched.lease import DEFAULT_TTL_S, BootClock, Lease, clock_time
 from robot_rl.sched.lease_file import LeaseFile, LeaseFileError, default_path, unchanged_s
 from robot_rl.sched.line import Line
+
+if TYPE_CHECKING:
+    from robot_rl.hal.device import DeviceSpec  # and Gymnasium, which holding a lease does not need
 
 __all__ = ["DEFAULT_TTL_S", "BootClock", "HeldLease", "Lease", "LeaseStore", "default_path"]
 

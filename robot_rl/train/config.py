@@ -6,15 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
 
-import torch
-
-from robot_rl.algos.bc import BCConfig
-from robot_rl.algos.progress import FilterConfig
-from robot_rl.core.errors import ConfigError, nearest, require
-from robot_rl.core.registry import table
-from robot_rl.policies.chunk import ChunkPolicyConfig
-from robot_rl.sim.vector import EnvConfig, check_reward
-from robot_rl.train.deploy.person import ScriptedPersonConfig
+from robot_rl.algos.config.cloning import BCConfig, FilterConfig
+from robot_rl.core.errors import ConfigError, require
+from robot_rl.policies.config import ChunkPolicyConfig
+from robot_rl.sim.config import EnvConfig, check_names, check_reward
 from robot_rl.train.improve.config import (
     DENOISING,
     ChainPhase,
@@ -34,6 +29,10 @@ from robot_rl.train.improve.config import (
 
 def check_device(device: str) -> None:
     """Refuses a device that torch does not know or this machine does not have."""
+    if device == "cpu":
+        return
+    import torch  # seconds: only where there is something to ask it
+
     allowed = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
     try:
         kind = torch.device(device)
@@ -104,6 +103,39 @@ class ReplayConfig:
                     f"replay.reuse: no folder {path!r}. Give the folder of an earlier run that had "
                     "replay.record=true, a store, or a dataset."
                 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptedPersonConfig:
+    """How attentive and how able the person is."""
+
+    patience_s: float = 0.8
+    """Without progress for so long, the episode looks bad; at once where the gripper closes too early."""
+    reaction_s: float = 0.3
+    """From seeing that to taking over."""
+    lag_s: float = 0.1
+    """Between what the person sees and what their hand does."""
+    speed: float = 0.8
+    """Share of the expert's speed."""
+    noise: float = 0.1
+    """Standard deviation of the hand, in the env's [-1, 1], gripper excepted."""
+    misjudges_m: float = 0.005
+    """Standard deviation between episodes of where they think the object is."""
+    gives_back: float = 0.5
+    """Progress after which they let go."""
+    longest_s: float = 5.0
+    """They let go after so long in any case."""
+    attention: float = 1.0
+    """Probability of watching an episode, at first."""
+    half_life_s: float = 600.0
+    """Arm time in which that probability halves."""
+
+    def __post_init__(self) -> None:
+        for name in ("patience_s", "speed", "gives_back", "longest_s", "half_life_s"):
+            require(getattr(self, name) > 0, f"human.scripted.{name}", getattr(self, name), "above 0")
+        for name in ("reaction_s", "lag_s", "noise", "misjudges_m"):
+            require(getattr(self, name) >= 0, f"human.scripted.{name}", getattr(self, name), "0 or more")
+        require(0 <= self.attention <= 1, "human.scripted.attention", self.attention, "0 to 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,15 +279,7 @@ class RunConfig:
         require(self.n_exec >= 1, "n_exec", self.n_exec, "1 or more")
         require(self.torch_threads >= 1, "torch_threads", self.torch_threads, "1 or more")
         require(self.metrics_rows >= 1, "metrics_rows", self.metrics_rows, "1 or more")
-        task = self.env.task
-        if task not in table("task"):
-            raise ConfigError(f"env.task: no task named {task!r}.{nearest(task, table('task'))}")
-        robot = self.env.robot
-        if robot is not None and robot not in table("robot") and not Path(robot).is_file():
-            raise ConfigError(
-                f"env.robot: no robot and no file named {robot!r}.{nearest(robot, table('robot'))} "
-                "A robot file of your own is given by its path, such as env.robot=path/to/robot.yaml."
-            )
+        check_names(self.env.task, self.env.robot, at="env.")
         check_reward(self.env)
         self._check_shares()
         self._check_latent()

@@ -29,7 +29,7 @@ from robot_rl.train.assemble import make_eval_env, policy_meta
 from robot_rl.train.base import PROGRESS, clone, collect, demo_folder, given_base, value_progress
 from robot_rl.train.config import RunConfig
 from robot_rl.train.demos import episodes_meta, load_demonstrations
-from robot_rl.train.deploy.online import make_arm
+from robot_rl.train.deploy.online import check_arm, make_arm
 from robot_rl.train.envs import make_env
 from robot_rl.train.evaluate import EvalResult, evaluate_in
 from robot_rl.train.improve.config import ChainPhase
@@ -37,7 +37,7 @@ from robot_rl.train.improve.distil import PHASE as DISTIL
 from robot_rl.train.improve.distil import distil
 from robot_rl.train.improve.method import Method, Start, eval_metrics, method_of
 from robot_rl.train.pictures import Photographer
-from robot_rl.train.record import check_kind, machine, new_folder, versions, write_report
+from robot_rl.train.record import check_kind, machine, new_folder, removed_if_refused, versions, write_report
 from robot_rl.train.recording import Recorder, check_earlier, observed
 from robot_rl.train.session import Session, execute, learn
 
@@ -97,9 +97,12 @@ def run(config: RunConfig) -> Summary:
                 check_earlier(config.replay.reuse, episodes_meta(env), observed(env))
             if config.bc.policy:
                 given_base(config, env)
+    if config.has_arm:
+        check_arm(config)
     folder = new_folder(config.out, f"{config.recipe}-seed{config.seed}")
-    replace_file(folder / "config.yaml", dump(config))
-    return _execute(config, folder)
+    with removed_if_refused(folder):
+        replace_file(folder / "config.yaml", dump(config))
+        return _execute(config, folder)
 
 
 def resume(folder: Path | str) -> Summary:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterable
+import shutil
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
 from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
 
-import torch
-
 from robot_rl import __version__
-from robot_rl.core.errors import ConfigError
+from robot_rl.core.errors import ConfigError, RobotRLError
 from robot_rl.core.files import make_folder
 
 
@@ -32,6 +32,17 @@ def new_folder(out: str, name: str) -> Path:
             ) from error
         return folder
     raise ConfigError(f"out: {out!r} holds a thousand runs of this second. Choose another folder.")
+
+
+@contextmanager
+def removed_if_refused(folder: Path) -> Generator[None]:
+    """A block that begins a new run; one that is refused before it has done anything leaves no folder."""
+    try:
+        yield
+    except (RobotRLError, KeyboardInterrupt):
+        if all(path.is_dir() or path.name == "config.yaml" for path in folder.rglob("*")):
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 def check_kind(folder: Path, kind: Literal["train", "finetune"], *, at: str) -> None:
@@ -75,7 +86,11 @@ def versions(packages: Iterable[str]) -> dict[str, str]:
 def machine(device: str) -> dict[str, str]:
     """Returns what the numbers were made on."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    learner = torch.cuda.get_device_name(device) if device.startswith("cuda") else "cpu"
+    learner = "cpu"
+    if device.startswith("cuda"):
+        import torch  # the rest of this module is read before a command that has been mistyped loads it
+
+        learner = torch.cuda.get_device_name(device)
     return {
         "node": platform.node(),
         "system": platform.platform(),

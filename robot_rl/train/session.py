@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -186,11 +187,17 @@ def execute(session: S, phases: Mapping[str, Callable[[S], None]], conclude: Cal
         return conclude(session)
 
 
-def saying_how_to_resume(folder: Path, command: str) -> AbstractContextManager[None]:
-    """Returns a block in which what the disk or the memory refuses says how the run goes on."""
-    resume = f"`robot-rl {command} resume={folder}` goes on"
-    kept = f"Nothing that a checkpoint holds is lost; {resume} from there."
-    return refusals(CheckpointError, folder, kept, sure=True)
+@contextmanager
+def saying_how_to_resume(folder: Path, command: str) -> Generator[None]:
+    """A block in which Ctrl-C, and what the disk or the memory refuses, say how the run goes on."""
+    resume = f"robot-rl {command} resume={shlex.quote(str(folder))}"
+    kept = f"Nothing that a checkpoint holds is lost; `{resume}` goes on from there."
+    try:
+        with refusals(CheckpointError, folder, kept, sure=True):
+            yield
+    except KeyboardInterrupt as interrupt:  # this run's folder, not the newest: others may have one too
+        interrupt.add_note(f"Continue with: {resume}")
+        raise
 
 
 def learn(session: RunSession, loop: Run, phase: str, total: int, *, unit: str) -> None:

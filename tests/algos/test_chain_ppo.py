@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from robot_rl.algos.chain_ppo import ChainPPO, ChainPPOConfig, GRPOConfig
+from robot_rl.algos.chain_ppo import ChainPPO, ChainPPOConfig
+from robot_rl.algos.config.on_policy import GRPOConfig
 from robot_rl.algos.losses import chain_ratio, clip_schedule, ppo_loss
 from robot_rl.algos.returns import ReturnScale
 from robot_rl.core.errors import ConfigError

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from robot_rl.algos.chain_ppo import GRPOConfig
+from robot_rl.algos.config.on_policy import GRPOConfig
 from robot_rl.algos.episode_rewards import ProcessReward, ProgressReward
 from robot_rl.core.policy import Chain
 from robot_rl.data.rollout import EpisodeRollout

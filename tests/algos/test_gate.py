@@ -8,7 +8,8 @@ import torch
 from torch import Generator, nn
 
 from robot_rl.algos.chunk_critics import ChunkCriticConfig, ChunkCritics
-from robot_rl.algos.gate import CriticScore, Gate, GateConfig
+from robot_rl.algos.config.on_policy import GateConfig
+from robot_rl.algos.gate import CriticScore, Gate
 from robot_rl.algos.optim import Optimiser
 from robot_rl.core.errors import ConfigError
 from robot_rl.policies.chunk import ChunkPolicyConfig, FlowPolicy

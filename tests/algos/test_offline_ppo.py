@@ -8,7 +8,8 @@ from torch import Generator, Tensor
 
 from robot_rl.algos.chain_ppo import ChainPPO, ChainPPOConfig
 from robot_rl.algos.chunk_critics import ChunkCriticConfig
-from robot_rl.algos.gate import Gate, GateConfig
+from robot_rl.algos.config.on_policy import GateConfig
+from robot_rl.algos.gate import Gate
 from robot_rl.algos.iql import IQL, IQLConfig
 from robot_rl.algos.offline_ppo import OfflinePPO, OfflinePPOConfig
 from robot_rl.core.errors import ConfigError

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from robot_rl.algos.config.cloning import FilterConfig
 from robot_rl.algos.progress import (
-    FilterConfig,
     ProgressConfig,
     ProgressCritic,
     ProgressSampler,

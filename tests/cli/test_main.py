@@ -1,14 +1,18 @@
 """The command table: help that teaches, one line for every mistake, sweeps, interruption."""
 
 import errno
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+import yaml
 
 from robot_rl.cli import main as cli
+from robot_rl.config import build
 from robot_rl.core.errors import ConfigError
+from robot_rl.train.config import RunConfig
 
 
 class Recorder(ModuleType):
@@ -76,31 +80,89 @@ def test_a_mistake_of_the_user_is_one_line(recorder: Recorder, capsys: pytest.Ca
     assert capsys.readouterr().err == "error: seed: got 'a', allowed: a whole number.\n"
 
 
-def test_a_sweep_runs_jobs_one_after_another(recorder: Recorder, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["train", "-m", "recipe=smoke", "seed=0,1"]) == 0
-    assert recorder.calls == [["recipe=smoke", "seed=0"], ["recipe=smoke", "seed=1"]]
-    assert "job 2/2: robot-rl train recipe=smoke seed=1\n" in capsys.readouterr().err
-
-
-def test_a_failing_job_ends_the_sweep(recorder: Recorder) -> None:
-    recorder.answer = 1
-    assert cli.main(["train", "--multirun", "seed=0,1"]) == 1
-    assert len(recorder.calls) == 1
-
-
-def test_interruption_says_how_to_resume(
+def test_interruption_says_how_to_resume_what_was_begun_here(
     recorder: Recorder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    other = tmp_path / "20260101-120000-smoke-seed0"  # of another process, or of yesterday
+    other.mkdir()
+    (other / "config.yaml").touch()
     recorder.answer = KeyboardInterrupt()
-    run = tmp_path / "20260101-120000-smoke-seed0"
-    run.mkdir()
-    (run / "config.yaml").touch()
     assert cli.main(["train", f"out={tmp_path}"]) == 130
-    assert capsys.readouterr().err == f"interrupted. Continue with: robot-rl train resume={run}\n"
-    assert cli.main(["train", "resume=runs/x"]) == 130
-    assert capsys.readouterr().err == "interrupted. Continue with: robot-rl train resume=runs/x\n"
-    assert cli.main(["train", f"out={tmp_path / 'empty'}"]) == 130
     assert capsys.readouterr().err == "interrupted.\n"
+    recorder.answer.add_note("Continue with: robot-rl train resume=runs/own")
+    assert cli.main(["train", f"out={tmp_path}"]) == 130
+    assert capsys.readouterr().err == "interrupted. Continue with: robot-rl train resume=runs/own\n"
+
+
+@pytest.mark.parametrize("words", [["train", "seed=0"], ["--help"]])
+def test_the_first_words_load_nothing_heavy(words: list[str]) -> None:
+    """Half a second of Gymnasium, of Hydra or of NumPy is what a newcomer feels, and cannot interrupt."""
+    code = f"""
+import sys
+import robot_rl.cli.main as cli
+if {words!r} == ["--help"]:
+    cli.main(["--help"])
+found = [name for name in ("numpy", "gymnasium", "hydra", "rich", "torch", "mujoco") if name in sys.modules]
+sys.exit(f"loaded: {{found}}" if found else 0)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+MISTAKES = [
+    ["train", "recipe=rl100", "sed=3"],
+    ["train", "recipe=fast_sac", "residual.utd=0"],
+    ["train", "recipe=smoke", "seed=many"],
+    ["train", "resume=/no/such"],
+    ["finetune", "dataset=/no/such"],
+    ["evaluate", "run=/no/such"],
+    ["collect", "task=pick_cub", "out=x"],
+    ["deploy", "run=/no/such", "station=sim_arm"],
+]
+
+
+def test_a_mistake_is_answered_before_the_learner_is_loaded() -> None:
+    """`import torch` alone takes five of the six seconds that a wrong key took."""
+    code = f"""
+import sys
+from robot_rl.cli.main import main
+for words in {MISTAKES!r}:
+    code = main(words)
+    found = [name for name in ("torch", "mujoco", "diffusers", "pyarrow") if name in sys.modules]
+    if code != 2 or found:
+        sys.exit(f"{{words}}: code {{code}}, loaded {{found}}")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("error: ") == len(MISTAKES)
+
+
+def test_a_wrong_name_of_a_renderer_is_one_line(
+    recorder: Recorder, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MUJOCO_GL", "foo")
+    recorder.answer = RuntimeError("invalid value for environment variable MUJOCO_GL: foo")  # `import mujoco`
+    assert cli.main(["train"]) == 2
+    assert capsys.readouterr().err.startswith(
+        "error: MUJOCO_GL: the environment variable is 'foo', allowed: egl"
+    )
+    recorder.answer = RuntimeError("a fault of ours")
+    with pytest.raises(RuntimeError, match="a fault of ours"):
+        cli.main(["train"])
+
+
+def test_hydras_cfg_job_shows_the_settings_and_runs_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["train", "recipe=smoke", "seed=3", "--cfg", "job"]) == 0
+    shown = build(RunConfig, yaml.safe_load(capsys.readouterr().out))
+    assert (shown.recipe, shown.seed) == ("smoke", 3)
+    assert cli.main(["evaluate", "policy=x", "--cfg=job"]) == 0
+    assert "policy: x" in capsys.readouterr().out
+    assert cli.main(["train", "--cfg", "hydra"]) == 2
+    assert cli.main(["doctor", "--cfg", "job"]) == 2
+    assert capsys.readouterr().err == (
+        "error: --cfg: got 'hydra', allowed: job.\n"
+        "error: --cfg: robot-rl doctor has no configuration. See `robot-rl doctor --help`.\n"
+    )
 
 
 def test_a_disk_that_refuses_is_one_line_and_a_fault_of_ours_is_not(

@@ -158,7 +158,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     printed = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
         patch.setenv("ROBOT_RL_STATE", str(out / "state"))
-        assert main(["train", *(f"{key}={value}" for key, value in words.items())]) == 0
+        assert main(["train", *(f"{key}={value}" for key, value in words.items()), "--json"]) == 0
     return json.loads(printed.getvalue().splitlines()[-1])
 
 
@@ -210,7 +210,7 @@ def test_a_vla_that_sees_no_object_pose_is_evaluated_as_it_was_trained(
         "curve_points=0",
     ]
     sizes = ["picture=[16,24]", "options.picture=[16,24]", f"out={tmp_path}"]
-    assert main(["finetune", f"dataset={demos}", *small, *sizes]) == 0
+    assert main(["finetune", f"dataset={demos}", *small, *sizes, "--json"]) == 0
     tuned = json.loads(capsys.readouterr().out.splitlines()[-1])["run"]
 
     def evaluated(*words: str) -> dict[str, Any]:
@@ -282,7 +282,7 @@ def test_collect_takes_a_policy_and_tells_what_it_refused(
 
 @pytest.mark.slow
 def test_the_smoke_recipe_runs_the_whole_chain(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "recipe=smoke", f"out={tmp_path}"]) == 0
+    assert main(["train", "recipe=smoke", f"out={tmp_path}", "--json"]) == 0
     summary = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert summary["env_steps"] == 6000
     assert main(["evaluate", f"run={summary['run']}"]) == 0

@@ -132,7 +132,7 @@ def test_kill_9_and_resume_from_the_command_line(
     folder.mkdir()
     (folder / "config.yaml").write_text(dump(tiny(tmp_path)))
     program = "import sys; from robot_rl.cli.main import main; sys.exit(main())"
-    command = [sys.executable, "-c", program, "train", f"resume={folder}"]
+    command = [sys.executable, "-c", program, "train", f"resume={folder}", "--json"]
     environment = {**os.environ, "ROBOT_RL_STATE": str(tmp_path / "state"), "OMP_NUM_THREADS": "1"}
     log = (tmp_path / "log").open("w")
     with log, subprocess.Popen(command, env=environment, text=True, stdout=log, stderr=log) as process:

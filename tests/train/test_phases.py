@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from robot_rl.algos.progress import FilterConfig
+from robot_rl.algos.config.cloning import FilterConfig
 from robot_rl.config import build
 from robot_rl.core.errors import CheckpointError, ConfigError, DatasetError, RenderError
 from robot_rl.data.store.reader import open_source

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import tempfile
 from contextlib import ExitStack, closing
 from pathlib import Path
 
-from robot_rl.core.errors import ConfigError
+from robot_rl.core.errors import ConfigError, DeviceError
 from robot_rl.core.seeding import train_seed
 from robot_rl.hal.vector import VectorEnv
 from robot_rl.policies.checkpoint import load_policy
 from robot_rl.real.station import StationConfig, load_station
 from robot_rl.real.teleop.intent import Teleop
-from robot_rl.real.teleop.keyboard import Keyboard
+from robot_rl.real.teleop.keyboard import Keyboard, check_terminal
 from robot_rl.real.teleop.nobody import Nobody
 from robot_rl.train.config import HumanConfig, RunConfig
 from robot_rl.train.deploy.human import Intervening
@@ -45,6 +46,42 @@ def make_arm(config: RunConfig, folder: Path, token: int) -> Intervening:
             label="real" if is_real else "sim",
             close=stack.pop_all().close,
         )
+
+
+def check_arm(config: RunConfig) -> None:
+    """Looks whether the arm and the person's input are there: they are needed after the base is cloned.
+
+    Raises:
+        RobotRLError: one is not; the message says what to do.
+    """
+    station = None if config.station is None else load_station(config.station)
+    make_judge(config.human.reward, config.human.classifier)
+    if config.human.input == "keyboard":
+        check_terminal()
+    elif config.human.input in ("gamepad", "leader"):
+        with closing(make_env(config.env, 1, autoreset="disabled")) as env:
+            make_teleop(config.human, env, config.seed, station).close()
+    if station is not None:
+        _check_station(station, config)
+
+
+def _check_station(station: StationConfig, config: RunConfig) -> None:
+    """Starts the station's processes and ends them."""
+    from robot_rl.real.launch import StationProcesses
+    from robot_rl.sched.leases import LeaseStore
+    from robot_rl.train.deploy.run import device_of  # ROS: only where a station is used
+
+    store, spec = LeaseStore(), device_of(station)
+    with (
+        tempfile.TemporaryDirectory() as logs,
+        store.hold(spec, holder=f"train {config.recipe}, a look", wait_s=config.lease_wait_s) as lease,
+    ):
+        try:
+            with StationProcesses(str(config.station), Path(logs), token=lease.token):
+                pass
+        except DeviceError as error:
+            what = str(error).partition(" (see ")[0]  # the log is gone with its folder
+            raise DeviceError(f"station: {what}. Nothing was begun.") from error
 
 
 def _simulated(config: RunConfig, stack: ExitStack) -> VectorEnv:

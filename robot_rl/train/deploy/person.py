@@ -10,52 +10,19 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from robot_rl.core.errors import ConfigError, require
+from robot_rl.core.errors import ConfigError
 from robot_rl.hal.vector import VectorEnv
 from robot_rl.real.teleop.intent import Intent
+from robot_rl.train.config import ScriptedPersonConfig
 from robot_rl.train.envs import make_expert
 
 Array = NDArray[Any]
 _STATE = ("steps", "watches", "best", "best_at", "step", "alarmed_at", "drives_since", "from")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScriptedPersonConfig:
-    """How attentive and how able the person is."""
-
-    patience_s: float = 0.8
-    """Without progress for so long, the episode looks bad; at once where the gripper closes too early."""
-    reaction_s: float = 0.3
-    """From seeing that to taking over."""
-    lag_s: float = 0.1
-    """Between what the person sees and what their hand does."""
-    speed: float = 0.8
-    """Share of the expert's speed."""
-    noise: float = 0.1
-    """Standard deviation of the hand, in the env's [-1, 1], gripper excepted."""
-    misjudges_m: float = 0.005
-    """Standard deviation between episodes of where they think the object is."""
-    gives_back: float = 0.5
-    """Progress after which they let go."""
-    longest_s: float = 5.0
-    """They let go after so long in any case."""
-    attention: float = 1.0
-    """Probability of watching an episode, at first."""
-    half_life_s: float = 600.0
-    """Arm time in which that probability halves."""
-
-    def __post_init__(self) -> None:
-        for name in ("patience_s", "speed", "gives_back", "longest_s", "half_life_s"):
-            require(getattr(self, name) > 0, f"human.scripted.{name}", getattr(self, name), "above 0")
-        for name in ("reaction_s", "lag_s", "noise", "misjudges_m"):
-            require(getattr(self, name) >= 0, f"human.scripted.{name}", getattr(self, name), "0 or more")
-        require(0 <= self.attention <= 1, "human.scripted.attention", self.attention, "0 to 1")
 
 
 class ScriptedPerson:

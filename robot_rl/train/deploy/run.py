@@ -88,6 +88,13 @@ def deploy(config: DeployConfig, display: ProgressDisplay, ask: Callable[[str], 
     except RobotRLError as error:
         journal.ended = str(error)
         raise
+    except KeyboardInterrupt as interrupt:
+        if journal.episodes:
+            done = folder / ("experience" if config.record else "deploy.json")
+            interrupt.add_note(
+                f"The arm rests. What was done: {'robot-rl replay info ' * config.record}{done}"
+            )
+        raise
     finally:
         journal.write()
     return journal

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from robot_rl.algos.bc import BCConfig, Precision
+from robot_rl.algos.config.cloning import BCConfig, Precision
 from robot_rl.core.errors import ConfigError, nearest, require
 from robot_rl.core.registry import table
 from robot_rl.train.config import CheckpointConfig, check_device

@@ -5,19 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Protocol
 
-from robot_rl.algos.actor_critic import ActorCriticConfig
-from robot_rl.algos.chain_ppo import ChainPPOConfig, GRPOConfig
-from robot_rl.algos.chunk_q import ChunkQConfig
-from robot_rl.algos.distil import DistilConfig
-from robot_rl.algos.latent import LatentConfig
-from robot_rl.algos.offline_ppo import OfflinePPOConfig
-from robot_rl.algos.qarl import QARLConfig
-from robot_rl.algos.residual import ResidualConfig
-from robot_rl.algos.sequence import SequenceConfig
+from robot_rl.algos.config.cloning import DistilConfig
+from robot_rl.algos.config.off_policy import (
+    ActorCriticConfig,
+    ChunkQConfig,
+    LatentConfig,
+    QARLConfig,
+    ResidualConfig,
+    SequenceConfig,
+)
+from robot_rl.algos.config.on_policy import ChainPPOConfig, GRPOConfig, OfflinePPOConfig
 from robot_rl.core.errors import ConfigError, require
-from robot_rl.policies.chunk import PROCESSES, ProcessConfig
-from robot_rl.policies.latent import LatentActorConfig
-from robot_rl.policies.residual import ResidualHeadConfig
+from robot_rl.policies.config import PROCESSES, LatentActorConfig, ProcessConfig, ResidualHeadConfig
 
 CLONED = tuple(PROCESSES)
 """Kinds of base that a run clones."""

@@ -137,7 +137,7 @@ def test_what_is_trained_for_lerobot_is_loaded_by_lerobot(
     pytest.importorskip("lerobot", reason="the extra `lerobot` is not installed")
     words = [word for word in WORDS if not word.startswith("options")]
     given = [f"policy={policy}", f"dataset={dataset}", f"out={tmp_path}", "updates=3", "baselines=false"]
-    assert main(["finetune", *given, *words]) == 0
+    assert main(["finetune", *given, *words, "--json"]) == 0
     folder = Path(json.loads(capsys.readouterr().out.splitlines()[-1])["run"]) / "policy"
     observed = Dataset(dataset).read(6).obs
     obs = {

@@ -1,0 +1,190 @@
+"""Settings of the policies that are cloned, and of what is put upon them: without torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Self
+
+from robot_rl.core.errors import nearest
+from robot_rl.policies.processes import DDIM, DDPM, FlowCFM, FlowNoise, FlowODE, FlowSDE, Process
+
+PROCESSES = {
+    "flow": ("flow_ode", "flow_sde", "flow_noise", "flow_cfm"),
+    "diffusion": ("ddpm", "ddim"),
+    "one_step": ("flow_ode",),
+    "token": ("token",),
+}
+"""Which processes each kind of policy can use; the first is the default."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessConfig:
+    """How a policy explores, and how likely it calls what it did: no part of what it has cloned."""
+
+    process: str | None = None
+    """`flow_ode`, `flow_sde`, `flow_noise`, `flow_cfm`, `ddpm`, `ddim` or `token`; None: the kind's first."""
+    eta: float = 0.5
+    """Noise of `flow_sde` (at least 0) and `ddim` (in [0, 1]) in mode `explore`."""
+    stochastic_steps: str = "one"
+    """`one` or `all` steps of `flow_sde` are stochastic."""
+    sigma_min: float = 0.08
+    """Smallest noise of a step of `flow_noise`."""
+    sigma_max: float = 0.16
+    """Largest."""
+    pairs: int = 8
+    """Draws of (noise, t) that score a chunk of `flow_cfm`."""
+    tuned_steps: int = 0
+    """Last diffusion steps, which learn and explore; a frozen copy takes those before. 0: all learn."""
+    std_floor: float = 0.1
+    """Smallest noise of a stochastic diffusion step."""
+    log_prob_std_floor: float = 0.1
+    """Smallest noise in the log-probability of a diffusion step."""
+    scored: int | None = None
+    """Log-probabilities are of the first so many actions, those that are executed; None means all."""
+    temperature: float = 1.0
+    """By which `token` divides the logits in mode `explore`; above 1 it explores more."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChunkPolicyConfig(ProcessConfig):
+    """A flow, diffusion or token policy over chunks of actions."""
+
+    kind: str = "flow"
+    """`flow`, `diffusion`, `one_step` or `token`."""
+    horizon: int = 16
+    """H, the number of control steps that a chunk covers."""
+    width: int = 256
+    """Units of a hidden layer."""
+    depth: int = 3
+    """Number of hidden layers."""
+    time_dim: int = 32
+    """Size of the time embedding, even."""
+    layernorm: bool = False
+    """Normalises the hidden layers."""
+    residual: bool = False
+    """Adds each hidden layer to the one before."""
+    steps: int = 4
+    """K, the number of denoising steps when acting."""
+    train_steps: int = 20
+    """T, the noise levels of diffusion, at least `steps`."""
+    prediction: str = "noise"
+    """What the network of a diffusion policy predicts: `noise` (DPPO) or `velocity`. From the noise the chunk
+    is not to be had where x is almost nothing else: a small network errs by its whole range there."""
+    bins: int = 256
+    """V, the intervals of an action element that `token` chooses among."""
+    cameras: tuple[str, ...] = ()
+    """Cameras the policy sees besides the state; reads `<camera>.rgb`."""
+    image_features: int = 64
+    """Features per camera."""
+    random_shift_px: int = 4
+    """Largest shift of training images, in pixels; 0 switches it off."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in PROCESSES:
+            raise ValueError(f"policy kind: {self.kind!r} is unknown.{nearest(self.kind, PROCESSES)}")
+        if self.kind in ("one_step", "token") and self.steps != 1:
+            raise ValueError(f"policy steps must be 1 for kind {self.kind!r}, got {self.steps}")
+        if self.temperature <= 0:
+            raise ValueError(f"policy temperature must be above 0, got {self.temperature}")
+        for name in ("horizon", "width", "depth", "steps", "train_steps", "bins", "image_features"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"policy {name} must be at least 1, got {getattr(self, name)}")
+        if self.time_dim < 2 or self.time_dim % 2:
+            raise ValueError(f"policy time_dim must be even and at least 2, got {self.time_dim}")
+        if self.random_shift_px < 0:
+            raise ValueError(f"policy random_shift_px must be at least 0, got {self.random_shift_px}")
+        allowed = PROCESSES[self.kind]
+        if self.process is not None and self.process not in allowed:
+            raise ValueError(
+                f"policy process: {self.process!r} does not fit kind {self.kind!r}."
+                f"{nearest(self.process, allowed)}"
+            )
+        if self.scored is not None and not 1 <= self.scored <= self.horizon:
+            raise ValueError(
+                f"policy scored: got {self.scored}, allowed 1 to the horizon, {self.horizon}, or null for all"
+            )
+        if self.tuned_steps and self.kind != "diffusion":
+            raise ValueError(
+                f"policy tuned_steps: got {self.tuned_steps}, allowed 0 for kind {self.kind!r}: all steps of "
+                "a flow learn"
+            )
+        if self.kind != "token":
+            make_process(self).check(self.steps)  # refuses options and steps the process cannot have
+
+    def exploring(self, options: ProcessConfig) -> Self:
+        """Returns this configuration with another process.
+
+        Raises:
+            ValueError: the kind of policy cannot have that process.
+        """
+        return replace(self, **{field.name: getattr(options, field.name) for field in fields(ProcessConfig)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentActorConfig:
+    """The network that chooses the noise."""
+
+    bound: float = 1.5
+    """Largest element of the noise; the paper has 1 to 2.5, and 0 decodes the middle of the noise."""
+    repeat: bool = False
+    """One noise vector for all H steps: fewer elements to learn, but not every base stands it."""
+    width: int = 256
+    """Units of a hidden layer."""
+    depth: int = 2
+    """Number of hidden layers."""
+    layernorm: bool = False
+    """Normalises the hidden layers."""
+
+    def __post_init__(self) -> None:
+        for name in ("width", "depth"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"latent {name} must be at least 1, got {getattr(self, name)}")
+        if not 0 <= self.bound < float("inf"):
+            raise ValueError(f"latent bound must be at least 0 and finite, got {self.bound}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResidualHeadConfig:
+    """The network that corrects the base, and how it explores."""
+
+    width: int = 256
+    """Units of a hidden layer."""
+    depth: int = 2
+    """Number of hidden layers."""
+    layernorm: bool = True
+    """Normalises the hidden layers."""
+    explore_std: float = 0.05
+    """Standard deviation of the exploration noise, in the env's [-1, 1]."""
+    noise_clip: float = 0.3
+    """Largest exploration noise."""
+
+    def __post_init__(self) -> None:
+        for name in ("width", "depth"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"residual {name} must be at least 1, got {getattr(self, name)}")
+        if not self.explore_std >= 0:
+            raise ValueError(f"residual explore_std must be at least 0, got {self.explore_std}")
+        if not self.noise_clip > 0:
+            raise ValueError(f"residual noise_clip must be above 0, got {self.noise_clip}")
+
+
+def make_process(config: ChunkPolicyConfig) -> Process:
+    """Builds the process that a config names, of a path of denoising steps."""
+    name = config.process or PROCESSES[config.kind][0]
+    if name == "flow_ode":
+        return FlowODE()
+    if name == "flow_sde":
+        return FlowSDE(eta=config.eta, stochastic_steps=config.stochastic_steps)
+    if name == "flow_noise":
+        return FlowNoise(sigma_min=config.sigma_min, sigma_max=config.sigma_max)
+    if name == "flow_cfm":
+        return FlowCFM(pairs=config.pairs)
+    eta = 1.0 if name == "ddpm" else config.eta
+    return (DDPM if name == "ddpm" else DDIM)(
+        eta=eta,
+        train_steps=config.train_steps,
+        std_floor=config.std_floor,
+        log_prob_std_floor=config.log_prob_std_floor,
+        tuned_steps=config.tuned_steps,
+        prediction=config.prediction,
+    )

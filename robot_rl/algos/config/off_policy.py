@@ -1,0 +1,354 @@
+"""Settings of what learns from replayed steps: actors, critics, and what is between them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from robot_rl.algos.config.cloning import Matmul
+from robot_rl.core.errors import require
+
+Aggregate = Literal["min", "mean"]
+"""How several critics' values become one: `min` (TD3, SAC), or `mean`, without pessimism."""
+
+
+Value = Literal["mse", "c51", "hl_gauss", "quantile", "gaussian"]
+"""What a critic learns: the mean return, or one of four descriptions of its distribution."""
+
+
+Norm = Literal["none", "layer", "batch"]
+
+
+Variant = Literal["sac", "na"]
+
+
+LOG_STD_RANGE = (-20.0, 2.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CriticConfig:
+    """The critics: what they learn, with which networks, and how their values become one."""
+
+    value: Value = "mse"
+    """What is learned of the return: its mean (`mse`, `hl_gauss`) or its distribution."""
+    atoms: int = 51
+    """Atoms of `c51` and `hl_gauss`, quantiles of `quantile`."""
+    low: float = -10.0
+    """Smallest return of the atoms."""
+    high: float = 10.0
+    """Largest return of the atoms."""
+    norm: Norm = "none"
+    """`layer` (RLPD), `batch` (CrossQ, batch renormalisation)."""
+    renorm_warmup: int = 100_000
+    """Updates before batch norm becomes batch renormalisation."""
+    target: Literal["ema", "none"] = "ema"
+    """`ema`: critics that follow give the target; `none`: the critics themselves, in one joint pass."""
+    tau: float = 0.005
+    """Share of the way that targets follow at each update."""
+    num: int = 2
+    drawn: int = 2
+    """Critics drawn for each batch's target (REDQ)."""
+    aggregate: Aggregate = "min"
+    """How those drawn become the target's value."""
+    actor_aggregate: Aggregate = "min"
+    """How all become the value that the actor climbs."""
+    width: int = 256
+    depth: int = 2
+
+    def __post_init__(self) -> None:
+        at = "critic."
+        for name in ("num", "width", "depth", "drawn"):
+            require(getattr(self, name) >= 1, at + name, getattr(self, name), "1 or more")
+        require(self.drawn <= self.num, at + "drawn", self.drawn, f"at most critic.num, which is {self.num}")
+        require(self.atoms >= 2, at + "atoms", self.atoms, "2 or more")
+        require(self.low < self.high, at + "low", self.low, f"below critic.high, which is {self.high}")
+        require(0 < self.tau <= 1, at + "tau", self.tau, "above 0, at most 1")
+        require(self.renorm_warmup >= 0, at + "renorm_warmup", self.renorm_warmup, "0 or more")
+        follows, allowed = self.norm != "batch" or self.target == "none", "none with critic.norm batch"
+        require(follows, at + "target", self.target, f"{allowed}, which sees present and next rows as one")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActorConfig:
+    """The actor."""
+
+    kind: Literal["gaussian", "deterministic"] = "gaussian"
+    """`gaussian`: squashed, with a temperature (SAC); `deterministic` (TD3)."""
+    norm: Norm = "none"
+    width: int = 256
+    depth: int = 2
+    log_std_range: tuple[float, float] = LOG_STD_RANGE
+    """Of the Gaussian, before it is squashed."""
+
+    def __post_init__(self) -> None:
+        for name in ("width", "depth"):
+            require(getattr(self, name) >= 1, f"actor.{name}", getattr(self, name), "1 or more")
+        low, high = self.log_std_range
+        require(low < high, "actor.log_std_range", self.log_std_range, "the smaller first")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActorCriticConfig:
+    """Actor, critics and rates; the defaults are SAC's."""
+
+    actor: ActorConfig = field(default_factory=ActorConfig)
+    critic: CriticConfig = field(default_factory=CriticConfig)
+    gamma_step: float = 0.99
+    n_step: int = 1
+    """Longest window of rewards before the bootstrap, in control steps."""
+    actor_lr: float = 3e-4
+    critic_lr: float = 3e-4
+    beta1: float = 0.9
+    """Adam's memory of the mean gradient (CrossQ: 0.5)."""
+    weight_decay: float = 0.0
+    grad_clip: float = 0.0
+    """Largest norm of a gradient; 0 leaves them."""
+    actor_every: int = 1
+    """Critic updates per update of actor and temperature."""
+    entropy_backup: bool = True
+    """Counts the next action's entropy as part of its value."""
+    temperature_lr: float = 3e-4
+    """0 keeps the initial temperature."""
+    initial_temperature: float = 1.0
+    target_entropy_per_action: float = -1.0
+    """Entropy aimed at, per action element."""
+    target_noise_std: float = 0.2
+    """Noise on the target's action of a deterministic actor: similar actions get similar values."""
+    target_noise_clip: float = 0.5
+    matmul: Matmul = "bf16"
+    """`bf16`: products of float32 matrices in bfloat16 where the processor can (GPU: TF32); `fp32`: never."""
+
+    def __post_init__(self) -> None:
+        at = "algorithm."
+        for name in ("n_step", "actor_every"):
+            require(getattr(self, name) >= 1, at + name, getattr(self, name), "1 or more")
+        for name in ("actor_lr", "critic_lr", "initial_temperature"):
+            require(getattr(self, name) > 0, at + name, getattr(self, name), "above 0")
+        for name in (
+            "temperature_lr",
+            "weight_decay",
+            "grad_clip",
+            "target_noise_std",
+            "target_noise_clip",
+        ):
+            require(getattr(self, name) >= 0, at + name, getattr(self, name), "0 or more")
+        require(0 <= self.gamma_step <= 1, at + "gamma_step", self.gamma_step, "0 to 1")
+        require(0 <= self.beta1 < 1, at + "beta1", self.beta1, "0 to below 1")
+        require(self.matmul in ("bf16", "fp32"), at + "matmul", self.matmul, "bf16, fp32")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdversaryConfig:
+    """Who pushes, how far, and how wisely."""
+
+    bound: float = 0.2
+    """Largest push, as a share of the env's [-1, 1]; 0 leaves the actor alone."""
+    first: float = 1.0
+    """Temperature at the beginning, in units of the return; high: random pushes."""
+    last: float = 1e-3
+    """Temperature at the end of the curriculum, and from there on."""
+    curriculum: int = 50_000
+    """Learner updates from `first` to `last`, along a geometric line; 0 begins with `last` (RARL)."""
+    lr: float = 3e-4
+    width: int = 256
+    depth: int = 2
+
+    def __post_init__(self) -> None:
+        at = "algorithm.adversary."
+        require(0 <= self.bound <= 1, at + "bound", self.bound, "0 to 1")
+        require(self.last > 0, at + "last", self.last, "above 0")
+        require(self.first >= self.last, at + "first", self.first, f"at least last, which is {self.last}")
+        require(self.curriculum >= 0, at + "curriculum", self.curriculum, "0 or more")
+        require(self.lr > 0, at + "lr", self.lr, "above 0")
+        for name in ("width", "depth"):
+            require(getattr(self, name) >= 1, at + name, getattr(self, name), "1 or more")
+
+    def temperature(self, updates: int) -> float:
+        """Returns the adversary's temperature after so many updates."""
+        done = min(1.0, updates / self.curriculum) if self.curriculum else 1.0
+        return self.first ** (1.0 - done) * self.last**done
+
+
+@dataclass(frozen=True, kw_only=True)
+class QARLConfig(ActorCriticConfig):
+    """The actor-critic, and its adversary."""
+
+    adversary: AdversaryConfig = field(default_factory=AdversaryConfig)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequenceConfig(ActorCriticConfig):
+    """Actor, critics, and the model between them."""
+
+    credit: Literal["steps", "decisions"] = "steps"
+    """`steps`: each action is judged alone, where the model puts it; `decisions`: the sequence as a whole,
+    by critics of whole sequences and their J steps, without a model: plain SAC at the slower rate, where
+    `n_step` does not count, nor what is of the model."""
+    model_lr: float = 1e-3
+    model_width: int = 256
+    model_depth: int = 2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.model_lr > 0, "algorithm.model_lr", self.model_lr, "above 0")
+        for name in ("model_width", "model_depth"):
+            require(getattr(self, name) >= 1, f"algorithm.{name}", getattr(self, name), "1 or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResidualConfig:
+    """How the correction is learned."""
+
+    num_critics: int = 4
+    """N; the target takes the smaller of two drawn for each batch."""
+    width: int = 256
+    """Units of a critic's hidden layer."""
+    depth: int = 2
+    """A critic's hidden layers."""
+    layernorm: bool = True
+    """Normalises the critics' hidden layers."""
+    n_step: int = 3
+    """Longest window of rewards before the bootstrap, in control steps."""
+    gamma_step: float = 0.99
+    """Discount per control step."""
+    tau: float = 0.005
+    """Share of the way that targets follow at each update."""
+    actor_lr: float = 3e-4
+    critic_lr: float = 3e-4
+    weight_decay: float = 0.0
+    actor_every: int = 2
+    """Critic updates per actor update."""
+    critic_warmup: int = 1000
+    """Updates of the critics alone, before the head moves from zero."""
+    target_noise_std: float = 0.1
+    """Noise on the target's action (TD3): similar actions get similar values."""
+    target_noise_clip: float = 0.3
+    grad_clip: float = 1.0
+    """Largest norm of a gradient; 0 switches clipping off."""
+    residual_l2: float = 0.0
+    """Weight of the squared correction in the actor's loss."""
+    human_weight: float = 0.0
+    """Weight, in the actor's loss, of the squared distance to what a person did, on the steps they drove."""
+    matmul: Matmul = "bf16"
+    """`bf16`: products of float32 matrices in bfloat16 where the processor can; `fp32`: never."""
+
+    def __post_init__(self) -> None:
+        for name in ("num_critics", "width", "depth", "n_step", "actor_every"):
+            require(getattr(self, name) >= 1, f"residual.algorithm.{name}", getattr(self, name), "1 or more")
+        for name in ("actor_lr", "critic_lr"):
+            require(getattr(self, name) > 0, f"residual.algorithm.{name}", getattr(self, name), "above 0")
+        for name in ("critic_warmup", "target_noise_std", "target_noise_clip", "grad_clip"):
+            require(getattr(self, name) >= 0, f"residual.algorithm.{name}", getattr(self, name), "0 or more")
+        for name in ("weight_decay", "residual_l2", "human_weight"):
+            require(getattr(self, name) >= 0, f"residual.algorithm.{name}", getattr(self, name), "0 or more")
+        require(0 <= self.gamma_step <= 1, "residual.algorithm.gamma_step", self.gamma_step, "0 to 1")
+        require(0 < self.tau <= 1, "residual.algorithm.tau", self.tau, "above 0, at most 1")
+        require(self.matmul in ("bf16", "fp32"), "residual.algorithm.matmul", self.matmul, "bf16, fp32")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentConfig:
+    """Which variant learns, sizes and rates."""
+
+    variant: Variant = "sac"
+    """`sac`: critics of the noise by TD; `na`: critics of chunks by TD, and of the noise by distillation."""
+    num_critics: int = 2
+    """Of each kind; the smallest counts."""
+    width: int = 256
+    """Units of a critic's hidden layer."""
+    depth: int = 2
+    """A critic's hidden layers."""
+    layernorm: bool = True
+    """Normalises the critics' hidden layers."""
+    gamma_step: float = 0.99
+    """Discount per control step."""
+    tau: float = 0.005
+    """Share of the way that targets follow at each update."""
+    actor_lr: float = 3e-4
+    critic_lr: float = 3e-4
+    temperature_lr: float = 3e-4
+    initial_temperature: float = 0.1
+    target_entropy: float = 0.0
+    """Entropy aimed at, of the whole latent as a share of its bound (paper: 0)."""
+    actor_warmup: int = 0
+    """Updates of the critics alone, while the base acts."""
+    grad_clip: float = 0.0
+    """Largest norm of a gradient; 0 switches clipping off."""
+    matmul: Matmul = "bf16"
+    """`bf16`: products of float32 matrices in bfloat16 where the processor can (GPU: TF32); `fp32`: never."""
+
+    def __post_init__(self) -> None:
+        for name in ("num_critics", "width", "depth"):
+            self._require(name, getattr(self, name) >= 1, "1 or more")
+        for name in ("actor_lr", "critic_lr", "temperature_lr", "initial_temperature"):
+            self._require(name, getattr(self, name) > 0, "above 0")
+        for name in ("actor_warmup", "grad_clip"):
+            self._require(name, getattr(self, name) >= 0, "0 or more")
+        self._require("variant", self.variant in ("sac", "na"), "sac, na")
+        self._require("gamma_step", 0 <= self.gamma_step <= 1, "0 to 1")
+        self._require("tau", 0 < self.tau <= 1, "above 0, at most 1")
+        self._require("matmul", self.matmul in ("bf16", "fp32"), "bf16, fp32")
+
+    def _require(self, field: str, holds: bool, allowed: str) -> None:
+        require(holds, f"latent.algorithm.{field}", getattr(self, field), allowed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChunkCriticConfig:
+    """Sizes of the critics, and how their values become one."""
+
+    num: int = 2
+    width: int = 256
+    """Units of a hidden layer."""
+    depth: int = 2
+    """Hidden layers."""
+    layernorm: bool = True
+    """Normalises the hidden layers."""
+    aggregate: Aggregate = "mean"
+    """Over the critics: `mean` (Q-chunking), or `min`, with pessimism."""
+    prefix: bool = False
+    """Values every beginning of a chunk, each with a target of its own; else the executed actions alone."""
+    matmul: Matmul = "bf16"
+    """`bf16`: products of float32 matrices in bfloat16 where the processor can (GPU: TF32); `fp32`: never."""
+
+    def __post_init__(self) -> None:
+        for name in ("num", "width", "depth"):
+            require(getattr(self, name) >= 1, f"critics.{name}", getattr(self, name), "1 or more")
+        require(self.aggregate in ("mean", "min"), "critics.aggregate", self.aggregate, "mean, min")
+        require(self.matmul in ("bf16", "fp32"), "critics.matmul", self.matmul, "bf16, fp32")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChunkQConfig:
+    """What is learned, and how fast."""
+
+    actor: Literal["best_of_n", "fql"] = "fql"
+    """What acts: the flow's chunk that the critics value most, or a one-step student."""
+    candidates: int = 8
+    """n of `best_of_n`, when acting and in targets (the paper: 32)."""
+    alpha: float = 100.0
+    """Weight of the student's distance to the flow, a mean over the elements of a chunk; `fql` only."""
+    critics: ChunkCriticConfig = field(default_factory=ChunkCriticConfig)
+    gamma_step: float = 0.99
+    """Discount per control step."""
+    tau: float = 0.005
+    """Share of the way that the target critics follow at each update."""
+    critic_lr: float = 3e-4
+    flow_lr: float = 3e-4
+    student_lr: float = 3e-4
+    flow_ema: float = 0.995
+    """Share of the flow's average kept at each update; 0 acts with the weights that learn."""
+    grad_clip: float = 1.0
+    """Largest norm of a gradient; 0 switches clipping off."""
+
+    def __post_init__(self) -> None:
+        at = "chunked.algorithm"
+        require(self.actor in ("best_of_n", "fql"), f"{at}.actor", self.actor, "best_of_n, fql")
+        require(self.candidates >= 1, f"{at}.candidates", self.candidates, "1 or more")
+        for name in ("alpha", "grad_clip"):
+            require(getattr(self, name) >= 0, f"{at}.{name}", getattr(self, name), "0 or more")
+        for name in ("critic_lr", "flow_lr", "student_lr"):
+            require(getattr(self, name) > 0, f"{at}.{name}", getattr(self, name), "above 0")
+        require(0 <= self.gamma_step <= 1, f"{at}.gamma_step", self.gamma_step, "0 to 1")
+        require(0 < self.tau <= 1, f"{at}.tau", self.tau, "above 0, at most 1")
+        require(0 <= self.flow_ema < 1, f"{at}.flow_ema", self.flow_ema, "0 to below 1")

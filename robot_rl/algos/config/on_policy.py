@@ -1,0 +1,193 @@
+"""Settings of what learns by PPO: from rollouts, and offline."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from robot_rl.algos.config.cloning import Matmul
+from robot_rl.algos.config.off_policy import ChunkCriticConfig
+from robot_rl.core.errors import require
+
+Reduction = Literal["per_step", "joint", "single"]
+
+
+Regulariser = Literal["none", "w2", "bc"]
+"""What holds the policy near the one it began as: `w2`, the same chunk from the same noise (ReinFlow);
+`bc`, the imitation loss on that one's chunks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChainPPOConfig:
+    """How the policy learns from its rollouts."""
+
+    section: ClassVar[str] = "ppo.algorithm"
+    """Where the settings stand."""
+    reduction: Reduction = "single"
+    """What the ratio is of, see `losses.chain_ratio`."""
+    gamma_step: float = 0.99
+    """Discount per control step."""
+    lam: float = 0.95
+    """Lambda of the advantages, per decision."""
+    actor_lr: float = 1e-4
+    critic_lr: float = 1e-3
+    weight_decay: float = 0.0
+    epochs: int = 5
+    """Passes over each rollout."""
+    batch: int = 512
+    """Decisions in a minibatch, at most."""
+    clip: float = 0.05
+    """Range of the ratio of the last, least noisy transition. Log-probabilities are means over the
+    elements of a chunk: the ratio is that root of the density's."""
+    clip_high: float | None = None
+    """Range above 1, where it is another; None: the same."""
+    clip_first: float | None = None
+    """Range of the first, noisiest transition of `per_step`, from which it rises; None: the same."""
+    clip_rate: float = 3.0
+    """How late it rises."""
+    denoising_discount: float = 1.0
+    """Weight of each transition relative to the next, less noisy one (`per_step`)."""
+    target_kl: float | None = 0.02
+    """KL of a minibatch, on the ratio's scale, beyond which the policy waits for the next rollout; or null.
+    It grows with the square of the ratio's root: 0.001 of a mean over 20 elements is 0.4 of the chunk."""
+    critic_warmup: int = 1
+    """Rollouts from which the value alone learns, at first."""
+    value_clip: float | None = None
+    """Largest move of a value away from that before the updates that still counts (PPO2); or null."""
+    scale_reward: bool = False
+    """Divide rewards by the running standard deviation of the discounted return."""
+    entropy_weight: float = 0.0
+    regulariser: Regulariser = "none"
+    regulariser_weight: float = 0.1
+    grad_clip: float = 1.0
+    """Largest norm of a gradient; 0 switches clipping off."""
+    width: int = 256
+    """Units of a hidden layer of the value."""
+    depth: int = 2
+    """Its hidden layers."""
+    matmul: Matmul = "bf16"
+    """Of the value's products; those of the policy stay float32, or the ratio would not begin at 1."""
+
+    def __post_init__(self) -> None:
+        reductions = ("per_step", "joint", "single")
+        self._require("reduction", self.reduction in reductions, ", ".join(reductions))
+        self._require("regulariser", self.regulariser in ("none", "w2", "bc"), "none, w2, bc")
+        for name in ("epochs", "batch", "width", "depth"):
+            self._require(name, getattr(self, name) >= 1, "1 or more")
+        for name in ("actor_lr", "critic_lr"):
+            self._require(name, getattr(self, name) > 0, "above 0")
+        for name in ("gamma_step", "lam", "denoising_discount"):
+            self._require(name, 0 <= getattr(self, name) <= 1, "0 to 1")
+        for name in ("clip", "clip_high", "clip_first"):
+            value = getattr(self, name)
+            self._require(name, value is None or 0 < value < 1, "above 0, below 1")
+        for name in ("target_kl", "value_clip"):
+            value = getattr(self, name)
+            self._require(name, value is None or value > 0, "above 0, or null for none")
+        for name in ("weight_decay", "critic_warmup", "entropy_weight", "regulariser_weight", "grad_clip"):
+            self._require(name, getattr(self, name) >= 0, "0 or more")
+        self._require("clip_rate", self.clip_rate >= 0, "0 or more")
+        if self.clip_first is not None:
+            self._require("clip_high", self.clip_high is None, "null with clip_first")
+        if self.reduction != "per_step":
+            self._require("clip_first", self.clip_first is None, "null without reduction=per_step")
+            self._require("denoising_discount", self.denoising_discount == 1, "1 without reduction=per_step")
+
+    def _require(self, name: str, holds: bool, allowed: str) -> None:
+        require(holds, f"{self.section}.{name}", getattr(self, name), allowed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GRPOConfig(ChainPPOConfig):
+    """How it learns from groups of episodes; defaults of SimpleVLA-RL (Li et al. 2025) where it has them.
+
+    What is of the value (`gamma_step`, `lam`, `critic_*`, `value_clip`, `width`, `depth`, `matmul`) counts
+    with grpo.reward=process alone. Deviations: every episode weighs the same (`returns.episode_weight`);
+    the published clip is of the ratio of single tokens, each an element of an action. So it is here with
+    process `token` and `per_step`; on a chain, as in pi_RL, it is of the mean log-probability over the
+    elements of the executed actions, a root of the chunk's.
+    """
+
+    section: ClassVar[str] = "grpo.algorithm"
+    clip: float = 0.2
+    clip_high: float | None = 0.28
+    target_kl: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GateConfig:
+    """When a candidate is judged, and how."""
+
+    every: int = 100
+    """Updates that make a candidate; the last one may have had fewer."""
+    margin: float | None = 0.05
+    """By how much of its size the score has to rise; null accepts every candidate."""
+    scorer: Literal["critics", "simulator"] = "simulator"
+    """Mean Q in states of the data, or the success of episodes, whose control steps are counted."""
+    states: int = 1024
+    """Of the data, for scorer=critics."""
+    episodes: int = 50
+    """For scorer=simulator."""
+
+    def __post_init__(self) -> None:
+        require(self.scorer in ("critics", "simulator"), "gate.scorer", self.scorer, "critics, simulator")
+        require(self.margin is None or self.margin >= 0, "gate.margin", self.margin, "0 or more, or null")
+        for name in ("every", "states", "episodes"):
+            require(getattr(self, name) >= 1, f"gate.{name}", getattr(self, name), "1 or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class IQLConfig:
+    """What the critics are, and how fast they learn."""
+
+    expectile: float = 0.7
+    """tau of the value: 0.5 is the mean over the data's actions, towards 1 the best of them."""
+    critics: ChunkCriticConfig = field(default_factory=lambda: ChunkCriticConfig(aggregate="min"))
+    """The sizes are the value's as well."""
+    gamma_step: float = 0.99
+    """Discount per control step."""
+    tau: float = 0.005
+    """Share of the way that the target critics follow at each update."""
+    lr: float = 3e-4
+    grad_clip: float = 1.0
+    """Largest norm of a gradient; 0 switches clipping off."""
+
+    def __post_init__(self) -> None:
+        require(0 < self.expectile < 1, "iql.expectile", self.expectile, "above 0, below 1")
+        require(0 <= self.gamma_step <= 1, "iql.gamma_step", self.gamma_step, "0 to 1")
+        require(0 < self.tau <= 1, "iql.tau", self.tau, "above 0, at most 1")
+        require(self.lr > 0, "iql.lr", self.lr, "above 0")
+        require(self.grad_clip >= 0, "iql.grad_clip", self.grad_clip, "0 or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfflinePPOConfig:
+    """How the policy learns from the demonstrations alone."""
+
+    critic_updates: int = 10_000
+    """Of the critics, before the policy changes."""
+    updates: int = 2000
+    """Of the policy; 0 leaves the base, and the critics out."""
+    batch: int = 256
+    """States of the data in an update."""
+    actor_lr: float = 1e-5
+    clip: float = 0.05
+    """Range of the ratio, whose log-probabilities are means over the executed actions (the paper: 0.25)."""
+    target_kl: float | None = 0.02
+    """KL of a batch beyond which the policy waits for the gate; or null."""
+    iql: IQLConfig = field(default_factory=IQLConfig)
+    gate: GateConfig = field(default_factory=GateConfig)
+
+    def __post_init__(self) -> None:
+        for name in ("critic_updates", "updates"):
+            require(getattr(self, name) >= 0, f"offline.{name}", getattr(self, name), "0 or more")
+        require(self.batch >= 2, "offline.batch", self.batch, "2 or more")
+        require(self.actor_lr > 0, "offline.actor_lr", self.actor_lr, "above 0")
+        require(0 < self.clip < 1, "offline.clip", self.clip, "above 0, below 1")
+        limit = self.target_kl
+        require(limit is None or limit > 0, "offline.target_kl", limit, "above 0, or null for none")
+
+    @property
+    def total_updates(self) -> int:
+        """Of the critics, then of the policy."""
+        return self.critic_updates + self.updates if self.updates else 0

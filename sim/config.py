@@ -1,0 +1,62 @@
+"""What a simulated task is: without MuJoCo, so that a mistake is answered before it is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from robot_rl.core.errors import ConfigError, nearest, require
+from robot_rl.core.registry import resolve, table
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvConfig:
+    """Which task on which robot, and how it is shown to the learner."""
+
+    task: str = "pick_cube"
+    robot: str | None = None
+    """A name of `robot-rl doctor --list robot`, or the path of a robot file; the task's own if None."""
+    reward: Literal["sparse", "dense"] = "sparse"
+    horizon_s: float | None = None
+    """Episode length; the task's own if None."""
+    state: tuple[str, ...] = ()
+    """Elements of the state that are shown, by the beginnings of their names; all if empty. What a real
+    robot measures itself is [joint,finger,tool]: the rest, such as the pose of a cube, pictures show."""
+    cameras: tuple[str, ...] = ()
+    """Cameras whose images join the observation as `<camera>.rgb`."""
+    depth: bool = False
+    """Add `<camera>.depth` in metres."""
+    image_size: tuple[int, int] = (96, 96)
+    """Height and width in pixels."""
+    randomize: bool = False
+    """Apply the task's randomisation terms at every reset."""
+    num_threads: int = 0
+    """Simulation threads; all cores if 0."""
+    dump_diverged: str | None = None
+    """Folder for the states of simulations that diverged; not kept if None."""
+
+    def __post_init__(self) -> None:
+        given = self.horizon_s
+        require(given is None or given > 0, "env.horizon_s", given, "above 0, or null for the task's")
+
+
+def check_names(task: str | None, robot: str | None, *, at: str) -> None:
+    """Refuses a task or a robot that is not there; `at` begins the keys of the message."""
+    if task is not None and task not in table("task"):
+        raise ConfigError(f"{at}task: no task named {task!r}.{nearest(task, table('task'))}")
+    if robot is not None and robot not in table("robot") and not Path(robot).is_file():
+        raise ConfigError(
+            f"{at}robot: no robot and no file named {robot!r}.{nearest(robot, table('robot'))} "
+            f"A robot file of your own is given by its path, such as {at}robot=path/to/robot.yaml."
+        )
+
+
+def check_reward(config: EnvConfig) -> None:
+    """Refuses a dense reward of a task that has none."""
+    if config.reward == "dense":
+        from robot_rl.sim.task import Task  # mujoco
+
+        task = resolve("task", config.task, at="env.task")
+        has_dense = task.dense_reward is not Task.dense_reward
+        require(has_dense, "env.reward", "dense", f"sparse: {config.task!r} has no `dense_reward`")

@@ -1,0 +1,42 @@
+"""Whether something can be written is asked before the work, and asking leaves nothing behind."""
+
+import errno
+import shutil
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from robot_rl.core.errors import StorageError
+from robot_rl.core.room import check_room
+
+
+class Usage(NamedTuple):
+    free: int
+
+
+def test_asking_leaves_nothing_behind(tmp_path: Path) -> None:
+    check_room(tmp_path / "a" / "b" / "demos", at="out")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_below_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError, match=r"^out: '.*/file/a/demos' cannot be written: another file than"):
+        check_room(tmp_path / "file" / "a" / "demos", at="out")
+
+
+def test_a_disk_that_refuses_the_probe_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, content: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(StorageError, match="cannot be written: the disk is full"):
+        check_room(tmp_path / "a" / "demos", at="out")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_with_next_to_nothing_left_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(free=2**20))
+    with pytest.raises(StorageError, match=r"^out: 1\.0 MB are free for .*, allowed: 16 or more\. Make room"):
+        check_room(tmp_path / "demos", at="out")
