@@ -1,15 +1,21 @@
-"""`robot-rl report`: one self-contained page of a run, or of the seeds of one recipe."""
+"""`robot-rl report`: one self-contained page of a run, of its seeds, or of settings side by side."""
 
 from __future__ import annotations
 
 import argparse
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from robot_rl.core.errors import ConfigError, nearest
+from robot_rl.core.room import check_room
+from robot_rl.telemetry.figures import percent
 from robot_rl.telemetry.report import write_report
 
-SUMMARY: str = "write report.html of a run, or of several seeds together"
+if TYPE_CHECKING:
+    from robot_rl.telemetry.settings import Setting
+
+SUMMARY: str = "write report.html of a run, of several seeds, or of several settings side by side"
 
 _KEYS = ("run", "out")
 _USAGE = "Usage: robot-rl report run=runs/<folder> [run=<folder> ...] [out=<file>.html]"
@@ -18,20 +24,48 @@ _USAGE = "Usage: robot-rl report run=runs/<folder> [run=<folder> ...] [out=<file
 def run(argv: list[str]) -> int:
     """Writes the page and says where it is."""
     parser = argparse.ArgumentParser(prog="robot-rl report", description=SUMMARY, epilog=_USAGE)
-    parser.add_argument(
-        "words", nargs="*", metavar="key=value", help="run=<folder> for each seed; out=<file>"
-    )
+    parser.add_argument("words", nargs="*", metavar="key=value", help="run=<folder> for each run; out=<file>")
     parser.add_argument("--json", action="store_true", help="end with one JSON object")
     given = parser.parse_intermixed_args(argv)
     folders, out = _read(given.words)
     report = write_report(folders, out)
-    print(f"report: {report.path} ({len(folders)} run{'s'[: len(folders) != 1]})")
+    print(f"report: {report.path} ({_count([run for s in report.settings for run in s.runs], 'run')})")
+    if len(report.settings) > 1:
+        for row in map(_row, report.settings):
+            print(
+                f"  {row['setting']}: {_outcome(row['before'])} before, {_outcome(row['after'])} after, "
+                f"seeds {', '.join(map(str, row['seeds']))}"
+            )
+    for note in report.notes:
+        print(f"  {note}")
     for part in report.missing:
         print(f"  missing: {part}")
     if given.json:
         found = {"report": str(report.path), "runs": [str(folder) for folder in folders]}
-        print(json.dumps({**found, "missing": list(report.missing)}))
+        rows = [_row(setting) for setting in report.settings]
+        print(json.dumps({**found, "settings": rows, "missing": list(report.missing)}))
     return 0
+
+
+def _row(setting: Setting) -> dict[str, Any]:
+    """Returns what a setting came to; None where nothing was evaluated."""
+    before, after = setting.outcome("base"), setting.outcome("final")
+    return {
+        "setting": setting.label,
+        "seeds": [run.seed for run in setting.runs],
+        "before": before.share if before else None,
+        "after": after.share if after else None,
+        "ci": after.interval if after else None,
+        "episodes": after.episodes if after else None,
+    }
+
+
+def _outcome(share: float | None) -> str:
+    return "-" if share is None else percent(share)
+
+
+def _count(items: list[Any], name: str) -> str:
+    return f"{len(items)} {name}{'s'[: len(items) != 1]}"
 
 
 def _read(words: list[str]) -> tuple[list[Path], Path | None]:
@@ -45,11 +79,13 @@ def _read(words: list[str]) -> tuple[list[Path], Path | None]:
         if not equals or not value:
             raise ConfigError(f"report.{key}: got {word!r}, allowed is {key}=<path>. {_USAGE}")
         if key == "run":
-            folders.append(Path(value))
+            folders.append(Path(value).expanduser())
         else:
-            out = Path(value)
+            out = Path(value).expanduser()
     if not folders:
         raise ConfigError(f"report.run: no run folder was given. {_USAGE}")
     if out is not None and (out.is_dir() or out.suffix != ".html"):
         raise ConfigError(f"report.out: got {str(out)!r}, allowed is a file that ends in .html")
+    if out is not None:
+        check_room(out, at="report.out")
     return folders, out

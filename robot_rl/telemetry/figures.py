@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from robot_rl.telemetry.runs import Curve, Floats, Moment, Outcome, RunRecord
+from robot_rl.telemetry.settings import Setting, pooled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -79,7 +80,27 @@ def learning_curve(runs: Sequence[RunRecord]) -> str | None:
     return render(draw, height_in=3.3)
 
 
-def before_after(runs: Sequence[RunRecord]) -> str | None:
+def learning_curves(settings: Sequence[Setting]) -> str | None:
+    """Draws a curve for each setting, the mean of its seeds; None without evaluations."""
+    found = [(setting, [run.evaluations() for run in setting.runs]) for setting in settings]
+    if not any(len(steps) for _, curves in found for steps, _ in curves):
+        return None
+
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots()
+        for number, (setting, curves) in enumerate(found):
+            known = [(x, np.array([o.share for o in outcomes])) for x, outcomes in curves if len(x)]
+            if known:
+                _setting_curve(axes, setting, known, SEEDS[number % len(SEEDS)])
+        _percent_axis(axes.yaxis)
+        axes.set_ylim(0, 1.02)
+        _step_axis(axes, "control steps")
+        figure.legend(loc="outside upper left", ncols=2)
+
+    return render(draw, height_in=3.3 + 0.12 * len(found))
+
+
+def before_after(runs: Sequence[RunRecord] | Sequence[Setting]) -> str | None:
     """Draws success before and after as bars with 95 % intervals; None if no run has both ends."""
     pairs = [(run.label, run.outcome("base"), run.outcome("final")) for run in runs]
     pairs = [(label, base, final) for label, base, final in pairs if base is not None or final is not None]
@@ -104,7 +125,8 @@ def before_after(runs: Sequence[RunRecord]) -> str | None:
 
 
 def metric_grid(runs: Sequence[RunRecord], names: Sequence[str]) -> str | None:
-    """Draws one small panel for each metric, one line for each run; None if there is none."""
+    """Draws one small panel for each metric, one line for each run; None if there is nothing to draw."""
+    names = [name for name in names if any(run.drawn(name) for run in runs)]
     if not names:
         return None
     columns = 3 if len(names) > 1 else 1
@@ -161,13 +183,6 @@ def render(draw: Callable[[Figure], None], *, height_in: float) -> str:
     return text.getvalue()
 
 
-def pooled(outcomes: Sequence[Outcome]) -> Outcome | None:
-    """Returns all episodes of several runs together."""
-    if not outcomes:
-        return None
-    return Outcome(sum(o.successes for o in outcomes), sum(o.episodes for o in outcomes))
-
-
 def _pooled(runs: Sequence[RunRecord], moment: Moment) -> Outcome | None:
     return pooled([outcome for run in runs if (outcome := run.outcome(moment)) is not None])
 
@@ -193,6 +208,23 @@ def _spread_band(axes: Axes, curves: Sequence[tuple[Floats, Floats]]) -> None:
     label = f"lowest to highest of {len(curves)} runs"
     axes.fill_between(grid, low, high, color=AFTER, alpha=0.16, linewidth=0, label=label)
     axes.plot(grid, rows.mean(axis=0), color=AFTER, linewidth=2, label="mean")
+
+
+def _setting_curve(axes: Axes, setting: Setting, curves: Sequence[tuple[Floats, Floats]], color: str) -> None:
+    """Draws the mean of a setting's seeds, single seeds thinly, and the final success."""
+    start, end = max(x[0] for x, _ in curves), min(x[-1] for x, _ in curves)
+    grid = np.unique(np.concatenate([x for x, _ in curves]))
+    grid = grid[(grid >= start) & (grid <= end)]
+    if len(curves) > 1:
+        for x, y in curves:
+            axes.plot(x, y, color=color, linewidth=0.8, alpha=0.35)
+    if len(grid):
+        mean = np.mean([np.interp(grid, x, y) for x, y in curves], axis=0)
+        axes.plot(grid, mean, color=color, linewidth=2, marker="o", markersize=2.5, label=setting.label)
+    final = setting.outcome("final")
+    if final is not None:
+        last = max(float(x[-1]) for x, _ in curves)
+        axes.plot([last], [final.share], "D", color=color, markersize=5, clip_on=False, zorder=5)
 
 
 def _final_marker(axes: Axes, step: float, outcome: Outcome | None) -> None:
@@ -227,13 +259,22 @@ def _bar(axes: Axes, place: float, outcome: Outcome, color: str, name: str) -> N
 
 def _metric_panel(axes: Axes, runs: Sequence[RunRecord], name: str) -> None:
     unit = "rows"
+    settings = list(dict.fromkeys(run.setting for run in runs))
+    shown: set[str] = set()
     for number, run in enumerate(runs):
         curve = run.curve(name)
         if len(curve.x) == 0:
             continue
         unit = curve.unit
         short = shorten(curve)
-        axes.plot(short.x, short.y, color=SEEDS[number % len(SEEDS)], linewidth=1.2, label=run.label)
+        # Of several settings each has a colour; of one, each run.
+        number, label = (
+            (settings.index(run.setting), run.setting) if len(settings) > 1 else (number, run.label)
+        )
+        style: dict[str, Any] = {"label": "_" if label in shown else label, "linewidth": 1.2}
+        shown.add(label)
+        alone = np.isfinite(short.y).sum() == 1  # a line of one point is nothing
+        axes.plot(short.x, short.y, color=SEEDS[number % len(SEEDS)], marker="o" if alone else "", **style)
     axes.set_title(name)
     _step_axis(axes, unit)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Self
 
 from rich.console import Console
@@ -18,6 +18,8 @@ from robot_rl.core.clock import Clock, MonotonicClock
 LINE_INTERVAL_S = 10.0
 RATE_WINDOW_S = 15.0
 REFRESH_INTERVAL_S = 0.2
+_WIDE = 110
+"""Columns of a terminal that has room for everything."""
 
 
 class RateMeter:
@@ -44,6 +46,32 @@ class RateMeter:
         return (last - first) / (last_s - first_s) if last_s > first_s else 0.0
 
 
+class _WorkClock:
+    """Seconds of another clock, without those of pauses."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._began_s = clock.now_s()
+        self.paused_s = 0.0
+
+    def now_s(self) -> float:
+        return self._clock.now_s() - self.paused_s
+
+    @contextmanager
+    def pause(self) -> Generator[None]:
+        """Lets the time of a block pass uncounted."""
+        began_s = self._clock.now_s()
+        try:
+            yield
+        finally:
+            self.paused_s += self._clock.now_s() - began_s
+
+    def stretch(self) -> float:
+        """Returns the time that has passed, in units of that which was worked."""
+        worked_s = self.now_s() - self._began_s
+        return 1.0 + self.paused_s / worked_s if worked_s > 0 else 1.0
+
+
 class PhaseProgress:
     """One phase of a run; `update` may be called as often as one likes."""
 
@@ -51,7 +79,8 @@ class PhaseProgress:
         self.name, self.total, self.unit, self.done = name, total, unit, start
         self._success: float | None = None
         self._note = ""
-        self._rate, self._update_rate = RateMeter(clock), RateMeter(clock)
+        self._work = _WorkClock(clock)
+        self._rate, self._update_rate = RateMeter(self._work), RateMeter(self._work)
         self._counts_updates = False
         self._rate.update(start)
 
@@ -76,16 +105,32 @@ class PhaseProgress:
         if note is not None:
             self._note = note
 
-    def status(self) -> str:
-        """Returns counts, rates, time left and the last success as one line."""
+    def paused(self) -> AbstractContextManager[None]:
+        """Returns a block that the rates leave out, such as an evaluation; more of them are expected."""
+        return self._work.pause()
+
+    def status(self, width: int | None = None) -> str:
+        """Returns counts, rates, time left and the last success as one line, the least of them left out.
+
+        Args:
+            width: columns there are; None for as many as it takes.
+        """
         rate = self._rate.per_s()
-        parts = [f"{self.done:,}/{self.total:,} {self.unit}", f"{_quantity(rate)} {self.unit}/s"]
-        if self._counts_updates:
-            parts.append(f"{_quantity(self._update_rate.per_s())} updates/s")
-        parts.append(f"ETA {_duration((self.total - self.done) / rate)}" if rate > 0 else "ETA -")
-        if self._success is not None:
-            parts.append(f"success {self._success:.0%}")
-        return "  ".join([*parts, self._note] if self._note else parts)
+        left_s = (self.total - self.done) / rate * self._work.stretch() if rate > 0 else None
+        parts = {
+            "count": f"{self.done:,}/{self.total:,} {self.unit}",
+            "rate": f"{_quantity(rate)} {self.unit}/s",
+            "updates": f"{_quantity(self._update_rate.per_s())} updates/s" if self._counts_updates else "",
+            "left": "ETA -" if left_s is None else f"ETA {_duration(left_s)}",
+            "success": "" if self._success is None else f"success {self._success:.0%}",
+            "note": self._note,
+        }
+        for least in ("updates", "rate", "note", "count", "left"):
+            line = "  ".join(filter(None, parts.values()))
+            if width is None or len(line) <= width:
+                break
+            parts[least] = ""
+        return "  ".join(filter(None, parts.values()))
 
 
 class ProgressDisplay:
@@ -97,7 +142,7 @@ class ProgressDisplay:
         self._live = self._console.is_terminal and not self._console.is_dumb_terminal
         self._bars = Progress(
             TextColumn("[bold]{task.description}"),
-            BarColumn(bar_width=24),
+            BarColumn(bar_width=24 if self._console.width >= _WIDE else 10),
             TextColumn("{task.percentage:>3.0f} %"),
             TextColumn("{task.fields[status]}"),
             console=self._console,
@@ -152,7 +197,9 @@ class _Bar(PhaseProgress):
         self._bars.stop_task(self._task)
 
     def _show(self) -> None:
-        self._bars.update(self._task, completed=self.done, status=self.status())
+        width = self._bars.console.width
+        beside = len(self.name) + (24 if width >= _WIDE else 10) + len(" 100 % ") + 2
+        self._bars.update(self._task, completed=self.done, status=self.status(width - beside))
         self._shown_s = self._clock.now_s()
 
 

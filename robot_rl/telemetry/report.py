@@ -1,4 +1,4 @@
-"""report.html: one file that shows what a run, or the seeds of one recipe, came to."""
+"""report.html: one file that shows what a run, the seeds of one setting, or several settings came to."""
 
 from __future__ import annotations
 
@@ -13,15 +13,14 @@ import numpy as np
 from robot_rl import __version__
 from robot_rl.core.errors import ConfigError
 from robot_rl.core.files import replace_file
+from robot_rl.core.registry import TABLE
 from robot_rl.telemetry import figures, finetune, page
 from robot_rl.telemetry.figures import percent
 from robot_rl.telemetry.runs import Moment, Outcome, RunRecord, flatten, load_run
+from robot_rl.telemetry.settings import Setting, differing, grouped, pooled
 
 MAX_PANELS = 18
 MAX_PICTURES = 24
-
-_EXPECTED_TO_DIFFER = ("seed", "out", "run")
-"""Settings that seeds of one recipe may differ in without a word."""
 
 
 @dataclass(frozen=True)
@@ -30,34 +29,45 @@ class Report:
 
     path: Path
     missing: tuple[str, ...]
+    settings: tuple[Setting, ...]
+    """What was compared: runs that differ in their seed alone are one setting."""
+    notes: tuple[str, ...]
+    """Runs that did not count again."""
 
 
 def write_report(folders: Sequence[Path], out: Path | None = None) -> Report:
-    """Writes the page of one run, or of several seeds of one recipe.
+    """Writes the page of one run, of several seeds, or of several settings side by side.
+
+    Episodes are counted together only of runs that differ in their seed alone.
 
     Args:
         folders: run folders.
         out: the file; if None, `report.html` in the run's folder, or beside the folders of several runs.
 
     Raises:
-        ConfigError: a folder is no run folder, or the runs are of different tasks or recipes.
+        ConfigError: a folder is no run folder, or is one of several of `robot-rl finetune`.
     """
-    runs = sorted((load_run(folder) for folder in folders), key=lambda run: str(run.seed))
-    _check_same(runs, "task", [run.task for run in runs])
-    _check_same(runs, "recipe", [run.recipe for run in runs])
+    loaded = [load_run(folder) for folder in folders]
+    is_finetuned = any(map(finetune.is_finetuning, loaded))
+    if is_finetuned:
+        _check_single(loaded)
+    settings, notes = grouped(loaded)
+    runs = [run for setting in settings for run in setting.runs]
     missing: list[str] = [
         f"{run.label}: {part}" if len(runs) > 1 else part for run in runs for part in run.missing
     ]
     title, chosen, name = _title, _SECTIONS, f"{_task(runs)}, {_recipe(runs)}"
-    if any(map(finetune.is_finetuning, runs)):
-        _check_single(runs)
+    if len(settings) > 1:
+        title, chosen, name = _title_of_several, _SECTIONS_OF_SEVERAL, f"{len(settings)} settings"
+    if is_finetuned:
         title, chosen, name = finetune.title, _FINETUNE_SECTIONS, f"finetune, {runs[0].folder.name}"
     sections = [section(runs, missing) for section in chosen]
-    body = [title(runs), *([page.missing(missing)] if missing else []), *filter(None, sections), _footer()]
-    path = out or (folders[0] if len(folders) == 1 else folders[0].parent) / "report.html"
+    above = [page.paragraph(note, "note") for note in notes] + ([page.missing(missing)] if missing else [])
+    body = [title(runs), *above, *filter(None, sections), _footer()]
+    path = out or (runs[0].folder if len(runs) == 1 else runs[0].folder.parent) / "report.html"
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, page.page(name, body))
-    return Report(path, tuple(missing))
+    return Report(path, tuple(missing), tuple(settings), tuple(notes))
 
 
 # Sections: each returns HTML, or "" and says in `missing` what it lacked.
@@ -108,10 +118,50 @@ def _success(runs: Sequence[RunRecord], missing: list[str]) -> str:
     return "".join(parts)
 
 
+def _title_of_several(runs: Sequence[RunRecord]) -> str:
+    settings = _settings_of(runs)
+    tasks = dict.fromkeys(run.task or "unknown task" for run in runs)
+    text = "Episodes are counted together only of runs that differ in their seed alone."
+    where = f"robot-rl - {len(settings)} settings - {len(runs)} runs"
+    return "\n".join(
+        [
+            f'<p class="eyebrow">{page.escape(where)}</p>',
+            f"<h1>{page.escape(', '.join(tasks))}</h1>",
+            page.paragraph(text, "lead"),
+            page.table(_SETTING_HEADER, [_setting_row(setting) for setting in settings]),
+        ]
+    )
+
+
+def _learning_of_several(runs: Sequence[RunRecord], missing: list[str]) -> str:
+    svg = figures.learning_curves(_settings_of(runs))
+    if svg is None:
+        missing.append("learning curves: no rows with eval/success and eval/episodes")
+        return ""
+    caption = (
+        "Success over control steps of reinforcement learning: the mean of a setting's seeds, single seeds "
+        "thinly. Evaluations during training play few episodes; the diamond is the one on held-out episodes."
+    )
+    return page.heading("Learning") + page.drawing(svg, "success over control steps", caption)
+
+
+def _success_of_several(runs: Sequence[RunRecord], missing: list[str]) -> str:
+    svg = figures.before_after(_settings_of(runs))
+    if svg is None:
+        missing.append("success before and after: summary.json lacks base_success, final_success or episodes")
+        return ""
+    caption = (
+        "Share of held-out episodes solved, all seeds of a setting together, with 95 % Wilson intervals."
+    )
+    header = ["run", "before", "after", "episodes", "control steps", "minutes"]
+    table = page.table(header, [_run_row(run) for run in runs])
+    return page.heading("Success") + page.drawing(svg, "success of every setting", caption) + table
+
+
 def _metrics(runs: Sequence[RunRecord], missing: list[str]) -> str:
     """Behaviour cloning first, then critics, actors and whatever else the rows hold."""
     names = list(dict.fromkeys(name for run in runs for name in run.names()))
-    drawn = [name for name in names if not name.startswith("eval/")]
+    drawn = [name for name in names if not name.startswith("eval/") and any(r.drawn(name) for r in runs)]
     cloning = [name for name in drawn if name.startswith("bc/")]
     learning = sorted((name for name in drawn if not name.startswith("bc/")), key=_rank)
     parts = []
@@ -197,13 +247,17 @@ def _settings(runs: Sequence[RunRecord], missing: list[str]) -> str:
     if not configs:
         return ""
     parts = [page.heading("Settings")]
-    candidates = [key for key in configs[0] if key.split(".")[0] not in _EXPECTED_TO_DIFFER]
-    differing = [key for key in candidates if any(c.get(key) != configs[0][key] for c in configs)]
-    if differing:
-        rows = [[key, *[_text(run.config.get(key)) for run in runs]] for key in differing]
-        parts.append(page.paragraph("The runs differ in more than their seeds:", "note"))
-        parts.append(page.table(["setting", *[run.label for run in runs]], rows))
-    parts.append(page.name_values([(key, _text(value)) for key, value in configs[0].items()]))
+    firsts = [setting.runs[0] for setting in _settings_of(runs)]
+    if len(firsts) > 1:
+        keys = [key for key in differing(firsts) if _is_used(key, firsts)]
+        rows = [[key, *[_text(run.config.get(key)) for run in firsts]] for key in keys]
+        parts.append(page.paragraph("What differs beside the seeds:", "note"))
+        parts.append(page.table(["", *[run.setting for run in firsts]], rows))
+        parts.append(page.paragraph(f"All of {firsts[0].setting}:", "note"))
+    used = [(key, _text(value)) for key, value in configs[0].items() if _is_used(key, runs[:1])]
+    parts.append(page.name_values(used))
+    if len(used) < len(configs[0]):
+        parts.append(page.paragraph("Those of methods that it did not use are in config.yaml.", "note"))
     return "".join(parts)
 
 
@@ -218,6 +272,8 @@ _SECTIONS: tuple[Callable[[Sequence[RunRecord], list[str]], str], ...] = (
     _machine,
     _settings,
 )
+
+_SECTIONS_OF_SEVERAL = (_learning_of_several, _success_of_several, *_SECTIONS[2:])
 
 
 def _curves(runs: Sequence[RunRecord], missing: list[str]) -> str:
@@ -246,13 +302,17 @@ _FINETUNE_SECTIONS: tuple[Callable[[Sequence[RunRecord], list[str]], str], ...] 
 # Words and numbers
 
 
-def _check_same(runs: Sequence[RunRecord], what: str, values: Sequence[str | None]) -> None:
-    different = sorted({value for value in values if value is not None})
-    if len(different) > 1:
-        raise ConfigError(
-            f"report.run: the runs are of different {what}s, {', '.join(map(repr, different))}. "
-            f"A page shows seeds of one {what}; write one report for each."
-        )
+def _settings_of(runs: Sequence[RunRecord]) -> list[Setting]:
+    """Returns the settings that `grouped` told apart."""
+    labels = dict.fromkeys(run.setting for run in runs)
+    return [Setting(label, tuple(run for run in runs if run.setting == label)) for label in labels]
+
+
+def _is_used(key: str, runs: Sequence[RunRecord]) -> bool:
+    """Whether a setting is none of a method that no run uses."""
+    section = key.split(".")[0]
+    methods = {run.config.get("method", section) for run in runs}
+    return section not in TABLE["method"] or section in methods
 
 
 def _check_single(runs: Sequence[RunRecord]) -> None:
@@ -320,6 +380,24 @@ def _run_row(run: RunRecord) -> list[str]:
     ]
 
 
+_SETTING_HEADER = ["setting", "seeds", "before", "after", "95 % interval", "episodes", "steps", "minutes"]
+
+
+def _setting_row(setting: Setting) -> list[str]:
+    before, after = setting.outcome("base"), setting.outcome("final")
+    low, high = after.interval if after else (0.0, 0.0)
+    return [
+        setting.label,
+        ", ".join(_text(run.seed) for run in setting.runs),
+        percent(before.share) if before else "-",
+        percent(after.share) if after else "-",
+        f"{100 * low:.1f} to {percent(high)}" if after else "-",
+        f"{after.episodes:,}" if after else "-",
+        _range([run.number("env_steps") for run in setting.runs], ",.0f"),
+        _range([run.number("train_minutes") for run in setting.runs], ".1f"),
+    ]
+
+
 def _range(values: Sequence[float | None], style: str) -> str:
     """Returns `a`, or `a to b` where the runs differ."""
     known = sorted(value for value in values if value is not None)
@@ -330,7 +408,7 @@ def _range(values: Sequence[float | None], style: str) -> str:
 
 
 def _pooled(runs: Sequence[RunRecord], moment: Moment) -> Outcome | None:
-    return figures.pooled([outcome for run in runs if (outcome := run.outcome(moment)) is not None])
+    return pooled([outcome for run in runs if (outcome := run.outcome(moment)) is not None])
 
 
 def _rank(name: str) -> tuple[int, str]:

@@ -70,10 +70,13 @@ class RunRecord:
     failures: Sequence[Failure]
     missing: Sequence[str]
     """What could not be read, in words."""
+    setting: str = ""
+    """What its settings have that those of others beside it have not; empty where there is nothing."""
 
     @property
     def label(self) -> str:
-        return f"seed {self.seed}" if self.seed is not None else self.folder.name
+        own = f"seed {self.seed}" if self.seed is not None else self.folder.name
+        return f"{self.setting}, {own}" if self.setting else own
 
     @property
     def seed(self) -> Any:
@@ -93,6 +96,10 @@ class RunRecord:
         if isinstance(episodes_list, list) and episodes_list:
             return Outcome(sum(map(bool, episodes_list)), len(episodes_list))
         return _outcome(self.number(f"{moment}_success"), self.number("episodes"))
+
+    def drawn(self, name: str) -> bool:
+        """Whether a metric has a number to draw in any row."""
+        return any(np.isfinite(_column(self.rows, name)))
 
     def number(self, key: str) -> float | None:
         """Returns a number of summary.json, None if it is not there."""

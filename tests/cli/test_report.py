@@ -3,7 +3,7 @@ import json
 import pytest
 
 from robot_rl.cli.report import run
-from robot_rl.core.errors import ConfigError
+from robot_rl.core.errors import ConfigError, StorageError
 
 
 @pytest.fixture
@@ -36,8 +36,30 @@ def test_the_page_is_written_into_the_run_folder(folder, capsys):
 
 def test_several_runs_and_another_place(folder, tmp_path, capsys):
     assert run([f"run={folder}", f"run={folder}", f"out={tmp_path / 'both.html'}"]) == 0
-    assert "(2 runs)" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "(1 run)" in said
+    assert "2026-01-01-smoke-seed0 was given twice; it counts once" in said
     assert (tmp_path / "both.html").is_file()
+
+
+def test_settings_have_a_line_each(folder, tmp_path, capsys):
+    other = tmp_path / "other"
+    other.mkdir()
+    summary = json.loads((folder / "summary.json").read_text())
+    (other / "summary.json").write_text(json.dumps({**summary, "task": "push_cube", "final_success": 0.75}))
+    assert run([f"run={folder}", f"run={other}", "--json"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1:3] == [
+        "  reach: 50.0 % before, 100.0 % after, seeds 0",
+        "  push_cube: 50.0 % before, 75.0 % after, seeds 0",
+    ]
+    assert [row["after"] for row in json.loads(lines[-1])["settings"]] == [1.0, 0.75]
+
+
+def test_a_place_that_cannot_be_written_is_told_before_the_page_is_drawn(folder, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError, match=r"report\.out: '.*page\.html' cannot be written"):
+        run([f"run={folder}", f"out={tmp_path / 'file' / 'page.html'}"])
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
 import io
+import re
 
 import pytest
 from rich.console import Console
@@ -50,6 +51,46 @@ def test_the_status_has_counts_rates_time_left_and_success():
     assert phase.status() == expected
     phase.update(4_000, note="refused 3 of 9")
     assert phase.status() == f"{expected}  refused 3 of 9"
+
+
+def test_an_evaluation_in_between_leaves_rate_and_time_left_as_they_were():
+    clock = ManualClock()
+    phase = PhaseProgress("residual", 12_000, "steps", 0, clock)
+    for _ in range(60):
+        clock.advance(1)
+        phase.update(phase.done + 100)
+    assert "100 steps/s  ETA 1:00" in phase.status()
+    with phase.paused():
+        clock.advance(14)  # all but one of the seconds that a rate is of
+    phase.update(phase.done, success=0.5)
+    # 6,000 steps at 100 a second, and a pause of 14 s in every 60 s: 60 * 74 / 60.
+    assert "100 steps/s  ETA 1:14" in phase.status()
+    clock.advance(1)
+    phase.update(phase.done + 100)
+    assert "100 steps/s  ETA 1:13" in phase.status()
+
+
+def test_a_narrow_terminal_keeps_the_bar_the_time_left_and_the_success():
+    clock = ManualClock()
+    text = io.StringIO()
+    console = Console(file=text, force_terminal=True, width=80, _environ={"TERM": "xterm"})
+    with (
+        ProgressDisplay(console=console, clock=clock) as display,
+        display.phase("residual", 1_200_000) as phase,
+    ):
+        clock.advance(1)
+        phase.update(12_345, updates=3)
+        clock.advance(1)
+        phase.update(23_456, updates=23_000, success=0.65)
+        assert len(phase.status()) > 80 - len("residual")
+    last = [
+        line for line in re.split(r"[\r\n]+", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text.getvalue())) if line
+    ][-1]
+    assert len(last) <= 80
+    assert "\u2501" in last
+    assert "23,456/1,200,000 steps" in last
+    assert "ETA" in last
+    assert last.rstrip().endswith("success 65%")
 
 
 def test_a_resumed_phase_does_not_count_what_was_done_before():

@@ -1,0 +1,106 @@
+"""Which runs may be counted together: those that differ in their seed alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from robot_rl.telemetry.runs import Moment, Outcome, RunRecord
+
+_BESIDE = ("seed", "out", "run", "lease_wait_s")
+"""Settings that have no say in what is learned, and the seed."""
+_MAX_NAMED = 3
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Runs of the same settings, one for each seed."""
+
+    label: str
+    """What it has that the others have not; empty where there is one setting."""
+    runs: tuple[RunRecord, ...]
+
+    def outcome(self, moment: Moment) -> Outcome | None:
+        """Returns the episodes of all seeds together."""
+        return pooled([outcome for run in self.runs if (outcome := run.outcome(moment)) is not None])
+
+
+def pooled(outcomes: Sequence[Outcome]) -> Outcome | None:
+    """Returns all episodes of several evaluations together."""
+    if not outcomes:
+        return None
+    return Outcome(sum(o.successes for o in outcomes), sum(o.episodes for o in outcomes))
+
+
+def grouped(runs: Sequence[RunRecord]) -> tuple[list[Setting], list[str]]:
+    """Returns the settings of runs, in the order they are given, and a note for each run that was left out.
+
+    A seed counts once: its held-out episodes are the same every time.
+    """
+    groups: dict[tuple[Any, ...], list[RunRecord]] = {}
+    notes: list[str] = []
+    for run in runs:
+        group = groups.setdefault(_key(run), [])
+        twin = next((other for other in group if other.seed == run.seed), None)
+        if twin is None:
+            group.append(run)
+        elif twin.folder.resolve() == run.folder.resolve():
+            notes.append(f"{run.folder.name} was given twice; it counts once")
+        else:
+            notes.append(
+                f"{run.folder.name} has the settings and the seed of {twin.folder.name}; its episodes are "
+                "the same and do not count again"
+            )
+    members = [sorted(group, key=lambda run: _by_seed(run.seed)) for group in groups.values()]
+    labels = _labels([group[0] for group in members])
+    return [
+        Setting(label, tuple(replace(run, setting=label) for run in group))
+        for label, group in zip(labels, members, strict=True)
+    ], notes
+
+
+def differing(runs: Sequence[RunRecord]) -> list[str]:
+    """Returns the settings, besides seeds and folders, in which runs differ."""
+    keys = dict.fromkeys(key for run in runs for key in _settings(run))
+    return [key for key in keys if len({_text(_settings(run).get(key)) for run in runs}) > 1]
+
+
+def _settings(run: RunRecord) -> dict[str, Any]:
+    """Returns what was set; where config.yaml is missing, what the summary knows of it."""
+    known = {key: value for key, value in run.config.items() if key.split(".")[0] not in _BESIDE}
+    return {"env.task": run.task, "recipe": run.recipe, **known}
+
+
+def _key(run: RunRecord) -> tuple[Any, ...]:
+    return tuple(sorted((key, _text(value)) for key, value in _settings(run).items()))
+
+
+def _labels(runs: Sequence[RunRecord]) -> list[str]:
+    """Says in few words what each has that the others have not: task, recipe, else the settings."""
+    if len(runs) == 1:
+        return [""]
+    parts = {key: getattr(run, key) for key in ("task", "recipe") for run in runs[:1]}
+    named = [key for key in parts if len({getattr(run, key) for run in runs}) > 1]
+    heads = [", ".join(str(getattr(run, key)) for key in named) for run in runs]
+    labels: list[str] = []
+    for run, head in zip(runs, heads, strict=True):
+        alike = [other for other, its in zip(runs, heads, strict=True) if its == head]
+        keys = differing(alike)
+        words = [f"{key}={_text(_settings(run).get(key))}" for key in keys[:_MAX_NAMED]]
+        words += [f"and {len(keys) - _MAX_NAMED} more"] if len(keys) > _MAX_NAMED else []
+        labels.append(", ".join([*([head] if head else []), *words]))
+    is_unique = len(set(labels)) == len(labels)
+    if not is_unique:  # more differs than is named
+        labels = [f"{label} ({run.folder.name})" for label, run in zip(labels, runs, strict=True)]
+    return labels
+
+
+def _by_seed(seed: Any) -> tuple[bool, float, str]:
+    """Sorts seeds as numbers, and what is none after them."""
+    is_number = isinstance(seed, int | float)
+    return (not is_number, float(seed) if is_number else 0.0, str(seed))
+
+
+def _text(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
