@@ -23,7 +23,7 @@ from robot_rl.hal.safety import SafetyEnvelope, SafetyLimits
 from robot_rl.hal.vector import Obs, VectorEnv, given_seeds, row_mask
 from robot_rl.sim.backends.mujoco_cpu import MujocoCpu
 from robot_rl.sim.cameras import Camera, Renderer
-from robot_rl.sim.config import EnvConfig, check_reward
+from robot_rl.sim.config import EnvConfig, check_num_envs, check_reward
 from robot_rl.sim.control import Controller, cells, columns
 from robot_rl.sim.experts import Expert
 from robot_rl.sim.poses import compose
@@ -62,6 +62,7 @@ class SimVectorEnv(VectorEnv):
         autoreset: Literal["same_step", "disabled"] = "same_step",
     ) -> None:
         self.config, self.num_envs = config, num_envs
+        check_num_envs(num_envs)
         check_reward(config)
         self._task: Task = resolve("task", config.task, at="env.task")()
         self._robot: Robot = load_robot(config.robot or self._task.default_robot)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import dataclasses
 import importlib
 import inspect
 import json
 import sys
+import textwrap
 import typing
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -38,10 +42,14 @@ BENCHES: dict[str, str] = {
 
 def run(argv: list[str]) -> int:
     """Measures, prints the table, and with `--json` ends on one JSON object."""
+    if {"-h", "--help"} & set(argv) and (named := [word for word in argv if word in BENCHES]):
+        print(_help_of(named[0]), end="")
+        return 0
     parser = argparse.ArgumentParser(
         prog="robot-rl bench",
         description=SUMMARY,
-        epilog="\n".join(f"{name:<10}{text}" for name, text in BENCHES.items()),
+        epilog="robot-rl bench <name> --help lists the settings of one.\n\n"
+        + "\n".join(f"{name:<10}{text}" for name, text in BENCHES.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("name", help="which benchmark, of the list below")
@@ -60,6 +68,30 @@ def run(argv: list[str]) -> int:
     if words.json:
         print(json.dumps(result, default=_to_json))
     return 0
+
+
+def _help_of(name: str) -> str:
+    """Returns the settings of a benchmark with their defaults, from its source: nothing is imported."""
+    spec = find_spec(f"robot_rl.bench.{name}")
+    assert spec is not None, f"robot_rl.bench.{name} is missing"
+    assert spec.origin is not None
+    body = ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body
+    measure = next(node for node in body if isinstance(node, ast.FunctionDef) and node.name == "run")
+    named = [*measure.args.args, *measure.args.kwonlyargs]
+    values = [*measure.args.defaults, *(value for value in measure.args.kw_defaults if value is not None)]
+    lines = [f"Usage: robot-rl bench {name} [key=value ...] [--json]", "", BENCHES[name], "", "Settings:"]
+    for argument, value in zip(named, [None] * (len(named) - len(values)) + values, strict=True):
+        kind = ast.unparse(argument.annotation) if argument.annotation else ""
+        default = "needed" if value is None else _typed(ast.unparse(value))
+        lines.append(f"  {argument.arg}={default:<{max(1, 28 - len(argument.arg))}} {kind}".rstrip())
+    about = (ast.get_docstring(measure) or "").partition("Args:")[2].partition("\n\n")[0].strip("\n")
+    return "\n".join([*lines, *(["", textwrap.dedent(about)] if about else [])]) + "\n"
+
+
+def _typed(value: str) -> str:
+    """Returns a Python value as it is typed."""
+    words = {"True": "true", "False": "false", "None": "null"}
+    return words.get(value, value.strip("()'").rstrip(",").replace(", ", ","))
 
 
 def options(measure: Callable[..., Any], words: Sequence[str], *, name: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from robot_rl.core.errors import ConfigError, DatasetError, require
 from robot_rl.core.names import chosen
 from robot_rl.core.room import check_room
 from robot_rl.data.keep import KeepConfig, said
-from robot_rl.sim.config import check_names
+from robot_rl.sim.config import check_names, check_num_envs
 
 if TYPE_CHECKING:
     from robot_rl.hal.vector import VectorEnv
@@ -103,6 +103,7 @@ class CollectConfig:
             raise ConfigError(
                 f"collect: got num_envs {self.num_envs} and seed {self.seed}, allowed: 1 or more, 0 or more"
             )
+        check_num_envs(self.num_envs)
         require(self.episodes >= 1, "episodes", self.episodes, "1 or more")
         require(abs(self.bias_m) <= 0.2, "bias_m", self.bias_m, "-0.2 to 0.2 metres")
         require(0 <= self.noise_m <= 0.2, "noise_m", self.noise_m, "0 to 0.2 metres")

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import importlib
 import json
 import os
 import platform
+import re
 import shutil
 import sys
 import tempfile
+import textwrap
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from itertools import takewhile
 from pathlib import Path
 from typing import Literal
 
-from robot_rl.config import options
+from robot_rl.config import CONFIGS, options
 from robot_rl.core.errors import ConfigError, RobotRLError, UnknownComponentError, nearest
 from robot_rl.core.registry import TABLE, table
 from robot_rl.sched.leases import LeaseStore
@@ -83,11 +88,44 @@ def checks() -> list[Check]:
 
 def _list(kind: str, *, as_json: bool) -> int:
     found = names(kind)
+    about = {
+        name: _config_line(kind, name) if kind in _GROUPS else _source_line(kind, name) for name in found
+    }
+    width = max(map(len, found), default=0) + 2
     for name in found:
-        print(name)
+        print(f"{name:<{width}}{about[name]}".rstrip())
     if as_json:
-        print(json.dumps({"kind": kind, "names": found}))
+        print(json.dumps({"kind": kind, "names": found, "about": about}))
     return 0
+
+
+def _config_line(kind: str, name: str) -> str:
+    """Returns the first sentence of the comment that begins a config."""
+    lines = (CONFIGS / kind / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
+    comment = takewhile(lambda line: line.startswith("#"), lines)
+    return _sentence(" ".join(line.lstrip("# ") for line in comment if "@package" not in line))
+
+
+def _source_line(kind: str, name: str) -> str:
+    """Returns the first sentence about a component, from its source: nothing is imported for a list."""
+    module, _, attribute = table(kind)[name].partition(":")
+    try:
+        spec = find_spec(module)
+    except ImportError:  # of another package, half installed
+        spec = None
+    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+        return ""
+    tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == attribute:
+            return _sentence(ast.get_docstring(node) or "")
+    return _sentence(ast.get_docstring(tree) or "")
+
+
+def _sentence(text: str) -> str:
+    """Returns the first sentence, in one line of at most 100 characters."""
+    first = re.split(r"(?<=[\w)])\.(?:\s+(?=[A-Z])|$)", " ".join(text.split()), maxsplit=1)[0]
+    return textwrap.shorten(first, 110, placeholder=" ...")
 
 
 def _report(*, as_json: bool) -> int:

@@ -9,7 +9,7 @@ from typing import Any, Literal, cast
 from robot_rl.algos.config.cloning import BCConfig, FilterConfig
 from robot_rl.core.errors import ConfigError, require
 from robot_rl.policies.config import ChunkPolicyConfig
-from robot_rl.sim.config import EnvConfig, check_names, check_reward
+from robot_rl.sim.config import EnvConfig, check_names, check_num_envs, check_reward
 from robot_rl.train.improve.config import (
     DENOISING,
     ChainPhase,
@@ -276,6 +276,8 @@ class RunConfig:
     def __post_init__(self) -> None:
         require(0 <= self.seed < 2**31, "seed", self.seed, "0 to 2147483647")
         require(self.num_envs >= 1, "num_envs", self.num_envs, "1 or more")
+        check_num_envs(self.num_envs)
+        check_num_envs(self.evaluate.num_envs, at="evaluate.num_envs")
         require(self.n_exec >= 1, "n_exec", self.n_exec, "1 or more")
         require(self.torch_threads >= 1, "torch_threads", self.torch_threads, "1 or more")
         require(self.metrics_rows >= 1, "metrics_rows", self.metrics_rows, "1 or more")

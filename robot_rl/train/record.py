@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import platform
 import shutil
+import subprocess
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from datetime import datetime
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
 from typing import Literal
 
@@ -79,8 +82,30 @@ def write_report(folder: Path) -> Path:
 
 
 def versions(packages: Iterable[str]) -> dict[str, str]:
-    """Returns the versions of robot_rl and of the packages behind a result."""
-    return {"robot_rl": __version__, **{name: version(name) for name in packages}}
+    """Returns the versions of robot_rl, its commit where it is known, and of the packages behind a result."""
+    own = {"robot_rl": __version__, **({"robot_rl_commit": found} if (found := commit()) else {})}
+    return own | {name: version(name) for name in packages}
+
+
+def commit() -> str | None:
+    """Returns the commit that robot_rl is of, with `+changes` where files differ from it; None if unknown."""
+    root = Path(__file__).resolve().parents[2]
+    if (root / ".git").exists():
+        head = _git(root, "rev-parse", "HEAD")
+        changes = _git(root, "status", "--porcelain", "--untracked-files=no")
+        return head and f"{head}+changes" if changes else head
+    with contextlib.suppress(PackageNotFoundError, ValueError):
+        facts = json.loads(distribution("robot-rl").read_text("direct_url.json") or "{}")
+        return facts.get("vcs_info", {}).get("commit_id")
+    return None
+
+
+def _git(root: Path, *words: str) -> str | None:
+    try:
+        done = subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
 
 
 def machine(device: str) -> dict[str, str]:

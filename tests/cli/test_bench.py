@@ -70,3 +70,17 @@ def test_an_unknown_benchmark_is_answered_with_the_nearest() -> None:
 def test_cells_compare() -> None:
     values = [None, True, False, 12345, 12345.6, 0.123456, "x"]
     assert [tables._cell(v) for v in values] == ["-", "yes", "no", "12,345", "12,346", "0.1235", "x"]
+
+
+def test_help_of_a_benchmark_lists_its_settings(capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.run(["sim", "--help"]) == 0
+    text = capsys.readouterr().out
+    assert "  num_envs=64,512 " in text
+    assert "tuple[int, ...]" in text
+    assert "rounds: alternations; medians of the rounds' ratios are reported." in text
+
+
+@pytest.mark.parametrize("name", bench.BENCHES)
+def test_every_benchmark_has_a_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.run([name, "--help"]) == 0
+    assert bench.BENCHES[name] in capsys.readouterr().out

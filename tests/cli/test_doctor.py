@@ -37,8 +37,26 @@ def test_a_healthy_machine_passes(
 def test_lists_every_kind(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert doctor.run(["--list", kind, "--json"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert json.loads(lines[-1]) == {"kind": kind, "names": lines[:-1]}
-    assert lines[:-1] == sorted(lines[:-1])
+    found = json.loads(lines[-1])
+    assert [line.split()[0] for line in lines[:-1]] == found["names"] == sorted(found["names"])
+    assert (found["kind"], set(found["about"])) == (kind, set(found["names"]))
+    assert all(found["about"].values()), found["about"]
+    assert max(map(len, lines[:-1])) < 130
+
+
+def test_a_list_says_what_a_recipe_is(capsys: pytest.CaptureFixture[str]) -> None:
+    doctor.run(["--list", "recipe"])
+    assert (
+        "smoke       The whole chain in under a minute on two cores: every phase, little learning"
+        in capsys.readouterr().out
+    )
+
+
+def test_a_wrong_name_of_a_renderer_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MUJOCO_GL", "foo")
+    check = doctor._guarded("renderer", "note", doctor._renderer)
+    assert check.state == "fail"
+    assert check.detail.startswith("MUJOCO_GL: the environment variable is 'foo', allowed: egl, osmesa")
 
 
 def test_an_unknown_kind_is_answered_with_the_nearest() -> None:

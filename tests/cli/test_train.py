@@ -14,6 +14,7 @@ import torch
 
 from robot_rl.cli.main import main
 from robot_rl.config import build, dump, options
+from robot_rl.core.errors import DeviceError
 from robot_rl.data.demos import load_episodes
 from robot_rl.data.episode import SOURCES
 from robot_rl.data.lerobot.reader import Dataset
@@ -116,6 +117,44 @@ def test_mistakes_are_one_line_with_a_remedy(
     assert captured.out == ""
 
 
+def test_more_simulations_than_memory_holds_are_refused_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    """MuJoCo itself fails after 40 s and the demonstrations, deaf to Ctrl-C."""
+    if not Path("/proc/sys/vm/max_map_count").is_file():
+        pytest.skip("not Linux")
+    for words in (["train"], ["collect", "task=reach", "out=x"]):
+        assert main([*words, "num_envs=10000000"]) == 2
+        assert "error: num_envs: got 10000000, allowed: at most " in capsys.readouterr().err
+
+
+def test_a_person_without_a_terminal_is_told_before_anything_is_cloned(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none() -> int:
+        raise DeviceError("keyboard: this process has no terminal.")
+
+    monkeypatch.setattr("robot_rl.real.teleop.keyboard._own_terminal", none)
+    out = tmp_path / "runs"
+    assert main(["train", "recipe=online", "human.input=keyboard", f"out={out}"]) == 2
+    assert "this process has no terminal" in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_an_arm_that_does_not_answer_is_told_before_anything_is_cloned(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Absent:
+        def __init__(self, *_: object, **__: object) -> None:
+            raise DeviceError("the driver of station sim_arm ended (2): no arm (see /tmp/gone/driver.log)")
+
+    monkeypatch.setattr("robot_rl.real.launch.StationProcesses", Absent)
+    out = tmp_path / "runs"
+    assert main(["train", "recipe=online", "station=sim_arm", f"out={out}"]) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "error: station: the driver of station sim_arm ended (2): no arm. Nothing was begun."
+    )
+    assert not out.exists()
+
+
 def test_a_machine_that_is_taken_says_by_whom(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     spec: DeviceSpec = cpu_spec()
     store = LeaseStore()
@@ -127,6 +166,7 @@ def test_a_machine_that_is_taken_says_by_whom(tmp_path: Path, capsys: pytest.Cap
     message = capsys.readouterr().err
     assert f"lease of cpu: wanted 1 slot, 0 of {spec.slots} slots are free" in message
     assert "Held by 'another job' (pid " in message
+    assert list(tmp_path.glob("*-smoke-*")) == []  # a run that was refused leaves no folder
 
 
 def test_a_policy_of_another_task_is_refused(

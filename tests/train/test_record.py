@@ -1,0 +1,45 @@
+"""What stays of a run: no folder of one that was refused, and the commit that made its numbers."""
+
+from pathlib import Path
+
+import pytest
+
+from robot_rl.core.errors import LeaseError
+from robot_rl.train import record
+from robot_rl.train.record import commit, new_folder, removed_if_refused, versions
+from robot_rl.train.session import saying_how_to_resume
+
+
+def test_a_run_that_is_refused_leaves_no_folder(tmp_path: Path) -> None:
+    folder = new_folder(str(tmp_path / "runs"), "smoke-seed0")
+    (folder / "config.yaml").touch()
+    (folder / "checkpoints").mkdir()
+    with pytest.raises(LeaseError), removed_if_refused(folder):
+        raise LeaseError("cpu is taken")
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+def test_a_run_that_has_done_something_keeps_its_folder(tmp_path: Path) -> None:
+    folder = new_folder(str(tmp_path), "smoke-seed0")
+    (folder / "metrics.jsonl").touch()
+    with pytest.raises(LeaseError), removed_if_refused(folder):
+        raise LeaseError("the lease was lost")
+    assert folder.is_dir()
+
+
+def test_ctrl_c_notes_the_folder_of_this_run() -> None:
+    with pytest.raises(KeyboardInterrupt) as caught, saying_how_to_resume(Path("runs/a b"), "finetune"):
+        raise KeyboardInterrupt
+    assert caught.value.__notes__ == ["Continue with: robot-rl finetune resume='runs/a b'"]
+
+
+def test_the_commit_is_kept_beside_the_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = {"rev-parse": "0123abcd", "status": " M robot_rl/x.py"}
+    monkeypatch.setattr(record, "_git", lambda root, *words: answers[words[0]])
+    assert commit() == "0123abcd+changes"
+    assert versions([])["robot_rl_commit"] == "0123abcd+changes"
+    answers["status"] = ""
+    assert commit() == "0123abcd"
+    monkeypatch.setattr(record, "_git", lambda root, *words: None)  # no git here
+    assert commit() is None
+    assert "robot_rl_commit" not in versions([])
