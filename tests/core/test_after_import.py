@@ -32,6 +32,7 @@ def test_it_acts_once_when_the_package_is_complete(package: str) -> None:
     assert seen == [True]
     assert sys.meta_path == before
     assert type(found.__loader__).__name__ == "SourceFileLoader"
+    assert found.__spec__ is not None
     assert found.__spec__.loader is found.__loader__
     after_import(package, lambda: seen.append(False))
     assert seen == [True, False]
