@@ -23,8 +23,15 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from robot_rl.core.errors import CheckpointError
-from robot_rl.core.files import make_folder, restore_folder, swap_folder, write_synced
-from robot_rl.core.refusal import refusal, refusing
+from robot_rl.core.files import (
+    make_folder,
+    read_json,
+    restore_folder,
+    swap_folder,
+    with_checksum,
+    write_synced,
+)
+from robot_rl.core.refusal import refusal, refusals, refusing
 from robot_rl.policies.spec import SavedPolicy, build, full_spec, read_config
 
 FORMAT = 1
@@ -32,6 +39,7 @@ FORMAT = 1
 
 _IDENTITY = ("task", "robot", "control_hz", "state_names", "action_names")
 _WEIGHTS, _HEAD = "policy.safetensors", "policy.json"
+_NEEDS = f"A policy is {_HEAD} and {_WEIGHTS}: copy both again, or take an earlier checkpoint."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +84,7 @@ def save_policy(folder: Path | str, policy: SavedPolicy, *, meta: PolicyMeta) ->
         shutil.rmtree(temporary, ignore_errors=True)
         make_folder(temporary)
         write_synced(temporary / _WEIGHTS, weights)
-        write_synced(temporary / _HEAD, json.dumps(head, indent=2).encode())
+        write_synced(temporary / _HEAD, json.dumps(with_checksum(head), indent=2).encode())
         swap_folder(temporary, folder)
     except (OSError, MemoryError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -107,26 +115,29 @@ def load_policy(folder: Path | str, *, expect: PolicyMeta | None = None) -> tupl
     return policy, meta
 
 
+def read_head(folder: Path) -> dict[str, Any]:
+    """Returns what policy.json says of a saved policy: `policy` is how to build it, `meta` what it is for.
+
+    Raises:
+        CheckpointError: it is missing, or not what was written.
+    """
+    return read_json(folder / _HEAD, CheckpointError, _NEEDS)
+
+
 def _state(policy: SavedPolicy) -> dict[str, Tensor]:
     return cast("nn.Module", policy).state_dict()
 
 
 def _read(folder: Path) -> tuple[Mapping[str, Any], dict[str, Tensor]]:
-    try:
-        head = json.loads((folder / _HEAD).read_text())
+    head = read_head(folder)
+    with refusals(CheckpointError, folder, _NEEDS):
         blob = (folder / _WEIGHTS).read_bytes()
-    except (OSError, ValueError) as error:
-        raise CheckpointError(
-            f"{folder}: not a readable policy checkpoint: {error}. "
-            f"It needs {_HEAD} and {_WEIGHTS}, as `save_policy` writes them."
-        ) from error
-    found = head.get("format") if isinstance(head, dict) else None
+    found = head.get("format")
     if found != FORMAT:
         raise CheckpointError(f"{folder}: policy format {found!r}, this version reads {FORMAT}.")
     if zlib.crc32(blob) != head.get("crc32"):
         raise CheckpointError(
-            f"{folder}: {_WEIGHTS} was cut short or altered (its checksum differs from {_HEAD}'s). "
-            "Copy both files again, or take an earlier checkpoint."
+            f"{folder}: {_WEIGHTS} was cut short or altered (its checksum differs from {_HEAD}'s). {_NEEDS}"
         )
     try:
         return head, load(blob)

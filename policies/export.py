@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Generator, Tensor, nn
 
 from robot_rl.core.errors import CheckpointError, ConfigError
-from robot_rl.core.files import swap_folder, write_synced
+from robot_rl.core.files import read_json, swap_folder, with_checksum, write_synced
 from robot_rl.core.policy import Chain, ChunkSample, DemoBatch, Mode
 from robot_rl.policies.chunk import ChunkPolicy
 from robot_rl.policies.residual import ResidualPolicy
@@ -61,7 +61,7 @@ def export_policy(folder: Path | str, policy: SavedPolicy, obs: Mapping[str, Arr
     if isinstance(policy, ResidualPolicy):
         _write(temporary / REFINE, _Refine(policy, names), (*shown, z[:, 0]), (*names, "action"))
     head = {"format": FORMAT, "horizon": base.horizon, "action_dim": base.action_dim}
-    write_synced(temporary / _HEAD, json.dumps(head).encode())
+    write_synced(temporary / _HEAD, json.dumps(with_checksum(head)).encode())
     swap_folder(temporary, folder)
 
 
@@ -81,12 +81,7 @@ class ExportedPolicy:
         """
         runtime = _require("onnxruntime", "an exported policy")
         folder = Path(folder)
-        try:
-            head = json.loads((folder / _HEAD).read_text())
-        except (OSError, ValueError) as error:
-            raise CheckpointError(
-                f"{folder}: no exported policy: {error}. `export_policy` makes one."
-            ) from error
+        head = read_json(folder / _HEAD, CheckpointError, "`export_policy` makes one anew.")
         if head.get("format") != FORMAT:
             raise CheckpointError(
                 f"{folder}: export format {head.get('format')!r}, this version reads {FORMAT}."

@@ -8,7 +8,6 @@ of their own; what is finished in `out` is not done again, and a run that was cu
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import subprocess
@@ -25,8 +24,9 @@ from numpy.typing import NDArray
 
 from robot_rl.bench.trials import check_plan
 from robot_rl.config import load, options, plain
-from robot_rl.core.errors import ConfigError, DeviceError, nearest
-from robot_rl.core.files import write_json
+from robot_rl.core.errors import ConfigError, DeviceError, StorageError, nearest
+from robot_rl.core.files import read_json, write_json
+from robot_rl.telemetry.metrics import FILE_NAME, read_metrics
 from robot_rl.telemetry.progress import ProgressDisplay
 from robot_rl.telemetry.runs import flatten
 from robot_rl.train.config import RunConfig
@@ -217,7 +217,7 @@ def _result(trial: Trial) -> dict[str, Any]:
     """Returns what a finished run came to, and its curve."""
     folder = trial.done()
     assert folder is not None, trial
-    summary = json.loads((folder / "summary.json").read_text())
+    summary = read_json(folder / "summary.json", StorageError, "Remove the folder; it is run again.")
     minutes, curve = _curve(folder)
     return {
         "method": trial.method,
@@ -233,8 +233,7 @@ def _result(trial: Trial) -> dict[str, Any]:
 
 def _curve(folder: Path) -> tuple[float, list[dict[str, float]]]:
     """Returns the minutes from the base to the end of training, and the quick evaluations on the way."""
-    with (folder / "metrics.jsonl").open() as lines:
-        rows = [json.loads(line) for line in lines]
+    rows = read_metrics(folder / FILE_NAME)
     began = next(row["wall_s"] for row in rows if row["phase"] == "base")
     learned = [row for row in rows if row["phase"] not in ("demos", "bc", "base", "final")]
     for row in learned:

@@ -11,7 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from robot_rl.core.errors import ConfigError, require
+from robot_rl.core.errors import CheckpointError, ConfigError, require
+from robot_rl.core.files import read_json
 from robot_rl.train.record import check_kind
 
 if TYPE_CHECKING:
@@ -201,7 +202,10 @@ def _of_policy(options: EvaluateCommandConfig) -> _Case:
 def _told(folder: Path, which: str) -> dict[str, Any] | None:
     """Returns what training wrote down, if it came so far."""
     path = folder / f"evaluation-{which}.json"
-    return json.loads(path.read_text()) if path.is_file() else None
+    return read_json(path, CheckpointError, _REPEAT) if path.is_file() else None
+
+
+_REPEAT = "Move the file away to evaluate without comparing."
 
 
 def _verdict(matches: bool | None) -> str:

@@ -7,6 +7,7 @@ are no OmegaConf structured configs.
 
 from __future__ import annotations
 
+import io
 import itertools
 import re
 import threading
@@ -29,8 +30,12 @@ from robot_rl.config.groups import CONFIGS, options
 from robot_rl.config.typed import as_typed, split
 from robot_rl.config.words import quoted
 from robot_rl.core.errors import ConfigError, nearest
+from robot_rl.core.files import read_checked_text
 
 T = TypeVar("T")
+
+CONFIG_REMEDY = "Restore the file from a copy, or start a new run with these settings."
+"""What to do about a config.yaml that cannot be read."""
 
 _KEY = re.compile(r"[+~]*[\w.@:/-]+", re.ASCII)
 _hydra_lock = threading.RLock()
@@ -67,14 +72,20 @@ def load(schema: type[T], overrides: Sequence[str], *, config_name: str, folder:
 
 
 def read(schema: type[T], path: Path) -> T:
-    """Reads a file that `dump` wrote."""
+    """Reads a file that holds what `dump` returned, with or without a first line of checksum.
+
+    Raises:
+        ConfigError: it is missing, damaged, or has an unknown key or value.
+    """
+    text = read_checked_text(path, ConfigError, CONFIG_REMEDY)
     try:
-        loaded = OmegaConf.load(path)
+        loaded = OmegaConf.load(io.StringIO(text))
         values = OmegaConf.to_container(loaded, resolve=True)
-    except (OSError, yaml.YAMLError, OmegaConfBaseException) as error:
-        raise ConfigError(f"{path}: {_first_line(error)}") from error
-    if not isinstance(loaded, DictConfig):
-        raise ConfigError(f"{path}: got a list, allowed: keys and values.")
+    except (OSError, ValueError, yaml.YAMLError, OmegaConfBaseException) as error:
+        raise ConfigError(f"{path}: {_first_line(error)} {CONFIG_REMEDY}") from error
+    if not isinstance(loaded, DictConfig) or not loaded:
+        got = "nothing" if not loaded else "a list"
+        raise ConfigError(f"{path}: got {got}, allowed: keys and values. {CONFIG_REMEDY}")
     try:
         return build(schema, cast("dict[str, Any]", values))
     except ConfigError as error:

@@ -1,4 +1,8 @@
-"""Files that survive a power cut: written whole, flushed to the disk, renamed into place."""
+"""Files that survive a power cut: written whole, flushed to the disk, renamed into place.
+
+Small files that a program reads back say whether they are what was written: an object of JSON ends with its
+checksum, a text for people begins with one. A file without, of an earlier version, is read as it is.
+"""
 
 import contextlib
 import ctypes
@@ -6,11 +10,19 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Generator
+import zlib
+from collections.abc import Generator, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from robot_rl.core.errors import RobotRLError
+from robot_rl.core.refusal import refusals
+
+CHECKSUM = "checksum"
+"""Last key of an object: the CRC-32 of all before it, as JSON without spaces."""
+
+_TEXT_CHECKSUM = "# crc32 "
 _NO_EXCHANGE = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM)
 _RENAME_EXCHANGE = 2  # of renameat2
 _AT_FDCWD = -100  # paths begin where the process stands
@@ -49,9 +61,91 @@ def publish_file(temporary: Path, path: Path) -> None:
     sync_folder(path.parent)
 
 
-def write_json(path: Path, content: Any) -> None:
-    """Replaces a file of JSON in one step; see `replace_file`."""
-    replace_file(path, json.dumps(content, indent=2) + "\n")
+def write_json(path: Path, content: Any, *, is_checked: bool = False) -> None:
+    """Replaces a file of JSON in one step; see `replace_file`.
+
+    Args: is_checked: whether `content`, an object, gets a checksum that `read_json` verifies.
+    """
+    replace_file(path, json.dumps(with_checksum(content) if is_checked else content, indent=2) + "\n")
+
+
+def read_json(path: Path, kind: type[RobotRLError], remedy: str) -> dict[str, Any]:
+    """Returns the object in a file of JSON, without its checksum.
+
+    Args:
+        path: of the file.
+        kind: of the error.
+        remedy: sentences that end its message.
+
+    Raises:
+        RobotRLError: of `kind`: the file cannot be read, is no object of JSON, or not what was written.
+    """
+    content = _content(path, kind, remedy)
+    try:
+        return without_checksum(json.loads(content))
+    except ValueError as error:
+        raise kind(f"{path}: damaged: {error}. {remedy}") from error
+
+
+def with_checksum(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns an object that `without_checksum` can verify after it was written and read as JSON."""
+    return {**content, CHECKSUM: _checksum(content)}
+
+
+def without_checksum(content: Any) -> dict[str, Any]:
+    """Returns an object without its checksum; one that has none, as it is.
+
+    Raises:
+        ValueError: it is no object, or the checksum is of another one.
+    """
+    if not isinstance(content, dict):
+        raise ValueError(f"not an object but {type(content).__name__}")
+    found: dict[str, Any] = content
+    key = CHECKSUM if CHECKSUM in found else next(reversed(found), None)
+    rest = {name: value for name, value in found.items() if name != key}
+    is_right = key is not None and found[key] == _checksum(rest)
+    if is_right != (key == CHECKSUM):  # it does not match, or it does under another name
+        raise ValueError(
+            f"it does not match its {CHECKSUM!r} (delete that entry if you changed the file on purpose)"
+        )
+    return rest if is_right else found
+
+
+def _checksum(content: Mapping[str, Any]) -> int:
+    return zlib.crc32(json.dumps(content, separators=(",", ":")).encode())
+
+
+def with_checksum_line(text: str) -> str:
+    """Returns a text of lines that begins with a checksum, as a comment of YAML."""
+    told = "of the lines below; delete this line if you change them"
+    return f"{_TEXT_CHECKSUM}{zlib.crc32(text.encode()):08x} {told}\n{text}"
+
+
+def read_checked_text(path: Path, kind: type[RobotRLError], remedy: str) -> str:
+    """Returns what `with_checksum_line` made, first line included, or a text without such a line.
+
+    Raises:
+        RobotRLError: of `kind`: it cannot be read, or is not what was written; `remedy` ends the message.
+    """
+    content = _content(path, kind, remedy)
+    first, _, rest = content.partition(b"\n")
+    is_checked = first.startswith(_TEXT_CHECKSUM.encode())
+    if is_checked and first.split()[2:3] != [f"{zlib.crc32(rest):08x}".encode()]:
+        raise kind(
+            f"{path}: damaged: it does not match the checksum in its first line (delete that line if you "
+            f"changed the file on purpose). {remedy}"
+        )
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise kind(f"{path}: damaged: {error}. {remedy}") from error
+
+
+def _content(path: Path, kind: type[RobotRLError], remedy: str) -> bytes:
+    if not path.exists():
+        raise kind(f"{path}: there is no such file. {remedy}")
+    with refusals(kind, path, remedy):
+        return path.read_bytes()
 
 
 def temporary_of(path: Path) -> Path:

@@ -1,13 +1,15 @@
 """metrics.jsonl, the record of a run, and TensorBoard's event files, a copy made from it.
 
 A row is `{"step": control steps, "updates": learner updates of the phase, "phase": name,
-"wall_s": training time, "<group>/<name>": number, ...}`. A number that is not finite is written
-as null, because JSON has none, and read back as NaN.
+"wall_s": training time, "<group>/<name>": number, ..., "checksum": of all before it}`. A number that is
+not finite is written as null, because JSON has none, and read back as NaN. Rows without a checksum are of
+an earlier version, and are read as they are.
 """
 
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import logging
 import math
@@ -15,13 +17,14 @@ import os
 import shutil
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 from robot_rl.core.clock import Clock, MonotonicClock
-from robot_rl.core.files import sync_folder, write_synced
+from robot_rl.core.files import sync_folder, with_checksum, without_checksum, write_synced
 
 if TYPE_CHECKING:
     from tensorboard.summary.writer.event_file_writer import EventFileWriter
@@ -42,7 +45,7 @@ class MetricsWriter:
 
     A resumed run opens the same folder: a torn last line is dropped, `wall_s` goes on where it
     stood, and `load_state_dict` (or `truncate_after`) drops the rows that were written after the
-    checkpoint, so that no curve has a point twice.
+    checkpoint, so that no curve has a point twice. Damaged lines stay, for a person to look at.
     """
 
     def __init__(self, folder: Path, *, tensorboard: bool = True, clock: Clock | None = None) -> None:
@@ -50,9 +53,11 @@ class MetricsWriter:
         self._path = folder / FILE_NAME
         folder.mkdir(parents=True, exist_ok=True)
         self._file = self._path.open("ab", buffering=0)
-        rows = read_metrics(self._path)
+        lines = _read_lines(self._path)
         self._events = _EventCopy(folder / EVENTS_FOLDER) if tensorboard else None
-        self._start(rows)
+        for problem in _problems(lines):
+            logger.warning("%s: %s", self._path, problem)
+        self._start(lines)
 
     @property
     def num_rows(self) -> int:
@@ -72,8 +77,8 @@ class MetricsWriter:
 
     def truncate_after(self, step: int) -> int:
         """Drops the rows later than control step `step`; returns how many."""
-        rows = read_metrics(self._path)
-        return self._keep([row for row in rows if row["step"] <= step], of=len(rows))
+        lines = _read_lines(self._path)
+        return self._keep([line for line in lines if line.row is None or line.row["step"] <= step], lines)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the place in the file; phases that make no control steps need it to resume exactly.
@@ -88,8 +93,9 @@ class MetricsWriter:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Drops the rows that were written after `state_dict`."""
-        rows = read_metrics(self._path)
-        self._keep(rows[: int(state["rows"])], of=len(rows))
+        lines, rows = _read_lines(self._path), int(state["rows"])
+        ends = itertools.accumulate(line.num_rows for line in lines)
+        self._keep([line for line, end in zip(lines, ends, strict=True) if end <= rows], lines)
 
     def close(self) -> None:
         if not self._file.closed:
@@ -104,17 +110,18 @@ class MetricsWriter:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _start(self, rows: list[Row]) -> None:
-        """Makes the file hold exactly `rows` and opens it to append."""
-        self._rewrite(rows)
+    def _start(self, lines: list[_Line]) -> None:
+        """Makes the file hold exactly `lines` and opens it to append."""
+        self._rewrite(lines)
+        rows = [line.row for line in lines if line.row is not None]
         self._before_s = float(rows[-1]["wall_s"]) if rows else 0.0
         self._opened_s = self._clock.now_s()
         if self._events is not None:
             self._events.rewrite(rows)
 
-    def _rewrite(self, rows: list[Row]) -> None:
+    def _rewrite(self, lines: list[_Line]) -> None:
         """Puts a new file in the place of the one before, which stays as it is if that fails."""
-        content, temporary = "".join(map(_line, rows)).encode("ascii"), self._path.with_suffix(".tmp")
+        content, temporary = b"".join(line.content for line in lines), self._path.with_suffix(".tmp")
         write_synced(temporary, content)
         file = temporary.open("ab", buffering=0)
         try:
@@ -123,7 +130,8 @@ class MetricsWriter:
             file.close()
             raise
         self._file.close()
-        self._file, self._size, self._num_rows, self._is_in_doubt = file, len(content), len(rows), True
+        self._file, self._size, self._is_in_doubt = file, len(content), True
+        self._num_rows = sum(line.num_rows for line in lines)
         sync_folder(self._path.parent)
         self._is_in_doubt = False
 
@@ -140,16 +148,15 @@ class MetricsWriter:
     def _sync(self) -> None:
         """Waits for the disk; it takes no page that it refused before, so all rows are written again then."""
         if self._is_in_doubt:
-            self._rewrite(read_metrics(self._path))
+            self._rewrite(_read_lines(self._path))
         self._is_in_doubt = True
         os.fsync(self._file.fileno())
         self._is_in_doubt = False
 
-    def _keep(self, rows: list[Row], *, of: int) -> int:
-        dropped = of - len(rows)
-        if dropped:
-            self._start(rows)
-        return dropped
+    def _keep(self, kept: list[_Line], lines: list[_Line]) -> int:
+        if len(kept) < len(lines):
+            self._start(kept)
+        return sum(line.num_rows for line in lines) - self._num_rows
 
     def _wall_s(self) -> float:
         return round(self._before_s + self._clock.now_s() - self._opened_s, 3)
@@ -200,15 +207,17 @@ class _EventCopy:
 
 
 def read_metrics(path: Path) -> list[Row]:
-    """Reads the rows of a metrics.jsonl; a line that a crash tore is left out."""
-    rows = []
-    for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
-        row = _parse(line)
-        if row is None:
-            logger.warning("%s: line %d is torn, left out", path, number)
-        else:
-            rows.append(row)
-    return rows
+    """Reads the rows of a metrics.jsonl; a line that a crash tore, or that was altered, is left out."""
+    lines = _read_lines(path, with_torn=True)
+    for problem in _problems(lines):
+        logger.warning("%s: %s", path, problem)
+    return [line.row for line in lines if line.row is not None]
+
+
+def read_run(path: Path) -> tuple[list[Row], list[str]]:
+    """Returns the rows of a metrics.jsonl, and what is to be said of lines that are left out."""
+    lines = _read_lines(path, with_torn=True)
+    return [line.row for line in lines if line.row is not None], _problems(lines)
 
 
 def as_float(name: str, value: Any) -> float | None:
@@ -226,18 +235,51 @@ def as_float(name: str, value: Any) -> float | None:
     return number if math.isfinite(number) else None
 
 
+@dataclass(frozen=True)
+class _Line:
+    """A line of the file."""
+
+    content: bytes
+    row: Row | None
+    """None: the line is no whole row, or not the one that was written."""
+
+    @property
+    def num_rows(self) -> int:
+        """Returns how many rows it was written as: two, where the end of a line was altered."""
+        return 1 if self.row is not None else max(1, self.content.count(b'"phase"'))
+
+
+def _read_lines(path: Path, *, with_torn: bool = False) -> list[_Line]:
+    """Reads the lines of a file; the last, if a crash tore it, only `with_torn`."""
+    *whole, last = path.read_bytes().split(b"\n")
+    lines = [_Line(content + b"\n", _parse(content)) for content in whole]
+    row = _parse(last)
+    if row is not None or (last and with_torn):
+        lines.append(_Line(last + b"\n", row))
+    return lines
+
+
+def _problems(lines: list[_Line]) -> list[str]:
+    last = len(lines)
+    return [
+        f"line {number} is {'torn' if number == last else 'damaged'}, left out"
+        for number, line in enumerate(lines, start=1)
+        if line.row is None
+    ]
+
+
 def _line(row: Row) -> str:
     plain = {name: None if value != value else value for name, value in row.items()}  # NaN alone differs
-    return json.dumps(plain, allow_nan=False) + "\n"
+    return json.dumps(with_checksum(plain), allow_nan=False) + "\n"
 
 
-def _parse(line: str) -> Row | None:
+def _parse(line: bytes) -> Row | None:
     """Returns the row of one line with null read as NaN; None if the line is not a whole row."""
     try:
-        row = json.loads(line)
+        row = without_checksum(json.loads(line))
     except ValueError:
         return None
-    if not isinstance(row, dict) or not {"step", "phase", "wall_s"} <= row.keys():
+    if not {"step", "phase", "wall_s"} <= row.keys():
         return None
     whole = {name: math.nan if value is None else value for name, value in row.items()}
     numbers = (value for name, value in whole.items() if name != "phase")

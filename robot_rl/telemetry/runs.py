@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from robot_rl.core.errors import ConfigError, nearest
+from robot_rl.core.files import read_checked_text, without_checksum
 from robot_rl.telemetry.intervals import wilson_interval
-from robot_rl.telemetry.metrics import FILE_NAME, Row, read_metrics
+from robot_rl.telemetry.metrics import FILE_NAME, Row, read_run
 
 Floats = NDArray[np.float64]
 Moment = Literal["base", "final"]
@@ -155,7 +156,8 @@ def load_run(folder: Path) -> RunRecord:
     missing: list[str] = []
     summary = _read_object(folder / "summary.json", missing, "the run did not finish, or is still running")
     config = _read_yaml(folder / "config.yaml", missing)
-    rows = read_metrics(folder / FILE_NAME) if (folder / FILE_NAME).is_file() else []
+    rows, damaged = read_run(folder / FILE_NAME) if (folder / FILE_NAME).is_file() else ([], [])
+    missing += [f"{FILE_NAME}: {problem}" for problem in damaged]
     if not rows:
         missing.append(f"{FILE_NAME}: not there or empty, so there are no curves")
     return RunRecord(folder, summary, rows, config, _read_failures(folder, missing), missing)
@@ -199,14 +201,10 @@ def _read_object(path: Path, missing: list[str], why: str) -> dict[str, Any]:
         missing.append(f"{path.name}: not there ({why})")
         return {}
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+        return without_checksum(json.loads(path.read_bytes()))
+    except (OSError, ValueError) as error:
         missing.append(f"{path.name}: not readable ({error})")
         return {}
-    if not isinstance(found, dict):
-        missing.append(f"{path.name}: not an object but {type(found).__name__}")
-        return {}
-    return found
 
 
 def _read_yaml(path: Path, missing: list[str]) -> dict[str, Any]:
@@ -216,8 +214,8 @@ def _read_yaml(path: Path, missing: list[str]) -> dict[str, Any]:
         missing.append(f"{path.name}: not there, so there is no table of settings")
         return {}
     try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        found = yaml.safe_load(read_checked_text(path, ConfigError, ""))
+    except (yaml.YAMLError, ValueError) as error:
         missing.append(f"{path.name}: not readable ({' '.join(str(error).split())})")
         return {}
     if not isinstance(found, dict):
@@ -232,8 +230,10 @@ def _read_failures(folder: Path, missing: list[str]) -> list[Failure]:
     if not index.is_file():
         return []
     try:
-        entries = [_failure(index.parent, entry) for entry in json.loads(index.read_text(encoding="utf-8"))]
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        content = json.loads(index.read_bytes())
+        found = content if isinstance(content, list) else without_checksum(content)["pictures"]
+        entries = [_failure(index.parent, entry) for entry in found]
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         missing.append(f"failures/index.json: not readable ({error!r})")
         return []
     gone = [failure.path.name for failure in entries if not failure.path.is_file()]

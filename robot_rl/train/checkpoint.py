@@ -13,6 +13,7 @@ failure loses, and an exact resume costs nothing but the command that the messag
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import zlib
 from collections.abc import Mapping
@@ -27,7 +28,15 @@ from safetensors import numpy as arrays_io
 from safetensors import torch as tensors_io
 
 from robot_rl.core.errors import CheckpointError
-from robot_rl.core.files import listed, make_folder, replace_file, sync_folder, write_synced
+from robot_rl.core.files import (
+    listed,
+    make_folder,
+    read_json,
+    replace_file,
+    sync_folder,
+    with_checksum,
+    write_synced,
+)
 from robot_rl.core.refusal import NO_SPACE, refusal, refusals
 
 Array = NDArray[Any]
@@ -71,11 +80,18 @@ class CheckpointStore:
         return path
 
     def latest(self) -> Path | None:
-        """Returns the folder of the last good checkpoint, or None."""
+        """Returns the folder of the last good checkpoint, or None.
+
+        Raises:
+            CheckpointError: `latest` is not what was written: the name, and on a second line its checksum.
+        """
         pointer = self._folder / "latest"
         if not pointer.exists():
             return None
-        return self._folder / pointer.read_text().strip()
+        name, *checksum = pointer.read_bytes().strip().split(b"\n")
+        if (checksum and checksum != [_checksum(name)]) or not (self._folder / os.fsdecode(name)).is_dir():
+            raise CheckpointError(f"{pointer}: damaged: it names no checkpoint that is here. {_OTHER}")
+        return self._folder / os.fsdecode(name)
 
     def load(self) -> dict[str, Any] | None:
         """Returns the state of the last good checkpoint, or None if there is none yet.
@@ -97,7 +113,8 @@ class CheckpointStore:
             write_state(state, temporary)
             temporary.rename(final)
             sync_folder(self._folder)
-            replace_file(self._folder / "latest", final.name)
+            named = final.name.encode()
+            replace_file(self._folder / "latest", b"%b\n%b\n" % (named, _checksum(named)))
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
@@ -135,7 +152,7 @@ def write_state(state: Mapping[str, Any], folder: Path) -> None:
         write_synced(folder / file, blob)
     files = {file: {"bytes": len(blob), "crc32": zlib.crc32(blob)} for file, blob in blobs.items()}
     head = {"format": FORMAT, "files": files, "state": tree}
-    write_synced(folder / "state.json", json.dumps(head).encode())
+    write_synced(folder / "state.json", json.dumps(with_checksum(head)).encode())
     sync_folder(folder)
 
 
@@ -145,18 +162,16 @@ def read_state(folder: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: a file is missing, cut short, altered, or of another format.
     """
-    try:
-        head = json.loads((folder / "state.json").read_text())
+    head = read_json(folder / "state.json", CheckpointError, _OTHER)
+    with refusals(CheckpointError, folder, _OTHER):
         blobs = {file: (folder / file).read_bytes() for file in _FILES}
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{folder}: not a readable checkpoint: {error}. {_OTHER}") from error
     if head.get("format") != FORMAT:
         raise CheckpointError(
             f"{folder}: checkpoint format {head.get('format')!r}, this version reads {FORMAT}. "
             "Resume with the version of robot_rl that the run's config names."
         )
     for file, blob in blobs.items():
-        if head["files"][file] != {"bytes": len(blob), "crc32": zlib.crc32(blob)}:
+        if head.get("files", {}).get(file) != {"bytes": len(blob), "crc32": zlib.crc32(blob)}:
             raise CheckpointError(
                 f"{folder / file}: {len(blob)} bytes that do not match state.json: damaged. {_OTHER}"
             )
@@ -165,10 +180,20 @@ def read_state(folder: Path) -> dict[str, Any]:
         arrays = arrays_io.load(blobs[_FILES[1]])
     except SafetensorError as error:
         raise CheckpointError(f"{folder}: not a readable checkpoint: {error}. {_OTHER}") from error
-    return _unpack(head["state"], tensors, arrays)
+    try:
+        return _unpack(head["state"], tensors, arrays)
+    except (KeyError, TypeError, ValueError) as error:  # written before there was a checksum
+        raise CheckpointError(f"{folder}: damaged: state.json lacks {error!r}. {_OTHER}") from error
 
 
-_OTHER = "Write the name of another folder in `checkpoints/` into `checkpoints/latest` to resume there."
+_OTHER = (
+    "To resume from another checkpoint, write the name of its folder in `checkpoints/`, and nothing else, "
+    "into `checkpoints/latest`."
+)
+
+
+def _checksum(name: bytes) -> bytes:
+    return b"%08x" % zlib.crc32(name)
 
 
 def _pack(node: Any, at: str, tensors: dict[str, torch.Tensor], arrays: dict[str, Array]) -> Any:

@@ -20,7 +20,7 @@ import torch
 
 from robot_rl.config import dump, load, options, read, shell, words
 from robot_rl.core.errors import CheckpointError, RenderError, require
-from robot_rl.core.files import replace_file, write_json
+from robot_rl.core.files import replace_file, with_checksum_line, write_json
 from robot_rl.core.seeding import eval_seeds
 from robot_rl.hal.vector import VectorEnv
 from robot_rl.policies.checkpoint import load_policy, save_policy
@@ -101,7 +101,7 @@ def run(config: RunConfig) -> Summary:
         check_arm(config)
     folder = new_folder(config.out, f"{config.recipe}-seed{config.seed}")
     with removed_if_refused(folder):
-        replace_file(folder / "config.yaml", dump(config))
+        replace_file(folder / "config.yaml", with_checksum_line(dump(config)))
         return _execute(config, folder)
 
 
@@ -232,9 +232,9 @@ def _final_evaluation(session: Session, which: str) -> None:
             photographer.close()
             entries = [entry for phase in reversed(pictures.values()) for entry in phase]  # the newest first
             if entries:
-                write_json(session.folder / "failures" / "index.json", entries)
+                write_json(session.folder / "failures/index.json", {"pictures": entries}, is_checked=True)
     session.results[which] = result.to_json()
-    write_json(session.folder / f"evaluation-{which}.json", result.to_json())
+    write_json(session.folder / f"evaluation-{which}.json", result.to_json(), is_checked=True)
     session.write(which, eval_metrics(result))
 
 
@@ -319,7 +319,7 @@ def _conclude(session: Session) -> Summary:
         versions=versions(_PACKAGES),
         machine=machine(config.device),
     )
-    write_json(session.folder / "summary.json", summary.to_json())
+    write_json(session.folder / "summary.json", summary.to_json(), is_checked=True)
     with session.timer.stage("report"):
         session.display.message(f"report: {write_report(session.folder)}")
     return summary

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Literal
 
 from robot_rl import __version__
+from robot_rl.config.compose import CONFIG_REMEDY
 from robot_rl.core.errors import ConfigError, RobotRLError
-from robot_rl.core.files import make_folder
+from robot_rl.core.files import make_folder, read_checked_text
 
 
 def new_folder(out: str, name: str) -> Path:
@@ -61,7 +62,8 @@ def check_kind(folder: Path, kind: Literal["train", "finetune"], *, at: str) -> 
             f"{at}: {str(folder)!r} is no run folder, it has no config.yaml. "
             f"Give one that `robot-rl {kind}` made, such as runs/<date-time>-{name}-seed<k>."
         )
-    is_finetuning = any(line.startswith("dataset:") for line in path.read_text().splitlines())
+    lines = read_checked_text(path, ConfigError, CONFIG_REMEDY).splitlines()
+    is_finetuning = any(line.startswith("dataset:") for line in lines)
     if is_finetuning == (kind == "finetune"):
         return
     other = "finetune" if is_finetuning else "train"

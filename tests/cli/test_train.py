@@ -14,7 +14,8 @@ import torch
 
 from robot_rl.cli.main import main
 from robot_rl.config import build, dump, options
-from robot_rl.core.errors import DeviceError
+from robot_rl.core.errors import CheckpointError, DeviceError
+from robot_rl.core.files import read_json, write_json
 from robot_rl.data.demos import load_episodes
 from robot_rl.data.episode import SOURCES
 from robot_rl.data.lerobot.reader import Dataset
@@ -173,8 +174,12 @@ def test_a_policy_of_another_task_is_refused(
     tmp_path: Path, trained: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = Path(shutil.copytree(trained["run"], tmp_path / "run"))
-    config = (folder / "config.yaml").read_text()
-    (folder / "config.yaml").write_text(config.replace("task: reach", "task: pick_cube"))
+    path = folder / "config.yaml"
+    config = path.read_text().replace("task: reach", "task: pick_cube")
+    path.write_text(config)
+    assert main(["evaluate", f"run={folder}"]) == 2
+    assert "does not match the checksum in its first line (delete that line if" in capsys.readouterr().err
+    path.write_text(config.partition("\n")[2])
     assert main(["evaluate", f"run={folder}"]) == 2
     assert "the policy was trained with task = 'reach', here it is 'pick_cube'" in capsys.readouterr().err
 
@@ -211,7 +216,7 @@ def test_train_ends_with_one_object_and_evaluate_repeats_it(
     folder = Path(summary["run"])
     names = {"config.yaml", "metrics.jsonl", "checkpoints", "policy", "summary.json", "report.html"}
     assert names <= {path.name for path in folder.iterdir()}
-    assert json.loads((folder / "summary.json").read_text()) == summary
+    assert read_json(folder / "summary.json", CheckpointError, "") == summary
     assert main(["evaluate", f"run={folder}", "which=base", "--json"]) == 0
     told = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert told["digest"] == summary["base_digest"]
@@ -224,7 +229,14 @@ def test_an_evaluation_that_differs_from_training_fails(
 ) -> None:
     folder = Path(shutil.copytree(trained["run"], tmp_path / "run"))
     told = folder / "evaluation-final.json"
+    written = read_json(told, CheckpointError, "")
     told.write_text(told.read_text().replace('"digest": "', '"digest": "0'))
+    assert main(["evaluate", f"run={folder}"]) == 2
+    assert "evaluation-final.json: damaged: it does not match its 'checksum'" in capsys.readouterr().err
+    told.write_text(told.read_text()[:40])
+    assert main(["evaluate", f"run={folder}"]) == 2
+    assert "evaluation-final.json: damaged: " in capsys.readouterr().err
+    write_json(told, written | {"digest": "0"}, is_checked=True)
     assert main(["evaluate", f"run={folder}"]) == 1
     assert "NOT those of training" in capsys.readouterr().out
     for other in ("episodes=3", "disturb=0.5"):

@@ -2,6 +2,7 @@
 
 import ctypes
 import errno
+import json
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from robot_rl.core import files
+from robot_rl.core.errors import StorageError
 
 
 def two(tmp_path: Path) -> tuple[Path, Path]:
@@ -133,3 +135,71 @@ def test_a_swapped_folder_is_synced_before_it_has_its_name(tmp_path: Path, synce
     assert synced == [str(new), str(tmp_path)]
     assert (folder / "content").read_text() == "new"
     assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+
+CONTENT: dict[str, Any] = {
+    "bins": 256,
+    "rate": 0.1,
+    "names": ["a\u00e9", ""],
+    "none": None,
+    "deep": {"x": {}},
+}
+
+
+def flips(content: bytes) -> list[bytes]:
+    """Returns a file with every single bit turned over."""
+    number = int.from_bytes(content)
+    return [(number ^ 1 << bit).to_bytes(len(content)) for bit in range(8 * len(content))]
+
+
+def test_a_checked_file_is_what_was_written_or_refused(tmp_path: Path) -> None:
+    path = tmp_path / "file.json"
+    files.write_json(path, CONTENT, is_checked=True)
+    assert files.read_json(path, StorageError, "") == CONTENT
+    refused = 0
+    damaged = [*flips(path.read_bytes()), *(path.read_bytes()[:end] for end in range(path.stat().st_size))]
+    for content in damaged:
+        path.write_bytes(content)
+        try:
+            found = files.read_json(path, StorageError, "Copy it again.")
+        except StorageError:
+            refused += 1
+        else:
+            assert found == CONTENT, content
+    assert refused > 0.95 * len(damaged)
+
+
+def test_the_checksum_of_json_is_that_of_its_content(tmp_path: Path) -> None:
+    path = tmp_path / "file.json"
+    files.write_json(path, {"a": 1}, is_checked=True)
+    # zlib.crc32(b'{"a":1}')
+    assert path.read_text() == '{\n  "a": 1,\n  "checksum": 1444654255\n}\n'
+    path.write_text('{"a":1,   "checksum":1444654255}')  # laid out by another program
+    assert files.read_json(path, StorageError, "") == {"a": 1}
+    for older in ("{}", '{"a": 2}'):
+        path.write_text(older)
+        assert files.read_json(path, StorageError, "") == json.loads(older)
+    for damage in ('{"a": 2, "checksum": 1444654255}', '{"a": 1, "chEcksum": 1444654255}'):
+        path.write_text(damage)
+        with pytest.raises(StorageError, match=r"delete that entry if you changed .* Copy it"):
+            files.read_json(path, StorageError, "Copy it again.")
+    path.unlink()
+    with pytest.raises(StorageError, match=r"file.json: there is no such file. Copy it again."):
+        files.read_json(path, StorageError, "Copy it again.")
+
+
+def test_a_checked_text_is_what_was_written_or_refused(tmp_path: Path) -> None:
+    path, text = tmp_path / "config.yaml", "seed: 3\nout: runs\n"
+    whole = files.with_checksum_line(text)
+    assert whole.endswith(f"\n{text}")
+    for content in (*flips(whole.encode()), *(whole[:end].encode() for end in range(len(whole)))):
+        path.write_bytes(content)
+        try:
+            read = files.read_checked_text(path, StorageError, "")
+        except StorageError:
+            continue
+        lines = [line for line in read.splitlines(keepends=True) if not line.startswith("#")]
+        # A flip in the comment, or a cut before the settings: what is left is no other setting.
+        assert "".join(lines).endswith(text) or "seed" not in read, content
+    path.write_text(text.replace("3", "4"))  # by a person, who deleted the first line
+    assert files.read_checked_text(path, StorageError, "") == "seed: 4\nout: runs\n"

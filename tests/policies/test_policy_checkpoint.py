@@ -158,6 +158,7 @@ def rewrite(folder: Path, change: Any) -> None:
     change(tensors)
     save_file(tensors, folder / "policy.safetensors")
     head = json.loads((folder / "policy.json").read_text())
+    del head["checksum"]
     head["crc32"] = zlib.crc32((folder / "policy.safetensors").read_bytes())
     (folder / "policy.json").write_text(json.dumps(head))
 
@@ -185,6 +186,7 @@ def test_nothing_is_left_untrained(tmp_path: Path) -> None:
 def edit(folder: Path, change: Any) -> None:
     head = json.loads((folder / "policy.json").read_text())
     change(head)
+    del head["checksum"]  # as who changes it on purpose is told to
     (folder / "policy.json").write_text(json.dumps(head))
 
 
@@ -223,7 +225,9 @@ def test_a_damaged_head_is_named(change: Any, message: str, tmp_path: Path) -> N
 
 
 def test_damaged_or_missing_files_are_named(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"not a readable policy checkpoint: .* No such file"):
+    with pytest.raises(
+        CheckpointError, match=r"policy.json: there is no such file. A policy is policy.json and"
+    ):
         load_policy(tmp_path / "nowhere")
     folder = tmp_path / "policy"
     save_policy(folder, flow(), meta=META)
@@ -232,10 +236,26 @@ def test_damaged_or_missing_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"policy.safetensors was cut short or altered"):
         load_policy(folder)
     (folder / "policy.json").write_text("{")
-    with pytest.raises(CheckpointError, match=r"not a readable policy checkpoint"):
+    with pytest.raises(
+        CheckpointError, match=r"policy.json: damaged: Expecting property name .* copy both again"
+    ):
         load_policy(folder)
     (folder / "policy.json").write_text("[]")
-    with pytest.raises(CheckpointError, match=r"policy format None"):
+    with pytest.raises(CheckpointError, match=r"policy.json: damaged: not an object but list"):
+        load_policy(folder)
+
+
+def test_a_flipped_bit_of_the_head_is_refused(tmp_path: Path) -> None:
+    """256 bins once became 216, and the policy was loaded."""
+    folder = tmp_path / "policy"
+    save_policy(folder, flow(), meta=META)
+    content = (folder / "policy.json").read_text()
+    assert content.count('"width": 16') == 1
+    (folder / "policy.json").write_text(content.replace('"width": 16', '"width": 12'))
+    with pytest.raises(CheckpointError, match=r"policy.json: damaged: it does not match its 'checksum'"):
+        load_policy(folder)
+    (folder / "policy.json").write_bytes(content.encode().replace(b'"width"', b'"wid\xf4h"'))
+    with pytest.raises(CheckpointError, match=r"policy.json: damaged: 'utf-8' codec can't decode"):
         load_policy(folder)
 
 

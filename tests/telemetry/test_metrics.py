@@ -181,3 +181,42 @@ def test_what_the_disk_refused_once_is_written_anew(tmp_path, monkeypatch):
     assert path.stat().st_ino != before
     assert [row["learn/loss"] for row in read_metrics(path)] == [1.0, 2.0]
     metrics.close()
+
+
+def test_an_altered_row_is_left_out_with_a_word_and_stays_in_the_file(tmp_path, caplog):
+    write_steps(tmp_path, [1, 2, 3], tensorboard=False)
+    path = tmp_path / "metrics.jsonl"
+    altered = path.read_bytes().replace(b'"step": 2', b'"step": 6')
+    path.write_bytes(altered)
+    assert [row["step"] for row in read_metrics(path)] == [1, 3]
+    assert "line 2 is damaged, left out" in caplog.text
+    with MetricsWriter(tmp_path, tensorboard=False) as writer:
+        writer.load_state_dict({"rows": 2})  # of the three that were written: not those of steps 1 and 3
+    assert path.read_bytes() == b"".join(altered.splitlines(keepends=True)[:2])
+
+
+def test_no_flipped_bit_of_a_row_is_read_as_another_number(tmp_path):
+    write_steps(tmp_path, [1, 2], tensorboard=False)
+    path = tmp_path / "metrics.jsonl"
+    content, rows = path.read_bytes(), read_metrics(path)
+    for at in range(len(content)):
+        flipped = bytearray(content)
+        flipped[at] ^= 1 << at % 8
+        path.write_bytes(flipped)
+        assert all(row in rows for row in read_metrics(path)), flipped
+
+
+def test_rows_without_a_checksum_are_read(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 4, "phase": "bc", "wall_s": 1.5, "bc/loss": null}\n')
+    (row,) = read_metrics(tmp_path / "metrics.jsonl")
+    assert (row["step"], row["wall_s"]) == (4, 1.5)
+
+
+def test_an_end_of_line_that_was_altered_costs_two_rows_not_the_order(tmp_path):
+    write_steps(tmp_path, [1, 2, 3, 4], tensorboard=False)
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(path.read_bytes().replace(b"\n", b"\x0b", 1))
+    with MetricsWriter(tmp_path, tensorboard=False) as writer:
+        assert writer.num_rows == 4
+        writer.load_state_dict({"rows": 3})
+    assert [row["step"] for row in read_metrics(path)] == [3]

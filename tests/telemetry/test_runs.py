@@ -80,7 +80,7 @@ def test_damaged_files_are_named(tmp_path):
     (tmp_path / "failures").mkdir()
     (tmp_path / "failures" / "index.json").write_text('[{"file": "gone.png"}]')
     missing = load_run(tmp_path).missing
-    assert missing[0] == "summary.json: not an object but list"
+    assert missing[0] == "summary.json: not readable (not an object but list)"
     assert missing[1].startswith("config.yaml: not readable (while parsing")
     assert missing[2] == "metrics.jsonl: not there or empty, so there are no curves"
     assert missing[3] == "failures/: gone.png not there"

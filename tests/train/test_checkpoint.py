@@ -1,9 +1,11 @@
 """Checkpoints: what goes in comes out bit for bit, and a bad disk never costs the last good one."""
 
 import errno
+import json
 import math
 import os
 import resource
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 import torch
 
 from robot_rl.core.errors import CheckpointError, ConfigError
+from robot_rl.core.files import without_checksum, write_json
 from robot_rl.train import checkpoint
 from robot_rl.train.checkpoint import CheckpointStore, read_state, write_state
 from robot_rl.train.record import new_folder
@@ -143,7 +146,7 @@ def test_whatever_is_refused_the_message_says_how_to_go_on(
     with pytest.raises(CheckpointError, match=rf"cannot write checkpoint 'bc': .*resume={tmp_path}` goes on"):
         store.save(_state(2), "bc")
     monkeypatch.undo()
-    monkeypatch.setattr(Path, "read_text", refuse)
+    monkeypatch.setattr(Path, "read_bytes", refuse)
     with pytest.raises(CheckpointError, match=rf"^{tmp_path}/checkpoints: the (disk|memory) "):
         store.load()
 
@@ -239,13 +242,64 @@ def test_damage_is_found_and_named(tmp_path: Path) -> None:
         CheckpointError, match=r"tensors.safetensors: \d+ bytes that do not match state.json: damaged"
     ):
         read_state(tmp_path / "one")
-    with pytest.raises(CheckpointError, match="not a readable checkpoint"):
+    with pytest.raises(CheckpointError, match=r"two/state.json: there is no such file. To resume"):
         read_state(tmp_path / "two")
+
+
+def test_a_flipped_bit_of_the_head_is_refused(tmp_path: Path) -> None:
+    """Numbers that stand in state.json itself, such as counters, are no less than those beside it."""
+    state = {"counters": {"updates": 256}, "share": 0.5, "finished": ("bc", "base"), "loop": None}
+    write_state(state, tmp_path / "one")
+    path = tmp_path / "one" / "state.json"
+    content = path.read_bytes()
+    for at in range(len(content)):
+        flipped = bytearray(content)
+        flipped[at] ^= 1 << at % 8
+        path.write_bytes(flipped)
+        with suppress(CheckpointError):
+            assert read_state(tmp_path / "one") == state, flipped
+    path.write_bytes(content.replace(b"256", b"216"))
+    with pytest.raises(CheckpointError, match=r"state.json: damaged: it does not match its 'checksum'"):
+        read_state(tmp_path / "one")
+
+
+def test_a_head_without_a_checksum_is_read_or_named(tmp_path: Path) -> None:
+    """Checkpoints of earlier versions have none."""
+    write_state(_state(), tmp_path / "one")
+    path = tmp_path / "one" / "state.json"
+    head = json.loads(path.read_text())
+    del head["checksum"]
+    write_json(path, head)
+    assert read_state(tmp_path / "one").keys() == _state().keys()
+    write_json(path, {key: value for key, value in head.items() if key != "state"})
+    with pytest.raises(
+        CheckpointError, match=r"state.json lacks KeyError\('state'\). To resume from another"
+    ):
+        read_state(tmp_path / "one")
+
+
+def test_a_flipped_bit_of_latest_does_not_name_another_checkpoint(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    for step in range(2):  # 000000-own base and 000001-own base: one bit apart
+        store.save(_state(step), "own base")
+    latest = tmp_path / "latest"
+    content = latest.read_bytes()
+    for bit in range(8 * len(content)):
+        flipped = bytearray(content)
+        flipped[bit // 8] ^= 1 << bit % 8
+        latest.write_bytes(flipped)
+        with suppress(CheckpointError):
+            assert store.latest() == tmp_path / "000001-own base", flipped
+    latest.write_text("000000-own base\n")  # by a person, as the message says
+    state = store.load()
+    assert state is not None
+    assert state["step"] == 0
 
 
 def test_another_format_is_refused(tmp_path: Path) -> None:
     write_state(_state(), tmp_path / "one")
-    head = tmp_path / "one" / "state.json"
-    head.write_text(head.read_text().replace('"format": 1', '"format": 99'))
+    path = tmp_path / "one" / "state.json"
+    head = without_checksum(json.loads(path.read_text()))
+    write_json(path, head | {"format": 99}, is_checked=True)
     with pytest.raises(CheckpointError, match="checkpoint format 99, this version reads 1"):
         read_state(tmp_path / "one")

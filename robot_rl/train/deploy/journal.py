@@ -92,7 +92,7 @@ class Journal:
         """Writes deploy.json and, if anything moved, its figure."""
         report = self.to_json() | {"config": asdict(self.config)}
         report["by_episode"] = [asdict(episode) for episode in self.episodes]
-        write_json(self.folder / "deploy.json", report)
+        write_json(self.folder / "deploy.json", report, is_checked=True)
         if self.timing:
             from robot_rl.telemetry.figures import render  # matplotlib: only when the arm rests
 

@@ -23,10 +23,11 @@ import torch
 
 from robot_rl.config import dump, read, shell, words
 from robot_rl.core.errors import ConfigError
-from robot_rl.core.files import replace_file, write_json
+from robot_rl.core.files import replace_file, with_checksum_line, write_json
 from robot_rl.core.policy import DemoBatch
 from robot_rl.data.facts import DatasetFacts
 from robot_rl.data.lerobot.reader import Dataset
+from robot_rl.policies.checkpoint import read_head
 from robot_rl.train.finetune.act import Trial, act_lesson, make_act, try_settings, why_no_act
 from robot_rl.train.finetune.baselines import fit_ridge, past_of, simple_baselines
 from robot_rl.train.finetune.config import FinetuneConfig
@@ -132,7 +133,7 @@ def run(config: FinetuneConfig) -> FinetuneSummary:
     dataset, split = open_data(config)  # mistakes are found before there is a folder
     kind = _check(config, dataset, split)
     folder = new_folder(config.out, f"finetune-{kind}-seed{config.seed}")
-    replace_file(folder / "config.yaml", dump(config))
+    replace_file(folder / "config.yaml", with_checksum_line(dump(config)))
     return _execute(config, folder, dataset, split)
 
 
@@ -317,7 +318,7 @@ def _check(config: FinetuneConfig, dataset: Dataset, split: Split) -> str:
     if folder is None:
         return Path(config.policy).name
     if is_saved:
-        return str(json.loads((folder / "policy.json").read_text())["policy"]["kind"])
+        return str(read_head(folder)["policy"]["kind"])
     return str(json.loads((folder / "config.json").read_text())["type"])
 
 
@@ -378,7 +379,7 @@ def _conclude(session: FinetuneSession) -> FinetuneSummary:
         machine=machine(config.device),
     )
     shutil.rmtree(session.folder / PICTURES, ignore_errors=True)
-    write_json(session.folder / "summary.json", summary.to_json())
+    write_json(session.folder / "summary.json", summary.to_json(), is_checked=True)
     with session.timer.stage("report"):
         session.display.message(f"report: {write_report(session.folder)}")
     return summary
