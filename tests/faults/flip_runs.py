@@ -388,11 +388,16 @@ def campaign(run_flips: int, store_flips: int, cuts: int, seed: int) -> bool:
     """Damages run folders and stores; returns whether all was noticed or harmless."""
     torch.set_num_threads(1)
     scratch = Path(tempfile.mkdtemp(prefix="robot-rl-flips-"))
-    run = Kind("run folder", make_run(scratch / "runs"), run_readings(), verify=False)
-    store = Kind("store", make_store(scratch / "store"), {"steps": read_store}, verify=True)
-    is_good = True
-    parts = ((run, run_flips, False), (store, store_flips, False), (run, cuts, True), (store, cuts, True))
-    for kind, count, cut in parts:
+    is_good, kinds = True, list[tuple[Kind, int, bool]]()
+    if run_flips or cuts:
+        run = Kind("run folder", make_run(scratch / "runs"), run_readings(), verify=False)
+        kinds += [(run, run_flips, False), (run, cuts, True)]
+    if store_flips or cuts:
+        store = Kind("store", make_store(scratch / "store"), {"steps": read_store}, verify=True)
+        kinds += [(store, store_flips, False), (store, cuts, True)]
+    for kind, count, cut in kinds:
+        if not count:
+            continue
         began, part = time.monotonic(), Campaign(kind, scratch)
         part.run(count, seed, cut=cut)
         told = ", ".join(f"{number:,} {verdict}" for verdict, number in part.counts.items())

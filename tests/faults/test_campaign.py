@@ -45,3 +45,14 @@ def test_the_campaign_notices_a_loss(tmp_path: Path, capsys: pytest.CaptureFixtu
     outcome.compare(template.folder, {*steps, (10**6, 0)}, "one too many")
     assert not outcome.is_good
     assert "1 flushed steps are gone, first (1000000, 0)" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_no_damaged_file_of_a_run_or_a_store_is_read_as_if_it_were_whole() -> None:
+    words = ("--run-flips", "30", "--store-flips", "30", "--cuts", "10")
+    done = campaign("--kills", "0", "--truncations", "0", "--flips", "0", *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for part in ("30 flips of a run folder", "30 flips of a store", "10 cuts of a run folder"):
+        (line,) = [line for line in done.stdout.splitlines() if part in line]
+        assert "0 wrong, 0 traceback" in line
+        assert " 0 noticed" not in line

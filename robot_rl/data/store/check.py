@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from robot_rl.core.errors import DatasetError
 from robot_rl.core.files import make_folder, sync_tree
 from robot_rl.core.refusal import refusing
+from robot_rl.data.store.finished import forget_finished, missing_segments, note_all
 from robot_rl.data.store.index import JournalIndex
 from robot_rl.data.store.journal import (
     Kind,
@@ -17,7 +18,7 @@ from robot_rl.data.store.journal import (
     Segment,
     segment_numbers,
 )
-from robot_rl.data.store.layout import STORE_JSON, Layout, read_store_json, write_store_json
+from robot_rl.data.store.layout import STORE_JSON, Layout, read_layout, read_store_json, write_store_json
 from robot_rl.data.store.lock import WriterLock, is_being_written
 from robot_rl.data.store.recovery import cut_torn, known_losses, note_lost, take_out
 
@@ -56,14 +57,15 @@ def verify(folder: str | Path) -> StoreReport:
         read_store_json(folder)  # says what is missing
     live = is_being_written(folder)
     try:
-        layout = Layout.from_json(read_store_json(folder))
+        layout = read_layout(folder)
         lost = known_losses(folder)
-    except (KeyError, TypeError, DatasetError) as error:
+    except DatasetError as error:
         if "has format" in str(error):
             raise
         layout = None
         problems.append(Problem(kind="damaged", where=STORE_JSON, detail=str(error)))
     index = JournalIndex(folder, check_all=True)
+    problems += missing_segments(folder, index.torn) if layout is not None else []
     problems += index.damage
     newest = max(index.segments, default=-1)
     problems += [torn for number, torn in sorted(index.torn.items()) if not (live and number == newest)]
@@ -97,19 +99,27 @@ def repair(folder: str | Path) -> tuple[Problem, ...]:
     try:
         _restore_store_json(folder)
         index = JournalIndex(folder, check_all=True)
-        repaired = [*index.damage, *index.torn.values()]
+        missing = missing_segments(folder, index.torn)
+        repaired = [*index.damage, *index.torn.values(), *missing]
         note_lost(folder, repaired)
+        forget_finished(folder, _segments(missing))
         cut_torn(folder, index)
         places = {problem.where for problem in index.damage}
-        for number in {int(place[len("journal/") :][:6]) for place in places}:
+        for number in _segments(index.damage):
             take_out(folder, number, places)
-        layout = Layout.from_json(read_store_json(folder))
+        layout = read_layout(folder)
         gaps = _gaps(JournalIndex(folder), layout, known_losses(folder))
         note_lost(folder, gaps)
+        note_all(folder)
         sync_tree(folder / "journal")  # an earlier repair may have failed to
         return (*repaired, *gaps)
     finally:
         lock.release()
+
+
+def _segments(problems: Iterable[Problem]) -> set[int]:
+    """Returns the segments that problems are in."""
+    return {int(problem.where[len("journal/") :][:6]) for problem in problems}
 
 
 def _gaps(index: JournalIndex, layout: Layout | None, noted: Sequence[Problem]) -> list[Problem]:
@@ -134,8 +144,9 @@ def _gaps(index: JournalIndex, layout: Layout | None, noted: Sequence[Problem]) 
 def _restore_store_json(folder: Path) -> None:
     """Writes meta/store.json again from the head of a segment, if it cannot be read."""
     try:
-        Layout.from_json(read_store_json(folder))
-    except (KeyError, TypeError, DatasetError) as error:
+        read_layout(folder)
+        known_losses(folder)
+    except DatasetError as error:
         if "has format" in str(error):
             raise
         for number in segment_numbers(folder / "journal"):

@@ -26,8 +26,10 @@ from typing import Any
 
 import numpy as np
 
+from robot_rl.core.errors import DatasetError
 from robot_rl.core.files import sync_folder
 from robot_rl.data.episode import Array
+from robot_rl.data.store.finished import note_finished
 from robot_rl.data.store.journal import FORMAT, HEADER, Kind, pack, segment_path
 from robot_rl.data.store.layout import Layout, PictureFormat, encode_picture
 
@@ -112,6 +114,8 @@ class JournalFile:
         self._is_cut = True
         """Whether the file ends where the last good flush did."""
         self._open: dict[int, tuple[int, bytes]] = {}
+        self._finished: dict[int, int] = {}
+        """Segment -> bytes, of those that store.json does not list yet."""
         self.flushes = 0
         self.written_bytes = 0
 
@@ -174,9 +178,11 @@ class JournalFile:
     def rotate(self) -> None:
         """Finishes the segment; the next write begins another."""
         if self._fd >= 0 and self._size:
+            self._finished[self._number] = self._size
             handle, self._fd, self._size = self._fd, -1, 0
             with contextlib.suppress(OSError):  # the disk has all of it
                 os.close(handle)
+        self._note()
 
     def mark(self) -> list[tuple[int, int, str]]:
         """Returns the episodes that go on in the next segment, for `rewind`: number, lane, JSON."""
@@ -190,11 +196,19 @@ class JournalFile:
 
     def close(self) -> None:
         """Closes the segment, and leaves none behind in which nothing was written."""
-        if self._fd >= 0:
+        if self._fd >= 0 and not self._size:
             handle, self._fd = self._fd, -1
             os.close(handle)
-            if not self._size:
-                segment_path(self._journal, self._number).unlink(missing_ok=True)
+            segment_path(self._journal, self._number).unlink(missing_ok=True)
+        self.rotate()
+
+    def _note(self) -> None:
+        """Lists what is finished in store.json; where the disk refuses, the next time will do."""
+        try:
+            note_finished(self._journal.parent, self._finished)
+            self._finished.clear()
+        except (OSError, DatasetError) as error:
+            logger.warning("store: %s: the list of segments is behind: %s", self._journal.parent, error)
 
     def _head(self) -> list[bytes]:
         layout = json.dumps(self._layout.to_json()).encode()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from robot_rl.core.errors import DatasetError
 from robot_rl.data.store.journal import Kind, Problem, Record, Segment, segment_numbers
-from robot_rl.data.store.layout import Layout, read_store_json
+from robot_rl.data.store.layout import read_layout
 
 
 @dataclass
@@ -205,8 +205,8 @@ class JournalIndex:
         They would show an earlier picture, or have the instruction of another episode.
         """
         try:
-            layout = Layout.from_json(read_store_json(self.journal.parent))
-        except (KeyError, TypeError, DatasetError):  # damaged as well: nobody reads the store before `repair`
+            layout = read_layout(self.journal.parent)
+        except DatasetError:  # damaged as well: nobody reads the store before `repair`
             return set()
         begun = {episode.episode for episode in self.episodes.values() if episode.begin is not None}
         begun |= {record.a for record in records if record.kind == Kind.EPISODE}

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import json
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -17,7 +17,7 @@ import numpy as np
 from PIL import Image
 
 from robot_rl.core.errors import DatasetError
-from robot_rl.core.files import write_json
+from robot_rl.core.files import read_json, write_json
 from robot_rl.data.episode import Array, Feature
 from robot_rl.data.episodes import EpisodesMeta
 from robot_rl.data.store.journal import FORMAT
@@ -151,18 +151,15 @@ def read_store_json(folder: Path) -> dict[str, Any]:
         DatasetError: there is none, it is damaged, or a later robot_rl wrote it.
     """
     path = folder / STORE_JSON
-    if not path.is_file():
+    if not path.exists():
         raise DatasetError(
             f"{folder}: no {STORE_JSON} in it, so it is no store. "
             "Record one with `robot-rl collect` or `robot-rl train`, or open it as a dataset."
         )
-    try:
-        content = json.loads(path.read_text())
-        found = int(content["format"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise DatasetError(
-            f"{path}: damaged ({error}). `robot-rl replay repair` writes it again from the journal."
-        ) from None
+    content = read_json(path, DatasetError, _RESTORE)
+    found = content.get("format")
+    if type(found) is not int:
+        raise DatasetError(f"{path}: damaged: format is {found!r}, not a number. {_RESTORE}")
     if found > FORMAT:
         raise DatasetError(
             f"{folder}: the store has format {found}, this robot_rl knows up to {FORMAT}. "
@@ -171,9 +168,37 @@ def read_store_json(folder: Path) -> dict[str, Any]:
     return content
 
 
+_RESTORE = "`robot-rl replay repair` writes it again from the journal."
+
+
+def read_layout(folder: Path) -> Layout:
+    """Reads the layout in meta/store.json.
+
+    Raises:
+        DatasetError: as `read_store_json`, or it describes no layout.
+    """
+    content = read_store_json(folder)
+    try:
+        return Layout.from_json(content)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:  # written before there was a checksum
+        raise DatasetError(f"{folder / STORE_JSON}: damaged: {error!r}. {_RESTORE}") from error
+
+
 def write_store_json(folder: Path, content: Mapping[str, Any]) -> None:
     """Replaces meta/store.json as a whole."""
-    write_json(folder / STORE_JSON, content)
+    write_json(folder / STORE_JSON, content, is_checked=True)
+
+
+_changing = threading.Lock()
+
+
+def change_store_json(folder: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Replaces the content of meta/store.json by what `change` makes of it; one thread at a time.
+
+    Other processes stay away: whoever writes has the store's lock.
+    """
+    with _changing:
+        write_store_json(folder, change(read_store_json(folder)))
 
 
 def encode_picture(pixels: Any, shape: tuple[int, ...], picture: PictureFormat, quality: int) -> bytes:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,15 +19,20 @@ from robot_rl.core.errors import DatasetError
 from robot_rl.core.refusal import refusing
 from robot_rl.data.episode import Array, Episode, EpisodeSource, Feature
 from robot_rl.data.episodes import EpisodesMeta
+from robot_rl.data.store.finished import missing_segments
 from robot_rl.data.store.frames import JournalFrames, rows_of
 from robot_rl.data.store.index import EpisodeIndex, JournalIndex
 from robot_rl.data.store.journal import Problem, Record
-from robot_rl.data.store.layout import Layout, is_store, read_store_json
+from robot_rl.data.store.layout import is_store, read_layout
+from robot_rl.data.store.lock import is_being_written
 from robot_rl.data.store.recovery import known_losses
-from robot_rl.data.store.sealed import sealed_episodes
+from robot_rl.data.store.sealed import read_info, sealed_episodes
 
 if TYPE_CHECKING:
     from robot_rl.data.lerobot.reader import Dataset
+
+
+logger = logging.getLogger(__name__)
 
 
 class _Entry(NamedTuple):
@@ -49,15 +55,18 @@ class StoreReader:
 
         Args:
             folder: of the store.
-            check_all: also read every record and leave damaged ones out; otherwise reading an
-                episode that holds one raises `DatasetError`.
+            check_all: also read every record and leave damaged ones out: their steps are missing, a step
+                without its picture sees the one before. Otherwise reading such an episode raises
+                `DatasetError`; either way, what is known to be damaged is said.
 
         Raises:
             DatasetError: no store, or one of a later format.
         """
         self.folder = Path(folder)
-        self.layout = Layout.from_json(read_store_json(self.folder))
+        self.layout = read_layout(self.folder)
+        self._is_tolerant = check_all
         self.index = JournalIndex(self.folder, check_all=check_all)
+        self._missing = missing_segments(self.folder, self.index.torn)
         self._dataset: Dataset | None = None
         self._entries: list[_Entry] = []
         self._places: dict[tuple[int, int], int] = {}
@@ -66,6 +75,7 @@ class StoreReader:
         self._take_in()
         self.meta: EpisodesMeta = self.layout.meta
         self.features: Mapping[str, Feature] = self.layout.features
+        self._tell()
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -104,12 +114,12 @@ class StoreReader:
                 obs[key] = columns[f"obs.{key}"]
                 continue
             pictures = self._pictures(index, key)
-            rows = rows_of(columns[f"picture.{key}"], pictures)
+            rows = self._rows_of(index, key, columns[f"picture.{key}"], pictures)
             obs[key] = JournalFrames(self.index, pictures, rows, feature.shape)
             taken = np.array([record.c for record in pictures], np.int64)
             stamps[key] = taken[rows] if len(taken) else np.full(len(rows), -1)
             if final and pictures:
-                last = rows_of(np.array([final_pictures[key]]), pictures)
+                last = self._rows_of(index, key, np.array([final_pictures[key]]), pictures)
                 final[key] = JournalFrames(self.index, pictures, last, feature.shape)[0]
         return Episode(
             meta=_with_instruction(self.layout.meta, words["instruction"]),
@@ -166,7 +176,7 @@ class StoreReader:
 
     def problems(self) -> list[Problem]:
         """Returns what cannot be read or is missing now, and was not noted by a repair."""
-        return self.index.problems + self.index.gaps(self.lost())
+        return [*self._missing, *self.index.problems, *self.index.gaps(self.lost())]
 
     def lost(self) -> list[Problem]:
         """Returns what earlier crashes and repairs have cost."""
@@ -176,7 +186,8 @@ class StoreReader:
 
     def _take_in(self) -> None:
         """Adds new episodes at the end, and finds again those that moved into the dataset."""
-        total = _total_episodes(self.folder)
+        info = read_info(self.folder)
+        total = 0 if info is None else info["total_episodes"]
         if total > self._num_sealed:
             self._open_dataset()
             self._sealed = sealed_episodes(self.folder)
@@ -240,6 +251,7 @@ class StoreReader:
     def _words(self, index: EpisodeIndex) -> dict[str, str]:
         """Returns instruction and device; the store's own where the record of them is lost."""
         if index.begin is None:
+            self._refuse_guesses(index, "its beginning, with instruction and device,")
             return {"instruction": self.layout.meta.instruction, "device": ""}
         return json.loads(self.index.payload(index.begin))
 
@@ -248,6 +260,35 @@ class StoreReader:
             return {}, {}
         obs, pictures = self.layout.unpack_final(self.index.payload(index.end))
         return dict(obs), pictures
+
+    def _rows_of(
+        self, index: EpisodeIndex, key: str, wanted: NDArray[np.int64], pictures: list[Record]
+    ) -> NDArray[np.int64]:
+        """Returns which of the pictures of a camera steps saw."""
+        if not {record.b for record in pictures}.issuperset(wanted.tolist()):
+            self._refuse_guesses(index, f"a picture of {key}")
+        return rows_of(wanted, pictures)
+
+    def _refuse_guesses(self, index: EpisodeIndex, lost: str) -> None:
+        """Raises where damage is not repaired yet; afterwards, the next best stands for what is lost."""
+        if not self._is_tolerant and (self._missing or self.index.problems):
+            raise DatasetError(
+                f"{self.folder}: episode {index.episode}: {lost} is lost. `robot-rl replay repair` notes "
+                "that; the rest of the episode can be read then."
+            )
+
+    def _tell(self) -> None:
+        """Says what is damaged; a write that is under way is not."""
+        live = bool(self.index.torn) and is_being_written(self.folder)
+        found = [problem for problem in self.problems() if not (live and problem.kind == "torn")]
+        if found:
+            logger.warning(
+                "store %s: %d problems, the first: %s `robot-rl replay verify %s` shows all.",
+                self.folder,
+                len(found),
+                found[0],
+                self.folder,
+            )
 
     def _pictures(self, index: EpisodeIndex, key: str) -> list[Record]:
         camera = self.layout.cameras.index(key)
@@ -266,12 +307,6 @@ def open_source(path: str | Path) -> EpisodeSource:
     from robot_rl.data.lerobot.reader import Dataset  # only where it is needed
 
     return Dataset(folder)
-
-
-def _total_episodes(folder: Path) -> int:
-    """Returns how many episodes the dataset part holds."""
-    path = folder / "meta/info.json"
-    return int(json.loads(path.read_text())["total_episodes"]) if path.is_file() else 0
 
 
 def _with_instruction(meta: EpisodesMeta, instruction: str) -> EpisodesMeta:

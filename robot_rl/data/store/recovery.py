@@ -12,9 +12,18 @@ from typing import Any
 
 from robot_rl.core.errors import DatasetError
 from robot_rl.core.files import make_folder, sync_folder
+from robot_rl.data.store.finished import forget_finished, last_finished, missing_segments, note_all
 from robot_rl.data.store.index import JournalIndex
 from robot_rl.data.store.journal import HEADER, Problem, Record, Segment, segment_numbers, segment_path
-from robot_rl.data.store.layout import STORE_JSON, Layout, is_store, read_store_json, write_store_json
+from robot_rl.data.store.layout import (
+    STORE_JSON,
+    Layout,
+    change_store_json,
+    is_store,
+    read_layout,
+    read_store_json,
+    write_store_json,
+)
 from robot_rl.data.store.sealed import sealed_episodes
 from robot_rl.data.store.upgrade import upgrade
 
@@ -43,7 +52,7 @@ def recover(folder: Path, layout: Layout) -> Recovered:
     if is_store(folder):
         sync_folder(folder / "meta")  # whoever made it may have failed to
         sync_folder(folder)
-        check_layout(folder, Layout.from_json(read_store_json(folder)), layout)
+        check_layout(folder, read_layout(folder), layout)
     else:
         if segment_numbers(folder / "journal"):
             raise DatasetError(
@@ -59,14 +68,15 @@ def recover(folder: Path, layout: Layout) -> Recovered:
         make_folder(folder / "meta")
         write_store_json(folder, layout.to_json() | {"lost": []})
     lost = mend(folder)
-    for problem in lost:
+    for problem in (*lost, *missing_segments(folder)):  # `repair` notes the latter
         logger.warning("store %s: %s", folder, problem)
+    note_all(folder)
     index = JournalIndex(folder)
     known = [*index.episodes, *sealed_episodes(folder)]
     pictures = (record.b for episode in index.episodes.values() for record in episode.pictures)
     return Recovered(
         lost=lost,
-        next_segment=max(segment_numbers(folder / "journal"), default=0) + 1,
+        next_segment=max(last_finished(folder), *segment_numbers(folder / "journal"), 0) + 1,
         next_episode=max(known, default=-1) + 1,
         next_picture=max(pictures, default=-1) + 1,
     )
@@ -123,6 +133,7 @@ def mend(folder: Path) -> tuple[Problem, ...]:
 
 def cut_torn(folder: Path, index: JournalIndex) -> None:
     """Cuts unfinished writes off the ends of segments; the caller has noted what is lost."""
+    forget_finished(folder, index.torn)
     for number in index.torn:
         path = segment_path(index.journal, number)
         handle = os.open(path, os.O_RDWR)
@@ -136,6 +147,7 @@ def cut_torn(folder: Path, index: JournalIndex) -> None:
 
 def take_out(folder: Path, number: int, places: Collection[str]) -> None:
     """Replaces a segment by its good records, but for those at `places`; the original is kept aside."""
+    forget_finished(folder, [number])
     journal, kept = folder / "journal", folder / DAMAGED
     path, fresh = segment_path(journal, number), journal / f".{number:06d}.new"
     segment = Segment(journal, number)
@@ -161,18 +173,27 @@ def take_out(folder: Path, number: int, places: Collection[str]) -> None:
 
 def note_lost(folder: Path, problems: Iterable[Problem]) -> None:
     """Adds to the losses that store.json lists; one that it has already is not listed twice."""
-    content: dict[str, Any] = read_store_json(folder)
-    lost: list[dict[str, Any]] = content.get("lost", [])
-    for problem in problems:
-        entry = dataclasses.asdict(problem)
-        if entry not in lost:
-            lost.append(entry)
-    write_store_json(folder, content | {"lost": lost})
+    entries = [dataclasses.asdict(problem) for problem in problems]
+
+    def add(content: dict[str, Any]) -> dict[str, Any]:
+        lost: list[dict[str, Any]] = content.get("lost", [])
+        return content | {"lost": lost + [entry for entry in entries if entry not in lost]}
+
+    change_store_json(folder, add)
 
 
 def known_losses(folder: Path) -> list[Problem]:
-    """Returns what was lost and is noted."""
-    return [Problem(**entry) for entry in read_store_json(folder).get("lost", [])]
+    """Returns what was lost and is noted.
+
+    Raises:
+        DatasetError: store.json is damaged.
+    """
+    try:
+        return [Problem(**entry) for entry in read_store_json(folder).get("lost", [])]
+    except TypeError as error:  # written before there was a checksum
+        raise DatasetError(
+            f"{folder / STORE_JSON}: damaged: {error}. Take the entry out of its list 'lost'."
+        ) from error
 
 
 def _words(feature: Any) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from robot_rl.core.errors import DatasetError
 from robot_rl.core.files import sync_folder
+from robot_rl.data.store.finished import forget_finished, last_finished
 from robot_rl.data.store.journal import segment_numbers, segment_path
 from robot_rl.data.store.sealed import sealed_episodes
 
@@ -39,6 +40,7 @@ def cut_off(folder: Path, *, segment: int, next_episode: int, unfinished: Collec
         )
     journal = folder / "journal"
     later = [number for number in segment_numbers(journal) if number >= segment]
+    forget_finished(folder, range(segment, max(last_finished(folder), segment) + 1))
     for number in reversed(later):
         segment_path(journal, number).unlink()
     sync_folder(journal)

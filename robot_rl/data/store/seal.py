@@ -7,7 +7,6 @@ what the dataset has.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,11 +16,12 @@ from typing import Literal
 from robot_rl.core.errors import DatasetError
 from robot_rl.core.files import sync_folder
 from robot_rl.core.refusal import refusing
+from robot_rl.data.store.finished import forget_finished
 from robot_rl.data.store.journal import Kind, Record, Segment, segment_numbers, segment_path
 from robot_rl.data.store.lock import WriterLock
 from robot_rl.data.store.reader import StoreReader
 from robot_rl.data.store.recovery import mend
-from robot_rl.data.store.sealed import sealed_episodes
+from robot_rl.data.store.sealed import read_info, sealed_episodes
 
 logger = logging.getLogger(__name__)
 
@@ -113,9 +113,8 @@ def seal_episodes(
 
 def _images(folder: Path) -> Literal["video", "png"]:
     """Returns how the dataset keeps its pictures."""
-    path = folder / "meta/info.json"
-    found = json.loads(path.read_text())["features"].values() if path.is_file() else ()
-    return "png" if any(feature["dtype"] == "image" for feature in found) else "video"
+    features = {} if (info := read_info(folder)) is None else info["features"]
+    return "png" if any(feature["dtype"] == "image" for feature in features.values()) else "video"
 
 
 def _trim(folder: Path, goes_on: Callable[[int], bool], below: int | None) -> int:
@@ -123,7 +122,7 @@ def _trim(folder: Path, goes_on: Callable[[int], bool], below: int | None) -> in
     journal = folder / "journal"
     done, source = sealed_episodes(folder), StoreReader(folder)
     kept = {source.store_episode(i) for i in range(len(source)) if source.sealed(i) is None}
-    trimmed = 0
+    surplus: list[int] = []
     for number in segment_numbers(journal):
         if below is not None and number >= below:
             continue
@@ -136,8 +135,10 @@ def _trim(folder: Path, goes_on: Callable[[int], bool], below: int | None) -> in
                     found.a in kept or goes_on(found.a) or (found.a not in done and found.kind == Kind.STEPS)
                 )
         if not needed:
-            segment_path(journal, number).unlink()
-            trimmed += 1
-    if trimmed:
+            surplus.append(number)
+    forget_finished(folder, surplus)
+    for number in surplus:
+        segment_path(journal, number).unlink()
+    if surplus:
         sync_folder(journal)
-    return trimmed
+    return len(surplus)

@@ -6,14 +6,13 @@ episodes, without who acted, policy versions and stamps. Sealing could not appen
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import shutil
 from pathlib import Path
 
 from robot_rl.core.errors import DatasetError
-from robot_rl.core.files import exchange_folder, make_folder, sync_folder
+from robot_rl.core.files import exchange_folder, make_folder, read_json, sync_folder
 from robot_rl.core.refusal import refusing
 from robot_rl.data.store.layout import is_store
 
@@ -70,7 +69,13 @@ def upgrade(folder: Path) -> Path | None:
 def _format(folder: Path) -> int | None:
     """Returns the format of a dataset of ours."""
     path = folder / _OWN
-    return int(json.loads(path.read_text()).get("format", 1)) if path.is_file() else None
+    if not path.is_file():
+        return None
+    remedy = "Restore it from a copy."
+    found = read_json(path, DatasetError, remedy).get("format", 1)
+    if type(found) is not int:
+        raise DatasetError(f"{path}: damaged: format is {found!r}, not a number. {remedy}")
+    return found
 
 
 def _free(folder: Path, number: int) -> Path:

@@ -1,7 +1,6 @@
 """Torn writes, flipped bits and full disks: what is kept, what is said, and that writing goes on."""
 
 import errno
-import json
 import multiprocessing
 import os
 import resource
@@ -18,6 +17,7 @@ from robot_rl.data.store import writer as store_writer
 from robot_rl.data.store.check import repair, verify
 from robot_rl.data.store.index import JournalIndex
 from robot_rl.data.store.journal import HEADER, Kind, Segment
+from robot_rl.data.store.layout import read_store_json, write_store_json
 from robot_rl.data.store.reader import StoreReader
 
 FLUSHES, STEPS = 4, 5
@@ -154,13 +154,13 @@ def test_store_json_is_written_again_from_the_journal(bench: Any) -> None:
     path = bench.folder / "meta/store.json"
     path.write_text("{")
     with pytest.raises(
-        DatasetError, match=r"store\.json: damaged .* `robot-rl replay repair` writes it again"
+        DatasetError, match=r"store\.json: damaged: .* `robot-rl replay repair` writes it again"
     ):
         StoreReader(bench.folder)
     assert [problem.where for problem in verify(bench.folder).problems] == ["meta/store.json"]
     repair(bench.folder)
     assert StoreReader(bench.folder).lengths().tolist() == [20]
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 99}))
+    write_store_json(bench.folder, read_store_json(bench.folder) | {"format": 99})
     with pytest.raises(DatasetError, match=r"the store has format 99, this robot_rl knows up to 2"):
         verify(bench.folder)
 
@@ -179,7 +179,8 @@ def test_segments_of_a_long_episode(bench: Any) -> None:
     episode = StoreReader(bench.folder).read(0)
     assert (episode.device, episode.meta.instruction) == ("arm-1", "stay")
     assert episode.obs["state"][-1, 1] == 29
-    (gap,) = verify(bench.folder).problems
+    missing, gap = verify(bench.folder).problems
+    assert (missing.kind, missing.where) == ("missing", "journal/000001.log")
     assert (gap.kind, gap.where) == ("gap", "episode 0, step 0")
 
 
@@ -298,8 +299,8 @@ def test_any_pages_of_the_last_write_may_be_missing(bench: Any, monkeypatch: pyt
         shutil.rmtree(bench.folder / "journal")
         path.parent.mkdir()
         path.write_bytes(content)
-        content = json.loads((bench.folder / "meta/store.json").read_text())
-        (bench.folder / "meta/store.json").write_text(json.dumps(content | {"lost": []}))
+        content = read_store_json(bench.folder)  # as before the write: the segment was not finished
+        write_store_json(bench.folder, content | {"lost": [], "segments": {}})
         assert_right(bench)
         bench.writer().close()
         assert_right(bench)
