@@ -9,7 +9,7 @@ import pytest
 
 from robot_rl.core.errors import DatasetError
 from robot_rl.data.store.check import repair, verify
-from robot_rl.data.store.journal import HEADER, Kind, Segment, segment_numbers, segment_path
+from robot_rl.data.store.journal import HEADER, Kind, Record, Segment, segment_numbers, segment_path
 from robot_rl.data.store.layout import read_layout, read_store_json, write_store_json
 from robot_rl.data.store.reader import StoreReader
 from robot_rl.data.store.seal import seal
@@ -22,6 +22,11 @@ def recorded(bench: Any) -> list[Path]:
             writer.begin_episode(instruction=f"task {episode}", device="arm")
             bench.episode(writer, episode, 5)
     return [segment_path(bench.folder / "journal", number) for number in (1, 2, 3)]
+
+
+def records(bench: Any, segment: int) -> list[Record]:
+    found = Segment(bench.folder / "journal", segment).scan(0)
+    return [record for record in found if isinstance(record, Record)]
 
 
 def sizes(bench: Any) -> dict[str, int]:
@@ -68,7 +73,7 @@ def test_a_finished_segment_that_ends_a_flush_earlier_is_noticed(bench: Any) -> 
             bench.append(writer, 0, step)
             writer.flush()
     path = bench.folder / "journal/000001.log"
-    *_, last = (found for found in Segment(bench.folder / "journal", 1).scan(0) if hasattr(found, "offset"))
+    last = records(bench, 1)[-1]
     was = path.stat().st_size
     os.truncate(path, last.offset)
     (problem,) = verify(bench.folder).problems
@@ -102,11 +107,7 @@ def test_the_instruction_of_an_episode_is_not_guessed(
     bench: Any, flip: Callable[[int, int], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     recorded(bench)
-    (begin,) = (
-        found
-        for found in Segment(bench.folder / "journal", 2).scan(0)
-        if getattr(found, "kind", None) == Kind.EPISODE
-    )
+    (begin,) = (found for found in records(bench, 2) if found.kind == Kind.EPISODE)
     flip(2, begin.offset + 30)  # its header: nothing says any more that it was there
     reader = StoreReader(bench.folder)
     assert "the first: journal/000002.log, byte" in caplog.text
@@ -125,11 +126,7 @@ def test_no_step_sees_an_earlier_picture_in_silence(bench: Any, flip: Callable[[
             pictures = {key: bench.picture(key, 50 * step) for key in ("front.rgb", "wrist.rgb")}
             bench.append(writer, 0, step, pictures=pictures)
             writer.flush()
-    pictures = [
-        found
-        for found in Segment(bench.folder / "journal", 1).scan(0)
-        if getattr(found, "kind", None) == Kind.PICTURE
-    ]
+    pictures = [found for found in records(bench, 1) if found.kind == Kind.PICTURE]
     flip(1, pictures[4].offset + HEADER.size - 8)  # in the header of the front camera's third
     with pytest.raises(DatasetError, match=r"episode 0: a picture of front.rgb is lost"):
         StoreReader(bench.folder).read(0)
