@@ -53,10 +53,10 @@ class MetricsWriter:
         self._path = folder / FILE_NAME
         folder.mkdir(parents=True, exist_ok=True)
         self._file = self._path.open("ab", buffering=0)
+        for problem in _problems(_read_lines(self._path, with_torn=True)):
+            logger.warning("%s: %s", self._path, problem)
         lines = _read_lines(self._path)
         self._events = _EventCopy(folder / EVENTS_FOLDER) if tensorboard else None
-        for problem in _problems(lines):
-            logger.warning("%s: %s", self._path, problem)
         self._start(lines)
 
     @property

@@ -258,8 +258,9 @@ def read_all(kind: Kind, folder: Path) -> dict[str, Read | BaseException]:
     found: dict[str, Read | BaseException] = {}
     ear = Ear()
     ours = logging.getLogger("robot_rl")
+    level, ours.propagate = ours.level, False
     ours.addHandler(ear)
-    ours.propagate = False
+    ours.setLevel(logging.WARNING)
     try:
         for name, reading in kind.readings.items():
             ear.heard.clear()
@@ -272,6 +273,7 @@ def read_all(kind: Kind, folder: Path) -> dict[str, Read | BaseException]:
                 found[name] = error
     finally:
         ours.removeHandler(ear)
+        ours.setLevel(level)
         ours.propagate = True
     return found
 
