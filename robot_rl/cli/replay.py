@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ from robot_rl.data.store.summary import Summary, summarize
 if TYPE_CHECKING:
     from robot_rl.data.lerobot.damage import Problem as DatasetProblem
 
-SUMMARY = "look into recorded episodes: info, verify, repair, seal, compact, merge, split, filter"
+SUMMARY = "look into recorded episodes, repair, rearrange: info, verify, seal, merge, filter, upgrade, ..."
 
 _DAMAGED = 1
 
@@ -47,15 +47,20 @@ _HELP = {
   compact PATH       joins the files of many episodes into few; nothing is encoded again""",
     "merge": """\
   merge   PATH ...   all episodes in one new dataset
-            out=FOLDER         and images=, codec= as of seal""",
+            out=FOLDER         rows, videos and files of others are copied as they are
+            images=, codec=    as of seal: records the episodes anew instead
+            drop=NAME,NAME     columns and files to leave out; what would be lost is refused otherwise""",
     "split": """\
   split   PATH       new datasets of parts of it
             FOLDER=0.8 FOLDER=0.2 (shares), or FOLDER=0-79 FOLDER=80,82-99 (episodes)
-            and images=, codec= as of seal""",
+            and images=, codec=, drop= as of merge""",
     "filter": """\
   filter  PATH       a new dataset of the episodes that pass every test
-            out=FOLDER         and images=, codec= as of seal
+            out=FOLDER         and images=, codec=, drop= as of merge
             success=true|false by=real,human instruction="..." episodes=0-9,12 min_steps=20""",
+    "upgrade": """\
+  upgrade PATH       a dataset of version 2.1 as version 3; nothing is encoded again
+            out=FOLDER""",
 }
 
 _EXAMPLES = """
@@ -234,20 +239,30 @@ def _merge(paths: Sequence[str], settings: dict[str, str]) -> Result:
 
     out = _out("merge", settings)
     options = _pictures("merge", settings, "out")
-    return _written([merge([open_source(_recorded("merge", [path])) for path in paths], out, **options)])
+    sources = [open_source(_recorded("merge", [path])) for path in paths]
+    return _written([merge(sources, out, **options)], options)
+
+
+def _upgrade(paths: Sequence[str], settings: dict[str, str]) -> Result:
+    from robot_rl.data.lerobot.upgrade import upgrade
+
+    folder, out = _recorded("upgrade", paths), _out("upgrade", settings)
+    _allow("upgrade", settings, "out")
+    return _written([upgrade(folder, out)])
 
 
 def _split(paths: Sequence[str], settings: dict[str, str]) -> Result:
     from robot_rl.data.lerobot.edit import split
 
     source = open_source(_recorded("split", paths))
-    kept = {key: settings.pop(key) for key in ("images", "codec") if key in settings}
+    kept = {key: settings.pop(key) for key in ("images", "codec", "drop") if key in settings}
     if not settings:
         raise ConfigError("replay split: no parts. Say FOLDER=0.8 FOLDER=0.2, or FOLDER=0-79 FOLDER=80-99.")
     parts: dict[str | Path, Sequence[int] | float] = {
         folder: _share("split", folder, text) for folder, text in settings.items()
     }
-    return _written(split(source, parts, **_pictures("split", kept)))
+    options = _pictures("split", kept)
+    return _written(split(source, parts, **options), options)
 
 
 def _filter(paths: Sequence[str], settings: dict[str, str]) -> Result:
@@ -264,7 +279,7 @@ def _filter(paths: Sequence[str], settings: dict[str, str]) -> Result:
     }
     chosen = {key: read(settings[key]) for key, read in tests.items() if key in settings}
     options = _pictures("filter", settings, "out", *tests)
-    return _written([filter_episodes(source, out, **chosen, **options)])
+    return _written([filter_episodes(source, out, **chosen, **options)], options)
 
 
 _ACTIONS: dict[str, Callable[[Sequence[str], dict[str, str]], Result]] = {
@@ -276,6 +291,7 @@ _ACTIONS: dict[str, Callable[[Sequence[str], dict[str, str]], Result]] = {
     "merge": _merge,
     "split": _split,
     "filter": _filter,
+    "upgrade": _upgrade,
 }
 
 
@@ -320,10 +336,12 @@ def _allow(action: str, settings: dict[str, str], *allowed: str) -> None:
 
 
 def _pictures(action: str, settings: dict[str, str], *also: str) -> dict[str, Any]:
-    """Returns how pictures are to be written, and refuses settings that are unknown."""
-    _allow(action, settings, "images", "codec", *also)
+    """Returns how pictures are written and what is left out, and refuses settings that are unknown."""
+    left_out = () if action == "seal" else ("drop",)
+    _allow(action, settings, "images", "codec", *left_out, *also)
     choices = {"images": ("video", "png"), "codec": ("h264", "av1")}
-    return {
+    drop = {"drop": settings["drop"].split(",")} if "drop" in settings else {}
+    return drop | {
         key: _choice(action, key, settings[key], {name: name for name in names})
         for key, names in choices.items()
         if key in settings
@@ -367,14 +385,17 @@ def _share(action: str, key: str, text: str) -> float | list[int]:
 # --- print ---------------------------------------------------------------------------------------
 
 
-def _written(folders: Sequence[Path]) -> Result:
-    """Says what was written."""
+def _written(folders: Sequence[Path], options: Mapping[str, Any] | None = None) -> Result:
+    """Says what was written, and what was left out because somebody asked for it."""
+    drop = (options or {}).get("drop", [])
     rows: list[dict[str, Any]] = []
     for folder in folders:
         source = open_source(folder)
         rows.append({"path": str(folder), "episodes": len(source), "steps": int(source.lengths().sum())})
         print(f"{folder}: {_count(len(source), 'episode')}, {_count(rows[-1]['steps'], 'step')}")
-    return 0, {"written": rows}
+    if drop:
+        print(f"left out: {', '.join(drop)}")
+    return 0, {"written": rows} | ({"left_out": drop} if drop else {})
 
 
 def _groups(found: Summary) -> Table:

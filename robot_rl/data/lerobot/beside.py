@@ -51,6 +51,18 @@ class Beside:
             return {key: Feature(str(v.dtype), v.shape[1:]) for key, v in self._whole("steps").items()}
         return dict(self._observations)
 
+    def arrays(self) -> list[str]:
+        """Returns the observations of the present format that lie in arrays."""
+        held = self._observations or {}
+        return [key for key, f in held.items() if len(f.shape) > 1 and not f.is_picture]
+
+    def final_row(self, episode: int) -> Any:
+        """Returns the row of `final/` of an episode, a table; None where the dataset has none."""
+        if self._observations is None:
+            return None
+        file = self._file(FINAL, episode)
+        return self._tables.rows(file, self._row(file, episode), 1, None)
+
     def steps(self, key: str, episode: int, first: int) -> Array:
         """Returns an array of an episode, a map of its file, (T, ...).
 
@@ -73,9 +85,8 @@ class Beside:
         if self._observations is None:
             return self._final_of_one_file(number)
         file = self._file(FINAL, episode)
-        first = self._tables.rows(file, 0, 1, ["episode_index"])["episode_index"][0].as_py()
         columns = {feature_name(key, feature): key for key, feature in self._observations.items()}
-        row = self._tables.rows(file, number - first, 1, list(columns))
+        row = self._tables.rows(file, self._row(file, episode), 1, list(columns))
         final: dict[str, Any] = {}
         for name, key in columns.items():
             feature = self._observations[key]
@@ -87,6 +98,11 @@ class Beside:
                 flat = numbers(row[name], (-1,))[0]
                 final[key] = flat.astype(memory_dtype(name, feature.dtype)).reshape(feature.shape)
         return final
+
+    def _row(self, file: str, episode: int) -> int:
+        """Returns the row of an episode in its file of `final/`: they follow each other."""
+        first = self._tables.rows(file, 0, 1, ["episode_index"])["episode_index"][0].as_py()
+        return int(self._index.episode[episode]) - first
 
     def _file(self, template: str, episode: int, **names: str) -> str:
         """Returns the file that lies beside the data file of an episode."""

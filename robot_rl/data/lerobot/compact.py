@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import av
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -24,10 +23,10 @@ from robot_rl.core.errors import DatasetError
 from robot_rl.core.files import exchange_folder, listed, restore_folder, sync_tree
 from robot_rl.core.refusal import refusing
 from robot_rl.data.lerobot import layout as lay
-from robot_rl.data.lerobot.encode import frames_in
-from robot_rl.data.lerobot.index import read_info
+from robot_rl.data.lerobot.index import cut_short, read_info
 from robot_rl.data.lerobot.layout import place
 from robot_rl.data.lerobot.parquet import TableFile, write_table
+from robot_rl.data.lerobot.remux import header, join, whole
 from robot_rl.data.lerobot.writer import DatasetLock
 from robot_rl.data.store.layout import is_store
 from robot_rl.data.store.lock import WriterLock
@@ -68,7 +67,7 @@ def compact(folder: str | Path, *, data_mb: float | None = None, video_mb: float
     if not info["codebase_version"].startswith("v3"):
         raise DatasetError(
             f"{folder}: version {info['codebase_version']}, allowed: v3.0. Only version 3 has files of many "
-            "episodes; `robot_rl.data.lerobot.edit.merge` writes it anew."
+            f"episodes. Upgrade it first, no video is encoded again: robot-rl replay upgrade {folder} out=NEW"
         )
     with _journal_lock(folder), closing(DatasetLock(folder)):
         info = read_info(folder)  # again: nobody adds to it from here on
@@ -98,7 +97,7 @@ def _write(folder: Path, new: Path, info: dict[str, Any], rows: Any, limits_mb: 
         columns[f"{kind}/file_index"] = pa.array(number % lay.FILES_PER_CHUNK, pa.int64())
 
     old = _numbers(rows, "data")
-    groups = _grouped(old, lambda n: folder / place(info["data_path"], n), limits_mb[0] * _MB)
+    groups = _grouped(old, lambda n: folder / place(info["data_path"], n), limits_mb[0] * _MB, schema_of)
     for group in groups:
         _join_tables(folder, new, group, info["data_path"])
     assign("data", _new_numbers(groups, old))
@@ -108,12 +107,13 @@ def _write(folder: Path, new: Path, info: dict[str, Any], rows: Any, limits_mb: 
         def path(number: int, name: str = name) -> Path:
             return folder / place(info["video_path"], number, video_key=name)
 
-        groups = _grouped(old, path, limits_mb[1] * _MB, _header)
+        groups = _grouped(old, path, limits_mb[1] * _MB, header)
         before_s: dict[int, float] = {}
         for group in groups:
             target = new / place(info["video_path"], group.number, video_key=name)
-            frames = _join_videos([path(number) for number in group.files], target, info["fps"])
-            begins = np.cumsum([0, *frames[:-1]]) / info["fps"]
+            pieces = [whole(path(number)) for number in group.files]
+            join(pieces, target, info["fps"])
+            begins = np.cumsum([0, *(piece.frames for piece in pieces[:-1])]) / info["fps"]
             before_s |= dict(zip(group.files, begins.tolist(), strict=True))
         shift = np.array([before_s[number] for number in old.tolist()])
         for edge in ("from", "to"):
@@ -130,7 +130,7 @@ def _committed_rows(folder: Path, total: int) -> Any:
     """Returns meta/episodes, statistics included, of the episodes that meta/info.json counts."""
     paths = listed(folder / "meta/episodes", "*/*.parquet")
     rows = (
-        pa.concat_tables([pq.read_table(path) for path in paths])
+        pa.concat_tables([pq.read_table(path) for path in paths], promote_options="permissive")
         if paths
         else pa.table({"episode_index": []})
     )
@@ -200,41 +200,12 @@ def _join_parquet(sources: Iterable[Path], target: Path) -> None:
         joined.finish()
 
 
-def _header(path: Path) -> Any:
-    """Returns what two video files must share to be joined."""
-    with av.open(str(path)) as container:
-        codec = container.streams.video[0].codec_context
-        return (codec.name, codec.width, codec.height, codec.extradata)
-
-
-def _join_videos(paths: list[Path], target: Path, fps: float) -> list[int]:
-    """Copies the packets of videos one after the other; returns how many frames each has."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    frames: list[int] = []
-    with av.open(str(target), "w", format="mp4") as joined:
-        stream: Any = None
-        for path in paths:
-            with av.open(str(path)) as source:
-                video = source.streams.video[0]
-                assert video.time_base is not None
-                if stream is None:
-                    stream = joined.add_stream_from_template(video, opaque=True)
-                    stream.time_base = video.time_base
-                ticks = round(sum(frames) / fps / video.time_base)
-                for packet in source.demux(video):
-                    if packet.dts is not None:
-                        packet.dts += ticks
-                        packet.pts = None if packet.pts is None else packet.pts + ticks
-                        packet.stream = stream
-                        joined.mux(packet)
-                frames.append(video.frames)
-    held = frames_in(target)
-    if held != sum(frames):
-        raise DatasetError(
-            f"{target.name}: {held} of {sum(frames)} frames arrived when {paths[0]} and others were joined; "
-            "nothing was changed. Please report this with the files."
-        )
-    return frames
+def schema_of(path: Path) -> Any:
+    """Returns the columns of a parquet file: others cannot be joined to it."""
+    try:
+        return pq.read_schema(path).remove_metadata()
+    except (pa.ArrowException, OSError) as error:
+        raise DatasetError(cut_short(path, error)) from error
 
 
 @contextmanager

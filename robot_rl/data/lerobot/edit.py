@@ -1,8 +1,9 @@
 """Makes new datasets out of episodes that exist: merged, split, filtered.
 
-Episodes stream from their source to the new dataset one at a time, so that neither has to fit into
-the memory; statistics are those of the episodes that are kept. The new folder appears when it is
-complete. Video is encoded again; `images="png"` keeps what was decoded without further loss.
+Datasets are copied with everything that is in them, and no video is encoded again (see `copying`). Episodes
+of a journal, datasets of different layouts, and pictures for which `images` or `codec` say how to write them
+are recorded anew, as robot_rl records: what it has no place for is named and refused, unless `drop` lists it.
+Either way episodes stream one at a time, and the new folder appears when it is complete.
 """
 
 from __future__ import annotations
@@ -11,29 +12,45 @@ import dataclasses
 import itertools
 import os
 import shutil
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal, TypedDict, Unpack
+from typing import Literal, TypedDict, Unpack, cast
 
 import numpy as np
+from av.error import FFmpegError
 
 from robot_rl.core.errors import DatasetError, nearest
 from robot_rl.core.files import make_folder, sync_folder, sync_tree
 from robot_rl.core.refusal import refusing
 from robot_rl.data.episode import SOURCES, Episode, EpisodeSource, Feature
 from robot_rl.data.episodes import EpisodesMeta
+from robot_rl.data.lerobot.copying import Part, copy_episodes
 from robot_rl.data.lerobot.damage import spans
 from robot_rl.data.lerobot.encode import VideoCodec
-from robot_rl.data.lerobot.layout import stored
+from robot_rl.data.lerobot.layout import FORMAT, stored
+from robot_rl.data.lerobot.losses import CLOCK, is_recorded, losses, refused
+from robot_rl.data.lerobot.reader import Dataset
 from robot_rl.data.lerobot.writer import DatasetWriter
+from robot_rl.data.store.reader import StoreReader
 
 
-class WriteOptions(TypedDict, total=False):
+class PictureOptions(TypedDict, total=False):
     """How pictures are written; see `DatasetWriter`."""
 
     images: Literal["video", "png"]
     codec: Literal["h264", "av1"] | VideoCodec
+
+
+class WriteOptions(PictureOptions, total=False):
+    """How pictures are written, and what may be lost."""
+
+    drop: Sequence[str]
+    """Columns and files to leave out."""
+
+
+Picked = Sequence[tuple[EpisodeSource, Sequence[int]]]
+"""Sources, and which of their episodes."""
 
 
 def merge(sources: Sequence[EpisodeSource], out: str | Path, **options: Unpack[WriteOptions]) -> Path:
@@ -47,11 +64,7 @@ def merge(sources: Sequence[EpisodeSource], out: str | Path, **options: Unpack[W
     first = sources[0]
     for number, source in enumerate(sources[1:], start=1):
         check_alike(first, source, f"merge: source {number}")
-    tasks = {source.meta.task for source in sources}
-    meta = dataclasses.replace(first.meta, task=first.meta.task if len(tasks) == 1 else "mixed")
-    return write_new(
-        out, meta, first.features, (e for source in sources for e in _episodes(source)), **options
-    )
+    return _write([(source, range(len(source))) for source in sources], out, "merge", options)
 
 
 def split(
@@ -75,10 +88,7 @@ def split(
     _refuse_overlap(chosen)
     for folder in chosen:
         _require_new(folder)
-    return [
-        write_new(folder, source.meta, source.features, _episodes(source, which), **options)
-        for folder, which in chosen.items()
-    ]
+    return [_write([(source, which)], folder, "split", options) for folder, which in chosen.items()]
 
 
 def filter(
@@ -100,7 +110,7 @@ def filter(
         out: the new folder.
         success: whether success was reached at any step.
         by: who acted, of `SOURCES`; all steps of an episode must be of these.
-        instruction: the episode's, exactly.
+        instruction: one of the episode's, exactly.
         episodes: the only ones looked at.
         min_steps: shortest episode that is kept.
         keep: any other test.
@@ -114,18 +124,121 @@ def filter(
         raise DatasetError(f"filter: no source named {unknown[0]!r}.{nearest(unknown[0], SOURCES)}")
     actors = None if by is None else [SOURCES.index(name) for name in by]
 
-    def passes(episode: Episode) -> bool:
+    def passes(number: int) -> bool:
+        episode = source.read(number)
         return (
             len(episode) >= min_steps
             and (success is None or bool(episode.success.any()) == success)
             and (actors is None or bool(np.isin(episode.source, actors).all()))
-            and (instruction is None or episode.meta.instruction == instruction)
+            and (instruction is None or instruction in _instructions(source, number, episode))
             and (keep is None or keep(episode))
         )
 
     which = _known(len(source), range(len(source)) if episodes is None else episodes, "filter")
-    kept = (episode for episode in _episodes(source, which) if passes(episode))
-    return write_new(out, source.meta, source.features, kept, **options)
+    is_any = success is None and by is None and instruction is None and keep is None and min_steps <= 1
+    kept = which if is_any else [number for number in _begun(source, which) if passes(number)]
+    return _write([(source, kept)], out, "filter", options)
+
+
+@refusing(DatasetError, kept="What it is made of is whole.", also=(FFmpegError,))
+def _write(picked: Picked, out: str | Path, at: str, options: WriteOptions) -> Path:
+    """Copies episodes, or records them anew where they cannot be copied; returns the new folder."""
+    folder = Path(out)
+    drop = list(options.get("drop", ()))
+    picked = [(source, _begun(source, which)) for source, which in picked]
+    datasets = [in_dataset(source, which) for source, which in picked]
+    whole = [found for found in datasets if found is not None]
+    anew = "images" in options or "codec" in options
+    if not anew and len(whole) == len(picked) and _have_one_layout(whole, drop, at):
+        _refuse_unknown(drop, [name for dataset, _ in whole for name in _droppable(dataset)], at)
+        with new_folder(folder) as temporary:
+            copy_episodes([Part(index=d.index, episodes=which) for d, which in whole], temporary, drop=drop)
+        return folder
+    found: dict[str, str] = {}
+    for source, which in picked:
+        sealed = in_dataset(source, which, partly=True)
+        found |= losses(*sealed) if sealed is not None else {}
+    _refuse_unknown(drop, list(found), at)
+    lost = refused(found, drop, "the episodes are recorded anew, as robot_rl records", at)
+    if lost:
+        raise DatasetError(lost)
+    first = picked[0][0]
+    tasks = {source.meta.task for source, _ in picked}
+    meta = dataclasses.replace(first.meta, task=first.meta.task if len(tasks) == 1 else "mixed")
+    pictures = cast("PictureOptions", {key: value for key, value in options.items() if key != "drop"})
+    episodes = (source.read(episode) for source, which in picked for episode in which)
+    return write_new(folder, meta, first.features, episodes, **pictures)
+
+
+def _begun(source: EpisodeSource, which: Sequence[int]) -> list[int]:
+    """Returns the episodes that have steps: a live store may hold one that has not begun."""
+    lengths = source.lengths()
+    return [episode for episode in which if lengths[episode]]
+
+
+def _instructions(source: EpisodeSource, number: int, episode: Episode) -> set[str]:
+    """Returns every instruction of an episode: rows of a dataset may have another than the first."""
+    found = in_dataset(source, [number])
+    if found is None:
+        return {episode.meta.instruction}
+    dataset, (place,) = found
+    tasks = dataset.rows(place).get("task_index", np.zeros(0, np.int64))
+    return {episode.meta.instruction, *(dataset.index.tasks.get(n, "") for n in np.unique(tasks).tolist())}
+
+
+def in_dataset(
+    source: EpisodeSource, which: Sequence[int], *, partly: bool = False
+) -> tuple[Dataset, list[int]] | None:
+    """Returns the dataset that holds these episodes of a source, and their numbers there.
+
+    Args:
+        source: a dataset, or a store.
+        which: episodes of it.
+        partly: gives those that are sealed; else None where one of them is not.
+    """
+    if isinstance(source, Dataset):
+        return source, list(which)
+    if not isinstance(source, StoreReader) or source.dataset is None:
+        return None
+    places = [source.sealed(episode) for episode in which]
+    sealed = [place for place in places if place is not None]
+    return (source.dataset, sealed) if partly or len(sealed) == len(places) else None
+
+
+def _have_one_layout(parts: Sequence[tuple[Dataset, list[int]]], drop: list[str], at: str) -> bool:
+    """Returns whether rows of all parts can lie in one table.
+
+    Raises:
+        DatasetError: some have columns that others lack, which nobody knows the values of.
+    """
+    if any(dataset.own and dataset.own.get("format", 1) != FORMAT for dataset, _ in parts):
+        return False
+    first = parts[0][0]
+    for dataset, _ in parts[1:]:
+        features = [{n: f for n, f in d.index.features.items() if n not in drop} for d in (first, dataset)]
+        for name in sorted(features[0].keys() ^ features[1].keys()):
+            if not is_recorded(name):
+                has = first if name in features[0] else dataset
+                raise DatasetError(
+                    f"{at}: only {has.folder} has column {name!r}. Give it to all, or leave it out: "
+                    f"drop={','.join([*drop, name])}"
+                )
+        same = [{n: (f["dtype"], tuple(f["shape"])) for n, f in of.items()} for of in features]
+        if same[0] != same[1] or bool(first.own) != bool(dataset.own):
+            return False
+    return True
+
+
+def _droppable(dataset: Dataset) -> list[str]:
+    names = [name for name in dataset.index.features if name not in ("action", *CLOCK)]
+    return [*names, *losses(dataset, ())]
+
+
+def _refuse_unknown(drop: Sequence[str], known: Sequence[str], at: str) -> None:
+    for name in drop:
+        if name not in known:
+            near = nearest(name, known) if known else ""
+            raise DatasetError(f"{at}: drop: there is no {name!r} that could be left out.{near}")
 
 
 @refusing(DatasetError, kept="What it is made of is whole.")
@@ -134,7 +247,7 @@ def write_new(
     meta: EpisodesMeta,
     features: Mapping[str, Feature],
     episodes: Iterable[Episode],
-    **options: Unpack[WriteOptions],
+    **options: Unpack[PictureOptions],
 ) -> Path:
     """Writes a dataset that appears when it is complete; returns its folder.
 
@@ -158,7 +271,7 @@ def check_alike(one: EpisodeSource, two: EpisodeSource, at: str) -> None:
     """
     for name, remedy in (
         ("robot", "A policy of one is no policy of the other: keep them apart."),
-        ("control_hz", "Actions are per control step: resample one, or keep them apart."),
+        ("control_hz", "Actions are per control step, and nothing here resamples them: keep the two apart."),
     ):
         if getattr(one.meta, name) != getattr(two.meta, name):
             got, want = getattr(two.meta, name), getattr(one.meta, name)
@@ -189,14 +302,6 @@ def _check_names(at: str, what: str, one: tuple[str, ...], two: tuple[str, ...])
 
 def _said(feature: Feature | None) -> str:
     return "absent" if feature is None else f"{feature.dtype} {feature.shape}"
-
-
-def _episodes(source: EpisodeSource, which: Iterable[int] | None = None) -> Iterator[Episode]:
-    """Yields the episodes that have steps: a live store may hold one that has not begun."""
-    lengths = source.lengths()
-    for number in range(len(source)) if which is None else which:
-        if lengths[number]:
-            yield source.read(number)
 
 
 def _chosen(total: int, parts: Mapping[str | Path, Sequence[int] | float]) -> dict[str | Path, Sequence[int]]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import textwrap
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -118,9 +119,24 @@ def open_index(folder: Path, known: dict[Path, Any] | None = None) -> DatasetInd
     if version == "v2.1":
         return read_v21(folder, info)
     raise DatasetError(
-        f"{folder}: codebase_version {version!r}, allowed: 'v2.1' and 'v3.*'. Convert it with LeRobot's "
-        "scripts for that version first."
+        f"{folder}: codebase_version {version!r}, allowed: 'v2.1' and 'v3.*'. {_converter(version)}"
     )
+
+
+def _converter(version: str) -> str:
+    """Says which tool reads a version that this one does not."""
+    if version.startswith("v2"):
+        return (
+            "LeRobot 0.3 makes v2.0 into v2.1: `pip install lerobot==0.3.3`, then "
+            "`python -m lerobot.datasets.v21.convert_dataset_v20_to_v21 --repo-id=...`."
+        )
+    if version.startswith("v1"):
+        return (
+            "LeRobot 0.3 makes v1.x into v2.0 and that into v2.1: `pip install lerobot==0.3.3`, then "
+            "`python -m lerobot.datasets.v2.convert_dataset_v1_to_v2 --repo-id=...` and "
+            "`python -m lerobot.datasets.v21.convert_dataset_v20_to_v21 --repo-id=...`."
+        )
+    return "A later robot_rl may read it; LeRobot of that version does."
 
 
 def read_info(folder: Path) -> dict[str, Any]:
@@ -174,6 +190,9 @@ def read_v3(folder: Path, info: dict[str, Any], known: dict[Path, Any] | None = 
     files, file = _files(columns, "data", lambda chunk, index: _data_path(info, chunk, index))
     first_of_file = np.full(len(files), np.iinfo(np.int64).max)
     np.minimum.at(first_of_file, file, start)
+    first = start - first_of_file[file] if len(file) else start
+    listed_of = columns.get("tasks", [None] * len(episode))
+    instructions = first_instructions(folder, listed_of, tasks, files, file, first)
     return DatasetIndex(
         folder=folder,
         info=info,
@@ -182,11 +201,60 @@ def read_v3(folder: Path, info: dict[str, Any], known: dict[Path, Any] | None = 
         lengths=lengths,
         files=files,
         file=file,
-        first=start - first_of_file[file] if len(file) else start,
+        first=first,
         videos={name: _spans(info, columns, name) for name in videos},
-        instructions=[texts[0] if texts else "" for texts in columns.get("tasks", [[]] * len(episode))],
+        instructions=instructions,
         columns={name: columns[name] for name in ("device", "store_episode") if name in columns},
     )
+
+
+def first_instructions(
+    folder: Path,
+    listed_of: Sequence[Sequence[str] | None],
+    tasks: dict[int, str],
+    files: Sequence[str],
+    file: Array,
+    first: Array,
+) -> list[str]:
+    """Returns the first instruction of every episode, (E,).
+
+    Args:
+        folder: the dataset.
+        listed_of: what meta/ lists for each episode; where that is nothing, its first row names it.
+        tasks: task_index -> instruction.
+        files: data files below the folder.
+        file: (E,): which of them.
+        first: (E,): the episode's first row in it.
+    """
+    opened: dict[str, Array] = {}
+    instructions: list[str] = []
+    for episode, texts in enumerate(listed_of):
+        if texts:
+            instructions.append(texts[0])
+            continue
+        at = files[int(file[episode])]
+        if at not in opened:
+            opened[at] = _task_column(folder / at)
+        column, row = opened[at], int(first[episode])
+        # A file that is missing or too short is found, and named, when its episodes are read.
+        instructions.append(tasks.get(int(column[row]), "") if row < len(column) else "")
+    return instructions
+
+
+def columns_of(index: DatasetIndex, file: str) -> list[str]:
+    """Returns the columns that a data file has; none where it is missing."""
+    path = index.folder / file
+    return _opened(path).schema_arrow.names if path.is_file() else []
+
+
+def _task_column(path: Path) -> Array:
+    """Returns the task_index of every row of a data file; nothing where it has none."""
+    if not path.is_file():
+        return np.zeros(0, np.int64)
+    file = _opened(path)
+    if "task_index" not in file.schema_arrow.names:
+        return np.zeros(0, np.int64)
+    return file.read(columns=["task_index"])["task_index"].to_numpy()
 
 
 def _episode_table(folder: Path, known: dict[Path, Any]) -> Any:

@@ -151,6 +151,16 @@ class Dataset:
             self._use(self.index.kept(kept))
 
     @property
+    def own(self) -> dict[str, Any]:
+        """Returns meta/robot_rl.json; empty for a dataset of others."""
+        return self._beside.own
+
+    @property
+    def names(self) -> dict[str, str]:
+        """Returns LeRobot's names of the observations that can be read, by our keys."""
+        return {key: name for key, name in self._names.items() if key in self.features}
+
+    @property
     def info(self) -> dict[str, Any]:
         """Returns meta/info.json."""
         return self.index.info

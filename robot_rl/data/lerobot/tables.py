@@ -27,14 +27,14 @@ class Tables:
         self._folder = folder
         self._checksums = checksums
         self._budget = cached_bytes
-        self._groups: OrderedDict[tuple[str, int, tuple[str, ...]], Any] = OrderedDict()
+        self._groups: OrderedDict[tuple[str, int, tuple[str, ...] | None], Any] = OrderedDict()
         self._held_bytes = 0
         self._footer: tuple[str, Any] = ("", None)  # of the file read last: it grows with its row groups
         self._ends: dict[str, Array] = {}
         self._lock = threading.Lock()
 
-    def rows(self, file: str, first: int, count: int, names: Sequence[str]) -> Any:
-        """Returns a table of `count` rows from `first` on, with those of the columns that exist.
+    def rows(self, file: str, first: int, count: int, names: Sequence[str] | None) -> Any:
+        """Returns a table of `count` rows from `first` on, with those of the columns that exist; None: all.
 
         Raises:
             DatasetError: the file is missing, cut short, or has fewer rows.
@@ -49,7 +49,8 @@ class Tables:
                     "drop the episode (on_damage='skip')."
                 )
             begin, end = np.searchsorted(ends, (first, first + count - 1), side="right").tolist()
-            parts = [self._group(file, number, tuple(names)) for number in range(begin, end + 1)]
+            wanted = None if names is None else tuple(names)
+            parts = [self._group(file, number, wanted) for number in range(begin, end + 1)]
         offset = first - (int(ends[begin - 1]) if begin else 0)
         return pa.concat_tables(parts).slice(offset, count)
 
@@ -74,14 +75,14 @@ class Tables:
             self._ends[file] = np.cumsum(counts, dtype=np.int64)
         return self._ends[file]
 
-    def _group(self, file: str, number: int, names: tuple[str, ...]) -> Any:
+    def _group(self, file: str, number: int, names: tuple[str, ...] | None) -> Any:
         key = (file, number, names)
         if key in self._groups:
             self._groups.move_to_end(key)
             return self._groups[key]
         opened = self._open(file)
         known = set(opened.schema_arrow.names)
-        there = [name for name in names if name in known]
+        there = None if names is None else [name for name in names if name in known]
         try:
             table = opened.read_row_group(number, columns=there)
         except (pa.ArrowException, OSError) as error:
@@ -126,14 +127,18 @@ def read_rows(tables: Tables, index: DatasetIndex, episode: int) -> dict[str, Ar
         DatasetError: a file or a required feature is missing.
     """
     at, steps = index.files[index.file[episode]], int(index.lengths[episode])
-    table = tables.rows(at, int(index.first[episode]), steps, index.numeric)
+    return rows_of(tables.rows(at, int(index.first[episode]), steps, index.numeric), index, at)
+
+
+def rows_of(table: Any, index: DatasetIndex, at: str) -> dict[str, Array]:
+    """Returns the numbers of a table, as `read_rows`; `at` is the file that it is of."""
     if "action" not in table.column_names:
         raise DatasetError(
             f"{index.folder / at}: feature 'action' is missing, it has {table.column_names}. Rename the "
             "column and its entry in meta/info.json, or record the dataset again."
         )
     rows: dict[str, Array] = {}
-    for name in table.column_names:
+    for name in [name for name in index.numeric if name in table.column_names]:
         feature = index.features[name]
         values = numbers(table[name], feature["shape"])
         if name == "action" or name.startswith("observation."):

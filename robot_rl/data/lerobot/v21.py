@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from robot_rl.core.errors import DatasetError
-from robot_rl.data.lerobot.index import DatasetIndex, VideoSpans
+from robot_rl.data.lerobot.index import DatasetIndex, VideoSpans, first_instructions
 
 Array = NDArray[Any]
 
@@ -41,13 +41,14 @@ def read_v21(folder: Path, info: dict[str, Any]) -> DatasetIndex:
         )
     each, zeros = np.arange(len(number)), np.zeros(len(number), np.int64)
     tasks = {t["task_index"]: t["task"] for t in read_lines(folder, "meta/tasks.jsonl")}
+    files = [_path(info, "data_path", int(n)) for n in number]
     return DatasetIndex(
         folder=folder,
         info=info,
         tasks=tasks,
         episode=number,
         lengths=np.asarray([e["length"] for e in episodes], np.int64),
-        files=[_path(info, "data_path", int(n)) for n in number],
+        files=files,
         file=each,
         first=zeros,
         videos={
@@ -59,7 +60,9 @@ def read_v21(folder: Path, info: dict[str, Any]) -> DatasetIndex:
             for name, feature in info["features"].items()
             if feature["dtype"] == "video"
         },
-        instructions=[e["tasks"][0] if e.get("tasks") else tasks.get(0, "") for e in episodes],
+        instructions=first_instructions(
+            folder, [e.get("tasks") for e in episodes], tasks, files, each, zeros
+        ),
     )
 
 
@@ -71,9 +74,12 @@ def read_episode_stats(folder: Path) -> dict[int, dict[str, Any]]:
 
 
 def joined_stats(parts: Sequence[Mapping[str, Mapping[str, Any]]]) -> dict[str, dict[str, Array]]:
-    """Returns the statistics of all episodes together; quantiles are averaged by count, as LeRobot does."""
+    """Returns the statistics of all episodes together; quantiles are averaged by count, as LeRobot does.
+
+    What some episode has no statistics of is left out.
+    """
     joined: dict[str, dict[str, Array]] = {}
-    for name in parts[0] if parts else ():
+    for name in [name for name in (parts[0] if parts else ()) if all(name in part for part in parts)]:
         each = [{k: np.asarray(v, np.float64) for k, v in part[name].items()} for part in parts]
         count = np.asarray([float(e["count"].reshape(-1)[0]) for e in each])
         share = (count / count.sum()).reshape(-1, *[1] * each[0]["mean"].ndim)
@@ -86,7 +92,8 @@ def joined_stats(parts: Sequence[Mapping[str, Mapping[str, Any]]]) -> dict[str, 
             "std": np.sqrt((share * spread).sum(0)),
             "count": np.asarray([int(count.sum())]),
         }
-        for quantile in each[0].keys() - joined[name].keys():
+        quantiles = [key for key in each[0] if key not in joined[name] and all(key in e for e in each)]
+        for quantile in quantiles:
             joined[name][quantile] = (share * np.stack([e[quantile] for e in each])).sum(0)
     return joined
 

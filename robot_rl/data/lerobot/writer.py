@@ -32,6 +32,7 @@ from robot_rl.data.lerobot.batch import TEMPORARY, Batch, check_episode
 from robot_rl.data.lerobot.encode import VideoCodec
 from robot_rl.data.lerobot.layout import Layout
 from robot_rl.data.lerobot.stats import Stats, aggregate, from_json, to_json
+from robot_rl.data.lerobot.words import tasks_of
 
 logger = logging.getLogger(__name__)
 
@@ -241,25 +242,8 @@ class DatasetWriter:
 
     def _save_tasks(self) -> None:
         sink = pa.BufferOutputStream()
-        pq.write_table(tasks_table(self._tasks), sink, **lay.PARQUET)
+        pq.write_table(tasks_of(dict(enumerate(self._tasks))), sink, **lay.PARQUET)
         replace_file(self.folder / lay.TASKS, sink.getvalue().to_pybytes())
-
-
-def tasks_table(tasks: list[str]) -> Any:
-    """Returns meta/tasks.parquet: the instruction is the index of a pandas table."""
-    index = {"field_name": "task", "pandas_type": "unicode", "numpy_type": "object", "metadata": None}
-    column = {"field_name": "task_index", "pandas_type": "int64", "numpy_type": "int64", "metadata": None}
-    pandas = {
-        "index_columns": ["task"],
-        "column_indexes": [],
-        "columns": [{"name": "task_index", **column}, {"name": "task", **index}],
-        "creator": {"library": "pyarrow", "version": pa.__version__},
-        "pandas_version": "2.0",
-    }
-    table = pa.table(
-        {"task_index": pa.array(range(len(tasks)), pa.int64()), "task": pa.array(tasks, pa.string())}
-    )
-    return table.replace_schema_metadata({"pandas": json.dumps(pandas)})
 
 
 def read_tasks(folder: Path) -> list[str]:

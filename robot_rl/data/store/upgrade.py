@@ -41,7 +41,7 @@ def upgrade(folder: Path) -> Path | None:
     if found is None:
         raise DatasetError(
             f"{folder}: robot_rl did not write this dataset, so it cannot be recorded into. Copy it first: "
-            f"`robot-rl replay merge {folder} out=<new folder>`, then record into that."
+            f"`robot-rl replay merge {folder} out=<new folder> images=video`, then record into that."
         )
     fresh = folder.with_name(f".upgrading-{folder.name}")
     original = _free(folder, found)

@@ -81,3 +81,7 @@ def lerobot_datasets(tmp_path_factory: pytest.TempPathFactory) -> Any:
         patch.setenv("HF_HUB_OFFLINE", "1")
         warnings.simplefilter("ignore")  # of whatever the package imports
         yield pytest.importorskip("lerobot.datasets", reason="wants the extra `lerobot` (Python 3.12)")
+
+
+make_episode = _made
+"""`made`, for tests that lie elsewhere."""

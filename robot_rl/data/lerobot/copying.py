@@ -1,0 +1,428 @@
+"""Copies episodes of LeRobotDatasets into a new one of version 3, with everything that was put into them.
+
+Rows are copied whole, columns nobody here knows included; only the numbers of episodes, rows and texts
+change. Videos are copied packet by packet. Statistics of numbers are computed again, those of pictures
+kept.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from robot_rl.core.errors import DatasetError
+from robot_rl.core.files import listed, write_synced
+from robot_rl.data.lerobot import layout as lay
+from robot_rl.data.lerobot.batch import episode_table
+from robot_rl.data.lerobot.beside import Beside
+from robot_rl.data.lerobot.encode import ArrayFile
+from robot_rl.data.lerobot.foreign import Moved, copy_foreign
+from robot_rl.data.lerobot.index import DatasetIndex
+from robot_rl.data.lerobot.layout import place
+from robot_rl.data.lerobot.parquet import TableFile, write_table
+from robot_rl.data.lerobot.remux import Stretch, copy_stretches
+from robot_rl.data.lerobot.stats import of_columns, to_json
+from robot_rl.data.lerobot.tables import Tables, flat_names, numbers, row_problems, rows_of
+from robot_rl.data.lerobot.v21 import joined_stats, read_episode_stats, read_lines
+from robot_rl.data.lerobot.words import Words, tasks_of, word_tables
+
+Array = NDArray[Any]
+
+_MB = 1 << 20
+_CACHED_BYTES = 1 << 26
+_ROW_GROUP_BYTES = 64 * _MB
+_OF_OLD = ("total_chunks", "total_videos")
+_TASK = "task_index"
+PLACED = ("episode_index", "tasks", "length", "dataset_from_index", "dataset_to_index", "store_episode")
+"""Columns of meta/episodes that the new dataset has values of its own for, and those that begin with: """
+PLACES = ("data/", "videos/", "meta/episodes/", "stats/")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """Episodes of one dataset, in the order in which they are copied."""
+
+    index: DatasetIndex
+    episodes: Sequence[int]
+    """Places in the index."""
+
+
+def copy_episodes(
+    parts: Sequence[Part],
+    new: Path,
+    *,
+    drop: Collection[str] = (),
+    apart: bool = False,
+    keep_texts: bool = False,
+) -> None:
+    """Writes the episodes of all parts, one part after the other, into an empty folder.
+
+    Args:
+        parts: of datasets with the same features.
+        new: the folder.
+        drop: columns and files that are left out.
+        apart: every data and video file becomes one of its own, as it was; else they are joined.
+        keep_texts: also keeps instructions that no row names; of one part.
+
+    Raises:
+        DatasetError: damage, a number without a text, or files of one name that differ.
+    """
+    copy = _Copy(parts, new, drop, apart, keep_texts)
+    for number, part in enumerate(parts):
+        for episode in part.episodes:
+            copy.add(number, episode)
+    copy.finish()
+    numbers: list[dict[int, list[int]]] = [{} for _ in parts]
+    for new_number, (part, episode) in enumerate(copy.order):
+        numbers[part].setdefault(int(parts[part].index.episode[episode]), []).append(new_number)
+    moved = [Moved(folder=p.index.folder, numbers=n) for p, n in zip(parts, numbers, strict=True)]
+    copy_foreign(moved, new, drop)
+    _write_info(parts, copy, drop)
+
+
+class _Source:
+    """One dataset that is read."""
+
+    def __init__(self, index: DatasetIndex) -> None:
+        self.index = index
+        self.tables = Tables(index.folder, _CACHED_BYTES, checksums=True)
+        self.beside = Beside(index, self.tables)
+        self.rows = episode_rows(index)
+        self.row_of = {n: row for row, n in enumerate(self.rows["episode_index"].to_pylist())}
+        self.old_stats = {} if _is_v3(index) else read_episode_stats(index.folder)
+        self.words = word_tables(index.folder)
+        if not _is_v3(index):
+            self.words[_TASK] = tasks_of(index.tasks)
+
+    def picture_stats(self, episode: int) -> dict[str, Any]:
+        """Returns the statistics that the dataset has of an episode's pictures."""
+        names = self.index.named("image", "video")
+        number = int(self.index.episode[episode])
+        if not _is_v3(self.index):
+            of_episode = self.old_stats.get(number, {})
+            return {name: of_episode[name] for name in names if name in of_episode}
+        row = self.rows.slice(self.row_of[number], 1)
+        stats: dict[str, dict[str, Any]] = {}
+        for column in row.column_names:
+            kind, _, name = column.partition("/")
+            feature, _, stat = name.rpartition("/")
+            value = row[column][0].as_py() if kind == "stats" and feature in names else None
+            if value is not None:
+                stats.setdefault(feature, {})[stat] = value
+        return stats
+
+
+class _Copy:
+    """The new dataset while it is being written."""
+
+    def __init__(
+        self, parts: Sequence[Part], new: Path, drop: Collection[str], apart: bool, keep_texts: bool
+    ) -> None:
+        self.order: list[tuple[int, int]] = []
+        """Part and place in its index of every new episode."""
+        self.stats: list[dict[str, Any]] = []
+        self.steps = 0
+        self.new, self.drop = new, drop
+        self._parts, self._apart = parts, apart
+        self.sources = [_Source(part.index) for part in parts]
+        columns = dict.fromkeys(column for source in self.sources for column in source.words)
+        self.words = {
+            column: Words(
+                column,
+                [source.words.get(column) for source in self.sources],
+                keep_all=keep_texts or column != _TASK,
+            )
+            for column in columns
+            if column not in drop
+        }
+        self._limit = float(parts[0].index.info.get("data_files_size_in_mb", 100)) * _MB
+        self._rows: list[dict[str, Any]] = []
+        self._file: _DataFile | None = None
+
+    def add(self, part: int, episode: int) -> None:
+        """Copies the rows of an episode."""
+        source, number = self.sources[part], len(self.order)
+        index = source.index
+        path = index.files[index.file[episode]]
+        length = int(index.lengths[episode])
+        table = source.tables.rows(path, int(index.first[episode]), length, None)
+        rows = rows_of(table, index, path)
+        at = f"{index.folder}: episode {index.episode[episode]}"
+        for kind, problem in row_problems(index, episode, rows):
+            raise DatasetError(f"{at}: {kind}: {problem}. Repair it first, or leave it out.")
+        tasks = self._tasks(part, episode, rows)
+        changed: dict[str, Array] = {
+            "episode_index": np.full(length, number),
+            "index": self.steps + np.arange(length),
+        }
+        for column, words in self.words.items():
+            if column in table.column_names:
+                changed[column] = words.renumbered(part, numbers(table[column], ()), at)
+        for column in changed.keys() & set(table.column_names):
+            field = table.schema.field(column)
+            values = pa.array(changed[column]).cast(field.type)
+            table = table.set_column(table.column_names.index(column), field, values)
+        rows |= {column: values for column, values in changed.items() if column in rows}
+        table = table.drop_columns([name for name in self.drop if name in table.column_names])
+        file = self._file_for(table, (part, path))
+        file.add(table, source, episode, number)
+        self._rows.append(
+            {
+                "episode_index": number,
+                "tasks": tasks,
+                "length": length,
+                **_placed("data", file.number),
+                "dataset_from_index": self.steps,
+                "dataset_to_index": self.steps + length,
+                "store_episode": None,
+                "meta/episodes/chunk_index": 0,
+                "meta/episodes/file_index": 0,
+            }
+        )
+        stats = {**_stats_of(rows, index), **source.picture_stats(episode)}
+        self.stats.append({name: of for name, of in stats.items() if name not in self.drop})
+        self.order.append((part, episode))
+        self.steps += length
+
+    def finish(self) -> None:
+        """Completes the data files, and writes videos, meta/episodes and the tables of texts."""
+        if not self.order:
+            raise DatasetError(f"{self.new}: no episode to write. Choose other episodes, or a weaker test.")
+        assert self._file is not None
+        self._file.finish()
+        for name in self._parts[0].index.videos:
+            if name not in self.drop:
+                self._copy_videos(name)
+        path = self.new / place(lay.EPISODES, 0)
+        path.parent.mkdir(parents=True)
+        write_table(path, self._episode_table(), **lay.PARQUET)
+        for column, words in self.words.items():
+            sink = pa.BufferOutputStream()
+            pq.write_table(words.table(), sink, **lay.PARQUET)
+            name = f"meta/{column.removesuffix('_index')}s.parquet"
+            write_synced(self.new / name, sink.getvalue().to_pybytes())
+
+    def _tasks(self, part: int, episode: int, rows: dict[str, Any]) -> list[str]:
+        """Returns the instructions of an episode: those that meta/ has of it, then others of its rows."""
+        source = self.sources[part]
+        tasks, row = source.index.tasks, source.row_of[int(source.index.episode[episode])]
+        texts: list[str] = []
+        if "tasks" in source.rows.column_names:
+            texts += source.rows["tasks"][row].as_py() or []
+        named = rows.get(_TASK, np.zeros(0, np.int64))
+        for number in named[np.sort(np.unique(named, return_index=True)[1])].tolist():
+            texts += [tasks[number]] if number in tasks else []
+        for number, text in tasks.items():
+            if text in texts:
+                self.words[_TASK].number(part, number)
+        return list(dict.fromkeys(texts))
+
+    def _file_for(self, table: Any, source: tuple[int, str]) -> _DataFile:
+        """Returns the data file that rows go into, a new one where they do not fit into the last."""
+        last = self._file
+        if last is not None:
+            is_of_it = not self._apart or last.source == source
+            if is_of_it and last.schema.equals(table.schema) and last.bytes < self._limit:
+                return last
+            last.finish()
+        number = 0 if last is None else last.number + 1
+        self._file = _DataFile(self.new, number, table.schema, source)
+        return self._file
+
+    def _copy_videos(self, name: str) -> None:
+        stretches: list[Stretch] = []
+        for part, episode in self.order:
+            index = self.sources[part].index
+            spans = index.videos[name]
+            path = index.folder / spans.files[spans.file[episode]]
+            first, frames = int(spans.first[episode]), int(index.lengths[episode])
+            stretches.append(Stretch(path=path, first=first, frames=frames))
+        info = self._parts[0].index.info
+        places = copy_stretches(
+            stretches,
+            lambda number: self.new / place(lay.VIDEO, number, video_key=name),
+            fps=info["fps"],
+            limit=float(info.get("video_files_size_in_mb", 200)) * _MB,
+            apart=self._apart,
+        )
+        at = f"videos/{name}"
+        for row, (number, first) in zip(self._rows, places, strict=True):
+            row |= _placed(at, number)
+            row[f"{at}/from_timestamp"] = first / info["fps"]
+            row[f"{at}/to_timestamp"] = (first + row["length"]) / info["fps"]
+
+    def _episode_table(self) -> Any:
+        """Returns meta/episodes: what changed, statistics, then the columns of others."""
+        stats = [
+            {
+                f"stats/{name}/{key}": value
+                for name, of in to_json(of_episode).items()
+                for key, value in of.items()
+            }
+            for of_episode in self.stats
+        ]
+        names = dict.fromkeys(name for one in stats for name in one)
+        rows = [{**row, **{n: one.get(n) for n in names}} for row, one in zip(self._rows, stats, strict=True)]
+        table = episode_table(rows)
+        others: list[Any] = []
+        for source, part in zip(self.sources, self._parts, strict=True):
+            known = {*PLACED, *self.drop, *(n for n in source.rows.column_names if n.startswith(PLACES))}
+            names = [name for name in source.rows.column_names if name not in known]
+            numbers = [source.row_of[int(part.index.episode[episode])] for episode in part.episodes]
+            # With a column that all have: a table without columns has no rows.
+            others.append(source.rows.select(["length", *names]).take(pa.array(numbers, pa.int64())))
+        other = pa.concat_tables(others, promote_options="permissive")
+        for name in other.column_names[1:]:
+            table = table.append_column(name, other[name])
+        return table
+
+
+class _DataFile:
+    """A data file that is being written, and what lies beside it."""
+
+    def __init__(self, new: Path, number: int, schema: Any, source: tuple[int, str]) -> None:
+        self.number, self.schema, self.source = number, schema, source
+        self._new = new
+        self._finals: list[Any] = []
+        self._arrays: dict[str, ArrayFile] = {}
+        self._file = TableFile(self._path(lay.DATA), schema, **lay.PARQUET)
+
+    @property
+    def bytes(self) -> int:
+        return self._file.bytes
+
+    def add(self, table: Any, source: _Source, episode: int, number: int) -> None:
+        """Appends an episode, in row groups that fit into the memory."""
+        step = max(1, len(table) * _ROW_GROUP_BYTES // max(1, table.nbytes))
+        for first in range(0, len(table), step):
+            self._file.add(table.slice(first, step))
+        if not source.beside.own:
+            return
+        final = source.beside.final_row(episode)
+        if final is not None:
+            values = pa.array([number], pa.int64())
+            self._finals.append(
+                final.set_column(final.column_names.index("episode_index"), "episode_index", values)
+            )
+        for key in source.beside.arrays():
+            values = source.beside.steps(key, episode, 0)
+            if key not in self._arrays:
+                path = self._path(lay.ARRAYS, key=key)
+                self._arrays[key] = ArrayFile(path, str(values.dtype), values.shape[1:])
+            self._arrays[key].add(values)
+
+    def finish(self) -> None:
+        self._file.finish()
+        for array in self._arrays.values():
+            array.finish()
+        if self._finals:
+            write_table(self._path(lay.FINAL), pa.concat_tables(self._finals), **lay.PARQUET)
+
+    def _path(self, template: str, **names: str) -> Path:
+        path = self._new / place(template, self.number, **names)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
+
+
+def _write_info(parts: Sequence[Part], copy: _Copy, drop: Collection[str]) -> None:
+    """Writes statistics, meta/robot_rl.json, and last meta/info.json."""
+    new = copy.new
+    _write_json(new / lay.STATS, to_json(joined_stats(copy.stats)))
+    first = parts[0].index
+    own = [source.beside.own for source in copy.sources]
+    if own[0]:
+        kept = {name: key for name, key in own[0]["features"].items() if name not in drop}
+        dropped = set(own[0]["features"].values()) - set(kept.values())
+        observations = {key: value for key, value in own[0]["observations"].items() if key not in dropped}
+        task = own[0]["task"] if len({one["task"] for one in own}) == 1 else "mixed"
+        _write_json(new / lay.OWN, {**own[0], "task": task, "features": kept, "observations": observations})
+    features = {
+        name: {**feature, "names": list(flat_names(feature)) or None} if not _is_v3(first) else feature
+        for name, feature in joined_features([part.index for part in parts]).items()
+        if name not in drop
+    }
+    info = {key: value for key, value in first.info.items() if key not in _OF_OLD}
+    _write_json(
+        new / lay.INFO,
+        {"data_files_size_in_mb": 100, "video_files_size_in_mb": 200, **info}
+        | {
+            "codebase_version": "v3.0",
+            "total_episodes": len(copy.order),
+            "total_frames": copy.steps,
+            "total_tasks": len(copy.words[_TASK].table()),
+            "chunks_size": lay.FILES_PER_CHUNK,
+            "splits": _splits(parts, len(copy.order)),
+            "data_path": lay.DATA,
+            "video_path": lay.VIDEO if first.videos else None,
+            "features": features,
+        },
+    )
+
+
+def joined_features(indexes: Sequence[DatasetIndex]) -> dict[str, Any]:
+    """Returns the features of the first; of how videos were encoded, what is so in all of them."""
+    features = {name: dict(feature) for name, feature in indexes[0].features.items()}
+    for index in indexes[1:]:
+        for name, feature in features.items():
+            other = index.features[name].get("info")
+            if feature.get("info") and other is not None:
+                feature["info"] = {k: v for k, v in feature["info"].items() if other.get(k) == v}
+    return features
+
+
+def _splits(parts: Sequence[Part], total: int) -> dict[str, str]:
+    """Returns the named ranges of episodes, where one dataset's episodes keep their order."""
+    named = parts[0].index.info.get("splits") or {}
+    numbers = parts[0].index.episode[list(parts[0].episodes)]
+    if len(parts) > 1 or len(named) < 2 or (np.diff(numbers) <= 0).any():
+        return {"train": f"0:{total}"}
+    splits: dict[str, str] = {}
+    for name, text in named.items():
+        first, _, end = str(text).partition(":")
+        if not (first.isdecimal() and end.isdecimal()):
+            raise DatasetError(
+                f"{parts[0].index.folder}: meta/info.json: split {name!r} is {text!r}, allowed: two numbers "
+                "such as '0:80'. Correct it."
+            )
+        begin, after = np.searchsorted(numbers, (int(first), int(end))).tolist()
+        splits[name] = f"{begin}:{after}"
+    return splits
+
+
+def _placed(at: str, number: int) -> dict[str, int]:
+    chunk, file = divmod(number, lay.FILES_PER_CHUNK)
+    return {f"{at}/chunk_index": chunk, f"{at}/file_index": file}
+
+
+def _stats_of(rows: dict[str, Any], index: DatasetIndex) -> dict[str, Any]:
+    """Returns the statistics of an episode's numbers, in the shape of the feature."""
+    stats = of_columns(rows)
+    for name, of in stats.items():
+        shape = tuple(index.features[name]["shape"])
+        if len(shape) > 1:
+            stats[name] = {k: v if k == "count" else v.reshape(shape) for k, v in of.items()}
+    return stats
+
+
+def episode_rows(index: DatasetIndex) -> Any:
+    """Returns what meta/ has of every episode, as a table."""
+    if not _is_v3(index):
+        return pa.Table.from_pylist(read_lines(index.folder, "meta/episodes.jsonl"))
+    paths = listed(index.folder / "meta/episodes", "*/*.parquet")
+    return pa.concat_tables([pq.read_table(path) for path in paths], promote_options="permissive")
+
+
+def _is_v3(index: DatasetIndex) -> bool:
+    return str(index.info["codebase_version"]).startswith("v3")
+
+
+def _write_json(path: Path, content: Any) -> None:
+    write_synced(path, (json.dumps(content, indent=2) + "\n").encode())

@@ -1,0 +1,75 @@
+"""`robot-rl replay` on datasets of others: what is copied, left out by request, upgraded."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from robot_rl.cli.main import main
+from robot_rl.data.lerobot.reader import Dataset
+from tests.data.lerobot.conftest import make_episode
+from tests.data.lerobot.shapes import annotated, assert_same, contents, version_21
+
+Replay = Callable[..., tuple[int, Any, str]]
+
+
+@pytest.fixture
+def replay(capsys: pytest.CaptureFixture[str]) -> Replay:
+    """Runs an action with --json; returns exit code, the object (None after a mistake), and the text."""
+
+    def run(*words: Any) -> tuple[int, Any, str]:
+        code = main(["replay", *map(str, words), "--json"])
+        captured = capsys.readouterr()
+        return (
+            code,
+            json.loads(captured.out.splitlines()[-1]) if not code else None,
+            captured.out + captured.err,
+        )
+
+    return run
+
+
+def test_upgrade_of_numbers_that_do_not_begin_at_0(tmp_path: Path, replay: Replay) -> None:
+    folder = version_21(tmp_path / "old", make_episode)
+    code, found, text = replay("upgrade", folder, f"out={tmp_path / 'new'}")
+    assert (code, found["written"][0]["episodes"], found["written"][0]["steps"]) == (0, 4, 25)
+    assert_same(contents(tmp_path / "new"), contents(folder))
+    assert replay("verify", tmp_path / "new")[0] == 0
+    assert replay("upgrade", tmp_path / "new", f"out={tmp_path / 'newer'}")[0] == 2
+    code, _, text = replay("compact", folder)
+    assert code == 2
+    assert f"robot-rl replay upgrade {folder} out=NEW" in text
+
+
+def test_what_is_left_out_is_said(tmp_path: Path, replay: Replay) -> None:
+    folder = annotated(tmp_path / "set", make_episode)
+    code, _, text = replay("filter", folder, f"out={tmp_path / 'new'}", "images=png", "episodes=0")
+    assert code == 2
+    assert "column 'subtask_index', column 'note'" in text
+    drop = text.strip().rpartition("drop=")[2]
+    code, found, text = replay("filter", folder, f"out={tmp_path / 'new'}", "images=png", f"drop={drop}")
+    assert (code, found["left_out"]) == (0, drop.split(","))
+    assert f"left out: {', '.join(drop.split(','))}" in text
+    assert len(Dataset(tmp_path / "new")) == 4
+
+
+@pytest.mark.parametrize(
+    ("version", "tool"),
+    [
+        ("v2.0", "convert_dataset_v20_to_v21"),
+        ("v1.6", "convert_dataset_v1_to_v2"),
+        ("v4.0", "LeRobot of that version"),
+    ],
+)
+def test_another_version_names_the_tool_that_reads_it(
+    tmp_path: Path, replay: Replay, version: str, tool: str
+) -> None:
+    folder = version_21(tmp_path / "old", make_episode)
+    info = json.loads((folder / "meta/info.json").read_text())
+    (folder / "meta/info.json").write_text(json.dumps({**info, "codebase_version": version}))
+    code, _, text = replay("info", folder)
+    assert code == 2
+    assert tool in text
+    assert len(text.strip().splitlines()) == 2  # the object of --json, and one line for people
