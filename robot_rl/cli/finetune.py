@@ -42,6 +42,11 @@ Examples:
   robot-rl finetune dataset=demos/pick_cube robot=panda             refuses data of other joints
   robot-rl finetune resume=runs/<folder>                            goes on after a crash, to the same result
 
+What is read of the dataset (a stranger's names, damaged episodes):
+  rename=actions:action,state:observation.state   names that are not LeRobot's (also as dataset.rename=)
+  episodes=0-79,82  cameras=front,wrist           only these
+  on_damage=skip                                  leaves damaged episodes out, and names them
+
 Settings (every one of them is in config.yaml of the run folder):
   heldout  stride  horizon  picture  robot           what is learned, and what is measured
   history  last_action                               what of the past the learners see
@@ -53,6 +58,9 @@ With updates= a run gives the same bytes every time; with minutes= the number of
 without both it is found on validation episodes among the training ones. The report ends with the command
 that repeats the run, every changed setting in it.
 """
+
+
+_LISTS = ("rename", "cameras")
 
 
 def run(argv: list[str]) -> int:
@@ -73,7 +81,7 @@ def config(words: list[str]) -> FinetuneConfig:
 
     folder = resumed(words)
     if folder is None:
-        return load(FinetuneConfig, words, config_name="finetune")
+        return load(FinetuneConfig, [spelled(word) for word in words], config_name="finetune")
     check_kind(folder, "finetune", at="resume")
     return read(FinetuneConfig, folder / "config.yaml")
 
@@ -104,3 +112,19 @@ def result(words: list[str]) -> dict[str, Any]:
     )
     print(summary.verdict["text"])
     return summary.to_json()
+
+
+def spelled(word: str) -> str:
+    """Returns what Hydra understands: `episodes=0-9,12`, lists without brackets, `dataset.rename={a: b}`."""
+    key, sign, value = word.partition("=")
+    key = (
+        key.removeprefix("dataset.")
+        if key.removeprefix("dataset.") in (*_LISTS, "episodes", "on_damage")
+        else key
+    )
+    if key == "episodes" and value not in ("null", ""):
+        return f'{key}="{value.strip("[]")}"'
+    if key in _LISTS and value not in ("null", ""):
+        parts = [part.strip().replace(": ", ":") for part in value.strip("[]{}").split(",")]
+        return f"{key}=[{','.join(json.dumps(part) for part in parts if part)}]"
+    return key + sign + value

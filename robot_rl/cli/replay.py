@@ -14,6 +14,8 @@ from rich.progress import Progress
 from rich.table import Table
 
 from robot_rl.core.errors import ConfigError, DatasetError, nearest
+from robot_rl.data.episode import EpisodeSource
+from robot_rl.data.spans import pairs, spans_of, whole_number
 from robot_rl.data.store.check import repair, verify
 from robot_rl.data.store.layout import is_store
 from robot_rl.data.store.reader import StoreReader, open_source
@@ -34,7 +36,8 @@ sealed in it is a LeRobotDataset v3. Every command but repair and seal also read
 
 _HELP = {
     "info": """\
-  info    PATH       episodes, steps, time, success; by source, device and policy; what was lost""",
+  info    PATH       episodes, steps, time, success; by source, device and policy; what was lost
+            episodes=0-9,12 and as of merge""",
     "verify": """\
   verify  PATH       reads everything, compares checksums, decodes every video; exit code 1 if damaged""",
     "repair": """\
@@ -49,15 +52,21 @@ _HELP = {
   merge   PATH ...   all episodes in one new dataset
             out=FOLDER         rows, videos and files of others are copied as they are
             images=, codec=    as of seal: records the episodes anew instead
-            drop=NAME,NAME     columns and files to leave out; what would be lost is refused otherwise""",
+            drop=NAME,NAME     columns and files to leave out; what would be lost is refused otherwise
+            rename=actions:action,state:observation.state  cameras=front,wrist  on_damage=skip
+                               how datasets are read: names that are not LeRobot's, only these cameras,
+                               without damaged episodes, which are named""",
     "split": """\
   split   PATH       new datasets of parts of it
             FOLDER=0.8 FOLDER=0.2 (shares), or FOLDER=0-79 FOLDER=80,82-99 (episodes)
-            and images=, codec=, drop= as of merge""",
+            and images=, codec=, drop=, rename=, cameras=, on_damage= as of merge""",
     "filter": """\
   filter  PATH       a new dataset of the episodes that pass every test
-            out=FOLDER         and images=, codec=, drop= as of merge
+            out=FOLDER         and images=, codec=, drop=, rename=, cameras=, on_damage= as of merge
             success=true|false by=real,human instruction="..." episodes=0-9,12 min_steps=20""",
+    "rename": """\
+  rename  PATH       a new dataset with other names; nothing is encoded again
+            out=FOLDER         actions=action state=observation.state ...""",
     "upgrade": """\
   upgrade PATH       a dataset of version 2.1 as version 3; nothing is encoded again
             out=FOLDER""",
@@ -99,8 +108,10 @@ def run(argv: list[str]) -> int:
 
 
 def _info(paths: Sequence[str], settings: dict[str, str]) -> Result:
-    _allow("info", settings)
-    found = summarize(_recorded("info", paths))
+    reading = _reading("info", settings)
+    _allow("info", settings, "rename", "cameras", "on_damage", "episodes")
+    path = _one("info", paths)
+    found = summarize(path, _open("info", path, reading))
     console = Console(soft_wrap=True)
     task = f" of {found.task!r}" if found.task else ""
     console.print(f"{found.path}: {found.kind}{task}, {found.robot}, {found.control_hz:g} Hz", markup=False)
@@ -237,9 +248,9 @@ def _compact(paths: Sequence[str], settings: dict[str, str]) -> Result:
 def _merge(paths: Sequence[str], settings: dict[str, str]) -> Result:
     from robot_rl.data.lerobot.edit import merge
 
-    out = _out("merge", settings)
+    reading, out = _reading("merge", settings, episodes=False), _out("merge", settings)
     options = _pictures("merge", settings, "out")
-    sources = [open_source(_recorded("merge", [path])) for path in paths]
+    sources = [_open("merge", path, reading) for path in paths]
     return _written([merge(sources, out, **options)], options)
 
 
@@ -251,10 +262,20 @@ def _upgrade(paths: Sequence[str], settings: dict[str, str]) -> Result:
     return _written([upgrade(folder, out)])
 
 
+def _rename(paths: Sequence[str], settings: dict[str, str]) -> Result:
+    from robot_rl.data.lerobot.edit import merge
+
+    out = _out("rename", settings)
+    names = {old: new for old, new in settings.items() if old != "out"}
+    if not names:
+        raise ConfigError("replay rename: no names. Say <name there>=<new name>, for example actions=action")
+    return _written([merge([_open("rename", _one("rename", paths), {"rename": names})], out)])
+
+
 def _split(paths: Sequence[str], settings: dict[str, str]) -> Result:
     from robot_rl.data.lerobot.edit import split
 
-    source = open_source(_recorded("split", paths))
+    source = _open("split", _one("split", paths), _reading("split", settings, episodes=False))
     kept = {key: settings.pop(key) for key in ("images", "codec", "drop") if key in settings}
     if not settings:
         raise ConfigError("replay split: no parts. Say FOLDER=0.8 FOLDER=0.2, or FOLDER=0-79 FOLDER=80-99.")
@@ -268,7 +289,7 @@ def _split(paths: Sequence[str], settings: dict[str, str]) -> Result:
 def _filter(paths: Sequence[str], settings: dict[str, str]) -> Result:
     from robot_rl.data.lerobot.edit import filter as filter_episodes
 
-    source = open_source(_recorded("filter", paths))
+    source = _open("filter", _one("filter", paths), _reading("filter", settings, episodes=False))
     out = _out("filter", settings)
     tests: dict[str, Callable[[str], Any]] = {
         "success": lambda text: _choice("filter", "success", text, {"true": True, "false": False}),
@@ -291,6 +312,7 @@ _ACTIONS: dict[str, Callable[[Sequence[str], dict[str, str]], Result]] = {
     "merge": _merge,
     "split": _split,
     "filter": _filter,
+    "rename": _rename,
     "upgrade": _upgrade,
 }
 
@@ -355,19 +377,37 @@ def _choice(action: str, key: str, text: str, choices: dict[str, Any]) -> Any:
 
 
 def _number(action: str, key: str, text: str) -> int:
-    if not text.isdecimal():
-        raise ConfigError(f"replay {action}.{key}: got {text!r}, allowed: a whole number")
-    return int(text)
+    return whole_number(text, f"replay {action}.{key}")
 
 
 def _episodes(action: str, key: str, text: str) -> list[int]:
     """Reads `0-9,12`."""
-    episodes: list[int] = []
-    for span in text.split(","):
-        first, _, last = span.partition("-")
-        begin = _number(action, key, first)
-        episodes += range(begin, (_number(action, key, last) if last else begin) + 1)
-    return episodes
+    return spans_of(text, f"replay {action}.{key}")
+
+
+def _reading(action: str, settings: dict[str, str], *, episodes: bool = True) -> dict[str, Any]:
+    """Takes out of the settings how datasets are read: names, cameras, damage, and episodes if asked for."""
+    readings: dict[str, Callable[[str], Any]] = {
+        "rename": lambda text: pairs(text.strip("{}").split(","), f"replay {action}.rename"),
+        "cameras": lambda text: text.split(","),
+        "on_damage": lambda text: _choice(action, "on_damage", text, {"raise": "raise", "skip": "skip"}),
+    }
+    if episodes:
+        readings["episodes"] = lambda text: _episodes(action, "episodes", text)
+    return {key: read(settings.pop(key)) for key, read in readings.items() if key in settings}
+
+
+def _open(action: str, path: str, reading: dict[str, Any]) -> EpisodeSource:
+    """Opens what is read, and says which damaged episodes are left out."""
+    source = open_source(_recorded(action, [path]), **reading)
+    if reading.get("on_damage") == "skip":
+        from robot_rl.data.lerobot.damage import lines
+        from robot_rl.data.lerobot.reader import Dataset
+
+        problems = source.skipped if isinstance(source, Dataset) else []
+        for line in lines(problem for problem in problems if problem.is_fatal):
+            print(f"left out: {line}")
+    return source
 
 
 def _share(action: str, key: str, text: str) -> float | list[int]:

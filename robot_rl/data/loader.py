@@ -212,6 +212,7 @@ class ChunkLoader:
             resize=resize,
             cache=PictureCache(folder=cache.folder, ram_bytes=cache.ram_bytes // num_workers),
             slot_bytes=page,
+            rename=self.dataset.reading.rename,
         )
         return PictureWorkers(task, num_workers, shapes)
 

@@ -93,7 +93,7 @@ class _Source:
 
     def __init__(self, index: DatasetIndex) -> None:
         self.index = index
-        self.tables = Tables(index.folder, _CACHED_BYTES, checksums=True)
+        self.tables = Tables(index.folder, _CACHED_BYTES, checksums=True, renamed=index.renamed)
         self.beside = Beside(index, self.tables)
         self.rows = episode_rows(index)
         self.row_of = {n: row for row, n in enumerate(self.rows["episode_index"].to_pylist())}
@@ -108,12 +108,16 @@ class _Source:
         number = int(self.index.episode[episode])
         if not _is_v3(self.index):
             of_episode = self.old_stats.get(number, {})
-            return {name: of_episode[name] for name in names if name in of_episode}
+            stored = {name: self.index.renamed.get(name, name) for name in names}
+            return {name: of_episode[old] for name, old in stored.items() if old in of_episode}
         row = self.rows.slice(self.row_of[number], 1)
+        read_as = {old: new for new, old in self.index.renamed.items()}
+        columns: list[str] = row.column_names
         stats: dict[str, dict[str, Any]] = {}
-        for column in row.column_names:
+        for column in columns:
             kind, _, name = column.partition("/")
-            feature, _, stat = name.rpartition("/")
+            stored, _, stat = name.rpartition("/")
+            feature = read_as.get(stored, stored)
             value = row[column][0].as_py() if kind == "stats" and feature in names else None
             if value is not None:
                 stats.setdefault(feature, {})[stat] = value
@@ -171,9 +175,10 @@ class _Copy:
             values = pa.array(changed[column]).cast(field.type)
             table = table.set_column(table.column_names.index(column), field, values)
         rows |= {column: values for column, values in changed.items() if column in rows}
-        table = table.drop_columns([name for name in self.drop if name in table.column_names])
+        drop = {*self.drop, *index.left_out}
+        table = table.drop_columns([name for name in table.column_names if name in drop])
         file = self._file_for(table, (part, path))
-        file.add(table, source, episode, number)
+        file.add(table, source, episode, number, drop)
         self._rows.append(
             {
                 "episode_index": number,
@@ -299,8 +304,8 @@ class _DataFile:
     def bytes(self) -> int:
         return self._file.bytes
 
-    def add(self, table: Any, source: _Source, episode: int, number: int) -> None:
-        """Appends an episode, in row groups that fit into the memory."""
+    def add(self, table: Any, source: _Source, episode: int, number: int, drop: Collection[str]) -> None:
+        """Appends an episode, in row groups that fit into the memory; of what lies beside it, not `drop`."""
         step = max(1, len(table) * _ROW_GROUP_BYTES // max(1, table.nbytes))
         for first in range(0, len(table), step):
             self._file.add(table.slice(first, step))
@@ -308,10 +313,9 @@ class _DataFile:
             return
         final = source.beside.final_row(episode)
         if final is not None:
-            values = pa.array([number], pa.int64())
-            self._finals.append(
-                final.set_column(final.column_names.index("episode_index"), "episode_index", values)
-            )
+            final = final.drop_columns([name for name in final.column_names if name in drop])
+            at = final.column_names.index("episode_index")
+            self._finals.append(final.set_column(at, "episode_index", pa.array([number], pa.int64())))
         for key in source.beside.arrays():
             values = source.beside.steps(key, episode, 0)
             if key not in self._arrays:
@@ -339,6 +343,7 @@ def _write_info(parts: Sequence[Part], copy: _Copy, drop: Collection[str]) -> No
     first = parts[0].index
     own = [source.beside.own for source in copy.sources]
     if own[0]:
+        drop = (*drop, *first.left_out)
         kept = {name: key for name, key in own[0]["features"].items() if name not in drop}
         dropped = set(own[0]["features"].values()) - set(kept.values())
         observations = {key: value for key, value in own[0]["observations"].items() if key not in dropped}

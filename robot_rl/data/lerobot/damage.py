@@ -19,6 +19,8 @@ from robot_rl.core.errors import DatasetError
 from robot_rl.core.files import listed
 from robot_rl.data.lerobot.decode import VideoHeader, lost_frames, read_header
 from robot_rl.data.lerobot.index import DatasetIndex, VideoSpans, open_index
+from robot_rl.data.lerobot.layout import OWN
+from robot_rl.data.lerobot.selection import odd_names
 from robot_rl.data.lerobot.stats import of_columns
 from robot_rl.data.lerobot.tables import Tables, element, file_damage, read_rows, row_problems
 from robot_rl.data.lerobot.v21 import read_episode_stats
@@ -36,9 +38,9 @@ class Problem:
     """One thing that is wrong."""
 
     kind: str
-    """`missing-metadata`, `damaged-metadata`, `unreadable-rows`, `unequal-lengths`, `duplicate-index`,
-    `not-finite`, `wrong-shape`, `wrong-fps`, `unreadable-video`, `damaged-video`, `unknown-codec`,
-    `missing-video`, `short-video`, `wrong-stats`."""
+    """`missing-metadata`, `damaged-metadata`, `odd-names`, `unreadable-rows`, `unequal-lengths`,
+    `duplicate-index`, `not-finite`, `wrong-shape`, `wrong-fps`, `unreadable-video`, `damaged-video`,
+    `unknown-codec`, `missing-video`, `short-video`, `wrong-stats`."""
     message: str
     """Where, got, allowed, remedy."""
     episode: int | None = None
@@ -72,9 +74,14 @@ def check(
         index = index or open_index(folder)
     except DatasetError as error:
         return [Problem(kind="missing-metadata", message=str(error))]
+    if not (folder / OWN).is_file() and (text := odd_names(index)):
+        return [Problem(kind="odd-names", message=text)]
     problems = list(_table_problems(index)) if thorough else []
     unreadable = {problem.episode for problem in problems}
-    tables, sound = Tables(folder, 1 << 28, checksums=True), dict[int, dict[str, Array]]()
+    tables, sound = (
+        Tables(folder, 1 << 28, checksums=True, renamed=index.renamed),
+        dict[int, dict[str, Array]](),
+    )
     for episode in range(len(index)):
         number = int(index.episode[episode])
         if number in unreadable:
@@ -226,14 +233,14 @@ def _stats_problems(
         recorded = json.loads(path.read_text())
         for name in next(iter(sound.values())):
             values = np.concatenate([rows[name] for rows in sound.values()])
-            problem = _difference(index, name, recorded.get(name), values)
+            problem = _difference(index, name, recorded.get(index.renamed.get(name, name)), values)
             if problem:
                 yield Problem(
                     kind="wrong-stats", message=f"{path}: {problem}. {_STATS_REMEDY}", is_fatal=False
                 )
     for number, stats in read_episode_stats(folder).items():
         for name, values in sound.get(number, {}).items():
-            problem = _difference(index, name, stats.get(name), values)
+            problem = _difference(index, name, stats.get(index.renamed.get(name, name)), values)
             if problem:
                 message = f"{folder}: meta/episodes_stats.jsonl, episode {number}: {problem}. {_STATS_REMEDY}"
                 yield Problem(kind="wrong-stats", message=message, episode=number, is_fatal=False)

@@ -282,7 +282,7 @@ def open_video(path: Path) -> Any:
     if not path.is_file():
         raise DatasetError(
             f"{path}: this video file is missing. Copy it again (a partial download?), or drop its episodes "
-            "(on_damage='skip')."
+            "(on_damage=skip)."
         )
     try:
         container = av.open(str(path))
@@ -309,7 +309,7 @@ def no_frame(path: Path, where: str) -> str:
     return (
         f"{path}: {where} is not in this video: it is shorter than the parquet rows, has gaps or damage, or "
         "another rate than meta/info.json says. Record or copy the episode again, or drop it "
-        "(on_damage='skip')."
+        "(on_damage=skip)."
     )
 
 
@@ -326,7 +326,7 @@ def unreadable(path: Path, error: Exception) -> str:
     """Returns what to say of a video that cannot be opened or decoded."""
     return (
         f"{path}: cannot be read as video ({first_line(error)}); its writer was killed, or the copy "
-        "stopped early. Copy it again, or drop its episodes (on_damage='skip')."
+        "stopped early. Copy it again, or drop its episodes (on_damage=skip)."
     )
 
 

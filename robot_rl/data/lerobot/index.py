@@ -9,7 +9,7 @@ import json
 import textwrap
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,10 @@ class DatasetIndex:
     """(E,): the first instruction of every episode."""
     columns: dict[str, list[Any]] = field(default_factory=dict)
     """Other columns of meta/episodes that are ours: `device`, `store_episode`."""
+    renamed: dict[str, str] = field(default_factory=dict)
+    """Name of a column, as it is read -> its name in the files, where that is another."""
+    left_out: tuple[str, ...] = ()
+    """Features that are in the files and are not read."""
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -86,13 +90,10 @@ class DatasetIndex:
 
     def kept(self, episodes: Array) -> DatasetIndex:
         """Returns the index of these episodes alone."""
-        return DatasetIndex(
-            folder=self.folder,
-            info=self.info,
-            tasks=self.tasks,
+        return replace(
+            self,
             episode=self.episode[episodes],
             lengths=self.lengths[episodes],
-            files=self.files,
             file=self.file[episodes],
             first=self.first[episodes],
             videos={
@@ -242,9 +243,13 @@ def first_instructions(
 
 
 def columns_of(index: DatasetIndex, file: str) -> list[str]:
-    """Returns the columns that a data file has; none where it is missing."""
+    """Returns the columns that a data file has, as they are read; none where it is missing."""
     path = index.folder / file
-    return _opened(path).schema_arrow.names if path.is_file() else []
+    if not path.is_file():
+        return []
+    read_as = {old: new for new, old in index.renamed.items()}
+    names: list[str] = _opened(path).schema_arrow.names
+    return [read_as.get(name, name) for name in names]
 
 
 def _task_column(path: Path) -> Array:
@@ -296,7 +301,7 @@ def cut_short(path: Path, error: Exception) -> str:
         )
     return (
         f"{path}: no readable parquet file ({first_line(error)}); its writer was killed, or the copy "
-        "stopped early. Copy it again, or drop its episodes (on_damage='skip')."
+        "stopped early. Copy it again, or drop its episodes (on_damage=skip)."
     )
 
 

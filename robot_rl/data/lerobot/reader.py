@@ -28,6 +28,8 @@ from robot_rl.data.lerobot.beside import Beside
 from robot_rl.data.lerobot.damage import Problem, check
 from robot_rl.data.lerobot.decode import Backend, Decoders, decode_pictures
 from robot_rl.data.lerobot.index import STATE, DatasetIndex, open_index
+from robot_rl.data.lerobot.layout import OWN, feature_name
+from robot_rl.data.lerobot.selection import Reading, odd_names
 from robot_rl.data.lerobot.stats import PictureStats, of_columns
 from robot_rl.data.lerobot.tables import Tables, flat_names, memory_dtype, read_rows, row_problems
 from robot_rl.data.lerobot.v21 import joined_stats, read_episode_stats
@@ -48,6 +50,9 @@ class Dataset:
         *,
         backend: Backend = "pyav",
         on_damage: Literal["raise", "skip"] = "raise",
+        episodes: Sequence[int] | None = None,
+        cameras: Sequence[str] | None = None,
+        rename: Mapping[str, str] | None = None,
         open_files: int = 128,
         cached_bytes: int = 1 << 30,
     ) -> None:
@@ -58,11 +63,14 @@ class Dataset:
             backend: decoder of videos: PyAV, or torchcodec where it is installed.
             on_damage: `skip` checks every file now and leaves damaged episodes out, see `skipped`;
                 `raise` refuses them when they are read.
+            episodes: places of the only ones that are read and checked; None: all.
+            cameras: the only ones that are read; None: all.
+            rename: name in the files -> LeRobot's name: `{"actions": "action"}`.
             open_files: videos held open.
             cached_bytes: compressed pictures of parquet columns held in memory.
 
         Raises:
-            DatasetError: no dataset, another version, or damaged metadata.
+            DatasetError: no dataset, another version, damaged metadata, or names that are not LeRobot's.
         """
         self.folder = Path(folder)
         self.skipped: list[Problem] = []
@@ -70,7 +78,9 @@ class Dataset:
         self._on_damage = on_damage
         self._known: dict[Path, Any] = {}
         self._decoders = Decoders(backend, open_files)
-        self._tables = Tables(self.folder, cached_bytes)
+        self.reading = Reading(rename=rename or {}, episodes=episodes, cameras=cameras)
+        """What is read, and under which names."""
+        self._tables = Tables(self.folder, cached_bytes, renamed=self.reading.rename_back)
         self._columns: dict[str, Array] | None = None
         self._load()
 
@@ -204,9 +214,12 @@ class Dataset:
             recorded: Mapping[str, Mapping[str, Any]] = json.loads(path.read_text())
         else:
             recorded = joined_stats(list(read_episode_stats(self.folder).values()))
+        read_as = {old: new for new, old in self.index.renamed.items()}
+        named = {read_as.get(name, name): values for name, values in recorded.items()}
         return {
             self._keys.get(name, name): {k: np.atleast_1d(np.asarray(v)) for k, v in values.items()}
-            for name, values in recorded.items()
+            for name, values in named.items()
+            if name not in self.index.left_out
         }
 
     def frames(self, camera: str, episode: int, steps: Sequence[int] | Array) -> Array:
@@ -312,7 +325,7 @@ class Dataset:
         for kind, problem in row_problems(self.index, episode, rows):
             raise DatasetError(
                 f"{self.folder}: episode {self.index.episode[episode]}: {kind}: {problem}. Record it "
-                "again, or drop it (on_damage='skip')."
+                "again, or drop it (on_damage=skip)."
             )
         return rows
 
@@ -325,7 +338,9 @@ class Dataset:
 
     def _load(self) -> None:
         self._stamp = _stamp(self.folder / "meta/info.json")
-        index = open_index(self.folder, self._known)
+        index = self.reading.apply(open_index(self.folder, self._known))
+        if not (self.folder / OWN).is_file() and (problem := odd_names(index)):
+            raise DatasetError(problem)
         self._use(self._without_damaged(index) if self._on_damage == "skip" else index)
 
     def _use(self, index: DatasetIndex) -> None:
@@ -348,7 +363,9 @@ class Dataset:
 
     def _features(self) -> dict[str, Feature]:
         """Returns the observations that can be read; depth as LeRobot packs it into video is left out."""
-        recorded = self._beside.features()
+        left_out = self.index.left_out
+        found = self._beside.features()
+        recorded = {key: f for key, f in found.items() if feature_name(key, f) not in left_out}
         features: dict[str, Feature] = {}
         for name, key in self._keys.items():
             feature = self.index.features[name]

@@ -22,8 +22,24 @@ Array = NDArray[Any]
 class Tables:
     """Reads row groups; those read last stay in memory, up to a number of bytes."""
 
-    def __init__(self, folder: Path, cached_bytes: int, *, checksums: bool = False) -> None:
-        """Args: cached_bytes: held in memory; checksums: compare those of pages, where a file has any."""
+    def __init__(
+        self,
+        folder: Path,
+        cached_bytes: int,
+        *,
+        checksums: bool = False,
+        renamed: Mapping[str, str] | None = None,
+    ) -> None:
+        """Prepares to read.
+
+        Args:
+            folder: of the dataset.
+            cached_bytes: held in memory.
+            checksums: compares those of pages, where a file has any.
+            renamed: name of a column -> its name in the files.
+        """
+        self._renamed = dict(renamed or {})
+        self._read_as = {old: new for new, old in self._renamed.items()}
         self._folder = folder
         self._checksums = checksums
         self._budget = cached_bytes
@@ -46,7 +62,7 @@ class Tables:
                 raise DatasetError(
                     f"{self._folder / file}: has {total} rows, meta/ says that an episode lies in rows "
                     f"{first} to {first + count - 1}. Restore the file, or "
-                    "drop the episode (on_damage='skip')."
+                    "drop the episode (on_damage=skip)."
                 )
             begin, end = np.searchsorted(ends, (first, first + count - 1), side="right").tolist()
             wanted = None if names is None else tuple(names)
@@ -82,11 +98,14 @@ class Tables:
             return self._groups[key]
         opened = self._open(file)
         known = set(opened.schema_arrow.names)
-        there = None if names is None else [name for name in names if name in known]
+        wanted = None if names is None else [self._renamed.get(name, name) for name in names]
+        there = None if wanted is None else [name for name in wanted if name in known]
         try:
             table = opened.read_row_group(number, columns=there)
         except (pa.ArrowException, OSError) as error:
             raise DatasetError(cut_short(self._folder / file, error)) from error
+        if self._read_as:
+            table = table.rename_columns([self._read_as.get(name, name) for name in table.column_names])
         self._groups[key] = table
         self._held_bytes += table.nbytes
         while len(self._groups) > 1 and self._held_bytes > self._budget:
@@ -98,7 +117,7 @@ class Tables:
         if not path.is_file():
             raise DatasetError(
                 f"{path}: this parquet file is missing. Copy it again (a partial download?), or drop its "
-                "episodes (on_damage='skip')."
+                "episodes (on_damage=skip)."
             )
         try:
             footer = self._footer[1] if self._footer[0] == file else None

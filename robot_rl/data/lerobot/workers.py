@@ -45,6 +45,8 @@ class WorkerTask:
     resize: Size | None
     cache: PictureCache
     slot_bytes: int
+    rename: Mapping[str, str]
+    """As of `Dataset`."""
 
 
 class PictureWorkers:
@@ -167,7 +169,7 @@ def work(connection: Connection, memory: mmap.mmap) -> None:
         error: str | None = None
         try:
             if reader is None:
-                dataset = Dataset(task.folder, backend=task.backend)
+                dataset = Dataset(task.folder, backend=task.backend, rename=task.rename)
                 dataset.keep(task.kept)
                 reader = PictureReader(dataset, resize=task.resize, cache=task.cache, threads=1)
             before = dict(reader.counts)

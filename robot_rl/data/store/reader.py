@@ -295,18 +295,29 @@ class StoreReader:
         return [record for record in index.pictures if record.d == camera]
 
 
-def open_source(path: str | Path) -> EpisodeSource:
+def open_source(path: str | Path, **reading: Any) -> EpisodeSource:
     """Opens a store, or a LeRobotDataset (v3 or v2.1).
 
+    Args:
+        path: its folder.
+        reading: of a dataset, what `Dataset` takes: `episodes`, `cameras`, `on_damage`, `rename`.
+
     Raises:
-        DatasetError: it is neither, or damaged.
+        DatasetError: it is neither, or damaged, or has episodes in a journal that `reading` cannot reach.
     """
     folder = Path(path)
     if is_store(folder):
-        return StoreReader(folder)
+        store = StoreReader(folder)
+        if not reading:
+            return store
+        if store.dataset is None or any(store.sealed(episode) is None for episode in range(len(store))):
+            raise DatasetError(
+                f"{folder}: {', '.join(reading)} is for datasets, and episodes of this store are in its "
+                f"journal. Seal them first: robot-rl replay seal {folder}"
+            )
     from robot_rl.data.lerobot.reader import Dataset  # only where it is needed
 
-    return Dataset(folder)
+    return Dataset(folder, **reading)
 
 
 def _with_instruction(meta: EpisodesMeta, instruction: str) -> EpisodesMeta:

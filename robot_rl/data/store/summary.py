@@ -68,9 +68,9 @@ class Summary:
         return sum(problem.steps or 0 for problem in self.lost)
 
 
-def summarize(path: str | Path) -> Summary:
-    """Reads the numbers of all episodes, no pictures."""
-    folder, source = Path(path), open_source(path)
+def summarize(path: str | Path, opened: EpisodeSource | None = None) -> Summary:
+    """Reads the numbers of all episodes, no pictures; `opened` is the source, where it is open already."""
+    folder, source = Path(path), opened or open_source(path)
     groups: dict[tuple[str, str], Group] = {}
     unfinished = successes = 0
     instructions: dict[str, None] = {}

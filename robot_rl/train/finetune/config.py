@@ -9,6 +9,7 @@ from typing import Any, Literal
 from robot_rl.algos.config.cloning import BCConfig, Precision
 from robot_rl.core.errors import ConfigError, nearest, require
 from robot_rl.core.registry import table
+from robot_rl.data.spans import pairs, spans_of
 from robot_rl.train.config import CheckpointConfig, check_device
 
 Size = Literal["tiny", "small", "full"]
@@ -65,6 +66,14 @@ class FinetuneConfig:
 
     dataset: str
     """Folder of a LeRobotDataset (v3 or v2.1) or of a sealed store."""
+    rename: tuple[str, ...] = ()
+    """Names in the dataset that are not LeRobot's, each `<name there>:<LeRobot's name>`: `actions:action`."""
+    episodes: str | None = None
+    """The only episodes that are read: `0-79,82`; None: all."""
+    cameras: tuple[str, ...] | None = None
+    """The only cameras that are read; None: all."""
+    on_damage: Literal["raise", "skip"] = "raise"
+    """`skip`: damaged episodes are found first, named and left out."""
     policy: str = "small_vla"
     """A policy by name, a folder with a saved one, or a LeRobot model `<owner>/<name>` of the hub."""
     size: Size = "small"
@@ -164,6 +173,9 @@ class FinetuneConfig:
         except ValueError as error:
             raise ConfigError(str(error).removeprefix("bc.algorithm.")) from error
         check_device(self.device)
+        pairs(self.rename, "rename")
+        if self.episodes is not None:
+            spans_of(self.episodes, "episodes")
         if not Path(self.dataset).is_dir():
             raise ConfigError(
                 f"dataset: no folder {self.dataset!r}. Give a LeRobotDataset, or make one with "

@@ -267,3 +267,25 @@ def write_video(path: Path, pictures: Any) -> None:
     for picture in pictures:
         file.add(picture)
     file.finish()
+
+
+def odd(folder: Path, made: Callable[..., Episode]) -> Path:
+    """Version 2.1 with other names: `actions`, `state`, pictures `cam_high`, and its videos in `video/`."""
+    source = version_21(folder.with_name(f"{folder.name}-even"), made)
+    names = {"action": "actions", "observation.state": "state", "observation.images.front": "cam_high"}
+    shutil.copytree(source, folder)
+    change_info(folder, lambda f: {names.get(n, n): entry for n, entry in f.items()})
+    for path in (folder / "data").rglob("*.parquet"):
+        change(path, lambda t: t.rename_columns([names.get(n, n) for n in t.column_names]))
+    (folder / "videos").rename(folder / "video")
+    (folder / "video/chunk-000/observation.images.front").rename(folder / "video/chunk-000/cam_high")
+    return folder
+
+
+RENAME = {
+    "actions": "action",
+    "state": "observation.state",
+    "cam_high": "observation.images.cam_high",
+    "video": "videos",
+}
+"""What makes the names of `odd` LeRobot's."""
