@@ -67,6 +67,11 @@ _HELP = {
     "rename": """\
   rename  PATH       a new dataset with other names; nothing is encoded again
             out=FOLDER         actions=action state=observation.state ...""",
+    "stats": """\
+  stats   PATH       computes the statistics again, in place""",
+    "tasks": """\
+  tasks   PATH       lists the instructions: number, text, episodes, steps
+            0="pick up the cube"   gives number 0 another text, in place""",
     "upgrade": """\
   upgrade PATH       a dataset of version 2.1 as version 3; nothing is encoded again
             out=FOLDER""",
@@ -272,6 +277,36 @@ def _rename(paths: Sequence[str], settings: dict[str, str]) -> Result:
     return _written([merge([_open("rename", _one("rename", paths), {"rename": names})], out)])
 
 
+def _stats(paths: Sequence[str], settings: dict[str, str]) -> Result:
+    from robot_rl.data.lerobot.amend import recompute_stats
+
+    _allow("stats", settings)
+    folder = _recorded("stats", paths)
+    bar = Console(stderr=True)
+    with Progress(console=bar, transient=True, disable=not bar.is_terminal) as progress:
+        task = progress.add_task("statistics", total=None)
+        episodes = recompute_stats(
+            folder, lambda done, total: progress.update(task, completed=done, total=total)
+        )
+    print(f"{folder}: statistics of {_count(episodes, 'episode')} computed again")
+    return 0, {"path": folder, "episodes": episodes}
+
+
+def _tasks(paths: Sequence[str], settings: dict[str, str]) -> Result:
+    from robot_rl.data.lerobot.amend import rename_task, tasks_of_rows
+    from robot_rl.data.lerobot.reader import Dataset
+
+    folder = _recorded("tasks", paths)
+    numbers = {_number("tasks", "number", number): text for number, text in settings.items()}
+    for number, text in numbers.items():
+        rename_task(folder, number, text)
+    found = tasks_of_rows(Dataset(folder))
+    for number, (text, episodes, steps) in found.items():
+        print(f"{number}  {text}  ({_count(episodes, 'episode')}, {_count(steps, 'step')})")
+    keys = ("number", "task", "episodes", "steps")
+    return 0, {"path": folder, "tasks": [dict(zip(keys, (n, *of), strict=True)) for n, of in found.items()]}
+
+
 def _split(paths: Sequence[str], settings: dict[str, str]) -> Result:
     from robot_rl.data.lerobot.edit import split
 
@@ -313,6 +348,8 @@ _ACTIONS: dict[str, Callable[[Sequence[str], dict[str, str]], Result]] = {
     "split": _split,
     "filter": _filter,
     "rename": _rename,
+    "stats": _stats,
+    "tasks": _tasks,
     "upgrade": _upgrade,
 }
 

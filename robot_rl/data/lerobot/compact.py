@@ -69,7 +69,7 @@ def compact(folder: str | Path, *, data_mb: float | None = None, video_mb: float
             f"{folder}: version {info['codebase_version']}, allowed: v3.0. Only version 3 has files of many "
             f"episodes. Upgrade it first, no video is encoded again: robot-rl replay upgrade {folder} out=NEW"
         )
-    with _journal_lock(folder), closing(DatasetLock(folder)):
+    with journal_lock(folder), closing(DatasetLock(folder)):
         info = read_info(folder)  # again: nobody adds to it from here on
         if not info["total_episodes"]:
             return
@@ -209,7 +209,7 @@ def schema_of(path: Path) -> Any:
 
 
 @contextmanager
-def _journal_lock(folder: Path) -> Generator[None]:
+def journal_lock(folder: Path) -> Generator[None]:
     """Keeps the writer of a store out: it would go on in a journal that another folder has by now."""
     lock = WriterLock(folder) if is_store(folder) else None
     try:

@@ -192,7 +192,7 @@ class _Copy:
                 "meta/episodes/file_index": 0,
             }
         )
-        stats = {**_stats_of(rows, index), **source.picture_stats(episode)}
+        stats = {**number_stats(rows, index), **source.picture_stats(episode)}
         self.stats.append({name: of for name, of in stats.items() if name not in self.drop})
         self.order.append((part, episode))
         self.steps += length
@@ -266,16 +266,8 @@ class _Copy:
 
     def _episode_table(self) -> Any:
         """Returns meta/episodes: what changed, statistics, then the columns of others."""
-        stats = [
-            {
-                f"stats/{name}/{key}": value
-                for name, of in to_json(of_episode).items()
-                for key, value in of.items()
-            }
-            for of_episode in self.stats
-        ]
-        names = dict.fromkeys(name for one in stats for name in one)
-        rows = [{**row, **{n: one.get(n) for n in names}} for row, one in zip(self._rows, stats, strict=True)]
+        columns = stats_columns(self.stats)
+        rows = [{**row, **of} for row, of in zip(self._rows, columns, strict=True)]
         table = episode_table(rows)
         others: list[Any] = []
         for source, part in zip(self.sources, self._parts, strict=True):
@@ -407,7 +399,7 @@ def _placed(at: str, number: int) -> dict[str, int]:
     return {f"{at}/chunk_index": chunk, f"{at}/file_index": file}
 
 
-def _stats_of(rows: dict[str, Any], index: DatasetIndex) -> dict[str, Any]:
+def number_stats(rows: dict[str, Any], index: DatasetIndex) -> dict[str, Any]:
     """Returns the statistics of an episode's numbers, in the shape of the feature."""
     stats = of_columns(rows)
     for name, of in stats.items():
@@ -415,6 +407,16 @@ def _stats_of(rows: dict[str, Any], index: DatasetIndex) -> dict[str, Any]:
         if len(shape) > 1:
             stats[name] = {k: v if k == "count" else v.reshape(shape) for k, v in of.items()}
     return stats
+
+
+def stats_columns(stats: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the columns of meta/episodes that hold statistics, of every episode; None where it has none."""
+    rows = [
+        {f"stats/{name}/{key}": value for name, of in to_json(one).items() for key, value in of.items()}
+        for one in stats
+    ]
+    names = dict.fromkeys(name for row in rows for name in row)
+    return [{name: row.get(name) for name in names} for row in rows]
 
 
 def episode_rows(index: DatasetIndex) -> Any:

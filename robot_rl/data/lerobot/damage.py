@@ -30,7 +30,7 @@ Array = NDArray[Any]
 _COMPARED = ("min", "max", "mean", "std", "count")
 _REMEDY = "Record the episode again, or drop it."
 _RATE = "Correct fps in meta/info.json, or record the episode again."
-_STATS_REMEDY = "Compute the statistics again: policies normalise with them."
+_STATS_REMEDY = "Policies normalise with them. Compute them again: robot-rl replay stats <dataset>"
 
 
 @dataclass(frozen=True, kw_only=True)

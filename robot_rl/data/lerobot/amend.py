@@ -1,0 +1,187 @@
+"""Changes a dataset's metadata in place: statistics computed again, instructions with another text.
+
+A copy out of hard links is changed and takes the folder's place in one step; rows and videos are not touched.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Generator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from robot_rl.core.errors import DatasetError
+from robot_rl.core.files import exchange_folder, listed, replace_file, restore_folder, sync_tree, write_json
+from robot_rl.core.refusal import refusing
+from robot_rl.data.lerobot import layout as lay
+from robot_rl.data.lerobot.compact import journal_lock
+from robot_rl.data.lerobot.copying import number_stats, stats_columns
+from robot_rl.data.lerobot.reader import Dataset
+from robot_rl.data.lerobot.stats import PictureStats, sampled_steps, to_json
+from robot_rl.data.lerobot.v21 import joined_stats, read_lines
+from robot_rl.data.lerobot.writer import DatasetLock
+
+
+@refusing(DatasetError, kept="The dataset is whole.")
+def recompute_stats(folder: str | Path, on_episode: Callable[[int, int], None] | None = None) -> int:
+    """Computes all statistics again, those of pictures over the frames that LeRobot samples.
+
+    Args:
+        folder: the dataset.
+        on_episode: called with the episodes that are done and all of them.
+
+    Returns:
+        The number of episodes.
+
+    Raises:
+        DatasetError: damage; nothing was changed.
+    """
+    dataset = Dataset(folder)
+    stats: dict[int, dict[str, Any]] = {}
+    for place, number in enumerate(dataset.index.episode.tolist()):
+        stats[number] = number_stats(dataset.rows(place), dataset.index)
+        for key in dataset.cameras:
+            sampled = PictureStats()
+            for picture in dataset.frames(key, place, sampled_steps(int(dataset.lengths()[place]))):
+                sampled.add(picture)
+            stats[number][dataset.names[key]] = sampled.result()
+        if on_episode is not None:
+            on_episode(place + 1, len(dataset))
+    with amended(Path(folder)) as new:
+        if (new / "meta/episodes.jsonl").is_file():
+            lines = [{"episode_index": number, "stats": to_json(of)} for number, of in stats.items()]
+            _replace_lines(new / "meta/episodes_stats.jsonl", lines)
+        else:
+            for path in listed(new / "meta/episodes", "*/*.parquet"):
+                _replace_table(path, lambda table: _with_stats(table, stats))
+            write_json(new / lay.STATS, to_json(joined_stats(list(stats.values()))))
+    return len(stats)
+
+
+def tasks_of_rows(dataset: Dataset) -> dict[int, tuple[str, int, int]]:
+    """Returns number -> instruction, in how many episodes it is, and in how many steps."""
+    episodes = dict.fromkeys(sorted(dataset.index.tasks), 0)
+    steps = dict(episodes)
+    for place in range(len(dataset)):
+        column = dataset.rows(place).get("task_index", np.zeros(0, np.int64))
+        for number, count in zip(
+            *(part.tolist() for part in np.unique(column, return_counts=True)), strict=True
+        ):
+            episodes[number] = episodes.get(number, 0) + 1
+            steps[number] = steps.get(number, 0) + count
+    texts = dataset.index.tasks
+    return {number: (texts.get(number, ""), episodes[number], steps[number]) for number in episodes}
+
+
+@refusing(DatasetError, kept="The dataset is whole.")
+def rename_task(folder: str | Path, number: int, text: str) -> None:
+    """Gives an instruction another text, wherever the dataset names it.
+
+    Raises:
+        DatasetError: no such instruction, or another one has this text already.
+    """
+    tasks = Dataset(folder).index.tasks
+    if number not in tasks:
+        raise DatasetError(
+            f"{folder}: there is no task {number}, allowed: {', '.join(map(str, sorted(tasks)))}."
+        )
+    if text in (other for n, other in tasks.items() if n != number):
+        raise DatasetError(
+            f"{folder}: another task is {text!r} already, and two cannot have one text. Choose another text."
+        )
+    old = tasks[number]
+
+    def renamed(texts: list[str] | None) -> list[str] | None:
+        return None if texts is None else [text if one == old else one for one in texts]
+
+    with amended(Path(folder)) as new:
+        if (new / "meta/episodes.jsonl").is_file():
+            lines = read_lines(new, "meta/tasks.jsonl")
+            lines = [{**line, "task": text} if line["task_index"] == number else line for line in lines]
+            _replace_lines(new / "meta/tasks.jsonl", lines)
+            episodes = read_lines(new, "meta/episodes.jsonl")
+            _replace_lines(
+                new / "meta/episodes.jsonl", [{**e, "tasks": renamed(e.get("tasks"))} for e in episodes]
+            )
+            return
+        _replace_table(new / lay.TASKS, lambda table: _replaced(table, old, text))
+        for path in listed(new / "meta/episodes", "*/*.parquet"):
+            _replace_table(path, lambda table: _in_column(table, "tasks", renamed))
+        own = new / lay.OWN
+        if own.is_file():
+            content = json.loads(own.read_text())
+            is_it = content.get("instruction") == old
+            write_json(own, {**content, "instruction": text} if is_it else content)
+
+
+@contextmanager
+def amended(folder: Path) -> Generator[Path]:
+    """Gives a copy in hard links, which becomes the dataset if the block succeeds.
+
+    In the block files are replaced and never written into: they are the dataset's own.
+
+    Raises:
+        DatasetError: somebody is writing to the dataset.
+    """
+    folder = folder.resolve()
+    restore_folder(folder)
+    with journal_lock(folder), closing(DatasetLock(folder)):
+        new = folder.with_name(f".amending-{folder.name}")
+        shutil.rmtree(new, ignore_errors=True)  # of an attempt that was cut short
+        try:
+            for path in listed(folder):
+                target = new / path.relative_to(folder)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                if path.is_dir():
+                    target.mkdir(exist_ok=True)
+                else:
+                    os.link(path, target)
+            yield new
+            sync_tree(new)
+            exchange_folder(new, folder)
+        finally:
+            shutil.rmtree(new, ignore_errors=True)
+
+
+def _with_stats(table: Any, stats: dict[int, dict[str, Any]]) -> Any:
+    """Returns rows of meta/episodes with these statistics instead of theirs."""
+    names: list[str] = table.column_names
+    table = table.drop_columns([name for name in names if name.startswith("stats/")])
+    rows = stats_columns([stats[number] for number in table["episode_index"].to_pylist()])
+    for name in rows[0] if rows else ():
+        table = table.append_column(name, pa.array([row[name] for row in rows]))
+    return table
+
+
+def _replaced(table: Any, old: str, text: str) -> Any:
+    """Returns a table of texts with one of them changed."""
+    names: list[str] = table.column_names
+    for name in names:
+        if old in table[name].to_pylist():
+            table = _in_column(table, name, lambda value: text if value == old else value)
+    return table
+
+
+def _in_column(table: Any, name: str, edit: Callable[[Any], Any]) -> Any:
+    if name not in table.column_names:
+        return table
+    field = table.schema.field(name)
+    values = pa.array([edit(value) for value in table[name].to_pylist()], field.type)
+    return table.set_column(table.column_names.index(name), field, values)
+
+
+def _replace_table(path: Path, edit: Callable[[Any], Any]) -> None:
+    sink = pa.BufferOutputStream()
+    pq.write_table(edit(pq.read_table(path)), sink, **lay.PARQUET)
+    replace_file(path, sink.getvalue().to_pybytes())
+
+
+def _replace_lines(path: Path, lines: list[dict[str, Any]]) -> None:
+    replace_file(path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))

@@ -1,0 +1,70 @@
+"""Statistics computed again and instructions renamed in place; a crash leaves the old or the new."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from robot_rl.core.errors import DatasetError
+from robot_rl.data.episode import Episode
+from robot_rl.data.lerobot.amend import recompute_stats, rename_task, tasks_of_rows
+from robot_rl.data.lerobot.damage import check
+from robot_rl.data.lerobot.reader import Dataset
+from tests.data.lerobot.shapes import TASKS, many_tasks, version_21
+
+Made = Callable[..., Episode]
+Maker = Callable[[Path, Made], Path]
+
+
+@pytest.mark.parametrize("maker", [many_tasks, version_21])
+def test_statistics_are_computed_again(tmp_path: Path, made: Made, maker: Maker) -> None:
+    folder = maker(tmp_path / "set", made)
+    lies = {"action": {"min": [0, 0], "max": [0, 0], "mean": [9, 9], "std": [1, 1], "count": [1]}}
+    if (folder / "meta/stats.json").is_file():
+        (folder / "meta/stats.json").write_text(json.dumps(lies))
+        assert {problem.kind for problem in check(folder)} == {"wrong-stats"}
+        assert "robot-rl replay stats" in check(folder)[0].message
+    assert recompute_stats(folder) == 4
+    assert check(folder, thorough=True) == []
+    dataset = Dataset(folder)
+    action = dataset.columns["action"].astype(np.float64)
+    np.testing.assert_allclose(dataset.stats["action"]["mean"], action.mean(0), rtol=1e-6)
+    lengths = enumerate(dataset.lengths().tolist())
+    pictures = np.concatenate([dataset.frames("front.rgb", e, range(n)) for e, n in lengths])
+    mean = dataset.stats["front.rgb"]["mean"].ravel()
+    np.testing.assert_allclose(mean, pictures.mean((0, 1, 2)) / 255, rtol=1e-6)
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+@pytest.mark.parametrize("maker", [many_tasks, version_21])
+def test_an_instruction_gets_another_text(tmp_path: Path, made: Made, maker: Maker) -> None:
+    """Row r of an episode has task (r // 3) % 3; lengths 7, 5, 9, 4: tasks 0, 1, 2 have 12, 9 and 4 rows."""
+    folder = maker(tmp_path / "set", made)
+    before = {number: of[1:] for number, of in tasks_of_rows(Dataset(folder)).items()}
+    assert before == {0: (4, 12), 1: (4, 9), 2: (2, 4)}
+    rename_task(folder, 0, "touch the cube")
+    found = tasks_of_rows(Dataset(folder))
+    assert [of[0] for of in found.values()] == ["touch the cube", *TASKS[1:]]
+    assert Dataset(folder).read(0).meta.instruction == "touch the cube"
+    with pytest.raises(DatasetError, match=r"another task is 'lift it' already"):
+        rename_task(folder, 2, "lift it")
+    with pytest.raises(DatasetError, match=r"there is no task 7, allowed: 0, 1, 2\."):
+        rename_task(folder, 7, "x")
+
+
+def test_a_failure_leaves_the_dataset_as_it_was(
+    tmp_path: Path, made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = many_tasks(tmp_path / "set", made)
+    content = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("robot_rl.data.lerobot.amend.sync_tree", killed)
+    with pytest.raises(KeyboardInterrupt):
+        rename_task(folder, 0, "touch the cube")
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == content
+    assert [path.name for path in tmp_path.iterdir()] == ["set"]
