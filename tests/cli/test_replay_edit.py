@@ -10,7 +10,7 @@ import pytest
 from robot_rl.cli.main import main
 from robot_rl.data.lerobot.reader import Dataset
 from tests.data.lerobot.conftest import make_episode
-from tests.data.lerobot.shapes import annotated, assert_same, contents, version_21
+from tests.data.lerobot.shapes import RENAME, annotated, assert_same, contents, odd, version_21
 
 Replay = Callable[..., tuple[int, Any, str]]
 
@@ -53,6 +53,37 @@ def test_what_is_left_out_is_said(tmp_path: Path, replay: Replay) -> None:
     assert (code, found["left_out"]) == (0, drop.split(","))
     assert f"left out: {', '.join(drop.split(','))}" in text
     assert len(Dataset(tmp_path / "new")) == 4
+
+
+def test_odd_names_are_one_line_in_verify_and_renamed(tmp_path: Path, replay: Replay) -> None:
+    folder = odd(tmp_path / "set", make_episode)
+    assert main(["replay", "verify", str(folder), "--json"]) == 1
+    code, _, text = replay("info", folder)
+    assert code == 2
+    command = (
+        text.strip().splitlines()[-1].partition("robot-rl replay ")[2].replace("NEW", f"{tmp_path / 'new'}")
+    )
+    assert replay(*command.split())[0] == 0
+    assert replay("verify", tmp_path / "new")[0] == 0
+    code, found, _ = replay("info", folder, "rename=" + ",".join(f"{a}:{b}" for a, b in RENAME.items()))
+    assert (code, found["episodes"], sorted(found["features"])) == (0, 4, ["cam_high.rgb", "state"])
+
+
+def test_damaged_episodes_are_left_out_and_named(tmp_path: Path, replay: Replay) -> None:
+    folder = version_21(tmp_path / "set", make_episode)
+    (folder / "videos/chunk-000/observation.images.front/episode_000006.mp4").unlink()
+    code, found, text = replay("merge", folder, f"out={tmp_path / 'new'}", "on_damage=skip")
+    assert (code, found["written"][0]["episodes"]) == (0, 3)
+    assert "left out: " in text
+    assert "episode_000006.mp4: this video file is missing" in text
+
+
+def test_statistics_and_tasks(tmp_path: Path, replay: Replay) -> None:
+    folder = version_21(tmp_path / "set", make_episode)
+    assert replay("stats", folder)[1]["episodes"] == 4
+    code, found, text = replay("tasks", folder, "1=raise it")
+    assert (code, found["tasks"][1]) == (0, {"number": 1, "task": "raise it", "episodes": 4, "steps": 9})
+    assert "1  raise it  (4 episodes, 9 steps)" in text
 
 
 @pytest.mark.parametrize(

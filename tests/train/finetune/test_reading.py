@@ -45,7 +45,7 @@ def test_one_missing_video_costs_one_episode(tmp_path: Path) -> None:
 def test_a_dataset_without_a_state_says_so(tmp_path: Path) -> None:
     folder = annotated(tmp_path / "set", make_episode)
     with pytest.raises(
-        DatasetError, match=r"no feature 'observation\.state', there are quality, .*rename=<col"
+        DatasetError, match=r"no feature 'observation\.state', there are quality2, .*rename=<col"
     ):
         open_data(config(folder, "rename=observation.state:quality2"))
 
