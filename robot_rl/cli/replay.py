@@ -46,6 +46,8 @@ _HELP = {
   seal    STORE      finished episodes of the journal become part of the dataset
             images=video|png   pictures as video, or without further loss (default video)
             codec=h264|av1     of the video""",
+    "checksum": """\
+  checksum PATH      records every file of a dataset as it is now: after it was changed on purpose""",
     "compact": """\
   compact PATH       joins the files of many episodes into few; nothing is encoded again""",
     "merge": """\
@@ -233,6 +235,16 @@ def _seal(paths: Sequence[str], settings: dict[str, str]) -> Result:
     return _DAMAGED if done.refused else 0, {"path": folder, **dataclasses.asdict(done)}
 
 
+def _checksum(paths: Sequence[str], settings: dict[str, str]) -> Result:
+    from robot_rl.data.lerobot.writer import record_checksums
+
+    _allow("checksum", settings)
+    folder = Path(_recorded("checksum", paths))
+    count = record_checksums(folder)
+    print(f"{folder}: checksums of {_count(count, 'file')} recorded")
+    return 0, {"path": str(folder), "files": count}
+
+
 def _compact(paths: Sequence[str], settings: dict[str, str]) -> Result:
     from robot_rl.data.lerobot.compact import compact
 
@@ -343,6 +355,7 @@ _ACTIONS: dict[str, Callable[[Sequence[str], dict[str, str]], Result]] = {
     "verify": _verify,
     "repair": _repair,
     "seal": _seal,
+    "checksum": _checksum,
     "compact": _compact,
     "merge": _merge,
     "split": _split,

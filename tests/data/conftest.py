@@ -137,11 +137,21 @@ def _stats_of(table: Any) -> dict[str, Any]:
     return stats
 
 
+def without_checksums(folder: Path) -> Path:
+    """Makes a dataset one of an earlier version: what is wrong with it must be seen from what it holds."""
+    (folder / "meta/checksums.json").unlink(missing_ok=True)
+    shutil.rmtree(folder / "meta/checksums", ignore_errors=True)
+    own = folder / "meta/robot_rl.json"
+    if own.is_file():
+        own.write_text(own.read_text().replace('"checksums": true,', ""))
+    return folder
+
+
 @pytest.fixture
 def copied(tmp_path: Path) -> Callable[[Path], Path]:
-    """Copies a dataset to where it may be damaged."""
+    """Copies a dataset to where it may be damaged; as one of others, whose files have no checksums."""
 
     def copy(folder: Path) -> Path:
-        return Path(shutil.copytree(folder, tmp_path / folder.name))
+        return without_checksums(Path(shutil.copytree(folder, tmp_path / folder.name)))
 
     return copy

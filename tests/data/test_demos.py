@@ -13,6 +13,7 @@ import pytest
 
 from robot_rl.core.errors import DatasetError
 from robot_rl.data.demos import ChunkSampler, Episodes, EpisodesMeta, load_episodes, save_episodes
+from robot_rl.data.lerobot.checksums import record
 
 META = EpisodesMeta(
     task="pick_cube",
@@ -56,11 +57,13 @@ def edit_info(folder: Path, change: Any) -> None:
     info = json.loads(path.read_text())
     change(info)
     path.write_text(json.dumps(info))
+    record(folder)
 
 
 def edit_table(folder: Path, change: Any) -> None:
     path = folder / "data/chunk-000/file-000.parquet"
     pq.write_table(change(pq.read_table(path)), path)
+    record(folder)
 
 
 @pytest.mark.parametrize("cameras", [False, True])
@@ -92,6 +95,7 @@ def test_an_episode_without_a_final_observation_is_named(tmp_path: Path) -> None
     rows = pq.read_table(path).to_pylist()
     rows[1]["observation.state"] = None
     pq.write_table(pa.Table.from_pylist(rows, pq.read_schema(path)), path)
+    record(folder)
     with pytest.raises(DatasetError, match=r"last step of episode 1 led to\. Leave it out"):
         load_episodes(folder)
 

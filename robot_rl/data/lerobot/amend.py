@@ -21,8 +21,10 @@ from robot_rl.core.errors import DatasetError
 from robot_rl.core.files import exchange_folder, listed, replace_file, restore_folder, sync_tree, write_json
 from robot_rl.core.refusal import refusing
 from robot_rl.data.lerobot import layout as lay
+from robot_rl.data.lerobot.checksums import Checksums
 from robot_rl.data.lerobot.compact import journal_lock
 from robot_rl.data.lerobot.copying import number_stats, stats_columns
+from robot_rl.data.lerobot.index import read_table
 from robot_rl.data.lerobot.reader import Dataset
 from robot_rl.data.lerobot.stats import PictureStats, sampled_steps, to_json
 from robot_rl.data.lerobot.v21 import joined_stats, read_lines
@@ -144,6 +146,7 @@ def amended(folder: Path) -> Generator[Path]:
                 else:
                     os.link(path, target)
             yield new
+            Checksums(folder).renew(new)
             sync_tree(new)
             exchange_folder(new, folder)
         finally:
@@ -179,7 +182,7 @@ def _in_column(table: Any, name: str, edit: Callable[[Any], Any]) -> Any:
 
 def _replace_table(path: Path, edit: Callable[[Any], Any]) -> None:
     sink = pa.BufferOutputStream()
-    pq.write_table(edit(pq.read_table(path)), sink, **lay.PARQUET)
+    pq.write_table(edit(read_table(path)), sink, **lay.PARQUET)
     replace_file(path, sink.getvalue().to_pybytes())
 
 

@@ -18,6 +18,7 @@ from robot_rl.core.errors import DatasetError
 from robot_rl.core.files import make_folder, sync_folder
 from robot_rl.data.episode import Episode
 from robot_rl.data.lerobot import layout as lay
+from robot_rl.data.lerobot.checksums import of_files
 from robot_rl.data.lerobot.encode import ArrayFile, PngEncoder, VideoFile
 from robot_rl.data.lerobot.layout import Layout, place
 from robot_rl.data.lerobot.parquet import TableFile, write_table
@@ -25,8 +26,6 @@ from robot_rl.data.lerobot.stats import PictureStats, Stats, aggregate, of_colum
 
 Array = NDArray[Any]
 
-TEMPORARY = ".part"
-"""Ends the names of files that are not complete; LeRobot looks at *.parquet only."""
 _ONE_ROW: Any = {
     **lay.PARQUET,
     "use_dictionary": False,
@@ -121,7 +120,12 @@ class Batch:
         final = _table(self._final, _final_schema(self._layout))
         write_table(self._part(lay.FINAL), final, **lay.PARQUET)
         write_table(self._part(lay.EPISODES), episode_table(self.rows), **_ONE_ROW)
-        publish(self._files)
+        parts = list(self._files)
+        names = [str(path.relative_to(self._folder)).removesuffix(lay.TEMPORARY) for path in parts]
+        sums = self._part(lay.CHECKSUMS)
+        sums.write_bytes(of_files(zip(names, parts, strict=True)))
+        publish([sums])  # first: a file without its checksum is refused
+        publish(parts)
 
     def abandon(self) -> None:
         """Removes what was written."""
@@ -131,7 +135,7 @@ class Batch:
             path.unlink(missing_ok=True)
 
     def _part(self, template: str, **names: str) -> Path:
-        path = self._folder / (place(template, self._number, **names) + TEMPORARY)
+        path = self._folder / (place(template, self._number, **names) + lay.TEMPORARY)
         make_folder(path.parent)
         self._files.append(path)
         return path
@@ -200,7 +204,7 @@ def publish(parts: list[Path]) -> None:
         with path.open("rb") as file:
             os.fsync(file.fileno())
     for path in parts:
-        path.replace(path.with_name(path.name.removesuffix(TEMPORARY)))
+        path.replace(path.with_name(path.name.removesuffix(lay.TEMPORARY)))
     for folder in {path.parent for path in parts}:
         sync_folder(folder)
 

@@ -6,7 +6,6 @@ T control steps.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from robot_rl.core.errors import DatasetError
 from robot_rl.core.files import listed
 from robot_rl.data.episode import Feature
 from robot_rl.data.lerobot.decode import decode_pictures
-from robot_rl.data.lerobot.index import DatasetIndex
+from robot_rl.data.lerobot.index import NOT_UNDERSTOOD, DatasetIndex, first_line, not_understood
 from robot_rl.data.lerobot.layout import ARRAYS, FINAL, OWN, feature_name, file_number, place
 from robot_rl.data.lerobot.tables import Tables, memory_dtype, numbers
 
@@ -32,18 +31,22 @@ class Beside:
 
     def __init__(self, index: DatasetIndex, tables: Tables) -> None:
         path = index.folder / OWN
-        self.own: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+        self.own: dict[str, Any] = index.sums.json(OWN) if path.is_file() else {}
         """meta/robot_rl.json"""
-        self.names: Mapping[str, str] = self.own.get("features", {})
-        """LeRobot's name -> our key of the observations in its files."""
         self._index = index
         self._tables = tables
         self._observations: dict[str, Feature] | None = None
-        if self.own.get("format", 1) > 1:
-            self._observations = {
-                key: Feature(entry["dtype"], tuple(entry["shape"]))
-                for key, entry in self.own["observations"].items()
-            }
+        try:
+            named = self.own.get("features", {})
+            self.names: Mapping[str, str] = {name: str(key) for name, key in named.items()}
+            """LeRobot's name -> our key of the observations in its files."""
+            if self.own.get("format", 1) > 1:
+                self._observations = {
+                    key: Feature(str(np.dtype(entry["dtype"])), tuple(map(int, entry["shape"])))
+                    for key, entry in self.own["observations"].items()
+                }
+        except NOT_UNDERSTOOD as error:
+            raise DatasetError(not_understood(path, error)) from error
 
     def features(self) -> dict[str, Feature]:
         """Returns the observations as they were recorded; of format 1, those that lie in arrays."""
@@ -71,13 +74,21 @@ class Beside:
             episode: place in the index.
             first: its first row in the whole dataset.
         """
-        path, count = self._index.folder / "arrays" / f"{key}.steps.npy", int(self._index.lengths[episode])
+        name, count = f"arrays/{key}.steps.npy", int(self._index.lengths[episode])
         if self._observations is not None:
-            path = self._index.folder / self._file(ARRAYS, episode, key=key)
-            first = int(self._index.first[episode])
+            name, first = self._file(ARRAYS, episode, key=key), int(self._index.first[episode])
+        path = self._index.folder / name
         if not path.is_file():
             raise DatasetError(f"{path}: this array is missing. Copy it again, or drop its episodes.")
-        return np.load(path, mmap_mode="r")[first : first + count]
+        self._index.sums.require(name)
+        found = load_array(path)[first : first + count]
+        wanted = (count, *self._observations[key].shape) if self._observations else (count, *found.shape[1:])
+        if found.shape != wanted:
+            raise DatasetError(
+                f"{path}: rows {first} to {first + count - 1} have shape {found.shape}, allowed {wanted}. "
+                "Copy it again, or drop its episodes."
+            )
+        return found
 
     def final(self, episode: int) -> dict[str, Any]:
         """Returns what the last step of an episode led to; empty if nobody knows."""
@@ -112,7 +123,7 @@ class Beside:
     def _whole(self, part: str) -> dict[str, Array]:
         suffix = f".{part}.npy"
         paths = listed(self._index.folder / "arrays", f"*{suffix}")
-        return {path.name.removesuffix(suffix): np.load(path, mmap_mode="r") for path in paths}
+        return {path.name.removesuffix(suffix): load_array(path) for path in paths}
 
     def _final_of_one_file(self, number: int) -> dict[str, Any]:
         final: dict[str, Any] = {key: values[number] for key, values in self._whole("final").items()}
@@ -125,3 +136,17 @@ class Beside:
                 else:
                     final[self.names[name]] = numbers(row[name], feature["shape"])[0]
         return final
+
+
+def load_array(path: Path) -> Array:
+    """Returns a map of a .npy file.
+
+    Raises:
+        DatasetError: its header is damaged, or it is shorter than that says.
+    """
+    try:
+        return np.load(path, mmap_mode="r")
+    except (ValueError, EOFError, SyntaxError) as error:
+        raise DatasetError(
+            f"{path}: no readable array ({first_line(error)}). Copy it again, or drop its episodes."
+        ) from error

@@ -23,16 +23,20 @@ from robot_rl.core.errors import DatasetError
 from robot_rl.core.files import exchange_folder, listed, restore_folder, sync_tree
 from robot_rl.core.refusal import refusing
 from robot_rl.data.lerobot import layout as lay
-from robot_rl.data.lerobot.index import cut_short, read_info
+from robot_rl.data.lerobot.beside import Beside, load_array
+from robot_rl.data.lerobot.checksums import MAIN, record
+from robot_rl.data.lerobot.damage import last_file
+from robot_rl.data.lerobot.index import open_index, read_info, read_schema, read_stats, read_table
 from robot_rl.data.lerobot.layout import place
 from robot_rl.data.lerobot.parquet import TableFile, write_table
 from robot_rl.data.lerobot.remux import header, join, whole
+from robot_rl.data.lerobot.tables import Tables, file_damage
 from robot_rl.data.lerobot.writer import DatasetLock
 from robot_rl.data.store.layout import is_store
 from robot_rl.data.store.lock import WriterLock
 
 _MB = 1 << 20
-_OURS = ("data", "videos", "final", "arrays", "meta/episodes")
+_OURS = ("data", "videos", "final", "arrays", "meta/episodes", "meta/checksums", MAIN)
 
 
 @dataclass
@@ -73,6 +77,7 @@ def compact(folder: str | Path, *, data_mb: float | None = None, video_mb: float
         info = read_info(folder)  # again: nobody adds to it from here on
         if not info["total_episodes"]:
             return
+        _require_unchanged(folder)
         new = folder.with_name(f".compacting-{folder.name}")
         shutil.rmtree(new, ignore_errors=True)  # of an attempt that was cut short
         foreign = _foreign(folder)
@@ -81,6 +86,7 @@ def compact(folder: str | Path, *, data_mb: float | None = None, video_mb: float
             os.link(folder / path, new / path)
         limits = (data_mb or info["data_files_size_in_mb"], video_mb or info["video_files_size_in_mb"])
         _write(folder, new, info, _committed_rows(folder, info["total_episodes"]), limits)
+        record(new)
         sync_tree(new)
         if _foreign(folder) != foreign:
             raise DatasetError(f"{folder}: somebody is writing to it. Close that writer, then compact again.")
@@ -126,11 +132,28 @@ def _write(folder: Path, new: Path, info: dict[str, Any], rows: Any, limits_mb: 
     write_table(target, pa.table(columns), **lay.PARQUET)
 
 
+def _require_unchanged(folder: Path) -> None:
+    """Refuses what is not as it was written: the originals will be gone.
+
+    Raises:
+        DatasetError: a file or a page differs from its checksum, or metadata cannot be read.
+    """
+    index = open_index(folder)
+    Beside(index, Tables(folder, 0))
+    read_stats(folder, index.sums)
+    wrong = next((text for _, text in index.sums.problems(last_file(index))), None)
+    for path in listed(folder) if wrong is None else ():
+        if path.suffix == ".parquet" and (wrong := file_damage(path)):
+            break
+    if wrong is not None:
+        raise DatasetError(f"{wrong} Nothing was changed.")
+
+
 def _committed_rows(folder: Path, total: int) -> Any:
     """Returns meta/episodes, statistics included, of the episodes that meta/info.json counts."""
     paths = listed(folder / "meta/episodes", "*/*.parquet")
     rows = (
-        pa.concat_tables([pq.read_table(path) for path in paths], promote_options="permissive")
+        pa.concat_tables([read_table(path) for path in paths], promote_options="permissive")
         if paths
         else pa.table({"episode_index": []})
     )
@@ -179,7 +202,7 @@ def _join_tables(folder: Path, new: Path, group: _Group, data: str) -> None:
         if sources[0].is_file():
             _join_parquet(sources, new / place(template, group.number))
     for key in [path.name for path in listed(folder / "arrays", "*") if path.is_dir()]:
-        parts = [np.load(folder / place(lay.ARRAYS, n, key=key), mmap_mode="r") for n in group.files]
+        parts = [load_array(folder / place(lay.ARRAYS, n, key=key)) for n in group.files]
         path = new / place(lay.ARRAYS, group.number, key=key)
         path.parent.mkdir(parents=True, exist_ok=True)
         shape = (sum(len(part) for part in parts), *parts[0].shape[1:])
@@ -192,7 +215,7 @@ def _join_parquet(sources: Iterable[Path], target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     joined: TableFile | None = None
     for path in sources:
-        with pq.ParquetFile(path) as file:
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
             joined = joined or TableFile(target, file.schema_arrow, **lay.PARQUET)
             for number in range(file.metadata.num_row_groups):
                 joined.add(file.read_row_group(number))
@@ -202,10 +225,7 @@ def _join_parquet(sources: Iterable[Path], target: Path) -> None:
 
 def schema_of(path: Path) -> Any:
     """Returns the columns of a parquet file: others cannot be joined to it."""
-    try:
-        return pq.read_schema(path).remove_metadata()
-    except (pa.ArrowException, OSError) as error:
-        raise DatasetError(cut_short(path, error)) from error
+    return read_schema(path).remove_metadata()
 
 
 @contextmanager

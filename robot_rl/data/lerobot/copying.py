@@ -25,7 +25,7 @@ from robot_rl.data.lerobot.batch import episode_table
 from robot_rl.data.lerobot.beside import Beside
 from robot_rl.data.lerobot.encode import ArrayFile
 from robot_rl.data.lerobot.foreign import Moved, copy_foreign
-from robot_rl.data.lerobot.index import DatasetIndex
+from robot_rl.data.lerobot.index import DatasetIndex, read_table
 from robot_rl.data.lerobot.layout import place
 from robot_rl.data.lerobot.parquet import TableFile, write_table
 from robot_rl.data.lerobot.remux import Stretch, copy_stretches
@@ -83,7 +83,7 @@ def copy_episodes(
     numbers: list[dict[int, list[int]]] = [{} for _ in parts]
     for new_number, (part, episode) in enumerate(copy.order):
         numbers[part].setdefault(int(parts[part].index.episode[episode]), []).append(new_number)
-    moved = [Moved(folder=p.index.folder, numbers=n) for p, n in zip(parts, numbers, strict=True)]
+    moved = [Moved(sums=p.index.sums, numbers=n) for p, n in zip(parts, numbers, strict=True)]
     copy_foreign(moved, new, drop)
     _write_info(parts, copy, drop)
 
@@ -93,12 +93,12 @@ class _Source:
 
     def __init__(self, index: DatasetIndex) -> None:
         self.index = index
-        self.tables = Tables(index.folder, _CACHED_BYTES, checksums=True, renamed=index.renamed)
+        self.tables = Tables(index.folder, _CACHED_BYTES, index.sums, renamed=index.renamed)
         self.beside = Beside(index, self.tables)
         self.rows = episode_rows(index)
         self.row_of = {n: row for row, n in enumerate(self.rows["episode_index"].to_pylist())}
-        self.old_stats = {} if _is_v3(index) else read_episode_stats(index.folder)
-        self.words = word_tables(index.folder)
+        self.old_stats = {} if _is_v3(index) else read_episode_stats(index.folder, index.sums)
+        self.words = word_tables(index.folder, index.sums)
         if not _is_v3(index):
             self.words[_TASK] = tasks_of(index.tasks)
 
@@ -247,7 +247,9 @@ class _Copy:
         for part, episode in self.order:
             index = self.sources[part].index
             spans = index.videos[name]
-            path = index.folder / spans.files[spans.file[episode]]
+            file = spans.files[spans.file[episode]]
+            index.sums.require(file)
+            path = index.folder / file
             first, frames = int(spans.first[episode]), int(index.lengths[episode])
             stretches.append(Stretch(path=path, first=first, frames=frames))
         info = self._parts[0].index.info
@@ -340,7 +342,8 @@ def _write_info(parts: Sequence[Part], copy: _Copy, drop: Collection[str]) -> No
         dropped = set(own[0]["features"].values()) - set(kept.values())
         observations = {key: value for key, value in own[0]["observations"].items() if key not in dropped}
         task = own[0]["task"] if len({one["task"] for one in own}) == 1 else "mixed"
-        _write_json(new / lay.OWN, {**own[0], "task": task, "features": kept, "observations": observations})
+        changed = {"task": task, "features": kept, "observations": observations, "checksums": True}
+        _write_json(new / lay.OWN, {**own[0], **changed})
     features = {
         name: {**feature, "names": list(flat_names(feature)) or None} if not _is_v3(first) else feature
         for name, feature in joined_features([part.index for part in parts]).items()
@@ -424,7 +427,9 @@ def episode_rows(index: DatasetIndex) -> Any:
     if not _is_v3(index):
         return pa.Table.from_pylist(read_lines(index.folder, "meta/episodes.jsonl"))
     paths = listed(index.folder / "meta/episodes", "*/*.parquet")
-    return pa.concat_tables([pq.read_table(path) for path in paths], promote_options="permissive")
+    for path in paths:
+        index.sums.require(str(path.relative_to(index.folder)))
+    return pa.concat_tables([read_table(path) for path in paths], promote_options="permissive")
 
 
 def _is_v3(index: DatasetIndex) -> bool:

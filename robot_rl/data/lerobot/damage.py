@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -17,9 +16,25 @@ from numpy.typing import NDArray
 
 from robot_rl.core.errors import DatasetError
 from robot_rl.core.files import listed
-from robot_rl.data.lerobot.decode import VideoHeader, lost_frames, read_header
-from robot_rl.data.lerobot.index import DatasetIndex, VideoSpans, open_index
-from robot_rl.data.lerobot.layout import OWN
+from robot_rl.data.lerobot.beside import Beside
+from robot_rl.data.lerobot.checksums import MAIN, number_of
+from robot_rl.data.lerobot.decode import (
+    VideoHeader,
+    decode_pictures,
+    lost_frames,
+    other_size,
+    read_header,
+)
+from robot_rl.data.lerobot.index import (
+    NOT_UNDERSTOOD,
+    DatasetIndex,
+    VideoSpans,
+    not_understood,
+    open_index,
+    picture_shape,
+    read_stats,
+)
+from robot_rl.data.lerobot.layout import OWN, STATS
 from robot_rl.data.lerobot.selection import odd_names
 from robot_rl.data.lerobot.stats import of_columns
 from robot_rl.data.lerobot.tables import Tables, element, file_damage, read_rows, row_problems
@@ -38,9 +53,10 @@ class Problem:
     """One thing that is wrong."""
 
     kind: str
-    """`missing-metadata`, `damaged-metadata`, `odd-names`, `unreadable-rows`, `unequal-lengths`,
-    `duplicate-index`, `not-finite`, `wrong-shape`, `wrong-fps`, `unreadable-video`, `damaged-video`,
-    `unknown-codec`, `missing-video`, `short-video`, `wrong-stats`."""
+    """`missing-metadata`, `damaged-metadata`, `odd-names`, `changed-file`, `missing-checksums`,
+    `unreadable-rows`, `unequal-lengths`, `duplicate-index`, `not-finite`, `wrong-shape`, `wrong-fps`,
+    `unreadable-video`, `damaged-video`, `unknown-codec`, `missing-video`, `short-video`,
+    `unreadable-picture`, `wrong-stats`."""
     message: str
     """Where, got, allowed, remedy."""
     episode: int | None = None
@@ -72,41 +88,115 @@ def check(
             return damaged
     try:
         index = index or open_index(folder)
+        tables = Tables(folder, 1 << 28, renamed=index.renamed)  # what differs from its sum is said below
+        beside = Beside(index, tables)
+        stats = read_stats(folder, index.sums)
+        episode_stats = read_episode_stats(folder, index.sums)
+        odd = None if (folder / OWN).is_file() else odd_names(index)
     except DatasetError as error:
         return [Problem(kind="missing-metadata", message=str(error))]
-    if not (folder / OWN).is_file() and (text := odd_names(index)):
-        return [Problem(kind="odd-names", message=text)]
-    problems = list(_table_problems(index)) if thorough else []
-    unreadable = {problem.episode for problem in problems}
-    tables, sound = (
-        Tables(folder, 1 << 28, checksums=True, renamed=index.renamed),
-        dict[int, dict[str, Array]](),
-    )
+    if odd:
+        return [Problem(kind="odd-names", message=odd)]
+    changed, problems = _changed_files(index, beside)
+    if thorough:
+        problems += _table_problems(index, changed)
+    unreadable = {problem.episode for problem in problems if problem.kind == "unreadable-rows"}
+    sound: dict[int, dict[str, Array]] = {}
     for episode in range(len(index)):
         number = int(index.episode[episode])
-        if number in unreadable:
+        if number in unreadable or index.files[index.file[episode]] in changed:
             continue
-        try:
-            rows = read_rows(tables, index, episode)
-        except DatasetError as error:
-            problems.append(Problem(kind="unreadable-rows", message=str(error), episode=number))
-            continue
-        found = [
-            Problem(
-                kind=kind,
-                message=f"{folder}: episode {number}: {text}. {_RATE if kind == 'wrong-fps' else _REMEDY}",
-                episode=number,
-            )
-            for kind, text in row_problems(index, episode, rows)
-        ]
+        found, rows = _row_problems(index, tables, episode)
         problems += found
         if not found:
             sound[number] = {name: rows[name] for name in ("action", "observation.state") if name in rows}
-    problems += _video_problems(index)
+            if thorough:
+                problems += _picture_problems(index, tables, episode)
+    problems += _video_problems(index, changed)
     if thorough:
-        problems += _decoding_problems(index, on_video or (lambda done, total: None))
-    problems += _stats_problems(folder, index, sound)
+        problems += _decoding_problems(index, changed, on_video or (lambda done, total: None))
+    problems += _stats_problems(index, stats, episode_stats, sound)
     return problems
+
+
+def last_file(index: DatasetIndex) -> int:
+    """Returns the highest number of the files that episodes lie in; -1 if there are none."""
+    files = [*index.files, *(file for spans in index.videos.values() for file in spans.files)]
+    return max((number for number in map(number_of, files) if number is not None), default=-1)
+
+
+def _changed_files(index: DatasetIndex, beside: Beside) -> tuple[set[str], list[Problem]]:
+    """Compares every file with its checksum; returns those that differ, and the episodes that lie in them."""
+    sums, changed, problems = index.sums, set[str](), list[Problem]()
+    if not sums.exist and beside.own.get("checksums"):
+        message = (
+            f"{index.folder / MAIN}: this file is missing, so nobody knows whether the others are as they "
+            f"were written. Restore it, or take them as they are: robot-rl replay checksum {index.folder}"
+        )
+        problems.append(Problem(kind="missing-checksums", message=message))
+    is_whole = len(index) == index.info["total_episodes"] and not index.left_out
+
+    def is_read(name: str) -> bool:
+        return is_whole or name.startswith("meta/") or bool(_episodes_in(index, name))
+
+    for name, message in sums.problems(last_file(index), is_read):
+        if name.startswith(("data/", "videos/")) and not (index.folder / name).is_file():
+            continue  # whoever reads it says so
+        changed.add(name)
+        numbers = index.episode[_episodes_in(index, name)].tolist() or [None]
+        problems += [Problem(kind="changed-file", message=message, episode=number) for number in numbers]
+    return changed, problems
+
+
+def _episodes_in(index: DatasetIndex, name: str) -> list[int]:
+    """Returns the episodes of which a file holds a part; empty of metadata, which concerns all."""
+    for spans in index.videos.values():
+        if name in spans.files:
+            return np.flatnonzero(spans.file == spans.files.index(name)).tolist()
+    if name.startswith(("data/", "final/", "arrays/")):
+        beside = [number for number, file in enumerate(index.files) if number_of(file) == number_of(name)]
+        return np.flatnonzero(np.isin(index.file, beside)).tolist()
+    return []
+
+
+def _row_problems(
+    index: DatasetIndex, tables: Tables, episode: int
+) -> tuple[list[Problem], dict[str, Array]]:
+    """Returns what is wrong with the numbers of an episode, and the numbers."""
+    number = int(index.episode[episode])
+    try:
+        rows = read_rows(tables, index, episode)
+        found = list(row_problems(index, episode, rows))
+    except (DatasetError, *NOT_UNDERSTOOD) as error:
+        at = index.folder / index.files[index.file[episode]]
+        message = str(error) if isinstance(error, DatasetError) else not_understood(at, error)
+        return [Problem(kind="unreadable-rows", message=message, episode=number)], {}
+    return [
+        Problem(
+            kind=kind,
+            message=f"{index.folder}: episode {number}: {text}. {_RATE if kind == 'wrong-fps' else _REMEDY}",
+            episode=number,
+        )
+        for kind, text in found
+    ], rows
+
+
+def _picture_problems(index: DatasetIndex, tables: Tables, episode: int) -> Iterator[Problem]:
+    """Decodes the PNG and JPEG pictures of an episode."""
+    file, number = index.files[index.file[episode]], int(index.episode[episode])
+    first, count = int(index.first[episode]), int(index.lengths[episode])
+    for name in index.named("image"):
+        at = f"{index.folder / file}: {name}, episode {number}, picture"
+        try:
+            column = tables.rows(file, first, count, [name])
+            pictures = column[name].to_pylist() if name in column.column_names else []
+            for row, picture in enumerate(pictures):
+                shape = decode_pictures([picture["bytes"]], f"{at} {row},").shape[1:]
+                if shape != picture_shape(index.features[name]):
+                    raise DatasetError(other_size(f"{at} {row}", shape, picture_shape(index.features[name])))
+        except (DatasetError, *NOT_UNDERSTOOD) as error:
+            message = str(error) if isinstance(error, DatasetError) else not_understood(Path(at), error)
+            yield Problem(kind="unreadable-picture", message=message, episode=number)
 
 
 def lines(problems: Iterable[Problem]) -> list[str]:
@@ -139,23 +229,26 @@ def spans(numbers: Iterable[int]) -> str:
     return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
-def _table_problems(index: DatasetIndex) -> Iterator[Problem]:
+def _table_problems(index: DatasetIndex, changed: set[str]) -> Iterator[Problem]:
     """Yields the episodes of parquet files that are damaged, also in pictures and in `final/`."""
     for number, file in enumerate(index.files):
-        for path in (index.folder / file, index.folder / file.replace("data/", "final/", 1)):
-            text = file_damage(path) if path.is_file() else None
+        for name in (file, file.replace("data/", "final/", 1)):
+            path = index.folder / name
+            text = file_damage(path) if path.is_file() and name not in changed else None
             if text:
                 for episode in index.episode[index.file == number].tolist():
                     yield Problem(kind="unreadable-rows", message=text, episode=episode)
 
 
-def _decoding_problems(index: DatasetIndex, on_video: Callable[[int, int], None]) -> Iterator[Problem]:
+def _decoding_problems(
+    index: DatasetIndex, changed: set[str], on_video: Callable[[int, int], None]
+) -> Iterator[Problem]:
     """Decodes every video, several at a time; yields the episodes with frames that nobody can decode."""
     files = [
         (of, number)
         for of in index.videos.values()
         for number, file in enumerate(of.files)
-        if (index.folder / file).is_file()
+        if (index.folder / file).is_file() and file not in changed
     ]
 
     def decode(file: tuple[VideoSpans, int]) -> tuple[Array, int] | None:
@@ -182,11 +275,13 @@ def _decoding_problems(index: DatasetIndex, on_video: Callable[[int, int], None]
                     yield Problem(kind="damaged-video", message=message, episode=int(index.episode[episode]))
 
 
-def _video_problems(index: DatasetIndex) -> Iterator[Problem]:
+def _video_problems(index: DatasetIndex, changed: set[str]) -> Iterator[Problem]:
     headers: dict[str, VideoHeader | DatasetError] = {}
     for name, spans in index.videos.items():
         for episode, number in enumerate(index.episode.tolist()):
             file = spans.files[spans.file[episode]]
+            if file in changed:
+                continue
             if file not in headers:
                 headers[file] = _header(index.folder / file)
             header = headers[file]
@@ -195,6 +290,9 @@ def _video_problems(index: DatasetIndex) -> Iterator[Problem]:
                 continue
             at = f"{index.folder / file}: episode {number}"
             needed = int(spans.first[episode] + index.lengths[episode])
+            size, shape = (header.height, header.width), picture_shape(index.features[name])
+            if size != shape[:2]:
+                yield Problem(kind="wrong-shape", message=other_size(at, size, shape), episode=number)
             if abs(header.fps - index.fps) > 0.01 * index.fps:
                 yield Problem(
                     kind="wrong-fps",
@@ -225,12 +323,14 @@ def _video_kind(message: str) -> str:
 
 
 def _stats_problems(
-    folder: Path, index: DatasetIndex, sound: dict[int, dict[str, Array]]
+    index: DatasetIndex,
+    recorded: dict[str, dict[str, Any]],
+    of_episodes: dict[int, dict[str, Any]],
+    sound: dict[int, dict[str, Array]],
 ) -> Iterator[Problem]:
     """Compares recorded statistics with those of the rows; those of pictures were sampled, so not them."""
-    path = folder / "meta/stats.json"
-    if path.is_file() and len(sound) == len(index) and len(index):
-        recorded = json.loads(path.read_text())
+    path = index.folder / STATS
+    if path.is_file() and sound and len(sound) == index.info["total_episodes"]:
         for name in next(iter(sound.values())):
             values = np.concatenate([rows[name] for rows in sound.values()])
             problem = _difference(index, name, recorded.get(index.renamed.get(name, name)), values)
@@ -238,11 +338,13 @@ def _stats_problems(
                 yield Problem(
                     kind="wrong-stats", message=f"{path}: {problem}. {_STATS_REMEDY}", is_fatal=False
                 )
-    for number, stats in read_episode_stats(folder).items():
+    for number, stats in of_episodes.items():
         for name, values in sound.get(number, {}).items():
             problem = _difference(index, name, stats.get(index.renamed.get(name, name)), values)
             if problem:
-                message = f"{folder}: meta/episodes_stats.jsonl, episode {number}: {problem}. {_STATS_REMEDY}"
+                message = (
+                    f"{index.folder}: meta/episodes_stats.jsonl, episode {number}: {problem}. {_STATS_REMEDY}"
+                )
                 yield Problem(kind="wrong-stats", message=message, episode=number, is_fatal=False)
 
 

@@ -95,6 +95,8 @@ class Decoders:
                 for places, frame in zip(np.split(order, first[1:]), decoder.frames(wanted), strict=True):
                     if out is None:
                         out = np.empty((len(numbers), *frame.shape), np.uint8)
+                    if frame.shape != out.shape[1:]:
+                        raise DatasetError(other_size(path, frame.shape, out.shape[1:]))
                     for place in places.tolist():
                         out[place] = frame
         except FrameError as error:
@@ -313,6 +315,14 @@ def no_frame(path: Path, where: str) -> str:
     )
 
 
+def other_size(at: object, got: Sequence[int], want: Sequence[int]) -> str:
+    """Returns what to say of a picture of another size than meta/info.json says."""
+    return (
+        f"{at}: the picture is {got[1]}x{got[0]}, meta/info.json says {want[1]}x{want[0]}. Correct the shape "
+        "there, or leave the episode out."
+    )
+
+
 def undecodable(path: Path, where: str) -> str:
     """Returns what to say of a frame whose packets are damaged."""
     return (
@@ -334,12 +344,14 @@ def decode_pictures(encoded: Sequence[bytes], at: str = "picture", out: Array | 
     """Returns PNG or JPEG pictures of one size, (n, h, w, 3) uint8.
 
     Raises:
-        DatasetError: bytes that are neither.
+        DatasetError: bytes that are neither, or a picture of another size than `out` has.
     """
     for row, content in enumerate(encoded):
         picture = _decode_picture(content, f"{at} {row}")
         if out is None:
             out = np.empty((len(encoded), *picture.shape), np.uint8)
+        if picture.shape != out.shape[1:]:
+            raise DatasetError(other_size(f"{at} {row}", picture.shape, out.shape[1:]))
         out[row] = picture
     return np.empty((0, 0, 0, 3), np.uint8) if out is None else out
 

@@ -25,10 +25,11 @@ from robot_rl.core.files import make_folder, sync_folder, sync_tree
 from robot_rl.core.refusal import refusing
 from robot_rl.data.episode import SOURCES, Episode, EpisodeSource, Feature
 from robot_rl.data.episodes import EpisodesMeta
+from robot_rl.data.lerobot.checksums import record
 from robot_rl.data.lerobot.copying import Part, copy_episodes
 from robot_rl.data.lerobot.damage import spans
 from robot_rl.data.lerobot.encode import VideoCodec
-from robot_rl.data.lerobot.layout import FORMAT, stored
+from robot_rl.data.lerobot.layout import FORMAT, INFO, stored
 from robot_rl.data.lerobot.losses import CLOCK, is_recorded, losses, refused
 from robot_rl.data.lerobot.reader import Dataset
 from robot_rl.data.lerobot.writer import DatasetWriter
@@ -349,6 +350,8 @@ def new_folder(folder: Path) -> Generator[Path]:
     try:
         make_folder(temporary)
         yield temporary
+        if (temporary / INFO).is_file():
+            record(temporary)
         sync_tree(temporary)
         temporary.rename(folder)
         sync_folder(folder.parent)

@@ -20,6 +20,8 @@ import pyarrow.parquet as pq
 from robot_rl.core.errors import DatasetError
 from robot_rl.core.files import listed
 from robot_rl.data.lerobot import layout as lay
+from robot_rl.data.lerobot.checksums import Checksums
+from robot_rl.data.lerobot.index import read_table
 from robot_rl.data.lerobot.parquet import write_table
 from robot_rl.data.lerobot.words import word_tables
 
@@ -44,14 +46,19 @@ _NAMED = re.compile(r"(episode_)(\d+)")
 class Moved:
     """Where the episodes of a dataset are in the new one."""
 
-    folder: Path
+    sums: Checksums
+    """Of the dataset's files."""
     numbers: Mapping[int, Sequence[int]]
     """Old number of an episode -> its new ones."""
 
+    @property
+    def folder(self) -> Path:
+        return self.sums.folder
 
-def foreign_files(folder: Path) -> list[str]:
+
+def foreign_files(folder: Path, sums: Checksums) -> list[str]:
     """Returns the files of others, below the folder; hidden ones are not looked at."""
-    words = {f"meta/{column.removesuffix('_index')}s.parquet" for column in word_tables(folder)}
+    words = {f"meta/{column.removesuffix('_index')}s.parquet" for column in word_tables(folder, sums)}
     found: list[str] = []
     for path in listed(folder):
         name = path.relative_to(folder)
@@ -68,13 +75,15 @@ def copy_foreign(sources: Sequence[Moved], new: Path, drop: Collection[str]) -> 
     """Copies the files of others, with the episodes' new numbers.
 
     Raises:
-        DatasetError: two sources have different files of one name.
+        DatasetError: a file has changed, or two sources have different ones of one name.
     """
-    files = {source.folder: foreign_files(source.folder) for source in sources}
+    files = {source.folder: foreign_files(source.folder, source.sums) for source in sources}
     for name in dict.fromkeys(name for names in files.values() for name in names):
         if name in drop:
             continue
         holders = [source for source in sources if name in files[source.folder]]
+        for source in holders:
+            source.sums.require(name)
         target = new / name
         target.parent.mkdir(parents=True, exist_ok=True)
         if _NAMED.search(target.name):
@@ -137,7 +146,7 @@ def _is_numbered_table(path: Path) -> bool:
 
 
 def _rows(source: Moved, name: str) -> Any:
-    table = pq.read_table(source.folder / name)
+    table = read_table(source.folder / name)
     moved = [
         (row, number)
         for row, old in enumerate(table[_NUMBER].to_pylist())

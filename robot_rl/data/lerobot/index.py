@@ -5,9 +5,9 @@ Reads `meta/` alone, so that opening a dataset costs an index and no episode. E 
 
 from __future__ import annotations
 
-import json
+import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,11 +20,15 @@ from numpy.typing import NDArray
 
 from robot_rl.core.errors import DatasetError
 from robot_rl.core.files import listed
+from robot_rl.data.lerobot import layout as lay
+from robot_rl.data.lerobot.checksums import Checksums
 
 Array = NDArray[Any]
 
 STATE = "observation.state"
 _NUMBERS = ("float", "int", "uint", "bool")
+NOT_UNDERSTOOD = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, pa.ArrowException)
+"""What Python says of metadata that makes no sense."""
 
 
 @dataclass(kw_only=True)
@@ -61,6 +65,8 @@ class DatasetIndex:
     """LeRobot's feature name -> where its frames lie."""
     instructions: list[str]
     """(E,): the first instruction of every episode."""
+    sums: Checksums
+    """What was recorded of its files."""
     columns: dict[str, list[Any]] = field(default_factory=dict)
     """Other columns of meta/episodes that are ours: `device`, `store_episode`."""
     renamed: dict[str, str] = field(default_factory=dict)
@@ -105,20 +111,33 @@ class DatasetIndex:
         )
 
 
-def open_index(folder: Path, known: dict[Path, Any] | None = None) -> DatasetIndex:
+def open_index(
+    folder: Path, known: dict[Path, Any] | None = None, sums: Checksums | None = None
+) -> DatasetIndex:
     """Returns the index of a dataset of version 3 or 2.1.
+
+    Args:
+        folder: the dataset.
+        known: as of `read_v3`.
+        sums: of the dataset, where the caller has them.
 
     Raises:
         DatasetError: no dataset, another version, or damaged metadata.
     """
     from robot_rl.data.lerobot.v21 import read_v21  # it needs the classes above
 
-    info = read_info(folder)
+    sums = Checksums(folder) if sums is None else sums
+    info = read_info(folder, sums)
     version = str(info["codebase_version"])
-    if version.startswith("v3."):
-        return read_v3(folder, info, known)
-    if version == "v2.1":
-        return read_v21(folder, info)
+    try:
+        if version.startswith("v3."):
+            return read_v3(folder, info, sums, known)
+        if version == "v2.1":
+            return read_v21(folder, info, sums)
+    except DatasetError:
+        raise
+    except NOT_UNDERSTOOD as error:
+        raise DatasetError(not_understood(folder / "meta", error)) from error
     raise DatasetError(
         f"{folder}: codebase_version {version!r}, allowed: 'v2.1' and 'v3.*'. {_converter(version)}"
     )
@@ -140,42 +159,107 @@ def _converter(version: str) -> str:
     return "A later robot_rl may read it; LeRobot of that version does."
 
 
-def read_info(folder: Path) -> dict[str, Any]:
+def read_info(folder: Path, sums: Checksums | None = None) -> dict[str, Any]:
     """Returns meta/info.json.
 
     Raises:
-        DatasetError: it is missing, cut short, or lacks an entry.
+        DatasetError: it is missing, changed, cut short, or lacks an entry.
     """
-    path = folder / "meta/info.json"
+    path = folder / lay.INFO
     if not path.is_file():
         raise DatasetError(
             f"{folder}: no meta/info.json in it, so it is no LeRobot dataset. Give the folder that holds "
             f"meta/ and data/; `robot-rl collect out={folder}` makes one."
         )
-    try:
-        info = json.loads(path.read_text())
-    except ValueError as error:
-        raise DatasetError(f"{path}: no JSON ({error}). Restore the file from a copy.") from error
+    info = (Checksums(folder) if sums is None else sums).json(lay.INFO)
     for entry in ("codebase_version", "fps", "features", "data_path", "total_episodes"):
         if entry not in info:
             raise DatasetError(
                 f"{path}: entry {entry!r} is missing, it has {sorted(info)}. Restore the file."
             )
+    for entry, what, is_good in _ENTRIES:
+        if entry in info and not is_good(info[entry]):
+            raise DatasetError(
+                f"{path}: {entry} is {str(info[entry])[:60]!r}, allowed: {what}. Restore the file."
+            )
+    for name, feature in info["features"].items():
+        if not _is_feature(feature):
+            raise DatasetError(
+                f"{path}: feature {name!r} is {str(feature)[:60]!r}, allowed: a dtype and a shape of whole "
+                "numbers. Restore the file from a copy."
+            )
     return info
 
 
-def read_v3(folder: Path, info: dict[str, Any], known: dict[Path, Any] | None = None) -> DatasetIndex:
+def read_stats(folder: Path, sums: Checksums) -> dict[str, dict[str, Any]]:
+    """Returns meta/stats.json; empty if there is none.
+
+    Raises:
+        DatasetError: it has changed, or holds something else than numbers.
+    """
+    if not (folder / lay.STATS).is_file():
+        return {}
+    stats = sums.json(lay.STATS)
+    try:
+        for of in stats.values():
+            for value in of.values():
+                np.asarray(value, np.float64)
+    except NOT_UNDERSTOOD as error:
+        raise DatasetError(not_understood(folder / lay.STATS, error)) from error
+    return stats
+
+
+def picture_shape(feature: Mapping[str, Any]) -> tuple[int, ...]:
+    """Returns (h, w, 3) of a camera's pictures; some declare the channels first."""
+    shape = tuple(feature["shape"])
+    return (*shape[1:], 3) if len(shape) == 3 and shape[2] != 3 and shape[0] == 3 else shape
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_feature(feature: Any) -> bool:
+    if not isinstance(feature, dict) or not isinstance(feature.get("dtype"), str):
+        return False
+    shape, dtype = feature.get("shape"), feature["dtype"]
+    try:
+        np.dtype(dtype if dtype.startswith(_NUMBERS) else "uint8")
+    except TypeError:
+        return False
+    return isinstance(shape, list | tuple) and all(_is_count(size) for size in shape)
+
+
+_ENTRIES: tuple[tuple[str, str, Callable[[Any], bool]], ...] = (
+    ("fps", "a rate above 0 in Hz", lambda fps: _is_number(fps) and 0 < fps < math.inf),
+    ("total_episodes", "a whole number from 0", _is_count),
+    ("features", "an object", lambda features: isinstance(features, dict)),
+    ("data_path", "a path with places for the numbers", lambda path: isinstance(path, str)),
+    ("video_path", "a path or null", lambda path: path is None or isinstance(path, str)),
+    ("robot_type", "a name or null", lambda name: name is None or isinstance(name, str)),
+)
+"""Entry of meta/info.json, what it may be, and whether it is."""
+
+
+def read_v3(
+    folder: Path, info: dict[str, Any], sums: Checksums, known: dict[Path, Any] | None = None
+) -> DatasetIndex:
     """Returns the index of a dataset of version 3.
 
     Args:
         folder: the dataset.
         info: its meta/info.json.
+        sums: what was recorded of its files.
         known: tables of files read before, by path; those that did not change are not read again.
 
     Raises:
         DatasetError: missing or damaged metadata, or an episode that is listed twice or not at all.
     """
-    table = _episode_table(folder, {} if known is None else known)
+    table = _episode_table(folder, sums, {} if known is None else known)
     videos = [name for name, feature in info["features"].items() if feature["dtype"] == "video"]
     _check_columns(folder, table.column_names, videos)
     rows = {name: table[name].to_pylist() for name in table.column_names}
@@ -185,7 +269,7 @@ def read_v3(folder: Path, info: dict[str, Any], known: dict[Path, Any] | None = 
     columns = {name: [values[i] for i in order] for name, values in rows.items()}
     episode = np.asarray(columns["episode_index"], np.int64)
     _check_listed(folder, episode, int(info["total_episodes"]))
-    tasks = _read_tasks(folder)
+    tasks = _read_tasks(folder, sums)
     start = np.asarray(columns["dataset_from_index"], np.int64)
     lengths = np.asarray(columns["length"], np.int64)
     files, file = _files(columns, "data", lambda chunk, index: _data_path(info, chunk, index))
@@ -193,7 +277,7 @@ def read_v3(folder: Path, info: dict[str, Any], known: dict[Path, Any] | None = 
     np.minimum.at(first_of_file, file, start)
     first = start - first_of_file[file] if len(file) else start
     listed_of = columns.get("tasks", [None] * len(episode))
-    instructions = first_instructions(folder, listed_of, tasks, files, file, first)
+    instructions = first_instructions(folder, listed_of, tasks, files, file, first, sums)
     return DatasetIndex(
         folder=folder,
         info=info,
@@ -205,6 +289,7 @@ def read_v3(folder: Path, info: dict[str, Any], known: dict[Path, Any] | None = 
         first=first,
         videos={name: _spans(info, columns, name) for name in videos},
         instructions=instructions,
+        sums=sums,
         columns={name: columns[name] for name in ("device", "store_episode") if name in columns},
     )
 
@@ -216,6 +301,7 @@ def first_instructions(
     files: Sequence[str],
     file: Array,
     first: Array,
+    sums: Checksums,
 ) -> list[str]:
     """Returns the first instruction of every episode, (E,).
 
@@ -226,6 +312,7 @@ def first_instructions(
         files: data files below the folder.
         file: (E,): which of them.
         first: (E,): the episode's first row in it.
+        sums: what was recorded of its files.
     """
     opened: dict[str, Array] = {}
     instructions: list[str] = []
@@ -235,7 +322,7 @@ def first_instructions(
             continue
         at = files[int(file[episode])]
         if at not in opened:
-            opened[at] = _task_column(folder / at)
+            opened[at] = _task_column(folder, at, sums)
         column, row = opened[at], int(first[episode])
         # A file that is missing or too short is found, and named, when its episodes are read.
         instructions.append(tasks.get(int(column[row]), "") if row < len(column) else "")
@@ -243,26 +330,30 @@ def first_instructions(
 
 
 def columns_of(index: DatasetIndex, file: str) -> list[str]:
-    """Returns the columns that a data file has, as they are read; none where it is missing."""
+    """Returns the columns that a data file has, as they are read; none where it is missing.
+
+    Raises:
+        DatasetError: it is damaged.
+    """
     path = index.folder / file
     if not path.is_file():
         return []
+    index.sums.require(file)
     read_as = {old: new for new, old in index.renamed.items()}
-    names: list[str] = _opened(path).schema_arrow.names
+    names: list[str] = read_schema(path).names
     return [read_as.get(name, name) for name in names]
 
 
-def _task_column(path: Path) -> Array:
+def _task_column(folder: Path, file: str, sums: Checksums) -> Array:
     """Returns the task_index of every row of a data file; nothing where it has none."""
-    if not path.is_file():
+    if not (folder / file).is_file():
         return np.zeros(0, np.int64)
-    file = _opened(path)
-    if "task_index" not in file.schema_arrow.names:
-        return np.zeros(0, np.int64)
-    return file.read(columns=["task_index"])["task_index"].to_numpy()
+    sums.require(file)
+    table = read_table(folder / file, "task_index".__eq__)
+    return table["task_index"].to_numpy() if table.column_names else np.zeros(0, np.int64)
 
 
-def _episode_table(folder: Path, known: dict[Path, Any]) -> Any:
+def _episode_table(folder: Path, sums: Checksums, known: dict[Path, Any]) -> Any:
     paths = listed(folder / "meta/episodes", "*/*.parquet")
     if not paths:
         raise DatasetError(
@@ -274,9 +365,8 @@ def _episode_table(folder: Path, known: dict[Path, Any]) -> Any:
         stat = path.stat()
         stamp = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
         if known.get(path, (None,))[0] != stamp:
-            opened = _opened(path)
-            names = [n for n in opened.schema_arrow.names if not n.startswith("stats/")]
-            known[path] = (stamp, opened.read(columns=names))
+            sums.require(str(path.relative_to(folder)))
+            known[path] = (stamp, read_table(path, lambda name: not name.startswith("stats/")))
         return known[path][1]
 
     # A file has hundreds of columns of statistics, and its footer takes milliseconds.
@@ -284,11 +374,32 @@ def _episode_table(folder: Path, known: dict[Path, Any]) -> Any:
         return pa.concat_tables(pool.map(read, paths), promote_options="permissive")
 
 
-def _opened(path: Path) -> Any:
-    """Opens a parquet file: one whose writer was killed has no footer."""
+def read_table(path: Path, wanted: Callable[[str], bool] = lambda name: True) -> Any:
+    """Returns the columns of a parquet file whose names are wanted.
+
+    Raises:
+        DatasetError: it is damaged, or its writer was killed: it has no footer then.
+    """
     try:
-        return pq.ParquetFile(path)
-    except (pa.ArrowInvalid, OSError) as error:
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            return file.read(columns=[name for name in file.schema_arrow.names if wanted(name)])
+    except (pa.ArrowException, OSError) as error:
+        if isinstance(error, OSError) and error.errno:  # the disk's
+            raise
+        raise DatasetError(cut_short(path, error)) from error
+
+
+def read_schema(path: Path) -> Any:
+    """Returns the columns of a parquet file.
+
+    Raises:
+        DatasetError: it has no footer that can be read.
+    """
+    try:
+        return pq.read_schema(path)
+    except (pa.ArrowException, OSError) as error:
+        if isinstance(error, OSError) and error.errno:  # the disk's
+            raise
         raise DatasetError(cut_short(path, error)) from error
 
 
@@ -302,6 +413,14 @@ def cut_short(path: Path, error: Exception) -> str:
     return (
         f"{path}: no readable parquet file ({first_line(error)}); its writer was killed, or the copy "
         "stopped early. Copy it again, or drop its episodes (on_damage=skip)."
+    )
+
+
+def not_understood(at: Path, error: Exception) -> str:
+    """Returns what to say of a file or folder whose content makes no sense."""
+    return (
+        f"{at}: what it says makes no sense ({type(error).__name__}: {first_line(error)}): bytes "
+        "have changed, or another program wrote it. Restore it from a copy."
     )
 
 
@@ -340,11 +459,12 @@ def _check_listed(folder: Path, episode: Array, total: int) -> None:
         )
 
 
-def _read_tasks(folder: Path) -> dict[int, str]:
+def _read_tasks(folder: Path, sums: Checksums) -> dict[int, str]:
     path = folder / "meta/tasks.parquet"
     if not path.is_file():
         raise DatasetError(f"{folder}: no meta/tasks.parquet, so no instruction is known. Restore the file.")
-    table = _opened(path).read()
+    sums.read(lay.TASKS)
+    table = read_table(path)
     # pandas writes the instruction as its index, under the name it had: `task`, or none.
     text = "task" if "task" in table.column_names else "__index_level_0__"
     return dict(zip(table["task_index"].to_pylist(), table[text].to_pylist(), strict=True))

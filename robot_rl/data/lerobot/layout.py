@@ -7,6 +7,7 @@
     data/CHUNK/FILE.parquet       numbers, a row per control step; pictures as PNG, if asked for
     videos/<name>/CHUNK/FILE.mp4  pictures
     meta/robot_rl.json            ours: task, instruction, type and shape of every observation
+    meta/checksums.json, meta/checksums/CHUNK/FILE.json   ours: of every file; see `checksums`
     final/CHUNK/FILE.parquet      ours: a row per episode, what its last step led to (null: nobody knows)
     arrays/<key>/CHUNK/FILE.npy   ours: depth and the like, row for row beside the data file of the number
 
@@ -36,13 +37,18 @@ FORMAT = 2
 """Of `meta/robot_rl.json`; 1 had all episodes in one file and one array per key."""
 FILES_PER_CHUNK = 1000
 PARQUET: Any = {"write_page_checksum": True}
-"""How every parquet file is written: `damage.check` finds a byte that changed since."""
+"""How every parquet file is written: who reads a page finds a byte of it that changed since."""
 _FILE = "chunk-{chunk_index:03d}/file-{file_index:03d}"
 DATA = f"data/{_FILE}.parquet"
 VIDEO = f"videos/{{video_key}}/{_FILE}.mp4"
 EPISODES = f"meta/episodes/{_FILE}.parquet"
 FINAL = f"final/{_FILE}.parquet"
 ARRAYS = f"arrays/{{key}}/{_FILE}.npy"
+CHECKSUMS = f"meta/checksums/{_FILE}.json"
+NUMBERED = ("data/*/*", "videos/*/*/*", "meta/episodes/*/*", "final/*/*", "arrays/*/*/*")
+"""Where the files with numbers are."""
+TEMPORARY = ".part"
+"""Ends the names of files that are not complete; LeRobot looks at *.parquet only."""
 INFO, STATS, TASKS, OWN = "meta/info.json", "meta/stats.json", "meta/tasks.parquet", "meta/robot_rl.json"
 
 PNG = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
@@ -167,6 +173,7 @@ class Layout:
         """Returns meta/robot_rl.json."""
         return {
             "format": FORMAT,
+            "checksums": True,
             "task": self.meta.task,
             "instruction": self.meta.instruction,
             "features": {name: key for key, name in {**self.columns, **self.pictures}.items()},

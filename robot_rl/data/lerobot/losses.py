@@ -37,7 +37,7 @@ def losses(dataset: Dataset, episodes: Sequence[int]) -> dict[str, str]:
     for name in episode_rows(index).column_names:
         if name not in _EPISODE and not name.startswith(PLACES):
             found[name] = f"column {name!r} of meta/episodes"
-    found |= {name: f"file {name}" for name in foreign_files(index.folder)}
+    found |= {name: f"file {name}" for name in foreign_files(index.folder, index.sums)}
     several = [e for e in episodes if _num_tasks(dataset, e) > 1]
     if several:
         which = spans(index.episode[several].tolist())

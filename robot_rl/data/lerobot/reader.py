@@ -10,7 +10,6 @@ E episodes, T control steps of one, n frames.
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -25,9 +24,10 @@ from robot_rl.data.episode import Episode, Feature
 from robot_rl.data.episodes import EpisodesMeta
 from robot_rl.data.facts import DatasetFacts
 from robot_rl.data.lerobot.beside import Beside
+from robot_rl.data.lerobot.checksums import Checksums
 from robot_rl.data.lerobot.damage import Problem, check
 from robot_rl.data.lerobot.decode import Backend, Decoders, decode_pictures
-from robot_rl.data.lerobot.index import STATE, DatasetIndex, open_index
+from robot_rl.data.lerobot.index import STATE, DatasetIndex, open_index, picture_shape, read_stats
 from robot_rl.data.lerobot.layout import OWN, feature_name
 from robot_rl.data.lerobot.selection import Reading, odd_names
 from robot_rl.data.lerobot.stats import PictureStats, of_columns
@@ -80,7 +80,8 @@ class Dataset:
         self._decoders = Decoders(backend, open_files)
         self.reading = Reading(rename=rename or {}, episodes=episodes, cameras=cameras)
         """What is read, and under which names."""
-        self._tables = Tables(self.folder, cached_bytes, renamed=self.reading.rename_back)
+        self._sums = Checksums(self.folder)
+        self._tables = Tables(self.folder, cached_bytes, self._sums, renamed=self.reading.rename_back)
         self._columns: dict[str, Array] | None = None
         self._load()
 
@@ -209,11 +210,9 @@ class Dataset:
     @functools.cached_property
     def stats(self) -> dict[str, dict[str, Array]]:
         """Returns meta/stats.json by our keys; of version 2.1, joined from its episodes'."""
-        path = self.folder / "meta/stats.json"
-        if path.is_file():
-            recorded: Mapping[str, Mapping[str, Any]] = json.loads(path.read_text())
-        else:
-            recorded = joined_stats(list(read_episode_stats(self.folder).values()))
+        recorded: Mapping[str, Mapping[str, Any]] = read_stats(self.folder, self._sums)
+        if not recorded:
+            recorded = joined_stats(list(read_episode_stats(self.folder, self._sums).values()))
         read_as = {old: new for new, old in self.index.renamed.items()}
         named = {read_as.get(name, name): values for name, values in recorded.items()}
         return {
@@ -244,8 +243,12 @@ class Dataset:
             out: where to write them, instead of a new array.
         """
         name, number = self._names[camera], int(self.file_of(camera)[episodes[0]])
+        if out is None:
+            out = np.empty((len(steps), *self.features[camera].shape), np.uint8)
         if name in self.index.videos:
-            path = self.folder / self.index.videos[name].files[number]
+            file = self.index.videos[name].files[number]
+            self._sums.require(file)
+            path = self.folder / file
             numbers = self.first_of(camera)[episodes] + steps
 
             def where(frame: int) -> str:
@@ -338,7 +341,8 @@ class Dataset:
 
     def _load(self) -> None:
         self._stamp = _stamp(self.folder / "meta/info.json")
-        index = self.reading.apply(open_index(self.folder, self._known))
+        self._sums.reload()
+        index = self.reading.apply(open_index(self.folder, self._known, self._sums))
         if not (self.folder / OWN).is_file() and (problem := odd_names(index)):
             raise DatasetError(problem)
         self._use(self._without_damaged(index) if self._on_damage == "skip" else index)
@@ -372,8 +376,7 @@ class Dataset:
             shape = tuple(feature["shape"])
             if feature["dtype"] in _PICTURES:
                 if not (feature.get("info") or {}).get("is_depth_map"):
-                    channels_first = len(shape) == 3 and shape[2] != 3 and shape[0] == 3
-                    features[key] = Feature("uint8", (*shape[1:], 3) if channels_first else shape)
+                    features[key] = Feature("uint8", picture_shape(feature))
             elif name in self.index.numeric:
                 features[key] = recorded.get(key, Feature(memory_dtype(name, feature["dtype"]), shape))
         return {**features, **{key: f for key, f in recorded.items() if key not in features}}

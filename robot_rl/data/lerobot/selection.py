@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -79,7 +80,7 @@ def odd_names(index: DatasetIndex) -> str | None:
 
 def _odd_numbers(index: DatasetIndex) -> list[tuple[str, str, str]]:
     """Yields old name, new name and what is wrong, of actions and states."""
-    columns = columns_of(index, index.files[0]) if index.files else []
+    columns = _columns(index)
     found: list[tuple[str, str, str]] = []
     for name, pattern in (("action", _ACTION), (STATE, _STATE)):
         is_declared = name in index.features
@@ -95,6 +96,15 @@ def _odd_numbers(index: DatasetIndex) -> list[tuple[str, str, str]]:
                 (name, "", f"{what}; there are {', '.join(map(repr, sorted(columns or index.features)))}")
             )
     return found
+
+
+def _columns(index: DatasetIndex) -> list[str]:
+    """Returns the columns of the first data file that is not damaged; none if all are."""
+    for file in index.files:
+        with suppress(DatasetError):  # whoever reads its episodes says so
+            if columns := columns_of(index, file):
+                return columns
+    return []
 
 
 def _odd_pictures(index: DatasetIndex) -> list[tuple[str, str, str]]:
@@ -117,7 +127,7 @@ def _odd_folder(index: DatasetIndex) -> list[tuple[str, str, str]]:
 
 
 def _renamed(index: DatasetIndex, rename: Mapping[str, str]) -> DatasetIndex:
-    columns = columns_of(index, index.files[0]) if index.files else []
+    columns = _columns(index)
     for old, new in rename.items():
         is_folder = new == VIDEOS and (index.folder / old).is_dir()
         if old not in index.features and old not in columns and not is_folder:

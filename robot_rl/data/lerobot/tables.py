@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from robot_rl.core.errors import DatasetError
+from robot_rl.data.lerobot.checksums import Checksums
 from robot_rl.data.lerobot.index import STATE, DatasetIndex, cut_short
 
 Array = NDArray[Any]
@@ -26,8 +27,8 @@ class Tables:
         self,
         folder: Path,
         cached_bytes: int,
+        sums: Checksums | None = None,
         *,
-        checksums: bool = False,
         renamed: Mapping[str, str] | None = None,
     ) -> None:
         """Prepares to read.
@@ -35,13 +36,13 @@ class Tables:
         Args:
             folder: of the dataset.
             cached_bytes: held in memory.
-            checksums: compares those of pages, where a file has any.
+            sums: files that differ from them are refused.
             renamed: name of a column -> its name in the files.
         """
         self._renamed = dict(renamed or {})
         self._read_as = {old: new for new, old in self._renamed.items()}
         self._folder = folder
-        self._checksums = checksums
+        self._sums = sums
         self._budget = cached_bytes
         self._groups: OrderedDict[tuple[str, int, tuple[str, ...] | None], Any] = OrderedDict()
         self._held_bytes = 0
@@ -120,8 +121,10 @@ class Tables:
                 "episodes (on_damage=skip)."
             )
         try:
+            if self._sums is not None:
+                self._sums.require(file)
             footer = self._footer[1] if self._footer[0] == file else None
-            opened = pq.ParquetFile(path, metadata=footer, page_checksum_verification=self._checksums)
+            opened = pq.ParquetFile(path, metadata=footer, page_checksum_verification=True)
             self._footer = (file, opened.metadata)
             return opened
         except (pa.ArrowException, OSError) as error:

@@ -14,17 +14,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from robot_rl.core.errors import DatasetError
+from robot_rl.data.lerobot.checksums import Checksums
 from robot_rl.data.lerobot.index import DatasetIndex, VideoSpans, first_instructions
 
 Array = NDArray[Any]
 
+_EPISODES_STATS = "meta/episodes_stats.jsonl"
 
-def read_v21(folder: Path, info: dict[str, Any]) -> DatasetIndex:
+
+def read_v21(folder: Path, info: dict[str, Any], sums: Checksums) -> DatasetIndex:
     """Returns the index of a dataset of version 2.1.
 
     Raises:
         DatasetError: missing or damaged metadata, or an episode that is listed twice or not at all.
     """
+    for name in ("meta/episodes.jsonl", "meta/tasks.jsonl"):
+        sums.require(name)
     episodes = sorted(read_lines(folder, "meta/episodes.jsonl"), key=lambda e: e["episode_index"])
     number = np.asarray([e["episode_index"] for e in episodes], np.int64)
     twice = number[1:][np.diff(number) == 0]
@@ -61,16 +66,18 @@ def read_v21(folder: Path, info: dict[str, Any]) -> DatasetIndex:
             if feature["dtype"] == "video"
         },
         instructions=first_instructions(
-            folder, [e.get("tasks") for e in episodes], tasks, files, each, zeros
+            folder, [e.get("tasks") for e in episodes], tasks, files, each, zeros, sums
         ),
+        sums=sums,
     )
 
 
-def read_episode_stats(folder: Path) -> dict[int, dict[str, Any]]:
+def read_episode_stats(folder: Path, sums: Checksums) -> dict[int, dict[str, Any]]:
     """Returns LeRobot's statistics of every episode, by its number; empty if there are none."""
-    if not (folder / "meta/episodes_stats.jsonl").is_file():
+    if not (folder / _EPISODES_STATS).is_file():
         return {}
-    return {line["episode_index"]: line["stats"] for line in read_lines(folder, "meta/episodes_stats.jsonl")}
+    sums.require(_EPISODES_STATS)
+    return {line["episode_index"]: line["stats"] for line in read_lines(folder, _EPISODES_STATS)}
 
 
 def joined_stats(parts: Sequence[Mapping[str, Mapping[str, Any]]]) -> dict[str, dict[str, Array]]:
@@ -110,7 +117,11 @@ def read_lines(folder: Path, name: str) -> list[dict[str, Any]]:
             f"{folder}: no {name}, which a dataset of version 2.1 must have. Restore the file."
         )
     lines: list[dict[str, Any]] = []
-    for number, line in enumerate(path.read_text().splitlines(), 1):
+    try:
+        text = path.read_text()
+    except UnicodeDecodeError as error:
+        raise DatasetError(f"{path}: no UTF-8 ({error}). Restore the file.") from error
+    for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
             continue
         try:

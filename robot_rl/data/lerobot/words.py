@@ -9,27 +9,29 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from robot_rl.core.errors import DatasetError
 from robot_rl.core.files import listed
-from robot_rl.data.lerobot.index import cut_short
+from robot_rl.data.lerobot.checksums import Checksums
+from robot_rl.data.lerobot.index import read_table
 
 Array = NDArray[Any]
 
 _NO_NAME = "__index_level_0__"
 
 
-def word_tables(folder: Path) -> dict[str, Any]:
-    """Returns the tables of texts of a dataset of version 3: `subtask_index` -> its parquet table."""
+def word_tables(folder: Path, sums: Checksums) -> dict[str, Any]:
+    """Returns the tables of texts of a dataset of version 3: `subtask_index` -> its parquet table.
+
+    Raises:
+        DatasetError: a table is damaged.
+    """
     tables: dict[str, Any] = {}
     for path in listed(folder / "meta", "*.parquet"):
         column = f"{path.stem.removesuffix('s')}_index"
-        try:
-            table = pq.read_table(path)
-        except (pa.ArrowException, OSError) as error:
-            raise DatasetError(cut_short(path, error)) from error
+        sums.require(f"meta/{path.name}")
+        table = read_table(path)
         if column in table.column_names and column != "episode_index":
             tables[column] = table
     return tables

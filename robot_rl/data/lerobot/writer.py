@@ -14,6 +14,7 @@ import json
 import logging
 import os
 from collections.abc import Iterable, Mapping
+from contextlib import closing
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
@@ -23,13 +24,15 @@ import pyarrow.parquet as pq
 from av.error import FFmpegError
 
 from robot_rl.core.errors import DatasetError
-from robot_rl.core.files import listed, make_folder, replace_file, sync_folder, temporary_of, write_json
+from robot_rl.core.files import listed, make_folder, sync_folder, temporary_of
 from robot_rl.core.refusal import refusing
 from robot_rl.data.episode import Episode, Feature
 from robot_rl.data.episodes import EpisodesMeta
 from robot_rl.data.lerobot import layout as lay
-from robot_rl.data.lerobot.batch import TEMPORARY, Batch, check_episode
+from robot_rl.data.lerobot.batch import Batch, check_episode
+from robot_rl.data.lerobot.checksums import MAIN, Checksums, ReplacedFiles, record
 from robot_rl.data.lerobot.encode import VideoCodec
+from robot_rl.data.lerobot.index import read_info, read_table
 from robot_rl.data.lerobot.layout import Layout
 from robot_rl.data.lerobot.stats import Stats, aggregate, from_json, to_json
 from robot_rl.data.lerobot.words import tasks_of
@@ -73,6 +76,7 @@ class DatasetWriter:
         self._tasks: list[str] = []
         self._stats: Stats = {}
         self._next_file = 0
+        self._files = ReplacedFiles(self.folder)
         self.last_store_episode: int | None = None
         """`store_episode` of the last episode."""
         make_folder(self.folder / "meta")
@@ -83,9 +87,13 @@ class DatasetWriter:
             else:
                 _require_empty(self.folder)
                 self._remove_torn()
-                write_json(self.folder / lay.OWN, self._layout.own())
-                self._save_tasks()
-                write_json(self.folder / lay.INFO, self._info)
+                self._files.replace(
+                    {
+                        lay.OWN: json_bytes(self._layout.own()),
+                        lay.TASKS: tasks_file(self._tasks),
+                        lay.INFO: json_bytes(self._info),
+                    }
+                )
         except BaseException:
             self.close()
             raise
@@ -167,10 +175,9 @@ class DatasetWriter:
     def _seal(self, batch: Batch) -> None:
         """Commits: files, instructions, statistics, and last the count of episodes."""
         batch.seal()
-        if len(self._tasks) != self._info["total_tasks"]:
-            self._save_tasks()
+        new_tasks = len(self._tasks) != self._info["total_tasks"]
+        tasks = {lay.TASKS: tasks_file(self._tasks)} if new_tasks else {}
         stats = aggregate(self._stats, batch.stats)
-        write_json(self.folder / lay.STATS, to_json(stats))
         total = len(self) + len(batch.rows)
         info = {
             **self._info,
@@ -179,7 +186,7 @@ class DatasetWriter:
             "total_tasks": len(self._tasks),
             "splits": {"train": f"0:{total}"},
         }
-        write_json(self.folder / lay.INFO, info)
+        self._files.replace({**tasks, lay.STATS: json_bytes(to_json(stats)), lay.INFO: json_bytes(info)})
         self._info, self._stats = info, stats
         self._next_file += 1
         self.last_store_episode = batch.rows[-1]["store_episode"]
@@ -191,75 +198,87 @@ class DatasetWriter:
 
     def _resume(self) -> None:
         """Takes up an existing dataset, and removes what a torn commit left in it."""
-        info = json.loads((self.folder / lay.INFO).read_text())
-        own = self.folder / lay.OWN
-        written = json.loads(own.read_text()) if own.exists() else {}
+        sums = Checksums(self.folder)
+        info = read_info(self.folder, sums)
+        written = sums.json(lay.OWN) if (self.folder / lay.OWN).exists() else {}
         _check_same(self.folder, info, self._info, written, self._layout.own())
         self._info = info
-        self._tasks = read_tasks(self.folder)
-        last = self._last_row()
+        self._tasks = read_tasks(self.folder, sums)
+        last = self._last_row(sums)
         if last is not None:
             numbers = [key.removesuffix("chunk_index") for key in last if key.endswith("chunk_index")]
             places = [(last[f"{at}chunk_index"], last[f"{at}file_index"]) for at in numbers]
             self._next_file = 1 + max(chunk * lay.FILES_PER_CHUNK + file for chunk, file in places)
             self.last_store_episode = last["store_episode"]
+        self._files = ReplacedFiles.found(sums, self._next_file)
         self._remove_torn()
         sync_folder(self.folder / "meta")  # a commit that failed at the last may be there
         if last is not None:
-            self._stats = self._read_stats()
+            self._stats = self._read_stats(sums)
+        if not written.get("checksums"):  # of an earlier version
+            self._files.replace({lay.OWN: json_bytes({**written, "checksums": True})})
 
-    def _last_row(self) -> dict[str, Any] | None:
+    def _last_row(self, sums: Checksums) -> dict[str, Any] | None:
         """Returns the last committed row of meta/episodes, from the newest file that has one."""
         for path in reversed(listed(self.folder / "meta/episodes", "*/*.parquet")):
-            file = pq.ParquetFile(path)
-            names = [name for name in file.schema_arrow.names if not name.startswith("stats/")]
-            row = file.read(names).slice(file.metadata.num_rows - 1).to_pylist()[0]
+            sums.require(str(path.relative_to(self.folder)))
+            table = read_table(path, lambda name: not name.startswith("stats/"))
+            row = table.slice(len(table) - 1).to_pylist()[0]
             if row["episode_index"] < len(self):
                 return row
         return None
 
     def _remove_torn(self) -> None:
         """Removes files that no committed episode refers to: all numbers from the next one on."""
-        kinds = ("data/*/*", "videos/*/*/*", "meta/episodes/*/*", "final/*/*", "arrays/*/*/*")
+        kinds = (*lay.NUMBERED, "meta/checksums/*/*")
         for path in [path for kind in kinds for path in listed(self.folder, kind) if path.is_file()]:
             numbered = path.parent.name.startswith("chunk-")
-            if path.name.endswith(TEMPORARY) or (numbered and lay.file_number(path) >= self._next_file):
+            if path.name.endswith(lay.TEMPORARY) or (numbered and lay.file_number(path) >= self._next_file):
                 logger.info("%s: left by a write that was cut short, removed", path)
                 path.unlink()
-        for name in (lay.INFO, lay.STATS, lay.TASKS, lay.OWN):
+        for name in (lay.INFO, lay.STATS, lay.TASKS, lay.OWN, MAIN):
             temporary_of(self.folder / name).unlink(missing_ok=True)
 
-    def _read_stats(self) -> Stats:
+    def _read_stats(self, sums: Checksums) -> Stats:
         """Returns the aggregate; summed up again if the torn commit is in it already."""
         path = self.folder / lay.STATS
         if path.exists():
-            stats = from_json(json.loads(path.read_text()))
+            stats = from_json(sums.json(lay.STATS))
             if stats["index"]["count"][0] == self._info["total_frames"]:
                 return stats
-        stats = aggregate_of(self.folder)
-        write_json(self.folder / lay.STATS, to_json(stats))
+        stats = aggregate_of(self.folder, sums)
+        self._files.replace({lay.STATS: json_bytes(to_json(stats))})
         return stats
 
-    def _save_tasks(self) -> None:
-        sink = pa.BufferOutputStream()
-        pq.write_table(tasks_of(dict(enumerate(self._tasks))), sink, **lay.PARQUET)
-        replace_file(self.folder / lay.TASKS, sink.getvalue().to_pybytes())
+
+def json_bytes(content: dict[str, Any]) -> bytes:
+    """Returns what a file of JSON holds."""
+    return (json.dumps(content, indent=2) + "\n").encode()
 
 
-def read_tasks(folder: Path) -> list[str]:
+def tasks_file(tasks: list[str]) -> bytes:
+    """Returns what meta/tasks.parquet holds."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(tasks_of(dict(enumerate(tasks))), sink, **lay.PARQUET)
+    return sink.getvalue().to_pybytes()
+
+
+def read_tasks(folder: Path, sums: Checksums) -> list[str]:
     """Returns the instructions in the order of their index."""
-    table = pq.read_table(folder / lay.TASKS)
+    sums.read(lay.TASKS)
+    table = read_table(folder / lay.TASKS)
     return [
         task
         for _, task in sorted(zip(table["task_index"].to_pylist(), table["task"].to_pylist(), strict=True))
     ]
 
 
-def aggregate_of(folder: Path) -> Stats:
+def aggregate_of(folder: Path, sums: Checksums) -> Stats:
     """Returns the statistics of all episodes, from those of each."""
     stats: Stats = {}
     for path in listed(folder / "meta/episodes", "*/*.parquet"):
-        for row in pq.read_table(path).to_pylist():
+        sums.require(str(path.relative_to(folder)))
+        for row in read_table(path).to_pylist():
             stats = aggregate(stats, stats_of_row(row))
     return stats
 
@@ -272,6 +291,20 @@ def stats_of_row(row: Mapping[str, Any]) -> Stats:
             _, feature, statistic = name.split("/")
             stats.setdefault(feature, {})[statistic] = value
     return from_json(stats)
+
+
+@refusing(DatasetError)
+def record_checksums(folder: str | Path) -> int:
+    """Records every file of a dataset as it is now, whatever was recorded before; returns how many files.
+
+    Raises:
+        DatasetError: no dataset, or another writer has it open.
+    """
+    folder = Path(folder)
+    if not (folder / lay.INFO).is_file():
+        read_info(folder)  # says what is missing
+    with closing(DatasetLock(folder)):
+        return record(folder)
 
 
 class DatasetLock:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from robot_rl.core.errors import DatasetError
-from robot_rl.core.files import listed, read_json
+from robot_rl.core.files import listed
 
 _INFO = "meta/info.json"
 
@@ -17,13 +16,11 @@ def read_info(folder: Path) -> dict[str, Any] | None:
     Raises:
         DatasetError: it is damaged.
     """
-    path, remedy = folder / _INFO, "Restore it from a copy; the journal beside it is whole."
-    if not path.is_file():
+    if not (folder / _INFO).is_file():
         return None
-    info = read_json(path, DatasetError, remedy)
-    if type(info.get("total_episodes")) is not int or not isinstance(info.get("features"), dict):
-        raise DatasetError(f"{path}: damaged: it lacks total_episodes or features. {remedy}")
-    return info
+    from robot_rl.data.lerobot import index  # only where there is a dataset: a recorder starts without it
+
+    return index.read_info(folder)
 
 
 def sealed_episodes(folder: Path) -> dict[int, list[int]]:
@@ -31,17 +28,18 @@ def sealed_episodes(folder: Path) -> dict[int, list[int]]:
     paths, info = listed(folder / "meta/episodes", "*/*.parquet"), read_info(folder)
     if not paths or info is None:
         return {}
-    import pyarrow.parquet as pq  # only where there is a dataset: a recorder starts without it
+    from robot_rl.data.lerobot.checksums import Checksums
+    from robot_rl.data.lerobot.index import read_table
 
     # meta/info.json is replaced last: an episode beyond its total was not sealed to the end.
-    total = info["total_episodes"]
+    total, sums = info["total_episodes"], Checksums(folder)
     sealed: dict[int, list[int]] = {}
     for path in paths:
-        with pq.ParquetFile(path) as file:  # read_table takes three times as long
-            if "store_episode" not in file.schema_arrow.names:
-                continue
-            table = file.read(["episode_index", "store_episode"])
-        index, episode = (table[name].to_pylist() for name in table.column_names)
+        sums.require(str(path.relative_to(folder)))
+        table = read_table(path, ("episode_index", "store_episode").__contains__)
+        if "store_episode" not in table.column_names:
+            continue
+        index, episode = (table[name].to_pylist() for name in ("episode_index", "store_episode"))
         for at, number in zip(index, episode, strict=True):
             if at < total and number is not None and number >= 0:
                 sealed.setdefault(number, []).append(at)

@@ -10,20 +10,25 @@ import pytest
 from robot_rl.core.errors import DatasetError
 from robot_rl.data.episode import Episode
 from robot_rl.data.lerobot.amend import recompute_stats, rename_task, tasks_of_rows
+from robot_rl.data.lerobot.checksums import Checksums, record
 from robot_rl.data.lerobot.damage import check
 from robot_rl.data.lerobot.reader import Dataset
-from tests.data.lerobot.shapes import TASKS, many_tasks, version_21
+from robot_rl.data.lerobot.writer import DatasetWriter
+from tests.data.lerobot.shapes import TASKS, many_tasks, ours, version_21
 
 Made = Callable[..., Episode]
 Maker = Callable[[Path, Made], Path]
 
 
-@pytest.mark.parametrize("maker", [many_tasks, version_21])
+@pytest.mark.parametrize("maker", [ours, many_tasks, version_21])
 def test_statistics_are_computed_again(tmp_path: Path, made: Made, maker: Maker) -> None:
     folder = maker(tmp_path / "set", made)
     lies = {"action": {"min": [0, 0], "max": [0, 0], "mean": [9, 9], "std": [1, 1], "count": [1]}}
     if (folder / "meta/stats.json").is_file():
         (folder / "meta/stats.json").write_text(json.dumps(lies))
+        if maker is ours:
+            assert "meta/stats.json: it does not match its checksum" in check(folder)[0].message
+            record(folder)
         assert {problem.kind for problem in check(folder)} == {"wrong-stats"}
         assert "robot-rl replay stats" in check(folder)[0].message
     assert recompute_stats(folder) == 4
@@ -68,3 +73,32 @@ def test_a_failure_leaves_the_dataset_as_it_was(
         rename_task(folder, 0, "touch the cube")
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == content
     assert [path.name for path in tmp_path.iterdir()] == ["set"]
+
+
+def test_what_is_amended_has_new_checksums_and_the_rest_its_own(tmp_path: Path, made: Made) -> None:
+    """A bit of a video turns over: an edit that does not look at videos must not make it sound."""
+    folder = ours(tmp_path / "set", made)
+    video = next((folder / "videos").rglob("*.mp4"))
+    content = bytearray(video.read_bytes())
+    content[len(content) // 2] ^= 1
+    video.write_bytes(content)
+    name = video.relative_to(folder).as_posix()
+    before = Checksums(folder).recorded("meta/info.json")
+    rename_task(folder, 0, "touch the cube")
+    assert Dataset(folder).read(0).meta.instruction == "touch the cube"
+    assert Checksums(folder).recorded("meta/info.json") == before
+    assert [found for found, _ in Checksums(folder).problems(0)] == [name]
+    one = made(size=(16, 24))
+    with pytest.raises(DatasetError, match=r"does not match its checksum"):
+        recompute_stats(folder)
+    with DatasetWriter(folder, one.meta, one.features()) as writer:  # appends to what was amended
+        assert len(writer) == 4
+
+
+def test_statistics_that_a_turned_bit_spoiled_are_computed_again(tmp_path: Path, made: Made) -> None:
+    folder = ours(tmp_path / "set", made)
+    path = folder / "meta/stats.json"
+    path.write_text(path.read_text().replace("0", "1"))
+    assert [problem.kind for problem in check(folder)] == ["missing-metadata"]
+    recompute_stats(folder)
+    assert check(folder, thorough=True) == []

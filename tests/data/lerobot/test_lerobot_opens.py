@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from robot_rl.core.files import write_json
+from robot_rl.core.files import replace_file
 from robot_rl.data.episode import Episode
 from robot_rl.data.lerobot.compact import compact
 from robot_rl.data.lerobot.layout import INFO
@@ -138,9 +138,9 @@ def test_lerobot_reads_past_a_commit_that_was_cut_short(
         def killed(path: Path, content: Any) -> None:
             if path == tmp_path / INFO:
                 raise KeyboardInterrupt
-            write_json(path, content)
+            replace_file(path, content)
 
-        monkeypatch.setattr("robot_rl.data.lerobot.writer.write_json", killed)
+        monkeypatch.setattr("robot_rl.data.lerobot.checksums.replace_file", killed)
         monkeypatch.setattr(DatasetWriter, "_give_up", lambda writer, batch: None)
         with pytest.raises(KeyboardInterrupt):
             writer.write(made(4, seed=2, instruction="another"))

@@ -130,6 +130,23 @@ def test_a_camera_is_filtered_without_encoding(
     assert_same(contents(out), want[1:3])
 
 
+@pytest.mark.parametrize(
+    "name", ["data", "videos", "meta/episodes", "meta/subtasks.parquet", "meta/annotations.jsonl"]
+)
+def test_nothing_is_made_of_a_file_that_changed(name: str, tmp_path: Path, made: Made) -> None:
+    """A bit in the middle of any file that is copied turns over; files of others have checksums too."""
+    folder = filter_episodes(Dataset(annotated(tmp_path / "set", made)), tmp_path / "ours", episodes=[0, 2])
+    source = Dataset(folder)
+    path = next(path for path in sorted((folder / name).rglob("*.*")) or [folder / name] if path.is_file())
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(DatasetError, match=rf"{path.name}: it does not match its checksum"):
+        merge([source], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    assert [problem.kind for problem in check(folder, source.index)][:1] == ["changed-file"]
+
+
 # --- what cannot be kept ---------------------------------------------------------------------------
 
 

@@ -1,5 +1,6 @@
 """Names that are not LeRobot's are found at once and can be given; episodes and cameras can be chosen."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,31 @@ def test_only_these_episodes_and_cameras(tmp_path: Path, made: Made) -> None:
         Dataset(folder, cameras=["frnt"])
     with pytest.raises(DatasetError, match=r"episodes: there is no 4, allowed 0 to 3"):
         Dataset(folder, episodes=[4])
+
+
+def test_a_damaged_file_of_a_strangers_dataset_is_left_out(
+    copied: Callable[[Path], Path], video_dataset: Path
+) -> None:
+    """Its names are looked up in the first file that can be read; each of three episodes has one."""
+    folder = copied(video_dataset)
+    (folder / "meta/robot_rl.json").unlink()
+    (folder / "data/chunk-000/file-000.parquet").write_bytes(b"PAR1 and no more")
+    dataset = Dataset(folder, on_damage="skip")
+    assert dataset.index.episode.tolist() == [1, 2]
+    assert {problem.kind for problem in dataset.skipped if problem.is_fatal} == {"unreadable-rows"}
+
+
+def test_damage_outside_what_is_read_is_no_matter(tmp_path: Path, video_dataset: Path) -> None:
+    """Three episodes in a file each; a bit of the first one's data and of the second's front video turned."""
+    folder = Path(shutil.copytree(video_dataset, tmp_path / "set"))
+    for name in ("data/chunk-000/file-000.parquet", "videos/observation.images.front/chunk-000/file-001.mp4"):
+        content = bytearray((folder / name).read_bytes())
+        content[len(content) // 2] ^= 1
+        (folder / name).write_bytes(content)
+    assert Dataset(folder, on_damage="skip").index.episode.tolist() == [2]
+    part = Dataset(folder, on_damage="skip", episodes=[1, 2], cameras=["wrist"])
+    assert part.index.episode.tolist() == [1, 2]
+    assert part.skipped == []
 
 
 def test_a_camera_that_is_left_out_may_be_missing(tmp_path: Path, made: Made) -> None:

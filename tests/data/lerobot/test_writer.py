@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from robot_rl.core.errors import DatasetError
-from robot_rl.core.files import write_json
+from robot_rl.core.files import replace_file
 from robot_rl.data.episode import Episode, Feature
 from robot_rl.data.lerobot.encode import VideoCodec, VideoFile
 from robot_rl.data.lerobot.reader import Dataset
@@ -99,7 +99,9 @@ def test_one_file_of_each_kind_for_an_episode(tmp_path: Path, made: Made) -> Non
             ("videos/observation.images.wrist", "mp4"),
         )
     }
-    meta = {f"meta/{name}" for name in ("info.json", "stats.json", "tasks.parquet", "robot_rl.json")}
+    numbered |= {f"meta/checksums/chunk-000/file-00{i}.json" for i in range(2)}
+    names = ("info.json", "stats.json", "tasks.parquet", "robot_rl.json", "checksums.json")
+    meta = {f"meta/{name}" for name in names}
     assert files == numbered | meta
     # LeRobot 0.6.1 writes videos that only their owner may read.
     assert {stat.S_IMODE((tmp_path / name).stat().st_mode) for name in files} == {0o644}
@@ -219,8 +221,9 @@ def test_a_writer_may_be_killed_at_any_instant(
         if not was_killed:
             break
         instants += 1
-    # Files of the episode (data, depth, final, meta/episodes, 2 videos), then tasks, stats, info.
-    assert instants == (9 if images == "video" else 7)
+    # Checksums, files of the episode (data, depth, final, meta/episodes, 2 videos), then those of the next
+    # three, tasks, stats, info.
+    assert instants == (11 if images == "video" else 9)
 
 
 class Camera:
@@ -322,11 +325,11 @@ def test_a_commit_that_failed_after_it_counted_counts(
         with monkeypatch.context() as patch:
 
             def interrupted(path: Path, content: Any) -> None:
-                write_json(path, content)
+                replace_file(path, content)
                 if path.name == "info.json":
                     raise KeyboardInterrupt
 
-            patch.setattr("robot_rl.data.lerobot.writer.write_json", interrupted)
+            patch.setattr("robot_rl.data.lerobot.checksums.replace_file", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 writer.write(made())
         assert len(writer) == 1
@@ -343,9 +346,8 @@ def test_to_go_on_one_row_of_metadata_is_read(
         for _ in range(12):
             writer.write(episode)
     read: list[str] = []
-    file, table = pq.ParquetFile, pq.read_table
-    monkeypatch.setattr(pq, "ParquetFile", lambda path: read.append(str(path)) or file(path))
-    monkeypatch.setattr(pq, "read_table", lambda path: read.append(str(path)) or table(path))
+    file = pq.ParquetFile
+    monkeypatch.setattr(pq, "ParquetFile", lambda path, **how: read.append(str(path)) or file(path, **how))
     with opened(tmp_path, episode) as writer:
         writer.write(episode)
     assert [path.removeprefix(f"{tmp_path}/meta/") for path in read] == [

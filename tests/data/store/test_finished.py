@@ -161,5 +161,7 @@ def test_a_damaged_info_json_is_one_told_error(bench: Any) -> None:
     path = bench.folder / "meta/info.json"
     for damage in (b"{", b"\xff", b"{}", b'{"total_episodes": "3", "features": {}}'):
         path.write_bytes(damage)
-        with pytest.raises(DatasetError, match=r"meta/info.json: damaged: .* Restore it from a copy"):
+        with pytest.raises(
+            DatasetError, match=r"meta/info.json: it does not match its checksum: .* Copy it again"
+        ):
             StoreReader(bench.folder)

@@ -1,0 +1,336 @@
+"""Checksums of a dataset's files: one that is not as it was written is refused, not read.
+
+    meta/checksums.json             of the files that a commit replaces (info, stats, tasks, robot_rl), and
+                                    of other tables in meta/
+    meta/checksums/CHUNK/FILE.json  of all files with that number: data, videos, meta/episodes ...
+
+Pages of parquet have checksums too, but the file's footer has none: a bit of it that turns over can make
+other values of sound pages. A commit writes its numbered files and their checksums, then
+meta/checksums.json with those of the other files before and after it, then those files: a kill leaves each
+as one of the two. Both kinds of file hold a checksum of themselves. Datasets of others have neither and
+are read as they are.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from robot_rl.core.errors import DatasetError
+from robot_rl.core.files import listed, make_folder, replace_file
+from robot_rl.data.lerobot import layout as lay
+
+MAIN = "meta/checksums.json"
+_FOLDER = "meta/checksums"
+_REPLACED = (lay.OWN, lay.TASKS, lay.STATS, lay.INFO)
+_BLOCK_BYTES = 1 << 20
+_TRIES = 20
+
+Checksum = tuple[int, int]
+"""Bytes of a file, and their CRC-32."""
+
+
+class Checksums:
+    """Compares the files of one dataset with what was recorded of them."""
+
+    def __init__(self, folder: Path) -> None:
+        """Reads what was recorded; nothing, of a dataset by others.
+
+        Raises:
+            DatasetError: meta/checksums.json is damaged itself.
+        """
+        self.folder = folder
+        self._sound: dict[str, tuple[int, int, int]] = {}
+        self.reload()
+
+    @property
+    def exist(self) -> bool:
+        """Returns whether anything was recorded."""
+        return self._first_file is not None
+
+    def reload(self) -> None:
+        """Reads again what was recorded: a writer may have gone on."""
+        content = _unpacked(self.folder, MAIN) if (self.folder / MAIN).is_file() else {}
+        self._first_file: int | None = content.get("first_file")
+        self._replaced: dict[str, list[Checksum]] = _files(content)
+        self._numbered: dict[str, dict[str, list[Checksum]]] = {}
+
+    def read(self, name: str) -> bytes:
+        """Returns a file that commits replace.
+
+        Raises:
+            DatasetError: it is neither what the last commit wrote nor what was there before.
+        """
+        path = self.folder / name
+        content = path.read_bytes()
+        for _ in range(_TRIES):  # a writer may be committing
+            allowed = self._replaced.get(name)
+            if allowed is None or of_bytes(content) in allowed:
+                return content
+            self.reload()
+            before, content = content, path.read_bytes()
+            if (content, self._replaced.get(name)) == (before, allowed):
+                break
+        raise DatasetError(_changed(self.folder, path))
+
+    def json(self, name: str) -> dict[str, Any]:
+        """Returns a file of JSON that commits replace; see `read`.
+
+        Raises:
+            DatasetError: it has changed, or is no JSON object.
+        """
+        path, raw = self.folder / name, self.read(name)
+        try:
+            content = json.loads(raw)
+        except (ValueError, RecursionError) as error:  # UTF-8 that is none is a ValueError too
+            raise DatasetError(f"{path}: no JSON ({error}). Restore the file from a copy.") from error
+        if not isinstance(content, dict):
+            kind = type(content).__name__
+            raise DatasetError(f"{path}: holds a {kind}, allowed: a JSON object. Restore the file.")
+        return content
+
+    def require(self, name: str) -> None:
+        """Refuses a file that has changed; it is read once, and again if its time or size differ.
+
+        Raises:
+            DatasetError: it has changed, or nothing was recorded of it although it should have been.
+        """
+        path = self.folder / name
+        try:
+            stat = path.stat()
+        except FileNotFoundError:
+            return  # whoever reads it says so
+        stamp = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
+        if self._sound.get(name) == stamp:
+            return
+        recorded = self.recorded(name)
+        if recorded is not None and of_file(path) not in recorded:
+            raise DatasetError(_changed(self.folder, path))
+        self._sound[name] = stamp
+
+    def recorded(self, name: str) -> list[Checksum] | None:
+        """Returns what a file may be; None if that was never recorded.
+
+        Raises:
+            DatasetError: the checksums of its number are missing or damaged.
+        """
+        if self._first_file is None or name in self._replaced:
+            return self._replaced.get(name)
+        number = number_of(name)
+        if number is None or number < self._first_file:
+            return None
+        of = lay.place(lay.CHECKSUMS, number)
+        if of not in self._numbered:
+            is_there = (self.folder / of).is_file()
+            self._numbered[of] = _files(_unpacked(self.folder, of)) if is_there else {}
+        if name not in self._numbered[of]:
+            raise DatasetError(
+                f"{self.folder / of}: the checksum of {name} is missing. {_remedy(self.folder)}"
+            )
+        return self._numbered[of][name]
+
+    def problems(
+        self, last_file: int, wanted: Callable[[str], bool] = lambda name: True
+    ) -> Iterator[tuple[str, str]]:
+        """Reads every file; yields name and message of those that have changed or are missing.
+
+        Args:
+            last_file: number of the last that was committed; a kill may leave files with higher ones.
+            wanted: whether a file is looked at.
+        """
+        if not self.exist:
+            return
+        names = dict.fromkeys((*self._replaced, *numbered_files(self.folder)))
+        for path in listed(self.folder / _FOLDER, "*/*.json"):
+            try:
+                names |= dict.fromkeys(_files(_unpacked(self.folder, str(path.relative_to(self.folder)))))
+            except DatasetError as error:
+                yield str(path.relative_to(self.folder)), str(error)
+        for name in names:
+            number = number_of(name)
+            if (number is not None and number > last_file) or not wanted(name):
+                continue
+            path = self.folder / name
+            try:
+                recorded = self.recorded(name)
+            except DatasetError as error:
+                yield name, str(error)
+                continue
+            if recorded is None:
+                continue
+            if not path.is_file():
+                yield name, f"{path}: this file is missing. {_remedy(self.folder)}"
+            elif of_file(path) not in recorded:
+                yield name, _changed(self.folder, path)
+
+    def renew(self, new: Path) -> None:
+        """Writes the checksums of a copy out of hard links: those of files that were replaced in it are new.
+
+        Raises:
+            DatasetError: the checksums of such a file are damaged.
+        """
+        if self._first_file is None:
+            return
+        main = {name: sums for name, sums in self._replaced.items() if (new / name).is_file()}
+        groups: set[str] = set()
+        for name in [*_unnumbered(new), *numbered_files(new)]:
+            old, number = self.folder / name, number_of(name)
+            if old.is_file() and old.samefile(new / name):
+                continue
+            if number is None:
+                main[name] = [of_file(new / name)]
+            elif number >= self._first_file:
+                self.recorded(name)  # reads the others of its number
+                of = lay.place(lay.CHECKSUMS, number)
+                self._numbered[of][name] = [of_file(new / name)]
+                groups.add(of)
+        for of in groups:
+            replace_file(new / of, _packed({"files": self._numbered[of]}))
+        replace_file(new / MAIN, _packed({"first_file": self._first_file, "files": main}))
+
+
+class ReplacedFiles:
+    """The files that commits replace, and their checksums."""
+
+    def __init__(self, folder: Path, first_file: int = 0) -> None:
+        """Args: folder: the dataset; first_file: number of the first file whose checksums are recorded."""
+        self._folder = folder
+        self._first_file = first_file
+        self._present: dict[str, Checksum] = {}
+
+    @classmethod
+    def found(cls, sums: Checksums, next_file: int) -> ReplacedFiles:
+        """Returns those of a dataset that has some.
+
+        Args:
+            sums: of the dataset.
+            next_file: number that the next file will have.
+
+        Raises:
+            DatasetError: one of them has changed.
+        """
+        files = cls(sums.folder, next_file if sums._first_file is None else sums._first_file)
+        names = [n for n in dict.fromkeys((*_REPLACED, *sums._replaced)) if (sums.folder / n).is_file()]
+        files._present = {name: of_bytes(sums.read(name)) for name in names}
+        return files
+
+    def replace(self, contents: Mapping[str, bytes]) -> None:
+        """Replaces files, each in one step, in this order; a kill leaves some as they were."""
+        after = {name: of_bytes(content) for name, content in contents.items()}
+        names = dict.fromkeys((*self._present, *after))
+        both = {name: [s[name] for s in (self._present, after) if name in s] for name in names}
+        content = {"first_file": self._first_file, "files": both}
+        replace_file(self._folder / MAIN, _packed(content))
+        for name, content in contents.items():
+            replace_file(self._folder / name, content)
+            self._present[name] = after[name]
+
+
+def record(folder: Path) -> int:
+    """Records the checksums of a dataset as it is, whatever was recorded before; returns how many."""
+    (folder / MAIN).unlink(missing_ok=True)  # without it the rest does not count
+    shutil.rmtree(folder / _FOLDER, ignore_errors=True)
+    names = [*_unnumbered(folder), *numbered_files(folder, every=True)]
+    groups: dict[int | None, dict[str, list[Checksum]]] = {None: {}}
+    for name in names:
+        groups.setdefault(number_of(name), {})[name] = [of_file(folder / name)]
+    for number, files in groups.items():
+        if number is not None:
+            path = folder / lay.place(lay.CHECKSUMS, number)
+            make_folder(path.parent)
+            replace_file(path, _packed({"files": files}))
+    replace_file(folder / MAIN, _packed({"first_file": 0, "files": groups[None]}))
+    return len(names)
+
+
+def of_files(parts: Iterable[tuple[str, Path]]) -> bytes:
+    """Returns what meta/checksums/CHUNK/FILE.json holds of files: their names, and where they are by now."""
+    return _packed({"files": {name: [of_file(path)] for name, path in parts}})
+
+
+def numbered_files(folder: Path, *, every: bool = False) -> list[str]:
+    """Returns the files with numbers, and with `every` whatever else lies beside them."""
+    paths = [path for kind in lay.NUMBERED for path in listed(folder, kind) if path.is_file()]
+    names = [str(path.relative_to(folder)) for path in paths if not path.name.endswith(lay.TEMPORARY)]
+    return [name for name in names if every or number_of(name) is not None]
+
+
+def _unnumbered(folder: Path) -> list[str]:
+    """Returns the metadata without numbers: what commits replace, and tables of others."""
+    others = [path for kind in ("*.parquet", "*.jsonl") for path in listed(folder / "meta", kind)]
+    names = dict.fromkeys((*_REPLACED, *(f"meta/{path.name}" for path in others)))
+    return [name for name in names if (folder / name).is_file()]
+
+
+def of_bytes(content: bytes) -> Checksum:
+    """Returns the checksum of what a file holds."""
+    return len(content), zlib.crc32(content)
+
+
+def of_file(path: Path) -> Checksum:
+    """Returns the checksum of a file."""
+    size = crc = 0
+    block = memoryview(bytearray(_BLOCK_BYTES))
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(block):
+            size, crc = size + count, zlib.crc32(block[:count], crc)
+    return size, crc
+
+
+def number_of(name: str) -> int | None:
+    """Returns the number of a file, if it has one."""
+    folder, file = os.path.split(name)
+    is_numbered = os.path.basename(folder).startswith("chunk-") and file.startswith("file-")
+    try:
+        return lay.file_number(Path(name)) if is_numbered else None
+    except ValueError:
+        return None
+
+
+def _packed(content: dict[str, Any]) -> bytes:
+    return (json.dumps({"crc32": _crc_of(content), "of": content}, indent=1) + "\n").encode()
+
+
+def _unpacked(folder: Path, name: str) -> dict[str, Any]:
+    """Returns what a file of checksums says.
+
+    Raises:
+        DatasetError: it is not what was written.
+    """
+    try:
+        found = json.loads((folder / name).read_bytes())
+        content: dict[str, Any] = found["of"]
+        if found["crc32"] == _crc_of(content):
+            return content
+    except (ValueError, LookupError, TypeError, RecursionError):
+        pass  # said below
+    raise DatasetError(
+        f"{folder / name}: the checksums in it have changed since they were written. {_remedy(folder)}"
+    )
+
+
+def _files(content: Mapping[str, Any]) -> dict[str, list[Checksum]]:
+    return {name: [(size, crc) for size, crc in sums] for name, sums in content.get("files", {}).items()}
+
+
+def _crc_of(content: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(content, sort_keys=True).encode())
+
+
+def _changed(folder: Path, path: Path) -> str:
+    return (
+        f"{path}: it does not match its checksum: bytes have changed since it was written. Copy it again. "
+        f"{_remedy(folder)}"
+    )
+
+
+def _remedy(folder: Path) -> str:
+    return (
+        f"`robot-rl replay verify {folder}` says what is sound; if the dataset was changed on purpose, "
+        f"`robot-rl replay checksum {folder}` takes it as it is."
+    )
