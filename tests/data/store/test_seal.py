@@ -210,3 +210,20 @@ def test_a_dataset_of_others_or_of_something_else_is_refused(tmp_path: Path) -> 
     meta, features = Dataset(FORMAT_1).meta, Dataset(FORMAT_1).features
     with pytest.raises(DatasetError, match=r"robot_rl did not write this dataset.*replay merge"):
         StoreWriter(foreign, meta, features)
+
+
+def test_a_changed_number_of_the_store_trims_nothing(bench: Any) -> None:
+    """Sealing deletes the segments of what the dataset says that it has: an episode that was never sealed."""
+    with bench.writer() as writer:
+        bench.episode(writer, 0, 3)
+    seal(bench.folder)
+    with bench.writer() as writer:
+        bench.episode(writer, 1, 3)
+    logs = {path: path.read_bytes() for path in (bench.folder / "journal").glob("*.log")}
+    path = bench.folder / "meta/episodes/chunk-000/file-000.parquet"
+    found = bytearray(path.read_bytes())
+    found[len(found) // 2] ^= 1
+    path.write_bytes(found)
+    with pytest.raises(DatasetError, match="checksum"):
+        seal(bench.folder)
+    assert {path: path.read_bytes() for path in logs} == logs
