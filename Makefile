@@ -39,11 +39,13 @@ test: $(READY)
 test-faults: $(READY)
 ifeq ($(QUICK),)
 	$(FAULTS)/campaign.py --kills 200 --truncations 200 --flips 200 --run-flips 500 --store-flips 400 --cuts 100
+	$(FAULTS)/sealed_campaign.py --flips 400 --cuts 100
 	$(FAULTS)/storage_campaign.py
 	$(FAULTS)/lease_campaign.py
 	$(FAULTS)/arm_campaign.py --repeats 10 --jobs 2
 else
 	$(FAULTS)/campaign.py --kills 5 --truncations 10 --flips 10 --run-flips 40 --store-flips 40 --cuts 10
+	$(FAULTS)/sealed_campaign.py --flips 12 --cuts 6
 	$(FAULTS)/storage_campaign.py --quick
 	$(FAULTS)/lease_campaign.py --races 300
 	$(FAULTS)/arm_campaign.py --quick --jobs 2

@@ -12,7 +12,7 @@ import shutil
 from pathlib import Path
 
 from robot_rl.core.errors import DatasetError
-from robot_rl.core.files import exchange_folder, make_folder, read_json, sync_folder
+from robot_rl.core.files import exchange_folder, make_folder, sync_folder
 from robot_rl.core.refusal import refusing
 from robot_rl.data.store.layout import is_store
 
@@ -68,13 +68,15 @@ def upgrade(folder: Path) -> Path | None:
 
 def _format(folder: Path) -> int | None:
     """Returns the format of a dataset of ours."""
-    path = folder / _OWN
-    if not path.is_file():
+    if not (folder / _OWN).is_file():
         return None
-    remedy = "Restore it from a copy."
-    found = read_json(path, DatasetError, remedy).get("format", 1)
+    from robot_rl.data.lerobot.checksums import Checksums  # only where there is a dataset
+
+    found = Checksums(folder).json(_OWN).get("format", 1)
     if type(found) is not int:
-        raise DatasetError(f"{path}: damaged: format is {found!r}, not a number. {remedy}")
+        raise DatasetError(
+            f"{folder / _OWN}: format is {found!r}, allowed: a whole number. Restore the file from a copy."
+        )
     return found
 
 

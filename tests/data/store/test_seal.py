@@ -227,3 +227,11 @@ def test_a_changed_number_of_the_store_trims_nothing(bench: Any) -> None:
     with pytest.raises(DatasetError, match="checksum"):
         seal(bench.folder)
     assert {path: path.read_bytes() for path in logs} == logs
+
+
+def test_a_format_that_cannot_be_read_is_refused(bench: Any) -> None:
+    folder = Path(shutil.copytree(FORMAT_1, bench.folder))
+    own = folder / "meta/robot_rl.json"
+    own.write_text(own.read_text()[:30])
+    with pytest.raises(DatasetError, match=r"meta/robot_rl.json: no JSON .*Restore the file"):
+        StoreWriter(folder, bench.meta, bench.features)
