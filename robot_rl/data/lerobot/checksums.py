@@ -275,8 +275,8 @@ def of_bytes(content: bytes) -> Checksum:
 def of_file(path: Path) -> Checksum:
     """Returns the checksum of a file."""
     size = crc = 0
-    block = memoryview(bytearray(_BLOCK_BYTES))
     with path.open("rb", buffering=0) as file:
+        block = memoryview(bytearray(min(os.fstat(file.fileno()).st_size + 1, _BLOCK_BYTES)))
         while count := file.readinto(block):
             size, crc = size + count, zlib.crc32(block[:count], crc)
     return size, crc
