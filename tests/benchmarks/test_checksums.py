@@ -1,7 +1,7 @@
 """What comparing checksums costs a reader: the same files with and without, by turns, in CPU time."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -61,7 +61,7 @@ def _read(folder: Path) -> None:
 
 
 @contextmanager
-def _unchecked() -> Iterator[None]:
+def _unchecked() -> Generator[None]:
     """Neither files nor pages are compared."""
     opened: Any = pq.ParquetFile
 
