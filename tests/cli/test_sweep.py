@@ -89,7 +89,7 @@ def test_a_command_without_settings_of_its_own_is_swept_too(
 ) -> None:
     codes = iter((0, 3))
     plain = ModuleType("plain")
-    plain.run = lambda argv: next(codes)  # pyright: ignore[reportAttributeAccessIssue]
+    vars(plain)["run"] = lambda argv: next(codes)
     monkeypatch.setitem(sys.modules, "tests_sweep", plain)
     assert cli.main(["train", "--multirun", "a=1,2"]) == 1
     assert next(codes, None) is None

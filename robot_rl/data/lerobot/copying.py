@@ -76,10 +76,14 @@ def copy_episodes(
         DatasetError: damage, a number without a text, or files of one name that differ.
     """
     copy = _Copy(parts, new, drop, apart, keep_texts)
-    for number, part in enumerate(parts):
-        for episode in part.episodes:
-            copy.add(number, episode)
-    copy.finish()
+    try:
+        for number, part in enumerate(parts):
+            for episode in part.episodes:
+                copy.add(number, episode)
+        copy.finish()
+    except BaseException:
+        copy.abandon()
+        raise
     numbers: list[dict[int, list[int]]] = [{} for _ in parts]
     for new_number, (part, episode) in enumerate(copy.order):
         numbers[part].setdefault(int(parts[part].index.episode[episode]), []).append(new_number)
@@ -215,6 +219,11 @@ class _Copy:
             name = f"meta/{column.removesuffix('_index')}s.parquet"
             write_synced(self.new / name, sink.getvalue().to_pybytes())
 
+    def abandon(self) -> None:
+        """Closes what is open, whatever it holds."""
+        if self._file is not None:
+            self._file.abandon()
+
     def _tasks(self, part: int, episode: int, rows: dict[str, Any]) -> list[str]:
         """Returns the instructions of an episode: those that meta/ has of it, then others of its rows."""
         source = self.sources[part]
@@ -323,6 +332,10 @@ class _DataFile:
             array.finish()
         if self._finals:
             write_table(self._path(lay.FINAL), pa.concat_tables(self._finals), **lay.PARQUET)
+
+    def abandon(self) -> None:
+        for file in (self._file, *self._arrays.values()):
+            file.abandon()
 
     def _path(self, template: str, **names: str) -> Path:
         path = self._new / place(template, self.number, **names)

@@ -151,7 +151,7 @@ def _write(picked: Picked, out: str | Path, at: str, options: WriteOptions) -> P
     whole = [found for found in datasets if found is not None]
     anew = "images" in options or "codec" in options
     if not anew and len(whole) == len(picked) and _have_one_layout(whole, drop, at):
-        _refuse_unknown(drop, [name for dataset, _ in whole for name in _droppable(dataset)], at)
+        _refuse_unknown(drop, [name for found in whole for name in _droppable(*found)], at)
         with new_folder(folder) as temporary:
             copy_episodes([Part(index=d.index, episodes=which) for d, which in whole], temporary, drop=drop)
         return folder
@@ -230,9 +230,9 @@ def _have_one_layout(parts: Sequence[tuple[Dataset, list[int]]], drop: list[str]
     return True
 
 
-def _droppable(dataset: Dataset) -> list[str]:
+def _droppable(dataset: Dataset, episodes: Sequence[int]) -> list[str]:
     names = [name for name in dataset.index.features if name not in ("action", *CLOCK)]
-    return [*names, *losses(dataset, ())]
+    return [*names, *losses(dataset, episodes)]
 
 
 def _refuse_unknown(drop: Sequence[str], known: Sequence[str], at: str) -> None:

@@ -24,12 +24,11 @@ def is_recorded(name: str) -> bool:
 
 
 def losses(dataset: Dataset, episodes: Sequence[int]) -> dict[str, str]:
-    """Returns name -> what it is, of everything that an `Episode` has no place for."""
+    """Returns name -> what it is, of everything in these episodes that an `Episode` has no place for."""
     found: dict[str, str] = {}
     index = dataset.index
-    columns = dict.fromkeys(
-        [*index.features, *(name for file in index.files for name in columns_of(index, file))]
-    )
+    files = [index.files[number] for number in np.unique(index.file[list(episodes)])]
+    columns = dict.fromkeys([*index.features, *(name for file in files for name in columns_of(index, file))])
     kept = {*CLOCK, *dataset.names.values()}
     for name in columns:
         if name not in kept and not is_recorded(name):
