@@ -58,7 +58,7 @@ from robot_rl.train.finetune.policies import (
     saved_folder,
 )
 from robot_rl.train.finetune.verdict import judge
-from robot_rl.train.record import check_kind, machine, new_folder, versions, write_report
+from robot_rl.train.record import check_kind, machine, new_folder, removed_if_refused, versions, write_report
 from robot_rl.train.session import execute, learn
 
 
@@ -134,8 +134,9 @@ def run(config: FinetuneConfig) -> FinetuneSummary:
     dataset, split = open_data(config)  # mistakes are found before there is a folder
     kind = _check(config, dataset, split)
     folder = new_folder(config.out, f"finetune-{kind}-seed{config.seed}")
-    replace_file(folder / "config.yaml", with_checksum_line(dump(config)))
-    return _execute(config, folder, dataset, split)
+    with removed_if_refused(folder):
+        replace_file(folder / "config.yaml", with_checksum_line(dump(config)))
+        return _execute(config, folder, dataset, split)
 
 
 def resume(folder: Path | str) -> FinetuneSummary:

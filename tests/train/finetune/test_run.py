@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from robot_rl.config import build
-from robot_rl.core.errors import CheckpointError, ConfigError
+from robot_rl.core.errors import CheckpointError, ConfigError, LeaseError
 from robot_rl.data.lerobot.pictures import PictureCache
 from robot_rl.data.lerobot.reader import Dataset
 from robot_rl.policies.checkpoint import load_policy
@@ -255,6 +255,18 @@ def test_policies_that_cannot_be(
     with pytest.raises(error, match=message):
         finetune.run(small(dataset, tmp_path / "runs", **change))
     assert not (tmp_path / "runs").exists()  # said before anything was decoded
+
+
+def test_a_run_that_is_refused_at_the_start_leaves_no_folder(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def taken(*_: object) -> None:
+        raise LeaseError("cpu is taken")
+
+    monkeypatch.setattr("robot_rl.train.finetune.run.FinetuneSession", taken)
+    with pytest.raises(LeaseError):
+        finetune.run(small(dataset, tmp_path / "runs"))
+    assert list((tmp_path / "runs").iterdir()) == []
 
 
 def test_a_run_is_named_by_the_kind_of_its_policy(
