@@ -143,7 +143,7 @@ def test_read_names_the_file(tmp_path: Path) -> None:
     saved.write_text("- 3\n")
     with pytest.raises(ConfigError, match=r"config\.yaml: got a list, allowed: keys and values"):
         read(Run, saved)
-    with pytest.raises(ConfigError, match="No such file"):
+    with pytest.raises(ConfigError, match="there is no such file"):
         read(Run, tmp_path / "absent.yaml")
 
 
