@@ -32,7 +32,8 @@ COMMANDS: dict[str, str] = {
     "doctor": "robot_rl.cli.doctor",
 }
 """Command -> module, imported when it is run, with `SUMMARY: str` and `run(argv) -> int`; perhaps with
-`config(words)`, its settings, checked, and `result(words)`, which runs it and returns what --json prints."""
+`config(words)`, its settings, checked, `result(words)`, which runs it and returns what --json prints, and
+`devices(config)`, what that takes of the machine, by which sweeps run several side by side."""
 
 EXIT_MISTAKE = 2
 EXIT_INTERRUPTED = 130
@@ -51,14 +52,14 @@ Type first:
   robot-rl train recipe=smoke            the whole chain in under a minute
   robot-rl train recipe=pick_cube        a Panda arm learns to lift a cube
   robot-rl evaluate run=runs/<folder>    its success on episodes it has never seen
-  robot-rl finetune dataset=<folder>     a policy learns from a LeRobot dataset, beside two baselines
+  robot-rl finetune dataset=<folder>     a policy learns from a LeRobot dataset, beside its baselines
 
 Results go to runs/<date-time>-<recipe>-seed<k>/: config.yaml, metrics.jsonl, checkpoints/, videos/,
 report.html (open it in a browser) and summary.json.
 
 Every setting is key=value, with dots into groups: robot-rl train recipe=pick_cube residual.utd=2
 Paths need no quotes but the shell's, lists no brackets: robot-rl bench sim num_envs=64,512
--m runs comma lists one after another:           robot-rl train -m recipe=smoke seed=0,1,2
+-m runs comma lists, side by side where devices allow:  robot-rl train -m recipe=smoke seed=0,1,2
 --cfg job prints all settings of a command and runs nothing.
 --json makes the last line of output one JSON object.
 robot-rl <command> --help explains a command.

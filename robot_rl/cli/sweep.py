@@ -1,19 +1,33 @@
-"""`-m`: a command for every combination of comma lists. All are checked before the first begins."""
+"""`-m`: a command for every combination of comma lists. All are checked before the first begins.
+
+Where a command says which devices a job takes (`devices`), as many jobs run at once as those have room for.
+"""
 
 from __future__ import annotations
 
+import itertools
 import json
+import shlex
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from robot_rl.config import sweep
-from robot_rl.core.errors import ConfigError, RobotRLError, StorageError
+from robot_rl.core.errors import ConfigError, RobotRLError, StorageError, require
 from robot_rl.core.refusal import is_refusal, refusal
+
+if TYPE_CHECKING:
+    from robot_rl.hal.device import DeviceSpec
+
+    Devices = list[tuple[DeviceSpec, int]]
 
 EXIT_FAILED = 1
 """Some jobs failed; those that did not have left their runs."""
+
+AT_ONCE = "sweep.jobs"
+"""The word that says how many jobs run at once at most; 1: one after another, in this terminal."""
 
 _COLUMNS = (
     "task",
@@ -35,15 +49,16 @@ def run_jobs(command: ModuleType, name: str, words: list[str]) -> int:
         ConfigError: settings of some job are wrong; none was begun.
     """
     as_json = "--json" in words
-    jobs = sweep([word for word in words if word != "--json"])
-    if hasattr(command, "config"):
-        _check(command, jobs)
-    results: list[dict[str, Any]] = []
+    at_once, rest = _at_once([word for word in words if word != "--json"])
+    jobs = sweep(rest)
+    configs = _check(command, jobs) if hasattr(command, "config") else []
+    running = _begin(command, name, jobs, configs, at_once)
+    found: dict[int, dict[str, Any]] = {}
     try:
-        for number, job in enumerate(jobs, start=1):
-            print(f"job {number}/{len(jobs)}: robot-rl {name} {' '.join(job)}", file=sys.stderr)
-            results.append({"job": " ".join(_swept(job, jobs)), **_run(command, name, job)})
+        for number, result in running:
+            found[number] = {"job": " ".join(_swept(jobs[number], jobs)), **result}
     finally:  # Ctrl-C ends a sweep; what its jobs came to is worth a line each
+        results = [found[number] for number in sorted(found)]
         if len(results) < len(jobs):
             print(f"{len(results)} of {len(jobs)} jobs ended", file=sys.stderr)
         _show(results)
@@ -53,15 +68,71 @@ def run_jobs(command: ModuleType, name: str, words: list[str]) -> int:
     return EXIT_FAILED if any("error" in result for result in results) else 0
 
 
-def _check(command: ModuleType, jobs: list[list[str]]) -> None:
+def _at_once(words: list[str]) -> tuple[int | None, list[str]]:
+    """Returns how many jobs may run at once, None if nobody said, and the words for the jobs."""
+    given = [word.partition("=")[2] for word in words if word.startswith(f"{AT_ONCE}=")]
+    for value in given:
+        require(value.isdecimal() and int(value) >= 1, AT_ONCE, value, "1 or more")
+    rest = [word for word in words if not word.startswith(f"{AT_ONCE}=")]
+    return (int(given[-1]) if given else None), rest
+
+
+def _check(command: ModuleType, jobs: list[list[str]]) -> list[Any]:
+    """Returns the settings of every job."""
+    configs: list[Any] = []
     wrong: list[str] = []
     for number, job in enumerate(jobs, start=1):
         try:
-            command.config(job)
+            configs.append(command.config(job))
         except RobotRLError as error:
             wrong.append(f"job {number} of {len(jobs)} ({' '.join(_swept(job, jobs))}): {error}")
     if wrong:
         raise ConfigError("\n".join([*wrong, "No job was begun."]))
+    return configs
+
+
+def _begin(
+    command: ModuleType, name: str, jobs: list[list[str]], configs: Sequence[Any], at_once: int | None
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Returns what runs the jobs and yields what each came to, with its place among them."""
+    asked: list[Devices | None] = [None]
+    if hasattr(command, "devices"):
+        asked = [command.devices(config) for config in configs]
+    devices = [wanted for wanted in asked if wanted is not None]
+    if is_alone := len(devices) < len(asked):
+        alone = f"1: these jobs of robot-rl {name} run one after another"
+        require(at_once in (None, 1), AT_ONCE, at_once, alone)
+    if is_alone or at_once == 1 or len(jobs) < 2:
+        return _one_after_another(command, name, jobs)
+    from robot_rl.cli.side_by_side import Job, fit_together, held_slots, run_side_by_side
+
+    if at_once is not None:  # who says how many may share a GPU knows whether its memory will do
+        devices = [[(spec, slots) for spec, slots in wanted if spec.kind != "gpu"] for wanted in devices]
+    prepared = [
+        Job(words=job, label=" ".join(_swept(job, jobs)), devices=wanted)
+        for job, wanted in zip(jobs, devices, strict=True)
+    ]
+    held = held_slots()
+    if not any(fit_together(pair, held) for pair in itertools.pairwise(prepared)):
+        return _one_after_another(command, name, jobs)
+    from robot_rl.train.record import new_folder
+
+    folder = new_folder(configs[0].out, "sweep")
+    print(f"logs of the jobs: {folder}", file=sys.stderr)
+    return run_side_by_side(name, prepared, folder, at_once=at_once or len(jobs), held=held)
+
+
+def _one_after_another(
+    command: ModuleType, name: str, jobs: list[list[str]]
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    for number, job in enumerate(jobs):
+        print(f"job {number + 1}/{len(jobs)}: robot-rl {name} {' '.join(job)}", file=sys.stderr)
+        try:
+            yield number, _run(command, name, job)
+        except KeyboardInterrupt as interrupt:
+            for other in jobs[number + 1 :]:
+                interrupt.add_note(f"\n  then: robot-rl {name} {shlex.join(other)}")
+            raise
 
 
 def _run(command: ModuleType, name: str, job: list[str]) -> dict[str, Any]:

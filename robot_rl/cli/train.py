@@ -12,6 +12,7 @@ from robot_rl.config import options
 from robot_rl.train.record import check_kind
 
 if TYPE_CHECKING:
+    from robot_rl.hal.device import DeviceSpec
     from robot_rl.train.config import RunConfig
 
 SUMMARY = "demonstrations, behaviour cloning, reinforcement learning, evaluation: one run"
@@ -38,7 +39,8 @@ Examples:
   robot-rl train recipe=pick_cube demos.bias_m=0.02  from a worse expert
   robot-rl train recipe=reach residual.env_steps=0   behaviour cloning only
   robot-rl train recipe=latent base=pick_cube        the same base, improved through its noise
-  robot-rl train -m recipe=smoke seed=0,1,2          three runs, one after another
+  robot-rl train -m recipe=smoke seed=0,1,2          three runs, as many at once as there are cores
+  robot-rl train -m recipe=smoke seed=0,1,2 sweep.jobs=1       one after another
   robot-rl train recipe=reach replay.reuse=[runs/<folder>]   learns from an earlier run too
   robot-rl train recipe=online                       one arm learns in real time, a script helps it
   robot-rl train recipe=online station=sim_arm human.input=keyboard    behind ROS 2, and you help it
@@ -81,6 +83,13 @@ def config(words: list[str]) -> RunConfig:
         return load(RunConfig, words, config_name="train")
     check_kind(folder, "train", at="resume")
     return read(RunConfig, folder / "config.yaml")
+
+
+def devices(config: RunConfig) -> list[tuple[DeviceSpec, int]] | None:
+    """Returns what a run takes of this machine; None if it is to be alone, with the terminal."""
+    from robot_rl.train.devices import devices_of_training, gpu_of
+
+    return None if config.has_arm else devices_of_training(config) + gpu_of(config.device)
 
 
 def result(words: list[str]) -> dict[str, Any]:

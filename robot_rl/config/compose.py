@@ -147,9 +147,7 @@ def _check(override: Override, folder: Path) -> None:
     """Raises for what Hydra would report without a remedy: sweeps, and groups without that option."""
     word, key = str(override.input_line), override.key_or_group
     if override.is_sweep_override():
-        raise ConfigError(
-            f"{word}: got several values for one run, allowed: one. Add -m to run them one after another."
-        )
+        raise ConfigError(f"{word}: got several values for one run, allowed: one. Add -m to run them all.")
     known = options(key, folder)
     if known and not override.is_delete() and override.value() not in known:
         raise ConfigError(

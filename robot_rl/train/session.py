@@ -12,14 +12,13 @@ from typing import Any, Self, TypeVar
 from robot_rl.core.errors import CheckpointError, DeviceError
 from robot_rl.core.refusal import refusals
 from robot_rl.hal.device import DeviceSpec
-from robot_rl.real.station import load_station
-from robot_rl.sched.inventory import cpu_spec, simulator_specs
 from robot_rl.sched.leases import HeldLease, LeaseStore
 from robot_rl.telemetry.metrics import MetricsWriter
 from robot_rl.telemetry.progress import PhaseProgress, ProgressDisplay
 from robot_rl.telemetry.timing import StageTimer
 from robot_rl.train.checkpoint import CheckpointStore
 from robot_rl.train.config import RunConfig
+from robot_rl.train.devices import devices_of_training
 from robot_rl.train.loop import Run, train
 from robot_rl.train.schedule import Counters
 
@@ -165,7 +164,7 @@ class Session(RunSession):
             folder,
             command="train",
             holder=f"train {config.recipe} seed {config.seed}",
-            devices=devices_used(config),
+            devices=devices_of_training(config),
             lease_wait_s=config.lease_wait_s,
             keep=config.checkpoint.keep,
         )
@@ -218,21 +217,3 @@ def learn(session: RunSession, loop: Run, phase: str, total: int, *, unit: str) 
             raise DeviceError(
                 f"{error} The run is saved: `robot-rl {session.command} resume={session.folder}` goes on."
             ) from error
-
-
-def devices_used(config: RunConfig) -> list[tuple[DeviceSpec, int]]:
-    """Returns which devices a run takes, and how many slots of each.
-
-    The learner takes a slot of the CPU per thread, the simulator one per thread it was given, or
-    one if it may use what is idle (`env.num_threads` 0). So as many runs fit on a machine as it
-    has cores, and the next one is told who has them. A station's arm has one slot.
-    """
-    cpu = cpu_spec()
-    simulators = [spec for spec in simulator_specs(cpu_slots=cpu.slots) if spec.name == "mujoco"]
-    wanted = [(cpu, config.torch_threads), *((spec, config.env.num_threads or 1) for spec in simulators)]
-    found = [(spec, min(slots, spec.slots)) for spec, slots in wanted]
-    if config.station is not None:
-        from robot_rl.train.deploy.run import device_of  # processes and ROS: only where a station is used
-
-        found.append((device_of(load_station(config.station)), 1))
-    return found

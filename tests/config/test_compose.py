@@ -106,7 +106,7 @@ def test_a_command_without_groups_needs_no_file(folder: Path) -> None:
         (["recipe=broken"], "learner.updtes: no such key. Did you mean 'learner.updates'?"),
         (
             ["seed=0,1"],
-            "seed=0,1: got several values for one run, allowed: one. Add -m to run them one after another.",
+            "seed=0,1: got several values for one run, allowed: one. Add -m to run them all.",
         ),
         (["pick_cube"], "pick_cube: got a word, allowed: key=value, for example `seed=3`."),
         (["seed=${sed}"], "run: Interpolation key 'sed' not found"),

@@ -91,8 +91,7 @@ def test_what_a_setting_is_decides_how_it_is_read(word: str, expected: Settings)
         ("sizes=a,2", "sizes[0]: got 'a', allowed: a whole number."),
         (
             "sizes=range(1,3)",
-            "sizes=range(1,3): got several values for one run, allowed: one. "
-            "Add -m to run them one after another.",
+            "sizes=range(1,3): got several values for one run, allowed: one. Add -m to run them all.",
         ),
         ("oud=l\u00e4ufe", "oud: no such key. Did you mean 'out'?"),
     ],

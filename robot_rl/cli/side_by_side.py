@@ -1,0 +1,238 @@
+"""Jobs of a sweep at once: each in a process with a log of its own, as many as the devices have slots for."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from robot_rl.cli.signals import stopped_by_signals
+from robot_rl.sched.leases import LeaseStore
+
+if TYPE_CHECKING:
+    from robot_rl.hal.device import DeviceSpec
+
+Result = tuple[int, dict[str, Any]]
+"""Place of a job in its sweep, from 0, and what it came to."""
+
+_POLL_S = 0.2
+_END_S = 60.0
+"""How long an interrupted job may take: it finishes its step and lets go of its devices."""
+_TAIL_BYTES = 1 << 20
+"""Of a log: more than its last line, a summary, has."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One command line of a sweep."""
+
+    words: Sequence[str]
+    label: str
+    """The words by which it differs from the others."""
+    devices: Sequence[tuple[DeviceSpec, int]]
+    """What it takes, and how many slots of each."""
+
+
+def held_slots() -> Counter[str]:
+    """Returns how many slots of each device are leased now."""
+    held = Counter[str]()
+    for lease in LeaseStore().active():
+        held[lease.device] += len(lease.slot_ids)
+    return held
+
+
+def fit_together(jobs: Sequence[Job], held: Mapping[str, int]) -> bool:
+    """Returns whether the devices have slots for all of them, beside those that others hold."""
+    taken, slots = Counter(held), dict[str, int]()
+    for spec, count in (wanted for job in jobs for wanted in job.devices):
+        taken[spec.name] += count
+        slots[spec.name] = spec.slots
+    return all(taken[name] <= slots[name] for name in slots)
+
+
+def run_side_by_side(
+    command: str, jobs: Sequence[Job], folder: Path, *, at_once: int, held: Mapping[str, int]
+) -> Iterator[Result]:
+    """Runs the jobs in their order, as many at once as fit, and yields what each came to when it ends.
+
+    Args:
+        command: the `robot-rl` command.
+        jobs: what to run.
+        folder: of the logs.
+        at_once: how many there are at most.
+        held: slots of devices that others hold, by the names of the devices.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C or SIGTERM; the jobs were stopped, a note says how each goes on.
+    """
+    waiting, running = list(enumerate(jobs)), list[_Process]()
+    with stopped_by_signals() as stop, _Lines(len(jobs)) as lines:
+        try:
+            while waiting or running:
+                while waiting and len(running) < at_once and _fits(waiting[0][1], running, held):
+                    number, job = waiting.pop(0)
+                    running.append(_Process(command, number, job, folder))
+                    lines.write(f"job {number + 1}/{len(jobs)}: robot-rl {command} {shlex.join(job.words)}")
+                lines.show(running)
+                if stop.wait(_POLL_S):
+                    break
+                for process in [process for process in running if process.has_ended()]:
+                    running.remove(process)
+                    lines.show([process])
+                    yield process.number, process.result()
+            if stop.is_set():
+                lines.write(f"interrupted: waiting for {len(running)} jobs to stop")
+                yield from _stop(running, stop)
+                raise _interrupt(command, running, [job for _, job in waiting])
+        finally:  # whatever else ended the sweep: nothing is left behind
+            for process in running:
+                process.kill()
+
+
+def _fits(job: Job, running: Sequence[_Process], held: Mapping[str, int]) -> bool:
+    """Whether a job may begin; one that others leave no room says so itself, or waits (`lease_wait_s`)."""
+    return not running or fit_together([job, *(process.job for process in running)], held)
+
+
+def _stop(running: list[_Process], stop: threading.Event) -> Generator[Result]:
+    """Interrupts the processes and waits; yields those that were done by then. A second Ctrl-C kills."""
+    stop.clear()
+    for process in running:
+        process.interrupt()
+    until_s = time.monotonic() + _END_S
+    while not all([process.has_ended() for process in running]):
+        if stop.wait(_POLL_S) or time.monotonic() > until_s:
+            break
+    for process in list(running):
+        process.kill()
+        found = process.result()
+        if "error" not in found:
+            running.remove(process)
+            yield process.number, found
+
+
+def _interrupt(command: str, stopped: Sequence[_Process], waiting: Sequence[Job]) -> KeyboardInterrupt:
+    interrupt = KeyboardInterrupt()
+    resumed = {process: process.resumed() for process in stopped}
+    found = [how for how in resumed.values() if how]
+    again = [process.job for process, how in resumed.items() if not how] + list(waiting)
+    found += [f"robot-rl {command} {shlex.join(job.words)}" for job in again]
+    interrupt.add_note("\n  ".join(["Continue with:", *found]))
+    return interrupt
+
+
+class _Process:
+    """A job that runs, in a session of its own: a signal that we get, it does not."""
+
+    def __init__(self, command: str, number: int, job: Job, folder: Path) -> None:
+        self.number, self.job = number, job
+        self._path = folder / f"job-{number + 1}.log"
+        with self._path.open("wb") as log:
+            self._process = subprocess.Popen(
+                [*program(), command, *job.words, "--json"],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def interrupt(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGINT)
+
+    def kill(self) -> None:
+        """Ends it and all that it started, if it has not ended."""
+        if not self.has_ended():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+    def lines(self) -> list[str]:
+        """Returns the last lines of its log."""
+        with self._path.open("rb") as log:
+            log.seek(max(0, os.fstat(log.fileno()).st_size - _TAIL_BYTES))
+            text = log.read().decode(errors="replace")
+        return [line for line in text.splitlines() if line.strip()]
+
+    def said(self) -> str:
+        """Returns the last line for people: the very last one of a job that ended is its result."""
+        return next((line for line in reversed(self.lines()) if not line.startswith("{")), "")
+
+    def resumed(self) -> str | None:
+        """Returns the command that goes on with an interrupted job, if it came so far as to have a run."""
+        found = (line.partition("Continue with: ")[2] for line in reversed(self.lines()))
+        return next(filter(None, found), None)
+
+    def result(self) -> dict[str, Any]:
+        """Returns what it came to, or why it came to nothing."""
+        code = self._process.wait()
+        last = self.lines()[-1:]
+        found: Any = None
+        with contextlib.suppress(ValueError):
+            found = json.loads("".join(last))
+        if isinstance(found, dict) and (code == 0 or "error" in found):
+            return found
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+        return {"error": f"{how}; see {self._path}"}
+
+
+def program() -> list[str]:
+    """Returns the words of `robot-rl` itself."""
+    return [sys.executable, "-m", "robot_rl.cli.main"]
+
+
+class _Lines:
+    """A line for each job that runs, on stderr: in place in a terminal; in a log, whenever it changes."""
+
+    def __init__(self, num_jobs: int) -> None:
+        self._num_jobs = num_jobs
+        self._console = Console(stderr=True)
+        live = self._console.is_terminal and not self._console.is_dumb_terminal
+        self._live = Live(console=self._console, transient=True, auto_refresh=False) if live else None
+        self._shown: dict[int, str] = {}
+
+    def __enter__(self) -> _Lines:
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live:
+            self._live.stop()
+
+    def write(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def show(self, processes: Sequence[_Process]) -> None:
+        now = {process.number: self._line(process) for process in processes}
+        if self._live:
+            rows = [Text(line, no_wrap=True, overflow="ellipsis") for line in now.values()]
+            self._live.update(Text("\n", no_wrap=True, overflow="ellipsis").join(rows), refresh=True)
+        else:
+            for number, line in now.items():
+                if line != self._shown.get(number):
+                    self.write(line)
+        self._shown |= now
+
+    def _line(self, process: _Process) -> str:
+        return (
+            f"job {process.number + 1}/{self._num_jobs} ({process.job.label}): {process.said() or 'begins'}"
+        )
