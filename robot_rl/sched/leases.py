@@ -366,6 +366,6 @@ def _refusal(spec: DeviceSpec, slots: int | None, held: list[Lease], free: int, 
     queue = f", {ahead} waiting before you" if ahead else ""
     return (
         f"lease of {spec.name}: wanted {wanted}, {free} of {spec.slots} slots are free{queue}. "
-        f"Held by {holders}. Wait (wait_s), end that process, or take another device: "
+        f"Held by {holders}. Wait (lease_wait_s=600), end that process, or take another device: "
         "`robot-rl devices` shows all."
     )

@@ -118,7 +118,7 @@ def test_a_refusal_says_who_since_when_until_when_and_what_to_do(tmp_path: Path,
         "lease of arm1: wanted all alone, 0 of 1 slots are free. Held by 'train pick_cube seed 3' "
         "(pid 4242 on lab1, `robot-rl train recipe=pick_cube`) "
         f"since {clock_time(NOON_S)}, until {clock_time(NOON_S + 30.0)} unless renewed. "
-        "Wait (wait_s), end that process, or take another device: `robot-rl devices` shows all."
+        "Wait (lease_wait_s=600), end that process, or take another device: `robot-rl devices` shows all."
     )
 
 
