@@ -8,6 +8,7 @@ trials on validation episodes among the training ones; LeRobot's own values are 
 from __future__ import annotations
 
 import itertools
+import time
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any
@@ -95,7 +96,8 @@ def _try(session: FinetuneSession, *, lr: float, batch: int, minutes: float) -> 
         return Lesson(name=name, episodes=inner.train, learning=learning, batch=batch, updates=updates)
 
     policy = make_act(session, inner.train)
-    updates = updates_in(session, lesson(policy, 1), policy, minutes=minutes)
+    by = time.process_time if session.config.device == "cpu" else time.perf_counter  # as `session.minutes`
+    updates = updates_in(session, lesson(policy, 1), policy, minutes=minutes, by=by)
     policy = make_act(session, inner.train)  # the first has learned while it was timed
     before = session.minutes(name)
     run, algorithm = assemble_lesson(session, lesson(policy, updates), policy)

@@ -106,8 +106,8 @@ class FinetuneConfig:
     """Learner updates; None: as many as fit into `minutes`, or, without both, as many passes over
     the data as did best on validation episodes among the training ones."""
     minutes: float | None = None
-    """Length of the training loop in processor minutes, on a GPU in wall-clock minutes, instead of
-    `updates`."""
+    """How long the policy's training takes by the clock, instead of `updates`; the number of updates is
+    measured before. With `baselines` the run takes 2 to 3 times as long: ACT has as much processor time."""
     batch: int = 32
     lr: float | None = None
     """Highest learning rate; None: the policy's own."""
@@ -126,7 +126,7 @@ class FinetuneConfig:
     precision: Precision = "fp32"
     """`bf16`: autocast in bfloat16; `fp16`: in float16 with a scaled loss, on GPUs."""
     baselines: bool = True
-    """Also measures nearest neighbours, and trains ACT for the same time."""
+    """Also measures nearest neighbours, and trains ACT for the same processor time."""
     act: ActConfig = field(default_factory=ActConfig)
     curve_points: int = 12
     """Looks at the held-out error during training; it is shown, and never chosen by."""

@@ -22,7 +22,7 @@ from robot_rl.core.policy import DemoBatch
 from robot_rl.core.registry import resolve
 from robot_rl.data.lerobot.pictures import PictureCache
 from robot_rl.data.lerobot.reader import Dataset
-from robot_rl.sched.inventory import cpu_spec
+from robot_rl.train.devices import devices_of_finetuning
 from robot_rl.train.finetune.config import FinetuneConfig
 from robot_rl.train.finetune.data import (
     DemoData,
@@ -42,6 +42,7 @@ from robot_rl.train.session import RunSession
 from robot_rl.train.sources import PolicyHandle
 
 Array = NDArray[Any]
+Clock = Callable[[], float]
 
 PICTURES = "pictures"
 """Folder of decoded pictures in a run folder, while it runs."""
@@ -53,12 +54,11 @@ class FinetuneSession(RunSession):
     """The session of `robot-rl finetune`: a run folder, and the dataset it learns from."""
 
     def __init__(self, config: FinetuneConfig, folder: Path, dataset: Dataset, split: Split) -> None:
-        cpu = cpu_spec()
         super().__init__(
             folder,
             command="finetune",
             holder=f"finetune {config.policy} seed {config.seed}",
-            devices=[(cpu, min(config.torch_threads, cpu.slots))],
+            devices=devices_of_finetuning(config),
             lease_wait_s=config.lease_wait_s,
             keep=config.checkpoint.keep,
         )
@@ -208,20 +208,29 @@ def write_errors(session: FinetuneSession, name: str, errors: Errors) -> None:
     session.write(name, {"heldout/error": errors.normalised, "heldout/minutes": session.minutes(name)})
 
 
-def updates_in(session: FinetuneSession, lesson: Lesson, policy: Module, *, minutes: float) -> int:
-    """Returns how many updates fit into so much time, by doing a few."""
+def updates_in(
+    session: FinetuneSession, lesson: Lesson, policy: Module, *, minutes: float, by: Clock = time.perf_counter
+) -> int:
+    """Returns how many updates fit into so much time, by doing a few.
+
+    Args:
+        session: the run.
+        lesson: what is learned.
+        policy: what learns; it is another one afterwards.
+        minutes: how long.
+        by: what counts seconds: those that pass, or those of the processor.
+    """
     run, algorithm = assemble_lesson(session, lesson, policy)
-    clock = time.process_time if session.config.device == "cpu" else time.perf_counter
-    start = clock()
+    start = 0.0
     for done in range(PACE_UPDATES + 2):
         if done == 2:
-            start = _now(session.config, clock)
+            start = _now(session.config, by)
         algorithm.update(run.experience.sample())
-    seconds = (_now(session.config, clock) - start) / PACE_UPDATES
+    seconds = (_now(session.config, by) - start) / PACE_UPDATES
     return max(1, round(60.0 * minutes / seconds))
 
 
-def _now(config: FinetuneConfig, clock: Callable[[], float]) -> float:
+def _now(config: FinetuneConfig, clock: Clock) -> float:
     if config.device != "cpu":
         torch.cuda.synchronize(config.device)
     return clock()
