@@ -203,7 +203,7 @@ def test_minutes_become_updates_once(dataset: Path, run_of: Callable[..., Finetu
     assert summary.updates >= 1
     assert (
         summary.policy_minutes < 0.02
-    )  # 1.2 s of the processor; on a busy machine it had less than it waited
+    )  # 1.2 s of the processor, which may have had less
     assert f"updates={summary.updates}" in summary.command
     assert {"baselines=false", "horizon=4", "act.lrs=[0.001]"} <= set(shlex.split(summary.command))
     assert "minutes=" not in summary.command
