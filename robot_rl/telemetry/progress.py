@@ -198,7 +198,8 @@ class _Bar(PhaseProgress):
 
     def _show(self) -> None:
         width = self._bars.console.width
-        beside = len(self.name) + (24 if width >= _WIDE else 10) + len(" 100 % ") + 2
+        named = max(len(task.description) for task in self._bars.tasks)  # the column is as wide as its widest
+        beside = named + (24 if width >= _WIDE else 10) + len(" 100 % ") + 2
         self._bars.update(self._task, completed=self.done, status=self.status(width - beside))
         self._shown_s = self._clock.now_s()
 

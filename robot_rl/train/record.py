@@ -44,7 +44,8 @@ def removed_if_refused(folder: Path) -> Generator[None]:
     try:
         yield
     except (RobotRLError, KeyboardInterrupt):
-        if all(path.is_dir() or path.name == "config.yaml" for path in folder.rglob("*")):
+        found = [path for path in folder.rglob("*") if path.is_file() and path.name != "config.yaml"]
+        if not any(path.stat().st_size for path in found):  # metrics.jsonl was opened, no row was written
             shutil.rmtree(folder, ignore_errors=True)
         raise
 

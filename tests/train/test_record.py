@@ -13,6 +13,7 @@ from robot_rl.train.session import saying_how_to_resume
 def test_a_run_that_is_refused_leaves_no_folder(tmp_path: Path) -> None:
     folder = new_folder(str(tmp_path / "runs"), "smoke-seed0")
     (folder / "config.yaml").touch()
+    (folder / "metrics.jsonl").touch()  # opened before the demonstrations turn out to be of another task
     (folder / "checkpoints").mkdir()
     with pytest.raises(LeaseError), removed_if_refused(folder):
         raise LeaseError("cpu is taken")
@@ -21,7 +22,7 @@ def test_a_run_that_is_refused_leaves_no_folder(tmp_path: Path) -> None:
 
 def test_a_run_that_has_done_something_keeps_its_folder(tmp_path: Path) -> None:
     folder = new_folder(str(tmp_path), "smoke-seed0")
-    (folder / "metrics.jsonl").touch()
+    (folder / "metrics.jsonl").write_text("{}\n")
     with pytest.raises(LeaseError), removed_if_refused(folder):
         raise LeaseError("the lease was lost")
     assert folder.is_dir()
