@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from robot_rl.cli.main import main
+from robot_rl.cli.train import _demonstrations as announced
 from robot_rl.config import build, dump, options
 from robot_rl.core.errors import CheckpointError, DeviceError
 from robot_rl.core.files import read_json, write_json
@@ -116,6 +117,13 @@ def test_mistakes_are_one_line_with_a_remedy(
     assert captured.err.startswith("error: ")
     assert message in captured.err
     assert captured.out == ""
+
+
+def test_given_demonstrations_are_announced_by_their_folder(tmp_path: Path) -> None:
+    """How many they are, only the dataset knows: `demos.episodes`, here 200, is of those that are collected."""
+    given = build(RunConfig, {"demos": {"path": str(tmp_path), "episodes": 200}})
+    assert announced(given) == f"demonstrations of {tmp_path}"
+    assert announced(build(RunConfig, {"demos": {"episodes": 200}})) == "200 demonstrations"
 
 
 def test_more_simulations_than_memory_holds_are_refused_at_once(capsys: pytest.CaptureFixture[str]) -> None:
