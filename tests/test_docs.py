@@ -3,16 +3,19 @@
 import contextlib
 import re
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from robot_rl.cli import bench
 from robot_rl.cli.main import COMMANDS, main
+from robot_rl.cli.sweep import AT_ONCE
 from robot_rl.config import load, sweep
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = ("README.md", "CONTRIBUTING.md", "docs/real.md", "docs/improve.md")
+PAGES = ["README.md", "CONTRIBUTING.md", *(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/**/*.md"))]
 
 
 def fenced(language: str, text: str) -> list[str]:
@@ -20,16 +23,14 @@ def fenced(language: str, text: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
 
 
-def blocks(language: str) -> list[str]:
+def blocks(language: str, names: Sequence[str] = DOCUMENTS) -> list[str]:
     """Returns the fenced blocks of one language in the documents, in order."""
-    return [
-        block for name in DOCUMENTS for block in fenced(language, (ROOT / name).read_text(encoding="utf-8"))
-    ]
+    return [block for name in names for block in fenced(language, (ROOT / name).read_text(encoding="utf-8"))]
 
 
 def shell_lines(program: str) -> list[str]:
     """Returns every line of the shell blocks that starts with a program."""
-    lines = [line.strip() for block in blocks("sh") for line in block.splitlines()]
+    lines = [line.strip() for block in blocks("sh", PAGES) for line in block.splitlines()]
     return sorted({line for line in lines if line.split(" ", 1)[0] == program})
 
 
@@ -53,15 +54,21 @@ def test_make_targets_exist(line: str) -> None:
 
 
 @pytest.mark.parametrize("line", shell_lines("robot-rl"))
-def test_commands_and_their_keys_exist(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_and_their_keys_exist(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     name, *words = shlex.split(line)[1:]
     assert name in COMMANDS
+    monkeypatch.chdir(tmp_path)
+    for value in (word.partition("=")[2].strip("[]") for word in words):
+        if "/" in value:  # a folder that the text made before
+            Path(value).mkdir(parents=True, exist_ok=True)
     keys = [word.split("=", 1)[0] for word in words if "=" in word]
     text = help_of(name, capsys)
     if name == "train" and keys != ["resume"]:
         from robot_rl.train.config import RunConfig
 
-        for job in sweep([word for word in words if "=" in word]):
+        for job in sweep([word for word in words if "=" in word and not word.startswith(f"{AT_ONCE}=")]):
             load(RunConfig, job, config_name="train")
     elif name == "bench":
         measure = __import__(f"robot_rl.bench.{words[0]}", fromlist=["run"]).run
@@ -105,7 +112,7 @@ def test_python_snippets_that_train_run(
     assert capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", DOCUMENTS)
+@pytest.mark.parametrize("name", PAGES)
 def test_files_that_documents_name_exist(name: str) -> None:
     text = (ROOT / name).read_text(encoding="utf-8")
     named = re.findall(r"`((?:robot_rl|sim|policies|configs|tests|real)/[\w./-]+\.(?:py|yaml))`", text)
