@@ -1,0 +1,67 @@
+"""What a newcomer waits for: help, the doctor, and the answer to a mistake, as installed (with bytecode)."""
+
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.benchmark
+
+LIMIT_S = 1.0
+ROUNDS = 5
+
+MISTAKES = {
+    "train": ["recipe=smoke", "sed=3"],
+    "finetune": ["dataset=/no/such"],
+    "collect": ["task=pick_cub", "out=x"],
+    "evaluate": ["run=/no/such"],
+    "report": ["run=/no/such"],
+    "deploy": ["run=/no/such", "station=sim_arm"],
+}
+
+
+@pytest.fixture(scope="module")
+def env(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Returns an environment in which Python keeps bytecode; nothing is compiled twice, as for a user."""
+    kept = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
+    return {**kept, "PYTHONPYCACHEPREFIX": str(tmp_path_factory.mktemp("bytecode"))}
+
+
+def measured(words: Sequence[str], env: dict[str, str], *, code: int) -> tuple[float, float]:
+    """Returns the least processor and wall-clock seconds of a command; the first round compiles."""
+    found: list[tuple[float, float]] = []
+    for _ in range(ROUNDS + 1):
+        before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+        done = subprocess.run(
+            [sys.executable, "-m", "robot_rl.cli.main", *words], capture_output=True, env=env
+        )
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        assert done.returncode == code, done.stderr
+        spent_s = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+        found.append((spent_s, time.perf_counter() - began))
+    return min(spent for spent, _ in found[1:]), min(took for _, took in found[1:])
+
+
+@pytest.mark.parametrize("words", [["--help"], ["doctor"], ["train", "--help"]], ids=" ".join)
+def test_help_and_doctor_cost_a_second_of_the_processor_at_most(
+    words: list[str], env: dict[str, str], record_property: Any
+) -> None:
+    spent_s, _ = measured(words, env, code=0)
+    record_property("cpu_s", {" ".join(words): spent_s})
+    assert spent_s <= LIMIT_S
+
+
+@pytest.mark.parametrize("command", list(MISTAKES))
+def test_a_mistake_is_answered_within_a_second(
+    command: str, env: dict[str, str], tmp_path: Path, record_property: Any
+) -> None:
+    words = [word.replace("/no/such", str(tmp_path / "none")) for word in MISTAKES[command]]
+    _, took_s = measured([command, *words], env, code=2)
+    record_property("wall_s", {command: took_s})
+    assert took_s <= LIMIT_S
