@@ -23,6 +23,7 @@ from rich.text import Text
 
 from robot_rl.cli.signals import stopped_by_signals
 from robot_rl.sched.leases import LeaseStore
+from robot_rl.telemetry.progress import RUN_FOLDER
 
 if TYPE_CHECKING:
     from robot_rl.hal.device import DeviceSpec
@@ -141,6 +142,7 @@ class _Process:
 
     def __init__(self, command: str, number: int, job: Job, folder: Path) -> None:
         self.number, self.job = number, job
+        self._command = command
         self._path = folder / f"job-{number + 1}.log"
         with self._path.open("wb") as log:
             self._process = subprocess.Popen(
@@ -177,9 +179,12 @@ class _Process:
         return next((line for line in reversed(self.lines()) if not line.startswith("{")), "")
 
     def resumed(self) -> str | None:
-        """Returns the command that goes on with an interrupted job, if it came so far as to have a run."""
-        found = (line.partition("Continue with: ")[2] for line in reversed(self.lines()))
-        return next(filter(None, found), None)
+        """Returns the command that goes on with a stopped job, if it came so far as to have a run."""
+        found = (line.removeprefix(RUN_FOLDER) for line in self.lines() if line.startswith(RUN_FOLDER))
+        folder = next(found, None)
+        if folder is None or not Path(folder).is_dir():
+            return None
+        return f"robot-rl {self._command} resume={shlex.quote(folder)}"
 
     def result(self) -> dict[str, Any]:
         """Returns what it came to, or why it came to nothing."""
@@ -191,7 +196,8 @@ class _Process:
         if isinstance(found, dict) and (code == 0 or "error" in found):
             return found
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
-        return {"error": f"{how}; see {self._path}"}
+        resume = self.resumed()
+        return {"error": f"{how}; see {self._path}" + (f"; `{resume}` goes on" if resume else "")}
 
 
 def program() -> list[str]:

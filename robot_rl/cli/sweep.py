@@ -114,6 +114,8 @@ def _begin(
     ]
     held = held_slots()
     if not any(fit_together(pair, held) for pair in itertools.pairwise(prepared)):
+        if at_once is not None:
+            print(f"{AT_ONCE}: no two jobs fit into the free slots (`robot-rl devices`)", file=sys.stderr)
         return _one_after_another(command, name, jobs)
     from robot_rl.train.record import new_folder
 

@@ -18,6 +18,8 @@ from robot_rl.core.clock import Clock, MonotonicClock
 LINE_INTERVAL_S = 10.0
 RATE_WINDOW_S = 15.0
 REFRESH_INTERVAL_S = 0.2
+RUN_FOLDER = "run folder: "
+"""How the line begins that names the folder of a run; sweeps read it."""
 _WIDE = 110
 """Columns of a terminal that has room for everything."""
 

@@ -43,10 +43,11 @@ def removed_if_refused(folder: Path) -> Generator[None]:
     """A block that begins a new run; one that is refused before it has done anything leaves no folder."""
     try:
         yield
-    except (RobotRLError, KeyboardInterrupt):
+    except (RobotRLError, KeyboardInterrupt) as error:
         found = [path for path in folder.rglob("*") if path.is_file() and path.name != "config.yaml"]
         if not any(path.stat().st_size for path in found):  # metrics.jsonl was opened, no row was written
             shutil.rmtree(folder, ignore_errors=True)
+            getattr(error, "__notes__", []).clear()  # how to resume it
         raise
 
 

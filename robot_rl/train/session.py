@@ -14,7 +14,7 @@ from robot_rl.core.refusal import refusals
 from robot_rl.hal.device import DeviceSpec
 from robot_rl.sched.leases import HeldLease, LeaseStore
 from robot_rl.telemetry.metrics import MetricsWriter
-from robot_rl.telemetry.progress import PhaseProgress, ProgressDisplay
+from robot_rl.telemetry.progress import RUN_FOLDER, PhaseProgress, ProgressDisplay
 from robot_rl.telemetry.timing import StageTimer
 from robot_rl.train.checkpoint import CheckpointStore
 from robot_rl.train.config import RunConfig
@@ -178,7 +178,7 @@ def execute(session: S, phases: Mapping[str, Callable[[S], None]], conclude: Cal
         CheckpointError: the disk or the memory refuses; the message says how to go on.
     """
     with saying_how_to_resume(session.folder, session.command), session:
-        session.display.message(f"run folder: {session.folder}")
+        session.display.message(f"{RUN_FOLDER}{session.folder}")
         for name, phase in phases.items():
             if name not in session.finished:
                 phase(session)

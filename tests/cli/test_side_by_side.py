@@ -30,6 +30,9 @@ from pathlib import Path
 words = dict(word.split("=", 1) for word in sys.argv[2:] if "=" in word)
 seed, out = int(words["seed"]), Path(words["out"])
 (out / f"{seed}.began").write_text(repr(time.monotonic()))
+folder = out / f"run-{seed}"
+folder.mkdir()
+print(f"run folder: {folder}", file=sys.stderr)
 print(f"residual  50%  {seed}/10 steps", file=sys.stderr, flush=True)
 if seed == 1:
     os.kill(os.getpid(), signal.SIGKILL)  # as the kernel does where memory ends
@@ -42,7 +45,9 @@ try:
         time.sleep(60)
     time.sleep(0.3)
 except KeyboardInterrupt:
-    print(f"interrupted. Continue with: robot-rl train resume={out}/run-{seed}", file=sys.stderr)
+    print("interrupted.", file=sys.stderr)
+    if seed == 8:
+        folder.rmdir()  # nothing was done yet
     sys.exit(130)
 print("reach: success 90.0% after")
 (out / f"{seed}.ended").write_text(repr(time.monotonic()))
@@ -117,7 +122,10 @@ def test_a_job_that_is_killed_ends_no_other(
     good = {"task": "reach", "final_success": 0.9, "run": None}
     assert found == {
         "seed=0": good,
-        "seed=1": {"error": f"was killed by SIGKILL; see {folder}/job-2.log"},
+        "seed=1": {
+            "error": f"was killed by SIGKILL; see {folder}/job-2.log; "
+            f"`robot-rl train resume={tmp_path}/run-1` goes on"
+        },
         "seed=2": good,
         "seed=3": {"error": "the arm is gone"},
     }
@@ -156,7 +164,7 @@ def test_ctrl_c_stops_all_and_says_how_each_goes_on(
         "1 of 4 jobs ended",
         "interrupted. Continue with:",
         f"  robot-rl train resume={tmp_path}/run-7",
-        f"  robot-rl train resume={tmp_path}/run-8",
+        f"  robot-rl train seed=8 out={tmp_path}",
         f"  robot-rl train seed=9 out={tmp_path}",
     ]
 

@@ -28,6 +28,19 @@ def test_a_run_that_has_done_something_keeps_its_folder(tmp_path: Path) -> None:
     assert folder.is_dir()
 
 
+def test_ctrl_c_before_anything_was_done_offers_nothing_to_resume(tmp_path: Path) -> None:
+    folder = new_folder(str(tmp_path), "smoke-seed0")
+    (folder / "config.yaml").touch()
+    with (
+        pytest.raises(KeyboardInterrupt) as caught,
+        removed_if_refused(folder),
+        saying_how_to_resume(folder, "train"),
+    ):
+        raise KeyboardInterrupt
+    assert not folder.exists()
+    assert caught.value.__notes__ == []
+
+
 def test_ctrl_c_notes_the_folder_of_this_run() -> None:
     with pytest.raises(KeyboardInterrupt) as caught, saying_how_to_resume(Path("runs/a b"), "finetune"):
         raise KeyboardInterrupt

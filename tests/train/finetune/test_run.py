@@ -201,9 +201,7 @@ def test_a_run_cut_short_ends_as_the_unbroken_one(
 def test_minutes_become_updates_once(dataset: Path, run_of: Callable[..., FinetuneSummary]) -> None:
     summary = run_of(dataset, updates=None, minutes=0.002, baselines=False)
     assert summary.updates >= 1
-    assert (
-        summary.policy_minutes < 0.02
-    )  # 1.2 s of the processor, which may have had less
+    assert summary.policy_minutes < 0.02  # 1.2 s of the processor, which may have had less
     assert f"updates={summary.updates}" in summary.command
     assert {"baselines=false", "horizon=4", "act.lrs=[0.001]"} <= set(shlex.split(summary.command))
     assert "minutes=" not in summary.command
