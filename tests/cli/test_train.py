@@ -120,7 +120,7 @@ def test_mistakes_are_one_line_with_a_remedy(
 
 
 def test_given_demonstrations_are_announced_by_their_folder(tmp_path: Path) -> None:
-    """Only the dataset knows how many they are: `demos.episodes`, here 200, is of those that are collected."""
+    """Only the dataset knows how many they are: `demos.episodes` is of those that are collected."""
     given = build(RunConfig, {"demos": {"path": str(tmp_path), "episodes": 200}})
     assert announced(given) == f"demonstrations of {tmp_path}"
     assert announced(build(RunConfig, {"demos": {"episodes": 200}})) == "200 demonstrations"
