@@ -1,9 +1,13 @@
 """What every test gets: one thread, no window, and leases and claims apart from those of real runs."""
 
 import os
+import shutil
 import subprocess
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -69,3 +73,49 @@ def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         monkeypatch.setattr(os, name, note)
     return seen
+
+
+Watch = Callable[[Path], AbstractContextManager[list[Path]]]
+_WRITES = ("os.mkdir", "os.rename", "os.remove", "os.rmdir")
+_watcher: Callable[[str], None] | None = None
+
+
+def _on_event(event: str, args: tuple[Any, ...]) -> None:
+    is_write = event in _WRITES or (
+        event == "open" and isinstance(args[2], int) and args[2] & (os.O_WRONLY | os.O_RDWR)
+    )
+    if _watcher is not None and is_write:
+        _watcher(os.fsdecode(args[0]) if isinstance(args[0], str | bytes) else "")
+
+
+@pytest.fixture(scope="session")
+def hooked() -> None:
+    """Lets `kills` see what Python writes; a hook stays for good."""
+    sys.addaudithook(_on_event)
+
+
+@pytest.fixture
+def kills(hooked: None, tmp_path_factory: pytest.TempPathFactory) -> Watch:
+    """Copies a folder before every call inside that changes it: what a kill at that call leaves.
+
+    Libraries that are not Python's write without being seen, into files that get their names in Python.
+    """
+    copies, place = list[Path](), tmp_path_factory.mktemp("kills")
+
+    @contextmanager
+    def watch(folder: Path) -> Generator[list[Path]]:
+        def copy(path: str) -> None:
+            global _watcher
+            if path.startswith(str(folder)):
+                _watcher = None
+                copies.append(Path(shutil.copytree(folder, place / f"{len(copies):03d}")))
+                _watcher = copy
+
+        global _watcher
+        _watcher = copy
+        try:
+            yield copies
+        finally:
+            _watcher = None
+
+    return watch

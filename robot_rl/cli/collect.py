@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import zlib
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
@@ -12,8 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from robot_rl.core.errors import ConfigError, DatasetError, require
+from robot_rl.core.files import read_json
 from robot_rl.core.names import chosen
 from robot_rl.core.room import check_room
+from robot_rl.data.collecting import COLLECTED, as_json, check_settings, collecting, is_published, remove
 from robot_rl.data.keep import KeepConfig, said
 from robot_rl.sim.config import check_names, check_num_envs
 
@@ -49,6 +52,11 @@ Which episodes are kept (until there are `episodes` of them, or `attempts` were 
 Each refused episode is counted for the first setting that refused it. The 10, 50 and 90 % points of
 steps and roughness of all episodes are printed: limits can be chosen from a small collection.
 
+Episodes are kept on the disk, in .collecting-<name> beside out, after every num_envs of them; the dataset
+gets its place when it is whole. After a kill, a full disk or Ctrl-C the same command goes on where it
+stopped, to the same dataset; episodes, attempts and the shares of keep may be others then. To give it
+up, remove that folder; what is in its episodes/ is a dataset, too.
+
 Settings:
   episodes=100  attempts=1000   how many are kept; how many are begun at most (10 for each, by itself)
   cameras=[front] image_size=[96,96]   pictures join the observation, a policy may look at them or not
@@ -64,6 +72,10 @@ Examples:
   robot-rl collect policy=runs/<folder> keep.fastest=0.8 keep.smoothest=0.8 out=demos/chosen
   robot-rl collect policy=runs/<folder> cameras=[front] images=video out=demos/for_a_vla
 """
+
+_FREE = ("episodes", "attempts", "keep.fastest", "keep.smoothest")
+"""Settings that may be others when a collection goes on: they choose among episodes, and change none."""
+_EXISTS = "Choose another folder, or remove it first."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,15 +140,25 @@ def run(argv: list[str]) -> int:
         print(_HELP, end="")
         return 0
     options = config([word for word in argv if word != "--json"])
+    out = Path(options.out)
+    if not is_published(out, _asked(options)):
+        _collect(options)
+    told = read_json(out / COLLECTED, DatasetError, _EXISTS)
+    remove(out)
+    print(_told(out, told))
+    if "--json" in argv:
+        print(json.dumps(told))
+    return 0
+
+
+def _collect(options: CollectConfig) -> None:
+    """Plays episodes until there are enough of them, and writes the dataset."""
     import torch  # the learner and the simulator: not for --help
 
-    from robot_rl.core.files import write_json
-    from robot_rl.data.demos import save_episodes
     from robot_rl.telemetry.progress import ProgressDisplay
-    from robot_rl.train.collect import collect
+    from robot_rl.train.collect import collect, num_passed
     from robot_rl.train.envs import make_env
 
-    folder = Path(options.out)
     torch.set_num_threads(options.torch_threads)
     env_config, make_actor = _cast(options)
     keep = options.keep
@@ -144,31 +166,32 @@ def run(argv: list[str]) -> int:
     attempts = options.episodes if keep.takes_all else options.attempts or 10 * options.episodes
     who = f"policy {options.policy} in" if options.policy else "expert of"
     print(f"{who} {env_config.task}: {options.episodes} episodes", file=sys.stderr)
-    with (
-        closing(make_env(env_config, options.num_envs, autoreset="disabled")) as env,
-        ProgressDisplay() as display,
-        display.phase("collect", options.episodes, unit="episodes") as progress,
-    ):
+    settings = _identity(options) | as_json({"env": asdict(env_config), "policy_crc32": _crc_of(options)})
+    with closing(make_env(env_config, options.num_envs, autoreset="disabled")) as env:
         chosen(env.state_names, options.state, at="state")  # a mistake is not worth the collection
-        found = collect(
-            env,
-            make_actor(env),
-            keep,
-            episodes=options.episodes,
-            attempts=attempts,
-            on_batch=lambda passed, note: progress.update(passed, note=note),
-        )
-    episodes = found.episodes.with_state(options.state, at="state")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    source = "demo" if options.policy is None else "sim"
-    save_episodes(folder, episodes, images=options.images, source=source)
-    asked = {"task": env_config.task, "policy": options.policy, "seed": options.seed}
-    facts = {**asked, **_facts(found, keep), "out": str(folder)}
-    write_json(folder / "meta" / "collected.json", facts)
-    print(_told(folder, facts))
-    if "--json" in argv:
-        print(json.dumps(facts))
-    return 0
+        actor = make_actor(env)
+        with collecting(Path(options.out), settings, images=options.images) as into:
+            if into.batches:
+                print(f"goes on: {into.kept()}", file=sys.stderr)
+            done = min(num_passed(into.batches, keep), options.episodes)
+            with (
+                ProgressDisplay() as display,
+                display.phase("collect", options.episodes, unit="episodes", start=done) as progress,
+            ):
+                found = collect(
+                    env,
+                    actor,
+                    keep,
+                    into,
+                    episodes=options.episodes,
+                    attempts=attempts,
+                    state=options.state,
+                    source="demo" if options.policy is None else "sim",
+                    on_batch=lambda passed, note: progress.update(passed, note=note),
+                )
+            asked = {"task": env_config.task, "policy": options.policy, "seed": options.seed}
+            facts = {**asked, **_facts(found, keep), "out": options.out, "settings": _asked(options)}
+            into.publish(found.places.tolist(), facts)
 
 
 def config(words: list[str]) -> CollectConfig:
@@ -176,10 +199,34 @@ def config(words: list[str]) -> CollectConfig:
     from robot_rl.config import load  # Hydra: not for --help
 
     options = load(CollectConfig, words, config_name="collect")
-    if Path(options.out).exists():
-        raise DatasetError(f"out: {options.out!r} exists already. Choose another folder, or remove it first.")
-    check_room(Path(options.out), at="out")
+    out = Path(options.out)
+    if out.exists():
+        if not is_published(out, _asked(options)):
+            raise DatasetError(f"out: {options.out!r} exists already. {_EXISTS}")
+        return options
+    check_settings(out, _identity(options))
+    check_room(out, at="out")
     return options
+
+
+def _asked(options: CollectConfig) -> dict[str, Any]:
+    """Returns all settings but the folder."""
+    return {name: value for name, value in as_json(asdict(options)).items() if name != "out"}
+
+
+def _identity(options: CollectConfig) -> dict[str, Any]:
+    """Returns the settings that say which episodes are played, and which of them are within the limits."""
+    return {name: value for name, value in _asked(options).items() if name not in _FREE}
+
+
+def _crc_of(options: CollectConfig) -> int | None:
+    """Returns a checksum of the policy: another one may have taken its place."""
+    if options.policy is None:
+        return None
+    from robot_rl.policies.checkpoint import read_head
+    from robot_rl.train.collect import policy_folder
+
+    return zlib.crc32(json.dumps(read_head(policy_folder(options.policy))).encode())
 
 
 def _cast(options: CollectConfig) -> tuple[EnvConfig, Callable[[VectorEnv], Actor]]:
@@ -206,15 +253,15 @@ def _cast(options: CollectConfig) -> tuple[EnvConfig, Callable[[VectorEnv], Acto
 
 def _facts(found: Collection, keep: KeepConfig) -> dict[str, Any]:
     """Returns what --json prints of the episodes."""
-    episodes = found.episodes
+    started, kept = found.started, found.kept
     return {
-        "episodes": episodes.num_episodes,
-        "env_steps": len(episodes.reward),
-        "success": float(episodes.episode_success().mean()),
+        "episodes": len(kept),
+        "env_steps": int(started.steps[kept].sum()),
+        "success": float(started.success[kept].mean()),
         "keep": asdict(keep),
         "refused": found.refused,
         "spare": found.spare,
-        "started": found.started.to_json(),
+        "started": started.to_json(),
     }
 
 

@@ -95,9 +95,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _mistake(error: RobotRLError, words: Sequence[str]) -> int:
-    print(f"error: {error}", file=sys.stderr)
+    said = " ".join([str(error), *getattr(error, "__notes__", ())])
+    print(f"error: {said}", file=sys.stderr)
     if "--json" in words:
-        print(json.dumps({"error": str(error)}))
+        print(json.dumps({"error": said}))
     return EXIT_MISTAKE
 
 

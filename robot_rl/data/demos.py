@@ -22,7 +22,7 @@ from robot_rl.data.lerobot.edit import write_new
 from robot_rl.data.lerobot.layout import OWN
 from robot_rl.data.lerobot.reader import Dataset
 
-__all__ = ["ChunkSampler", "Episodes", "EpisodesMeta", "load_episodes", "save_episodes"]
+__all__ = ["ChunkSampler", "Episodes", "EpisodesMeta", "each", "load_episodes", "save_episodes"]
 
 _REQUIRED = {"state": "observation.state", "action": "action"} | {
     name: name for name in ("next.reward", "next.terminated", "next.truncated", "next.success")
@@ -86,7 +86,28 @@ def save_episodes(
         raise DatasetError(f"{folder}: exists already. Choose another folder, or remove it first.")
     episodes.check(str(folder))
     features = {key: feature_of(values) for key, values in episodes.obs.items()}
-    return write_new(folder, episodes.meta, features, _each(episodes, source), images=images)
+    return write_new(folder, episodes.meta, features, each(episodes, source), images=images)
+
+
+def each(episodes: Episodes, source: Literal["demo", "sim"]) -> Iterator[Episode]:
+    """Yields the episodes one by one, views of their arrays; a demonstration has no base and no clock."""
+    for number, (start, end) in enumerate(zip(*episodes.bounds(), strict=True)):
+        rows = slice(start, end)
+        steps = np.arange(end - start)
+        yield Episode(
+            meta=episodes.meta,
+            obs={key: values[rows] for key, values in episodes.obs.items()},
+            final_obs={key: values[number] for key, values in episodes.final_obs.items()},
+            action=episodes.action[rows],
+            base_action=episodes.action[rows],
+            reward=episodes.reward[rows],
+            terminated=episodes.terminated[rows],
+            truncated=episodes.truncated[rows],
+            success=episodes.success[rows],
+            source=np.full(len(steps), SOURCES.index(source), np.uint8),
+            policy_version=np.zeros(len(steps), np.int64),
+            stamp_ns=np.rint(steps * (1e9 / episodes.meta.control_hz)).astype(np.int64),
+        )
 
 
 def load_episodes(folder: str | Path, *, expect: EpisodesMeta | None = None) -> Episodes:
@@ -115,27 +136,6 @@ def load_episodes(folder: str | Path, *, expect: EpisodesMeta | None = None) -> 
     episodes = _joined(dataset, meta)
     episodes.check(str(folder))
     return episodes
-
-
-def _each(episodes: Episodes, source: str) -> Iterator[Episode]:
-    """Yields the episodes one by one, views of their arrays; a demonstration has no base and no clock."""
-    for number, (start, end) in enumerate(zip(*episodes.bounds(), strict=True)):
-        rows = slice(start, end)
-        steps = np.arange(end - start)
-        yield Episode(
-            meta=episodes.meta,
-            obs={key: values[rows] for key, values in episodes.obs.items()},
-            final_obs={key: values[number] for key, values in episodes.final_obs.items()},
-            action=episodes.action[rows],
-            base_action=episodes.action[rows],
-            reward=episodes.reward[rows],
-            terminated=episodes.terminated[rows],
-            truncated=episodes.truncated[rows],
-            success=episodes.success[rows],
-            source=np.full(len(steps), SOURCES.index(source), np.uint8),
-            policy_version=np.zeros(len(steps), np.int64),
-            stamp_ns=np.rint(steps * (1e9 / episodes.meta.control_hz)).astype(np.int64),
-        )
 
 
 def _joined(dataset: Dataset, meta: EpisodesMeta) -> Episodes:

@@ -7,17 +7,19 @@ it may be any policy, and what counts as good is a setting. B envs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from robot_rl.core.errors import CheckpointError, DatasetError
 from robot_rl.core.seeding import train_seed
-from robot_rl.data.episodes import Episodes
+from robot_rl.data.collecting import UnfinishedCollection
+from robot_rl.data.demos import each
+from robot_rl.data.episode import Episode
 from robot_rl.data.keep import Facts, KeepConfig, roughness, said, sift, together
 from robot_rl.hal.vector import Obs, VectorEnv
 from robot_rl.policies.checkpoint import PolicyMeta, check_meta, load_policy
@@ -45,61 +47,77 @@ class Actor:
 class Collection:
     """What was kept, and what it was chosen from."""
 
-    episodes: Episodes
     started: Facts
     """Of all episodes that were begun, in the order of their seeds."""
+    kept: NDArray[np.int64]
+    """Which of these."""
+    places: NDArray[np.int64]
+    """Where they are among the episodes within the limits."""
     refused: dict[str, int]
     """Setting of `KeepConfig` -> episodes that it refused."""
 
     @property
     def spare(self) -> int:
         """Episodes that passed when there were enough."""
-        return len(self.started) - sum(self.refused.values()) - self.episodes.num_episodes
+        return len(self.started) - sum(self.refused.values()) - len(self.kept)
 
 
 def collect(
     env: VectorEnv,
     actor: Actor,
     keep: KeepConfig,
+    into: UnfinishedCollection,
     *,
     episodes: int,
     attempts: int,
+    state: Sequence[str] = (),
+    source: Literal["demo", "sim"] = "sim",
     on_batch: Callable[[int, str], None] | None = None,
 ) -> Collection:
-    """Plays episodes, a batch of envs at a time, until enough of them pass.
+    """Plays episodes, a batch of envs at a time, until enough of them pass; each batch is kept as it ends.
 
     Args:
         env: autoreset DISABLED.
         actor: who acts.
         keep: which episodes pass; its shares are of all that were played.
-        episodes: how many are kept: the first that pass, in the order of their seeds.
+        into: where they are kept; batches that it has are not played again.
+        episodes: how many are wanted: the first that pass, in the order of their seeds.
         attempts: how many are begun at most.
+        state: elements of the state that are recorded; see `Episodes.with_state`.
+        source: who acts: an expert, or a policy.
         on_batch: called with the number of episodes that pass so far, and what was refused in words.
 
     Raises:
         DatasetError: too few passed; says which setting refused how many.
     """
     seeds = np.arange(actor.first_seed, actor.first_seed + attempts, dtype=np.uint64)
-    limits = replace(keep, fastest=1.0, smoothest=1.0)
-    rows, parts = dict[int, Columns](), list[Facts]()
-    passed, refused = np.arange(0), dict[str, int]()
-    for where, batch in seed_batches(seeds, env.num_envs):
-        actor.begin(batch)
-        new = played(env, batch, actor.act)[: where.stop - where.start]
-        parts.append(_facts(new))
-        # Pictures take memory: what no share can bring back is let go.
-        rows |= {where.start + int(index): new[index] for index in sift(parts[-1], limits)[0]}
+    parts, passed, refused = list[Facts](), np.arange(0), dict[str, int]()
+    for number, (where, batch) in enumerate(seed_batches(seeds, env.num_envs)):
+        count = where.stop - where.start
+        if number >= len(into.batches) or len(into.batches[number]) != count:
+            into.forget(number)
+            actor.begin(batch)
+            rows = played(env, batch, actor.act)[:count]
+            facts = _facts(rows)
+            within = [rows[int(index)] for index in sift(facts, _limits(keep))[0]]
+            into.add(facts, _recorded(env, within, state, source, f"{into.out}, batch {number}"))
+        parts.append(into.batches[number])
         started = together(parts)
         passed, refused = sift(started, keep)
         if on_batch is not None:
             on_batch(min(len(passed), episodes), said(refused, len(started)))
         if len(passed) >= episodes:
-            chosen = joined(env, [rows[int(index)] for index in passed[:episodes]])
-            return Collection(chosen, started, refused)
+            kept = passed[:episodes]
+            return Collection(started, kept, np.searchsorted(sift(started, _limits(keep))[0], kept), refused)
     raise DatasetError(
         f"collect: {len(passed)} of {episodes} episodes passed; {said(refused, attempts)}. Loosen that "
         f"setting of keep, allow more attempts than {attempts}, or ask for fewer episodes."
     )
+
+
+def num_passed(batches: Sequence[Facts], keep: KeepConfig) -> int:
+    """Returns how many episodes of an earlier collection pass."""
+    return len(sift(together(batches), keep)[0]) if batches else 0
 
 
 def expert_actor(env: VectorEnv, *, bias_m: float, noise_m: float, seed: int) -> Actor:
@@ -138,15 +156,7 @@ def open_policy(given: str) -> tuple[SavedPolicy, PolicyMeta, EnvConfig]:
     Raises:
         CheckpointError: there is none, or it cannot be read.
     """
-    path = Path(given).expanduser()
-    for folder in (path, path / "policy" / "final", path / "policy"):
-        if (folder / "policy.json").is_file():
-            break
-    else:
-        raise CheckpointError(
-            f"policy: {given!r} holds no policy. Give the folder of a run that has ended, a policy of one "
-            "(runs/<folder>/policy/base), or any folder with a policy.json."
-        )
+    folder = policy_folder(given)
     policy, meta = load_policy(folder)
     run = folder.resolve().parents[1]
     if (run / "config.yaml").is_file():
@@ -155,6 +165,34 @@ def open_policy(given: str) -> tuple[SavedPolicy, PolicyMeta, EnvConfig]:
     own: Any = vars(policy).get("config")
     cameras, size = getattr(own, "cameras", ()), getattr(own, "picture", env.image_size)
     return policy, meta, replace(env, cameras=cameras, image_size=size)
+
+
+def policy_folder(given: str) -> Path:
+    """Returns where a policy is saved; see `open_policy`."""
+    path = Path(given).expanduser()
+    for folder in (path, path / "policy" / "final", path / "policy"):
+        if (folder / "policy.json").is_file():
+            return folder
+    raise CheckpointError(
+        f"policy: {given!r} holds no policy. Give the folder of a run that has ended, a policy of one "
+        "(runs/<folder>/policy/base), or any folder with a policy.json."
+    )
+
+
+def _limits(keep: KeepConfig) -> KeepConfig:
+    """Returns the limits alone: what these refuse, no share can bring back."""
+    return replace(keep, fastest=1.0, smoothest=1.0)
+
+
+def _recorded(
+    env: VectorEnv, rows: list[Columns], state: Sequence[str], source: Literal["demo", "sim"], at: str
+) -> list[Episode]:
+    """Returns episodes as a dataset takes them, checked."""
+    if not rows:
+        return []
+    episodes = joined(env, rows).with_state(state, at="state")
+    episodes.check(at)
+    return list(each(episodes, source))
 
 
 def _facts(rows: list[Columns]) -> Facts:

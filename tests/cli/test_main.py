@@ -11,7 +11,7 @@ import yaml
 
 from robot_rl.cli import main as cli
 from robot_rl.config import build
-from robot_rl.core.errors import ConfigError
+from robot_rl.core.errors import ConfigError, StorageError
 from robot_rl.train.config import RunConfig
 
 
@@ -173,6 +173,10 @@ def test_a_disk_that_refuses_is_one_line_and_a_fault_of_ours_is_not(
     said = capsys.readouterr().err
     assert said.startswith("error: robot-rl train: the disk is full (")
     assert said.endswith("Make room, then do it again.\n")
+    recorder.answer = StorageError("out: the disk is full. Make room, then do it again.")
+    recorder.answer.add_note("2 of 3 are kept.")
+    assert cli.main(["train"]) == 2
+    assert capsys.readouterr().err.endswith("Make room, then do it again. 2 of 3 are kept.\n")
     recorder.answer = FileNotFoundError(errno.ENOENT, "No such file")
     with pytest.raises(FileNotFoundError):
         cli.main(["train"])

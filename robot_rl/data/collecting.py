@@ -1,0 +1,288 @@
+"""A dataset while its episodes are collected: on the disk batch by batch, in its place when it is whole.
+
+    .collecting-NAME/settings.json       which episodes these are: nobody goes on with other settings
+    .collecting-NAME/lock                held by the process that collects
+    .collecting-NAME/episodes/           a dataset: episodes within the limits, in the order of their seeds
+    .collecting-NAME/begun/000000.json   what the episodes of a batch are judged by; written after them, so
+                                         that a batch counts when this is there
+    .collecting-NAME/whole/              the new dataset while it is copied; then it becomes NAME
+
+A batch that does not count is played again, from the same seeds to the same episodes: those of it that are on
+the disk already are not written twice, and the new dataset is the one of a collection that nothing broke.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shlex
+import shutil
+from collections.abc import Generator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from robot_rl.core.errors import ConfigError, DatasetError
+from robot_rl.core.files import listed, make_folder, read_json, sync_folder, write_json
+from robot_rl.core.lock import HeldError, ProcessLock
+from robot_rl.core.refusal import refusals
+from robot_rl.data.keep import Facts
+
+if TYPE_CHECKING:
+    from robot_rl.data.episode import Episode
+    from robot_rl.data.lerobot.writer import DatasetWriter
+
+COLLECTED = "meta/collected.json"
+"""Of a dataset: who acted, what was refused, and the settings."""
+_SETTINGS, _EPISODES, _BEGUN, _WHOLE = "settings.json", "episodes", "begun", "whole"
+
+
+def unfinished(out: Path) -> Path:
+    """Returns where the episodes of a dataset are until it is whole."""
+    return out.with_name(f".collecting-{out.name}")
+
+
+def check_settings(out: Path, settings: Mapping[str, Any]) -> None:
+    """Refuses to go on with episodes that other settings began.
+
+    Args:
+        out: the dataset.
+        settings: name -> value as JSON has it; those that one side lacks are not compared.
+
+    Raises:
+        ConfigError: names what differs.
+    """
+    folder = unfinished(out)
+    if not _is_begun(folder):
+        return
+    begun = read_json(folder / _SETTINGS, DatasetError, _anew(folder))
+    names = [name for name, value in settings.items() if begun.get(name, value) != value]
+    if names:
+        got, wanted = (_spelled({name: of[name] for name in names}) for of in (settings, begun))
+        raise ConfigError(
+            f"collect: got {got}, but the episodes in {folder} were begun with {wanted}. Say so to go on "
+            f"with them, or give another out=. {_anew(folder)}"
+        )
+
+
+def is_published(out: Path, settings: Mapping[str, Any]) -> bool:
+    """Returns whether a dataset of these settings is in its place, and what it was made of still there."""
+    if not (unfinished(out) / _SETTINGS).is_file() or not (out / COLLECTED).is_file():
+        return False
+    return read_json(out / COLLECTED, DatasetError, _anew(out)).get("settings") == settings
+
+
+def remove(out: Path) -> None:
+    """Removes what a dataset in its place was made of."""
+    sync_folder(out.parent)
+    folder = unfinished(out)
+    (folder / _SETTINGS).unlink(missing_ok=True)  # first: without it the rest does not count
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+class UnfinishedCollection:
+    """The episodes of a dataset until it is whole; one process has them."""
+
+    def __init__(
+        self, out: Path, settings: Mapping[str, Any], *, images: Literal["png", "video"] = "png"
+    ) -> None:
+        """Begins a collection, or goes on with the one that the same settings began.
+
+        Args:
+            out: the new dataset.
+            settings: as of `check_settings`.
+            images: how pictures are kept.
+
+        Raises:
+            ConfigError: it was begun with other settings.
+            DatasetError: it is damaged, or another process collects it.
+        """
+        self.out, self.folder = out, unfinished(out)
+        self.batches: list[Facts] = []
+        """Of all episodes that were begun, batch by batch."""
+        self.num_kept = 0
+        """Episodes within the limits, of these batches."""
+        self._images: Literal["png", "video"] = images
+        self._is_whole = False
+        self._writer: DatasetWriter | None = None
+        self._made = [path for path in (self.folder, *self.folder.parents) if not path.exists()]
+        make_folder(self.folder)
+        self._lock = _lock(self.folder)
+        try:
+            check_settings(out, settings)
+            if not _is_begun(self.folder):
+                _clear(self.folder)
+                write_json(self.folder / _SETTINGS, settings, is_checked=True)
+            self._read()
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> UnfinishedCollection:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        if error is not None:
+            error.add_note(self.kept())
+        self.close()
+
+    def kept(self) -> str:
+        """Returns a sentence that says what of the collection is on the disk."""
+        if self._is_whole:
+            return f"The dataset is whole: {self.out}"
+        begun = sum(len(facts) for facts in self.batches)
+        if not begun:
+            return "Nothing was kept: no batch of episodes had ended."
+        return (
+            f"{self.num_kept:,} of the {begun:,} episodes that have ended are kept in {self.folder}; "
+            "the same command goes on with them, also with other episodes=, attempts= and shares of keep."
+        )
+
+    def add(self, facts: Facts, episodes: Sequence[Episode]) -> None:
+        """Keeps a batch; it is on the disk then.
+
+        Args:
+            facts: of all its episodes.
+            episodes: those within the limits.
+        """
+        if episodes:
+            self._write(episodes)
+        path = self._batch(len(self.batches))
+        make_folder(path.parent)
+        columns = {name: values.tolist() for name, values in vars(facts).items()}
+        write_json(path, columns | {"kept": self.num_kept + len(episodes)}, is_checked=True)
+        self.num_kept += len(episodes)
+        self.batches.append(facts)
+
+    def forget(self, first: int) -> None:
+        """Takes the batches from this one on for such that were not begun."""
+        del self.batches[first:]
+        self.num_kept = self._kept_until(first)
+
+    def publish(self, chosen: Sequence[int], told: Mapping[str, Any]) -> None:
+        """Puts the dataset in its place, whole.
+
+        Args:
+            chosen: of the episodes that were kept, in ascending order.
+            told: what `COLLECTED` is to say.
+        """
+        from robot_rl.data.lerobot.edit import filter as copy_chosen  # pyarrow
+        from robot_rl.data.lerobot.reader import Dataset
+
+        for path in listed(self.folder, f"*{_WHOLE}"):  # of an attempt that was cut short
+            shutil.rmtree(path)
+        whole = self.folder / _WHOLE
+        copy_chosen(Dataset(self.folder / _EPISODES, backend="pyav"), whole, episodes=chosen)
+        write_json(whole / COLLECTED, told)
+        if self.out.exists():
+            raise DatasetError(f"{self.out}: exists by now, made by somebody else. Remove it, or rename it.")
+        whole.rename(self.out)
+        sync_folder(self.out.parent)
+        self._is_whole = True
+
+    def close(self) -> None:
+        """Lets others go on with it; where the dataset is in its place, or nothing was kept, removes it."""
+        if self._writer is not None:
+            self._writer.close()
+        if self._is_whole:
+            remove(self.out)
+        elif not _is_begun(self.folder):
+            shutil.rmtree(self.folder, ignore_errors=True)
+            for path in self._made[1:]:
+                with contextlib.suppress(OSError):  # somebody uses it by now
+                    path.rmdir()
+        self._lock.release()
+
+    def _read(self) -> None:
+        """Takes up the batches that count."""
+        while (path := self._batch(len(self.batches))).exists():
+            columns = read_json(path, DatasetError, _anew(self.folder))
+            self.batches.append(
+                Facts(
+                    success=np.array(columns["success"], np.bool_),
+                    steps=np.array(columns["steps"], np.int64),
+                    roughness=np.array(columns["roughness"], np.float64),
+                )
+            )
+        self.num_kept = self._kept_until(len(self.batches))
+
+    def _kept_until(self, batch: int) -> int:
+        if batch == 0:
+            return 0
+        return int(read_json(self._batch(batch - 1), DatasetError, _anew(self.folder))["kept"])
+
+    def _write(self, episodes: Sequence[Episode]) -> None:
+        """Adds episodes to those on the disk; a kill may have left some of them there."""
+        from robot_rl.data.lerobot.writer import DatasetWriter  # pyarrow
+
+        if self._writer is None:
+            features, folder = episodes[0].features(), self.folder / _EPISODES
+            self._writer = DatasetWriter(folder, episodes[0].meta, features, images=self._images)
+        there = len(self._writer) - self.num_kept
+        if there < 0:
+            raise DatasetError(
+                f"{self.folder}: {len(self._writer)} episodes are there, of {self.num_kept} that were kept. "
+                f"{_anew(self.folder)}"
+            )
+        self._writer.write_all(episodes[there:])
+
+    def _batch(self, number: int) -> Path:
+        return self.folder / _BEGUN / f"{number:06d}.json"
+
+
+@contextlib.contextmanager
+def collecting(
+    out: Path, settings: Mapping[str, Any], *, images: Literal["png", "video"] = "png"
+) -> Generator[UnfinishedCollection]:
+    """Opens an `UnfinishedCollection`; whatever ends the block says what is kept.
+
+    Raises:
+        DatasetError: the disk or the memory refused something.
+    """
+    with refusals(DatasetError, out):
+        opened = UnfinishedCollection(out, settings, images=images)
+    with opened, refusals(DatasetError, out, sure=True):
+        yield opened
+
+
+def as_json(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns settings flat, with dots in their names, and as they are read back from JSON."""
+    found: dict[str, Any] = {}
+    for name, value in json.loads(json.dumps(settings)).items():
+        inner = as_json(value) if isinstance(value, dict) else {}
+        found |= {f"{name}.{key}": of for key, of in inner.items()} if inner else {name: value}
+    return found
+
+
+def _spelled(settings: Mapping[str, Any]) -> str:
+    """Returns settings as they are typed."""
+    return ", ".join(f"{name}={json.dumps(value).strip(chr(34))}" for name, value in settings.items())
+
+
+def _anew(folder: Path) -> str:
+    return f"To begin anew, remove them: rm -r {shlex.quote(str(folder))}"
+
+
+def _lock(folder: Path) -> ProcessLock:
+    try:
+        return ProcessLock(folder / "lock", note="robot-rl collect")
+    except HeldError as held:
+        raise DatasetError(
+            f"{folder}: {held} collects these episodes now. Wait for it, or give another out=."
+        ) from held
+
+
+def _is_begun(folder: Path) -> bool:
+    """Returns whether a batch counts."""
+    return (folder / _SETTINGS).is_file() and bool(listed(folder / _BEGUN, "[0-9]*.json"))
+
+
+def _clear(folder: Path) -> None:
+    """Removes what never counted, or counts no more."""
+    for path in listed(folder, "*"):
+        if path.is_dir():
+            shutil.rmtree(path)
