@@ -20,6 +20,7 @@ from robot_rl.data.store.check import repair, verify
 from robot_rl.data.store.layout import is_store
 from robot_rl.data.store.reader import StoreReader, open_source
 from robot_rl.data.store.seal import SealOptions, seal
+from robot_rl.data.store.sealed import read_info
 from robot_rl.data.store.summary import Summary, summarize
 
 if TYPE_CHECKING:
@@ -228,7 +229,11 @@ def _repair(paths: Sequence[str], settings: dict[str, str]) -> Result:
 
 def _seal(paths: Sequence[str], settings: dict[str, str]) -> Result:
     folder = _one("seal", paths)
-    done = seal(folder, SealOptions(**_pictures("seal", settings)))
+    try:
+        done = seal(folder, SealOptions(**_pictures("seal", settings)))
+    except KeyboardInterrupt as interrupt:
+        interrupt.add_note("Every episode is in the journal or in the dataset; the same command goes on.")
+        raise
     for reason in done.refused:
         print(f"  not sealed: {reason}")
     print(f"{folder}: {_count(done.episodes, 'episode')} ({_count(done.steps, 'step')}) sealed")
@@ -250,7 +255,7 @@ def _compact(paths: Sequence[str], settings: dict[str, str]) -> Result:
 
     _allow("compact", settings)
     folder = Path(_recorded("compact", paths))
-    if is_store(folder) and not (folder / "meta/info.json").is_file():
+    if is_store(folder) and not (read_info(folder) or {}).get("total_episodes"):
         raise DatasetError(
             f"{folder}: nothing is sealed yet, the journal has no files to join. Seal it first: "
             f"robot-rl replay seal {folder}"

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from robot_rl.core.errors import DatasetError
 from robot_rl.core.files import listed
 from robot_rl.data.lerobot.beside import Beside
-from robot_rl.data.lerobot.checksums import MAIN, number_of
+from robot_rl.data.lerobot.checksums import MAIN, Checksums, number_of
 from robot_rl.data.lerobot.decode import (
     VideoHeader,
     decode_pictures,
@@ -30,8 +30,10 @@ from robot_rl.data.lerobot.index import (
     DatasetIndex,
     VideoSpans,
     not_understood,
+    not_written,
     open_index,
     picture_shape,
+    read_info,
     read_stats,
 )
 from robot_rl.data.lerobot.layout import OWN, STATS
@@ -53,9 +55,9 @@ class Problem:
     """One thing that is wrong."""
 
     kind: str
-    """`missing-metadata`, `damaged-metadata`, `odd-names`, `changed-file`, `missing-checksums`,
-    `unreadable-rows`, `unequal-lengths`, `duplicate-index`, `not-finite`, `wrong-shape`, `wrong-fps`,
-    `unreadable-video`, `damaged-video`, `unknown-codec`, `missing-video`, `short-video`,
+    """`missing-metadata`, `nothing-written`, `damaged-metadata`, `odd-names`, `changed-file`,
+    `missing-checksums`, `unreadable-rows`, `unequal-lengths`, `duplicate-index`, `not-finite`, `wrong-shape`,
+    `wrong-fps`, `unreadable-video`, `damaged-video`, `unknown-codec`, `missing-video`, `short-video`,
     `unreadable-picture`, `wrong-stats`."""
     message: str
     """Where, got, allowed, remedy."""
@@ -87,6 +89,8 @@ def check(
         if damaged:  # nothing that it says can be relied on
             return damaged
     try:
+        if index is None and not read_info(folder)["total_episodes"]:
+            return list(_nothing_written(folder))
         index = index or open_index(folder)
         tables = Tables(folder, 1 << 28, renamed=index.renamed)  # what differs from its sum is said below
         beside = Beside(index, tables)
@@ -117,6 +121,15 @@ def check(
         problems += _decoding_problems(index, changed, on_video or (lambda done, total: None))
     problems += _stats_problems(index, stats, episode_stats, sound)
     return problems
+
+
+def _nothing_written(folder: Path) -> Iterator[Problem]:
+    """Yields what is wrong with a dataset without an episode: nothing, if one of ours was only begun."""
+    is_ours = (folder / OWN).is_file()
+    yield Problem(kind="nothing-written", message=not_written(folder), is_fatal=not is_ours)
+    # What the first commit puts beside meta/info.json may not be there yet.
+    for _, message in Checksums(folder).problems(-1, lambda name: (folder / name).is_file()):
+        yield Problem(kind="changed-file", message=message)
 
 
 def last_file(index: DatasetIndex) -> int:

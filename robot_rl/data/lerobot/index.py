@@ -22,6 +22,7 @@ from robot_rl.core.errors import DatasetError
 from robot_rl.core.files import listed
 from robot_rl.data.lerobot import layout as lay
 from robot_rl.data.lerobot.checksums import Checksums
+from robot_rl.data.store.layout import is_store
 
 Array = NDArray[Any]
 
@@ -167,6 +168,8 @@ def read_info(folder: Path, sums: Checksums | None = None) -> dict[str, Any]:
     """
     path = folder / lay.INFO
     if not path.is_file():
+        if is_store(folder):
+            raise DatasetError(not_written(folder))
         raise DatasetError(
             f"{folder}: no meta/info.json in it, so it is no LeRobot dataset. Give the folder that holds "
             f"meta/ and data/; `robot-rl collect out={folder}` makes one."
@@ -259,6 +262,8 @@ def read_v3(
     Raises:
         DatasetError: missing or damaged metadata, or an episode that is listed twice or not at all.
     """
+    if not info["total_episodes"]:
+        raise DatasetError(not_written(folder))
     table = _episode_table(folder, sums, {} if known is None else known)
     videos = [name for name, feature in info["features"].items() if feature["dtype"] == "video"]
     _check_columns(folder, table.column_names, videos)
@@ -401,6 +406,19 @@ def read_schema(path: Path) -> Any:
         if isinstance(error, OSError) and error.errno:  # the disk's
             raise
         raise DatasetError(cut_short(path, error)) from error
+
+
+def not_written(folder: Path) -> str:
+    """Returns what to say of a dataset that was begun, and has no episode yet."""
+    if is_store(folder):
+        return (
+            f"{folder}: nothing is sealed in it yet. Its episodes are in the journal, also where a seal was "
+            f"interrupted: `robot-rl replay seal {folder}` begins it, or goes on with it."
+        )
+    return (
+        f"{folder}: {lay.INFO} counts no episode: whoever began to write them was interrupted, or wrote "
+        "none. Type that command again."
+    )
 
 
 def cut_short(path: Path, error: Exception) -> str:

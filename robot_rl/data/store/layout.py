@@ -152,9 +152,15 @@ def read_store_json(folder: Path) -> dict[str, Any]:
     """
     path = folder / STORE_JSON
     if not path.exists():
+        if (folder / "meta/info.json").is_file():
+            raise DatasetError(
+                f"{folder}: no {STORE_JSON} in it, so it is no store but a dataset already: there is nothing "
+                f"to seal or to repair. Use it as it is: `robot-rl replay info {folder}`, `robot-rl finetune "
+                f"dataset={folder}`."
+            )
         raise DatasetError(
             f"{folder}: no {STORE_JSON} in it, so it is no store. "
-            "Record one with `robot-rl collect` or `robot-rl train`, or open it as a dataset."
+            "`robot-rl train` records one, in experience/ of its run folder."
         )
     content = read_json(path, DatasetError, _RESTORE)
     found = content.get("format")

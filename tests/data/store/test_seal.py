@@ -1,5 +1,7 @@
 """Sealing into the dataset, at any crash once; what is no store yet becomes one."""
 
+import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -7,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from robot_rl.cli.main import main
 from robot_rl.core.errors import DatasetError
 from robot_rl.data.episode import Feature
 from robot_rl.data.lerobot.reader import Dataset
@@ -116,6 +119,77 @@ def test_a_crash_while_sealing_leaves_every_episode_once(
     assert [int(reader.read(i).obs["state"][0, 0]) for i in range(3)] == [0, 1, 2]
     assert len(Dataset(bench.folder)) == 3
     assert list((bench.folder / "journal").glob("*.log")) == []
+
+
+@pytest.mark.parametrize("every", [9, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_first_seal_that_was_interrupted_at_any_write_is_no_damage(
+    bench: Any, kills: Any, capsys: pytest.CaptureFixture[str], every: int
+) -> None:
+    """Nothing is lost: `verify` says sound, whoever wants the dataset is told to seal, and that goes on."""
+    with bench.writer() as writer:
+        for episode in range(2):
+            bench.episode(writer, episode, 3)
+    with kills(bench.folder) as copies:
+        seal(bench.folder)
+    assert len(copies) > 40
+    told: set[bool] = set()
+    for copy in copies[::every]:
+        assert main(["replay", "verify", str(copy)]) == 0
+        said = capsys.readouterr().out
+        assert said.endswith("\nsound\n")
+        info = copy / "meta/info.json"
+        if not info.exists() or not json.loads(info.read_text())["total_episodes"]:
+            remedy = f"nothing is sealed in it yet. Its episodes are in the journal.*replay seal {copy}`"
+            told.add(bool(re.search(f"note: {copy}: {remedy}", said)))
+            with pytest.raises(DatasetError, match=remedy):
+                Dataset(copy)
+            assert main(["replay", "compact", str(copy)]) == 2
+            assert "nothing is sealed yet" in capsys.readouterr().err
+        assert main(["replay", "seal", str(copy)]) == 0
+        assert [int(Dataset(copy).read(i).obs["state"][0, 0]) for i in range(2)] == [0, 1]
+        assert main(["replay", "verify", str(copy)]) == 0
+        capsys.readouterr()
+    assert told == {False, True}  # before and after there was a dataset at all
+
+
+def test_damage_of_a_dataset_that_was_only_begun_is_found(
+    bench: Any, kills: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with bench.writer() as writer:
+        bench.episode(writer, 0, 3)
+    with kills(bench.folder) as copies:
+        seal(bench.folder)
+    begun = next(copy for copy in copies if (copy / "meta/info.json").exists())
+    own = begun / "meta/robot_rl.json"
+    own.write_text(own.read_text().replace("gantry", "gentry").replace("Reach", "Roach"))
+    assert main(["replay", "verify", str(begun)]) == 1
+    assert "meta/robot_rl.json: it does not match its checksum" in capsys.readouterr().out
+
+
+def test_ctrl_c_while_sealing_says_that_nothing_is_lost(
+    bench: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with bench.writer() as writer:
+        bench.episode(writer, 0, 3)
+
+    def interrupted(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(StoreReader, "read", interrupted)
+    assert main(["replay", "seal", str(bench.folder)]) == 130
+    said = "interrupted. Every episode is in the journal or in the dataset; the same command goes on.\n"
+    assert capsys.readouterr().err == said
+
+
+def test_a_dataset_that_is_no_store_needs_no_seal(capsys: pytest.CaptureFixture[str]) -> None:
+    """The message advised `robot-rl collect`, the command that had made it."""
+    for action in ("seal", "repair"):
+        assert main(["replay", action, str(FORMAT_1)]) == 2
+        assert capsys.readouterr().err == (
+            f"error: {FORMAT_1}: no meta/store.json in it, so it is no store but a dataset already: there is "
+            f"nothing to seal or to repair. Use it as it is: `robot-rl replay info {FORMAT_1}`, `robot-rl "
+            f"finetune dataset={FORMAT_1}`.\n"
+        )
 
 
 def test_damage_stays_in_the_journal_and_is_named(bench: Any, flip: Any) -> None:
