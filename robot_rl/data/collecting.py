@@ -27,7 +27,7 @@ import numpy as np
 from robot_rl.core.errors import ConfigError, DatasetError
 from robot_rl.core.files import listed, make_folder, read_json, sync_folder, write_json
 from robot_rl.core.lock import HeldError, ProcessLock
-from robot_rl.core.refusal import refusals
+from robot_rl.core.refusal import refusals, refusing
 from robot_rl.data.keep import Facts
 
 if TYPE_CHECKING:
@@ -74,6 +74,7 @@ def is_published(out: Path, settings: Mapping[str, Any]) -> bool:
     return read_json(out / COLLECTED, DatasetError, _anew(out)).get("settings") == settings
 
 
+@refusing(DatasetError, kept="The dataset is whole.")
 def remove(out: Path) -> None:
     """Removes what a dataset in its place was made of."""
     sync_folder(out.parent)
@@ -188,14 +189,16 @@ class UnfinishedCollection:
         """Lets others go on with it; where the dataset is in its place, or nothing was kept, removes it."""
         if self._writer is not None:
             self._writer.close()
-        if self._is_whole:
-            remove(self.out)
-        elif not _is_begun(self.folder):
-            shutil.rmtree(self.folder, ignore_errors=True)
-            for path in self._made[1:]:
-                with contextlib.suppress(OSError):  # somebody uses it by now
-                    path.rmdir()
-        self._lock.release()
+        try:
+            if self._is_whole:
+                remove(self.out)
+            elif not _is_begun(self.folder):
+                shutil.rmtree(self.folder, ignore_errors=True)
+                for path in self._made[1:]:
+                    with contextlib.suppress(OSError):  # somebody uses it by now
+                        path.rmdir()
+        finally:
+            self._lock.release()
 
     def _read(self) -> None:
         """Takes up the batches that count."""
@@ -243,10 +246,12 @@ def collecting(
     Raises:
         DatasetError: the disk or the memory refused something.
     """
-    with refusals(DatasetError, out):
-        opened = UnfinishedCollection(out, settings, images=images)
-    with opened, refusals(DatasetError, out, sure=True):
-        yield opened
+    with (
+        refusals(DatasetError, out, sure=True),
+        UnfinishedCollection(out, settings, images=images) as into,
+        refusals(DatasetError, out, sure=True),  # what is kept stands beside this one
+    ):
+        yield into
 
 
 def as_json(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -50,7 +50,8 @@ from storage_cases import (
     under_shim,
 )
 
-TARGETS = ("store", "seal", "repair", "writer", "compact", "edit", "upgrade", "leases", "checkpoints", "run")
+TARGETS = ("store", "seal", "repair", "writer", "compact", "edit", "collect", "upgrade")
+TARGETS += ("leases", "checkpoints", "run")
 QUICK_CALLS, QUICK_CUTS = 20, 25
 _INSIDE = "ROBOT_RL_STORAGE_SHIM"
 

@@ -105,7 +105,7 @@ def target_of(name: str) -> Any:
     import storage_targets as light
 
     classes = {"store": "Store", "seal": "Seal", "repair": "Repair", "writer": "Writer", "compact": "Compact"}
-    classes |= {"edit": "Edit", "upgrade": "Upgrade"}
+    classes |= {"edit": "Edit", "collect": "Collect", "upgrade": "Upgrade"}
     if name in classes:
         return getattr(light, classes[name])()
     import storage_runs as heavy

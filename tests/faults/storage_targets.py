@@ -16,8 +16,10 @@ import numpy as np
 from campaign import FEATURES, META, Lanes, Template, compare, damage
 
 from robot_rl.core.errors import RobotRLError
+from robot_rl.data.collecting import collecting, is_published, remove
 from robot_rl.data.episode import Episode, EpisodeSource, Feature
 from robot_rl.data.episodes import EpisodesMeta
+from robot_rl.data.keep import Facts
 from robot_rl.data.lerobot import edit
 from robot_rl.data.lerobot.compact import compact
 from robot_rl.data.lerobot.reader import Dataset
@@ -393,6 +395,47 @@ class Edit:
                 check_episodes(Dataset(path), numbers, at_least=len(numbers), pictures=False)
             elif run.promised.get(name):
                 raise LostError(f"{name}, which was made")
+
+
+COLLECTED = (0, 1, 3)
+"""Numbers of the episodes that `Collect` publishes, of the four that it keeps."""
+
+
+class Collect:
+    """Keeps two batches of episodes, and publishes three of the four; a batch is not collected twice."""
+
+    def __init__(self) -> None:
+        self.settings = {"seed": 0}
+
+    def prepare(self, folder: Path) -> Promise:
+        return {"kept": 0}
+
+    def work(self, folder: Path, run: Run) -> None:
+        run.attempt(lambda: self._collect(folder / "demos/set", run))
+
+    def _collect(self, out: Path, run: Run) -> None:
+        if is_published(out, self.settings):
+            remove(out)
+        if not out.exists():
+            with collecting(out, self.settings) as into:
+                for number in range(len(into.batches), 2):
+                    facts = Facts(np.ones(2, bool), np.array([3, 4]), np.array([0.1, number]))
+                    into.add(facts, [episode_of(2 * number), episode_of(2 * number + 1)])
+                    run.ack(kept=into.num_kept)
+                into.publish(COLLECTED, {"settings": self.settings})
+                run.ack(whole=True)
+
+    def check(self, folder: Path, run: Run) -> None:
+        out = folder / "demos/set"
+        if out.exists():
+            check_episodes(Dataset(out), COLLECTED, at_least=len(COLLECTED))
+        elif run.promised.get("whole"):
+            raise LostError("the dataset, which was in its place")
+        elif run.promised["kept"]:
+            with collecting(out, self.settings) as into:
+                if into.num_kept < run.promised["kept"]:
+                    raise LostError(f"{run.promised['kept'] - into.num_kept} episodes that were kept")
+                check_episodes(Dataset(into.folder / "episodes"), range(4), at_least=into.num_kept)
 
 
 class Upgrade:

@@ -65,7 +65,7 @@ def merge(sources: Sequence[EpisodeSource], out: str | Path, **options: Unpack[W
     first = sources[0]
     for number, source in enumerate(sources[1:], start=1):
         check_alike(first, source, f"merge: source {number}")
-    return _write([(source, range(len(source))) for source in sources], out, "merge", options)
+    return _write(out, [(source, range(len(source))) for source in sources], "merge", options)
 
 
 def split(
@@ -89,7 +89,7 @@ def split(
     _refuse_overlap(chosen)
     for folder in chosen:
         _require_new(folder)
-    return [_write([(source, which)], folder, "split", options) for folder, which in chosen.items()]
+    return [_write(folder, [(source, which)], "split", options) for folder, which in chosen.items()]
 
 
 def filter(
@@ -138,11 +138,11 @@ def filter(
     which = _known(len(source), range(len(source)) if episodes is None else episodes, "filter")
     is_any = success is None and by is None and instruction is None and keep is None and min_steps <= 1
     kept = which if is_any else [number for number in _begun(source, which) if passes(number)]
-    return _write([(source, kept)], out, "filter", options)
+    return _write(out, [(source, kept)], "filter", options)
 
 
 @refusing(DatasetError, kept="What it is made of is whole.", also=(FFmpegError,))
-def _write(picked: Picked, out: str | Path, at: str, options: WriteOptions) -> Path:
+def _write(out: str | Path, picked: Picked, at: str, options: WriteOptions) -> Path:
     """Copies episodes, or records them anew where they cannot be copied; returns the new folder."""
     folder = Path(out)
     drop = list(options.get("drop", ()))

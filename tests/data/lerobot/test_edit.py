@@ -1,6 +1,7 @@
 """Merged, split and filtered datasets hold the right episodes; what does not fit is named."""
 
 import dataclasses
+import errno
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -210,3 +211,19 @@ def test_a_new_folder_is_on_the_disk_with_its_name(tmp_path: Path, monkeypatch: 
     before = [".", "new", "new/out", "new/out/data", "new/out/data/rows"]
     assert {(tmp_path / path).stat().st_ino for path in before} <= set(done[:at])
     assert done[at + 1 :] == [(tmp_path / "new").stat().st_ino]
+
+
+def test_a_full_disk_is_told_of_the_new_folder(
+    tmp_path: Path, source: InMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Dataset(merge([source], tmp_path / "made"))
+
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    said = (
+        rf"^{tmp_path}/new: the disk is full .* What it is made of is whole\. Make room, then"
+    )
+    with pytest.raises(DatasetError, match=said):
+        filter_episodes(made, tmp_path / "new", episodes=[0])
