@@ -47,7 +47,10 @@ class EnvConfig:
 
 
 def check_names(task: str | None, robot: str | None, *, at: str) -> None:
-    """Refuses a task or a robot that is not there; `at` begins the keys of the message."""
+    """Refuses a task or a robot that is not there, and a task that this robot cannot do without a gripper.
+
+    `at` begins the keys of the message.
+    """
     if task is not None and task not in table("task"):
         raise ConfigError(f"{at}task: no task named {task!r}.{nearest(task, table('task'))}")
     if robot is not None and robot not in table("robot") and not Path(robot).is_file():
@@ -55,6 +58,17 @@ def check_names(task: str | None, robot: str | None, *, at: str) -> None:
             f"{at}robot: no robot and no file named {robot!r}.{nearest(robot, table('robot'))} "
             f"A robot file of your own is given by its path, such as {at}robot=path/to/robot.yaml."
         )
+    if task is not None and robot is not None and _may_lack_gripper(robot):
+        from robot_rl.sim.robots.robot import load_robot  # mujoco
+        from robot_rl.sim.task import control_of
+
+        control_of(resolve("task", task)(), load_robot(robot), at=at)
+
+
+def _may_lack_gripper(robot: str) -> bool:
+    """Returns whether a robot file is silent about a gripper; those of the registry have one."""
+    path = Path(robot)
+    return robot not in table("robot") and b"gripper_actuator" not in path.read_bytes()
 
 
 def check_num_envs(num_envs: int, *, at: str = "num_envs") -> None:

@@ -152,6 +152,8 @@ class Controller:
 
 def columns(index: Sequence[int]) -> slice | Array:
     """Returns a slice for consecutive columns, which costs no copy, or else an array of them."""
+    if not index:
+        return slice(0, 0)
     first, last = index[0], index[-1]
     return slice(first, last + 1) if list(index) == list(range(first, last + 1)) else np.array(index)
 

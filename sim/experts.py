@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from robot_rl.core.seeding import EpisodeRng
-from robot_rl.sim.task import Task, View
+from robot_rl.sim.task import Control, Task, View
 
 Array = NDArray[Any]
 
@@ -29,18 +29,20 @@ class Expert:
     def __init__(
         self,
         task: Task,
+        control: Control,
         view: View,
         episode_seeds: Callable[[], NDArray[np.uint64]],
         bias_m: float,
         noise_m: float,
         noise_seed: int,
     ) -> None:
-        self._task, self._view, self._episode_seeds = task, view, episode_seeds
+        self._task, self._control = task, control
+        self._view, self._episode_seeds = view, episode_seeds
         self._bias_m, self._noise_m, self._noise_seed = bias_m, noise_m, noise_seed
 
     def act(self) -> Array:
         """Returns actions (B, A) float32 in [-1, 1] for the task's end-effector control."""
-        control = self._task.control
+        control = self._control
         aim = self._task.expert(self._view, self._offset())
         step = _GAIN * (aim.position_m - self._view["tool.pos"]) / control.linear_m
         turn = _GAIN * aim.yaw_rad[:, None] / control.angular_rad

@@ -63,7 +63,7 @@ class MujocoPlant:
         self._arm_qpos = columns([int(model.jnt_qposadr[j]) for j in joints])
         self._finger_qpos = columns([int(model.joint(name).qposadr[0]) for name in robot.finger_joints])
         self._servos = columns([model.actuator(name).id for name in robot.arm_actuators])
-        self._gripper_servo = model.actuator(robot.gripper_actuator).id
+        self._gripper_servo = columns([model.actuator(name).id for name in robot.gripper_actuators])
         self._qpos, self._qvel = bind("qpos")[0], bind("qvel")[0]
         self._ctrl, self._force = bind("ctrl")[0], bind("actuator_force")[0]
         self._body_pos, self._body_quat = bind("xpos")[0], bind("xquat")[0]
@@ -107,7 +107,7 @@ class MujocoPlant:
         self._ctrl[self._gripper_servo] = gripper
 
     def targets(self) -> tuple[Array, float]:
-        return self._ctrl[self._servos].copy(), float(self._ctrl[self._gripper_servo])
+        return self._ctrl[self._servos].copy(), float(self._ctrl[self._gripper_servo].sum())
 
     def step(self, dt_s: float) -> None:
         # Whole nanoseconds: at 300 Hz a sum of floats would lose a physics step now and then.
@@ -130,7 +130,7 @@ class MujocoPlant:
             position_rad=self._qpos[self._arm_qpos].copy(),
             velocity_rad_s=self._qvel[self._dof].copy(),
             effort_n_m=effort,
-            gripper=float(self._qpos[self._finger_qpos].mean()),
+            gripper=float(self._qpos[self._finger_qpos].mean()) if self.finger_names else 0.0,
         )
 
     def fingers(self) -> Array:

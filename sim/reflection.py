@@ -26,7 +26,7 @@ from robot_rl.core.registry import resolve
 from robot_rl.data.episodes import Episodes
 from robot_rl.sim.control import action_names
 from robot_rl.sim.robots.robot import Robot, load_robot
-from robot_rl.sim.task import Task, compile_task, state_sensors
+from robot_rl.sim.task import Task, compile_task, control_of, state_sensors
 from robot_rl.sim.vector import EnvConfig
 
 Array = NDArray[Any]
@@ -117,7 +117,7 @@ def reflection_of(config: EnvConfig, *, at: str = "env") -> Reflection:
         sign += list(signs)
         offset += [shift] * len(signs)
     back = [f"{name.removesuffix('.pos')}.delta" for name, (_, turn, _) in joints.items() if turn < 0]
-    actions = action_names(task.control, robot)
+    actions = action_names(control_of(task, robot), robot)
     return Reflection(
         index=np.array(index),
         sign=np.array(sign),

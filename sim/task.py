@@ -5,13 +5,15 @@ axis over simulations, so the same task runs on any back end.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
+from robot_rl.core.errors import ConfigError
+from robot_rl.core.registry import resolve, table
 from robot_rl.core.seeding import EpisodeRng
 from robot_rl.sim.randomize import Vary
 from robot_rl.sim.robots.robot import Robot
@@ -28,7 +30,7 @@ class Control:
     rotation: Literal["none", "yaw", "full"] = "yaw"
     """Which rotations an end-effector action has; the others are held at the home orientation."""
     gripper: Literal["action", "shut"] = "action"
-    """The gripper is the last element of the action, or stays shut and is no part of it."""
+    """The gripper is the last element of the action, or stays shut (if there is one) and is no part of it."""
     hz: float = 20.0
     linear_m: float = 0.05
     """Servo lead of a full-scale translation; in steady state about 0.5 m/s for the Panda."""
@@ -96,6 +98,8 @@ class Task:
     """The camera that shows it best: `front`, `side` or `overhead`."""
     default_robot: ClassVar[str] = "panda"
     """The robot it is made for; any other that reaches its scene will do."""
+    needs_gripper: ClassVar[bool] = True
+    """Whether a robot without a gripper is refused; where not, the gripper is no part of its actions."""
     vary: ClassVar[tuple[Vary, ...]] = ()
     joint_noise_rad: ClassVar[float] = 0.02
     symmetric: ClassVar[bool] = False
@@ -120,6 +124,23 @@ class Task:
     def expert(self, view: View, offset_m: Array) -> Aim:
         """Returns what a scripted expert does, its target displaced by `offset_m` (B, 3)."""
         raise NotImplementedError
+
+
+def control_of(task: Task, robot: Robot, *, at: str = "env.") -> Control:
+    """Returns how the task's actions move this robot.
+
+    Raises:
+        ConfigError: the task needs a gripper, and the robot has none.
+    """
+    if robot.gripper_actuator:
+        return task.control
+    if task.needs_gripper:
+        able = [name for name in table("task") if not resolve("task", name).needs_gripper]
+        raise ConfigError(
+            f"{at}robot: {robot.name} has no gripper, and {task.name} needs one. "
+            f"Tasks that need none: {', '.join(able)}. Or name the gripper in the robot file."
+        )
+    return replace(task.control, gripper="shut")
 
 
 def compile_task(task: Task, robot: Robot) -> mujoco.MjModel:

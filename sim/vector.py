@@ -29,7 +29,7 @@ from robot_rl.sim.experts import Expert
 from robot_rl.sim.poses import compose
 from robot_rl.sim.randomize import Randomizer
 from robot_rl.sim.robots.robot import Robot, load_robot
-from robot_rl.sim.task import Task, View, compile_task, state_layout
+from robot_rl.sim.task import Task, View, compile_task, control_of, state_layout
 
 Array = NDArray[Any]
 
@@ -67,7 +67,7 @@ class SimVectorEnv(VectorEnv):
         self._task: Task = resolve("task", config.task, at="env.task")()
         self._robot: Robot = load_robot(config.robot or self._task.default_robot)
         self.backend = MujocoCpu(compile_task(self._task, self._robot), num_envs, config.num_threads)
-        self.controller = Controller(self._task.control, self._robot, self.backend)
+        self.controller = Controller(control_of(self._task, self._robot), self._robot, self.backend)
         self.view = View(self.backend.model, self.backend.bind("sensordata"), self._robot)
         self._describe(autoreset)
         self._bind()
@@ -111,7 +111,7 @@ class SimVectorEnv(VectorEnv):
         self._ctrl, self._mocap_pos = backend.bind("ctrl"), backend.bind("mocap_pos")
         self._all_rows = np.arange(self.num_envs)
         self._arm_ctrl = columns([model.actuator(name).id for name in robot.arm_actuators])
-        self._gripper_ctrl = model.actuator(robot.gripper_actuator).id
+        self._gripper_ctrl = columns([model.actuator(name).id for name in robot.gripper_actuators])
         self._arm_qvel = columns([int(model.joint(name).dofadr[0]) for name in robot.arm_joints])
         self._qpos_at = {model.joint(i).name: int(model.jnt_qposadr[i]) for i in range(model.njnt)}
         self._mocap_at = {model.body(i).name: int(model.body_mocapid[i]) for i in range(model.nbody)}
@@ -184,12 +184,12 @@ class SimVectorEnv(VectorEnv):
         commanded[broken] = 0.0
         gripper = self.controller.gripper(commanded)
         if active is None and not len(broken):
-            self._ctrl[:, self._arm_ctrl], self._ctrl[:, self._gripper_ctrl] = safe, gripper
+            self._ctrl[:, self._arm_ctrl], self._ctrl[:, self._gripper_ctrl] = safe, gripper[:, None]
         else:
             rows = self._all_rows if active is None else np.flatnonzero(active)
             self._ctrl[cells(rows, self._arm_ctrl)] = safe[rows]
             gripped = np.setdiff1d(rows, broken)
-            self._ctrl[gripped, self._gripper_ctrl] = gripper[gripped]
+            self._ctrl[cells(gripped, self._gripper_ctrl)] = gripper[gripped, None]
         return commanded, limited
 
     def judge(self, is_valid: Array | bool = True) -> tuple[Array, Array, Array]:
@@ -288,7 +288,7 @@ class SimVectorEnv(VectorEnv):
         fingers = robot.gripper_home if start.fingers is None else start.fingers
         self._qpos[cells(ids, self._finger_qpos)] = fingers
         self._ctrl[cells(ids, self._arm_ctrl)] = arm
-        self._ctrl[ids, self._gripper_ctrl] = robot.gripper_open
+        self._ctrl[cells(ids, self._gripper_ctrl)] = robot.gripper_open
         for joint, value in start.joints.items():
             first = self._qpos_at[joint]
             self._qpos[ids, first : first + value.shape[1]] = value
@@ -304,7 +304,7 @@ class SimVectorEnv(VectorEnv):
         for joint, tool_from_thing in held.items():
             first = self._qpos_at[joint]
             self._qpos[ids, first : first + 7] = compose(world_from_tool, tool_from_thing)
-        self._ctrl[ids, self._gripper_ctrl] = self._robot.gripper_closed
+        self._ctrl[cells(ids, self._gripper_ctrl)] = self._robot.gripper_closed
         closing = np.zeros(self.num_envs, bool)
         closing[ids] = True
         self.backend.step(self.num_substeps, closing)
@@ -377,7 +377,8 @@ class SimVectorEnv(VectorEnv):
 
     def expert(self, bias_m: float = 0.0, noise_m: float = 0.0, noise_seed: int = 0) -> Expert:
         """Returns the task's scripted expert over all envs; see `robot_rl.sim.experts.Expert`."""
-        return Expert(self._task, self.view, self.episode_seeds, bias_m, noise_m, noise_seed)
+        control = self.controller.control
+        return Expert(self._task, control, self.view, self.episode_seeds, bias_m, noise_m, noise_seed)
 
     def picture(
         self, env: int = 0, *, camera: str | None = None, height: int = 480, width: int = 640

@@ -48,7 +48,7 @@ class JointLimits:
 
 @dataclass(frozen=True, kw_only=True)
 class Robot:
-    """One arm with a gripper: names in its MJCF, limits, home pose, and how to build it."""
+    """One arm, with a gripper or with none: names in its MJCF, limits, home pose, and how to build it."""
 
     name: str
     """Name in the registry and in configuration."""
@@ -56,19 +56,19 @@ class Robot:
     """Joints of the arm, hinges or slides, base to tool."""
     arm_actuators: tuple[str, ...]
     """Position servos of the arm joints, same order; control in rad, in m for a slide."""
-    gripper_actuator: str
-    """The one position servo of the gripper."""
-    gripper_open: float
+    gripper_actuator: str = ""
+    """The one position servo of the gripper; empty, like all of the gripper's fields, if there is none."""
+    gripper_open: float = 0.0
     """Control value that opens the gripper, in the actuator's unit (m or rad)."""
-    gripper_closed: float
+    gripper_closed: float = 0.0
     """Control value that closes it."""
-    finger_joints: tuple[str, ...]
+    finger_joints: tuple[str, ...] = ()
     """Joints the gripper moves."""
     tool_site: str
-    """Site between the finger tips: z approaches, y is the opening direction."""
+    """Site between the finger tips, or at the tip of a bare tool: z approaches, y is where fingers open."""
     home_rad: Floats
     """Arm joint positions at rest: the gripper above the table, pointing down."""
-    gripper_home: float
+    gripper_home: float = 0.0
     """Gripper control value at rest."""
     limits: JointLimits
     """Limits of the arm joints; the compiled model's are equal (a test says so)."""
@@ -85,6 +85,11 @@ class Robot:
         for name, size in sizes.items():
             if size != num_joints:
                 raise ModelError(f"robot {self.name}: {name} has {size} entries for {num_joints} arm joints.")
+        if bool(self.gripper_actuator) != bool(self.finger_joints):
+            raise ModelError(
+                f"robot {self.name}: got gripper_actuator {self.gripper_actuator!r} and finger_joints "
+                f"{list(self.finger_joints)}; a gripper has both, a robot without one neither."
+            )
         low, high = self.limits.position_low_rad, self.limits.position_high_rad
         for joint, lowest, home, highest in zip(self.arm_joints, low, self.home_rad, high, strict=True):
             if not lowest <= home <= highest:
@@ -95,6 +100,11 @@ class Robot:
     @property
     def num_arm_joints(self) -> int:
         return len(self.arm_joints)
+
+    @property
+    def gripper_actuators(self) -> tuple[str, ...]:
+        """The gripper's servo, or nothing."""
+        return (self.gripper_actuator,) if self.gripper_actuator else ()
 
 
 def load_robot(name_or_path: str) -> Robot:
@@ -121,7 +131,7 @@ def check_names(robot: Robot, spec: mujoco.MjSpec, *, actuators: bool = True) ->
     wanted = [("joint", (*robot.arm_joints, *robot.finger_joints), spec.joints)]
     if actuators:
         wanted += [
-            ("actuator", (*robot.arm_actuators, robot.gripper_actuator), spec.actuators),
+            ("actuator", (*robot.arm_actuators, *robot.gripper_actuators), spec.actuators),
             ("site", (robot.tool_site,), spec.sites),
         ]
     for kind, names, elements in wanted:

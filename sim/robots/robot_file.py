@@ -1,4 +1,4 @@
-"""Any MJCF becomes a robot by a short YAML file that names its arm, gripper and tool.
+"""Any MJCF becomes a robot by a short YAML file that names its arm, its tool and, if it has one, its gripper.
 
 The file's `model` says where the MJCF is (a path beside the file, or a path inside an installed
 package, which is located but never imported) and which body to keep: scene, cameras, lights and
@@ -13,7 +13,7 @@ collide with each other.
 import importlib
 import importlib.util
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, TypeVar, get_args, get_origin
@@ -29,8 +29,9 @@ from robot_rl.sim.robots.servo import add_finger_coupling, add_position_servo
 
 T = TypeVar("T")
 
-_GRIPPER = "gripper"
-_ROBOT_KEYS = {field.name for field in fields(Robot)} - {"limits", "build"} | {"limits", "model"}
+_ROBOT_KEYS = {field.name for field in fields(Robot)} - {"build"} | {"model"}
+_GRIPPER_KEYS = {"gripper_actuator", "gripper_open", "gripper_closed", "gripper_home", "finger_joints"}
+_GRIPPER_SERVO_KEYS = {"gripper_kp", "gripper_kd", "gripper_effort", "gripper_armature"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +50,7 @@ class Tool:
 
 @dataclass(frozen=True, kw_only=True)
 class Servos:
-    """Position servos that replace the MJCF's own actuators, one per arm joint plus the gripper."""
+    """Position servos that replace the MJCF's own actuators, one per arm joint and one for a gripper."""
 
     kp: Floats
     """Position gains, N m / rad."""
@@ -57,13 +58,13 @@ class Servos:
     """Velocity gains, N m s / rad; stable when saturated below 2 armature / time step."""
     armature_kg_m2: Floats
     """Rotor inertias seen at the joints."""
-    gripper_kp: float
+    gripper_kp: float = 0.0
     """Gripper position gain, N / m or N m / rad."""
-    gripper_kd: float
+    gripper_kd: float = 0.0
     """Gripper velocity gain."""
-    gripper_effort: float
+    gripper_effort: float = 0.0
     """Largest gripper force in N or torque in N m."""
-    gripper_armature: float
+    gripper_armature: float = 0.0
     """Reflected inertia of a finger, kg or kg m^2."""
 
 
@@ -107,9 +108,10 @@ def read_robot_file(path: Path) -> Robot:
     if not isinstance(content, Mapping):
         raise ModelError(f"{at}: a mapping of keys is needed, got {type(content).__name__}.")
     values = {str(key): value for key, value in content.items()}
-    _check_keys(values, _ROBOT_KEYS, required=_ROBOT_KEYS, at=at)
+    has_gripper = not _GRIPPER_KEYS.isdisjoint(values)
+    _check_keys(values, _ROBOT_KEYS, required=_ROBOT_KEYS - (set() if has_gripper else _GRIPPER_KEYS), at=at)
     limits = _dataclass_from(JointLimits, values.pop("limits"), at=f"{at}, limits")
-    source = _source_from(values.pop("model"), at=f"{at}, model")
+    source = _source_from(values.pop("model"), has_gripper, at=f"{at}, model")
     plain = _typed(Robot, values, at)
     if source.builder is not None:
         return Robot(limits=limits, build=_builder(source.builder, at), **plain)
@@ -249,6 +251,8 @@ def _replace_actuators(spec: mujoco.MjSpec, robot: Robot, servos: Servos) -> Non
         joint = spec.joint(joint_name)
         joint.armature, joint.frictionloss = armature, 0.0
         add_position_servo(spec, name=name, joint=joint, kp=kp, kd=kd, effort=effort)
+    if not robot.finger_joints:
+        return
     for name in robot.finger_joints:
         finger = spec.joint(name)
         finger.armature, finger.frictionloss = servos.gripper_armature, 0.0
@@ -303,7 +307,7 @@ def _check_limits(robot: Robot, spec: mujoco.MjSpec) -> None:
             )
 
 
-def _source_from(value: object, at: str) -> ModelSource:
+def _source_from(value: object, has_gripper: bool, at: str) -> ModelSource:
     if not isinstance(value, Mapping):
         raise ModelError(f"{at}: a mapping is needed, got {value!r}.")
     nested: dict[str, type] = {"tool": Tool, "servos": Servos}
@@ -311,15 +315,28 @@ def _source_from(value: object, at: str) -> ModelSource:
         key: _dataclass_from(nested[key], entry, at=f"{at}.{key}") if key in nested else entry
         for key, entry in value.items()
     }
+    if "servos" in value:
+        given = _GRIPPER_SERVO_KEYS & set(value["servos"])
+        _check_gripper_servo(given, has_gripper, at=f"{at}.servos")
     return _dataclass_from(ModelSource, filled, at=at)
+
+
+def _check_gripper_servo(given: set[str], has_gripper: bool, at: str) -> None:
+    if has_gripper and given != _GRIPPER_SERVO_KEYS:
+        raise ModelError(f"{at}: missing {', '.join(sorted(_GRIPPER_SERVO_KEYS - given))}.")
+    if given and not has_gripper:
+        raise ModelError(
+            f"{at}: got {', '.join(sorted(given))}, but the file names no gripper. Leave them out, or give "
+            f"{', '.join(sorted(_GRIPPER_KEYS))}."
+        )
 
 
 def _dataclass_from(kind: type[T], value: object, at: str) -> T:
     if not isinstance(value, Mapping):
         raise ModelError(f"{at}: a mapping is needed, got {value!r}.")
-    known = {field.name for field in fields(kind)}  # pyright: ignore[reportArgumentType]
-    required: set[str] = set() if kind is ModelSource else known
-    _check_keys(value, known, required=required, at=at)
+    declared = fields(kind)  # pyright: ignore[reportArgumentType]
+    required = {field.name for field in declared if field.default is MISSING}
+    _check_keys(value, {field.name for field in declared}, required=required, at=at)
     return kind(**_typed(kind, value, at))
 
 

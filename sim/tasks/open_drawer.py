@@ -38,6 +38,7 @@ class OpenDrawer(Task):
     instruction = "open the drawer"
     horizon_s = 5.0
     camera = "side"
+    needs_gripper = False
     symmetric = True
     observation = ("tool.linvel", "drawer.pos", "drawer.vel", "handle.pos", "handle_in_tool.pos")
     vary = (

@@ -32,6 +32,7 @@ class PushCube(Task):
     instruction = "push the cube onto the green mark"
     horizon_s = 5.0
     control = Control(gripper="shut")
+    needs_gripper = False
     symmetric = True
     observation = (
         "tool.linvel",

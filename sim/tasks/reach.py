@@ -21,6 +21,7 @@ class Reach(Task):
     instruction = "move the gripper to the green point"
     horizon_s = 2.5
     control = Control(rotation="none")
+    needs_gripper = False
     symmetric = True
     observation = ("tool.linvel", "goal.pos", "goal_in_tool.pos")
 

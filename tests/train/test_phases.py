@@ -16,6 +16,7 @@ from robot_rl.core.errors import CheckpointError, ConfigError, DatasetError, Ren
 from robot_rl.data.store.reader import open_source
 from robot_rl.hal.fake import FakeEnv
 from robot_rl.hal.vector import Array
+from robot_rl.policies.checkpoint import load_policy
 from robot_rl.sim.vector import EnvConfig
 from robot_rl.telemetry.metrics import read_metrics
 from robot_rl.train import base, checkpoint, pictures
@@ -24,6 +25,7 @@ from robot_rl.train.envs import Moment, make_env
 from robot_rl.train.phases import load_config, resume, run
 from robot_rl.train.pictures import Photographer
 from robot_rl.train.record import new_folder
+from tests.arms import write_arm
 from tests.runs import folder_of
 
 pytestmark = pytest.mark.usefixtures("whole_runs")
@@ -51,6 +53,14 @@ SMALL: dict[str, Any] = {
 
 def small(out: Path, **changes: Any) -> RunConfig:
     return replace(build(RunConfig, SMALL), out=str(out), **changes)
+
+
+def test_an_arm_without_a_gripper_goes_through_every_phase(tmp_path: Path) -> None:
+    env = EnvConfig(task="reach", robot=str(write_arm(tmp_path)), horizon_s=0.5, num_threads=1)
+    summary = run(small(tmp_path / "runs", env=env))
+    assert (summary.task, summary.env_steps, summary.episodes) == ("reach", 40, 4)
+    _, meta = load_policy(folder_of(tmp_path / "runs") / "policy" / "final")
+    assert meta.action_names == ("tool.dx", "tool.dy", "tool.dz")
 
 
 def test_a_run_leaves_rows_of_every_phase_and_a_bill(tmp_path: Path) -> None:
