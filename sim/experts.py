@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from robot_rl.core.seeding import EpisodeRng
-from robot_rl.sim.task import Control, Task, View
+from robot_rl.sim.task import Aim, Control, Task, View
 
 Array = NDArray[Any]
 
@@ -39,17 +39,13 @@ class Expert:
         self._task, self._control = task, control
         self._view, self._episode_seeds = view, episode_seeds
         self._bias_m, self._noise_m, self._noise_seed = bias_m, noise_m, noise_seed
+        self.aim: Aim | None = None
+        """What the last action was for."""
 
     def act(self) -> Array:
         """Returns actions (B, A) float32 in [-1, 1] for the task's end-effector control."""
-        control = self._control
-        aim = self._task.expert(self._view, self._offset())
-        step = _GAIN * (aim.position_m - self._view["tool.pos"]) / control.linear_m
-        turn = _GAIN * aim.yaw_rad[:, None] / control.angular_rad
-        grip = [np.where(aim.closed, -1.0, 1.0)[:, None]] if control.gripper == "action" else []
-        turns = {"none": [], "yaw": [turn], "full": [np.zeros_like(turn), np.zeros_like(turn), turn]}
-        action = np.concatenate([step, *turns[control.rotation], *grip], axis=1)
-        return np.clip(action, -1.0, 1.0).astype(np.float32)
+        self.aim = self._task.expert(self._view, self._offset())
+        return action_for(self.aim, self._control, self._view["tool.pos"])
 
     def _offset(self) -> Array:
         keys = self._episode_seeds()
@@ -58,3 +54,13 @@ class Expert:
         offset[:, :2] = self._noise_m * rng.normal(size=2)
         offset[:, 0] += self._bias_m
         return offset
+
+
+def action_for(aim: Aim, control: Control, tool_m: Array) -> Array:
+    """Returns end-effector actions (B, A) float32 in [-1, 1] that bring the tool, now at `tool_m`, nearer."""
+    step = _GAIN * (aim.position_m - tool_m) / control.linear_m
+    turn = _GAIN * aim.yaw_rad[:, None] / control.angular_rad
+    grip = [np.where(aim.closed, -1.0, 1.0)[:, None]] if control.gripper == "action" else []
+    turns = {"none": [], "yaw": [turn], "full": [np.zeros_like(turn), np.zeros_like(turn), turn]}
+    action = np.concatenate([step, *turns[control.rotation], *grip], axis=1)
+    return np.clip(action, -1.0, 1.0).astype(np.float32)

@@ -6,6 +6,7 @@ import argparse
 import ast
 import importlib
 import json
+import math
 import os
 import platform
 import re
@@ -14,24 +15,27 @@ import sys
 import tempfile
 import textwrap
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from itertools import takewhile
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Any
 
 from robot_rl.config import CONFIGS, options
+from robot_rl.core.check import Check, State
 from robot_rl.core.errors import ConfigError, RobotRLError, UnknownComponentError, nearest
 from robot_rl.core.registry import TABLE, table
 from robot_rl.sched.leases import LeaseStore
 
-SUMMARY = "check this machine, and list robots, tasks, policies, recipes, bases"
+if TYPE_CHECKING:
+    from robot_rl.sim.checkup import Checkup
 
-State = Literal["ok", "note", "fail"]
+SUMMARY = "check this machine or a robot, and list robots, tasks, policies, recipes, bases"
 
 _COLOURS: dict[State, int] = {"ok": 32, "note": 33, "fail": 31}  # of terminals: green, yellow, red
 _GROUPS = ("base", "recipe")  # of configs
+_ROBOT_KEYS = ("robot", "task")
 
 MIN_FREE_GB = 2.0
 """Disk that a training run with videos and checkpoints may need."""
@@ -39,22 +43,21 @@ MIN_MEMORY_GB = 4.0
 """Memory that `recipe=pick_cube` needs with room for the rest of a desktop."""
 
 
-@dataclass(frozen=True)
-class Check:
-    """One line of the report."""
-
-    name: str
-    state: State
-    detail: str
-    remedy: str = ""
-
-
 def run(argv: list[str]) -> int:
     """Prints the report or a list; returns 1 if something needed is missing."""
     parser = argparse.ArgumentParser(prog="robot-rl doctor", description=SUMMARY)
+    parser.add_argument(
+        "settings",
+        nargs="*",
+        metavar="key=value",
+        help="robot=<name or file>: measure an arm's servos, gripper, home and reach instead; "
+        "task=<name>,...: for these tasks, not for all it may do",
+    )
     parser.add_argument("--list", metavar="KIND", help=f"names of a kind: {', '.join(kinds())}")
     parser.add_argument("--json", action="store_true", help="end with one JSON object")
     words = parser.parse_args(argv)
+    if words.settings:
+        return _robot(_settings(words.settings), as_json=words.json)
     return _list(words.list, as_json=words.json) if words.list else _report(as_json=words.json)
 
 
@@ -128,8 +131,71 @@ def _sentence(text: str) -> str:
     return textwrap.shorten(first, 110, placeholder=" ...")
 
 
+def _settings(words: list[str]) -> dict[str, str]:
+    """Returns the settings of a robot's check."""
+    found = dict(word.split("=", 1) for word in words if "=" in word)
+    for word in words:
+        key = word.partition("=")[0]
+        if key not in _ROBOT_KEYS or "=" not in word:
+            raise ConfigError(
+                f"doctor: no setting {word!r}.{nearest(key, _ROBOT_KEYS)} Write it as key=value."
+            )
+    if "robot" not in found:
+        raise ConfigError("robot: missing. task= says for which tasks robot=<name or file> is checked.")
+    return found
+
+
+def _robot(settings: dict[str, str], *, as_json: bool) -> int:
+    """Measures an arm and prints what was found; returns 1 if something has to be mended."""
+    from robot_rl.sim.config import check_names
+
+    tasks = settings["task"].split(",") if "task" in settings else []
+    for task in tasks or [None]:
+        check_names(task, settings["robot"], at="")
+    from robot_rl.sim.checkup import check_robot  # MuJoCo
+
+    print(f"measuring {settings['robot']}: some seconds for each task", file=sys.stderr)
+    found = check_robot(settings["robot"], tasks)
+    _print_joints(found)
+    code = _print_checks(found.checks)
+    if found.servos:
+        print(f"\ncomputed from the masses of {found.robot}, under `model:` in its file:\n{found.servos}")
+    if as_json:
+        print(json.dumps({"ok": code == 0, **asdict(found), "joints": _rows(found)}))
+    return code
+
+
+def _print_joints(found: Checkup) -> None:
+    width = max(len("joint"), *(len(row.joint) for row in found.joints)) + 2
+    head = "    kp     kd    63 %  over settles   weight, of effort     sag, if not compensated"
+    print(f"{'joint':<{width}}{head}")
+    for row in found.joints:
+        print(
+            f"{row.joint:<{width}}{row.kp:>6.4g} {row.kd:>6.4g}  {row.lag_s:>4.2f} s {row.overshoot:>5.0%} "
+            f"{row.settle_s:>5.2f} s {row.weight:>8.2f}  {row.weight / row.effort:>9.0%} "
+            f"{row.sag:>7.4f}  {row.sag_uncompensated:>18.4f} {row.unit}"
+        )
+    print()
+
+
+def _rows(found: Checkup) -> list[dict[str, Any]]:
+    """Returns the joints for JSON, which has no infinity: null for what never happens."""
+    return [
+        {key: None if value == math.inf else value for key, value in asdict(row).items()}
+        for row in found.joints
+    ]
+
+
 def _report(*, as_json: bool) -> int:
     found = checks()
+    code = _print_checks(found)
+    if as_json:
+        print(json.dumps({"ok": code == 0, "checks": [asdict(check) for check in found]}))
+    return code
+
+
+def _print_checks(found: list[Check]) -> int:
+    """Prints a table; returns 1 if a line of it failed."""
     width = max(len(check.name) for check in found) + 2
     print(f"{'check':<{width}}state  found")
     for check in found:
@@ -138,8 +204,6 @@ def _report(*, as_json: bool) -> int:
     failed = [check.name for check in found if check.state == "fail"]
     mend = f"; mend: {', '.join(failed)}" if failed else ""
     print(f"{len(found) - len(failed)} of {len(found)} checks passed{mend}")
-    if as_json:
-        print(json.dumps({"ok": not failed, "checks": [asdict(check) for check in found]}))
     return 1 if failed else 0
 
 

@@ -1,14 +1,18 @@
 """The doctor tells what is there, what is missing, and the command that mends it."""
 
+import ast
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 from robot_rl.cli import doctor
-from robot_rl.core.errors import RenderError, UnknownComponentError
+from robot_rl.core.errors import ConfigError, RenderError, UnknownComponentError
 from robot_rl.core.registry import TABLE
+from tests.arms import JOINTS, write_arm
 
 
 class Usage(NamedTuple):
@@ -100,3 +104,49 @@ def test_a_missing_renderer_is_a_note_and_a_locked_folder_a_failure(
     assert states["renderer"] == ("note", "no EGL: apt install libegl1")
     assert states["run folder"] == ("fail", "runs is read-only")
     assert "mend: run folder" in lines[-2]
+
+
+def test_a_robot_is_measured_for_the_tasks_that_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_arm(tmp_path, base_m="-0.5 0 0")
+    assert doctor.run([f"robot={path}", "task=reach", "--json"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split()[:3] == ["joint", "kp", "kd"]
+    assert lines[1].split()[:3] == ["pan", "400", "40"]
+    assert lines[-2] == "4 of 5 checks passed; mend: reach: reach"
+    answer = json.loads(lines[-1])
+    assert (answer["ok"], answer["robot"], answer["servos"]) == (False, "ur", "")
+    assert [row["joint"] for row in answer["joints"]] == list(JOINTS)
+    assert answer["joints"][0]["settle_s"] == pytest.approx(0.2, abs=0.05)
+
+
+def test_what_never_settles_is_null_in_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_arm(tmp_path, servos=None, kp=(3.0,) * 6, kd=(0.3,) * 6)
+    assert doctor.run([f"robot={path}", "task=reach", "--json"]) == 1
+    out = capsys.readouterr().out.splitlines()
+    assert json.loads(out[-1])["joints"][0]["settle_s"] is None
+    assert "  servos:" in out  # the block to paste
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["robt=panda"], r"doctor: no setting 'robt=panda'\. Did you mean 'robot'\?"),
+        (["panda"], r"doctor: no setting 'panda'\..* Write it as key=value\."),
+        (["task=reach"], r"robot: missing\. task= says for which tasks"),
+        (["robot=pandas"], r"robot: no robot and no file named 'pandas'\. Did you mean 'panda'\?"),
+        (["robot=panda", "task=reach,lift"], r"task: no task named 'lift'\."),
+    ],
+)
+def test_a_wrong_word_about_a_robot_is_answered(words: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        doctor.run(words)
+
+
+def test_without_a_robot_it_loads_neither_simulator_nor_learner() -> None:
+    # The drawing test loads OpenGL alone, and says so where it fails.
+    code = "import sys; from robot_rl.cli.main import main; main(['doctor']); print(sorted(sys.modules))"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    loaded = set(ast.literal_eval(out.splitlines()[-1]))
+    assert not {"mujoco", "torch", "hydra", "robot_rl.sim.checkup"} & loaded

@@ -1,0 +1,18 @@
+"""One line of a report about what is good, what is not, and what mends it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+State = Literal["ok", "note", "fail"]
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the report."""
+
+    name: str
+    state: State
+    detail: str
+    remedy: str = ""

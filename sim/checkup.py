@@ -1,0 +1,261 @@
+"""What `robot-rl doctor robot=...` says of an arm: its servos, gripper and home, and every task it may do.
+
+Everything is measured, on the robot alone or in the task's own scene: a limit of this page is a number that
+was seen to matter (docs/tasks.md, "A robot of your own").
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from robot_rl.core.check import Check, State
+from robot_rl.core.registry import TABLE, resolve
+from robot_rl.sim.config import EnvConfig
+from robot_rl.sim.control import columns
+from robot_rl.sim.experts import action_for
+from robot_rl.sim.robots.robot import Robot, load_robot
+from robot_rl.sim.robots.servo_check import LOAD_KG, WATCHED_S, JointReport, ServoCheck
+from robot_rl.sim.task import Aim, Task, control_of
+from robot_rl.sim.vector import SimVectorEnv
+
+Array = NDArray[Any]
+
+EPISODES = 16
+"""Of the scripted expert, for each task."""
+_LAG_S = (0.3, 0.5)
+"""Slower joints are noted, and failed: a step of the tool then takes longer than the tasks leave it."""
+_OVERSHOOT, _SETTLE_S = 0.6, 1.0
+"""More is noted; what does not settle while it is watched is failed."""
+_SAG_M = (0.003, 0.01)
+"""A tool that hangs lower is noted, and failed: the tasks' tolerances are 1 to 2.5 cm."""
+_POINTS_DOWN, _FACES_FORWARD = math.cos(math.radians(15.0)), math.cos(math.radians(30.0))
+_REACHED_M = 0.02
+_REACHED = (0.98, 0.8)
+"""Shares of a task's places; fewer are noted, and failed."""
+_SOLVED = (0.95, 0.8)
+"""Shares of the expert's episodes; fewer are noted, and failed."""
+_APPROACH, _REACH_S = 0.4, 5.0
+"""What a good servo closes of its lead in a control step of 20 Hz, and how long a way may take at most."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkup:
+    """All that was found."""
+
+    robot: str
+    joints: list[JointReport]
+    checks: list[Check]
+    servos: str
+    """A block for the robot file, where its servos or its gripper are at fault; else empty."""
+
+
+def check_robot(name_or_path: str, tasks: Sequence[str] = ()) -> Checkup:
+    """Measures a robot.
+
+    Args:
+        name_or_path: of the registry, or of a robot file.
+        tasks: which; all shipped ones that its gripper, or the lack of one, allows if empty.
+
+    Raises:
+        RobotRLError: the robot cannot be built, or a task that was named needs a gripper that it has not.
+    """
+    robot = load_robot(name_or_path)
+    for task in tasks:
+        control_of(resolve("task", task, at="task")(), robot, at="")
+    bench = ServoCheck(robot)
+    joints = bench.joints()
+    checks = [_actuators(bench), _servos(joints, bench), _gripper(robot, bench), _home(robot, bench)]
+    is_driven_badly = any(check.state != "ok" for check in checks[:3])
+    for task in tasks or _possible(robot):
+        checks += task_checks(task, name_or_path)
+    block = bench.servos_block() if is_driven_badly else ""
+    return Checkup(robot=robot.name, joints=joints, checks=checks, servos=block)
+
+
+def _possible(robot: Robot) -> list[str]:
+    return [
+        name for name in TABLE["task"] if robot.gripper_actuator or not resolve("task", name).needs_gripper
+    ]
+
+
+def _actuators(bench: ServoCheck) -> Check:
+    unlike, idle = bench.unlike_servos(), bench.idle_joints()
+    if unlike:
+        detail = f"{', '.join(unlike)}: no position servo, so a target would be taken for a torque"
+        return Check("actuators", "fail", detail, "Add the block below to the robot file.")
+    if idle:
+        detail = f"nothing moves {', '.join(idle)}"
+        return Check(
+            "actuators", "fail", detail, "Name it in arm_joints or finger_joints, or take it out of the MJCF."
+        )
+    return Check("actuators", "ok", "a position servo for every joint")
+
+
+def _servos(joints: Sequence[JointReport], bench: ServoCheck) -> Check:
+    """Judges how the joints follow, and how the arm stands under its own weight and under a load."""
+    own_m, load_m = bench.tool_sag_m(), bench.load_sag_m()
+    said: list[tuple[State, str]] = []
+    for joint in joints:
+        if not math.isfinite(joint.settle_s):
+            said.append(("fail", f"{joint.joint} does not settle within {WATCHED_S:g} s of a step"))
+        elif joint.settle_s > _SETTLE_S or joint.overshoot > _OVERSHOOT:
+            swings = f"overshoots a step by {joint.overshoot:.0%} and settles after {joint.settle_s:.2f} s"
+            said.append(("note", f"{joint.joint} {swings}"))
+        slow = _graded(joint.lag_s, _LAG_S)
+        if slow != "ok":
+            said.append((slow, f"{joint.joint} takes {joint.lag_s:.2f} s for 63 % of a step"))
+    for sag_m, why in ((own_m, "its own weight"), (load_m, f"{LOAD_KG:g} kg")):
+        state = _graded(sag_m, _SAG_M)
+        if state != "ok":
+            said.append((state, f"under {why} the tool sinks by {1e3 * sag_m:.1f} mm"))
+    if not said:
+        lag_s = max(joint.lag_s for joint in joints)
+        detail = f"the slowest joint takes {lag_s:.2f} s for 63 % of a step, all settle; "
+        return Check("servos", "ok", f"{detail}under {LOAD_KG:g} kg the tool sinks by {1e3 * load_m:.1f} mm")
+    state: State = "fail" if any(state == "fail" for state, _ in said) else "note"
+    return Check("servos", state, "; ".join(text for _, text in said), "Put the block below into the file.")
+
+
+def _gripper(robot: Robot, bench: ServoCheck) -> Check:
+    if not robot.gripper_actuator:
+        return Check("gripper", "ok", "none: tasks that need one refuse this robot")
+    idle = bench.idle_fingers()
+    if idle:
+        detail = f"{', '.join(idle)} does not follow {robot.gripper_actuator}: nothing is grasped like that"
+        remedy = "The block below couples the fingers; an <equality> of the MJCF does it, too."
+        return Check("gripper", "fail", detail, remedy)
+    return Check("gripper", "ok", f"{robot.gripper_actuator} moves {', '.join(robot.finger_joints)}")
+
+
+def _home(robot: Robot, bench: ServoCheck) -> Check:
+    """Judges where and how the tool stands at home, and how near to their limits the joints are."""
+    position, rotation = bench.home_tool()
+    at = f"at home the tool is at {_metres(position)} m"
+    down, forward = -rotation[2, 2], rotation[0, 0]
+    if down < _POINTS_DOWN or forward < _FACES_FORWARD:
+        detail = (
+            f"{at}, its z axis points to {_metres(rotation[:, 2])}, its x axis to {_metres(rotation[:, 0])}; "
+            "needed: z down, (0, 0, -1), and x forward, (1, 0, 0)"
+        )
+        return Check("home", "fail", detail, "Correct home_rad, or the axes of model.tool.")
+    limits, noise = robot.limits, Task.joint_noise_rad
+    rows = zip(
+        robot.arm_joints, limits.position_low_rad, robot.home_rad, limits.position_high_rad, strict=True
+    )
+    tight = [name for name, low, home, high in rows if min(home - low, high - home) < noise]
+    if tight:
+        detail = f"{at}; {', '.join(tight)} is nearer than {noise:g} to a limit: episodes may begin beyond"
+        return Check("home", "note", detail, "Move home_rad inwards.")
+    return Check("home", "ok", f"{at}, pointing down, every joint within its limits")
+
+
+# Tasks
+
+
+def task_checks(task: str, robot: str) -> Iterator[Check]:
+    """Yields whether the arm gets where a task wants it, in time, and whether the scripted expert solves it.
+
+    An arm that reaches nothing is not asked for more.
+    """
+    made_for, env = (
+        SimVectorEnv(EnvConfig(task=task, robot=each), EPISODES, autoreset="disabled")
+        for each in (None, robot)
+    )
+    # Where the tool has to go says the robot that the task is made for: one that drops things chases them.
+    places, _ = _expert(made_for)
+    error_m, took_s = reach(env, load_robot(robot), places)
+    reached = error_m < _REACHED_M
+    state = _graded(-float(reached.mean()), tuple(-share for share in _REACHED))
+    detail = f"{reached.mean():.0%} of {len(places)} places within reach"
+    remedy = ""
+    if not reached.all():
+        worst = int(error_m.argmax())
+        detail += f", {_metres(places[worst])} m not by {100 * error_m[worst]:.0f} cm"
+        remedy = "Place the arm, or choose its home, so that it reaches there; or leave the task."
+    yield Check(f"{task}: reach", state, detail, remedy if state != "ok" else "")
+    if not reached.any():
+        return
+    yield _in_time(task, float(took_s[reached].max()), env.horizon / env.control_hz)
+    _, solved = _expert(env)
+    state = _graded(-solved, tuple(-share for share in _SOLVED))
+    remedy = "Mend the lines above; if all is good there, look at the shapes that touch: fingers, hand."
+    remedy = "" if state == "ok" else remedy
+    yield Check(f"{task}: expert", state, f"solves {solved:.0%} of {EPISODES} episodes", remedy)
+
+
+def _in_time(task: str, longest_s: float, horizon_s: float) -> Check:
+    state = _graded(longest_s / horizon_s, (0.5, 1.0))
+    detail = f"the longest way takes {longest_s:.1f} s of {horizon_s:g} s at the joints' speed limits"
+    remedy = "" if state == "ok" else "Raise limits.velocity_rad_s, if the arm allows it, or env.horizon_s."
+    return Check(f"{task}: speed", state, detail, remedy)
+
+
+def _expert(env: SimVectorEnv) -> tuple[Array, float]:
+    """Plays the scripted expert; returns where it wanted the tool (P, 3), and its share of success."""
+    env.reset(seed=0)
+    expert, live = env.expert(), np.ones(env.num_envs, bool)
+    solved, wanted = np.zeros(env.num_envs, bool), list[Array]()
+    for step in range(env.horizon):
+        action = expert.act()
+        if step % 5 == 0 and expert.aim is not None:
+            wanted.append(expert.aim.position_m[live])
+        _, _, terminated, truncated, infos = env.step_masked(action, live)
+        solved |= infos["success"]
+        live &= ~(terminated | truncated)
+        if not live.any():
+            break
+    # Places nearer to each other than a centimetre are one.
+    return np.unique(np.concatenate(wanted).round(2), axis=0), float(solved.mean())
+
+
+def reach(env: SimVectorEnv, robot: Robot, places_m: Array) -> tuple[Array, Array]:
+    """Returns how far the tool stays from places (P, 3), and after how many seconds it is there.
+
+    By the inverse kinematics that the tasks' actions go through, from home, with servos that do as they
+    are told as fast as the joints' limits allow: what is not reached so is not reached at all.
+    """
+    error_m = np.full(len(places_m), np.inf)
+    took_s = np.full(len(places_m), np.inf)
+    for first in range(0, len(places_m), env.num_envs):
+        rows = np.arange(first, min(first + env.num_envs, len(places_m)))
+        goal = places_m[np.resize(rows, env.num_envs)]
+        for step, distance in enumerate(_ways(env, robot, goal)):
+            error_m[rows] = distance[: len(rows)]
+            arrived = rows[distance[: len(rows)] < _REACHED_M]
+            took_s[arrived] = np.minimum(took_s[arrived], step / env.control_hz)
+    return error_m, took_s
+
+
+def _ways(env: SimVectorEnv, robot: Robot, goal_m: Array) -> Iterator[Array]:
+    """Yields how far the tools are from their goals (B,), control step after control step."""
+    low, high = np.asarray(robot.limits.position_low_rad), np.asarray(robot.limits.position_high_rad)
+    most = np.asarray(robot.limits.velocity_rad_s) / env.control_hz
+    joints = [env.backend.model.joint(name) for name in robot.arm_joints]
+    index = columns([int(joint.qposadr[0]) for joint in joints])
+    qpos, control = env.backend.bind("qpos"), env.controller.control
+    still = np.zeros(env.num_envs)
+    aim = Aim(position_m=goal_m, yaw_rad=still, closed=still > 0)
+    position = np.tile(np.asarray(robot.home_rad), (env.num_envs, 1))
+    for _ in range(round(_REACH_S * env.control_hz)):
+        qpos[:, index] = position
+        env.backend.forward()
+        tool = env.view["tool.pos"]
+        yield np.linalg.norm(tool - goal_m, axis=1)
+        lead = env.controller.targets(action_for(aim, control, tool), position) - position
+        position = np.clip(position + np.clip(_APPROACH * lead, -most, most), low, high)
+
+
+def _graded(value: float, limits: Sequence[float]) -> State:
+    """Returns the state of a number that is better the smaller it is."""
+    noted, failed = limits
+    return "ok" if value <= noted else "note" if value <= failed else "fail"
+
+
+def _metres(values: Array) -> str:
+    return f"({', '.join(f'{round(float(value), 2) + 0.0:.2f}' for value in values)})"
