@@ -206,9 +206,12 @@ class ActorCritic:
 
     @torch.no_grad()
     def act(self, features: Tensor, *, explore: bool, generator: Generator | None = None) -> Tensor:
-        """Returns actions (B, A); a deterministic actor has no noise of its own to explore with."""
+        """Returns actions (B, A); a deterministic actor has no noise of its own to explore with.
+
+        Args: generator: of the noise; None takes the learner's own, never torch's global one.
+        """
         if explore and isinstance(self.actor, TanhGaussian):
-            return self.actor.sample(features, generator).action
+            return self.actor.sample(features, generator or self._generator).action
         return self.actor.mean(features)
 
     @torch.no_grad()

@@ -94,6 +94,22 @@ def test_a_resumed_learner_is_the_unbroken_one() -> None:
         assert value.equal(second.policy_weights()[name]), name
 
 
+def test_exploring_depends_on_its_seed_alone() -> None:
+    """What ran before in the process has drawn from torch's global generator, and must not matter."""
+    actions: list[torch.Tensor] = []
+    state = torch.ones(4, 3)
+    for drawn_before in (0, 5):
+        learner = build()
+        torch.randn(drawn_before)
+        actions.append(torch.cat([learner.act(state, explore=True) for _ in range(2)]))
+    assert actions[0].equal(actions[1])
+    assert actions[0].unique().numel() == 8  # two draws of four: none is repeated
+    # What is asked for with a generator of the caller's leaves its own alone.
+    learner, other = build(), build()
+    other.act(state, explore=True, generator=Generator().manual_seed(1))
+    assert learner.act(state, explore=True).equal(other.act(state, explore=True))
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
