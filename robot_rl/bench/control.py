@@ -28,6 +28,7 @@ import yaml
 from numpy.typing import NDArray
 
 from robot_rl.bench.metronome import alone, metronome
+from robot_rl.bench.trials import processor_s
 from robot_rl.core.errors import DeviceError, require
 from robot_rl.policies.chunk import ChunkPolicyConfig, FlowPolicy
 from robot_rl.real.client import ArmClient
@@ -228,7 +229,7 @@ def _act(
         if warm_ns:
             measured.stamps_ns += stamps
         elif time.monotonic_ns() - begun_ns >= 1e9 * _WARM_UP_S:
-            warm_ns, used = time.monotonic_ns(), {name: _cpu_s(pid) for name, pid in pids.items()}
+            warm_ns, used = time.monotonic_ns(), {name: processor_s(pid) for name, pid in pids.items()}
         state = _observed(client)
         client.send(_plan(policy, home, state, number, time.monotonic_ns() - begun_ns, period_ns))
         measured.observed_ns[number] = state.stamp_ns
@@ -238,7 +239,7 @@ def _act(
             measured.late_plans, due_ns = measured.late_plans + 1, time.monotonic_ns()
         time.sleep(max(0.0, 1e-9 * left_ns))
     wall_s = 1e-9 * (time.monotonic_ns() - warm_ns)
-    measured.cpu = {name: round((_cpu_s(pid) - used[name]) / wall_s, 3) for name, pid in pids.items()}
+    measured.cpu = {name: round((processor_s(pid) - used[name]) / wall_s, 3) for name, pid in pids.items()}
 
 
 def _observed(client: ArmClient) -> ArmState:
@@ -346,12 +347,6 @@ def _await_flight(folder: Path) -> None:
         if time.monotonic() > until_s:
             raise DeviceError(f"bench control: the supervisor wrote no flight record to {folder}")
         time.sleep(0.05)
-
-
-def _cpu_s(pid: int) -> float:
-    """Returns processor seconds of a process and its threads so far."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _quantiles(name: str, values: Array, unit: str) -> dict[str, float | None]:

@@ -2,7 +2,8 @@
 
 Everyone starts from nothing, on the same core, one after the other: programs, demonstrations of the same
 expert, cloning, learning and evaluations are all in the time, which ends with the first quick evaluation
-(same episodes for all) at the target. Whoever has not got there after `times` our time is stopped.
+(same episodes for all) at the target. Whoever has not got there after `times` our processor time is stopped:
+on a machine that others use as well, that is fairer than the wall clock.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from robot_rl.bench.trials import check_plan
+from robot_rl.bench.trials import check_plan, processor_s
 from robot_rl.core.errors import DeviceError, require
 from robot_rl.core.files import write_json
 from robot_rl.telemetry.progress import PhaseProgress, ProgressDisplay
@@ -42,6 +43,14 @@ OURS = (
 """Settings of our run, tried on seed 10: a base from an expert without bias, and small corrections of it."""
 
 _LOOK_EVERY_S = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Where a learner is stopped, whichever comes first."""
+
+    wall_s: float
+    cpu_s: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,8 +136,8 @@ def run(
         batch: the peer's (RL Zoo: 2048).
         width: of the peer's three layers (RL Zoo: 512).
         settings: key=value of `robot-rl train` for our run.
-        times: the peer is stopped after so many times our time.
-        minutes: after which anybody is stopped.
+        times: the peer is stopped after so many times our processor time.
+        minutes: of wall-clock, after which anybody is stopped.
         out: folder of logs, curves and her.json; what is in that file, stopped or not, is not measured again.
 
     """
@@ -151,10 +160,13 @@ def run(
             for learner in learners:
                 if any((row["learner"], row["seed"]) == (learner, seed) for row in rows):
                     continue
-                limit_s = 60.0 * min([minutes, *(times * row["minutes"] for row in _ours(rows, seed))])
+                limits = Limits(
+                    wall_s=60.0 * minutes,
+                    cpu_s=60.0 * min([minutes, *(times * row["cpu_minutes"] for row in _ours(rows, seed))]),
+                )
                 trial = Trial(learner=learner, seed=seed, folder=_fresh(Path(out), learner, seed), **same)
-                with display.phase(f"{learner} {seed}", round(limit_s), unit="s") as progress:
-                    rows.append({**measure(trial, target, limit_s, progress), "asked": asked})
+                with display.phase(f"{learner} {seed}", round(limits.cpu_s), unit="s") as progress:
+                    rows.append({**measure(trial, target, limits, progress), "asked": asked})
                 write_json(path, rows)
     return {
         "title": f"push_cube: minutes until {target:.0%} of {episodes} episodes succeed, on one core",
@@ -167,7 +179,7 @@ def run(
     }
 
 
-def measure(trial: Trial, target: float, limit_s: float, progress: PhaseProgress) -> dict[str, Any]:
+def measure(trial: Trial, target: float, limits: Limits, progress: PhaseProgress) -> dict[str, Any]:
     """Runs a trial's program until it is at the target or out of time, and returns its row.
 
     Raises:
@@ -187,11 +199,12 @@ def measure(trial: Trial, target: float, limit_s: float, progress: PhaseProgress
         try:
             while True:
                 time.sleep(_LOOK_EVERY_S)
-                is_over, took_s = process.poll() is not None, time.perf_counter() - began_s
-                progress.update(min(round(took_s), round(limit_s)))
+                spent_s, took_s = processor_s(process.pid), time.perf_counter() - began_s
+                is_over = process.poll() is not None
+                progress.update(min(round(spent_s), round(limits.cpu_s)))
                 curve = trial.curve()
                 reached = any(row["eval/success"] >= target for row in curve)
-                if reached or is_over or took_s >= limit_s:
+                if reached or is_over or took_s >= limits.wall_s or spent_s >= limits.cpu_s:
                     break
         finally:
             process.terminate()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from robot_rl.bench import her
-from robot_rl.bench.her import Trial
+from robot_rl.bench.her import Limits, Trial
 from robot_rl.bench.her_peer import Goals, PeerConfig, PushGoals, add_demonstrations, learn, reward_of
 from robot_rl.core.errors import ConfigError, DeviceError
 from robot_rl.data.episodes import Episodes, EpisodesMeta
@@ -124,12 +124,12 @@ class Scripted(Trial):
         return [sys.executable, "-c", f"path = {str(self.folder / 'curve.jsonl')!r}\n{self.code}"]
 
 
-def measured(tmp_path: Path, code: str, limit_s: float) -> dict[str, Any]:
+def measured(tmp_path: Path, code: str, *, wall_s: float = 30.0, cpu_s: float = 30.0) -> dict[str, Any]:
     kind = type("Kind", (Scripted,), {"code": code})
     how: dict[str, Any] = {"demos": 1, "noise_m": 0.0, "episodes": 4, "batch": 8, "width": 8, "settings": ()}
     trial = kind(learner="her", seed=0, folder=tmp_path, **how)
     with ProgressDisplay() as display, display.phase("her", 10, unit="s") as progress:
-        return her.measure(trial, 0.95, limit_s, progress)
+        return her.measure(trial, 0.95, Limits(wall_s=wall_s, cpu_s=cpu_s), progress)
 
 
 WRITES = """
@@ -142,25 +142,28 @@ with open(path, "w") as file:
 def test_it_is_stopped_at_the_target_or_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(her, "_LOOK_EVERY_S", 0.05)
     waits = "import time; time.sleep(60)"
-    row = measured(tmp_path, WRITES % "0.96" + waits, 30.0)
+    row = measured(tmp_path, WRITES % "0.96" + waits)
     assert (row["reached"], row["env_steps"], row["best"]) == (True, 20, 0.96)
     assert 0 < row["minutes"] * 60 < 20
-    row = measured(tmp_path, WRITES % "0.9" + waits, 0.4)
+    row = measured(tmp_path, WRITES % "0.9" + waits, wall_s=0.4)
     assert (row["reached"], row["best"]) == (False, 0.9)
     assert 0.4 <= row["minutes"] * 60 < 20
+    # On a busy machine it has had less of the processor than of the clock, and is stopped by the former.
+    row = measured(tmp_path, "while True: pass", cpu_s=0.3)
+    assert 0.25 < row["cpu_minutes"] * 60 < 20
 
 
 def test_a_failure_names_its_log(tmp_path: Path) -> None:
     with pytest.raises(DeviceError, match=f"see {tmp_path}/log"):
-        measured(tmp_path, "raise SystemExit(3)", 20.0)
+        measured(tmp_path, "raise SystemExit(3)")
 
 
 def test_rows_stay_and_ratios_are_of_one_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    limits: list[tuple[str, int, float]] = []
+    asked: list[tuple[str, int, float, float]] = []
 
-    def measure(trial: Trial, target: float, limit_s: float, progress: Any) -> dict[str, Any]:
-        limits.append((trial.learner, trial.seed, limit_s))
-        took = 2.0 if trial.learner == "robot_rl" else limit_s / 60
+    def measure(trial: Trial, target: float, limits: Limits, progress: Any) -> dict[str, Any]:
+        asked.append((trial.learner, trial.seed, limits.wall_s, limits.cpu_s))
+        took = 2.0 if trial.learner == "robot_rl" else limits.cpu_s / 30
         row = {"learner": trial.learner, "seed": trial.seed, "reached": trial.learner == "robot_rl"}
         return {**row, "minutes": took, "cpu_minutes": 0.5 * took, "curve": []}
 
@@ -168,8 +171,10 @@ def test_rows_stay_and_ratios_are_of_one_seed(tmp_path: Path, monkeypatch: pytes
     how: dict[str, Any] = {"learners": ("robot_rl", "her"), "out": str(tmp_path)}
     her.run(seeds=(1,), times=4.0, **how)
     result = her.run(seeds=(1, 2), times=4.0, **how)
-    # Two minutes of ours, four times that for the peer; 60 minutes where ours has no time yet.
-    assert limits == [("robot_rl", 1, 3600), ("her", 1, 480), ("robot_rl", 2, 3600), ("her", 2, 480)]
+    # Ours: a minute of the processor, two of the clock. The peer has four; 60 where ours has no time yet.
+    ours, peer = (3600, 3600), (3600, 240)
+    wanted = [("robot_rl", 1, *ours), ("her", 1, *peer), ("robot_rl", 2, *ours), ("her", 2, *peer)]
+    assert asked == wanted
     assert [(row["seed"], row["ratio"], row["at_least"]) for row in result["ratios"]] == [
         (1, 4.0, True),
         (2, 4.0, True),
