@@ -149,7 +149,7 @@ def _row(method: str, delay: int, results: list[tuple[EvalResult, Roughness]]) -
     return {
         "delay": delay,
         "method": method,
-        **successes_of(found),
+        **successes_of([result.success for result in found]),
         "jerk": float(np.mean([roughness.jerk for _, roughness in results])),
         "jump": float(np.mean([roughness.jump for _, roughness in results])),
         "steps": float(np.mean([result.steps.mean() for result in found])),

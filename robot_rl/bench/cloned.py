@@ -24,7 +24,6 @@ from robot_rl.telemetry.intervals import wilson_interval
 from robot_rl.train.config import DemosConfig
 from robot_rl.train.demos import collect_demonstrations
 from robot_rl.train.envs import make_env
-from robot_rl.train.evaluate import EvalResult
 
 SUCCESS_NOTE = "success: of all episodes of all seeds, 95 % Wilson interval; low and high: of single seeds"
 
@@ -87,10 +86,10 @@ def play_clones(
     return {"seeds": list(seeds), "demo_success": demo_success, "minutes": minutes}
 
 
-def successes_of(results: Sequence[EvalResult]) -> dict[str, float]:
-    """Returns the columns that `SUCCESS_NOTE` explains, of one result for each seed."""
-    success = np.concatenate([result.success for result in results])
-    rates = [result.rate for result in results]
+def successes_of(played: Sequence[NDArray[np.bool_]]) -> dict[str, float]:
+    """Returns the columns that `SUCCESS_NOTE` explains, of which episodes were solved for each seed."""
+    success = np.concatenate(played)
+    rates = [float(solved.mean()) for solved in played]
     low, high = wilson_interval(int(success.sum()), len(success))
     return {
         "success": float(success.mean()),

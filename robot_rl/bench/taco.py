@@ -79,7 +79,7 @@ def run(
 def _row(n: int, results: list[EvalResult]) -> dict[str, Any]:
     return {
         "n": n,
-        **successes_of(results),
+        **successes_of([result.success for result in results]),
         "steps": float(np.mean([result.steps.mean() for result in results])),
         "episodes": sum(len(result.success) for result in results),
     }

@@ -31,6 +31,7 @@ BENCHES: dict[str, str] = {
     "data": "samples per second of our data loader against LeRobot's, replay, recording",
     "chunking": "success and jerk with a planning delay: naive, temporal ensemble, real-time chunking",
     "improve": "one frozen base and every method that improves it: success against steps and minutes",
+    "trivial": "success of what needs no learning: noise, standing still, the experts themselves",
     "taco": "success of the best of N chunks by a pseudo-count, against the policy itself",
     "ogbench": "success of chunked critics on OGBench's cube tasks, offline and online, h = 5 against h = 1",
     "control": "punctuality and latency of control over ROS 2, at 100 and 500 Hz",
