@@ -31,6 +31,7 @@ from robot_rl.core.files import write_json
 from robot_rl.core.seeding import train_seed
 from robot_rl.data.replay import ReplayBuffer
 from robot_rl.data.transitions import StepBatch
+from robot_rl.telemetry.intervals import mean_interval
 from robot_rl.telemetry.progress import PhaseProgress, ProgressDisplay
 from robot_rl.train.checkpoint import CheckpointStore
 
@@ -146,6 +147,7 @@ def run(
         "runs": rows,
         "notes": [
             "published: at 100,000 steps on the -v4 envs, CrossQ with critics 2048 wide.",
+            "ci: Student's 95 % interval of the mean over seeds; low, high: of single seeds.",
             "a run that is not done goes on when the command is repeated.",
         ],
     }
@@ -316,6 +318,9 @@ def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
             "return": float(np.mean([row["return"] for row in members])),
             "low": min(row["return"] for row in members),
             "high": max(row["return"] for row in members),
+            **dict(
+                zip(("ci_low", "ci_high"), mean_interval([row["return"] for row in members]), strict=True)
+            ),
             "published": PUBLISHED.get((group[0], group[1])),
             **{
                 name: float(np.mean([row[name] for row in members]))

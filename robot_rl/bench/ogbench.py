@@ -13,6 +13,7 @@ cut the episode that was under way is begun anew.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from robot_rl.policies.best_of_n import BestOfN
 from robot_rl.policies.chunk import ChunkPolicyConfig, FlowPolicy
 from robot_rl.policies.executor import ChunkExecutor
 from robot_rl.policies.one_step import OneStepPolicy
+from robot_rl.telemetry.intervals import mean_interval
 from robot_rl.train.checkpoint import CheckpointStore
 
 Module = Any
@@ -154,12 +156,32 @@ def run(
     return {
         "title": f"{task}, {actor}: chunks of h actions, success of {episodes} episodes",
         "rows": rows,
+        "means": means([row for row in rows if row["done"]]),
         "notes": [
+            "means: of the runs that are done; ci: Student's 95 % interval of the mean over seeds",
             f"play data: {data_steps:,} steps in {play.num_episodes:,} episodes, of which "
             f"{play.episode_success().sum():,.0f} end in the task's goal",
             "a row that is not done goes on when the command is repeated",
         ],
     }
+
+
+def means(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns one row for each h, over its seeds."""
+    groups: dict[int, list[float]] = {}
+    for row in rows:
+        groups.setdefault(row["h"], []).append(row["success"])
+    return [
+        {
+            "h": h,
+            "seeds": len(success),
+            "success": float(np.mean(success)),
+            "low": min(success),
+            "high": max(success),
+            **dict(zip(("ci_low", "ci_high"), mean_interval(success), strict=True)),
+        }
+        for h, success in groups.items()
+    ]
 
 
 class Trial:

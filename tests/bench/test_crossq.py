@@ -61,6 +61,8 @@ def test_finished_rows_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert [call[2] for call in calls] == [4, 4, 5, 5]
     (ours, sac) = result["rows"]
     assert (ours["return"], ours["low"], ours["high"], ours["seeds"]) == (20.0, 10.0, 30.0, 2)
+    # 10 and 30: standard deviation sqrt(200), t(1) = 12.706, so 20 +- 12.706 * sqrt(200) / sqrt(2).
+    assert (ours["ci_low"], ours["ci_high"]) == pytest.approx((20 - 127.06, 20 + 127.06))
     assert (sac["learner"], sac["width"], sac["return"]) == ("sac", 8, 30.0)
     # What is out of time is no row of the table, but of the runs.
     late = crossq.run(seeds=(6,), minutes=0.0, **how)

@@ -135,3 +135,18 @@ def test_unknown_tasks_and_actors_are_refused() -> None:
         ogbench.run(task="maze")
     with pytest.raises(ConfigError, match=r"bench ogbench: actor: got 'sac'"):
         ogbench.run(actor="sac")
+
+
+def test_means_over_seeds() -> None:
+    rows = [
+        {"h": 5, "success": 0.6},
+        {"h": 1, "success": 0.5},
+        {"h": 5, "success": 0.7},
+        {"h": 5, "success": 0.8},
+    ]
+    five, one = ogbench.means(rows)
+    assert (five["h"], five["seeds"], five["low"], five["high"]) == (5, 3, 0.6, 0.8)
+    # Standard deviation 0.1, t(2) = 4.303: 0.7 +- 4.303 * 0.1 / sqrt(3).
+    assert (five["success"], five["ci_low"]) == pytest.approx((0.7, 0.7 - 0.24843), abs=1e-5)
+    assert five["ci_high"] == pytest.approx(0.7 + 0.24843, abs=1e-5)
+    assert (one["h"], one["success"], one["ci_low"]) == (1, 0.5, None)
