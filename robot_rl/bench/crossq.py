@@ -15,6 +15,8 @@ from __future__ import annotations
 import itertools
 import math
 import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -145,9 +147,11 @@ def run(
         "title": "CrossQ and SAC, one update per step: return of the mean action",
         "rows": summary([row for row in rows if row["done"]]),
         "runs": rows,
+        "trivial": [row for env in envs for row in trivial(env, seeds, episodes)],
         "notes": [
             "published: at 100,000 steps on the -v4 envs, CrossQ with critics 2048 wide.",
             "ci: Student's 95 % interval of the mean over seeds; low, high: of single seeds.",
+            "trivial: zeros and uniform noise for actions, on the same episodes.",
             "a run that is not done goes on when the command is repeated.",
         ],
     }
@@ -251,16 +255,11 @@ class Trial:
 
     def _evaluate(self) -> None:
         """Plays the mean action in an env of its own."""
-        returns: list[float] = []
-        for episode in range(self.plan.episodes):
-            obs, _ = self._test_env.reset(seed=train_seed(self.plan.seed, f"test {episode}"))
-            total, ended = 0.0, False
-            while not ended:
-                action = self._learner.act(_state(obs), explore=False).numpy()
-                obs, reward, terminated, truncated, _ = self._test_env.step(self._to_env(action[0]))
-                total += float(reward)
-                ended = terminated or truncated
-            returns.append(total)
+
+        def act(obs: Array) -> Array:
+            return self._to_env(self._learner.act(_state(obs), explore=False).numpy()[0])
+
+        returns = returns_of(self._test_env, act, self.plan.seed, self.plan.episodes)
         point = {"steps": self.spent.steps, "return": float(np.mean(returns)), "std": float(np.std(returns))}
         self.spent.curve.append(point)
 
@@ -303,6 +302,40 @@ def make(name: str) -> gymnasium.Env[Any, Any]:
         raise RobotRLError(
             f"bench crossq: env {name!r}: {error}. `uv pip install 'gymnasium[mujoco]'` brings MuJoCo's."
         ) from error
+
+
+def returns_of(
+    env: gymnasium.Env[Any, Any], act: Callable[[Array], Array], seed: int, episodes: int
+) -> list[float]:
+    """Returns what the episodes of every evaluation of a run's seed earn."""
+    returns: list[float] = []
+    for episode in range(episodes):
+        obs, _ = env.reset(seed=train_seed(seed, f"test {episode}"))
+        total, ended = 0.0, False
+        while not ended:
+            obs, reward, terminated, truncated, _ = env.step(act(obs))
+            total += float(reward)
+            ended = terminated or truncated
+        returns.append(total)
+    return returns
+
+
+def trivial(name: str, seeds: Sequence[int], episodes: int) -> list[dict[str, Any]]:
+    """Returns what zeros and uniform noise for actions earn: what any learner is to be above."""
+    rows: list[dict[str, Any]] = []
+    with closing(make(name)) as env:
+        space = env.action_space
+        assert isinstance(space, gymnasium.spaces.Box)
+        rng = np.random.default_rng(0)
+        acts: dict[str, Callable[[Array], Array]] = {
+            "zero": lambda obs: np.zeros_like(space.low),
+            "random": lambda obs: rng.uniform(space.low, space.high).astype(np.float32),
+        }
+        for policy, act in acts.items():
+            means = [float(np.mean(returns_of(env, act, seed, episodes))) for seed in seeds]
+            row = {"env": name, "policy": policy, "return": float(np.mean(means))}
+            rows.append({**row, "low": min(means), "high": max(means)})
+    return rows
 
 
 def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

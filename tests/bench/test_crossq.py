@@ -6,6 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gymnasium
+import numpy as np
 import pytest
 
 from robot_rl.bench import crossq
@@ -74,6 +76,31 @@ def test_published_returns_stand_beside_ours() -> None:
     times = {"s_per_1000_steps": 2.0, "cpu_s_per_1000_steps": 3.0}
     rows = crossq.summary([{**row, **times, "learner": name} for name in ("crossq", "sac", "sac")])
     assert [(one["published"], one["seeds"]) for one in rows] == [(2764.0, 1), (1103.0, 2)]
+
+
+class ThreeSteps(gymnasium.Env[Any, Any]):
+    """Earns 1 and the action at each of three steps."""
+
+    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
+    action_space = gymnasium.spaces.Box(2.0, 4.0, (1,), np.float32)
+    step_count = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        self.step_count = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.step_count += 1
+        return np.zeros(1, np.float32), 1.0 + float(action[0]), False, self.step_count == 3, {}
+
+
+def test_what_needs_no_learning_stands_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crossq, "make", lambda name: ThreeSteps())
+    zero, random = crossq.trivial("Three", (0, 1), episodes=40)
+    assert zero == {"env": "Three", "policy": "zero", "return": 3.0, "low": 3.0, "high": 3.0}
+    # Three times 1 and a mean action of 3; the mean of 240 draws from [2, 4] is within 0.15 of it (4 sigma).
+    assert random["return"] == pytest.approx(12.0, abs=0.45)
+    assert 9.0 <= random["low"] < random["high"] <= 15.0
 
 
 def test_mistakes() -> None:
