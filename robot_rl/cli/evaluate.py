@@ -192,7 +192,7 @@ def _of_policy(options: EvaluateCommandConfig) -> _Case:
     return _Case(
         who=str(options.policy),
         episodes=total,
-        make_env=partial(make_env, shown, usual.num_envs, autoreset="disabled"),
+        make_env=partial(make_env, shown, min(usual.num_envs, total), autoreset="disabled"),
         play=partial(evaluate_in, policy=module.to(options.device), **how),
         told=None,
         facts={"policy": str(options.policy), "seed": options.seed, "n_exec": n_exec},
