@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 COLLECTED = "meta/collected.json"
 """Of a dataset: who acted, what was refused, and the settings."""
-_SETTINGS, _EPISODES, _BEGUN, _WHOLE = "settings.json", "episodes", "begun", "whole"
+_SETTINGS, _LOCK, _BEGUN, _EPISODES, _WHOLE = "settings.json", "lock", "begun", "episodes", "whole"
 
 
 def unfinished(out: Path) -> Path:
@@ -76,10 +76,12 @@ def is_published(out: Path, settings: Mapping[str, Any]) -> bool:
 
 @refusing(DatasetError, kept="The dataset is whole.")
 def remove(out: Path) -> None:
-    """Removes what a dataset in its place was made of."""
+    """Removes what a dataset in its place was made of; after a kill inside, `is_published` is still true."""
     sync_folder(out.parent)
     folder = unfinished(out)
-    (folder / _SETTINGS).unlink(missing_ok=True)  # first: without it the rest does not count
+    _clear(folder)
+    for name in (_LOCK, _SETTINGS):
+        (folder / name).unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -274,7 +276,7 @@ def _anew(folder: Path) -> str:
 
 def _lock(folder: Path) -> ProcessLock:
     try:
-        return ProcessLock(folder / "lock", note="robot-rl collect")
+        return ProcessLock(folder / _LOCK, note="robot-rl collect")
     except HeldError as held:
         raise DatasetError(
             f"{folder}: {held} collects these episodes now. Wait for it, or give another out=."
@@ -287,7 +289,7 @@ def _is_begun(folder: Path) -> bool:
 
 
 def _clear(folder: Path) -> None:
-    """Removes what never counted, or counts no more."""
+    """Removes what never counted, or counts no more: batches before their episodes."""
     for path in listed(folder, "*"):
         if path.is_dir():
             shutil.rmtree(path)
