@@ -7,8 +7,6 @@ Gymnasium's own form `gymnasium.make("robot_rl:robot_rl/PickCube-v0")` imports i
 
 from typing import Any
 
-import gymnasium
-
 from robot_rl.core.registry import table
 
 NAMESPACE = "robot_rl"
@@ -25,6 +23,8 @@ def register_envs() -> None:
     Other people's learners expect shaping, so the reward is "dense" here, where `EnvConfig` has
     "sparse". All fields of `EnvConfig` are keywords of `make`: `make(id, reward="sparse")`.
     """
+    import gymnasium  # not above: gymnasium's import has these registered, and asks this module to
+
     for task in table("task"):
         if env_id(task) not in gymnasium.registry:
             gymnasium.register(

@@ -42,6 +42,15 @@ def test_importing_the_package_registers_and_loads_no_simulator() -> None:
     assert done.stdout.strip() == "[]"
 
 
+def test_the_ids_can_be_imported_first() -> None:
+    code = (
+        "from robot_rl.sim.registration import register_envs; register_envs(); import gymnasium; "
+        "print('robot_rl/Reach-v0' in gymnasium.registry)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "True"
+
+
 @pytest.mark.parametrize("task", TASKS)
 def test_passes_gymnasiums_checker(task: str) -> None:
     env = gymnasium.make(env_id(task)).unwrapped
