@@ -141,7 +141,8 @@ class LeRobotConfig:
 class SimConfig:
     """A simulated arm within the driver's process: no ROS, same time."""
 
-    task: str = "pick_cube"
+    task: str | None = None
+    """Whose scene it stands in; that of the policy that is deployed (without one, pick_cube's) if None."""
     robot: str | None = None
     """Name or file; the task's own if None."""
     plant: str = "mujoco"

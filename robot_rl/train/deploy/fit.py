@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from robot_rl.core.errors import ConfigError
 from robot_rl.policies.checkpoint import PolicyMeta
-from robot_rl.real.station import StationConfig
+from robot_rl.real.station import ObjectConfig, StationConfig
 from robot_rl.sim.mirror import Mirror
 from robot_rl.sim.robots.robot import Robot, load_robot
 from robot_rl.sim.vector import EnvConfig
@@ -40,6 +41,18 @@ def check_fit(meta: PolicyMeta, config: EnvConfig, station: StationConfig) -> No
         )
 
 
+def in_scene_of(config: EnvConfig, station: StationConfig) -> StationConfig:
+    """Returns a simulated station that takes any task with the scene of this one; others as they are."""
+    sim = station.sim
+    if station.driver != "sim" or sim is None or sim.task is not None:
+        return station
+    with closing(Mirror(config)) as mirror:
+        objects = {name: station.objects.get(name, ObjectConfig()) for name in mirror.objects}
+    return replace(
+        station, sim=replace(sim, task=config.task, robot=sim.robot or station.robot), objects=objects
+    )
+
+
 def _of_policy(meta: PolicyMeta, mirror: Mirror) -> Iterator[str]:
     """Yields what training wrote down and this installation of the task has otherwise."""
     env = mirror.env
@@ -58,6 +71,8 @@ def _of_station(config: EnvConfig, station: StationConfig, mirror: Mirror) -> It
     there: Robot = load_robot(station.robot)
     if there.name != robot.name:
         yield _differs("robot", robot.name, there.name)
+    if not robot.gripper_actuator:
+        yield f"gripper: {robot.name} has none, and a station's arm has one (docs/real.md, Station files)"
     if station.joints != robot.arm_joints:
         yield _differs("joints", robot.arm_joints, station.joints)
     elif np.abs(np.subtract(station.home_rad, robot.home_rad)).max() > _HOME_RAD:
@@ -72,7 +87,7 @@ def _of_station(config: EnvConfig, station: StationConfig, mirror: Mirror) -> It
         yield _differs("cameras", config.cameras, tuple(sorted(cameras)))
     if config.depth:
         yield "it sees depth, which no station measures"
-    if station.sim is not None and station.driver == "sim" and station.sim.task != env.task:
+    if station.sim is not None and station.driver == "sim" and station.sim.task not in (None, env.task):
         yield _differs("task", env.task, station.sim.task)
 
 

@@ -93,10 +93,11 @@ def _stationed(
 ) -> VectorEnv:
     """Starts the station's processes, once the base is known to fit."""
     from robot_rl.train.deploy.config import DeployConfig  # ROS: only where a station is used
-    from robot_rl.train.deploy.fit import check_fit
+    from robot_rl.train.deploy.fit import check_fit, in_scene_of
     from robot_rl.train.deploy.run import open_station
 
     _, meta = load_policy(folder / "policy" / "base")
+    station = in_scene_of(config.env, station)
     check_fit(meta, config.env, station)
     deployed = DeployConfig(run=str(folder), station=str(config.station))
     return stack.enter_context(open_station(station, deployed, config, folder, None, token=token))

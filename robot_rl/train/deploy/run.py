@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from robot_rl.config import dump
 from robot_rl.core.errors import CheckpointError, ConfigError, RenderError, RobotRLError
 from robot_rl.core.seeding import eval_seeds
 from robot_rl.data.transitions import StepBatch
@@ -40,7 +41,7 @@ from robot_rl.train.config import RunConfig
 from robot_rl.train.demos import episodes_meta
 from robot_rl.train.deploy.config import DeployConfig
 from robot_rl.train.deploy.env import StationEnv
-from robot_rl.train.deploy.fit import check_fit
+from robot_rl.train.deploy.fit import check_fit, in_scene_of
 from robot_rl.train.deploy.journal import FILMED, EpisodeOutcome, Journal, film
 from robot_rl.train.deploy.measured import Measured
 from robot_rl.train.deploy.remote import RemotePolicy, open_remote
@@ -64,7 +65,8 @@ def deploy(config: DeployConfig, display: ProgressDisplay, ask: Callable[[str], 
     Raises:
         RobotRLError: the policy does not fit, the arm is not there or stopped; the message says what to do.
     """
-    run_config, station = load_config(Path(config.run), at="run"), load_station(config.station)
+    run_config = load_config(Path(config.run), at="run")
+    station = in_scene_of(run_config.env, load_station(config.station))
     policy, meta = _policy(config)
     check_fit(meta, run_config.env, station)
     torch.set_num_threads(run_config.torch_threads)
@@ -123,7 +125,9 @@ def open_station(
 ) -> Generator[StationEnv]:
     """Starts driver and supervisor under a lease; yields their arm as an env, and leaves it at rest."""
     with ExitStack() as stack:
-        processes = stack.enter_context(StationProcesses(config.station, folder / "station", token=token))
+        logs = folder / "station"
+        file = _file_of(station, config.station, logs)
+        processes = stack.enter_context(StationProcesses(file, logs, token=token))
         env = StationEnv(
             station,
             run_config.env,
@@ -137,6 +141,16 @@ def open_station(
         gc.freeze()  # what there is now is not looked at again while the arm moves
         stack.callback(gc.unfreeze)
         yield env
+
+
+def _file_of(station: StationConfig, name: str, folder: Path) -> str:
+    """Returns what the station's processes load: its name, or a file where the task has changed it."""
+    if station == load_station(name):
+        return name
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "station.yaml"
+    path.write_text(dump(station))
+    return str(path)
 
 
 class Player:

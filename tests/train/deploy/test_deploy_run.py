@@ -21,12 +21,14 @@ from robot_rl.data.store.reader import open_source
 from robot_rl.policies.checkpoint import save_policy
 from robot_rl.policies.chunk import ChunkPolicyConfig
 from robot_rl.policies.gaussian import GaussianPolicyConfig
+from robot_rl.real.station import load_station
 from robot_rl.sim.vector import EnvConfig
 from robot_rl.telemetry.progress import ProgressDisplay
 from robot_rl.train.assemble import make_eval_env, policy_meta
 from robot_rl.train.config import RunConfig
 from robot_rl.train.deploy import run as deployment
 from robot_rl.train.deploy.config import DeployConfig
+from robot_rl.train.deploy.fit import in_scene_of
 from robot_rl.train.deploy.journal import Journal
 from robot_rl.train.deploy.run import deploy
 
@@ -153,9 +155,19 @@ def test_a_missing_policy_and_bad_settings_say_what_to_do(tmp_path: Path) -> Non
         DeployConfig(run="x", station="y", episodes=0)
 
 
+def test_the_processes_of_a_station_load_the_scene_of_the_task(tmp_path: Path) -> None:
+    plain = load_station("sim_in_process")
+    assert deployment._file_of(plain, "sim_in_process", tmp_path) == "sim_in_process"
+    station = in_scene_of(EnvConfig(task="open_drawer"), plain)
+    file = deployment._file_of(station, "sim_in_process", tmp_path / "station")
+    assert load_station(file) == station
+    assert set(station.objects) == {"chest", "drawer"}
+
+
 @pytest.mark.slow
-def test_through_driver_and_supervisor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    make_run(tmp_path / "run")
+@pytest.mark.parametrize("task", ["pick_cube", "open_drawer"])
+def test_through_driver_and_supervisor(task: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_run(tmp_path / "run", env=replace(ENV, task=task))
     station = Path(deployment.__file__).parents[2] / "configs" / "stations" / "sim_in_process.yaml"
     relaxed = tmp_path / "relaxed.yaml"  # a loaded test machine is late, and that is not what is tested
     settings = yaml.safe_load(station.read_text())

@@ -2,22 +2,30 @@
 
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from robot_rl.core.errors import ConfigError
+from robot_rl.core.registry import table
 from robot_rl.policies.checkpoint import PolicyMeta
-from robot_rl.real.station import CameraConfig, StationConfig, load_station
+from robot_rl.real.station import CameraConfig, SimConfig, StationConfig, load_station
 from robot_rl.sim.mirror import Mirror
 from robot_rl.sim.vector import EnvConfig
-from robot_rl.train.deploy.fit import check_fit
+from robot_rl.train.deploy.fit import check_fit, in_scene_of
+from tests.arms import write_arm
 
 CONFIG = EnvConfig(task="pick_cube")
 
 
 @pytest.fixture(scope="module")
 def meta() -> PolicyMeta:
-    with closing(Mirror(CONFIG)) as mirror:
+    return meta_of(CONFIG)
+
+
+def meta_of(config: EnvConfig) -> PolicyMeta:
+    """Returns what a policy trained in an env says of itself."""
+    with closing(Mirror(config)) as mirror:
         env = mirror.env
         return PolicyMeta(
             task=env.task,
@@ -33,6 +41,36 @@ def meta() -> PolicyMeta:
 @pytest.mark.parametrize("name", ["sim_arm", "sim_in_process"])
 def test_the_shipped_stations_fit_their_task(name: str, meta: PolicyMeta) -> None:
     check_fit(meta, CONFIG, load_station(name))
+
+
+@pytest.mark.parametrize("task", sorted(table("task")))
+def test_the_station_in_process_takes_every_task_its_robot_can_do(task: str) -> None:
+    config = EnvConfig(task=task, robot="panda")
+    station = in_scene_of(config, load_station("sim_in_process"))
+    check_fit(meta_of(config), config, station)
+    assert station.sim is not None
+    assert (station.sim.task, station.sim.robot) == (task, "panda")
+
+
+def test_a_task_on_another_robot_is_refused_there() -> None:
+    config = EnvConfig(task="gantry_peg")  # on the gantry, whose task it is
+    station = in_scene_of(config, load_station("sim_in_process"))
+    with pytest.raises(ConfigError, match="robot: gantry in training, panda there"):
+        check_fit(meta_of(config), config, station)
+
+
+def test_a_scene_that_is_named_stays_and_a_real_arm_has_its_own() -> None:
+    station = load_station("sim_in_process")
+    named = replace(station, sim=SimConfig(task="pick_cube"))
+    for each in (named, load_station("sim_arm"), load_station("panda_ros2")):
+        assert in_scene_of(EnvConfig(task="reach"), each) is each
+
+
+def test_an_arm_without_a_gripper_has_no_station(tmp_path: Path) -> None:
+    config = EnvConfig(task="reach", robot=str(write_arm(tmp_path)))
+    station = in_scene_of(config, load_station("sim_in_process"))
+    with pytest.raises(ConfigError, match="gripper: ur has none, and a station's arm has one"):
+        check_fit(meta_of(config), config, station)
 
 
 def shifted(station: StationConfig) -> StationConfig:
