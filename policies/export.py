@@ -215,7 +215,7 @@ def _require(module: str, what: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise ConfigError(f"export: {what} needs {module}: `pip install 'robot-rl[export]'`.") from error
+        raise ConfigError(f"export: {what} needs {module}: `pip install -e '.[export]'`.") from error
 
 
 def _check(mode: Mode) -> None:

@@ -123,3 +123,13 @@ def test_the_changelog_puts_breaking_changes_first() -> None:
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     for release in text.split("\n## ")[1:]:
         assert re.findall(r"^### (\w+)", release, re.MULTILINE)[0] == "Breaking"
+
+
+def test_nothing_is_installed_from_an_index_that_does_not_have_it() -> None:
+    folders = [ROOT / name for name in ("docs", "configs", "real", "sim", "policies", "robot_rl", "ros")]
+    files = [path for folder in folders for end in ("md", "py", "yaml") for path in folder.rglob(f"*.{end}")]
+    files += [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+    # An extra is that of a clone: pip install -e '.[ros2]'.
+    wrong = [path for path in files if "robot-rl[" in path.read_text(encoding="utf-8")]
+    assert len(files) > 300
+    assert not wrong

@@ -57,7 +57,7 @@ def extra(module: str) -> Any:
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"LeRobot policies: the package {error.name!r} is not installed. On Python 3.12 or later: "
-            "pip install 'robot-rl[lerobot]'. `small_vla`, `flow` and `diffusion` need no extra."
+            "pip install -e '.[lerobot]'. `small_vla`, `flow` and `diffusion` need no extra."
         ) from error
 
 

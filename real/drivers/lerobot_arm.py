@@ -310,7 +310,7 @@ def open_robot(config: LeRobotConfig) -> Robot:
         import lerobot.robots
     except ImportError as error:
         raise DeviceError(
-            f"lerobot: {error}. Arms of LeRobot need `pip install 'robot-rl[lerobot]'` (Python >= 3.12)."
+            f"lerobot: {error}. Arms of LeRobot need `pip install -e '.[lerobot]'` (Python >= 3.12)."
         ) from error
     # Configs register when they are imported; robots whose libraries are absent are left out.
     for package in (lerobot.robots, lerobot.cameras):

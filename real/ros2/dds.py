@@ -23,7 +23,7 @@ try:
 except ImportError as error:
     raise Ros2Error(
         "ros2: neither rclpy nor cyclonedds can be imported. Source your ROS 2 installation, or "
-        "pip install 'robot-rl[ros2]' (cyclonedds has wheels for x86-64 Linux, macOS and Windows, "
+        "pip install -e '.[ros2]' (cyclonedds has wheels for x86-64 Linux, macOS and Windows, "
         "Python < 3.14; elsewhere it needs ROS 2 or the C library)."
     ) from error
 

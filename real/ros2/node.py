@@ -50,7 +50,7 @@ def open_node(
     Args:
         name: Without its namespace.
         namespace: `left/arm`; empty for none.
-        transport: `auto` takes rclpy if it can be imported, else `dds` (pip install 'robot-rl[ros2]'), and
+        transport: `auto` takes rclpy if it can be imported, else `dds` (pip install -e '.[ros2]'), and
             says so in the log where rclpy is found and cannot be imported.
         domain_id: None for ROS_DOMAIN_ID.
         remap: Names from -> to; `__node` and `__ns` for the node's own.

@@ -410,7 +410,7 @@ def rclpy_module(name: str = "") -> Any:
     except ImportError as error:
         raise Ros2Error(
             f"ros2: rclpy cannot be imported ({error}). Source your ROS 2, whose Python must be this one, or "
-            "use transport=dds: pip install 'robot-rl[ros2]'."
+            "use transport=dds: pip install -e '.[ros2]'."
         ) from error
 
 

@@ -138,7 +138,7 @@ class Types:
         except ImportError as error:
             raise Ros2Error(
                 "ros2: rosbags is not installed, which brings ROS's message definitions: "
-                "pip install 'robot-rl[ros2]'."
+                "pip install -e '.[ros2]'."
             ) from error
         self.distro = distro
         self.store: Any = get_typestore(Stores[f"ROS2_{distro.upper()}"])

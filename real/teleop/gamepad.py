@@ -120,7 +120,7 @@ def _first_pad() -> tuple[Any, Pad]:
     try:
         import pygame
     except ImportError as error:
-        raise DeviceError("gamepad: pygame is missing. pip install 'robot-rl[teleop]'") from error
+        raise DeviceError("gamepad: pygame is missing. pip install -e '.[teleop]'") from error
     pygame.display.init()
     pygame.joystick.init()
     if pygame.joystick.get_count() == 0:

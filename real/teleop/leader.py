@@ -95,7 +95,7 @@ def open_leader(kind: str, options: Mapping[str, Any]) -> Any:
         import draccus
         import lerobot.teleoperators as package
     except ImportError as error:
-        raise DeviceError("human.leader: LeRobot is missing. pip install 'robot-rl[lerobot]'") from error
+        raise DeviceError("human.leader: LeRobot is missing. pip install -e '.[lerobot]'") from error
     # Configs register when they are imported; devices whose libraries are absent are left out.
     for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
         with contextlib.suppress(ImportError):

@@ -49,7 +49,7 @@ def why_no_act(session: FinetuneSession) -> str | None:
     if not session.data.dataset.cameras:
         return "the dataset has no camera, which ACT needs"
     if find_spec("lerobot") is None:
-        return "the extra is not installed: pip install 'robot-rl[lerobot]', on Python 3.12 or later"
+        return "the extra is not installed: pip install -e '.[lerobot]', on Python 3.12 or later"
     return None
 
 

@@ -87,7 +87,7 @@ def demo_of() -> Callable[..., DemoBatch]:
 @pytest.fixture(scope="session")
 def no_hub() -> Iterator[None]:
     """Forbids the hub for the session: what is not on this machine fails at once."""
-    pytest.importorskip("lerobot", reason="needs the extra: pip install 'robot-rl[lerobot]'")
+    pytest.importorskip("lerobot", reason="needs the extra: pip install -e '.[lerobot]'")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HF_HUB_OFFLINE", "1")
         import huggingface_hub.constants

@@ -101,7 +101,7 @@ def test_a_run_says_what_it_came_to(whole: FinetuneSummary) -> None:
     assert whole.nearest_neighbour_error is not None
     assert whole.single_neighbour_error is not None
     assert whole.act_error is None
-    assert "pip install 'robot-rl[lerobot]'" in str(whole.act)
+    assert "pip install -e '.[lerobot]'" in str(whole.act)
     rows = read_metrics(Path(whole.run) / "metrics.jsonl")
     curve = [row["heldout/error"] for row in rows if "heldout/error" in row]
     assert len(curve) == 4  # neighbours, two looks, the result
