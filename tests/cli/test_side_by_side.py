@@ -226,6 +226,8 @@ def test_results_are_those_of_the_same_jobs_one_after_another(
     words = ["recipe=smoke", "seed=3,4", f"out={tmp_path}", "demos.episodes=4", "bc.updates=10"]
     words += [
         "residual.env_steps=200",
+        "residual.explore_steps=60",
+        "residual.algorithm.critic_warmup=2",
         "evaluate.episodes=4",
         "evaluate.num_envs=4",
         "evaluate.every_env_steps=100",
@@ -241,4 +243,5 @@ def test_results_are_those_of_the_same_jobs_one_after_another(
         assert one["run"] != two["run"]
         for key in ("base_digest", "final_digest", "base_success", "final_success", "env_steps"):
             assert one[key] == two[key], key
+        assert one["final_digest"] != one["base_digest"]  # it has learned
     assert found["1"]["seed=3"]["final_digest"] != found["1"]["seed=4"]["final_digest"]
