@@ -147,8 +147,10 @@ def test_a_kill_at_any_write_and_the_same_command_give_the_same_bytes(
     for copy in copies[::every]:
         out, calls = copy / "out", 0
         if out.exists():
-            assert is_published(out, SETTINGS)
-            remove(out)
+            left = list((copy / ".collecting-out").glob("*"))
+            assert is_published(out, SETTINGS) or not left
+            if left:
+                remove(out)
         else:
 
             def count(action: Any) -> Any:
