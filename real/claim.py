@@ -17,13 +17,14 @@ import stat
 import termios
 import zlib
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from robot_rl.core.errors import DeviceError
 from robot_rl.core.lock import HeldError, ProcessLock
-from robot_rl.hal.device import Fence
+from robot_rl.hal.device import DeviceSpec, Fence
 from robot_rl.real.ros2.discovery import discovery
 from robot_rl.real.ros2.names import names
 from robot_rl.real.station import LeRobotConfig, Ros2Config, StationConfig
@@ -54,6 +55,17 @@ def hardware(station: StationConfig) -> tuple[str, ...]:
         manager = _manager(station.ros2)
         return tuple(sorted(f"{joint} of {manager}" for joint in station.joints))
     return ()
+
+
+def device_of(station: StationConfig) -> DeviceSpec:
+    """Returns what is leased: an arm has one slot."""
+    return DeviceSpec(
+        name=f"arm-{station.name}",
+        kind="robot",
+        real=station.real,
+        labels={"robot": station.robot},
+        last_token=partial(last_token, station),
+    )
 
 
 def last_token(station: StationConfig) -> int:

@@ -19,7 +19,8 @@ from robot_rl.core.registry import TABLE, resolve
 from robot_rl.sim.config import EnvConfig
 from robot_rl.sim.control import columns
 from robot_rl.sim.experts import action_for
-from robot_rl.sim.robots.robot import Robot, load_robot
+from robot_rl.sim.robots.loading import load_robot
+from robot_rl.sim.robots.robot import Robot
 from robot_rl.sim.robots.servo_check import LOAD_KG, WATCHED_S, JointReport, ServoCheck
 from robot_rl.sim.task import Aim, Task, control_of
 from robot_rl.sim.vector import SimVectorEnv

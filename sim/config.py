@@ -59,7 +59,7 @@ def check_names(task: str | None, robot: str | None, *, at: str) -> None:
             f"A robot file of your own is given by its path, such as {at}robot=path/to/robot.yaml."
         )
     if task is not None and robot is not None and _may_lack_gripper(robot):
-        from robot_rl.sim.robots.robot import load_robot  # mujoco
+        from robot_rl.sim.robots.loading import load_robot  # mujoco
         from robot_rl.sim.task import control_of
 
         control_of(resolve("task", task)(), load_robot(robot), at=at)

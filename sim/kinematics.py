@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from robot_rl.sim.control import columns
-from robot_rl.sim.robots.robot import load_robot
+from robot_rl.sim.robots.loading import load_robot
 
 Array = NDArray[Any]
 

@@ -20,7 +20,7 @@ from robot_rl.core.registry import resolve
 from robot_rl.hal.vector import Obs
 from robot_rl.sim.control import columns
 from robot_rl.sim.experts import Expert
-from robot_rl.sim.robots.robot import load_robot
+from robot_rl.sim.robots.loading import load_robot
 from robot_rl.sim.scene import tracked_bodies
 from robot_rl.sim.vector import EnvConfig, SimVectorEnv
 

@@ -18,7 +18,8 @@ from robot_rl.core.registry import resolve
 from robot_rl.hal.arm import ArmState
 from robot_rl.sim.cameras import Camera, Renderer
 from robot_rl.sim.control import columns
-from robot_rl.sim.robots.robot import Robot, load_robot
+from robot_rl.sim.robots.loading import load_robot
+from robot_rl.sim.robots.robot import Robot
 from robot_rl.sim.scene import tracked_bodies
 from robot_rl.sim.vector import EnvConfig, SimVectorEnv
 

@@ -25,7 +25,8 @@ from robot_rl.core.errors import ConfigError
 from robot_rl.core.registry import resolve
 from robot_rl.data.episodes import Episodes
 from robot_rl.sim.control import action_names
-from robot_rl.sim.robots.robot import Robot, load_robot
+from robot_rl.sim.robots.loading import load_robot
+from robot_rl.sim.robots.robot import Robot
 from robot_rl.sim.task import Task, compile_task, control_of, state_sensors
 from robot_rl.sim.vector import EnvConfig
 

@@ -28,7 +28,8 @@ from robot_rl.sim.control import Controller, cells, columns
 from robot_rl.sim.experts import Expert
 from robot_rl.sim.poses import compose
 from robot_rl.sim.randomize import Randomizer
-from robot_rl.sim.robots.robot import Robot, load_robot
+from robot_rl.sim.robots.loading import load_robot
+from robot_rl.sim.robots.robot import Robot
 from robot_rl.sim.task import Task, View, compile_task, control_of, state_layout
 
 Array = NDArray[Any]

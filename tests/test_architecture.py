@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tokenize
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -107,6 +108,24 @@ for name in {modules!r}:
         sys.exit(f"{{name}} loads {{loaded}}")
 """
     run_python(code)
+
+
+def imports(path: Path, names: set[str]) -> set[str]:
+    """Returns the modules among `names` that a file imports: at the top, for types alone, or later."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            inner = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= inner if inner <= names else inner | {node.module}
+    return found & names
+
+
+def test_no_file_imports_itself_by_way_of_others() -> None:
+    files = {module_name(path): path for path in sources()}
+    graph = TopologicalSorter({name: imports(path, files.keys() - {name}) for name, path in files.items()})
+    graph.prepare()  # CycleError: it names one
 
 
 @pytest.mark.parametrize("folder", LINKS)

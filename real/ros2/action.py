@@ -16,14 +16,11 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from robot_rl.real.ros2.api import LATCHED, GoalHandle, Message, Ros2Error, nanoseconds
+from robot_rl.real.ros2.api import LATCHED, GoalHandle, Message, Node, Ros2Error, Service, nanoseconds
 from robot_rl.real.ros2.api import GoalStatus as Status
 from robot_rl.real.ros2.service import Deferred
-
-if TYPE_CHECKING:
-    from robot_rl.real.ros2.node import DdsNode
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +37,14 @@ RESULT_KEPT_S = 10.0
 """rcl_action's default."""
 # action_msgs/srv/CancelGoal
 _NONE, _REJECTED, _UNKNOWN_GOAL, _GOAL_TERMINATED = 0, 1, 2, 3
+
+
+class DeferringNode(Node, Protocol):
+    """A node whose services may answer later."""
+
+    def create_service(
+        self, kind: str, name: str, callback: Callable[[Message], Message | Deferred]
+    ) -> Service: ...
 
 
 class ServerGoal:
@@ -96,7 +101,7 @@ class DdsActionServer:
 
     def __init__(
         self,
-        node: DdsNode,
+        node: DeferringNode,
         kind: str,
         name: str,
         *,

@@ -6,17 +6,29 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from robot_rl.real.ros2.action import ENDED
+from robot_rl.real.ros2.api import DEFAULT, Message, Node, QoS, Ros2Error, Subscription
 from robot_rl.real.ros2.api import GoalStatus as Status
-from robot_rl.real.ros2.api import Message, Ros2Error
-
-if TYPE_CHECKING:
-    from robot_rl.real.ros2.node import DdsNode
 
 _FOREVER_S = 1e6
 _POLL_S = 0.01
+
+
+class MatchedSubscription(Subscription, Protocol):
+    """A subscription that knows whether anybody publishes to it."""
+
+    @property
+    def is_matched(self) -> bool: ...
+
+
+class MatchingNode(Node, Protocol):
+    """A node whose subscriptions know that."""
+
+    def create_subscription(
+        self, kind: str, topic: str, callback: Callable[[Message], None], qos: QoS = DEFAULT
+    ) -> MatchedSubscription: ...
 
 
 class ClientGoal:
@@ -56,7 +68,7 @@ class ClientGoal:
 class DdsActionClient:
     """Sends goals to one action."""
 
-    def __init__(self, node: DdsNode, kind: str, name: str) -> None:
+    def __init__(self, node: MatchingNode, kind: str, name: str) -> None:
         self._node, self._kind = node, kind
         self._name = node.resolve(name)
         self._goals: dict[bytes, ClientGoal] = {}

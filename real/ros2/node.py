@@ -74,7 +74,7 @@ def _has_rclpy() -> bool:
     """Whether rclpy is there; one of another Python is found on the path, and cannot be imported."""
     if importlib.util.find_spec("rclpy") is None:
         return False
-    from robot_rl.real.ros2.rclpy_node import rclpy_module
+    from robot_rl.real.ros2.rclpy_guards import rclpy_module
 
     try:
         rclpy_module("executors")

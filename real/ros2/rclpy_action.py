@@ -7,13 +7,11 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from robot_rl.real.ros2.api import GoalHandle, GoalStatus, Message, Ros2Error
-from robot_rl.real.ros2.rclpy_node import guarded, rclpy_module, translated
-
-if TYPE_CHECKING:
-    from robot_rl.real.ros2.rclpy_node import RclpyNode
+from robot_rl.real.ros2.rclpy_guards import guarded, rclpy_module, translated
+from robot_rl.real.ros2.rclpy_messages import RosMessages
 
 logger = logging.getLogger(__name__)
 
@@ -22,10 +20,30 @@ _ASK_S = 5.0
 """How long the node's thread may take until it asks for a result."""
 
 
+class SpinningNode(Protocol):
+    """What an action needs of the node that serves or calls it, see `rclpy_node.RclpyNode`."""
+
+    ros: Any
+    messages: RosMessages
+    unfinished: set[object]
+
+    def resolve(self, name: str) -> str: ...
+
+    def message(self, kind: str, **fields: Any) -> Message: ...
+
+    def run(self, function: Callable[[], Any], timeout_s: float, what: str) -> Any: ...
+
+    def run_soon(self, function: Callable[[], Any], what: str) -> None: ...
+
+    def wait_for(
+        self, ask: Callable[[], Any], timeout_s: float, what: str, is_there: Callable[[], bool]
+    ) -> Any: ...
+
+
 class RclpyGoal:
     """A goal as its server sees it."""
 
-    def __init__(self, node: RclpyNode, handle: Any) -> None:
+    def __init__(self, node: SpinningNode, handle: Any) -> None:
         self._node, self._handle = node, handle
         self._goal = node.messages.from_ros(handle.request)
         self.result: Message | None = None
@@ -65,7 +83,7 @@ class RclpyActionServer:
 
     def __init__(
         self,
-        node: RclpyNode,
+        node: SpinningNode,
         kind: str,
         name: str,
         *,
@@ -125,7 +143,7 @@ class RclpyActionServer:
 class RclpyClientGoal:
     """A goal as its client sees it."""
 
-    def __init__(self, node: RclpyNode, handle: Any, what: str, is_there: Callable[[], bool]) -> None:
+    def __init__(self, node: SpinningNode, handle: Any, what: str, is_there: Callable[[], bool]) -> None:
         self._node, self._handle, self._what, self._is_there = node, handle, what, is_there
         self.id = bytes(handle.goal_id.uuid)
         self._result: Any = node.run(handle.get_result_async, _ASK_S, what) if handle.accepted else None
@@ -166,7 +184,7 @@ class RclpyClientGoal:
 class RclpyActionClient:
     """Sends goals to one action."""
 
-    def __init__(self, node: RclpyNode, kind: str, name: str) -> None:
+    def __init__(self, node: SpinningNode, kind: str, name: str) -> None:
         self._node = node
         full_name, cls = node.resolve(name), node.messages.ros_class(kind)
         self._what = f"action {full_name}"

@@ -8,11 +8,10 @@ Where rclpy can be imported, the tests of the transport run with it.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from robot_rl.real.ros2.api import (
@@ -25,6 +24,8 @@ from robot_rl.real.ros2.api import (
     Ros2Error,
     unheard,
 )
+from robot_rl.real.ros2.rclpy_action import RclpyActionClient, RclpyActionServer
+from robot_rl.real.ros2.rclpy_guards import guarded, rclpy_module, translated
 from robot_rl.real.ros2.rclpy_messages import RosMessages
 
 logger = logging.getLogger(__name__)
@@ -155,13 +156,9 @@ class RclpyNode:
         accept: Callable[[Message], bool],
         cancel: Callable[[GoalHandle], bool],
     ) -> ActionServer:
-        from robot_rl.real.ros2.rclpy_action import RclpyActionServer
-
         return RclpyActionServer(self, kind, name, execute=execute, accept=accept, cancel=cancel)
 
     def create_action_client(self, kind: str, name: str) -> ActionClient:
-        from robot_rl.real.ros2.rclpy_action import RclpyActionClient
-
         return RclpyActionClient(self, kind, name)
 
     def now_ns(self) -> int:
@@ -368,50 +365,6 @@ class RclpyClient:
 
     def close(self) -> None:
         self._node.ros.destroy_client(self._made)
-
-
-def guarded(callback: Callable[[Any], None], what: str) -> Callable[[Any], None]:
-    """Returns a callback whose failure does not end the executor."""
-
-    def call(message: Any) -> None:
-        try:
-            callback(message)
-        except Exception:
-            logger.exception("ros2: the callback of %s failed", what)
-
-    return call
-
-
-@contextlib.contextmanager
-def translated(what: str) -> Generator[None]:
-    """Turns what rclpy raises (RCLError, InvalidHandle, InvalidNodeNameException, ...) into a Ros2Error.
-
-    Args:
-        what: was being done.
-    """
-    try:
-        yield
-    except Ros2Error:
-        raise
-    except (RuntimeError, ValueError) as error:  # the bases of all of them
-        why, kind = " ".join(str(error).split()), type(error).__name__
-        closed = " Is the node closed?" if kind == "InvalidHandle" else ""
-        raise Ros2Error(f"ros2: {what}: {kind}: {why.rstrip('.')}.{closed}") from error
-
-
-def rclpy_module(name: str = "") -> Any:
-    """Returns rclpy or a module of it.
-
-    Raises:
-        Ros2Error: it cannot be imported.
-    """
-    try:
-        return importlib.import_module(f"rclpy.{name}" if name else "rclpy")
-    except ImportError as error:
-        raise Ros2Error(
-            f"ros2: rclpy cannot be imported ({error}). Source your ROS 2, whose Python must be this one, or "
-            "use transport=dds: pip install -e '.[ros2]'."
-        ) from error
 
 
 def _sim_time(value: bool) -> Any:

@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Generator, Tensor
 
-from robot_rl.algos.config.cloning import ProgressConfig
+from robot_rl.algos.config.cloning import FilterConfig, ProgressConfig
 from robot_rl.algos.critics import Critics
 from robot_rl.algos.heads import make_head
 from robot_rl.algos.optim import METRICS_EVERY, Optimiser, copied, keep_freed_memory
@@ -188,6 +188,12 @@ class ProgressCritic:
 
     def _inputs(self, state: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         return self._normaliser.obs({"state": state})["state"], self._normaliser.action(action).flatten(1)
+
+
+def kept(config: FilterConfig, progress: Array, episode_index: Array, horizon: int) -> Array:
+    """Returns which frames (T,) are cloned; see `largest_fall`."""
+    fall = largest_fall(progress, episode_index, horizon)
+    return (fall <= config.max_fall) & (progress >= config.min_progress)
 
 
 def largest_fall(progress: Array, episode_index: Array, horizon: int) -> Array:

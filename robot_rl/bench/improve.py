@@ -30,7 +30,7 @@ from robot_rl.telemetry.metrics import FILE_NAME, read_metrics
 from robot_rl.telemetry.progress import ProgressDisplay
 from robot_rl.telemetry.runs import flatten
 from robot_rl.train.config import RunConfig
-from robot_rl.train.phases import load_config
+from robot_rl.train.record import load_config
 
 METHODS = (
     "residual",

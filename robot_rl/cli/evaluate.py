@@ -153,7 +153,8 @@ def _of_run(options: EvaluateCommandConfig) -> _Case:
     import torch  # the learner: not for --help
 
     from robot_rl.train.assemble import make_eval_env
-    from robot_rl.train.phases import evaluate_folder, load_config
+    from robot_rl.train.phases import evaluate_folder
+    from robot_rl.train.record import load_config
 
     folder, which = Path(str(options.run)), options.which
     config = load_config(folder, at="run")

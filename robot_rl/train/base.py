@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from robot_rl.algos.progress import ProgressCritic
+from robot_rl.algos.progress import ProgressCritic, kept
 from robot_rl.core.errors import ConfigError, DatasetError, require
 from robot_rl.core.files import replace_file
 from robot_rl.data.demos import load_episodes, save_episodes
@@ -78,19 +78,19 @@ def value_progress(session: Session) -> None:
         loop = assemble_progress(session, episodes)
     learn(session, loop, PROGRESS, cfg.updates, unit="updates")
     progress = cast(ProgressCritic, loop.algorithm).progress(episodes)
-    kept = cfg.kept(progress, episodes.episode_index, config.policy.horizon)
-    if not kept.any():
+    cloned = kept(cfg, progress, episodes.episode_index, config.policy.horizon)
+    if not cloned.any():
         raise DatasetError(
-            f"demos.filter: none of {len(kept)} frames is kept with max_fall={cfg.max_fall:g} and "
+            f"demos.filter: none of {len(cloned)} frames is kept with max_fall={cfg.max_fall:g} and "
             f"min_progress={cfg.min_progress:g}, where the progress is at most {progress.max():.3g}. Raise "
             "max_fall, lower min_progress, or give demos.filter.updates more updates."
         )
     found = io.BytesIO()
-    np.savez(found, progress=progress, kept=kept)
+    np.savez(found, progress=progress, kept=cloned)
     replace_file(session.folder / f"{PROGRESS}.npz", found.getvalue())
     good = episodes.episode_success()[episodes.episode_index]
     session.results[PROGRESS] = {
-        name: float(kept[rows].mean()) if rows.any() else 0.0
+        name: float(cloned[rows].mean()) if rows.any() else 0.0
         for name, rows in (("kept_of_successes", good), ("kept_of_failures", ~good))
     }
     found = {f"{PROGRESS}/{name}": value for name, value in session.results[PROGRESS].items()}

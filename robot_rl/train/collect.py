@@ -28,7 +28,7 @@ from robot_rl.policies.spec import SavedPolicy
 from robot_rl.sim.vector import EnvConfig
 from robot_rl.train.demos import Columns, expert_of, joined, played
 from robot_rl.train.envs import Array, seed_batches
-from robot_rl.train.phases import load_config
+from robot_rl.train.record import load_config
 
 
 @dataclass(frozen=True)

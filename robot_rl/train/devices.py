@@ -24,8 +24,8 @@ def devices_of_training(config: RunConfig) -> list[tuple[DeviceSpec, int]]:
     wanted = [(cpu, config.torch_threads), *((spec, config.env.num_threads or 1) for spec in simulators)]
     found = [(spec, min(slots, spec.slots)) for spec, slots in wanted]
     if config.station is not None:
-        from robot_rl.real.station import load_station  # processes and ROS: only where a station is used
-        from robot_rl.train.deploy.run import device_of
+        from robot_rl.real.claim import device_of  # only where a station is used
+        from robot_rl.real.station import load_station
 
         found.append((device_of(load_station(config.station)), 1))
     return found

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from robot_rl.config import dump, load, options, read, shell, words
+from robot_rl.config import dump, load, options, shell, words
 from robot_rl.core.errors import CheckpointError, RenderError, require
 from robot_rl.core.files import replace_file, with_checksum_line, write_json
 from robot_rl.core.seeding import eval_seeds
@@ -37,7 +37,14 @@ from robot_rl.train.improve.distil import PHASE as DISTIL
 from robot_rl.train.improve.distil import distil
 from robot_rl.train.improve.method import Method, Start, eval_metrics, method_of
 from robot_rl.train.pictures import Photographer
-from robot_rl.train.record import check_kind, machine, new_folder, removed_if_refused, versions, write_report
+from robot_rl.train.record import (
+    load_config,
+    machine,
+    new_folder,
+    removed_if_refused,
+    versions,
+    write_report,
+)
 from robot_rl.train.recording import Recorder, check_earlier, observed
 from robot_rl.train.session import Session, execute, learn
 
@@ -113,12 +120,6 @@ def resume(folder: Path | str) -> Summary:
     """
     folder = Path(folder)
     return _execute(load_config(folder), folder)
-
-
-def load_config(folder: Path, *, at: str = "resume") -> RunConfig:
-    """Returns the configuration a run was made with; `at` begins the message if there is none."""
-    check_kind(folder, "train", at=at)
-    return read(RunConfig, folder / "config.yaml")
 
 
 def _execute(config: RunConfig, folder: Path) -> Summary:

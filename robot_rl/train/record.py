@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Literal
 
 from robot_rl import __version__
-from robot_rl.config.compose import CONFIG_REMEDY
+from robot_rl.config.compose import CONFIG_REMEDY, read
 from robot_rl.core.errors import ConfigError, RobotRLError
 from robot_rl.core.files import make_folder, read_checked_text
+from robot_rl.train.config import RunConfig
 
 
 def new_folder(out: str, name: str) -> Path:
@@ -76,6 +77,12 @@ def check_kind(folder: Path, kind: Literal["train", "finetune"], *, at: str) -> 
     raise ConfigError(
         f"{at}: {str(folder)!r} is a run of `robot-rl {other}`, not of `robot-rl {kind}`; {remedy}."
     )
+
+
+def load_config(folder: Path, *, at: str = "resume") -> RunConfig:
+    """Returns the configuration a run was made with; `at` begins the message if there is none."""
+    check_kind(folder, "train", at=at)
+    return read(RunConfig, folder / "config.yaml")
 
 
 def write_report(folder: Path) -> Path:

@@ -6,12 +6,10 @@ the approach direction (out of the hand), y the direction the fingers open along
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from pathlib import Path
 
 import mujoco
 
 from robot_rl.core.errors import ModelError, nearest
-from robot_rl.core.registry import resolve
 
 Floats = tuple[float, ...]
 
@@ -105,25 +103,6 @@ class Robot:
     def gripper_actuators(self) -> tuple[str, ...]:
         """The gripper's servo, or nothing."""
         return (self.gripper_actuator,) if self.gripper_actuator else ()
-
-
-def load_robot(name_or_path: str) -> Robot:
-    """Returns a robot of the registry by name, or the one a YAML file describes.
-
-    Raises:
-        UnknownComponentError: no robot of that name.
-        ModelError: the robot file is missing or wrong.
-    """
-    if name_or_path.endswith((".yaml", ".yml")):
-        return _reader()(Path(name_or_path))
-    return resolve("robot", name_or_path, at="robot")
-
-
-def _reader() -> Callable[[Path], Robot]:
-    """Imports the robot-file reader on first use: it stands on this module."""
-    from robot_rl.sim.robots.robot_file import read_robot_file
-
-    return read_robot_file
 
 
 def check_names(robot: Robot, spec: mujoco.MjSpec, *, actuators: bool = True) -> None:

@@ -9,6 +9,7 @@ from robot_rl.algos.progress import (
     ProgressConfig,
     ProgressCritic,
     ProgressSampler,
+    kept,
     largest_fall,
 )
 from robot_rl.core.errors import ConfigError, DatasetError
@@ -103,10 +104,10 @@ def test_falls_by_hand() -> None:
 
 def test_frames_that_lose_progress_or_have_none_are_not_kept() -> None:
     progress, index = np.array([0.4, 0.5, 0.1, 0.0, 0.0]), np.zeros(5, int)
-    falls = FilterConfig(updates=1, max_fall=0.3).kept(progress, index, 1)
+    falls = kept(FilterConfig(updates=1, max_fall=0.3), progress, index, 1)
     # GR-RL's rule: what has failed already has nothing to lose.
     assert falls.tolist() == [True, False, True, True, True]
-    both = FilterConfig(updates=1, max_fall=0.3, min_progress=0.05).kept(progress, index, 1)
+    both = kept(FilterConfig(updates=1, max_fall=0.3, min_progress=0.05), progress, index, 1)
     assert both.tolist() == [True, False, True, False, False]
 
 

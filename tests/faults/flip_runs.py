@@ -51,6 +51,7 @@ from robot_rl.telemetry.runs import load_run
 from robot_rl.train import phases
 from robot_rl.train.checkpoint import CheckpointStore, read_state
 from robot_rl.train.config import RunConfig
+from robot_rl.train.record import load_config
 
 Values = dict[str, Any]
 Reading = Callable[[Path], "Read"]
@@ -138,7 +139,7 @@ def make_store(folder: Path) -> Path:
 def run_readings() -> dict[str, Reading]:
     """Returns everything that a program reads of a run folder, by name."""
     return {
-        "config": lambda folder: Read({"config": repr(phases.load_config(folder))}),
+        "config": lambda folder: Read({"config": repr(load_config(folder))}),
         "checkpoint": lambda folder: Read(flat(CheckpointStore(folder / "checkpoints").load())),
         "older checkpoint": lambda folder: Read(flat([read_state(path) for path in checkpoints(folder)])),
         "base": lambda folder: read_policy(folder / "policy/base"),

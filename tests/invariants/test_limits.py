@@ -6,7 +6,7 @@ import yaml
 
 from robot_rl.core.registry import table
 from robot_rl.sim.robots.catalog import ROBOT_FILES
-from robot_rl.sim.robots.robot import load_robot
+from robot_rl.sim.robots.loading import load_robot
 
 ROBOTS = sorted(table("robot"))
 

@@ -10,7 +10,7 @@ from robot_rl.hal.conformance import check_vector_env
 from robot_rl.sim.config import check_names
 from robot_rl.sim.plant import MujocoPlant
 from robot_rl.sim.reflection import reflection_of
-from robot_rl.sim.robots.robot import load_robot
+from robot_rl.sim.robots.loading import load_robot
 from robot_rl.sim.tasks.catalogue import expert_success
 from robot_rl.sim.vector import EnvConfig, SimVectorEnv
 from tests.arms import JOINTS, SERVOS, write_arm

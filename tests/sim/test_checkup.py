@@ -9,8 +9,9 @@ import pytest
 
 from robot_rl.core.errors import ConfigError
 from robot_rl.sim.checkup import Checkup, check_robot
+from robot_rl.sim.robots.loading import load_robot
 from robot_rl.sim.robots.physics import physics_options
-from robot_rl.sim.robots.robot import JointLimits, Robot, load_robot
+from robot_rl.sim.robots.robot import JointLimits, Robot
 from robot_rl.sim.robots.servo import add_position_servo
 from robot_rl.sim.robots.servo_check import ServoCheck
 from tests.arms import write_arm

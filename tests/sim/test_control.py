@@ -10,7 +10,7 @@ from robot_rl.core.registry import table
 from robot_rl.sim.backends.mujoco_cpu import MujocoCpu
 from robot_rl.sim.control import Controller
 from robot_rl.sim.poses import compose, quaternion_product, rotate, yaw_quaternion
-from robot_rl.sim.robots.robot import load_robot
+from robot_rl.sim.robots.loading import load_robot
 from robot_rl.sim.task import Control
 from robot_rl.sim.vector import EnvConfig, SimVectorEnv
 

@@ -13,7 +13,7 @@ from robot_rl.core.registry import TABLE
 from robot_rl.data.episodes import Episodes, EpisodesMeta
 from robot_rl.sim.reflection import Reflection, reflection_of
 from robot_rl.sim.robots import panda
-from robot_rl.sim.robots.robot import load_robot
+from robot_rl.sim.robots.loading import load_robot
 from robot_rl.sim.vector import EnvConfig, SimVectorEnv
 
 Array = NDArray[Any]

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from robot_rl.core.errors import ModelError, UnknownComponentError
 from robot_rl.core.registry import table
 from robot_rl.sim.robots.catalog import ROBOT_FILES
+from robot_rl.sim.robots.loading import load_robot
 from robot_rl.sim.robots.panda import LIMITS, PANDA
-from robot_rl.sim.robots.robot import JointLimits, Robot, check_names, load_robot
+from robot_rl.sim.robots.robot import JointLimits, Robot, check_names
 
 ROBOTS = sorted(table("robot"))
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from robot_rl.algos import progress
 from robot_rl.algos.progress import ProgressCritic
 from robot_rl.config import build
 from robot_rl.core.errors import DatasetError
@@ -57,7 +58,7 @@ def test_a_run_values_filters_and_mirrors_and_resumes_exactly(
     found = np.load(folder / "progress.npz")
     demos, config = load_episodes(folder / "demos"), tiny(tmp_path)
     assert found["progress"].shape == found["kept"].shape == demos.reward.shape
-    kept = config.demos.filter.kept(found["progress"], demos.episode_index, 8)
+    kept = progress.kept(config.demos.filter, found["progress"], demos.episode_index, 8)
     np.testing.assert_array_equal(found["kept"], kept)
     assert len(load_demonstrations(folder / "demos", config).reward) == 2 * len(demos.reward)
     (row,) = [row for row in read_metrics(folder / FILE_NAME) if "progress/kept_of_failures" in row]

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Literal, get_args
 
 from robot_rl.core.errors import require
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 Matmul = Literal["bf16", "fp32"]
 """How products of float32 matrices are computed, see `matmul_precision`."""
@@ -105,13 +102,6 @@ class FilterConfig:
         require(self.batch >= 1, "demos.filter.batch", self.batch, "1 or more")
         require(0 <= self.max_fall <= 1, "demos.filter.max_fall", self.max_fall, "0 to 1")
         require(0 <= self.min_progress < 1, "demos.filter.min_progress", self.min_progress, "0 to below 1")
-
-    def kept(self, progress: NDArray[Any], episode_index: NDArray[Any], horizon: int) -> NDArray[Any]:
-        """Returns which frames (T,) are cloned; see `largest_fall`."""
-        from robot_rl.algos.progress import largest_fall  # torch
-
-        fall = largest_fall(progress, episode_index, horizon)
-        return (fall <= self.max_fall) & (progress >= self.min_progress)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,8 +26,9 @@ from robot_rl.data.lerobot import layout as lay
 from robot_rl.data.lerobot.beside import Beside, load_array
 from robot_rl.data.lerobot.checksums import MAIN, record
 from robot_rl.data.lerobot.damage import last_file
-from robot_rl.data.lerobot.index import open_index, read_info, read_schema, read_stats, read_table
+from robot_rl.data.lerobot.index import read_info, read_schema, read_stats, read_table
 from robot_rl.data.lerobot.layout import place
+from robot_rl.data.lerobot.opening import open_index
 from robot_rl.data.lerobot.parquet import TableFile, write_table
 from robot_rl.data.lerobot.remux import header, join, whole
 from robot_rl.data.lerobot.tables import Tables, file_damage

@@ -31,12 +31,12 @@ from robot_rl.data.lerobot.index import (
     VideoSpans,
     not_understood,
     not_written,
-    open_index,
     picture_shape,
     read_info,
     read_stats,
 )
 from robot_rl.data.lerobot.layout import OWN, STATS
+from robot_rl.data.lerobot.opening import open_index
 from robot_rl.data.lerobot.selection import odd_names
 from robot_rl.data.lerobot.stats import of_columns
 from robot_rl.data.lerobot.tables import Tables, element, file_damage, read_rows, row_problems

@@ -112,54 +112,6 @@ class DatasetIndex:
         )
 
 
-def open_index(
-    folder: Path, known: dict[Path, Any] | None = None, sums: Checksums | None = None
-) -> DatasetIndex:
-    """Returns the index of a dataset of version 3 or 2.1.
-
-    Args:
-        folder: the dataset.
-        known: as of `read_v3`.
-        sums: of the dataset, where the caller has them.
-
-    Raises:
-        DatasetError: no dataset, another version, or damaged metadata.
-    """
-    from robot_rl.data.lerobot.v21 import read_v21  # it needs the classes above
-
-    sums = Checksums(folder) if sums is None else sums
-    info = read_info(folder, sums)
-    version = str(info["codebase_version"])
-    try:
-        if version.startswith("v3."):
-            return read_v3(folder, info, sums, known)
-        if version == "v2.1":
-            return read_v21(folder, info, sums)
-    except DatasetError:
-        raise
-    except NOT_UNDERSTOOD as error:
-        raise DatasetError(not_understood(folder / "meta", error)) from error
-    raise DatasetError(
-        f"{folder}: codebase_version {version!r}, allowed: 'v2.1' and 'v3.*'. {_converter(version)}"
-    )
-
-
-def _converter(version: str) -> str:
-    """Says which tool reads a version that this one does not."""
-    if version.startswith("v2"):
-        return (
-            "LeRobot 0.3 makes v2.0 into v2.1: `pip install lerobot==0.3.3`, then "
-            "`python -m lerobot.datasets.v21.convert_dataset_v20_to_v21 --repo-id=...`."
-        )
-    if version.startswith("v1"):
-        return (
-            "LeRobot 0.3 makes v1.x into v2.0 and that into v2.1: `pip install lerobot==0.3.3`, then "
-            "`python -m lerobot.datasets.v2.convert_dataset_v1_to_v2 --repo-id=...` and "
-            "`python -m lerobot.datasets.v21.convert_dataset_v20_to_v21 --repo-id=...`."
-        )
-    return "A later robot_rl may read it; LeRobot of that version does."
-
-
 def read_info(folder: Path, sums: Checksums | None = None) -> dict[str, Any]:
     """Returns meta/info.json.
 

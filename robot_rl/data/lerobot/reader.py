@@ -27,8 +27,9 @@ from robot_rl.data.lerobot.beside import Beside
 from robot_rl.data.lerobot.checksums import Checksums
 from robot_rl.data.lerobot.damage import Problem, check
 from robot_rl.data.lerobot.decode import Backend, Decoders, decode_pictures
-from robot_rl.data.lerobot.index import STATE, DatasetIndex, open_index, picture_shape, read_stats
+from robot_rl.data.lerobot.index import STATE, DatasetIndex, picture_shape, read_stats
 from robot_rl.data.lerobot.layout import OWN, feature_name
+from robot_rl.data.lerobot.opening import open_index
 from robot_rl.data.lerobot.selection import Reading, odd_names
 from robot_rl.data.lerobot.stats import PictureStats, of_columns
 from robot_rl.data.lerobot.tables import Tables, flat_names, memory_dtype, read_rows, row_problems

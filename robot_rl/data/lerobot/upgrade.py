@@ -8,7 +8,7 @@ from robot_rl.core.errors import DatasetError
 from robot_rl.core.refusal import refusing
 from robot_rl.data.lerobot.copying import Part, copy_episodes
 from robot_rl.data.lerobot.edit import new_folder
-from robot_rl.data.lerobot.index import open_index
+from robot_rl.data.lerobot.opening import open_index
 
 
 @refusing(DatasetError, kept="The original is whole.")

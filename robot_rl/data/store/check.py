@@ -10,7 +10,7 @@ from pathlib import Path
 from robot_rl.core.errors import DatasetError
 from robot_rl.core.files import make_folder, sync_tree
 from robot_rl.core.refusal import refusing
-from robot_rl.data.store.finished import forget_finished, missing_segments, note_all
+from robot_rl.data.store.finished import forget_finished, known_losses, missing_segments, note_all
 from robot_rl.data.store.index import JournalIndex
 from robot_rl.data.store.journal import (
     Kind,
@@ -20,7 +20,7 @@ from robot_rl.data.store.journal import (
 )
 from robot_rl.data.store.layout import STORE_JSON, Layout, read_layout, read_store_json, write_store_json
 from robot_rl.data.store.lock import WriterLock, is_being_written
-from robot_rl.data.store.recovery import cut_torn, known_losses, note_lost, take_out
+from robot_rl.data.store.recovery import cut_torn, note_lost, take_out
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Which segments of a journal are finished, and how long they were: so that one that is gone is noticed.
+"""Which segments of a journal are finished, and how long; which are missing, and what is known to be lost.
 
 store.json lists them. The list is behind the journal, never ahead of it: a segment is noted after the
 disk has all of it, and taken off the list before it is removed.
@@ -11,8 +11,9 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from robot_rl.core.errors import DatasetError
 from robot_rl.data.store.journal import Problem, segment_numbers, segment_path
-from robot_rl.data.store.layout import change_store_json, read_store_json
+from robot_rl.data.store.layout import STORE_JSON, change_store_json, read_store_json
 
 _KEY = "segments"
 
@@ -83,3 +84,17 @@ def _finished(content: Mapping[str, Any]) -> dict[int, int]:
 
 def _with(content: Mapping[str, Any], finished: Mapping[int, int]) -> dict[str, Any]:
     return {**content, _KEY: {f"{number:06d}": finished[number] for number in sorted(finished)}}
+
+
+def known_losses(folder: Path) -> list[Problem]:
+    """Returns what was lost and is noted.
+
+    Raises:
+        DatasetError: store.json is damaged.
+    """
+    try:
+        return [Problem(**entry) for entry in read_store_json(folder).get("lost", [])]
+    except TypeError as error:  # written before there was a checksum
+        raise DatasetError(
+            f"{folder / STORE_JSON}: damaged: {error}. Take the entry out of its list 'lost'."
+        ) from error

@@ -19,13 +19,12 @@ from robot_rl.core.errors import DatasetError
 from robot_rl.core.refusal import refusing
 from robot_rl.data.episode import Array, Episode, EpisodeSource, Feature
 from robot_rl.data.episodes import EpisodesMeta
-from robot_rl.data.store.finished import missing_segments
+from robot_rl.data.store.finished import known_losses, missing_segments
 from robot_rl.data.store.frames import JournalFrames, rows_of
 from robot_rl.data.store.index import EpisodeIndex, JournalIndex
 from robot_rl.data.store.journal import Problem, Record
 from robot_rl.data.store.layout import is_store, read_layout
 from robot_rl.data.store.lock import is_being_written
-from robot_rl.data.store.recovery import known_losses
 from robot_rl.data.store.sealed import read_info, sealed_episodes
 
 if TYPE_CHECKING:

@@ -12,7 +12,13 @@ from typing import Any
 
 from robot_rl.core.errors import DatasetError
 from robot_rl.core.files import make_folder, sync_folder
-from robot_rl.data.store.finished import forget_finished, last_finished, missing_segments, note_all
+from robot_rl.data.store.finished import (
+    forget_finished,
+    known_losses,
+    last_finished,
+    missing_segments,
+    note_all,
+)
 from robot_rl.data.store.index import JournalIndex
 from robot_rl.data.store.journal import HEADER, Problem, Record, Segment, segment_numbers, segment_path
 from robot_rl.data.store.layout import (
@@ -21,7 +27,6 @@ from robot_rl.data.store.layout import (
     change_store_json,
     is_store,
     read_layout,
-    read_store_json,
     write_store_json,
 )
 from robot_rl.data.store.sealed import sealed_episodes
@@ -180,20 +185,6 @@ def note_lost(folder: Path, problems: Iterable[Problem]) -> None:
         return content | {"lost": lost + [entry for entry in entries if entry not in lost]}
 
     change_store_json(folder, add)
-
-
-def known_losses(folder: Path) -> list[Problem]:
-    """Returns what was lost and is noted.
-
-    Raises:
-        DatasetError: store.json is damaged.
-    """
-    try:
-        return [Problem(**entry) for entry in read_store_json(folder).get("lost", [])]
-    except TypeError as error:  # written before there was a checksum
-        raise DatasetError(
-            f"{folder / STORE_JSON}: damaged: {error}. Take the entry out of its list 'lost'."
-        ) from error
 
 
 def _words(feature: Any) -> str:

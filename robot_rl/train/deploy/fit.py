@@ -13,7 +13,8 @@ from robot_rl.core.errors import ConfigError
 from robot_rl.policies.checkpoint import PolicyMeta
 from robot_rl.real.station import ObjectConfig, StationConfig
 from robot_rl.sim.mirror import Mirror
-from robot_rl.sim.robots.robot import Robot, load_robot
+from robot_rl.sim.robots.loading import load_robot
+from robot_rl.sim.robots.robot import Robot
 from robot_rl.sim.vector import EnvConfig
 
 _HOME_RAD = 0.05

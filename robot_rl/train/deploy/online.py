@@ -10,6 +10,7 @@ from robot_rl.core.errors import ConfigError, DeviceError
 from robot_rl.core.seeding import train_seed
 from robot_rl.hal.vector import VectorEnv
 from robot_rl.policies.checkpoint import load_policy
+from robot_rl.real.claim import device_of
 from robot_rl.real.station import StationConfig, load_station
 from robot_rl.real.teleop.intent import Teleop
 from robot_rl.real.teleop.keyboard import Keyboard, check_terminal
@@ -69,7 +70,6 @@ def _check_station(station: StationConfig, config: RunConfig) -> None:
     """Starts the station's processes and ends them."""
     from robot_rl.real.launch import StationProcesses
     from robot_rl.sched.leases import LeaseStore
-    from robot_rl.train.deploy.run import device_of  # ROS: only where a station is used
 
     store, spec = LeaseStore(), device_of(station)
     with (

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +22,13 @@ from robot_rl.config import dump
 from robot_rl.core.errors import CheckpointError, ConfigError, RenderError, RobotRLError
 from robot_rl.core.seeding import eval_seeds
 from robot_rl.data.transitions import StepBatch
-from robot_rl.hal.device import DeviceSpec
 from robot_rl.hal.vector import Array, Obs
 from robot_rl.policies.async_executor import AsyncExecutor
 from robot_rl.policies.checkpoint import PolicyMeta, load_policy
 from robot_rl.policies.executor import Act
 from robot_rl.policies.export import ExportedPolicy, export_policy
 from robot_rl.policies.real_time import RealTimeChunks
-from robot_rl.real.claim import last_token
+from robot_rl.real.claim import device_of
 from robot_rl.real.launch import StationProcesses
 from robot_rl.real.remote import RemoteConfig
 from robot_rl.real.sensors import open_sensors
@@ -46,8 +44,7 @@ from robot_rl.train.deploy.journal import FILMED, EpisodeOutcome, Journal, film
 from robot_rl.train.deploy.measured import Measured
 from robot_rl.train.deploy.remote import RemotePolicy, open_remote
 from robot_rl.train.envs import Moment, lockstep
-from robot_rl.train.phases import load_config
-from robot_rl.train.record import new_folder
+from robot_rl.train.record import load_config, new_folder
 from robot_rl.train.recording import Recorder, observed
 
 _WARM_UP = 3
@@ -100,17 +97,6 @@ def deploy(config: DeployConfig, display: ProgressDisplay, ask: Callable[[str], 
     finally:
         journal.write()
     return journal
-
-
-def device_of(station: StationConfig) -> DeviceSpec:
-    """Returns what is leased: an arm has one slot."""
-    return DeviceSpec(
-        name=f"arm-{station.name}",
-        kind="robot",
-        real=station.real,
-        labels={"robot": station.robot},
-        last_token=partial(last_token, station),
-    )
 
 
 @contextmanager

@@ -29,7 +29,7 @@ from robot_rl.data.replay import StepBatch
 from robot_rl.data.spans import pairs, spans_of
 from robot_rl.data.store.layout import is_store
 from robot_rl.data.store.reader import StoreReader
-from robot_rl.sim.robots.robot import load_robot
+from robot_rl.sim.robots.loading import load_robot
 from robot_rl.train.finetune.config import EVAL_BATCH, FinetuneConfig
 from robot_rl.train.finetune.past import Past, names_of
 

@@ -222,8 +222,6 @@ def test_a_full_disk_is_told_of_the_new_folder(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    said = (
-        rf"^{tmp_path}/new: the disk is full .* What it is made of is whole\. Make room, then"
-    )
+    said = rf"^{tmp_path}/new: the disk is full .* What it is made of is whole\. Make room, then"
     with pytest.raises(DatasetError, match=said):
         filter_episodes(made, tmp_path / "new", episodes=[0])
