@@ -50,8 +50,10 @@ from storage_cases import (
     under_shim,
 )
 
-TARGETS = ("store", "seal", "repair", "writer", "compact", "edit", "collect", "upgrade")
-TARGETS += ("leases", "checkpoints", "run")
+TARGETS = (
+    "store", "seal", "repair", "writer", "compact", "edit", "collect", "upgrade",
+    "leases", "checkpoints", "run",
+)  # fmt: skip
 QUICK_CALLS, QUICK_CUTS = 20, 25
 _INSIDE = "ROBOT_RL_STORAGE_SHIM"
 
