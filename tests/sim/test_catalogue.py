@@ -13,7 +13,10 @@ from robot_rl.sim.tasks.pick_cube import PickCube
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "tasks.md"
 TEXT = DOCUMENT.read_text(encoding="utf-8")
-SNIPPETS = re.findall(r"^```python\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
+SNIPPETS = [
+    pytest.param(text, id=text.splitlines()[-1], marks=[pytest.mark.slow] if slow else [])
+    for slow, text in re.findall(r"^```python( slow)?\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
+]
 EXPERT = re.compile(r" (\d+) % ")
 
 
@@ -48,7 +51,7 @@ def test_a_docstring_is_what_success_and_randomised() -> None:
     )
 
 
-@pytest.mark.parametrize("snippet", SNIPPETS, ids=lambda text: text.splitlines()[-1])
+@pytest.mark.parametrize("snippet", SNIPPETS)
 def test_snippets_run(snippet: str, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", snippet], capture_output=True, text=True, check=False, cwd=tmp_path
