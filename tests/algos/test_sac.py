@@ -168,9 +168,9 @@ def pendulum_return(matmul: Matmul, *, seed: int = 0, steps: int = 5000) -> floa
     return total / 20
 
 
-# One seed of one task: it earns -151 in both precisions. The last of the 20 starts are swung up late, at 4,100
-# and 4,800 of 5,000 steps in two runs that were looked into: another noise to explore with can end at -304, as
-# it did once. It takes a minute, so that it is run by `make bench`, and not in CI.
+# One seed of one task: it earns -151 in both precisions. The last of the 20 starts are swung up late, at
+# 4,100 and 4,800 of 5,000 steps in two runs that were looked into: another noise to explore with can end
+# at -304, as it did once. It takes a minute, so that it is run by `make bench`, and not in CI.
 @pytest.mark.benchmark
 @pytest.mark.parametrize("matmul", ["bf16", "fp32"])
 def test_both_precisions_solve_the_pendulum(matmul: Matmul) -> None:
