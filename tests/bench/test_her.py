@@ -142,14 +142,18 @@ with open(path, "w") as file:
 def test_it_is_stopped_at_the_target_or_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(her, "_LOOK_EVERY_S", 0.05)
     waits = "import time; time.sleep(60)"
-    row = measured(tmp_path, WRITES % "0.96" + waits)
+    reached, late, spins = (tmp_path / name for name in ("reached", "late", "spins"))
+    for folder in (reached, late, spins):
+        folder.mkdir()
+    row = measured(reached, WRITES % "0.96" + waits)
     assert (row["reached"], row["env_steps"], row["best"]) == (True, 20, 0.96)
     assert 0 < row["minutes"] * 60 < 20
-    row = measured(tmp_path, WRITES % "0.9" + waits, wall_s=0.4)
+    (late / "curve.jsonl").write_text('{"step": 20, "eval/success": 0.9}\n')  # it may start too late to write
+    row = measured(late, waits, wall_s=0.4)
     assert (row["reached"], row["best"]) == (False, 0.9)
     assert 0.4 <= row["minutes"] * 60 < 20
     # On a busy machine it has had less of the processor than of the clock, and is stopped by the former.
-    row = measured(tmp_path, "while True: pass", cpu_s=0.3)
+    row = measured(spins, "while True: pass", cpu_s=0.3)
     assert 0.25 < row["cpu_minutes"] * 60 < 20
 
 
