@@ -76,8 +76,8 @@ QUICK = {
         "far_action", "rival_renamed", "network_cut", "arm_killed",
     ),
     "velocity": (
-        "supervisor_killed", "driver_busy", "disk_full_hold", "second_commander", "stale_states",
-        "rival_state", "camera_frozen",
+        "supervisor_killed", "supervisor_stopped", "driver_busy", "disk_full_hold", "second_commander",
+        "stale_states", "rival_state", "camera_frozen",
     ),
     "trajectory": (
         "policy_stopped", "supervisor_stopped", "supervisor_homing", "driver_stopped", "driver_disk",
@@ -527,8 +527,9 @@ def main(words: list[str] | None = None) -> int:
             print(f"FAILED {row.fault}, {row.mode}: {failure}", file=sys.stderr)
     total = sum(row.repeats for row in rows)
     bad = sum(not row.is_good for row in rows)
+    left_out = sum(bool(row.not_run) for row in rows)
     print(
-        f"{total} repeats of {len(rows)} fault x mode: {bad} not good, "
+        f"{total} repeats of {len(rows)} fault x mode: {bad} not good, {left_out} not run, "
         f"{sum(row.beyond_limits for row in rows)} commands beyond limits, "
         f"{sum(row.steps_lost for row in rows)} steps lost; "
         f"{sum(row.busy for row in rows)} times the machine stood still",

@@ -181,6 +181,8 @@ def test_the_quick_campaign_has_each_fault_once(monkeypatch):
     campaign, faults = importlib.import_module("arm_campaign"), importlib.import_module("arm_faults")
     cells = [fault for names in campaign.QUICK.values() for fault in names]
     assert set(cells) == set(faults.FAULTS)
+    for names in campaign.QUICK.values():
+        assert {"supervisor_stopped", "supervisor_busy", "supervisor_loop"} & set(names)
     units = list(
         campaign.units_of([(mode, fault) for mode, names in campaign.QUICK.items() for fault in names])
     )
