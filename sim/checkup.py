@@ -42,7 +42,7 @@ _REACHED = (0.98, 0.8)
 _SOLVED = (0.95, 0.8)
 """Shares of the expert's episodes; fewer are noted, and failed."""
 _APPROACH, _REACH_S = 0.4, 5.0
-"""What a good servo closes of its lead in a control step of 20 Hz, and how long a way may take at most."""
+"""What a good servo closes of its lead in a control step of 20 Hz, and how long it is given."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,7 @@ def check_robot(name_or_path: str, tasks: Sequence[str] = ()) -> Checkup:
     bench = ServoCheck(robot)
     joints = bench.joints()
     checks = [_actuators(bench), _servos(joints, bench), _gripper(robot, bench), _home(robot, bench)]
-    is_driven_badly = any(check.state != "ok" for check in checks[:3])
+    is_driven_badly = bool(bench.unlike_servos()) or any(check.state != "ok" for check in checks[1:3])
     for task in tasks or _possible(robot):
         checks += task_checks(task, name_or_path)
     block = bench.servos_block() if is_driven_badly else ""
@@ -86,12 +86,12 @@ def _possible(robot: Robot) -> list[str]:
 
 
 def _actuators(bench: ServoCheck) -> Check:
-    unlike, idle = bench.unlike_servos(), bench.idle_joints()
+    unlike, unnamed = bench.unlike_servos(), bench.unnamed_joints()
     if unlike:
         detail = f"{', '.join(unlike)}: no position servo, so a target would be taken for a torque"
         return Check("actuators", "fail", detail, "Add the block below to the robot file.")
-    if idle:
-        detail = f"nothing moves {', '.join(idle)}"
+    if unnamed:
+        detail = f"the robot file does not name {', '.join(unnamed)}"
         return Check(
             "actuators", "fail", detail, "Name it in arm_joints or finger_joints, or take it out of the MJCF."
         )
@@ -192,7 +192,8 @@ def task_checks(task: str, robot: str) -> Iterator[Check]:
 
 def _in_time(task: str, longest_s: float, horizon_s: float) -> Check:
     state = _graded(longest_s / horizon_s, (0.5, 1.0))
-    detail = f"the longest way takes {longest_s:.1f} s of {horizon_s:g} s at the joints' speed limits"
+    takes = f"{longest_s:.1f} s" if math.isfinite(longest_s) else f"more than {2 * horizon_s:g} s"
+    detail = f"the longest way takes {takes} of {horizon_s:g} s at the joints' speed limits"
     remedy = "" if state == "ok" else "Raise limits.velocity_rad_s, if the arm allows it, or env.horizon_s."
     return Check(f"{task}: speed", state, detail, remedy)
 
@@ -219,31 +220,38 @@ def reach(env: SimVectorEnv, robot: Robot, places_m: Array) -> tuple[Array, Arra
     """Returns how far the tool stays from places (P, 3), and after how many seconds it is there.
 
     By the inverse kinematics that the tasks' actions go through, from home, with servos that do as they
-    are told as fast as the joints' limits allow: what is not reached so is not reached at all.
+    are told: at any speed for the first, so that what is not reached so is not reached at all; as fast as
+    the joints' limits allow for the second, infinite after twice the time of an episode.
     """
     error_m = np.full(len(places_m), np.inf)
     took_s = np.full(len(places_m), np.inf)
     for first in range(0, len(places_m), env.num_envs):
         rows = np.arange(first, min(first + env.num_envs, len(places_m)))
         goal = places_m[np.resize(rows, env.num_envs)]
-        for step, distance in enumerate(_ways(env, robot, goal)):
+        for distance in _ways(env, robot, goal, _REACH_S, fastest=math.inf):
             error_m[rows] = distance[: len(rows)]
+        for step, distance in enumerate(_ways(env, robot, goal, 2 * env.horizon / env.control_hz)):
             arrived = rows[distance[: len(rows)] < _REACHED_M]
             took_s[arrived] = np.minimum(took_s[arrived], step / env.control_hz)
     return error_m, took_s
 
 
-def _ways(env: SimVectorEnv, robot: Robot, goal_m: Array) -> Iterator[Array]:
-    """Yields how far the tools are from their goals (B,), control step after control step."""
+def _ways(
+    env: SimVectorEnv, robot: Robot, goal_m: Array, seconds: float, *, fastest: float = 1.0
+) -> Iterator[Array]:
+    """Yields how far the tools are from their goals (B,), control step after control step.
+
+    Args: fastest: share of the joints' speed limits.
+    """
     low, high = np.asarray(robot.limits.position_low_rad), np.asarray(robot.limits.position_high_rad)
-    most = np.asarray(robot.limits.velocity_rad_s) / env.control_hz
+    most = fastest * np.asarray(robot.limits.velocity_rad_s) / env.control_hz
     joints = [env.backend.model.joint(name) for name in robot.arm_joints]
     index = columns([int(joint.qposadr[0]) for joint in joints])
     qpos, control = env.backend.bind("qpos"), env.controller.control
     still = np.zeros(env.num_envs)
     aim = Aim(position_m=goal_m, yaw_rad=still, closed=still > 0)
     position = np.tile(np.asarray(robot.home_rad), (env.num_envs, 1))
-    for _ in range(round(_REACH_S * env.control_hz)):
+    for _ in range(round(seconds * env.control_hz)):
         qpos[:, index] = position
         env.backend.forward()
         tool = env.view["tool.pos"]

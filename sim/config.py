@@ -67,8 +67,10 @@ def check_names(task: str | None, robot: str | None, *, at: str) -> None:
 
 def _may_lack_gripper(robot: str) -> bool:
     """Returns whether a robot file is silent about a gripper; those of the registry have one."""
-    path = Path(robot)
-    return robot not in table("robot") and b"gripper_actuator" not in path.read_bytes()
+    try:
+        return robot not in table("robot") and b"gripper_actuator" not in Path(robot).read_bytes()
+    except OSError:
+        return True  # reading it as a robot file says why not
 
 
 def check_num_envs(num_envs: int, *, at: str = "num_envs") -> None:

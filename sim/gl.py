@@ -21,7 +21,8 @@ BACKENDS = ("egl", "osmesa")
 """In the order they are tried: EGL also finds a GPU, and Mesa dropped OSMesa in version 25.1."""
 
 _ON, _OFF = ("enable", "enabled", "on", "true", "1"), ("disable", "disabled", "off", "false", "0")
-KNOWN = (*BACKENDS, "", "glfw", "glx", "cgl", "wgl", *_ON, *_OFF)
+_OF_SYSTEM = {"linux": (*BACKENDS, "glx"), "darwin": ("cgl",), "win32": ("wgl",)}
+KNOWN = (*_OF_SYSTEM.get(sys.platform, ()), "", "glfw", *_ON, *_OFF)
 """What MUJOCO_GL may be; with another word `import mujoco` fails."""
 
 OSMESA_WHEEL = "lavavu_osmesa"

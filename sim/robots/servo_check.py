@@ -7,6 +7,7 @@ m and N where a hinge's are in rad and N m.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -144,11 +145,13 @@ class ServoCheck:
         moved = np.abs(np.subtract(ends[0], ends[1]))
         return [name for name, way in zip(robot.finger_joints, moved, strict=True) if not way > 0.5 * travel]
 
-    def idle_joints(self) -> list[str]:
-        """Returns the model's joints that the robot file names nowhere."""
-        named = {*self._robot.arm_joints, *self._robot.finger_joints}
-        names = [self._model.joint(i).name for i in range(self._model.njnt)]
-        return [name or "one without a name" for name in names if name not in named]
+    def unnamed_joints(self) -> list[str]:
+        """Returns the joints that the robot file names nowhere, and no equality couples to another."""
+        model, named = self._model, {*self._robot.arm_joints, *self._robot.finger_joints}
+        couples = model.eq_type == mujoco.mjtEq.mjEQ_JOINT
+        coupled = {*model.eq_obj1id[couples].tolist(), *model.eq_obj2id[couples].tolist()}
+        names = [(model.joint(i).name, i in coupled) for i in range(model.njnt)]
+        return [name or "one without a name" for name, is_led in names if not (is_led or name in named)]
 
     def home_tool(self) -> tuple[Array, Array]:
         """Returns position (3,) and orientation (3, 3), world from tool, at home."""
@@ -167,10 +170,11 @@ class ServoCheck:
         mujoco.mj_fullM(self._model, data, whole)
         own = self._model.dof_armature[self._dof]
         inertia = np.diag(whole)[self._dof] - own
-        armature = np.maximum(np.maximum(own, inertia / 9.0), 0.02)
-        kd = 4.0 * _RATE_HZ * (inertia + armature)
-        rows = {"kp": _RATE_HZ * kd, "kd": kd, "armature_kg_m2": armature}
-        lines = [f"    {key}: [{', '.join(map(_two_digits, row))}]" for key, row in rows.items()]
+        least = np.maximum(np.maximum(own, inertia / 9.0), 0.02)
+        armature = [_two_digits(value, math.ceil) for value in least]
+        kd = [_two_digits(value, math.floor) for value in 4.0 * _RATE_HZ * (inertia + np.array(armature))]
+        rows = {"kp": [_RATE_HZ * value for value in kd], "kd": kd, "armature_kg_m2": armature}
+        lines = [f"    {key}: [{', '.join(f'{value:g}' for value in row)}]" for key, row in rows.items()]
         return "\n".join(["  servos:", *lines, *self._gripper_lines()])
 
     def _gripper_lines(self) -> list[str]:
@@ -248,5 +252,7 @@ class ServoCheck:
         return trace
 
 
-def _two_digits(value: float) -> str:
-    return f"{float(f'{value:.2g}'):g}"
+def _two_digits(value: float, rounding: Callable[[float], int]) -> float:
+    """Returns a number of two digits: up or down, so that a bound that it has to keep is kept."""
+    unit = 10.0 ** (math.floor(math.log10(value)) - 1)
+    return float(f"{rounding(round(value / unit, 6)) * unit:.2g}")

@@ -338,15 +338,12 @@ class Campaign:
             what = f"{name}, cut at byte {byte}" if cut else f"{name}, byte {byte}, bit {bit}"
             self.case(name, bytes(content), f"{what} (seed {seed + i})")
 
-    def case(self, name: str, content: bytes | None, at: str) -> str:
-        """Judges one damaged file; `None` removes it."""
+    def case(self, name: str, content: bytes, at: str) -> str:
+        """Judges one damaged file."""
         copy = self._scratch / "copy"
         shutil.rmtree(copy, ignore_errors=True)
         shutil.copytree(self.kind.folder, copy)
-        if content is None:
-            (copy / name).unlink()
-        else:
-            (copy / name).write_bytes(content)
+        (copy / name).write_bytes(content)
         found = read_all(self.kind, copy)
         verdicts = {key: judge(whole, found[key]) for key, whole in self._whole.items()}
         if self.kind.verify:
@@ -407,7 +404,10 @@ def campaign(run_flips: int, store_flips: int, cuts: int, seed: int) -> bool:
         what, took_s = "cuts" if cut else "flips", time.monotonic() - began
         print(f"seed {seed}: {count} {what} of a {kind.name}: {told} ({took_s:.0f} s)", flush=True)
         is_good &= part.is_good
-    shutil.rmtree(scratch)
+    if is_good:
+        shutil.rmtree(scratch)
+    else:
+        print(f"kept: {scratch}")
     return is_good
 
 

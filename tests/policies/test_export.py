@@ -114,5 +114,5 @@ def test_what_cannot_be_exported(tmp_path: Path) -> None:
 
 def test_without_onnxruntime_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    with pytest.raises(ConfigError, match=r"needs onnxruntime: `pip install 'robot-rl\[export\]'`"):
+    with pytest.raises(ConfigError, match=r"needs onnxruntime: `pip install -e '.\[export\]'`"):
         ExportedPolicy(tmp_path)

@@ -1,7 +1,8 @@
 """A test of several processes is repeated where it failed while the machine stood still.
 
 A virtual machine whose processors are taken away for half a second breaks every deadline of a deployment
-at once. That says nothing about the deployment; a failure in any other moment counts.
+at once. That says nothing about the deployment. A failure of a test through which the machine ran counts, and
+so does every one where no process may have real-time priority, which load cannot keep from its turn.
 """
 
 import os
@@ -22,8 +23,8 @@ _PULSE = f"""
 import os, time
 try:
     os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(80))  # nothing of a test keeps it from its turn
-except OSError:
-    pass
+except (AttributeError, OSError):
+    raise SystemExit
 last_ns = time.monotonic_ns()
 print(0, 0, flush=True)  # it watches
 while os.getppid() == {{parent}}:
@@ -47,16 +48,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def pulse(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    """Notes in a file from when to when the machine stood still; returns the process that does."""
+    """Notes in a file from when to when the machine stood still; returns the process that does, 0 if none may."""
     path = tmp_path_factory.mktemp("pulse") / "stood-still"
     with path.open("wb") as out:
         words = [sys.executable, "-S", "-c", _PULSE.format(parent=os.getpid())]
         process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=out)
-    while not path.stat().st_size:
-        assert process.poll() is None
+    while not path.stat().st_size and process.poll() is None:
         time.sleep(_BEAT_S)
     pytestconfig.stash[_FILE] = path
-    yield process.pid
+    yield process.pid if path.stat().st_size else 0
     process.kill()
     process.wait()
 

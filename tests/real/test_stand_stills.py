@@ -17,6 +17,8 @@ def stand_still(pulse: int) -> None:
 
 @pytest.fixture
 def at_first(pulse: int) -> None:
+    if not pulse:
+        pytest.skip("no process may have real-time priority here")
     runs.append("setup")
     if len(runs) == 1:
         stand_still(pulse)

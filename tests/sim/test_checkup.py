@@ -90,13 +90,14 @@ def test_a_critically_damped_step() -> None:
 
 
 def test_the_block_is_computed_from_the_masses() -> None:
-    # Armature: at least a ninth of the inertia. Lift: 3 kg + 0.333, kd = 40 x 3.333, kp = ten times that.
+    # Armature: at least a ninth of the inertia, rounded up; kd rounded down, so that it stays at 400 x the
+    # armature or less. Lift: 3 kg + 0.34, kd = 40 x 3.34 = 133.6, kp = ten times that.
     # Swing: 1 kg x 0.09 m2 and an armature of 0.02, the least: kd = 40 x 0.11 = 4.4.
     assert ServoCheck(lift_and_swing()).servos_block().splitlines() == [
         "  servos:",
         "    kp: [1300, 44]",
         "    kd: [130, 4.4]",
-        "    armature_kg_m2: [0.33, 0.02]",
+        "    armature_kg_m2: [0.34, 0.02]",
     ]
 
 
@@ -186,6 +187,12 @@ def test_what_is_wrong_is_named(
     found = check_robot(change(write_arm(tmp_path)), ["reach"])
     (check,) = [check for check in found.checks if check.name == name]
     assert (check.state, says in check.detail) == (state, True), check
+
+
+def test_joints_that_are_slow_are_not_taken_for_short(tmp_path: Path) -> None:
+    slow = replaced(("velocity_rad_s: [3.14, 3.14, 3.14", "velocity_rad_s: [0.05, 0.05, 0.05"))
+    checks = states(check_robot(slow(write_arm(tmp_path)), ["push_cube"]))
+    assert (checks["push_cube: reach"], checks["push_cube: speed"]) == ("ok", "fail")
 
 
 def test_a_task_that_needs_a_gripper_is_refused(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -70,18 +71,19 @@ def _check_station(station: StationConfig, config: RunConfig) -> None:
     """Starts the station's processes and ends them."""
     from robot_rl.real.launch import StationProcesses
     from robot_rl.sched.leases import LeaseStore
+    from robot_rl.train.deploy.fit import in_scene_of
+    from robot_rl.train.deploy.run import file_of
 
     store, spec = LeaseStore(), device_of(station)
-    with (
-        tempfile.TemporaryDirectory() as logs,
-        store.hold(spec, holder=f"train {config.recipe}, a look", wait_s=config.lease_wait_s) as lease,
-    ):
+    logs = Path(tempfile.mkdtemp(prefix="robot-rl-station-"))
+    with store.hold(spec, holder=f"train {config.recipe}, a look", wait_s=config.lease_wait_s) as lease:
+        file = file_of(in_scene_of(config.env, station), str(config.station), logs)
         try:
-            with StationProcesses(str(config.station), Path(logs), token=lease.token):
+            with StationProcesses(file, logs, token=lease.token):
                 pass
         except DeviceError as error:
-            what = str(error).partition(" (see ")[0]  # the log is gone with its folder
-            raise DeviceError(f"station: {what}. Nothing was begun.") from error
+            raise DeviceError(f"station: {error} Nothing was begun.") from error
+    shutil.rmtree(logs, ignore_errors=True)
 
 
 def _simulated(config: RunConfig, stack: ExitStack) -> VectorEnv:

@@ -112,7 +112,7 @@ def open_station(
     """Starts driver and supervisor under a lease; yields their arm as an env, and leaves it at rest."""
     with ExitStack() as stack:
         logs = folder / "station"
-        file = _file_of(station, config.station, logs)
+        file = file_of(station, config.station, logs)
         processes = stack.enter_context(StationProcesses(file, logs, token=token))
         env = StationEnv(
             station,
@@ -129,7 +129,7 @@ def open_station(
         yield env
 
 
-def _file_of(station: StationConfig, name: str, folder: Path) -> str:
+def file_of(station: StationConfig, name: str, folder: Path) -> str:
     """Returns what the station's processes load: its name, or a file where the task has changed it."""
     if station == load_station(name):
         return name

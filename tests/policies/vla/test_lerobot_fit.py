@@ -25,7 +25,7 @@ def test_without_the_extra_the_error_names_it(facts_of, monkeypatch: pytest.Monk
     for name in [name for name in sys.modules if name.split(".")[0] == "lerobot"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "lerobot", None)
-    with pytest.raises(ConfigError, match=r"lerobot.* is not installed.*pip install 'robot-rl\[lerobot\]'"):
+    with pytest.raises(ConfigError, match=r"lerobot.* is not installed.*pip install -e '.\[lerobot\]'"):
         LeRobotPolicy.create(facts_of(), {"type": "act"})
 
 

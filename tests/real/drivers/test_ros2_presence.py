@@ -90,8 +90,10 @@ def until(condition: Callable[[], object]) -> None:
 def test_a_newcomer_is_refused_by_name_and_the_first_is_not_disturbed(air, monkeypatch) -> None:
     first = air("cell_a")
     take_unheard(first, monkeypatch)
+    renamed = air("renamed")
     with pytest.raises(DeviceError) as error:
-        air("renamed").take()
+        renamed.take()
+    renamed.close()  # as its process does by ending: a beat of it may have been under way
     assert re.fullmatch(
         r"ros2: the driver of station cell_a \(pid \d+ on \S+, connected\) has this arm\. End it first\.",
         str(error.value),

@@ -37,14 +37,14 @@ def test_an_unknown_transport_is_refused():
 
 def test_without_rosbags_the_extra_is_named(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "rosbags.typesys", None)
-    with pytest.raises(Ros2Error, match=r"rosbags is not installed.* pip install 'robot-rl\[ros2\]'"):
+    with pytest.raises(Ros2Error, match=r"rosbags is not installed.* pip install -e '.\[ros2\]'"):
         types.Types("jazzy")
 
 
 def test_without_rclpy_and_cyclonedds_both_are_named(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "cyclonedds", None)
     monkeypatch.delitem(sys.modules, "robot_rl.real.ros2.dds", raising=False)
-    with pytest.raises(Ros2Error, match=r"neither rclpy nor cyclonedds.* pip install 'robot-rl\[ros2\]'"):
+    with pytest.raises(Ros2Error, match=r"neither rclpy nor cyclonedds.* pip install -e '.\[ros2\]'"):
         importlib.import_module("robot_rl.real.ros2.dds")
 
 

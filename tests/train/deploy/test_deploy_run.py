@@ -157,9 +157,9 @@ def test_a_missing_policy_and_bad_settings_say_what_to_do(tmp_path: Path) -> Non
 
 def test_the_processes_of_a_station_load_the_scene_of_the_task(tmp_path: Path) -> None:
     plain = load_station("sim_in_process")
-    assert deployment._file_of(plain, "sim_in_process", tmp_path) == "sim_in_process"
+    assert deployment.file_of(plain, "sim_in_process", tmp_path) == "sim_in_process"
     station = in_scene_of(EnvConfig(task="open_drawer"), plain)
-    file = deployment._file_of(station, "sim_in_process", tmp_path / "station")
+    file = deployment.file_of(station, "sim_in_process", tmp_path / "station")
     assert load_station(file) == station
     assert set(station.objects) == {"chest", "drawer"}
 
