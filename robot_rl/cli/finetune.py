@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from robot_rl.cli.resume import resumed
+from robot_rl.config.words import quoted
 from robot_rl.train.record import check_kind
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ Examples:
   robot-rl finetune dataset=demos/pick_cube policy=runs/<folder> lr=1e-4
   robot-rl finetune dataset=demos/pick_cube robot=panda             refuses data of other joints
   robot-rl finetune -m dataset=demos/pick_cube seed=0,1,2           several runs, side by side where cores
-      allow, and one report; sweep.jobs=1 one after another
+      allow, and a table; sweep.jobs=1 one after another
   robot-rl finetune resume=runs/<folder>                            goes on after a crash, to the same result
 
 What is read of the dataset (a stranger's names, damaged episodes):
@@ -137,8 +138,13 @@ def spelled(word: str) -> str:
         else key
     )
     if key == "episodes" and value not in ("null", ""):
-        return f'{key}="{value.strip("[]")}"'
+        return f"{key}={quoted(_bare(value).strip('[]'))}"
     if key in _LISTS and value not in ("null", ""):
-        parts = [part.strip().replace(": ", ":") for part in value.strip("[]{}").split(",")]
-        return f"{key}=[{','.join(json.dumps(part) for part in parts if part)}]"
+        parts = [_bare(part.strip()).replace(": ", ":") for part in value.strip("[]{}").split(",")]
+        return f"{key}=[{','.join(quoted(part) for part in parts if part)}]"
     return key + sign + value
+
+
+def _bare(text: str) -> str:
+    """Returns text without the quotes around it, if it has some: as a report spells a setting."""
+    return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"" else text

@@ -180,8 +180,9 @@ class _Process:
 
     def resumed(self) -> str | None:
         """Returns the command that goes on with a stopped job, if it came so far as to have a run."""
-        found = (line.removeprefix(RUN_FOLDER) for line in self.lines() if line.startswith(RUN_FOLDER))
-        folder = next(found, None)
+        with self._path.open(encoding="utf-8", errors="replace") as log:  # it says so near its beginning
+            found = (line.rstrip().removeprefix(RUN_FOLDER) for line in log if line.startswith(RUN_FOLDER))
+            folder = next(found, None)
         if folder is None or not Path(folder).is_dir():
             return None
         return f"robot-rl {self._command} resume={shlex.quote(folder)}"

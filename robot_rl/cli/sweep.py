@@ -179,8 +179,9 @@ def _cell(key: str, value: Any) -> Any:
 
 
 def _report(results: list[dict[str, Any]]) -> str | None:
-    """Writes one page of all runs that ended, where there are several; returns where."""
-    folders = [Path(result["run"]) for result in results if result.get("run") and "error" not in result]
+    """Writes one page of all training runs that ended, where there are several; returns where."""
+    ended = [result for result in results if result.get("run") and "error" not in result]
+    folders = [Path(result["run"]) for result in ended if "final_success" in result]
     if len(folders) < 2:
         return None
     from robot_rl.telemetry.report import write_report  # matplotlib

@@ -105,7 +105,7 @@ def sweep(argv: Sequence[str]) -> list[list[str]]:
     """
     axes: list[list[str]] = []
     for word in argv:
-        if word.startswith("-"):
+        if word.startswith("-") or "=" not in word:
             axes.append([word])
             continue
         try:

@@ -159,7 +159,8 @@ def test_an_arm_that_does_not_answer_is_told_before_anything_is_cloned(
     out = tmp_path / "runs"
     assert main(["train", "recipe=online", "station=sim_arm", f"out={out}"]) == 2
     assert capsys.readouterr().err.splitlines()[-1] == (
-        "error: station: the driver of station sim_arm ended (2): no arm. Nothing was begun."
+        "error: station: the driver of station sim_arm ended (2): no arm (see /tmp/gone/driver.log). "
+        "Nothing was begun."
     )
     assert not out.exists()
 

@@ -181,3 +181,7 @@ def test_two_swept_seeds_make_two_configs(folder: Path) -> None:
 
 def test_options_are_the_files_of_a_group(folder: Path) -> None:
     assert options("recipe", folder) == ["broken", "pick_cube", "smoke", "upon"]
+
+
+def test_a_word_of_a_sweep_that_sets_nothing_is_left_to_be_refused() -> None:
+    assert sweep(["recipe=smoke", "seed"]) == [["recipe=smoke", "seed"]]

@@ -48,7 +48,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def pulse(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    """Notes in a file from when to when the machine stood still; returns the process that does, 0 if none may."""
+    """Notes in a file when the machine stood still; returns the process that does, 0 if none may."""
     path = tmp_path_factory.mktemp("pulse") / "stood-still"
     with path.open("wb") as out:
         words = [sys.executable, "-S", "-c", _PULSE.format(parent=os.getpid())]

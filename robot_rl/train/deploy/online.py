@@ -82,7 +82,7 @@ def _check_station(station: StationConfig, config: RunConfig) -> None:
             with StationProcesses(file, logs, token=lease.token):
                 pass
         except DeviceError as error:
-            raise DeviceError(f"station: {error} Nothing was begun.") from error
+            raise DeviceError(f"station: {str(error).rstrip('.')}. Nothing was begun.") from error
     shutil.rmtree(logs, ignore_errors=True)
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from robot_rl.cli.finetune import spelled
 from robot_rl.config import load
+from robot_rl.config.words import words
 from robot_rl.core.errors import ConfigError, DatasetError
 from robot_rl.train.finetune.config import FinetuneConfig
 from robot_rl.train.finetune.data import open_data
@@ -60,3 +61,13 @@ def test_a_dataset_without_a_state_says_so(tmp_path: Path) -> None:
 def test_a_word_that_does_not_say_it_is_refused(tmp_path: Path, word: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         config(tmp_path, word)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [["episodes=0-9,12"], ["rename=actions:action,zust\u00e4nde:observation.state"], ["cameras=front,wrist"]],
+)
+def test_the_words_of_a_report_repeat_the_run(given: list[str], tmp_path: Path) -> None:
+    asked = config(tmp_path, *given)
+    again = load(FinetuneConfig, [spelled(word) for word in words(asked)], config_name="finetune")
+    assert again == asked
