@@ -10,7 +10,7 @@ import pytest
 from robot_rl.cli.main import main
 from robot_rl.data.lerobot.reader import Dataset
 from tests.data.lerobot.conftest import make_episode
-from tests.data.lerobot.shapes import RENAME, annotated, assert_same, contents, odd, version_21
+from tests.data.lerobot.shapes import RENAME, annotated, assert_same, contents, odd, ours, version_21
 
 Replay = Callable[..., tuple[int, Any, str]]
 
@@ -67,6 +67,18 @@ def test_odd_names_are_one_line_in_verify_and_renamed(tmp_path: Path, replay: Re
     assert replay("verify", tmp_path / "new")[0] == 0
     code, found, _ = replay("info", folder, "rename=" + ",".join(f"{a}:{b}" for a, b in RENAME.items()))
     assert (code, found["episodes"], sorted(found["features"])) == (0, 4, ["cam_high.rgb", "state"])
+
+
+@pytest.mark.parametrize("old", ["observation.images.front", "observation.state"])
+def test_what_robot_rl_recorded_keeps_its_names(tmp_path: Path, replay: Replay, old: str) -> None:
+    """Only the files of LeRobot got the new name: the new dataset could not be read."""
+    folder = ours(tmp_path / "set", make_episode)
+    code, _, text = replay("rename", folder, f"{old}={old}_2", f"out={tmp_path / 'new'}")
+    assert code == 2
+    assert f"rename: {old!r} cannot get another name: robot_rl recorded this dataset" in text
+    code, _, text = replay("filter", folder, f"rename={old}:{old}_2", f"out={tmp_path / 'new'}")
+    assert code == 2
+    assert not (tmp_path / "new").exists()
 
 
 def test_damaged_episodes_are_left_out_and_named(tmp_path: Path, replay: Replay) -> None:

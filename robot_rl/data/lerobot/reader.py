@@ -356,6 +356,13 @@ class Dataset:
         self.__dict__.pop("stats", None)
         self._beside = Beside(index, self._tables)
         named = self._beside.names
+        fixed = next((old for old in self.reading.rename if old in named), None)
+        if fixed is not None:
+            raise DatasetError(
+                f"{self.folder}: rename: {fixed!r} cannot get another name: robot_rl recorded this dataset, "
+                "and its depth, final observations and types go by the names it has, which are LeRobot's. "
+                "Leave it out; a policy that wants other cameras maps them: options.rename={front: camera1}"
+            )
         self._keys = {n: named.get(n, key_of(n)) for n in index.features if n.startswith("observation.")}
         self._names = {key: name for name, key in self._keys.items()}
         self.features = self._features()
