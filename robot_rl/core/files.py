@@ -206,6 +206,15 @@ def sync_tree(folder: Path) -> None:
     sync_folder(folder)
 
 
+def link_again(path: Path, target: Path) -> None:
+    """Gives a file a second name; a symbolic link, also one to a folder, is made a second time."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_symlink():
+        target.symlink_to(path.readlink())
+    else:
+        os.link(path, target)
+
+
 def make_folder(folder: Path, *, is_new: bool = False) -> None:
     """Makes a folder and those above it, so that they survive a power cut; one that is there is synced too.
 

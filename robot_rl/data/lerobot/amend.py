@@ -6,7 +6,6 @@ A copy out of hard links is changed and takes the folder's place in one step; ro
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable, Generator
 from contextlib import closing, contextmanager
@@ -18,11 +17,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from robot_rl.core.errors import DatasetError
-from robot_rl.core.files import exchange_folder, listed, replace_file, restore_folder, sync_tree, write_json
+from robot_rl.core.files import (
+    exchange_folder,
+    link_again,
+    listed,
+    replace_file,
+    restore_folder,
+    sync_tree,
+    write_json,
+)
 from robot_rl.core.refusal import refusing
 from robot_rl.data.lerobot import layout as lay
 from robot_rl.data.lerobot.checksums import Checksums
-from robot_rl.data.lerobot.compact import journal_lock
+from robot_rl.data.lerobot.compact import journal_lock, refuse_linked_meta
 from robot_rl.data.lerobot.copying import number_stats, stats_columns
 from robot_rl.data.lerobot.index import read_table
 from robot_rl.data.lerobot.reader import Dataset
@@ -135,16 +142,16 @@ def amended(folder: Path) -> Generator[Path]:
     folder = folder.resolve()
     restore_folder(folder)
     with journal_lock(folder), closing(DatasetLock(folder)):
+        refuse_linked_meta(folder)
         new = folder.with_name(f".amending-{folder.name}")
         shutil.rmtree(new, ignore_errors=True)  # of an attempt that was cut short
         try:
             for path in listed(folder):
                 target = new / path.relative_to(folder)
-                target.parent.mkdir(parents=True, exist_ok=True)
-                if path.is_dir():
-                    target.mkdir(exist_ok=True)
+                if not path.is_dir() or path.is_symlink():
+                    link_again(path, target)
                 else:
-                    os.link(path, target)
+                    target.mkdir(parents=True, exist_ok=True)
             yield new
             Checksums(folder).renew(new)
             sync_tree(new)

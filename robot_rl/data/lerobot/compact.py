@@ -6,7 +6,6 @@ opens the dataset, LeRobot included, finds either the old or the new.
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable, Generator, Iterable
 from contextlib import closing, contextmanager
@@ -20,7 +19,7 @@ import pyarrow.parquet as pq
 from av.error import FFmpegError
 
 from robot_rl.core.errors import DatasetError
-from robot_rl.core.files import exchange_folder, listed, restore_folder, sync_tree
+from robot_rl.core.files import exchange_folder, link_again, listed, restore_folder, sync_tree
 from robot_rl.core.refusal import refusing
 from robot_rl.data.lerobot import layout as lay
 from robot_rl.data.lerobot.beside import Beside, load_array
@@ -78,13 +77,13 @@ def compact(folder: str | Path, *, data_mb: float | None = None, video_mb: float
         info = read_info(folder)  # again: nobody adds to it from here on
         if not info["total_episodes"]:
             return
+        refuse_linked_meta(folder)
         _require_unchanged(folder)
         new = folder.with_name(f".compacting-{folder.name}")
         shutil.rmtree(new, ignore_errors=True)  # of an attempt that was cut short
         foreign = _foreign(folder)
         for path in foreign:
-            (new / path).parent.mkdir(parents=True, exist_ok=True)
-            os.link(folder / path, new / path)
+            link_again(folder / path, new / path)
         limits = (data_mb or info["data_files_size_in_mb"], video_mb or info["video_files_size_in_mb"])
         _write(folder, new, info, _committed_rows(folder, info["total_episodes"]), limits)
         record(new)
@@ -240,7 +239,22 @@ def journal_lock(folder: Path) -> Generator[None]:
             lock.release()
 
 
+def refuse_linked_meta(folder: Path) -> None:
+    """Refuses metadata in a folder that is only linked to: a copy of the dataset would share it.
+
+    Raises:
+        DatasetError: names the link.
+    """
+    for path in (folder / "meta", *listed(folder / "meta")):
+        if path.is_symlink() and path.is_dir():
+            raise DatasetError(
+                f"{path}: a link to {path.readlink()}, but metadata is replaced in one step together with "
+                "the folder that holds it. Put that folder itself here."
+            )
+
+
 def _foreign(folder: Path) -> list[Path]:
-    """Returns all files that stay as they are, relative to the folder."""
-    paths = (path.relative_to(folder) for path in listed(folder) if not path.is_dir())
+    """Returns all files, and links to folders, that stay as they are, relative to the folder."""
+    found = (path for path in listed(folder) if not path.is_dir() or path.is_symlink())
+    paths = [path.relative_to(folder) for path in found]
     return [path for path in paths if not any(path.is_relative_to(ours) for ours in _OURS)]

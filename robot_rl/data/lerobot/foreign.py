@@ -57,10 +57,11 @@ class Moved:
 
 
 def foreign_files(folder: Path, sums: Checksums) -> list[str]:
-    """Returns the files of others, below the folder; hidden ones are not looked at."""
+    """Returns the files of others, below the folder and the folders that it links to; not hidden ones."""
     words = {f"meta/{column.removesuffix('_index')}s.parquet" for column in word_tables(folder, sums)}
     found: list[str] = []
-    for path in listed(folder):
+    links = [path for path in listed(folder) if path.is_symlink() and path.is_dir()]
+    for path in [*listed(folder), *(path for link in links for path in listed(link))]:
         name = path.relative_to(folder)
         text = name.as_posix()
         is_ours = text in _FILES or text in words or text.startswith(_CHECKSUMS)

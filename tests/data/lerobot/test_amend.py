@@ -59,6 +59,28 @@ def test_an_instruction_gets_another_text(tmp_path: Path, made: Made, maker: Mak
         rename_task(folder, 7, "x")
 
 
+@pytest.mark.parametrize("edit", [recompute_stats, lambda folder: rename_task(folder, 0, "touch the cube")])
+def test_links_to_folders_stay(tmp_path: Path, made: Made, edit: Callable[[Path], object]) -> None:
+    """Videos on another disk: an empty folder took the place of the link."""
+    folder = many_tasks(tmp_path / "set", made)
+    (folder / "videos").rename(tmp_path / "big")
+    (folder / "videos").symlink_to(Path("../big"))
+    before = Dataset(folder).frames("front.rgb", 0, [3])
+    edit(folder)
+    assert (folder / "videos").readlink() == Path("../big")
+    assert (Dataset(folder).frames("front.rgb", 0, [3]) == before).all()
+
+
+def test_metadata_behind_a_link_is_refused(tmp_path: Path, made: Made) -> None:
+    folder = many_tasks(tmp_path / "set", made)
+    (folder / "meta/episodes").rename(tmp_path / "episodes")
+    (folder / "meta/episodes").symlink_to(tmp_path / "episodes")
+    content = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(DatasetError, match=r"meta/episodes: a link to .* Put that folder itself here"):
+        rename_task(folder, 0, "touch the cube")
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == content
+
+
 def test_a_failure_leaves_the_dataset_as_it_was(
     tmp_path: Path, made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -220,3 +220,11 @@ def test_a_missing_file_is_named(tmp_path: Path, made: Made) -> None:
     (folder / "videos/observation.images.wrist/chunk-000/file-001.mp4").unlink()
     with pytest.raises(DatasetError, match=r"wrist/chunk-000/file-001.mp4: this file is missing\. .*Nothing"):
         compact(folder)
+
+
+def test_links_to_folders_of_others_stay(tmp_path: Path, made: Made) -> None:
+    folder = written(tmp_path / "set", made, images="png")
+    (tmp_path / "masks").mkdir()
+    (folder / "masks").symlink_to(Path("../masks"))
+    compact(folder)
+    assert (folder / "masks").readlink() == Path("../masks")

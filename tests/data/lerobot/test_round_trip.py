@@ -259,3 +259,13 @@ def test_through_lerobots_own_edits(name: str, tmp_path: Path, made: Made, lerob
     assert check(both, thorough=True) == []
     item = opened(both)[LENGTHS[0]]
     assert item["task"] == want[3]["task_index"][0]
+
+
+def test_files_of_others_behind_a_link_are_copied(tmp_path: Path, made: Made) -> None:
+    folder = annotated(tmp_path / "set", made)
+    (folder / "masks").rename(tmp_path / "masks")
+    (folder / "masks").symlink_to(tmp_path / "masks")
+    new = filter_episodes(Dataset(folder), tmp_path / "new", episodes=[2])
+    assert not (new / "masks").is_symlink()
+    assert [path.name for path in (new / "masks").iterdir()] == ["episode_000000.bin"]
+    assert (new / "masks/episode_000000.bin").read_bytes() == bytes([2] * 5)
