@@ -32,6 +32,7 @@ _FILES = (
     lay.TASKS,
     lay.OWN,
     "meta/store.json",
+    "meta/collected.json",  # of the episodes as they were collected together
     "meta/tasks.jsonl",
     "meta/episodes.jsonl",
     "meta/episodes_stats.jsonl",

@@ -1,5 +1,6 @@
 """Whatever a dataset holds comes out of an edit as it went in: values, tasks, subtasks, unknown columns."""
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from robot_rl.core.errors import DatasetError
+from robot_rl.data.collecting import COLLECTED
 from robot_rl.data.episode import Episode
 from robot_rl.data.lerobot.compact import compact
 from robot_rl.data.lerobot.damage import check
@@ -269,3 +271,17 @@ def test_files_of_others_behind_a_link_are_copied(tmp_path: Path, made: Made) ->
     assert not (new / "masks").is_symlink()
     assert [path.name for path in (new / "masks").iterdir()] == ["episode_000000.bin"]
     assert (new / "masks/episode_000000.bin").read_bytes() == bytes([2] * 5)
+
+
+def test_how_episodes_were_collected_is_not_said_of_others(tmp_path: Path, made: Made) -> None:
+    """Each collection has a file of its own about all its episodes: they differ, and no merge is refused."""
+    one, two = (ours(tmp_path / name, made, cameras=()) for name in ("one", "two"))
+    for folder in (one, two):
+        (folder / COLLECTED).write_text(json.dumps({"out": folder.name, "kept": 4}))
+    for new in (
+        merge([Dataset(one), Dataset(two)], tmp_path / "both"),
+        filter_episodes(Dataset(one), tmp_path / "some", episodes=[1]),
+        *split(Dataset(one), {tmp_path / "a": 0.5, tmp_path / "b": 0.5}),
+    ):
+        assert not (new / COLLECTED).exists()
+    assert len(Dataset(tmp_path / "both")) == 8
