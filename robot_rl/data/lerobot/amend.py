@@ -30,8 +30,8 @@ from robot_rl.core.refusal import refusing
 from robot_rl.data.lerobot import layout as lay
 from robot_rl.data.lerobot.checksums import Checksums
 from robot_rl.data.lerobot.compact import journal_lock, refuse_linked_meta
-from robot_rl.data.lerobot.copying import number_stats, stats_columns
-from robot_rl.data.lerobot.index import read_table
+from robot_rl.data.lerobot.copying import Source, number_stats, stats_columns
+from robot_rl.data.lerobot.index import read_info, read_stats, read_table
 from robot_rl.data.lerobot.reader import Dataset
 from robot_rl.data.lerobot.stats import PictureStats, sampled_steps, to_json
 from robot_rl.data.lerobot.v21 import joined_stats, read_lines
@@ -50,12 +50,32 @@ def recompute_stats(folder: str | Path, on_episode: Callable[[int, int], None] |
         The number of episodes.
 
     Raises:
-        DatasetError: damage; nothing was changed.
+        DatasetError: damage, or somebody is writing to the dataset; nothing was changed.
     """
-    dataset = Dataset(folder)
+    with amended(Path(folder)) as new:
+        dataset = Dataset(folder)
+        stats = _computed_stats(dataset, on_episode)
+        if (new / "meta/episodes.jsonl").is_file():
+            lines = [{"episode_index": number, "stats": to_json(of)} for number, of in stats.items()]
+            _replace_lines(new / "meta/episodes_stats.jsonl", lines)
+        else:
+            for path in listed(new / "meta/episodes", "*/*.parquet"):
+                _replace_table(path, lambda table: _with_stats(table, stats))
+            joined = to_json(joined_stats(list(stats.values())))
+            write_json(new / lay.STATS, {**_other_stats(dataset), **joined})
+    return len(stats)
+
+
+def _computed_stats(
+    dataset: Dataset, on_episode: Callable[[int, int], None] | None
+) -> dict[int, dict[str, Any]]:
+    """Returns the statistics of every episode, by its number; of depth as video, those that are recorded."""
+    index = dataset.index
+    recorded = Source(index) if set(index.named("image", "video")) - set(dataset.names.values()) else None
     stats: dict[int, dict[str, Any]] = {}
-    for place, number in enumerate(dataset.index.episode.tolist()):
-        stats[number] = number_stats(dataset.rows(place), dataset.index)
+    for place, number in enumerate(index.episode.tolist()):
+        kept = {} if recorded is None else recorded.picture_stats(place)
+        stats[number] = kept | number_stats(dataset.rows(place), index)
         for key in dataset.cameras:
             sampled = PictureStats()
             for picture in dataset.frames(key, place, sampled_steps(int(dataset.lengths()[place]))):
@@ -63,15 +83,16 @@ def recompute_stats(folder: str | Path, on_episode: Callable[[int, int], None] |
             stats[number][dataset.names[key]] = sampled.result()
         if on_episode is not None:
             on_episode(place + 1, len(dataset))
-    with amended(Path(folder)) as new:
-        if (new / "meta/episodes.jsonl").is_file():
-            lines = [{"episode_index": number, "stats": to_json(of)} for number, of in stats.items()]
-            _replace_lines(new / "meta/episodes_stats.jsonl", lines)
-        else:
-            for path in listed(new / "meta/episodes", "*/*.parquet"):
-                _replace_table(path, lambda table: _with_stats(table, stats))
-            write_json(new / lay.STATS, to_json(joined_stats(list(stats.values()))))
-    return len(stats)
+    return stats
+
+
+def _other_stats(dataset: Dataset) -> dict[str, Any]:
+    """Returns what meta/stats.json has of all features; nothing where it is damaged."""
+    try:
+        recorded = read_stats(dataset.folder, dataset.index.sums)
+    except DatasetError:  # it is written anew
+        return {}
+    return {name: of for name, of in recorded.items() if name in dataset.index.features}
 
 
 def tasks_of_rows(dataset: Dataset) -> dict[int, tuple[str, int, int]]:
@@ -96,6 +117,11 @@ def rename_task(folder: str | Path, number: int, text: str) -> None:
     Raises:
         DatasetError: no such instruction, or another one has this text already.
     """
+    with amended(Path(folder)) as new:
+        _rename_task(Path(folder), new, number, text)
+
+
+def _rename_task(folder: Path, new: Path, number: int, text: str) -> None:
     tasks = Dataset(folder).index.tasks
     if number not in tasks:
         raise DatasetError(
@@ -110,24 +136,23 @@ def rename_task(folder: str | Path, number: int, text: str) -> None:
     def renamed(texts: list[str] | None) -> list[str] | None:
         return None if texts is None else [text if one == old else one for one in texts]
 
-    with amended(Path(folder)) as new:
-        if (new / "meta/episodes.jsonl").is_file():
-            lines = read_lines(new, "meta/tasks.jsonl")
-            lines = [{**line, "task": text} if line["task_index"] == number else line for line in lines]
-            _replace_lines(new / "meta/tasks.jsonl", lines)
-            episodes = read_lines(new, "meta/episodes.jsonl")
-            _replace_lines(
-                new / "meta/episodes.jsonl", [{**e, "tasks": renamed(e.get("tasks"))} for e in episodes]
-            )
-            return
-        _replace_table(new / lay.TASKS, lambda table: _replaced(table, old, text))
-        for path in listed(new / "meta/episodes", "*/*.parquet"):
-            _replace_table(path, lambda table: _in_column(table, "tasks", renamed))
-        own = new / lay.OWN
-        if own.is_file():
-            content = json.loads(own.read_text())
-            is_it = content.get("instruction") == old
-            write_json(own, {**content, "instruction": text} if is_it else content)
+    if (new / "meta/episodes.jsonl").is_file():
+        lines = read_lines(new, "meta/tasks.jsonl")
+        lines = [{**line, "task": text} if line["task_index"] == number else line for line in lines]
+        _replace_lines(new / "meta/tasks.jsonl", lines)
+        episodes = read_lines(new, "meta/episodes.jsonl")
+        _replace_lines(
+            new / "meta/episodes.jsonl", [{**e, "tasks": renamed(e.get("tasks"))} for e in episodes]
+        )
+        return
+    _replace_table(new / lay.TASKS, lambda table: _replaced(table, old, text))
+    for path in listed(new / "meta/episodes", "*/*.parquet"):
+        _replace_table(path, lambda table: _in_column(table, "tasks", renamed))
+    own = new / lay.OWN
+    if own.is_file():
+        content = json.loads(own.read_text())
+        is_it = content.get("instruction") == old
+        write_json(own, {**content, "instruction": text} if is_it else content)
 
 
 @contextmanager
@@ -137,10 +162,11 @@ def amended(folder: Path) -> Generator[Path]:
     In the block files are replaced and never written into: they are the dataset's own.
 
     Raises:
-        DatasetError: somebody is writing to the dataset.
+        DatasetError: no dataset, or somebody is writing to it.
     """
     folder = folder.resolve()
     restore_folder(folder)
+    read_info(folder)
     with journal_lock(folder), closing(DatasetLock(folder)):
         refuse_linked_meta(folder)
         new = folder.with_name(f".amending-{folder.name}")
@@ -161,7 +187,11 @@ def amended(folder: Path) -> Generator[Path]:
 
 
 def _with_stats(table: Any, stats: dict[int, dict[str, Any]]) -> Any:
-    """Returns rows of meta/episodes with these statistics instead of theirs."""
+    """Returns rows of meta/episodes with these statistics instead of theirs, where the episodes count."""
+    numbers = table["episode_index"].to_pylist()
+    if not stats.keys() & set(numbers):  # a commit that a kill cut short: nobody reads it
+        return table
+    table = table.take([row for row, number in enumerate(numbers) if number in stats])
     names: list[str] = table.column_names
     table = table.drop_columns([name for name in names if name.startswith("stats/")])
     rows = stats_columns([stats[number] for number in table["episode_index"].to_pylist()])

@@ -92,7 +92,7 @@ def copy_episodes(
     _write_info(parts, copy, drop)
 
 
-class _Source:
+class Source:
     """One dataset that is read."""
 
     def __init__(self, index: DatasetIndex) -> None:
@@ -140,7 +140,7 @@ class _Copy:
         self.steps = 0
         self.new, self.drop = new, drop
         self._parts, self._apart = parts, apart
-        self.sources = [_Source(part.index) for part in parts]
+        self.sources = [Source(part.index) for part in parts]
         columns = dict.fromkeys(column for source in self.sources for column in source.words)
         self.words = {
             column: Words(
@@ -307,7 +307,7 @@ class _DataFile:
     def bytes(self) -> int:
         return self._file.bytes
 
-    def add(self, table: Any, source: _Source, episode: int, number: int, drop: Collection[str]) -> None:
+    def add(self, table: Any, source: Source, episode: int, number: int, drop: Collection[str]) -> None:
         """Appends an episode, in row groups that fit into the memory; of what lies beside it, not `drop`."""
         step = max(1, len(table) * _ROW_GROUP_BYTES // max(1, table.nbytes))
         for first in range(0, len(table), step):

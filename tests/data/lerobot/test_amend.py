@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from robot_rl.core.errors import DatasetError
@@ -13,8 +14,8 @@ from robot_rl.data.lerobot.amend import recompute_stats, rename_task, tasks_of_r
 from robot_rl.data.lerobot.checksums import Checksums, record
 from robot_rl.data.lerobot.damage import check
 from robot_rl.data.lerobot.reader import Dataset
-from robot_rl.data.lerobot.writer import DatasetWriter
-from tests.data.lerobot.shapes import TASKS, many_tasks, ours, version_21
+from robot_rl.data.lerobot.writer import DatasetLock, DatasetWriter
+from tests.data.lerobot.shapes import TASKS, change, change_info, many_tasks, ours, put, version_21
 
 Made = Callable[..., Episode]
 Maker = Callable[[Path, Made], Path]
@@ -57,6 +58,51 @@ def test_an_instruction_gets_another_text(tmp_path: Path, made: Made, maker: Mak
         rename_task(folder, 2, "lift it")
     with pytest.raises(DatasetError, match=r"there is no task 7, allowed: 0, 1, 2\."):
         rename_task(folder, 7, "x")
+
+
+def test_depth_as_video_keeps_its_statistics(tmp_path: Path, made: Made) -> None:
+    folder, name = many_tasks(tmp_path / "set", made), "observation.images.front"
+    change_info(folder, lambda of: {**of, name: {**of[name], "info": {"is_depth_map": True}}})
+    before = json.loads((folder / "meta/stats.json").read_text())[name]
+    columns = [pq.read_table(path) for path in (folder / "meta/episodes").rglob("*.parquet")]
+    assert Dataset(folder).cameras == ()
+    recompute_stats(folder)
+    after = json.loads((folder / "meta/stats.json").read_text())[name]
+    assert after.keys() == before.keys()
+    np.testing.assert_allclose(after["mean"], before["mean"], rtol=1e-6)
+    path = next((folder / "meta/episodes").rglob("*.parquet"))
+    assert pq.read_table(path)[f"stats/{name}/max"] == columns[0][f"stats/{name}/max"]
+
+
+def test_statistics_kept_for_the_whole_dataset_alone_stay(tmp_path: Path, made: Made) -> None:
+    folder, name = many_tasks(tmp_path / "set", made), "observation.images.front"
+    change_info(folder, lambda of: {**of, name: {**of[name], "info": {"is_depth_map": True}}})
+    path = next((folder / "meta/episodes").rglob("*.parquet"))
+    change(path, lambda t: t.drop_columns([n for n in t.column_names if n.startswith("stats/")]))
+    before = json.loads((folder / "meta/stats.json").read_text())[name]
+    recompute_stats(folder)
+    assert json.loads((folder / "meta/stats.json").read_text())[name] == before
+
+
+def test_what_a_kill_left_of_a_commit_is_passed_over(tmp_path: Path, made: Made) -> None:
+    """meta/info.json counts four episodes; the file of the next four is there already."""
+    folder = many_tasks(tmp_path / "set", made)
+    path = next((folder / "meta/episodes").rglob("*.parquet"))
+    torn = path.with_name("file-001.parquet")
+    torn.write_bytes(path.read_bytes())
+    change(torn, lambda table: put(table, "episode_index", np.arange(4, 8)))
+    assert recompute_stats(folder) == 4
+    assert check(folder) == []
+
+
+def test_nobody_writes_while_statistics_are_computed(tmp_path: Path, made: Made) -> None:
+    folder = many_tasks(tmp_path / "set", made)
+
+    def append(done: int, total: int) -> None:
+        with pytest.raises(DatasetError, match="another writer has this dataset open"):
+            DatasetLock(folder)
+
+    assert recompute_stats(folder, append) == 4
 
 
 @pytest.mark.parametrize("edit", [recompute_stats, lambda folder: rename_task(folder, 0, "touch the cube")])
