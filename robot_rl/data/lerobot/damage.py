@@ -91,7 +91,7 @@ def check(
     try:
         if index is None and not read_info(folder)["total_episodes"]:
             return list(_nothing_written(folder))
-        index = index or open_index(folder)
+        index = open_index(folder) if index is None else index
         tables = Tables(folder, 1 << 28, renamed=index.renamed)  # what differs from its sum is said below
         beside = Beside(index, tables)
         stats = read_stats(folder, index.sums)
@@ -167,7 +167,12 @@ def _episodes_in(index: DatasetIndex, name: str) -> list[int]:
         if name in spans.files:
             return np.flatnonzero(spans.file == spans.files.index(name)).tolist()
     if name.startswith(("data/", "final/", "arrays/")):
-        beside = [number for number, file in enumerate(index.files) if number_of(file) == number_of(name)]
+        own = number_of(name)  # version 2.1 has none
+        beside = [
+            number
+            for number, file in enumerate(index.files)
+            if file == name or (own is not None and number_of(file) == own)
+        ]
         return np.flatnonzero(np.isin(index.file, beside)).tolist()
     return []
 

@@ -14,7 +14,7 @@ import pytest
 from robot_rl.cli import replay
 from robot_rl.core.errors import DatasetError
 from robot_rl.data.episode import Episode
-from robot_rl.data.lerobot.checksums import Checksums, of_bytes, of_file
+from robot_rl.data.lerobot.checksums import Checksums, of_bytes, of_file, record
 from robot_rl.data.lerobot.compact import compact
 from robot_rl.data.lerobot.damage import check
 from robot_rl.data.lerobot.edit import filter as filter_episodes
@@ -22,6 +22,7 @@ from robot_rl.data.lerobot.edit import merge, split
 from robot_rl.data.lerobot.layout import INFO, OWN, STATS
 from robot_rl.data.lerobot.reader import Dataset
 from robot_rl.data.lerobot.writer import DatasetWriter
+from tests.data.lerobot.shapes import version_21
 
 Made = Callable[..., Episode]
 Copied = Callable[[Path], Path]
@@ -276,3 +277,14 @@ def test_a_file_is_compared_once_until_it_changes(folder: Path, monkeypatch: pyt
     flip(folder / TABLE)
     with pytest.raises(DatasetError, match=CHANGED):
         sums.require(TABLE)
+
+
+def test_one_changed_file_of_version_21_condemns_its_episode_alone(tmp_path: Path, made: Made) -> None:
+    folder = version_21(tmp_path / "set", made)
+    record(folder)
+    path = folder / "data/chunk-000/episode_000007.parquet"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    assert [(problem.kind, problem.episode) for problem in check(folder)] == [("changed-file", 7)]
+    assert Dataset(folder, on_damage="skip").index.episode.tolist() == [5, 6, 8]
