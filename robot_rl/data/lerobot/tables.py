@@ -71,12 +71,6 @@ class Tables:
         offset = first - (int(ends[begin - 1]) if begin else 0)
         return pa.concat_tables(parts).slice(offset, count)
 
-    def whole(self, file: str, names: Sequence[str]) -> Any:
-        """Returns all rows of a small file; see `rows`."""
-        with self._lock:
-            ends = self._row_group_ends(file)
-            return pa.concat_tables([self._group(file, i, tuple(names)) for i in range(len(ends))])
-
     def close(self) -> None:
         """Forgets everything: the files may have changed."""
         with self._lock:

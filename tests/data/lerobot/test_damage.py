@@ -12,8 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from robot_rl.core.errors import DatasetError
+from robot_rl.data.episode import Episode
 from robot_rl.data.lerobot.damage import Problem, check
 from robot_rl.data.lerobot.reader import Dataset
+from tests.data.lerobot.shapes import ours
 
 Copied = Callable[[Path], Path]
 VIDEO = "videos/observation.images.front/chunk-000/file-001.mp4"
@@ -248,3 +250,9 @@ def test_the_real_dataset_is_sound_until_it_is_damaged(g1_bottle: Path, tmp_path
     rewrite(table, "action", lambda action: np.where(np.arange(len(action))[:, None] == 11, np.nan, action))
     assert [(p.kind, p.episode) for p in check(tmp_path)] == [("not-finite", 7), ("missing-video", 3)]
     assert len(Dataset(tmp_path, on_damage="skip")) == 18
+
+
+def test_where_no_episode_is_read_none_is_checked(tmp_path: Path, made: Callable[..., Episode]) -> None:
+    folder = ours(tmp_path / "set", made, cameras=())
+    next((folder / "data").rglob("*.parquet")).write_bytes(b"no parquet")
+    assert Dataset(folder, episodes=[], on_damage="skip").skipped == []
