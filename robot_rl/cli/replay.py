@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -107,7 +108,7 @@ def run(argv: list[str]) -> int:
     given = parser.parse_intermixed_args(argv)
     if given.action not in _ACTIONS:
         raise ConfigError(f"replay: no action {given.action!r}.{nearest(given.action, _ACTIONS)}")
-    paths = [word for word in given.words if "=" not in word or Path(word).exists()]
+    paths = [word for word in given.words if "=" not in word or os.path.exists(word)]
     settings = dict(word.split("=", 1) for word in given.words if word not in paths)
     code, result = _ACTIONS[given.action](paths, settings)
     if given.json:

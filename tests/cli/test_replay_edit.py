@@ -10,7 +10,16 @@ import pytest
 from robot_rl.cli.main import main
 from robot_rl.data.lerobot.reader import Dataset
 from tests.data.lerobot.conftest import make_episode
-from tests.data.lerobot.shapes import RENAME, annotated, assert_same, contents, odd, ours, version_21
+from tests.data.lerobot.shapes import (
+    RENAME,
+    annotated,
+    assert_same,
+    contents,
+    many_tasks,
+    odd,
+    ours,
+    version_21,
+)
 
 Replay = Callable[..., tuple[int, Any, str]]
 
@@ -96,6 +105,12 @@ def test_statistics_and_tasks(tmp_path: Path, replay: Replay) -> None:
     code, found, text = replay("tasks", folder, "1=raise it")
     assert (code, found["tasks"][1]) == (0, {"number": 1, "task": "raise it", "episodes": 4, "steps": 9})
     assert "1  raise it  (4 episodes, 9 steps)" in text
+
+
+def test_a_text_longer_than_a_file_name(tmp_path: Path, replay: Replay) -> None:
+    folder, text = many_tasks(tmp_path / "set", make_episode), "lift " * 80 + "it"
+    code, found, _ = replay("tasks", folder, f"0={text}")
+    assert (code, found["tasks"][0]["task"]) == (0, text)
 
 
 @pytest.mark.parametrize(
