@@ -25,7 +25,7 @@ from robot_rl.data.lerobot.batch import episode_table
 from robot_rl.data.lerobot.beside import Beside
 from robot_rl.data.lerobot.encode import ArrayFile
 from robot_rl.data.lerobot.foreign import Moved, copy_foreign
-from robot_rl.data.lerobot.index import DatasetIndex, read_table
+from robot_rl.data.lerobot.index import DatasetIndex, first_line, read_table
 from robot_rl.data.lerobot.layout import place
 from robot_rl.data.lerobot.parquet import TableFile, write_table
 from robot_rl.data.lerobot.remux import Stretch, copy_stretches
@@ -438,11 +438,27 @@ def stats_columns(stats: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def episode_rows(index: DatasetIndex) -> Any:
     """Returns what meta/ has of every episode, as a table."""
     if not _is_v3(index):
-        return pa.Table.from_pylist(read_lines(index.folder, "meta/episodes.jsonl"))
+        return _table_of(
+            read_lines(index.folder, "meta/episodes.jsonl"), index.folder / "meta/episodes.jsonl"
+        )
     paths = listed(index.folder / "meta/episodes", "*/*.parquet")
     for path in paths:
         index.sums.require(str(path.relative_to(index.folder)))
     return pa.concat_tables([read_table(path) for path in paths], promote_options="permissive")
+
+
+def _table_of(lines: list[dict[str, Any]], path: Path) -> Any:
+    """Returns JSON lines as a table with the columns of all of them; null where a line has no such entry."""
+    columns: dict[str, Any] = {}
+    for name in dict.fromkeys(name for line in lines for name in line):
+        try:
+            columns[name] = pa.array([line.get(name) for line in lines])
+        except (pa.ArrowException, OverflowError) as error:
+            raise DatasetError(
+                f"{path}: entry {name!r} has values of several types ({first_line(error)}), allowed: one. "
+                "Correct them there."
+            ) from error
+    return pa.table(columns)
 
 
 def _is_v3(index: DatasetIndex) -> bool:

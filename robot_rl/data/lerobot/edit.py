@@ -232,7 +232,7 @@ def _have_one_layout(parts: Sequence[tuple[Dataset, list[int]]], drop: list[str]
 
 def _droppable(dataset: Dataset, episodes: Sequence[int]) -> list[str]:
     names = [name for name in dataset.index.features if name not in ("action", *CLOCK)]
-    return [*names, *losses(dataset, episodes)]
+    return [*names, *(name for name in losses(dataset, episodes) if name not in CLOCK)]
 
 
 def _refuse_unknown(drop: Sequence[str], known: Sequence[str], at: str) -> None:

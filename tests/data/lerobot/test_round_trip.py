@@ -31,6 +31,7 @@ from tests.data.lerobot.shapes import (
     many_tasks,
     ours,
     texts_of,
+    version_21,
 )
 
 Made = Callable[..., Episode]
@@ -285,3 +286,28 @@ def test_how_episodes_were_collected_is_not_said_of_others(tmp_path: Path, made:
     ):
         assert not (new / COLLECTED).exists()
     assert len(Dataset(tmp_path / "both")) == 8
+
+
+def test_entries_that_only_some_lines_of_version_21_have(tmp_path: Path, made: Made) -> None:
+    """The columns were those of the first line: what only later episodes have was lost in silence."""
+    folder = version_21(tmp_path / "set", made)
+    path = folder / "meta/episodes.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines[2]["scene"] = "kitchen"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    upgrade(folder, tmp_path / "new")
+    (table,) = [pq.read_table(path) for path in (tmp_path / "new/meta/episodes").rglob("*.parquet")]
+    assert table["scene"].to_pylist() == [None, None, "kitchen", None]
+    lines[3]["scene"] = 3
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(DatasetError, match=r"episodes.jsonl: entry 'scene' has values of several types"):
+        upgrade(folder, tmp_path / "newer")
+
+
+def test_the_number_of_an_instruction_is_left_out_of_no_copy(tmp_path: Path, made: Made) -> None:
+    """Where episodes are recorded anew, drop=task_index keeps the first instruction; a copy keeps all."""
+    dataset = Dataset(many_tasks(tmp_path / "set", made))
+    with pytest.raises(DatasetError, match=r"drop: there is no 'task_index' that could be left out"):
+        filter_episodes(dataset, tmp_path / "new", drop=["task_index"])
+    new = filter_episodes(dataset, tmp_path / "new", drop=["task_index"], images="png")
+    assert Dataset(new).instructions == TASKS[:1]
