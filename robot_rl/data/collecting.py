@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shlex
 import shutil
 from collections.abc import Generator, Mapping, Sequence
@@ -40,7 +41,18 @@ _SETTINGS, _LOCK, _BEGUN, _EPISODES, _WHOLE = "settings.json", "lock", "begun", 
 
 
 def unfinished(out: Path) -> Path:
-    """Returns where the episodes of a dataset are until it is whole."""
+    """Returns where the episodes of a dataset are until it is whole.
+
+    Raises:
+        ConfigError: the dataset cannot have a folder beside it.
+    """
+    if out.name in ("", ".."):
+        out = Path(os.path.abspath(out))
+    if not out.name:
+        raise ConfigError(
+            f"out: got {str(out)!r}, allowed: a folder that has a name, such as demos/pick_cube. Its "
+            "episodes are kept beside it until it is whole."
+        )
     return out.with_name(f".collecting-{out.name}")
 
 

@@ -142,3 +142,19 @@ def test_a_real_kill_at_a_third_and_the_same_command(tmp_path: Path, number: sig
         done = subprocess.run(again, cwd=tmp_path / folder, capture_output=True, text=True, check=True)
         assert ("goes on: 12 of the 12 episodes" in done.stderr) == (folder == "broken")
     assert files(tmp_path / "broken") == files(tmp_path / "unbroken")
+
+
+@pytest.mark.parametrize(
+    ("out", "message"),
+    [(".", "out: '.' exists already"), ("..", "exists already"), ("/", "out: got '/', allowed")],
+)
+def test_a_folder_without_a_name_of_its_own_is_refused(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    out: str,
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main([*WORDS, f"out={out}"]) == 2
+    assert message in capsys.readouterr().err
