@@ -19,9 +19,14 @@ _KEY = "segments"
 
 
 def note_finished(folder: Path, num_bytes: Mapping[int, int]) -> None:
-    """Adds segments to the list; one that is on it gets another length."""
+    """Adds segments to the list, but those that are gone by now; one that is on it gets another length."""
+
+    def added(content: dict[str, Any]) -> dict[str, Any]:
+        there = {n: size for n, size in num_bytes.items() if segment_path(folder / "journal", n).is_file()}
+        return _with(content, _finished(content) | there)
+
     if num_bytes:
-        change_store_json(folder, lambda content: _with(content, _finished(content) | dict(num_bytes)))
+        change_store_json(folder, added)
 
 
 def note_all(folder: Path) -> None:

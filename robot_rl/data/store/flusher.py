@@ -192,6 +192,7 @@ class JournalFile:
         """Lets the next write begin a segment again, which these episodes go on in."""
         assert self._fd < 0, "a segment is being written"
         self._number = segment - 1
+        self._finished = {number: size for number, size in self._finished.items() if number < segment}
         self._open = {episode: (lane, content.encode()) for episode, lane, content in unfinished}
 
     def close(self) -> None:

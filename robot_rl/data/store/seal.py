@@ -139,6 +139,7 @@ def _trim(folder: Path, goes_on: Callable[[int], bool], below: int | None) -> in
     forget_finished(folder, surplus)
     for number in surplus:
         segment_path(journal, number).unlink()
+    forget_finished(folder, surplus)  # a writer whose list was behind may just have added some
     if surplus:
         sync_folder(journal)
     return len(surplus)

@@ -1,5 +1,6 @@
 """What is gone without a trace in the journal itself is noticed: whole segments, ends of them, store.json."""
 
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -100,6 +101,31 @@ def test_what_a_crash_left_and_what_was_sealed_is_neither_missing(bench: Any) ->
     assert sorted(sizes(bench)) == ["000001", "000002", "000003"]
     assert seal(bench.folder).trimmed_segments == 3
     assert sizes(bench) == {}
+    assert verify(bench.folder).problems == ()
+
+
+@pytest.mark.parametrize("gone", ["sealed", "rewound"])
+def test_what_went_while_the_list_was_behind_is_not_missing(
+    bench: Any, monkeypatch: pytest.MonkeyPatch, gone: str
+) -> None:
+    """The disk is full when segments are finished; they are gone when there is room again."""
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    writer = bench.writer()
+    with monkeypatch.context() as patched:
+        patched.setattr("robot_rl.data.store.flusher.note_finished", full)
+        mark = writer.mark()
+        bench.episode(writer, 0, 3)
+        writer.mark()
+    assert not read_store_json(bench.folder).get("segments")
+    if gone == "sealed":
+        assert writer.seal().trimmed_segments == 1
+    else:
+        writer.rewind(mark)
+    bench.append(writer, 1, 0)
+    writer.close()
     assert verify(bench.folder).problems == ()
 
 
