@@ -218,8 +218,12 @@ def _in_column(table: Any, name: str, edit: Callable[[Any], Any]) -> Any:
 
 
 def _replace_table(path: Path, edit: Callable[[Any], Any]) -> None:
+    table = read_table(path)
+    edited = edit(table)
+    if edited is table:
+        return
     sink = pa.BufferOutputStream()
-    pq.write_table(edit(read_table(path)), sink, **lay.PARQUET)
+    pq.write_table(edited, sink, **lay.PARQUET)
     replace_file(path, sink.getvalue().to_pybytes())
 
 

@@ -14,6 +14,7 @@ from robot_rl.data.lerobot.amend import recompute_stats, rename_task, tasks_of_r
 from robot_rl.data.lerobot.checksums import Checksums, record
 from robot_rl.data.lerobot.damage import check
 from robot_rl.data.lerobot.reader import Dataset
+from robot_rl.data.lerobot.v21 import read_lines
 from robot_rl.data.lerobot.writer import DatasetLock, DatasetWriter
 from tests.data.lerobot.shapes import TASKS, change, change_info, many_tasks, ours, put, version_21
 
@@ -74,6 +75,15 @@ def test_depth_as_video_keeps_its_statistics(tmp_path: Path, made: Made) -> None
     assert pq.read_table(path)[f"stats/{name}/max"] == columns[0][f"stats/{name}/max"]
 
 
+def test_depth_as_video_of_version_21_keeps_its_statistics(tmp_path: Path, made: Made) -> None:
+    folder, name = version_21(tmp_path / "set", made), "observation.images.front"
+    recompute_stats(folder)
+    before = read_lines(folder, "meta/episodes_stats.jsonl")
+    change_info(folder, lambda of: {**of, name: {**of[name], "info": {"is_depth_map": True}}})
+    recompute_stats(folder)
+    assert read_lines(folder, "meta/episodes_stats.jsonl") == before
+
+
 def test_statistics_kept_for_the_whole_dataset_alone_stay(tmp_path: Path, made: Made) -> None:
     folder, name = many_tasks(tmp_path / "set", made), "observation.images.front"
     change_info(folder, lambda of: {**of, name: {**of[name], "info": {"is_depth_map": True}}})
@@ -84,14 +94,20 @@ def test_statistics_kept_for_the_whole_dataset_alone_stay(tmp_path: Path, made: 
     assert json.loads((folder / "meta/stats.json").read_text())[name] == before
 
 
-def test_what_a_kill_left_of_a_commit_is_passed_over(tmp_path: Path, made: Made) -> None:
+@pytest.mark.parametrize("maker", [many_tasks, ours])
+def test_what_a_kill_left_of_a_commit_is_passed_over(tmp_path: Path, made: Made, maker: Maker) -> None:
     """meta/info.json counts four episodes; the file of the next four is there already."""
-    folder = many_tasks(tmp_path / "set", made)
+    folder = maker(tmp_path / "set", made)
     path = next((folder / "meta/episodes").rglob("*.parquet"))
     torn = path.with_name("file-001.parquet")
     torn.write_bytes(path.read_bytes())
     change(torn, lambda table: put(table, "episode_index", np.arange(4, 8)))
+    if maker is ours:
+        record(folder)
+    content = torn.read_bytes()
     assert recompute_stats(folder) == 4
+    assert torn.read_bytes() == content
+    rename_task(folder, 0, "touch the cube")
     assert check(folder) == []
 
 
