@@ -111,9 +111,10 @@ def test_all_settings_are_compared_but_those_that_choose(tmp_path: Path) -> None
 
 
 DIES = """
-import os, sys
+import os, signal, sys
 from robot_rl.cli.main import main
 from robot_rl.data.collecting import UnfinishedCollection
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background process ignores it
 add, number = UnfinishedCollection.add, int(sys.argv[1])
 def add_and_die(self, *words):
     add(self, *words)
