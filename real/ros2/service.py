@@ -146,15 +146,17 @@ class DdsService:
 
         The participant may have others: of the client before, which is closed and not yet gone.
         """
+        if sender in self._ready:
+            return
         end = time.monotonic() + _REPLY_WAIT_S
         client = _identity_of(self._reader, sender, _CLIENT)
-        while sender not in self._ready and client and time.monotonic() < end:
+        while client and time.monotonic() < end:
             if client in _identities(self._writer, _CLIENT):
                 self._ready.add(sender)
-            elif sender not in self._reader.matched():
+                return
+            if sender not in self._reader.matched():
                 return  # the client is gone
-            else:
-                time.sleep(_POLL_S)
+            time.sleep(_POLL_S)
 
 
 class _Call:
@@ -298,10 +300,8 @@ class DdsClient:
     def _server(self) -> bytes:
         """Returns the participant that takes requests and replies, one on CycloneDDS first; or nothing."""
         takes, replies = (_identities(endpoint, _SERVER) for endpoint in (self._writer, self._reader))
-        found = sorted(
-            (takes[one] for one in takes.keys() & replies), key=lambda guid: guid[:2] != dds.CYCLONE
-        )
-        return found[0] if found else b""
+        both = [takes[server] for server in takes.keys() & replies]
+        return min(both, key=lambda guid: guid[:2] != dds.CYCLONE, default=b"")
 
 
 def vendor_of(participant: bytes) -> str:
