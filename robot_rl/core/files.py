@@ -66,7 +66,12 @@ def write_json(path: Path, content: Any, *, is_checked: bool = False) -> None:
 
     Args: is_checked: whether `content`, an object, gets a checksum that `read_json` verifies.
     """
-    replace_file(path, json.dumps(with_checksum(content) if is_checked else content, indent=2) + "\n")
+    replace_file(path, json_bytes(with_checksum(content) if is_checked else content))
+
+
+def json_bytes(content: Any) -> bytes:
+    """Returns what a file of JSON holds."""
+    return (json.dumps(content, indent=2) + "\n").encode()
 
 
 def read_json(path: Path, kind: type[RobotRLError], remedy: str) -> dict[str, Any]:

@@ -7,7 +7,6 @@ kept.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from robot_rl.core.errors import DatasetError
-from robot_rl.core.files import listed, write_synced
+from robot_rl.core.files import json_bytes, listed, write_synced
 from robot_rl.data.lerobot import layout as lay
 from robot_rl.data.lerobot.batch import episode_table
 from robot_rl.data.lerobot.beside import Beside
@@ -346,7 +345,7 @@ class _DataFile:
 def _write_info(parts: Sequence[Part], copy: _Copy, drop: Collection[str]) -> None:
     """Writes statistics, meta/robot_rl.json, and last meta/info.json."""
     new = copy.new
-    _write_json(new / lay.STATS, to_json(joined_stats(copy.stats)))
+    write_synced(new / lay.STATS, json_bytes(to_json(joined_stats(copy.stats))))
     first = parts[0].index
     own = [source.beside.own for source in copy.sources]
     if own[0]:
@@ -356,28 +355,25 @@ def _write_info(parts: Sequence[Part], copy: _Copy, drop: Collection[str]) -> No
         observations = {key: value for key, value in own[0]["observations"].items() if key not in dropped}
         task = own[0]["task"] if len({one["task"] for one in own}) == 1 else "mixed"
         changed = {"task": task, "features": kept, "observations": observations, "checksums": True}
-        _write_json(new / lay.OWN, {**own[0], **changed})
+        write_synced(new / lay.OWN, json_bytes({**own[0], **changed}))
     features = {
         name: {**feature, "names": list(flat_names(feature)) or None} if not _is_v3(first) else feature
         for name, feature in joined_features([part.index for part in parts]).items()
         if name not in drop
     }
     info = {key: value for key, value in first.info.items() if key not in _OF_OLD}
-    _write_json(
-        new / lay.INFO,
-        {"data_files_size_in_mb": 100, "video_files_size_in_mb": 200, **info}
-        | {
-            "codebase_version": "v3.0",
-            "total_episodes": len(copy.order),
-            "total_frames": copy.steps,
-            "total_tasks": len(copy.words[_TASK].table()),
-            "chunks_size": lay.FILES_PER_CHUNK,
-            "splits": _splits(parts, len(copy.order)),
-            "data_path": lay.DATA,
-            "video_path": lay.VIDEO if first.videos else None,
-            "features": features,
-        },
-    )
+    written = {"data_files_size_in_mb": 100, "video_files_size_in_mb": 200, **info} | {
+        "codebase_version": "v3.0",
+        "total_episodes": len(copy.order),
+        "total_frames": copy.steps,
+        "total_tasks": len(copy.words[_TASK].table()),
+        "chunks_size": lay.FILES_PER_CHUNK,
+        "splits": _splits(parts, len(copy.order)),
+        "data_path": lay.DATA,
+        "video_path": lay.VIDEO if first.videos else None,
+        "features": features,
+    }
+    write_synced(new / lay.INFO, json_bytes(written))
 
 
 def joined_features(indexes: Sequence[DatasetIndex]) -> dict[str, Any]:
@@ -463,7 +459,3 @@ def _table_of(lines: list[dict[str, Any]], path: Path) -> Any:
 
 def _is_v3(index: DatasetIndex) -> bool:
     return str(index.info["codebase_version"]).startswith("v3")
-
-
-def _write_json(path: Path, content: Any) -> None:
-    write_synced(path, (json.dumps(content, indent=2) + "\n").encode())

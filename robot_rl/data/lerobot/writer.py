@@ -10,7 +10,6 @@ T control steps.
 from __future__ import annotations
 
 import fcntl
-import json
 import logging
 import os
 from collections.abc import Iterable, Mapping
@@ -24,7 +23,7 @@ import pyarrow.parquet as pq
 from av.error import FFmpegError
 
 from robot_rl.core.errors import DatasetError
-from robot_rl.core.files import listed, make_folder, sync_folder, temporary_of
+from robot_rl.core.files import json_bytes, listed, make_folder, sync_folder, temporary_of
 from robot_rl.core.refusal import refusing
 from robot_rl.data.episode import Episode, Feature
 from robot_rl.data.episodes import EpisodesMeta
@@ -249,11 +248,6 @@ class DatasetWriter:
         stats = aggregate_of(self.folder, sums)
         self._files.replace({lay.STATS: json_bytes(to_json(stats))})
         return stats
-
-
-def json_bytes(content: dict[str, Any]) -> bytes:
-    """Returns what a file of JSON holds."""
-    return (json.dumps(content, indent=2) + "\n").encode()
 
 
 def tasks_file(tasks: list[str]) -> bytes:
