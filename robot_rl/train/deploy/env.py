@@ -23,6 +23,7 @@ from robot_rl.core.clock import Clock
 from robot_rl.core.errors import ConfigError, DeviceError, SafetyStopError, StaleObservationError
 from robot_rl.core.seeding import EVAL_SEED_START, EpisodeRng
 from robot_rl.hal.vector import Array, Obs, VectorEnv, given_seeds
+from robot_rl.real.drivers.rest import STILL_SHARE
 from robot_rl.real.messages import Answer, Operation, Plan, Status
 from robot_rl.real.sensors import Sensors
 from robot_rl.real.station import StationConfig
@@ -34,7 +35,10 @@ from robot_rl.train.deploy.pace import Pace, RunningMedian, Sleep
 BY = "robot-rl"
 """Who gives the orders, for the supervisor's journal."""
 _SETTLE_S = 5.0
-"""Longest wait for the first measurements of an episode."""
+"""Longest wait for the first measurements of an episode, and for an arm to rest before it."""
+_REST_S = 0.2
+"""So long a simulated arm rests before its scene is put back: holds are repeated every 0.1 s until it does,
+and one that is still on its way then would pull the arm back to where it was in the episode before."""
 
 
 class Arm(Protocol):
@@ -123,6 +127,7 @@ class StationEnv(VectorEnv):
         self._verdict = (False, False, 0.0)
         self._foretold: Array = np.zeros((0, len(self.action_names)), np.float32)
         self.limits = station.limits
+        self._still_rad_s = STILL_SHARE * np.asarray(station.limits.velocity_rad_s)
         self._executed_rad: Array = np.asarray(station.home_rad)
         self.target_rad: Array = np.full(len(station.joints), np.nan)
         """(n,) what the last action asked of the joints, before safety."""
@@ -192,8 +197,20 @@ class StationEnv(VectorEnv):
                     f"Put the scene of {self.task} back, step away, and confirm: episode {seed} begins."
                 )
         else:
+            self._await_rest()
             self._arm.control("reset", by=BY, seed=seed)
         self.mirror.begin(seed)
+
+    def _await_rest(self) -> None:
+        """Waits until the arm has rested for a while; the supervisor stops one that does not come to rest."""
+        began_ns = still_since_ns = self._pace.now_ns()
+        while (now_ns := self._pace.now_ns()) - began_ns <= 1e9 * _SETTLE_S:
+            status = self._arm.wait(now_ns)
+            state = status.state
+            if status.phase == "stopped" or status.stamp_ns - still_since_ns >= 1e9 * _REST_S:
+                return
+            if state is None or (np.abs(state.velocity_rad_s) >= self._still_rad_s).any():
+                still_since_ns = status.stamp_ns
 
     def _settle(self) -> None:
         """Waits until everything has been measured anew."""

@@ -8,7 +8,7 @@ import pytest
 
 from robot_rl.core.errors import ConfigError, DeviceError, SafetyStopError, StaleObservationError
 from robot_rl.hal.conformance import check_vector_env
-from robot_rl.real.messages import Frame
+from robot_rl.real.messages import Answer, Frame, Status
 from robot_rl.real.station import CameraConfig, load_station
 from robot_rl.real.teleop.nobody import Nobody
 from robot_rl.sim.vector import EnvConfig, SimVectorEnv
@@ -98,6 +98,43 @@ def test_an_episode_is_reset_started_paused(station_env) -> None:
     assert again[1] not in (7, 0)
     env.close()
     assert [name for name, _ in arm.orders[-3:]] == ["pause", "close", "close"]  # arm and sensors
+
+
+def test_a_moving_arm_rests_before_its_scene_is_put_back(station_env) -> None:
+    env, arm, clock = station_env()
+    env.reset(seed=1)
+    for _ in range(5):
+        env.step(np.ones((1, len(env.action_names)), np.float32))
+    still_rad_s = 0.02 * np.asarray(env.limits.velocity_rad_s)
+    paused_s, moved_s = clock.now_s(), []
+    wait, control = arm.wait, arm.control
+
+    def watched(*args: Any) -> Status:
+        status = wait(*args)
+        if (np.abs(status.state.velocity_rad_s) >= still_rad_s).any():
+            moved_s.append(clock.now_s())
+        return status
+
+    def put_back(operation: str, **how: Any) -> Answer:
+        if operation == "reset":
+            assert moved_s[-1] > paused_s
+            assert clock.now_s() - moved_s[-1] == pytest.approx(0.2)  # two tries of a hold
+        return control(operation, **how)
+
+    arm.wait, arm.control = watched, put_back
+    env.reset(seed=2)
+    assert ("reset", 2) in arm.orders
+
+
+def test_an_arm_that_does_not_come_to_rest_is_waited_for_in_vain_for_five_seconds(station_env) -> None:
+    env, arm, clock = station_env()
+    state = arm.status.state
+    arm.frozen = replace(state, velocity_rad_s=np.ones(7))
+    began_s, orders = clock.now_s(), arm.orders
+    with pytest.raises(DeviceError, match="nothing of something new"):  # its state is frozen
+        env.reset(seed=2)
+    assert orders[-1] == ("reset", 2)
+    assert clock.now_s() - began_s == pytest.approx(10.0, abs=0.1)
 
 
 def test_plans_have_the_targets_of_now_and_a_foretold_tail(station_env) -> None:
