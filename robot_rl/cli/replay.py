@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -56,6 +57,8 @@ _HELP = {
   merge   PATH ...   all episodes in one new dataset
             out=FOLDER         rows, videos and files of others are copied as they are
             images=, codec=    as of seal: records the episodes anew instead
+            fps=30             gives datasets of another rate this one: at each instant the newest row, which
+                               suits actions that say where to be, not how far to move in one step
             drop=NAME,NAME     columns and files to leave out; what would be lost is refused otherwise
             rename=actions:action,state:observation.state  cameras=front,wrist  on_damage=skip
                                how datasets are read: names that are not LeRobot's, only these cameras,
@@ -272,9 +275,10 @@ def _merge(paths: Sequence[str], settings: dict[str, str]) -> Result:
     from robot_rl.data.lerobot.edit import merge
 
     reading, out = _reading("merge", settings, episodes=False), _out("merge", settings)
+    fps = _rate("merge", settings.pop("fps")) if "fps" in settings else None
     options = _pictures("merge", settings, "out")
     sources = [_open("merge", path, reading) for path in paths]
-    return _written([merge(sources, out, **options)], options)
+    return _written([merge(sources, out, fps=fps, **options)], options)
 
 
 def _upgrade(paths: Sequence[str], settings: dict[str, str]) -> Result:
@@ -434,6 +438,16 @@ def _choice(action: str, key: str, text: str, choices: dict[str, Any]) -> Any:
 
 def _number(action: str, key: str, text: str) -> int:
     return whole_number(text, f"replay {action}.{key}")
+
+
+def _rate(action: str, text: str) -> float:
+    try:
+        rate = float(text)
+    except ValueError:
+        rate = math.nan
+    if not 0 < rate < math.inf:
+        raise ConfigError(f"replay {action}.fps: got {text!r}, allowed: a rate above 0 in Hz")
+    return rate
 
 
 def _episodes(action: str, key: str, text: str) -> list[int]:

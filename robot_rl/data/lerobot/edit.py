@@ -1,9 +1,10 @@
 """Makes new datasets out of episodes that exist: merged, split, filtered.
 
 Datasets are copied with everything that is in them, and no video is encoded again (see `copying`). Episodes
-of a journal, datasets of different layouts, and pictures for which `images` or `codec` say how to write them
-are recorded anew, as robot_rl records: what it has no place for is named and refused, unless `drop` lists it.
-Either way episodes stream one at a time, and the new folder appears when it is complete.
+of a journal or of another rate, datasets of different layouts, and pictures for which `images` or `codec`
+say how to write them are recorded anew, as robot_rl records: what it has no place for is named and refused,
+unless `drop` lists it. Either way episodes stream one at a time, and the new folder appears when it is
+complete.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from robot_rl.data.lerobot.layout import FORMAT, INFO, stored
 from robot_rl.data.lerobot.losses import CLOCK, is_recorded, losses, refused
 from robot_rl.data.lerobot.reader import Dataset
 from robot_rl.data.lerobot.writer import DatasetWriter
+from robot_rl.data.resample import Resampled
 from robot_rl.data.store.reader import StoreReader
 
 
@@ -50,22 +52,51 @@ class WriteOptions(PictureOptions, total=False):
     """Columns and files to leave out."""
 
 
+_STEPS = (
+    "Actions of robot_rl's tasks say how far to move in one control step: at another rate they move the arm "
+    "at another speed. Keep the two apart, or collect both at one rate."
+)
 Picked = Sequence[tuple[EpisodeSource, Sequence[int]]]
 """Sources, and which of their episodes."""
 
 
-def merge(sources: Sequence[EpisodeSource], out: str | Path, **options: Unpack[WriteOptions]) -> Path:
+def merge(
+    sources: Sequence[EpisodeSource],
+    out: str | Path,
+    *,
+    fps: float | None = None,
+    **options: Unpack[WriteOptions],
+) -> Path:
     """Writes the episodes of all sources into a new dataset, one source after the other.
 
+    Args:
+        sources: datasets and stores.
+        out: the new folder.
+        fps: gives those of another rate this one, by picking rows; see `robot_rl.data.resample`.
+        options: see `WriteOptions`.
+
     Raises:
-        DatasetError: another robot, rate, or other elements; the message says which joints differ.
+        DatasetError: another robot, rate, or other elements; the message says which joints differ. A rate
+            is asked for of actions that are steps of one control period.
     """
     if not sources:
         raise DatasetError("merge: got no source, allowed: one or more. Name the datasets to merge.")
+    if fps is not None:
+        sources = [_at_rate(source, fps) for source in sources]
     first = sources[0]
     for number, source in enumerate(sources[1:], start=1):
         check_alike(first, source, f"merge: source {number}")
     return _write(out, [(source, range(len(source))) for source in sources], "merge", options)
+
+
+def _at_rate(source: EpisodeSource, fps: float) -> EpisodeSource:
+    if source.meta.control_hz == fps:
+        return source
+    if source.meta.task:
+        raise DatasetError(
+            f"merge: fps: episodes of {source.meta.task} have {source.meta.control_hz:g} Hz. {_STEPS}"
+        )
+    return Resampled(source, fps)
 
 
 def split(
@@ -157,7 +188,8 @@ def _write(out: str | Path, picked: Picked, at: str, options: WriteOptions) -> P
         return folder
     found: dict[str, str] = {}
     for source, which in picked:
-        sealed = in_dataset(source, which, partly=True)
+        recorded = source.source if isinstance(source, Resampled) else source
+        sealed = in_dataset(recorded, which, partly=True)
         found |= losses(*sealed) if sealed is not None else {}
     _refuse_unknown(drop, list(found), at)
     lost = refused(found, drop, "the episodes are recorded anew, as robot_rl records", at)
@@ -272,7 +304,7 @@ def check_alike(one: EpisodeSource, two: EpisodeSource, at: str) -> None:
     """
     for name, remedy in (
         ("robot", "A policy of one is no policy of the other: keep them apart."),
-        ("control_hz", "Actions are per control step, and nothing here resamples them: keep the two apart."),
+        ("control_hz", _STEPS if two.meta.task else f"Give all one rate: fps={one.meta.control_hz:g}"),
     ):
         if getattr(one.meta, name) != getattr(two.meta, name):
             got, want = getattr(two.meta, name), getattr(one.meta, name)

@@ -12,9 +12,11 @@ import pytest
 
 from robot_rl.core.errors import DatasetError
 from robot_rl.data.episode import Episode
+from robot_rl.data.lerobot.damage import check
 from robot_rl.data.lerobot.edit import filter as filter_episodes
 from robot_rl.data.lerobot.edit import merge, new_folder, split
 from robot_rl.data.lerobot.reader import Dataset
+from tests.data.lerobot.shapes import plain
 
 Made = Callable[..., Episode]
 
@@ -79,7 +81,7 @@ def test_two_tasks_are_a_mix(tmp_path: Path, source: InMemory) -> None:
     ("meta", "message"),
     [
         ({"robot": "ur5"}, r"merge: source 1: robot is 'ur5', in the first 'panda'\. .*keep them apart"),
-        ({"control_hz": 50.0}, r"control_hz is 50.0, in the first 20.0\. .*resample"),
+        ({"control_hz": 50.0}, r"control_hz is 50.0, in the first 20.0\. .*collect both at one rate"),
         (
             {"action_names": ("x", "wrist")},
             r"elements of action differ: only the first has \['gripper'\], only this one \['wrist'\]",
@@ -96,6 +98,30 @@ def test_what_does_not_fit_is_named(
     with pytest.raises(DatasetError, match=message):
         merge([source, InMemory(source.episodes, **meta)], tmp_path / "out")
     assert not list(tmp_path.iterdir())
+
+
+def test_datasets_of_another_rate_are_merged_at_one(tmp_path: Path, made: Made) -> None:
+    def made_fast(*args: Any, **how: Any) -> Episode:
+        episode = made(*args, **how)
+        return dataclasses.replace(episode, meta=dataclasses.replace(episode.meta, control_hz=40.0))
+
+    slow, fast = plain(tmp_path / "slow", made), plain(tmp_path / "fast", made_fast)
+    with pytest.raises(
+        DatasetError, match=r"control_hz is 40.0, in the first 20.0\. Give all one rate: fps=20"
+    ):
+        merge([Dataset(slow), Dataset(fast)], tmp_path / "out")
+    both = Dataset(merge([Dataset(slow), Dataset(fast)], tmp_path / "out", fps=20, images="png"))
+    assert (both.index.fps, both.lengths().tolist()) == (20.0, [7, 5, 9, 4, 4, 3, 5, 2])
+    before, after = Dataset(fast).read(2), both.read(6)
+    np.testing.assert_array_equal(after.action, before.action[::2])
+    for key in ("state", "front.rgb"):
+        np.testing.assert_array_equal(after.obs[key][:], before.obs[key][::2])
+    assert check(both.index.folder, thorough=True) == []
+
+
+def test_actions_that_are_steps_of_a_period_keep_their_rate(tmp_path: Path, source: InMemory) -> None:
+    with pytest.raises(DatasetError, match=r"episodes of pick_cube have 20 Hz\. .*how far to move"):
+        merge([source], tmp_path / "out", fps=10)
 
 
 def test_another_camera_is_named(tmp_path: Path, made: Made) -> None:

@@ -1,0 +1,106 @@
+"""Episodes at another rate: rows are picked, never mixed.
+
+At each instant of the new clock stands the newest row at or before it, as an arm that holds its last
+command would have it. That fits actions that say where to be; actions that say how far to move in one
+control step would move the arm farther, or less far, and are the caller's to refuse.
+T control steps of an episode, N of the resampled one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from robot_rl.data.episode import Episode, EpisodeSource, Feature, Frames
+from robot_rl.data.episodes import EpisodesMeta
+
+_SLACK = 1e-6
+"""Of a row: an instant that is a row's own is not missed by a rounding."""
+
+
+class Resampled:
+    """The episodes of a source at another rate; an `EpisodeSource`."""
+
+    def __init__(self, source: EpisodeSource, control_hz: float) -> None:
+        self.source, self._control_hz = source, control_hz
+
+    @property
+    def meta(self) -> EpisodesMeta:
+        return dataclasses.replace(self.source.meta, control_hz=self._control_hz)
+
+    @property
+    def features(self) -> Mapping[str, Feature]:
+        return self.source.features
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def lengths(self) -> NDArray[np.int64]:
+        share = self._control_hz / self.source.meta.control_hz
+        return np.ceil(self.source.lengths() * share - _SLACK).astype(np.int64)
+
+    def read(self, episode: int) -> Episode:
+        return resampled(self.source.read(episode), self._control_hz)
+
+    def refresh(self) -> None:
+        self.source.refresh()
+
+
+def rows_at(steps: int, from_hz: float, to_hz: float) -> NDArray[np.int64]:
+    """Returns (N,): the newest of `steps` rows at each instant of the new rate, while the episode lasts."""
+    count = int(np.ceil(steps * to_hz / from_hz - _SLACK))
+    return np.floor(np.arange(count) * from_hz / to_hz + _SLACK).astype(np.int64)
+
+
+def resampled(episode: Episode, control_hz: float) -> Episode:
+    """Returns the episode at another rate.
+
+    Rewards are summed, and ends and successes kept, over the rows that a new step stands for: the row it
+    shows and those that are skipped after it. Of rows shown several times, the last one has them.
+    """
+    rows = rows_at(len(episode), episode.meta.control_hz, control_hz)
+    # The last new step that shows this row, or a row before it.
+    owner = np.searchsorted(rows, np.arange(len(episode)), side="right") - 1
+
+    def any_of(values: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        found = np.zeros(len(rows), bool)
+        np.logical_or.at(found, owner, values)
+        return found
+
+    reward = np.zeros(len(rows), episode.reward.dtype)
+    np.add.at(reward, owner, episode.reward)
+    values = {name: getattr(episode, name)[rows] for name in _PICKED}
+    values |= {name: any_of(getattr(episode, name)) for name in ("terminated", "truncated", "success")}
+    return dataclasses.replace(
+        episode,
+        meta=dataclasses.replace(episode.meta, control_hz=control_hz),
+        obs={key: _picked(value, rows) for key, value in episode.obs.items()},
+        picture_stamp_ns={key: stamps[rows] for key, stamps in episode.picture_stamp_ns.items()},
+        reward=reward,
+        **values,
+    )
+
+
+_PICKED = ("action", "base_action", "source", "policy_version", "stamp_ns")
+
+
+def _picked(values: Any, rows: NDArray[np.int64]) -> Any:
+    return values[rows] if isinstance(values, np.ndarray) else _PickedFrames(values, rows)
+
+
+class _PickedFrames:
+    """Some pictures of an episode, decoded when they are indexed."""
+
+    def __init__(self, frames: Frames, rows: NDArray[np.int64]) -> None:
+        self._frames, self._rows = frames, rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, step: Any) -> Any:
+        wanted = self._rows[step]
+        return self._frames[int(wanted) if wanted.ndim == 0 else wanted]
