@@ -1,0 +1,1 @@
+"""Environments of others behind our contracts."""

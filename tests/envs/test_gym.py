@@ -1,0 +1,178 @@
+"""Gymnasium's environments keep our contract: by its conformance suite, and by hand where it is silent."""
+
+from collections.abc import Callable, Generator
+from typing import Any, Literal
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, Dict, Discrete
+
+from robot_rl.core.errors import ConfigError, RobotRLError
+from robot_rl.envs.gym import GymVectorEnv
+from robot_rl.hal.conformance import check_vector_env
+
+Autoreset = Literal["same_step", "disabled"]
+SHORT = {"max_episode_steps": 20}
+
+
+class Counting(gymnasium.Env[Any, Any]):
+    """Counts steps; shows a number, a choice and a picture; says what it was commanded."""
+
+    observation_space = Dict(
+        count=Box(-10.0, 10.0, (2,)), which=Discrete(3), wrist=Box(0, 255, (4, 6, 3), np.uint8)
+    )
+    action_space = Box(np.array([0.0, -4.0], np.float32), np.array([10.0, 4.0], np.float32))
+
+    def __init__(self, spoil: str = "", **how: Any) -> None:
+        self.spoil = spoil
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.first, self.count, self.got = float(self.np_random.uniform()), 0, np.zeros(2)
+        return self._look(), {}
+
+    def step(self, action: Any) -> Any:
+        self.count, self.got = self.count + 1, action
+        reward = np.nan if self.spoil == "reward" else float(action[0])
+        return self._look(), reward, self.count == 7, False, {"is_success": self.count == 7}
+
+    def _look(self) -> dict[str, Any]:
+        count = np.nan if self.spoil == "state" else self.first + self.count
+        numbers = np.array([count, self.got[1]], np.float32)
+        picture = np.full((4, 6, 3), self.count, np.uint8)
+        return {"count": numbers, "which": self.count % 3, "wrist": picture}
+
+
+@pytest.fixture(autouse=True)
+def counting() -> Generator[str]:
+    """Registers the environment above under a name."""
+    gymnasium.register("robot_rl_tests/Counting-v0", Counting, max_episode_steps=9)
+    yield "robot_rl_tests/Counting-v0"
+    gymnasium.registry.pop("robot_rl_tests/Counting-v0")
+
+
+@pytest.mark.parametrize("autoreset", ["same_step", "disabled"])
+@pytest.mark.parametrize(
+    ("env_id", "settings"),
+    [
+        ("Pendulum-v1", SHORT),
+        ("MountainCarContinuous-v0", SHORT),
+        ("Hopper-v5", {}),
+        ("robot_rl_tests/Counting-v0", {}),
+    ],
+)
+def test_it_keeps_the_contract_of_an_env(env_id: str, settings: Any, autoreset: Autoreset) -> None:
+    check_vector_env(lambda num_envs: GymVectorEnv(env_id, num_envs, autoreset=autoreset, settings=settings))
+
+
+def test_the_first_episode_of_a_seed_is_gymnasiums_own() -> None:
+    ours, theirs = GymVectorEnv("Hopper-v5", 2), gymnasium.make("Hopper-v5")
+    obs, _ = ours.reset(seed=[3, 11])
+    truth, _ = theirs.reset(seed=11)
+    np.testing.assert_array_equal(obs["state"][1], truth.astype(np.float32))
+    for action in np.random.default_rng(0).uniform(-1, 1, (5, 2, 3)).astype(np.float32):
+        obs, reward, *_ = ours.step(action)
+        truth, true_reward, *_ = theirs.step(action[1])
+        np.testing.assert_array_equal(obs["state"][1], truth.astype(np.float32))
+        assert reward[1] == true_reward
+
+
+def test_actions_are_shares_of_the_range_and_numbers_stand_in_order(counting: str) -> None:
+    env = GymVectorEnv(counting)
+    assert env.state_names == ("count_0", "count_1", "which_0", "which_1", "which_2")
+    assert (env.horizon, env.action_names) == (9, ("action_0", "action_1"))
+    first = env.reset(seed=5)[0]["state"][0, 0]
+    obs, reward, *_ = env.step(np.array([[0.5, -2.0]], np.float32))  # the second is clipped to -1
+    np.testing.assert_allclose(obs["state"][0], [first + 1, -4.0, 0, 1, 0], rtol=1e-6)
+    assert reward[0] == 7.5
+    assert (obs["wrist.rgb"] == 1).all()
+
+
+def test_the_end_is_told_with_its_success_and_the_next_begins(counting: str) -> None:
+    env = GymVectorEnv(counting)
+    first = env.reset(seed=5)[0]["state"][0, 0]
+    for _ in range(6):
+        env.step(np.zeros((1, 2)))
+    obs, _, terminated, truncated, infos = env.step(np.zeros((1, 2)))
+    assert terminated[0]
+    assert not truncated[0]
+    assert infos["success"][0]
+    assert infos["final_obs"]["state"][0, 0] == pytest.approx(first + 7)
+    assert obs["state"][0, 0] not in (first, first + 7)
+    assert obs["state"][0, 0] < 1.0
+    others = [env.reset()[0]["state"][0, 0] for _ in range(5)]
+    assert len(set(others)) == 5
+
+
+@pytest.mark.parametrize("env_id", ["Hopper-v5", "robot_rl_tests/Counting-v0"])
+def test_a_state_dict_goes_on_to_the_same_bytes(env_id: str) -> None:
+    env, fresh = GymVectorEnv(env_id, 3), GymVectorEnv(env_id, 3)
+    actions = np.random.default_rng(1).uniform(-1, 1, (40, 3, len(env.action_names))).astype(np.float32)
+    env.reset(seed=2)
+    now = [env.step(action)[0] for action in actions[:11]][-1]
+    np.testing.assert_array_equal(fresh.load_state_dict(env.state_dict())["state"], now["state"])
+    for action in actions[11:]:
+        one, two = env.step(action), fresh.step(action)
+        for key in one[0]:
+            np.testing.assert_array_equal(one[0][key], two[0][key])
+        for a, b in zip(one[1:4], two[1:4], strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+class Endless(Counting):
+    """Nobody ends its episodes where it does not."""
+
+
+class Listed(Counting):
+    """Takes one of three actions."""
+
+    action_space = Discrete(3)
+
+
+class Boundless(Counting):
+    """Takes any number."""
+
+    action_space = Box(-np.inf, np.inf, (2,))
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (Listed, r"Odd-v0: actions are Discrete\(3\), allowed: a Box of real numbers"),
+        (Endless, r"Odd-v0: nothing ends its episodes\. Give max_episode_steps"),
+        (Boundless, r"Odd-v0: actions have no bounds: .*RescaleAction"),
+    ],
+)
+def test_spaces_that_no_policy_serves_are_named(kind: Callable[..., Any], message: str) -> None:
+    steps = None if kind is Endless else 9
+    gymnasium.register("robot_rl_tests/Odd-v0", kind, max_episode_steps=steps)
+    try:
+        with pytest.raises(ConfigError, match=message):
+            GymVectorEnv("robot_rl_tests/Odd-v0")
+    finally:
+        gymnasium.registry.pop("robot_rl_tests/Odd-v0")
+
+
+def test_what_cannot_be_made_is_answered(counting: str) -> None:
+    with pytest.raises(ConfigError, match=r"env 'Hoper-v5': .*package:Name-v0"):
+        GymVectorEnv("Hoper-v5")
+    with pytest.raises(ConfigError, match=r"env 'Pendulum-v1': .*unexpected keyword argument 'speed'"):
+        GymVectorEnv("Pendulum-v1", settings={"speed": 3})
+    env = GymVectorEnv(counting)
+    with pytest.raises(ConfigError, match="allowed: reset_mask"):
+        env.reset(options={"states": np.zeros((1, 2))})
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"), [("state", "env 0: count_0 is not finite"), ("reward", "env 0: the reward is nan")]
+)
+def test_what_is_not_finite_ends_nothing_in_silence(counting: str, spoil: str, message: str) -> None:
+    env = GymVectorEnv(counting, settings={"spoil": spoil, "disable_env_checker": True})
+
+    def play() -> None:
+        env.reset(seed=0)
+        env.step(np.zeros((1, 2)))
+
+    with pytest.raises(RobotRLError, match=message):
+        play()
