@@ -5,9 +5,8 @@ Published returns at 100,000 steps (SimbaV2's tables of both, on the -v4 envs, m
 seeds): Walker2d CrossQ 3914, SAC 690; Hopper CrossQ 2764, SAC 1103. CrossQ's critics are 2048 wide
 there; the width here is a setting, and its cost is in the rows.
 
-Every run has a folder with its checkpoints and its row; a repeated call goes on where the last one ended,
-whether it was cut short or ran out of `minutes`. A checkpoint holds all but the simulation: after a cut the
-episode that was under way is begun anew.
+Every run has a folder with its checkpoints and its row; a repeated call goes on exactly where the last one
+ended, whether it was cut short or ran out of `minutes`.
 """
 
 from __future__ import annotations
@@ -21,18 +20,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import gymnasium
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from robot_rl.algos.actor_critic import ActorConfig, ActorCritic, ActorCriticConfig, CriticConfig
 from robot_rl.bench.trials import check_plan
-from robot_rl.core.errors import RobotRLError, require
+from robot_rl.core.errors import require
 from robot_rl.core.files import write_json
 from robot_rl.core.seeding import train_seed
 from robot_rl.data.replay import ReplayBuffer
 from robot_rl.data.transitions import StepBatch
+from robot_rl.envs.gym import GymVectorEnv
+from robot_rl.hal.vector import Obs, VectorEnv
 from robot_rl.telemetry.intervals import mean_interval
 from robot_rl.telemetry.progress import PhaseProgress, ProgressDisplay
 from robot_rl.train.checkpoint import CheckpointStore
@@ -164,10 +164,7 @@ class Trial:
         """Builds it, and restores its last checkpoint."""
         self.plan, self._folder, self.spent = plan, folder, Spent()
         self._env, self._test_env = make(plan.env), make(plan.env)
-        space, seen = self._env.action_space, self._env.observation_space.shape
-        assert isinstance(space, gymnasium.spaces.Box)
-        self._low, self._range = space.low, space.high - space.low
-        obs_dim, self._action_dim = int(np.prod(seen or ())), int(np.prod(space.shape))
+        obs_dim, self._action_dim = len(self._env.state_names), len(self._env.action_names)
         self._cfg = settings(plan.learner, plan.width)
         self._rng = np.random.default_rng(train_seed(plan.seed, "crossq"))
         self._learner = ActorCritic(obs_dim, self._action_dim, self._cfg, train_seed(plan.seed, "learner"))
@@ -175,7 +172,7 @@ class Trial:
         shapes = {"state": ((obs_dim,), np.float32)}
         # An episode takes a frame more than it has steps, and may be as short as one step.
         self._replay = ReplayBuffer(2 * plan.steps, 1, shapes, self._action_dim)
-        self._obs: Array | None = None
+        self._obs: Obs | None = None
         self._store = CheckpointStore(folder / "checkpoints", keep=1, command="bench crossq")
         self._saved_s = time.perf_counter()
         state = self._store.load()
@@ -224,27 +221,28 @@ class Trial:
         obs, begins = self._obs, self._obs is None
         if obs is None:
             first = train_seed(self.plan.seed, "env") // 2
-            obs = self._env.reset(seed=first + spent.episode)[0]
+            obs = self._env.reset(seed=[first + spent.episode])[0]
             spent.episode += 1
         if is_random:
             action = self._rng.uniform(-1.0, 1.0, (1, self._action_dim)).astype(np.float32)
         else:
-            action = self._learner.act(_state(obs), explore=True, generator=self._explore).numpy()
-        after, reward, terminated, truncated, _ = self._env.step(self._to_env(action[0]))
+            state = torch.from_numpy(obs["state"])
+            action = self._learner.act(state, explore=True, generator=self._explore).numpy()
+        after, reward, terminated, truncated, _ = self._env.step(action)
         self._replay.add(
             StepBatch(
-                obs={"state": np.asarray(obs, np.float32)[None]},
+                obs=obs,
                 base_action=action,
                 action=action,
-                reward=np.array([reward], np.float32),
-                terminated=np.array([terminated]),
-                truncated=np.array([truncated]),
-                next_obs={"state": np.asarray(after, np.float32)[None]},
+                reward=reward.astype(np.float32),
+                terminated=terminated,
+                truncated=truncated,
+                next_obs=after,
                 next_base_action=action,
                 begins=begins,
             )
         )
-        self._obs = None if terminated or truncated else after
+        self._obs = None if terminated[0] or truncated[0] else after
         spent.steps += 1
         if is_random:
             return
@@ -256,16 +254,12 @@ class Trial:
     def _evaluate(self) -> None:
         """Plays the mean action in an env of its own."""
 
-        def act(obs: Array) -> Array:
-            return self._to_env(self._learner.act(_state(obs), explore=False).numpy()[0])
+        def act(state: Array) -> Array:
+            return self._learner.act(torch.from_numpy(state), explore=False).numpy()
 
         returns = returns_of(self._test_env, act, self.plan.seed, self.plan.episodes)
         point = {"steps": self.spent.steps, "return": float(np.mean(returns)), "std": float(np.std(returns))}
         self.spent.curve.append(point)
-
-    def _to_env(self, action: Array) -> Array:
-        """Returns the env's action for one in [-1, 1], as the replay and the learner have it."""
-        return self._low + (action + 1) / 2 * self._range
 
     def _save(self) -> None:
         state = {
@@ -275,6 +269,7 @@ class Trial:
             "explore": self._explore.get_state(),
             "learner": self._learner.state_dict(),
             "replay": self._replay.state_dict(),
+            "env": None if self._obs is None else self._env.state_dict(),
         }
         self._store.save(state, "trial")
         row = {"plan": vars(self.plan), "row": self.row(), "curve": self.spent.curve}
@@ -288,48 +283,37 @@ class Trial:
         self._explore.set_state(state["explore"])
         self._learner.load_state_dict(state["learner"])
         self._replay.load_state_dict(state["replay"])
+        if state.get("env") is not None:  # none between two episodes, nor in older files, which begin one
+            self._obs = self._env.load_state_dict(state["env"])
 
 
-def make(name: str) -> gymnasium.Env[Any, Any]:
-    """Returns one of gymnasium's envs.
-
-    Raises:
-        RobotRLError: it is unknown, or lacks a package.
-    """
-    try:
-        return gymnasium.make(name)
-    except (gymnasium.error.Error, ImportError) as error:
-        raise RobotRLError(
-            f"bench crossq: env {name!r}: {error}. `uv pip install 'gymnasium[mujoco]'` brings MuJoCo's."
-        ) from error
+def make(name: str) -> GymVectorEnv:
+    """Returns one of gymnasium's envs, which waits for a reset at the end of an episode."""
+    return GymVectorEnv(name, autoreset="disabled")
 
 
-def returns_of(
-    env: gymnasium.Env[Any, Any], act: Callable[[Array], Array], seed: int, episodes: int
-) -> list[float]:
-    """Returns what the episodes of every evaluation of a run's seed earn."""
+def returns_of(env: VectorEnv, act: Callable[[Array], Array], seed: int, episodes: int) -> list[float]:
+    """Returns what the episodes of every evaluation of a run's seed earn; `act` maps (1, D) to (1, A)."""
     returns: list[float] = []
     for episode in range(episodes):
-        obs, _ = env.reset(seed=train_seed(seed, f"test {episode}"))
+        obs, _ = env.reset(seed=[train_seed(seed, f"test {episode}")])
         total, ended = 0.0, False
         while not ended:
-            obs, reward, terminated, truncated, _ = env.step(act(obs))
-            total += float(reward)
-            ended = terminated or truncated
+            obs, reward, terminated, truncated, _ = env.step(act(obs["state"]))
+            total += float(reward[0])
+            ended = bool(terminated[0] or truncated[0])
         returns.append(total)
     return returns
 
 
 def trivial(name: str, seeds: Sequence[int], episodes: int) -> list[dict[str, Any]]:
-    """Returns what zeros and uniform noise for actions earn: what any learner is to be above."""
+    """Returns what the middle of their ranges and uniform noise earn: what any learner is to be above."""
     rows: list[dict[str, Any]] = []
     with closing(make(name)) as env:
-        space = env.action_space
-        assert isinstance(space, gymnasium.spaces.Box)
-        rng = np.random.default_rng(0)
+        shape, rng = (1, len(env.action_names)), np.random.default_rng(0)
         acts: dict[str, Callable[[Array], Array]] = {
-            "zero": lambda obs: np.zeros_like(space.low),
-            "random": lambda obs: rng.uniform(space.low, space.high).astype(np.float32),
+            "zero": lambda state: np.zeros(shape, np.float32),
+            "random": lambda state: rng.uniform(-1.0, 1.0, shape).astype(np.float32),
         }
         for policy, act in acts.items():
             means = [float(np.mean(returns_of(env, act, seed, episodes))) for seed in seeds]
@@ -362,7 +346,3 @@ def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         }
         for group, members in groups.items()
     ]
-
-
-def _state(obs: Array) -> torch.Tensor:
-    return torch.from_numpy(np.asarray(obs, np.float32)[None])

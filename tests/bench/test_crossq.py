@@ -25,10 +25,10 @@ def few_random_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_run_that_was_cut_goes_on(tmp_path: Path) -> None:
     whole, cut = Trial(PLAN, tmp_path / "whole"), Trial(PLAN, tmp_path / "cut")
     whole.go_on(math.inf)
-    for _ in range(400):  # two episodes of Pendulum, and ten updates
+    for _ in range(405):  # two episodes of Pendulum, five steps of the third, and fifteen updates
         cut._step()
     cut.go_on(-math.inf)
-    assert (cut.row()["steps"], cut.row()["return"], cut.row()["done"]) == (400, None, False)
+    assert (cut.row()["steps"], cut.row()["return"], cut.row()["done"]) == (405, None, False)
     resumed = Trial(PLAN, tmp_path / "cut")
     resumed.go_on(math.inf)
     ours, theirs = (trial._learner.policy_weights() for trial in (whole, resumed))
@@ -94,13 +94,15 @@ class ThreeSteps(gymnasium.Env[Any, Any]):
         return np.zeros(1, np.float32), 1.0 + float(action[0]), False, self.step_count == 3, {}
 
 
-def test_what_needs_no_learning_stands_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crossq, "make", lambda name: ThreeSteps())
-    zero, random = crossq.trivial("Three", (0, 1), episodes=40)
-    assert zero == {"env": "Three", "policy": "zero", "return": 3.0, "low": 3.0, "high": 3.0}
-    # Three times 1 and a mean action of 3; the mean of 240 draws from [2, 4] is within 0.15 of it (4 sigma).
+def test_what_needs_no_learning_stands_beside_it() -> None:
+    gymnasium.register("Three-v0", lambda **_: ThreeSteps(), max_episode_steps=9)
+    zero, random = crossq.trivial("Three-v0", (0, 1), episodes=40)
+    # Three times 1 and an action of 3, the middle of [2, 4].
+    assert zero == {"env": "Three-v0", "policy": "zero", "return": 12.0, "low": 12.0, "high": 12.0}
+    # The mean of 240 draws is within 0.15 of it (4 sigma).
     assert random["return"] == pytest.approx(12.0, abs=0.45)
     assert 9.0 <= random["low"] < random["high"] <= 15.0
+    gymnasium.registry.pop("Three-v0")
 
 
 def test_mistakes() -> None:
