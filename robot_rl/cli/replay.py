@@ -320,9 +320,10 @@ def _tasks(paths: Sequence[str], settings: dict[str, str]) -> Result:
 
     folder = _recorded("tasks", paths)
     numbers = {_number("tasks", "number", number): text for number, text in settings.items()}
+    found = tasks_of_rows(Dataset(folder))  # damage is found before anything is changed
     for number, text in numbers.items():
         rename_task(folder, number, text)
-    found = tasks_of_rows(Dataset(folder))
+        found[number] = (text, *found[number][1:])
     for number, (text, episodes, steps) in found.items():
         print(f"{number}  {text}  ({_count(episodes, 'episode')}, {_count(steps, 'step')})")
     keys = ("number", "task", "episodes", "steps")

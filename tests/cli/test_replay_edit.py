@@ -107,6 +107,17 @@ def test_statistics_and_tasks(tmp_path: Path, replay: Replay) -> None:
     assert "1  raise it  (4 episodes, 9 steps)" in text
 
 
+def test_an_instruction_of_a_damaged_dataset_keeps_its_text(tmp_path: Path, replay: Replay) -> None:
+    """The text was changed, then the rows could not be counted: an error, and no word that it was done."""
+    folder = version_21(tmp_path / "set", make_episode)
+    (folder / "data/chunk-000/episode_000007.parquet").unlink()
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    code, _, text = replay("tasks", folder, "1=raise it")
+    assert code == 2
+    assert "episode_000007.parquet" in text
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
 def test_a_text_longer_than_a_file_name(tmp_path: Path, replay: Replay) -> None:
     folder, text = many_tasks(tmp_path / "set", make_episode), "lift " * 80 + "it"
     code, found, _ = replay("tasks", folder, f"0={text}")
