@@ -61,8 +61,9 @@ def recompute_stats(folder: str | Path, on_episode: Callable[[int, int], None] |
         else:
             for path in listed(new / "meta/episodes", "*/*.parquet"):
                 _replace_table(path, lambda table: _with_stats(table, stats))
-            joined = to_json(joined_stats(list(stats.values())))
-            write_json(new / lay.STATS, {**_other_stats(dataset), **joined})
+            found = _other_stats(dataset) | to_json(joined_stats(list(stats.values())))
+            in_order = {name: found[name] for name in dataset.index.features if name in found}
+            write_json(new / lay.STATS, in_order)
     return len(stats)
 
 
@@ -87,12 +88,11 @@ def _computed_stats(
 
 
 def _other_stats(dataset: Dataset) -> dict[str, Any]:
-    """Returns what meta/stats.json has of all features; nothing where it is damaged."""
+    """Returns what meta/stats.json has; nothing where it is damaged."""
     try:
-        recorded = read_stats(dataset.folder, dataset.index.sums)
+        return dict(read_stats(dataset.folder, dataset.index.sums))
     except DatasetError:  # it is written anew
         return {}
-    return {name: of for name, of in recorded.items() if name in dataset.index.features}
 
 
 def tasks_of_rows(dataset: Dataset) -> dict[int, tuple[str, int, int]]:

@@ -16,7 +16,7 @@ from robot_rl.data.lerobot.damage import check
 from robot_rl.data.lerobot.reader import Dataset
 from robot_rl.data.lerobot.v21 import read_lines
 from robot_rl.data.lerobot.writer import DatasetLock, DatasetWriter
-from tests.data.lerobot.shapes import TASKS, change, change_info, many_tasks, ours, put, version_21
+from tests.data.lerobot.shapes import TASKS, annotated, change, change_info, many_tasks, ours, put, version_21
 
 Made = Callable[..., Episode]
 Maker = Callable[[Path, Made], Path]
@@ -177,6 +177,15 @@ def test_what_is_amended_has_new_checksums_and_the_rest_its_own(tmp_path: Path, 
         recompute_stats(folder)
     with DatasetWriter(folder, one.meta, one.features()) as writer:  # appends to what was amended
         assert len(writer) == 4
+
+
+def test_statistics_are_the_same_bytes_whatever_was_there_before(tmp_path: Path, made: Made) -> None:
+    path = annotated(tmp_path / "set", made) / "meta/stats.json"
+    recompute_stats(tmp_path / "set")
+    before = path.read_bytes()
+    path.write_text("{")
+    recompute_stats(tmp_path / "set")
+    assert path.read_bytes() == before
 
 
 def test_statistics_that_a_turned_bit_spoiled_are_computed_again(tmp_path: Path, made: Made) -> None:
