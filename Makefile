@@ -38,13 +38,15 @@ test: $(READY)
 
 test-faults: $(READY)
 ifeq ($(QUICK),)
-	$(FAULTS)/campaign.py --kills 200 --truncations 200 --flips 200 --run-flips 500 --store-flips 400 --cuts 100
+	$(FAULTS)/campaign.py --kills 200 --truncations 200 --flips 200
+	$(FAULTS)/flip_runs.py --run-flips 500 --finetune-flips 200 --store-flips 400 --cuts 100
 	$(FAULTS)/sealed_campaign.py --flips 400 --cuts 100
 	$(FAULTS)/storage_campaign.py
 	$(FAULTS)/lease_campaign.py
 	$(FAULTS)/arm_campaign.py --repeats 10 --jobs 2
 else
-	$(FAULTS)/campaign.py --kills 5 --truncations 10 --flips 10 --run-flips 40 --store-flips 40 --cuts 10
+	$(FAULTS)/campaign.py --kills 5 --truncations 10 --flips 10
+	$(FAULTS)/flip_runs.py --run-flips 40 --finetune-flips 15 --store-flips 40 --cuts 10
 	$(FAULTS)/sealed_campaign.py --flips 12 --cuts 6
 	$(FAULTS)/storage_campaign.py --quick
 	$(FAULTS)/lease_campaign.py --races 300

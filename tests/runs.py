@@ -25,6 +25,43 @@ TINY: dict[str, Any] = {
 }
 """A flow that reaches: cloned in a blink, good for nothing."""
 
+SMALL: dict[str, Any] = {
+    "recipe": "small",
+    "num_envs": 2,
+    "n_exec": 4,
+    "env": {"task": "reach", "horizon_s": 0.5, "num_threads": 1},
+    "demos": {"episodes": 3},
+    "policy": {"horizon": 8, "width": 16, "depth": 1, "time_dim": 8, "steps": 2},
+    "bc": {"updates": 6, "batch": 8},
+    "residual": {
+        "env_steps": 40,
+        "batch": 8,
+        "explore_steps": 10,
+        "capacity": 1000,
+        "algorithm": {"num_critics": 2, "width": 16, "depth": 1, "critic_warmup": 5},
+    },
+    "evaluate": {"episodes": 4, "num_envs": 2, "every_env_steps": 20, "quick_episodes": 2},
+    "checkpoint": {"every_s": 0.0, "every_steps": 2},
+    "video": {"episodes": 0, "failures": 0},
+}
+"""Every phase of a residual on such a flow."""
+
+SMALL_FINETUNING: dict[str, Any] = {
+    "size": "tiny",
+    "horizon": 4,
+    "picture": [24, 32],
+    "heldout": 2,
+    "updates": 6,
+    "batch": 8,
+    "stride": 2,
+    "curve_points": 3,
+    "metrics_rows": 6,
+    "options": {"picture": [24, 32]},
+    "act": {"lrs": [1e-3], "batches": [4]},
+    "checkpoint": {"every_s": 0.0, "every_steps": 2},
+}
+"""Every phase of fine-tuning, with looks at the held-out error; ACT only where LeRobot is there."""
+
 
 class Killed(BaseException):
     """What a run gets here instead of SIGKILL; nothing catches it."""

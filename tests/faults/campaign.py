@@ -344,9 +344,6 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--truncations", type=int, default=200)
     parser.add_argument("--flips", type=int, default=200)
-    parser.add_argument("--run-flips", type=int, default=0, help="bits of run folders; see flip_runs.py")
-    parser.add_argument("--store-flips", type=int, default=0, help="bits of stores, as they are read")
-    parser.add_argument("--cuts", type=int, default=0, help="files of each of the two that are cut")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args(words)
     logging.getLogger("robot_rl").setLevel(logging.ERROR)  # every recovery warns, as it should
@@ -365,10 +362,6 @@ def main(words: list[str] | None = None) -> int:
     damaged = sum(replay.run(["verify", str(store)]) != 0 for store in stores)
     print(f"{len(stores)} stores verified by `robot-rl replay verify`: {damaged} damaged")
     is_good = not damaged and all(outcome.is_good for outcome in outcomes)
-    if given.run_flips or given.store_flips or given.cuts:
-        import flip_runs  # trains a tiny run: only where it is asked for
-
-        is_good &= flip_runs.campaign(given.run_flips, given.store_flips, given.cuts, given.seed)
     if is_good:
         shutil.rmtree(folder)
     return 0 if is_good else 1

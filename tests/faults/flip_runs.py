@@ -1,6 +1,6 @@
 """Turns single bits over in run folders and stores, and cuts their files; says what their readers make of it.
 
-    python tests/faults/flip_runs.py --run-flips 500 --store-flips 400 --cuts 100 --seed 0
+    python tests/faults/flip_runs.py --run-flips 500 --finetune-flips 200 --store-flips 400 --cuts 100
 
 Every case copies a folder that is whole, damages one file, and reads everything that this file is part of.
 A reading is a table of names and values. It is
@@ -10,8 +10,9 @@ A reading is a table of names and values. It is
     wrong       a value that is not the one written, or one that is missing without a word
     traceback   any other exception
 
-Files are drawn with equal chances, the byte and the bit within. Left out are what nobody reads back (pages,
-pictures, TensorBoard's copy) and sealed datasets, which have rows of their own.
+Files are drawn with equal chances, the byte and the bit within. Runs are those of `train` and of `finetune`.
+Left out are what nobody reads back (pages, pictures, TensorBoard's copy) and sealed datasets, which have rows
+of their own; a page is drawn again of what is damaged.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import argparse
 import contextlib
 import io
 import logging
+import os
 import shutil
 import sys
 import tempfile
@@ -31,6 +33,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -47,11 +50,16 @@ from robot_rl.data.store.writer import StoreWriter
 from robot_rl.policies.checkpoint import load_policy
 from robot_rl.policies.spec import full_spec
 from robot_rl.telemetry.metrics import FILE_NAME, MetricsWriter, read_metrics
+from robot_rl.telemetry.report import write_report
 from robot_rl.telemetry.runs import load_run
 from robot_rl.train import phases
 from robot_rl.train.checkpoint import CheckpointStore, read_state
 from robot_rl.train.config import RunConfig
+from robot_rl.train.finetune import run as finetuning
+from robot_rl.train.finetune.config import FinetuneConfig
 from robot_rl.train.record import load_config
+from tests.runs import SMALL, SMALL_FINETUNING, folder_of
+from tests.train.finetune.conftest import write_dataset
 
 Values = dict[str, Any]
 Reading = Callable[[Path], "Read"]
@@ -61,25 +69,6 @@ UNREAD = ("demos/", "experience/", "tensorboard/", "videos/", "report.html")
 _PICTURES = (".png", ".jpg", ".mp4", ".svg")
 _ARRAYS = (np.ndarray, np.generic, torch.Tensor)
 
-TINY: dict[str, Any] = {
-    "recipe": "tiny",
-    "num_envs": 2,
-    "n_exec": 4,
-    "env": {"task": "reach", "horizon_s": 0.5, "num_threads": 1},
-    "demos": {"episodes": 3},
-    "policy": {"horizon": 8, "width": 16, "depth": 1, "time_dim": 8, "steps": 2},
-    "bc": {"updates": 6, "batch": 8},
-    "residual": {
-        "env_steps": 40,
-        "batch": 8,
-        "explore_steps": 10,
-        "capacity": 1000,
-        "algorithm": {"num_critics": 2, "width": 16, "depth": 1, "critic_warmup": 5},
-    },
-    "evaluate": {"episodes": 4, "num_envs": 2, "every_env_steps": 20, "quick_episodes": 2},
-    "checkpoint": {"every_s": 0.0, "every_steps": 2},
-    "video": {"episodes": 0, "failures": 0},
-}
 META = EpisodesMeta(
     task="Flips",
     robot="gantry",
@@ -105,10 +94,19 @@ class Read:
 
 def make_run(folder: Path) -> Path:
     """Trains a tiny run and returns its folder."""
-    config = build(RunConfig, TINY | {"out": str(folder)})
-    phases.run(config)
-    (made,) = (path.parent for path in folder.glob("*/config.yaml"))
-    return made
+    phases.run(build(RunConfig, SMALL | {"out": str(folder)}))
+    return folder_of(folder)
+
+
+def make_finetune_run(folder: Path) -> Path:
+    """Fine-tunes on seven made-up episodes and returns the run's folder; ACT is left out: 10 s to import."""
+    dataset = write_dataset(folder.with_name("dataset"), list(range(7)))
+    words = {"dataset": str(dataset), "out": str(folder)}
+    words |= {"checkpoint": SMALL_FINETUNING["checkpoint"] | {"keep": 6}}  # some of the midst of training
+    config = build(FinetuneConfig, SMALL_FINETUNING | words)
+    with mock.patch("robot_rl.train.finetune.act.find_spec", return_value=None):
+        finetuning.run(config)
+    return folder_of(folder)
 
 
 def make_store(folder: Path) -> Path:
@@ -140,14 +138,21 @@ def run_readings() -> dict[str, Reading]:
     """Returns everything that a program reads of a run folder, by name."""
     return {
         "config": lambda folder: Read({"config": repr(load_config(folder))}),
-        "checkpoint": lambda folder: Read(flat(CheckpointStore(folder / "checkpoints").load())),
-        "older checkpoint": lambda folder: Read(flat([read_state(path) for path in checkpoints(folder)])),
+        **_READINGS,
         "base": lambda folder: read_policy(folder / "policy/base"),
         "final": lambda folder: read_policy(folder / "policy/final"),
         "evaluation base": lambda folder: Read(flat(read_evaluation(folder, "base"))),
         "evaluation final": lambda folder: Read(flat(read_evaluation(folder, "final"))),
-        "report": read_report,
-        "metrics of a resumed run": resume_metrics,
+    }
+
+
+def finetune_readings() -> dict[str, Reading]:
+    """Returns everything that a program reads of the folder of a fine-tuning run, by name."""
+    return {
+        "config": lambda folder: Read({"config": repr(finetuning.load_config(folder))}),
+        **_READINGS,
+        "policy": lambda folder: read_policy(folder / "policy"),
+        "page": read_page,
     }
 
 
@@ -176,6 +181,22 @@ def resume_metrics(folder: Path) -> Read:
     with MetricsWriter(folder, tensorboard=False) as writer:
         writer.load_state_dict(state["metrics"])
     return Read({f"row {row!r}": True for row in read_metrics(folder / FILE_NAME)})
+
+
+def read_page(folder: Path) -> Read:
+    """Draws the page again; one that says what it lacks may be any other page."""
+    report = write_report([folder], folder / "drawn.html")
+    drawn, _, _ = report.path.read_text().replace(folder.name, "<run>").partition("<footer>")  # it has a date
+    return Read({} if report.missing else {"page": drawn}, report.missing)
+
+
+_READINGS: dict[str, Reading] = {
+    "checkpoint": lambda folder: Read(flat(CheckpointStore(folder / "checkpoints").load())),
+    "older checkpoint": lambda folder: Read(flat([read_state(path) for path in checkpoints(folder)])),
+    "report": read_report,
+    "metrics of a resumed run": resume_metrics,
+}
+"""Of the runs of both commands."""
 
 
 def read_store(folder: Path) -> Read:
@@ -377,24 +398,32 @@ def main(words: list[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--run-flips", type=int, default=500)
+    parser.add_argument("--finetune-flips", type=int, default=200)
     parser.add_argument("--store-flips", type=int, default=400)
-    parser.add_argument("--cuts", type=int, default=100, help="of each of the two")
+    parser.add_argument("--cuts", type=int, default=100, help="of each of these that is flipped")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args(words)
-    return 0 if campaign(given.run_flips, given.store_flips, given.cuts, given.seed) else 1
+    flips = {"run": given.run_flips, "finetune": given.finetune_flips, "store": given.store_flips}
+    return 0 if campaign(flips, given.cuts, given.seed) else 1
 
 
-def campaign(run_flips: int, store_flips: int, cuts: int, seed: int) -> bool:
-    """Damages run folders and stores; returns whether all was noticed or harmless."""
+def campaign(flips: Mapping[str, int], cuts: int, seed: int) -> bool:
+    """Damages run folders and stores; returns whether all was noticed or harmless.
+
+    Args:
+        flips: bits of each: `run`, `finetune`, `store`.
+        cuts: files of each, but of those without flips, that are cut.
+        seed: of the first case.
+    """
     torch.set_num_threads(1)
     scratch = Path(tempfile.mkdtemp(prefix="robot-rl-flips-"))
-    is_good, kinds = True, list[tuple[Kind, int, bool]]()
-    if run_flips or cuts:
-        run = Kind("run folder", make_run(scratch / "runs"), run_readings(), verify=False)
-        kinds += [(run, run_flips, False), (run, cuts, True)]
-    if store_flips or cuts:
-        store = Kind("store", make_store(scratch / "store"), {"steps": read_store}, verify=True)
-        kinds += [(store, store_flips, False), (store, cuts, True)]
+    is_good = True
+    kinds: list[tuple[Kind, int, bool]] = []
+    with mock.patch.dict(os.environ, {"ROBOT_RL_STATE": str(scratch / "state")}):  # leases of its own
+        for name, make in _KINDS.items():
+            if flips[name]:
+                kind = make(scratch)
+                kinds += [(kind, flips[name], False), (kind, cuts, True)]
     for kind, count, cut in kinds:
         if not count:
             continue
@@ -409,6 +438,15 @@ def campaign(run_flips: int, store_flips: int, cuts: int, seed: int) -> bool:
     else:
         print(f"kept: {scratch}")
     return is_good
+
+
+_KINDS: dict[str, Callable[[Path], Kind]] = {
+    "run": lambda at: Kind("run folder", make_run(at / "runs"), run_readings(), verify=False),
+    "finetune": lambda at: Kind(
+        "fine-tuning run", make_finetune_run(at / "finetuning"), finetune_readings(), verify=False
+    ),
+    "store": lambda at: Kind("store", make_store(at / "store"), {"steps": read_store}, verify=True),
+}
 
 
 if __name__ == "__main__":

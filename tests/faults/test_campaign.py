@@ -10,10 +10,10 @@ import pytest
 CAMPAIGN = Path(__file__).with_name("campaign.py")
 
 
-def campaign(*words: str) -> subprocess.CompletedProcess[str]:
-    """Runs the campaign as the program that it is: its children are forked from a process without threads."""
+def campaign(*words: str, program: Path = CAMPAIGN) -> subprocess.CompletedProcess[str]:
+    """Runs a campaign as the program that it is: children are forked from a process without threads."""
     return subprocess.run(
-        [sys.executable, str(CAMPAIGN), *words], capture_output=True, text=True, check=False, timeout=100
+        [sys.executable, str(program), *words], capture_output=True, text=True, check=False, timeout=100
     )
 
 
@@ -48,11 +48,18 @@ def test_the_campaign_notices_a_loss(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.slow
-def test_no_damaged_file_of_a_run_or_a_store_is_read_as_if_it_were_whole() -> None:
-    words = ("--run-flips", "30", "--store-flips", "30", "--cuts", "10")
-    done = campaign("--kills", "0", "--truncations", "0", "--flips", "0", *words)
+@pytest.mark.parametrize(
+    ("kind", "name", "flips", "cuts"),
+    [("run", "run folder", 30, 10), ("finetune", "fine-tuning run", 15, 5), ("store", "store", 30, 10)],
+)
+def test_no_damaged_file_of_a_run_or_a_store_is_read_as_if_it_were_whole(
+    kind: str, name: str, flips: int, cuts: int
+) -> None:
+    counts = {"--run-flips": 0, "--finetune-flips": 0, "--store-flips": 0, f"--{kind}-flips": flips}
+    words = [word for option, count in {**counts, "--cuts": cuts}.items() for word in (option, str(count))]
+    done = campaign(*words, program=CAMPAIGN.with_name("flip_runs.py"))
     assert done.returncode == 0, done.stdout + done.stderr
-    for part in ("30 flips of a run folder", "30 flips of a store", "10 cuts of a run folder"):
+    for part in (f"{flips} flips of a {name}", f"{cuts} cuts of a {name}"):
         (line,) = [line for line in done.stdout.splitlines() if part in line]
         assert "0 wrong, 0 traceback" in line
         assert " 0 noticed" not in line

@@ -26,29 +26,9 @@ from robot_rl.train.phases import resume, run
 from robot_rl.train.pictures import Photographer
 from robot_rl.train.record import load_config, new_folder
 from tests.arms import write_arm
-from tests.runs import folder_of
+from tests.runs import SMALL, folder_of
 
 pytestmark = pytest.mark.usefixtures("whole_runs")
-
-SMALL: dict[str, Any] = {
-    "recipe": "small",
-    "num_envs": 2,
-    "n_exec": 4,
-    "env": {"task": "reach", "horizon_s": 0.5, "num_threads": 1},
-    "demos": {"episodes": 3},
-    "policy": {"horizon": 8, "width": 16, "depth": 1, "time_dim": 8, "steps": 2},
-    "bc": {"updates": 6, "batch": 8},
-    "residual": {
-        "env_steps": 40,
-        "batch": 8,
-        "explore_steps": 10,
-        "capacity": 1000,
-        "algorithm": {"num_critics": 2, "width": 16, "depth": 1, "critic_warmup": 5},
-    },
-    "evaluate": {"episodes": 4, "num_envs": 2, "every_env_steps": 20, "quick_episodes": 2},
-    "checkpoint": {"every_s": 0.0, "every_steps": 2},
-    "video": {"episodes": 0, "failures": 0},
-}
 
 
 def small(out: Path, **changes: Any) -> RunConfig:

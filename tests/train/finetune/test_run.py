@@ -25,24 +25,9 @@ from robot_rl.train.finetune.data import DemoData, open_data
 from robot_rl.train.finetune.learn import FinetuneSession, policy_errors
 from robot_rl.train.finetune.policies import check_features
 from robot_rl.train.finetune.run import FinetuneSummary
-from tests.runs import killed_after
+from tests.runs import SMALL_FINETUNING, killed_after
 
 pytestmark = pytest.mark.usefixtures("whole_runs")
-
-SMALL: dict[str, Any] = {
-    "size": "tiny",
-    "horizon": 4,
-    "picture": [24, 32],
-    "heldout": 2,
-    "updates": 6,
-    "batch": 8,
-    "stride": 2,
-    "curve_points": 3,
-    "metrics_rows": 6,
-    "options": {"picture": [24, 32]},
-    "act": {"lrs": [1e-3], "batches": [4]},
-    "checkpoint": {"every_s": 0.0, "every_steps": 2},
-}
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +36,7 @@ def easy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def small(dataset: Path, out: Path, **changes: Any) -> FinetuneConfig:
-    return build(FinetuneConfig, {**SMALL, "dataset": str(dataset), "out": str(out), **changes})
+    return build(FinetuneConfig, {**SMALL_FINETUNING, "dataset": str(dataset), "out": str(out), **changes})
 
 
 def weights(folder: Path) -> bytes:
@@ -127,7 +112,12 @@ def test_without_a_length_one_is_found_on_training_episodes(
 
 @pytest.mark.slow
 def test_a_run_learns(dataset: Path, run_of: Callable[..., FinetuneSummary]) -> None:
-    options = {**SMALL["options"], "relative_actions": False, "state_noise": 0.0, "state_dropout": 0.0}
+    options = {
+        **SMALL_FINETUNING["options"],
+        "relative_actions": False,
+        "state_noise": 0.0,
+        "state_dropout": 0.0,
+    }
     first, trained = (run_of(dataset, updates=n, options=options, baselines=False) for n in (1, 100))
     assert trained.heldout_error < 0.6 * first.heldout_error
 
@@ -167,7 +157,7 @@ def test_what_is_linear_needs_no_training(
     dataset: Path, run_of: Callable[..., FinetuneSummary], tmp_path: Path
 ) -> None:
     # The made-up arm is linear in its last two states: one update of the network is as good as none.
-    options = {**SMALL["options"], "linear": 1e-3}
+    options = {**SMALL_FINETUNING["options"], "linear": 1e-3}
     summary = run_of(dataset, updates=1, baselines=False, last_action=True, history=1, options=options)
     assert summary.heldout_error < 0.5 * summary.predictors["last action"]["normalised"]
     policy, meta = load_policy(Path(summary.run) / "policy")
