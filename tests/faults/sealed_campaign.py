@@ -1,10 +1,15 @@
-"""Turns bits over in sealed datasets and cuts their files; says what was noticed, harmless, or read wrongly.
+"""Turns bits over in datasets and cuts their files; says what was noticed, harmless, or read wrongly.
 
     python tests/faults/sealed_campaign.py --flips 400 --cuts 100 --seed 0
 
 Every case damages one file of a copy, chosen first among the files and then among its bytes, reads
-everything that the dataset holds, asks `replay verify`, and lets one of compact, filter, merge and
-split have it. What is read has to be what was recorded, or a message; `verify` may not say sound.
+everything that the dataset holds, asks `replay verify`, and lets one command of `replay` have it that
+makes something of it: all of them in turn. What is read has to be what was recorded, or a message;
+`verify` may not say sound. A command refuses and leaves nothing behind, or makes what it makes of the whole
+dataset, file for file.
+
+Datasets are sealed ones, and two as others make them (version 3 and 2.1, with annotations and columns that
+nobody here knows), whose checksums `replay checksum` has recorded.
 """
 
 from __future__ import annotations
@@ -12,12 +17,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import json
 import shutil
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +34,13 @@ from robot_rl.cli import replay
 from robot_rl.core.errors import RobotRLError
 from robot_rl.data.episode import Feature
 from robot_rl.data.episodes import EpisodesMeta
+from robot_rl.data.lerobot.checksums import MAIN, Checksums
 from robot_rl.data.lerobot.compact import compact
 from robot_rl.data.lerobot.reader import Dataset
 from robot_rl.data.store.seal import SealOptions, seal
 from robot_rl.data.store.writer import StoreWriter
+from tests.data.lerobot.conftest import make_episode
+from tests.data.lerobot.shapes import annotated, version_21
 
 EPISODES, STEPS = 4, 9
 META = EpisodesMeta(
@@ -51,7 +60,24 @@ NUMBERS = (
     *("action", "base_action", "reward", "terminated", "truncated", "success"),
     *("source", "policy_version", "stamp_ns"),
 )
-EDITS = ("compact", "filter", "merge", "split")
+EDITS = {
+    "compact": ("compact", "{folder}"),
+    "filter": ("filter", "{folder}", "out={out}", "min_steps=2"),
+    "merge": ("merge", "{folder}", "{whole}", "out={out}"),
+    "split": ("split", "{folder}", f"{{out}}=0-{EPISODES - 1}"),
+    "rename": ("rename", "{folder}", "out={out}", "quality=grade"),
+    "upgrade": ("upgrade", "{folder}", "out={out}"),
+    "stats": ("stats", "{folder}"),
+    "tasks": ("tasks", "{folder}", "0=survive longer"),
+    "filter anew": ("filter", "{folder}", "out={out}", "min_steps=2", "images=png"),
+    "merge anew": ("merge", "{folder}", "{whole}", "out={out}", "images=png"),
+    "split anew": ("split", "{folder}", f"{{out}}=0-{EPISODES - 1}", "images=png"),
+}
+"""Words of `replay`. Files are copied, but `anew`: decoded and recorded again."""
+IN_PLACE = ("compact", "stats", "tasks")
+OURS = tuple(edit for edit in EDITS if edit not in ("rename", "upgrade"))
+OTHERS = ("compact", "filter", "merge", "split", "rename", "stats", "tasks")
+OLD = ("upgrade", "filter", "merge", "split", "rename", "stats", "tasks")
 BAD = ("read wrongly", "edited wrongly", "tracebacks", "called sound")
 
 Values = dict[str, Any]
@@ -117,10 +143,11 @@ def values(folder: Path) -> Values:
         episode = take(f"episode {number}", lambda number=number: dataset.read(number))
         if isinstance(episode, RobotRLError | str):
             continue
+        take(f"rows {number}", lambda number=number: _bytes_of(dataset.rows(number)))
         found[f"episode {number}"] = {name: getattr(episode, name).tobytes() for name in NUMBERS} | {
             "words": (episode.meta, episode.device),
-            "final": {key: np.asarray(value).tobytes() for key, value in episode.final_obs.items()},
-            "stamps": {key: value.tobytes() for key, value in episode.picture_stamp_ns.items()},
+            "final": _bytes_of(episode.final_obs),
+            "stamps": _bytes_of(episode.picture_stamp_ns),
         }
         for key, part in episode.obs.items():
             take(
@@ -128,6 +155,10 @@ def values(folder: Path) -> Values:
                 lambda part=part: b"".join(np.asarray(part[t]).tobytes() for t in range(len(part))),
             )
     return found
+
+
+def _bytes_of(columns: Mapping[str, Any]) -> dict[str, bytes]:
+    return {name: np.asarray(column).tobytes() for name, column in columns.items()}
 
 
 def judge(got: Values, truth: Values) -> tuple[str, str]:
@@ -156,57 +187,100 @@ def command(*words: str) -> tuple[str, str]:
         return "tracebacks", f"{words[0]}: {type(error).__name__}: {error}"
 
 
-def edited(edit: str, folder: Path, truth: Values) -> tuple[str, str]:
-    """Lets a command have the damaged dataset; what it makes of it has to be what was recorded."""
+class Template:
+    """A sound dataset, what it holds, and what commands make of it."""
+
+    def __init__(self, folder: Path, edits: tuple[str, ...]) -> None:
+        self.folder = folder
+        self.edits = edits
+        sums = Checksums(folder)
+        names = sorted(contents(folder))
+        self.files = [name for name in names if name.startswith(_SUMS) or sums.recorded(name) is not None]
+        """Those that can be told from what they were."""
+        self.truth = values(folder)
+        assert judge(self.truth, self.truth) == ("equal", "")
+        assert command("verify", str(folder)) == ("done", "")
+        self._made: dict[str, dict[str, bytes]] = {}
+
+    def words(self, edit: str, folder: Path, out: Path) -> list[str]:
+        """Returns the words of a command for a copy of the dataset."""
+        return [word.format(folder=folder, out=out, whole=self.folder) for word in EDITS[edit]]
+
+    def made(self, edit: str) -> dict[str, bytes]:
+        """Returns what a command makes of the whole dataset."""
+        if edit not in self._made:
+            copy, out = self.folder.with_name("copy"), self.folder.with_name("whole")
+            shutil.copytree(self.folder, copy)
+            assert command(*self.words(edit, copy, out)) == ("done", "")
+            new = copy if edit in IN_PLACE else out
+            assert command("verify", str(new)) == ("done", "")
+            self._made[edit] = contents(new)
+            for path in (copy, out):
+                shutil.rmtree(path, ignore_errors=True)
+        return self._made[edit]
+
+
+_SUMS = MAIN.removesuffix(".json")
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Returns the files below a folder, if it is there."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def edited(edit: str, template: Template, folder: Path, damaged: str) -> tuple[str, str]:
+    """Lets a command have a dataset with a damaged file; returns what came of it, and why."""
     out = folder.with_name("edited")
     shutil.rmtree(out, ignore_errors=True)
-    words = {
-        "compact": ("compact", str(folder)),
-        "filter": ("filter", str(folder), f"out={out}", "images=png", "min_steps=1"),
-        "merge": ("merge", str(folder), f"out={out}", "images=png"),
-        "split": ("split", str(folder), f"{out}=0-{EPISODES - 1}", "images=png"),
-    }[edit]
-    ended, why = command(*words)
+    before, beside = contents(folder), set(folder.parent.iterdir())
+    ended, why = command(*template.words(edit, folder, out))
     if ended != "done":
-        return ended, why
-    result, why = judge(values(folder if edit == "compact" else out), truth)
-    if result == "told":  # a result that cannot be read
-        return "edited wrongly", f"{edit}: {why}"
-    return ("edited wrongly" if result == "read wrongly" else result), f"{edit}: {why}"
+        is_left = contents(folder) == before and set(folder.parent.iterdir()) == beside
+        return (
+            (ended, why) if is_left else ("edited wrongly", f"{edit}: it refused, and left something behind")
+        )
+    got, whole = contents(folder if edit in IN_PLACE else out), template.made(edit)
+    other = [name for name in {**whole, **got} if not is_same(name, whole.get(name), got.get(name))]
+    if not other:
+        return "equal", ""
+    if edit in IN_PLACE and other == [damaged] and command("verify", str(folder))[0] == "told":
+        return "told", f"{edit}: {damaged} is left as it is, and named still"
+    return "edited wrongly", f"{edit}: {', '.join(other)}"
 
 
-class Template:
-    """A sound dataset, what it holds, and what its edited copies hold."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.files = sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
-        self.truth = values(folder)
-        copy = Path(shutil.copytree(folder, folder.with_name("copy")))
-        assert command("verify", str(copy)) == ("done", "")
-        self.edited: dict[str, Values] = {}
-        for edit in reversed(EDITS):
-            out = folder.with_name("edited")
-            assert edited(edit, copy, {})[0] == "edited wrongly"
-            self.edited[edit] = values(copy if edit == "compact" else out)
-        shutil.rmtree(copy)
+def is_same(name: str, one: bytes | None, two: bytes | None) -> bool:
+    """Whether two files are the same; of JSON, what they say."""
+    if one is None or two is None or one == two or not name.endswith(".json"):
+        return one == two
+    try:
+        return json.loads(one) == json.loads(two)
+    except ValueError:
+        return False
 
 
 def templates(folder: Path) -> Iterator[Template]:
-    """Yields datasets of several shapes: video and PNG, a file for each episode, and joined."""
+    """Yields datasets of several shapes: video and PNG, a file for each episode, and joined; of others."""
     for name, images in (("video", "video"), ("png", "png"), ("joined", "video")):
         made = record(folder / name, images)
         if name == "joined":
             compact(made)
-        yield Template(made)
+        found = Template(made, OURS)
+        assert found.files == sorted(contents(made)), "a file of ours has no checksum"
+        yield found
+    for name, make, edits in (("others", annotated, OTHERS), ("old", version_21, OLD)):
+        made = make(folder / name, make_episode)
+        assert command("checksum", str(made)) == ("done", "")
+        yield Template(made, edits)
 
 
 def run(what: str, count: int, seed: int, folder: Path, made: list[Template]) -> Counter[str]:
     """Damages copies; returns how the cases ended."""
     counts: Counter[str] = Counter(dict.fromkeys((*BAD, "told", "equal", "refused by the edit"), 0))
+    turns = [(template, edit) for template in made for edit in template.edits]
+    order = np.random.default_rng((seed, what == "flips")).permutation(len(turns))
     for case in range(count):
         rng = np.random.default_rng((seed + case, what == "flips"))
-        template = made[case % len(made)]
+        template, edit = turns[order[case % len(turns)]]
         file = template.files[int(rng.integers(len(template.files)))]
         store = folder / "damaged"
         shutil.rmtree(store, ignore_errors=True)
@@ -219,8 +293,7 @@ def run(what: str, count: int, seed: int, folder: Path, made: list[Template]) ->
         verdict = command("verify", str(store))
         if verdict[0] == "done":
             verdict = ("called sound", "")
-        edit = EDITS[case // len(made) % len(EDITS)]
-        result = edited(edit, store, template.edited[edit])
+        result = edited(edit, template, store, file)
         for number, (name, why) in enumerate((ended, verdict, result)):
             if name in BAD:
                 print(f"  {at}: {name} {why[:150]}", flush=True)
@@ -249,9 +322,7 @@ def main(words: list[str] | None = None) -> int:
             counts = run(what, count, given.seed, folder, made)
             is_good &= not any(counts[name] for name in BAD)
             said = ", ".join(f"{number:,} {name}" for name, number in counts.items())
-            print(
-                f"{count:,} {what} of sealed datasets: {said} ({time.monotonic() - began:.0f} s)", flush=True
-            )
+            print(f"{count:,} {what} of datasets: {said} ({time.monotonic() - began:.0f} s)", flush=True)
     finally:
         shutil.rmtree(folder)
     return 0 if is_good else 1
