@@ -315,15 +315,15 @@ def _stats(paths: Sequence[str], settings: dict[str, str]) -> Result:
 
 
 def _tasks(paths: Sequence[str], settings: dict[str, str]) -> Result:
-    from robot_rl.data.lerobot.amend import rename_task, tasks_of_rows
+    from robot_rl.data.lerobot.amend import rename_tasks, tasks_of_rows
     from robot_rl.data.lerobot.reader import Dataset
 
     folder = _recorded("tasks", paths)
     numbers = {_number("tasks", "number", number): text for number, text in settings.items()}
     found = tasks_of_rows(Dataset(folder))  # damage is found before anything is changed
-    for number, text in numbers.items():
-        rename_task(folder, number, text)
-        found[number] = (text, *found[number][1:])
+    if numbers:
+        rename_tasks(folder, numbers)
+        found |= {number: (text, *found[number][1:]) for number, text in numbers.items()}
     for number, (text, episodes, steps) in found.items():
         print(f"{number}  {text}  ({_count(episodes, 'episode')}, {_count(steps, 'step')})")
     keys = ("number", "task", "episodes", "steps")

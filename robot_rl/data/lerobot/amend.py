@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -111,48 +111,51 @@ def tasks_of_rows(dataset: Dataset) -> dict[int, tuple[str, int, int]]:
 
 
 @refusing(DatasetError, kept="The dataset is whole.")
-def rename_task(folder: str | Path, number: int, text: str) -> None:
-    """Gives an instruction another text, wherever the dataset names it.
+def rename_tasks(folder: str | Path, texts: Mapping[int, str]) -> None:
+    """Gives instructions, by number, another text, wherever the dataset names them; all or none.
 
     Raises:
-        DatasetError: no such instruction, or another one has this text already.
+        DatasetError: no such instruction, or two would have one text.
     """
     with amended(Path(folder)) as new:
-        _rename_task(Path(folder), new, number, text)
+        tasks = Dataset(folder).index.tasks
+        for number in texts:
+            if number not in tasks:
+                allowed = ", ".join(map(str, sorted(tasks)))
+                raise DatasetError(f"{folder}: there is no task {number}, allowed: {allowed}.")
+        after = {**tasks, **texts}
+        for number, text in texts.items():
+            if text in (other for n, other in after.items() if n != number):
+                raise DatasetError(
+                    f"{folder}: another task is {text!r} already, and two cannot have one text. "
+                    "Choose another text."
+                )
+        _rename_tasks(new, {tasks[number]: text for number, text in texts.items()})
 
 
-def _rename_task(folder: Path, new: Path, number: int, text: str) -> None:
-    tasks = Dataset(folder).index.tasks
-    if number not in tasks:
-        raise DatasetError(
-            f"{folder}: there is no task {number}, allowed: {', '.join(map(str, sorted(tasks)))}."
-        )
-    if text in (other for n, other in tasks.items() if n != number):
-        raise DatasetError(
-            f"{folder}: another task is {text!r} already, and two cannot have one text. Choose another text."
-        )
-    old = tasks[number]
+def _rename_tasks(new: Path, texts: Mapping[str, str]) -> None:
+    """Writes the new text of each old one."""
 
-    def renamed(texts: list[str] | None) -> list[str] | None:
-        return None if texts is None else [text if one == old else one for one in texts]
+    def renamed(found: list[str] | None) -> list[str] | None:
+        return None if found is None else [texts.get(text, text) for text in found]
 
     if (new / "meta/episodes.jsonl").is_file():
         lines = read_lines(new, "meta/tasks.jsonl")
-        lines = [{**line, "task": text} if line["task_index"] == number else line for line in lines]
+        lines = [{**line, "task": texts.get(line["task"], line["task"])} for line in lines]
         _replace_lines(new / "meta/tasks.jsonl", lines)
         episodes = read_lines(new, "meta/episodes.jsonl")
         _replace_lines(
             new / "meta/episodes.jsonl", [{**e, "tasks": renamed(e.get("tasks"))} for e in episodes]
         )
         return
-    _replace_table(new / lay.TASKS, lambda table: _replaced(table, old, text))
+    _replace_table(new / lay.TASKS, lambda table: _replaced(table, texts))
     for path in listed(new / "meta/episodes", "*/*.parquet"):
         _replace_table(path, lambda table: _in_column(table, "tasks", renamed))
     own = new / lay.OWN
     if own.is_file():
         content = json.loads(own.read_text())
-        is_it = content.get("instruction") == old
-        write_json(own, {**content, "instruction": text} if is_it else content)
+        if content.get("instruction") in texts:
+            write_json(own, {**content, "instruction": texts[content["instruction"]]})
 
 
 @contextmanager
@@ -200,12 +203,12 @@ def _with_stats(table: Any, stats: dict[int, dict[str, Any]]) -> Any:
     return table
 
 
-def _replaced(table: Any, old: str, text: str) -> Any:
-    """Returns a table of texts with one of them changed."""
+def _replaced(table: Any, texts: Mapping[str, str]) -> Any:
+    """Returns a table of texts with some of them changed."""
     names: list[str] = table.column_names
     for name in names:
-        if old in table[name].to_pylist():
-            table = _in_column(table, name, lambda value: text if value == old else value)
+        if any(isinstance(value, str) and value in texts for value in table[name].to_pylist()):
+            table = _in_column(table, name, lambda value: texts.get(value, value))
     return table
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from robot_rl.core.errors import DatasetError
 from robot_rl.data.episode import Episode
-from robot_rl.data.lerobot.amend import recompute_stats, rename_task, tasks_of_rows
+from robot_rl.data.lerobot.amend import recompute_stats, rename_tasks, tasks_of_rows
 from robot_rl.data.lerobot.checksums import Checksums, record
 from robot_rl.data.lerobot.damage import check
 from robot_rl.data.lerobot.reader import Dataset
@@ -51,14 +51,29 @@ def test_an_instruction_gets_another_text(tmp_path: Path, made: Made, maker: Mak
     folder = maker(tmp_path / "set", made)
     before = {number: of[1:] for number, of in tasks_of_rows(Dataset(folder)).items()}
     assert before == {0: (4, 12), 1: (4, 9), 2: (2, 4)}
-    rename_task(folder, 0, "touch the cube")
+    rename_tasks(folder, {0: "touch the cube"})
     found = tasks_of_rows(Dataset(folder))
     assert [of[0] for of in found.values()] == ["touch the cube", *TASKS[1:]]
     assert Dataset(folder).read(0).meta.instruction == "touch the cube"
     with pytest.raises(DatasetError, match=r"another task is 'lift it' already"):
-        rename_task(folder, 2, "lift it")
+        rename_tasks(folder, {2: "lift it"})
     with pytest.raises(DatasetError, match=r"there is no task 7, allowed: 0, 1, 2\."):
-        rename_task(folder, 7, "x")
+        rename_tasks(folder, {7: "x"})
+
+
+@pytest.mark.parametrize("maker", [many_tasks, version_21])
+def test_several_instructions_change_at_once_or_none_does(tmp_path: Path, made: Made, maker: Maker) -> None:
+    """One by one, the first was changed when the second was refused, and no two could change places."""
+    folder = maker(tmp_path / "set", made)
+    with pytest.raises(DatasetError, match=r"there is no task 7"):
+        rename_tasks(folder, {0: "touch the cube", 7: "x"})
+    with pytest.raises(DatasetError, match=r"another task is 'x' already"):
+        rename_tasks(folder, {0: "x", 2: "x"})
+    assert [of[0] for of in tasks_of_rows(Dataset(folder)).values()] == list(TASKS)
+    rename_tasks(folder, {0: TASKS[1], 1: TASKS[0]})
+    assert [of[0] for of in tasks_of_rows(Dataset(folder)).values()] == [TASKS[1], TASKS[0], TASKS[2]]
+    assert Dataset(folder).read(0).meta.instruction == TASKS[1]
+    assert check(folder, thorough=True) == []
 
 
 def test_depth_as_video_keeps_its_statistics(tmp_path: Path, made: Made) -> None:
@@ -107,7 +122,7 @@ def test_what_a_kill_left_of_a_commit_is_passed_over(tmp_path: Path, made: Made,
     content = torn.read_bytes()
     assert recompute_stats(folder) == 4
     assert torn.read_bytes() == content
-    rename_task(folder, 0, "touch the cube")
+    rename_tasks(folder, {0: "touch the cube"})
     assert check(folder) == []
 
 
@@ -121,7 +136,9 @@ def test_nobody_writes_while_statistics_are_computed(tmp_path: Path, made: Made)
     assert recompute_stats(folder, append) == 4
 
 
-@pytest.mark.parametrize("edit", [recompute_stats, lambda folder: rename_task(folder, 0, "touch the cube")])
+@pytest.mark.parametrize(
+    "edit", [recompute_stats, lambda folder: rename_tasks(folder, {0: "touch the cube"})]
+)
 def test_links_to_folders_stay(tmp_path: Path, made: Made, edit: Callable[[Path], object]) -> None:
     """Videos on another disk: an empty folder took the place of the link."""
     folder = many_tasks(tmp_path / "set", made)
@@ -139,7 +156,7 @@ def test_metadata_behind_a_link_is_refused(tmp_path: Path, made: Made) -> None:
     (folder / "meta/episodes").symlink_to(tmp_path / "episodes")
     content = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     with pytest.raises(DatasetError, match=r"meta/episodes: a link to .* Put that folder itself here"):
-        rename_task(folder, 0, "touch the cube")
+        rename_tasks(folder, {0: "touch the cube"})
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == content
 
 
@@ -154,7 +171,7 @@ def test_a_failure_leaves_the_dataset_as_it_was(
 
     monkeypatch.setattr("robot_rl.data.lerobot.amend.sync_tree", killed)
     with pytest.raises(KeyboardInterrupt):
-        rename_task(folder, 0, "touch the cube")
+        rename_tasks(folder, {0: "touch the cube"})
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == content
     assert [path.name for path in tmp_path.iterdir()] == ["set"]
 
@@ -168,7 +185,7 @@ def test_what_is_amended_has_new_checksums_and_the_rest_its_own(tmp_path: Path, 
     video.write_bytes(content)
     name = video.relative_to(folder).as_posix()
     before = Checksums(folder).recorded("meta/info.json")
-    rename_task(folder, 0, "touch the cube")
+    rename_tasks(folder, {0: "touch the cube"})
     assert Dataset(folder).read(0).meta.instruction == "touch the cube"
     assert Checksums(folder).recorded("meta/info.json") == before
     assert [found for found, _ in Checksums(folder).problems(0)] == [name]
