@@ -143,6 +143,7 @@ def run_readings() -> dict[str, Reading]:
         "final": lambda folder: read_policy(folder / "policy/final"),
         "evaluation base": lambda folder: Read(flat(read_evaluation(folder, "base"))),
         "evaluation final": lambda folder: Read(flat(read_evaluation(folder, "final"))),
+        **_RESUMED,
     }
 
 
@@ -153,6 +154,7 @@ def finetune_readings() -> dict[str, Reading]:
         **_READINGS,
         "policy": lambda folder: read_policy(folder / "policy"),
         "page": read_page,
+        **_RESUMED,
     }
 
 
@@ -194,9 +196,10 @@ _READINGS: dict[str, Reading] = {
     "checkpoint": lambda folder: Read(flat(CheckpointStore(folder / "checkpoints").load())),
     "older checkpoint": lambda folder: Read(flat([read_state(path) for path in checkpoints(folder)])),
     "report": read_report,
-    "metrics of a resumed run": resume_metrics,
 }
 """Of the runs of both commands."""
+_RESUMED: dict[str, Reading] = {"metrics of a resumed run": resume_metrics}
+"""The last: it takes a torn row out of the file."""
 
 
 def read_store(folder: Path) -> Read:
