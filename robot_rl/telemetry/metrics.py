@@ -96,6 +96,8 @@ class MetricsWriter:
         lines, rows = _read_lines(self._path), int(state["rows"])
         ends = itertools.accumulate(line.num_rows for line in lines)
         self._keep([line for line, end in zip(lines, ends, strict=True) if end <= rows], lines)
+        if self._num_rows < rows:
+            logger.warning("%s: %d rows at its end are gone", self._path, rows - self._num_rows)
 
     def close(self) -> None:
         if not self._file.closed:

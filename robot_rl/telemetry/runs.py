@@ -158,6 +158,9 @@ def load_run(folder: Path) -> RunRecord:
     config = _read_yaml(folder / "config.yaml", missing)
     rows, damaged = read_run(folder / FILE_NAME) if (folder / FILE_NAME).is_file() else ([], [])
     missing += [f"{FILE_NAME}: {problem}" for problem in damaged]
+    written = summary.get("rows")
+    if not damaged and isinstance(written, int) and len(rows) < written:
+        missing.append(f"{FILE_NAME}: {written - len(rows)} of {written} rows are not there")
     if not rows:
         missing.append(f"{FILE_NAME}: not there or empty, so there are no curves")
     return RunRecord(folder, summary, rows, config, _read_failures(folder, missing), missing)

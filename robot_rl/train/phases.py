@@ -85,6 +85,8 @@ class Summary:
     """Wall-clock seconds by stage."""
     versions: dict[str, str]
     machine: dict[str, str]
+    rows: int
+    """Of metrics.jsonl: one that was cut between two of them has fewer."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -319,6 +321,7 @@ def _conclude(session: Session) -> Summary:
         timing=session.timer.seconds(),
         versions=versions(_PACKAGES),
         machine=machine(config.device),
+        rows=session.metrics.num_rows,
     )
     write_json(session.folder / "summary.json", summary.to_json(), is_checked=True)
     with session.timer.stage("report"):

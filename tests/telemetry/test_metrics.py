@@ -125,6 +125,18 @@ def test_a_resumed_writer_drops_the_torn_line_and_goes_on(tmp_path):
     assert [(row["step"], row["wall_s"]) for row in read_metrics(path)] == [(1, 20.0), (2, 25.0)]
 
 
+def test_rows_that_a_resumed_writer_misses_are_counted(tmp_path, caplog):
+    """A file that was cut between two rows looks like a shorter one."""
+    write_steps(tmp_path, [1, 2, 3], tensorboard=False)
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:1]))
+    with MetricsWriter(tmp_path, tensorboard=False) as writer:
+        writer.load_state_dict({"rows": 1})
+        assert "gone" not in caplog.text
+        writer.load_state_dict({"rows": 3})
+    assert "metrics.jsonl: 2 rows at its end are gone" in caplog.text
+
+
 def test_truncate_after_drops_later_rows_and_their_events(tmp_path):
     with MetricsWriter(tmp_path) as writer:
         for step in (10, 20, 30, 40):

@@ -19,6 +19,13 @@ def make_run(folder, *, summary=None, rows=(), config="recipe: smoke\nseed: 4\ne
     return folder
 
 
+def test_rows_that_a_cut_between_two_took_are_missed(tmp_path):
+    rows = [{"step": step} for step in range(2)]
+    assert load_run(make_run(tmp_path, summary={"rows": 2}, rows=rows)).missing == []
+    missing = load_run(make_run(tmp_path, summary={"rows": 5}, rows=rows)).missing
+    assert missing == ["metrics.jsonl: 3 of 5 rows are not there"]
+
+
 def test_outcomes_come_from_shares_or_from_single_episodes(tmp_path):
     summary = {"base_success": 0.435, "final_successes": [1, 1, 0, 1], "final_success": 0.1, "episodes": 200}
     run = load_run(make_run(tmp_path, summary=summary))

@@ -47,6 +47,7 @@ def test_a_run_leaves_rows_of_every_phase_and_a_bill(tmp_path: Path) -> None:
     summary = run(small(tmp_path))
     folder = folder_of(tmp_path)
     rows = read_metrics(folder / "metrics.jsonl")
+    assert summary.rows == len(rows)
     assert list(dict.fromkeys(row["phase"] for row in rows)) == ["demos", "bc", "base", "residual", "final"]
     # 2 envs: 40 control steps exactly; quick evaluations at 20 and 40, base and final beside them.
     assert summary.env_steps == 40

@@ -118,6 +118,8 @@ class FinetuneSummary:
     """Wall-clock seconds by stage."""
     versions: dict[str, str]
     machine: dict[str, str]
+    rows: int
+    """Of metrics.jsonl: one that was cut between two of them has fewer."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -381,6 +383,7 @@ def _conclude(session: FinetuneSession) -> FinetuneSummary:
         timing=session.timer.seconds(),
         versions=versions(_packages()),
         machine=machine(config.device),
+        rows=session.metrics.num_rows,
     )
     shutil.rmtree(session.folder / PICTURES, ignore_errors=True)
     write_json(session.folder / "summary.json", summary.to_json(), is_checked=True)

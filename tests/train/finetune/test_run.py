@@ -88,6 +88,7 @@ def test_a_run_says_what_it_came_to(whole: FinetuneSummary) -> None:
     assert whole.act_error is None
     assert "pip install -e '.[lerobot]'" in str(whole.act)
     rows = read_metrics(Path(whole.run) / "metrics.jsonl")
+    assert whole.rows == len(rows)
     curve = [row["heldout/error"] for row in rows if "heldout/error" in row]
     assert len(curve) == 4  # neighbours, two looks, the result
     ridge = [row["heldout/ridge"] for row in rows if "heldout/ridge" in row]
