@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 
 from robot_rl.core.errors import DeviceError
+from robot_rl.core.files import at_home
 from robot_rl.real.client import ArmClient
 from robot_rl.real.link import LinkError
 from robot_rl.real.messages import Status
@@ -38,10 +39,10 @@ def run(argv: list[str]) -> int:
     )
     parser.add_argument("operation", choices=_OPERATIONS)
     parser.add_argument("by", nargs="?", default="", help="by=<your name>")
-    parser.add_argument("--folder", type=Path, help="folder of the station's sockets")
+    parser.add_argument("--folder", type=at_home, help="folder of the station's sockets")
     parser.add_argument("--json", action="store_true", help="end with one JSON object")
     words = parser.parse_args(argv)
-    with _connect(words.folder) as client:
+    with _connect(None if words.folder is None else Path(words.folder)) as client:
         if words.operation != "status":
             client.control(words.operation, by=words.by.removeprefix("by="))
         status = client.wait()

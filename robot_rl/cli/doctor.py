@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from robot_rl.config import CONFIGS, options
 from robot_rl.core.check import Check, State
 from robot_rl.core.errors import ConfigError, RobotRLError, UnknownComponentError, nearest
+from robot_rl.core.files import at_home
 from robot_rl.core.registry import TABLE, table
 from robot_rl.sched.leases import LeaseStore
 
@@ -142,7 +143,7 @@ def _settings(words: list[str]) -> dict[str, str]:
             )
     if "robot" not in found:
         raise ConfigError("robot: missing. task= says for which tasks robot=<name or file> is checked.")
-    return found
+    return found | {"robot": at_home(found["robot"])}
 
 
 def _robot(settings: dict[str, str], *, as_json: bool) -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from robot_rl.core.errors import ConfigError, nearest
+from robot_rl.core.files import at_home
 from robot_rl.core.room import check_room
 from robot_rl.telemetry.figures import percent
 from robot_rl.telemetry.report import write_report
@@ -79,9 +80,9 @@ def _read(words: list[str]) -> tuple[list[Path], Path | None]:
         if not equals or not value:
             raise ConfigError(f"report.{key}: got {word!r}, allowed is {key}=<path>. {_USAGE}")
         if key == "run":
-            folders.append(Path(value).expanduser())
+            folders.append(Path(at_home(value)))
         else:
-            out = Path(value).expanduser()
+            out = Path(at_home(value))
     if not folders:
         raise ConfigError(f"report.run: no run folder was given. {_USAGE}")
     if out is not None and (out.is_dir() or out.suffix != ".html"):

@@ -15,6 +15,7 @@ from typing import Any
 
 from robot_rl.config.build import hints_of
 from robot_rl.config.words import quoted
+from robot_rl.core.files import at_home
 
 _OPENING, _CLOSING = "([{", ")]}"
 _QUOTED = re.compile(r"""(["'])(?:\\.|(?!\1).)*\1""", re.DOTALL)
@@ -75,7 +76,7 @@ def _text(value: str) -> str:
     """Returns text in Hydra's quotes, unless it has its own; `~` at the beginning is the home folder."""
     if _QUOTED.fullmatch(value):
         return value
-    return quoted(str(Path(value).expanduser()) if value.startswith("~/") or value == "~" else value)
+    return quoted(at_home(value))
 
 
 def _list(value: str, part: Any) -> str:

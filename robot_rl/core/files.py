@@ -28,6 +28,11 @@ _RENAME_EXCHANGE = 2  # of renameat2
 _AT_FDCWD = -100  # paths begin where the process stands
 
 
+def at_home(path: str) -> str:
+    """Returns a path whose `~/` at the beginning is the home folder; shells leave it in `out=~/x`."""
+    return os.path.expanduser(path) if path == "~" or path.startswith("~/") else path
+
+
 def write_synced(path: Path, content: bytes) -> None:
     """Writes a file and waits until the disk has it."""
     with path.open("wb") as file:

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from robot_rl.core.errors import CheckpointError, DatasetError
+from robot_rl.core.files import at_home
 from robot_rl.core.seeding import train_seed
 from robot_rl.data.collecting import UnfinishedCollection
 from robot_rl.data.demos import each
@@ -169,7 +170,7 @@ def open_policy(given: str) -> tuple[SavedPolicy, PolicyMeta, EnvConfig]:
 
 def policy_folder(given: str) -> Path:
     """Returns where a policy is saved; see `open_policy`."""
-    path = Path(given).expanduser()
+    path = Path(at_home(given))
     for folder in (path, path / "policy" / "final", path / "policy"):
         if (folder / "policy.json").is_file():
             return folder

@@ -121,6 +121,16 @@ def test_a_robot_is_measured_for_the_tasks_that_are_named(
     assert answer["joints"][0]["settle_s"] == pytest.approx(0.2, abs=0.05)
 
 
+def test_a_robot_file_as_people_type_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    path = write_arm(tmp_path)
+    path.rename(path.with_name("Jörgs Arm (neu), a=b.yaml"))
+    doctor.run(["robot=~/Jörgs Arm (neu), a=b.yaml", "task=reach", "--json"])
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["robot"] == "ur"
+
+
 def test_what_never_settles_is_null_in_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write_arm(tmp_path, servos=None, kp=(3.0,) * 6, kd=(0.3,) * 6)
     assert doctor.run([f"robot={path}", "task=reach", "--json"]) == 1

@@ -207,7 +207,15 @@ def test_help_of_one_action(capsys: pytest.CaptureFixture[str]) -> None:
         (["info", "."], "this is no store and no dataset. Nothing is recorded in it."),
         (["compact", "STORE"], "nothing is sealed yet, the journal has no files to join. Seal it first"),
         (["split", "STORE", "a=0-1", "b=1-2"], "split: episode 1 in a and in b. Give every episode to one"),
-        (["verify", "nowhere", "speed=2"], "replay verify: no setting 'speed'. It takes none."),
+        (["compact", "nowhere", "speed=2"], "replay compact: no setting 'speed'. It takes none."),
+        (
+            ["verify", "nowhere", "speed=2"],
+            "replay verify: no setting 'speed'. Known: cameras, episodes, rename",
+        ),
+        (
+            ["verify", "STORE", "episodes=0"],
+            "episodes is for datasets, and episodes of this store are in its",
+        ),
         (["seal", "nowhere"], "nowhere: no meta/store.json in it, so it is no store"),
         (["repair", "nowhere"], "nowhere: no meta/store.json in it, so it is no store"),
         (["seal", "STORE", "codec=h265"], "replay seal.codec: got 'h265', allowed: h264, av1"),

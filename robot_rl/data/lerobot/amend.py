@@ -32,6 +32,7 @@ from robot_rl.data.lerobot.checksums import Checksums
 from robot_rl.data.lerobot.compact import journal_lock, refuse_linked_meta
 from robot_rl.data.lerobot.copying import Source, number_stats, stats_columns
 from robot_rl.data.lerobot.index import read_info, read_stats, read_table
+from robot_rl.data.lerobot.opening import open_index
 from robot_rl.data.lerobot.reader import Dataset
 from robot_rl.data.lerobot.stats import PictureStats, sampled_steps, to_json
 from robot_rl.data.lerobot.v21 import joined_stats, read_lines
@@ -118,7 +119,7 @@ def rename_tasks(folder: str | Path, texts: Mapping[int, str]) -> None:
         DatasetError: no such instruction, or two would have one text.
     """
     with amended(Path(folder)) as new:
-        tasks = Dataset(folder).index.tasks
+        tasks = open_index(Path(folder)).tasks  # whatever its columns are called
         for number in texts:
             if number not in tasks:
                 allowed = ", ".join(map(str, sorted(tasks)))

@@ -37,7 +37,7 @@ from robot_rl.data.lerobot.index import (
 )
 from robot_rl.data.lerobot.layout import OWN, STATS
 from robot_rl.data.lerobot.opening import open_index
-from robot_rl.data.lerobot.selection import odd_names
+from robot_rl.data.lerobot.selection import Reading, odd_names
 from robot_rl.data.lerobot.stats import of_columns
 from robot_rl.data.lerobot.tables import Tables, element, file_damage, read_rows, row_problems
 from robot_rl.data.lerobot.v21 import read_episode_stats
@@ -71,6 +71,7 @@ def check(
     folder: str | Path,
     index: DatasetIndex | None = None,
     *,
+    reading: Reading | None = None,
     thorough: bool = False,
     on_video: Callable[[int, int], None] | None = None,
 ) -> list[Problem]:
@@ -79,8 +80,12 @@ def check(
     Args:
         folder: of the dataset.
         index: of it, where the caller has one.
+        reading: what of it is checked, and under which names; None: all.
         thorough: also decode every video, and compare the page checksums of every parquet file whole.
         on_video: called with videos decoded and in all.
+
+    Raises:
+        DatasetError: `reading` asks for names, cameras or episodes that are not there.
     """
     folder = Path(folder)
     if thorough:
@@ -92,6 +97,10 @@ def check(
         if index is None and not read_info(folder)["total_episodes"]:
             return list(_nothing_written(folder))
         index = open_index(folder) if index is None else index
+    except DatasetError as error:
+        return [Problem(kind="missing-metadata", message=str(error))]
+    index = index if reading is None else reading.apply(index)
+    try:
         tables = Tables(folder, 1 << 28, renamed=index.renamed)  # what differs from its sum is said below
         beside = Beside(index, tables)
         stats = read_stats(folder, index.sums)
@@ -266,7 +275,7 @@ def _decoding_problems(
         (of, number)
         for of in index.videos.values()
         for number, file in enumerate(of.files)
-        if (index.folder / file).is_file() and file not in changed
+        if (of.file == number).any() and (index.folder / file).is_file() and file not in changed
     ]
 
     def decode(file: tuple[VideoSpans, int]) -> tuple[Array, int] | None:

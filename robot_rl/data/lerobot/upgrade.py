@@ -9,22 +9,24 @@ from robot_rl.core.refusal import refusing
 from robot_rl.data.lerobot.copying import Part, copy_episodes
 from robot_rl.data.lerobot.edit import new_folder
 from robot_rl.data.lerobot.opening import open_index
+from robot_rl.data.lerobot.reader import Dataset
 
 
 @refusing(DatasetError, kept="The original is whole.")
-def upgrade(folder: str | Path, out: str | Path) -> Path:
+def upgrade(given: str | Path | Dataset, out: str | Path) -> Path:
     """Writes a dataset of version 2.1 as version 3, one data and video file for each episode; returns `out`.
 
     Episodes and rows are numbered from 0, whatever their numbers were. Statistics of numbers are computed
-    again (version 2.1 has no quantiles); those of pictures are kept.
+    again (version 2.1 has no quantiles); those of pictures are kept. Of an open dataset, what it reads is
+    written, under the names it reads.
 
     Raises:
         DatasetError: not version 2.1, `out` exists, or damage.
     """
-    index = open_index(Path(folder))
+    index = given.index if isinstance(given, Dataset) else open_index(Path(given))
     if index.info["codebase_version"] != "v2.1":
         raise DatasetError(
-            f"{folder}: codebase_version {index.info['codebase_version']!r}, allowed: 'v2.1'. "
+            f"{index.folder}: codebase_version {index.info['codebase_version']!r}, allowed: 'v2.1'. "
             "It needs no upgrade."
         )
     with new_folder(Path(out)) as new:

@@ -309,14 +309,23 @@ def open_source(path: str | Path, **reading: Any) -> EpisodeSource:
         store = StoreReader(folder)
         if not reading:
             return store
-        if store.dataset is None or any(store.sealed(episode) is None for episode in range(len(store))):
-            raise DatasetError(
-                f"{folder}: {', '.join(reading)} is for datasets, and episodes of this store are in its "
-                f"journal. Seal them first: robot-rl replay seal {folder}"
-            )
+        refuse_journal(store, reading)
     from robot_rl.data.lerobot.reader import Dataset  # only where it is needed
 
     return Dataset(folder, **reading)
+
+
+def refuse_journal(store: StoreReader, words: Iterable[str]) -> None:
+    """Refuses a store with episodes in its journal, which words of how a dataset is read cannot reach.
+
+    Raises:
+        DatasetError: names the words.
+    """
+    if store.dataset is None or any(store.sealed(episode) is None for episode in range(len(store))):
+        raise DatasetError(
+            f"{store.folder}: {', '.join(words)} is for datasets, and episodes of this store are in its "
+            f"journal. Seal them first: robot-rl replay seal {store.folder}"
+        )
 
 
 def _with_instruction(meta: EpisodesMeta, instruction: str) -> EpisodesMeta:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from robot_rl.algos.config.cloning import BCConfig, Precision
 from robot_rl.core.errors import ConfigError, nearest, require
 from robot_rl.core.registry import table
-from robot_rl.data.spans import pairs, spans_of
+from robot_rl.data.reading import OnDamage, ReadingConfig
 from robot_rl.train.config import CheckpointConfig, check_device
 
 Size = Literal["tiny", "small", "full"]
@@ -72,7 +72,7 @@ class FinetuneConfig:
     """The only episodes that are read: `0-79,82`; None: all."""
     cameras: tuple[str, ...] | None = None
     """The only cameras that are read; None: all."""
-    on_damage: Literal["raise", "skip"] = "raise"
+    on_damage: OnDamage = "raise"
     """`skip`: damaged episodes are found first, named and left out."""
     policy: str = "small_vla"
     """A policy by name, a folder with a saved one, or a LeRobot model `<owner>/<name>` of the hub."""
@@ -173,9 +173,7 @@ class FinetuneConfig:
         except ValueError as error:
             raise ConfigError(str(error).removeprefix("bc.algorithm.")) from error
         check_device(self.device)
-        pairs(self.rename, "rename")
-        if self.episodes is not None:
-            spans_of(self.episodes, "episodes")
+        self.reading.options()  # refuses words that say nothing
         if not Path(self.dataset).is_dir():
             raise ConfigError(
                 f"dataset: no folder {self.dataset!r}. Give a LeRobotDataset, or make one with "
@@ -185,6 +183,13 @@ class FinetuneConfig:
             raise ConfigError(
                 f"robot: no robot and no file named {self.robot!r}.{nearest(self.robot, table('robot'))}"
             )
+
+    @property
+    def reading(self) -> ReadingConfig:
+        """How the dataset is read."""
+        return ReadingConfig(
+            rename=self.rename, episodes=self.episodes, cameras=self.cameras, on_damage=self.on_damage
+        )
 
     @property
     def lags(self) -> tuple[int, ...]:

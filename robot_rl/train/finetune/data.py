@@ -26,7 +26,6 @@ from robot_rl.data.lerobot.reader import Dataset
 from robot_rl.data.lerobot.stats import of_columns
 from robot_rl.data.loader import ChunkLoader
 from robot_rl.data.replay import StepBatch
-from robot_rl.data.spans import pairs, spans_of
 from robot_rl.data.store.layout import is_store
 from robot_rl.data.store.reader import StoreReader
 from robot_rl.sim.robots.loading import load_robot
@@ -212,13 +211,7 @@ def open_data(config: FinetuneConfig) -> tuple[Dataset, Split]:
             f"dataset: {folder} is a store whose {waiting} episodes are in its journal; fine-tuning reads "
             f"datasets. Seal it first: robot-rl replay seal {folder}"
         )
-    dataset = Dataset(
-        folder,
-        on_damage=config.on_damage,
-        rename=pairs(config.rename, "rename"),
-        episodes=None if config.episodes is None else spans_of(config.episodes, "episodes"),
-        cameras=config.cameras,
-    )
+    dataset = Dataset(folder, **config.reading.options())
     if "state" not in dataset.features:
         there = ", ".join(dataset.index.features)
         raise DatasetError(

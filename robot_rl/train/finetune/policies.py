@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from robot_rl.core.errors import CheckpointError, ConfigError, nearest
+from robot_rl.core.files import at_home
 from robot_rl.core.policy import DemoBatch
 from robot_rl.core.registry import resolve
 from robot_rl.data.facts import DatasetFacts
@@ -131,7 +132,7 @@ def saved_folder(policy: str) -> Path | None:
     """
     if policy in NAMES:
         return None
-    path = Path(policy).expanduser()
+    path = Path(at_home(policy))
     for folder in (path, path / "policy", path / "policy" / "final"):
         if any((folder / file).is_file() for file in ("policy.json", "config.json")):
             return folder
