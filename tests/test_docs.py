@@ -1,8 +1,11 @@
 """What the documents tell people to type exists: make targets, commands and their keys, snippets."""
 
 import contextlib
+import os
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -90,14 +93,34 @@ def test_python_snippets_run(
     assert capsys.readouterr().out
 
 
-@pytest.mark.parametrize("page", ["data", "policies"])
-def test_every_snippet_of_a_page_runs_in_a_program_of_its_own(
-    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+ALONE = blocks("python", ("docs/data.md", "docs/policies.md"))
+"""Snippets that need nothing of one another."""
+
+
+@pytest.mark.parametrize("snippet", ALONE, ids=lambda text: text.splitlines()[-1])
+def test_snippets_of_a_page_run_alone_in_an_empty_folder(
+    snippet: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What one leaves for the next is on the disk, where the text says."""
     monkeypatch.chdir(tmp_path)
-    snippets = fenced("python", (ROOT / f"docs/{page}.md").read_text(encoding="utf-8"))
-    assert snippets
+    run_snippet(snippet)
+
+
+@pytest.mark.slow  # each imports torch anew
+@pytest.mark.parametrize("snippet", ALONE, ids=lambda text: text.splitlines()[-1])
+def test_snippets_of_a_page_run_in_a_program_of_their_own(snippet: str, tmp_path: Path) -> None:
+    at = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    done = subprocess.run(
+        [sys.executable, "-c", snippet], cwd=tmp_path, env=at, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_snippets_of_a_page_run_one_after_another_in_one_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    snippets = blocks("python", ("docs/data.md",))
+    assert len(snippets) == 4
     for snippet in snippets:
         run_snippet(snippet)
 
