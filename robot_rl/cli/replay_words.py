@@ -256,10 +256,10 @@ def dataset(action: str, path: str, reading: ReadOptions) -> Dataset:
 
 def _print_skipped(problems: Sequence[DatasetProblem]) -> None:
     if problems:
-        from robot_rl.data.lerobot.damage import lines
+        from robot_rl.data.lerobot.damage import left_out
 
-        for line in lines(problem for problem in problems if problem.is_fatal):
-            print(f"left out: {line}")
+        for line in left_out(problems):
+            print(line)
 
 
 def share(action: str, key: str, text: str) -> float | list[int]:

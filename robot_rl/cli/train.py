@@ -50,13 +50,14 @@ Settings (every one of them is in config.yaml of the run folder):
   seed  out  device  torch_threads  num_envs  n_exec  lease_wait_s
   env.task  env.robot  env.reward  env.horizon_s  env.randomize  env.num_threads
   demos.episodes  demos.bias_m  demos.noise_m  demos.path
+  demos.read.episodes=0-79  demos.read.cameras=front  demos.read.on_damage=skip  demos.read.rename=a:action
   policy.kind  policy.horizon  policy.width  policy.depth  policy.steps
   bc.updates  bc.batch  bc.algorithm.lr
   method  residual.env_steps  residual.utd  residual.batch  residual.scale  residual.demo_ratio
   demos.mirror  demos.filter.updates  bc.policy  ppo.distil.updates
   ppo.exploration.process  latent.algorithm.variant  chunked.algorithm.actor  direct.algorithm.actor.kind
   station  real_time  human.input  human.reward  human.reset  human.ratio  human.classifier
-  replay.record  replay.reuse  replay.reuse_ratio
+  replay.record  replay.reuse  replay.reuse_ratio  replay.read.episodes (and as of demos.read)
   evaluate.episodes  evaluate.num_envs  evaluate.every_env_steps
   checkpoint.every_s  video.episodes  video.failures
 """

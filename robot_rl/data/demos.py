@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,9 +18,11 @@ from robot_rl.core.errors import DatasetError, nearest
 from robot_rl.core.policy import DemoBatch
 from robot_rl.data.episode import SOURCES, Episode, feature_of
 from robot_rl.data.episodes import Array, Episodes, EpisodesMeta
+from robot_rl.data.lerobot.damage import left_out
 from robot_rl.data.lerobot.edit import write_new
 from robot_rl.data.lerobot.layout import OWN
 from robot_rl.data.lerobot.reader import Dataset
+from robot_rl.data.reading import ReadingConfig, ReadOptions
 
 __all__ = ["ChunkSampler", "Episodes", "EpisodesMeta", "each", "load_episodes", "save_episodes"]
 
@@ -110,23 +112,41 @@ def each(episodes: Episodes, source: Literal["demo", "sim"]) -> Iterator[Episode
         )
 
 
-def load_episodes(folder: str | Path, *, expect: EpisodesMeta | None = None) -> Episodes:
+def load_episodes(
+    folder: str | Path,
+    *,
+    expect: EpisodesMeta | None = None,
+    read: ReadingConfig | None = None,
+    say: Callable[[str], None] | None = None,
+) -> Episodes:
     """Reads a dataset into memory and verifies it.
 
     Args:
         folder: what `save_episodes` or a recording wrote.
         expect: robot, task, rate and names of elements that the episodes must have.
+        read: what of it is read, and under which names; None: all.
+        say: called with a line for the damaged episodes that are left out.
 
     Raises:
         DatasetError: no dataset, a missing or misnamed feature, another robot or task, other
-            shapes, NaN. The message names the feature, the row and the remedy.
+            shapes, NaN, no episode that is whole. The message names the feature, the row and the remedy.
     """
     folder = Path(folder)
-    dataset = Dataset(folder, backend="pyav")  # torchcodec takes longer to import than this to read
+    options = ReadOptions() if read is None else read.options("demos.read.")
+    dataset = Dataset(
+        folder, backend="pyav", **options
+    )  # torchcodec takes longer to import than this to read
     if not (folder / OWN).is_file():
         raise DatasetError(
             f"{folder}: no {OWN} in it, so nobody knows the task, rewards and ends of its episodes. "
             f"Collect demonstrations with `robot-rl collect out={folder}`."
+        )
+    for line in left_out(dataset.skipped):
+        if say is not None:
+            say(line)
+    if not len(dataset):
+        raise DatasetError(
+            f"{folder}: no episode is left. `robot-rl replay verify {folder}` says what is wrong."
         )
     _check_required(folder, dataset)
     own: dict[str, Any] = json.loads((folder / OWN).read_text())
@@ -163,7 +183,8 @@ def _joined(dataset: Dataset, meta: EpisodesMeta) -> Episodes:
         if not episode.final_obs:
             raise DatasetError(
                 f"{dataset.folder}: nobody recorded what the last step of episode {number} led to. Leave it "
-                "out: robot_rl.data.lerobot.edit.filter(..., keep=lambda episode: episode.is_complete)."
+                "out with demos.read.episodes=<the others>, or robot_rl.data.lerobot.edit.filter(..., "
+                "keep=lambda episode: episode.is_complete)."
             )
         for key, values in joined.obs.items():
             values[rows] = episode.obs[key][np.arange(len(episode))]
@@ -177,8 +198,8 @@ def _check_required(folder: Path, dataset: Dataset) -> None:
         if key not in dataset.columns:
             known = [feature for feature in dataset.info["features"] if feature != name]
             raise DatasetError(
-                f"{folder}: feature {name!r} is missing.{nearest(name, known)} Rename the column and its "
-                "entry in meta/info.json, or collect the dataset again with `robot-rl collect`."
+                f"{folder}: feature {name!r} is missing.{nearest(name, known)} Say which column it is, "
+                f"demos.read.rename=<column>:{name}, or collect the dataset again with `robot-rl collect`."
             )
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from robot_rl.data.episode import Feature
+from robot_rl.data.episode import Array, Feature
 from robot_rl.data.episodes import EpisodesMeta
 from robot_rl.data.store.writer import StoreWriter
 
@@ -34,7 +34,7 @@ def record_example(folder: str | Path) -> Path:
     features = {"state": Feature("float32", (2,)), "wrist.rgb": Feature("uint8", (48, 64, 3))}
     with StoreWriter(folder, meta, features, device="arm 3") as store:
         for step in range(STEPS):
-            obs = {"state": np.full(2, step, np.float32)}
+            obs: dict[str, Array] = {"state": np.full(2, step, np.float32)}
             if step % 3 == 0:
                 obs["wrist.rgb"] = np.full((48, 64, 3), step, np.uint8)
             store.append(obs=obs, action=np.zeros(2, np.float32), truncated=step == STEPS - 1, source="human")

@@ -44,7 +44,12 @@ def collect(session: Session) -> None:
             with session.phase("demos", total, unit="episodes") as progress, session.timer.stage("demos"):
                 episodes = collect_demonstrations(env, config.demos, config.seed, on_batch=progress.update)
             save_episodes(folder, episodes)
-        episodes = load_episodes(demo_folder(session), expect=episodes_meta(env))
+        episodes = load_episodes(
+            demo_folder(session),
+            expect=episodes_meta(env),
+            read=config.demos.read,
+            say=session.display.message,
+        )
         if isinstance(config.phase, OffPolicyPhase):
             _check_pictures(session, episodes.obs)
     session.results["demos"] = {
@@ -73,7 +78,7 @@ def _check_pictures(session: Session, obs: Obs) -> None:
 def value_progress(session: Session) -> None:
     """Values every frame of the demonstrations, and notes which are to be cloned."""
     config, cfg = session.config, session.config.demos.filter
-    episodes = load_episodes(demo_folder(session))
+    episodes = load_episodes(demo_folder(session), read=config.demos.read)
     with session.timer.stage("build"):
         loop = assemble_progress(session, episodes)
     learn(session, loop, PROGRESS, cfg.updates, unit="updates")

@@ -8,6 +8,7 @@ from typing import Any, Literal, cast
 
 from robot_rl.algos.config.cloning import BCConfig, FilterConfig
 from robot_rl.core.errors import ConfigError, require
+from robot_rl.data.reading import ReadingConfig
 from robot_rl.policies.config import ChunkPolicyConfig
 from robot_rl.sim.config import EnvConfig, check_names, check_num_envs, check_reward
 from robot_rl.train.improve.config import (
@@ -45,6 +46,12 @@ def check_device(device: str) -> None:
         )
 
 
+def _check_read(read: ReadingConfig, is_given: bool, at: str, remedy: str) -> None:
+    """Refuses words that say nothing, or of which there is nothing to read."""
+    if read.options(f"{at}.") and not is_given:
+        raise ConfigError(f"{at}: says how a dataset is read, and there is none. Name it: {remedy}")
+
+
 @dataclass(frozen=True, kw_only=True)
 class DemosConfig:
     """Demonstrations: collected from the task's scripted expert, or read from a dataset."""
@@ -57,6 +64,8 @@ class DemosConfig:
     """Standard deviation of its aim between episodes, in x and y."""
     path: str | None = None
     """Folder of an existing dataset (`robot-rl collect`); nothing is collected then."""
+    read: ReadingConfig = field(default_factory=ReadingConfig)
+    """How `path` is read: `demos.read.episodes=0-79`, `demos.read.on_damage=skip`."""
     mirror: bool = False
     """Each episode's left-right mirror image is a demonstration too."""
     filter: FilterConfig = field(default_factory=FilterConfig)
@@ -66,6 +75,7 @@ class DemosConfig:
         require(self.episodes >= 1, "demos.episodes", self.episodes, "1 or more")
         require(abs(self.bias_m) <= 0.2, "demos.bias_m", self.bias_m, "-0.2 to 0.2 metres")
         require(0 <= self.noise_m <= 0.2, "demos.noise_m", self.noise_m, "0 to 0.2 metres")
+        _check_read(self.read, self.path is not None, "demos.read", "demos.path=<dataset>")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,11 +102,14 @@ class ReplayConfig:
     """Keep every control step of RL in `experience/` of the run folder, safe from a crash."""
     reuse: tuple[str, ...] = ()
     """Earlier experience: run folders that have an `experience/`, stores or LeRobot datasets."""
+    read: ReadingConfig = field(default_factory=ReadingConfig)
+    """How each of `reuse` is read, where it is a dataset or a sealed store."""
     reuse_ratio: float = 0.25
     """Share of each batch that comes from `reuse`, if there is any."""
 
     def __post_init__(self) -> None:
         require(0 < self.reuse_ratio < 1, "replay.reuse_ratio", self.reuse_ratio, "above 0, below 1")
+        _check_read(self.read, bool(self.reuse), "replay.read", "replay.reuse=<dataset>")
         for path in self.reuse:
             if not Path(path).is_dir():
                 raise ConfigError(

@@ -64,7 +64,7 @@ def load_demonstrations(folder: Path, config: RunConfig) -> Episodes:
     Raises:
         ConfigError: there are no mirror images of this task, or of pictures.
     """
-    episodes = load_episodes(folder)
+    episodes = load_episodes(folder, read=config.demos.read)
     if not config.demos.mirror:
         return episodes
     return reflection_of(config.env, at="demos.mirror").with_images(episodes)

@@ -103,7 +103,7 @@ def run(config: RunConfig) -> Summary:
     if config.replay.reuse or config.bc.policy:  # a mistake is worth neither a folder nor the demonstrations
         with closing(make_eval_env(config)) as env:
             if config.replay.reuse:
-                check_earlier(config.replay.reuse, episodes_meta(env), observed(env))
+                check_earlier(config.replay, episodes_meta(env), observed(env))
             if config.bc.policy:
                 given_base(config, env)
     if config.has_arm:

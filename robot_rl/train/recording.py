@@ -5,6 +5,7 @@ T steps of an episode, A action dim.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -18,12 +19,16 @@ from robot_rl.core.seeding import train_seed
 from robot_rl.data.episode import Episode, EpisodeSource, Feature
 from robot_rl.data.episodes import EpisodesMeta
 from robot_rl.data.fit import misfit
+from robot_rl.data.lerobot.damage import left_out
 from robot_rl.data.pool import EpisodePool, Relabel
 from robot_rl.data.store.reader import StoreReader, open_source
 from robot_rl.data.store.writer import StoreWriter
 from robot_rl.data.transitions import StepBatch
 from robot_rl.hal.vector import VectorEnv
+from robot_rl.train.config import ReplayConfig
 from robot_rl.train.demos import chunks_of
+
+logger = logging.getLogger(__name__)
 
 Array = NDArray[Any]
 
@@ -151,12 +156,13 @@ def observed(env: VectorEnv) -> dict[str, Feature]:
 
 
 def open_earlier(
-    paths: Sequence[str], meta: EpisodesMeta, features: Mapping[str, Feature]
+    config: ReplayConfig, meta: EpisodesMeta, features: Mapping[str, Feature]
 ) -> list[EpisodeSource]:
     """Opens the experience of earlier runs, and checks that this run can learn from it.
 
     Args:
-        paths: stores or datasets, or run folders that have one in `experience/`.
+        config: names stores or datasets, or run folders that have one in `experience/`, and how they are
+            read.
         meta: what this run's episodes are of.
         features: what this run observes.
 
@@ -164,8 +170,9 @@ def open_earlier(
         DatasetError: no experience there, or of another robot, task, or joints; the message says
             which joints differ.
     """
-    sources = [open_source(experience_of(path)) for path in paths]
-    for path, source in zip(paths, sources, strict=True):
+    reading = config.read.options("replay.read.")
+    sources = [open_source(experience_of(path), **reading) for path in config.reuse]
+    for path, source in zip(config.reuse, sources, strict=True):
         problem = _problem(source, meta, features)
         if problem is not None:
             raise DatasetError(
@@ -175,13 +182,15 @@ def open_earlier(
     return sources
 
 
-def check_earlier(paths: Sequence[str], meta: EpisodesMeta, features: Mapping[str, Feature]) -> None:
+def check_earlier(config: ReplayConfig, meta: EpisodesMeta, features: Mapping[str, Feature]) -> None:
     """Opens the experience of earlier runs, and reads every number of it once.
 
     Raises:
         DatasetError: it does not fit, or is damaged.
     """
-    for path, source in zip(paths, open_earlier(paths, meta, features), strict=True):
+    for path, source in zip(config.reuse, open_earlier(config, meta, features), strict=True):
+        for line in left_out(getattr(source, "skipped", [])):
+            logger.warning("%s", line)
         problems = source.problems() if isinstance(source, StoreReader) else []
         damage = next((str(problem) for problem in problems if problem.kind != "torn"), None)
         try:

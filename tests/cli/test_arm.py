@@ -115,9 +115,9 @@ def test_words_as_people_type_them(
     """A folder at home, of a name with umlauts, brackets and signs; and a person of several names."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "elsewhere"))
-    (tmp_path / "robot-rl-live").rename(tmp_path / "Tür (2), a=b")
-    assert main(["arm", "clear", "by=Jörg, (Labor) a=b", "--folder=~/Tür (2), a=b"]) == 0
-    assert [order.by for order in supervisor.orders] == ["Jörg, (Labor) a=b"]
+    (tmp_path / "robot-rl-live").rename(tmp_path / "T\xfcr (2), a=b")
+    assert main(["arm", "clear", "by=J\xf6rg, (Labor) a=b", "--folder=~/T\xfcr (2), a=b"]) == 0
+    assert [order.by for order in supervisor.orders] == ["J\xf6rg, (Labor) a=b"]
 
 
 def test_without_a_supervisor_it_says_where_it_looked(

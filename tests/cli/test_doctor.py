@@ -126,8 +126,8 @@ def test_a_robot_file_as_people_type_it(
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     path = write_arm(tmp_path)
-    path.rename(path.with_name("Jörgs Arm (neu), a=b.yaml"))
-    doctor.run(["robot=~/Jörgs Arm (neu), a=b.yaml", "task=reach", "--json"])
+    path.rename(path.with_name("J\xf6rgs Arm (neu), a=b.yaml"))
+    doctor.run(["robot=~/J\xf6rgs Arm (neu), a=b.yaml", "task=reach", "--json"])
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["robot"] == "ur"
 
 

@@ -9,16 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
 from robot_rl.cli.main import main
 from robot_rl.cli.train import _demonstrations as announced
-from robot_rl.config import build, dump, options
-from robot_rl.core.errors import CheckpointError, DeviceError
+from robot_rl.config import build, dump, load, options
+from robot_rl.core.errors import CheckpointError, ConfigError, DeviceError
 from robot_rl.core.files import read_json, write_json
 from robot_rl.data.demos import load_episodes
 from robot_rl.data.episode import SOURCES
+from robot_rl.data.lerobot.checksums import record
 from robot_rl.data.lerobot.reader import Dataset
 from robot_rl.data.normalize import Normaliser
 from robot_rl.hal.device import DeviceSpec
@@ -231,6 +234,70 @@ def test_train_ends_with_one_object_and_evaluate_repeats_it(
     assert told["digest"] == summary["base_digest"]
     assert told["success"] == summary["base_success"]
     assert told["matches"] is True
+
+
+@pytest.mark.slow
+def test_demonstrations_are_read_as_it_is_typed(
+    tmp_path: Path,
+    trained: dict[str, Any],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Of four episodes the first is left out by name, and the second for its damage."""
+    demos = Path(shutil.copytree(Path(trained["run"]) / "demos", tmp_path / "demos"))
+    path = next((demos / "data").rglob("*.parquet"))
+    table = pq.read_table(path)
+    values = table["observation.state"].to_pylist()
+    values[table["episode_index"].to_pylist().index(1)][0] = float("nan")
+    field = table.schema.field("observation.state")
+    at = table.schema.get_field_index(field.name)
+    pq.write_table(table.set_column(at, field, pa.array(values, field.type)), path)
+    record(demos)
+    lasting = table["episode_index"].to_pylist()
+    words = ["recipe=smoke", f"out={tmp_path / 'runs'}", f"demos.path={demos}", "bc.updates=2"]
+    words += ["residual.env_steps=0", "evaluate.episodes=1", "evaluate.num_envs=1", "env.horizon_s=0.5"]
+    words += ["video.episodes=0", "video.failures=0"]
+    assert main(["train", *words]) == 2
+    assert "episode 1: " in capsys.readouterr().err
+    assert main(["train", *words, "demos.read.episodes=1-3", "demos.read.on_damage=skip"]) == 0
+    assert "left out: " in capsys.readouterr().err
+    (folder,) = (tmp_path / "runs").iterdir()
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    told = next(row for row in rows if "demos/episodes" in row)
+    assert (told["demos/episodes"], told["demos/env_steps"]) == (2, lasting.count(2) + lasting.count(3))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["demos.read.episodes=0-1"],
+            r"demos\.read: says how a dataset is read, and there is none\. Name it: ",
+        ),
+        (["replay.read.on_damage=skip"], r"replay\.read: .* Name it: replay\.reuse=<dataset>"),
+        (
+            ["demos.path=.", "demos.read.episodes=0-b"],
+            r"demos\.read\.episodes: got 'b', allowed: a whole number",
+        ),
+        (
+            ["demos.path=.", "demos.read.rename=actions"],
+            r"demos\.read\.rename: got 'actions', allowed: <name",
+        ),
+        (
+            ["demos.path=.", "demos.read.on_damage=drop"],
+            r"demos\.read\.on_damage: got 'drop', allowed: one of",
+        ),
+    ],
+)
+def test_words_of_how_demonstrations_are_read(words: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load(RunConfig, words, config_name="train")
+    given = ["demos.read.episodes=0-1,3", "demos.read.cameras=front,wrist", "demos.read.rename=a:b,c:d"]
+    read = load(RunConfig, ["demos.path=.", *given], config_name="train").demos.read
+    assert read.options() == {
+        "episodes": [0, 1, 3],
+        "cameras": ["front", "wrist"],
+        "rename": {"a": "b", "c": "d"},
+    }
 
 
 def test_an_evaluation_that_differs_from_training_fails(

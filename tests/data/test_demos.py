@@ -14,6 +14,7 @@ import pytest
 from robot_rl.core.errors import DatasetError
 from robot_rl.data.demos import ChunkSampler, Episodes, EpisodesMeta, load_episodes, save_episodes
 from robot_rl.data.lerobot.checksums import record
+from robot_rl.data.reading import ReadingConfig
 
 META = EpisodesMeta(
     task="pick_cube",
@@ -164,6 +165,32 @@ def test_nan_is_named_by_feature_row_and_episode(tmp_path: Path) -> None:
         load_episodes(folder)
 
 
+def test_what_is_read_can_be_chosen(tmp_path: Path) -> None:
+    """Episodes of 3, 1 and 2 steps; element 1 of the state is NaN in row 4, the first step of the third."""
+    folder, whole = save_episodes(tmp_path / "demos", episodes(cameras=True)), episodes(cameras=True)
+
+    def spoil(table: Any) -> Any:
+        values = table["observation.state"].to_pylist()
+        values[4][1] = float("nan")
+        field = table.schema.field("observation.state")
+        return table.set_column(table.schema.get_field_index(field.name), field, pa.array(values, field.type))
+
+    edit_table(folder, spoil)
+    said: list[str] = []
+    read = load_episodes(folder, read=ReadingConfig(on_damage="skip", cameras=()), say=said.append)
+    assert read.episode_index.tolist() == [0, 0, 0, 1]
+    np.testing.assert_array_equal(read.action, whole.action[:4])
+    assert "front.rgb" not in read.obs
+    assert "front.rgb" not in read.final_obs
+    assert [line.partition("demos: ")[2].partition(":")[0] for line in said] == ["episode 2"]
+    part = load_episodes(folder, read=ReadingConfig(episodes="1"))
+    np.testing.assert_array_equal(part.action, whole.action[3:4])
+    np.testing.assert_array_equal(part.obs["front.rgb"], whole.obs["front.rgb"][3:4])
+    np.testing.assert_array_equal(part.final_obs["front.depth"], whole.final_obs["front.depth"][1:2])
+    with pytest.raises(DatasetError, match=r"demos: no episode is left\. `robot-rl replay verify"):
+        load_episodes(folder, read=ReadingConfig(episodes="2", on_damage="skip"))
+
+
 def test_nan_in_a_final_observation_is_not_written(tmp_path: Path) -> None:
     bad = episodes()
     bad.final_obs["state"][1, 0] = np.inf
@@ -185,8 +212,11 @@ def test_a_misnamed_feature_is_offered(tmp_path: Path) -> None:
     edit_info(folder, lambda info: info["features"].update({new: info["features"].pop(old)}))
     with pytest.raises(
         DatasetError, match=r"'observation.state' is missing\. Did you mean 'observation.stat'"
-    ):
+    ) as refused:
         load_episodes(folder)
+    assert "demos.read.rename=<column>:observation.state, or collect" in str(refused.value)
+    read = load_episodes(folder, read=ReadingConfig(rename=(f"{new}:{old}",)))
+    np.testing.assert_array_equal(read.obs["state"], episodes().obs["state"])
 
 
 @pytest.mark.parametrize(

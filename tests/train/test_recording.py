@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from torch import Tensor
@@ -13,10 +15,14 @@ from robot_rl.core.errors import DatasetError
 from robot_rl.core.policy import ChunkSample, Policy
 from robot_rl.data.episode import SOURCES, Feature
 from robot_rl.data.episodes import EpisodesMeta
+from robot_rl.data.lerobot.edit import merge
+from robot_rl.data.lerobot.writer import record_checksums
+from robot_rl.data.reading import ReadingConfig
 from robot_rl.data.store.reader import open_source
 from robot_rl.data.store.writer import StoreWriter
 from robot_rl.data.transitions import StepBatch
-from robot_rl.train.recording import Recorder, open_earlier, pool_of
+from robot_rl.train.config import ReplayConfig
+from robot_rl.train.recording import Recorder, check_earlier, open_earlier, pool_of
 
 META = EpisodesMeta(
     task="count",
@@ -142,7 +148,7 @@ class Planner:
 def test_earlier_experience_is_relabelled_with_the_present_base(tmp_path: Path) -> None:
     record(tmp_path / "store", 7)
     features = {"state": FEATURES["state"]}
-    sources = open_earlier([str(tmp_path / "store")], META, features)
+    sources = open_earlier(ReplayConfig(reuse=(str(tmp_path / "store"),)), META, features)
     pool = pool_of(sources, features, cast(Policy, Planner()), n_exec=3, seed=0, device="cpu")
     # Env 0: 4 steps and 3 of which the last leads nowhere yet; env 1: 5 and 1 of 2; env 2: 6 and 0 of 1.
     assert len(pool) == 4 + 2 + 5 + 1 + 6 + 0
@@ -176,19 +182,19 @@ def test_experience_of_something_else_is_refused(
 ) -> None:
     record(tmp_path / "store", 2)
     with pytest.raises(DatasetError, match=message):
-        open_earlier([str(tmp_path / "store")], replace(META, **changes), FEATURES)
+        open_earlier(ReplayConfig(reuse=(str(tmp_path / "store"),)), replace(META, **changes), FEATURES)
 
 
 def test_an_observation_that_was_not_recorded_and_an_empty_store_are_refused(tmp_path: Path) -> None:
     record(tmp_path / "store", 2)
     wider = {**FEATURES, "top.rgb": Feature("uint8", (8, 8, 3))}
     with pytest.raises(DatasetError, match=r"its observation 'top.rgb' is missing, not uint8 \(8, 8, 3\)"):
-        open_earlier([str(tmp_path / "store")], META, wider)
+        open_earlier(ReplayConfig(reuse=(str(tmp_path / "store"),)), META, wider)
     StoreWriter(tmp_path / "empty", META, FEATURES).close()
     with pytest.raises(DatasetError, match="empty does not fit this run: it holds no steps"):
-        open_earlier([str(tmp_path / "empty")], META, FEATURES)
+        open_earlier(ReplayConfig(reuse=(str(tmp_path / "empty"),)), META, FEATURES)
     with pytest.raises(DatasetError):
-        open_earlier([str(tmp_path)], META, FEATURES)
+        open_earlier(ReplayConfig(reuse=(str(tmp_path),)), META, FEATURES)
 
 
 def test_what_the_policy_wanted_is_kept_beside_what_was_sent(tmp_path: Path) -> None:
@@ -241,3 +247,27 @@ def test_words_and_new_beginnings_cut_episodes_short(tmp_path: Path) -> None:
         (1, "go slowly", False),
         (1, "go slowly", False),
     ]
+
+
+def test_what_is_reused_is_read_as_asked(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Of the first three episodes the second is damaged."""
+    store = tmp_path / "store"
+    record(store, 7)
+    whole = open_source(store).lengths()
+    folder = str(merge([open_source(store)], tmp_path / "set"))
+    path = next((tmp_path / "set/data").rglob("*.parquet"))
+    table = pq.read_table(path)
+    at = table.schema.get_field_index("action")
+    rows, field = table["action"].to_pylist(), table.schema.field(at)
+    rows[table["episode_index"].to_pylist().index(1)][0] = float("nan")
+    pq.write_table(table.set_column(at, field, pa.array(rows, field.type)), path)
+    record_checksums(tmp_path / "set")
+    with pytest.raises(DatasetError, match=r"replay\.reuse: .*set is damaged: .*episode 1: "):
+        check_earlier(ReplayConfig(reuse=(folder,)), META, FEATURES)
+    asked = ReplayConfig(reuse=(folder,), read=ReadingConfig(on_damage="skip", episodes="0-2"))
+    check_earlier(asked, META, FEATURES)
+    assert "left out: " in caplog.text
+    (source,) = open_earlier(asked, META, FEATURES)
+    assert source.lengths().tolist() == [whole[0], whole[2]]
+    with pytest.raises(DatasetError, match=r"on_damage.* is for datasets.*robot-rl replay seal"):
+        open_earlier(ReplayConfig(reuse=(str(store),), read=ReadingConfig(on_damage="skip")), META, FEATURES)

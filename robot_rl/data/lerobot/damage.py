@@ -250,6 +250,11 @@ def lines(problems: Iterable[Problem]) -> list[str]:
     return said
 
 
+def left_out(problems: Iterable[Problem]) -> list[str]:
+    """Returns what to print of the episodes that a dataset was opened without."""
+    return [f"left out: {line}" for line in lines(problem for problem in problems if problem.is_fatal)]
+
+
 def spans(numbers: Iterable[int]) -> str:
     """Returns ascending numbers as `0-9,12`."""
     runs = [[n for _, n in run] for _, run in itertools.groupby(enumerate(numbers), lambda p: p[1] - p[0])]

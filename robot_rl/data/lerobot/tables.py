@@ -93,7 +93,8 @@ class Tables:
             return self._groups[key]
         opened = self._open(file)
         known = set(opened.schema_arrow.names)
-        wanted = None if names is None else [self._renamed.get(name, name) for name in names]
+        # What lies beside the data may have LeRobot's name already.
+        wanted = names and [old if (old := self._renamed.get(n, n)) in known else n for n in names]
         there = None if wanted is None else [name for name in wanted if name in known]
         try:
             table = opened.read_row_group(number, columns=there)

@@ -26,7 +26,7 @@ from robot_rl.core.errors import ConfigError
 from robot_rl.core.files import replace_file, with_checksum_line, write_json
 from robot_rl.core.policy import DemoBatch
 from robot_rl.data.facts import DatasetFacts
-from robot_rl.data.lerobot.damage import lines
+from robot_rl.data.lerobot.damage import left_out
 from robot_rl.data.lerobot.reader import Dataset
 from robot_rl.policies.checkpoint import read_head
 from robot_rl.train.finetune.act import Trial, act_lesson, make_act, try_settings, why_no_act
@@ -174,8 +174,8 @@ def _pictures(session: FinetuneSession) -> None:
         session.display.message(
             f"left out: {waiting} episodes in its journal; robot-rl replay seal would add them"
         )
-    for line in lines(problem for problem in data.dataset.skipped if problem.is_fatal):
-        session.display.message(f"left out: {line}")
+    for line in left_out(data.dataset.skipped):
+        session.display.message(line)
     total = data.num_pictures()
     with session.phase("pictures", total, unit="pictures") as progress, session.timer.stage("pictures"):
         data.decode(lambda done, _: progress.update(done))

@@ -138,7 +138,7 @@ def _replay(config: RunConfig, start: Start, draw: Draw, latent_dim: int) -> Rep
         parts["demo"] = (demos, phase.demo_ratio)
     if config.replay.reuse:
         features = {key: feature_of(value) for key, value in episodes.obs.items()}
-        sources = open_earlier(config.replay.reuse, episodes.meta, features)
+        sources = open_earlier(config.replay, episodes.meta, features)
         earlier = pool_of(sources, features, base, **how, seed=train_seed(seed, "relabel earlier"))
         parts["earlier"] = (earlier, config.replay.reuse_ratio)
     if config.human.input != "none" and config.human.ratio > 0:
