@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -117,7 +118,10 @@ def help_of(action: str | None) -> str:
     """Returns the help of one action, or of all."""
     if action is None:
         return "\n".join([ABOUT, *HELP.values(), READING + _WITHOUT, EXAMPLES])
-    return HELP[action] + (f"\n{READING}" if "READING" in HELP[action] else "")
+    if action in _READS:
+        return f"{HELP[action]}\n{READING}"
+    why = _WHOLE[action].replace("WORD", "episodes=0-9")
+    return f"{HELP[action]}\n\n{textwrap.fill(f'No episodes=, cameras=, on_damage= and rename=: {why}', 100)}"
 
 
 def parsed(action: str, typed: Sequence[str]) -> tuple[list[str], dict[str, str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from robot_rl.core.errors import ConfigError
+from robot_rl.core.files import at_home
 
 
 def resumed(words: list[str]) -> Path | None:
@@ -22,4 +23,4 @@ def resumed(words: list[str]) -> Path | None:
             f"resume: got other settings beside it ({others}), allowed: none. A resumed run keeps its "
             "config.yaml; start a new run to change settings."
         )
-    return Path(found[0])
+    return Path(at_home(found[0]))

@@ -212,7 +212,11 @@ def test_help_says_who_reads_how(capsys: pytest.CaptureFixture[str]) -> None:
     for action, is_reader in (("merge", True), ("verify", True), ("upgrade", True), ("compact", False)):
         with pytest.raises(SystemExit):
             main(["replay", action, "--help"])
-        assert ("cameras=front,wrist" in capsys.readouterr().out) == is_reader
+        text = capsys.readouterr().out
+        assert ("cameras=front,wrist" in text) == is_reader
+        assert (
+            "No episodes=, cameras=, on_damage= and rename=: compact joins all files" in text
+        ) != is_reader
 
 
 # --- paths as people type them ----------------------------------------------------------------------

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from robot_rl.cli.main import main
+from robot_rl.cli.resume import resumed
 from robot_rl.cli.train import _demonstrations as announced
 from robot_rl.config import build, dump, load, options
 from robot_rl.core.errors import CheckpointError, ConfigError, DeviceError
@@ -120,6 +121,11 @@ def test_mistakes_are_one_line_with_a_remedy(
     assert captured.err.startswith("error: ")
     assert message in captured.err
     assert captured.out == ""
+
+
+def test_a_run_at_home_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert resumed(["resume=~/L\xe4ufe (neu), a=b"]) == tmp_path / "L\xe4ufe (neu), a=b"
 
 
 def test_given_demonstrations_are_announced_by_their_folder(tmp_path: Path) -> None:
