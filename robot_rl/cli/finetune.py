@@ -11,6 +11,10 @@ from robot_rl.config.words import quoted
 from robot_rl.train.record import check_kind
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from rich.table import Table
+
     from robot_rl.hal.device import DeviceSpec
     from robot_rl.train.finetune.config import FinetuneConfig
 
@@ -23,9 +27,10 @@ Usage: robot-rl finetune dataset=<folder> [policy=small_vla] [key=value ...] [--
 Trains a policy on a LeRobotDataset (v3, v2.1, or a sealed store) and measures it on the last episodes,
 which nothing is learned from. Beside it stand baselines: the mean action, the present joints, the last action
 repeated, ridge regression, nearest neighbours, and LeRobot's ACT trained for the same processor time.
-The last line says whether anything trained beats the best of the others, with an interval over held-out
-episodes; the report shows the errors by predictor, by place in the chunk and by group of joints.
-An error of 1 is one standard deviation of the training actions.
+It ends with a table of their errors: of all actions, with a 95 % interval over held-out episodes, of the
+first and the last action of a chunk, and of the joints that move. An error of 1 is one standard deviation
+of the training actions. The last line says whether anything trained beats the best of the others; the
+report shows the errors at more places in the chunk and by group of joints.
 
 policy=  small_vla                our own small vision-language-action policy, from scratch
          act diffusion            LeRobot's, from scratch (extra `lerobot`)
@@ -112,21 +117,30 @@ def result(words: list[str]) -> dict[str, Any]:
         f"the last {settings.heldout} episodes held out",
         file=sys.stderr,
     )
+    from rich.console import Console
+
     from robot_rl.telemetry.finetune import duration
     from robot_rl.train.finetune import run as finetune  # the learner: seconds
 
     summary = finetune.resume(folder) if folder else finetune.run(settings)
-    others = sorted(
-        (values["normalised"], name) for name, values in summary.predictors.items() if name != "policy"
-    )
-    compared = ", ".join(f"{name} {error:.4f}" for error, name in others)
+    Console().print(table(summary.predictors))
     print(
-        f"{summary.policy}: held-out error {summary.heldout_error:.4f} ({compared}) after "
-        f"{summary.updates:,} updates and {duration(summary.minutes)}, over {summary.chunks:,} chunks of "
+        f"{summary.policy}: held-out error {summary.heldout_error:.4f} after {summary.updates:,} updates and "
+        f"{duration(summary.minutes)}, over {summary.chunks:,} chunks of "
         f"{len(summary.heldout_episodes)} episodes; see {summary.run}/report.html"
     )
     print(summary.verdict["text"])
     return summary.to_json()
+
+
+def table(predictors: Mapping[str, Any]) -> Table:
+    """Lays out the errors of the policy and of every baseline, in 80 columns."""
+    from robot_rl.cli.tables import table_of
+    from robot_rl.telemetry.finetune import error_rows
+
+    rows = error_rows(predictors, places=2, style=".3f")
+    shown = [{key: row[key] for key in row if key != "still"} for row in rows]
+    return table_of(shown, "held-out errors, in standard deviations of the training actions")
 
 
 def spelled(word: str) -> str:

@@ -77,20 +77,8 @@ def predictors(runs: Sequence[RunRecord], missing: list[str]) -> str:
     if not found:
         missing.append("errors by predictor: summary.json has no predictors")
         return ""
-    length = len(next(iter(found.values()))["by_step"])
-    places = sorted({round(place) for place in np.linspace(0, length - 1, _STEPS)})
-    rows = [
-        [
-            name,
-            _number(one["normalised"]),
-            _interval(one["interval"]),
-            *[_number(one["by_step"][place]) for place in places],
-            _number(one["moving"]),
-            _number(one["still"]),
-        ]
-        for name, one in sorted(found.items(), key=lambda item: item[1]["normalised"])
-    ]
-    steps = [f"action {place + 1}" for place in places]
+    rows = error_rows(found, places=_STEPS)
+    titles = {"predictor": "", "moving": "joints that move", "still": "other joints"}
     text = (
         "In standard deviations of the training actions. The interval is of a bootstrap over the held-out "
         "episodes; with few of them it is rather too narrow. Joints move if, within a training episode, they "
@@ -99,10 +87,33 @@ def predictors(runs: Sequence[RunRecord], missing: list[str]) -> str:
     return "".join(
         [
             page.heading("Errors by predictor"),
-            page.table(["", "all", "95 % interval", *steps, "joints that move", "other joints"], rows),
+            page.table([titles.get(key, key) for key in rows[0]], [list(row.values()) for row in rows]),
             page.paragraph(text, "note"),
         ]
     )
+
+
+def error_rows(found: Mapping[str, Any], *, places: int, style: str = ".4f") -> list[dict[str, str]]:
+    """Returns a row for every predictor, the best first.
+
+    Args:
+        found: predictor -> what summary.json says of its errors.
+        places: how many places in the chunk are shown, the first and the last among them.
+        style: of numbers.
+    """
+    length = len(next(iter(found.values()))["by_step"])
+    shown = sorted({round(place) for place in np.linspace(0, length - 1, places)})
+    return [
+        {
+            "predictor": name,
+            "all": _number(one["normalised"], style),
+            "95 % interval": _interval(one["interval"], style),
+            **{f"action {place + 1}": _number(one["by_step"][place], style) for place in shown},
+            "moving": _number(one["moving"], style),
+            "still": _number(one["still"], style),
+        }
+        for name, one in sorted(found.items(), key=lambda item: item[1]["normalised"])
+    ]
 
 
 def joints(runs: Sequence[RunRecord], missing: list[str]) -> str:
@@ -282,8 +293,8 @@ def _cost(summary: Mapping[str, Any], prefix: str) -> list[str]:
     ]
 
 
-def _interval(interval: Sequence[float] | None) -> str:
-    return "-" if interval is None else f"{interval[0]:.4f} to {interval[1]:.4f}"
+def _interval(interval: Sequence[float] | None, style: str) -> str:
+    return "-" if interval is None else " to ".join(format(end, style) for end in interval)
 
 
 def _number(value: Any, style: str = ".4f") -> str:

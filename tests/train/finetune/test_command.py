@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
+from robot_rl.cli.finetune import table
 from robot_rl.cli.main import main
 from robot_rl.data.lerobot.reader import Dataset
 from robot_rl.train.finetune import run as finetune
@@ -86,10 +88,33 @@ def test_the_last_line_is_one_object(
     assert "beats the best baseline" in found["verdict"]["text"]
     assert "training on episodes 0-4 (5), held out: 5-6 (2)" in said.err
     assert "no ACT to compare with: the extra is not installed" in said.err
+    rows = [re.split(r" *[│┃] *", line)[1:-1] for line in said.out.splitlines() if line[:1] in "│┃"]
+    assert rows[0] == ["predictor", "all", "95 % interval", "action 1", "action 4", "moving"]
+    assert [row[0] for row in rows[1:]] == sorted(
+        found["predictors"], key=lambda name: found["predictors"][name]["normalised"]
+    )
+    assert {"policy", "last action", "ridge", "nearest neighbour", "mean action"} <= {row[0] for row in rows}
     page = (Path(found["run"]) / "report.html").read_text()
     assert "Held-out error" in page
     assert "left shoulder" in page
     assert "Missing from this report" not in page
+
+
+def test_the_table_has_an_interval_moving_joints_and_both_ends_of_the_chunk(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    same: dict[str, Any] = {"still": 0.096, "by_step": [0.0174, 0.13, 0.2049]}
+    predictors = {
+        "nearest neighbour": {**same, "normalised": 0.203, "interval": None, "moving": None},
+        "ridge": {**same, "normalised": 0.12249, "interval": [0.1196, 0.1241], "moving": 0.148},
+    }
+    Console(width=80).print(table(predictors))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].strip() == "held-out errors, in standard deviations of the training actions"
+    ridge, neighbour = (re.split(r" *│ *", line)[1:-1] for line in lines if line.startswith("│"))
+    assert ridge == ["ridge", "0.122", "0.120 to 0.124", "0.017", "0.205", "0.148"]
+    assert neighbour == ["nearest neighbour", "0.203", "-", "0.017", "0.205", "-"]
+    assert max(map(len, lines)) <= 80
 
 
 @pytest.mark.slow
