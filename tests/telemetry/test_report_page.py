@@ -4,9 +4,14 @@ import re
 import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
 
+import pytest
+from matplotlib.figure import Figure
+
+from robot_rl.telemetry import figures
 from robot_rl.telemetry.figures import MAX_POINTS, shorten
 from robot_rl.telemetry.report import write_report
 from robot_rl.telemetry.runs import Curve, load_run
+from robot_rl.telemetry.settings import grouped
 
 PNG = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
@@ -142,6 +147,30 @@ def change(folder, **settings):
     seed = json.loads((folder / "summary.json").read_text())["seed"]
     (folder / "config.yaml").write_text(f"recipe: pick_cube\nseed: {seed}\nresidual:\n{lines}")
     return folder
+
+
+def test_one_curve_for_each_setting(tmp_path, monkeypatch):
+    first = [make_run(tmp_path, seed, final=final) for seed, final in ((0, 0.56), (1, 0.72))]
+    second = change(make_run(tmp_path / "other", 0, final=0.96), scale=0.4)
+    settings, _ = grouped([load_run(folder) for folder in (*first, second)])
+    figure = Figure()
+    monkeypatch.setattr(figures, "render", lambda draw, height_in: draw(figure))
+    figures.learning_curves(settings)
+    (axes,) = figure.axes
+    curves = {str(line.get_label()): line for line in axes.lines if not str(line.get_label()).startswith("_")}
+    assert list(curves) == ["residual.scale=0.2", "residual.scale=0.4"]
+    narrow, wide = curves.values()
+    # From 0.4 to 0.56 and 0.72, so to 0.64 in the mean, in four steps of 250; the other to 0.96.
+    assert narrow.get_xdata() == pytest.approx([0, 250, 500, 750, 1000])
+    assert narrow.get_ydata() == pytest.approx([0.4, 0.46, 0.52, 0.58, 0.64])
+    assert wide.get_ydata() == pytest.approx([0.4, 0.54, 0.68, 0.82, 0.96])
+    assert narrow.get_color() != wide.get_color()
+    # Two seeds are thin lines of their setting's colour; one seed is its own curve.
+    thin = [line for line in axes.lines if line.get_linewidth() < 1]
+    assert [line.get_color() for line in thin] == [narrow.get_color()] * 2
+    assert sorted(float(line.get_ydata()[-1]) for line in thin) == pytest.approx([0.56, 0.72])
+    ends = [line for line in axes.lines if line.get_marker() == "D"]
+    assert [float(line.get_ydata()[0]) for line in ends] == pytest.approx([0.64, 0.96])
 
 
 def test_settings_that_differ_beyond_the_seed_are_counted_apart(tmp_path):
