@@ -4,6 +4,7 @@ import re
 import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
 
+import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
@@ -168,9 +169,9 @@ def test_one_curve_for_each_setting(tmp_path, monkeypatch):
     # Two seeds are thin lines of their setting's colour; one seed is its own curve.
     thin = [line for line in axes.lines if line.get_linewidth() < 1]
     assert [line.get_color() for line in thin] == [narrow.get_color()] * 2
-    assert sorted(float(line.get_ydata()[-1]) for line in thin) == pytest.approx([0.56, 0.72])
+    assert sorted(float(np.asarray(line.get_ydata())[-1]) for line in thin) == pytest.approx([0.56, 0.72])
     ends = [line for line in axes.lines if line.get_marker() == "D"]
-    assert [float(line.get_ydata()[0]) for line in ends] == pytest.approx([0.64, 0.96])
+    assert [float(np.asarray(line.get_ydata())[0]) for line in ends] == pytest.approx([0.64, 0.96])
 
 
 def test_settings_that_differ_beyond_the_seed_are_counted_apart(tmp_path):
