@@ -32,6 +32,7 @@ TABLE: dict[str, dict[str, str]] = {
         "diffusion": "robot_rl.policies.chunk:DiffusionPolicy",
         "token": "robot_rl.policies.token:TokenPolicy",
         "gaussian": "robot_rl.policies.gaussian:GaussianPolicy",
+        "linear": "robot_rl.policies.linear:LinearPolicy",
         "residual": "robot_rl.policies.residual:ResidualPolicy",
         "latent": "robot_rl.policies.latent:LatentSteer",
         "actor": "robot_rl.policies.actor:ActorPolicy",

@@ -6,23 +6,27 @@
     ridge            a linear map of state, velocities and last action
 
 All are fitted on the training episodes. What is open about the ridge regression is chosen by leaving out
-a part of the training episodes at a time.
+a part of the training episodes at a time. Each is a linear map of what is known, and so a policy that
+`robot-rl evaluate` can play.
 N remembered moments, B queries, F features, H chunk length, A action dim.
 """
 
 from __future__ import annotations
 
 import itertools
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from robot_rl.data.episodes import EpisodesMeta
+from robot_rl.policies.linear import LinearPolicy
 from robot_rl.train.finetune.data import DemoData
 from robot_rl.train.finetune.errors import Predict
 from robot_rl.train.finetune.neighbour import MAX_MOMENTS
-from robot_rl.train.finetune.past import Known, Past
+from robot_rl.train.finetune.past import Known, Past, names_of
 
 Array = NDArray[Any]
 Origin = Literal["nothing", "present joints", "last action"]
@@ -66,20 +70,29 @@ def mean_action(data: DemoData) -> Array:
     return np.concatenate(parts).mean(axis=0, dtype=np.float64)
 
 
-def simple_baselines(data: DemoData, past: Past, *, horizon: int) -> dict[str, Predict]:
-    """Returns the predictors that are nothing but one action, held for the whole chunk."""
-    mean = mean_action(data)
+def seen_meta(data: DemoData) -> EpisodesMeta:
+    """Returns what the baselines are for: their state is `Known.inputs`, name by name."""
+    meta = data.dataset.meta
+    names = names_of(meta.state_names, meta.action_names, lags=LAGS, last_action=True)
+    return replace(meta, state_names=names)
 
-    def held(actions: Array) -> Array:
-        return np.repeat(actions[:, None], horizon, axis=1)
 
-    found: dict[str, Predict] = {
-        "mean action": lambda batch: held(np.tile(mean, (len(batch.actions), 1))),
-        "last action": lambda batch: held(past.of(batch).last_action),
+def simple_baselines(data: DemoData, past: Past, *, horizon: int) -> dict[str, LinearPolicy]:
+    """Returns the policies that are nothing but one action, held for the whole chunk."""
+    size, num_actions = past.width(last_action=True), past.action.shape[1]
+    nothing = np.zeros((size, horizon, num_actions))
+    found = {
+        "mean action": _policy(nothing, np.tile(mean_action(data), (horizon, 1))),
+        "last action": _policy(_held(past.width(last_action=False), nothing.shape)),
     }
     if past.same_names:
-        found["present joints"] = lambda batch: held(past.of(batch).state[:, : past.action.shape[1]])
+        found["present joints"] = _policy(_held(0, nothing.shape))
     return found
+
+
+def predictor(policy: LinearPolicy, past: Past) -> Predict:
+    """Returns what a policy says of chunks of the dataset."""
+    return lambda batch: _chunks(policy, past.of(batch))
 
 
 class Ridge:
@@ -111,17 +124,30 @@ class Ridge:
                 for strength, error in zip(STRENGTHS, errors, strict=True)
             ]
         self.choice = min(found, key=lambda choice: choice.error)
-        features, self._centre, self._scale = _standardised(known.inputs(last_action=self.choice.sees_action))
-        targets = chunks - _origin(known, self.choice.origin, chunks.shape[-1])
-        self._shape = chunks.shape[1:]
-        moments = _moments(features, targets.reshape(len(targets), -1))
-        self._weights = _solved(*moments, strength=self.choice.strength)
+        self.policy = self._fitted(known, chunks)
+        """It sees all of `Known.inputs`, the last action included."""
 
     def predict(self, known: Known) -> Array:
         """Returns chunks (B, H, A)."""
-        features = (known.inputs(last_action=self.choice.sees_action) - self._centre) / self._scale
-        distance = (_with_one(features) @ self._weights).reshape(-1, *self._shape)
-        return distance + _origin(known, self.choice.origin, self._shape[-1])
+        return _chunks(self.policy, known)
+
+    def _fitted(self, known: Known, chunks: Array) -> LinearPolicy:
+        """Solves for the weights of the choice, and takes what features are divided by into them."""
+        choice, shape = self.choice, chunks.shape[1:]
+        features, centre, scale = _standardised(known.inputs(last_action=choice.sees_action))
+        targets = chunks - _origin(known, choice.origin, shape[-1])
+        moments = _moments(features, targets.reshape(len(targets), -1))
+        weights = _solved(*moments, strength=choice.strength)
+        scaled = weights[:-1] / scale[:, None]
+        offset = (weights[-1] - centre @ scaled).reshape(shape)
+        weight = scaled.reshape(-1, *shape)
+        behind = shape[-1] * (1 + len(LAGS))  # the last action and its changes
+        if not choice.sees_action:
+            weight = np.concatenate([weight, np.zeros((behind, *shape))])
+        starts = {"present joints": 0, "last action": len(weight) - behind}
+        if choice.origin in starts:
+            weight = weight + _held(starts[choice.origin], weight.shape)
+        return _policy(weight, offset)
 
     def _left_out(self, features: Array, targets: Array, valid: Array, episode: Array) -> list[float]:
         """Returns the error for every strength, each part of the episodes predicted from the others."""
@@ -160,6 +186,23 @@ def fit_ridge(data: DemoData, past: Past, action_std: Array, *, horizon: int) ->
         action_std,
         joints=past.same_names,
     )
+
+
+def _chunks(policy: LinearPolicy, known: Known) -> Array:
+    seen = torch.from_numpy(known.inputs(last_action=True))
+    return policy.sample({"state": seen}).actions.numpy()
+
+
+def _policy(weight: Array, offset: Array | None = None) -> LinearPolicy:
+    offset = np.zeros(weight.shape[1:]) if offset is None else offset
+    return LinearPolicy(torch.from_numpy(weight), torch.from_numpy(offset))
+
+
+def _held(start: int, shape: tuple[int, ...]) -> Array:
+    """Returns weights (S, H, A) that repeat the A elements of the state from `start` on."""
+    weight, number = np.zeros(shape), np.arange(shape[-1])
+    weight[start + number, :, number] = 1.0
+    return weight
 
 
 def _origin(known: Known, origin: Origin, num_actions: int) -> Array:

@@ -57,6 +57,11 @@ class Past:
         self.same_names = dataset.meta.state_names[: len(names)] == names
         """The state begins with the joints of the action."""
 
+    def width(self, *, last_action: bool) -> int:
+        """Returns how many elements `Known.inputs` has."""
+        seen = self.state.shape[1] + (self.action.shape[1] if last_action else 0)
+        return seen * (1 + len(self._lags))
+
     def steps(self, episodes: Sequence[int]) -> Array:
         """Returns the rows of all steps of these episodes."""
         starts, ends = self._dataset.episode_starts, self._dataset.episode_ends

@@ -20,6 +20,7 @@ from robot_rl.core.errors import CheckpointError, ConfigError, nearest
 from robot_rl.core.files import at_home
 from robot_rl.core.policy import DemoBatch
 from robot_rl.core.registry import resolve
+from robot_rl.data.episodes import EpisodesMeta
 from robot_rl.data.facts import DatasetFacts
 from robot_rl.policies.checkpoint import PolicyMeta, load_policy, save_policy
 from robot_rl.policies.vla import tiny
@@ -191,12 +192,11 @@ def save(policy: Module, folder: Path, facts: DatasetFacts) -> None:
     if hasattr(policy, "save"):
         policy.save(folder)
     else:
-        save_policy(folder, policy, meta=policy_meta(facts, n_exec=policy.horizon))
+        save_policy(folder, policy, meta=policy_meta(facts.meta, n_exec=policy.horizon))
 
 
-def policy_meta(facts: DatasetFacts, *, n_exec: int) -> PolicyMeta:
-    """Returns what a policy trained on this dataset is for."""
-    meta = facts.meta
+def policy_meta(meta: EpisodesMeta, *, n_exec: int) -> PolicyMeta:
+    """Returns what a policy trained on such episodes is for."""
     return PolicyMeta(
         task=meta.task,
         robot=meta.robot,

@@ -28,9 +28,9 @@ from robot_rl.core.policy import DemoBatch
 from robot_rl.data.facts import DatasetFacts
 from robot_rl.data.lerobot.damage import left_out
 from robot_rl.data.lerobot.reader import Dataset
-from robot_rl.policies.checkpoint import read_head
+from robot_rl.policies.checkpoint import read_head, save_policy
 from robot_rl.train.finetune.act import Trial, act_lesson, make_act, try_settings, why_no_act
-from robot_rl.train.finetune.baselines import fit_ridge, past_of, simple_baselines
+from robot_rl.train.finetune.baselines import fit_ridge, past_of, predictor, seen_meta, simple_baselines
 from robot_rl.train.finetune.config import FinetuneConfig
 from robot_rl.train.finetune.data import Split, in_journal, open_data, policy_past, read_facts, stream_seed
 from robot_rl.train.finetune.errors import Errors
@@ -53,6 +53,7 @@ from robot_rl.train.finetune.policies import (
     check_policy,
     make_policy,
     picture_size,
+    policy_meta,
     recipe_of,
     save,
     saved_folder,
@@ -182,17 +183,19 @@ def _pictures(session: FinetuneSession) -> None:
 
 
 def _baselines(session: FinetuneSession) -> None:
-    """Measures what needs neither pictures nor training."""
+    """Measures what needs neither pictures nor training, and saves it: `evaluate` can play it."""
     data, horizon = session.data, session.config.horizon
     past = past_of(data)
-    predictors = simple_baselines(data, past, horizon=horizon)
     with session.timer.stage("baselines"):
         ridge = fit_ridge(data, past, session.ruler.std, horizon=horizon)
-    predictors["ridge"] = lambda batch: ridge.predict(past.of(batch))
+    policies = {**simple_baselines(data, past, horizon=horizon), "ridge": ridge.policy}
     errors = {
-        name: session.measure(predict, data.split.heldout, pictures=False)
-        for name, predict in predictors.items()
+        name: session.measure(predictor(policy, past), data.split.heldout, pictures=False)
+        for name, policy in policies.items()
     }
+    meta = policy_meta(seen_meta(data), n_exec=horizon)
+    for name, policy in policies.items():
+        save_policy(session.folder / f"baseline-{name.replace(' ', '-')}", policy, meta=meta)
     session.results["baselines"] = {
         "errors": {name: error.to_json() for name, error in errors.items()},
         "ridge": ridge.choice.to_json(),

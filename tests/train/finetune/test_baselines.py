@@ -9,7 +9,15 @@ import pytest
 
 from robot_rl.data.lerobot.pictures import PictureCache
 from robot_rl.data.lerobot.reader import Dataset
-from robot_rl.train.finetune.baselines import LAGS, Ridge, fit_ridge, mean_action, past_of, simple_baselines
+from robot_rl.train.finetune.baselines import (
+    LAGS,
+    Ridge,
+    fit_ridge,
+    mean_action,
+    past_of,
+    predictor,
+    simple_baselines,
+)
 from robot_rl.train.finetune.data import DemoData, Split, moving_joints
 from robot_rl.train.finetune.errors import Ruler
 from robot_rl.train.finetune.past import Known, Past
@@ -53,7 +61,8 @@ def test_the_simple_ones_hold_one_action(data: DemoData) -> None:
     (batch,) = data.batches([6], horizon=3, stride=1, pictures=False)
     actions, state = batch.actions.numpy(), batch.obs["state"].numpy()
     found = {
-        name: predict(batch) for name, predict in simple_baselines(data, past_of(data), horizon=3).items()
+        name: predictor(policy, past_of(data))(batch)
+        for name, policy in simple_baselines(data, past_of(data), horizon=3).items()
     }
     train = np.concatenate([np.asarray(data.dataset.read(episode).action) for episode in range(5)])
     for place in range(3):
@@ -140,7 +149,7 @@ def test_the_ridge_solves_what_is_linear(data: DemoData) -> None:
     batches = data.batches(data.split.heldout, horizon=3, stride=1, pictures=False)
     later = [batch for batch in batches]
     errors = ruler.measure(later, lambda batch: ridge.predict(past.of(batch)))
-    repeated = ruler.measure(later, simple_baselines(data, past, horizon=3)["last action"])
+    repeated = ruler.measure(later, predictor(simple_baselines(data, past, horizon=3)["last action"], past))
     assert errors.normalised < 0.5 * repeated.normalised
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -17,9 +17,11 @@ from robot_rl.core.files import without_checksum
 from robot_rl.data.lerobot.pictures import PictureCache
 from robot_rl.data.lerobot.reader import Dataset
 from robot_rl.policies.checkpoint import load_policy
+from robot_rl.policies.linear import LinearPolicy
 from robot_rl.telemetry.metrics import read_metrics
 from robot_rl.train.finetune import learn
 from robot_rl.train.finetune import run as finetune
+from robot_rl.train.finetune.baselines import past_of, predictor
 from robot_rl.train.finetune.config import FinetuneConfig, Recipe
 from robot_rl.train.finetune.data import DemoData, open_data
 from robot_rl.train.finetune.learn import FinetuneSession, policy_errors
@@ -152,6 +154,26 @@ def test_the_saved_policy_is_the_measured_one(whole: FinetuneSummary, tmp_path: 
     with FinetuneSession(config, tmp_path / "again", *open_data(config)) as session:
         errors = policy_errors(session, policy, whole.heldout_episodes)
     assert errors.normalised == whole.heldout_error
+
+
+@pytest.mark.parametrize("name", ["ridge", "last action", "present joints", "mean action"])
+def test_a_saved_baseline_is_the_measured_one(name: str, whole: FinetuneSummary, tmp_path: Path) -> None:
+    policy, meta = load_policy(Path(whole.run) / f"baseline-{name.replace(' ', '-')}")
+    assert (meta.task, meta.robot, meta.n_exec, policy.horizon) == ("follow", "arm", 4, 4)
+    # Two joints and two actions, each with its changes over 1 and 4 steps.
+    assert meta.state_names[::2] == (
+        "left_shoulder",
+        "left_shoulder.change_1",
+        "left_shoulder.change_4",
+        "left_shoulder.last_action",
+        "left_shoulder.last_action.change_1",
+        "left_shoulder.last_action.change_4",
+    )
+    config = finetune.load_config(Path(whole.run))
+    with FinetuneSession(config, tmp_path / "again", *open_data(config)) as session:
+        predict = predictor(cast("LinearPolicy", policy), past_of(session.data))
+        errors = session.measure(predict, whole.heldout_episodes, pictures=False)
+    assert errors.normalised == whole.predictors[name]["normalised"]
 
 
 def test_what_is_linear_needs_no_training(
