@@ -25,7 +25,7 @@ import torch
 from numpy.typing import NDArray
 
 from robot_rl.algos.actor_critic import ActorConfig, ActorCritic, ActorCriticConfig, CriticConfig
-from robot_rl.bench.trials import check_plan
+from robot_rl.bench.trials import check_plan, over_seeds
 from robot_rl.core.errors import require
 from robot_rl.core.files import write_json
 from robot_rl.core.seeding import train_seed
@@ -33,7 +33,6 @@ from robot_rl.data.replay import ReplayBuffer
 from robot_rl.data.transitions import StepBatch
 from robot_rl.envs.gym import GymVectorEnv
 from robot_rl.hal.vector import Obs, VectorEnv
-from robot_rl.telemetry.intervals import mean_interval
 from robot_rl.telemetry.progress import PhaseProgress, ProgressDisplay
 from robot_rl.train.checkpoint import CheckpointStore
 
@@ -324,25 +323,6 @@ def trivial(name: str, seeds: Sequence[int], episodes: int) -> list[dict[str, An
 
 def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Returns one row for each env, learner, width and number of steps, over its seeds."""
-    keys = ("env", "learner", "width", "steps")
-    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for row in rows:
-        groups.setdefault(tuple(row[key] for key in keys), []).append(row)
-    return [
-        {
-            **dict(zip(keys, group, strict=True)),
-            "seeds": len(members),
-            "return": float(np.mean([row["return"] for row in members])),
-            "low": min(row["return"] for row in members),
-            "high": max(row["return"] for row in members),
-            **dict(
-                zip(("ci_low", "ci_high"), mean_interval([row["return"] for row in members]), strict=True)
-            ),
-            "published": PUBLISHED.get((group[0], group[1])),
-            **{
-                name: float(np.mean([row[name] for row in members]))
-                for name in ("s_per_1000_steps", "cpu_s_per_1000_steps")
-            },
-        }
-        for group, members in groups.items()
-    ]
+    times = ("s_per_1000_steps", "cpu_s_per_1000_steps")
+    found = over_seeds(rows, ("env", "learner", "width", "steps"), "return", means=times)
+    return [{**row, "published": PUBLISHED.get((row["env"], row["learner"]))} for row in found]

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from robot_rl.bench.trials import check_plan, processor_s
+from robot_rl.bench.trials import check_plan, over_seeds, processor_s
 from robot_rl.core.errors import DeviceError, require
 from robot_rl.core.files import write_json
 from robot_rl.telemetry.progress import PhaseProgress, ProgressDisplay
@@ -172,9 +172,12 @@ def run(
         "title": f"push_cube: minutes until {target:.0%} of {episodes} episodes succeed, on one core",
         "rows": [{key: row[key] for key in row if key not in ("curve", "asked")} for row in rows],
         "ratios": ratios(rows),
+        "means": means(rows),
+        "mean_ratios": mean_ratios(rows),
         "notes": [
             "minutes: until the target, or until it was stopped where reached is no; ratio: theirs by ours, "
             "at_least where theirs was stopped. best: of all evaluations.",
+            "means, mean_ratios: over seeds; ci: Student's 95 % interval of the mean where none was stopped.",
         ],
     }
 
@@ -241,6 +244,27 @@ def ratios(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
+def means(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the minutes of each learner over its seeds, at least so many where one was stopped."""
+    return _over_seeds([{**row, "at_least": not row["reached"]} for row in rows], "minutes", "cpu_minutes")
+
+
+def mean_ratios(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the ratio of each peer over its seeds, at least so much where one was stopped."""
+    return _over_seeds(ratios(rows), "ratio", "cpu_ratio")
+
+
+def _over_seeds(rows: Sequence[dict[str, Any]], value: str, cpu: str) -> list[dict[str, Any]]:
+    """Returns a row for each learner; a bound has no interval."""
+    stopped = {row["learner"] for row in rows if row["at_least"]}
+    found = over_seeds(rows, ("learner",), value, means=(cpu,))
+    no_interval = {"ci_low": None, "ci_high": None}
+    return [
+        {**row, **(no_interval if row["learner"] in stopped else {}), "at_least": row["learner"] in stopped}
+        for row in found
+    ]
+
+
 def _ours(rows: Sequence[dict[str, Any]], seed: int) -> list[dict[str, Any]]:
     """Returns our row of that seed, if it reached the target."""
     return [row for row in rows if (row["learner"], row["seed"]) == ("robot_rl", seed) and row["reached"]]
@@ -250,7 +274,8 @@ def _kept(path: Path, asked: dict[str, Any]) -> list[dict[str, Any]]:
     """Returns the rows of earlier calls, which must have asked for the same."""
     rows: list[dict[str, Any]] = json.loads(path.read_text()) if path.exists() else []
     for row in rows:
-        check_plan("bench her", path, row["asked"], json.loads(json.dumps(asked)))
+        begun = {"settings": [], **row["asked"]}  # the first rows were written before there were any
+        check_plan("bench her", path, begun, json.loads(json.dumps(asked)))
     return rows
 
 

@@ -24,7 +24,7 @@ import torch
 from robot_rl.algos.chunk_critics import ChunkCriticConfig, ChunkCritics
 from robot_rl.algos.chunk_q import ChunkQ, ChunkQConfig
 from robot_rl.bench.ogbench_env import Cubes
-from robot_rl.bench.trials import check_plan
+from robot_rl.bench.trials import check_plan, over_seeds
 from robot_rl.core.errors import require
 from robot_rl.core.files import write_json
 from robot_rl.core.seeding import eval_seeds, train_seed
@@ -36,7 +36,6 @@ from robot_rl.policies.best_of_n import BestOfN
 from robot_rl.policies.chunk import ChunkPolicyConfig, FlowPolicy
 from robot_rl.policies.executor import ChunkExecutor
 from robot_rl.policies.one_step import OneStepPolicy
-from robot_rl.telemetry.intervals import mean_interval
 from robot_rl.train.checkpoint import CheckpointStore
 
 Module = Any
@@ -168,20 +167,7 @@ def run(
 
 def means(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Returns one row for each h, over its seeds."""
-    groups: dict[int, list[float]] = {}
-    for row in rows:
-        groups.setdefault(row["h"], []).append(row["success"])
-    return [
-        {
-            "h": h,
-            "seeds": len(success),
-            "success": float(np.mean(success)),
-            "low": min(success),
-            "high": max(success),
-            **dict(zip(("ci_low", "ci_high"), mean_interval(success), strict=True)),
-        }
-        for h, success in groups.items()
-    ]
+    return over_seeds(rows, ("h",), "success")
 
 
 class Trial:

@@ -1,11 +1,13 @@
 """What benchmarks share that learn for long, are cut short and go on."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from robot_rl.core.errors import ConfigError
+from robot_rl.telemetry.intervals import mean_interval
 
 
 def check_plan(at: str, folder: Path, begun: Mapping[str, Any], now: Mapping[str, Any]) -> None:
@@ -20,6 +22,39 @@ def check_plan(at: str, folder: Path, begun: Mapping[str, Any], now: Mapping[str
                 f"{at}: {folder} was begun with {name}={begun[name]!r}, got {value!r}. "
                 "Go on with that, or give another folder: out=..."
             )
+
+
+def over_seeds(
+    rows: Sequence[Mapping[str, Any]], keys: Sequence[str], value: str, *, means: Sequence[str] = ()
+) -> list[dict[str, Any]]:
+    """Returns one row for each group of runs that differ in their seeds alone.
+
+    Args:
+        rows: of single runs.
+        keys: what the rows of a group have in common.
+        value: what is averaged, with the lowest and highest of single seeds and Student's 95 % interval.
+        means: what is averaged without either.
+    """
+    groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[key] for key in keys), []).append(row)
+    found: list[dict[str, Any]] = []
+    for group, members in groups.items():
+        values = [row[value] for row in members]
+        ci_low, ci_high = mean_interval(values)
+        found.append(
+            {
+                **dict(zip(keys, group, strict=True)),
+                "seeds": len(values),
+                value: fmean(values),
+                "low": min(values),
+                "high": max(values),
+                "ci_low": ci_low,
+                "ci_high": ci_high,
+                **{name: fmean(row[name] for row in members) for name in means},
+            }
+        )
+    return found
 
 
 def processor_s(pid: int) -> float:

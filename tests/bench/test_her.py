@@ -1,6 +1,7 @@
 """The race against hindsight replay: goals without leaks, demonstrations as they were, ratios by hand."""
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -185,6 +186,48 @@ def test_rows_stay_and_ratios_are_of_one_seed(tmp_path: Path, monkeypatch: pytes
     ]
     with pytest.raises(ConfigError, match=r"was begun with target=0\.95, got 0\.9"):
         her.run(seeds=(1,), target=0.9, **how)
+
+
+def finished(learner: str, seed: int, minutes: float, *, reached: bool = True) -> dict[str, Any]:
+    row: dict[str, Any] = {"learner": learner, "seed": seed, "reached": reached}
+    return {**row, "minutes": minutes, "cpu_minutes": minutes / 2, "best": 1.0, "curve": []}
+
+
+def test_means_over_seeds_have_an_interval() -> None:
+    rows = [finished("robot_rl", seed, minutes) for seed, minutes in enumerate((3.0, 4.0, 5.0))]
+    rows += [finished("her", seed, minutes) for seed, minutes in enumerate((9.0, 16.0, 25.0))]
+    ours, peer = her.means(rows)
+    # Standard deviation 1, t(2) = 4.303: 4 +- 4.303 / sqrt(3).
+    assert (ours["learner"], ours["seeds"], ours["at_least"]) == ("robot_rl", 3, False)
+    assert (ours["minutes"], ours["low"], ours["high"], ours["cpu_minutes"]) == (4.0, 3.0, 5.0, 2.0)
+    assert (ours["ci_low"], ours["ci_high"]) == pytest.approx((4 - 2.4843, 4 + 2.4843), abs=1e-4)
+    assert peer["minutes"] == pytest.approx(50 / 3)
+    # Ratios 3, 4 and 5, seed by seed.
+    (ratio,) = her.mean_ratios(rows)
+    assert (ratio["learner"], ratio["ratio"], ratio["ci_low"]) == ("her", 4.0, ours["ci_low"])
+
+
+def test_the_mean_of_what_was_stopped_is_a_bound_without_an_interval() -> None:
+    rows = [finished("robot_rl", seed, 2.0) for seed in (0, 1)]
+    rows += [finished("her", 0, 8.0), finished("her", 1, 12.0, reached=False)]
+    ours, peer = her.means(rows)
+    assert (ours["at_least"], ours["ci_low"]) == (False, 2.0)
+    assert (peer["at_least"], peer["minutes"], peer["ci_low"], peer["ci_high"]) == (True, 10.0, None, None)
+    (ratio,) = her.mean_ratios(rows)
+    assert (ratio["at_least"], ratio["ratio"], ratio["ci_low"]) == (True, 5.0, None)
+
+
+def test_rows_from_before_there_were_settings_are_understood(tmp_path: Path) -> None:
+    published = Path(__file__).resolve().parents[2] / "docs/results/her.json"
+    assert any("settings" not in row["asked"] for row in json.loads(published.read_text()))
+    shutil.copy(published, tmp_path / "her.json")
+    how: dict[str, Any] = {"learners": ("robot_rl",), "seeds": (0, 1, 2), "out": str(tmp_path)}
+    result = her.run(**how)  # all are there: nothing is measured
+    ours = next(row for row in result["means"] if row["learner"] == "robot_rl")
+    # 3.962, 4.354 and 4.628 minutes.
+    assert (ours["seeds"], ours["minutes"]) == (3, pytest.approx(4.3148, abs=1e-4))
+    with pytest.raises(ConfigError, match=r"was begun with settings=\[\], got \['bc.updates=5'\]"):
+        her.run(settings=("bc.updates=5",), **how)
 
 
 def test_our_run_is_told_all(tmp_path: Path) -> None:
