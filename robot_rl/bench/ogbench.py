@@ -12,18 +12,20 @@ cut the episode that was under way is begun anew.
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from robot_rl.algos.chunk_critics import ChunkCriticConfig, ChunkCritics
 from robot_rl.algos.chunk_q import ChunkQ, ChunkQConfig
-from robot_rl.bench.ogbench_env import Cubes
+from robot_rl.bench.ogbench_env import ACTIONS, Cubes
 from robot_rl.bench.trials import check_plan, over_seeds
 from robot_rl.core.errors import require
 from robot_rl.core.files import write_json
@@ -40,6 +42,9 @@ from robot_rl.train.checkpoint import CheckpointStore
 
 Module = Any
 """A policy that is a `torch.nn.Module` as well; Python has no type for both."""
+
+Act = Callable[[NDArray[Any]], NDArray[Any]]
+"""Returns the action (A,) for an observation."""
 
 _SAVE_EVERY_S = 120.0
 _GAMMA = 0.99
@@ -150,14 +155,17 @@ def run(
                 trial = Trial(plan, play, cubes, Path(out) / plan.name)
                 trial.go_on(deadline_s)
                 rows.append(trial.row())
+            beside = [row for seed in seeds for row in trivial(cubes, task, seed, episodes, Path(out))]
     finally:
         torch.set_num_threads(threads)
     return {
         "title": f"{task}, {actor}: chunks of h actions, success of {episodes} episodes",
         "rows": rows,
         "means": means([row for row in rows if row["done"]]),
+        "trivial": over_seeds(beside, ("policy",), "success"),
         "notes": [
             "means: of the runs that are done; ci: Student's 95 % interval of the mean over seeds",
+            "trivial: zeros and noise for actions, and the play data's own oracle, on the same episodes",
             f"play data: {data_steps:,} steps in {play.num_episodes:,} episodes, of which "
             f"{play.episode_success().sum():,.0f} end in the task's goal",
             "a row that is not done goes on when the command is repeated",
@@ -168,6 +176,40 @@ def run(
 def means(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Returns one row for each h, over its seeds."""
     return over_seeds(rows, ("h",), "success")
+
+
+def trivial(cubes: Cubes, task: str, seed: int, episodes: int, out: Path) -> list[dict[str, Any]]:
+    """Returns what needs no learning, on the episodes of a seed; what is in its file is not played again."""
+    path = out / f"{task}-trivial-{episodes}-seed{seed}.json"
+    if path.exists():
+        return json.loads(path.read_text())
+    rng = np.random.default_rng(seed)
+    acts: dict[str, Act] = {
+        "zero": lambda obs: np.zeros(len(ACTIONS), np.float32),
+        "random": lambda obs: rng.uniform(-1.0, 1.0, len(ACTIONS)).astype(np.float32),
+        "oracle": cubes.oracle,
+    }
+    rows: list[dict[str, Any]] = [
+        {"policy": name, "seed": seed, "success": success_of(cubes, act, seed, episodes)}
+        for name, act in acts.items()
+    ]
+    write_json(path, rows)
+    return rows
+
+
+def success_of(
+    cubes: Cubes, act: Act, seed: int, episodes: int, *, begin: Callable[[int], None] = lambda seed: None
+) -> float:
+    """Returns the share of a run's held-out episodes that are solved; `begin` is told each one's seed."""
+    solved = 0
+    for episode in eval_seeds(seed, episodes):
+        obs, over, found = cubes.reset(int(episode) % 2**31), False, {}
+        begin(int(episode))
+        while not over:
+            found = cubes.step(act(obs))
+            obs, over = found["obs"], found["terminated"] or found["truncated"]
+        solved += found["success"]
+    return solved / episodes
 
 
 class Trial:
@@ -277,19 +319,18 @@ class Trial:
     def _evaluate(self) -> None:
         """Plays held-out episodes; the one that was under way for learning is over."""
         began_s, plan, spent = time.perf_counter(), self._plan, self._spent
-        seeds = eval_seeds(plan.seed, plan.episodes)
         executor = ChunkExecutor(self._policy, 1, n_exec=plan.horizon)
-        solved = 0
-        for seed in seeds:
-            obs, over, found = self._cubes.reset(int(seed) % 2**31), False, {}
-            executor.reset(np.ones(1, bool), np.array([seed]))
-            while not over:
-                found = self._cubes.step(executor.act({"state": obs[None]}).action[0])
-                obs, over = found["obs"], found["terminated"] or found["truncated"]
-            solved += found["success"]
+
+        def begin(seed: int) -> None:
+            executor.reset(np.ones(1, bool), np.array([seed], np.uint64))
+
+        def act(obs: NDArray[Any]) -> NDArray[Any]:
+            return executor.act({"state": obs[None]}).action[0]
+
+        success = success_of(self._cubes, act, plan.seed, plan.episodes, begin=begin)
         self._obs = None
         spent.evaluate_s += time.perf_counter() - began_s
-        point = {"updates": spent.updates, "env_steps": spent.env_steps, "success": solved / len(seeds)}
+        point = {"updates": spent.updates, "env_steps": spent.env_steps, "success": success}
         spent.curve.append(point)
 
     def _save(self) -> None:

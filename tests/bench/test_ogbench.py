@@ -2,7 +2,9 @@
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -44,6 +46,9 @@ class FakeCubes:
     def reset(self, seed: int) -> NDArray[np.float32]:
         self.steps = 0
         return np.full(3, seed % 7, np.float32)
+
+    def oracle(self, obs: NDArray[Any]) -> NDArray[np.float32]:
+        return np.full(5, 1.0 if obs[0] == 2 else -1.0, np.float32)
 
     def step(self, action: NDArray[Any]) -> dict[str, Any]:
         self.steps += 1
@@ -128,6 +133,29 @@ def test_a_trial_that_ran_out_of_time_goes_on(tmp_path: Path) -> None:
     assert all(value.equal(theirs[name]) for name, value in ours.items())
     with pytest.raises(ConfigError, match=r"was begun with alpha=10\.0, got 11\.0"):
         trial(tmp_path / "cut", alpha=11.0)
+
+
+def test_what_needs_no_learning_stands_beside_it(tmp_path: Path) -> None:
+    class ThreeCubes(FakeCubes):
+        played = 0
+
+        def reset(self, seed: int) -> NDArray[np.float32]:
+            self.played += 1
+            return super().reset(seed)
+
+    cubes = ThreeCubes()
+    play: Callable[[], list[dict[str, Any]]] = partial(
+        ogbench.trivial, cast("Cubes", cubes), "cube-single", 3, 40, tmp_path
+    )
+    rows = play()
+    zero, random, oracle = rows
+    # The last of three steps decides. Zero is not positive; noise is in half of 40 (0.5 +- 0.24, 3 sigma).
+    assert zero == {"policy": "zero", "seed": 3, "success": 0.0}
+    assert random["policy"] == "random"
+    assert 0.26 < random["success"] < 0.74
+    # Here the oracle goes the right way only at observation 2, which is that before the last step.
+    assert oracle == {"policy": "oracle", "seed": 3, "success": 1.0}
+    assert (cubes.played, play(), cubes.played) == (120, rows, 120)  # its file is read
 
 
 def test_unknown_tasks_and_actors_are_refused() -> None:
