@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from robot_rl.bench.cloned import SUCCESS_NOTE, Cloned, play_clones, successes_of
+from robot_rl.bench.cloned import TRIVIAL_NOTE, Cloned, play_clones
+from robot_rl.bench.trials import SUCCESS_NOTE, successes_of
 from robot_rl.core.policy import Policy
 from robot_rl.hal.vector import VectorEnv
 from robot_rl.policies.real_time import RealTimeChunks
@@ -70,6 +71,7 @@ def run(
         **common,
         "notes": [
             SUCCESS_NOTE,
+            TRIVIAL_NOTE,
             "jerk: mean |a(t) - 2 a(t-1) + a(t-2)| over steps and action elements, of actions in [-1, 1]",
             "jump: mean |a(t) - a(t-1)| at the steps where a new chunk takes over",
         ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -13,6 +14,8 @@ import torch
 from numpy.typing import NDArray
 
 from robot_rl.algos.bc import BCConfig, BehaviourCloning
+from robot_rl.bench.trials import successes_of
+from robot_rl.bench.trivial import solved
 from robot_rl.core.seeding import eval_seeds, train_seed
 from robot_rl.data.demos import ChunkSampler
 from robot_rl.data.episodes import Episodes
@@ -20,12 +23,14 @@ from robot_rl.data.normalize import Normaliser
 from robot_rl.hal.vector import VectorEnv
 from robot_rl.policies.chunk import ChunkPolicyConfig, FlowPolicy
 from robot_rl.sim.vector import EnvConfig
-from robot_rl.telemetry.intervals import wilson_interval
 from robot_rl.train.config import DemosConfig
 from robot_rl.train.demos import collect_demonstrations
 from robot_rl.train.envs import make_env
 
-SUCCESS_NOTE = "success: of all episodes of all seeds, 95 % Wilson interval; low and high: of single seeds"
+_BESIDE = ("random", "hold", "expert")
+"""What needs no learning: noise, standing still, and the expert without the noise of its demonstrations."""
+
+TRIVIAL_NOTE = "trivial: what needs no learning, on the same episodes; the expert as it is without noise_m"
 
 _NUM_ENVS = 50
 _BATCH = 256
@@ -68,11 +73,13 @@ def play_clones(
         noise_m: how far the expert aims beside the target, drawn for each demonstration.
 
     Returns:
-        Seeds, share of the demonstrations that succeeded for each, and minutes that all took.
+        Seeds, share of the demonstrations that succeeded for each, what needs no learning on the same
+        episodes, and minutes that all took but the latter.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     demo_success: list[float] = []
+    beside: dict[str, list[NDArray[np.bool_]]] = {name: [] for name in _BESIDE}
     began_s = time.perf_counter()
     try:
         with closing(make_env(EnvConfig(task=task), min(_NUM_ENVS, episodes), autoreset="disabled")) as env:
@@ -80,24 +87,13 @@ def play_clones(
                 cloned = _clone(task, seed, demos=demos, noise_m=noise_m, updates=updates, horizon=horizon)
                 demo_success.append(cloned.demo_success)
                 play(env, cloned, eval_seeds(seed, episodes))
+            minutes = (time.perf_counter() - began_s) / 60.0
+            for name, seed in itertools.product(_BESIDE, seeds):
+                beside[name].append(solved(env, name, seed, episodes))
     finally:
         torch.set_num_threads(threads)
-    minutes = (time.perf_counter() - began_s) / 60.0
-    return {"seeds": list(seeds), "demo_success": demo_success, "minutes": minutes}
-
-
-def successes_of(played: Sequence[NDArray[np.bool_]]) -> dict[str, float]:
-    """Returns the columns that `SUCCESS_NOTE` explains, of which episodes were solved for each seed."""
-    success = np.concatenate(played)
-    rates = [float(solved.mean()) for solved in played]
-    low, high = wilson_interval(int(success.sum()), len(success))
-    return {
-        "success": float(success.mean()),
-        "ci_low": low,
-        "ci_high": high,
-        "low": min(rates),
-        "high": max(rates),
-    }
+    trivial = [{"policy": name, **successes_of(played)} for name, played in beside.items()]
+    return {"seeds": list(seeds), "demo_success": demo_success, "trivial": trivial, "minutes": minutes}
 
 
 def _clone(task: str, seed: int, *, demos: int, noise_m: float, updates: int, horizon: int) -> Cloned:

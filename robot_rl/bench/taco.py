@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from robot_rl.bench.cloned import SUCCESS_NOTE, Cloned, play_clones, successes_of
+from robot_rl.bench.cloned import TRIVIAL_NOTE, Cloned, play_clones
+from robot_rl.bench.trials import SUCCESS_NOTE, successes_of
 from robot_rl.core.seeding import train_seed
 from robot_rl.hal.vector import VectorEnv
 from robot_rl.policies.best_of_n import BestOfN
@@ -72,7 +73,7 @@ def run(
         "rows": [_row(n, results) for n, results in played.items()],
         **common,
         "fit_s_per_seed": fit_s / len(seeds),
-        "notes": [SUCCESS_NOTE],
+        "notes": [SUCCESS_NOTE, TRIVIAL_NOTE],
     }
 
 

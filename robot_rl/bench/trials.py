@@ -1,4 +1,4 @@
-"""What benchmarks share that learn for long, are cut short and go on."""
+"""What benchmarks share: counts over seeds, and how those that learn for long are cut short and go on."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -6,8 +6,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from robot_rl.core.errors import ConfigError
-from robot_rl.telemetry.intervals import mean_interval
+from robot_rl.telemetry.intervals import mean_interval, wilson_interval
+
+SUCCESS_NOTE = "success: of all episodes of all seeds, 95 % Wilson interval; low and high: of single seeds"
 
 
 def check_plan(at: str, folder: Path, begun: Mapping[str, Any], now: Mapping[str, Any]) -> None:
@@ -55,6 +60,20 @@ def over_seeds(
             }
         )
     return found
+
+
+def successes_of(played: Sequence[NDArray[np.bool_]]) -> dict[str, float]:
+    """Returns the columns that `SUCCESS_NOTE` explains, of which episodes were solved for each seed."""
+    success = np.concatenate(played)
+    rates = [float(solved.mean()) for solved in played]
+    low, high = wilson_interval(int(success.sum()), len(success))
+    return {
+        "success": float(success.mean()),
+        "ci_low": low,
+        "ci_high": high,
+        "low": min(rates),
+        "high": max(rates),
+    }
 
 
 def processor_s(pid: int) -> float:

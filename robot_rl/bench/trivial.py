@@ -14,7 +14,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from robot_rl.bench.cloned import SUCCESS_NOTE, successes_of
+from robot_rl.bench.trials import SUCCESS_NOTE, successes_of
 from robot_rl.config import load, options
 from robot_rl.core.errors import require
 from robot_rl.core.seeding import EpisodeRng, eval_seeds
@@ -63,9 +63,7 @@ def run(
             ):
                 played: list[NDArray[np.bool_]] = []
                 for number, seed in enumerate(seeds, start=1):
-                    actor = actor_of(env, name, seed)
-                    found = collect_episodes(env, actor, eval_seeds(seed, episodes))
-                    played.append(found.episode_success())
+                    played.append(solved(env, name, seed, episodes))
                     progress.update(number)
             total = episodes * len(seeds)
             rows.append({"task": task, "policy": name, **successes_of(played), "episodes": total})
@@ -74,6 +72,11 @@ def run(
         "rows": rows,
         "notes": [SUCCESS_NOTE, "policy: `robot-rl bench trivial --help` says what each does"],
     }
+
+
+def solved(env: VectorEnv, name: str, seed: int, episodes: int) -> NDArray[np.bool_]:
+    """Returns which of the held-out episodes of a run's seed a policy solves."""
+    return collect_episodes(env, actor_of(env, name, seed), eval_seeds(seed, episodes)).episode_success()
 
 
 def has_base(task: str) -> bool:
