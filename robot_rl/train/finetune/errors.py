@@ -64,8 +64,8 @@ class Errors:
     """In the dataset's own units by group of joints."""
     chunks: int
     """How many chunks were compared."""
-    by_step: tuple[float, ...]
-    """(H,), the normalised error of each action of a chunk, the first one first."""
+    by_step: tuple[float | None, ...]
+    """(H,), the normalised error of each action of a chunk, the first one first; None where all had ended."""
     moving: float | None
     """The normalised error of the joints that move within an episode; None if none does."""
     still: float | None
@@ -135,13 +135,13 @@ class Ruler:
             EpisodeError(episode, float((total / self.std).mean(axis=-1).sum()), int(steps[episode].sum()))
             for episode, total in sorted(totals.items())
         )
-        by_step = (total_HA / self.std).mean(axis=-1) / np.maximum(1, steps_H)
+        by_step = zip((total_HA / self.std).mean(axis=-1).tolist(), steps_H.tolist(), strict=True)
         return Errors(
             normalised=float(scaled.mean()),
             groups={name: float(scaled[joints].mean()) for name, joints in self.groups.items()},
             units={name: float(absolute[joints].mean()) for name, joints in self.groups.items()},
             chunks=chunks,
-            by_step=tuple(by_step.tolist()),
+            by_step=tuple(total / steps if steps else None for total, steps in by_step),
             moving=float(scaled[self.moving].mean()) if self.moving.any() else None,
             still=float(scaled[~self.moving].mean()) if not self.moving.all() else None,
             by_episode=by_episode,

@@ -65,6 +65,13 @@ def test_each_step_of_the_chunk_has_its_own_error() -> None:
     assert errors.normalised == 3.0
 
 
+def test_a_step_that_no_episode_reached_has_no_error() -> None:
+    # Both chunks end after their first step: the second has nothing to be wrong about, which is not 0.
+    demos = batch([[[1.0], [99.0]], [[3.0], [99.0]]], [[True, False], [True, False]], [0, 1])
+    errors = Ruler(np.ones(1), ["elbow"]).measure([demos], lambda b: np.zeros((2, 2, 1)))
+    assert errors.by_step == (2.0, None)
+
+
 def test_joints_that_move_are_told_from_those_that_do_not() -> None:
     ruler = Ruler(np.ones(3), ["a", "b", "c"], moving=np.array([True, False, False]))
     errors = ruler.measure([batch([[[4.0, 1.0, 2.0]]], [[True]])], lambda b: np.zeros((1, 1, 3)))
