@@ -25,21 +25,19 @@ from torch import Tensor, nn
 from robot_rl.core.errors import CheckpointError
 from robot_rl.core.files import (
     make_folder,
-    read_json,
     restore_folder,
     swap_folder,
     with_checksum,
     write_synced,
 )
 from robot_rl.core.refusal import refusal, refusals, refusing
+from robot_rl.policies.saved import HEAD, NEEDS, WEIGHTS, read_head
 from robot_rl.policies.spec import SavedPolicy, build, full_spec, read_config
 
 FORMAT = 1
 """Raised when a checkpoint of the old form can no longer be read."""
 
 _IDENTITY = ("task", "robot", "control_hz", "state_names", "action_names")
-_WEIGHTS, _HEAD = "policy.safetensors", "policy.json"
-_NEEDS = f"A policy is {_HEAD} and {_WEIGHTS}: copy both again, or take an earlier checkpoint."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,8 +81,8 @@ def save_policy(folder: Path | str, policy: SavedPolicy, *, meta: PolicyMeta) ->
     try:
         shutil.rmtree(temporary, ignore_errors=True)
         make_folder(temporary)
-        write_synced(temporary / _WEIGHTS, weights)
-        write_synced(temporary / _HEAD, json.dumps(with_checksum(head), indent=2).encode())
+        write_synced(temporary / WEIGHTS, weights)
+        write_synced(temporary / HEAD, json.dumps(with_checksum(head), indent=2).encode())
         swap_folder(temporary, folder)
     except (OSError, MemoryError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -115,34 +113,25 @@ def load_policy(folder: Path | str, *, expect: PolicyMeta | None = None) -> tupl
     return policy, meta
 
 
-def read_head(folder: Path) -> dict[str, Any]:
-    """Returns what policy.json says of a saved policy: `policy` is how to build it, `meta` what it is for.
-
-    Raises:
-        CheckpointError: it is missing, or not what was written.
-    """
-    return read_json(folder / _HEAD, CheckpointError, _NEEDS)
-
-
 def _state(policy: SavedPolicy) -> dict[str, Tensor]:
     return cast("nn.Module", policy).state_dict()
 
 
 def _read(folder: Path) -> tuple[Mapping[str, Any], dict[str, Tensor]]:
     head = read_head(folder)
-    with refusals(CheckpointError, folder, _NEEDS):
-        blob = (folder / _WEIGHTS).read_bytes()
+    with refusals(CheckpointError, folder, NEEDS):
+        blob = (folder / WEIGHTS).read_bytes()
     found = head.get("format")
     if found != FORMAT:
         raise CheckpointError(f"{folder}: policy format {found!r}, this version reads {FORMAT}.")
     if zlib.crc32(blob) != head.get("crc32"):
         raise CheckpointError(
-            f"{folder}: {_WEIGHTS} was cut short or altered (its checksum differs from {_HEAD}'s). {_NEEDS}"
+            f"{folder}: {WEIGHTS} was cut short or altered (its checksum differs from {HEAD}'s). {NEEDS}"
         )
     try:
         return head, load(blob)
     except SafetensorError as error:
-        raise CheckpointError(f"{folder}: {_WEIGHTS} cannot be read: {error}.") from error
+        raise CheckpointError(f"{folder}: {WEIGHTS} cannot be read: {error}.") from error
 
 
 def _check_tensors(folder: Path, own: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
@@ -158,7 +147,7 @@ def _check_tensors(folder: Path, own: Mapping[str, Tensor], saved: Mapping[str, 
     if problems:
         more = f" and {len(problems) - 6} more" if len(problems) > 6 else ""
         raise CheckpointError(
-            f"{folder}: the weights do not fit the policy that {_HEAD} describes: "
+            f"{folder}: the weights do not fit the policy that {HEAD} describes: "
             f"{'; '.join(problems[:6])}{more}."
         )
 

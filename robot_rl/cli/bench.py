@@ -8,6 +8,7 @@ import dataclasses
 import importlib
 import inspect
 import json
+import math
 import sys
 import textwrap
 import typing
@@ -59,7 +60,10 @@ def run(argv: list[str]) -> int:
     words = parser.parse_intermixed_args(argv)
     if words.name not in BENCHES:
         raise UnknownComponentError(f"bench: no benchmark {words.name!r}.{nearest(words.name, BENCHES)}")
-    measure = importlib.import_module(f"robot_rl.bench.{words.name}").run
+    module = f"robot_rl.bench.{words.name}"
+    if module not in sys.modules:
+        load(_schema_of(words.name), words.options, config_name=f"bench_{words.name}")  # refuses mistakes
+    measure = importlib.import_module(module).run
     result = measure(**options(measure, words.options, name=words.name))
     console = Console(width=None if sys.stdout.isatty() else 180)  # a log has room for every column
     for title, rows in _sections(result).items():
@@ -71,22 +75,59 @@ def run(argv: list[str]) -> int:
     return 0
 
 
-def _help_of(name: str) -> str:
-    """Returns the settings of a benchmark with their defaults, from its source: nothing is imported."""
+def _source_of(name: str) -> ast.Module:
+    """Returns the source of a benchmark: to import it may load the learner, which takes seconds."""
     spec = find_spec(f"robot_rl.bench.{name}")
     assert spec is not None, f"robot_rl.bench.{name} is missing"
     assert spec.origin is not None
-    body = ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body
-    measure = next(node for node in body if isinstance(node, ast.FunctionDef) and node.name == "run")
-    named = [*measure.args.args, *measure.args.kwonlyargs]
-    values = [*measure.args.defaults, *(value for value in measure.args.kw_defaults if value is not None)]
+    return ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
+
+
+def _run_of(source: ast.Module) -> tuple[ast.FunctionDef, list[tuple[ast.arg, ast.expr | None]]]:
+    """Returns a benchmark's `run`, and its arguments with their defaults."""
+    run = next(node for node in source.body if isinstance(node, ast.FunctionDef) and node.name == "run")
+    named = [*run.args.args, *run.args.kwonlyargs]
+    values = [*run.args.defaults, *(value for value in run.args.kw_defaults if value is not None)]
+    missing: list[ast.expr | None] = [None] * (len(named) - len(values))
+    return run, list(zip(named, missing + values, strict=True))
+
+
+def _help_of(name: str) -> str:
+    """Returns the settings of a benchmark with their defaults."""
+    measure, arguments = _run_of(_source_of(name))
     lines = [f"Usage: robot-rl bench {name} [key=value ...] [--json]", "", BENCHES[name], "", "Settings:"]
-    for argument, value in zip(named, [None] * (len(named) - len(values)) + values, strict=True):
+    for argument, value in arguments:
         kind = ast.unparse(argument.annotation) if argument.annotation else ""
         default = "needed" if value is None else _typed(ast.unparse(value))
         lines.append(f"  {argument.arg}={default:<{max(1, 28 - len(argument.arg))}} {kind}".rstrip())
     about = (ast.get_docstring(measure) or "").partition("Args:")[2].partition("\n\n")[0].strip("\n")
     return "\n".join([*lines, *(["", textwrap.dedent(about)] if about else [])]) + "\n"
+
+
+def _schema_of(name: str) -> type[Any]:
+    """Returns the settings of a benchmark: types, defaults and the constants that they name."""
+    source = _source_of(name)
+    run, arguments = _run_of(source)
+    named = {node.id for node in ast.walk(run.args) if isinstance(node, ast.Name)}
+    known: dict[str, Any] = {"Any": Any, "Literal": typing.Literal, "math": math}
+    for node in source.body:
+        match node:
+            case ast.Assign(targets=[ast.Name(id=constant)], value=value) if constant in named:
+                known[constant] = _value_of(value, known)
+            case ast.AnnAssign(target=ast.Name(id=constant), value=ast.expr() as value) if constant in named:
+                known[constant] = _value_of(value, known)
+            case _:
+                pass
+    fields: list[Any] = []
+    for argument, value in arguments:
+        assert argument.annotation is not None, f"{name}: {argument.arg} has no type"
+        spec = dataclasses.field() if value is None else dataclasses.field(default=_value_of(value, known))
+        fields.append((argument.arg, _value_of(argument.annotation, known), spec))
+    return dataclasses.make_dataclass(f"{name}_options", fields, frozen=True, kw_only=True)
+
+
+def _value_of(expression: ast.expr, known: dict[str, Any]) -> Any:
+    return eval(compile(ast.Expression(expression), "<bench>", "eval"), known)
 
 
 def _typed(value: str) -> str:

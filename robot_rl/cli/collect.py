@@ -18,6 +18,7 @@ from robot_rl.core.names import chosen
 from robot_rl.core.room import check_room
 from robot_rl.data.collecting import COLLECTED, as_json, check_settings, collecting, is_published, remove
 from robot_rl.data.keep import KeepConfig, said
+from robot_rl.policies.saved import policy_folder, read_head
 from robot_rl.sim.config import check_names, check_num_envs
 
 if TYPE_CHECKING:
@@ -205,6 +206,8 @@ def config(words: list[str]) -> CollectConfig:
             raise DatasetError(f"out: {options.out!r} exists already. {_EXISTS}")
         return options
     check_settings(out, _identity(options))
+    if options.policy is not None:
+        read_head(policy_folder(options.policy))
     check_room(out, at="out")
     return options
 
@@ -223,9 +226,6 @@ def _crc_of(options: CollectConfig) -> int | None:
     """Returns a checksum of the policy: another one may have taken its place."""
     if options.policy is None:
         return None
-    from robot_rl.policies.checkpoint import read_head
-    from robot_rl.train.collect import policy_folder
-
     return zlib.crc32(json.dumps(read_head(policy_folder(options.policy))).encode())
 
 

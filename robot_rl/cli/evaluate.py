@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from robot_rl.core.errors import CheckpointError, ConfigError, require
 from robot_rl.core.files import read_json
+from robot_rl.policies.saved import policy_folder, read_head
 from robot_rl.train.record import check_kind
 
 if TYPE_CHECKING:
@@ -146,6 +147,8 @@ def config(words: list[str]) -> EvaluateCommandConfig:
     options = load(EvaluateCommandConfig, words, config_name="evaluate")
     if options.run is not None:
         check_kind(Path(options.run), "train", at="run")
+    if options.policy is not None:
+        read_head(policy_folder(options.policy))
     return options
 
 

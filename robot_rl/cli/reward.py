@@ -59,6 +59,8 @@ def run(argv: list[str]) -> int:
     options = load(RewardConfig, [word for word in argv[1:] if word != "--json"], config_name="reward")
     if Path(options.out).exists():
         raise DatasetError(f"out: {options.out!r} exists already. Choose another folder, or remove it first.")
+    if not Path(options.data).is_dir():
+        raise DatasetError(f"data: no folder {options.data!r}.")
     from robot_rl.train.deploy.classifier import ClassifierConfig, train_classifier  # torch: not for --help
     from robot_rl.train.deploy.labels import read_labelled
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from robot_rl.core.errors import CheckpointError
-from robot_rl.real.remote import DoorConfig
+from robot_rl.real.remote import DoorConfig, read_token
 
 SUMMARY = "a run's policy on a computer with a GPU, for robots elsewhere"
 
@@ -58,15 +58,17 @@ def run(argv: list[str]) -> int:
     from robot_rl.config import load  # Hydra: not for --help
 
     config = load(ServePolicyConfig, words, config_name="serve-policy")
+    folder = Path(config.run) / "policy" / config.which
+    if not folder.is_dir():
+        raise CheckpointError(f"run: {config.run} holds no policy {config.which!r}. Give a run folder.")
+    if config.token_file is not None:
+        read_token(config.token_file)
     import torch  # seconds: not for --help
 
     from robot_rl.cli.signals import stopped_by_signals
     from robot_rl.policies.checkpoint import load_policy
     from robot_rl.train.serve import PolicyServer
 
-    folder = Path(config.run) / "policy" / config.which
-    if not folder.is_dir():
-        raise CheckpointError(f"run: {config.run} holds no policy {config.which!r}. Give a run folder.")
     torch.set_num_threads(config.torch_threads)
     device = config.device or ("cuda" if torch.cuda.is_available() else "cpu")
     policy, meta = load_policy(folder)

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from robot_rl.core.errors import CheckpointError, DatasetError
-from robot_rl.core.files import at_home
+from robot_rl.core.errors import DatasetError
 from robot_rl.core.seeding import train_seed
 from robot_rl.data.collecting import UnfinishedCollection
 from robot_rl.data.demos import each
@@ -25,6 +23,7 @@ from robot_rl.data.keep import Facts, KeepConfig, roughness, said, sift, togethe
 from robot_rl.hal.vector import Obs, VectorEnv
 from robot_rl.policies.checkpoint import PolicyMeta, check_meta, load_policy
 from robot_rl.policies.executor import ChunkExecutor
+from robot_rl.policies.saved import policy_folder
 from robot_rl.policies.spec import SavedPolicy
 from robot_rl.sim.vector import EnvConfig
 from robot_rl.train.demos import Columns, expert_of, joined, played
@@ -166,18 +165,6 @@ def open_policy(given: str) -> tuple[SavedPolicy, PolicyMeta, EnvConfig]:
     own: Any = vars(policy).get("config")
     cameras, size = getattr(own, "cameras", ()), getattr(own, "picture", env.image_size)
     return policy, meta, replace(env, cameras=cameras, image_size=size)
-
-
-def policy_folder(given: str) -> Path:
-    """Returns where a policy is saved; see `open_policy`."""
-    path = Path(at_home(given))
-    for folder in (path, path / "policy" / "final", path / "policy"):
-        if (folder / "policy.json").is_file():
-            return folder
-    raise CheckpointError(
-        f"policy: {given!r} holds no policy. Give the folder of a run that has ended, a policy of one "
-        "(runs/<folder>/policy/base), or any folder with a policy.json."
-    )
 
 
 def _limits(keep: KeepConfig) -> KeepConfig:

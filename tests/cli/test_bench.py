@@ -1,7 +1,10 @@
 """The bench command: options checked against the benchmark, tables for people, JSON for machines."""
 
+import dataclasses
+import inspect
 import json
 import sys
+import typing
 from types import ModuleType
 from typing import Any, Literal
 
@@ -9,6 +12,7 @@ import numpy as np
 import pytest
 
 from robot_rl.cli import bench, tables
+from robot_rl.config.build import hints_of
 from robot_rl.core.errors import ConfigError, UnknownComponentError
 
 
@@ -84,3 +88,14 @@ def test_help_of_a_benchmark_lists_its_settings(capsys: pytest.CaptureFixture[st
 def test_every_benchmark_has_a_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert bench.run([name, "--help"]) == 0
     assert bench.BENCHES[name] in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", bench.BENCHES)
+def test_settings_are_read_from_the_source_as_python_reads_them(name: str) -> None:
+    """What is checked before a benchmark is imported is what it takes."""
+    module = pytest.importorskip(f"robot_rl.bench.{name}")
+    assert hints_of(bench._schema_of(name)) == {
+        key: hint for key, hint in typing.get_type_hints(module.run).items() if key != "return"
+    }
+    defaults = {key: parameter.default for key, parameter in inspect.signature(module.run).parameters.items()}
+    assert {field.name: field.default for field in dataclasses.fields(bench._schema_of(name))} == defaults

@@ -115,9 +115,24 @@ MISTAKES = [
     ["train", "recipe=smoke", "seed=many"],
     ["train", "resume=/no/such"],
     ["finetune", "dataset=/no/such"],
+    ["finetune", "dataset=.", "policy=smal_vla"],
+    ["finetune", "dataset=.", "policy=runs/gone"],
     ["evaluate", "run=/no/such"],
+    ["evaluate", "policy=/no/such"],
     ["collect", "task=pick_cub", "out=x"],
+    ["collect", "policy=/no/such", "out=x"],
     ["deploy", "run=/no/such", "station=sim_arm"],
+    ["bench", "policy", "sample=3"],
+    ["bench", "sim", "rounds=many"],
+    ["bench", "trivial", "policy=expert"],
+    ["bench", "her", "learners=her_demo"],
+    ["replay", "info", "/no/such"],
+    ["replay", "inof", "."],
+    ["report", "run=/no/such"],
+    ["reward", "train", "data=/no/such", "out=x"],
+    ["serve-policy", "run=/no/such", "token_file=x"],
+    ["serve-policy", "run=/no/such"],
+    ["serve-sim-arm", "delay=3"],
 ]
 
 
@@ -155,8 +170,8 @@ def test_hydras_cfg_job_shows_the_settings_and_runs_nothing(capsys: pytest.Captu
     assert cli.main(["train", "recipe=smoke", "seed=3", "--cfg", "job"]) == 0
     shown = build(RunConfig, yaml.safe_load(capsys.readouterr().out))
     assert (shown.recipe, shown.seed) == ("smoke", 3)
-    assert cli.main(["evaluate", "policy=x", "--cfg=job"]) == 0
-    assert "policy: x" in capsys.readouterr().out
+    assert cli.main(["collect", "task=reach", "out=gone/x", "--cfg=job"]) == 0
+    assert "task: reach" in capsys.readouterr().out
     assert cli.main(["train", "--cfg", "hydra"]) == 2
     assert cli.main(["doctor", "--cfg", "job"]) == 2
     assert capsys.readouterr().err == (

@@ -7,7 +7,6 @@ statistics of the dataset, after its state, actions and cameras were compared.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from pathlib import Path
@@ -16,8 +15,7 @@ from typing import Any
 
 import torch
 
-from robot_rl.core.errors import CheckpointError, ConfigError, nearest
-from robot_rl.core.files import at_home
+from robot_rl.core.errors import CheckpointError, ConfigError
 from robot_rl.core.policy import DemoBatch
 from robot_rl.core.registry import resolve
 from robot_rl.data.episodes import EpisodesMeta
@@ -25,15 +23,10 @@ from robot_rl.data.facts import DatasetFacts
 from robot_rl.policies.checkpoint import PolicyMeta, load_policy, save_policy
 from robot_rl.policies.vla import tiny
 from robot_rl.train.finetune.config import FinetuneConfig, Recipe
+from robot_rl.train.finetune.names import FLOWS, NAMES, OWN, PLAIN, saved_folder
 
 Module = Any
 """A policy that is a `torch.nn.Module` as well; Python has no type for both."""
-
-OWN = ("small_vla",)
-PLAIN = ("act", "diffusion")
-FLOWS = ("smolvla", "pi0", "pi05")
-NAMES = (*OWN, *PLAIN, *FLOWS)
-"""What `policy=` makes anew."""
 
 PICTURES: dict[str, tuple[int, int]] = {"tiny": (48, 64), "small": (96, 128)}
 """Height and width of the pictures of policies made anew, by size."""
@@ -122,39 +115,6 @@ def new_options(config: FinetuneConfig, name: str) -> dict[str, Any]:
     options = {"type": name, "config": {**settings, **given.pop("config", {})}}
     lora = _lora(config) if name == config.policy else {}
     return {**options, **lora, **given}
-
-
-def saved_folder(policy: str) -> Path | None:
-    """Returns the folder that `policy=` names: a saved policy's, or of a run that has one.
-
-    Raises:
-        ConfigError: it is no name, no folder, and cannot be a model of the hub.
-        CheckpointError: the folder holds no policy.
-    """
-    if policy in NAMES:
-        return None
-    path = Path(at_home(policy))
-    for folder in (path, path / "policy", path / "policy" / "final"):
-        if any((folder / file).is_file() for file in ("policy.json", "config.json")):
-            return folder
-    if path.is_dir():
-        raise CheckpointError(
-            f"policy: {policy!r} holds no policy: neither policy.json (ours) nor config.json (LeRobot's). "
-            "Give a run folder, its policy/, or a LeRobot checkpoint (its pretrained_model/)."
-        )
-    owner, slash, _ = policy.partition("/")
-    local = policy.startswith((".", "~")) or owner == "runs" or Path(owner).is_dir()
-    if re.fullmatch(r"[\w.-]+/[\w.-]+", policy) and not local:
-        return None
-    if slash:
-        raise ConfigError(
-            f"policy: no such folder: {policy!r}. Give a run folder, its policy/, or a LeRobot checkpoint; "
-            "models of the hub are given as <owner>/<name>."
-        )
-    raise ConfigError(
-        f"policy: no policy and no folder named {policy!r}.{nearest(policy, NAMES)} "
-        "Models of the hub are given as <owner>/<name>."
-    )
 
 
 def picture_size(config: FinetuneConfig) -> tuple[int, int] | None:

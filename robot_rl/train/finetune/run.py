@@ -28,7 +28,8 @@ from robot_rl.core.policy import DemoBatch
 from robot_rl.data.facts import DatasetFacts
 from robot_rl.data.lerobot.damage import left_out
 from robot_rl.data.lerobot.reader import Dataset
-from robot_rl.policies.checkpoint import read_head, save_policy
+from robot_rl.policies.checkpoint import save_policy
+from robot_rl.policies.saved import read_head
 from robot_rl.train.finetune.act import Trial, act_lesson, make_act, try_settings, why_no_act
 from robot_rl.train.finetune.baselines import fit_ridge, past_of, predictor, seen_meta, simple_baselines
 from robot_rl.train.finetune.config import FinetuneConfig
@@ -46,9 +47,9 @@ from robot_rl.train.finetune.learn import (
     write_errors,
 )
 from robot_rl.train.finetune.length import choose_length
+from robot_rl.train.finetune.names import OWN, saved_folder
 from robot_rl.train.finetune.neighbour import Choice, NearestNeighbour, read_moments, thumbnails
 from robot_rl.train.finetune.policies import (
-    OWN,
     Module,
     check_policy,
     make_policy,
@@ -56,7 +57,6 @@ from robot_rl.train.finetune.policies import (
     policy_meta,
     recipe_of,
     save,
-    saved_folder,
 )
 from robot_rl.train.finetune.verdict import judge
 from robot_rl.train.record import check_kind, machine, new_folder, removed_if_refused, versions, write_report
