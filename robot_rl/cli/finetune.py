@@ -88,10 +88,13 @@ def config(words: list[str]) -> FinetuneConfig:
     """Returns the settings of a run, checked as far as that needs no learner."""
     from robot_rl.config import load, read  # Hydra: not for --help
     from robot_rl.train.finetune.config import FinetuneConfig
+    from robot_rl.train.finetune.names import saved_folder
 
     folder = resumed(words)
     if folder is None:
-        return load(FinetuneConfig, [spelled(word) for word in words], config_name="finetune")
+        settings = load(FinetuneConfig, [spelled(word) for word in words], config_name="finetune")
+        saved_folder(settings.policy)
+        return settings
     check_kind(folder, "finetune", at="resume")
     return read(FinetuneConfig, folder / "config.yaml")
 

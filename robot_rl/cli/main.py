@@ -12,6 +12,8 @@ from pathlib import Path
 from types import ModuleType
 
 from robot_rl import __version__
+from robot_rl.cli import interrupts
+from robot_rl.cli.interrupts import EXIT_INTERRUPTED, Interrupts
 from robot_rl.core.errors import ConfigError, RobotRLError, StorageError, UnknownComponentError, nearest
 from robot_rl.core.refusal import is_refusal, refusal
 
@@ -36,8 +38,6 @@ COMMANDS: dict[str, str] = {
 `devices(config)`, what that takes of the machine, by which sweeps run several side by side."""
 
 EXIT_MISTAKE = 2
-EXIT_INTERRUPTED = 130
-"""128 + SIGINT, as shells count."""
 
 _HELP = """\
 robot-rl {version}: robot learning where simulated arms and real arms are schedulable devices
@@ -76,7 +76,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"robot-rl {__version__}")
         return 0
     try:
-        return _dispatch(words[0], words[1:])
+        with Interrupts(main.__code__):
+            return _dispatch(words[0], words[1:])
     except RobotRLError as error:
         return _mistake(error, words)
     except (OSError, MemoryError) as error:
@@ -155,6 +156,8 @@ def _help() -> str:
     commands = "\n".join(f"  {name:<15}{summary(name)}" for name in COMMANDS)
     return _HELP.format(version=__version__, commands=commands)
 
+
+interrupts.end()
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -200,9 +200,9 @@ def test_a_number_of_jobs_that_is_none(
 def test_a_command_that_takes_no_devices_runs_its_jobs_one_after_another(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(["evaluate", "-m", "policy=a,b", "sweep.jobs=2"]) == 2
+    assert main(["collect", "-m", "task=reach", "out=gone/a,gone/b", "sweep.jobs=2"]) == 2
     assert capsys.readouterr().err == (
-        "error: sweep.jobs: got 2, allowed: 1: these jobs of robot-rl evaluate run one after another\n"
+        "error: sweep.jobs: got 2, allowed: 1: these jobs of robot-rl collect run one after another\n"
     )
 
 

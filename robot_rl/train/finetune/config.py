@@ -11,7 +11,6 @@ from robot_rl.core.errors import ConfigError, nearest, require
 from robot_rl.core.registry import table
 from robot_rl.data.reading import OnDamage, ReadingConfig
 from robot_rl.train.config import CheckpointConfig, check_device
-from robot_rl.train.finetune.names import saved_folder
 
 Size = Literal["tiny", "small", "full"]
 
@@ -180,7 +179,6 @@ class FinetuneConfig:
                 f"dataset: no folder {self.dataset!r}. Give a LeRobotDataset, or make one with "
                 "`robot-rl collect task=pick_cube out=<folder>`."
             )
-        saved_folder(self.policy)
         if self.robot is not None and self.robot not in table("robot") and not Path(self.robot).is_file():
             raise ConfigError(
                 f"robot: no robot and no file named {self.robot!r}.{nearest(self.robot, table('robot'))}"
