@@ -60,8 +60,8 @@ up, remove that folder; what is in its episodes/ is a dataset, too.
 
 Settings:
   episodes=100  attempts=1000   how many are kept; how many are begun at most (10 for each, by itself)
-  cameras=[front] image_size=[96,96]   pictures join the observation, a policy may look at them or not
-  state=[joint,finger,tool]     records only these elements of the state, by the beginnings of their names:
+  cameras=front image_size=96,96       pictures join the observation, a policy may look at them or not
+  state=joint,finger,tool       records only these elements of the state, by the beginnings of their names:
                                 a VLA that learns from it finds the cube in the pictures, as on a real robot
   images=png|video              pictures without loss, or as h264 video, which is smaller
   robot=<name>  seed=0  num_envs=50  device=cpu  torch_threads=1  --json
@@ -71,7 +71,7 @@ Examples:
   robot-rl collect task=pick_cube episodes=200 bias_m=0.015 noise_m=0.01 out=demos/mediocre
   robot-rl collect policy=runs/<folder> episodes=200 out=demos/improved
   robot-rl collect policy=runs/<folder> keep.fastest=0.8 keep.smoothest=0.8 out=demos/chosen
-  robot-rl collect policy=runs/<folder> cameras=[front] images=video out=demos/for_a_vla
+  robot-rl collect policy=runs/<folder> cameras=front images=video out=demos/for_a_vla
 """
 
 _FREE = ("episodes", "attempts", "keep.fastest", "keep.smoothest")

@@ -24,7 +24,7 @@ the report says why; what is written then cannot be loaded as a reward.
 
 Examples:
   robot-rl reward train data=labelled out=rewards/cube
-  robot-rl train recipe=online env.cameras=[front] human.reward=classifier human.classifier=rewards/cube
+  robot-rl train recipe=online env.cameras=front human.reward=classifier human.classifier=rewards/cube
 """
 
 _UNFIT = 1

@@ -19,7 +19,7 @@ The line and the arm:
   rate_hz=200            update rate of the controller manager, 1 to 1000
   delay_ms=0 jitter_ms=0 loss=0      every message's way, commands and states each
   friction_n_m=0         dry friction in every joint       encoder_noise_rad=0
-  cameras=[front,side]   also overhead; camera_hz=15 image_size=[96,96]
+  cameras=front,side     also overhead; camera_hz=15 image_size=96,96
   seed=0                 the episode it begins with, and all noise
   seconds=null           how long; log=truth.npz keeps what every cycle commanded and measured
 
@@ -42,7 +42,7 @@ What it offers:
 
 Examples:
   robot-rl serve-sim-arm
-  robot-rl serve-sim-arm delay_ms=20 loss=0.05 cameras=[front]
+  robot-rl serve-sim-arm delay_ms=20 loss=0.05 cameras=front
   ros2 control list_controllers
   ros2 topic pub --once /joint_trajectory_controller/joint_trajectory trajectory_msgs/JointTrajectory \\
     '{joint_names: [...], points: [{positions: [...], time_from_start: {sec: 2}}]}'

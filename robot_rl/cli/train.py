@@ -41,7 +41,7 @@ Examples:
   robot-rl train recipe=latent base=pick_cube        the same base, improved through its noise
   robot-rl train -m recipe=smoke seed=0,1,2          three runs, as many at once as there are cores
   robot-rl train -m recipe=smoke seed=0,1,2 sweep.jobs=1       one after another
-  robot-rl train recipe=reach replay.reuse=[runs/<folder>]   learns from an earlier run too
+  robot-rl train recipe=reach replay.reuse=runs/<folder>     learns from an earlier run too
   robot-rl train recipe=online                       one arm learns in real time, a script helps it
   robot-rl train recipe=online station=sim_arm human.input=keyboard    behind ROS 2, and you help it
   robot-rl train resume=runs/<folder>                goes on after a crash, to the same result
