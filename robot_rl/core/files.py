@@ -22,6 +22,9 @@ from robot_rl.core.refusal import refusals
 CHECKSUM = "checksum"
 """Last key of an object: the CRC-32 of all before it, as JSON without spaces."""
 
+TEMPORARY = ".writing-"
+"""Begins the names of files that are not complete."""
+
 _TEXT_CHECKSUM = "# crc32 "
 _NO_EXCHANGE = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM)
 _RENAME_EXCHANGE = 2  # of renameat2
@@ -160,7 +163,7 @@ def _content(path: Path, kind: type[RobotRLError], remedy: str) -> bytes:
 
 def temporary_of(path: Path) -> Path:
     """Returns the name under which `replace_file` writes; a kill may leave such a file."""
-    return path.with_name(f".writing-{path.name}")
+    return path.with_name(f"{TEMPORARY}{path.name}")
 
 
 def sync_folder(folder: Path) -> None:

@@ -185,14 +185,16 @@ class UnfinishedCollection:
             chosen: of the episodes that were kept, in ascending order.
             told: what `COLLECTED` is to say.
         """
-        from robot_rl.data.lerobot.edit import filter as copy_chosen  # pyarrow
+        from robot_rl.data.lerobot.checksums import record  # pyarrow
+        from robot_rl.data.lerobot.edit import filter as copy_chosen
         from robot_rl.data.lerobot.reader import Dataset
 
         for path in listed(self.folder, f"*{_WHOLE}"):  # of an attempt that was cut short
             shutil.rmtree(path)
         whole = self.folder / _WHOLE
         copy_chosen(Dataset(self.folder / _EPISODES, backend="pyav"), whole, episodes=chosen)
-        write_json(whole / COLLECTED, told)
+        write_json(whole / COLLECTED, told, is_checked=True)
+        record(whole)
         if self.out.exists():
             raise DatasetError(f"{self.out}: exists by now, made by somebody else. Remove it, or rename it.")
         whole.rename(self.out)

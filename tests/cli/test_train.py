@@ -18,8 +18,9 @@ from robot_rl.cli.main import main
 from robot_rl.cli.resume import resumed
 from robot_rl.cli.train import _demonstrations as announced
 from robot_rl.config import build, dump, load, options
-from robot_rl.core.errors import CheckpointError, ConfigError, DeviceError
+from robot_rl.core.errors import CheckpointError, ConfigError, DatasetError, DeviceError
 from robot_rl.core.files import read_json, write_json
+from robot_rl.data.collecting import COLLECTED
 from robot_rl.data.demos import load_episodes
 from robot_rl.data.episode import SOURCES
 from robot_rl.data.lerobot.checksums import record
@@ -403,7 +404,7 @@ def test_collect_takes_a_policy_and_tells_what_it_refused(
     assert main([*words, "keep.fastest=0.5", "--json"]) == 0
     said = capsys.readouterr()
     told = json.loads(said.out.splitlines()[-1])
-    assert told == json.loads((out / "meta" / "collected.json").read_text())
+    assert told == read_json(out / COLLECTED, DatasetError, "")
     assert told["started"]["episodes"] == 4
     assert told["refused"]["fastest"] == 2
     assert "refused 2 of 4: fastest 2" in said.err

@@ -3,12 +3,14 @@
     meta/checksums.json             of the files that a commit replaces (info, stats, tasks, robot_rl), and
                                     of other tables in meta/
     meta/checksums/CHUNK/FILE.json  of all files with that number: data, videos, meta/episodes ...
+    meta/checksums/others.json      of files that nobody here knows: descriptions, annotations, masks
 
 Pages of parquet have checksums too, but the file's footer has none: a bit of it that turns over can make
 other values of sound pages. A commit writes its numbered files and their checksums, then
 meta/checksums.json with those of the other files before and after it, then those files: a kill leaves each
-as one of the two. Both kinds of file hold a checksum of themselves. Datasets of others have neither and
-are read as they are.
+as one of the two. Files of others are recorded when a dataset is copied or joined, and by `replay checksum`;
+what is put there later has no checksum until then. All three kinds of file hold a checksum of themselves.
+Datasets of others have none of them and are read as they are.
 """
 
 from __future__ import annotations
@@ -18,15 +20,21 @@ import os
 import shutil
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from robot_rl.core.errors import DatasetError
-from robot_rl.core.files import listed, make_folder, replace_file
+from robot_rl.core.files import TEMPORARY, listed, make_folder, replace_file
 from robot_rl.data.lerobot import layout as lay
+from robot_rl.data.store.layout import STORE_JSON, is_store
 
 MAIN = "meta/checksums.json"
 _FOLDER = "meta/checksums"
+_OTHERS = f"{_FOLDER}/others.json"
+FETCHED = (".git", ".cache")
+"""Folders of programs that download datasets: what lies there is of the files as they came."""
+_KINDS = [kind.split("/") for kind in (*lay.NUMBERED, f"{_FOLDER}/*/*")]
 _REPLACED = (lay.OWN, lay.TASKS, lay.STATS, lay.INFO)
 _BLOCK_BYTES = 1 << 20
 _TRIES = 20
@@ -59,6 +67,8 @@ class Checksums:
         self._first_file: int | None = content.get("first_file")
         self._replaced: dict[str, list[Checksum]] = _files(content)
         self._numbered: dict[str, dict[str, list[Checksum]]] = {}
+        self._has_others: bool = content.get("others", False)
+        self._others: dict[str, list[Checksum]] | None = None
 
     def read(self, name: str) -> bytes:
         """Returns a file that commits replace.
@@ -117,12 +127,14 @@ class Checksums:
         """Returns what a file may be; None if that was never recorded.
 
         Raises:
-            DatasetError: the checksums of its number are missing or damaged.
+            DatasetError: the checksums of its number, or of files of others, are missing or damaged.
         """
         if self._first_file is None or name in self._replaced:
             return self._replaced.get(name)
         number = number_of(name)
-        if number is None or number < self._first_file:
+        if number is None:
+            return self._of_others().get(name)
+        if number < self._first_file:
             return None
         of = lay.place(lay.CHECKSUMS, number)
         if of not in self._numbered:
@@ -135,17 +147,23 @@ class Checksums:
         return self._numbered[of][name]
 
     def problems(
-        self, last_file: int, wanted: Callable[[str], bool] = lambda name: True
+        self, last_file: int, wanted: Callable[[str], bool] = lambda name: True, *, others: bool = True
     ) -> Iterator[tuple[str, str]]:
         """Reads every file; yields name and message of those that have changed or are missing.
 
         Args:
             last_file: number of the last that was committed; a kill may leave files with higher ones.
             wanted: whether a file is looked at.
+            others: also looks at files that nobody here knows; no reading needs them.
         """
         if not self.exist:
             return
         names = dict.fromkeys((*self._replaced, *numbered_files(self.folder)))
+        if others:
+            try:
+                names |= dict.fromkeys(self._of_others())
+            except DatasetError as error:
+                yield _OTHERS, str(error)
         for path in listed(self.folder / _FOLDER, "*/*.json"):
             try:
                 names |= dict.fromkeys(_files(_unpacked(self.folder, str(path.relative_to(self.folder)))))
@@ -191,7 +209,15 @@ class Checksums:
                 groups.add(of)
         for of in groups:
             replace_file(new / of, _packed({"files": self._numbered[of]}))
-        replace_file(new / MAIN, _packed({"first_file": self._first_file, "files": main}))
+        replace_file(new / MAIN, _main(self._first_file, main, self._has_others))
+
+    def _of_others(self) -> dict[str, list[Checksum]]:
+        """Returns the checksums of the files of others."""
+        if self._others is None:
+            if self._has_others and not (self.folder / _OTHERS).is_file():
+                raise DatasetError(f"{self.folder / _OTHERS}: this file is missing. {_remedy(self.folder)}")
+            self._others = _files(_unpacked(self.folder, _OTHERS)) if self._has_others else {}
+        return self._others
 
 
 class ReplacedFiles:
@@ -202,6 +228,7 @@ class ReplacedFiles:
         self._folder = folder
         self._first_file = first_file
         self._present: dict[str, Checksum] = {}
+        self._has_others = False
 
     @classmethod
     def found(cls, sums: Checksums, next_file: int) -> ReplacedFiles:
@@ -217,6 +244,7 @@ class ReplacedFiles:
         files = cls(sums.folder, next_file if sums._first_file is None else sums._first_file)
         names = [n for n in dict.fromkeys((*_REPLACED, *sums._replaced)) if (sums.folder / n).is_file()]
         files._present = {name: of_bytes(sums.read(name)) for name in names}
+        files._has_others = sums._has_others
         return files
 
     def replace(self, contents: Mapping[str, bytes]) -> None:
@@ -224,8 +252,7 @@ class ReplacedFiles:
         after = {name: of_bytes(content) for name, content in contents.items()}
         names = dict.fromkeys((*self._present, *after))
         both = {name: [s[name] for s in (self._present, after) if name in s] for name in names}
-        content = {"first_file": self._first_file, "files": both}
-        replace_file(self._folder / MAIN, _packed(content))
+        replace_file(self._folder / MAIN, _main(self._first_file, both, self._has_others))
         for name, content in contents.items():
             replace_file(self._folder / name, content)
             self._present[name] = after[name]
@@ -235,7 +262,7 @@ def record(folder: Path) -> int:
     """Records the checksums of a dataset as it is, whatever was recorded before; returns how many."""
     (folder / MAIN).unlink(missing_ok=True)  # without it the rest does not count
     shutil.rmtree(folder / _FOLDER, ignore_errors=True)
-    names = [*_unnumbered(folder), *numbered_files(folder, every=True)]
+    names = [*dict.fromkeys((*_unnumbered(folder), *numbered_files(folder, every=True)))]
     groups: dict[int | None, dict[str, list[Checksum]]] = {None: {}}
     for name in names:
         groups.setdefault(number_of(name), {})[name] = [of_file(folder / name)]
@@ -244,8 +271,12 @@ def record(folder: Path) -> int:
             path = folder / lay.place(lay.CHECKSUMS, number)
             make_folder(path.parent)
             replace_file(path, _packed({"files": files}))
-    replace_file(folder / MAIN, _packed({"first_file": 0, "files": groups[None]}))
-    return len(names)
+    others = {name: [of_file(folder / name)] for name in _others(folder, names)}
+    if others:
+        make_folder(folder / _FOLDER)
+        replace_file(folder / _OTHERS, _packed({"files": others}))
+    replace_file(folder / MAIN, _main(0, groups[None], bool(others)))
+    return len(names) + len(others)
 
 
 def of_files(parts: Iterable[tuple[str, Path]]) -> bytes:
@@ -267,6 +298,38 @@ def _unnumbered(folder: Path) -> list[str]:
     return [name for name in names if (folder / name).is_file()]
 
 
+def _others(folder: Path, known: Iterable[str]) -> list[str]:
+    """Returns all other files, but those that some program goes on writing to."""
+    left_out = {*known, MAIN, STORE_JSON}
+    folders = (_FOLDER, *FETCHED, *(["journal"] if is_store(folder) else []))
+    return [
+        name
+        for name in files_below(folder)
+        if name not in left_out and not is_below(name, folders) and not is_temporary(name)
+    ]
+
+
+def files_below(folder: Path) -> list[str]:
+    """Returns the files below a folder, also those below folders that it links to, relative to it."""
+    found = listed(folder)
+    links = [path for path in found if path.is_symlink() and path.is_dir()]
+    paths = [*found, *(path for link in links for path in listed(link))]
+    return [path.relative_to(folder).as_posix() for path in paths if path.is_file()]
+
+
+def is_below(name: str, folders: Iterable[str]) -> bool:
+    """Returns whether a file is one of these, or lies in one of these folders."""
+    return any(name == folder or name.startswith(f"{folder}/") for folder in folders)
+
+
+def is_temporary(name: str) -> bool:
+    """Returns whether a kill left this file of robot_rl, before it was complete."""
+    place, _, file = name.rpartition("/")
+    return (place == "meta" and file.startswith(TEMPORARY)) or (
+        file.endswith(lay.TEMPORARY) and _is_of_kind(name)
+    )
+
+
 def of_bytes(content: bytes) -> Checksum:
     """Returns the checksum of what a file holds."""
     return len(content), zlib.crc32(content)
@@ -283,13 +346,22 @@ def of_file(path: Path) -> Checksum:
 
 
 def number_of(name: str) -> int | None:
-    """Returns the number of a file, if it has one."""
+    """Returns the number of a file, if it lies where the files with numbers are and has one."""
     folder, file = os.path.split(name)
     is_numbered = os.path.basename(folder).startswith("chunk-") and file.startswith("file-")
     try:
-        return lay.file_number(Path(name)) if is_numbered else None
+        return lay.file_number(Path(name)) if is_numbered and _is_of_kind(name) else None
     except ValueError:
         return None
+
+
+def _is_of_kind(name: str) -> bool:
+    parts = name.split("/")
+    return any(len(parts) == len(kind) and all(map(fnmatchcase, parts, kind)) for kind in _KINDS)
+
+
+def _main(first_file: int, files: Mapping[str, list[Checksum]], has_others: bool) -> bytes:
+    return _packed({"first_file": first_file, "files": files} | ({"others": True} if has_others else {}))
 
 
 def _packed(content: dict[str, Any]) -> bytes:

@@ -23,9 +23,10 @@ from robot_rl.core.files import exchange_folder, link_again, listed, restore_fol
 from robot_rl.core.refusal import refusing
 from robot_rl.data.lerobot import layout as lay
 from robot_rl.data.lerobot.beside import Beside, load_array
-from robot_rl.data.lerobot.checksums import MAIN, record
+from robot_rl.data.lerobot.checksums import MAIN, files_below, is_below, record
 from robot_rl.data.lerobot.damage import last_file
-from robot_rl.data.lerobot.index import read_info, read_schema, read_stats, read_table
+from robot_rl.data.lerobot.foreign import episode_files, refuse_unlisted
+from robot_rl.data.lerobot.index import DatasetIndex, read_info, read_schema, read_stats, read_table
 from robot_rl.data.lerobot.layout import place
 from robot_rl.data.lerobot.opening import open_index
 from robot_rl.data.lerobot.parquet import TableFile, write_table
@@ -36,7 +37,6 @@ from robot_rl.data.store.layout import is_store
 from robot_rl.data.store.lock import WriterLock
 
 _MB = 1 << 20
-_OURS = ("data", "videos", "final", "arrays", "meta/episodes", "meta/checksums", MAIN)
 
 
 @dataclass
@@ -54,7 +54,7 @@ def compact(folder: str | Path, *, data_mb: float | None = None, video_mb: float
     """Joins the files of a dataset.
 
     Nobody writes to the folder meanwhile, to the journal of a store neither; readers that have it open
-    must open it again. Files that are not the dataset's (that journal) are kept.
+    must open it again. Files that are not the dataset's (that journal, files of others) are kept.
 
     Args:
         folder: the dataset.
@@ -62,8 +62,8 @@ def compact(folder: str | Path, *, data_mb: float | None = None, video_mb: float
         video_mb: largest video file; None: as above, 200.
 
     Raises:
-        DatasetError: no dataset of version 3, another writer has it or its store open, or files do not hold
-            what meta/ says; nothing was changed.
+        DatasetError: no dataset of version 3, another writer has it or its store open, files do not hold
+            what meta/ says, or nobody knows which episodes they hold; nothing was changed.
     """
     folder = Path(folder).resolve()
     restore_folder(folder)
@@ -78,17 +78,17 @@ def compact(folder: str | Path, *, data_mb: float | None = None, video_mb: float
         if not info["total_episodes"]:
             return
         refuse_linked_meta(folder)
-        _require_unchanged(folder)
+        index = _require_unchanged(folder)
         new = folder.with_name(f".compacting-{folder.name}")
         shutil.rmtree(new, ignore_errors=True)  # of an attempt that was cut short
-        foreign = _foreign(folder)
-        for path in foreign:
-            link_again(folder / path, new / path)
+        kept = _kept(index)
         limits = (data_mb or info["data_files_size_in_mb"], video_mb or info["video_files_size_in_mb"])
         _write(folder, new, info, _committed_rows(folder, info["total_episodes"]), limits)
+        for path in kept:  # after the joined files: none of them is written into
+            link_again(folder / path, new / path)
         record(new)
         sync_tree(new)
-        if _foreign(folder) != foreign:
+        if _kept(index) != kept:
             raise DatasetError(f"{folder}: somebody is writing to it. Close that writer, then compact again.")
         exchange_folder(new, folder)
     shutil.rmtree(new, ignore_errors=True)
@@ -132,13 +132,15 @@ def _write(folder: Path, new: Path, info: dict[str, Any], rows: Any, limits_mb: 
     write_table(target, pa.table(columns), **lay.PARQUET)
 
 
-def _require_unchanged(folder: Path) -> None:
-    """Refuses what is not as it was written: the originals will be gone.
+def _require_unchanged(folder: Path) -> DatasetIndex:
+    """Refuses what is not as it was written: the originals will be gone; returns the index.
 
     Raises:
-        DatasetError: a file or a page differs from its checksum, or metadata cannot be read.
+        DatasetError: a file or a page differs from its checksum, metadata cannot be read, or nobody knows
+            which episodes a file holds.
     """
     index = open_index(folder)
+    refuse_unlisted(index)
     Beside(index, Tables(folder, 0))
     read_stats(folder, index.sums)
     wrong = next((text for _, text in index.sums.problems(last_file(index))), None)
@@ -147,6 +149,7 @@ def _require_unchanged(folder: Path) -> None:
             break
     if wrong is not None:
         raise DatasetError(f"{wrong} Nothing was changed.")
+    return index
 
 
 def _committed_rows(folder: Path, total: int) -> Any:
@@ -199,10 +202,13 @@ def _join_tables(folder: Path, new: Path, group: _Group, data: str) -> None:
     """Joins data files, and what lies beside them, row group by row group."""
     for template in (data, lay.FINAL):
         sources = [folder / place(template, number) for number in group.files]
-        if sources[0].is_file():
+        if any(path.is_file() for path in sources):
             _join_parquet(sources, new / place(template, group.number))
     for key in [path.name for path in listed(folder / "arrays", "*") if path.is_dir()]:
-        parts = [load_array(folder / place(lay.ARRAYS, n, key=key)) for n in group.files]
+        sources = [folder / place(lay.ARRAYS, number, key=key) for number in group.files]
+        if not any(path.is_file() for path in sources):
+            continue
+        parts = [load_array(path) for path in sources]
         path = new / place(lay.ARRAYS, group.number, key=key)
         path.parent.mkdir(parents=True, exist_ok=True)
         shape = (sum(len(part) for part in parts), *parts[0].shape[1:])
@@ -253,8 +259,25 @@ def refuse_linked_meta(folder: Path) -> None:
             )
 
 
-def _foreign(folder: Path) -> list[Path]:
-    """Returns all files, and links to folders, that stay as they are, relative to the folder."""
-    found = (path for path in listed(folder) if not path.is_dir() or path.is_symlink())
-    paths = [path.relative_to(folder) for path in found]
-    return [path for path in paths if not any(path.is_relative_to(ours) for ours in _OURS)]
+def _kept(index: DatasetIndex) -> list[Path]:
+    """Returns all files, and links to folders, that stay as they are, relative to the folder.
+
+    Raises:
+        DatasetError: some lie behind a link whose place a folder of joined files takes.
+    """
+    folder = index.folder
+    found = files_below(folder)
+    joined = {*episode_files(index, found), MAIN}
+    stay = [name for name in found if name not in joined and not is_below(name, ("meta/checksums",))]
+    links = [path.relative_to(folder) for path in listed(folder) if path.is_symlink() and path.is_dir()]
+    kept: dict[Path, None] = {}
+    for path in map(Path, stay):
+        link = next((link for link in links if path.is_relative_to(link)), None)
+        if link is not None and any(is_below(name, (link.as_posix(),)) for name in joined):
+            raise DatasetError(
+                f"{folder / path}: nobody knows this file, and it lies behind the link {link}, whose place "
+                "the joined files take. Move it elsewhere; nothing was changed."
+            )
+        kept[link or path] = None
+    held = (link for link in links if not any(is_below(name, (link.as_posix(),)) for name in joined))
+    return sorted({*kept, *held})

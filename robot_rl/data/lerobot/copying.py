@@ -7,8 +7,10 @@ kept.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import logging
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +25,8 @@ from robot_rl.data.lerobot import layout as lay
 from robot_rl.data.lerobot.batch import episode_table
 from robot_rl.data.lerobot.beside import Beside
 from robot_rl.data.lerobot.encode import ArrayFile
-from robot_rl.data.lerobot.foreign import Moved, copy_foreign
-from robot_rl.data.lerobot.index import DatasetIndex, first_line, read_table
+from robot_rl.data.lerobot.foreign import Moved, copy_foreign, refuse_unlisted, say_left_out
+from robot_rl.data.lerobot.index import DatasetIndex, first_line, read_stats, read_table
 from robot_rl.data.lerobot.layout import place
 from robot_rl.data.lerobot.parquet import TableFile, write_table
 from robot_rl.data.lerobot.remux import Stretch, copy_stretches
@@ -32,6 +34,8 @@ from robot_rl.data.lerobot.stats import of_columns, to_json
 from robot_rl.data.lerobot.tables import Tables, flat_names, numbers, row_problems, rows_of
 from robot_rl.data.lerobot.v21 import joined_stats, read_episode_stats, read_lines
 from robot_rl.data.lerobot.words import Words, tasks_of, word_tables
+
+logger = logging.getLogger(__name__)
 
 Array = NDArray[Any]
 
@@ -43,6 +47,13 @@ _TASK = "task_index"
 PLACED = ("episode_index", "tasks", "length", "dataset_from_index", "dataset_to_index", "store_episode")
 """Columns of meta/episodes that the new dataset has values of its own for, and those that begin with: """
 PLACES = ("data/", "videos/", "meta/episodes/", "stats/")
+_SIZES = ("chunks_size", "data_files_size_in_mb", "video_files_size_in_mb")
+_TOTALS = ("total_episodes", "total_frames", "total_tasks")
+_WRITTEN = ("codebase_version", "splits", "data_path", "video_path", "features")
+ENTRIES = ("robot_type", "fps", *_SIZES, *_TOTALS, *_WRITTEN, *_OF_OLD)
+"""Entries of meta/info.json that LeRobot knows."""
+_FEATURE = ("dtype", "shape", "names", "info")
+_STATS = ("min", "max", "mean", "std", "count")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,13 +78,17 @@ def copy_episodes(
     Args:
         parts: of datasets with the same features.
         new: the folder.
-        drop: columns and files that are left out.
+        drop: columns, files and entries of meta/info.json that are left out.
         apart: every data and video file becomes one of its own, as it was; else they are joined.
         keep_texts: also keeps instructions that no row names; of one part.
 
     Raises:
-        DatasetError: damage, a number without a text, or files of one name that differ.
+        DatasetError: damage, a number without a text, files of one name or entries of meta/info.json that
+            differ, or files that nobody knows the episodes of.
     """
+    for part in parts:
+        refuse_unlisted(part.index, drop)
+    info = _joined_info(parts, drop)
     copy = _Copy(parts, new, drop, apart, keep_texts)
     try:
         for number, part in enumerate(parts):
@@ -86,9 +101,14 @@ def copy_episodes(
     numbers: list[dict[int, list[int]]] = [{} for _ in parts]
     for new_number, (part, episode) in enumerate(copy.order):
         numbers[part].setdefault(int(parts[part].index.episode[episode]), []).append(new_number)
-    moved = [Moved(sums=p.index.sums, numbers=n) for p, n in zip(parts, numbers, strict=True)]
+    moved = [
+        Moved(index=source.index, numbers=of, known=source.row_of.keys())
+        for source, of in zip(copy.sources, numbers, strict=True)
+    ]
     copy_foreign(moved, new, drop)
-    _write_info(parts, copy, drop)
+    _write_info(parts, copy, info, drop)
+    for part in parts:
+        say_left_out(part.index)
 
 
 class Source:
@@ -153,6 +173,16 @@ class _Copy:
         self._limit = float(parts[0].index.info.get("data_files_size_in_mb", 100)) * _MB
         self._rows: list[dict[str, Any]] = []
         self._file: _DataFile | None = None
+
+    @cached_property
+    def whole_stats(self) -> list[dict[str, Any]]:
+        """What meta/stats.json of every part has of its pictures, under the names that they are read by."""
+        found: list[dict[str, Any]] = []
+        for index in (part.index for part in self._parts):
+            stats = read_stats(index.folder, index.sums)
+            stored = {name: index.renamed.get(name, name) for name in index.named("image", "video")}
+            found.append({name: stats[old] for name, old in stored.items() if old in stats})
+        return found
 
     def add(self, part: int, episode: int) -> None:
         """Copies the rows of an episode."""
@@ -342,10 +372,10 @@ class _DataFile:
         return path
 
 
-def _write_info(parts: Sequence[Part], copy: _Copy, drop: Collection[str]) -> None:
-    """Writes statistics, meta/robot_rl.json, and last meta/info.json."""
+def _write_info(parts: Sequence[Part], copy: _Copy, info: dict[str, Any], drop: Collection[str]) -> None:
+    """Writes statistics, meta/robot_rl.json, and last meta/info.json; `info` is what the parts say there."""
     new = copy.new
-    write_synced(new / lay.STATS, json_bytes(to_json(joined_stats(copy.stats))))
+    write_synced(new / lay.STATS, json_bytes(to_json(_joined_stats(parts, copy, drop))))
     first = parts[0].index
     own = [source.beside.own for source in copy.sources]
     if own[0]:
@@ -356,43 +386,108 @@ def _write_info(parts: Sequence[Part], copy: _Copy, drop: Collection[str]) -> No
         task = own[0]["task"] if len({one["task"] for one in own}) == 1 else "mixed"
         changed = {"task": task, "features": kept, "observations": observations, "checksums": True}
         write_synced(new / lay.OWN, json_bytes({**own[0], **changed}))
-    features = {
-        name: {**feature, "names": list(flat_names(feature)) or None} if not _is_v3(first) else feature
-        for name, feature in joined_features([part.index for part in parts]).items()
-        if name not in drop
-    }
-    info = {key: value for key, value in first.info.items() if key not in _OF_OLD}
     written = {"data_files_size_in_mb": 100, "video_files_size_in_mb": 200, **info} | {
         "codebase_version": "v3.0",
         "total_episodes": len(copy.order),
         "total_frames": copy.steps,
         "total_tasks": len(copy.words[_TASK].table()),
         "chunks_size": lay.FILES_PER_CHUNK,
-        "splits": _splits(parts, len(copy.order)),
         "data_path": lay.DATA,
         "video_path": lay.VIDEO if first.videos else None,
-        "features": features,
     }
     write_synced(new / lay.INFO, json_bytes(written))
 
 
-def joined_features(indexes: Sequence[DatasetIndex]) -> dict[str, Any]:
-    """Returns the features of the first; of how videos were encoded, what is so in all of them."""
-    features = {name: dict(feature) for name, feature in indexes[0].features.items()}
+def _joined_stats(parts: Sequence[Part], copy: _Copy, drop: Collection[str]) -> dict[str, Any]:
+    """Returns the statistics of all episodes.
+
+    Those of pictures that meta/episodes lacks are taken from meta/stats.json, of parts that are a whole
+    dataset.
+    """
+    stats: dict[str, Any] = joined_stats(copy.stats)
+    lost: list[str] = []
+    for name in [n for n in parts[0].index.named("image", "video") if n not in drop and n not in stats]:
+        found = [pieces for pieces in _picture_stats(parts, copy, name) if pieces is not None]
+        pieces = [piece for each in found for piece in each]
+        if len(found) < len(parts):
+            lost += [name] if any(name in of for of in copy.whole_stats) else []
+        elif len(pieces) == 1:
+            stats[name] = pieces[0]
+        else:
+            stats |= joined_stats([{name: piece} for piece in pieces])
+    if lost:
+        logger.warning(
+            "%s: statistics of pictures are kept there for all episodes together; those of the chosen ones "
+            "nobody knows: %s. `robot-rl replay stats` computes them",
+            parts[0].index.folder,
+            ", ".join(lost),
+        )
+    return stats
+
+
+def _joined_info(parts: Sequence[Part], drop: Collection[str]) -> dict[str, Any]:
+    """Returns what meta/info.json of all parts says, but what is counted anew.
+
+    Raises:
+        DatasetError: entries that differ, and nobody knows how to join them.
+    """
+    info: dict[str, Any] = {}
+    for part in parts:
+        for name, value in part.index.info.items():
+            if name in _OF_OLD or (name in drop and name not in ENTRIES):
+                continue
+            if info.setdefault(name, value) != value and name not in ENTRIES:
+                raise DatasetError(
+                    f"{part.index.folder / lay.INFO}: {name} is {str(value)[:60]!r}, in another one "
+                    f"{str(info[name])[:60]!r}, and nobody knows how to join them. Give all the same, or "
+                    f"leave it out: drop={','.join([*drop, name])}"
+                )
+    features = {
+        name: feature if _is_v3(parts[0].index) else {**feature, "names": list(flat_names(feature)) or None}
+        for name, feature in joined_features([part.index for part in parts], drop).items()
+    }
+    total = sum(len(part.episodes) for part in parts)
+    return {**info, "features": features, "splits": _splits(parts, total, drop)}
+
+
+def joined_features(indexes: Sequence[DatasetIndex], drop: Collection[str] = ()) -> dict[str, Any]:
+    """Returns the features but `drop`; of how videos were encoded, what is so in all of them.
+
+    Raises:
+        DatasetError: they say different things of a feature, and nobody knows how to join them.
+    """
+    features = {name: dict(of) for name, of in indexes[0].features.items() if name not in drop}
     for index in indexes[1:]:
         for name, feature in features.items():
-            other = index.features[name].get("info")
-            if feature.get("info") and other is not None:
-                feature["info"] = {k: v for k, v in feature["info"].items() if other.get(k) == v}
+            other = index.features[name]
+            if feature.get("info") and other.get("info") is not None:
+                feature["info"] = {k: v for k, v in feature["info"].items() if other["info"].get(k) == v}
+            for entry in [entry for entry in other if entry not in _FEATURE]:
+                if feature.setdefault(entry, other[entry]) != other[entry]:
+                    raise DatasetError(
+                        f"{index.folder / lay.INFO}: {entry!r} of {name!r} is {str(other[entry])[:60]!r}, in "
+                        f"the first {str(feature[entry])[:60]!r}, and nobody knows how to join them. Give "
+                        "both the same."
+                    )
     return features
 
 
-def _splits(parts: Sequence[Part], total: int) -> dict[str, str]:
-    """Returns the named ranges of episodes, where one dataset's episodes keep their order."""
+def _splits(parts: Sequence[Part], total: int, drop: Collection[str]) -> dict[str, str]:
+    """Returns the named ranges of episodes, where one dataset's episodes keep their order.
+
+    Raises:
+        DatasetError: nobody knows what they are of these episodes.
+    """
     named = parts[0].index.info.get("splits") or {}
     numbers = parts[0].index.episode[list(parts[0].episodes)]
-    if len(parts) > 1 or len(named) < 2 or (np.diff(numbers) <= 0).any():
+    several = [part.index.folder for part in parts if len(part.index.info.get("splits") or ()) > 1]
+    if not several or "splits" in drop:
         return {"train": f"0:{total}"}
+    if len(parts) > 1 or (np.diff(numbers) <= 0).any():
+        raise DatasetError(
+            f"{several[0] / lay.INFO}: has several splits, which are ranges of episodes: they do not survive "
+            f"a merge or another order. Leave them out: drop={','.join([*drop, 'splits'])}"
+        )
     splits: dict[str, str] = {}
     for name, text in named.items():
         first, _, end = str(text).partition(":")
@@ -404,6 +499,22 @@ def _splits(parts: Sequence[Part], total: int) -> dict[str, str]:
         begin, after = np.searchsorted(numbers, (int(first), int(end))).tolist()
         splits[name] = f"{begin}:{after}"
     return splits
+
+
+def _picture_stats(parts: Sequence[Part], copy: _Copy, name: str) -> Iterator[list[dict[str, Any]] | None]:
+    """Yields a camera's statistics in every part: of each episode, or of all; None where some are unknown."""
+    begin = 0
+    for part, whole in zip(parts, copy.whole_stats, strict=True):
+        end = begin + len(part.episodes)
+        each = [of[name] for of in copy.stats[begin:end] if name in of]
+        is_all = len({*part.episodes}) == len(part.episodes) == part.index.info["total_episodes"]
+        if len(each) == len(part.episodes):
+            yield each
+        elif is_all and all(stat in whole.get(name, ()) for stat in _STATS):
+            yield [whole[name]]
+        else:
+            yield None
+        begin = end
 
 
 def _placed(at: str, number: int) -> dict[str, int]:

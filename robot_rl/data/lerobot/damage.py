@@ -110,7 +110,7 @@ def check(
         return [Problem(kind="missing-metadata", message=str(error))]
     if odd:
         return [Problem(kind="odd-names", message=odd)]
-    changed, problems = _changed_files(index, beside)
+    changed, problems = _changed_files(index, beside, thorough)
     if thorough:
         problems += _table_problems(index, changed)
     unreadable = {problem.episode for problem in problems if problem.kind == "unreadable-rows"}
@@ -147,8 +147,14 @@ def last_file(index: DatasetIndex) -> int:
     return max((number for number in map(number_of, files) if number is not None), default=-1)
 
 
-def _changed_files(index: DatasetIndex, beside: Beside) -> tuple[set[str], list[Problem]]:
-    """Compares every file with its checksum; returns those that differ, and the episodes that lie in them."""
+def _changed_files(index: DatasetIndex, beside: Beside, others: bool) -> tuple[set[str], list[Problem]]:
+    """Compares every file with its checksum; returns those that differ, and the episodes that lie in them.
+
+    Args:
+        index: of the dataset.
+        beside: of it.
+        others: also looks at files that nobody here knows.
+    """
     sums, changed, problems = index.sums, set[str](), list[Problem]()
     if not sums.exist and beside.own.get("checksums"):
         message = (
@@ -161,7 +167,7 @@ def _changed_files(index: DatasetIndex, beside: Beside) -> tuple[set[str], list[
     def is_read(name: str) -> bool:
         return is_whole or name.startswith("meta/") or bool(_episodes_in(index, name))
 
-    for name, message in sums.problems(last_file(index), is_read):
+    for name, message in sums.problems(last_file(index), is_read, others=others):
         if name.startswith(("data/", "videos/")) and not (index.folder / name).is_file():
             continue  # whoever reads it says so
         changed.add(name)

@@ -30,6 +30,7 @@ from robot_rl.data.lerobot.checksums import record
 from robot_rl.data.lerobot.copying import Part, copy_episodes
 from robot_rl.data.lerobot.damage import spans
 from robot_rl.data.lerobot.encode import VideoCodec
+from robot_rl.data.lerobot.foreign import say_left_out
 from robot_rl.data.lerobot.layout import FORMAT, INFO, stored
 from robot_rl.data.lerobot.losses import CLOCK, is_recorded, losses, refused
 from robot_rl.data.lerobot.reader import Dataset
@@ -49,7 +50,7 @@ class WriteOptions(PictureOptions, total=False):
     """How pictures are written, and what may be lost."""
 
     drop: Sequence[str]
-    """Columns and files to leave out."""
+    """Columns, files and entries of meta/info.json to leave out."""
 
 
 _STEPS = (
@@ -195,6 +196,8 @@ def _write(out: str | Path, picked: Picked, at: str, options: WriteOptions) -> P
     lost = refused(found, drop, "the episodes are recorded anew, as robot_rl records", at)
     if lost:
         raise DatasetError(lost)
+    for dataset, _ in whole:
+        say_left_out(dataset.index)
     first = picked[0][0]
     tasks = {source.meta.task for source, _ in picked}
     meta = dataclasses.replace(first.meta, task=first.meta.task if len(tasks) == 1 else "mixed")

@@ -74,6 +74,8 @@ class DatasetIndex:
     """Name of a column, as it is read -> its name in the files, where that is another."""
     left_out: tuple[str, ...] = ()
     """Features that are in the files and are not read."""
+    files_left_out: tuple[str, ...] = ()
+    """Videos of cameras among them."""
 
     def __len__(self) -> int:
         return len(self.lengths)

@@ -6,10 +6,11 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from robot_rl.data.lerobot.copying import PLACED, PLACES, episode_rows
+from robot_rl.data.lerobot.copying import ENTRIES, PLACED, PLACES, episode_rows
 from robot_rl.data.lerobot.damage import spans
-from robot_rl.data.lerobot.foreign import foreign_files
+from robot_rl.data.lerobot.foreign import foreign_files, to_drop
 from robot_rl.data.lerobot.index import columns_of
+from robot_rl.data.lerobot.layout import INFO
 from robot_rl.data.lerobot.reader import Dataset
 
 CLOCK = ("timestamp", "frame_index", "episode_index", "index", "task_index")
@@ -36,7 +37,10 @@ def losses(dataset: Dataset, episodes: Sequence[int]) -> dict[str, str]:
     for name in episode_rows(index).column_names:
         if name not in _EPISODE and not name.startswith(PLACES):
             found[name] = f"column {name!r} of meta/episodes"
-    found |= {name: f"file {name}" for name in foreign_files(index.folder, index.sums)}
+    found |= {name: f"file {name}" for name in to_drop(index, foreign_files(index))}
+    found |= {name: f"entry {name!r} of {INFO}" for name in index.info if name not in ENTRIES}
+    if len(index.info.get("splits") or ()) > 1:
+        found["splits"] = f"the splits of {INFO}"
     several = [e for e in episodes if _num_tasks(dataset, e) > 1]
     if several:
         which = spans(index.episode[several].tolist())

@@ -168,6 +168,11 @@ def _with_cameras(index: DatasetIndex, cameras: Sequence[str]) -> DatasetIndex:
     left_out = [name for name in there if name not in wanted]
     features = {name: feature for name, feature in index.features.items() if name not in left_out}
     videos: dict[str, VideoSpans] = {name: v for name, v in index.videos.items() if name in wanted}
+    others = [file for name, v in index.videos.items() if name not in wanted for file in v.files]
     return replace(
-        index, info={**index.info, "features": features}, videos=videos, left_out=(*index.left_out, *left_out)
+        index,
+        info={**index.info, "features": features},
+        videos=videos,
+        left_out=(*index.left_out, *left_out),
+        files_left_out=(*index.files_left_out, *others),
     )

@@ -29,7 +29,7 @@ from robot_rl.data.episode import Episode, Feature
 from robot_rl.data.episodes import EpisodesMeta
 from robot_rl.data.lerobot import layout as lay
 from robot_rl.data.lerobot.batch import Batch, check_episode
-from robot_rl.data.lerobot.checksums import MAIN, Checksums, ReplacedFiles, record
+from robot_rl.data.lerobot.checksums import MAIN, Checksums, ReplacedFiles, number_of, record
 from robot_rl.data.lerobot.encode import VideoCodec
 from robot_rl.data.lerobot.index import read_info, read_table
 from robot_rl.data.lerobot.layout import Layout
@@ -231,8 +231,8 @@ class DatasetWriter:
         """Removes files that no committed episode refers to: all numbers from the next one on."""
         kinds = (*lay.NUMBERED, "meta/checksums/*/*")
         for path in [path for kind in kinds for path in listed(self.folder, kind) if path.is_file()]:
-            numbered = path.parent.name.startswith("chunk-")
-            if path.name.endswith(lay.TEMPORARY) or (numbered and lay.file_number(path) >= self._next_file):
+            number = number_of(path.relative_to(self.folder).as_posix())
+            if path.name.endswith(lay.TEMPORARY) or (number is not None and number >= self._next_file):
                 logger.info("%s: left by a write that was cut short, removed", path)
                 path.unlink()
         for name in (lay.INFO, lay.STATS, lay.TASKS, lay.OWN, MAIN):
