@@ -20,7 +20,7 @@ from robot_rl.data.episode import SOURCES, Episode, feature_of
 from robot_rl.data.episodes import Array, Episodes, EpisodesMeta
 from robot_rl.data.lerobot.damage import left_out
 from robot_rl.data.lerobot.edit import write_new
-from robot_rl.data.lerobot.layout import OWN
+from robot_rl.data.lerobot.layout import INFO, OWN
 from robot_rl.data.lerobot.reader import Dataset
 from robot_rl.data.reading import ReadingConfig, ReadOptions
 
@@ -132,15 +132,14 @@ def load_episodes(
             shapes, NaN, no episode that is whole. The message names the feature, the row and the remedy.
     """
     folder = Path(folder)
-    options = ReadOptions() if read is None else read.options("demos.read.")
-    dataset = Dataset(
-        folder, backend="pyav", **options
-    )  # torchcodec takes longer to import than this to read
-    if not (folder / OWN).is_file():
+    if (folder / INFO).is_file() and not (folder / OWN).is_file():
         raise DatasetError(
             f"{folder}: no {OWN} in it, so nobody knows the task, rewards and ends of its episodes. "
-            f"Collect demonstrations with `robot-rl collect out={folder}`."
+            "Collect demonstrations with `robot-rl collect out=<new folder>`."
         )
+    options = ReadOptions() if read is None else read.options("demos.read.")
+    # torchcodec takes longer to import than this to read
+    dataset = Dataset(folder, backend="pyav", **options)
     for line in left_out(dataset.skipped):
         if say is not None:
             say(line)
@@ -182,7 +181,8 @@ def _joined(dataset: Dataset, meta: EpisodesMeta) -> Episodes:
             getattr(joined, name)[rows] = getattr(episode, name)
         if not episode.final_obs:
             raise DatasetError(
-                f"{dataset.folder}: nobody recorded what the last step of episode {number} led to. Leave it "
+                f"{dataset.folder}: nobody recorded what the last step of episode "
+                f"{dataset.index.episode[number]} led to. Leave it "
                 "out with demos.read.episodes=<the others>, or robot_rl.data.lerobot.edit.filter(..., "
                 "keep=lambda episode: episode.is_complete)."
             )

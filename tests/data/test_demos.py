@@ -144,6 +144,15 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_dataset_of_others_is_refused_before_its_names_are(tmp_path: Path) -> None:
+    """Names could be mended, and what is missing could not."""
+    folder = save_episodes(tmp_path / "demos", episodes())
+    edit_info(folder, lambda info: info["features"].update({"actions": info["features"].pop("action")}))
+    (folder / "meta/robot_rl.json").unlink()
+    with pytest.raises(DatasetError, match=r"no meta/robot_rl.json in it.* collect out=<new folder>"):
+        load_episodes(folder)
+
+
 def test_no_dataset(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match=r"no meta/info.json in it.*`robot-rl collect out="):
         load_episodes(tmp_path)
