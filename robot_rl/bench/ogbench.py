@@ -28,7 +28,7 @@ from robot_rl.algos.chunk_q import ChunkQ, ChunkQConfig
 from robot_rl.bench.ogbench_env import ACTIONS, Cubes
 from robot_rl.bench.trials import check_plan, over_seeds
 from robot_rl.core.errors import require
-from robot_rl.core.files import write_json
+from robot_rl.core.files import make_folder, write_json
 from robot_rl.core.seeding import eval_seeds, train_seed
 from robot_rl.data.episodes import Episodes
 from robot_rl.data.normalize import Normaliser
@@ -193,6 +193,7 @@ def trivial(cubes: Cubes, task: str, seed: int, episodes: int, out: Path) -> lis
         {"policy": name, "seed": seed, "success": success_of(cubes, act, seed, episodes)}
         for name, act in acts.items()
     ]
+    make_folder(out)
     write_json(path, rows)
     return rows
 

@@ -145,7 +145,7 @@ def test_what_needs_no_learning_stands_beside_it(tmp_path: Path) -> None:
 
     cubes = ThreeCubes()
     play: Callable[[], list[dict[str, Any]]] = partial(
-        ogbench.trivial, cast("Cubes", cubes), "cube-single", 3, 40, tmp_path
+        ogbench.trivial, cast("Cubes", cubes), "cube-single", 3, 40, tmp_path / "new"
     )
     rows = play()
     zero, random, oracle = rows
