@@ -88,7 +88,7 @@ def test_the_last_line_is_one_object(
     assert "beats the best baseline" in found["verdict"]["text"]
     assert "training on episodes 0-4 (5), held out: 5-6 (2)" in said.err
     assert "no ACT to compare with: the extra is not installed" in said.err
-    rows = [re.split(r" *[│┃] *", line)[1:-1] for line in said.out.splitlines() if line[:1] in "│┃"]
+    rows = [cells(line) for line in said.out.splitlines() if line.startswith(("\u2502", "\u2503"))]
     assert rows[0] == ["predictor", "all", "95 % interval", "action 1", "action 4", "moving"]
     assert [row[0] for row in rows[1:]] == sorted(
         found["predictors"], key=lambda name: found["predictors"][name]["normalised"]
@@ -98,6 +98,11 @@ def test_the_last_line_is_one_object(
     assert "Held-out error" in page
     assert "left shoulder" in page
     assert "Missing from this report" not in page
+
+
+def cells(line: str) -> list[str]:
+    """Returns what stands between the bars of a table's line."""
+    return re.split(" *[\u2502\u2503] *", line)[1:-1]
 
 
 def test_the_table_has_an_interval_moving_joints_and_both_ends_of_the_chunk(
@@ -111,7 +116,7 @@ def test_the_table_has_an_interval_moving_joints_and_both_ends_of_the_chunk(
     Console(width=80).print(table(predictors))
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].strip() == "held-out errors, in standard deviations of the training actions"
-    ridge, neighbour = (re.split(r" *│ *", line)[1:-1] for line in lines if line.startswith("│"))
+    ridge, neighbour = (cells(line) for line in lines if line.startswith("\u2502"))
     assert ridge == ["ridge", "0.122", "0.120 to 0.124", "0.017", "0.205", "0.148"]
     assert neighbour == ["nearest neighbour", "0.203", "-", "0.017", "0.205", "-"]
     assert max(map(len, lines)) <= 80
