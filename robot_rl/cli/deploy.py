@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from robot_rl.core.room import check_room
 from robot_rl.train.record import check_kind
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ def config(words: list[str]) -> DeployConfig:
 
     settings = load(DeployConfig, words, config_name="deploy")
     check_kind(Path(settings.run), "train", at="run")
+    check_room(Path(settings.out) / "run", at="out")
     return settings
 
 

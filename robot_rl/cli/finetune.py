@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from robot_rl.cli.resume import resumed
 from robot_rl.config.words import quoted
+from robot_rl.core.room import check_room
 from robot_rl.train.record import check_kind
 
 if TYPE_CHECKING:
@@ -94,8 +96,10 @@ def config(words: list[str]) -> FinetuneConfig:
     if folder is None:
         settings = load(FinetuneConfig, [spelled(word) for word in words], config_name="finetune")
         saved_folder(settings.policy)
+        check_room(Path(settings.out) / "run", at="out")
         return settings
     check_kind(folder, "finetune", at="resume")
+    check_room(folder / "checkpoints", at="resume")
     return read(FinetuneConfig, folder / "config.yaml")
 
 
@@ -109,14 +113,9 @@ def devices(config: FinetuneConfig) -> list[tuple[DeviceSpec, int]]:
 def result(words: list[str]) -> dict[str, Any]:
     """Fine-tunes one policy and returns the content of its summary.json."""
     folder, settings = resumed(words), config(words)
-    beside = ", 2 to 3 times as long with ACT (baselines=false: without)" if settings.baselines else ""
-    length = (
-        f"{settings.minutes:g} minutes of training{beside}" if settings.minutes else "as long as it helps"
-    )
-    length = f"{settings.updates:,} updates" if settings.updates else length
     print(
         f"policy {settings.policy} ({settings.size}), dataset {settings.dataset}, seed {settings.seed}: "
-        f"{length}, batch {settings.batch} on {settings.device}, "
+        f"{_length(settings)}, batch {settings.batch} on {settings.device}, "
         f"the last {settings.heldout} episodes held out",
         file=sys.stderr,
     )
@@ -134,6 +133,21 @@ def result(words: list[str]) -> dict[str, Any]:
     )
     print(summary.verdict["text"])
     return summary.to_json()
+
+
+def _length(settings: FinetuneConfig) -> str:
+    """Says how long the policy trains, and how long the whole run takes."""
+    if settings.updates:
+        return f"{settings.updates:,} updates"
+    minutes = settings.minutes
+    if not minutes:
+        return "as long as it helps"
+    trained = f"the policy trains for {minutes:g} minutes"
+    if not settings.baselines:
+        return f"{trained}, reading pictures and measuring come to it"
+    return (
+        f"{trained}, the run takes {2 * minutes:g} to {3 * minutes:g} with ACT (baselines=false: without it)"
+    )
 
 
 def table(predictors: Mapping[str, Any]) -> Table:

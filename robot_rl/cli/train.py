@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import sys
 import textwrap
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from robot_rl.cli.resume import resumed
 from robot_rl.config import options
+from robot_rl.core.room import check_room
 from robot_rl.train.record import check_kind
 
 if TYPE_CHECKING:
@@ -81,8 +83,11 @@ def config(words: list[str]) -> RunConfig:
 
     folder = resumed(words)
     if folder is None:
-        return load(RunConfig, words, config_name="train")
+        settings = load(RunConfig, words, config_name="train")
+        check_room(Path(settings.out) / "run", at="out")
+        return settings
     check_kind(folder, "train", at="resume")
+    check_room(folder / "checkpoints", at="resume")
     return read(RunConfig, folder / "config.yaml")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -111,6 +111,10 @@ class RunSession:
             yield progress
             self.progress = None
 
+    def paused(self) -> AbstractContextManager[None]:
+        """Returns a block that the rates of the present phase leave out, such as an evaluation."""
+        return nullcontext() if self.progress is None else self.progress.paused()
+
     def write(self, phase: str, metrics: Mapping[str, Any], counters: Counters | None = None) -> None:
         """Appends a row to metrics.jsonl at the present counters, or at those given."""
         at = counters or self.counters
@@ -148,6 +152,12 @@ class RunSession:
         if state is None:
             self.metrics.load_state_dict({"rows": 0})
             return
+        lacking = [name for name in self._state(None) if name not in state]
+        if lacking:
+            raise CheckpointError(
+                f"{self.folder}: the newest checkpoint has no {', '.join(lacking)}: another version of "
+                "robot_rl wrote it. Go on with that version, or begin a new run with the same settings."
+            )
         self.finished, self.results = list(state["finished"]), dict(state["results"])
         self.counters.load_state_dict(state["counters"])
         self.timer.load_state_dict(state["timer"])

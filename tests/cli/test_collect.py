@@ -1,5 +1,6 @@
 """`robot-rl collect` that was cut short: what is kept, what goes on, and what does not."""
 
+import json
 import os
 import signal
 import subprocess
@@ -49,6 +50,19 @@ def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     ) in said
     assert not Path("demos").exists()
     return tmp_path
+
+
+def test_it_prints_no_json_unless_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["collect", "task=reach", "episodes=1", "num_envs=1"]
+    assert main([*words, "out=a"]) == 0
+    plain = capsys.readouterr().out
+    assert plain.startswith("a: 1 episodes")
+    assert "{" not in plain
+    assert main([*words, "out=b", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["episodes"] == 1
 
 
 def test_the_same_command_goes_on_and_says_so(broken: Path, capsys: pytest.CaptureFixture[str]) -> None:

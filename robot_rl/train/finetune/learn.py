@@ -164,7 +164,7 @@ def assemble_watched(
 
     def look(at: Counters) -> None:
         if at.updates < lesson.updates:  # the last look is the result
-            with algorithm.acting():
+            with session.paused(), algorithm.acting():
                 error = policy_errors(session, policy, session.data.split.heldout)
             write_errors(session, name, error)
 

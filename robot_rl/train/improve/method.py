@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -104,8 +103,7 @@ def quick_evaluation(session: Session, policy: Module, eval_env: VectorEnv) -> N
     """Looks on, on seeds that neither training nor the final evaluation uses."""
     config = session.config
     seeds = quick_eval_seeds(config.seed, config.evaluate.quick_episodes)
-    paused = session.progress.paused() if session.progress is not None else nullcontext()
-    with session.timer.stage("evaluate"), paused:
+    with session.timer.stage("evaluate"), session.paused():
         result = evaluate_in(eval_env, policy, seeds=seeds, n_exec=config.n_exec, device=config.device)
     session.write(config.method, eval_metrics(result))
     if session.progress is not None:

@@ -12,6 +12,7 @@ from typing import Any, cast
 import pytest
 
 from robot_rl.config import build
+from robot_rl.core.clock import ManualClock
 from robot_rl.core.errors import CheckpointError, ConfigError, LeaseError
 from robot_rl.core.files import without_checksum
 from robot_rl.data.lerobot.pictures import PictureCache
@@ -19,6 +20,7 @@ from robot_rl.data.lerobot.reader import Dataset
 from robot_rl.policies.checkpoint import load_policy
 from robot_rl.policies.linear import LinearPolicy
 from robot_rl.telemetry.metrics import read_metrics
+from robot_rl.telemetry.progress import ProgressDisplay
 from robot_rl.train.finetune import learn
 from robot_rl.train.finetune import run as finetune
 from robot_rl.train.finetune.baselines import past_of, predictor
@@ -27,6 +29,7 @@ from robot_rl.train.finetune.data import DemoData, open_data
 from robot_rl.train.finetune.learn import FinetuneSession, policy_errors
 from robot_rl.train.finetune.policies import check_features
 from robot_rl.train.finetune.run import FinetuneSummary
+from robot_rl.train.hooks import show_progress
 from tests.runs import SMALL_FINETUNING, killed_after
 
 pytestmark = pytest.mark.usefixtures("whole_runs")
@@ -331,3 +334,26 @@ def test_experience_is_read_only(dataset: Path) -> None:
     nothing: Any = None
     with pytest.raises(RuntimeError, match="a dataset is read only"):
         chunks.experience(split.train, horizon=4, batch=2, seed=0).add(nothing)
+
+
+def test_a_look_at_the_held_out_error_leaves_the_rate_as_it_is(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An update takes 1 s here, a look 100 s: the display says 1 update/s all the same."""
+    clock, rates = ManualClock(), list[float]()
+    monkeypatch.setattr("robot_rl.train.session.ProgressDisplay", lambda: ProgressDisplay(clock=clock))
+
+    def looked(session: FinetuneSession, *words: Any) -> Any:
+        clock.advance(100.0)
+        return policy_errors(session, *words)
+
+    def shown(session: FinetuneSession, done: int) -> None:
+        clock.advance(1.0)
+        show_progress(session, done)
+        assert session.progress is not None
+        rates.append(session.progress._rate.per_s())
+
+    monkeypatch.setattr(learn, "policy_errors", looked)
+    monkeypatch.setattr(learn, "show_progress", shown)
+    finetune.run(small(dataset, tmp_path / "runs", curve_points=6, baselines=False))
+    assert rates == pytest.approx([1.0] * 6)

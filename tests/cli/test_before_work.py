@@ -1,0 +1,147 @@
+"""What commands refuse before any work, and what they print where nobody asked for JSON."""
+
+import json
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import pytest
+
+from robot_rl.cli import finetune, train
+from robot_rl.cli.main import main
+from robot_rl.train import phases
+from robot_rl.train.finetune import run as finetuning
+
+COMMANDS = {
+    "train": ["train", "recipe=smoke"],
+    "finetune": ["finetune", "dataset=."],
+    "collect": ["collect", "task=reach"],
+}
+
+
+class Usage(NamedTuple):
+    free: int
+
+
+@pytest.fixture(autouse=True)
+def no_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder to work in, and commands that fail the test when they begin."""
+    monkeypatch.chdir(tmp_path)
+    for name in (
+        "robot_rl.train.phases.run",
+        "robot_rl.train.finetune.run.run",
+        "robot_rl.cli.collect._collect",
+    ):
+        monkeypatch.setattr(name, lambda config: pytest.fail("the work was begun"))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_folder_that_cannot_be_is_refused_before_any_work(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("file").touch()
+    assert main([*COMMANDS[command], "out=file/x"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: out: 'file/x")
+    assert "cannot be written: another file than expected is there" in said
+    assert [path.name for path in Path().iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_full_disk_is_told_before_any_work(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(free=2**20))
+    assert main([*COMMANDS[command], "out=x"]) == 2
+    assert capsys.readouterr().err.startswith("error: out: 1.0 MB are free for 'x")
+    assert not list(Path().iterdir())
+
+
+@pytest.mark.parametrize("command", ["train", "finetune"])
+def test_a_full_disk_is_told_before_a_run_goes_on(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("run").mkdir()
+    Path("run/config.yaml").write_text("dataset: .\n" if command == "finetune" else "seed: 0\n")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(free=2**20))
+    assert main([command, "resume=run"]) == 2
+    assert capsys.readouterr().err.startswith("error: resume: 1.0 MB are free for 'run/checkpoints'")
+
+
+class Told(SimpleNamespace):
+    """What a run came to."""
+
+    def to_json(self) -> dict[str, Any]:
+        return vars(self)
+
+
+TRAINED = Told(
+    task="reach",
+    base_success=0.5,
+    final_success=1.0,
+    env_steps=9,
+    train_minutes=1.0,
+    episodes=2,
+    run="runs/x",
+)
+FINETUNED = Told(
+    policy="small_vla",
+    heldout_error=0.5,
+    predictors={"policy": {"normalised": 0.5}, "ridge": {"normalised": 0.4}},
+    updates=3,
+    minutes=1.0,
+    chunks=9,
+    heldout_episodes=(5, 6),
+    verdict={"text": "Nothing beats ridge."},
+    units={"policy": {}, "ridge": {}},
+    groups={"policy": {}, "ridge": {}},
+    run="runs/x",
+)
+
+
+def test_only_who_asks_for_json_gets_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(phases, "run", lambda config: TRAINED)
+    monkeypatch.setattr(train, "_demonstrations", lambda settings: "none")
+    assert main(["train", "recipe=smoke"]) == 0
+    plain = capsys.readouterr().out
+    assert plain.startswith("reach: success 50.0% before, 100.0% after 9 control steps")
+    assert "{" not in plain
+    assert main(["train", "recipe=smoke", "--json"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:-1] == plain.splitlines()
+    assert json.loads(lines[-1])["final_success"] == 1.0
+
+
+def test_finetune_prints_no_json_unless_asked(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(finetuning, "run", lambda config: FINETUNED)
+    assert main(["finetune", "dataset=."]) == 0
+    plain = capsys.readouterr().out
+    assert "Nothing beats ridge." in plain
+    assert "{" not in plain
+    assert main(["finetune", "dataset=.", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["heldout_error"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["minutes=2"],
+            "the policy trains for 2 minutes, the run takes 4 to 6 with ACT (base",
+        ),
+        (["minutes=2", "baselines=false"], "the policy trains for 2 minutes, reading pictures and measuring"),
+        (["updates=3000"], ": 3,000 updates, batch"),
+        ([], ": as long as it helps, batch"),
+    ],
+)
+def test_finetune_says_at_the_start_how_long_it_takes(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(finetuning, "run", lambda config: FINETUNED)
+    finetune.result(["dataset=.", *words])
+    assert said in capsys.readouterr().err
