@@ -73,9 +73,7 @@ class SingleEnv(gymnasium.Env[Obs, Array]):
     def step(self, action: Array) -> tuple[Obs, float, bool, bool, dict[str, Any]]:
         """Advances by one control step."""
         obs, reward, terminated, truncated, infos = self._batch.step(np.asarray(action)[None])
-        info = _first(infos)
-        info["is_success"] = info["success"]  # where Stable-Baselines3 and others look for it
-        return _first(obs), float(reward[0]), bool(terminated[0]), bool(truncated[0]), info
+        return _first(obs), float(reward[0]), bool(terminated[0]), bool(truncated[0]), _first(infos)
 
     def render(self) -> Array | None:
         """Returns an RGB image (480, 640, 3), or None without a render mode."""

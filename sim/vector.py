@@ -153,6 +153,7 @@ class SimVectorEnv(VectorEnv):
             terminated, truncated, limited = terminated & active, truncated & active, limited & active
         infos: dict[str, Any] = {
             "success": success,
+            "is_success": success,  # where Stable-Baselines3 and others look for it
             "commanded_action": commanded,
             "executed_target_rad": target_rad,
             "limited": limited,
@@ -162,7 +163,8 @@ class SimVectorEnv(VectorEnv):
         ended = terminated | truncated
         if self.autoreset and ended.any():
             infos["final_obs"], infos["_final_obs"] = obs, ended
-            infos["final_info"], infos["_final_info"] = {"success": success.copy()}, ended
+            solved = success.copy()
+            infos["final_info"], infos["_final_info"] = {"success": solved, "is_success": solved}, ended
             obs = self._begin(ended, self._episode + np.uint64(1), keep=obs)
         return obs, reward, terminated, truncated, infos
 
@@ -259,7 +261,7 @@ class SimVectorEnv(VectorEnv):
         if "states" in options:
             obs = self.set_state(options["states"], mask)
         success = self._task.evaluate(self.view)["success"] & mask
-        return obs, {"success": success}
+        return obs, {"success": success, "is_success": success}
 
     def _begin(self, mask: Array, episode: Array, keep: Obs | None) -> Obs:
         """Starts new episodes where masked; returns the observation, rows of `keep` elsewhere."""

@@ -5,10 +5,12 @@ import subprocess
 import sys
 import warnings
 from importlib.metadata import EntryPoint
+from pathlib import Path
 
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium.error import DependencyNotInstalled
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode
 
@@ -68,7 +70,8 @@ def test_make_is_make_vec_is_the_vector_env(task: str) -> None:
     assert isinstance(vector, SimVectorEnv)
     assert vector.config == ours.config
     obs, info = alone.reset(seed=7)
-    batch, _ = vector.reset(seed=7)
+    batch, infos = vector.reset(seed=7)
+    assert infos["is_success"] is infos["success"]
     expected, _ = ours.reset(seed=7)
     assert info["success"] is False
     rng = np.random.default_rng(0)
@@ -77,7 +80,8 @@ def test_make_is_make_vec_is_the_vector_env(task: str) -> None:
         np.testing.assert_array_equal(batch["state"], expected["state"])
         action = rng.uniform(-1, 1, vector.action_space.shape or ()).astype(np.float32)
         obs, reward, terminated, truncated, info = alone.step(action[0])
-        batch, rewards, *_ = vector.step(action)
+        batch, rewards, _, _, infos = vector.step(action)
+        assert infos["is_success"] is infos["success"]  # under both names, without a copy
         expected = ours.step(action)[0]
         assert reward == rewards[0]
         assert (type(terminated), type(truncated), type(info["success"])) == (bool, bool, bool)
@@ -210,3 +214,13 @@ def test_stable_baselines_trains_unmodified() -> None:
     ]
     assert model.num_timesteps == 400
     assert max(moved) > 1e-3
+
+
+def test_recording_a_video_without_moviepy_names_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "moviepy", None)  # as where it is not installed
+    env = gymnasium.make("robot_rl/Reach-v0", render_mode="rgb_array")
+    with pytest.raises(DependencyNotInstalled, match="moviepy is not installed, run `pip install"):
+        gymnasium.wrappers.RecordVideo(env, str(tmp_path))
+    env.close()

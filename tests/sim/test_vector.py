@@ -43,6 +43,7 @@ def test_same_step_keeps_the_last_observation() -> None:
     assert not terminated.any()
     assert infos["_final_obs"].all()
     assert infos["final_info"]["success"].shape == (3,)
+    assert infos["final_info"]["is_success"] is infos["final_info"]["success"]
     assert (infos["final_obs"]["state"] != obs["state"]).any(axis=1).all()
     twin = make(3, horizon_s=0.2)
     twin.reset(seed=0)
