@@ -67,35 +67,35 @@ def deploy(config: DeployConfig, display: ProgressDisplay, ask: Callable[[str], 
     policy, meta = _policy(config)
     check_fit(meta, run_config.env, station)
     torch.set_num_threads(run_config.torch_threads)
-    folder = new_folder(config.out, f"deploy-{station.name}")
-    display.message(f"deployment: {folder}")
-    if config.export is not None:
-        policy = _exported(policy, meta, run_config, folder / "export")
-    journal = Journal(folder=folder, config=config, task=meta.task, real=station.real)
-    try:
-        with (
-            LeaseStore().hold(
-                device_of(station), holder=f"deploy {meta.task}", wait_s=config.lease_wait_s
-            ) as lease,
-            open_station(station, config, run_config, folder, ask, token=lease.token) as env,
-            _recorder(config, station, env, folder) as recorder,
-        ):
-            player = Player(config, env, policy, meta, journal, recorder, display)
-            player.play(eval_seeds(run_config.seed, config.episodes), lease.check)
-            journal.ended = "complete"
-        player.draw()
-    except RobotRLError as error:
-        journal.ended = str(error)
-        raise
-    except KeyboardInterrupt as interrupt:
-        if journal.episodes:
-            done = folder / ("experience" if config.record else "deploy.json")
-            interrupt.add_note(
-                f"The arm rests. What was done: {'robot-rl replay info ' * config.record}{done}"
-            )
-        raise
-    finally:
-        journal.write()
+    with LeaseStore().hold(
+        device_of(station), holder=f"deploy {meta.task}", wait_s=config.lease_wait_s
+    ) as lease:  # who is refused has no folder
+        folder = new_folder(config.out, f"deploy-{station.name}")
+        display.message(f"deployment: {folder}")
+        if config.export is not None:
+            policy = _exported(policy, meta, run_config, folder / "export")
+        journal = Journal(folder=folder, config=config, task=meta.task, real=station.real)
+        try:
+            with (
+                open_station(station, config, run_config, folder, ask, token=lease.token) as env,
+                _recorder(config, station, env, folder) as recorder,
+            ):
+                player = Player(config, env, policy, meta, journal, recorder, display)
+                player.play(eval_seeds(run_config.seed, config.episodes), lease.check)
+                journal.ended = "complete"
+            player.draw()
+        except RobotRLError as error:
+            journal.ended = str(error)
+            raise
+        except KeyboardInterrupt as interrupt:
+            if journal.episodes:
+                done = folder / ("experience" if config.record else "deploy.json")
+                interrupt.add_note(
+                    f"The arm rests. What was done: {'robot-rl replay info ' * config.record}{done}"
+                )
+            raise
+        finally:
+            journal.write()
     return journal
 
 

@@ -13,7 +13,7 @@ import yaml
 
 from robot_rl.cli.main import main
 from robot_rl.config import dump
-from robot_rl.core.errors import CheckpointError, ConfigError, SafetyStopError
+from robot_rl.core.errors import CheckpointError, ConfigError, LeaseError, SafetyStopError
 from robot_rl.core.registry import resolve
 from robot_rl.data.episode import SOURCES
 from robot_rl.data.normalize import Normaliser
@@ -104,6 +104,16 @@ def test_a_deployment_is_played_recorded_and_reported(arm, tmp_path: Path) -> No
     assert np.diff(stamps) == pytest.approx(50e6, abs=1e5)  # the arm's own time
     assert ("reset", 2**31) in arm.orders
     assert max(len(plan.gripper) for plan in arm.plans) > 1  # the rest of the chunk goes along
+
+
+def test_an_arm_that_is_taken_costs_no_folder(arm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def taken(*_: object, **__: object) -> None:
+        raise LeaseError("arm1 is taken")
+
+    monkeypatch.setattr(deployment.LeaseStore, "hold", taken)
+    with pytest.raises(LeaseError):
+        deployed(tmp_path)
+    assert not (tmp_path / "out").exists()
 
 
 def test_ctrl_c_leaves_the_arm_at_rest_and_keeps_what_was_done(
