@@ -19,7 +19,7 @@ from robot_rl.core.room import check_room
 from robot_rl.data.collecting import COLLECTED, as_json, check_settings, collecting, is_published, remove
 from robot_rl.data.keep import KeepConfig, said
 from robot_rl.policies.saved import policy_folder, read_head
-from robot_rl.sim.config import check_names, check_num_envs
+from robot_rl.sim.config import check_names, check_num_envs, making
 
 if TYPE_CHECKING:
     from robot_rl.hal.vector import VectorEnv
@@ -167,6 +167,8 @@ def _collect(options: CollectConfig) -> None:
     attempts = options.episodes if keep.takes_all else options.attempts or 10 * options.episodes
     who = f"policy {options.policy} in" if options.policy else "expert of"
     print(f"{who} {env_config.task}: {options.episodes} episodes", file=sys.stderr)
+    if waits := making(options.num_envs):
+        print(waits, file=sys.stderr)
     settings = _identity(options) | as_json({"env": asdict(env_config), "policy_crc32": _crc_of(options)})
     with closing(make_env(env_config, options.num_envs, autoreset="disabled")) as env:
         chosen(env.state_names, options.state, at="state")  # a mistake is not worth the collection

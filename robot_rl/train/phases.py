@@ -25,6 +25,7 @@ from robot_rl.core.seeding import eval_seeds
 from robot_rl.hal.vector import VectorEnv
 from robot_rl.policies.checkpoint import load_policy, save_policy
 from robot_rl.real.station import load_station
+from robot_rl.sim.config import making
 from robot_rl.train.assemble import make_eval_env, policy_meta
 from robot_rl.train.base import PROGRESS, clone, collect, demo_folder, given_base, value_progress
 from robot_rl.train.config import RunConfig
@@ -182,6 +183,8 @@ def _acting_env(
         return nullcontext()
     if config.has_arm:
         return closing(make_arm(config, session.folder, session.arm_token))
+    if waits := making(config.num_envs):
+        session.display.message(waits)
     return closing(make_env(config.env, config.num_envs, autoreset=method.autoreset))
 
 

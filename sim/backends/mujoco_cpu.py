@@ -1,10 +1,14 @@
 """The CPU back end: `mujoco.batch.Batch`, threads over simulations, results equal at any thread count."""
 
+import threading
+from concurrent.futures import Future
 from typing import Any
 
 import mujoco
 from mujoco.batch import Batch
 from numpy.typing import NDArray
+
+from robot_rl.sim.config import MANY_SIMS
 
 Array = NDArray[Any]
 
@@ -22,7 +26,7 @@ class MujocoCpu:
 
     def __init__(self, model: mujoco.MjModel, num_sims: int, num_threads: int = 0) -> None:
         self.model = model
-        self.batch = Batch(model, num_sims, num_threads, persistent=True)
+        self.batch = _batch(model, num_sims, num_threads)
         self.state = self.batch.state
         self._default_row = self.state[0].copy()
         self._warnings = self.batch.warning[:, :, 1]
@@ -66,3 +70,19 @@ class MujocoCpu:
         model, data = self.batch.get_model(sim), self.batch.get_data(sim)
         mujoco.mj_forward(model, data)
         return model, data
+
+
+def _batch(model: mujoco.MjModel, num_sims: int, num_threads: int) -> Batch:
+    """Makes the simulations; many of them in another thread, since this one hears no Ctrl-C within C."""
+    if num_sims < MANY_SIMS:
+        return Batch(model, num_sims, num_threads, persistent=True)
+    made: Future[Batch] = Future()
+
+    def make() -> None:
+        try:
+            made.set_result(Batch(model, num_sims, num_threads, persistent=True))
+        except Exception as error:
+            made.set_exception(error)
+
+    threading.Thread(target=make, daemon=True).start()  # who is interrupted does not wait for it
+    return made.result()

@@ -2,14 +2,20 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 
 from robot_rl.cli import finetune, train
 from robot_rl.cli.main import main
+from robot_rl.sim.backends import mujoco_cpu
+from robot_rl.sim.config import MANY_SIMS
+from robot_rl.sim.single import make_vector
 from robot_rl.train import phases
 from robot_rl.train.finetune import run as finetuning
 
@@ -145,3 +151,49 @@ def test_finetune_says_at_the_start_how_long_it_takes(
     monkeypatch.setattr(finetuning, "run", lambda config: FINETUNED)
     finetune.result(["dataset=.", *words])
     assert said in capsys.readouterr().err
+
+
+MANY = """
+import os, signal, sys, threading
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background process ignores it
+from robot_rl.cli.main import main
+from robot_rl.sim.backends import mujoco_cpu
+def endless(*words, **how):
+    threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGINT]).start()
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # the thread that it runs in is deaf, as in C
+    threading.Event().wait(20)
+    os._exit(1)
+mujoco_cpu.Batch = endless
+sys.exit(main(["collect", "task=reach", "out=x", "num_envs=5000", "episodes=1"]))
+"""
+
+
+@pytest.mark.slow
+def test_many_simulations_are_announced_and_ctrl_c_is_heard_while_they_are_made() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", MANY], capture_output=True, text=True, check=False, timeout=50
+    )
+    assert done.stderr.splitlines() == [
+        "expert of reach: 1 episodes",
+        "making 5,000 simulations first (Ctrl-C ends it)",
+        "interrupted.",
+    ]
+    assert done.returncode == 130
+    assert not Path("x").exists()
+
+
+def test_a_batch_that_cannot_be_made_says_why_from_its_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*words: object, **how: object) -> None:
+        raise MemoryError("no more maps")
+
+    monkeypatch.setattr(mujoco_cpu, "Batch", refused)
+    with pytest.raises(MemoryError, match="no more maps"):
+        make_vector(5000, task="reach")
+
+
+def test_many_simulations_are_those_of_a_few() -> None:
+    many, few = make_vector(MANY_SIMS, task="reach"), make_vector(2, task="reach")
+    first = many.reset(seed=3)[0]["state"][:2]
+    np.testing.assert_array_equal(first, few.reset(seed=3)[0]["state"])
+    many.close()
+    few.close()
