@@ -146,6 +146,16 @@ class Checksums:
             )
         return self._numbered[of][name]
 
+    def require_all_others(self) -> None:
+        """Refuses a dataset that has lost a file of others.
+
+        Raises:
+            DatasetError: names the first.
+        """
+        for name in (*self._replaced, *self._of_others()):
+            if name not in _REPLACED and number_of(name) is None and not (self.folder / name).is_file():
+                raise DatasetError(f"{self.folder / name}: this file is missing. {_remedy(self.folder)}")
+
     def problems(
         self, last_file: int, wanted: Callable[[str], bool] = lambda name: True, *, others: bool = True
     ) -> Iterator[tuple[str, str]]:

@@ -88,6 +88,7 @@ def copy_episodes(
     """
     for part in parts:
         refuse_unlisted(part.index, drop)
+        part.index.sums.require_all_others()
     info = _joined_info(parts, drop)
     copy = _Copy(parts, new, drop, apart, keep_texts)
     try:

@@ -300,6 +300,16 @@ def test_a_bit_of_a_file_of_others_is_noticed(
     assert check(first, thorough=True) == []
 
 
+@pytest.mark.parametrize("name", ["README.md", "meta/marks.jsonl"])
+def test_a_file_of_others_that_is_gone_is_missed(name: str, folder: Path, tmp_path: Path) -> None:
+    first = merge([Dataset(put(folder, name))], tmp_path / "first")
+    (first / name).unlink()
+    with pytest.raises(DatasetError, match=rf"{name}: this file is missing.*replay checksum"):
+        merge([Dataset(first)], tmp_path / "out")
+    record(first)  # removed on purpose
+    assert len(Dataset(merge([Dataset(first)], tmp_path / "out"))) == 4
+
+
 def test_checksums_of_files_of_others_have_one_themselves(folder: Path, tmp_path: Path) -> None:
     first = merge([Dataset(put(folder, "README.md"))], tmp_path / "first")
     path = first / "meta/checksums/others.json"
