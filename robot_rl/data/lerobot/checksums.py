@@ -311,12 +311,18 @@ def _unnumbered(folder: Path) -> list[str]:
 def _others(folder: Path, known: Iterable[str]) -> list[str]:
     """Returns all other files, but those that some program goes on writing to."""
     left_out = {*known, MAIN, STORE_JSON}
-    folders = (_FOLDER, *FETCHED, *(["journal"] if is_store(folder) else []))
+    folders = folders_beside(folder)
     return [
         name
         for name in files_below(folder)
         if name not in left_out and not is_below(name, folders) and not is_temporary(name)
     ]
+
+
+def folders_beside(folder: Path) -> tuple[str, ...]:
+    """Returns folders whose files are no dataset's: of these checksums, of a download, of a recorder."""
+    is_recorded_into = is_store(folder) or (folder / "journal/writer.lock").is_file()
+    return (_FOLDER, *FETCHED, *(["journal"] if is_recorded_into else []))
 
 
 def files_below(folder: Path) -> list[str]:

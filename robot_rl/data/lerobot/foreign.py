@@ -23,11 +23,18 @@ import pyarrow.parquet as pq
 
 from robot_rl.core.errors import DatasetError
 from robot_rl.data.lerobot import layout as lay
-from robot_rl.data.lerobot.checksums import FETCHED, MAIN, files_below, is_below, is_temporary, number_of
+from robot_rl.data.lerobot.checksums import (
+    FETCHED,
+    MAIN,
+    files_below,
+    folders_beside,
+    is_below,
+    is_temporary,
+    number_of,
+)
 from robot_rl.data.lerobot.index import DatasetIndex, read_table
 from robot_rl.data.lerobot.parquet import write_table
 from robot_rl.data.lerobot.words import word_tables
-from robot_rl.data.store.layout import is_store
 
 logger = logging.getLogger(__name__)
 
@@ -73,8 +80,8 @@ def foreign_files(index: DatasetIndex) -> list[str]:
     ours |= {
         f"meta/{column.removesuffix('_index')}s.parquet" for column in word_tables(index.folder, index.sums)
     }
-    folders = ("meta/checksums", *FETCHED, *(["journal"] if is_store(index.folder) else []))
-    return [name for name in found if name not in ours and not is_below(name, folders)]
+    beside = folders_beside(index.folder)
+    return [name for name in found if name not in ours and not is_below(name, beside)]
 
 
 def episode_files(index: DatasetIndex, found: Sequence[str]) -> set[str]:

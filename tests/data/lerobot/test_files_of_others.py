@@ -172,6 +172,20 @@ def test_cameras_that_are_left_out_are_no_files_of_others(tmp_path: Path, made: 
     assert foreign_files(Dataset(folder, cameras=["wrist"], episodes=[1]).index) == []
 
 
+def test_the_journal_of_a_recorder_is_no_file_of_others(folder: Path, tmp_path: Path) -> None:
+    """Its lock is there before the store is; another folder of this name is somebody's."""
+    put(folder, "journal/diary.txt")
+    assert foreign_files(Dataset(folder).index) == ["journal/diary.txt"]
+    put(folder, "journal/writer.lock")
+    assert foreign_files(Dataset(folder).index) == []
+    new = merge([Dataset(folder)], tmp_path / "new", images="png")
+    put(new, "journal/writer.lock")
+    record(new)
+    put(new, "journal/000.log")
+    (new / "journal/writer.lock").write_text("another process")
+    assert check(new, thorough=True) == []
+
+
 def test_what_is_of_the_old_dataset_alone_is_said(
     folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
