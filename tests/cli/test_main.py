@@ -136,7 +136,7 @@ MISTAKES = [
 ]
 
 
-def test_a_mistake_is_answered_before_the_learner_is_loaded() -> None:
+def test_a_mistake_is_answered_before_the_learner_is_loaded(tmp_path: Path) -> None:
     """`import torch` alone takes five of the six seconds that a wrong key took."""
     code = f"""
 import sys
@@ -147,9 +147,12 @@ for words in {MISTAKES!r}:
     if code != 2 or found:
         sys.exit(f"{{words}}: code {{code}}, loaded {{found}}")
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("error: ") == len(MISTAKES)
+    assert not list(tmp_path.iterdir())  # who is refused leaves no folder
 
 
 def test_a_wrong_name_of_a_renderer_is_one_line(
