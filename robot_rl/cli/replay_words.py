@@ -48,7 +48,7 @@ HELP = {
             images=, codec=    as of seal: records the episodes anew instead
             fps=30             gives datasets of another rate this one: at each instant the newest row, which
                                suits actions that say where to be, not how far to move in one step
-            drop=NAME,NAME     columns and files to leave out; what would be lost is refused otherwise
+            drop=NAME,NAME     columns, files, entries of meta/info.json to leave out; else losses are refused
             and READING, of every PATH""",
     "split": """\
   split   PATH       new datasets of parts of it
