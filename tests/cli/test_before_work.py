@@ -91,10 +91,17 @@ TRAINED = Told(
     episodes=2,
     run="runs/x",
 )
+ERRORS: dict[str, Any] = {
+    "normalised": 0.5,
+    "interval": None,
+    "by_step": [0.4, 0.6],
+    "moving": 0.5,
+    "still": 0.5,
+}
 FINETUNED = Told(
     policy="small_vla",
     heldout_error=0.5,
-    predictors={"policy": {"normalised": 0.5}, "ridge": {"normalised": 0.4}},
+    predictors={"policy": ERRORS, "ridge": {**ERRORS, "normalised": 0.4}},
     updates=3,
     minutes=1.0,
     chunks=9,
