@@ -9,7 +9,8 @@ PEER := build/interop/fastdds_peer
 # PYTHON=/path/to/python overrides the search for one.
 PYTHON ?=
 QUICK ?=
-FAULTS := $(VENV)/bin/python tests/faults
+# They share fixtures with the tests, which no package installs.
+FAULTS := PYTHONPATH=$(CURDIR) $(VENV)/bin/python tests/faults
 
 help:
 	@echo "make setup    make $(VENV) and install everything (train and test do this by themselves)"

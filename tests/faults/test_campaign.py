@@ -1,6 +1,7 @@
 """A sample of the crash campaign; `make test-faults` runs all of it."""
 
 import importlib.util
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,12 @@ CAMPAIGN = Path(__file__).with_name("campaign.py")
 def campaign(*words: str, program: Path = CAMPAIGN) -> subprocess.CompletedProcess[str]:
     """Runs a campaign as the program that it is: children are forked from a process without threads."""
     return subprocess.run(
-        [sys.executable, str(program), *words], capture_output=True, text=True, check=False, timeout=100
+        [sys.executable, str(program), *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+        env={**os.environ, "PYTHONPATH": str(CAMPAIGN.parents[2])},  # as the Makefile does
     )
 
 
