@@ -47,7 +47,7 @@ ifeq ($(QUICK),)
 	$(FAULTS)/arm_campaign.py --repeats 10 --jobs 2
 else
 	$(FAULTS)/campaign.py --kills 5 --truncations 10 --flips 10
-	$(FAULTS)/flip_runs.py --run-flips 40 --finetune-flips 15 --store-flips 40 --cuts 10
+	$(FAULTS)/flip_runs.py --run-flips 20 --finetune-flips 10 --store-flips 20 --cuts 5
 	$(FAULTS)/sealed_campaign.py --flips 12 --cuts 6
 	$(FAULTS)/storage_campaign.py --quick
 	$(FAULTS)/lease_campaign.py --races 300
