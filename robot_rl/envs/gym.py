@@ -116,7 +116,7 @@ class GymVectorEnv(VectorEnv):
         obs = {key: value.copy() for key, value in self._obs.items()}
         reward, success = np.zeros(self.num_envs), np.zeros(self.num_envs, bool)
         terminated, truncated = np.zeros(self.num_envs, bool), np.zeros(self.num_envs, bool)
-        for i in np.flatnonzero(row_mask(active, self.num_envs)):
+        for i in np.flatnonzero(row_mask(active, self.num_envs)).tolist():
             seen, reward[i], terminated[i], truncated[i], info = self._play(i, commanded[i])
             success[i] = bool(info.get("is_success", info.get("success", False)))
             self._write(obs, i, seen)
@@ -193,7 +193,7 @@ class GymVectorEnv(VectorEnv):
         """Begins episodes where masked, and shows their first observations there."""
         self._episode = np.where(mask, episode, self._episode)
         self._obs = self._shown()
-        for i in np.flatnonzero(mask):
+        for i in np.flatnonzero(mask).tolist():
             self._played[i] = []
             self._write(self._obs, i, self._envs[i].reset(seed=self._episode_seed(i))[0])
 

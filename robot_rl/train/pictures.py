@@ -46,7 +46,7 @@ class Photographer:
     def __call__(self, where: slice, moment: Moment) -> None:
         """Draws what is wanted of one control step; `where` are the seeds of the rows."""
         kept = where.stop - where.start
-        live = np.flatnonzero(moment.live[:kept])
+        live = np.flatnonzero(moment.live[:kept]).tolist()
         filmed = [row for row in live if where.start + row < self._config.episodes]
         ended = moment.terminated | moment.truncated
         failed = [row for row in live if ended[row] and not moment.infos["success"][row]]
