@@ -10,7 +10,7 @@ from robot_rl.core.errors import ConfigError, nearest, require
 from robot_rl.core.registry import resolve, table
 
 MANY_SIMS = 2000
-"""So many take seconds to make: 0.3 ms each were measured, on an idle core."""
+"""So many take half a second or more to make: 0.3 ms each were measured, on an idle core."""
 _BYTES_PER_SIM = 2**18
 """Memory of a simulation: 190 kB were measured for pick_cube; what a learner keeps of each comes to it."""
 _OTHER_MAPS = 8000

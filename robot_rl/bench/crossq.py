@@ -136,10 +136,10 @@ def run(
             for env, seed, learner in itertools.product(envs, seeds, learners):
                 wide = width if learner == "crossq" else sac_width
                 plan = Plan(env=env, learner=learner, width=wide, seed=seed, **same)
-                trial = Trial(plan, Path(out) / plan.name)
-                with display.phase(plan.name, steps, unit="steps", start=trial.spent.steps) as progress:
-                    trial.go_on(deadline_s, progress)
-                rows.append(trial.row())
+                with closing(Trial(plan, Path(out) / plan.name)) as trial:
+                    with display.phase(plan.name, steps, unit="steps", start=trial.spent.steps) as progress:
+                        trial.go_on(deadline_s, progress)
+                    rows.append(trial.row())
     finally:
         torch.set_num_threads(threads)
     return {
@@ -196,6 +196,10 @@ class Trial:
             if progress is not None and spent.steps % 100 == 0:
                 progress.update(spent.steps)
         self._save()
+
+    def close(self) -> None:
+        self._env.close()
+        self._test_env.close()
 
     def row(self) -> dict[str, Any]:
         """Returns where it is, what it reached and what that cost."""

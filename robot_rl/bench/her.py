@@ -177,7 +177,8 @@ def run(
         "notes": [
             "minutes: until the target, or until it was stopped where reached is no; ratio: theirs by ours, "
             "at_least where theirs was stopped. best: of all evaluations.",
-            "means, mean_ratios: over seeds; ci: Student's 95 % interval of the mean where none was stopped.",
+            "means, mean_ratios: over seeds; ci: Student's 95 % interval of the mean where none was stopped; "
+            "no mean_ratios where ours was stopped on a seed.",
         ],
     }
 
@@ -250,7 +251,12 @@ def means(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def mean_ratios(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the ratio of each peer over its seeds, at least so much where one was stopped."""
+    """Returns the ratio of each peer over its seeds, at least so much where one was stopped.
+
+    None where we were stopped on a seed: a mean over the seeds that we reached would favour us.
+    """
+    if any(row["learner"] == "robot_rl" and not row["reached"] for row in rows):
+        return []
     return _over_seeds(ratios(rows), "ratio", "cpu_ratio")
 
 

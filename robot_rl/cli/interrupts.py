@@ -35,13 +35,21 @@ def exit_interrupted(*_: object) -> None:
 
 
 def begin() -> None:
-    """Ends the process at Ctrl-C until `main` is loaded."""
-    _replace(signal.default_int_handler, exit_interrupted)
+    """Ends the process at Ctrl-C in an import, until `main` is loaded."""
+    _replace(signal.default_int_handler, _while_loading)
 
 
 def end() -> None:
     """Lets Python raise KeyboardInterrupt again."""
-    _replace(exit_interrupted, signal.default_int_handler)
+    _replace(_while_loading, signal.default_int_handler)
+
+
+def _while_loading(number: int, frame: FrameType | None) -> None:
+    while frame is not None:
+        if frame.f_code.co_filename.startswith(_IMPORTLIB):
+            exit_interrupted()
+        frame = frame.f_back
+    raise KeyboardInterrupt  # whoever imported a command for its own use is not loading any more
 
 
 class Interrupts:
@@ -49,12 +57,15 @@ class Interrupts:
 
     def __init__(self, main: CodeType) -> None:
         self._main = main
+        self._again: threading.Timer | None = None
 
     def __enter__(self) -> None:
         _replace(signal.default_int_handler, self._heard)
 
     def __exit__(self, *_: object) -> None:
         _replace(self._heard, signal.default_int_handler)
+        if self._again is not None:
+            self._again.cancel()
 
     def _heard(self, number: int, frame: FrameType | None) -> None:
         asks = asked_for_import(frame, self._main)
@@ -62,10 +73,15 @@ class Interrupts:
             raise KeyboardInterrupt
         if os.path.dirname(asks) == _COMMANDS:
             exit_interrupted()
-        to_main = (threading.main_thread().ident, signal.SIGINT)  # to another thread it would end no sleep
-        again = threading.Timer(_AGAIN_S, signal.pthread_kill, to_main)
-        again.daemon = True
-        again.start()
+        if self._again is None:  # however often it is pressed, it is raised once
+            self._again = threading.Timer(_AGAIN_S, self._press)
+            self._again.daemon = True
+            self._again.start()
+
+    def _press(self) -> None:
+        """Interrupts the main thread: an interrupt of another one would end no sleep."""
+        self._again = None
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
 
 def asked_for_import(frame: FrameType | None, main: CodeType) -> str | None:

@@ -17,6 +17,7 @@ from robot_rl.cli import replay_words as words
 from robot_rl.core.errors import ConfigError, DatasetError, nearest
 from robot_rl.data.reading import ReadOptions
 from robot_rl.data.store.check import repair, verify
+from robot_rl.data.store.journal import segment_numbers
 from robot_rl.data.store.layout import is_store
 from robot_rl.data.store.reader import StoreReader, open_source, refuse_journal
 from robot_rl.data.store.seal import SealOptions, seal
@@ -91,7 +92,7 @@ def _verify(paths: Sequence[str], settings: dict[str, str]) -> Result:
     wrong: list[str] = []
     remedies: list[str] = []
     result: dict[str, Any] = {"path": str(folder)}
-    if is_store(folder) or (folder / "journal").is_dir():
+    if is_store(folder) or segment_numbers(folder / "journal"):
         if reading:
             refuse_journal(StoreReader(folder), reading)
         report = verify(folder)
@@ -106,7 +107,8 @@ def _verify(paths: Sequence[str], settings: dict[str, str]) -> Result:
             remedies.append(f"mend the journal: robot-rl replay repair {folder}")
         _print_lost(console, report.lost)
         result |= {"journal": dataclasses.asdict(report)}
-    if (folder / "meta/info.json").is_file() or not result.get("journal"):
+    is_sealed = (folder / "meta/info.json").is_file() or (folder / "data").is_dir()
+    if is_sealed or not result.get("journal"):
         problems, said = _check_dataset(console, folder, reading)
         remedies += [] if remedies or reading else _sound_episodes(folder, problems)
         wrong += said

@@ -139,6 +139,8 @@ def parsed(action: str, typed: Sequence[str]) -> tuple[list[str], dict[str, str]
         if action == "split" and key not in (*_COPYING, *_READS["split"]):
             key, _, value = word.rpartition("=")
             key = at_home(key)
+        if key in settings:
+            raise ConfigError(f"replay {action}: got {key}= twice, allowed: once")
         settings[key] = at_home(value) if key == "out" else value
     return paths, settings
 

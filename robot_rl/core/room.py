@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import tempfile
 from pathlib import Path
 
 from robot_rl.core.errors import StorageError
@@ -13,31 +14,22 @@ MIN_FREE_BYTES = 16 * 2**20
 
 
 def check_room(path: Path, *, at: str) -> None:
-    """Tries to make the folder that `path` goes into, and to write there; leaves nothing behind.
+    """Tries to write where `path` goes, or to the nearest folder above it that exists; leaves nothing behind.
 
     Args:
         path: a file or a folder that is to be made.
         at: the setting that named it, which begins the message.
 
     Raises:
-        StorageError: the folder cannot be made or written, or its disk is full.
+        StorageError: nothing can be written there, or the disk is full.
     """
-    missing = [folder for folder in path.absolute().parents if not folder.exists()]
-    made: list[Path] = []
     with refusals(StorageError, f"{at}: {str(path)!r} cannot be written"):
-        try:
-            for folder in reversed(missing):
-                folder.mkdir()
-                made.append(folder)
-            probe = path.absolute().with_name(f".probe-{path.name}")
-            try:
-                probe.write_bytes(bytes(4096))
-            finally:
-                probe.unlink(missing_ok=True)
-            free = shutil.disk_usage(path.absolute().parent).free
-        finally:
-            for folder in reversed(made):
-                folder.rmdir()
+        path.exists()  # refuses a name that is too long
+        there = next(folder for folder in path.absolute().parents if folder.exists())
+        with tempfile.NamedTemporaryFile(dir=there, prefix=".probe-") as probe:
+            probe.write(bytes(4096))
+            probe.flush()
+        free = shutil.disk_usage(there).free
     if free < MIN_FREE_BYTES:
         raise StorageError(
             f"{at}: {free / 2**20:.1f} MB are free for {str(path)!r}, allowed: "

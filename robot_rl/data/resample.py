@@ -53,7 +53,8 @@ class Resampled:
 def rows_at(steps: int, from_hz: float, to_hz: float) -> NDArray[np.int64]:
     """Returns (N,): the newest of `steps` rows at each instant of the new rate, while the episode lasts."""
     count = int(np.ceil(steps * to_hz / from_hz - _SLACK))
-    return np.floor(np.arange(count) * from_hz / to_hz + _SLACK).astype(np.int64)
+    rows = np.floor(np.arange(count) * from_hz / to_hz + _SLACK).astype(np.int64)
+    return np.minimum(rows, steps - 1)  # the slack may reach beyond the last one
 
 
 def resampled(episode: Episode, control_hz: float) -> Episode:

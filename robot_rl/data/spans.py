@@ -11,13 +11,19 @@ def spans_of(text: str, at: str) -> list[int]:
     """Returns the numbers of `0-9,12`.
 
     Raises:
-        ConfigError: something that is no number; `at` begins the message.
+        ConfigError: something that is no number, or a number twice; `at` begins the message.
     """
     numbers: list[int] = []
     for span in text.split(","):
-        first, _, last = span.partition("-")
+        first, dash, last = span.partition("-")
         begin = whole_number(first, at)
-        numbers += range(begin, (whole_number(last, at) if last else begin) + 1)
+        end = whole_number(last, at) if dash else begin
+        if end < begin:
+            raise ConfigError(f"{at}: got {span!r}, allowed: the smaller number first, {end}-{begin}")
+        numbers += range(begin, end + 1)
+    if len(set(numbers)) < len(numbers):
+        twice = next(number for number in numbers if numbers.count(number) > 1)
+        raise ConfigError(f"{at}: got {twice} twice in {text!r}, allowed: each number once")
     return numbers
 
 
@@ -39,5 +45,7 @@ def pairs(texts: Sequence[str], at: str) -> dict[str, str]:
         old, colon, new = (part.strip() for part in text.partition(":"))
         if not colon or not old or not new or ":" in new:
             raise ConfigError(f"{at}: got {text!r}, allowed: <name there>:<LeRobot's name>, `actions:action`")
+        if old in found:
+            raise ConfigError(f"{at}: got {old!r} twice, allowed: one new name for each")
         found[old] = new
     return found

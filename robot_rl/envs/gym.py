@@ -19,7 +19,7 @@ from gymnasium.spaces import Box, Dict, flatdim, flatten
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
-from robot_rl.core.errors import ConfigError, RobotRLError
+from robot_rl.core.errors import ConfigError, RobotRLError, require
 from robot_rl.core.seeding import EVAL_SEED_START, EpisodeRng
 from robot_rl.hal.vector import Array, Obs, VectorEnv, given_seeds, row_mask
 
@@ -54,6 +54,7 @@ class GymVectorEnv(VectorEnv):
             ConfigError: no such environment, a package is missing, episodes never end, or spaces that no
                 policy here can serve.
         """
+        require(num_envs >= 1, f"{env_id}: num_envs", num_envs, "1 or more")
         self._envs = [_make(env_id, settings or {}) for _ in range(num_envs)]
         first = self._envs[0]
         self.num_envs, self.task, self.robot, self.instruction = num_envs, env_id, env_id, env_id
@@ -69,6 +70,7 @@ class GymVectorEnv(VectorEnv):
         self.metadata = {**first.metadata, "autoreset_mode": mode}
         self._describe_actions(first.action_space)
         self._describe_observations(first.observation_space)
+        self._is_begun = False
         self._seed, self._episode = np.arange(num_envs, dtype=np.uint64), np.zeros(num_envs, np.uint64)
         self._played: list[list[Array]] = [[] for _ in range(num_envs)]  # actions of the present episodes
 
@@ -113,6 +115,8 @@ class GymVectorEnv(VectorEnv):
     ) -> tuple[Obs, Array, Array, Array, dict[str, Any]]:
         """Advances the active envs by one control step; the others stay, with reward 0."""
         commanded = self._checked(actions)
+        if not self._is_begun:
+            raise RobotRLError(f"{self.task}: step before the first reset. Call reset(seed=...) first.")
         obs = {key: value.copy() for key, value in self._obs.items()}
         reward, success = np.zeros(self.num_envs), np.zeros(self.num_envs, bool)
         terminated, truncated = np.zeros(self.num_envs, bool), np.zeros(self.num_envs, bool)
@@ -144,11 +148,12 @@ class GymVectorEnv(VectorEnv):
 
     def _play(self, i: int, action: Array) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Takes a step with an action (A,) in [-1, 1]."""
-        self._played[i].append(action)
+        self._played[i].append(action.copy())
         share = (action.reshape(self._action_shape).astype(np.float64) + 1.0) / 2.0
-        scaled = self._low + share * (self._high - self._low)
-        seen, reward, terminated, truncated, info = self._envs[i].step(scaled.astype(self._low.dtype))
-        return seen, float(reward), bool(terminated), bool(truncated), info
+        scaled = self._low + share * (self._high - self._low)  # which may round beyond an end
+        scaled = np.clip(scaled.astype(self._low.dtype), self._low, self._high)
+        seen, reward, terminated, truncated, info = self._envs[i].step(scaled)
+        return seen, float(reward), bool(terminated), bool(truncated and not terminated), info
 
     def _write(self, obs: Obs, i: int, seen: Any) -> None:
         """Writes what an environment showed into row i."""
@@ -191,7 +196,7 @@ class GymVectorEnv(VectorEnv):
 
     def _begin(self, mask: Array, episode: Array) -> None:
         """Begins episodes where masked, and shows their first observations there."""
-        self._episode = np.where(mask, episode, self._episode)
+        self._episode, self._is_begun = np.where(mask, episode, self._episode), True
         self._obs = self._shown()
         for i in np.flatnonzero(mask).tolist():
             self._played[i] = []
@@ -212,7 +217,13 @@ class GymVectorEnv(VectorEnv):
         return {"seed": self._seed.copy(), "episode": self._episode.copy(), "played": played}
 
     def load_state_dict(self, state: dict[str, Any]) -> Obs:
-        """Begins those episodes and plays their actions again; returns the present observation."""
+        """Begins those episodes and plays their actions again; returns the present observation.
+
+        Raises:
+            ConfigError: a state of another number of envs.
+        """
+        held = len(state["played"])
+        require(held == self.num_envs, f"{self.task}: envs in the state", held, f"{self.num_envs}")
         self._seed = np.asarray(state["seed"], np.uint64)
         self._begin(np.ones(self.num_envs, bool), np.asarray(state["episode"], np.uint64))
         for i, actions in enumerate(state["played"]):

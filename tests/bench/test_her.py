@@ -215,6 +215,8 @@ def test_the_mean_of_what_was_stopped_is_a_bound_without_an_interval() -> None:
     assert (peer["at_least"], peer["minutes"], peer["ci_low"], peer["ci_high"]) == (True, 10.0, None, None)
     (ratio,) = her.mean_ratios(rows)
     assert (ratio["at_least"], ratio["ratio"], ratio["ci_low"]) == (True, 5.0, None)
+    # A seed that we lost is not left out of the comparison: there is none.
+    assert her.mean_ratios([*rows[1:], finished("robot_rl", 0, 60.0, reached=False)]) == []
 
 
 def test_rows_from_before_there_were_settings_are_understood(tmp_path: Path) -> None:

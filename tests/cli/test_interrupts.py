@@ -78,15 +78,45 @@ sys.exit(cli.main(["train"]))
 """
 
 
-def test_an_import_that_the_work_asks_for_is_let_to_its_end(tmp_path: Path) -> None:
-    (tmp_path / "work.py").write_text("import time\ndef begin():\n    import needed\n    time.sleep(30)\n")
+@pytest.mark.parametrize("presses", [1, 3])
+def test_an_import_that_the_work_asks_for_is_let_to_its_end(presses: int, tmp_path: Path) -> None:
+    (tmp_path / "work.py").write_text(
+        "import time\ndef begin():\n    import needed\n    try:\n        time.sleep(30)\n"
+        "    finally:\n        time.sleep(0.3)\n        open('tidied', 'x').close()\n"
+    )
     (tmp_path / "needed.py").write_text(
-        "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(0.1)\nwhole = True\n"
+        f"import os, signal, time\nfor _ in range({presses}):\n    os.kill(os.getpid(), signal.SIGINT)\n"
+        "time.sleep(0.1)\nwhole = True\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", WORK], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert (done.stderr, done.returncode) == ("interrupted. Continue with: more.\n", 130)
+    assert (tmp_path / "tidied").is_file()  # it is raised once, however often it was pressed
+
+
+def test_an_import_that_fails_leaves_no_interrupt_behind(tmp_path: Path) -> None:
+    (tmp_path / "work.py").write_text(
+        "import atexit, time\natexit.register(time.sleep, 0.2)\ndef begin():\n    import needed\n"
+    )
+    (tmp_path / "needed.py").write_text(
+        "import os, signal\nfrom robot_rl.core.errors import ConfigError\n"
+        "os.kill(os.getpid(), signal.SIGINT)\nraise ConfigError('needed: an extra is missing')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", WORK], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert (done.stderr, done.returncode) == ("error: needed: an extra is missing\n", 2)
+
+
+def test_who_takes_a_command_for_its_own_use_tidies_up() -> None:
+    program = (
+        "import os, signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "from robot_rl.cli.sweep import run_jobs\n"
+        "try:\n    os.kill(os.getpid(), signal.SIGINT)\nfinally:\n    print('tidied up')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.stdout == "tidied up\n"
 
 
 def test_who_asks_for_an_import_is_found_in_the_stack(

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from robot_rl.cli.main import main
+from robot_rl.data.example import record_example
 from robot_rl.data.lerobot.reader import Dataset
 from tests.data.lerobot.conftest import make_episode
 from tests.data.lerobot.shapes import (
@@ -256,3 +257,53 @@ def test_a_tilde_is_the_home_folder(tmp_path: Path, replay: Replay, monkeypatch:
     assert (len(Dataset(tmp_path / "a")), len(Dataset(tmp_path / "b=c"))) == (2, 2)
     assert replay("rename", "~/a", "out=~/even", "observation.state=observation.joints")[0] == 0
     assert os.listdir() == []
+
+
+# --- what must not be taken for sound, or for something else ----------------------------------------
+
+
+def test_a_store_that_lost_what_describes_its_dataset_is_not_sound(tmp_path: Path, replay: Replay) -> None:
+    folder = record_example(tmp_path / "store")
+    assert replay("seal", folder, "images=png")[0] == 0
+    (folder / "meta/info.json").unlink()
+    code, found, text = replay("verify", folder)
+    assert (code, found["sound"]) == (1, False)
+    assert "meta/info.json: it is missing, and data/ holds episodes" in text
+    assert replay("info", folder)[0] == 2
+
+
+def test_a_folder_named_journal_of_others_is_no_store(tmp_path: Path, replay: Replay) -> None:
+    folder = plain(tmp_path / "set", make_episode)
+    (folder / "journal").mkdir()
+    (folder / "journal/monday.txt").write_text("a long day")
+    assert replay("verify", folder)[0] == 0
+
+
+def test_info_of_no_episode_is_not_that_of_all(tmp_path: Path, replay: Replay) -> None:
+    folder = version_21(tmp_path / "set", make_episode)
+    for video in folder.glob("videos/**/*.mp4"):
+        video.unlink()
+    code, found, text = replay("info", folder, "on_damage=skip")
+    assert (code, found["episodes"]) == (0, 0)
+    assert text.count("left out:") == 1
+
+
+def test_what_concerns_all_episodes_is_not_skipped(tmp_path: Path, replay: Replay) -> None:
+    folder = ours(tmp_path / "set", make_episode)
+    content = bytearray((folder / "meta/stats.json").read_bytes())
+    content[len(content) // 2] ^= 1
+    (folder / "meta/stats.json").write_bytes(content)
+    code, _, text = replay("info", folder, "on_damage=skip")
+    assert code == 2
+    assert "on_damage=skip leaves out episodes, and this concerns all" in text
+
+
+@pytest.mark.parametrize(
+    "typed", [["split", "A=0", "A=1"], ["filter", "out=x", "min_steps=9", "min_steps=1"]]
+)
+def test_a_word_that_is_given_twice_is_refused(tmp_path: Path, replay: Replay, typed: list[str]) -> None:
+    folder = plain(tmp_path / "set", make_episode)
+    action, *words = typed
+    code, _, text = replay(action, folder, *words)
+    assert code == 2
+    assert "= twice, allowed: once" in text

@@ -1,9 +1,11 @@
 """Whether something can be written is asked before the work, and asking leaves nothing behind."""
 
 import errno
+import os
 import shutil
+import tempfile
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -20,6 +22,21 @@ def test_asking_leaves_nothing_behind(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_those_who_ask_at_once_do_not_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.stat
+
+    def another_asks(*given: Any, **how: Any) -> Any:
+        monkeypatch.setattr(os, "stat", real)
+        check_room(tmp_path / "runs" / "b", at="out")  # between any two looks of the first
+        monkeypatch.setattr(os, "stat", another_asks)
+        return real(*given, **how)
+
+    monkeypatch.setattr(os, "stat", another_asks)
+    check_room(tmp_path / "runs" / "a", at="out")
+    monkeypatch.undo()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_folder_below_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StorageError, match=r"^out: '.*/file/a/demos' cannot be written: another file than"):
@@ -27,10 +44,10 @@ def test_a_folder_below_a_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_refuses_the_probe_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(path: Path, content: bytes) -> int:
+    def full(**how: Any) -> Any:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr(tempfile, "NamedTemporaryFile", full)
     with pytest.raises(StorageError, match="cannot be written: the disk is full"):
         check_room(tmp_path / "a" / "demos", at="out")
     assert list(tmp_path.iterdir()) == []

@@ -20,6 +20,7 @@ from tests.data.conftest import episode
         (3, 29.97, 29.97, [0, 1, 2]),
         (1, 50.0, 10.0, [0]),
         (0, 50.0, 10.0, []),
+        (20, 100.0, 1000.00001, [*(k // 10 for k in range(200)), 19]),  # no row beyond the last
     ],
 )
 def test_each_instant_has_the_newest_row(steps: int, from_hz: float, to_hz: float, rows: list[int]) -> None:

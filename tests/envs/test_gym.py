@@ -124,6 +124,36 @@ class Endless(Counting):
     """Nobody ends its episodes where it does not."""
 
 
+class Touchy(Counting):
+    """Takes what is in its space and nothing else; terminates at its time limit."""
+
+    action_space = Box(np.float32(-1.7), np.float32(2.9), (2,))
+
+    def step(self, action: Any) -> Any:
+        assert self.action_space.contains(action), action
+        seen, reward, _, truncated, info = super().step(action)
+        return seen, reward, self.count == 3, truncated, info
+
+
+def test_an_end_of_the_range_is_in_it_and_an_episode_ends_once() -> None:
+    gymnasium.register("robot_rl_tests/Touchy-v0", lambda **how: Touchy(), max_episode_steps=3)
+    try:
+        env = GymVectorEnv("robot_rl_tests/Touchy-v0", settings={"disable_env_checker": True})
+        env.reset(seed=0)
+        ends = [env.step(np.full((1, 2), action, np.float32)) for action in (1.0, -1.0, 1.0)]
+    finally:
+        gymnasium.registry.pop("robot_rl_tests/Touchy-v0")
+    assert [bool(end[2][0]) for end in ends] == [False, False, True]
+    assert [bool(end[3][0]) for end in ends] == [False, False, False]
+
+
+def test_what_the_caller_changes_is_not_what_was_played(counting: str) -> None:
+    env = GymVectorEnv(counting)
+    env.reset(seed=0)
+    env.step(np.ones((1, 2)))[4]["commanded_action"][:] = 0.0
+    assert (env.state_dict()["played"][0] == 1.0).all()
+
+
 class Listed(Counting):
     """Takes one of three actions."""
 
@@ -159,7 +189,15 @@ def test_what_cannot_be_made_is_answered(counting: str) -> None:
         GymVectorEnv("Hoper-v5")
     with pytest.raises(ConfigError, match=r"env 'Pendulum-v1': .*unexpected keyword argument 'speed'"):
         GymVectorEnv("Pendulum-v1", settings={"speed": 3})
+    with pytest.raises(ConfigError, match="num_envs: got 0, allowed: 1 or more"):
+        GymVectorEnv(counting, 0)
     env = GymVectorEnv(counting)
+    with pytest.raises(RobotRLError, match="step before the first reset"):
+        env.step(np.zeros((1, 2)))
+    two = GymVectorEnv(counting, 2)
+    two.reset(seed=0)
+    with pytest.raises(ConfigError, match="envs in the state: got 2, allowed: 1"):
+        env.load_state_dict(two.state_dict())
     with pytest.raises(ConfigError, match="allowed: reset_mask"):
         env.reset(options={"states": np.zeros((1, 2))})
 

@@ -67,6 +67,10 @@ class Problem:
     """Whether the episode cannot be trained on; recorded statistics are not needed for that."""
 
 
+NO_LOOK = frozenset({"missing-metadata", "damaged-metadata", "odd-names"})
+"""Kinds of problems after which nothing else is looked at."""
+
+
 def check(
     folder: str | Path,
     index: DatasetIndex | None = None,
@@ -258,7 +262,8 @@ def lines(problems: Iterable[Problem]) -> list[str]:
 
 def left_out(problems: Iterable[Problem]) -> list[str]:
     """Returns what to print of the episodes that a dataset was opened without."""
-    return [f"left out: {line}" for line in lines(problem for problem in problems if problem.is_fatal)]
+    damaged = (problem for problem in problems if problem.is_fatal and problem.episode is not None)
+    return [f"left out: {line}" for line in lines(damaged)]
 
 
 def spans(numbers: Iterable[int]) -> str:

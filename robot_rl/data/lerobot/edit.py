@@ -177,26 +177,35 @@ def filter(
 def _write(out: str | Path, picked: Picked, at: str, options: WriteOptions) -> Path:
     """Copies episodes, or records them anew where they cannot be copied; returns the new folder."""
     folder = Path(out)
+    for source, _ in picked:
+        recorded = source.source if isinstance(source, Resampled) else source
+        if isinstance(recorded, Dataset | StoreReader):
+            refuse_inside(folder, recorded.folder)
     drop = list(options.get("drop", ()))
     picked = [(source, _begun(source, which)) for source, which in picked]
     datasets = [in_dataset(source, which) for source, which in picked]
     whole = [found for found in datasets if found is not None]
     anew = "images" in options or "codec" in options
     if not anew and len(whole) == len(picked) and _have_one_layout(whole, drop, at):
-        _refuse_unknown(drop, [name for found in whole for name in _droppable(*found)], at)
+        if drop:
+            _refuse_unknown(drop, [name for found in whole for name in _droppable(*found)], at)
         with new_folder(folder) as temporary:
             copy_episodes([Part(index=d.index, episodes=which) for d, which in whole], temporary, drop=drop)
         return folder
     found: dict[str, str] = {}
+    sealed: list[Dataset] = []
     for source, which in picked:
         recorded = source.source if isinstance(source, Resampled) else source
-        sealed = in_dataset(recorded, which, partly=True)
-        found |= losses(*sealed) if sealed is not None else {}
+        held = in_dataset(recorded, which, partly=True)
+        if held is not None:
+            held[0].index.sums.require_all_others()
+            found |= losses(*held)
+            sealed.append(held[0])
     _refuse_unknown(drop, list(found), at)
     lost = refused(found, drop, "the episodes are recorded anew, as robot_rl records", at)
     if lost:
         raise DatasetError(lost)
-    for dataset, _ in whole:
+    for dataset in sealed:
         say_left_out(dataset.index)
     first = picked[0][0]
     tasks = {source.meta.task for source, _ in picked}
@@ -204,6 +213,16 @@ def _write(out: str | Path, picked: Picked, at: str, options: WriteOptions) -> P
     pictures = cast("PictureOptions", {key: value for key, value in options.items() if key != "drop"})
     episodes = (source.read(episode) for source, which in picked for episode in which)
     return write_new(folder, meta, first.features, episodes, **pictures)
+
+
+def refuse_inside(out: str | Path, folder: Path) -> None:
+    """Refuses to write into a folder that is copied: the copy would be a part of it, and of all later ones.
+
+    Raises:
+        DatasetError: `out` lies in the folder.
+    """
+    if Path(out).resolve().is_relative_to(folder.resolve()):
+        raise DatasetError(f"{out}: lies within {folder}, which is copied. Choose a folder beside it.")
 
 
 def _begun(source: EpisodeSource, which: Sequence[int]) -> list[int]:

@@ -25,7 +25,7 @@ from robot_rl.data.episodes import EpisodesMeta
 from robot_rl.data.facts import DatasetFacts
 from robot_rl.data.lerobot.beside import Beside
 from robot_rl.data.lerobot.checksums import Checksums
-from robot_rl.data.lerobot.damage import Problem, check
+from robot_rl.data.lerobot.damage import NO_LOOK, Problem, check
 from robot_rl.data.lerobot.decode import Backend, Decoders, decode_pictures
 from robot_rl.data.lerobot.index import STATE, DatasetIndex, picture_shape, read_stats
 from robot_rl.data.lerobot.layout import OWN, feature_name
@@ -370,6 +370,9 @@ class Dataset:
 
     def _without_damaged(self, index: DatasetIndex) -> DatasetIndex:
         self.skipped = check(self.folder, index)
+        whole = next((problem for problem in self.skipped if problem.kind in NO_LOOK), None)
+        if whole is not None:  # nothing else was looked at
+            raise DatasetError(f"on_damage=skip leaves out episodes, and this concerns all: {whole.message}")
         damaged = [p.episode for p in self.skipped if p.is_fatal and p.episode is not None]
         return index.kept(np.flatnonzero(~np.isin(index.episode, damaged)))
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from robot_rl.core.errors import DatasetError
 from robot_rl.core.refusal import refusing
 from robot_rl.data.lerobot.copying import Part, copy_episodes
-from robot_rl.data.lerobot.edit import new_folder
+from robot_rl.data.lerobot.edit import new_folder, refuse_inside
 from robot_rl.data.lerobot.opening import open_index
 from robot_rl.data.lerobot.reader import Dataset
 
@@ -29,6 +29,7 @@ def upgrade(given: str | Path | Dataset, out: str | Path) -> Path:
             f"{index.folder}: codebase_version {index.info['codebase_version']!r}, allowed: 'v2.1'. "
             "It needs no upgrade."
         )
+    refuse_inside(out, index.folder)
     with new_folder(Path(out)) as new:
         copy_episodes([Part(index=index, episodes=range(len(index)))], new, apart=True, keep_texts=True)
     return Path(out)

@@ -14,9 +14,9 @@ def read_info(folder: Path) -> dict[str, Any] | None:
     """Returns what meta/info.json says of the dataset of a store; None where nothing was sealed.
 
     Raises:
-        DatasetError: it is damaged.
+        DatasetError: it is damaged, or missing beside data.
     """
-    if not (folder / _INFO).is_file():
+    if not (folder / _INFO).is_file() and not (folder / "data").is_dir():
         return None
     from robot_rl.data.lerobot import index  # only where there is a dataset: a recorder starts without it
 

@@ -70,7 +70,7 @@ class Summary:
 
 def summarize(path: str | Path, opened: EpisodeSource | None = None) -> Summary:
     """Reads the numbers of all episodes, no pictures; `opened` is the source, where it is open already."""
-    folder, source = Path(path), opened or open_source(path)
+    folder, source = Path(path), open_source(path) if opened is None else opened
     groups: dict[tuple[str, str], Group] = {}
     unfinished = successes = 0
     instructions: dict[str, None] = {}

@@ -207,10 +207,12 @@ class StationEnv(VectorEnv):
         while (now_ns := self._pace.now_ns()) - began_ns <= 1e9 * _SETTLE_S:
             status = self._arm.wait(now_ns)
             state = status.state
-            if status.phase == "stopped" or status.stamp_ns - still_since_ns >= 1e9 * _REST_S:
+            if status.phase == "stopped":
                 return
-            if state is None or (np.abs(state.velocity_rad_s) >= self._still_rad_s).any():
+            if state is None or not (np.abs(state.velocity_rad_s) < self._still_rad_s).all():
                 still_since_ns = status.stamp_ns
+            elif state.stamp_ns - still_since_ns >= 1e9 * _REST_S:
+                return
 
     def _settle(self) -> None:
         """Waits until everything has been measured anew."""

@@ -124,6 +124,16 @@ def test_actions_that_are_steps_of_a_period_keep_their_rate(tmp_path: Path, sour
         merge([source], tmp_path / "out", fps=10)
 
 
+def test_nothing_is_written_into_what_is_copied(tmp_path: Path, made: Made) -> None:
+    folder = plain(tmp_path / "one", made)
+    before = sorted(folder.rglob("*"))
+    with pytest.raises(DatasetError, match=r"one/half: lies within .*/one, which is copied"):
+        split(Dataset(folder), {folder / "half": [0, 1]})
+    with pytest.raises(DatasetError, match="which is copied"):
+        merge([Dataset(folder)], tmp_path / "x" / ".." / "one" / "again", fps=10)
+    assert sorted(folder.rglob("*")) == before
+
+
 def test_another_camera_is_named(tmp_path: Path, made: Made) -> None:
     one, two = (
         InMemory([made(cameras=("front.rgb",))]),

@@ -134,6 +134,10 @@ def test_a_camera_that_is_left_out_may_be_missing(tmp_path: Path, made: Made) ->
     ("read", "message"),
     [
         (lambda: spans_of("0-a", "episodes"), "episodes: got 'a', allowed: a whole number"),
+        (lambda: spans_of("80-", "episodes"), "episodes: got '', allowed: a whole number"),
+        (lambda: spans_of("0-3,9-5", "episodes"), "episodes: got '9-5', allowed: .* first, 5-9"),
+        (lambda: spans_of("0-3,2", "episodes"), "episodes: got 2 twice in '0-3,2'"),
+        (lambda: pairs(["a:b", "a:c"], "rename"), "rename: got 'a' twice"),
         (
             lambda: pairs(["actions"], "rename"),
             "rename: got 'actions', allowed: <name there>:<LeRobot's name>",

@@ -126,6 +126,28 @@ def test_a_moving_arm_rests_before_its_scene_is_put_back(station_env) -> None:
     assert ("reset", 2) in arm.orders
 
 
+def test_a_gap_in_what_is_heard_is_no_rest(station_env) -> None:
+    env, arm, clock = station_env()
+    heard, wait = [], arm.wait
+
+    def rarely(*args: Any) -> Status:
+        arm.pass_time(0.25)  # the machine stands still
+        status = wait(*args)
+        speed = 1.0 if len(heard) < 3 else 0.0
+        heard.append(clock.now_s())
+        return replace(status, state=replace(status.state, velocity_rad_s=np.full(7, speed)))
+
+    def put_back(operation: str, **how: Any) -> Answer:
+        if operation == "reset":
+            arm.wait = wait
+            assert len(heard) == 4  # the first without motion is 0.25 s younger than the last with it
+        return control(operation, **how)
+
+    control, arm.wait, arm.control = arm.control, rarely, put_back
+    env.reset(seed=2)
+    assert ("reset", 2) in arm.orders
+
+
 def test_an_arm_that_does_not_come_to_rest_is_waited_for_in_vain_for_five_seconds(station_env) -> None:
     env, arm, clock = station_env()
     state = arm.status.state
