@@ -123,7 +123,8 @@ def run(
         width: of all networks, as are depth, batch and flow_steps (the paper: 512, 4, 256 and 10).
         candidates: of `best_of_n` (the paper: 32).
         alpha: of `fql`; set it for the task (FQL: 300 for cubes).
-        minutes: of wall-clock that this call may take; the next one goes on.
+        minutes: of wall-clock that this call may learn; the next one goes on. What needs no learning is
+            played once for each seed, and comes to it.
         out: folder of the rows and checkpoints.
     """
     require(task in ("cube-single", "cube-double"), "bench ogbench: task", task, "cube-single, cube-double")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -143,7 +144,8 @@ def _length(settings: FinetuneConfig) -> str:
     if not minutes:
         return "as long as it helps"
     trained = f"the policy trains for {minutes:g} minutes"
-    if not settings.baselines:
+    has_act = settings.policy != "act" and find_spec("lerobot") is not None
+    if not settings.baselines or not has_act:
         return f"{trained}, reading pictures and measuring come to it"
     return (
         f"{trained}, the run takes {2 * minutes:g} to {3 * minutes:g} with ACT (baselines=false: without it)"

@@ -147,6 +147,7 @@ def test_finetune_prints_no_json_unless_asked(
             ["minutes=2"],
             "the policy trains for 2 minutes, the run takes 4 to 6 with ACT (base",
         ),
+        (["minutes=2", "policy=act"], "the policy trains for 2 minutes, reading pictures and measuring"),
         (["minutes=2", "baselines=false"], "the policy trains for 2 minutes, reading pictures and measuring"),
         (["updates=3000"], ": 3,000 updates, batch"),
         ([], ": as long as it helps, batch"),
@@ -156,6 +157,7 @@ def test_finetune_says_at_the_start_how_long_it_takes(
     words: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(finetuning, "run", lambda config: FINETUNED)
+    monkeypatch.setattr(finetune, "find_spec", lambda name: name == "lerobot")  # ACT is there
     finetune.result(["dataset=.", *words])
     assert said in capsys.readouterr().err
 
