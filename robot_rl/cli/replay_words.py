@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 ABOUT = """\
 A store is a folder that a robot or a simulator records into (journal/, safe against crashes); what is
-sealed in it is a LeRobotDataset v3. Every command but repair and seal also reads plain datasets (v3, v2.1).
+sealed in it is a LeRobotDataset v3. Plain datasets (v3, v2.1) are read as well: repair and seal are for
+stores, compact for v3, upgrade for v2.1.
 """
 
 HELP = {
@@ -80,7 +81,7 @@ READING, how a dataset is read:
 """
 _WITHOUT = """\
 repair, seal, checksum, compact and stats change all of a folder in place, and every word of rename is a name
-of a column: filter writes a part first. Of a journal, filter alone takes a part, by episodes=.
+of a column: filter writes a part first. Of a journal, filter takes a part by episodes=, split by FOLDER=0-9.
 """
 _READING = ("rename", "cameras", "on_damage", "episodes")
 _READS = {
