@@ -117,19 +117,13 @@ def say_left_out(index: DatasetIndex) -> None:
 
 def to_drop(index: DatasetIndex, names: Sequence[str]) -> list[str]:
     """Returns what `drop` may name of files: of a camera that the dataset does not have, its folder."""
-    held = {_camera_folder(name) for name in episode_files(index, files_below(index.folder))}
+    held = {lay.camera_folder(name) for name in episode_files(index, files_below(index.folder))}
     return [
         *dict.fromkeys(
-            _camera_folder(name) if _is_unlisted(name) and _camera_folder(name) not in held else name
+            lay.camera_folder(name) if _is_unlisted(name) and lay.camera_folder(name) not in held else name
             for name in names
         )
     ]
-
-
-def _camera_folder(name: str) -> str:
-    """Returns videos/NAME or arrays/KEY of a file below it; of another file, its name."""
-    first, *rest = name.split("/")
-    return f"{first}/{rest[0]}" if first in ("videos", "arrays") and len(rest) > 1 else name
 
 
 def _is_unlisted(name: str) -> bool:

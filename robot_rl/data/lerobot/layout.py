@@ -16,7 +16,7 @@ CHUNK is chunk-000 and FILE file-000. T control steps, A action dim.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -233,6 +233,17 @@ def file_number(path: Path) -> int:
     """Returns the number of a file through all chunks: the inverse of `place`."""
     chunk, index = path.parent.name.removeprefix("chunk-"), path.name.split(".")[0].removeprefix("file-")
     return int(chunk) * FILES_PER_CHUNK + int(index)
+
+
+def camera_folder(name: str) -> str:
+    """Returns videos/NAME or arrays/KEY of a file below it; of another file, its name."""
+    first, *rest = name.split("/")
+    return f"{first}/{rest[0]}" if first in ("videos", "arrays") and len(rest) > 1 else name
+
+
+def is_among(name: str, held: Collection[str]) -> bool:
+    """Returns whether a numbered file can be of episodes whose videos and arrays lie in these folders."""
+    return not name.startswith(("videos/", "arrays/")) or camera_folder(name) in held
 
 
 def stored(features: Mapping[str, Feature]) -> dict[str, Feature]:

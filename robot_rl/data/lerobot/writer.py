@@ -228,10 +228,16 @@ class DatasetWriter:
         return None
 
     def _remove_torn(self) -> None:
-        """Removes files that no committed episode refers to: all numbers from the next one on."""
+        """Removes files that no committed episode refers to: all numbers of ours from the next one on."""
         kinds = (*lay.NUMBERED, "meta/checksums/*/*")
+        held = {f"arrays/{key}" for key in self._layout.arrays}
+        if self._layout.images == "video":
+            held |= {f"videos/{name}" for name in self._layout.pictures.values()}
         for path in [path for kind in kinds for path in listed(self.folder, kind) if path.is_file()]:
-            number = number_of(path.relative_to(self.folder).as_posix())
+            name = path.relative_to(self.folder).as_posix()
+            if not lay.is_among(name, held):  # of a camera that nobody declared
+                continue
+            number = number_of(name)
             if path.name.endswith(lay.TEMPORARY) or (number is not None and number >= self._next_file):
                 logger.info("%s: left by a write that was cut short, removed", path)
                 path.unlink()

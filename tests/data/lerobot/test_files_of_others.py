@@ -142,6 +142,20 @@ def test_compact_deletes_nothing_that_it_does_not_join(
     compact(folder)
 
 
+def test_appending_deletes_no_file_of_a_camera_that_is_not_declared(folder: Path) -> None:
+    """Files of others with numbers that no commit has given yet, and with a name that ends as ours do."""
+    precious = tuple(f"videos/masks/chunk-000/file-{number:03d}.mp4" for number in range(6))
+    precious += ("arrays/force/chunk-000/file-004.npy", "videos/masks/chunk-000/frame.part")
+    torn = ("data/chunk-000/file-001.parquet", "final/chunk-000/file-001.parquet.part")
+    put(folder, *precious, *torn)
+    episode = Dataset(folder).read(0)
+    with DatasetWriter(folder, episode.meta, episode.features()) as writer:
+        assert absent(folder, torn) == [*torn]  # what a kill left is removed
+        writer.write(episode)
+    assert absent(folder, precious) == []
+    assert len(Dataset(folder)) == 5
+
+
 def test_compact_takes_no_place_of_a_link_with_files_of_others(folder: Path, tmp_path: Path) -> None:
     put(folder, "data/notes.txt")
     (folder / "data").rename(tmp_path / "big")
