@@ -32,6 +32,7 @@ from robot_rl.data.lerobot.checksums import (
     is_temporary,
     number_of,
 )
+from robot_rl.data.lerobot.damage import last_file
 from robot_rl.data.lerobot.index import DatasetIndex, read_table
 from robot_rl.data.lerobot.parquet import write_table
 from robot_rl.data.lerobot.words import word_tables
@@ -92,14 +93,20 @@ def episode_files(index: DatasetIndex, found: Sequence[str]) -> set[str]:
         found: all files of its folder.
     """
     files = {*index.files, *index.files_left_out, *(f for v in index.videos.values() for f in v.files)}
+    last = max({last_file(index), *_numbers(index.files_left_out)})
     files |= {name for name in found if _EPISODES.fullmatch(name)}
     if (index.folder / lay.OWN).is_file():
         own = index.sums.json(lay.OWN)
+        arrays = own.get("observations", {})
         for number in _numbers(index.files):
             files.add(lay.place(lay.FINAL, number))
-            files |= {lay.place(lay.ARRAYS, number, key=key) for key in own.get("observations", {})}
-        last = max(_numbers(files), default=-1)
-        files |= {name for name in found if is_temporary(name) or any(n > last for n in _numbers([name]))}
+            files |= {lay.place(lay.ARRAYS, number, key=key) for key in arrays}
+        held = {*map(lay.camera_folder, files), *(f"arrays/{key}" for key in arrays)}
+        files |= {
+            name
+            for name in found
+            if lay.is_among(name, held) and (is_temporary(name) or any(n > last for n in _numbers([name])))
+        }
         files |= {name for name in found if own.get("format", 1) == 1 and _FORMAT_1.fullmatch(name)}
     return files
 

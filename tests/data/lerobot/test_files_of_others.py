@@ -15,7 +15,7 @@ from robot_rl.cli import replay
 from robot_rl.core.errors import DatasetError
 from robot_rl.data.collecting import COLLECTED
 from robot_rl.data.episode import Episode
-from robot_rl.data.lerobot.checksums import Checksums, record
+from robot_rl.data.lerobot.checksums import Checksums, ReplacedFiles, record
 from robot_rl.data.lerobot.compact import compact
 from robot_rl.data.lerobot.damage import check
 from robot_rl.data.lerobot.edit import filter as filter_episodes
@@ -127,6 +127,8 @@ def test_a_camera_that_is_not_declared_is_refused_until_it_is_dropped(
     [
         (f"{GONE}/chunk-000/file-000.mp4", ours),
         (f"{GONE}/chunk-000/file-000.mp4", plain),
+        (f"{GONE}/chunk-000/file-007.mp4", ours),  # no commit has given this number yet
+        (f"{GONE}/chunk-000/file-000.mp4.part", ours),
         ("data/chunk-000/file-003.parquet", plain),  # of ours it is what a kill left of a commit
         ("final/chunk-000/file-000.parquet", plain),
     ],
@@ -179,6 +181,36 @@ def test_what_a_kill_left_of_a_commit_is_no_file_of_others(folder: Path, tmp_pat
     assert foreign_files(Dataset(folder).index) == []
     out = filter_episodes(Dataset(folder), tmp_path / "out", episodes=[1])
     assert [path.name for path in (out / "data/chunk-000").iterdir()] == ["file-000.parquet"]
+
+
+def test_an_edit_passes_over_a_commit_that_a_kill_cut_short(
+    tmp_path: Path, made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All its files have their names, meta/episodes too, and meta/info.json does not count it."""
+    folder = ours(tmp_path / "set", made, depth=True)
+    episode = Dataset(folder).read(0)
+
+    class Killed(BaseException):
+        pass
+
+    def killed(*_: object) -> None:
+        raise Killed
+
+    with (
+        monkeypatch.context() as patch,
+        DatasetWriter(folder, episode.meta, episode.features()) as writer,
+    ):
+        patch.setattr(ReplacedFiles, "replace", killed)
+        patch.setattr(DatasetWriter, "_give_up", lambda *_: None)
+        with pytest.raises(Killed):
+            writer.write(episode)
+    torn = sorted(path.relative_to(folder).parts[0] for path in folder.rglob("file-001.*"))
+    assert torn == ["arrays", "data", "final", "meta", "meta", "videos", "videos"]
+    assert foreign_files(Dataset(folder).index) == []
+    assert len(Dataset(merge([Dataset(folder)], tmp_path / "out"))) == 4
+    compact(folder)
+    assert len(Dataset(folder)) == 4
+    assert list(folder.rglob("file-001.*")) == []
 
 
 def test_cameras_that_are_left_out_are_no_files_of_others(tmp_path: Path, made: Made) -> None:
