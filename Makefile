@@ -10,7 +10,7 @@ PEER := build/interop/fastdds_peer
 PYTHON ?=
 QUICK ?=
 # They share fixtures with the tests, which no package installs.
-FAULTS := PYTHONPATH=$(CURDIR) $(VENV)/bin/python tests/faults
+FAULTS := PYTHONPATH="$(CURDIR)" $(VENV)/bin/python tests/faults
 
 help:
 	@echo "make setup    make $(VENV) and install everything (train and test do this by themselves)"

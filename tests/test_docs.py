@@ -56,6 +56,15 @@ def test_make_targets_exist(line: str) -> None:
     assert set(line.split()[1:]) <= set(targets)
 
 
+def test_make_finds_the_tests_in_a_folder_with_a_space() -> None:
+    make = ["make", "--dry-run", "CURDIR=/a b", "test-faults"]
+    text = subprocess.run(make, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    lines = [shlex.split(line) for line in text.splitlines() if "tests/faults" in line]
+    assert {(words[0], words[2].rpartition("/")[0]) for words in lines} == {
+        ("PYTHONPATH=/a b", "tests/faults")
+    }
+
+
 @pytest.mark.parametrize("line", shell_lines("robot-rl"))
 def test_commands_and_their_keys_exist(
     line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
