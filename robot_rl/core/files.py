@@ -213,10 +213,15 @@ def sync_tree(folder: Path) -> None:
     for path in listed(folder):
         if path.is_dir():
             sync_folder(path)
-        else:
+        elif not is_dangling(path):  # of a link the folder that it is in holds everything
             with path.open("rb") as file:
                 os.fsync(file.fileno())
     sync_folder(folder)
+
+
+def is_dangling(path: Path) -> bool:
+    """Returns whether this is a link to what is not there: a file of git-annex that was not fetched."""
+    return path.is_symlink() and not path.exists()
 
 
 def link_again(path: Path, target: Path) -> None:

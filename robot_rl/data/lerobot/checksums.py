@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from robot_rl.core.errors import DatasetError
-from robot_rl.core.files import TEMPORARY, listed, make_folder, replace_file
+from robot_rl.core.files import TEMPORARY, is_dangling, listed, make_folder, replace_file
 from robot_rl.data.lerobot import layout as lay
 from robot_rl.data.store.layout import STORE_JSON, is_store
 
@@ -309,14 +309,36 @@ def _unnumbered(folder: Path) -> list[str]:
 
 
 def _others(folder: Path, known: Iterable[str]) -> list[str]:
-    """Returns all other files, but those that some program goes on writing to."""
+    """Returns all other files, but those that some program goes on writing to, and links to nothing."""
     left_out = {*known, MAIN, STORE_JSON}
     folders = folders_beside(folder)
     return [
         name
         for name in files_below(folder)
-        if name not in left_out and not is_below(name, folders) and not is_temporary(name)
+        if name not in left_out
+        and not is_below(name, folders)
+        and not is_temporary(name)
+        and not is_dangling(folder / name)
     ]
+
+
+def refuse_dangling(folder: Path, names: Iterable[str], remedy: str) -> None:
+    """Refuses links to what is not there: nobody can read such a file.
+
+    Args:
+        folder: the dataset.
+        names: of its files.
+        remedy: what to do but to fetch it, given its name as {name}.
+
+    Raises:
+        DatasetError: names the first.
+    """
+    for path in (folder / name for name in names):
+        if is_dangling(path):
+            raise DatasetError(
+                f"{path}: a link to {path.readlink()}, which is not there. Fetch that file (git annex get), "
+                + remedy.format(name=path.relative_to(folder).as_posix())
+            )
 
 
 def folders_beside(folder: Path) -> tuple[str, ...]:
@@ -326,11 +348,14 @@ def folders_beside(folder: Path) -> tuple[str, ...]:
 
 
 def files_below(folder: Path) -> list[str]:
-    """Returns the files below a folder, also those below folders that it links to, relative to it."""
+    """Returns the files below a folder, relative to it.
+
+    Also those below folders that it links to, and links to what is not there.
+    """
     found = listed(folder)
     links = [path for path in found if path.is_symlink() and path.is_dir()]
     paths = [*found, *(path for link in links for path in listed(link))]
-    return [path.relative_to(folder).as_posix() for path in paths if path.is_file()]
+    return [path.relative_to(folder).as_posix() for path in paths if path.is_file() or is_dangling(path)]
 
 
 def is_below(name: str, folders: Iterable[str]) -> bool:

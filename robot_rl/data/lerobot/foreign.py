@@ -31,6 +31,7 @@ from robot_rl.data.lerobot.checksums import (
     is_below,
     is_temporary,
     number_of,
+    refuse_dangling,
 )
 from robot_rl.data.lerobot.damage import last_file
 from robot_rl.data.lerobot.index import DatasetIndex, read_table
@@ -158,15 +159,16 @@ def copy_foreign(sources: Sequence[Moved], new: Path, drop: Collection[str]) -> 
     """Copies the files of others, with the episodes' new numbers.
 
     Raises:
-        DatasetError: a file has changed, names an episode that meta/ does not list, or two sources have
-            different ones of one name.
+        DatasetError: a file has changed, is a link to nothing or names an episode that meta/ does not list,
+            or two sources have different ones of one name.
     """
-    files = {source.folder: foreign_files(source.index) for source in sources}
-    for name in dict.fromkeys(name for names in files.values() for name in names):
+    files = [dict.fromkeys(foreign_files(source.index)) for source in sources]
+    for name in dict.fromkeys(name for names in files for name in names):
         if is_below(name, drop):
             continue
-        holders = [source for source in sources if name in files[source.folder]]
+        holders = [source for source, names in zip(sources, files, strict=True) if name in names]
         for source in holders:
+            refuse_dangling(source.folder, [name], "or leave it out: drop={name}")
             source.index.sums.require(name)
         target = new / name
         target.parent.mkdir(parents=True, exist_ok=True)

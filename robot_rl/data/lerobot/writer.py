@@ -29,7 +29,17 @@ from robot_rl.data.episode import Episode, Feature
 from robot_rl.data.episodes import EpisodesMeta
 from robot_rl.data.lerobot import layout as lay
 from robot_rl.data.lerobot.batch import Batch, check_episode
-from robot_rl.data.lerobot.checksums import MAIN, Checksums, ReplacedFiles, number_of, record
+from robot_rl.data.lerobot.checksums import (
+    MAIN,
+    Checksums,
+    ReplacedFiles,
+    files_below,
+    folders_beside,
+    is_below,
+    number_of,
+    record,
+    refuse_dangling,
+)
 from robot_rl.data.lerobot.encode import VideoCodec
 from robot_rl.data.lerobot.index import read_info, read_table
 from robot_rl.data.lerobot.layout import Layout
@@ -298,12 +308,15 @@ def record_checksums(folder: str | Path) -> int:
     """Records every file of a dataset as it is now, whatever was recorded before; returns how many files.
 
     Raises:
-        DatasetError: no dataset, or another writer has it open.
+        DatasetError: no dataset, another writer has it open, or a link in it leads nowhere.
     """
     folder = Path(folder)
     if not (folder / lay.INFO).is_file():
         read_info(folder)  # says what is missing
     with closing(DatasetLock(folder)):
+        beside = folders_beside(folder)
+        names = [name for name in files_below(folder) if not is_below(name, beside)]
+        refuse_dangling(folder, names, "or remove the link.")
         return record(folder)
 
 

@@ -15,6 +15,8 @@ from robot_rl.cli import replay
 from robot_rl.core.errors import DatasetError
 from robot_rl.data.collecting import COLLECTED
 from robot_rl.data.episode import Episode
+from robot_rl.data.lerobot import foreign
+from robot_rl.data.lerobot.amend import rename_tasks
 from robot_rl.data.lerobot.checksums import Checksums, ReplacedFiles, record
 from robot_rl.data.lerobot.compact import compact
 from robot_rl.data.lerobot.damage import check
@@ -23,7 +25,7 @@ from robot_rl.data.lerobot.edit import merge, split
 from robot_rl.data.lerobot.foreign import foreign_files
 from robot_rl.data.lerobot.reader import Dataset
 from robot_rl.data.lerobot.upgrade import upgrade
-from robot_rl.data.lerobot.writer import DatasetWriter
+from robot_rl.data.lerobot.writer import DatasetWriter, record_checksums
 from tests.data.lerobot.shapes import RENAME, change, odd, ours, plain, version_21
 
 Made = Callable[..., Episode]
@@ -168,6 +170,52 @@ def test_compact_takes_no_place_of_a_link_with_files_of_others(folder: Path, tmp
     (tmp_path / "big/notes.txt").unlink()
     compact(folder)
     assert len(Dataset(folder)) == 4
+
+
+def test_links_to_what_was_not_fetched_are_kept_or_named(folder: Path, tmp_path: Path) -> None:
+    """As git-annex and DataLad leave them; one to a folder, and one below a folder that is linked to."""
+    (tmp_path / "big").mkdir()
+    (folder / "more").symlink_to(Path("../big"))
+    links = {"big.bin": ".git/annex/objects/x", "gone": "../gone", "more/y.bin": "../.git/annex/objects/y"}
+    for name, target in links.items():
+        (folder / name).symlink_to(target)
+    compact(folder)
+    rename_tasks(folder, {0: "touch the cube"})  # in hard links, flushed to the disk
+    assert {name: str((folder / name).readlink()) for name in links} == links
+    assert check(folder, thorough=True) == []
+    drop = ["gone", "more/y.bin"]
+    said = rf"{folder / 'big.bin'}: a link to .git/annex/objects/x, which is not there\. Fetch that file"
+    with pytest.raises(DatasetError, match=rf"{said} .*drop=big.bin$"):
+        merge([Dataset(folder)], tmp_path / "out", drop=drop)
+    assert not (tmp_path / "out").exists()
+    assert len(Dataset(merge([Dataset(folder)], tmp_path / "out", drop=[*drop, "big.bin"]))) == 4
+    before = (folder / "meta/checksums.json").read_bytes()
+    with pytest.raises(DatasetError, match=rf"{said} .*or remove the link"):
+        record_checksums(folder)
+    assert (folder / "meta/checksums.json").read_bytes() == before
+
+
+def test_many_files_of_others_are_copied_in_a_moment(folder: Path, tmp_path: Path) -> None:
+    """Comparisons of names are counted: a list was searched for each of them, 1500 * 1500 / 2 times."""
+    put(folder, *(f"masks/{number:05d}.png" for number in range(1500)))
+    index, compared = Dataset(folder).index, [0]
+
+    class Name(str):
+        __slots__ = ()
+
+        def __eq__(self, other: object) -> bool:
+            compared[0] += 1
+            return str.__eq__(self, other)
+
+        __hash__ = str.__hash__
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(foreign, "foreign_files", lambda index: [Name(n) for n in foreign_files(index)])
+        (tmp_path / "new").mkdir()
+        moved = foreign.Moved(index=index, numbers={n: [n] for n in range(4)}, known=range(4))
+        foreign.copy_foreign([moved], tmp_path / "new", ())
+    assert len(list((tmp_path / "new/masks").iterdir())) == 1500
+    assert compared[0] < 20 * 1500
 
 
 def test_what_a_kill_left_of_a_commit_is_no_file_of_others(folder: Path, tmp_path: Path) -> None:
