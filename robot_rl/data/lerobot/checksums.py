@@ -238,6 +238,7 @@ class ReplacedFiles:
         self._folder = folder
         self._first_file = first_file
         self._present: dict[str, Checksum] = {}
+        self._of_others: dict[str, list[Checksum]] = {}  # of tables in meta/ that no commit reads
         self._has_others = False
 
     @classmethod
@@ -252,8 +253,9 @@ class ReplacedFiles:
             DatasetError: one of them has changed.
         """
         files = cls(sums.folder, next_file if sums._first_file is None else sums._first_file)
-        names = [n for n in dict.fromkeys((*_REPLACED, *sums._replaced)) if (sums.folder / n).is_file()]
+        names = [name for name in _REPLACED if (sums.folder / name).is_file()]
         files._present = {name: of_bytes(sums.read(name)) for name in names}
+        files._of_others = {name: of for name, of in sums._replaced.items() if name not in _REPLACED}
         files._has_others = sums._has_others
         return files
 
@@ -262,7 +264,7 @@ class ReplacedFiles:
         after = {name: of_bytes(content) for name, content in contents.items()}
         names = dict.fromkeys((*self._present, *after))
         both = {name: [s[name] for s in (self._present, after) if name in s] for name in names}
-        replace_file(self._folder / MAIN, _main(self._first_file, both, self._has_others))
+        replace_file(self._folder / MAIN, _main(self._first_file, self._of_others | both, self._has_others))
         for name, content in contents.items():
             replace_file(self._folder / name, content)
             self._present[name] = after[name]

@@ -408,6 +408,24 @@ def test_a_bit_of_a_file_of_others_is_noticed(
     assert check(first, thorough=True) == []
 
 
+@pytest.mark.parametrize("is_gone", [False, True], ids=["changed", "gone"])
+def test_a_commit_reads_no_table_of_others(is_gone: bool, folder: Path, tmp_path: Path) -> None:
+    """It lies in meta/ beside those that commits replace; what was recorded of it stays."""
+    first = merge([Dataset(put(folder, "meta/notes.jsonl"))], tmp_path / "first")
+    before = Checksums(first).recorded("meta/notes.jsonl")
+    path = first / "meta/notes.jsonl"
+    path.unlink() if is_gone else path.write_text("META/NOTES.JSONL")
+    episode = Dataset(first).read(0)
+    with DatasetWriter(first, episode.meta, episode.features()) as writer:
+        writer.write(episode)
+    assert before is not None
+    assert Checksums(first).recorded("meta/notes.jsonl") == before
+    said = "this file is missing" if is_gone else "does not match its checksum"
+    for edit in (lambda: merge([Dataset(first)], tmp_path / "out"), lambda: compact(first)):
+        with pytest.raises(DatasetError, match=rf"{path}: .*{said}"):
+            edit()
+
+
 @pytest.mark.parametrize("name", ["README.md", "meta/marks.jsonl"])
 def test_a_file_of_others_that_is_gone_is_missed(name: str, folder: Path, tmp_path: Path) -> None:
     first = merge([Dataset(put(folder, name))], tmp_path / "first")
