@@ -1,10 +1,11 @@
 """Files of a dataset that neither LeRobot nor robot_rl knows: annotations, descriptions, licences.
 
 They are known by what meta/ lists, not by where they lie: whatever else is in a dataset, hidden files too, is
-a file of others. Where such a file names episodes, by an entry `episode_index` or in its own name, the
-numbers are changed with those of the episodes. Where a file is named as those that hold episodes and meta/
-does not list it (a video of a camera that meta/info.json does not declare), nobody knows which episodes are
-in it: it is refused.
+a file of others. Where such a file names episodes, in its own name or by `episode_index` in every line of
+JSON lines or row of parquet, the numbers are changed with those of the episodes; of other texts that have
+this word a warning says that they keep the old ones. Where a file is named as those that hold episodes and
+meta/ does not list it (a video of a camera that meta/info.json does not declare), nobody knows which episodes
+are in it: it is refused.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import logging
 import re
 import shutil
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,9 @@ _FILES = (
 _FORMAT_1 = re.compile(r"final/observations\.parquet|arrays/[^/]*\.(steps|final)\.npy")
 _EPISODES = re.compile(r"meta/episodes/[^/]+/[^/]+\.parquet")
 _NUMBER = "episode_index"
+_SAID = 3
+"""Names in a warning."""
+_TEXTS = (".json", ".jsonl", ".csv", ".tsv", ".txt", ".yaml", ".yml")
 _NAMED = re.compile(r"(episode_)(\d+)")
 
 
@@ -163,6 +167,7 @@ def copy_foreign(sources: Sequence[Moved], new: Path, drop: Collection[str]) -> 
             or two sources have different ones of one name.
     """
     files = [dict.fromkeys(foreign_files(source.index)) for source in sources]
+    as_they_are: list[tuple[Moved, str]] = []
     for name in dict.fromkeys(name for names in files for name in names):
         if is_below(name, drop):
             continue
@@ -173,16 +178,13 @@ def copy_foreign(sources: Sequence[Moved], new: Path, drop: Collection[str]) -> 
         target = new / name
         target.parent.mkdir(parents=True, exist_ok=True)
         if _NAMED.search(target.name):
-            for source in holders:
-                _copy_named(source, name, new)
-        elif name.endswith(".jsonl") and all(_numbered_lines(s.folder / name) for s in holders):
-            target.write_text("".join(line for source in holders for line in _lines(source, name)))
-        elif name.endswith(".parquet") and all(_is_numbered_table(s.folder / name) for s in holders):
-            tables = [_rows(source, name) for source in holders]
-            write_table(target, pa.concat_tables(tables, promote_options="permissive"), **lay.PARQUET)
-        else:
+            as_they_are += [(source, name) for source in holders if not _copy_named(source, name, new)]
+        elif not _copy_numbered(holders, name, target):
             _refuse_different(holders, name)
             shutil.copyfile(holders[0].folder / name, target)
+            as_they_are += [(source, name) for source in holders]
+    for source in sources:
+        _warn_of_numbers(source, [name for of, name in as_they_are if of is source])
 
 
 def _new_numbers(source: Moved, name: str, number: int) -> Sequence[int]:
@@ -195,30 +197,76 @@ def _new_numbers(source: Moved, name: str, number: int) -> Sequence[int]:
     return source.numbers.get(number, ())
 
 
-def _copy_named(source: Moved, name: str, new: Path) -> None:
-    """Copies the file of one episode to the name that its new number gives it."""
+def _copy_named(source: Moved, name: str, new: Path) -> bool:
+    """Copies the file of one episode to the name that its new number gives it.
+
+    Returns:
+        Whether the numbers in it were changed too, its own to the new one; else it was copied as it is.
+    """
     path = Path(name)
     found = _NAMED.search(path.name)
     assert found is not None
-    for number in _new_numbers(source, name, int(found[2])):
+    old, is_numbered = int(found[2]), True
+    for number in _new_numbers(source, name, old):
         renamed = _NAMED.sub(rf"\g<1>{number:0{len(found[2])}d}", path.name, count=1)
-        shutil.copyfile(source.folder / path, new / path.with_name(renamed))
+        target = new / path.with_name(renamed)
+        if not _copy_numbered([replace(source, numbers={**source.numbers, old: [number]})], name, target):
+            shutil.copyfile(source.folder / path, target)
+            is_numbered = False
+    return is_numbered
+
+
+def _copy_numbered(holders: Sequence[Moved], name: str, target: Path) -> bool:
+    """Joins lines or rows that name their episodes; returns whether these files have such."""
+    if name.endswith(".jsonl") and all(_numbered_lines(source.folder / name) for source in holders):
+        target.write_text("".join(line for source in holders for line in _lines(source, name)))
+        return True
+    if name.endswith(".parquet") and all(_is_numbered_table(source.folder / name) for source in holders):
+        joined = _rows(holders[0], name)
+        for other in holders[1:]:
+            try:
+                joined = pa.concat_tables([joined, _rows(other, name)], promote_options="permissive")
+            except pa.ArrowException as error:
+                raise _differ(holders[0], other, name, f" ({error})") from error
+        write_table(target, joined, **lay.PARQUET)
+        return True
+    return False
+
+
+def _warn_of_numbers(source: Moved, names: Sequence[str]) -> None:
+    """Says which texts, copied as they are, go on naming episodes by their old numbers."""
+    is_moved = any(list(source.numbers.get(number, ())) != [number] for number in source.known)
+    texts = [name for name in names if name.endswith(_TEXTS)] if is_moved else []
+    found = [name for name in texts if _NUMBER.encode() in (source.folder / name).read_bytes()]
+    if found:
+        logger.warning(
+            "%s: %s of %s%s has still the numbers that the episodes had: such a file is copied as it is. "
+            "Correct it in the new dataset, or leave it out: drop=NAME",
+            source.folder,
+            _NUMBER,
+            ", ".join(found[:_SAID]),
+            f" and {len(found) - _SAID} more files" if len(found) > _SAID else "",
+        )
 
 
 def _refuse_different(holders: Sequence[Moved], name: str) -> None:
     first = (holders[0].folder / name).read_bytes()
     for other in holders[1:]:
         if (other.folder / name).read_bytes() != first:
-            raise DatasetError(
-                f"{holders[0].folder / name} and {other.folder / name} differ, and nobody knows how to join "
-                f"them. Bring them to the same content, or leave them out: drop={name}"
-            )
+            raise _differ(holders[0], other, name)
+
+
+def _differ(one: Moved, other: Moved, name: str, why: str = "") -> DatasetError:
+    return DatasetError(
+        f"{one.folder / name} and {other.folder / name} differ{why}, and nobody knows how to join them. "
+        f"Bring them to the same content, or leave them out: drop={name}"
+    )
 
 
 def _numbered_lines(path: Path) -> list[dict[str, Any]]:
     """Returns the lines of a file if every one of them names its episode."""
     try:
-        lines = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+        lines = [json.loads(line) for line in path.read_text().split("\n") if line.strip()]
     except ValueError:
         return []
     return (
@@ -228,7 +276,7 @@ def _numbered_lines(path: Path) -> list[dict[str, Any]]:
 
 def _lines(source: Moved, name: str) -> list[str]:
     return [
-        json.dumps({**line, _NUMBER: number}, ensure_ascii=False) + "\n"
+        json.dumps({**line, _NUMBER: number}) + "\n"
         for line in _numbered_lines(source.folder / name)
         for number in _new_numbers(source, name, line[_NUMBER])
     ]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -304,6 +305,63 @@ def test_a_file_of_an_episode_that_is_not_there_is_named(folder: Path, tmp_path:
         merge([Dataset(folder)], tmp_path / "out", drop=["masks/episode_000009.bin"])
     drop = ["masks/episode_000009.bin", "meta/marks.jsonl"]
     assert len(Dataset(merge([Dataset(folder)], tmp_path / "out", drop=drop))) == 4
+
+
+def lines_of(path: Path) -> list[Any]:
+    return [json.loads(line) for line in path.read_text().split("\n") if line]
+
+
+def test_entries_of_a_file_of_one_episode_have_its_new_number(folder: Path, tmp_path: Path) -> None:
+    """Of 2, 0, 0: episode 2 is 0 now, and 0 is 1 and 2; an entry of another episode is numbered as that."""
+    (folder / "ann").mkdir()
+    for name, number in (("episode_000002", 2), ("episode_000000", 0)):
+        marks = [{"episode_index": number, "by": name}, {"episode_index": 2, "by": "another"}]
+        (folder / f"ann/{name}.jsonl").write_text("".join(json.dumps(mark) + "\n" for mark in marks))
+        pq.write_table(pa.table({"x": [7], "episode_index": [number]}), folder / f"ann/{name}.parquet")
+    out = filter_episodes(Dataset(folder), tmp_path / "out", episodes=[2, 0, 0])
+    for number, by, other in ((0, "episode_000002", 0), (1, "episode_000000", 0), (2, "episode_000000", 0)):
+        assert lines_of(out / f"ann/episode_{number:06d}.jsonl") == [
+            {"episode_index": number, "by": by},
+            {"episode_index": other, "by": "another"},
+        ]
+        rows = pq.read_table(out / f"ann/episode_{number:06d}.parquet").to_pylist()
+        assert rows == [{"x": 7, "episode_index": number}]
+
+
+def test_a_line_ends_where_json_lines_end(folder: Path, tmp_path: Path) -> None:
+    """U+2028 and U+0085 may stand in a text; they were taken for ends of a line, and the old numbers kept."""
+    marks = [{"episode_index": number, "text": "a\u2028b\x85c"} for number in range(4)]
+    text = "".join(json.dumps(mark, ensure_ascii=False) + "\n" for mark in marks)
+    (folder / "meta/marks.jsonl").write_text(text)
+    out = filter_episodes(Dataset(folder), tmp_path / "out", episodes=[3])
+    assert lines_of(out / "meta/marks.jsonl") == [{"episode_index": 0, "text": "a\u2028b\x85c"}]
+
+
+def test_numbers_that_stay_as_they_were_are_said(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (folder / "all.json").write_text(json.dumps([{"episode_index": n} for n in range(4)]))
+    (folder / "mixed.jsonl").write_text('{"about": "all"}\n{"episode_index": 1}\n')
+    (folder / "episode_000003.csv").write_text("episode_index,grade\n3,1\n")
+    put(folder, "other.json")
+    assert (merge([Dataset(folder)], tmp_path / "same") / "episode_000003.csv").is_file()
+    assert caplog.text == ""  # every number is what it was
+    out = filter_episodes(Dataset(folder), tmp_path / "out", episodes=[3])
+    assert (out / "episode_000000.csv").read_text() == "episode_index,grade\n3,1\n"
+    said = f"{folder}: episode_index of all.json, episode_000003.csv, mixed.jsonl has still the numbers that"
+    assert [record.message.startswith(said) for record in caplog.records] == [True]
+    caplog.clear()
+    merge([Dataset(folder), Dataset(folder)], tmp_path / "twice")  # 4 to 7 of the second alone
+    assert [record.message.startswith(said) for record in caplog.records] == [True]
+
+
+def test_tables_that_cannot_be_joined_are_named(bare: Path, folder: Path, tmp_path: Path) -> None:
+    one = Path(shutil.copytree(bare, tmp_path / "one"))
+    for path, values in ((one, [1, 2]), (folder, ["a", "b"])):
+        pq.write_table(pa.table({"episode_index": [0, 1], "x": values}), path / "ann.parquet")
+    said = rf"{one}/ann.parquet and {folder}/ann.parquet differ \(.*int64 vs string.*drop=ann.parquet$"
+    with pytest.raises(DatasetError, match=said):
+        merge([Dataset(one), Dataset(folder)], tmp_path / "out")
 
 
 # --- entries of meta/info.json, and statistics -----------------------------------------------------
