@@ -31,7 +31,7 @@ from robot_rl.data.lerobot import layout as lay
 from robot_rl.data.lerobot.checksums import Checksums
 from robot_rl.data.lerobot.compact import journal_lock, refuse_linked_meta
 from robot_rl.data.lerobot.copying import Source, number_stats, stats_columns
-from robot_rl.data.lerobot.index import read_info, read_stats, read_table
+from robot_rl.data.lerobot.index import DatasetIndex, read_info, read_stats, read_table
 from robot_rl.data.lerobot.opening import open_index
 from robot_rl.data.lerobot.reader import Dataset
 from robot_rl.data.lerobot.stats import PictureStats, sampled_steps, to_json
@@ -119,7 +119,8 @@ def rename_tasks(folder: str | Path, texts: Mapping[int, str]) -> None:
         DatasetError: no such instruction, or two would have one text.
     """
     with amended(Path(folder)) as new:
-        tasks = open_index(Path(folder)).tasks  # whatever its columns are called
+        index = open_index(Path(folder))  # whatever its columns are called
+        tasks = index.tasks
         for number in texts:
             if number not in tasks:
                 allowed = ", ".join(map(str, sorted(tasks)))
@@ -131,32 +132,50 @@ def rename_tasks(folder: str | Path, texts: Mapping[int, str]) -> None:
                     f"{folder}: another task is {text!r} already, and two cannot have one text. "
                     "Choose another text."
                 )
-        _rename_tasks(new, {tasks[number]: text for number, text in texts.items()})
+        _rename_tasks(new, index, texts)
 
 
-def _rename_tasks(new: Path, texts: Mapping[str, str]) -> None:
-    """Writes the new text of each old one."""
+def _rename_tasks(new: Path, index: DatasetIndex, texts: Mapping[int, str]) -> None:
+    """Writes the new texts; `index` is of the dataset as it was, in which two tasks may have one text."""
+    before, after = index.tasks, {**index.tasks, **texts}
+    found: dict[str, set[str]] = {}
+    for number, text in before.items():
+        found.setdefault(text, set()).add(after[number])
+    by_text = {text: next(iter(new_ones)) for text, new_ones in found.items() if len(new_ones) == 1}
+    shared = found.keys() - by_text
+    places = {number: place for place, number in enumerate(index.episode.tolist())}
 
-    def renamed(found: list[str] | None) -> list[str] | None:
-        return None if found is None else [texts.get(text, text) for text in found]
+    def renamed(listed_of: list[str] | None, episode: int) -> list[str] | None:
+        if listed_of is None or (not shared.isdisjoint(listed_of) and episode not in places):
+            return listed_of  # of a commit that a kill cut short
+        if shared.isdisjoint(listed_of):
+            return [by_text.get(text, text) for text in listed_of]
+        return [after[number] for number in _tasks_of_rows(index, places[episode])]
 
     if (new / "meta/episodes.jsonl").is_file():
         lines = read_lines(new, "meta/tasks.jsonl")
-        lines = [{**line, "task": texts.get(line["task"], line["task"])} for line in lines]
+        lines = [{**line, "task": texts.get(line["task_index"], line["task"])} for line in lines]
         _replace_lines(new / "meta/tasks.jsonl", lines)
         episodes = read_lines(new, "meta/episodes.jsonl")
-        _replace_lines(
-            new / "meta/episodes.jsonl", [{**e, "tasks": renamed(e.get("tasks"))} for e in episodes]
-        )
+        episodes = [{**e, "tasks": renamed(e.get("tasks"), e["episode_index"])} for e in episodes]
+        _replace_lines(new / "meta/episodes.jsonl", episodes)
         return
-    _replace_table(new / lay.TASKS, lambda table: _replaced(table, texts))
+    _replace_table(new / lay.TASKS, lambda table: _with_texts(table, before, texts))
     for path in listed(new / "meta/episodes", "*/*.parquet"):
-        _replace_table(path, lambda table: _in_column(table, "tasks", renamed))
+        _replace_table(path, lambda table: _with_tasks(table, renamed))
     own = new / lay.OWN
     if own.is_file():
         content = json.loads(own.read_text())
-        if content.get("instruction") in texts:
-            write_json(own, {**content, "instruction": texts[content["instruction"]]})
+        instruction = content.get("instruction")
+        if by_text.get(instruction, instruction) != instruction:
+            write_json(own, {**content, "instruction": by_text[instruction]})
+
+
+def _tasks_of_rows(index: DatasetIndex, place: int) -> list[int]:
+    """Returns the tasks of an episode, in the order in which its rows first name them."""
+    table = read_table(index.folder / index.files[int(index.file[place])], "task_index".__eq__)
+    rows = table["task_index"].slice(int(index.first[place]), int(index.lengths[place]))
+    return rows.unique().to_pylist()
 
 
 @contextmanager
@@ -204,21 +223,30 @@ def _with_stats(table: Any, stats: dict[int, dict[str, Any]]) -> Any:
     return table
 
 
-def _replaced(table: Any, texts: Mapping[str, str]) -> Any:
-    """Returns a table of texts with some of them changed."""
-    names: list[str] = table.column_names
-    for name in names:
-        if any(isinstance(value, str) and value in texts for value in table[name].to_pylist()):
-            table = _in_column(table, name, lambda value: texts.get(value, value))
+def _with_texts(table: Any, before: Mapping[int, str], texts: Mapping[int, str]) -> Any:
+    """Returns the table of tasks with the new texts of some."""
+    numbers = table["task_index"].to_pylist()
+    for name in table.column_names:
+        values = table[name].to_pylist()
+        edited = [
+            texts[number] if number in texts and value == before[number] else value
+            for number, value in zip(numbers, values, strict=True)
+        ]
+        table = table if edited == values else _with_column(table, name, edited)
     return table
 
 
-def _in_column(table: Any, name: str, edit: Callable[[Any], Any]) -> Any:
-    if name not in table.column_names:
+def _with_tasks(table: Any, renamed: Callable[[list[str] | None, int], list[str] | None]) -> Any:
+    """Returns rows of meta/episodes with other instructions, where they list some."""
+    if "tasks" not in table.column_names:
         return table
-    field = table.schema.field(name)
-    values = pa.array([edit(value) for value in table[name].to_pylist()], field.type)
-    return table.set_column(table.column_names.index(name), field, values)
+    pairs = zip(table["tasks"].to_pylist(), table["episode_index"].to_pylist(), strict=True)
+    return _with_column(table, "tasks", [renamed(texts, episode) for texts, episode in pairs])
+
+
+def _with_column(table: Any, name: str, values: list[Any]) -> Any:
+    place = table.column_names.index(name)
+    return table.set_column(place, table.schema.field(name), pa.array(values, table.schema.field(name).type))
 
 
 def _replace_table(path: Path, edit: Callable[[Any], Any]) -> None:
@@ -232,4 +260,4 @@ def _replace_table(path: Path, edit: Callable[[Any], Any]) -> None:
 
 
 def _replace_lines(path: Path, lines: list[dict[str, Any]]) -> None:
-    replace_file(path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+    replace_file(path, "".join(json.dumps(line) + "\n" for line in lines))

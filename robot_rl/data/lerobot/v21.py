@@ -121,7 +121,7 @@ def read_lines(folder: Path, name: str) -> list[dict[str, Any]]:
         text = path.read_text()
     except UnicodeDecodeError as error:
         raise DatasetError(f"{path}: no UTF-8 ({error}). Restore the file.") from error
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
         try:

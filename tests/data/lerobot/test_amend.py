@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -74,6 +75,34 @@ def test_several_instructions_change_at_once_or_none_does(tmp_path: Path, made: 
     assert [of[0] for of in tasks_of_rows(Dataset(folder)).values()] == [TASKS[1], TASKS[0], TASKS[2]]
     assert Dataset(folder).read(0).meta.instruction == TASKS[1]
     assert check(folder, thorough=True) == []
+
+
+@pytest.mark.parametrize("maker", [many_tasks, version_21])
+def test_of_two_tasks_of_one_text_one_alone_gets_another(tmp_path: Path, made: Made, maker: Maker) -> None:
+    """Tasks 0 and 1 are both 'go'; the rows say which of them an episode means."""
+    folder = maker(tmp_path / "set", made)
+    texts = ["go", "go", TASKS[2]]
+    lines = folder / "meta/episodes.jsonl"
+    if lines.is_file():
+        tasks = [json.dumps({"task_index": n, "task": text}) + "\n" for n, text in enumerate(texts)]
+        (folder / "meta/tasks.jsonl").write_text("".join(tasks))
+        episodes = [{**e, "tasks": ["go"]} for e in read_lines(folder, "meta/episodes.jsonl")]
+        lines.write_text("".join(json.dumps(episode) + "\n" for episode in episodes))
+    else:
+        change(folder / "meta/tasks.parquet", lambda t: put(t, "task", pa.array(texts)))
+        path = next((folder / "meta/episodes").rglob("*.parquet"))
+        change(path, lambda t: put(t, "tasks", pa.array([["go"]] * 4)))
+    rename_tasks(folder, {1: "lift\u2028it", 2: "stop"})
+    after = ["go", "lift\u2028it", "stop"]
+    assert [of[0] for of in tasks_of_rows(Dataset(folder)).values()] == after
+    listed_of = (
+        [episode["tasks"] for episode in read_lines(folder, "meta/episodes.jsonl")]
+        if lines.is_file()
+        else pq.read_table(next((folder / "meta/episodes").rglob("*.parquet")))["tasks"].to_pylist()
+    )
+    assert listed_of == [after, after[:2], after, after[:2]]
+    if lines.is_file():  # whoever splits lines where Python does finds whole ones
+        assert len((folder / "meta/tasks.jsonl").read_text().splitlines()) == 3
 
 
 def test_depth_as_video_keeps_its_statistics(tmp_path: Path, made: Made) -> None:
