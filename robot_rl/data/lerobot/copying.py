@@ -25,7 +25,13 @@ from robot_rl.data.lerobot import layout as lay
 from robot_rl.data.lerobot.batch import episode_table
 from robot_rl.data.lerobot.beside import Beside
 from robot_rl.data.lerobot.encode import ArrayFile
-from robot_rl.data.lerobot.foreign import Moved, copy_foreign, refuse_unlisted, say_left_out
+from robot_rl.data.lerobot.foreign import (
+    Moved,
+    copy_foreign,
+    refuse_not_fetched,
+    refuse_unlisted,
+    say_left_out,
+)
 from robot_rl.data.lerobot.index import DatasetIndex, first_line, read_stats, read_table
 from robot_rl.data.lerobot.layout import place
 from robot_rl.data.lerobot.parquet import TableFile, write_table
@@ -84,10 +90,11 @@ def copy_episodes(
 
     Raises:
         DatasetError: damage, a number without a text, files of one name or entries of meta/info.json that
-            differ, or files that nobody knows the episodes of.
+            differ, files that nobody knows the episodes of, or links to files that were not fetched.
     """
     for part in parts:
         refuse_unlisted(part.index, drop)
+        refuse_not_fetched(part.index, drop)
         part.index.sums.require_all_others()
     info = _joined_info(parts, drop)
     copy = _Copy(parts, new, drop, apart, keep_texts)

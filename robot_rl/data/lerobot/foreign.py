@@ -159,12 +159,22 @@ def refuse_unlisted(index: DatasetIndex, drop: Collection[str] = ()) -> None:
         )
 
 
+def refuse_not_fetched(index: DatasetIndex, drop: Collection[str]) -> None:
+    """Refuses files of others that are links to what is not there.
+
+    Raises:
+        DatasetError: names the first.
+    """
+    names = [name for name in foreign_files(index) if not is_below(name, drop)]
+    refuse_dangling(index.folder, names, "or leave it out: drop={name}")
+
+
 def copy_foreign(sources: Sequence[Moved], new: Path, drop: Collection[str]) -> None:
     """Copies the files of others, with the episodes' new numbers.
 
     Raises:
-        DatasetError: a file has changed, is a link to nothing or names an episode that meta/ does not list,
-            or two sources have different ones of one name.
+        DatasetError: a file has changed, names an episode that meta/ does not list, or two sources have
+            different ones of one name.
     """
     files = [dict.fromkeys(foreign_files(source.index)) for source in sources]
     as_they_are: list[tuple[Moved, str]] = []
@@ -173,7 +183,6 @@ def copy_foreign(sources: Sequence[Moved], new: Path, drop: Collection[str]) -> 
             continue
         holders = [source for source, names in zip(sources, files, strict=True) if name in names]
         for source in holders:
-            refuse_dangling(source.folder, [name], "or leave it out: drop={name}")
             source.index.sums.require(name)
         target = new / name
         target.parent.mkdir(parents=True, exist_ok=True)
