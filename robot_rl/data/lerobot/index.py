@@ -122,7 +122,7 @@ def read_info(folder: Path, sums: Checksums | None = None) -> dict[str, Any]:
     """
     path = folder / lay.INFO
     if not path.is_file():
-        if (folder / "data").is_dir():
+        if is_store(folder) and (folder / "data").is_dir():
             raise DatasetError(f"{path}: it is missing, and data/ holds episodes. Restore it from a copy.")
         if is_store(folder):
             raise DatasetError(not_written(folder))
