@@ -226,7 +226,7 @@ class ForwardVelocityController:
     """Moves joints at given speeds.
 
     Stricter than ros2_control's: within the speed limits, and at rest once nobody has said a speed
-    for `timeout_s`, which None leaves out.
+    for `timeout_s`, which None leaves out. No target leads the arm by more than `LEAD_S`.
     """
 
     kind = "velocity_controllers/JointGroupVelocityController"
@@ -242,13 +242,14 @@ class ForwardVelocityController:
         self.interfaces = tuple(f"{joint}/velocity" for joint in joints)
         self._timeout_s, self._silent_s = timeout_s, 0.0
         self._speed: Array | None = None
+        self._reference: Array | None = None
 
     def set(self, values: Array) -> None:
         """Takes the speeds of one message, one a joint."""
         self._speed, self._silent_s = np.array(values, float), 0.0
 
     def activate(self, body: Body) -> None:
-        self._speed = None
+        self._speed = self._reference = None
         body.hold()
 
     def halt(self, why: str, body: Body) -> None:
@@ -261,11 +262,15 @@ class ForwardVelocityController:
         if self._timeout_s is not None and self._silent_s > self._timeout_s:
             self.activate(body)
             return
-        largest = body.plant.velocity_limits_rad_s
-        wanted = body.target_rad + cycle.dt_s * np.clip(self._speed, -largest, largest)
-        lead = np.clip(wanted - cycle.state.position_rad, -LEAD_S * largest, LEAD_S * largest)
-        low, high = body.plant.position_limits_rad
-        body.target_rad = np.clip(cycle.state.position_rad + lead, low, high)
+        largest, (low, high) = body.plant.velocity_limits_rad_s, body.plant.position_limits_rad
+        here_rad, speed = cycle.state.position_rad, np.clip(self._speed, -largest, largest)
+        before = body.target_rad if self._reference is None else self._reference
+        # As trajectories: a real arm's drives have a speed at once; soft servos do if their target leads.
+        servo_rad = body.plant.servo_s * speed
+        lead = before + cycle.dt_s * speed + servo_rad - here_rad
+        lead = np.clip(lead, -LEAD_S * largest, LEAD_S * largest)
+        self._reference = np.clip(here_rad + lead - servo_rad, low, high)
+        body.target_rad = np.clip(self._reference + servo_rad, low, high)
 
 
 class Grip:

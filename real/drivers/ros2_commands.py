@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,6 +24,13 @@ from robot_rl.real.station import Ros2Config, StationConfig
 
 _POINT_S = 0.05
 """Time to a single target that is sent to a trajectory controller."""
+_SOONEST_S = 0.075
+"""First point of a plan that is sent, if there is a later one.
+
+A controller begins a message when it arrives, at the measured position. To a point 50 ms away, a line of
+20 ms makes it lose 20 of 50 ms of its way, brake for that, and hurry after it: the simulated arm swung
+between a fifth of its speed and 1.2 times its limit, and ran away on a line of 30 ms. To one 100 ms away
+it does not."""
 _BRAKE_S = 0.1
 _STEP_S = 0.02
 """From a hold until joints at rest are at their target again; two periods of a slow controller."""
@@ -142,6 +150,35 @@ class VelocityStream:
         self._publisher.publish(self._node.message("std_msgs/msg/Float64MultiArray", data=speed_rad_s))
 
 
+@dataclass(frozen=True)
+class _Ramp:
+    """To rest at constant deceleration in `_BRAKE_S`; joints that were held again later began later."""
+
+    start_rad: Array
+    """(n,)"""
+    speed_rad_s: Array
+    """(n,)"""
+    begun_ns: Array
+    """(n,)"""
+    tries: int = _MAX_RAMPS
+    """Ramps that are left for joints which go on."""
+
+    def left(self, now_ns: int, speed_rad_s: Array) -> Array:
+        """Returns the share (n,) that is left, by the clock or by the speed of the joints (n,).
+
+        The later one counts: a ramp that was sent a moment ago has not reached the arm yet.
+        """
+        by_clock = 1.0 - 1e-9 * (now_ns - self.begun_ns) / _BRAKE_S
+        with np.errstate(divide="ignore", invalid="ignore"):
+            by_speed = np.nan_to_num(speed_rad_s / self.speed_rad_s, posinf=0.0, neginf=0.0)
+        return np.clip(np.maximum(by_clock, by_speed), 0.0, 1.0)
+
+    def at(self, left: Array) -> tuple[Array, Array]:
+        """Returns positions and speeds (n,) where a share (n,) is left."""
+        way_rad = 0.5 * _BRAKE_S * self.speed_rad_s * (1.0 - left**2)
+        return self.start_rad + way_rad, self.speed_rad_s * left
+
+
 class TrajectoryStream:
     """Whole chunks for a joint_trajectory_controller.
 
@@ -159,7 +196,7 @@ class TrajectoryStream:
         self._fastest_rad_s = np.asarray(limits.velocity_rad_s)
         self._still_rad_s = STILL_SHARE * self._fastest_rad_s
         self._near = HoldTarget(limits)
-        self._held: tuple[Array, Array, int] | None = None  # where, at which speed, ramps that are left
+        self._held: _Ramp | None = None
         self._path: tuple[Array, Array] | None = None  # times (s) and positions of what was sent last
         self._publisher = node.create_publisher("trajectory_msgs/msg/JointTrajectory", self.topic)
 
@@ -167,17 +204,20 @@ class TrajectoryStream:
         self._follow(target_rad[None], [_POINT_S], state)
 
     def send_plan(self, plan: Plan, state: ArmState) -> None:
-        """Sends those targets whose time has not passed: target i is reached at its period's end."""
+        """Sends those targets whose time has not passed, from `_SOONEST_S` on where there are such.
+
+        Target i is reached at its period's end.
+        """
         ends_ns = plan.start_ns + plan.period_ns * np.arange(1, len(plan.targets_rad) + 1) - self._clock_ns()
-        ahead = ends_ns > 0
+        ahead = ends_ns > min(1e9 * _SOONEST_S, max(0, ends_ns[-1] - 1))
         if ahead.any():
             self._follow(plan.targets_rad[ahead], list(1e-9 * ends_ns[ahead]), state)
 
     def hold(self, state: ArmState) -> None:
         """Comes to rest at constant deceleration; a target where the arm is now would jerk it back.
 
-        Joints at rest stay at their last target. Held again, the arm goes to the same place, except
-        joints that went on at the same speed as if no hold had come: a call back would be a jerk as well.
+        Joints at rest stay at their last target. Held again, joints go on with the ramp before, except
+        those that kept their speed as if no hold had come: a call back would be a jerk as well.
         """
         now_ns, speed_rad_s = self._clock_ns(), state.velocity_rad_s
         here_rad = self._here_rad(now_ns, state)
@@ -185,28 +225,38 @@ class TrajectoryStream:
             if self._path is None or self._held is not None:
                 return
             speed_rad_s = (self._wanted_rad(now_ns + round(1e9 * _STEP_S), state) - here_rad) / _STEP_S
-        stays = np.abs(speed_rad_s) < self._still_rad_s
-        if self._held is None:
-            last_rad, tries = self._wanted_rad(now_ns, state), _MAX_RAMPS
-        else:
-            last_rad, held_rad_s, tries = self._held
-            goes_on = (speed_rad_s * held_rad_s > 0) & (np.abs(speed_rad_s) >= _SAME * np.abs(held_rad_s))
-            stays |= ~goes_on
-        stays &= ~self._near.is_far(last_rad, here_rad)
-        stays |= not tries
-        speed_rad_s = np.where(stays, 0.0, speed_rad_s)
-        start_rad = np.where(stays, last_rad, here_rad)
-        rest_rad = start_rad + 0.5 * _BRAKE_S * speed_rad_s
+        ramp = self._ramp(now_ns, here_rad, speed_rad_s, state)
+        left = ramp.left(now_ns, speed_rad_s)
         # A controller begins at the measured position, below the target of a loaded arm: were the way to
         # it as long as the ramp, the arm would sink on it, and sink with every hold.
-        soon_rad = start_rad + _STEP_S * (1.0 - 0.5 * _STEP_S / _BRAKE_S) * speed_rad_s
-        soon_rad_s = (1.0 - _STEP_S / _BRAKE_S) * speed_rad_s
-        points_rad = np.clip([soon_rad, rest_rad], *self._limits)
-        speeds = np.array([soon_rad_s, np.zeros_like(soon_rad_s)])
+        soon, rest = ramp.at(np.maximum(left - _STEP_S / _BRAKE_S, 0.0)), ramp.at(np.zeros_like(left))
+        points_rad, speeds = np.clip([soon[0], rest[0]], *self._limits), np.array([soon[1], rest[1]])
         if not self._publish(points_rad, [_STEP_S, _BRAKE_S], speeds, now_ns):
             return
-        self._held = points_rad[1], speed_rad_s, tries - (not stays.all())
-        self._path = 1e-9 * now_ns + np.array([0.0, _STEP_S, _BRAKE_S]), np.vstack([start_rad, points_rad])
+        self._held = ramp
+        times_s = 1e-9 * now_ns + np.array([0.0, _STEP_S, _BRAKE_S])
+        self._path = times_s, np.vstack([ramp.at(left)[0], points_rad])
+
+    def _ramp(self, now_ns: int, here_rad: Array, speed_rad_s: Array, state: ArmState) -> _Ramp:
+        """Returns the ramp (n,) of a hold of joints that are here at a speed (n,)."""
+        before = self._held
+        if before is None:
+            last_rad = self._wanted_rad(now_ns, state)
+            before = _Ramp(last_rad, np.zeros_like(last_rad), np.full(len(last_rad), now_ns))
+            stays = np.abs(speed_rad_s) < self._still_rad_s
+        else:
+            last_rad, _ = before.at(np.zeros_like(here_rad))
+            same_way = speed_rad_s * before.speed_rad_s > 0
+            stays = ~same_way | (np.abs(speed_rad_s) < _SAME * np.abs(before.speed_rad_s))
+            stays |= np.abs(speed_rad_s) < self._still_rad_s
+        stays &= ~self._near.is_far(last_rad, here_rad)
+        stays |= not before.tries
+        return _Ramp(
+            np.where(stays, before.start_rad, here_rad),
+            np.where(stays, before.speed_rad_s, speed_rad_s),
+            np.where(stays, before.begun_ns, now_ns),
+            before.tries - (not stays.all()),
+        )
 
     def forget(self) -> None:
         self._path = self._held = None

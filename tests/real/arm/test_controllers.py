@@ -179,6 +179,27 @@ def test_speeds_are_integrated_and_limited(make_loop) -> None:
     assert loop.body.num_beyond_limits == 0
 
 
+def test_soft_servos_have_a_speed_at_once_and_end_it_at_once(make_loop) -> None:
+    """As the drives of an arm that takes speeds: it neither lags by 0.05 rad, nor goes on by as much."""
+    loop, controller = make_loop(lag_s=0.1), ForwardVelocityController(JOINTS)
+    loop.plant.servo_s = np.full(2, 0.1)
+    controller.activate(loop.body)
+    for cycle in range(100):
+        controller.set(np.array([0.5 if cycle < 50 else 0.0, 0.0]))
+        loop.cycle(controller)
+        if cycle == 49:
+            assert loop.plant.position[0] == pytest.approx(0.25, abs=0.006)  # a cycle is 0.005 rad
+            assert loop.plant.velocity[0] == pytest.approx(0.5, abs=1e-3)
+    assert loop.plant.position[0] == pytest.approx(0.25, abs=0.006)
+    for _ in range(300):  # at its limit it stays, whatever the speed was
+        controller.set(np.array([1.0, 0.0]))
+        loop.cycle(controller)
+    for _ in range(100):
+        controller.set(np.zeros(2))
+        loop.cycle(controller)
+    assert loop.plant.position[0] == pytest.approx(1.0, abs=1e-3)
+
+
 def test_silence_ends_a_speed(make_loop) -> None:
     loop, controller = make_loop(), ForwardVelocityController(JOINTS, timeout_s=0.1)
     controller.activate(loop.body)

@@ -194,3 +194,37 @@ def test_a_controller_that_does_not_stop_by_itself_is_refused(
     else:
         graph.arm.connect()
     assert graph.node.clients == 0
+
+
+def test_an_arm_that_is_held_twice_at_once_goes_on_with_its_ramp(make):
+    """A stop holds, and holds again when the controller is taken away: the first one is still on its way.
+
+    Found in a flight of the fault campaign: a joint at 2.6 rad/s that was at 2.3 rad/s when the second hold
+    came was told to be at the end of its ramp in 20 ms, which is 6 rad/s.
+    """
+    graph = make(replace(CONFIG, command="trajectory"))
+    graph.arm.connect()
+    graph.arm.start()
+    graph.joints([0.0, 0.0, 1.0], stamp_ns=2, velocity=[0.0, 0.0, 2.0])
+    graph.arm.hold()
+    graph.joints([0.0, 0.0, 1.02], stamp_ns=3, velocity=[0.0, 0.0, 1.7])
+    graph.arm.hold()
+    soon, rest = graph.node.on(f"{JTC}/joint_trajectory")[-1].points
+    # Of the ramp from 1 rad, 30 of 100 ms are over in 20 ms: 1 + 0.1 (1 - 0.7^2) rad, at 1.4 rad/s.
+    assert (soon.positions[0], soon.velocities[0]) == pytest.approx((1.051, 1.4))
+    assert (rest.positions[0], rest.velocities[0]) == pytest.approx((1.1, 0.0))
+
+
+def test_a_ramp_that_came_late_is_not_cut_short(make):
+    """By the clock it is over; the joint has half of its speed, so half of its time is left."""
+    graph = make(replace(CONFIG, command="trajectory"))
+    graph.arm.connect()
+    graph.arm.start()
+    graph.joints([0.0, 0.0, 1.0], stamp_ns=2, velocity=[0.0, 0.0, 2.0])
+    graph.arm.hold()
+    graph.now_ns += 90_000_000
+    graph.joints([0.0, 0.0, 1.15], stamp_ns=3, velocity=[0.0, 0.0, 1.0])
+    graph.arm.hold()
+    soon, rest = graph.node.on(f"{JTC}/joint_trajectory")[-1].points
+    assert (soon.positions[0], soon.velocities[0]) == pytest.approx((1.1 - 0.1 * 0.3**2, 0.6))
+    assert rest.positions[0] == pytest.approx(1.1)
