@@ -149,3 +149,25 @@ def test_speeds_bring_an_arm_to_rest_without_a_swing(delay_ms: int, most_s: floa
     last = int(np.flatnonzero(arm.speeds()[:, 0] > STILL_SHARE)[-1])
     assert 1e-9 * arm.log[last].stamp_ns - 1.0 < most_s
     assert max(state.position_rad[0] for state in arm.log) - goal_rad[0] < 0.01
+
+
+@pytest.mark.parametrize("delay_ms", [1, 10, 20])
+def test_a_stop_which_is_two_holds_brakes_on_a_late_line_and_never_speeds_up(delay_ms: int) -> None:
+    """The second one is said when the controller is taken away, before the first one is there."""
+    arm = Late(JointTrajectoryController, delay_ms, 0.0)
+    stream = TrajectoryStream(arm.node, "jtc", STATION, lambda: arm.now_ns)
+    drive = far(arm, stream)
+
+    def cycle() -> None:
+        if arm.now_ns <= 1000 * MS:
+            drive()
+        elif arm.now_ns <= 1020 * MS:
+            stream.hold(arm.state)
+
+    arm.run(2000, cycle)
+    speeds = arm.speeds()[:, 0]
+    held = 1000 // CYCLE_MS
+    assert speeds[held] > 0.5
+    assert speeds[held:].max() < speeds[held] + 0.1
+    assert np.abs(np.diff(speeds[held:])).max() < 0.6
+    assert speeds[held + 60 :].max() < STILL_SHARE
