@@ -300,7 +300,7 @@ def beyond(chain: Chain, log: ArmLog | None) -> list[Wrong]:
             for stamp_ns, said in sent:
                 found += judge_one(stamp_ns, said)
     if log is not None and chain.command != "trajectory":
-        found += beyond_motion(log, limits)
+        found += beyond_motion(log, limits, leads=chain.command == "velocity")
     return sorted(found, key=lambda one: one.stamp_ns)
 
 

@@ -145,12 +145,17 @@ def beyond_limits(sent: ArmLog, limits: SafetyLimits, arm: ArmLog | None = None)
     return _jumps(sent, steps, limits, np.maximum.accumulate(np.where(is_held, rows[:, None], 0), axis=0))
 
 
-def beyond_motion(log: ArmLog, limits: SafetyLimits) -> list[Wrong]:
+def beyond_motion(log: ArmLog, limits: SafetyLimits, *, leads: bool = False) -> list[Wrong]:
     """Returns the joint targets that an arm should not have made of speeds, twists or poses by itself.
 
     They may change as fast as the joints may turn; a target where the arm is is a stop and may come at once.
+    Where an arm has a speed v at once (`leads`), its soft servos' targets lead by lookahead x v: that may end
+    at once too, and else change as speeds may.
     """
-    steps = STEP_S * np.asarray(limits.velocity_rad_s) + _START_RAD
+    velocity, acceleration = np.asarray(limits.velocity_rad_s), np.asarray(limits.acceleration_rad_s2)
+    steps = STEP_S * velocity + _START_RAD
+    if leads:
+        steps = steps + limits.lookahead_s * np.maximum(velocity, STEP_S * acceleration)
     # Of this cycle or, if the controller was switched between two, of the one before.
     before = np.concatenate([log.position_rad[:1], log.position_rad[:-1]])
     is_held = np.zeros(len(log.stamp_ns), bool)

@@ -82,6 +82,14 @@ def test_targets_that_an_arm_makes_by_itself_are_as_slow_as_its_joints(judge, co
     assert [wrong.what for wrong in got] == found
 
 
+def test_an_arm_that_has_speeds_at_once_leads_its_servos_by_them(judge):
+    """0.1 s x 2 rad/s, which may end at once, come to the 0.1 rad that it may turn in 50 ms."""
+    got = judge.beyond_motion(log_of(judge, [0.5, 0.79], [0.3, 0.31]), LIMITS, leads=True)
+    assert not got
+    (wrong,) = judge.beyond_motion(log_of(judge, [0.5, 0.81], [0.3, 0.31]), LIMITS, leads=True)
+    assert wrong.what == "joint 0: target changed by 0.310 rad within 40 ms, allowed 0.301"
+
+
 @pytest.mark.parametrize(
     ("speeds", "found"),
     [
