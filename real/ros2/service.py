@@ -269,6 +269,8 @@ class DdsClient:
         return call.response
 
     def _on_reply(self, octets: bytes, info: Any) -> None:
+        if not self._calls and self._bare is None:
+            return  # to another client, perhaps before this one is complete
         if self._is_bare(info.publication_handle):
             call, body = self._bare, octets
         else:

@@ -8,11 +8,12 @@ import time
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from robot_rl.real.ros2 import types
+from robot_rl.real.ros2 import service, types
 from robot_rl.real.ros2.api import DEFAULT, LATCHED, SENSOR, Ros2Error
 from robot_rl.real.ros2.node import DdsNode, open_node
 from robot_rl.real.ros2.parameters import Parameter, Parameters
@@ -231,3 +232,23 @@ def test_policies_of_endpoints_are_read_by_one_thread_at_a_time():
 def test_handles_of_peers_are_as_samples_have_them():
     dds = pytest.importorskip("robot_rl.real.ros2.dds")
     assert dds._matched(lambda: [-1, 5]) == [2**64 - 1, 5]
+
+
+def test_a_reply_to_others_that_comes_before_a_client_is_complete_is_none_of_its_business(
+    monkeypatch,
+) -> None:
+    """Found in a log of the fault campaign: clients of one service share a topic for replies."""
+    monkeypatch.setattr(service, "_identity", lambda participant, role: b"")
+
+    class Eager:
+        def writer(self, *_: Any, **__: Any) -> Any:
+            return SimpleNamespace(entity=SimpleNamespace(instance_handle=7), guid=b"writer")
+
+        def reader(self, topic: str, kind: str, qos: Any, callback: Any, *_: Any, **__: Any) -> Any:
+            callback(bytes(28), SimpleNamespace(publication_handle=3))
+            return SimpleNamespace(guid=b"reader")
+
+    participant: Any = Eager()
+    graph: Any = SimpleNamespace(add=lambda **_: None)
+    codecs: Any = SimpleNamespace(codec=lambda kind: None)
+    service.DdsClient(participant, graph, codecs, TRIGGER, "go")
