@@ -102,21 +102,35 @@ def result(words: list[str]) -> dict[str, Any]:
     """Trains one run and returns the content of its summary.json."""
     folder, settings = resumed(words), config(words)
     print(
-        f"task {settings.env.task}, recipe {settings.recipe}, seed {settings.seed}: "
-        f"{_demonstrations(settings)}, {settings.bc.updates:,} cloning updates, "
-        f"{settings.phase.env_steps:,} control steps of "
-        f"{settings.method} RL on {settings.num_envs} envs, learner on {settings.device}",
+        f"task {settings.env.task}, recipe {settings.recipe}, seed {settings.seed}: {_plan(settings)}, "
+        f"learner on {settings.device}",
         file=sys.stderr,
     )
     from robot_rl.train.phases import resume, run  # the learner: seconds
 
     summary = resume(folder) if folder else run(settings)
     print(
-        f"{summary.task}: success {summary.base_success:.1%} before, {summary.final_success:.1%} after "
+        f"{summary.task}: success {_before(summary.base_success)}{summary.final_success:.1%} after "
         f"{summary.env_steps:,} control steps and {summary.train_minutes:.1f} minutes "
         f"({summary.episodes} held-out episodes); see {summary.run}/report.html"
     )
     return summary.to_json()
+
+
+def _plan(settings: RunConfig) -> str:
+    """Says what the stages come to."""
+    said = {
+        "demos": _demonstrations(settings),
+        "look": f"{settings.demos.episodes} episodes of noise to look at",
+        "clone": f"{settings.bc.updates:,} cloning updates",
+        "online": f"{settings.phase.env_steps:,} control steps of {settings.method} RL on "
+        f"{settings.num_envs} envs",
+    }
+    return ", ".join(said[stage] for stage in settings.plan if stage in said)
+
+
+def _before(success: float | None) -> str:
+    return "" if success is None else f"{success:.1%} before, "
 
 
 def _demonstrations(settings: RunConfig) -> str:

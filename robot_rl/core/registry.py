@@ -33,6 +33,7 @@ TABLE: dict[str, dict[str, str]] = {
         "token": "robot_rl.policies.token:TokenPolicy",
         "gaussian": "robot_rl.policies.gaussian:GaussianPolicy",
         "linear": "robot_rl.policies.linear:LinearPolicy",
+        "noise": "robot_rl.policies.noise:NoisePolicy",
         "residual": "robot_rl.policies.residual:ResidualPolicy",
         "latent": "robot_rl.policies.latent:LatentSteer",
         "actor": "robot_rl.policies.actor:ActorPolicy",

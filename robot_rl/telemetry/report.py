@@ -337,6 +337,9 @@ def _eyebrow(runs: Sequence[RunRecord]) -> str:
 
 
 def _sentence(runs: Sequence[RunRecord], before: Outcome | None, after: Outcome | None) -> str:
+    if before is None and after is not None:
+        low, high = after.interval
+        return f"Success on held-out episodes is {percent(after.share)} ({100 * low:.1f} to {percent(high)})."
     if before is None or after is None:
         return "This run has no evaluation before and after reinforcement learning to compare."
     moved = "rose" if after.share > before.share else "fell" if after.share < before.share else "stayed"

@@ -1,6 +1,6 @@
-"""How a run comes to its base: demonstrations, which of their frames to clone, cloning.
+"""How a run comes to its base: demonstrations, which of their frames to clone, cloning; or noise.
 
-demos -> [progress ->] bc
+demos -> [progress ->] bc, or look
 """
 
 from __future__ import annotations
@@ -13,22 +13,33 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from robot_rl.algos.progress import ProgressCritic, kept
 from robot_rl.core.errors import ConfigError, DatasetError, require
 from robot_rl.core.files import replace_file
+from robot_rl.core.seeding import train_seed
 from robot_rl.data.demos import load_episodes, save_episodes
+from robot_rl.data.normalize import Normaliser
 from robot_rl.hal.vector import Obs, VectorEnv
 from robot_rl.policies.checkpoint import load_policy, save_policy
+from robot_rl.policies.noise import NoisePolicy, NoisePolicyConfig
 from robot_rl.policies.spec import SavedPolicy
 from robot_rl.policies.vla.config import SmallVLAConfig
 from robot_rl.sim.vector import EnvConfig
 from robot_rl.train.assemble import assemble_cloning, assemble_progress, make_eval_env, policy_meta
 from robot_rl.train.config import RunConfig
-from robot_rl.train.demos import collect_demonstrations, episodes_meta, load_demonstrations
+from robot_rl.train.demos import (
+    collect_demonstrations,
+    collect_episodes,
+    episodes_meta,
+    load_demonstrations,
+)
 from robot_rl.train.improve.config import DENOISING, ChainPhase, OffPolicyPhase
 from robot_rl.train.session import Session, learn
 
+LOOK = "look"
+"""The phase of noise that is looked at, and the folder of its episodes."""
 PROGRESS = "progress"
 """The phase of `demos.filter`, its metrics and its file."""
 
@@ -73,6 +84,41 @@ def _check_pictures(session: Session, obs: Obs) -> None:
                 f"demos.path: {demo_folder(session)} has {key} {got or 'nowhere'}, the run shows {shape}. "
                 f"Collect others with `robot-rl collect {words}`."
             )
+
+
+def look(session: Session) -> None:
+    """Plays noise: what it comes to gives the observations their scale. No learner sees it.
+
+    The base is that noise, so what is learned from nothing is compared with it.
+    """
+    config = session.config
+    with closing(make_eval_env(config)) as env:
+        noise = _Noise(env, train_seed(config.seed, "noise"))
+        first = train_seed(config.seed, "demos") // 2
+        seeds = np.arange(first, first + config.demos.episodes, dtype=np.uint64)
+        with session.phase(LOOK, len(seeds), unit="episodes") as progress, session.timer.stage(LOOK):
+            episodes = collect_episodes(env, noise, seeds, on_batch=progress.update)
+        shutil.rmtree(session.folder / LOOK, ignore_errors=True)
+        save_episodes(session.folder / LOOK, episodes)
+        base = NoisePolicy(
+            NoisePolicyConfig(horizon=config.n_exec),
+            state_dim=len(env.state_names),
+            action_dim=len(env.action_names),
+            normaliser=Normaliser.fit(episodes.obs, episodes.action),
+        )
+        save_policy(session.folder / "policy" / "base", base, meta=policy_meta(config, env))
+    session.results[LOOK] = {"episodes": episodes.num_episodes, "env_steps": len(episodes.reward)}
+    session.write(LOOK, {f"{LOOK}/{name}": value for name, value in session.results[LOOK].items()})
+
+
+class _Noise:
+    """An expert of nothing."""
+
+    def __init__(self, env: VectorEnv, seed: int) -> None:
+        self._shape, self._rng = (env.num_envs, len(env.action_names)), np.random.default_rng(seed)
+
+    def act(self) -> NDArray[Any]:
+        return self._rng.uniform(-1.0, 1.0, self._shape).astype(np.float32)
 
 
 def value_progress(session: Session) -> None:
@@ -169,6 +215,8 @@ def _check_cameras(
 
 
 def demo_folder(session: Session) -> Path:
-    """Returns where the run's demonstrations are."""
+    """Returns where the run's demonstrations are, or what it looked at without any."""
     path = session.config.demos.path
-    return session.folder / "demos" if path is None else Path(path)
+    if path is not None:
+        return Path(path)
+    return session.folder / (LOOK if LOOK in session.config.plan else "demos")

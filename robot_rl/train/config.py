@@ -13,6 +13,7 @@ from robot_rl.policies.config import ChunkPolicyConfig
 from robot_rl.sim.config import EnvConfig, check_names, check_num_envs, check_reward
 from robot_rl.train.improve.config import (
     DENOISING,
+    NOISE,
     ChainPhase,
     ChunkedPhase,
     DirectPhase,
@@ -26,6 +27,10 @@ from robot_rl.train.improve.config import (
     RL100Phase,
     SequencePhase,
 )
+from robot_rl.train.stages import check_stages
+
+_UPDATES = {True: "1 or more with that stage", False: "0 without that stage"}
+"""Of a stage that is, or is not, in the plan."""
 
 
 def check_device(device: str) -> None:
@@ -259,6 +264,9 @@ class RunConfig:
     """Control steps executed of each chunk before the next is sampled."""
     metrics_rows: int = 200
     """Rows that each learning phase writes into metrics.jsonl."""
+    stages: tuple[str, ...] = ()
+    """What the run does, in order, of demos, look, filter, clone, evaluate, online and distil; the usual
+    list if empty: `robot_rl.train.stages`. `stages=demos,clone,evaluate` clones alone."""
     station: str | None = None
     """A station by name or path, whose arm collects; simulations without ROS if None."""
     real_time: bool = False
@@ -296,6 +304,8 @@ class RunConfig:
         require(self.metrics_rows >= 1, "metrics_rows", self.metrics_rows, "1 or more")
         check_names(self.env.task, self.env.robot, at="env.")
         check_reward(self.env)
+        check_stages(self.plan, self.phase.needs)
+        self._check_plan()
         self._check_shares()
         self._check_latent()
         if self.has_arm:
@@ -306,7 +316,7 @@ class RunConfig:
             )
             reuse, allowed = self.replay.reuse, f"none with method={self.method}, which has no replay"
             require(not reuse, "replay.reuse", list(reuse), allowed)
-        if self.bc.policy is None:
+        if self.bc.policy is None and "clone" in self.plan:
             self._check_cloned()
         if self.method == "grpo":
             group = self.grpo.group
@@ -336,6 +346,22 @@ class RunConfig:
         require(filtered == 0 or self.bc.policy is None, "demos.filter.updates", filtered, allowed)
 
     @property
+    def plan(self) -> tuple[str, ...]:
+        """The run's stages: `stages`, or those of a run that improves a clone."""
+        if self.stages:
+            return self.stages
+        distils = isinstance(self.phase, ChainPhase) and self.phase.distil.updates > 0
+        return (
+            "demos",
+            *(("filter",) if self.demos.filter.updates else ()),
+            "clone",
+            "evaluate",
+            "online",
+            *(("distil",) if distils else ()),
+            "evaluate",
+        )
+
+    @property
     def phase(self) -> ImprovePhase:
         """The section of the run's method."""
         return cast(ImprovePhase, getattr(self, self.method))
@@ -349,6 +375,28 @@ class RunConfig:
     def acts_alone(self) -> bool:
         """Whether what collects lives in a process of its own, and waits for nobody."""
         return self.station is not None or self.real_time
+
+    def _check_plan(self) -> None:
+        """Refuses stages that the other settings do not go with."""
+        plan, filtered = self.plan, self.demos.filter.updates
+        is_filter = "filter" in plan
+        require(is_filter == (filtered > 0), "demos.filter.updates", filtered, _UPDATES[is_filter])
+        if isinstance(self.phase, ChainPhase):
+            distils, name, is_distil = self.phase.distil.updates, self.phase.name, "distil" in plan
+            at = f"{name}.distil.updates"
+            require(is_distil == (distils > 0) or "online" not in plan, at, distils, _UPDATES[is_distil])
+        elif "distil" in plan:
+            raise ConfigError(f"stages: got 'distil' with method={self.method}, whose policy needs one step")
+        if "look" not in plan:
+            return
+        if "demos" in plan:
+            raise ConfigError("stages: got 'look' and 'demos', allowed: one of them")
+        if "online" in plan:
+            bases = self.phase.bases
+            require(NOISE in bases, "method", self.method, "direct, where nothing was cloned")
+        path = self.demos.path
+        require(path is None, "demos.path", path, "none with the stage `look`, which plays noise")
+        require(not self.has_arm, "stages", list(plan), "no `look` beside an arm, which noise would break")
 
     def _check_shares(self) -> None:
         phase = self.phase

@@ -1,6 +1,7 @@
-"""Whole training runs: demonstrations, cloning, evaluation, residual RL, evaluation; exact resume.
+"""Whole training runs: the stages of a run's plan, one after another; exact resume.
 
-    demos -> [progress ->] bc -> base -> <method> [-> distil] -> final
+    stage   demos  look  filter    clone  evaluate       online    distil
+    phase   demos  look  progress  bc     base or final  <method>  distil     (metrics, checkpoints)
 
 Each phase reads what the phases before it left on the disk and leaves its own result there, so a
 resumed run and an unbroken one go the same way. Only the loops of `progress`, `bc` and of
@@ -27,13 +28,21 @@ from robot_rl.policies.checkpoint import load_policy, save_policy
 from robot_rl.real.station import load_station
 from robot_rl.sim.config import making
 from robot_rl.train.assemble import make_eval_env, policy_meta
-from robot_rl.train.base import PROGRESS, clone, collect, demo_folder, given_base, value_progress
+from robot_rl.train.base import (
+    LOOK,
+    PROGRESS,
+    clone,
+    collect,
+    demo_folder,
+    given_base,
+    look,
+    value_progress,
+)
 from robot_rl.train.config import RunConfig
 from robot_rl.train.demos import episodes_meta, load_demonstrations
 from robot_rl.train.deploy.online import check_arm, make_arm
 from robot_rl.train.envs import make_env
 from robot_rl.train.evaluate import EvalResult, evaluate_in
-from robot_rl.train.improve.config import ChainPhase
 from robot_rl.train.improve.distil import PHASE as DISTIL
 from robot_rl.train.improve.distil import distil
 from robot_rl.train.improve.method import Method, Start, eval_metrics, method_of
@@ -57,7 +66,8 @@ class Summary:
     task: str
     recipe: str
     seed: int
-    base_success: float
+    base_success: float | None
+    """None where only the result was evaluated, as with `stages=demos,clone,evaluate`."""
     final_success: float
     episodes: int
     """Held-out episodes behind each success."""
@@ -67,16 +77,16 @@ class Summary:
     """From the start to this summary, evaluations included, over all lives of the run."""
     run: str
     """Run folder."""
-    base_ci: tuple[float, float]
+    base_ci: tuple[float, float] | None
     """95 % Wilson interval."""
     final_ci: tuple[float, float]
     solved_at_reset: int
     """Held-out episodes that were solved before the policy acted; they count as solved above."""
-    demo_success: float
-    """Share of the demonstrations that succeed."""
+    demo_success: float | None
+    """Share of the demonstrations that succeed; None without any."""
     demo_env_steps: int
-    """Control steps of the demonstrations; not in `env_steps`."""
-    base_digest: str
+    """Control steps of the demonstrations, or of the noise of `look`; not in `env_steps`."""
+    base_digest: str | None
     """SHA-256 over all actions of the evaluation: `robot-rl evaluate` gives the same."""
     final_digest: str
     nan_resets: int
@@ -137,12 +147,16 @@ def _evaluate_base(session: Session) -> None:
     _final_evaluation(session, "base")
 
 
+def _take_base(session: Session) -> None:
+    """Makes the base the run's result."""
+    shutil.copytree(session.folder / "policy/base", session.folder / "policy/final", dirs_exist_ok=True)
+
+
 def _improve(session: Session) -> None:
     """Improves the base by the run's method; where nothing is learned the base is the result."""
     config, method = session.config, method_of(session.config)
     if config.phase.leaves_base:
-        shutil.copytree(session.folder / "policy/base", session.folder / "policy/final", dirs_exist_ok=True)
-        return
+        return _take_base(session)
     base, _ = load_policy(session.folder / "policy" / "base")
     episodes = load_demonstrations(demo_folder(session), session.config)
     # States of simulations that diverge are kept for inspection.
@@ -161,6 +175,7 @@ def _improve(session: Session) -> None:
         loop.hand_over(policy)
         save_policy(session.folder / "policy" / "final", policy, meta=policy_meta(config, eval_env))
         session.results["nan_resets"] = sum(source.nan_resets for source in loop.sources)
+    return None
 
 
 def _distil(session: Session) -> None:
@@ -203,20 +218,23 @@ def _recorder(session: Session, env: VectorEnv) -> AbstractContextManager[Record
 
 
 def _evaluate_final(session: Session) -> None:
+    if "online" not in session.config.plan:
+        _take_base(session)
     _final_evaluation(session, "final")
 
 
 def _phases(config: RunConfig) -> dict[str, Callable[[Session], None]]:
-    distils = isinstance(config.phase, ChainPhase) and config.phase.distil.updates > 0
-    return {
-        "demos": collect,
-        **({PROGRESS: value_progress} if config.demos.filter.updates else {}),
-        "bc": clone,
-        "base": _evaluate_base,
-        config.method: _improve,
-        **({DISTIL: _distil} if distils else {}),
-        "final": _evaluate_final,
+    """Returns what the stages of the run's plan do, by the name of their phase."""
+    known: dict[str, tuple[str, Callable[[Session], None]]] = {
+        "demos": ("demos", collect),
+        "look": (LOOK, look),
+        "filter": (PROGRESS, value_progress),
+        "clone": ("bc", clone),
+        "evaluate": ("base", _evaluate_base),
+        "online": (config.method, _improve),
+        "distil": (DISTIL, _distil),
     }
+    return dict([*(known[stage] for stage in config.plan[:-1]), ("final", _evaluate_final)])
 
 
 def _final_evaluation(session: Session, which: str) -> None:
@@ -301,25 +319,26 @@ def _photographer(session: Session, env: VectorEnv, seeds: Any) -> Photographer 
 def _conclude(session: Session) -> Summary:
     """Writes summary.json and the report."""
     config, results = session.config, session.results
-    base, final = results["base"], results["final"]
+    final, base = results["final"], results.get("base", {})
+    seen: dict[str, Any] = results.get("demos") or results.get(LOOK, {})
     summary = Summary(
         task=config.env.task,
         recipe=config.recipe,
         seed=config.seed,
-        base_success=base["success"],
+        base_success=base.get("success"),
         final_success=final["success"],
         episodes=final["episodes"],
         env_steps=session.counters.env_steps,
         train_minutes=round(session.elapsed_s / 60.0, 3),
         run=str(session.folder),
-        base_ci=tuple(base["ci"]),
+        base_ci=tuple(base["ci"]) if base else None,
         final_ci=tuple(final["ci"]),
         solved_at_reset=final["solved_at_reset"],
-        demo_success=results["demos"]["success"],
-        demo_env_steps=results["demos"]["env_steps"],
-        base_digest=base["digest"],
+        demo_success=seen.get("success") if "demos" in results else None,
+        demo_env_steps=seen.get("env_steps", 0),
+        base_digest=base.get("digest"),
         final_digest=final["digest"],
-        nan_resets=results.get("nan_resets", 0) + base["nan_resets"] + final["nan_resets"],
+        nan_resets=results.get("nan_resets", 0) + base.get("nan_resets", 0) + final["nan_resets"],
         command=_command(config),
         timing=session.timer.seconds(),
         versions=versions(_PACKAGES),

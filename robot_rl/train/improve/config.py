@@ -17,6 +17,7 @@ from robot_rl.algos.config.off_policy import (
 from robot_rl.algos.config.on_policy import ChainPPOConfig, GRPOConfig, OfflinePPOConfig
 from robot_rl.core.errors import ConfigError, require
 from robot_rl.policies.config import PROCESSES, LatentActorConfig, ProcessConfig, ResidualHeadConfig
+from robot_rl.train.stages import DEMONSTRATIONS
 
 CLONED = tuple(PROCESSES)
 """Kinds of base that a run clones."""
@@ -24,6 +25,8 @@ DENOISING = tuple(kind for kind in CLONED if kind != "token")
 """Those whose chunk begins as noise."""
 FINETUNED = ("small_vla",)
 """Kinds that `robot-rl finetune` makes."""
+NOISE = "noise"
+"""The kind of base that has learned nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +42,11 @@ class ImprovePhase:
 
     def __post_init__(self) -> None:
         self._require("env_steps", self.env_steps >= 0, "0 or more")
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """What it needs besides a base and the observations that belong to it."""
+        return (DEMONSTRATIONS,)
 
     @property
     def leaves_base(self) -> bool:
@@ -308,6 +316,7 @@ class DirectPhase(ActorPhase):
     """One action at a time (RLPD, WSRL, FastTD3, FastSAC)."""
 
     name: ClassVar[str] = "direct"
+    bases: ClassVar[tuple[str, ...]] = (*CLONED, NOISE)
     pretrain_updates: int = 0
     """Updates on the demonstrations before the first control step: the actor clones them, the critics
     learn the clone's values; then `explore_steps` of the clone come before any other update (WSRL)."""
@@ -315,6 +324,10 @@ class DirectPhase(ActorPhase):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._require("pretrain_updates", self.pretrain_updates >= 0, "0 or more")
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return (DEMONSTRATIONS,) if self.demo_ratio > 0 or self.pretrain_updates else ()
 
 
 @dataclass(frozen=True, kw_only=True)
