@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from robot_rl.core.errors import ConfigError, nearest, require
 from robot_rl.core.registry import resolve, table
@@ -19,8 +19,14 @@ _OTHER_MAPS = 8000
 
 @dataclass(frozen=True, kw_only=True)
 class EnvConfig:
-    """Which task on which robot, and how it is shown to the learner."""
+    """Which task on which robot, and how it is shown to the learner; or which Gymnasium environment."""
 
+    kind: Literal["sim", "gym"] = "sim"
+    """A task of ours, or whatever `gymnasium.make` makes."""
+    id: str | None = None
+    """With kind=gym: `Hopper-v5`, or `package:Name-v0`. Of the rest, `settings` alone is read then."""
+    settings: dict[str, Any] = field(default_factory=lambda: dict[str, Any]())
+    """With kind=gym: keyword arguments of `gymnasium.make`, such as max_episode_steps."""
     task: str = "pick_cube"
     robot: str | None = None
     """A name of `robot-rl doctor --list robot`, or the path of a robot file; the task's own if None."""
@@ -46,6 +52,23 @@ class EnvConfig:
     def __post_init__(self) -> None:
         given = self.horizon_s
         require(given is None or given > 0, "env.horizon_s", given, "above 0, or null for the task's")
+        if self.kind == "sim":
+            require(self.id is None, "env.id", self.id, "none, but for env.kind=gym")
+            require(not self.settings, "env.settings", self.settings, "none, but for env.kind=gym")
+            return
+        if self.id is None:
+            raise ConfigError("env.id: missing, env.kind=gym needs it: env.id=Hopper-v5.")
+        for setting in fields(self):
+            got = getattr(self, setting.name)
+            is_read = setting.name in ("kind", "id", "settings", "task", "num_threads")
+            require(
+                is_read or got == setting.default, f"env.{setting.name}", got, "left out with env.kind=gym"
+            )
+
+    @property
+    def name(self) -> str:
+        """The task's name, or the environment's id."""
+        return self.task if self.id is None else self.id
 
 
 def check_names(task: str | None, robot: str | None, *, at: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, fields
 from functools import partial
@@ -129,10 +129,8 @@ def run(argv: list[str]) -> int:
     is_pushed = options.disturb > 0 or options.adversary
     told = None if is_pushed else case.told
     matches = told["digest"] == result["digest"] if told and told["episodes"] == case.episodes else None
-    low, high = result["ci"]
     print(
-        f"{task}, {case.who}: success {result['success']:.1%} of {case.episodes} episodes "
-        f"(95 % interval {low:.1%} to {high:.1%}); actions {result['digest'][:16]}"
+        f"{task}, {case.who}: {_outcome(result)}; actions {result['digest'][:16]}"
         + ("" if options.run is None else f", {_verdict(matches)}")
     )
     if "--json" in argv:
@@ -201,6 +199,15 @@ def _of_policy(options: EvaluateCommandConfig) -> _Case:
         told=None,
         facts={"policy": str(options.policy), "seed": options.seed, "n_exec": n_exec},
     )
+
+
+def _outcome(result: Mapping[str, Any]) -> str:
+    """Says what was reached: success, or the return where the env does not tell successes."""
+    episodes, (low, high) = result["episodes"], result["ci"]
+    if not result["says_success"]:
+        return f"return {result['return']:.1f} over {episodes} episodes"
+    interval = f"95 % interval {low:.1%} to {high:.1%}"
+    return f"success {result['success']:.1%} of {episodes} episodes ({interval})"
 
 
 def _told(folder: Path, which: str) -> dict[str, Any] | None:

@@ -16,6 +16,7 @@ from robot_rl.train.record import check_kind
 if TYPE_CHECKING:
     from robot_rl.hal.device import DeviceSpec
     from robot_rl.train.config import RunConfig
+    from robot_rl.train.phases import Summary
 
 SUMMARY = "demonstrations, behaviour cloning, reinforcement learning, evaluation: one run"
 
@@ -102,7 +103,7 @@ def result(words: list[str]) -> dict[str, Any]:
     """Trains one run and returns the content of its summary.json."""
     folder, settings = resumed(words), config(words)
     print(
-        f"task {settings.env.task}, recipe {settings.recipe}, seed {settings.seed}: {_plan(settings)}, "
+        f"task {settings.env.name}, recipe {settings.recipe}, seed {settings.seed}: {_plan(settings)}, "
         f"learner on {settings.device}",
         file=sys.stderr,
     )
@@ -110,7 +111,7 @@ def result(words: list[str]) -> dict[str, Any]:
 
     summary = resume(folder) if folder else run(settings)
     print(
-        f"{summary.task}: success {_before(summary.base_success)}{summary.final_success:.1%} after "
+        f"{summary.task}: {_outcome(summary)} after "
         f"{summary.env_steps:,} control steps and {summary.train_minutes:.1f} minutes "
         f"({summary.episodes} held-out episodes); see {summary.run}/report.html"
     )
@@ -129,8 +130,13 @@ def _plan(settings: RunConfig) -> str:
     return ", ".join(said[stage] for stage in settings.plan if stage in said)
 
 
-def _before(success: float | None) -> str:
-    return "" if success is None else f"{success:.1%} before, "
+def _outcome(summary: Summary) -> str:
+    """Says what was reached: success, or the return where the env does not tell successes."""
+    if summary.says_success:
+        name, form, before, after = "success", ".1%", summary.base_success, summary.final_success
+    else:
+        name, form, before, after = "return", ".1f", summary.base_return, summary.final_return or 0.0
+    return f"{name} {'' if before is None else f'{before:{form}} before, '}{after:{form}}"
 
 
 def _demonstrations(settings: RunConfig) -> str:

@@ -75,6 +75,7 @@ TABLE: dict[str, dict[str, str]] = {
     },
     "simulator": {
         "mujoco": "robot_rl.sim.vector:SimVectorEnv",
+        "gym": "robot_rl.envs.gym:GymVectorEnv",
     },
     "kinematics": {
         "mujoco": "robot_rl.sim.kinematics:Kinematics",

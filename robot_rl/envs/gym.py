@@ -30,7 +30,8 @@ _PICTURE = "image"
 class GymVectorEnv(VectorEnv):
     """Several Gymnasium environments of one kind, one after the other in this process.
 
-    Success is what `info` says under `is_success` or `success`; without either, never. A control step lasts
+    Success is what `info` says under `is_success` or `success`; without either, never, and `says_success`
+    stays false. A control step lasts
     the env's `dt`, or a frame of its `render_fps`, or else a second.
     """
 
@@ -58,7 +59,7 @@ class GymVectorEnv(VectorEnv):
         self._envs = [_make(env_id, settings or {}) for _ in range(num_envs)]
         first = self._envs[0]
         self.num_envs, self.task, self.robot, self.instruction = num_envs, env_id, env_id, env_id
-        self.caps = frozenset[str]()
+        self.caps, self.says_success = frozenset[str](), False
         steps = first.spec.max_episode_steps if first.spec else None
         if steps is None:
             raise ConfigError(f"{env_id}: nothing ends its episodes. Give max_episode_steps in settings.")
@@ -122,7 +123,8 @@ class GymVectorEnv(VectorEnv):
         terminated, truncated = np.zeros(self.num_envs, bool), np.zeros(self.num_envs, bool)
         for i in np.flatnonzero(row_mask(active, self.num_envs)).tolist():
             seen, reward[i], terminated[i], truncated[i], info = self._play(i, commanded[i])
-            success[i] = bool(info.get("is_success", info.get("success", False)))
+            said = info.get("is_success", info.get("success"))
+            success[i], self.says_success = bool(said), self.says_success or said is not None
             self._write(obs, i, seen)
             if not np.isfinite(reward[i]):
                 raise RobotRLError(

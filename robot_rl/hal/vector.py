@@ -69,6 +69,8 @@ class VectorEnv(gymnasium.vector.VectorEnv[Obs, Array, Array]):
     action_names: tuple[str, ...]
     limits: SafetyLimits | None = None
     """What safety keeps the arm's joint targets within; None where there is no arm."""
+    says_success: bool = True
+    """Whether it tells successes from failures; where it never has, the return counts."""
     caps: frozenset[str]
     """Of `set_state`, `fork`, `render`, `batch`: code asks these, never the type."""
 

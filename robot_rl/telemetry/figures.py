@@ -80,6 +80,32 @@ def learning_curve(runs: Sequence[RunRecord]) -> str | None:
     return render(draw, height_in=3.3)
 
 
+def return_curve(runs: Sequence[RunRecord]) -> str | None:
+    """Draws the mean return of the evaluations over control steps; None without evaluations."""
+    curves = [run.curve("eval/return") for run in runs if run.drawn("eval/return")]
+    if not curves:
+        return None
+
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots()
+        for curve in curves:
+            axes.plot(
+                curve.x,
+                curve.y,
+                color=AFTER,
+                linewidth=2 if len(curves) == 1 else 0.8,
+                marker="o",
+                markersize=2.5,
+            )
+        if len(curves) > 1:
+            _spread_band(axes, [(curve.x, curve.y) for curve in curves])
+            figure.legend(loc="outside upper left", ncols=4)
+        axes.set_ylabel("return", fontsize=8)
+        _step_axis(axes, curves[0].unit)
+
+    return render(draw, height_in=3.3)
+
+
 def learning_curves(settings: Sequence[Setting]) -> str | None:
     """Draws a curve for each setting, the mean of its seeds; None without evaluations."""
     found = [(setting, [run.evaluations() for run in setting.runs]) for setting in settings]

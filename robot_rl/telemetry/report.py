@@ -19,6 +19,7 @@ from robot_rl.telemetry.figures import percent
 from robot_rl.telemetry.runs import Moment, Outcome, RunRecord, flatten, load_run
 from robot_rl.telemetry.settings import Setting, differing, grouped, pooled
 
+_MOMENTS: tuple[Moment, Moment] = ("base", "final")
 MAX_PANELS = 18
 MAX_PICTURES = 24
 
@@ -76,21 +77,23 @@ def write_report(folders: Sequence[Path], out: Path | None = None) -> Report:
 def _title(runs: Sequence[RunRecord]) -> str:
     before, after = _pooled(runs, "base"), _pooled(runs, "final")
     known = before is not None or after is not None
+    scores = _score(before), _score(after)
+    if _counts_returns(runs):
+        scores = tuple((_shown(runs, moment), "mean return of held-out episodes") for moment in _MOMENTS)
     parts = [
         f'<p class="eyebrow">{page.escape(_eyebrow(runs))}</p>',
         f"<h1>{page.escape(_task(runs))}</h1>",
         page.paragraph(_sentence(runs, before, after), "lead"),
-        *(
-            [page.scores(("Before: base policy", *_score(before)), ("After", *_score(after)))]
-            if known
-            else []
-        ),
+        *([page.scores(("Before: base policy", *scores[0]), ("After", *scores[1]))] if known else []),
         page.tiles(_tiles(runs, after or before)),
     ]
     return "\n".join(parts)
 
 
 def _learning(runs: Sequence[RunRecord], missing: list[str]) -> str:
+    if _counts_returns(runs) and (svg := figures.return_curve(runs)) is not None:
+        caption = "Mean return over control steps of reinforcement learning, of few episodes each."
+        return page.heading("Learning") + page.drawing(svg, "return over control steps", caption)
     svg = figures.learning_curve(runs)
     if svg is None:
         missing.append("learning curve: no rows with eval/success and eval/episodes")
@@ -106,6 +109,8 @@ def _learning(runs: Sequence[RunRecord], missing: list[str]) -> str:
 
 
 def _success(runs: Sequence[RunRecord], missing: list[str]) -> str:
+    if _counts_returns(runs):
+        return ""
     svg = figures.before_after(runs)
     if svg is None:
         missing.append("success before and after: summary.json lacks base_success, final_success or episodes")
@@ -134,6 +139,8 @@ def _title_of_several(runs: Sequence[RunRecord]) -> str:
 
 
 def _learning_of_several(runs: Sequence[RunRecord], missing: list[str]) -> str:
+    if _counts_returns(runs):
+        return _learning(runs, missing)
     svg = figures.learning_curves(_settings_of(runs))
     if svg is None:
         missing.append("learning curves: no rows with eval/success and eval/episodes")
@@ -146,6 +153,8 @@ def _learning_of_several(runs: Sequence[RunRecord], missing: list[str]) -> str:
 
 
 def _success_of_several(runs: Sequence[RunRecord], missing: list[str]) -> str:
+    if _counts_returns(runs):
+        return ""
     svg = figures.before_after(_settings_of(runs))
     if svg is None:
         missing.append("success before and after: summary.json lacks base_success, final_success or episodes")
@@ -176,6 +185,8 @@ def _metrics(runs: Sequence[RunRecord], missing: list[str]) -> str:
 
 def _failures(runs: Sequence[RunRecord], missing: list[str]) -> str:
     found = [(run, failure) for run in runs for failure in run.failures]
+    if not found and _counts_returns(runs):
+        return ""
     if not found:
         after = _pooled(runs, "final")
         if after is None or after.successes < after.episodes:
@@ -336,7 +347,23 @@ def _eyebrow(runs: Sequence[RunRecord]) -> str:
     return f"robot-rl  \u00b7  recipe {_recipe(runs)}  \u00b7  {where}"
 
 
+def _counts_returns(runs: Sequence[RunRecord]) -> bool:
+    return all(run.counts_returns for run in runs)
+
+
+def _shown(runs: Sequence[RunRecord], moment: Moment) -> str:
+    """Returns the success of runs together, or their mean return where no success was ever told."""
+    if not _counts_returns(runs):
+        outcome = _pooled(runs, moment)
+        return percent(outcome.share) if outcome else "-"
+    known = [value for run in runs if (value := run.number(f"{moment}_return")) is not None]
+    return f"{np.mean(known):,.1f}" if known else "-"
+
+
 def _sentence(runs: Sequence[RunRecord], before: Outcome | None, after: Outcome | None) -> str:
+    if _counts_returns(runs):
+        came, went = (_shown(runs, moment) for moment in _MOMENTS)
+        return f"Mean return of held-out episodes: {came} before, {went} after. The env tells no successes."
     if before is None and after is not None:
         low, high = after.interval
         return f"Success on held-out episodes is {percent(after.share)} ({100 * low:.1f} to {percent(high)})."
@@ -375,8 +402,7 @@ def _run_row(run: RunRecord) -> list[str]:
     before, after = run.outcome("base"), run.outcome("final")
     return [
         run.label,
-        f"{percent(before.share)}" if before else "-",
-        f"{percent(after.share)}" if after else "-",
+        *(_shown([run], moment) for moment in _MOMENTS),
         f"{(after or before).episodes:,}" if after or before else "-",  # pyright: ignore[reportOptionalMemberAccess]
         _range([run.number("env_steps")], ",.0f"),
         _range([run.number("train_minutes")], ".1f"),
@@ -387,14 +413,14 @@ _SETTING_HEADER = ["setting", "seeds", "before", "after", "95 % interval", "epis
 
 
 def _setting_row(setting: Setting) -> list[str]:
-    before, after = setting.outcome("base"), setting.outcome("final")
+    after = setting.outcome("final")
     low, high = after.interval if after else (0.0, 0.0)
+    is_share = after is not None and not _counts_returns(setting.runs)
     return [
         setting.label,
         ", ".join(_text(run.seed) for run in setting.runs),
-        percent(before.share) if before else "-",
-        percent(after.share) if after else "-",
-        f"{100 * low:.1f} to {percent(high)}" if after else "-",
+        *(_shown(setting.runs, moment) for moment in _MOMENTS),
+        f"{100 * low:.1f} to {percent(high)}" if is_share else "-",
         f"{after.episodes:,}" if after else "-",
         _range([run.number("env_steps") for run in setting.runs], ",.0f"),
         _range([run.number("train_minutes") for run in setting.runs], ".1f"),

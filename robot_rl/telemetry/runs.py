@@ -98,6 +98,11 @@ class RunRecord:
             return Outcome(sum(map(bool, episodes_list)), len(episodes_list))
         return _outcome(self.number(f"{moment}_success"), self.number("episodes"))
 
+    @property
+    def counts_returns(self) -> bool:
+        """Whether its env never told a success, so that its returns are what to look at."""
+        return self.summary.get("says_success") is False
+
     def drawn(self, name: str) -> bool:
         """Whether a metric has a number to draw in any row."""
         return any(np.isfinite(_column(self.rows, name)))

@@ -302,8 +302,11 @@ class RunConfig:
         require(self.n_exec >= 1, "n_exec", self.n_exec, "1 or more")
         require(self.torch_threads >= 1, "torch_threads", self.torch_threads, "1 or more")
         require(self.metrics_rows >= 1, "metrics_rows", self.metrics_rows, "1 or more")
-        check_names(self.env.task, self.env.robot, at="env.")
-        check_reward(self.env)
+        if self.env.kind == "sim":
+            check_names(self.env.task, self.env.robot, at="env.")
+            check_reward(self.env)
+        else:
+            require(not self.has_arm, "env.kind", self.env.kind, "sim beside an arm or a person")
         check_stages(self.plan, self.phase.needs)
         self._check_plan()
         self._check_shares()
@@ -387,6 +390,11 @@ class RunConfig:
             require(is_distil == (distils > 0) or "online" not in plan, at, distils, _UPDATES[is_distil])
         elif "distil" in plan:
             raise ConfigError(f"stages: got 'distil' with method={self.method}, whose policy needs one step")
+        if self.env.kind == "gym" and "demos" in plan and self.demos.path is None:
+            raise ConfigError(
+                f"stages: got 'demos', but nobody demonstrates {self.env.id}. Begin with 'look' instead, as "
+                "recipe=crossq does, or give recorded episodes: demos.path=<folder>."
+            )
         if "look" not in plan:
             return
         if "demos" in plan:

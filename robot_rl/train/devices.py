@@ -20,7 +20,8 @@ def devices_of_training(config: RunConfig) -> list[tuple[DeviceSpec, int]]:
     has cores, and the next one is told who has them. A station's arm has one slot.
     """
     cpu = cpu_spec()
-    simulators = [spec for spec in simulator_specs(cpu_slots=cpu.slots) if spec.name == "mujoco"]
+    used = "mujoco" if config.env.kind == "sim" else None  # a Gymnasium environment takes the learner's core
+    simulators = [spec for spec in simulator_specs(cpu_slots=cpu.slots) if spec.name == used]
     wanted = [(cpu, config.torch_threads), *((spec, config.env.num_threads or 1) for spec in simulators)]
     found = [(spec, min(slots, spec.slots)) for spec, slots in wanted]
     if config.station is not None:

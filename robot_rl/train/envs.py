@@ -31,9 +31,15 @@ class Expert(Protocol):
 def make_env(config: EnvConfig, num_envs: int, *, autoreset: Autoreset = "same_step") -> VectorEnv:
     """Returns `num_envs` simulations of a task, with the past in their state if its names ask for it.
 
+    With `kind` gym they are Gymnasium environments instead.
+
     Raises:
         ConfigError: the past, of envs that begin the next episode by themselves.
     """
+    if config.kind == "gym":
+        return resolve("simulator", "gym", at="env")(
+            config.id, num_envs, autoreset=autoreset, settings=config.settings
+        )
     build = resolve("simulator", "mujoco", at="env")
     own = without_past(config.state)
     if own == config.state:

@@ -45,6 +45,8 @@ class EvalResult:
     """SHA-256 over every action of every live row, in order."""
     nan_resets: int
     """Episodes cut short because their simulation diverged; they count as failures."""
+    says_success: bool = True
+    """Whether the env tells successes at all."""
 
     @property
     def rate(self) -> float:
@@ -56,12 +58,20 @@ class EvalResult:
         """95 % Wilson interval of `rate`."""
         return wilson_interval(int(self.success.sum()), len(self.success))
 
+    def shown(self) -> dict[str, Any]:
+        """Returns what a progress line says of it."""
+        if self.says_success:
+            return {"success": self.rate}
+        return {"note": f"return {self.returns.mean():.0f}"}
+
     def to_json(self) -> dict[str, Any]:
         return {
             "success": self.rate,
             "ci": list(self.interval),
             "episodes": len(self.seeds),
             "solved_at_reset": int(self.solved_at_reset.sum()),
+            "return": float(self.returns.mean()),
+            "says_success": self.says_success,
             "mean_steps": float(self.steps.mean()),
             "nan_resets": self.nan_resets,
             "first_seed": int(self.seeds[0]),
@@ -134,6 +144,7 @@ def evaluate_in(
         seeds=seeds.copy(),
         action_digest=digest.hexdigest(),
         nan_resets=int(found["diverged"].sum()),
+        says_success=env.says_success,
     )
 
 

@@ -82,6 +82,11 @@ class Summary:
     final_ci: tuple[float, float]
     solved_at_reset: int
     """Held-out episodes that were solved before the policy acted; they count as solved above."""
+    base_return: float | None
+    """Mean undiscounted sum of rewards of the same episodes."""
+    final_return: float | None
+    says_success: bool
+    """Whether the env tells successes; where it never did, the return counts."""
     demo_success: float | None
     """Share of the demonstrations that succeed; None without any."""
     demo_env_steps: int
@@ -159,9 +164,10 @@ def _improve(session: Session) -> None:
         return _take_base(session)
     base, _ = load_policy(session.folder / "policy" / "base")
     episodes = load_demonstrations(demo_folder(session), session.config)
-    # States of simulations that diverge are kept for inspection.
-    kept = config.env.dump_diverged or str(session.folder / "diverged")
-    acting = replace(config, env=replace(config.env, dump_diverged=kept))
+    acting = config
+    if config.env.kind == "sim":  # states of simulations that diverge are kept for inspection
+        kept = config.env.dump_diverged or str(session.folder / "diverged")
+        acting = replace(config, env=replace(config.env, dump_diverged=kept))
     with (
         _acting_env(acting, method, session) as env,
         closing(make_eval_env(config)) as eval_env,
@@ -249,7 +255,7 @@ def _final_evaluation(session: Session, which: str) -> None:
                 result = evaluate_folder(
                     session.folder, which, config, env, on_batch=progress.update, watch=photographer
                 )
-            progress.update(total, success=result.rate)
+            progress.update(total, **result.shown())
         if photographer is not None:
             pictures = session.results.setdefault("pictures", {})
             pictures[which] = photographer.save(session.folder, which)
@@ -322,7 +328,7 @@ def _conclude(session: Session) -> Summary:
     final, base = results["final"], results.get("base", {})
     seen: dict[str, Any] = results.get("demos") or results.get(LOOK, {})
     summary = Summary(
-        task=config.env.task,
+        task=config.env.name,
         recipe=config.recipe,
         seed=config.seed,
         base_success=base.get("success"),
@@ -334,6 +340,9 @@ def _conclude(session: Session) -> Summary:
         base_ci=tuple(base["ci"]) if base else None,
         final_ci=tuple(final["ci"]),
         solved_at_reset=final["solved_at_reset"],
+        base_return=base.get("return"),
+        final_return=final.get("return"),
+        says_success=final.get("says_success", True),
         demo_success=seen.get("success") if "demos" in results else None,
         demo_env_steps=seen.get("env_steps", 0),
         base_digest=base.get("digest"),
