@@ -33,6 +33,8 @@ _COLUMNS = (
     "task",
     "base_success",
     "final_success",
+    "base_return",
+    "final_return",
     "heldout_error",
     "success",
     "env_steps",
@@ -166,7 +168,9 @@ def _show(results: list[dict[str, Any]]) -> None:
 
     if not results:
         return
-    keys = [key for key in _COLUMNS if any(key in result for result in results)]
+    counts_returns = all(result.get("says_success") is False for result in results if "error" not in result)
+    of_others = ("base_success", "final_success") if counts_returns else ("base_return", "final_return")
+    keys = [key for key in _COLUMNS if key not in of_others and any(key in result for result in results)]
     keys += ["error"] if any("error" in result for result in results) else []
     rows = [
         {"job": result["job"], **{key: _cell(key, result.get(key)) for key in keys}} for result in results
@@ -175,7 +179,9 @@ def _show(results: list[dict[str, Any]]) -> None:
 
 
 def _cell(key: str, value: Any) -> Any:
-    return f"{value:.1%}" if key.endswith("success") and value is not None else value
+    if value is None or not key.endswith(("success", "return")):
+        return value
+    return f"{value:.1%}" if key.endswith("success") else f"{value:.1f}"
 
 
 def _report(results: list[dict[str, Any]]) -> str | None:

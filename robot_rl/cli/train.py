@@ -25,8 +25,10 @@ Usage: robot-rl train [recipe=<name>] [base=<name>] [key=value ...] [-m] [--json
        robot-rl train resume=runs/<folder>
 
 Collects demonstrations from a scripted expert, clones them into a base policy, improves it by
-reinforcement learning, and evaluates both on held-out seeds. With --json the last line of output is
-one JSON object, the content of summary.json in the run folder.
+reinforcement learning, and evaluates both on held-out seeds. `stages` gives another list: with
+demos,clone,evaluate it clones alone, with look,evaluate,online,evaluate it begins from nothing.
+With --json the last line of output is one JSON object, the content of summary.json in the run
+folder.
 
 {recipes}
 {bases}
@@ -40,7 +42,9 @@ Examples:
   robot-rl train recipe=smoke                        the whole chain in under a minute
   robot-rl train recipe=pick_cube seed=3             a Panda arm learns to lift a cube
   robot-rl train recipe=pick_cube demos.bias_m=0.02  from a worse expert
-  robot-rl train recipe=reach residual.env_steps=0   behaviour cloning only
+  robot-rl train recipe=reach stages=demos,clone,evaluate    behaviour cloning only
+  robot-rl train recipe=scratch                      without demonstrations
+  robot-rl train recipe=crossq env.id=Hopper-v5      on any Gymnasium environment
   robot-rl train recipe=latent base=pick_cube        the same base, improved through its noise
   robot-rl train -m recipe=smoke seed=0,1,2          three runs, as many at once as there are cores
   robot-rl train -m recipe=smoke seed=0,1,2 sweep.jobs=1       one after another
@@ -50,8 +54,9 @@ Examples:
   robot-rl train resume=runs/<folder>                goes on after a crash, to the same result
 
 Settings (every one of them is in config.yaml of the run folder):
-  seed  out  device  torch_threads  num_envs  n_exec  lease_wait_s
+  seed  out  device  torch_threads  num_envs  n_exec  lease_wait_s  stages
   env.task  env.robot  env.reward  env.horizon_s  env.randomize  env.num_threads
+  env.kind=gym  env.id  env.settings={{max_episode_steps: 200}}
   demos.episodes  demos.bias_m  demos.noise_m  demos.path
   demos.read.episodes=0-79  demos.read.cameras=front  demos.read.on_damage=skip  demos.read.rename=a:action
   policy.kind  policy.horizon  policy.width  policy.depth  policy.steps

@@ -17,7 +17,7 @@ class Command(ModuleType):
 
     def __init__(self, out: Path) -> None:
         super().__init__("command")
-        self.out, self.begun = out, list[str]()
+        self.out, self.begun, self.more = out, list[str](), dict[str, Any]()
 
     def config(self, words: list[str]) -> None:
         seed = words[-1]
@@ -34,7 +34,7 @@ class Command(ModuleType):
         folder = self.out / f"run-{seed}"
         folder.mkdir()
         summary: dict[str, Any] = {"task": "reach", "recipe": "smoke", "seed": int(seed), "episodes": 10}
-        summary |= {"base_success": 0.5, "final_success": 0.9, "run": str(folder)}
+        summary |= {"base_success": 0.5, "final_success": 0.9, "run": str(folder), **self.more}
         (folder / "summary.json").write_text(json.dumps(summary))
         return summary
 
@@ -72,6 +72,16 @@ def test_a_job_that_fails_ends_no_other(
     assert [job["job"] for job in found["jobs"]] == ["seed=0", "seed=1", "seed=2"]
     assert found["report"] == str(tmp_path / "report.html")
     assert "90.0 %" in (tmp_path / "report.html").read_text()  # 9 of 10, twice
+
+
+def test_where_no_success_is_told_returns_are_shown(
+    command: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command.more = {"says_success": False, "base_success": 0.0, "base_return": 17.04, "final_return": 2741.26}
+    assert cli.main(["train", "-m", "seed=0,2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert sum("17.0" in line and "2741.3" in line for line in lines) == 2
+    assert not any("%" in line or "base_success" in line for line in lines)
 
 
 def test_ctrl_c_ends_a_sweep_and_shows_what_was_done(
