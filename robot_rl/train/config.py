@@ -395,6 +395,8 @@ class RunConfig:
                 f"stages: got 'demos', but nobody demonstrates {self.env.id}. Begin with 'look' instead, as "
                 "recipe=crossq does, or give recorded episodes: demos.path=<folder>."
             )
+        given = self.bc.policy
+        require(given is None or "clone" in plan, "bc.policy", given, "none without the stage `clone`")
         if "look" not in plan:
             return
         if "demos" in plan:

@@ -91,6 +91,10 @@ def test_what_a_method_needs_besides() -> None:
             r"demos.filter.updates: got 5, allowed: 0 without that stage",
         ),
         ({"stages": ("look", "demos", "clone", "evaluate")}, "got 'look' and 'demos', allowed: one of them"),
+        (
+            {"bc": {"policy": "runs/a/policy/base"}},
+            "bc.policy: got 'runs/a/policy/base', allowed: none without",
+        ),
         ({"human": {"input": "scripted"}, "num_envs": 1}, "no `look` beside an arm"),
     ],
 )
