@@ -80,7 +80,8 @@ def test_commands_and_their_keys_exist(
     if name == "train" and keys != ["resume"]:
         from robot_rl.train.config import RunConfig
 
-        for job in sweep([word for word in words if "=" in word and not word.startswith(f"{AT_ONCE}=")]):
+        told = [word for word in words if "=" in word and not word.startswith(f"{AT_ONCE}=")]
+        for job in sweep(told) if "-m" in words else [told]:
             load(RunConfig, job, config_name="train")
     elif name == "bench":
         measure = __import__(f"robot_rl.bench.{words[0]}", fromlist=["run"]).run
