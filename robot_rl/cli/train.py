@@ -56,7 +56,7 @@ Examples:
 Settings (every one of them is in config.yaml of the run folder):
   seed  out  device  torch_threads  num_envs  n_exec  lease_wait_s  stages
   env.task  env.robot  env.reward  env.horizon_s  env.randomize  env.num_threads
-  env.kind=gym  env.id  env.settings={{max_episode_steps: 200}}
+  env.kind=gym  env.id  env.settings.max_episode_steps=200
   demos.episodes  demos.bias_m  demos.noise_m  demos.path
   demos.read.episodes=0-79  demos.read.cameras=front  demos.read.on_damage=skip  demos.read.rename=a:action
   policy.kind  policy.horizon  policy.width  policy.depth  policy.steps
