@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import os
 import statistics
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -22,15 +20,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from robot_rl.bench.trials import check_plan
-from robot_rl.config import load, options, plain
-from robot_rl.core.errors import ConfigError, DeviceError, StorageError, nearest
-from robot_rl.core.files import read_json, write_json
+from robot_rl.bench.trials import Training
+from robot_rl.config import load, options
+from robot_rl.core.errors import ConfigError, nearest
+from robot_rl.core.files import write_json
 from robot_rl.telemetry.metrics import FILE_NAME, read_metrics
 from robot_rl.telemetry.progress import ProgressDisplay
-from robot_rl.telemetry.runs import flatten
 from robot_rl.train.config import RunConfig
-from robot_rl.train.record import load_config
 
 METHODS = (
     "residual",
@@ -74,26 +70,23 @@ class Trial:
     def base(self) -> Trial:
         return Trial(self.task, _BASE, self.seed, self.out)
 
-    def done(self) -> Path | None:
-        """Returns the run folder, if it has a summary."""
-        return next((path.parent for path in self.folder.glob("*/summary.json")), None)
-
-    def begun(self) -> Path | None:
-        """Returns the run folder, finished or not."""
-        return self.done() or max((path.parent for path in self.folder.glob("*/config.yaml")), default=None)
-
     def plan(self) -> list[str]:
-        """Returns the arguments of `robot-rl train`, but for what it starts from."""
+        """Returns the arguments of `robot-rl train`, but for `out` and what it starts from."""
         recipe = (
             ["recipe=residual", "residual.env_steps=0"] if self.method == _BASE else [f"recipe={self.method}"]
         )
-        return [*recipe, f"base={self.task}", f"seed={self.seed}", f"out={self.folder}"]
+        return [*recipe, f"base={self.task}", f"seed={self.seed}"]
+
+    def training(self, *fixed: str) -> Training:
+        """Returns its run, with `fixed` settings as all others."""
+        at = f"bench improve: {self.method} on {self.task}, seed {self.seed}"
+        return Training(at, self.folder, (*fixed, *self.plan()))
 
     def start(self) -> list[str]:
         """Returns the arguments that give a method the demonstrations, and the policy if it is its kind."""
         if self.method == _BASE:
             return []
-        given = self.base.done()
+        given = self.base.training().done()
         assert given is not None, "bases come before methods"
         demos = f"demos.path={given / 'demos'}"
         if _cloning(*self.plan()) != _cloning(*self.base.plan()):
@@ -143,16 +136,17 @@ def run(
     fixed = (*_FIXED, *settings)
     bases = list(dict.fromkeys(trial.base for trial in trials))
     for trial in (*bases, *trials):
-        _check(trial, fixed)
-    waiting = [trial for trial in trials if trial.done() is None]
+        trial.training(*fixed).check(but=("demos.path", "bc.policy"))  # of the base, a trial of its own
+    waiting = [trial for trial in trials if trial.training().done() is None]
     with ProgressDisplay() as display:
         for phase, part in (("bases", list(dict.fromkeys(one.base for one in waiting))), ("runs", waiting)):
-            begin = [trial for trial in part if trial.done() is None]
+            begin = [trial for trial in part if trial.training().done() is None]
             with (
                 display.phase(phase, len(begin), unit="runs") as progress,
                 ThreadPoolExecutor(jobs or os.cpu_count()) as pool,
             ):
-                for number, _ in enumerate(pool.map(lambda trial: _train(trial, fixed), begin), start=1):
+                trained = pool.map(lambda trial: trial.training(*fixed).train(*trial.start()), begin)
+                for number, _ in enumerate(trained, start=1):
                     progress.update(number)
     runs = [_result(trial) for trial in trials]
     rows = list(_rows(runs, equal_steps, equal_minutes))
@@ -182,42 +176,12 @@ def _cloning(*words: str) -> tuple[Any, ...]:
     return config.demos, config.policy, config.bc
 
 
-def _check(trial: Trial, fixed: Sequence[str]) -> None:
-    """Refuses to take a run for the trial, or to go on with it, if another recipe or other settings made it.
-
-    Raises:
-        ConfigError: a setting differs.
-    """
-    begun = trial.begun()
-    if begun is None:
-        return
-    made, asked = (
-        flatten(plain(config))
-        for config in (load_config(begun), load(RunConfig, [*fixed, *trial.plan()], config_name="train"))
-    )
-    for given in ("demos.path", "bc.policy"):  # of the base, which is a trial of its own
-        del asked[given]
-    check_plan("bench improve", begun, made, asked)
-
-
-def _train(trial: Trial, fixed: Sequence[str]) -> None:
-    trial.folder.mkdir(parents=True, exist_ok=True)
-    code = "import sys; from robot_rl.cli.main import main; sys.exit(main())"
-    log = trial.folder / "train.log"
-    begun = trial.begun()
-    words = [f"resume={begun}"] if begun else [*fixed, *trial.plan(), *trial.start()]
-    with log.open("ab") as output:
-        command = [sys.executable, "-c", code, "train", *words]
-        done = subprocess.run(command, stdout=output, stderr=output, check=False)
-    if done.returncode != 0:
-        raise DeviceError(f"bench improve: {trial.method} on {trial.task}, seed {trial.seed}: see {log}.")
-
-
 def _result(trial: Trial) -> dict[str, Any]:
     """Returns what a finished run came to, and its curve."""
-    folder = trial.done()
+    training = trial.training()
+    summary = training.summary()
+    folder = training.done()
     assert folder is not None, trial
-    summary = read_json(folder / "summary.json", StorageError, "Remove the folder; it is run again.")
     minutes, curve = _curve(folder)
     return {
         "method": trial.method,

@@ -1,7 +1,12 @@
 """What benchmarks share: counts over seeds, and how those that learn for long are cut short and go on."""
 
+from __future__ import annotations
+
 import os
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -9,10 +14,71 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from robot_rl.core.errors import ConfigError
+from robot_rl.config import load, plain
+from robot_rl.core.errors import ConfigError, DeviceError, StorageError
+from robot_rl.core.files import read_json
 from robot_rl.telemetry.intervals import mean_interval, wilson_interval
+from robot_rl.telemetry.runs import flatten
+from robot_rl.train.config import RunConfig
+from robot_rl.train.record import load_config
 
 SUCCESS_NOTE = "success: of all episodes of all seeds, 95 % Wilson interval; low and high: of single seeds"
+
+
+@dataclass(frozen=True)
+class Training:
+    """A run of `robot-rl train` in a process of its own: done once, gone on with where it was cut short."""
+
+    at: str
+    """What the benchmark calls it in its messages."""
+    folder: Path
+    """In which its run folder is made."""
+    words: tuple[str, ...]
+    """Arguments of `robot-rl train`, but for `out`."""
+
+    def done(self) -> Path | None:
+        """Returns the run folder, if it has a summary."""
+        return next((path.parent for path in self.folder.glob("*/summary.json")), None)
+
+    def begun(self) -> Path | None:
+        """Returns the run folder, finished or not."""
+        return self.done() or max((path.parent for path in self.folder.glob("*/config.yaml")), default=None)
+
+    def check(self, *, but: Sequence[str] = ()) -> None:
+        """Refuses a run folder that another recipe or other settings made; `but` lists those that may differ.
+
+        Raises:
+            ConfigError: a setting differs.
+        """
+        asked = flatten(plain(load(RunConfig, [*self.words, f"out={self.folder}"], config_name="train")))
+        begun = self.begun()
+        if begun is None:
+            return
+        for name in but:
+            del asked[name]
+        check_plan(self.at.split(":")[0], begun, flatten(plain(load_config(begun))), asked)
+
+    def train(self, *more: str) -> None:
+        """Trains it, or goes on; `more` are arguments that only a new run gets.
+
+        Raises:
+            DeviceError: it failed; its log is named.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        code = "import sys; from robot_rl.cli.main import main; sys.exit(main())"
+        log, begun = self.folder / "train.log", self.begun()
+        words = [f"resume={begun}"] if begun else [*self.words, f"out={self.folder}", *more]
+        with log.open("ab") as output:
+            command = [sys.executable, "-c", code, "train", *words]
+            done = subprocess.run(command, stdout=output, stderr=output, check=False)
+        if done.returncode != 0:
+            raise DeviceError(f"{self.at}: see {log}.")
+
+    def summary(self) -> dict[str, Any]:
+        """Returns what a finished run came to."""
+        folder = self.done()
+        assert folder is not None, self.at
+        return read_json(folder / "summary.json", StorageError, "Remove the folder; it is run again.")
 
 
 def check_plan(at: str, folder: Path, begun: Mapping[str, Any], now: Mapping[str, Any]) -> None:

@@ -1,80 +1,82 @@
-"""The outside check: a run that is cut goes on, a finished one stays, rows by hand, mistakes are named."""
+"""The outside check: runs are those of `train`, finished ones stay, rows by hand, mistakes are named."""
 
 import json
-import math
-from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
 
-from robot_rl.bench import crossq
-from robot_rl.bench.crossq import Plan, Trial
-from robot_rl.core.errors import ConfigError, RobotRLError
+from robot_rl.bench import crossq, trials
+from robot_rl.config import dump, load
+from robot_rl.core.errors import ConfigError
+from robot_rl.train.config import RunConfig
 
-PLAN = Plan(env="Pendulum-v1", learner="crossq", width=16, seed=4, steps=430, evaluate_every=410, episodes=2)
-
-
-@pytest.fixture(autouse=True)
-def few_random_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crossq, "_RANDOM_STEPS", 390)
+Commands = list[dict[str, str]]
 
 
-def test_a_run_that_was_cut_goes_on(tmp_path: Path) -> None:
-    whole, cut = Trial(PLAN, tmp_path / "whole"), Trial(PLAN, tmp_path / "cut")
-    whole.go_on(math.inf)
-    for _ in range(405):  # two episodes of Pendulum, five steps of the third, and fifteen updates
-        cut._step()
-    cut.go_on(-math.inf)
-    assert (cut.row()["steps"], cut.row()["return"], cut.row()["done"]) == (405, None, False)
-    resumed = Trial(PLAN, tmp_path / "cut")
-    resumed.go_on(math.inf)
-    ours, theirs = (trial._learner.policy_weights() for trial in (whole, resumed))
-    assert all(value.equal(theirs[name]) for name, value in ours.items())
-    assert resumed.spent.curve == whole.spent.curve
-    # Two evaluations: at 410 and at the end. An episode of Pendulum earns between -2000 and 0.
-    assert [point["steps"] for point in whole.spent.curve] == [410, 430]
-    assert -2000 < whole.row()["return"] <= 0
-    written = json.loads((tmp_path / "cut" / "row.json").read_text())
-    assert (written["row"]["done"], written["curve"]) == (True, whole.spent.curve)
-    with pytest.raises(ConfigError, match="was begun with width=16, got 8"):
-        Trial(replace(PLAN, width=8), tmp_path / "cut")
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> Commands:
+    """Stands in for the processes: the run of call k earns 10 k."""
+    commands: Commands = []
+
+    def train(command: list[str], **_: Any) -> SimpleNamespace:
+        words = command[command.index("train") + 1 :]
+        commands.append(dict(word.split("=", 1) for word in words))
+        folder = Path(commands[-1]["out"]) / "1-run"
+        folder.mkdir()
+        (folder / "config.yaml").write_text(dump(load(RunConfig, words, config_name="train")))
+        rows = [("base", 0, -9.0), ("direct", 200, 1.0), ("final", 400, 10.0 * len(commands))]
+        same = {"updates": 0, "wall_s": 1.0}
+        lines = [
+            {**same, "phase": phase, "step": step, "eval/return": earned} for phase, step, earned in rows
+        ]
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        timing = {"collect": 1.0, "update": 2.0, "sample": 0.5, "replay": 0.5, "evaluate": 60.0}
+        summary = {"final_return": 10.0 * len(commands), "timing": timing}
+        (folder / "summary.json").write_text(json.dumps(summary))
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr(trials.subprocess, "run", train)
+    return commands
 
 
-def test_finished_rows_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[tuple[Any, ...]] = []
+def run(out: Path, **how: Any) -> dict[str, Any]:
+    how = {"envs": ("Pendulum-v1",), "steps": 400, "width": 16, "sac_width": 8, "episodes": 2, **how}
+    return crossq.run(jobs=1, out=str(out), **how)
 
-    class Counted(Trial):
-        def _step(self) -> None:
-            self.spent.steps = self.plan.steps
-            calls.append((self.plan.learner, self.plan.width, self.plan.seed))
 
-        def _evaluate(self) -> None:
-            self.spent.curve.append({"steps": self.plan.steps, "return": 10.0 * len(calls), "std": 0.0})
-
-    monkeypatch.setattr(crossq, "Trial", Counted)
-    how: dict[str, Any] = {"envs": ("Pendulum-v1",), "steps": 400, "width": 16, "sac_width": 8}
-    how["out"] = str(tmp_path)
-    crossq.run(seeds=(4,), **how)
-    assert calls == [("crossq", 16, 4), ("sac", 8, 4)]
-    result = crossq.run(seeds=(4, 5), **how)
-    assert [call[2] for call in calls] == [4, 4, 5, 5]
+def test_rows_by_hand_and_finished_runs_stay(tmp_path: Path, started: Commands) -> None:
+    run(tmp_path, seeds=(4,))
+    found = [(words["recipe"], words["direct.algorithm.critic.width"], words["seed"]) for words in started]
+    assert found == [("crossq", "16", "4"), ("sac", "8", "4")]
+    result = run(tmp_path, seeds=(4, 5))
+    assert [words["seed"] for words in started] == ["4", "4", "5", "5"]
     (ours, sac) = result["rows"]
     assert (ours["return"], ours["low"], ours["high"], ours["seeds"]) == (20.0, 10.0, 30.0, 2)
     # 10 and 30: standard deviation sqrt(200), t(1) = 12.706, so 20 +- 12.706 * sqrt(200) / sqrt(2).
     assert (ours["ci_low"], ours["ci_high"]) == pytest.approx((20 - 127.06, 20 + 127.06))
+    assert ours["s_per_1000_steps"] == 10.0  # 4 s of 400 steps
     assert (sac["learner"], sac["width"], sac["return"]) == ("sac", 8, 30.0)
-    # What is out of time is no row of the table, but of the runs.
-    late = crossq.run(seeds=(6,), minutes=0.0, **how)
-    assert (late["rows"], [row["done"] for row in late["runs"]]) == ([], [False, False])
+    assert result["runs"][0]["curve"] == [{"steps": 200, "return": 1.0}, {"steps": 400, "return": 10.0}]
+    (tmp_path / "Pendulum-v1-crossq-16-seed4").rename(tmp_path / "Pendulum-v1-crossq-32-seed4")
+    with pytest.raises(ConfigError, match=r"begun with .*=.*16.*, got .*32.*out="):
+        run(tmp_path, seeds=(4,), width=32, learners=("crossq",))
+
+
+def test_the_recipes_are_the_papers_settings() -> None:
+    recipes = [load(RunConfig, [f"recipe={name}"], config_name="train") for name in ("crossq", "sac")]
+    ours, theirs = (config.direct.algorithm for config in recipes)
+    assert (ours.critic.norm, ours.critic.target, ours.beta1, ours.actor_every) == ("batch", "none", 0.5, 3)
+    default = load(RunConfig, ["method=direct"], config_name="train").direct.algorithm
+    assert theirs == default
 
 
 def test_published_returns_stand_beside_ours() -> None:
-    row = {"env": "Hopper-v5", "width": 64, "steps": 9, "return": 1.0}
-    times = {"s_per_1000_steps": 2.0, "cpu_s_per_1000_steps": 3.0}
-    rows = crossq.summary([{**row, **times, "learner": name} for name in ("crossq", "sac", "sac")])
+    row = {"env": "Hopper-v5", "width": 64, "steps": 9, "return": 1.0, "s_per_1000_steps": 2.0}
+    rows = crossq.summary([{**row, "learner": name} for name in ("crossq", "sac", "sac")])
     assert [(one["published"], one["seeds"]) for one in rows] == [(2764.0, 1), (1103.0, 2)]
 
 
@@ -105,8 +107,8 @@ def test_what_needs_no_learning_stands_beside_it() -> None:
     gymnasium.registry.pop("Three-v0")
 
 
-def test_mistakes() -> None:
-    with pytest.raises(ConfigError, match="steps: got 390, allowed: above 390"):
-        crossq.run(steps=390)
-    with pytest.raises(RobotRLError, match="Hoper-v5"):
-        crossq.make("Hoper-v5")
+def test_mistakes(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="bench crossq: steps: got 0, allowed: 1 or more"):
+        crossq.run(steps=0)
+    with pytest.raises(ConfigError, match="seed: got -1"):
+        run(tmp_path, seeds=(-1,))

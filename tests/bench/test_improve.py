@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from robot_rl.bench import improve
+from robot_rl.bench import improve, trials
 from robot_rl.config import dump, load, options
 from robot_rl.core.errors import ConfigError, DeviceError
 from robot_rl.train.config import RunConfig
@@ -22,7 +22,7 @@ def begin(folder: Path, *settings: str) -> None:
     *_, task, method, seed, _ = folder.parts
     trial = improve.Trial(task, method, int(seed.removeprefix("seed")), folder.parents[3])
     folder.mkdir(parents=True)
-    words = [*improve._FIXED, *trial.plan(), *settings]
+    words = [*improve._FIXED, *trial.plan(), f"out={trial.folder}", *settings]
     (folder / "config.yaml").write_text(dump(load(RunConfig, words, config_name="train")))
 
 
@@ -61,7 +61,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Commands:
         write_run(folder, final=0.6 + 0.1 * int(seed), **how)
         return SimpleNamespace(returncode=0)
 
-    monkeypatch.setattr(improve.subprocess, "run", train)
+    monkeypatch.setattr(trials.subprocess, "run", train)
     return commands
 
 
@@ -159,7 +159,7 @@ def test_methods_stand_in_the_order_they_were_asked_for(tmp_path: Path) -> None:
 
 
 def test_a_failed_run_names_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(improve.subprocess, "run", lambda command, **how: SimpleNamespace(returncode=1))
+    monkeypatch.setattr(trials.subprocess, "run", lambda command, **how: SimpleNamespace(returncode=1))
     with pytest.raises(DeviceError, match=r"base on pick_cube, seed 0: see .*seed0/train\.log"):
         run(tmp_path, seeds=(0,))
 
