@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from robot_rl.bench.trials import Training, over_seeds
 from robot_rl.core.errors import require
+from robot_rl.core.files import write_json
 from robot_rl.core.seeding import eval_seeds
 from robot_rl.envs.gym import GymVectorEnv
 from robot_rl.hal.vector import VectorEnv
@@ -65,6 +66,7 @@ class Trial:
         words = (
             *(f"recipe={self.learner}", f"env.id={self.env}", f"seed={self.seed}"),
             *(f"direct.env_steps={self.steps}", f"direct.capacity={max(1000, 2 * self.steps)}"),
+            f"direct.explore_steps={min(5000, self.steps // 20)}",
             f"direct.algorithm.critic.width={self.width}",
             f"evaluate.every_env_steps={self.evaluate_every}",
             *(f"evaluate.{key}={self.episodes}" for key in ("episodes", "quick_episodes")),
@@ -114,13 +116,14 @@ def run(
         envs: gymnasium's names.
         learners: `crossq`, `sac`.
         seeds: of the runs.
-        steps: env steps of each, and learner updates but for the first 5,000.
+        steps: env steps of each, and learner updates but for the first twentieth, 5,000 at most.
         width: of CrossQ's critics (2048 in the paper).
         sac_width: of SAC's critics.
         evaluate_every: steps between evaluations; the last one is at the end.
         episodes: of the mean action, played at each.
         jobs: runs at a time, one core each; 0 takes all cores.
-        out: folder of the runs; what is finished there is not done again.
+        out: folder of the runs, and of crossq.json with their curves; what is finished there is not done
+            again.
 
     Raises:
         ConfigError: a run in `out` was begun with other settings.
@@ -150,10 +153,12 @@ def run(
         for number, _ in enumerate(pool.map(Training.train, waiting), start=1):
             progress.update(number)
     rows = [trial.row() for trial in trials]
+    curves = [{**row, "curve": trial.curve()} for row, trial in zip(rows, trials, strict=True)]
+    write_json(Path(out) / "crossq.json", {"rows": summary(rows), "runs": curves})
     return {
         "title": "CrossQ and SAC, one update per step: return of the mean action",
         "rows": summary(rows),
-        "runs": [{**row, "curve": trial.curve()} for row, trial in zip(rows, trials, strict=True)],
+        "runs": rows,
         "trivial": [row for env in envs for row in trivial(env, seeds, episodes)],
         "notes": [
             "published: at 100,000 steps on the -v4 envs, CrossQ with critics 2048 wide.",

@@ -60,7 +60,13 @@ def test_rows_by_hand_and_finished_runs_stay(tmp_path: Path, started: Commands) 
     assert (ours["ci_low"], ours["ci_high"]) == pytest.approx((20 - 127.06, 20 + 127.06))
     assert ours["s_per_1000_steps"] == 10.0  # 4 s of 400 steps
     assert (sac["learner"], sac["width"], sac["return"]) == ("sac", 8, 30.0)
-    assert result["runs"][0]["curve"] == [{"steps": 200, "return": 1.0}, {"steps": 400, "return": 10.0}]
+    kept = json.loads((tmp_path / "crossq.json").read_text())
+    assert (kept["rows"], kept["runs"][0].pop("curve")) == (
+        result["rows"],
+        [{"steps": 200, "return": 1.0}, {"steps": 400, "return": 10.0}],
+    )
+    assert kept["runs"][0] == result["runs"][0]
+    assert [words["direct.explore_steps"] for words in started] == ["20"] * 4
     (tmp_path / "Pendulum-v1-crossq-16-seed4").rename(tmp_path / "Pendulum-v1-crossq-32-seed4")
     with pytest.raises(ConfigError, match=r"begun with .*=.*16.*, got .*32.*out="):
         run(tmp_path, seeds=(4,), width=32, learners=("crossq",))
