@@ -207,12 +207,13 @@ class TrajectoryStream:
         self._follow(target_rad[None], [_POINT_S], state)
 
     def send_plan(self, plan: Plan, state: ArmState) -> None:
-        """Sends those targets whose time has not passed, from `_SOONEST_S` on where there are such.
+        """Sends the targets from `_SOONEST_S` on, and the last one if its time has not passed.
 
         Target i is reached at its period's end.
         """
         ends_ns = plan.start_ns + plan.period_ns * np.arange(1, len(plan.targets_rad) + 1) - self._clock_ns()
-        ahead = ends_ns > min(1e9 * _SOONEST_S, max(0, ends_ns[-1] - 1))
+        ahead = ends_ns > 1e9 * _SOONEST_S
+        ahead[-1] = ends_ns[-1] > 0
         if ahead.any():
             self._follow(plan.targets_rad[ahead], list(1e-9 * ends_ns[ahead]), state)
 
@@ -242,16 +243,15 @@ class TrajectoryStream:
 
     def _ramp(self, now_ns: int, here_rad: Array, speed_rad_s: Array, state: ArmState) -> _Ramp:
         """Returns the ramp (n,) of a hold of joints that are here at a speed (n,)."""
-        before = self._held
+        before, size = self._held, np.abs(speed_rad_s)
+        stays = size < self._still_rad_s
         if before is None:
             last_rad = self._wanted_rad(now_ns, state)
             before = _Ramp(last_rad, np.zeros_like(last_rad), np.full(len(last_rad), now_ns))
-            stays = np.abs(speed_rad_s) < self._still_rad_s
         else:
             last_rad, _ = before.at(np.zeros_like(here_rad))
-            same_way = speed_rad_s * before.speed_rad_s > 0
-            stays = ~same_way | (np.abs(speed_rad_s) < _SAME * np.abs(before.speed_rad_s))
-            stays |= np.abs(speed_rad_s) < self._still_rad_s
+            held_rad_s = before.speed_rad_s
+            stays |= ~((speed_rad_s * held_rad_s > 0) & (size >= _SAME * np.abs(held_rad_s)))
         stays &= ~self._near.is_far(last_rad, here_rad)
         stays |= not before.tries
         return _Ramp(

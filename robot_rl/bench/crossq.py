@@ -76,7 +76,7 @@ class Trial:
 
     def row(self) -> dict[str, Any]:
         """Returns what it reached and what that cost, once it is finished."""
-        summary = self.training().summary()
+        _, summary = self.training().finished()
         spent_s = sum(summary["timing"].get(stage, 0.0) for stage in _LEARNING)
         return {
             "env": self.env,
@@ -90,8 +90,7 @@ class Trial:
 
     def curve(self) -> list[dict[str, float]]:
         """Returns the evaluations on the way, and the last one."""
-        folder = self.training().done()
-        assert folder is not None
+        folder, _ = self.training().finished()
         rows = [row for row in read_metrics(folder / FILE_NAME) if "eval/return" in row]
         learned = [row for row in rows if row["phase"] != "base"]
         return [{"steps": row["step"], "return": row["eval/return"]} for row in learned]
@@ -154,10 +153,11 @@ def run(
             progress.update(number)
     rows = [trial.row() for trial in trials]
     curves = [{**row, "curve": trial.curve()} for row, trial in zip(rows, trials, strict=True)]
-    write_json(Path(out) / "crossq.json", {"rows": summary(rows), "runs": curves})
+    table = summary(rows)
+    write_json(Path(out) / "crossq.json", {"rows": table, "runs": curves})
     return {
         "title": "CrossQ and SAC, one update per step: return of the mean action",
-        "rows": summary(rows),
+        "rows": table,
         "runs": rows,
         "trivial": [row for env in envs for row in trivial(env, seeds, episodes)],
         "notes": [

@@ -178,10 +178,7 @@ def _cloning(*words: str) -> tuple[Any, ...]:
 
 def _result(trial: Trial) -> dict[str, Any]:
     """Returns what a finished run came to, and its curve."""
-    training = trial.training()
-    summary = training.summary()
-    folder = training.done()
-    assert folder is not None, trial
+    folder, summary = trial.training().finished()
     minutes, curve = _curve(folder)
     return {
         "method": trial.method,

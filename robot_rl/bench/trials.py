@@ -74,11 +74,11 @@ class Training:
         if done.returncode != 0:
             raise DeviceError(f"{self.at}: see {log}.")
 
-    def summary(self) -> dict[str, Any]:
-        """Returns what a finished run came to."""
+    def finished(self) -> tuple[Path, dict[str, Any]]:
+        """Returns the folder of a run that is done, and what it came to."""
         folder = self.done()
         assert folder is not None, self.at
-        return read_json(folder / "summary.json", StorageError, "Remove the folder; it is run again.")
+        return folder, read_json(folder / "summary.json", StorageError, "Remove the folder; it is run again.")
 
 
 def check_plan(at: str, folder: Path, begun: Mapping[str, Any], now: Mapping[str, Any]) -> None:

@@ -31,8 +31,7 @@ class GymVectorEnv(VectorEnv):
     """Several Gymnasium environments of one kind, one after the other in this process.
 
     Success is what `info` says under `is_success` or `success`; without either, never, and `says_success`
-    stays false. A control step lasts
-    the env's `dt`, or a frame of its `render_fps`, or else a second.
+    stays false. A control step lasts the env's `dt`, or a frame of its `render_fps`, or else a second.
     """
 
     def __init__(

@@ -88,16 +88,9 @@ def return_curve(runs: Sequence[RunRecord]) -> str | None:
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
-        for curve in curves:
-            axes.plot(
-                curve.x,
-                curve.y,
-                color=AFTER,
-                linewidth=2 if len(curves) == 1 else 0.8,
-                marker="o",
-                markersize=2.5,
-            )
-        if len(curves) > 1:
+        if len(curves) == 1:
+            axes.plot(curves[0].x, curves[0].y, color=AFTER, linewidth=2, marker="o", markersize=2.5)
+        else:
             _spread_band(axes, [(curve.x, curve.y) for curve in curves])
             figure.legend(loc="outside upper left", ncols=4)
         axes.set_ylabel("return", fontsize=8)

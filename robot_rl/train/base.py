@@ -33,6 +33,7 @@ from robot_rl.train.demos import (
     collect_demonstrations,
     collect_episodes,
     episodes_meta,
+    first_seed,
     load_demonstrations,
 )
 from robot_rl.train.improve.config import DENOISING, ChainPhase, OffPolicyPhase
@@ -94,7 +95,7 @@ def look(session: Session) -> None:
     config = session.config
     with closing(make_eval_env(config)) as env:
         noise = _Noise(env, train_seed(config.seed, "noise"))
-        first = train_seed(config.seed, "demos") // 2
+        first = first_seed(config.seed)
         seeds = np.arange(first, first + config.demos.episodes, dtype=np.uint64)
         with session.phase(LOOK, len(seeds), unit="episodes") as progress, session.timer.stage(LOOK):
             episodes = collect_episodes(env, noise, seeds, on_batch=progress.update)

@@ -54,8 +54,13 @@ def collect_demonstrations(
 def expert_of(env: VectorEnv, *, bias_m: float, noise_m: float, run_seed: int) -> tuple[Expert, int]:
     """Returns the expert of a run's demonstrations, and the seed of their first episode."""
     expert = make_expert(env, bias_m=bias_m, noise_m=noise_m, noise_seed=train_seed(run_seed, "expert"))
+    return expert, first_seed(run_seed)
+
+
+def first_seed(run_seed: int) -> int:
+    """Returns the seed of the first episode that a run plays before it learns."""
     # Half the range of training seeds: the episodes' own seeds follow the first and stay in it.
-    return expert, train_seed(run_seed, "demos") // 2
+    return train_seed(run_seed, "demos") // 2
 
 
 def load_demonstrations(folder: Path, config: RunConfig) -> Episodes:

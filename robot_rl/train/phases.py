@@ -161,7 +161,8 @@ def _improve(session: Session) -> None:
     """Improves the base by the run's method; where nothing is learned the base is the result."""
     config, method = session.config, method_of(session.config)
     if config.phase.leaves_base:
-        return _take_base(session)
+        _take_base(session)
+        return
     base, _ = load_policy(session.folder / "policy" / "base")
     episodes = load_demonstrations(demo_folder(session), session.config)
     acting = config
@@ -181,7 +182,6 @@ def _improve(session: Session) -> None:
         loop.hand_over(policy)
         save_policy(session.folder / "policy" / "final", policy, meta=policy_meta(config, eval_env))
         session.results["nan_resets"] = sum(source.nan_resets for source in loop.sources)
-    return None
 
 
 def _distil(session: Session) -> None:
@@ -343,7 +343,7 @@ def _conclude(session: Session) -> Summary:
         base_return=base.get("return"),
         final_return=final.get("return"),
         says_success=final.get("says_success", True),
-        demo_success=seen.get("success") if "demos" in results else None,
+        demo_success=seen.get("success"),
         demo_env_steps=seen.get("env_steps", 0),
         base_digest=base.get("digest"),
         final_digest=final["digest"],

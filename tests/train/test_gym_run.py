@@ -14,10 +14,9 @@ from robot_rl.policies.checkpoint import load_policy
 from robot_rl.telemetry.metrics import read_metrics
 from robot_rl.telemetry.report import write_report
 from robot_rl.telemetry.runs import load_run
-from robot_rl.train import checkpoint
 from robot_rl.train.config import RunConfig
 from robot_rl.train.phases import resume, run
-from tests.runs import folder_of
+from tests.runs import folder_of, killed_after
 
 pytestmark = pytest.mark.usefixtures("whole_runs")
 
@@ -67,18 +66,9 @@ def test_a_run_on_an_environment_without_success(tmp_path: Path, capsys: pytest.
     assert json.loads(told[1])["return"] == summary.final_return
 
 
-def test_it_goes_on_in_the_middle_of_an_episode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_goes_on_in_the_middle_of_an_episode(tmp_path: Path) -> None:
     whole = run(small(tmp_path / "whole"))
-    save, left = checkpoint.CheckpointStore.save, [9]
-
-    def cut(self: Any, *values: Any) -> None:
-        save(self, *values)
-        left[0] -= 1
-        if left[0] == 0:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(checkpoint.CheckpointStore, "save", cut)
-    with pytest.raises(KeyboardInterrupt):
+    with killed_after(8):
         run(small(tmp_path / "cut"))
     resumed = resume(folder_of(tmp_path / "cut"))
     assert (resumed.final_digest, resumed.final_return) == (whole.final_digest, whole.final_return)

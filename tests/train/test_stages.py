@@ -14,12 +14,11 @@ from robot_rl.data.demos import load_episodes
 from robot_rl.policies.checkpoint import load_policy
 from robot_rl.telemetry.metrics import read_metrics
 from robot_rl.telemetry.runs import load_run
-from robot_rl.train import checkpoint
 from robot_rl.train.config import RunConfig
 from robot_rl.train.phases import resume, run
 from robot_rl.train.record import write_report
 from robot_rl.train.stages import check_stages
-from tests.runs import SMALL, folder_of
+from tests.runs import SMALL, folder_of, killed_after, weights
 
 pytestmark = pytest.mark.usefixtures("whole_runs")
 SCRATCH = ("look", "evaluate", "online", "evaluate")
@@ -135,20 +134,10 @@ def test_a_run_that_learns_from_nothing(tmp_path: Path) -> None:
     assert (again.base_digest, again.final_digest) == (summary.base_digest, summary.final_digest)
 
 
-def test_it_goes_on_where_it_was_cut_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_goes_on_where_it_was_cut_short(tmp_path: Path) -> None:
     whole = run(config(tmp_path / "whole", SCRATCH))
-    save, left = checkpoint.CheckpointStore.save, [12]
-
-    def cut(self: Any, *values: Any) -> None:
-        save(self, *values)
-        left[0] -= 1
-        if left[0] == 0:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(checkpoint.CheckpointStore, "save", cut)
-    with pytest.raises(KeyboardInterrupt):
+    with killed_after(11):
         run(config(tmp_path / "cut", SCRATCH))
-    assert left == [0]
     resumed = resume(folder_of(tmp_path / "cut"))
     assert (resumed.final_digest, resumed.env_steps) == (whole.final_digest, 40)
 
@@ -163,8 +152,7 @@ def test_a_run_that_clones_and_no_more(tmp_path: Path) -> None:
     assert (summary.env_steps, summary.episodes) == (0, 4)
     whole = run(replace(build(RunConfig, SMALL), out=str(tmp_path / "whole")))
     assert summary.final_digest == whole.base_digest
-    weights = [(folder / "policy" / which / "policy.safetensors").read_bytes() for which in ("base", "final")]
-    assert weights[0] == weights[1]
+    assert weights(folder, "base") == weights(folder, "final")
     assert json.loads((folder / "summary.json").read_text())["base_success"] is None
     write_report(folder)
     assert "Success on held-out episodes is " in (folder / "report.html").read_text()
