@@ -42,8 +42,8 @@ def serve(
         cameras = Cameras(config) if config.cameras else None
         if cameras is not None:
             stack.callback(cameras.close)
-        # After the cameras and before all threads: these inherit the priority, as if the arm had a
-        # computer of its own.
+        # After the cameras, which have processes of their own. For this thread alone, as in ros2_control:
+        # what hears commands has the priority of others.
         scheduling = be_punctual()
         arm = SimArm(config)
         stack.callback(arm.close)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -46,6 +47,8 @@ _ROOM = (
     f"A host has room for {MAX_PARTICIPANTS + 1} ROS processes of a domain: end some, or use another "
     "ROS_DOMAIN_ID. If that is not it: is CYCLONEDDS_URI valid, and is there a network?"
 )
+_SLOW_S = 0.1
+"""A callback that takes longer is named: an arm that hears nothing for so long stops."""
 _FOREVER_NS = (1 << 63) - 1
 _AT_ONCE = 64
 _ANY = core.ViewState.Any | core.InstanceState.Any | core.SampleState.Any
@@ -79,9 +82,10 @@ _delete = _function("dds_delete", ctypes.c_int32)
 class Writer:
     """Writes ready CDR on one topic."""
 
-    def __init__(self, entity: Any) -> None:
+    def __init__(self, entity: Any, topic: str) -> None:
         self.entity = entity
         self.guid: bytes = entity.guid.bytes
+        self._topic = topic
         self.dropped = 0
         """Samples that readers were too slow to take."""
         self._peers = _Peers(entity.get_matched_subscription_data)
@@ -97,6 +101,12 @@ class Writer:
         code = _write(self.entity._ref, ctypes.addressof(sample))
         if code == _RETCODE_TIMEOUT:
             self.dropped += 1
+            if self.dropped == 1:
+                logger.warning(
+                    "ros2: %s: a sample is dropped, as others will be: a reader was too slow for %g s",
+                    self._topic,
+                    WRITE_TIMEOUT_S,
+                )
         elif code < 0:
             raise Ros2Error(f"ros2: writing failed: {core.DDSException(code)}. Is the node closed?")
 
@@ -193,6 +203,8 @@ class Participant:
         """Samples that no message could be made of, per topic of the wire."""
         self.failures: Counter[str] = Counter()
         """Callbacks that raised, per topic of the wire."""
+        self.slow: Counter[str] = Counter()
+        """Callbacks for which all others had to wait, per topic of the wire."""
         self._closed = False
         _attach(self._waitset._ref, self._guard._ref, 0)
         self._thread = threading.Thread(target=self._run, name=f"ros2 {name}", daemon=True)
@@ -214,7 +226,7 @@ class Participant:
         """Returns a writer on a topic by its name on the wire; `opaque` writes bytes around the type."""
         policies = self._policies(kind, quality, user_data)
         make = partial(pub.DataWriter, self._publisher, qos=policies)
-        writer = Writer(self._endpoint(make, name, kind, opaque))
+        writer = Writer(self._endpoint(make, name, kind, opaque), name)
         self._endpoints.add(writer)
         return writer
 
@@ -324,6 +336,7 @@ class Participant:
         for sample in samples:
             if sample and not sample[1].valid_data:
                 continue
+            begun_s = time.monotonic()
             try:
                 callback(*sample)
             except SampleError as error:
@@ -334,6 +347,15 @@ class Participant:
                 self.failures[name] += 1
                 if self.failures[name] == 1:
                     logger.exception("ros2: the callback of %s failed; more of it is counted only", name)
+            if (took_s := time.monotonic() - begun_s) > _SLOW_S:
+                self.slow[name] += 1
+                if self.slow[name] == 1:
+                    logger.warning(
+                        "ros2: a callback of %s took %.2f s, and all others of this node waited; more of it "
+                        "is counted only",
+                        name or "discovery",
+                        took_s,
+                    )
 
 
 class _Domains:

@@ -8,6 +8,7 @@ answer a Fast DDS client, and says so.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
@@ -131,9 +132,14 @@ class DdsService:
         request = self._requests.decode(_without_header(octets))
 
         def reply(response: Message) -> None:
-            body = self._responses.encode(response)
-            self._await_reader(sender)
-            self._writer.write(_with_header(body, header))
+            octets = _with_header(self._responses.encode(response), header)
+            if self._has_reader(sender):
+                self._writer.write(octets)
+                return
+            # Not on this thread, which has all callbacks of the node: an arm would miss its commands.
+            threading.Thread(
+                target=self._reply_later, args=(sender, octets), name=f"reply {self._name}", daemon=True
+            ).start()
 
         response = self._callback(request)
         if isinstance(response, Deferred):
@@ -141,22 +147,28 @@ class DdsService:
         else:
             reply(response)
 
-    def _await_reader(self, sender: int) -> None:
-        """Waits until the client's own reader of replies is known; a reply before that is lost.
+    def _reply_later(self, sender: int, octets: bytearray) -> None:
+        """Replies once the client's reader of replies is known: a reply before that is lost."""
+        end = time.monotonic() + _REPLY_WAIT_S
+        while not self._has_reader(sender) and time.monotonic() < end:
+            if sender not in self._reader.matched():
+                break  # the client is gone
+            time.sleep(_POLL_S)
+        with contextlib.suppress(Ros2Error):  # closed meanwhile
+            self._writer.write(octets)
+
+    def _has_reader(self, sender: int) -> bool:
+        """Returns whether the client's own reader of replies is known.
 
         The participant may have others: of the client before, which is closed and not yet gone.
         """
         if sender in self._ready:
-            return
-        end = time.monotonic() + _REPLY_WAIT_S
+            return True
         client = _identity_of(self._reader, sender, _CLIENT)
-        while client and time.monotonic() < end:
-            if client in _identities(self._writer, _CLIENT):
-                self._ready.add(sender)
-                return
-            if sender not in self._reader.matched():
-                return  # the client is gone
-            time.sleep(_POLL_S)
+        if client in _identities(self._writer, _CLIENT):
+            self._ready.add(sender)
+            return True
+        return not client  # nothing is known of it: there is nothing to wait for
 
 
 class _Call:

@@ -53,8 +53,9 @@ from arm_judge import (
     read_log,
     stop_of,
 )
-from arm_modes import BRAKE_S, BUSY_S, MODES
+from arm_modes import BRAKE_S, MODES
 from arm_shim import missing
+from standstill import BUSY_S, stood_still, watched
 
 from robot_rl.core.errors import RobotRLError
 from robot_rl.real.station import StationConfig
@@ -70,6 +71,8 @@ _WIDTH = 6
 """Faults that share a chain."""
 _PR_SET_PDEATHSIG = 1
 _INSIDE = "ROBOT_RL_FAULTS_INSIDE"
+_STILL = "ROBOT_RL_FAULTS_STILL"
+"""Where those that watch the processors write."""
 QUICK = {
     "position": (
         "policy_killed", "supervisor_stopped", "supervisor_disk", "disk_full_stop", "estop_best_effort",
@@ -313,15 +316,18 @@ def is_excused(row: Row, log: ArmLog | None, begun_ns: int, end_ns: int = _NEVER
     """Returns whether a repeat that failed says nothing of ours, and counts it: the machine stood still.
 
     The arm's own loop has real-time priority: nothing but a machine that stands still, for which no bound
-    allows, keeps it from its next cycle. No excuse where the arm itself is struck, or for a row that needs
-    one more often than it has repeats.
+    allows, keeps it from its next cycle. Where one processor stood, with what was on it, those that watch
+    them know. No excuse where the arm itself is struck, or for a row that needs one more often than it has
+    repeats.
     """
     if log is None or row.fault == "arm_frozen" or row.busy > row.repeats:
         return False
     stamps_ns = log.stamp_ns[(log.stamp_ns >= begun_ns) & (log.stamp_ns <= end_ns)]
-    stood_still = bool((np.diff(stamps_ns) > 1e9 * (BUSY_S + _CYCLE_S)).any())
-    row.busy += stood_still
-    return stood_still
+    stood = bool((np.diff(stamps_ns) > 1e9 * (BUSY_S + _CYCLE_S)).any())
+    if _STILL in os.environ:
+        stood = stood or stood_still(Path(os.environ[_STILL]), begun_ns, min(end_ns, time.monotonic_ns()))
+    row.busy += stood
+    return stood
 
 
 def judge_rest(row: Row, log: ArmLog, repeats: Sequence[Repeat], station: StationConfig) -> None:
@@ -473,8 +479,12 @@ def run_all(given: argparse.Namespace) -> list[Row]:
             domains.put(domain_id)
 
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    with tempfile.TemporaryDirectory(prefix="robot-rl-pyc-") as cache, ThreadPoolExecutor(given.jobs) as pool:
-        os.environ["PYTHONPYCACHEPREFIX"] = cache
+    with (
+        tempfile.TemporaryDirectory(prefix="robot-rl-pyc-") as cache,
+        watched(Path(cache)),
+        ThreadPoolExecutor(given.jobs) as pool,
+    ):
+        os.environ["PYTHONPYCACHEPREFIX"] = os.environ[_STILL] = cache
         os.chmod(cache, 0o755)
         for (mode, _), rows in pool.map(run_unit, list(units_of(due))):
             results.add(rows)

@@ -10,14 +10,13 @@ from typing import Any, Literal
 
 import numpy as np
 from arm_judge import Array, TrajectorySent
+from standstill import BUSY_S
 
 from robot_rl.real.arm.config import SimArmConfig
 from robot_rl.real.station import CameraConfig, StationConfig, load_station
 
 Name = Literal["position", "velocity", "trajectory", "twist", "pose"]
 
-BUSY_S = 0.05
-"""What a busy machine may add to any time."""
 VELOCITY_TIMEOUT_S = 0.25
 """Command timeout of the simulated arm's velocity controller."""
 RIVAL_FRAME = "rival"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -301,6 +303,46 @@ def test_only_a_machine_that_stood_still_excuses_a_repeat_that_failed(judge, mon
     frozen = campaign.new_row("arm_frozen", "position")
     frozen.repeats = 1
     assert not campaign.is_excused(frozen, gap, 0)
+
+
+def test_a_processor_that_stood_still_excuses_what_was_on_it(judge, monkeypatch, tmp_path):
+    campaign = importlib.import_module("arm_campaign")
+    whole = log_of(judge, np.zeros(100))
+    (tmp_path / "0.still").write_text("")
+    (tmp_path / "1.still").write_text("100000000 200000000\n500000000 590000000\n")
+    monkeypatch.setenv("ROBOT_RL_FAULTS_STILL", str(tmp_path))
+    row = campaign.new_row("rival_state", "velocity")
+    row.repeats = 1
+    assert not campaign.is_excused(row, whole, 200_000_000, 500_000_000)  # before and after
+    assert campaign.is_excused(row, whole, 300_000_000, 501_000_000)
+    assert campaign.is_excused(row, whole, 580_000_000)
+    assert row.busy == 2
+
+
+def test_a_watcher_notes_when_its_processor_stood_still(judge, tmp_path):
+    standstill = importlib.import_module("standstill")
+    cpu = min(os.sched_getaffinity(0))
+    file = tmp_path / f"{cpu}.still"
+    begun_ns = time.monotonic_ns()
+    watcher = subprocess.Popen([sys.executable, str(FOLDER / "standstill.py"), str(cpu), str(file)])
+    try:
+        while not file.exists():
+            if watcher.poll() is not None:
+                pytest.skip("real-time priority is refused here")
+            time.sleep(0.01)
+        time.sleep(0.1)
+        stopped_ns = time.monotonic_ns()
+        watcher.send_signal(signal.SIGSTOP)
+        time.sleep(0.3)
+        watcher.send_signal(signal.SIGCONT)
+        time.sleep(0.1)
+        assert not standstill.stood_still(tmp_path, 0, begun_ns)
+        spans = [[int(word) for word in line.split()] for line in file.read_text().splitlines()]
+        assert any(end - begin > 0.25e9 and begin < stopped_ns + 0.05e9 for begin, end in spans)
+        assert standstill.stood_still(tmp_path, stopped_ns, time.monotonic_ns())
+    finally:
+        watcher.kill()
+        watcher.wait()
 
 
 def test_a_step_that_is_not_what_was_appended_is_damage(judge, tmp_path):

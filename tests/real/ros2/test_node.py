@@ -191,6 +191,10 @@ def test_a_reply_waits_for_the_reader_of_this_client_and_no_other_of_its_node(
     server, node = open_node("server", transport="dds"), open_node("client", transport="dds")
     with contextlib.closing(server), contextlib.closing(node):
         service: Any = server.create_service(TRIGGER, "go", lambda _: server.message(f"{TRIGGER}_Response"))
+        heard: list[str] = []
+        server.create_subscription(STRING, "talk", lambda message: heard.append(message.data))
+        talker = node.create_publisher(STRING, "talk")
+        until(lambda: talker.num_subscriptions)
         before = node.create_client(TRIGGER, "go")
         before.call(node.message(f"{TRIGGER}_Request"), LIMIT_S)
         known, find = service._writer.matched(), service._writer.matched
@@ -205,6 +209,12 @@ def test_a_reply_waits_for_the_reader_of_this_client_and_no_other_of_its_node(
         thread = threading.Thread(target=call)
         thread.start()
         assert not answered.wait(0.3)
+        begun_s = time.monotonic()
+        talker.publish(node.message(STRING, data="meanwhile"))
+        until(lambda: heard)
+        # It waits a second for the reader; the other callbacks of the node do not.
+        assert time.monotonic() - begun_s < 0.4
+        assert not answered.is_set()
         found.set()
         assert answered.wait(LIMIT_S)
         thread.join()
