@@ -140,17 +140,18 @@ class VelocityStream:
         wanted = (target_rad - _soon_rad(state, now_ns)) / self._lookahead_s
         change = self._acceleration * step_s
         speed = np.clip(wanted, self._sent - change, self._sent + change)
-        self._publish(np.clip(speed, -self._limit, self._limit), now_ns)
+        self._publish(np.clip(speed, -self._limit, self._limit))
 
     def hold(self, state: ArmState) -> None:
-        self._publish(np.zeros_like(self._sent), self._clock_ns())
+        self._publish(np.zeros_like(self._sent))
 
     def forget(self) -> None:
         self._sent = np.zeros_like(self._sent)
 
-    def _publish(self, speed_rad_s: Array, now_ns: int) -> None:
-        self._sent, self._sent_ns = speed_rad_s, now_ns
+    def _publish(self, speed_rad_s: Array) -> None:
         self._publisher.publish(self._node.message("std_msgs/msg/Float64MultiArray", data=speed_rad_s))
+        # When it has left: a machine that stood still before that does not allow the next one more.
+        self._sent, self._sent_ns = speed_rad_s, self._clock_ns()
 
 
 @dataclass(frozen=True)

@@ -151,6 +151,31 @@ def test_speeds_bring_an_arm_to_rest_without_a_swing(delay_ms: int, most_s: floa
     assert max(state.position_rad[0] for state in arm.log) - goal_rad[0] < 0.01
 
 
+def test_a_speed_that_left_late_does_not_allow_the_next_one_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine stood still for 68 ms before it left: the arm gets both within 10 ms."""
+    now_ns, node = [0], FakeNode()
+    stream: Stream = VelocityStream(node, "velocity", STATION, lambda: now_ns[0])
+    state = Late(ForwardVelocityController, 1, 0.0).state
+    make, far_rad = node.message, state.position_rad + 10.0
+
+    def late(*given: Any, **fields: Any) -> Any:
+        now_ns[0] += 68 * MS
+        return make(*given, **fields)
+
+    now_ns[0] = 10 * MS
+    stream.send(far_rad, state)
+    with monkeypatch.context() as patch:
+        patch.setattr(node, "message", late)
+        now_ns[0] += 10 * MS
+        stream.send(far_rad, state)
+    now_ns[0] += 10 * MS
+    stream.send(far_rad, state)
+    speeds = np.array([message.data for _, message in node.published])
+    most = 0.0101 * np.asarray(STATION.limits.acceleration_rad_s2)
+    assert (np.diff(speeds, axis=0) <= most).all()
+    assert (np.diff(speeds, axis=0) > 0.5 * most).all()
+
+
 @pytest.mark.parametrize("delay_ms", [1, 10, 20])
 def test_a_stop_which_is_two_holds_brakes_on_a_late_line_and_never_speeds_up(delay_ms: int) -> None:
     """The second one is said when the controller is taken away, before the first one is there."""
