@@ -259,3 +259,23 @@ def test_every_recipe_makes_a_run_config(recipe: str) -> None:
     from robot_rl.train.config import RunConfig
 
     assert load(RunConfig, [f"recipe={recipe}"], config_name="train").recipe == recipe
+
+
+ENVS = ("make_env", "SimVectorEnv", "GymVectorEnv", "StationEnv", "PastEnv")
+DEVICES = ("robot_rl/train/envs.py", "robot_rl/train/deploy/run.py")
+"""Where envs are made into devices."""
+TAKES_APART = ("robot_rl/bench/sim.py",)
+"""What measures an env layer by layer."""
+
+
+def test_all_that_acts_opens_a_device_under_a_lease() -> None:
+    """Simulators may make what they consist of; everybody else asks `simulation` or `station_device`."""
+    others = [path for path in sources() if relative(path).split("/")[0] != "sim"]
+    found = [
+        f"{relative(path)}:{node.lineno} makes {node.func.id}"
+        for path in others
+        if relative(path) not in (*DEVICES, *TAKES_APART)
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ENVS
+    ]
+    assert found == []

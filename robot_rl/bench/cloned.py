@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,10 +22,11 @@ from robot_rl.data.episodes import Episodes
 from robot_rl.data.normalize import Normaliser
 from robot_rl.hal.vector import VectorEnv
 from robot_rl.policies.chunk import ChunkPolicyConfig, FlowPolicy
+from robot_rl.sched.opened import opened
 from robot_rl.sim.vector import EnvConfig
 from robot_rl.train.config import DemosConfig
 from robot_rl.train.demos import collect_demonstrations
-from robot_rl.train.envs import make_env
+from robot_rl.train.envs import simulation
 
 _BESIDE = ("random", "hold", "expert")
 """What needs no learning: noise, standing still, and the expert without the noise of its demonstrations."""
@@ -82,7 +83,7 @@ def play_clones(
     beside: dict[str, list[NDArray[np.bool_]]] = {name: [] for name in _BESIDE}
     began_s = time.perf_counter()
     try:
-        with closing(make_env(EnvConfig(task=task), min(_NUM_ENVS, episodes), autoreset="disabled")) as env:
+        with _opened(task, episodes) as env:
             for seed in seeds:
                 cloned = _clone(task, seed, demos=demos, noise_m=noise_m, updates=updates, horizon=horizon)
                 demo_success.append(cloned.demo_success)
@@ -96,9 +97,13 @@ def play_clones(
     return {"seeds": list(seeds), "demo_success": demo_success, "trivial": trivial, "minutes": minutes}
 
 
+def _opened(task: str, episodes: int) -> AbstractContextManager[VectorEnv]:
+    return opened(simulation(EnvConfig(task=task), min(_NUM_ENVS, episodes)), holder=f"a benchmark of {task}")
+
+
 def _clone(task: str, seed: int, *, demos: int, noise_m: float, updates: int, horizon: int) -> Cloned:
     """Collects demonstrations and clones a flow policy from all of them, failures included."""
-    with closing(make_env(EnvConfig(task=task), min(_NUM_ENVS, demos), autoreset="disabled")) as env:
+    with _opened(task, demos) as env:
         episodes = collect_demonstrations(env, DemosConfig(episodes=demos, noise_m=noise_m), seed)
     policy = FlowPolicy(
         ChunkPolicyConfig(horizon=horizon, width=256),

@@ -14,7 +14,6 @@ import itertools
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -26,10 +25,12 @@ from robot_rl.bench.trials import Training, over_seeds
 from robot_rl.core.errors import require
 from robot_rl.core.files import write_json
 from robot_rl.core.seeding import eval_seeds
-from robot_rl.envs.gym import GymVectorEnv
 from robot_rl.hal.vector import VectorEnv
+from robot_rl.sched.opened import opened
+from robot_rl.sim.vector import EnvConfig
 from robot_rl.telemetry.metrics import FILE_NAME, read_metrics
 from robot_rl.telemetry.progress import ProgressDisplay
+from robot_rl.train.envs import simulation
 
 Array = NDArray[Any]
 Name = Literal["crossq", "sac"]
@@ -185,7 +186,7 @@ def returns_of(env: VectorEnv, act: Callable[[], Array], seeds: Sequence[int]) -
 def trivial(name: str, seeds: Sequence[int], episodes: int) -> list[dict[str, Any]]:
     """Returns what the middle of their ranges and uniform noise earn: what any learner is to be above."""
     rows: list[dict[str, Any]] = []
-    with closing(GymVectorEnv(name, autoreset="disabled")) as env:
+    with opened(simulation(EnvConfig(kind="gym", id=name), 1), holder="bench crossq") as env:
         shape, rng = (1, len(env.action_names)), np.random.default_rng(0)
         acts: dict[str, Callable[[], Array]] = {
             "zero": lambda: np.zeros(shape, np.float32),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import sys
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -23,12 +22,13 @@ from stable_baselines3.common.callbacks import BaseCallback
 from robot_rl.core.seeding import quick_eval_seeds, train_seed
 from robot_rl.data.episodes import Episodes
 from robot_rl.hal.vector import Obs, VectorEnv
+from robot_rl.sched.opened import opened
 from robot_rl.sim.single import SingleEnv
 from robot_rl.sim.tasks.push_cube import GOAL_RADIUS_M
 from robot_rl.sim.vector import EnvConfig
 from robot_rl.train.config import DemosConfig
 from robot_rl.train.demos import collect_demonstrations
-from robot_rl.train.envs import lockstep, make_env
+from robot_rl.train.envs import lockstep, simulation
 
 Array = NDArray[Any]
 
@@ -184,7 +184,7 @@ def learn(cfg: PeerConfig, env_steps: int) -> None:
         device="cpu",
     )
     config = EnvConfig(task=TASK, num_threads=1)
-    with closing(make_env(config, cfg.episodes, autoreset="disabled")) as env:
+    with opened(simulation(config, cfg.episodes), holder="bench her, the peer") as env:
         if cfg.demos:
             wanted = DemosConfig(episodes=cfg.demos, noise_m=cfg.noise_m)
             add_demonstrations(model.replay_buffer, collect_demonstrations(env, wanted, cfg.seed))

@@ -7,7 +7,6 @@ with the same seed, those that `robot-rl train` and `bench improve` report.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -19,11 +18,12 @@ from robot_rl.config import load, options
 from robot_rl.core.errors import require
 from robot_rl.core.seeding import EpisodeRng, eval_seeds
 from robot_rl.hal.vector import VectorEnv
+from robot_rl.sched.opened import opened
 from robot_rl.sim.vector import EnvConfig
 from robot_rl.telemetry.progress import ProgressDisplay
 from robot_rl.train.config import RunConfig
 from robot_rl.train.demos import collect_episodes, expert_of
-from robot_rl.train.envs import Expert, make_env
+from robot_rl.train.envs import Expert, simulation
 
 POLICIES = ("random", "hold", "repeat", "demonstrator", "expert")
 _NUM_ENVS = 50
@@ -57,8 +57,8 @@ def run(
         for task, name in pairs:
             with (
                 display.phase(f"{task} {name}", len(seeds), unit="seeds") as progress,
-                closing(
-                    make_env(EnvConfig(task=task), min(_NUM_ENVS, episodes), autoreset="disabled")
+                opened(
+                    simulation(EnvConfig(task=task), min(_NUM_ENVS, episodes)), holder="bench trivial"
                 ) as env,
             ):
                 played: list[NDArray[np.bool_]] = []

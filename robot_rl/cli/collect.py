@@ -6,7 +6,6 @@ import json
 import sys
 import zlib
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -156,9 +155,10 @@ def _collect(options: CollectConfig) -> None:
     """Plays episodes until there are enough of them, and writes the dataset."""
     import torch  # the learner and the simulator: not for --help
 
+    from robot_rl.sched.opened import opened
     from robot_rl.telemetry.progress import ProgressDisplay
     from robot_rl.train.collect import collect, num_passed
-    from robot_rl.train.envs import make_env
+    from robot_rl.train.envs import simulation
 
     torch.set_num_threads(options.torch_threads)
     env_config, make_actor = _cast(options)
@@ -170,7 +170,7 @@ def _collect(options: CollectConfig) -> None:
     if waits := making(options.num_envs):
         print(waits, file=sys.stderr)
     settings = _identity(options) | as_json({"env": asdict(env_config), "policy_crc32": _crc_of(options)})
-    with closing(make_env(env_config, options.num_envs, autoreset="disabled")) as env:
+    with opened(simulation(env_config, options.num_envs), holder=f"collect {env_config.task}") as env:
         chosen(env.state_names, options.state, at="state")  # a mistake is not worth the collection
         actor = make_actor(env)
         with collecting(Path(options.out), settings, images=options.images) as into:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import closing
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -17,7 +16,7 @@ from robot_rl.policies.saved import policy_folder, read_head
 from robot_rl.train.record import check_kind
 
 if TYPE_CHECKING:
-    from robot_rl.hal.vector import VectorEnv
+    from robot_rl.hal.leased import EnvDevice
     from robot_rl.train.evaluate import EvalResult
 
 SUMMARY = "success of a policy on held-out seeds; of a run, repeated exactly"
@@ -100,7 +99,7 @@ class _Case:
 
     who: str
     episodes: int
-    make_env: Callable[[], VectorEnv]
+    device: EnvDevice
     play: Callable[..., EvalResult]
     """Takes the env, and the `disturb` and `on_batch` of `evaluate_in`."""
     told: dict[str, Any] | None
@@ -115,12 +114,13 @@ def run(argv: list[str]) -> int:
         print(_HELP, end="")
         return 0
     options = config([word for word in argv if word != "--json"])
+    from robot_rl.sched.opened import opened
     from robot_rl.telemetry.progress import ProgressDisplay
 
     case = _of_policy(options) if options.run is None else _of_run(options)
     print(f"policy {case.who}, {case.episodes} held-out episodes", file=sys.stderr)
     with (
-        closing(case.make_env()) as env,
+        opened(case.device, holder=f"evaluate {case.who}") as env,
         ProgressDisplay() as display,
         display.phase("evaluate", case.episodes, unit="episodes") as progress,
     ):
@@ -153,7 +153,7 @@ def config(words: list[str]) -> EvaluateCommandConfig:
 def _of_run(options: EvaluateCommandConfig) -> _Case:
     import torch  # the learner: not for --help
 
-    from robot_rl.train.assemble import make_eval_env
+    from robot_rl.train.assemble import evaluator
     from robot_rl.train.phases import evaluate_folder
     from robot_rl.train.record import load_config
 
@@ -165,7 +165,7 @@ def _of_run(options: EvaluateCommandConfig) -> _Case:
     return _Case(
         who=f"{which} of {folder}",
         episodes=total,
-        make_env=partial(make_eval_env, config),
+        device=evaluator(config),
         play=lambda env, **seen: evaluate_folder(folder, which, config, env, **how, **seen),
         told=_told(folder, which),
         facts={"run": str(folder), "which": which},
@@ -178,7 +178,7 @@ def _of_policy(options: EvaluateCommandConfig) -> _Case:
     from robot_rl.core.seeding import eval_seeds
     from robot_rl.train.collect import open_policy
     from robot_rl.train.config import EvaluateConfig, check_device
-    from robot_rl.train.envs import make_env
+    from robot_rl.train.envs import simulation
     from robot_rl.train.evaluate import evaluate_in
 
     check_device(options.device)
@@ -194,7 +194,7 @@ def _of_policy(options: EvaluateCommandConfig) -> _Case:
     return _Case(
         who=str(options.policy),
         episodes=total,
-        make_env=partial(make_env, shown, min(usual.num_envs, total), autoreset="disabled"),
+        device=simulation(shown, min(usual.num_envs, total)),
         play=partial(evaluate_in, policy=module.to(options.device), **how),
         told=None,
         facts={"policy": str(options.policy), "seed": options.seed, "n_exec": n_exec},

@@ -43,14 +43,17 @@ def check_vector_env(
     _check_env(Case(make_env, num_envs, seed, max_steps), repeats=deterministic, compares_rows=deterministic)
 
 
-def check_device(make_device: Callable[[], Device], *, max_steps: int = 400) -> None:
+def check_device(
+    make_device: Callable[[], Device], *, max_steps: int = 400, deterministic: bool = True
+) -> None:
     """Checks every rule of `robot_rl.hal.device.Device`, and those of the env it opens.
 
-    A robot must also refuse NaN, and refuse everything after `safe_stop`.
+    A robot must also refuse NaN.
 
     Args:
         make_device: returns a fresh device, at rest and healthy.
         max_steps: as in `check_vector_env`.
+        deterministic: as in `check_vector_env`; nothing real is.
     """
     device = make_device()
     spec = device.spec
@@ -63,6 +66,7 @@ def check_device(make_device: Callable[[], Device], *, max_steps: int = 400) -> 
         "usable",
     )
     _check_fencing(device)
+    _check_park(device)
     _check_safe_stop(device)
     device.close()
     device.close()
@@ -74,7 +78,11 @@ def check_device(make_device: Callable[[], Device], *, max_steps: int = 400) -> 
 
     num_envs = open_env(1).num_envs
     # A row cannot be compared with itself alone where the device decides the number of rows.
-    _check_env(Case(open_env, num_envs, 7, max_steps), repeats=not spec.real, compares_rows=num_envs == 1)
+    _check_env(
+        Case(open_env, num_envs, 7, max_steps),
+        repeats=deterministic and not spec.real,
+        compares_rows=num_envs == 1,
+    )
 
 
 def _check_env(case: Case, *, repeats: bool, compares_rows: bool) -> None:
@@ -147,18 +155,26 @@ def _check_fencing(device: Device) -> None:
     new.step(action)
 
 
+def _check_park(device: Device) -> None:
+    env = device.open(_all_slots(device.spec, 6))
+    env.reset(seed=0)
+    env.step(_zeros(env))
+    device.park()
+    require(device.health().usable, f"{device.spec.name}: health after park", "not usable", "usable")
+    env.reset(seed=0)
+    env.step(_zeros(env))
+
+
 def _check_safe_stop(device: Device) -> None:
     name = device.spec.name
     env = device.open(_all_slots(device.spec, 7))
     env.reset(seed=0)
     device.safe_stop()
     device.safe_stop()
-    if device.spec.kind != "robot":
-        return
+    require(not device.health().usable, f"{name}: health after safe_stop", "usable", "not usable")
     action = _zeros(env)
     message = refusal(lambda: env.step(action), DeviceError)
     require(message is not None, f"{name}: step after safe_stop", "no error", "a SafetyStopError")
-    require(not device.health().usable, f"{name}: health after safe_stop", "usable", "not usable")
 
 
 def _check_refuses_nan(device: Device) -> None:

@@ -15,7 +15,7 @@ import gymnasium
 
 from robot_rl.core.errors import ConfigError, LeaseError, nearest, require
 from robot_rl.hal.health import Health
-from robot_rl.hal.vector import Array, ChunkStep, Obs, VectorEnv
+from robot_rl.hal.vector import VectorEnv
 
 Kind = Literal["robot", "sim", "world", "gpu", "cpu"]
 
@@ -116,6 +116,10 @@ class Device(Protocol):
 
     def health(self) -> Health: ...
 
+    def park(self) -> None:
+        """Brings the device to where it may be left alone; it works on afterwards."""
+        ...
+
     def safe_stop(self) -> None:
         """Brings the device to rest now and latches; may be called by anybody, any number of times."""
         ...
@@ -190,65 +194,3 @@ class Fence:
                 self._record(token)
             for slot in slots:
                 self._newest[slot] = token
-
-
-class FencedEnv(VectorEnv):
-    """An env that refuses its holder as soon as somebody newer has opened the device.
-
-    Attributes that the contract does not name are those of the env inside.
-    """
-
-    def __init__(self, env: VectorEnv, fence: Fence, lease: LeaseLike) -> None:
-        self.env = env
-        self.num_envs = env.num_envs
-        self.observation_space, self.action_space = env.observation_space, env.action_space
-        self.single_observation_space = env.single_observation_space
-        self.single_action_space = env.single_action_space
-        self.metadata = env.metadata
-        self.task, self.robot, self.instruction = env.task, env.robot, env.instruction
-        self.control_hz, self.caps = env.control_hz, env.caps
-        self.state_names, self.action_names, self.limits = env.state_names, env.action_names, env.limits
-        self._fence, self._token, self._slot_ids = fence, lease.token, lease.slot_ids
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "env":
-            raise AttributeError(name)
-        return getattr(self.env, name)
-
-    def _check(self) -> None:
-        self._fence.check(self._token, self._slot_ids)
-
-    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Obs, dict[str, Any]]:
-        self._check()
-        return self.env.reset(seed=seed, options=options)
-
-    def step(self, actions: Array) -> tuple[Obs, Array, Array, Array, dict[str, Any]]:
-        self._check()
-        return self.env.step(actions)
-
-    def step_masked(
-        self, actions: Array, active: Array | None
-    ) -> tuple[Obs, Array, Array, Array, dict[str, Any]]:
-        self._check()
-        return self.env.step_masked(actions, active)
-
-    def step_chunk(self, actions: Array, n_exec: int, active: Array | None = None) -> ChunkStep:
-        """As in `VectorEnv`; the token is checked at every control step, not once a chunk."""
-        return super().step_chunk(actions, n_exec, active)
-
-    def get_state(self) -> Array:
-        return self.env.get_state()
-
-    def set_state(self, rows: Array, mask: Array | None = None) -> Obs:
-        self._check()
-        return self.env.set_state(rows, mask)
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.env.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> Obs:
-        self._check()
-        return self.env.load_state_dict(state)
-
-    def close_extras(self, **kwargs: Any) -> None:
-        self.env.close(**kwargs)

@@ -16,10 +16,11 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from robot_rl.core.clock import Clock, ManualClock
-from robot_rl.core.errors import ConfigError, DeviceError, SafetyStopError
+from robot_rl.core.errors import ConfigError, DeviceError
 from robot_rl.core.seeding import EpisodeRng
-from robot_rl.hal.device import DeviceSpec, Fence, FencedEnv, LeaseLike
+from robot_rl.hal.device import DeviceSpec, Fence, LeaseLike
 from robot_rl.hal.health import Health, HealthConfig, HealthMonitor
+from robot_rl.hal.leased import LeasedEnv
 from robot_rl.hal.safety import SafetyEnvelope, SafetyLimits
 from robot_rl.hal.vector import Array, Obs, VectorEnv, given_seeds, row_mask
 
@@ -192,7 +193,7 @@ class FakeRobot:
     """A three-joint arm that is where it was sent one control step later; a `Device`.
 
     The script is consumed one entry a control step, then the arm is ok for ever. Everything that
-    goes wrong is an exception for whoever commands, and is counted in `health`.
+    goes wrong is an exception for whoever commands, and its env (`LeasedEnv`) counts it in `health`.
     """
 
     def __init__(
@@ -222,10 +223,14 @@ class FakeRobot:
     def open(self, lease: LeaseLike) -> VectorEnv:
         self.require_ready()
         self._fence.admit(lease)
-        return FencedEnv(FakeRobotEnv(self), self._fence, lease)
+        return LeasedEnv(FakeRobotEnv(self), self._fence, lease, self.monitor)
 
     def health(self) -> Health:
         return self.monitor.health()
+
+    def park(self) -> None:
+        """Sends the arm to zero, as far as safety allows in one step."""
+        self.act(np.zeros_like(self.position_rad))
 
     def safe_stop(self) -> None:
         if self.safety.stopped is None:
@@ -259,23 +264,14 @@ class FakeRobot:
         self.require_ready()
         behaviour = self.script.pop(0) if self.script else ok
         self._disturb(behaviour)
-        try:
-            sent, _ = self.safety.filter(
-                target_rad[None], self.position_rad[None], np.zeros((1, len(target_rad)))
-            )
-        except SafetyStopError as error:
-            self.monitor.stop(str(error))
-            raise
+        sent, _ = self.safety.filter(
+            target_rad[None], self.position_rad[None], np.zeros((1, len(target_rad)))
+        )
         self.sent.append(sent[0])
         reached = self.position_rad if behaviour.kind == "freeze" else sent[0]
         velocity = (reached - self.position_rad) * float(self.spec.control_hz or 1.0)
         self.position_rad = reached.copy()
-        try:
-            self.safety.observe(behaviour.age_s)
-        except DeviceError as error:
-            self.monitor.failure(str(error))
-            raise
-        self.monitor.success()
+        self.safety.observe(behaviour.age_s)
         return sent[0], np.concatenate([self.position_rad, velocity])
 
     def _disturb(self, behaviour: Behaviour) -> None:
@@ -283,18 +279,15 @@ class FakeRobot:
         name = self.spec.name
         if behaviour.kind == "drop":
             self.connected = False
-            self.monitor.failure("connection lost")
             raise DeviceError(
                 f"device {name}: connection lost in the middle of a step; check it, then reconnect()."
             )
         if behaviour.kind == "faulty":
-            self.monitor.failure("joint 0 measures nan")
             raise DeviceError(
                 f"device {name}: joint 0 measures nan; the observation is refused, the target not sent."
             )
         if behaviour.kind == "protective_stop":
             self.safety.trip("protective stop of the arm", by=name)
-            self.monitor.stop("protective stop")
             self.safety.require_clear()
 
 

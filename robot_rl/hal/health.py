@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from robot_rl.core.clock import Clock, MonotonicClock
-from robot_rl.core.errors import ConfigError, DeviceError, require
+from robot_rl.core.errors import ConfigError, DeviceError, SafetyStopError, require
 
 State = Literal["ok", "suspect", "quarantined", "recovering"]
 
@@ -140,10 +140,10 @@ class HealthMonitor:
         """Passes unless the device is quarantined.
 
         Raises:
-            DeviceError: says since when, why, and what ends it.
+            DeviceError: says since when, why, and what ends it; a `SafetyStopError` where a person has to.
         """
-        health = self.health()
-        if health.state != "quarantined":
+        self._pass_time()
+        if self._state != "quarantined":
             return
         age_s = self._clock.now_s() - self._since_s
         remedy = (
@@ -151,9 +151,8 @@ class HealthMonitor:
             if self._needs_person
             else f"it is tried again in {self._quarantine_s() - age_s:.1f} s"
         )
-        raise DeviceError(
-            f"device {self._device}: quarantined {age_s:.1f} s ago after {self._reason!r}; {remedy}."
-        )
+        kind = SafetyStopError if self._needs_person else DeviceError
+        raise kind(f"device {self._device}: quarantined {age_s:.1f} s ago after {self._reason!r}; {remedy}.")
 
     def _pass_time(self) -> None:
         age_s = self._clock.now_s() - self._since_s

@@ -56,8 +56,6 @@ class SafetyLimits:
     """By what share measured speed and torque may exceed their limits before the arm is stopped."""
     max_observation_age_s: float = 0.2
     """Older observations are refused."""
-    heartbeat_timeout_s: float = 1.0
-    """Longest silence of whoever commands; then the arm is stopped."""
 
     def __post_init__(self) -> None:
         names = [*_PER_JOINT, *(["action_rate_rad_s"] if self.action_rate_rad_s is not None else [])]
@@ -73,7 +71,7 @@ class SafetyLimits:
         for name in names[2:]:
             given = getattr(self, name)
             require(all(value > 0 for value in given), f"safety.{name}", given, "above 0 in every entry")
-        for name in ("lookahead_s", "max_observation_age_s", "heartbeat_timeout_s"):
+        for name in ("lookahead_s", "max_observation_age_s"):
             require(getattr(self, name) > 0, f"safety.{name}", getattr(self, name), "above 0")
         for name in ("motion_tolerance", "workspace_margin_m"):
             require(getattr(self, name) >= 0, f"safety.{name}", getattr(self, name), "0 or more")
@@ -111,7 +109,7 @@ class Stop:
 
 
 class SafetyEnvelope:
-    """Limits commands, watches observations and heartbeats, and latches stops.
+    """Limits commands, watches observations, and latches stops.
 
     Two kinds of stop. `trip` stops everything until a person calls `clear(by=...)`; no reset
     lifts it. A command with NaN or infinity trips a real robot; in simulation it holds that one
@@ -149,7 +147,6 @@ class SafetyEnvelope:
         self._any_row_stopped = False
         self._scratch = np.empty(shape)
         self._stop: Stop | None = None
-        self._last_heartbeat_s = self._clock.now_s()
 
     # Commands
 
@@ -268,25 +265,6 @@ class SafetyEnvelope:
                 "(max_observation_age_s). Look for a slow camera, a busy bus or a lost connection."
             )
 
-    def heartbeat(self) -> None:
-        """Notes that whoever commands is alive."""
-        self._last_heartbeat_s = self._clock.now_s()
-
-    def check_heartbeat(self) -> None:
-        """Trips after a silence longer than `heartbeat_timeout_s`.
-
-        Raises:
-            SafetyStopError: stopped now or before.
-        """
-        silence_s = self._clock.now_s() - self._last_heartbeat_s
-        limit_s = self.limits.heartbeat_timeout_s
-        if self._stop is None and not silence_s <= limit_s:
-            self.trip(
-                f"no heartbeat for {silence_s:.2f} s, allowed is {limit_s:.2f} s", by="heartbeat watchdog"
-            )
-        if self._stop is not None:
-            raise self._stop_error()
-
     # Latched stop
 
     @property
@@ -313,7 +291,6 @@ class SafetyEnvelope:
             logger.warning("safety stop by %s (%s) cleared by %s", self._stop.by, self._stop.reason, by)
         self._stop = None
         self.reset()
-        self.heartbeat()
 
     def require_clear(self) -> None:
         """Passes unless a stop is latched.
@@ -377,7 +354,6 @@ class SafetyEnvelope:
         self._any_row_stopped = bool(self._row_stopped.any())
         stop = state["stop"]
         self._stop = None if stop is None else Stop(stop["by"], stop["reason"], self._clock.now_s())
-        self.heartbeat()
 
 
 def _rows(per_joint: ArrayLike, shape: tuple[int, int]) -> Array:

@@ -140,6 +140,12 @@ class VectorEnv(gymnasium.vector.VectorEnv[Obs, Array, Array]):
         """Puts the masked envs into the given states and returns the observations."""
         raise NotImplementedError
 
+    def park(self) -> None:
+        """Brings what it acts on to where it may be left alone; a simulation may be left anywhere."""
+
+    def safe_stop(self) -> None:
+        """Brings it to rest now, and latches; a simulation rests when nobody steps it."""
+
     def state_dict(self) -> dict[str, Any]:
         """Returns all that an exact resume needs (states, seeds, episode counters), as arrays."""
         raise NotImplementedError

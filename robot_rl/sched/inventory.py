@@ -21,9 +21,12 @@ from robot_rl.hal.device import DeviceSpec
 ENTRY_POINTS = "robot_rl.devices"
 """Group of entry points; each names a function without arguments that returns a list of DeviceSpec."""
 
+_PER_CORE = 8
+"""Who acts on a CPU simulator: runs are as many as there are cores, and others look on or evaluate."""
 _SIMULATORS = (
     ("mujoco", "mujoco", frozenset({"set_state", "fork", "render", "batch"}), "cpu"),
     ("mujoco_warp", "mujoco-warp", frozenset({"set_state", "fork", "batch"}), "gpu"),
+    ("gymnasium", "gymnasium", frozenset[str](), "cpu"),
     ("genesis", "genesis-world", frozenset({"set_state", "render", "batch"}), "gpu"),
 )
 _NVIDIA_SMI_TIMEOUT_S = 10.0
@@ -171,7 +174,7 @@ def simulator_specs(
 ) -> list[DeviceSpec]:
     """Returns the installed simulators, by package metadata only.
 
-    A CPU simulator has one slot a core, a GPU simulator one a GPU (one if there is none: it then
+    A CPU simulator has eight slots a core, a GPU simulator one a GPU (one if there is none: it then
     runs on the CPU).
     """
     specs: list[DeviceSpec] = []
@@ -180,7 +183,7 @@ def simulator_specs(
             labels = {"version": find(package), "runs_on": runs_on}
         except PackageNotFoundError:
             continue
-        slots = cpu_slots if runs_on == "cpu" else max(1, num_gpus)
+        slots = _PER_CORE * cpu_slots if runs_on == "cpu" else max(1, num_gpus)
         specs.append(DeviceSpec(name=name, kind="sim", caps=caps, slots=slots, node=node, labels=labels))
     return specs
 

@@ -18,10 +18,11 @@ from robot_rl.core.registry import resolve
 from robot_rl.core.seeding import train_seed
 from robot_rl.data.demos import ChunkSampler, Episodes
 from robot_rl.data.normalize import Normaliser
+from robot_rl.hal.leased import EnvDevice
 from robot_rl.hal.vector import VectorEnv
 from robot_rl.policies.checkpoint import PolicyMeta
 from robot_rl.train.config import RunConfig
-from robot_rl.train.envs import make_env
+from robot_rl.train.envs import simulation
 from robot_rl.train.experience import DemoExperience
 from robot_rl.train.hooks import checkpoint_hooks, show_progress, updates, write_metrics
 from robot_rl.train.loop import Experience, Hook, Pacer, Run
@@ -124,6 +125,6 @@ def generator(seed: int, stream: str) -> torch.Generator:
     return torch.Generator().manual_seed(train_seed(seed, stream))
 
 
-def make_eval_env(config: RunConfig) -> VectorEnv:
+def evaluator(config: RunConfig) -> EnvDevice:
     """Returns the simulations of evaluations: their number is part of what is repeated exactly."""
-    return make_env(config.env, config.evaluate.num_envs, autoreset="disabled")
+    return simulation(config.env, config.evaluate.num_envs)

@@ -27,7 +27,7 @@ from robot_rl.policies.noise import NoisePolicy, NoisePolicyConfig
 from robot_rl.policies.spec import SavedPolicy
 from robot_rl.policies.vla.config import SmallVLAConfig
 from robot_rl.sim.vector import EnvConfig
-from robot_rl.train.assemble import assemble_cloning, assemble_progress, make_eval_env, policy_meta
+from robot_rl.train.assemble import assemble_cloning, assemble_progress, evaluator, policy_meta
 from robot_rl.train.config import RunConfig
 from robot_rl.train.demos import (
     collect_demonstrations,
@@ -48,7 +48,7 @@ PROGRESS = "progress"
 def collect(session: Session) -> None:
     """Collects the demonstrations, or checks those that were given."""
     config = session.config
-    with closing(make_eval_env(config)) as env:
+    with closing(session.open(evaluator(config))) as env:
         if config.demos.path is None:
             folder = session.folder / "demos"
             shutil.rmtree(folder, ignore_errors=True)
@@ -93,7 +93,7 @@ def look(session: Session) -> None:
     The base is that noise, so what is learned from nothing is compared with it.
     """
     config = session.config
-    with closing(make_eval_env(config)) as env:
+    with closing(session.open(evaluator(config))) as env:
         noise = _Noise(env, train_seed(config.seed, "noise"))
         first = first_seed(config.seed)
         seeds = np.arange(first, first + config.demos.episodes, dtype=np.uint64)
@@ -154,7 +154,7 @@ def clone(session: Session) -> None:
     """Clones the demonstrations, or takes the base that was given."""
     config = session.config
     if config.bc.policy is not None:
-        with closing(make_eval_env(config)) as env:
+        with closing(session.open(evaluator(config))) as env:
             policy = given_base(config, env)
             save_policy(session.folder / "policy" / "base", policy, meta=policy_meta(config, env))
         return
@@ -169,7 +169,7 @@ def clone(session: Session) -> None:
         loop, policy = assemble_cloning(session, episodes, kept)
     learn(session, loop, "bc", session.config.bc.updates, unit="updates")
     loop.hand_over(policy)
-    with closing(make_eval_env(session.config)) as env:
+    with closing(session.open(evaluator(session.config))) as env:
         save_policy(session.folder / "policy" / "base", policy, meta=policy_meta(session.config, env))
     session.counters.updates = 0
 

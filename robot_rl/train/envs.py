@@ -11,8 +11,10 @@ from numpy.typing import NDArray
 
 from robot_rl.core.errors import ConfigError
 from robot_rl.core.registry import resolve
+from robot_rl.hal.leased import EnvDevice
 from robot_rl.hal.vector import Obs, VectorEnv
 from robot_rl.sim.vector import EnvConfig
+from robot_rl.train.devices import simulator_of
 from robot_rl.train.past_env import PastEnv, without_past
 
 Array = NDArray[Any]
@@ -26,6 +28,11 @@ class Expert(Protocol):
     def act(self) -> Array:
         """Returns actions (B, A) for the present state of every env."""
         ...
+
+
+def simulation(config: EnvConfig, num_envs: int, *, autoreset: Autoreset = "disabled") -> EnvDevice:
+    """Returns the device that `num_envs` simulations of a task are; see `make_env`."""
+    return EnvDevice(simulator_of(config), lambda _: make_env(config, num_envs, autoreset=autoreset))
 
 
 def make_env(config: EnvConfig, num_envs: int, *, autoreset: Autoreset = "same_step") -> VectorEnv:

@@ -19,9 +19,10 @@ from robot_rl.core.policy import Policy
 from robot_rl.core.seeding import EpisodeRng
 from robot_rl.hal.vector import Obs, VectorEnv
 from robot_rl.policies.executor import ChunkExecutor
+from robot_rl.sched.opened import opened
 from robot_rl.sim.vector import EnvConfig
 from robot_rl.telemetry.intervals import wilson_interval
-from robot_rl.train.envs import Moment, lockstep, make_env, seed_batches
+from robot_rl.train.envs import Moment, lockstep, seed_batches, simulation
 
 Array = NDArray[Any]
 _PUSHES = np.uint64(0x7075736865730000)
@@ -90,11 +91,8 @@ def evaluate(
     on_batch: Callable[[int], None] | None = None,
 ) -> EvalResult:
     """Evaluates on fresh simulations; see `evaluate_in`."""
-    env = make_env(env_config, num_envs, autoreset="disabled")
-    try:
+    with opened(simulation(env_config, num_envs), holder="an evaluation") as env:
         return evaluate_in(env, policy, seeds=seeds, n_exec=n_exec, device=device, on_batch=on_batch)
-    finally:
-        env.close()
 
 
 def evaluate_in(

@@ -26,8 +26,9 @@ from robot_rl.core.seeding import eval_seeds
 from robot_rl.hal.vector import VectorEnv
 from robot_rl.policies.checkpoint import load_policy, save_policy
 from robot_rl.real.station import load_station
+from robot_rl.sched.opened import opened
 from robot_rl.sim.config import making
-from robot_rl.train.assemble import make_eval_env, policy_meta
+from robot_rl.train.assemble import evaluator, policy_meta
 from robot_rl.train.base import (
     LOOK,
     PROGRESS,
@@ -41,7 +42,7 @@ from robot_rl.train.base import (
 from robot_rl.train.config import RunConfig
 from robot_rl.train.demos import episodes_meta, load_demonstrations
 from robot_rl.train.deploy.online import check_arm, make_arm
-from robot_rl.train.envs import make_env
+from robot_rl.train.envs import simulation
 from robot_rl.train.evaluate import EvalResult, evaluate_in
 from robot_rl.train.improve.distil import PHASE as DISTIL
 from robot_rl.train.improve.distil import distil
@@ -117,7 +118,8 @@ def run(config: RunConfig) -> Summary:
     """
     config = _absolute(config)
     if config.replay.reuse or config.bc.policy:  # a mistake is worth neither a folder nor the demonstrations
-        with closing(make_eval_env(config)) as env:
+        wait_s = config.lease_wait_s
+        with opened(evaluator(config), holder=f"train {config.recipe}, a look", wait_s=wait_s) as env:
             if config.replay.reuse:
                 check_earlier(config.replay, episodes_meta(env), observed(env))
             if config.bc.policy:
@@ -171,7 +173,7 @@ def _improve(session: Session) -> None:
         acting = replace(config, env=replace(config.env, dump_diverged=kept))
     with (
         _acting_env(acting, method, session) as env,
-        closing(make_eval_env(config)) as eval_env,
+        closing(session.open(evaluator(config))) as eval_env,
         _recorder(session, eval_env) as recorder,
     ):
         start = Start(episodes=episodes, base=base, env=env, eval_env=eval_env, recorder=recorder)
@@ -191,7 +193,7 @@ def _distil(session: Session) -> None:
         (folder / "final").rename(folder / "improved")
     teacher, meta = load_policy(folder / "improved")
     episodes = load_demonstrations(demo_folder(session), session.config)
-    with closing(make_eval_env(session.config)) as env:
+    with closing(session.open(evaluator(session.config))) as env:
         start = Start(episodes=episodes, base=teacher, env=None, eval_env=env, recorder=None)
         save_policy(folder / "final", distil(session, start), meta=meta)
 
@@ -203,10 +205,10 @@ def _acting_env(
     if config.acts_alone:
         return nullcontext()
     if config.has_arm:
-        return closing(make_arm(config, session.folder, session.arm_token))
+        return closing(make_arm(config, session.folder, session.open))
     if waits := making(config.num_envs):
         session.display.message(waits)
-    return closing(make_env(config.env, config.num_envs, autoreset=method.autoreset))
+    return closing(session.open(simulation(config.env, config.num_envs, autoreset=method.autoreset)))
 
 
 def _recorder(session: Session, env: VectorEnv) -> AbstractContextManager[Recorder | None]:
@@ -247,7 +249,7 @@ def _final_evaluation(session: Session, which: str) -> None:
     """Evaluates a saved policy on the held-out seeds, as `robot-rl evaluate` does again."""
     config = session.config
     seeds = eval_seeds(config.seed, config.evaluate.episodes)
-    with closing(make_eval_env(config)) as env:
+    with closing(session.open(evaluator(config))) as env:
         photographer = _photographer(session, env, seeds)
         total = config.evaluate.episodes
         with session.phase(f"evaluate {which}", total, unit="episodes") as progress:

@@ -12,6 +12,7 @@ from typing import Any, Self, TypeVar
 from robot_rl.core.errors import CheckpointError, DeviceError
 from robot_rl.core.refusal import refusals
 from robot_rl.hal.device import DeviceSpec
+from robot_rl.hal.leased import EnvDevice, LeasedEnv, open_under
 from robot_rl.sched.leases import HeldLease, LeaseStore
 from robot_rl.telemetry.metrics import MetricsWriter
 from robot_rl.telemetry.progress import RUN_FOLDER, PhaseProgress, ProgressDisplay
@@ -92,11 +93,13 @@ class RunSession:
         for lease in self.leases:
             lease.check()
 
-    @property
-    def arm_token(self) -> int:
-        """Fencing token of the lease of the run's arm; 0 without one."""
-        leased = zip(self._devices, self.leases, strict=True)
-        return max((lease.token for (spec, _), lease in leased if spec.kind == "robot"), default=0)
+    def open(self, device: EnvDevice) -> LeasedEnv:
+        """Opens a device under the run's lease of it.
+
+        Raises:
+            DeviceError: the device is ill.
+        """
+        return open_under(self.leases, device)
 
     @property
     def elapsed_s(self) -> float:

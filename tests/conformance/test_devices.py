@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,13 @@ import pytest
 from gymnasium.vector import AutoresetMode
 
 from robot_rl.hal.conformance import ConformanceError, check_device, check_vector_env
-from robot_rl.hal.device import DeviceSpec, Fence, FencedEnv, LeaseLike
+from robot_rl.hal.device import Fence, LeaseLike
 from robot_rl.hal.fake import FakeEnv, FakeRobot
-from robot_rl.hal.health import Health, HealthMonitor
+from robot_rl.hal.health import Health
+from robot_rl.hal.leased import LeasedEnv
 from robot_rl.hal.vector import Array, ChunkStep, Obs, VectorEnv
 from robot_rl.sim.vector import EnvConfig, SimVectorEnv
+from robot_rl.train.envs import simulation
 
 Step = tuple[Obs, Array, Array, Array, dict[str, Any]]
 
@@ -35,31 +38,17 @@ def test_the_fake_robot_conforms() -> None:
     check_device(FakeRobot)
 
 
-class Simulator:
-    """A device with two envs behind one exclusive lease."""
-
-    def __init__(self) -> None:
-        self.spec = DeviceSpec(
-            name="sim1", kind="sim", caps=frozenset({"set_state", "fork", "batch"}), slots=2
-        )
-        self._monitor, self._fence = HealthMonitor("sim1"), Fence("sim1", slots=2)
-
-    def open(self, lease: LeaseLike) -> VectorEnv:
-        self._fence.admit(lease)
-        return FencedEnv(FakeEnv(2), self._fence, lease)
-
-    def health(self) -> Health:
-        return self._monitor.health()
-
-    def safe_stop(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
+SIMULATORS = {
+    "mujoco": EnvConfig(task="reach", horizon_s=0.5, num_threads=1),
+    "gymnasium": EnvConfig(kind="gym", id="Pendulum-v1"),
+}
 
 
-def test_a_device_of_several_envs_conforms() -> None:
-    check_device(Simulator)
+@pytest.mark.parametrize("name", SIMULATORS)
+def test_every_simulator_conforms_as_a_device(name: str) -> None:
+    device = simulation(SIMULATORS[name], 2, autoreset="same_step")
+    assert device.spec.name == name
+    check_device(lambda: simulation(SIMULATORS[name], 2, autoreset="same_step"))
 
 
 # What breaks a rule
@@ -332,7 +321,7 @@ def test_an_arm_that_hides_what_safety_did_is_named(kind: type[SimVectorEnv], me
 class Unfenced(FakeRobot):
     def open(self, lease: LeaseLike) -> VectorEnv:
         inner = super().open(lease)
-        assert isinstance(inner, FencedEnv)
+        assert isinstance(inner, LeasedEnv)
         return inner.env
 
 
@@ -351,8 +340,16 @@ class Ticket:
 
 
 class KeepsMoving(FakeRobot):
+    """Says that it stopped."""
+
+    has_stopped = False
+
     def safe_stop(self) -> None:
-        pass
+        self.has_stopped = True
+
+    def health(self) -> Health:
+        health = super().health()
+        return replace(health, state="quarantined") if self.has_stopped else health
 
 
 class StopsInSilence(FakeRobot):

@@ -6,9 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from robot_rl.core.errors import ConfigError, LeaseError
-from robot_rl.hal.device import DeviceSpec, Fence, FencedEnv
+from robot_rl.core.clock import ManualClock
+from robot_rl.core.errors import ConfigError, DeviceError, LeaseError, SafetyStopError
+from robot_rl.hal.device import DeviceSpec, Fence, LeaseLike
 from robot_rl.hal.fake import FakeEnv
+from robot_rl.hal.health import HealthMonitor
+from robot_rl.hal.leased import EnvDevice, LeasedEnv, open_under
 from robot_rl.hal.vector import Array
 
 
@@ -101,7 +104,7 @@ def test_only_leases_of_this_device_are_admitted(lease: Ticket, message: str) ->
 
 def test_an_overtaken_env_refuses_every_command_and_still_shows_its_state() -> None:
     fence, inner = Fence("arm1"), FakeEnv(1)
-    env = FencedEnv(inner, fence, Ticket(token=1))
+    env = LeasedEnv(inner, fence, Ticket(token=1), HealthMonitor("arm1"))
     env.reset(seed=0)
     env.step(np.zeros((1, 2), np.float32))
     fence.check(2)
@@ -121,7 +124,7 @@ def test_an_overtaken_env_refuses_every_command_and_still_shows_its_state() -> N
 
 def test_a_chunk_stops_at_the_step_where_the_lease_is_overtaken() -> None:
     fence, inner = Fence("arm1"), FakeEnv(1)
-    env = FencedEnv(inner, fence, Ticket(token=1))
+    env = LeasedEnv(inner, fence, Ticket(token=1), HealthMonitor("arm1"))
     env.reset(seed=0)
     taken = inner.step_masked
 
@@ -134,3 +137,106 @@ def test_a_chunk_stops_at_the_step_where_the_lease_is_overtaken() -> None:
     with pytest.raises(LeaseError, match="token 1 refused"):
         env.step_chunk(np.zeros((1, 5, 2), np.float32), 5)
     assert inner.get_state()[0, 0] == 2
+
+
+# Devices that are made of an env
+
+
+class Arm(FakeEnv):
+    """Fails as it is told, and says what became of it."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.said: list[str] = []
+        self.fails: DeviceError | None = None
+
+    def step_masked(self, actions: Array, active: Array | None) -> Any:
+        if self.fails is not None:
+            raise self.fails
+        return super().step_masked(actions, active)
+
+    def park(self) -> None:
+        self.said.append("park")
+
+    def safe_stop(self) -> None:
+        self.said.append("safe_stop")
+
+    def close_extras(self, **kwargs: Any) -> None:
+        self.said.append("close")
+
+
+STILL = np.zeros((1, 2), np.float32)
+
+
+def test_what_an_env_fails_at_is_its_devices_health() -> None:
+    arm, clock = Arm(), ManualClock()
+    device = EnvDevice(DeviceSpec(name="arm1", kind="robot"), lambda _: arm, clock=clock)
+    env = device.open(Ticket())
+    env.reset(seed=0)
+    arm.fails = DeviceError("no answer")
+    for state in ("suspect", "suspect", "quarantined"):
+        with pytest.raises(DeviceError, match="no answer"):
+            env.step(STILL)
+        assert device.health().state == state
+    arm.fails = None
+    with pytest.raises(DeviceError, match=r"quarantined 0.0 s ago after 'no answer'; it is tried again in"):
+        env.step(STILL)
+    with pytest.raises(DeviceError, match="quarantined"):
+        device.open(Ticket(token=2))
+    clock.advance(10.0)
+    env.step(STILL)
+    assert device.health().state == "recovering"
+
+
+def test_a_stop_that_latched_needs_a_person() -> None:
+    arm, clock = Arm(), ManualClock()
+    device = EnvDevice(DeviceSpec(name="arm1", kind="robot"), lambda _: arm, clock=clock)
+    env = device.open(Ticket())
+    arm.fails = SafetyStopError("protective stop")
+    with pytest.raises(SafetyStopError, match="protective stop"):
+        env.step(STILL)
+    arm.fails = None
+    clock.advance(1e6)
+    with pytest.raises(SafetyStopError, match="after 'protective stop'; look at it, then call recover"):
+        env.reset(seed=0)
+    device.monitor.recover("a test")
+    env.reset(seed=0)
+
+
+def test_everybody_stops_and_parks_what_is_open() -> None:
+    arms = [Arm(), Arm(), Arm()]
+    made = iter(arms)
+    device = EnvDevice(DeviceSpec(name="arm1", kind="robot", slots=2), lambda _: next(made))
+    device.park()  # nothing is open
+    device.open(Ticket(token=1, slot_ids=(0,)))
+    device.open(Ticket(token=2, slot_ids=(1,)))
+    device.open(Ticket(token=3, slot_ids=(0,)))  # takes the place of the first
+    device.park()
+    device.safe_stop()
+    device.close()
+    device.close()
+    assert [arm.said for arm in arms] == [
+        ["close"],
+        ["park", "safe_stop", "close"],
+        ["park", "safe_stop", "close"],
+    ]
+
+
+def test_an_env_is_opened_under_the_lease_of_its_device() -> None:
+    leases = [Ticket("cpu", 7), Ticket("arm1", 3)]
+    seen: list[int] = []
+
+    def make(lease: LeaseLike) -> FakeEnv:
+        seen.append(lease.token)
+        return FakeEnv(1)
+
+    open_under(leases, EnvDevice(DeviceSpec(name="arm1", kind="robot"), make))
+    assert seen == [3]
+    with pytest.raises(LeaseError, match="device arm2: opened without a lease of it"):
+        open_under(leases, EnvDevice(DeviceSpec(name="arm2", kind="robot"), make))
+
+
+def test_what_the_contract_does_not_name_is_that_of_the_env_inside() -> None:
+    env = EnvDevice(DeviceSpec(name="arm1", kind="robot"), lambda _: Arm()).open(Ticket())
+    assert env.said == []
+    assert not hasattr(env, "expert")

@@ -170,7 +170,7 @@ def test_a_faulty_measurement_is_refused_and_nothing_is_sent() -> None:
     with pytest.raises(DeviceError, match="joint 0 measures nan; the observation is refused"):
         env.step(HALF)
     assert robot.sent == []
-    assert robot.health().reason == "joint 0 measures nan"
+    assert "joint 0 measures nan" in robot.health().reason
 
 
 def test_a_protective_stop_needs_a_person() -> None:
@@ -202,7 +202,7 @@ def test_safe_stop_latches_once() -> None:
     robot.safe_stop()
     robot.safe_stop()
     assert robot.health().counts["failure"] == 1
-    with pytest.raises(SafetyStopError, match="stopped by safe_stop"):
+    with pytest.raises(SafetyStopError, match="after 'safe_stop'; look at it"):
         env.step(HALF)
 
 

@@ -127,7 +127,7 @@ def test_simulators_are_found_by_package_metadata() -> None:
 
     specs = inventory.simulator_specs("lab1", cpu_slots=8, num_gpus=2, find=find)
     assert [(spec.name, spec.slots, spec.labels["version"]) for spec in specs] == [
-        ("mujoco", 8, "4.0.0"),
+        ("mujoco", 64, "4.0.0"),
         ("genesis", 2, "0.3.1"),
     ]
     assert all(spec.kind == "sim" and "batch" in spec.caps for spec in specs)

@@ -1,32 +1,44 @@
 """What a run leases, the token that goes to its arm, and a state that lacks something."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from robot_rl.core.errors import CheckpointError
-from robot_rl.hal.device import DeviceSpec
+from robot_rl.core.errors import CheckpointError, LeaseError
+from robot_rl.hal.device import DeviceSpec, LeaseLike
+from robot_rl.hal.fake import FakeEnv
+from robot_rl.hal.leased import EnvDevice
+from robot_rl.hal.vector import VectorEnv
 from robot_rl.train.session import RunSession
 
 CPU = DeviceSpec(name="cpu", kind="cpu", slots=4)
+ARM = DeviceSpec(name="arm1", kind="robot", last_token=lambda: 41)
 
 
 @pytest.mark.parametrize(
-    ("devices", "token"),
-    [([(CPU, 1)], 0), ([(CPU, 1), (DeviceSpec(name="arm1", kind="robot", last_token=lambda: 41), 1)], 42)],
+    ("devices", "message"),
+    [([(CPU, 1)], "device arm1: opened without a lease of it"), ([(CPU, 1), (ARM, 1)], "")],
 )
-def test_the_arm_is_driven_under_the_token_of_its_lease(
-    devices: list[tuple[DeviceSpec, int]], token: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_what_a_run_acts_on_is_opened_under_its_own_lease(
+    devices: list[tuple[DeviceSpec, int]], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The arm has seen 41, whatever this lease file has given; a run without an arm has no token.
+    # The arm has seen 41, whatever this lease file has given.
+    tokens: list[int] = []
+
+    def make(lease: LeaseLike) -> VectorEnv:
+        tokens.append(lease.token)
+        return FakeEnv(1)
+
     monkeypatch.setenv("ROBOT_RL_STATE", str(tmp_path / "state"))
     session = RunSession(
         tmp_path / "run", command="train", holder="test", devices=devices, lease_wait_s=0.0, keep=1
     )
     (tmp_path / "run").mkdir()
-    with session:
-        assert session.arm_token == token
+    with session, pytest.raises(LeaseError, match=message) if message else nullcontext():
+        session.open(EnvDevice(ARM, make)).reset(seed=0)
+    assert tokens == ([] if message else [42])
 
 
 def test_a_state_that_lacks_its_clocks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,6 @@
 """Whole runs from a small VLA: what each method learns of it, and what is refused before anything is made."""
 
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,13 @@ from robot_rl.data.demos import save_episodes
 from robot_rl.policies.checkpoint import load_policy, save_policy
 from robot_rl.policies.vla.config import SmallVLAConfig
 from robot_rl.policies.vla.small import SmallVLA
+from robot_rl.sched.opened import opened
 from robot_rl.telemetry.metrics import read_metrics
 from robot_rl.train import phases
-from robot_rl.train.assemble import make_eval_env, policy_meta
+from robot_rl.train.assemble import evaluator, policy_meta
 from robot_rl.train.config import RunConfig
 from robot_rl.train.demos import collect_demonstrations
+from robot_rl.train.envs import make_env
 from robot_rl.train.finetune import run as finetune
 from robot_rl.train.finetune.config import FinetuneConfig
 from robot_rl.train.improve.method import method_of
@@ -102,7 +103,7 @@ VLA = SmallVLAConfig(
 def vla(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """Saves an untrained VLA for the run's task and robot, as `robot-rl finetune` leaves a trained one."""
     config = build(RunConfig, TINY)
-    env = make_eval_env(replace(config, env=replace(config.env, cameras=())))
+    env = make_env(replace(config.env, cameras=()), 1, autoreset="disabled")
     meta = policy_meta(config, env)
     env.close()
 
@@ -150,7 +151,7 @@ def test_around_a_frozen_vla_the_head_alone_learns(
 
 def test_what_finetune_leaves_is_a_base(tmp_path: Path) -> None:
     config, demos = build(RunConfig, {**TINY, "demos": {"episodes": 4}}), tmp_path / "demos"
-    with closing(make_eval_env(config)) as env:
+    with opened(evaluator(config), holder="test") as env:
         save_episodes(demos, collect_demonstrations(env, config.demos, 0))
     tuned = finetune.run(build(FinetuneConfig, {**FINETUNE, "dataset": str(demos), "out": str(tmp_path)}))
     given = {"demos": {"path": str(demos)}}

@@ -114,6 +114,8 @@ class StationEnv(VectorEnv):
         )
         self.station = station
         self._arm, self._sensors, self._ask, self._compensate = arm, sensors, ask, compensate
+        self.on_close: Callable[[], None] = lambda: None
+        """Ends what the arm runs in, once it is let go."""
         self._scene = Scene(station, config, self.mirror)
         self._pace = Pace(self.control_hz, clock, sleep)
         self._act_ns, self._way_ns = RunningMedian(), RunningMedian()
@@ -406,6 +408,11 @@ class StationEnv(VectorEnv):
         self._is_running = False
         self._arm.control("pause", by=BY)
 
+    def park(self) -> None:
+        """Has the arm go home, and rest there."""
+        self.pause()
+        self._arm.control("home", by=BY)
+
     def safe_stop(self) -> None:
         """Brings the arm to rest and latches; a person clears it."""
         self._is_running = False
@@ -434,8 +441,8 @@ class StationEnv(VectorEnv):
 
     def close_extras(self, **kwargs: Any) -> None:
         """Leaves the arm at rest."""
-        with contextlib.suppress(DeviceError):  # without its supervisor the driver has stopped it already
-            self.pause()
-        self._sensors.close()
-        self._arm.close()
-        self.mirror.close()
+        with contextlib.ExitStack() as stack:
+            for close in (self.on_close, self.mirror.close, self._arm.close, self._sensors.close):
+                stack.callback(close)  # the last one first, and all of them
+            with contextlib.suppress(DeviceError):  # without its supervisor the driver has stopped it already
+                self.pause()

@@ -11,10 +11,11 @@ import numpy as np
 from robot_rl.core.errors import StorageError
 from robot_rl.core.files import replace_file, write_json
 from robot_rl.core.refusal import refusing
+from robot_rl.hal.leased import LeasedEnv
 from robot_rl.hal.vector import Array
 from robot_rl.telemetry.intervals import wilson_interval
 from robot_rl.train.deploy.config import DeployConfig
-from robot_rl.train.deploy.env import StationEnv, Timing
+from robot_rl.train.deploy.env import Timing
 from robot_rl.train.deploy.measured import Measured
 
 if TYPE_CHECKING:
@@ -115,7 +116,7 @@ class Journal:
             joints.set_xlabel("control step of the first episode")
 
 
-def film(path: Path, env: StationEnv, moments: list[Measured]) -> None:
+def film(path: Path, env: LeasedEnv, moments: list[Measured]) -> None:
     """Draws an episode from what was measured, and writes it as mp4.
 
     Raises:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 from pathlib import Path
 
 from robot_rl.core.errors import ConfigError, DeviceError
 from robot_rl.core.seeding import train_seed
+from robot_rl.hal.leased import EnvDevice, LeasedEnv
 from robot_rl.hal.vector import VectorEnv
 from robot_rl.policies.checkpoint import load_policy
 from robot_rl.real.claim import device_of
@@ -16,28 +18,26 @@ from robot_rl.real.station import StationConfig, load_station
 from robot_rl.real.teleop.intent import Teleop
 from robot_rl.real.teleop.keyboard import Keyboard, check_terminal
 from robot_rl.real.teleop.nobody import Nobody
+from robot_rl.sched.opened import opened
 from robot_rl.train.config import HumanConfig, RunConfig
 from robot_rl.train.deploy.human import Intervening
 from robot_rl.train.deploy.person import ScriptedPerson
 from robot_rl.train.deploy.reward import make_judge
-from robot_rl.train.envs import make_env
+from robot_rl.train.envs import simulation
 
 
-def make_arm(config: RunConfig, folder: Path, token: int) -> Intervening:
+def make_arm(config: RunConfig, folder: Path, open_device: Callable[[EnvDevice], LeasedEnv]) -> Intervening:
     """Returns the arm that a run learns on, with its person: a station's, or a simulation without ROS.
 
     Args:
         config: of the run.
         folder: of the run.
-        token: of the lease of the station's arm.
+        open_device: opens under the run's leases.
     """
     station = None if config.station is None else load_station(config.station)
+    device = simulation(config.env, 1) if station is None else _stationed(config, station, folder)
     with ExitStack() as stack:
-        env = (
-            _simulated(config, stack)
-            if station is None
-            else _stationed(config, station, folder, token, stack)
-        )
+        env = stack.enter_context(closing(open_device(device)))
         is_real = station is not None and station.real
         return Intervening(
             env,
@@ -61,7 +61,7 @@ def check_arm(config: RunConfig) -> None:
     if config.human.input == "keyboard":
         check_terminal()
     elif config.human.input in ("gamepad", "leader"):
-        with closing(make_env(config.env, 1, autoreset="disabled")) as env:
+        with opened(simulation(config.env, 1), holder="train, a look", wait_s=config.lease_wait_s) as env:
             make_teleop(config.human, env, config.seed, station).close()
     if station is not None:
         _check_station(station, config)
@@ -86,23 +86,17 @@ def _check_station(station: StationConfig, config: RunConfig) -> None:
     shutil.rmtree(logs, ignore_errors=True)
 
 
-def _simulated(config: RunConfig, stack: ExitStack) -> VectorEnv:
-    return stack.enter_context(closing(make_env(config.env, 1, autoreset="disabled")))
-
-
-def _stationed(
-    config: RunConfig, station: StationConfig, folder: Path, token: int, stack: ExitStack
-) -> VectorEnv:
-    """Starts the station's processes, once the base is known to fit."""
+def _stationed(config: RunConfig, station: StationConfig, folder: Path) -> EnvDevice:
+    """Returns a station's arm, once the base is known to fit."""
     from robot_rl.train.deploy.config import DeployConfig  # ROS: only where a station is used
     from robot_rl.train.deploy.fit import check_fit, in_scene_of
-    from robot_rl.train.deploy.run import open_station
+    from robot_rl.train.deploy.run import station_device
 
     _, meta = load_policy(folder / "policy" / "base")
     station = in_scene_of(config.env, station)
     check_fit(meta, config.env, station)
     deployed = DeployConfig(run=str(folder), station=str(config.station))
-    return stack.enter_context(open_station(station, deployed, config, folder, None, token=token))
+    return station_device(station, deployed, config, folder, None)
 
 
 def make_teleop(config: HumanConfig, env: VectorEnv, seed: int, station: StationConfig | None) -> Teleop:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Generator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,9 @@ from robot_rl.config import dump
 from robot_rl.core.errors import CheckpointError, ConfigError, RenderError, RobotRLError
 from robot_rl.core.seeding import eval_seeds
 from robot_rl.data.transitions import StepBatch
-from robot_rl.hal.vector import Array, Obs
+from robot_rl.hal.device import LeaseLike
+from robot_rl.hal.leased import EnvDevice, LeasedEnv
+from robot_rl.hal.vector import Array, Obs, VectorEnv
 from robot_rl.policies.async_executor import AsyncExecutor
 from robot_rl.policies.checkpoint import PolicyMeta, load_policy
 from robot_rl.policies.executor import Act
@@ -77,7 +79,7 @@ def deploy(config: DeployConfig, display: ProgressDisplay, ask: Callable[[str], 
         journal = Journal(folder=folder, config=config, task=meta.task, real=station.real)
         try:
             with (
-                open_station(station, config, run_config, folder, ask, token=lease.token) as env,
+                closing(station_device(station, config, run_config, folder, ask).open(lease)) as env,
                 _recorder(config, station, env, folder) as recorder,
             ):
                 player = Player(config, env, policy, meta, journal, recorder, display)
@@ -99,34 +101,35 @@ def deploy(config: DeployConfig, display: ProgressDisplay, ask: Callable[[str], 
     return journal
 
 
-@contextmanager
-def open_station(
+def station_device(
     station: StationConfig,
     config: DeployConfig,
     run_config: RunConfig,
     folder: Path,
     ask: Callable[[str], None] | None,
-    *,
-    token: int,
-) -> Generator[StationEnv]:
-    """Starts driver and supervisor under a lease; yields their arm as an env, and leaves it at rest."""
-    with ExitStack() as stack:
+) -> EnvDevice:
+    """Returns a station's arm. Opened, it has driver and supervisor; closed, it is left at rest."""
+
+    def make(lease: LeaseLike) -> StationEnv:
         logs = folder / "station"
         file = file_of(station, config.station, logs)
-        processes = stack.enter_context(StationProcesses(file, logs, token=token))
-        env = StationEnv(
-            station,
-            run_config.env,
-            processes.client(),
-            open_sensors(station, processes.sockets),
-            compensate=config.compensate,
-            ask=ask,
-        )
-        stack.callback(env.close)
-        gc.collect()
-        gc.freeze()  # what there is now is not looked at again while the arm moves
-        stack.callback(gc.unfreeze)
-        yield env
+        with ExitStack() as stack:
+            processes = stack.enter_context(StationProcesses(file, logs, token=lease.token))
+            env = StationEnv(
+                station,
+                run_config.env,
+                processes.client(),
+                open_sensors(station, processes.sockets),
+                compensate=config.compensate,
+                ask=ask,
+            )
+            gc.collect()
+            gc.freeze()  # what there is now is not looked at again while the arm moves
+            stack.callback(gc.unfreeze)
+            env.on_close = stack.pop_all().close
+        return env
+
+    return EnvDevice(device_of(station), make)
 
 
 def file_of(station: StationConfig, name: str, folder: Path) -> str:
@@ -145,7 +148,7 @@ class Player:
     def __init__(
         self,
         config: DeployConfig,
-        env: StationEnv,
+        env: LeasedEnv,
         policy: Any,
         meta: PolicyMeta,
         journal: Journal,
@@ -310,7 +313,7 @@ def _exported(policy: Any, meta: PolicyMeta, run_config: RunConfig, folder: Path
 
 
 def _recorder(
-    config: DeployConfig, station: StationConfig, env: StationEnv, folder: Path
+    config: DeployConfig, station: StationConfig, env: VectorEnv, folder: Path
 ) -> AbstractContextManager[Recorder | None]:
     if not config.record:
         return nullcontext()

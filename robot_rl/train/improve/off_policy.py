@@ -21,6 +21,8 @@ from robot_rl.data.episode import feature_of
 from robot_rl.data.of_source import OfSource
 from robot_rl.data.replay import Mixture, ReplayBuffer
 from robot_rl.data.transitions import ChunkBatch, StepSource, TransitionBatch
+from robot_rl.hal.device import LeaseLike
+from robot_rl.hal.leased import open_under
 from robot_rl.hal.vector import VectorEnv
 from robot_rl.policies.checkpoint import load_policy
 from robot_rl.policies.executor import ChunkExecutor
@@ -112,14 +114,16 @@ def make_async(session: Session) -> AsyncSource:
     """Returns an arm that moves in a process of its own; a station keeps time itself."""
     config = session.config
     period_s = 0.0 if config.station is not None else 1.0 / resolve("task", config.env.task).control.hz
-    return AsyncSource(partial(act_alone, config, session.folder, session.arm_token), period_s=period_s)
+    leases = [held.lease for held in session.leases]
+    return AsyncSource(partial(act_alone, config, session.folder, leases), period_s=period_s)
 
 
-def act_alone(config: RunConfig, folder: Path, token: int) -> SimSource:
-    """Returns what collects; called in the actor's process."""
+def act_alone(config: RunConfig, folder: Path, leases: Sequence[LeaseLike]) -> SimSource:
+    """Returns what collects, under the run's leases; called in the actor's process."""
     torch.set_num_threads(1)
     base, _ = load_policy(folder / "policy" / "base")
-    return make_source(config, method_of(config).make_policy(config, base), make_arm(config, folder, token))
+    arm = make_arm(config, folder, partial(open_under, leases))
+    return make_source(config, method_of(config).make_policy(config, base), arm)
 
 
 def _replay(config: RunConfig, start: Start, draw: Draw, latent_dim: int) -> ReplayExperience:

@@ -1,7 +1,6 @@
 """A deployment from run folder to report, on an arm in the test; one slow test with the real processes."""
 
 import json
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,19 +17,24 @@ from robot_rl.core.registry import resolve
 from robot_rl.data.episode import SOURCES
 from robot_rl.data.normalize import Normaliser
 from robot_rl.data.store.reader import open_source
+from robot_rl.hal.device import LeaseLike
+from robot_rl.hal.leased import EnvDevice
+from robot_rl.hal.vector import VectorEnv
 from robot_rl.policies.checkpoint import save_policy
 from robot_rl.policies.chunk import ChunkPolicyConfig
 from robot_rl.policies.gaussian import GaussianPolicyConfig
-from robot_rl.real.station import load_station
+from robot_rl.real.claim import device_of
+from robot_rl.real.station import StationConfig, load_station
 from robot_rl.sim.vector import EnvConfig
 from robot_rl.telemetry.progress import ProgressDisplay
-from robot_rl.train.assemble import make_eval_env, policy_meta
+from robot_rl.train.assemble import policy_meta
 from robot_rl.train.config import RunConfig
 from robot_rl.train.deploy import run as deployment
 from robot_rl.train.deploy.config import DeployConfig
 from robot_rl.train.deploy.fit import in_scene_of
 from robot_rl.train.deploy.journal import Journal
 from robot_rl.train.deploy.run import deploy
+from robot_rl.train.envs import make_env
 
 ENV = EnvConfig(task="pick_cube", horizon_s=0.5, num_threads=1)
 SMALL: dict[str, Any] = {
@@ -43,7 +47,7 @@ def make_run(folder: Path, kind: str = "flow", **fields: Any) -> Path:
     """Writes what `deploy` needs of a run folder: its config, with other fields, and an untrained policy."""
     config = replace(RunConfig(env=ENV, n_exec=2, policy=SMALL["flow"]), **fields)
     config = replace(config, evaluate=replace(config.evaluate, num_envs=1))
-    env = make_eval_env(config)
+    env = make_env(config.env, 1, autoreset="disabled")
     rng = np.random.default_rng(0)
     state = rng.normal(size=(20, len(env.state_names))).astype(np.float32)
     actions = rng.uniform(-0.3, 0.3, (20, len(env.action_names))).astype(np.float32)
@@ -66,13 +70,14 @@ def arm(station_env, monkeypatch: pytest.MonkeyPatch):
     """Puts an arm in the test in the place of driver and supervisor, and returns it."""
     env, fake, _ = station_env(config=ENV)
 
-    @contextmanager
-    def opened(*_: object, token: int):
-        assert token > 0  # of the lease
-        yield env
-        env.close()
+    def make(lease: LeaseLike) -> VectorEnv:
+        assert lease.token > 0
+        return env
 
-    monkeypatch.setattr(deployment, "open_station", opened)
+    def device(station: StationConfig, *_: object) -> EnvDevice:
+        return EnvDevice(device_of(station), make)
+
+    monkeypatch.setattr(deployment, "station_device", device)
     return fake
 
 

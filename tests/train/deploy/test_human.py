@@ -1,6 +1,7 @@
 """A person beside the arm: who drives, what is kept of it, how episodes end and begin."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,6 +12,7 @@ from robot_rl.core.errors import ConfigError, DeviceError, SafetyStopError
 from robot_rl.core.policy import Policy
 from robot_rl.data.replay import ReplayBuffer
 from robot_rl.hal.fake import FakeEnv
+from robot_rl.hal.leased import open_under
 from robot_rl.policies.executor import ChunkExecutor
 from robot_rl.real.teleop.intent import Array, Intent
 from robot_rl.real.teleop.nobody import Nobody
@@ -23,7 +25,10 @@ from robot_rl.train.deploy.reward import KeyJudge, TaskJudge
 from robot_rl.train.envs import make_env
 from robot_rl.train.experience import ReplayExperience
 from robot_rl.train.sources import PolicyHandle, SimSource
+from tests.hal.test_device import Ticket
 from tests.train.test_sources import VersionPolicy, weights
+
+LEASES = [Ticket("mujoco")]
 
 WANTED = np.array([[0.5, 0.5]], np.float32)
 DRIVES = Intent(takes_over=True, action=np.array([-1.0, 1.0]))
@@ -171,7 +176,7 @@ def test_a_persons_share_of_the_steps_is_counted_anew_for_each_row() -> None:
 
 def test_dense_reward_stays_dense_beside_an_arm(tmp_path: Path) -> None:
     dense = EnvConfig(task="reach", reward="dense", num_threads=1)
-    env = make_arm(RunConfig(num_envs=1, real_time=True, env=dense), tmp_path, token=0)
+    env = make_arm(RunConfig(num_envs=1, real_time=True, env=dense), tmp_path, partial(open_under, LEASES))
     alone = make_env(dense, 1, autoreset="disabled")
     env.reset(seed=1)
     alone.reset(seed=1)
@@ -299,7 +304,7 @@ def test_the_arm_of_a_run_is_built_from_its_configuration(tmp_path: Path) -> Non
     config = RunConfig(
         num_envs=1, env=EnvConfig(task="reach", num_threads=1), human=HumanConfig(input="scripted")
     )
-    env = make_arm(config, tmp_path, token=0)
+    env = make_arm(config, tmp_path, partial(open_under, LEASES))
     env.reset(seed=1)
     _, _, _, _, infos = env.step(np.zeros((1, len(env.action_names)), np.float32))
     assert infos["source"] == "sim"

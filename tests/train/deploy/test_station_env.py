@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 from robot_rl.core.errors import ConfigError, DeviceError, SafetyStopError, StaleObservationError
-from robot_rl.hal.conformance import check_vector_env
+from robot_rl.hal.conformance import check_device, check_vector_env
+from robot_rl.hal.leased import EnvDevice
+from robot_rl.real.claim import device_of
 from robot_rl.real.messages import Answer, Frame, Status
 from robot_rl.real.station import CameraConfig, load_station
 from robot_rl.real.teleop.nobody import Nobody
@@ -324,3 +326,17 @@ def test_states_cannot_be_set(station_env) -> None:
     env, _, _ = station_env()
     with pytest.raises(ConfigError, match="allowed: reset_mask"):
         env.reset(options={"states": np.zeros((1, 3))})
+
+
+def test_a_station_conforms_as_a_device(station_env) -> None:
+    short = replace(CONFIG, horizon_s=0.5)
+    spec = device_of(load_station("sim_in_process"))
+    check_device(lambda: EnvDevice(spec, lambda _: station_env(config=short)[0]), deterministic=False)
+
+
+def test_a_station_is_parked_at_home(station_env) -> None:
+    env, arm, _ = station_env()
+    env.reset(seed=1)
+    env.step(np.zeros((1, len(env.action_names)), np.float32))
+    env.park()
+    assert [order for order, _ in arm.orders][-2:] == ["pause", "home"]

@@ -1,0 +1,173 @@
+"""A device that is made of an env: what simulators, foreign environments and stations have in common.
+
+lease -> EnvDevice.open -> LeasedEnv: is the lease the newest? is the device well? -> the env inside
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+from robot_rl.core.clock import Clock
+from robot_rl.core.errors import DeviceError, LeaseError, SafetyStopError
+from robot_rl.hal.device import DeviceSpec, Fence, LeaseLike
+from robot_rl.hal.health import Health, HealthConfig, HealthMonitor
+from robot_rl.hal.vector import Array, ChunkStep, Obs, VectorEnv
+
+T = TypeVar("T")
+
+_SHOWN = (
+    "num_envs", "observation_space", "action_space", "single_observation_space", "single_action_space",
+    "metadata", "task", "robot", "instruction", "control_hz", "caps", "state_names", "action_names", "limits",
+)  # fmt: skip
+
+
+class LeasedEnv(VectorEnv):
+    """An env that refuses its holder once somebody newer has opened the device, or the device is ill.
+
+    How every command went is reported to the device's monitor. Attributes that the contract does not
+    name are those of the env inside.
+    """
+
+    def __init__(self, env: VectorEnv, fence: Fence, lease: LeaseLike, monitor: HealthMonitor) -> None:
+        self.env = env
+        for name in _SHOWN:
+            setattr(self, name, getattr(env, name))
+        self.says_success = env.says_success
+        self._fence, self._token, self._slot_ids = fence, lease.token, lease.slot_ids
+        self._monitor = monitor
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "env":
+            raise AttributeError(name)
+        return getattr(self.env, name)
+
+    def _command(self, act: Callable[[], T]) -> T:
+        """Commands the device under the lease.
+
+        Raises:
+            LeaseError: the lease was overtaken.
+            DeviceError: the device is quarantined, or fails now.
+        """
+        self._fence.check(self._token, self._slot_ids)
+        self._monitor.require_usable()
+        try:
+            done = act()
+        except SafetyStopError as error:
+            self._monitor.stop(str(error))
+            raise
+        except DeviceError as error:
+            self._monitor.failure(str(error))
+            raise
+        self._monitor.success()
+        self.says_success = self.env.says_success  # known once the first success was told
+        return done
+
+    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Obs, dict[str, Any]]:
+        return self._command(lambda: self.env.reset(seed=seed, options=options))
+
+    def step(self, actions: Array) -> tuple[Obs, Array, Array, Array, dict[str, Any]]:
+        return self._command(lambda: self.env.step(actions))
+
+    def step_masked(
+        self, actions: Array, active: Array | None
+    ) -> tuple[Obs, Array, Array, Array, dict[str, Any]]:
+        return self._command(lambda: self.env.step_masked(actions, active))
+
+    def step_chunk(self, actions: Array, n_exec: int, active: Array | None = None) -> ChunkStep:
+        """As in `VectorEnv`; lease and health are checked at every control step, not once a chunk."""
+        return super().step_chunk(actions, n_exec, active)
+
+    def get_state(self) -> Array:
+        return self.env.get_state()
+
+    def set_state(self, rows: Array, mask: Array | None = None) -> Obs:
+        return self._command(lambda: self.env.set_state(rows, mask))
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.env.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> Obs:
+        return self._command(lambda: self.env.load_state_dict(state))
+
+    def render(self) -> Any:
+        return self.env.render()
+
+    def park(self) -> None:
+        self._command(self.env.park)
+
+    def safe_stop(self) -> None:
+        self.env.safe_stop()
+
+    def close_extras(self, **kwargs: Any) -> None:
+        self.env.close(**kwargs)
+
+
+def open_under(leases: Iterable[LeaseLike], device: EnvDevice) -> LeasedEnv:
+    """Opens a device under the one of the leases that is of it.
+
+    Raises:
+        LeaseError: none is.
+        DeviceError: the device is ill.
+    """
+    for lease in leases:
+        if lease.device == device.spec.name:
+            return device.open(lease)
+    raise LeaseError(f"device {device.spec.name}: opened without a lease of it; acquire one first.")
+
+
+class EnvDevice:
+    """A device whose env a function makes: a simulator, a foreign environment, a station."""
+
+    def __init__(
+        self,
+        spec: DeviceSpec,
+        make: Callable[[LeaseLike], VectorEnv],
+        *,
+        health: HealthConfig | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """Makes nothing yet.
+
+        Args:
+            spec: what is leased.
+            make: returns a fresh env for a lease; the env is the device's from then on.
+            health: when the device is doubted, and trusted again.
+            clock: of its health.
+        """
+        self.spec = spec
+        self.monitor = HealthMonitor(spec.name, health, clock)
+        self._make, self._fence = make, Fence(spec.name, spec.slots)
+        self._open: list[tuple[LeaseLike, VectorEnv]] = []
+
+    def open(self, lease: LeaseLike) -> LeasedEnv:
+        """Returns a fresh env; those of older leases of its slots are closed. See `Device`."""
+        self.monitor.require_usable()
+        self._fence.admit(lease)
+        for held in list(self._open):
+            if held[0].token < lease.token and set(held[0].slot_ids) & set(lease.slot_ids):
+                self._open.remove(held)
+                held[1].close()
+        env = self._make(lease)
+        self._open.append((lease, env))
+        return LeasedEnv(env, self._fence, lease, self.monitor)
+
+    def health(self) -> Health:
+        return self.monitor.health()
+
+    def park(self) -> None:
+        """Has every open env brought to where it may be left."""
+        for _, env in self._open:
+            if not env.closed:
+                env.park()
+
+    def safe_stop(self) -> None:
+        """Stops every open env and refuses all commands, until a person has looked: `monitor.recover`."""
+        self.monitor.stop("safe_stop")
+        for _, env in self._open:
+            if not env.closed:
+                env.safe_stop()
+
+    def close(self) -> None:
+        while self._open:
+            self._open.pop()[1].close()
