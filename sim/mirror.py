@@ -144,7 +144,7 @@ class Mirror:
     def targets(self, actions: Array, *, servo_s: float = math.inf) -> tuple[Array, Array]:
         """Returns joint targets (T, n) and gripper commands (T,) of actions (T, A) from now on.
 
-        The first is what simulation would command now. The others are foretold with the Jacobian of
+        The first is what simulation would command now. The others are predicted with the Jacobian of
         now, for an arm that closes its lead with the time constant `servo_s`.
         """
         controller = self.env.controller

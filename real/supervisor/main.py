@@ -34,7 +34,7 @@ _END_S = 3.0
 """Longest time from being asked to end until the driver has stopped the arm."""
 
 
-class Wishes:
+class SupervisorRequests:
     """What signals asked for."""
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class Process:
         station: StationConfig,
         sockets: Path,
         folder: Path,
-        wishes: Wishes,
+        requests: SupervisorRequests,
         *,
         linger_s: float,
         token: int = 0,
@@ -69,7 +69,7 @@ class Process:
         Raises:
             DeviceError: another supervisor has the driver, or none is there.
         """
-        self._station, self._wishes, self._linger_s = station, wishes, linger_s
+        self._station, self._requests, self._linger_s = station, requests, linger_s
         self._lock = lock_driver(sockets, station.name)
         driver = _connect_driver(sockets / DRIVER_SOCKET)
         self._log = Log(folder, station, writer)
@@ -92,15 +92,15 @@ class Process:
             self._lock.release()
 
     def _watch(self, pace: Pace) -> None:
-        supervisor, wishes, alone_s, until_s = self._supervisor, self._wishes, 0.0, math.inf
+        supervisor, requests, alone_s, until_s = self._supervisor, self._requests, 0.0, math.inf
         while not (until_s < math.inf and supervisor.is_released) and time.monotonic() < until_s:
             supervisor.cycle()
             alone_s = 0.0 if len(self._clients) else alone_s + 1.0 / pace.rate_hz
-            if (wishes.end or alone_s > self._linger_s) and until_s == math.inf:
-                supervisor.stop("asked to end" if wishes.end else "nobody is connected any more")
+            if (requests.end or alone_s > self._linger_s) and until_s == math.inf:
+                supervisor.stop("asked to end" if requests.end else "nobody is connected any more")
                 until_s = time.monotonic() + _END_S
-            if wishes.report:
-                wishes.report = False
+            if requests.report:
+                requests.report = False
                 self._report(pace)
             pace.wait()
 
@@ -147,11 +147,11 @@ def main(argv: list[str] | None = None) -> int:
     given = parser.parse_args(argv)
     with process_log() as writer:
         try:
-            wishes = Wishes()
-            wishes.listen()
+            requests = SupervisorRequests()
+            requests.listen()
             station = load_station(given.station)
             where = (given.sockets, given.folder)
-            Process(station, *where, wishes, linger_s=given.linger, token=given.token, writer=writer).run()
+            Process(station, *where, requests, linger_s=given.linger, token=given.token, writer=writer).run()
         except RobotRLError as error:
             logger.error("%s", error)
             return EXIT_REFUSED

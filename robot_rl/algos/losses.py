@@ -20,7 +20,7 @@ def expectile_weight(error_B: Tensor, expectile: float) -> Tensor:
     """Returns |expectile - 1(error < 0)|, the weight of each squared error (Kostrikov et al. 2022, eq. 4).
 
     Args:
-        error_B: what was found less what was foretold.
+        error_B: what was found minus what was predicted.
         expectile: 0.5 makes the mean of it, towards 1 the largest that was found.
     """
     return torch.where(error_B < 0, 1.0 - expectile, expectile)

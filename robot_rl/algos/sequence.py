@@ -6,7 +6,7 @@
 The critics learn on single control steps, as SAC's do: the action that follows is the first of a new
 sequence. The model, learned beside them, serves the actor's loss alone, and nothing passes through it
 backwards; what acts needs neither. Deviations: the actor gives the sequence at once, without a
-recurrent cell and without the action before; the model foretells the change of the normalised state,
+recurrent cell and without the action before; the model predicts the change of the normalised state,
 and no slow copy of it is kept.
 B batch, J actions of a sequence, A action dim, F features.
 """
@@ -71,7 +71,7 @@ class SequenceActorCritic(ActorCritic):
         return Steps(features, batch.action[:, 0], batch.reward, batch.bootstrap, following)
 
     def _learn_model(self, batch: ChunkBatch) -> Tensor:
-        """Takes a step down the squared error of the foretold change; returns it, a mean."""
+        """Takes a step down the squared error of the predicted change; returns it, a mean."""
         assert batch.prefix is not None, "no prefix of one step"
         features = self._features(batch.obs)
         following = self._features({name: value[:, 0] for name, value in batch.prefix.next_obs.items()})

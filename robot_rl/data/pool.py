@@ -104,7 +104,7 @@ class EpisodePool:
     def num_episodes(self) -> int:
         return len(self._ring.places)
 
-    def whence(self, number: int) -> tuple[int, int]:
+    def locate(self, number: int) -> tuple[int, int]:
         """Returns source and episode there, of a number that `Origin.episode` holds."""
         return self._who[number]
 

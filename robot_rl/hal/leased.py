@@ -1,6 +1,7 @@
 """A device that is made of an env: what simulators, foreign environments and stations have in common.
 
-lease -> EnvDevice.open -> LeasedEnv: is the lease the newest? is the device well? -> the env inside
+EnvDevice.open(lease) -> LeasedEnv -> the env inside
+                         checks token and health, reports success and failure
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ _SHOWN = (
 
 
 class LeasedEnv(VectorEnv):
-    """An env that refuses its holder once somebody newer has opened the device, or the device is ill.
+    """An env that refuses commands under an overtaken lease, and while its device is quarantined.
 
-    How every command went is reported to the device's monitor. Attributes that the contract does not
-    name are those of the env inside.
+    Every success and failure is reported to the device's `HealthMonitor`. Attributes that the contract
+    does not name are those of the env inside.
     """
 
     def __init__(self, env: VectorEnv, fence: Fence, lease: LeaseLike, monitor: HealthMonitor) -> None:
@@ -47,7 +48,7 @@ class LeasedEnv(VectorEnv):
 
         Raises:
             LeaseError: the lease was overtaken.
-            DeviceError: the device is quarantined, or fails now.
+            DeviceError: the device is quarantined, or the command failed.
         """
         self._fence.check(self._token, self._slot_ids)
         self._monitor.require_usable()
@@ -60,7 +61,7 @@ class LeasedEnv(VectorEnv):
             self._monitor.failure(str(error))
             raise
         self._monitor.success()
-        self.says_success = self.env.says_success  # known once the first success was told
+        self.says_success = self.env.says_success  # an env may learn it with its first success
         return done
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Obs, dict[str, Any]]:
@@ -108,7 +109,7 @@ def open_under(leases: Iterable[LeaseLike], device: EnvDevice) -> LeasedEnv:
 
     Raises:
         LeaseError: none is.
-        DeviceError: the device is ill.
+        DeviceError: the device is quarantined.
     """
     for lease in leases:
         if lease.device == device.spec.name:
@@ -132,7 +133,7 @@ class EnvDevice:
         Args:
             spec: what is leased.
             make: returns a fresh env for a lease; the env is the device's from then on.
-            health: when the device is doubted, and trusted again.
+            health: when failures quarantine the device, and what ends a quarantine.
             clock: of its health.
         """
         self.spec = spec
@@ -162,7 +163,7 @@ class EnvDevice:
                 env.park()
 
     def safe_stop(self) -> None:
-        """Stops every open env and refuses all commands, until a person has looked: `monitor.recover`."""
+        """Stops every open env and refuses all commands until a person calls `monitor.recover`."""
         self.monitor.stop("safe_stop")
         for _, env in self._open:
             if not env.closed:

@@ -1,4 +1,4 @@
-"""Opening a device under a lease of its own: what everything does that acts and is no training run."""
+"""Opens a device under a lease of its own: for evaluation, collection and benchmarks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def opened(device: EnvDevice, *, holder: str, wait_s: float = 0.0) -> Generator[
 
     Raises:
         LeaseError: others have all slots.
-        DeviceError: the device is ill.
+        DeviceError: the device is quarantined.
     """
     with (
         LeaseStore().hold(device.spec, holder=holder, slots=1, wait_s=wait_s) as lease,

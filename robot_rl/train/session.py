@@ -97,7 +97,7 @@ class RunSession:
         """Opens a device under the run's lease of it.
 
         Raises:
-            DeviceError: the device is ill.
+            DeviceError: the device is quarantined.
         """
         return open_under(self.leases, device)
 

@@ -204,7 +204,7 @@ def test_every_row_says_where_it_comes_from() -> None:
     batch = pool.sample(200, n_step=1, gamma_step=0.9, rng=rng())
     assert batch.origin is not None
     for i in range(200):
-        source, index = pool.whence(int(batch.origin.episode[i]))
+        source, index = pool.locate(int(batch.origin.episode[i]))
         value = {(0, 0): 1, (0, 1): 11, (1, 0): 21}[source, index] + int(batch.origin.step[i])
         assert float(batch.obs["state"][i, 0]) == value
         assert SOURCES[batch.source[i]] == {1: "sim", 11: "human", 21: "real"}[value // 10 * 10 + 1]
@@ -253,7 +253,7 @@ def test_any_sequence_of_growth_leaves_the_newest_and_nothing_twice() -> None:
             for value in e.obs["state"][:, 0].tolist()[: len(e) if e.is_complete else -1]
         }
         assert set(seen) <= usable
-    held = {pool.whence(number)[1] for number in pool._ring.places}
+    held = {pool.locate(number)[1] for number in pool._ring.places}
     assert held >= set(range(len(source) - 3, len(source)))  # the newest are all there
     # The sums of the tree are those of its leaves, after all that coming and going.
     assert pool._priorities is not None

@@ -3,8 +3,8 @@
     measured --Mirror--> observation -> policy -> action --Mirror--> joint targets -> supervisor -> arm
 
 A control step is a period of the task's rate at absolute deadlines. Joint targets are made from the
-newest measurement by the code of simulation, and hold for one period; the targets that the policy
-foretells follow them in the same plan, so that a late step does not jerk. n arm joints, A action dim.
+newest measurement by the code of simulation, and hold for one period; the targets of the policy's
+planned actions follow them in the same plan, so that a late step does not jerk. n arm joints, A action dim.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class StationEnv(VectorEnv):
         self._number = -1
         self._is_running = self._is_late = False
         self._verdict = (False, False, 0.0)
-        self._foretold: Array = np.zeros((0, len(self.action_names)), np.float32)
+        self._planned: Array = np.zeros((0, len(self.action_names)), np.float32)
         self.limits = station.limits
         self._still_rad_s = STILL_SHARE * np.asarray(station.limits.velocity_rad_s)
         self._executed_rad: Array = np.asarray(station.home_rad)
@@ -151,9 +151,9 @@ class StationEnv(VectorEnv):
         """Shows the mirror a measurement of before, for pictures; returns its observation."""
         return self._scene.show(measured)
 
-    def foretell(self, actions: Array) -> None:
+    def set_planned_actions(self, actions: Array) -> None:
         """Notes what will follow the next action (k, A) if nothing else comes: a plan's tail."""
-        self._foretold = np.asarray(actions, np.float32)
+        self._planned = np.asarray(actions, np.float32)
 
     # Episodes
 
@@ -176,7 +176,7 @@ class StationEnv(VectorEnv):
         self._put_back(self._episode_seed())
         self._scene.begin()
         self._elapsed, self._measured = 0, None
-        self._foretold, self.timing = self._foretold[:0], []
+        self._planned, self.timing = self._planned[:0], []
         self._settle()
         obs = self._observe()
         return obs, {"success": np.array([self._verdict[0]])}
@@ -315,10 +315,10 @@ class StationEnv(VectorEnv):
         now_ns = self._measure()
         self._scene.show(self.measured, now_ns + round(self._way_ns.value) if self._compensate else None)
         targets, gripper = self.mirror.targets(
-            np.concatenate([action, np.clip(self._foretold, -1.0, 1.0)]),
+            np.concatenate([action, np.clip(self._planned, -1.0, 1.0)]),
             servo_s=self.station.limits.lookahead_s,
         )
-        self._foretold, self.target_rad = self._foretold[:0], targets[0]
+        self._planned, self.target_rad = self._planned[:0], targets[0]
         self._number += 1
         sent_ns = self._pace.now_ns()
         self._arm.send(

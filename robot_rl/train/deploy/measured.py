@@ -19,7 +19,7 @@ from robot_rl.sim.vector import EnvConfig
 _SHORTEST_S = 0.005
 """Two readings that are nearer in time give no velocity."""
 _FARTHEST_S = 0.25
-"""Nothing is foretold for longer than that."""
+"""Nothing is predicted for longer than that."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -214,7 +214,7 @@ class Player:
         """Returns the next action, and tells the env what would follow."""
         assert self._executor is not None
         self._act = self._executor.act(obs)
-        self._env.foretell(self._executor.ahead())
+        self._env.set_planned_actions(self._executor.ahead())
         return self._act.action
 
     def _steps(self, moment: Moment) -> StepBatch:

@@ -19,8 +19,8 @@ from robot_rl.algos.bc import BCConfig
 from robot_rl.train.finetune.data import stream_seed
 from robot_rl.train.finetune.learn import (
     FinetuneSession,
-    Lesson,
-    assemble_lesson,
+    TrainingJob,
+    assemble_job,
     policy_errors,
     prepare,
     updates_in,
@@ -74,11 +74,11 @@ def try_settings(session: FinetuneSession, *, minutes: float) -> list[Trial]:
     return trials
 
 
-def act_lesson(session: FinetuneSession, policy: Module, best: Trial, *, minutes: float) -> Lesson:
+def act_job(session: FinetuneSession, policy: Module, best: Trial, *, minutes: float) -> TrainingJob:
     """Returns what ACT is given for its whole time."""
     updates = max(1, round(minutes * best.updates_per_minute))
     learning = _learning(session, policy, lr=best.lr, updates=updates)
-    return Lesson(
+    return TrainingJob(
         name="act",
         episodes=session.data.split.train,
         learning=learning,
@@ -91,16 +91,16 @@ def act_lesson(session: FinetuneSession, policy: Module, best: Trial, *, minutes
 def _try(session: FinetuneSession, *, lr: float, batch: int, minutes: float) -> Trial:
     inner, name = session.data.split.inner(), "act trial"
 
-    def lesson(policy: Module, updates: int) -> Lesson:
+    def job(policy: Module, updates: int) -> TrainingJob:
         learning = _learning(session, policy, lr=lr, updates=updates)
-        return Lesson(name=name, episodes=inner.train, learning=learning, batch=batch, updates=updates)
+        return TrainingJob(name=name, episodes=inner.train, learning=learning, batch=batch, updates=updates)
 
     policy = make_act(session, inner.train)
     by = time.process_time if session.config.device == "cpu" else time.perf_counter  # as `session.minutes`
-    updates = updates_in(session, lesson(policy, 1), policy, minutes=minutes, by=by)
+    updates = updates_in(session, job(policy, 1), policy, minutes=minutes, by=by)
     policy = make_act(session, inner.train)  # the first has learned while it was timed
     before = session.minutes(name)
-    run, algorithm = assemble_lesson(session, lesson(policy, updates), policy)
+    run, algorithm = assemble_job(session, job(policy, updates), policy)
     train(run)
     with algorithm.acting():
         error = policy_errors(session, policy, inner.heldout).normalised

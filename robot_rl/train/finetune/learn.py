@@ -110,7 +110,7 @@ class FinetuneSession(RunSession):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lesson:
+class TrainingJob:
     """What one learner is given."""
 
     name: str
@@ -123,26 +123,26 @@ class Lesson:
     """It goes on at its last learning rate until it had this much time."""
 
 
-def assemble_lesson(session: FinetuneSession, lesson: Lesson, policy: Module) -> tuple[Run, BehaviourCloning]:
+def assemble_job(session: FinetuneSession, job: TrainingJob, policy: Module) -> tuple[Run, BehaviourCloning]:
     """Returns the loop that trains a policy in place, and the algorithm that holds its average."""
-    config, name = session.config, lesson.name
+    config, name = session.config, job.name
     policy.train()
     algorithm: BehaviourCloning = resolve("algorithm", "bc", at="finetune")(
-        policy, lesson.learning, stream_seed(config, f"{name} noise"), total_updates=lesson.updates
+        policy, job.learning, stream_seed(config, f"{name} noise"), total_updates=job.updates
     )
     session.counters.updates = 0
     run = Run(
         sources=[],
         experience=session.data.experience(
-            lesson.episodes,
+            job.episodes,
             horizon=policy.horizon,
-            batch=lesson.batch,
+            batch=job.batch,
             seed=stream_seed(config, f"{name} batches"),
         ),
         algorithm=algorithm,
         handle=PolicyHandle(),
         pacer=Pacer(
-            finished=lambda at: at.updates >= lesson.updates and session.minutes(name) >= lesson.minutes,
+            finished=lambda at: at.updates >= job.updates and session.minutes(name) >= job.minutes,
             updates=Always(),
         ),
         meter=Meter(),
@@ -153,24 +153,24 @@ def assemble_lesson(session: FinetuneSession, lesson: Lesson, policy: Module) ->
 
 
 def assemble_watched(
-    session: FinetuneSession, lesson: Lesson, policy: Module
+    session: FinetuneSession, job: TrainingJob, policy: Module
 ) -> tuple[Run, BehaviourCloning]:
     """Returns a loop that also writes metrics, looks at the held-out error, and saves."""
-    config, name = session.config, lesson.name
-    run, algorithm = assemble_lesson(session, lesson, policy)
+    config, name = session.config, job.name
+    run, algorithm = assemble_job(session, job, policy)
 
     def every(times: int) -> Every:
-        return Every(-(-lesson.updates // times) if times else 0)
+        return Every(-(-job.updates // times) if times else 0)
 
     def look(at: Counters) -> None:
-        if at.updates < lesson.updates:  # the last look is the result
+        if at.updates < job.updates:  # the last look is the result
             with session.paused(), algorithm.acting():
                 error = policy_errors(session, policy, session.data.split.heldout)
             write_errors(session, name, error)
 
     def leases(at: Counters) -> None:
         session.check_leases()
-        show_progress(session, min(at.updates, lesson.updates))
+        show_progress(session, min(at.updates, job.updates))
 
     run.pacer.hooks = [
         Hook("progress", Every(1), updates, leases),
@@ -209,18 +209,23 @@ def write_errors(session: FinetuneSession, name: str, errors: Errors) -> None:
 
 
 def updates_in(
-    session: FinetuneSession, lesson: Lesson, policy: Module, *, minutes: float, by: Clock = time.perf_counter
+    session: FinetuneSession,
+    job: TrainingJob,
+    policy: Module,
+    *,
+    minutes: float,
+    by: Clock = time.perf_counter,
 ) -> int:
     """Returns how many updates fit into so much time, by doing a few.
 
     Args:
         session: the run.
-        lesson: what is learned.
+        job: what is learned.
         policy: what learns; it is another one afterwards.
         minutes: how long.
         by: what counts seconds: those that pass, or those of the processor.
     """
-    run, algorithm = assemble_lesson(session, lesson, policy)
+    run, algorithm = assemble_job(session, job, policy)
     start = 0.0
     for done in range(PACE_UPDATES + 2):
         if done == 2:

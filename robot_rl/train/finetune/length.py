@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from robot_rl.train.finetune.config import MINUTES
-from robot_rl.train.finetune.learn import FinetuneSession, Lesson, assemble_lesson, policy_errors
+from robot_rl.train.finetune.learn import FinetuneSession, TrainingJob, assemble_job, policy_errors
 from robot_rl.train.finetune.policies import Module, recipe_of
 from robot_rl.train.hooks import updates
 from robot_rl.train.loop import Hook, train
@@ -48,14 +48,14 @@ def choose_length(session: FinetuneSession, build: Callable[[tuple[int, ...]], M
     rows = int(lengths[list(inner.train)].sum())
     every = max(1, round(rows / config.batch / LOOKS_PER_PASS))
     most = every * MAX_LOOKS
-    lesson = Lesson(
+    job = TrainingJob(
         name="length",
         episodes=inner.train,
         learning=config.learning(recipe_of(policy), updates=most),
         batch=config.batch,
         updates=most,
     )
-    run, algorithm = assemble_lesson(session, lesson, policy)
+    run, algorithm = assemble_job(session, job, policy)
     curve: list[tuple[int, float]] = []
     with session.phase("length", MAX_LOOKS, unit="looks") as progress:
 

@@ -30,7 +30,7 @@ from robot_rl.data.lerobot.damage import left_out
 from robot_rl.data.lerobot.reader import Dataset
 from robot_rl.policies.checkpoint import save_policy
 from robot_rl.policies.saved import read_head
-from robot_rl.train.finetune.act import Trial, act_lesson, make_act, try_settings, why_no_act
+from robot_rl.train.finetune.act import Trial, act_job, make_act, try_settings, why_no_act
 from robot_rl.train.finetune.baselines import fit_ridge, past_of, predictor, seen_meta, simple_baselines
 from robot_rl.train.finetune.config import FinetuneConfig
 from robot_rl.train.finetune.data import Split, in_journal, open_data, policy_past, read_facts, stream_seed
@@ -38,7 +38,7 @@ from robot_rl.train.finetune.errors import Errors
 from robot_rl.train.finetune.learn import (
     PICTURES,
     FinetuneSession,
-    Lesson,
+    TrainingJob,
     assemble_watched,
     count_parameters,
     policy_errors,
@@ -242,7 +242,7 @@ def _policy(session: FinetuneSession) -> None:
     config, train = session.config, session.data.split.train
     policy = _build(session, train)
     updates = session.results.get("updates") or config.updates
-    lesson = Lesson(
+    job = TrainingJob(
         name="policy",
         episodes=train,
         learning=config.learning(recipe_of(policy), updates=updates or 1),
@@ -252,11 +252,13 @@ def _policy(session: FinetuneSession) -> None:
     if updates is None:
         # Noted with the first checkpoint: a resumed run does not measure again.
         assert config.minutes is not None, "without both, the length was found before"
-        updates = session.results["updates"] = updates_in(session, lesson, policy, minutes=config.minutes)
+        updates = session.results["updates"] = updates_in(session, job, policy, minutes=config.minutes)
         policy = _build(session, train)  # the first has learned while it was timed
         learning = config.learning(recipe_of(policy), updates=updates)
-        lesson = Lesson(name="policy", episodes=train, learning=learning, batch=config.batch, updates=updates)
-    _teach(session, lesson, policy)
+        job = TrainingJob(
+            name="policy", episodes=train, learning=learning, batch=config.batch, updates=updates
+        )
+    _fit(session, job, policy)
     save(policy, session.folder / "policy", session.facts)
 
 
@@ -276,8 +278,8 @@ def _act(session: FinetuneSession) -> None:
     """Trains ACT for as long as the policy was trained."""
     if session.results["no_act"] is None:
         policy = make_act(session, session.data.split.train)
-        lesson = act_lesson(session, policy, _best_trial(session), minutes=session.minutes("policy"))
-        _teach(session, lesson, policy)
+        job = act_job(session, policy, _best_trial(session), minutes=session.minutes("policy"))
+        _fit(session, job, policy)
 
 
 _PHASES: dict[str, Callable[[FinetuneSession], None]] = {
@@ -331,17 +333,17 @@ def _check(config: FinetuneConfig, dataset: Dataset, split: Split) -> str:
     return str(json.loads((folder / "config.json").read_text())["type"])
 
 
-def _teach(session: FinetuneSession, lesson: Lesson, policy: Module) -> None:
+def _fit(session: FinetuneSession, job: TrainingJob, policy: Module) -> None:
     """Runs a learner's loop, leaves the policy with its averaged weights, and measures it."""
-    loop, algorithm = assemble_watched(session, lesson, policy)
-    learn(session, loop, lesson.name, lesson.updates, unit="updates")
+    loop, algorithm = assemble_watched(session, job, policy)
+    learn(session, loop, job.name, job.updates, unit="updates")
     policy.load_state_dict(algorithm.policy_weights())
     errors = policy_errors(session, policy, session.data.split.heldout)
-    write_errors(session, lesson.name, errors)
-    session.results[lesson.name] = {
+    write_errors(session, job.name, errors)
+    session.results[job.name] = {
         "errors": errors.to_json(),
         "updates": session.counters.updates,
-        "minutes": session.minutes(lesson.name),
+        "minutes": session.minutes(job.name),
         "parameters": count_parameters(policy),
     }
     session.counters.updates = 0

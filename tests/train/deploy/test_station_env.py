@@ -166,7 +166,7 @@ def test_plans_have_the_targets_of_now_and_a_foretold_tail(station_env) -> None:
     env.reset(seed=1)
     actions = np.zeros((4, len(env.action_names)), np.float32)
     actions[:, 0] = 0.5
-    env.foretell(actions[1:])
+    env.set_planned_actions(actions[1:])
     env.step(actions[:1])
     env.step(actions[:1])
     with_tail, alone = arm.plans

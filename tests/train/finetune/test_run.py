@@ -234,7 +234,7 @@ def test_minutes_are_those_of_the_clock(monkeypatch: pytest.MonkeyPatch) -> None
             pass
 
     run = SimpleNamespace(experience=Waits())
-    monkeypatch.setattr(learn, "assemble_lesson", lambda *_: (run, Waits()))
+    monkeypatch.setattr(learn, "assemble_job", lambda *_: (run, Waits()))
     session: Any = SimpleNamespace(config=SimpleNamespace(device="cpu"))
     nothing: Any = None
     assert learn.updates_in(session, nothing, nothing, minutes=0.01) <= 120
