@@ -19,14 +19,14 @@ _OTHER_MAPS = 8000
 
 @dataclass(frozen=True, kw_only=True)
 class EnvConfig:
-    """Which task on which robot, and how it is shown to the learner; or which Gymnasium environment."""
+    """Which task on which robot, and how it is shown to the learner; or an environment of others."""
 
-    kind: Literal["sim", "gym"] = "sim"
-    """A task of ours, or whatever `gymnasium.make` makes."""
+    kind: str = "sim"
+    """`sim`: a task of ours. `gym`: whatever `gymnasium.make` makes. Or a simulator that a plug-in brings."""
     id: str | None = None
-    """With kind=gym: `Hopper-v5`, or `package:Name-v0`. Of the rest, `settings` alone is read then."""
+    """But for kind=sim: `Hopper-v5`, or `package:Name-v0`. Of the rest, `settings` alone is read then."""
     settings: dict[str, Any] = field(default_factory=lambda: dict[str, Any]())
-    """With kind=gym: keyword arguments of `gymnasium.make`, such as max_episode_steps."""
+    """But for kind=sim: keyword arguments of `gymnasium.make`, or of the plug-in."""
     task: str = "pick_cube"
     robot: str | None = None
     """A name of `robot-rl doctor --list robot`, or the path of a robot file; the task's own if None."""
@@ -53,16 +53,22 @@ class EnvConfig:
         given = self.horizon_s
         require(given is None or given > 0, "env.horizon_s", given, "above 0, or null for the task's")
         if self.kind == "sim":
-            require(self.id is None, "env.id", self.id, "none, but for env.kind=gym")
-            require(not self.settings, "env.settings", self.settings, "none, but for env.kind=gym")
+            require(self.id is None, "env.id", self.id, "none with env.kind=sim")
+            require(not self.settings, "env.settings", self.settings, "none with env.kind=sim")
             return
+        others = sorted({"sim", *table("simulator")} - {"mujoco"})
+        if self.kind not in others:
+            raise ConfigError(f"env.kind: got {self.kind!r}.{nearest(self.kind, others)}")
         if self.id is None:
-            raise ConfigError("env.id: missing, env.kind=gym needs it: env.id=Hopper-v5.")
+            raise ConfigError(f"env.id: missing, env.kind={self.kind} needs it, such as env.id=Hopper-v5.")
         for setting in fields(self):
             got = getattr(self, setting.name)
             is_read = setting.name in ("kind", "id", "settings", "task", "num_threads")
             require(
-                is_read or got == setting.default, f"env.{setting.name}", got, "left out with env.kind=gym"
+                is_read or got == setting.default,
+                f"env.{setting.name}",
+                got,
+                f"left out with env.kind={self.kind}",
             )
 
     @property

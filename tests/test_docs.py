@@ -184,6 +184,20 @@ def test_files_that_documents_name_exist(name: str) -> None:
     assert [path for path in named if not (ROOT / path).exists()] == []
 
 
+def test_what_the_walk_through_the_house_names_exists() -> None:
+    text = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    named = re.findall(r"([\w/]+/\w+\.py)(?:: ([\w.]+))?", text)
+    assert len(named) > 25
+    missing: list[str] = []
+    for file, name in named:
+        path = next((at for at in (ROOT / "robot_rl" / file, ROOT / file) if at.exists()), None)
+        code = "" if path is None else path.read_text(encoding="utf-8")
+        parts = name.split(".") if name else []
+        if path is None or not all(re.search(rf"\b(?:def|class) {part}\b", code) for part in parts):
+            missing.append(f"{file}: {name}")
+    assert missing == []
+
+
 def test_the_changelog_puts_breaking_changes_first() -> None:
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     for release in text.split("\n## ")[1:]:

@@ -9,7 +9,7 @@ from functools import cache
 from importlib.metadata import entry_points
 from typing import Any
 
-from robot_rl.core.errors import UnknownComponentError, nearest
+from robot_rl.core.errors import ConfigError, UnknownComponentError, nearest
 
 TABLE: dict[str, dict[str, str]] = {
     "task": {
@@ -100,13 +100,24 @@ def table(kind: str) -> dict[str, str]:
 
 @cache
 def plugins(kind: str) -> dict[str, str]:
-    """Returns name -> `module:attribute` of the entry points of one kind."""
-    prefix = f"{kind}."
-    return {
-        point.name.removeprefix(prefix): point.value
-        for point in entry_points(group="robot_rl.components")
-        if point.name.startswith(prefix)
-    }
+    """Returns name -> `module:attribute` of the entry points of one kind.
+
+    Raises:
+        ConfigError: two packages, or a package and robot_rl itself, give one name.
+    """
+    found: dict[str, str] = {}
+    for point in entry_points(group="robot_rl.components"):
+        of, _, name = point.name.partition(".")
+        if of != kind:
+            continue
+        taken = TABLE[kind].get(name) or found.get(name, point.value)
+        if taken != point.value:
+            raise ConfigError(
+                f"plug-in {point.value}: the {kind} {name!r} is {taken} already. Give its entry point "
+                f"{point.name!r} another name, or uninstall one of the two packages."
+            )
+        found[name] = point.value
+    return found
 
 
 def resolve(kind: str, name: str, *, at: str = "config") -> Any:
@@ -114,6 +125,7 @@ def resolve(kind: str, name: str, *, at: str = "config") -> Any:
 
     Raises:
         UnknownComponentError: no such kind or name; the message offers the nearest.
+        ConfigError: a plug-in cannot be imported.
     """
     known = table(kind)
     if name not in known:
@@ -122,4 +134,12 @@ def resolve(kind: str, name: str, *, at: str = "config") -> Any:
             f"`robot-rl doctor --list {kind}` shows all {len(known)}."
         )
     module, attribute = known[name].split(":")
-    return getattr(importlib.import_module(module), attribute)
+    if name in TABLE[kind]:
+        return getattr(importlib.import_module(module), attribute)
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except Exception as error:
+        raise ConfigError(
+            f"{at}: the {kind} {name!r} of a plug-in cannot be imported: {error!r} ({known[name]}). "
+            "Repair or uninstall the package that brings it."
+        ) from error

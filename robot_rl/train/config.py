@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, cast
 
 from robot_rl.algos.config.cloning import BCConfig, FilterConfig
-from robot_rl.core.errors import ConfigError, require
+from robot_rl.config import build, plain
+from robot_rl.core.errors import ConfigError, nearest, require
+from robot_rl.core.registry import TABLE, resolve, table
 from robot_rl.data.reading import ReadingConfig
 from robot_rl.policies.config import ChunkPolicyConfig
 from robot_rl.sim.config import EnvConfig, check_names, check_num_envs, check_reward
@@ -275,10 +278,10 @@ class RunConfig:
     demos: DemosConfig = field(default_factory=DemosConfig)
     policy: ChunkPolicyConfig = field(default_factory=ChunkPolicyConfig)
     bc: BCPhase = field(default_factory=BCPhase)
-    method: Literal["residual", "ppo", "grpo", "latent", "chunked", "direct", "rl100", "sequence", "qarl"] = (
-        "residual"
-    )
-    """How the base is improved: the section of that name says with which settings."""
+    method: str = "residual"
+    """How the base is improved: the section of that name has its settings. Or a method of a plug-in."""
+    settings: dict[str, Any] = field(default_factory=lambda: dict[str, Any]())
+    """Of a method of a plug-in."""
     residual: ResidualPhase = field(default_factory=ResidualPhase)
     ppo: PPOPhase = field(default_factory=PPOPhase)
     grpo: GRPOPhase = field(default_factory=GRPOPhase)
@@ -295,6 +298,10 @@ class RunConfig:
     video: VideoConfig = field(default_factory=VideoConfig)
 
     def __post_init__(self) -> None:
+        if self.method not in table("method"):
+            raise ConfigError(f"method: got {self.method!r}.{nearest(self.method, table('method'))}")
+        is_own = self.method in TABLE["method"]
+        require(not (is_own and self.settings), "settings", self.settings, f"none with method={self.method}")
         require(0 <= self.seed < 2**31, "seed", self.seed, "0 to 2147483647")
         require(self.num_envs >= 1, "num_envs", self.num_envs, "1 or more")
         check_num_envs(self.num_envs)
@@ -364,10 +371,29 @@ class RunConfig:
             "evaluate",
         )
 
-    @property
+    @cached_property
     def phase(self) -> ImprovePhase:
-        """The section of the run's method."""
-        return cast(ImprovePhase, getattr(self, self.method))
+        """The settings of the run's method."""
+        if self.method in TABLE["method"]:
+            return cast(ImprovePhase, getattr(self, self.method))
+        return build(resolve("method", self.method, at="method").settings, self.settings, at="settings")
+
+    def used(self) -> dict[str, Any]:
+        """Returns the settings that the run reads, as plain data: what is left out has its default.
+
+        Left out are the sections of other methods, of a person who is not there, and of a filter or a
+        dataset that is not used.
+        """
+        found: dict[str, Any] = plain(self)
+        for name in TABLE["method"].keys() - {self.method}:
+            del found[name]
+        if not self.has_arm:
+            del found["human"]
+        if not self.demos.filter.updates:
+            del found["demos"]["filter"]
+        if self.demos.path is None:
+            del found["demos"]["read"]
+        return found
 
     @property
     def has_arm(self) -> bool:
@@ -390,7 +416,7 @@ class RunConfig:
             require(is_distil == (distils > 0) or "online" not in plan, at, distils, _UPDATES[is_distil])
         elif "distil" in plan:
             raise ConfigError(f"stages: got 'distil' with method={self.method}, whose policy needs one step")
-        if self.env.kind == "gym" and "demos" in plan and self.demos.path is None:
+        if self.env.kind != "sim" and "demos" in plan and self.demos.path is None:
             raise ConfigError(
                 f"stages: got 'demos', but nobody demonstrates {self.env.id}. Begin with 'look' instead, as "
                 "recipe=crossq does, or give recorded episodes: demos.path=<folder>."

@@ -32,8 +32,10 @@ def devices_of_training(config: RunConfig) -> list[tuple[DeviceSpec, int]]:
 
 def simulator_of(env: EnvConfig) -> DeviceSpec:
     """Returns what is leased to act in an env."""
-    name = {"sim": "mujoco", "gym": "gymnasium"}[env.kind]
-    return next(spec for spec in simulator_specs(cpu_slots=cpu_spec().slots) if spec.name == name)
+    cpu = cpu_spec()
+    name = {"sim": "mujoco", "gym": "gymnasium"}.get(env.kind, env.kind)
+    found = [spec for spec in simulator_specs(cpu_slots=cpu.slots) if spec.name == name]
+    return found[0] if found else DeviceSpec(name=name, kind="sim", slots=cpu.slots)  # of a plug-in
 
 
 def devices_of_finetuning(config: FinetuneConfig) -> list[tuple[DeviceSpec, int]]:

@@ -38,13 +38,13 @@ def simulation(config: EnvConfig, num_envs: int, *, autoreset: Autoreset = "disa
 def make_env(config: EnvConfig, num_envs: int, *, autoreset: Autoreset = "same_step") -> VectorEnv:
     """Returns `num_envs` simulations of a task, with the past in their state if its names ask for it.
 
-    With `kind` gym they are Gymnasium environments instead.
+    With another `kind` than sim they are environments of others: of Gymnasium, or of a plug-in.
 
     Raises:
         ConfigError: the past, of envs that begin the next episode by themselves.
     """
-    if config.kind == "gym":
-        return resolve("simulator", "gym", at="env")(
+    if config.kind != "sim":
+        return resolve("simulator", config.kind, at="env.kind")(
             config.id, num_envs, autoreset=autoreset, settings=config.settings
         )
     build = resolve("simulator", "mujoco", at="env")

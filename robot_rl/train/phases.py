@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from robot_rl.config import dump, load, options, shell, words
+from robot_rl.config import dump, load, options, plain, shell, words
 from robot_rl.core.errors import CheckpointError, RenderError, require
 from robot_rl.core.files import replace_file, with_checksum_line, write_json
 from robot_rl.core.seeding import eval_seeds
@@ -128,7 +128,7 @@ def run(config: RunConfig) -> Summary:
         check_arm(config)
     folder = new_folder(config.out, f"{config.recipe}-seed{config.seed}")
     with removed_if_refused(folder):
-        replace_file(folder / "config.yaml", with_checksum_line(dump(config)))
+        replace_file(folder / "config.yaml", with_checksum_line(dump(config.used())))
         return _execute(config, folder)
 
 
@@ -369,7 +369,8 @@ def _command(config: RunConfig) -> str:
     """Returns the command that repeats the run: its recipe, and every setting that is not the recipe's."""
     chosen = [f"recipe={config.recipe}"] if config.recipe in options("recipe") else []
     usual = load(RunConfig, chosen, config_name="train")
-    return f"robot-rl train {shell(chosen + words(replace(config, recipe=usual.recipe), usual))}"
+    given = replace(config, recipe=usual.recipe).used()
+    return f"robot-rl train {shell(chosen + words(given, plain(usual)))}"
 
 
 def _absolute(config: RunConfig) -> RunConfig:

@@ -24,7 +24,7 @@ from robot_rl.data.replay import ReplayBuffer
 from robot_rl.policies.spec import SavedPolicy
 from robot_rl.train.config import RunConfig
 from robot_rl.train.improve import off_policy
-from robot_rl.train.improve.config import ActorPhase
+from robot_rl.train.improve.config import ActorPhase, DirectPhase
 from robot_rl.train.improve.method import Method, Module, Start
 from robot_rl.train.loop import Run
 from robot_rl.train.meter import Meter
@@ -64,7 +64,7 @@ def make_policy(config: RunConfig, base: SavedPolicy, *, decides: int = 1) -> Mo
 
 def assemble(session: Session, start: Start) -> tuple[Run, Module]:
     """Returns the loop of an actor-critic without a base, and the policy that acts with its actor."""
-    config, phase = session.config, session.config.direct
+    config, phase = session.config, cast(DirectPhase, session.config.phase)
     policy = make_policy(config, start.base).to(config.device)
     learner: ActorCritic = resolve("algorithm", "actor_critic", at="direct")(
         policy.feature_dim,
@@ -81,7 +81,7 @@ def assemble(session: Session, start: Start) -> tuple[Run, Module]:
 
 def _pretrain(session: Session, episodes: Episodes, learner: ActorCritic) -> None:
     """Clones the demonstrations, failures included; a run that is killed meanwhile begins it again."""
-    config, phase = session.config, session.config.direct
+    config, phase = session.config, cast(DirectPhase, session.config.phase)
     if not phase.pretrain_updates:
         return
     nothing = np.zeros((episodes.num_episodes, episodes.action.shape[1]), np.float32)

@@ -15,6 +15,7 @@ from robot_rl.train.config import RunConfig
 from robot_rl.train.envs import Autoreset
 from robot_rl.train.evaluate import EvalResult, evaluate_in
 from robot_rl.train.hooks import checkpoint_hooks, env_steps, show_progress, write_metrics
+from robot_rl.train.improve.config import ImprovePhase
 from robot_rl.train.loop import Hook, Run
 from robot_rl.train.recording import Recorder
 from robot_rl.train.schedule import Counters, Every, Ratio
@@ -48,6 +49,8 @@ class Method:
     """Returns the policy that learns, as it is before the first update."""
     assemble: Callable[[Session, Start], tuple[Run, Module]]
     """Returns the loop, and the policy that it trains."""
+    settings: type[ImprovePhase] | None = None
+    """Of a plug-in's method: what `settings.<key>=<value>` fills. Ours have a section of `RunConfig`."""
     autoreset: Autoreset = "same_step"
     """Of the env that collects."""
     records: bool = True
