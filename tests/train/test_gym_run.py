@@ -111,7 +111,7 @@ def test_an_environment_that_tells_successes_is_counted_by_them(tmp_path: Path) 
     [
         ({"env": {"kind": "gym"}}, "env.id: missing, env.kind=gym needs it"),
         ({"env": {"kind": "gym", "id": "A-v1", "robot": "panda"}}, "env.robot: got 'panda', allowed: left"),
-        ({"env": {"id": "Pendulum-v1"}}, "env.id: got 'Pendulum-v1', allowed: none, but for env.kind=gym"),
+        ({"env": {"id": "Pendulum-v1"}}, "env.id: got 'Pendulum-v1', allowed: none with env.kind=sim"),
         ({"stages": ()}, "nobody demonstrates Pendulum-v1. Begin with 'look' instead, as recipe=crossq does"),
         ({"human": {"input": "scripted"}, "num_envs": 1}, "env.kind: got 'gym', allowed: sim beside an arm"),
     ],
