@@ -19,7 +19,7 @@ from robot_rl.data.lerobot.writer import DatasetWriter
 
 pytestmark = pytest.mark.benchmark
 
-EPISODES, STEPS, SIZE, DIM, ROUNDS = 6, 200, 96, 14, 9
+EPISODES, STEPS, SIZE, DIM, ROUNDS = 6, 200, 96, 14, 41
 META = EpisodesMeta(
     task="bench",
     robot="panda",

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -35,6 +36,8 @@ _OTHERS = f"{_FOLDER}/others.json"
 FETCHED = (".git", ".cache")
 """Folders of programs that download datasets: what lies there is of the files as they came."""
 _KINDS = [kind.split("/") for kind in (*lay.NUMBERED, f"{_FOLDER}/*/*")]
+_FOLDERS = "|".join("/".join(kind[:-2]).replace("*", "[^/]+") for kind in _KINDS)
+_NUMBER = re.compile(rf"(?:{_FOLDERS})/chunk-(\d+)/file-(\d+)(?:\.[^/]*)?")
 _REPLACED = (lay.OWN, lay.TASKS, lay.STATS, lay.INFO)
 _BLOCK_BYTES = 1 << 20
 _TRIES = 20
@@ -53,7 +56,7 @@ class Checksums:
             DatasetError: meta/checksums.json is damaged itself.
         """
         self.folder = folder
-        self._sound: dict[str, tuple[int, int, int]] = {}
+        self._sound: dict[str, tuple[tuple[int, int, int], bool]] = {}
         self.reload()
 
     @property
@@ -104,24 +107,29 @@ class Checksums:
             raise DatasetError(f"{path}: holds a {kind}, allowed: a JSON object. Restore the file.")
         return content
 
-    def require(self, name: str) -> None:
+    def require(self, name: str) -> bool:
         """Refuses a file that has changed; it is read once, and again if its time or size differ.
+
+        Returns:
+            Whether a checksum of the whole file was recorded; else its pages may still have their own.
 
         Raises:
             DatasetError: it has changed, or nothing was recorded of it although it should have been.
         """
-        path = self.folder / name
+        path = f"{self.folder}/{name}"  # a Path costs as much as a small file's bytes
         try:
-            stat = path.stat()
+            stat = os.stat(path)
         except FileNotFoundError:
-            return  # whoever reads it says so
+            return False  # whoever reads it says so
         stamp = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
-        if self._sound.get(name) == stamp:
-            return
+        sound = self._sound.get(name)
+        if sound is not None and sound[0] == stamp:
+            return sound[1]
         recorded = self.recorded(name)
         if recorded is not None and of_file(path) not in recorded:
-            raise DatasetError(_changed(self.folder, path))
-        self._sound[name] = stamp
+            raise DatasetError(_changed(self.folder, self.folder / name))
+        self._sound[name] = (stamp, recorded is not None)
+        return recorded is not None
 
     def recorded(self, name: str) -> list[Checksum] | None:
         """Returns what a file may be; None if that was never recorded.
@@ -138,8 +146,10 @@ class Checksums:
             return None
         of = lay.place(lay.CHECKSUMS, number)
         if of not in self._numbered:
-            is_there = (self.folder / of).is_file()
-            self._numbered[of] = _files(_unpacked(self.folder, of)) if is_there else {}
+            try:
+                self._numbered[of] = _files(_unpacked(self.folder, of))
+            except FileNotFoundError:
+                self._numbered[of] = {}
         if name not in self._numbered[of]:
             raise DatasetError(
                 f"{self.folder / of}: the checksum of {name} is missing. {_remedy(self.folder)}"
@@ -378,10 +388,10 @@ def of_bytes(content: bytes) -> Checksum:
     return len(content), zlib.crc32(content)
 
 
-def of_file(path: Path) -> Checksum:
+def of_file(path: Path | str) -> Checksum:
     """Returns the checksum of a file."""
     size = crc = 0
-    with path.open("rb", buffering=0) as file:
+    with open(path, "rb", buffering=0) as file:
         block = memoryview(bytearray(min(os.fstat(file.fileno()).st_size + 1, _BLOCK_BYTES)))
         while count := file.readinto(block):
             size, crc = size + count, zlib.crc32(block[:count], crc)
@@ -390,12 +400,8 @@ def of_file(path: Path) -> Checksum:
 
 def number_of(name: str) -> int | None:
     """Returns the number of a file, if it lies where the files with numbers are and has one."""
-    folder, file = os.path.split(name)
-    is_numbered = os.path.basename(folder).startswith("chunk-") and file.startswith("file-")
-    try:
-        return lay.file_number(Path(name)) if is_numbered and _is_of_kind(name) else None
-    except ValueError:
-        return None
+    found = _NUMBER.fullmatch(name)
+    return None if found is None else int(found[1]) * lay.FILES_PER_CHUNK + int(found[2])
 
 
 def _is_of_kind(name: str) -> bool:
@@ -418,7 +424,8 @@ def _unpacked(folder: Path, name: str) -> dict[str, Any]:
         DatasetError: it is not what was written.
     """
     try:
-        found = json.loads((folder / name).read_bytes())
+        with open(f"{folder}/{name}", "rb") as file:
+            found = json.loads(file.read())
         content: dict[str, Any] = found["of"]
         if found["crc32"] == _crc_of(content):
             return content

@@ -309,8 +309,8 @@ def _task_column(folder: Path, file: str, sums: Checksums) -> Array:
     """Returns the task_index of every row of a data file; nothing where it has none."""
     if not (folder / file).is_file():
         return np.zeros(0, np.int64)
-    sums.require(file)
-    table = read_table(folder / file, "task_index".__eq__)
+    is_whole = sums.require(file)
+    table = read_table(folder / file, "task_index".__eq__, is_whole=is_whole)
     return table["task_index"].to_numpy() if table.column_names else np.zeros(0, np.int64)
 
 
@@ -322,27 +322,36 @@ def _episode_table(folder: Path, sums: Checksums, known: dict[Path, Any]) -> Any
             "Restore the folder from a copy, or write the dataset again from its data files."
         )
 
-    def read(path: Path) -> Any:
+    changed: dict[Path, tuple[Any, bool]] = {}
+    for path in paths:  # not in the pool: so many short waits for files take turns for Python's lock
         stat = path.stat()
         stamp = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
         if known.get(path, (None,))[0] != stamp:
-            sums.require(str(path.relative_to(folder)))
-            known[path] = (stamp, read_table(path, lambda name: not name.startswith("stats/")))
-        return known[path][1]
+            changed[path] = stamp, sums.require(str(path.relative_to(folder)))
+
+    def read(path: Path) -> None:
+        stamp, is_whole = changed[path]
+        table = read_table(path, lambda name: not name.startswith("stats/"), is_whole=is_whole)
+        known[path] = (stamp, table)
 
     # A file has hundreds of columns of statistics, and its footer takes milliseconds.
     with ThreadPoolExecutor() as pool:
-        return pa.concat_tables(pool.map(read, paths), promote_options="permissive")
+        list(pool.map(read, changed))
+    return pa.concat_tables([known[path][1] for path in paths], promote_options="permissive")
 
 
-def read_table(path: Path, wanted: Callable[[str], bool] = lambda name: True) -> Any:
+def read_table(
+    path: Path, wanted: Callable[[str], bool] = lambda name: True, *, is_whole: bool = False
+) -> Any:
     """Returns the columns of a parquet file whose names are wanted.
+
+    Args: is_whole: the file was compared as a whole; else its pages are, one by one.
 
     Raises:
         DatasetError: it is damaged, or its writer was killed: it has no footer then.
     """
     try:
-        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+        with pq.ParquetFile(path, page_checksum_verification=not is_whole) as file:
             return file.read(columns=[name for name in file.schema_arrow.names if wanted(name)])
     except (pa.ArrowException, OSError) as error:
         if isinstance(error, OSError) and error.errno:  # the disk's

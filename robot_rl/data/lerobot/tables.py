@@ -116,10 +116,9 @@ class Tables:
                 "episodes (on_damage=skip)."
             )
         try:
-            if self._sums is not None:
-                self._sums.require(file)
+            is_whole = self._sums is not None and self._sums.require(file)
             footer = self._footer[1] if self._footer[0] == file else None
-            opened = pq.ParquetFile(path, metadata=footer, page_checksum_verification=True)
+            opened = pq.ParquetFile(path, metadata=footer, page_checksum_verification=not is_whole)
             self._footer = (file, opened.metadata)
             return opened
         except (pa.ArrowException, OSError) as error:

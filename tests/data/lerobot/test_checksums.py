@@ -265,8 +265,8 @@ def test_the_checksum_is_that_of_zip(tmp_path: Path) -> None:
 def test_a_file_is_compared_once_until_it_changes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[str] = []
 
-    def counted(path: Path) -> tuple[int, int]:
-        compared.append(path.name)
+    def counted(path: str) -> tuple[int, int]:
+        compared.append(Path(path).name)
         return of_file(path)
 
     monkeypatch.setattr("robot_rl.data.lerobot.checksums.of_file", counted)
