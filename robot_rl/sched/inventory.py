@@ -21,7 +21,7 @@ from robot_rl.hal.device import DeviceSpec
 ENTRY_POINTS = "robot_rl.devices"
 """Group of entry points; each names a function without arguments that returns a list of DeviceSpec."""
 
-_PER_CORE = 8
+PER_CORE = 8
 """Who acts on a CPU simulator: runs are as many as there are cores, and others look on or evaluate."""
 _SIMULATORS = (
     ("mujoco", "mujoco", frozenset({"set_state", "fork", "render", "batch"}), "cpu"),
@@ -183,7 +183,7 @@ def simulator_specs(
             labels = {"version": find(package), "runs_on": runs_on}
         except PackageNotFoundError:
             continue
-        slots = _PER_CORE * cpu_slots if runs_on == "cpu" else max(1, num_gpus)
+        slots = PER_CORE * cpu_slots if runs_on == "cpu" else max(1, num_gpus)
         specs.append(DeviceSpec(name=name, kind="sim", caps=caps, slots=slots, node=node, labels=labels))
     return specs
 

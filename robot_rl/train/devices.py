@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from robot_rl.hal.device import DeviceSpec
-from robot_rl.sched.inventory import cpu_spec, simulator_specs
+from robot_rl.sched.inventory import PER_CORE, cpu_spec, simulator_specs
 
 if TYPE_CHECKING:
     from robot_rl.sim.config import EnvConfig
@@ -35,7 +35,7 @@ def simulator_of(env: EnvConfig) -> DeviceSpec:
     cpu = cpu_spec()
     name = {"sim": "mujoco", "gym": "gymnasium"}.get(env.kind, env.kind)
     found = [spec for spec in simulator_specs(cpu_slots=cpu.slots) if spec.name == name]
-    return found[0] if found else DeviceSpec(name=name, kind="sim", slots=cpu.slots)  # of a plug-in
+    return found[0] if found else DeviceSpec(name=name, kind="sim", slots=PER_CORE * cpu.slots)
 
 
 def devices_of_finetuning(config: FinetuneConfig) -> list[tuple[DeviceSpec, int]]:
