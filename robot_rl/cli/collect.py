@@ -63,7 +63,7 @@ Settings:
   state=joint,finger,tool       records only these elements of the state, by the beginnings of their names:
                                 a VLA that learns from it finds the cube in the pictures, as on a real robot
   images=png|video              pictures without loss, or as h264 video, which is smaller
-  robot=<name>  seed=0  num_envs=50  device=cpu  torch_threads=1  --json
+  robot=<name>  seed=0  num_envs=50  device=cpu  torch_threads=1  lease_wait_s=0  --json
 
 Examples:
   robot-rl collect task=pick_cube episodes=50 out=demos/pick_cube
@@ -109,6 +109,8 @@ class CollectConfig:
     device: str = "cpu"
     """Where a policy computes."""
     torch_threads: int = 1
+    lease_wait_s: float = 0.0
+    """How long to wait for a slot of the simulator that others hold."""
 
     def __post_init__(self) -> None:
         if self.num_envs < 1 or self.seed < 0:
@@ -120,6 +122,7 @@ class CollectConfig:
         require(abs(self.bias_m) <= 0.2, "bias_m", self.bias_m, "-0.2 to 0.2 metres")
         require(0 <= self.noise_m <= 0.2, "noise_m", self.noise_m, "0 to 0.2 metres")
         require(self.torch_threads >= 1, "torch_threads", self.torch_threads, "1 or more")
+        require(self.lease_wait_s >= 0, "lease_wait_s", self.lease_wait_s, "0 or more")
         allowed = f"{self.episodes} or more, as many as episodes"
         require(self.attempts is None or self.attempts >= self.episodes, "attempts", self.attempts, allowed)
         if self.policy is None and self.task is None:
@@ -170,7 +173,8 @@ def _collect(options: CollectConfig) -> None:
     if waits := making(options.num_envs):
         print(waits, file=sys.stderr)
     settings = _identity(options) | as_json({"env": asdict(env_config), "policy_crc32": _crc_of(options)})
-    with opened(simulation(env_config, options.num_envs), holder=f"collect {env_config.task}") as env:
+    device, holder = simulation(env_config, options.num_envs), f"collect {env_config.task}"
+    with opened(device, holder=holder, wait_s=options.lease_wait_s) as env:
         chosen(env.state_names, options.state, at="state")  # a mistake is not worth the collection
         actor = make_actor(env)
         with collecting(Path(options.out), settings, images=options.images) as into:
@@ -215,8 +219,9 @@ def config(words: list[str]) -> CollectConfig:
 
 
 def _asked(options: CollectConfig) -> dict[str, Any]:
-    """Returns all settings but the folder."""
-    return {name: value for name, value in as_json(asdict(options)).items() if name != "out"}
+    """Returns all settings but the folder, and how long to wait for others."""
+    left_out = ("out", "lease_wait_s")
+    return {name: value for name, value in as_json(asdict(options)).items() if name not in left_out}
 
 
 def _identity(options: CollectConfig) -> dict[str, Any]:

@@ -27,6 +27,8 @@ Usage: robot-rl evaluate run=<folder> [which=final|base] [episodes=200] [disturb
        robot-rl evaluate policy=<folder> [seed=0] [n_exec=<steps>] [device=cpu] [torch_threads=1]
                          [episodes=200] [disturb=0.0] [--json]
 
+Both take lease_wait_s=600: so long they wait where others hold all slots of the simulator.
+
 run=: evaluates a policy of a run folder on the run's held-out seeds, with the same batches as
 training did, and compares the SHA-256 of all actions with the one that training wrote down. Exits
 with 1 if they differ.
@@ -71,6 +73,8 @@ class EvaluateCommandConfig:
     """Where a `policy` computes."""
     torch_threads: int = 1
     """Of a `policy` on the CPU."""
+    lease_wait_s: float = 0.0
+    """How long to wait for a slot of the simulator that others hold."""
 
     def __post_init__(self) -> None:
         require(0 <= self.disturb <= 1, "disturb", self.disturb, "0 to 1")
@@ -84,6 +88,7 @@ class EvaluateCommandConfig:
                 "holds a saved policy."
             )
         require(self.torch_threads >= 1, "torch_threads", self.torch_threads, "1 or more")
+        require(self.lease_wait_s >= 0, "lease_wait_s", self.lease_wait_s, "0 or more")
         beside, others = "run", ("seed", "n_exec", "device", "torch_threads")
         if self.run is None:
             beside, others = "policy", ("which", "adversary")
@@ -120,7 +125,7 @@ def run(argv: list[str]) -> int:
     case = _of_policy(options) if options.run is None else _of_run(options)
     print(f"policy {case.who}, {case.episodes} held-out episodes", file=sys.stderr)
     with (
-        opened(case.device, holder=f"evaluate {case.who}") as env,
+        opened(case.device, holder=f"evaluate {case.who}", wait_s=options.lease_wait_s) as env,
         ProgressDisplay() as display,
         display.phase("evaluate", case.episodes, unit="episodes") as progress,
     ):

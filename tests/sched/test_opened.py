@@ -1,0 +1,56 @@
+"""A device is opened under one slot of its own, waited for if asked, and given back whatever happens."""
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from robot_rl.core.errors import LeaseError
+from robot_rl.hal.device import DeviceSpec
+from robot_rl.hal.fake import FakeEnv
+from robot_rl.hal.leased import EnvDevice
+from robot_rl.sched.leases import LeaseStore
+from robot_rl.sched.opened import opened
+
+SPEC = DeviceSpec(name="sim1", kind="sim", slots=2)
+
+
+class Env(FakeEnv):
+    has_closed = False
+
+    def close_extras(self, **kwargs: object) -> None:
+        self.has_closed = True
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROBOT_RL_STATE", str(tmp_path))
+
+
+def test_one_slot_is_held_and_given_back() -> None:
+    inner = Env(1)
+    with opened(EnvDevice(SPEC, lambda _: inner), holder="a test") as env:
+        env.reset(seed=0)
+        (lease,) = LeaseStore().active("sim1")
+        assert (lease.holder, len(lease.slot_ids)) == ("a test", 1)
+    assert inner.has_closed
+    assert LeaseStore().active("sim1") == []
+
+
+def test_it_is_given_back_where_the_env_cannot_be_made() -> None:
+    def make(_: object) -> FakeEnv:
+        raise RuntimeError("no display")
+
+    with pytest.raises(RuntimeError, match="no display"), opened(EnvDevice(SPEC, make), holder="a test"):
+        pass
+    assert LeaseStore().active("sim1") == []
+
+
+def test_others_are_named_or_waited_for() -> None:
+    device = EnvDevice(SPEC, lambda _: Env(1))
+    with LeaseStore().hold(SPEC, holder="somebody") as all_of_it:
+        with pytest.raises(LeaseError, match=r"sim1: wanted 1 slot, 0 of 2 .*'somebody'"):
+            opened(device, holder="a test").__enter__()
+        threading.Timer(0.3, all_of_it.end).start()
+        with opened(device, holder="a test", wait_s=20.0) as env:
+            assert env.num_envs == 1
