@@ -13,7 +13,6 @@ import numpy as np
 from robot_rl import __version__
 from robot_rl.core.errors import ConfigError
 from robot_rl.core.files import replace_file
-from robot_rl.core.registry import TABLE
 from robot_rl.telemetry import figures, finetune, page
 from robot_rl.telemetry.figures import percent
 from robot_rl.telemetry.runs import Moment, Outcome, RunRecord, flatten, load_run
@@ -260,15 +259,12 @@ def _settings(runs: Sequence[RunRecord], missing: list[str]) -> str:
     parts = [page.heading("Settings")]
     firsts = [setting.runs[0] for setting in _settings_of(runs)]
     if len(firsts) > 1:
-        keys = [key for key in differing(firsts) if _is_used(key, firsts)]
+        keys = differing(firsts)
         rows = [[key, *[_text(run.config.get(key)) for run in firsts]] for key in keys]
         parts.append(page.paragraph("What differs beside the seeds:", "note"))
         parts.append(page.table(["", *[run.setting for run in firsts]], rows))
         parts.append(page.paragraph(f"All of {firsts[0].setting}:", "note"))
-    used = [(key, _text(value)) for key, value in configs[0].items() if _is_used(key, runs[:1])]
-    parts.append(page.name_values(used))
-    if len(used) < len(configs[0]):
-        parts.append(page.paragraph("Those of methods that it did not use are in config.yaml.", "note"))
+    parts.append(page.name_values([(key, _text(value)) for key, value in configs[0].items()]))
     return "".join(parts)
 
 
@@ -317,13 +313,6 @@ def _settings_of(runs: Sequence[RunRecord]) -> list[Setting]:
     """Returns the settings that `grouped` told apart."""
     labels = dict.fromkeys(run.setting for run in runs)
     return [Setting(label, tuple(run for run in runs if run.setting == label)) for label in labels]
-
-
-def _is_used(key: str, runs: Sequence[RunRecord]) -> bool:
-    """Whether a setting is none of a method that no run uses."""
-    section = key.split(".")[0]
-    methods = {run.config.get("method", section) for run in runs}
-    return section not in TABLE["method"] or section in methods
 
 
 def _check_single(runs: Sequence[RunRecord]) -> None:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from robot_rl.config.used import used
 from robot_rl.core.errors import ConfigError, nearest
 from robot_rl.core.files import read_checked_text, without_checksum
 from robot_rl.telemetry.intervals import wilson_interval
@@ -229,7 +230,7 @@ def _read_yaml(path: Path, missing: list[str]) -> dict[str, Any]:
     if not isinstance(found, dict):
         missing.append(f"{path.name}: it holds no settings")
         return {}
-    return flatten(found)
+    return flatten(used(found))
 
 
 def _read_failures(folder: Path, missing: list[str]) -> list[Failure]:

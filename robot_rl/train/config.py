@@ -9,6 +9,7 @@ from typing import Any, Literal, cast
 
 from robot_rl.algos.config.cloning import BCConfig, FilterConfig
 from robot_rl.config import build, plain
+from robot_rl.config.used import used
 from robot_rl.core.errors import ConfigError, nearest, require
 from robot_rl.core.registry import TABLE, resolve, table
 from robot_rl.data.reading import ReadingConfig
@@ -379,21 +380,8 @@ class RunConfig:
         return build(resolve("method", self.method, at="method").settings, self.settings, at="settings")
 
     def used(self) -> dict[str, Any]:
-        """Returns the settings that the run reads, as plain data: what is left out has its default.
-
-        Left out are the sections of other methods, of a person who is not there, and of a filter or a
-        dataset that is not used.
-        """
-        found: dict[str, Any] = plain(self)
-        for name in TABLE["method"].keys() - {self.method}:
-            del found[name]
-        if not self.has_arm:
-            del found["human"]
-        if not self.demos.filter.updates:
-            del found["demos"]["filter"]
-        if self.demos.path is None:
-            del found["demos"]["read"]
-        return found
+        """Returns the settings that the run reads, as plain data: what is left out has its default."""
+        return used(plain(self))
 
     @property
     def has_arm(self) -> bool:

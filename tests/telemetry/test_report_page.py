@@ -225,7 +225,7 @@ def test_metrics_without_a_number_have_no_panel_and_other_methods_no_settings(tm
     words = text_of(report.path)
     assert "residual.scale 0.2" in words
     assert "ppo.clip" not in words
-    assert "Those of methods that it did not use are in config.yaml." in words
+    assert "grpo.group" not in words
     svg = drawings(report.path)["metrics of reinforcement learning"]
     assert "actor/empty" not in svg
     assert "actor/once" in svg
