@@ -20,7 +20,7 @@ from robot_rl.core.names import chosen
 from robot_rl.core.registry import resolve
 from robot_rl.core.seeding import EpisodeRng
 from robot_rl.hal.safety import SafetyEnvelope, SafetyLimits
-from robot_rl.hal.vector import Obs, VectorEnv, given_seeds, row_mask
+from robot_rl.hal.vector import Obs, VectorEnv, next_episodes, row_mask
 from robot_rl.sim.backends.mujoco_cpu import MujocoCpu
 from robot_rl.sim.cameras import Camera, Renderer
 from robot_rl.sim.config import EnvConfig, check_num_envs, check_reward
@@ -254,9 +254,7 @@ class SimVectorEnv(VectorEnv):
                 f"{self.task}.reset: unknown options {sorted(unknown)}; allowed: reset_mask, states"
             )
         mask = row_mask(options.get("reset_mask"), self.num_envs)
-        seeds, given = given_seeds(seed, self.num_envs, at=self.task)
-        self._seed = np.where(mask & given, seeds, self._seed)
-        episode = np.where(given, np.uint64(0), self._episode + np.uint64(1))
+        self._seed, episode = next_episodes(seed, mask, self._seed, self._episode, at=self.task)
         obs = self._begin(mask, episode, keep=None)
         if "states" in options:
             obs = self.set_state(options["states"], mask)

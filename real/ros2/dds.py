@@ -340,22 +340,25 @@ class Participant:
             try:
                 callback(*sample)
             except SampleError as error:
-                self.bad_samples[name] += 1
-                if self.bad_samples[name] == 1:
+                if _is_first(self.bad_samples, name):
                     logger.error("ros2: %s: a sample is ignored, and others like it: %s", name, error)
             except Exception:
-                self.failures[name] += 1
-                if self.failures[name] == 1:
+                if _is_first(self.failures, name):
                     logger.exception("ros2: the callback of %s failed; more of it is counted only", name)
-            if (took_s := time.monotonic() - begun_s) > _SLOW_S:
-                self.slow[name] += 1
-                if self.slow[name] == 1:
-                    logger.warning(
-                        "ros2: a callback of %s took %.2f s, and all others of this node waited; more of it "
-                        "is counted only",
-                        name or "discovery",
-                        took_s,
-                    )
+            took_s = time.monotonic() - begun_s
+            if took_s > _SLOW_S and _is_first(self.slow, name):
+                logger.warning(
+                    "ros2: a callback of %s took %.2f s, and all others of this node waited; more of it "
+                    "is counted only",
+                    name or "discovery",
+                    took_s,
+                )
+
+
+def _is_first(counter: Counter[str], name: str) -> bool:
+    """Counts one more; returns whether there was none before: then it is logged."""
+    counter[name] += 1
+    return counter[name] == 1
 
 
 class _Domains:

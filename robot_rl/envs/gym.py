@@ -21,7 +21,7 @@ from gymnasium.vector.utils import batch_space
 
 from robot_rl.core.errors import ConfigError, RobotRLError, require
 from robot_rl.core.seeding import EVAL_SEED_START, EpisodeRng
-from robot_rl.hal.vector import Array, Obs, VectorEnv, given_seeds, row_mask
+from robot_rl.hal.vector import Array, Obs, VectorEnv, next_episodes, row_mask
 
 _PICTURE = "image"
 """Name of the camera where the whole observation is one picture."""
@@ -190,9 +190,8 @@ class GymVectorEnv(VectorEnv):
         if set(options) - {"reset_mask"}:
             raise ConfigError(f"{self.task}.reset: unknown options {sorted(options)}; allowed: reset_mask")
         mask = row_mask(options.get("reset_mask"), self.num_envs)
-        seeds, given = given_seeds(seed, self.num_envs, at=self.task)
-        self._seed = np.where(mask & given, seeds, self._seed)
-        self._begin(mask, np.where(given, np.uint64(0), self._episode + np.uint64(1)))
+        self._seed, episodes = next_episodes(seed, mask, self._seed, self._episode, at=self.task)
+        self._begin(mask, episodes)
         return self._shown(), {"success": np.zeros(self.num_envs, bool)}
 
     def _begin(self, mask: Array, episode: Array) -> None:

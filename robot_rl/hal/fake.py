@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
@@ -22,7 +21,7 @@ from robot_rl.hal.device import DeviceSpec, Fence, LeaseLike
 from robot_rl.hal.health import Health, HealthConfig, HealthMonitor
 from robot_rl.hal.leased import LeasedEnv
 from robot_rl.hal.safety import SafetyEnvelope, SafetyLimits
-from robot_rl.hal.vector import Array, Obs, VectorEnv, given_seeds, row_mask
+from robot_rl.hal.vector import Array, Obs, VectorEnv, next_episodes, row_mask, set_state_spaces
 
 STEP_M = 0.1
 """How far a full-scale action moves the point of `FakeEnv`."""
@@ -55,7 +54,7 @@ class FakeEnv(VectorEnv):
         self.caps = frozenset({"set_state", "fork", "batch"})
         self.action_names = tuple(f"d{i}" for i in range(action_dim))
         self.state_names = ("step", "episode", "seed", *(f"x{i}" for i in range(action_dim)))
-        _set_spaces(self)
+        set_state_spaces(self)
         mode = AutoresetMode.SAME_STEP if autoreset == "same_step" else AutoresetMode.DISABLED
         self.metadata = {"autoreset_mode": mode, "render_modes": []}
         self._autoreset = autoreset == "same_step"
@@ -75,9 +74,8 @@ class FakeEnv(VectorEnv):
         if unknown:
             raise ConfigError(f"{self.task}.reset: unknown options {sorted(unknown)}; allowed: reset_mask")
         mask = row_mask(options.get("reset_mask"), self.num_envs)
-        seeds, given = given_seeds(seed, self.num_envs, at=self.task)
-        self._seed = np.where(mask & given, seeds, self._seed)
-        self._begin(mask, np.where(given, np.uint64(0), self._episode + np.uint64(1)))
+        self._seed, episodes = next_episodes(seed, mask, self._seed, self._episode, at=self.task)
+        self._begin(mask, episodes)
         return self._observe(), {"success": np.zeros(self.num_envs, bool)}
 
     def step(self, actions: Array) -> tuple[Obs, Array, Array, Array, dict[str, Any]]:
@@ -307,7 +305,7 @@ class FakeRobotEnv(VectorEnv):
         self.caps = robot.spec.caps
         self.action_names = tuple(f"joint{i}.delta" for i in joints)
         self.state_names = (*(f"joint{i}.pos" for i in joints), *(f"joint{i}.vel" for i in joints))
-        _set_spaces(self)
+        set_state_spaces(self)
         self.metadata = {"autoreset_mode": AutoresetMode.DISABLED, "render_modes": []}
         self._step = 0
         self._state = np.zeros(2 * len(joints), np.float32)
@@ -356,15 +354,6 @@ class FakeRobotEnv(VectorEnv):
     def load_state_dict(self, state: dict[str, Any]) -> Obs:
         self._step, self._state = int(state["step"]), state["state"].copy()
         return self._observe()
-
-
-def _set_spaces(env: VectorEnv) -> None:
-    box = gymnasium.spaces.Box
-    state = box(-np.inf, np.inf, (len(env.state_names),), np.float32)
-    env.single_observation_space = gymnasium.spaces.Dict({"state": state})
-    env.single_action_space = box(-1.0, 1.0, (len(env.action_names),), np.float32)
-    env.observation_space = gymnasium.vector.utils.batch_space(env.single_observation_space, env.num_envs)
-    env.action_space = gymnasium.vector.utils.batch_space(env.single_action_space, env.num_envs)
 
 
 def _checked_actions(env: VectorEnv, actions: Array) -> Array:

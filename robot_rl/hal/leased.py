@@ -13,7 +13,7 @@ from robot_rl.core.clock import Clock
 from robot_rl.core.errors import DeviceError, LeaseError, SafetyStopError
 from robot_rl.hal.device import DeviceSpec, Fence, LeaseLike
 from robot_rl.hal.health import Health, HealthConfig, HealthMonitor
-from robot_rl.hal.vector import Array, ChunkStep, Obs, VectorEnv
+from robot_rl.hal.vector import Array, Obs, VectorEnv
 
 T = TypeVar("T")
 
@@ -26,7 +26,8 @@ _SHOWN = (
 class LeasedEnv(VectorEnv):
     """An env that refuses commands under an overtaken lease, and while its device is quarantined.
 
-    Every success and failure is reported to the device's `HealthMonitor`. Attributes that the contract
+    A chunk is checked at every control step. Every success and failure is reported to the device's
+    `HealthMonitor`. Attributes that the contract
     does not name are those of the env inside.
     """
 
@@ -74,10 +75,6 @@ class LeasedEnv(VectorEnv):
         self, actions: Array, active: Array | None
     ) -> tuple[Obs, Array, Array, Array, dict[str, Any]]:
         return self._command(lambda: self.env.step_masked(actions, active))
-
-    def step_chunk(self, actions: Array, n_exec: int, active: Array | None = None) -> ChunkStep:
-        """As in `VectorEnv`; lease and health are checked at every control step, not once a chunk."""
-        return super().step_chunk(actions, n_exec, active)
 
     def get_state(self) -> Array:
         return self.env.get_state()

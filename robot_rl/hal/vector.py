@@ -171,6 +171,35 @@ def given_seeds(seed: int | Sequence[int | None] | None, num_envs: int, *, at: s
     return seeds, np.array([one is not None for one in seed])
 
 
+def next_episodes(
+    seed: int | Sequence[int | None] | None, mask: Array, seeds: Array, episodes: Array, *, at: str
+) -> tuple[Array, Array]:
+    """Returns the seeds (B,) from a reset on, and the episodes (B,) that it begins where masked.
+
+    Args:
+        seed: as given to `reset`.
+        mask: (B,), which envs it begins anew.
+        seeds: (B,) uint64, present.
+        episodes: (B,) uint64, present, counted from a seed on.
+        at: begins the message of an error.
+
+    Raises:
+        ConfigError: another number of seeds than envs.
+    """
+    given, is_given = given_seeds(seed, len(seeds), at=at)
+    return np.where(mask & is_given, given, seeds), np.where(is_given, np.uint64(0), episodes + np.uint64(1))
+
+
+def set_state_spaces(env: VectorEnv) -> None:
+    """Gives an env whose names are known the spaces of a state without bounds and of actions in [-1, 1]."""
+    box, batch = gymnasium.spaces.Box, gymnasium.vector.utils.batch_space
+    state = box(-np.inf, np.inf, (len(env.state_names),), np.float32)
+    env.single_observation_space = gymnasium.spaces.Dict({"state": state})
+    env.single_action_space = box(-1.0, 1.0, (len(env.action_names),), np.float32)
+    env.observation_space = batch(env.single_observation_space, env.num_envs)
+    env.action_space = batch(env.single_action_space, env.num_envs)
+
+
 def row_mask(mask: Array | None, num_envs: int) -> Array:
     """Returns a bool mask (B,), all True for None."""
     return np.ones(num_envs, bool) if mask is None else np.asarray(mask, bool)

@@ -22,7 +22,7 @@ ENTRY_POINTS = "robot_rl.devices"
 """Group of entry points; each names a function without arguments that returns a list of DeviceSpec."""
 
 PER_CORE = 8
-"""Who acts on a CPU simulator: runs are as many as there are cores, and others look on or evaluate."""
+"""Slots of a CPU simulator for each core: one for a run, the others for evaluations and collections."""
 _SIMULATORS = (
     ("mujoco", "mujoco", frozenset({"set_state", "fork", "render", "batch"}), "cpu"),
     ("mujoco_warp", "mujoco-warp", frozenset({"set_state", "fork", "batch"}), "gpu"),

@@ -17,7 +17,7 @@ def devices_of_training(config: RunConfig) -> list[tuple[DeviceSpec, int]]:
     """Returns which devices a run of `robot-rl train` leases, and how many slots of each.
 
     The learner takes a slot of the CPU per thread, so as many runs fit on a machine as it has cores, and
-    the next one is told who has them. The simulator has slots to spare: an evaluation fits beside the runs.
+    the next one is told who has them. The simulator has more slots than that: evaluations use them.
     A station's arm has one slot.
     """
     cpu = cpu_spec()

@@ -205,7 +205,7 @@ def _acting_env(
     if config.acts_alone:
         return nullcontext()
     if config.has_arm:
-        return closing(make_arm(config, session.folder, session.open))
+        return closing(make_arm(config, session.folder, session.leases))
     if waits := making(config.num_envs):
         session.display.message(waits)
     return closing(session.open(simulation(config.env, config.num_envs, autoreset=method.autoreset)))

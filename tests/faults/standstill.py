@@ -2,10 +2,10 @@
 
     python tests/faults/standstill.py <processor> <file>
 
-The host of a virtual machine may take one of its processors for a quarter of a second while the others go on:
-whatever thread was on it stands, be it only the one of an arm that hears commands. A process of the highest
-priority that is bound to the processor looks every 5 ms; it is late for no other reason. Each time is a line
-of the file: begin and end, in ns of the monotonic clock.
+The host of a virtual machine may take one processor away for a quarter of a second while the others go on.
+The thread that ran on it stands still; it may be the one on which an arm receives commands. A process of the
+highest priority, bound to the processor, looks at the clock every 5 ms and notes when it is late. Each time
+is a line of the file: begin and end, in ns of the monotonic clock.
 """
 
 from __future__ import annotations

@@ -170,7 +170,8 @@ def test_a_faulty_measurement_is_refused_and_nothing_is_sent() -> None:
     with pytest.raises(DeviceError, match="joint 0 measures nan; the observation is refused"):
         env.step(HALF)
     assert robot.sent == []
-    assert "joint 0 measures nan" in robot.health().reason
+    told = "device fake_arm: joint 0 measures nan; the observation is refused, the target not sent."
+    assert robot.health().reason == told
 
 
 def test_a_protective_stop_needs_a_person() -> None:

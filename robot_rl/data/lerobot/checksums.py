@@ -21,7 +21,6 @@ import re
 import shutil
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +34,10 @@ _FOLDER = "meta/checksums"
 _OTHERS = f"{_FOLDER}/others.json"
 FETCHED = (".git", ".cache")
 """Folders of programs that download datasets: what lies there is of the files as they came."""
-_KINDS = [kind.split("/") for kind in (*lay.NUMBERED, f"{_FOLDER}/*/*")]
-_FOLDERS = "|".join("/".join(kind[:-2]).replace("*", "[^/]+") for kind in _KINDS)
+_FOLDERS = "|".join(
+    kind.removesuffix("/*/*").replace("*", "[^/]*") for kind in (*lay.NUMBERED, f"{_FOLDER}/*/*")
+)
+_OF_KIND = re.compile(rf"(?:{_FOLDERS})/[^/]*/[^/]*")
 _NUMBER = re.compile(rf"(?:{_FOLDERS})/chunk-(\d+)/file-(\d+)(?:\.[^/]*)?")
 _REPLACED = (lay.OWN, lay.TASKS, lay.STATS, lay.INFO)
 _BLOCK_BYTES = 1 << 20
@@ -379,7 +380,7 @@ def is_temporary(name: str) -> bool:
     """Returns whether a kill left this file of robot_rl, before it was complete."""
     place, _, file = name.rpartition("/")
     return (place == "meta" and file.startswith(TEMPORARY)) or (
-        file.endswith(lay.TEMPORARY) and _is_of_kind(name)
+        file.endswith(lay.TEMPORARY) and _OF_KIND.fullmatch(name) is not None
     )
 
 
@@ -401,12 +402,7 @@ def of_file(path: Path | str) -> Checksum:
 def number_of(name: str) -> int | None:
     """Returns the number of a file, if it lies where the files with numbers are and has one."""
     found = _NUMBER.fullmatch(name)
-    return None if found is None else int(found[1]) * lay.FILES_PER_CHUNK + int(found[2])
-
-
-def _is_of_kind(name: str) -> bool:
-    parts = name.split("/")
-    return any(len(parts) == len(kind) and all(map(fnmatchcase, parts, kind)) for kind in _KINDS)
+    return None if found is None else lay.number_through(*found.groups())
 
 
 def _main(first_file: int, files: Mapping[str, list[Checksum]], has_others: bool) -> bytes:

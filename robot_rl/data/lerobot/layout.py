@@ -232,6 +232,11 @@ def to_arrow(values: Array) -> Any:
 def file_number(path: Path) -> int:
     """Returns the number of a file through all chunks: the inverse of `place`."""
     chunk, index = path.parent.name.removeprefix("chunk-"), path.name.split(".")[0].removeprefix("file-")
+    return number_through(chunk, index)
+
+
+def number_through(chunk: str, index: str) -> int:
+    """Returns the number through all chunks of a file, given its number in its chunk."""
     return int(chunk) * FILES_PER_CHUNK + int(index)
 
 

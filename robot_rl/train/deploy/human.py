@@ -148,9 +148,7 @@ class Intervening(VectorEnv):
     def _heed(self, intent: Intent) -> None:
         """Stops if the person says so, and takes in what they typed."""
         if intent.stop:
-            stop = getattr(self.env, "safe_stop", None)
-            if stop is not None:
-                stop()
+            self.env.safe_stop()
             raise SafetyStopError(
                 f"{self.task}: the person stopped the arm. Clear the stop (a person does that), then resume."
             )

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Iterable
 from contextlib import ExitStack, closing
 from pathlib import Path
 
 from robot_rl.core.errors import ConfigError, DeviceError
 from robot_rl.core.seeding import train_seed
-from robot_rl.hal.leased import EnvDevice, LeasedEnv
+from robot_rl.hal.device import LeaseLike
+from robot_rl.hal.leased import EnvDevice, open_under
 from robot_rl.hal.vector import VectorEnv
 from robot_rl.policies.checkpoint import load_policy
 from robot_rl.real.claim import device_of
@@ -26,18 +27,18 @@ from robot_rl.train.deploy.reward import make_judge
 from robot_rl.train.envs import simulation
 
 
-def make_arm(config: RunConfig, folder: Path, open_device: Callable[[EnvDevice], LeasedEnv]) -> Intervening:
+def make_arm(config: RunConfig, folder: Path, leases: Iterable[LeaseLike]) -> Intervening:
     """Returns the arm that a run learns on, with its person: a station's, or a simulation without ROS.
 
     Args:
         config: of the run.
         folder: of the run.
-        open_device: opens under the run's leases.
+        leases: of the run; the arm is opened under its own.
     """
     station = None if config.station is None else load_station(config.station)
     device = simulation(config.env, 1) if station is None else _stationed(config, station, folder)
     with ExitStack() as stack:
-        env = stack.enter_context(closing(open_device(device)))
+        env = stack.enter_context(closing(open_under(leases, device)))
         is_real = station is not None and station.real
         return Intervening(
             env,

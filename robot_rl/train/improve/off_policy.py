@@ -22,7 +22,6 @@ from robot_rl.data.of_source import OfSource
 from robot_rl.data.replay import Mixture, ReplayBuffer
 from robot_rl.data.transitions import ChunkBatch, StepSource, TransitionBatch
 from robot_rl.hal.device import LeaseLike
-from robot_rl.hal.leased import open_under
 from robot_rl.hal.vector import VectorEnv
 from robot_rl.policies.checkpoint import load_policy
 from robot_rl.policies.executor import ChunkExecutor
@@ -122,8 +121,7 @@ def act_alone(config: RunConfig, folder: Path, leases: Sequence[LeaseLike]) -> S
     """Returns what collects, under the run's leases; called in the actor's process."""
     torch.set_num_threads(1)
     base, _ = load_policy(folder / "policy" / "base")
-    arm = make_arm(config, folder, partial(open_under, leases))
-    return make_source(config, method_of(config).make_policy(config, base), arm)
+    return make_source(config, method_of(config).make_policy(config, base), make_arm(config, folder, leases))
 
 
 def _replay(config: RunConfig, start: Start, draw: Draw, latent_dim: int) -> ReplayExperience:

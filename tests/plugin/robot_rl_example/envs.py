@@ -3,13 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from robot_rl.core.errors import ConfigError
 from robot_rl.core.seeding import EpisodeRng
-from robot_rl.hal.vector import Array, Obs, VectorEnv, given_seeds, row_mask
+from robot_rl.hal.vector import Array, Obs, VectorEnv, next_episodes, row_mask, set_state_spaces
 
 _NEAR, _STEP, _LONGEST = 0.05, 0.1, 30
 
@@ -33,12 +32,7 @@ class Points(VectorEnv):
         self.num_envs, self.task, self.robot, self.instruction = num_envs, name, "point", "Go to 0."
         self.control_hz, self.caps = 10.0, frozenset[str]()
         self.state_names, self.action_names = ("x", "step"), ("move",)
-        box = gymnasium.spaces.Box
-        state = box(-np.inf, np.inf, (2,), np.float32)
-        self.single_observation_space = gymnasium.spaces.Dict({"state": state})
-        self.single_action_space = box(-1.0, 1.0, (1,), np.float32)
-        self.observation_space = gymnasium.vector.utils.batch_space(self.single_observation_space, num_envs)
-        self.action_space = gymnasium.vector.utils.batch_space(self.single_action_space, num_envs)
+        set_state_spaces(self)
         self._autoreset = autoreset == "same_step"
         mode = AutoresetMode.SAME_STEP if self._autoreset else AutoresetMode.DISABLED
         self.metadata = {"autoreset_mode": mode}
@@ -49,9 +43,8 @@ class Points(VectorEnv):
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Obs, dict[str, Any]]:
         mask = row_mask((options or {}).get("reset_mask"), self.num_envs)
-        seeds, given = given_seeds(seed, self.num_envs, at=self.task)
-        self._seed = np.where(mask & given, seeds, self._seed)
-        self._begin(mask, np.where(given, np.uint64(0), self._episode + np.uint64(1)))
+        self._seed, episodes = next_episodes(seed, mask, self._seed, self._episode, at=self.task)
+        self._begin(mask, episodes)
         return self._observe(), {"success": np.zeros(self.num_envs, bool)}
 
     def step(self, actions: Array) -> tuple[Obs, Array, Array, Array, dict[str, Any]]:

@@ -1,7 +1,6 @@
 """A person beside the arm: who drives, what is kept of it, how episodes end and begin."""
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,7 +11,6 @@ from robot_rl.core.errors import ConfigError, DeviceError, SafetyStopError
 from robot_rl.core.policy import Policy
 from robot_rl.data.replay import ReplayBuffer
 from robot_rl.hal.fake import FakeEnv
-from robot_rl.hal.leased import open_under
 from robot_rl.policies.executor import ChunkExecutor
 from robot_rl.real.teleop.intent import Array, Intent
 from robot_rl.real.teleop.nobody import Nobody
@@ -176,7 +174,7 @@ def test_a_persons_share_of_the_steps_is_counted_anew_for_each_row() -> None:
 
 def test_dense_reward_stays_dense_beside_an_arm(tmp_path: Path) -> None:
     dense = EnvConfig(task="reach", reward="dense", num_threads=1)
-    env = make_arm(RunConfig(num_envs=1, real_time=True, env=dense), tmp_path, partial(open_under, LEASES))
+    env = make_arm(RunConfig(num_envs=1, real_time=True, env=dense), tmp_path, LEASES)
     alone = make_env(dense, 1, autoreset="disabled")
     env.reset(seed=1)
     alone.reset(seed=1)
@@ -304,7 +302,7 @@ def test_the_arm_of_a_run_is_built_from_its_configuration(tmp_path: Path) -> Non
     config = RunConfig(
         num_envs=1, env=EnvConfig(task="reach", num_threads=1), human=HumanConfig(input="scripted")
     )
-    env = make_arm(config, tmp_path, partial(open_under, LEASES))
+    env = make_arm(config, tmp_path, LEASES)
     env.reset(seed=1)
     _, _, _, _, infos = env.step(np.zeros((1, len(env.action_names)), np.float32))
     assert infos["source"] == "sim"
