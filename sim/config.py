@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
+from robot_rl.config.used import FOREIGN_ENV
 from robot_rl.core.errors import ConfigError, nearest, require
 from robot_rl.core.registry import resolve, table
 
@@ -63,7 +64,7 @@ class EnvConfig:
             raise ConfigError(f"env.id: missing, env.kind={self.kind} needs it, such as env.id=Hopper-v5.")
         for setting in fields(self):
             got = getattr(self, setting.name)
-            is_read = setting.name in ("kind", "id", "settings", "task", "num_threads")
+            is_read = setting.name in (*FOREIGN_ENV, "task")  # recipes have a task
             require(
                 is_read or got == setting.default,
                 f"env.{setting.name}",

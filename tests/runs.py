@@ -33,7 +33,8 @@ SMALL: dict[str, Any] = {
     "demos": {"episodes": 3},
     "policy": {"horizon": 8, "width": 16, "depth": 1, "time_dim": 8, "steps": 2},
     "bc": {"updates": 6, "batch": 8},
-    "residual": {
+    "method": {
+        "kind": "residual",
         "env_steps": 40,
         "batch": 8,
         "explore_steps": 10,

@@ -66,9 +66,9 @@ class Trial:
         name = f"{self.env}-{self.learner}-{self.width}-seed{self.seed}"
         words = (
             *(f"recipe={self.learner}", f"env.id={self.env}", f"seed={self.seed}"),
-            *(f"direct.env_steps={self.steps}", f"direct.capacity={max(1000, 2 * self.steps)}"),
-            f"direct.explore_steps={min(5000, self.steps // 20)}",
-            f"direct.algorithm.critic.width={self.width}",
+            *(f"method.env_steps={self.steps}", f"method.capacity={max(1000, 2 * self.steps)}"),
+            f"method.explore_steps={min(5000, self.steps // 20)}",
+            f"method.algorithm.critic.width={self.width}",
             f"evaluate.every_env_steps={self.evaluate_every}",
             *(f"evaluate.{key}={self.episodes}" for key in ("episodes", "quick_episodes")),
             *(f"evaluate.num_envs={min(5, self.episodes)}", "lease_wait_s=1e6"),

@@ -34,10 +34,10 @@ OURS = (
     "demos.bias_m=0",
     "bc.updates=4000",
     "n_exec=1",
-    "residual.env_steps=150000",
-    "residual.explore_steps=2000",
-    "residual.scale=0.2",
-    "residual.algorithm.critic_warmup=2000",
+    "method.env_steps=150000",
+    "method.explore_steps=2000",
+    "method.scale=0.2",
+    "method.algorithm.critic_warmup=2000",
     "evaluate.every_env_steps=2000",
 )
 """Settings of our run, tried on seed 10: a base from an expert without bias, and small corrections of it."""

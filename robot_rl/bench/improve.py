@@ -73,7 +73,7 @@ class Trial:
     def plan(self) -> list[str]:
         """Returns the arguments of `robot-rl train`, but for `out` and what it starts from."""
         recipe = (
-            ["recipe=residual", "residual.env_steps=0"] if self.method == _BASE else [f"recipe={self.method}"]
+            ["recipe=residual", "method.env_steps=0"] if self.method == _BASE else [f"recipe={self.method}"]
         )
         return [*recipe, f"base={self.task}", f"seed={self.seed}"]
 

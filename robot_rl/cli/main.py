@@ -57,7 +57,7 @@ Type first:
 Results go to runs/<date-time>-<recipe>-seed<k>/: config.yaml, metrics.jsonl, checkpoints/, videos/,
 report.html (open it in a browser) and summary.json.
 
-Every setting is key=value, with dots into groups: robot-rl train recipe=pick_cube residual.utd=2
+Every setting is key=value, with dots into groups: robot-rl train recipe=pick_cube method.utd=2
 Paths need no quotes but the shell's, lists no brackets: robot-rl bench sim num_envs=64,512
 -m runs comma lists, side by side where devices allow:  robot-rl train -m recipe=smoke seed=0,1,2
 --cfg job prints all settings of a command and runs nothing.

@@ -61,9 +61,10 @@ Settings (every one of them is in config.yaml of the run folder):
   demos.read.episodes=0-79  demos.read.cameras=front  demos.read.on_damage=skip  demos.read.rename=a:action
   policy.kind  policy.horizon  policy.width  policy.depth  policy.steps
   bc.updates  bc.batch  bc.algorithm.lr
-  method  residual.env_steps  residual.utd  residual.batch  residual.scale  residual.demo_ratio
-  demos.mirror  demos.filter.updates  bc.policy  ppo.distil.updates
-  ppo.exploration.process  latent.algorithm.variant  chunked.algorithm.actor  direct.algorithm.actor.kind
+  demos.mirror  demos.filter.updates  bc.policy
+  method=residual   and its own: method.env_steps  method.utd  method.batch  method.scale  method.demo_ratio
+  method=ppo        method.exploration.process  method.decisions  method.distil.updates
+  method=direct     method.algorithm.actor.kind  method.algorithm.critic.width
   station  real_time  human.input  human.reward  human.reset  human.ratio  human.classifier
   replay.record  replay.reuse  replay.reuse_ratio  replay.read.episodes (and as of demos.read)
   evaluate.episodes  evaluate.num_envs  evaluate.every_env_steps
@@ -129,7 +130,7 @@ def _plan(settings: RunConfig) -> str:
         "demos": _demonstrations(settings),
         "look": f"{settings.demos.episodes} episodes of noise to look at",
         "clone": f"{settings.bc.updates:,} cloning updates",
-        "online": f"{settings.phase.env_steps:,} control steps of {settings.method} RL on "
+        "online": f"{settings.method.env_steps:,} control steps of {settings.method.kind} RL on "
         f"{settings.num_envs} envs",
     }
     return ", ".join(said[stage] for stage in settings.plan if stage in said)

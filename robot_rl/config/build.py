@@ -2,6 +2,9 @@
 
 A schema is a tree of keyword-only frozen dataclasses. Field types may be bool, int, float, str,
 Path, Enum, Literal, None, tuples, lists, dicts with text keys, unions of these, and dataclasses.
+
+A field may be one of several dataclasses: its type is then their base, a `Choice`, and the key `kind`
+says which it is.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from enum import Enum
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, ClassVar, Literal, Self, TypeVar, cast
 
 from robot_rl.core.errors import ConfigError
 
@@ -28,6 +31,32 @@ _PHRASES: dict[Any, str] = {
     Path: "a path",
     types.NoneType: "null",
 }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Choice:
+    """A base of settings of several kinds."""
+
+    kind: ClassVar[str]
+
+    @classmethod
+    def of_kind(cls, kind: str | None, at: str) -> type[Self]:
+        """Returns the settings of a kind; the usual one if None. `at` begins the message of an error.
+
+        Raises:
+            ConfigError: there is no such kind.
+        """
+        raise NotImplementedError
+
+    @classmethod
+    def kinds(cls) -> list[str]:
+        """Returns the kinds there are."""
+        raise NotImplementedError
+
+
+def choices(schema: type[Any]) -> dict[str, type[Choice]]:
+    """Returns the fields of a schema that are one of several kinds, with the base of these."""
+    return {key: hint for key, hint in hints_of(schema).items() if _is_choice(hint)}
 
 
 def build(schema: type[T], values: Mapping[str, Any], *, at: str = "") -> T:
@@ -53,7 +82,8 @@ def build(schema: type[T], values: Mapping[str, Any], *, at: str = "") -> T:
 def plain(value: Any) -> Any:
     """Returns nested dicts, lists and scalars that `build` turns into an equal value."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {item.name: plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
+        found = {item.name: plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
+        return {"kind": value.kind, **found} if isinstance(value, Choice) else found
     if isinstance(value, Mapping):
         return {str(key): plain(part) for key, part in cast("Mapping[Any, Any]", value).items()}
     if isinstance(value, tuple | list):
@@ -108,6 +138,9 @@ def _convert(hint: Any, value: Any, at: str) -> Any:
         return {str(key): _convert(part, item, _join(at, str(key))) for key, item in items}
     if dataclasses.is_dataclass(hint):
         values = value if isinstance(value, Mapping) else _refuse(hint, value, at)
+        if _is_choice(hint):
+            hint = hint.of_kind(values.get("kind"), at)
+            values = {key: part for key, part in values.items() if key != "kind"}
         return build(cast("type[Any]", hint), values, at=at)
     return _convert_scalar(hint, value, at)
 
@@ -195,10 +228,13 @@ def _construct(schema: type[T], filled: dict[str, Any], at: str) -> T:
 
 def _suggest(schema: type[Any], at: str, key: str) -> str:
     """Names the nearest key: a sibling, else the same leaf or the nearest path further down."""
+    for name, choice in choices(schema).items():
+        if key in choice.kinds():
+            return f" What {key!r} sets is in {name!r}: {name}.kind={key} {name}.<setting>=<value>."
     names = list(_fields(schema))
     paths = list(_paths(schema))
     leaves = [path for path in paths if path.rsplit(".", 1)[-1] == key]
-    close = difflib.get_close_matches(key, names, n=1) or leaves[:1]
+    close = leaves[:1] or difflib.get_close_matches(key, names, n=1)
     close = close or difflib.get_close_matches(key, paths, n=1)
     if close:
         return f" Did you mean {_join(at, close[0])!r}?"
@@ -209,6 +245,8 @@ def _paths(schema: type[Any], at: str = "") -> Iterator[str]:
     """Yields every dotted key of a schema."""
     for key, hint in hints_of(schema).items():
         yield _join(at, key)
+        if _is_choice(hint):
+            hint = hint.of_kind(None, key)
         for part in (hint, *typing.get_args(hint)):
             if isinstance(part, type) and dataclasses.is_dataclass(part):
                 yield from _paths(part, _join(at, key))
@@ -231,6 +269,10 @@ def _is_required(item: dataclasses.Field[Any]) -> bool:
 
 def _is_variadic(args: tuple[Any, ...]) -> bool:
     return len(args) == 2 and args[1] is Ellipsis
+
+
+def _is_choice(hint: Any) -> typing.TypeGuard[type[Choice]]:
+    return isinstance(hint, type) and issubclass(hint, Choice) and "kind" not in vars(hint)
 
 
 def _is_tree(hint: Any) -> bool:

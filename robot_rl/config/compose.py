@@ -11,7 +11,7 @@ import io
 import itertools
 import re
 import threading
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -25,7 +25,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from robot_rl.config.build import build, defaults, plain
+from robot_rl.config.build import build, choices, defaults, plain
 from robot_rl.config.groups import CONFIGS, options
 from robot_rl.config.typed import as_typed, split
 from robot_rl.config.words import quoted
@@ -48,17 +48,26 @@ def load(schema: type[T], overrides: Sequence[str], *, config_name: str, folder:
     is a dotted path into the schema. A command without groups needs no file. Works from any
     directory, and inside another Hydra program.
 
+    Of a field of several kinds, `method=ppo` is short for `method.kind=ppo`. Where the recipe chose another
+    kind, all that the recipe sets there is left out.
+
     Raises:
         ConfigError: an unknown recipe, key or value, or a bad type; the nearest name is offered.
     """
-    parsed = _parse([word if _is_group(word, folder) else as_typed(word, schema) for word in overrides])
-    for override in parsed:
-        _check(override, folder)
     root = config_name if (folder / f"{config_name}.yaml").is_file() else None
+    parsed: list[Override] = []
     try:
-        with _hydra_lock, _hydra(folder):
-            composed = compose(root, overrides=[_spell(override, folder) for override in parsed])
-        merged = OmegaConf.merge(defaults(schema), composed)
+        overrides, kinds, dropped = _kinds([*overrides], schema, root, folder)
+        typed = (word if _is_group(word, folder) else as_typed(word, schema, kinds) for word in overrides)
+        parsed = _parse([*dropped, *typed])
+        for override in parsed:
+            _check(override, folder)
+        composed = _compose(root, [_spell(override, folder) for override in parsed], folder)
+        usual = defaults(schema)
+        for key, kind in kinds.items():
+            chosen = choices(schema)[key].of_kind(kind, f"{key}.kind")
+            usual[key] = {"kind": chosen.kind, **defaults(chosen)}
+        merged = OmegaConf.merge(usual, composed)
         values = cast("dict[str, Any]", OmegaConf.to_container(merged, resolve=True, throw_on_missing=True))
     except (HydraException, OmegaConfBaseException) as error:
         for override in parsed:
@@ -71,8 +80,12 @@ def load(schema: type[T], overrides: Sequence[str], *, config_name: str, folder:
     return build(schema, values)
 
 
-def read(schema: type[T], path: Path) -> T:
+def read(
+    schema: type[T], path: Path, *, renewed: Callable[[dict[str, Any]], dict[str, Any]] | None = None
+) -> T:
     """Reads a file that holds what `dump` returned, with or without a first line of checksum.
+
+    `renewed` returns settings of earlier versions under the keys of today.
 
     Raises:
         ConfigError: it is missing, damaged, or has an unknown key or value.
@@ -87,7 +100,8 @@ def read(schema: type[T], path: Path) -> T:
         got = "nothing" if not loaded else "a list"
         raise ConfigError(f"{path}: got {got}, allowed: keys and values. {CONFIG_REMEDY}")
     try:
-        return build(schema, cast("dict[str, Any]", values))
+        found = cast("dict[str, Any]", values)
+        return build(schema, found if renewed is None else renewed(found))
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
 
@@ -120,6 +134,46 @@ def sweep(argv: Sequence[str]) -> list[list[str]]:
         values = override.sweep_string_iterator() if override.is_sweep_override() else None
         axes.append([word] if values is None else [f"{key}={value}" for value in values])
     return [list(job) for job in itertools.product(*axes)]
+
+
+def _kinds(
+    words: list[str], schema: type[Any], root: str | None, folder: Path
+) -> tuple[list[str], dict[str, str | None], list[str]]:
+    """Returns the words with `method=ppo` written out, and the kind of each field of several kinds.
+
+    The third are words that drop what the recipe sets of another kind.
+    """
+    tagged = choices(schema)
+    if not tagged:
+        return words, {}, []
+    for index, word in enumerate(words):
+        key, _, value = word.partition("=")
+        if key in tagged and not value.startswith("{"):
+            words[index] = f"{key}.kind={value}"
+    groups = _parse([word for word in words if _is_group(word, folder)])
+    chosen = _parse([word for word in words if word.partition("=")[0].removesuffix(".kind") in tagged])
+    for override in (*groups, *chosen):
+        _check(override, folder)
+    given: dict[str, str] = {}
+    for override in chosen:
+        key, value = override.key_or_group.removesuffix(".kind"), override.value()
+        kind = value.get("kind") if isinstance(value, dict) else value
+        given |= {} if kind is None else {key: str(kind)}
+    recipe = _compose(root, [_spell(override, folder) for override in groups], folder)
+    kinds: dict[str, str | None] = {}
+    dropped: list[str] = []
+    for key in tagged:
+        section = recipe.get(key)
+        of_recipe = section.get("kind") if isinstance(section, DictConfig) else None
+        kinds[key] = given.get(key, of_recipe)
+        if section is not None and kinds[key] != (of_recipe or tagged[key].of_kind(None, key).kind):
+            dropped.append(f"~{key}")
+    return words, kinds, dropped
+
+
+def _compose(root: str | None, overrides: list[str], folder: Path) -> DictConfig:
+    with _hydra_lock, _hydra(folder):
+        return compose(root, overrides=overrides)
 
 
 def _parse(overrides: Sequence[str]) -> list[Override]:

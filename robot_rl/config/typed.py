@@ -10,10 +10,11 @@ import dataclasses
 import re
 import types
 import typing
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from robot_rl.config.build import hints_of
+from robot_rl.config.build import choices, hints_of
 from robot_rl.config.words import quoted
 from robot_rl.core.files import at_home
 
@@ -22,12 +23,15 @@ _QUOTED = re.compile(r"""(["'])(?:\\.|(?!\1).)*\1""", re.DOTALL)
 _SWEEP = re.compile(r"(choice|range|glob|interval)\(.*\)", re.DOTALL)
 
 
-def as_typed(word: str, schema: type[Any]) -> str:
-    """Returns `key=value` so that Hydra reads what was meant; what is no text and no list stays as it is."""
+def as_typed(word: str, schema: type[Any], kinds: Mapping[str, str | None] | None = None) -> str:
+    """Returns `key=value` so that Hydra reads what was meant; what is no text and no list stays as it is.
+
+    `kinds` says which kind a field of several kinds is; it is the usual one where nothing is said.
+    """
     key, equals, value = word.partition("=")
     if not equals or not value or key.startswith("~"):
         return word
-    hint, has_null = _hint(schema, key.lstrip("+"))
+    hint, has_null = _hint(schema, key.lstrip("+"), kinds or {})
     if hint is None or (has_null and value == "null") or _SWEEP.fullmatch(value):
         return word
     if _is_text(hint):
@@ -52,14 +56,17 @@ def split(value: str) -> list[str]:
     return parts
 
 
-def _hint(schema: type[Any], key: str) -> tuple[Any, bool]:
+def _hint(schema: type[Any], key: str, kinds: Mapping[str, str | None]) -> tuple[Any, bool]:
     """Returns the type of a dotted key without its None, and whether it had one; None for an unknown key."""
     hint: Any = schema
     has_null = False
     for name in key.split("."):
         if not dataclasses.is_dataclass(hint):
             return None, False
-        hint = hints_of(typing.cast("type[Any]", hint)).get(name)
+        above = typing.cast("type[Any]", hint)
+        hint = hints_of(above).get(name)
+        if name in choices(above):
+            hint = hint.of_kind(kinds.get(name), name)
         has_null = False
         if typing.get_origin(hint) in (typing.Union, types.UnionType):
             parts = [part for part in typing.get_args(hint) if part is not types.NoneType]

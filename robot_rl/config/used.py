@@ -1,4 +1,4 @@
-"""Which settings of a training run are read: the others say nothing about it."""
+"""Settings of training runs as plain data: those of earlier versions, and those that a run does not read."""
 
 from __future__ import annotations
 
@@ -7,23 +7,40 @@ from typing import Any, cast
 
 from robot_rl.core.registry import TABLE
 
+FOREIGN_ENV = ("kind", "id", "settings", "num_threads")
+"""What is read of `env` where it is no task of ours."""
+
+
+def renewed(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns settings of an earlier version under the keys of today; those of today as they are.
+
+    Until commit 77bb428 `method` was a name, and the settings of every method had a section of that name;
+    those of a plug-in's method were in `settings`.
+    """
+    found, kind = dict(settings), settings.get("method")
+    if not isinstance(kind, str):
+        return found
+    section = _part(found, kind if kind in TABLE["method"] else "settings")
+    for name in (*TABLE["method"], "settings"):
+        found.pop(name, None)
+    return {**found, "method": {"kind": kind, **section}}
+
 
 def used(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings of a training run, nested plain data, without those that it does not read.
 
-    Left out are the sections of other methods, of a person who is not there, and of a filter or a
-    dataset that is not used. Settings of anything else are returned as they are.
+    Left out are the sections of a person who is not there, and of a filter or a dataset that is not used,
+    and what says something of our tasks where the env is another. Settings of anything else are returned as
+    they are.
     """
-    found, method = dict(settings), settings.get("method")
-    if not isinstance(method, str):
+    found = renewed(settings)
+    if not isinstance(found.get("method"), Mapping):
         return found
-    for name in TABLE["method"].keys() - {method}:
-        found.pop(name, None)
-    if not found.get("settings"):
-        found.pop("settings", None)
     if not (found.get("station") or found.get("real_time")) and _part(found, "human").get("input") == "none":
         del found["human"]
-    demos = dict(_part(found, "demos"))
+    env, demos = _part(found, "env"), dict(_part(found, "demos"))
+    if env.get("kind", "sim") != "sim":
+        found["env"] = {name: value for name, value in env.items() if name in FOREIGN_ENV}
     if demos and not _part(demos, "filter").get("updates"):
         demos.pop("filter", None)
     if demos and demos.get("path") is None:

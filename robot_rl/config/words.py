@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping
+from dataclasses import is_dataclass
 from typing import Any, TypeVar, cast
 
-from robot_rl.config.build import defaults, plain
+from robot_rl.config.build import choices, defaults, plain
 
 T = TypeVar("T")
 
@@ -24,6 +25,10 @@ def words(config: T, base: T | None = None) -> list[str]:
         base: what is left out; None: the defaults of its schema.
     """
     usual = defaults(type(config)) if base is None else plain(base)
+    for key in choices(type(config)) if is_dataclass(config) else ():
+        part = getattr(config, key)
+        if part.kind != usual[key]["kind"]:
+            usual[key] = {**defaults(type(part)), "kind": usual[key]["kind"]}
     return _differing(plain(config), usual, "")
 
 

@@ -268,7 +268,7 @@ class _Outbox:
         except queue.Full:
             raise ActorError(
                 f"the learner has left {_MOST_WAITING} control steps waiting. It hangs, or is far too slow: "
-                "lower residual.utd."
+                "lower method.utd."
             ) from None
 
     def close(self, failure: _Failure | None = None) -> None:

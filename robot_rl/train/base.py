@@ -36,7 +36,7 @@ from robot_rl.train.demos import (
     first_seed,
     load_demonstrations,
 )
-from robot_rl.train.improve.config import DENOISING, ChainPhase, OffPolicyPhase
+from robot_rl.train.improve.config import DENOISING, ChainPhase, OffPolicyPhase, ResidualPhase
 from robot_rl.train.session import Session, learn
 
 LOOK = "look"
@@ -62,7 +62,7 @@ def collect(session: Session) -> None:
             read=config.demos.read,
             say=session.display.message,
         )
-        if isinstance(config.phase, OffPolicyPhase):
+        if isinstance(config.method, OffPolicyPhase):
             _check_pictures(session, episodes.obs)
     session.results["demos"] = {
         "episodes": episodes.num_episodes,
@@ -183,20 +183,21 @@ def given_base(config: RunConfig, env: VectorEnv) -> SavedPolicy:
     """
     at = f"bc.policy: {config.bc.policy}"
     policy, _ = load_policy(str(config.bc.policy), expect=policy_meta(config, env))
-    kinds = config.phase.bases
-    require(policy.kind in kinds, at, policy.kind, f"{', '.join(kinds)} with method={config.method}")
+    kinds = config.method.bases
+    require(policy.kind in kinds, at, policy.kind, f"{', '.join(kinds)} with method={config.method.kind}")
     require(config.n_exec <= policy.horizon, "n_exec", config.n_exec, f"1 to the base's {policy.horizon}")
     own: Any = vars(policy)["config"]
-    if isinstance(config.phase, ChainPhase):
-        config.phase.explored(own, config.n_exec)
-        distils, name = config.phase.distil.updates, config.method
+    if isinstance(config.method, ChainPhase):
+        config.method.explored(own, config.n_exec)
+        distils = config.method.distil.updates
         if policy.kind not in DENOISING:
-            require(distils == 0, f"{name}.distil.updates", distils, f"0 with a {policy.kind} for a base")
+            require(distils == 0, "method.distil.updates", distils, f"0 with a {policy.kind} for a base")
     picture = None
     if isinstance(own, SmallVLAConfig):
         picture = own.picture
-        allowed = f"() with method={config.method}, all of whose chunks have n_exec steps"
-        require(not own.horizons or config.method == "residual", f"{at}: horizons", own.horizons, allowed)
+        allowed = f"() with method={config.method.kind}, all of whose chunks have n_exec steps"
+        is_fine = not own.horizons or isinstance(config.method, ResidualPhase)
+        require(is_fine, f"{at}: horizons", own.horizons, allowed)
     _check_cameras(at, own.cameras, picture, config.env)
     return policy
 

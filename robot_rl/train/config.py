@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from robot_rl.algos.config.cloning import BCConfig, FilterConfig
-from robot_rl.config import build, plain
+from robot_rl.config import plain
 from robot_rl.config.used import used
-from robot_rl.core.errors import ConfigError, nearest, require
-from robot_rl.core.registry import TABLE, resolve, table
+from robot_rl.core.errors import ConfigError, require
 from robot_rl.data.reading import ReadingConfig
 from robot_rl.policies.config import ChunkPolicyConfig
 from robot_rl.sim.config import EnvConfig, check_names, check_num_envs, check_reward
@@ -19,17 +17,11 @@ from robot_rl.train.improve.config import (
     DENOISING,
     NOISE,
     ChainPhase,
-    ChunkedPhase,
-    DirectPhase,
     GRPOPhase,
     ImprovePhase,
     LatentPhase,
     OffPolicyPhase,
-    PPOPhase,
-    QARLPhase,
     ResidualPhase,
-    RL100Phase,
-    SequencePhase,
 )
 from robot_rl.train.stages import check_stages
 
@@ -279,19 +271,8 @@ class RunConfig:
     demos: DemosConfig = field(default_factory=DemosConfig)
     policy: ChunkPolicyConfig = field(default_factory=ChunkPolicyConfig)
     bc: BCPhase = field(default_factory=BCPhase)
-    method: str = "residual"
-    """How the base is improved: the section of that name has its settings. Or a method of a plug-in."""
-    settings: dict[str, Any] = field(default_factory=lambda: dict[str, Any]())
-    """Of a method of a plug-in."""
-    residual: ResidualPhase = field(default_factory=ResidualPhase)
-    ppo: PPOPhase = field(default_factory=PPOPhase)
-    grpo: GRPOPhase = field(default_factory=GRPOPhase)
-    latent: LatentPhase = field(default_factory=LatentPhase)
-    chunked: ChunkedPhase = field(default_factory=ChunkedPhase)
-    direct: DirectPhase = field(default_factory=DirectPhase)
-    rl100: RL100Phase = field(default_factory=RL100Phase)
-    sequence: SequencePhase = field(default_factory=SequencePhase)
-    qarl: QARLPhase = field(default_factory=QARLPhase)
+    method: ImprovePhase = field(default_factory=ResidualPhase)
+    """How the base is improved, and its settings: `method=ppo method.env_steps=450000`."""
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     human: HumanConfig = field(default_factory=HumanConfig)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
@@ -299,10 +280,6 @@ class RunConfig:
     video: VideoConfig = field(default_factory=VideoConfig)
 
     def __post_init__(self) -> None:
-        if self.method not in table("method"):
-            raise ConfigError(f"method: got {self.method!r}.{nearest(self.method, table('method'))}")
-        is_own = self.method in TABLE["method"]
-        require(not (is_own and self.settings), "settings", self.settings, f"none with method={self.method}")
         require(0 <= self.seed < 2**31, "seed", self.seed, "0 to 2147483647")
         require(self.num_envs >= 1, "num_envs", self.num_envs, "1 or more")
         check_num_envs(self.num_envs)
@@ -315,31 +292,34 @@ class RunConfig:
             check_reward(self.env)
         else:
             require(not self.has_arm, "env.kind", self.env.kind, "sim beside an arm or a person")
-        check_stages(self.plan, self.phase.needs)
+        check_stages(self.plan, self.method.needs)
         self._check_plan()
         self._check_shares()
         self._check_latent()
         if self.has_arm:
             require(self.num_envs == 1, "num_envs", self.num_envs, "1 with an arm or a person beside it")
-        if isinstance(self.phase, ChainPhase):
+        if isinstance(self.method, ChainPhase):
             require(
-                not self.has_arm, "method", self.method, "methods with a replay, beside an arm or a person"
+                not self.has_arm,
+                "method",
+                self.method.kind,
+                "methods with a replay, beside an arm or a person",
             )
-            reuse, allowed = self.replay.reuse, f"none with method={self.method}, which has no replay"
+            reuse, allowed = self.replay.reuse, f"none with method={self.method.kind}, which has no replay"
             require(not reuse, "replay.reuse", list(reuse), allowed)
         if self.bc.policy is None and "clone" in self.plan:
             self._check_cloned()
-        if self.method == "grpo":
-            group = self.grpo.group
+        if isinstance(self.method, GRPOPhase):
+            group = self.method.group
             require(
-                self.num_envs % group == 0, "num_envs", self.num_envs, f"multiples of grpo.group, {group}"
+                self.num_envs % group == 0, "num_envs", self.num_envs, f"multiples of method.group, {group}"
             )
         frozen = self.policy.tuned_steps
         require(
             frozen == 0,
             "policy.tuned_steps",
             frozen,
-            "0: cloning is of all steps; <method>.exploration has it",
+            "0: cloning is of all steps; method.exploration has it",
         )
         check_device(self.device)
         if self.demos.path is not None and not Path(self.demos.path).is_dir():
@@ -361,7 +341,7 @@ class RunConfig:
         """The run's stages: `stages`, or those of a run that improves a clone."""
         if self.stages:
             return self.stages
-        distils = isinstance(self.phase, ChainPhase) and self.phase.distil.updates > 0
+        distils = isinstance(self.method, ChainPhase) and self.method.distil.updates > 0
         return (
             "demos",
             *(("filter",) if self.demos.filter.updates else ()),
@@ -371,13 +351,6 @@ class RunConfig:
             *(("distil",) if distils else ()),
             "evaluate",
         )
-
-    @cached_property
-    def phase(self) -> ImprovePhase:
-        """The settings of the run's method."""
-        if self.method in TABLE["method"]:
-            return cast(ImprovePhase, getattr(self, self.method))
-        return build(resolve("method", self.method, at="method").settings, self.settings, at="settings")
 
     def used(self) -> dict[str, Any]:
         """Returns the settings that the run reads, as plain data: what is left out has its default."""
@@ -398,12 +371,13 @@ class RunConfig:
         plan, filtered = self.plan, self.demos.filter.updates
         is_filter = "filter" in plan
         require(is_filter == (filtered > 0), "demos.filter.updates", filtered, _UPDATES[is_filter])
-        if isinstance(self.phase, ChainPhase):
-            distils, name, is_distil = self.phase.distil.updates, self.phase.name, "distil" in plan
-            at = f"{name}.distil.updates"
+        if isinstance(self.method, ChainPhase):
+            distils, is_distil, at = self.method.distil.updates, "distil" in plan, "method.distil.updates"
             require(is_distil == (distils > 0) or "online" not in plan, at, distils, _UPDATES[is_distil])
         elif "distil" in plan:
-            raise ConfigError(f"stages: got 'distil' with method={self.method}, whose policy needs one step")
+            raise ConfigError(
+                f"stages: got 'distil' with method={self.method.kind}, whose policy needs one step"
+            )
         if self.env.kind != "sim" and "demos" in plan and self.demos.path is None:
             raise ConfigError(
                 f"stages: got 'demos', but nobody demonstrates {self.env.id}. Begin with 'look' instead, as "
@@ -416,15 +390,15 @@ class RunConfig:
         if "demos" in plan:
             raise ConfigError("stages: got 'look' and 'demos', allowed: one of them")
         if "online" in plan:
-            bases = self.phase.bases
-            require(NOISE in bases, "method", self.method, "direct, where nothing was cloned")
+            bases = self.method.bases
+            require(NOISE in bases, "method", self.method.kind, "direct, where nothing was cloned")
         path = self.demos.path
         require(path is None, "demos.path", path, "none with the stage `look`, which plays noise")
         require(not self.has_arm, "stages", list(plan), "no `look` beside an arm, which noise would break")
 
     def _check_shares(self) -> None:
-        phase = self.phase
-        shares = {f"{phase.name}.demo_ratio": phase.demo_ratio} if isinstance(phase, OffPolicyPhase) else {}
+        method = self.method
+        shares = {"method.demo_ratio": method.demo_ratio} if isinstance(method, OffPolicyPhase) else {}
         if self.replay.reuse:
             shares["replay.reuse_ratio"] = self.replay.reuse_ratio
         if self.human.input != "none":
@@ -441,24 +415,24 @@ class RunConfig:
         """Refuses a base whose chunks are too short, or that cannot explore as it is to."""
         horizon = self.policy.horizon
         require(self.n_exec <= horizon, "n_exec", self.n_exec, f"1 to policy.horizon, which is {horizon}")
-        kind, kinds = self.policy.kind, self.phase.bases
-        require(kind in kinds, "policy.kind", kind, f"{', '.join(kinds)} with method={self.method}")
-        if isinstance(self.phase, ChainPhase):
-            self.phase.explored(self.policy, self.n_exec)
-            distils, name = self.phase.distil.updates, f"{self.method}.distil.updates"
-            require(distils == 0 or kind in DENOISING, name, distils, f"0 with policy.kind={kind}")
+        kind, kinds = self.policy.kind, self.method.bases
+        require(kind in kinds, "policy.kind", kind, f"{', '.join(kinds)} with method={self.method.kind}")
+        if isinstance(self.method, ChainPhase):
+            self.method.explored(self.policy, self.n_exec)
+            distils, at = self.method.distil.updates, "method.distil.updates"
+            require(distils == 0 or kind in DENOISING, at, distils, f"0 with policy.kind={kind}")
 
     def _check_latent(self) -> None:
         """Refuses experience whose noise nobody knows."""
-        if self.method != "latent":
+        if not isinstance(self.method, LatentPhase):
             return
         if self.human.input != "none":
             raise ConfigError(
                 f"human.input: got {self.human.input!r} with method=latent, allowed: none. What a person "
                 "does was not decoded from noise. Use method=residual."
             )
-        if self.replay.reuse and self.latent.algorithm.variant == "sac":
+        if self.replay.reuse and self.method.algorithm.variant == "sac":
             raise ConfigError(
-                "replay.reuse: given with latent.algorithm.variant=sac, allowed: none. Earlier steps "
-                "were kept without their noise. Use latent.algorithm.variant=na."
+                "replay.reuse: given with method.algorithm.variant=sac, allowed: none. Earlier steps "
+                "were kept without their noise. Use method.algorithm.variant=na."
             )

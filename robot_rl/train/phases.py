@@ -162,7 +162,7 @@ def _take_base(session: Session) -> None:
 def _improve(session: Session) -> None:
     """Improves the base by the run's method; where nothing is learned the base is the result."""
     config, method = session.config, method_of(session.config)
-    if config.phase.leaves_base:
+    if config.method.leaves_base:
         _take_base(session)
         return
     base, _ = load_policy(session.folder / "policy" / "base")
@@ -180,7 +180,7 @@ def _improve(session: Session) -> None:
         with session.timer.stage("build"):
             loop, policy = method.assemble(session, start)
         with closing(loop.sources[0]):
-            learn(session, loop, config.method, config.phase.env_steps, unit="steps")
+            learn(session, loop, config.method.kind, config.method.env_steps, unit="steps")
         loop.hand_over(policy)
         save_policy(session.folder / "policy" / "final", policy, meta=policy_meta(config, eval_env))
         session.results["nan_resets"] = sum(source.nan_resets for source in loop.sources)
@@ -214,7 +214,7 @@ def _acting_env(
 def _recorder(session: Session, env: VectorEnv) -> AbstractContextManager[Recorder | None]:
     """Returns who keeps the run's experience, if it is to be kept."""
     folder = session.folder / "experience"
-    if session.loop_state(session.config.method) is None:
+    if session.loop_state(session.config.method.kind) is None:
         shutil.rmtree(folder, ignore_errors=True)  # of a life that was cut short before its first checkpoint
     if not (session.config.replay.record and method_of(session.config).records):
         return nullcontext()
@@ -239,7 +239,7 @@ def _phases(config: RunConfig) -> dict[str, Callable[[Session], None]]:
         "filter": (PROGRESS, value_progress),
         "clone": ("bc", clone),
         "evaluate": ("base", _evaluate_base),
-        "online": (config.method, _improve),
+        "online": (config.method.kind, _improve),
         "distil": (DISTIL, _distil),
     }
     return dict([*(known[stage] for stage in config.plan[:-1]), ("final", _evaluate_final)])
@@ -369,8 +369,10 @@ def _command(config: RunConfig) -> str:
     """Returns the command that repeats the run: its recipe, and every setting that is not the recipe's."""
     chosen = [f"recipe={config.recipe}"] if config.recipe in options("recipe") else []
     usual = load(RunConfig, chosen, config_name="train")
-    given = replace(config, recipe=usual.recipe).used()
-    return f"robot-rl train {shell(chosen + words(given, plain(usual)))}"
+    base, given = plain(usual), replace(config, recipe=usual.recipe).used()
+    if usual.method.kind != config.method.kind:
+        base["method"] = {**plain(type(config.method)()), "kind": usual.method.kind}
+    return f"robot-rl train {shell(chosen + words(given, base))}"
 
 
 def _absolute(config: RunConfig) -> RunConfig:

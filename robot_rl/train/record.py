@@ -17,6 +17,7 @@ from typing import Literal
 
 from robot_rl import __version__
 from robot_rl.config.compose import CONFIG_REMEDY, read
+from robot_rl.config.used import renewed
 from robot_rl.core.errors import ConfigError, RobotRLError
 from robot_rl.core.files import make_folder, read_checked_text
 from robot_rl.train.config import RunConfig
@@ -82,7 +83,7 @@ def check_kind(folder: Path, kind: Literal["train", "finetune"], *, at: str) -> 
 def load_config(folder: Path, *, at: str = "resume") -> RunConfig:
     """Returns the configuration a run was made with; `at` begins the message if there is none."""
     check_kind(folder, "train", at=at)
-    return read(RunConfig, folder / "config.yaml")
+    return read(RunConfig, folder / "config.yaml", renewed=renewed)
 
 
 def write_report(folder: Path) -> Path:

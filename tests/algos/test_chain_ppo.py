@@ -282,11 +282,13 @@ def test_resume_is_exact(name: str) -> None:
 
 
 def test_settings_are_checked() -> None:
-    with pytest.raises(ConfigError, match=r"ppo\.algorithm.clip_first: got 0\.01, allowed: null without"):
+    with pytest.raises(ConfigError, match=r"method\.algorithm.clip_first: got 0\.01, allowed: null without"):
         ChainPPOConfig(reduction="joint", clip_first=0.01)
-    with pytest.raises(ConfigError, match=r"ppo\.algorithm.clip: got 1\.5, allowed: above 0, below 1"):
+    with pytest.raises(ConfigError, match=r"method\.algorithm.clip: got 1\.5, allowed: above 0, below 1"):
         ChainPPOConfig(clip=1.5)
-    with pytest.raises(ConfigError, match=r"ppo\.algorithm.target_kl: got 0\.0, allowed: above 0, or null"):
+    with pytest.raises(
+        ConfigError, match=r"method\.algorithm.target_kl: got 0\.0, allowed: above 0, or null"
+    ):
         ChainPPOConfig(target_kl=0.0)
 
 
@@ -392,10 +394,12 @@ def test_whole_episodes_with_a_value_leave_out_what_was_not_made() -> None:
     assert batch.advantage.tolist() == pytest.approx([0.0, 0.875, 3.0])
 
 
-def test_settings_of_groups_name_their_section() -> None:
-    with pytest.raises(ConfigError, match=r"grpo\.algorithm.clip_high: got 1\.5, allowed: above 0, below 1"):
+def test_settings_of_groups_are_checked() -> None:
+    with pytest.raises(
+        ConfigError, match=r"method\.algorithm.clip_high: got 1\.5, allowed: above 0, below 1"
+    ):
         GRPOConfig(clip_high=1.5)
     with pytest.raises(
-        ConfigError, match=r"grpo\.algorithm.clip_high: got 0\.28, allowed: null with clip_first"
+        ConfigError, match=r"method\.algorithm.clip_high: got 0\.28, allowed: null with clip_first"
     ):
         GRPOConfig(reduction="per_step", clip_first=0.01)

@@ -297,7 +297,7 @@ def test_every_tenth_update_reports() -> None:
 def test_bad_settings_are_named() -> None:
     wrong: dict[str, Any] = {"actor": "sac", "candidates": 0, "alpha": -1.0, "tau": 0.0, "flow_ema": 1.0}
     for name, value in wrong.items():
-        with pytest.raises(ConfigError, match=rf"chunked\.algorithm\.{name}: got {value!r}"):
+        with pytest.raises(ConfigError, match=rf"method\.algorithm\.{name}: got {value!r}"):
             ChunkQConfig(**{name: value})
     with pytest.raises(ConfigError, match=r"critics\.num: got 0"):
         ChunkCriticConfig(num=0)

@@ -294,12 +294,12 @@ def test_a_resumed_learner_is_the_unbroken_one(variant: Any, saved_at: int) -> N
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"variant": "naa"}, "latent.algorithm.variant: got 'naa', allowed: sac, na"),
-        ({"width": 0}, "latent.algorithm.width: got 0, allowed: 1 or more"),
-        ({"tau": 2.0}, "latent.algorithm.tau: got 2.0, allowed: above 0, at most 1"),
-        ({"initial_temperature": 0.0}, "latent.algorithm.initial_temperature: got 0.0, allowed: above 0"),
-        ({"actor_warmup": -1}, "latent.algorithm.actor_warmup: got -1, allowed: 0 or more"),
-        ({"gamma_step": 1.5}, "latent.algorithm.gamma_step: got 1.5, allowed: 0 to 1"),
+        ({"variant": "naa"}, "method.algorithm.variant: got 'naa', allowed: sac, na"),
+        ({"width": 0}, "method.algorithm.width: got 0, allowed: 1 or more"),
+        ({"tau": 2.0}, "method.algorithm.tau: got 2.0, allowed: above 0, at most 1"),
+        ({"initial_temperature": 0.0}, "method.algorithm.initial_temperature: got 0.0, allowed: above 0"),
+        ({"actor_warmup": -1}, "method.algorithm.actor_warmup: got -1, allowed: 0 or more"),
+        ({"gamma_step": 1.5}, "method.algorithm.gamma_step: got 1.5, allowed: 0 to 1"),
     ],
 )
 def test_bad_configs(change: dict[str, Any], message: str) -> None:

@@ -147,13 +147,13 @@ def test_the_l2_term_holds_the_correction_back() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"num_critics": 0}, "residual.algorithm.num_critics: got 0, allowed: 1 or more"),
-        ({"gamma_step": 1.5}, "residual.algorithm.gamma_step: got 1.5, allowed: 0 to 1"),
-        ({"tau": 0.0}, "residual.algorithm.tau: got 0.0, allowed: above 0, at most 1"),
-        ({"actor_lr": 0.0}, "residual.algorithm.actor_lr: got 0.0, allowed: above 0"),
-        ({"critic_warmup": -1}, "residual.algorithm.critic_warmup: got -1, allowed: 0 or more"),
-        ({"residual_l2": -1.0}, "residual.algorithm.residual_l2: got -1.0, allowed: 0 or more"),
-        ({"matmul": "fp16"}, "residual.algorithm.matmul: got 'fp16', allowed: bf16, fp32"),
+        ({"num_critics": 0}, "method.algorithm.num_critics: got 0, allowed: 1 or more"),
+        ({"gamma_step": 1.5}, "method.algorithm.gamma_step: got 1.5, allowed: 0 to 1"),
+        ({"tau": 0.0}, "method.algorithm.tau: got 0.0, allowed: above 0, at most 1"),
+        ({"actor_lr": 0.0}, "method.algorithm.actor_lr: got 0.0, allowed: above 0"),
+        ({"critic_warmup": -1}, "method.algorithm.critic_warmup: got -1, allowed: 0 or more"),
+        ({"residual_l2": -1.0}, "method.algorithm.residual_l2: got -1.0, allowed: 0 or more"),
+        ({"matmul": "fp16"}, "method.algorithm.matmul: got 'fp16', allowed: bf16, fp32"),
     ],
 )
 def test_bad_configs(change: dict[str, Any], message: str) -> None:

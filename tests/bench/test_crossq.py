@@ -13,6 +13,8 @@ from robot_rl.bench import crossq, trials
 from robot_rl.config import dump, load
 from robot_rl.core.errors import ConfigError
 from robot_rl.train.config import RunConfig
+from robot_rl.train.improve.config import DirectPhase
+from robot_rl.train.improve.method import settings_of
 
 Commands = list[dict[str, str]]
 
@@ -50,7 +52,7 @@ def run(out: Path, **how: Any) -> dict[str, Any]:
 
 def test_rows_by_hand_and_finished_runs_stay(tmp_path: Path, started: Commands) -> None:
     run(tmp_path, seeds=(4,))
-    found = [(words["recipe"], words["direct.algorithm.critic.width"], words["seed"]) for words in started]
+    found = [(words["recipe"], words["method.algorithm.critic.width"], words["seed"]) for words in started]
     assert found == [("crossq", "16", "4"), ("sac", "8", "4")]
     result = run(tmp_path, seeds=(4, 5))
     assert [words["seed"] for words in started] == ["4", "4", "5", "5"]
@@ -66,7 +68,7 @@ def test_rows_by_hand_and_finished_runs_stay(tmp_path: Path, started: Commands) 
         [{"steps": 200, "return": 1.0}, {"steps": 400, "return": 10.0}],
     )
     assert kept["runs"][0] == result["runs"][0]
-    assert [words["direct.explore_steps"] for words in started] == ["20"] * 4
+    assert [words["method.explore_steps"] for words in started] == ["20"] * 4
     (tmp_path / "Pendulum-v1-crossq-16-seed4").rename(tmp_path / "Pendulum-v1-crossq-32-seed4")
     with pytest.raises(ConfigError, match=r"begun with .*=.*16.*, got .*32.*out="):
         run(tmp_path, seeds=(4,), width=32, learners=("crossq",))
@@ -74,10 +76,9 @@ def test_rows_by_hand_and_finished_runs_stay(tmp_path: Path, started: Commands) 
 
 def test_the_recipes_are_the_papers_settings() -> None:
     recipes = [load(RunConfig, [f"recipe={name}"], config_name="train") for name in ("crossq", "sac")]
-    ours, theirs = (config.direct.algorithm for config in recipes)
+    ours, theirs = (settings_of(config, DirectPhase).algorithm for config in recipes)
     assert (ours.critic.norm, ours.critic.target, ours.beta1, ours.actor_every) == ("batch", "none", 0.5, 3)
-    default = load(RunConfig, ["method=direct"], config_name="train").direct.algorithm
-    assert theirs == default
+    assert theirs == DirectPhase().algorithm
 
 
 def test_published_returns_stand_beside_ours() -> None:

@@ -107,7 +107,7 @@ def test_rows_and_curves_by_hand(tmp_path: Path, started: Commands) -> None:
 def test_what_is_finished_is_not_done_again(tmp_path: Path, started: Commands) -> None:
     assert run(tmp_path, seeds=(1,), settings=("video.episodes=0",))["rows"][0]["success"] == 0.7
     cloned, words = started
-    assert (cloned["residual.env_steps"], cloned["seed"]) == ("0", "1")
+    assert (cloned["method.env_steps"], cloned["seed"]) == ("0", "1")
     assert (words["recipe"], words["base"], words["seed"]) == ("residual", "pick_cube", "1")
     assert (words["torch_threads"], words["video.episodes"]) == ("1", "0")
     base = tmp_path / "pick_cube/base/seed1/1-run"
@@ -124,7 +124,7 @@ def test_a_run_that_was_cut_short_goes_on(tmp_path: Path, started: Commands) -> 
     assert [words.get("resume") for words in started] == [None, str(folder)]
 
 
-@pytest.mark.parametrize("setting", ["seed=7", "residual.utd=0.125"])
+@pytest.mark.parametrize("setting", ["seed=7", "method.utd=0.125"])
 def test_a_run_of_another_plan_is_not_taken_for_ours(tmp_path: Path, started: Commands, setting: str) -> None:
     folder = tmp_path / "pick_cube/residual/seed3/begun"
     begin(folder, setting)

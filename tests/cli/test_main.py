@@ -111,7 +111,7 @@ sys.exit(f"loaded: {{found}}" if found else 0)
 
 MISTAKES = [
     ["train", "recipe=rl100", "sed=3"],
-    ["train", "recipe=fast_sac", "residual.utd=0"],
+    ["train", "recipe=fast_sac", "method.utd=0"],
     ["train", "recipe=smoke", "seed=many"],
     ["train", "resume=/no/such"],
     ["finetune", "dataset=/no/such"],

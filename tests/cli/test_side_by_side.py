@@ -225,9 +225,9 @@ def test_results_are_those_of_the_same_jobs_one_after_another(
     )
     words = ["recipe=smoke", "seed=3,4", f"out={tmp_path}", "demos.episodes=4", "bc.updates=10"]
     words += [
-        "residual.env_steps=200",
-        "residual.explore_steps=60",
-        "residual.algorithm.critic_warmup=2",
+        "method.env_steps=200",
+        "method.explore_steps=60",
+        "method.algorithm.critic_warmup=2",
         "evaluate.episodes=4",
         "evaluate.num_envs=4",
         "evaluate.every_env_steps=100",

@@ -88,7 +88,7 @@ def test_help_names_the_recipes(capsys: pytest.CaptureFixture[str]) -> None:
     ("words", "message"),
     [
         (["train", "recipe=pick_cub"], "no recipe named 'pick_cub'. Did you mean 'pick_cube'?"),
-        (["train", "residual.utf=2"], "residual.utf: no such key. Did you mean 'residual.utd'?"),
+        (["train", "method.utf=2"], "method.utf: no such key. Did you mean 'method.utd'?"),
         (["train", "seed=many"], "seed: got 'many', allowed: a whole number."),
         (["train", "env.task=pick_cub"], "env.task: no task named 'pick_cub'. Did you mean 'pick_cube'?"),
         (["train", "resume=/no/such"], "resume: '/no/such' is no run folder, it has no config.yaml."),
@@ -212,7 +212,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "out": str(out),
         "demos.episodes": 4,
         "bc.updates": 10,
-        "residual.env_steps": 0,
+        "method.env_steps": 0,
         "evaluate.episodes": 5,
         "evaluate.num_envs": 4,
         "env.horizon_s": 0.5,
@@ -261,7 +261,7 @@ def test_demonstrations_are_read_as_it_is_typed(
     record(demos)
     lasting = table["episode_index"].to_pylist()
     words = ["recipe=smoke", f"out={tmp_path / 'runs'}", f"demos.path={demos}", "bc.updates=2"]
-    words += ["residual.env_steps=0", "evaluate.episodes=1", "evaluate.num_envs=1", "env.horizon_s=0.5"]
+    words += ["method.env_steps=0", "evaluate.episodes=1", "evaluate.num_envs=1", "env.horizon_s=0.5"]
     words += ["video.episodes=0", "video.failures=0"]
     assert main(["train", *words]) == 2
     assert "episode 1: " in capsys.readouterr().err

@@ -59,7 +59,7 @@ def test_the_words_of_a_fine_tuning_run_give_it_back(tmp_path: Path) -> None:
 
 
 def test_the_words_of_a_training_run_are_beside_its_recipe() -> None:
-    given = ["recipe=reach", "demos.episodes=11", "residual.algorithm.width=64", "seed=3"]
+    given = ["recipe=reach", "demos.episodes=11", "method.algorithm.width=64", "seed=3"]
     config = load(RunConfig, given, config_name="train")
     found = words(config, load(RunConfig, given[:1], config_name="train"))
     assert sorted(found) == sorted(given[1:])

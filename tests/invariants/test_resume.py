@@ -30,7 +30,8 @@ TINY: dict[str, Any] = {
     "demos": {"episodes": 5, "bias_m": 0.02},
     "policy": {"horizon": 8, "width": 16, "depth": 1, "time_dim": 8, "steps": 2},
     "bc": {"updates": 40, "batch": 16},
-    "residual": {
+    "method": {
+        "kind": "residual",
         "env_steps": 360,
         "utd": 0.5,
         "batch": 16,

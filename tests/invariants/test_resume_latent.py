@@ -20,7 +20,6 @@ pytestmark = pytest.mark.usefixtures("whole_runs")
 
 TINY: dict[str, Any] = {
     "recipe": "tiny",
-    "method": "latent",
     "num_envs": 3,
     "n_exec": 2,
     "metrics_rows": 10,
@@ -28,7 +27,8 @@ TINY: dict[str, Any] = {
     "demos": {"episodes": 5, "bias_m": 0.02},
     "policy": {"horizon": 4, "width": 16, "depth": 1, "time_dim": 8, "steps": 2},
     "bc": {"updates": 5, "batch": 16},
-    "latent": {
+    "method": {
+        "kind": "latent",
         "env_steps": 180,
         "utd": 0.5,
         "batch": 16,
@@ -43,12 +43,12 @@ TINY: dict[str, Any] = {
 }
 VARIANTS: dict[str, dict[str, Any]] = {
     "sac": {},
-    "na": {"demo_ratio": 0.25, "algorithm": {**TINY["latent"]["algorithm"], "variant": "na"}},
+    "na": {"demo_ratio": 0.25, "algorithm": {**TINY["method"]["algorithm"], "variant": "na"}},
 }
 
 
 def tiny(out: Path, variant: str) -> RunConfig:
-    values = {**TINY, "latent": {**TINY["latent"], **VARIANTS[variant]}}
+    values = {**TINY, "method": {**TINY["method"], **VARIANTS[variant]}}
     return replace(build(RunConfig, values), out=str(out))
 
 
@@ -96,7 +96,7 @@ def test_a_run_cut_short_ends_as_the_unbroken_one(
 @pytest.mark.parametrize("variant", list(VARIANTS))
 def test_without_steps_the_base_is_the_result(variant: str, tmp_path: Path) -> None:
     config = tiny(tmp_path, variant)
-    folder = Path(phases.run(replace(config, latent=replace(config.latent, env_steps=0))).run)
+    folder = Path(phases.run(replace(config, method=replace(config.method, env_steps=0))).run)
     base, final = (load_policy(folder / "policy" / name)[0] for name in ("base", "final"))
     obs = {"state": torch.zeros(2, base.feature_dim)}
     z = torch.ones(2, base.horizon, base.action_dim)
@@ -107,8 +107,8 @@ def test_without_steps_the_base_is_the_result(variant: str, tmp_path: Path) -> N
     ("change", "message"),
     [
         (
-            {"latent": {"demo_ratio": 0.5}},
-            "latent.demo_ratio: got 0.5, allowed: 0 with latent.algorithm.variant",
+            {"method": {"kind": "latent", "demo_ratio": 0.5}},
+            "method.demo_ratio: got 0.5, allowed: 0 with method.algorithm.variant",
         ),
         (
             {"human": {"input": "scripted"}, "num_envs": 1},
@@ -116,10 +116,10 @@ def test_without_steps_the_base_is_the_result(variant: str, tmp_path: Path) -> N
         ),
         (
             {"replay": {"reuse": ["/"]}},
-            "replay.reuse: given with latent.algorithm.variant=sac, allowed: none",
+            "replay.reuse: given with method.algorithm.variant=sac, allowed: none",
         ),
     ],
 )
 def test_experience_without_noise_is_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        build(RunConfig, {"method": "latent", **change})
+        build(RunConfig, {"method": {"kind": "latent"}, **change})

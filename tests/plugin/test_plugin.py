@@ -5,12 +5,14 @@ import os
 import subprocess
 import sys
 import tomllib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import pytest
 
+from robot_rl.config import build, load
 from robot_rl.core import registry
 from robot_rl.core.errors import ConfigError
 from robot_rl.core.registry import plugins, resolve, table
@@ -20,6 +22,9 @@ from robot_rl.sim.config import EnvConfig
 from robot_rl.sim.vector import SimVectorEnv
 from robot_rl.train.config import RunConfig
 from robot_rl.train.envs import simulation
+from robot_rl.train.improve import direct
+from robot_rl.train.improve.config import DirectPhase
+from robot_rl.train.improve.method import Method
 
 HERE = Path(__file__).parent
 LEARNS = (
@@ -90,17 +95,20 @@ def test_its_task_and_robot_conform() -> None:
 
 @pytest.mark.usefixtures("plugin")
 def test_its_settings_are_checked_as_ours_are() -> None:
-    config = RunConfig(method="scaled", settings={"env_steps": 100, "reward_scale": 2.0})
-    assert config.phase.env_steps == 100
-    assert config.used()["settings"] == {"env_steps": 100, "reward_scale": 2.0}
+    words = ["method=scaled", "method.env_steps=100", "method.reward_scale=2.0"]
+    config = load(RunConfig, words, config_name="train")
+    assert config.method.env_steps == 100
+    assert build(RunConfig, config.used()) == config
+    section = config.used()["method"]
+    assert (section["kind"], section["reward_scale"]) == ("scaled", 2.0)
     for settings, message in (
-        ({"reward_scale": 0.0}, "settings.reward_scale: got 0.0, allowed: above 0"),
-        ({"reward_skale": 2.0}, "settings.reward_skale: no such key. Did you mean 'settings.reward_scale'"),
+        ({"reward_scale": 0.0}, "method.reward_scale: got 0.0, allowed: above 0"),
+        ({"reward_skale": 2.0}, "method.reward_skale: no such key. Did you mean 'method.reward_scale'"),
     ):
         with pytest.raises(ConfigError, match=message):
-            RunConfig(method="scaled", settings=settings)
-    with pytest.raises(ConfigError, match=r"settings: got .* allowed: none with method=residual"):
-        RunConfig(settings={"reward_scale": 2.0})
+            build(RunConfig, {"method": {"kind": "scaled", **settings}})
+    with pytest.raises(ConfigError, match=r"method.reward_scale: no such key"):
+        build(RunConfig, {"method": {"reward_scale": 2.0}})
     with pytest.raises(ConfigError, match=r"env.kind: got 'point'. Did you mean 'points'"):
         EnvConfig(kind="point", id="line")
     with pytest.raises(ConfigError, match=r"env.id: missing, env.kind=points needs it"):
@@ -124,9 +132,9 @@ def robot_rl(installed: str, *words: str) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_its_environment_is_solved_by_its_method(installed: str, tmp_path: Path) -> None:
-    learns = (*LEARNS, "method=scaled", "settings.env_steps=1000", "settings.reward_scale=2.0")
-    fast = ("settings.demo_ratio=0.0", "settings.explore_steps=200", "settings.batch=64")
-    cool = ("settings.algorithm.initial_temperature=0.01",)
+    learns = (*LEARNS, "method=scaled", "method.env_steps=1000", "method.reward_scale=2.0")
+    fast = ("method.demo_ratio=0.0", "method.explore_steps=200", "method.batch=64")
+    cool = ("method.algorithm.initial_temperature=0.01",)
     where = ("env.kind=points", "env.id=line", f"out={tmp_path}")
     done = robot_rl(installed, "train", *where, *learns, *fast, *cool)
     assert done["task"] == "line"
@@ -138,7 +146,7 @@ def test_its_environment_is_solved_by_its_method(installed: str, tmp_path: Path)
 @pytest.mark.slow
 def test_its_task_and_robot_are_learned_by_a_recipe_of_ours(installed: str, tmp_path: Path) -> None:
     where = ("env.task=reach_high", "env.robot=slow_panda", f"out={tmp_path}")
-    done = robot_rl(installed, "train", "recipe=smoke", *where, "residual.env_steps=800")
+    done = robot_rl(installed, "train", "recipe=smoke", *where, "method.env_steps=800")
     assert (done["task"], done["episodes"]) == ("reach_high", 40)
 
 
@@ -184,5 +192,23 @@ def test_one_that_cannot_be_imported_is_named(tmp_path: Path, monkeypatch: pytes
     try:
         with pytest.raises(ConfigError, match=r"env.task: the task 'lift' of a plug-in .* OSError"):
             resolve("task", "lift", at="env.task")
+    finally:
+        plugins.cache_clear()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Copied(DirectPhase):
+    """Settings that still have the kind of those they extend."""
+
+
+COPIED = Method(make_policy=direct.make_policy, assemble=direct.assemble, settings=Copied)
+
+
+def test_settings_that_do_not_say_their_own_kind_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "entry_points", lambda group: [Point("method.mine", f"{__name__}:COPIED")])
+    plugins.cache_clear()
+    try:
+        with pytest.raises(ConfigError, match=r"method: .* 'mine' say 'direct', .* kind: ClassVar"):
+            build(RunConfig, {"method": {"kind": "mine"}})
     finally:
         plugins.cache_clear()

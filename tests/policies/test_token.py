@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +131,7 @@ SECTIONS: dict[str, dict[str, Any]] = {
 def tiny(out: Path, method: str, **changes: Any) -> RunConfig:
     algorithm = {**LEARNER, **changes.pop("algorithm", {})}
     section = {**SECTIONS[method], "exploration": {"process": "token"}, "algorithm": algorithm, **changes}
-    return replace(build(RunConfig, {**RUN, "method": method, method: section}), out=str(out))
+    return replace(build(RunConfig, {**RUN, "method": {"kind": method, **section}}), out=str(out))
 
 
 @pytest.mark.parametrize("method", SECTIONS)
@@ -154,7 +155,7 @@ def test_a_base_of_tokens_is_cloned_and_improved(
         (
             "ppo",
             {"distil": {"updates": 5}},
-            r"ppo\.distil\.updates: got 5, allowed: 0 with policy.kind=token",
+            r"method\.distil\.updates: got 5, allowed: 0 with policy.kind=token",
         ),
     ],
 )
@@ -168,11 +169,11 @@ def test_what_tokens_cannot_do_is_refused(
 def test_methods_that_need_noise_refuse_tokens() -> None:
     message = "policy.kind: got 'token', allowed: flow, diffusion, one_step, small_vla with method=latent"
     with pytest.raises(ConfigError, match=message):
-        build(RunConfig, {**RUN, "method": "latent"})
+        build(RunConfig, {**RUN, "method": {"kind": "latent"}})
 
 
 @pytest.mark.parametrize("recipes", [("grpo_token", "grpo"), ("ppo_token", "flow_sde")])
 def test_recipes_share_all_but_the_policy_with_pick_cube(recipes: tuple[str, str]) -> None:
     config, usual = (load(RunConfig, [f"recipe={name}"], config_name="train") for name in recipes)
-    for name in ("demos", "bc", "n_exec", "env", "method"):
-        assert getattr(config, name) == getattr(usual, name)
+    for name in ("demos", "bc", "n_exec", "env", "method.kind"):
+        assert attrgetter(name)(config) == attrgetter(name)(usual)

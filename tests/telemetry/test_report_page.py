@@ -55,7 +55,9 @@ def make_run(root, seed, *, base=0.4, final=0.97, **changes):
         for i in range(5)
     ]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (folder / "config.yaml").write_text(f"recipe: pick_cube\nseed: {seed}\nresidual:\n  scale: 0.2\n")
+    (folder / "config.yaml").write_text(
+        f"recipe: pick_cube\nseed: {seed}\nmethod:\n  kind: residual\n  scale: 0.2\n"
+    )
     (folder / "failures" / "a.png").write_bytes(PNG)
     index = [{"file": "a.png", "seed": 2147483648, "phase": "final", "caption": "cube <slipped>"}]
     (folder / "failures" / "index.json").write_text(json.dumps(index))
@@ -102,7 +104,7 @@ def test_a_page_of_one_run_says_what_happened(tmp_path):
     assert "robot-rl train recipe=pick_cube seed=3" in words
     assert "final, episode seed 2147483648, cube <slipped>" in words
     assert "cpu Test <CPU>" in words
-    assert "residual.scale 0.2" in words
+    assert "method.scale 0.2" in words
     # Five rows of 2 clamps; the summary's 3 resets.
     assert "actions limited by the safety envelope 10 simulations reset because they diverged 3" in words
 
@@ -146,7 +148,9 @@ def change(folder, **settings):
     """Gives a run other settings."""
     lines = "".join(f"  {key}: {value}\n" for key, value in settings.items())
     seed = json.loads((folder / "summary.json").read_text())["seed"]
-    (folder / "config.yaml").write_text(f"recipe: pick_cube\nseed: {seed}\nresidual:\n{lines}")
+    (folder / "config.yaml").write_text(
+        f"recipe: pick_cube\nseed: {seed}\nmethod:\n  kind: residual\n{lines}"
+    )
     return folder
 
 
@@ -159,7 +163,7 @@ def test_one_curve_for_each_setting(tmp_path, monkeypatch):
     figures.learning_curves(settings)
     (axes,) = figure.axes
     curves = {str(line.get_label()): line for line in axes.lines if not str(line.get_label()).startswith("_")}
-    assert list(curves) == ["residual.scale=0.2", "residual.scale=0.4"]
+    assert list(curves) == ["method.scale=0.2", "method.scale=0.4"]
     narrow, wide = curves.values()
     # From 0.4 to 0.56 and 0.72, so to 0.64 in the mean, in four steps of 250; the other to 0.96.
     assert narrow.get_xdata() == pytest.approx([0, 250, 500, 750, 1000])
@@ -178,16 +182,14 @@ def test_settings_that_differ_beyond_the_seed_are_counted_apart(tmp_path):
     first = [make_run(tmp_path, seed, final=final) for seed, final in ((0, 0.6), (1, 0.7))]
     second = change(make_run(tmp_path / "other", 0, final=0.9), scale=0.4)
     report = write_report([first[0], second, first[1]], tmp_path / "page.html")
-    assert [setting.label for setting in report.settings] == ["residual.scale=0.2", "residual.scale=0.4"]
+    assert [setting.label for setting in report.settings] == ["method.scale=0.2", "method.scale=0.4"]
     words = text_of(report.path)
     # 120 + 140 of 400 and 180 of 200; all three together would be 73.3 %, which is nobody's success.
-    assert "residual.scale=0.2 0, 1 40.0 % 65.0 % 60.2 to 69.5 % 400 1,000 2.5" in words
-    assert "residual.scale=0.4 0 40.0 % 90.0 % 85.1 to 93.4 % 200 1,000 2.5" in words
+    assert "method.scale=0.2 0, 1 40.0 % 65.0 % 60.2 to 69.5 % 400 1,000 2.5" in words
+    assert "method.scale=0.4 0 40.0 % 90.0 % 85.1 to 93.4 % 200 1,000 2.5" in words
     assert "73.3 %" not in words
-    assert "residual.scale=0.4, seed 0 40.0 % 90.0 % 200" in words
-    assert (
-        "What differs beside the seeds: residual.scale=0.2 residual.scale=0.4 residual.scale 0.2 0.4" in words
-    )
+    assert "method.scale=0.4, seed 0 40.0 % 90.0 % 200" in words
+    assert "What differs beside the seeds: method.scale=0.2 method.scale=0.4 method.scale 0.2 0.4" in words
     assert "success of every setting" in drawings(report.path)
 
 
@@ -223,9 +225,9 @@ def test_metrics_without_a_number_have_no_panel_and_other_methods_no_settings(tm
     (folder / "config.yaml").write_text(f"recipe: pick_cube\nseed: 0\n{settings}")
     report = write_report([folder])
     words = text_of(report.path)
-    assert "residual.scale 0.2" in words
-    assert "ppo.clip" not in words
-    assert "grpo.group" not in words
+    assert "method.scale 0.2" in words
+    assert "clip" not in words
+    assert "group 8" not in words
     svg = drawings(report.path)["metrics of reinforcement learning"]
     assert "actor/empty" not in svg
     assert "actor/once" in svg

@@ -315,8 +315,8 @@ def test_a_run_in_real_time_with_a_person_that_loses_its_arm_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = (
-        "recipe=smoke num_envs=1 real_time=true human.input=scripted human.ratio=0.2 residual.env_steps=120 "
-        "residual.explore_steps=40 residual.capacity=1000 residual.utd=1 bc.updates=20 demos.episodes=10 "
+        "recipe=smoke num_envs=1 real_time=true human.input=scripted human.ratio=0.2 method.env_steps=120 "
+        "method.explore_steps=40 method.capacity=1000 method.utd=1 bc.updates=20 demos.episodes=10 "
         "evaluate.every_env_steps=0 evaluate.episodes=10 evaluate.num_envs=10 video.episodes=0 "
         "video.failures=0"
     )

@@ -12,6 +12,8 @@ from robot_rl.core.errors import ConfigError
 from robot_rl.policies.checkpoint import load_policy
 from robot_rl.telemetry.metrics import read_metrics
 from robot_rl.train.config import RunConfig
+from robot_rl.train.improve.config import ChunkedPhase
+from robot_rl.train.improve.method import settings_of
 from robot_rl.train.phases import Summary, resume, run
 from tests.runs import folder_of
 
@@ -25,8 +27,8 @@ SMALL: dict[str, Any] = {
     "demos": {"episodes": 3},
     "policy": {"horizon": 4, "width": 16, "depth": 1, "time_dim": 8, "steps": 2},
     "bc": {"updates": 6, "batch": 8},
-    "method": "chunked",
-    "chunked": {
+    "method": {
+        "kind": "chunked",
         "env_steps": 40,
         "batch": 8,
         "capacity": 1000,
@@ -40,9 +42,8 @@ SMALL: dict[str, Any] = {
 
 
 def small(out: Path, **algorithm: Any) -> RunConfig:
-    config = build(RunConfig, SMALL)
-    chunked = replace(config.chunked, algorithm=replace(config.chunked.algorithm, **algorithm))
-    return replace(config, out=str(out), chunked=chunked)
+    method = {**SMALL["method"], "algorithm": {**SMALL["method"]["algorithm"], **algorithm}}
+    return build(RunConfig, {**SMALL, "method": method, "out": str(out)})
 
 
 @pytest.mark.parametrize(("actor", "kind"), [("fql", "one_step"), ("best_of_n", "best_of_n")])
@@ -88,11 +89,11 @@ def test_a_run_cut_short_offline_or_online_ends_the_same(
 
 def test_it_may_learn_offline_alone(tmp_path: Path) -> None:
     config = small(tmp_path / "offline")
-    summary = run(replace(config, chunked=replace(config.chunked, env_steps=0)))
+    summary = run(replace(config, method=replace(config.method, env_steps=0)))
     assert summary.env_steps == 0
     assert summary.final_digest != summary.base_digest
-    neither = replace(config.chunked, env_steps=0, offline_updates=0)
-    summary = run(replace(small(tmp_path / "neither"), chunked=neither))
+    neither = replace(settings_of(config, ChunkedPhase), env_steps=0, offline_updates=0)
+    summary = run(replace(small(tmp_path / "neither"), method=neither))
     assert summary.final_digest == summary.base_digest
 
 

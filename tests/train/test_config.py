@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from robot_rl.config import build, dump, load, read
+from robot_rl.config import build, dump, load, plain, read
 from robot_rl.core.errors import ConfigError
 from robot_rl.sim.vector import EnvConfig
 from robot_rl.train.config import RunConfig
-from robot_rl.train.record import new_folder
+from robot_rl.train.record import load_config, new_folder
 
 
 def test_a_written_config_is_read_back_equal(tmp_path: Path) -> None:
@@ -37,12 +37,12 @@ def test_a_written_config_is_read_back_equal(tmp_path: Path) -> None:
         ),
         ({"bc": {"updates": 0}}, "bc.updates: got 0, allowed: 1 or more"),
         ({"bc": {"algorithm": {"lr": 0.0}}}, "bc.algorithm.lr: got 0.0, allowed: above 0"),
-        ({"residual": {"utd": 0.0}}, "residual.utd: got 0.0, allowed: above 0, at most 64"),
-        ({"residual": {"demo_ratio": 1.0}}, "residual.demo_ratio: got 1.0, allowed: 0 to below 1"),
-        ({"residual": {"scale": 0.0}}, "residual.scale: got 0.0, allowed: above 0, at most 1"),
+        ({"method": {"utd": 0.0}}, "method.utd: got 0.0, allowed: above 0, at most 64"),
+        ({"method": {"demo_ratio": 1.0}}, "method.demo_ratio: got 1.0, allowed: 0 to below 1"),
+        ({"method": {"scale": 0.0}}, "method.scale: got 0.0, allowed: above 0, at most 1"),
         (
-            {"residual": {"publish_every": 10, "max_staleness": 5}},
-            "residual.publish_every: got 10, allowed: 1 to max_staleness, 5",
+            {"method": {"publish_every": 10, "max_staleness": 5}},
+            "method.publish_every: got 10, allowed: 1 to max_staleness, 5",
         ),
         (
             {"replay": {"reuse": ["/no/such"]}},
@@ -51,23 +51,76 @@ def test_a_written_config_is_read_back_equal(tmp_path: Path) -> None:
         ({"replay": {"reuse_ratio": 1.0}}, "replay.reuse_ratio: got 1.0, allowed: above 0, below 1"),
         (
             {"replay": {"reuse": ["/"], "reuse_ratio": 0.5}},
-            "replay.reuse_ratio: got 0.5 beside residual.demo_ratio 0.5, allowed: a sum below 1",
+            "replay.reuse_ratio: got 0.5 beside method.demo_ratio 0.5, allowed: a sum below 1",
         ),
         (
-            {"method": "ppo", "replay": {"reuse": ["/"]}},
+            {"method": {"kind": "ppo"}, "replay": {"reuse": ["/"]}},
             "replay.reuse: got ['/'], allowed: none with method=ppo, which has no replay",
         ),
         ({"evaluate": {"episodes": 0}}, "evaluate.episodes: got 0, allowed: 1 to 10000"),
         ({"evaluate": {"quick_episodes": 0}}, "evaluate.quick_episodes: got 0, allowed: 1 to 10000"),
         ({"checkpoint": {"keep": 0}}, "checkpoint.keep: got 0, allowed: 1 or more"),
         ({"video": {"episodes": -1}}, "video.episodes: got -1, allowed: 0 or more"),
-        ({"residual": {"utf": 1}}, "residual.utf: no such key. Did you mean 'residual.utd'?"),
+        ({"method": {"utf": 1}}, "method.utf: no such key. Did you mean 'method.utd'?"),
     ],
 )
 def test_every_mistake_says_where_what_and_what_is_allowed(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         build(RunConfig, values)
     assert str(caught.value).startswith(message)
+
+
+def of_method(*words: str) -> tuple[str, int, float]:
+    """Returns the kind, the control steps and the share of demonstrations that the words lead to."""
+    method: Any = load(RunConfig, words, config_name="train").method
+    return method.kind, method.env_steps, method.demo_ratio
+
+
+def test_the_settings_of_a_recipe_belong_to_its_method() -> None:
+    assert of_method("recipe=fast_sac") == ("direct", 200_000, 0.25)
+    assert of_method("recipe=fast_sac", "method=direct", "method.env_steps=7") == ("direct", 7, 0.25)
+    assert of_method("recipe=scratch") == ("direct", 200_000, 0.0)  # what it changes of fast_sac, no more
+    assert of_method("recipe=fast_sac", "method=latent") == ("latent", 100_000, 0.0)  # all as usual
+    assert of_method("recipe=fast_sac", "method.kind=latent", "method.env_steps=7") == ("latent", 7, 0.0)
+    assert of_method("recipe=reach", "method={kind: latent, env_steps: 7}") == ("latent", 7, 0.0)
+
+
+def test_settings_of_a_method_are_typed_as_theirs_are() -> None:
+    kept: Any = load(RunConfig, ["recipe=grpo", "method.keep=0.2,0.8"], config_name="train").method
+    assert kept.keep == (0.2, 0.8)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["method=pppo"], "method: got 'pppo'. Did you mean 'ppo'?"),
+        (["method=ppo,grpo"], "got several values for one run"),
+        (["method=ppo", "method.utd=2"], "method.utd: no such key. Known in method: env_steps"),
+        (["residual.utd=2"], "What 'residual' sets is in 'method': method.kind=residual method."),
+        (["utd=2"], "utd: no such key. Did you mean 'method.utd'?"),
+    ],
+)
+def test_mistakes_about_the_method(words: list[str], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(RunConfig, words, config_name="train")
+    assert message in str(caught.value)
+
+
+def test_a_config_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+    sections = "residual: {scale: 0.3}\nppo: {decisions: 7}\ngrpo: {group: 4}\nsettings: {}\n"
+    for method in ("residual", "ppo"):
+        (tmp_path / "config.yaml").write_text(f"seed: 3\nmethod: {method}\n{sections}")
+        config = load_config(tmp_path)
+        assert (config.seed, config.method.kind) == (3, method)
+        assert plain(config.method) | ({"scale": 0.3} if method == "residual" else {"decisions": 7}) == plain(
+            config.method
+        )
+
+
+def test_what_an_env_of_others_does_not_read_is_left_out() -> None:
+    config = load(RunConfig, ["recipe=crossq"], config_name="train")
+    assert config.used()["env"].keys() == {"kind", "id", "settings", "num_threads"}
+    assert build(RunConfig, config.used()) == config
 
 
 def test_an_unknown_recipe_is_answered_with_the_nearest() -> None:

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("whole_runs")
 
 TINY: dict[str, Any] = {
     "recipe": "tiny",
-    "method": "latent",
+    "method": {"kind": "latent", "env_steps": 0},
     "num_envs": 2,
     "n_exec": 4,
     "metrics_rows": 10,
@@ -39,7 +39,6 @@ TINY: dict[str, Any] = {
     },
     "policy": {"horizon": 8, "width": 16, "depth": 1, "time_dim": 8, "steps": 2},
     "bc": {"updates": 10, "batch": 16},
-    "latent": {"env_steps": 0},
     "evaluate": {"episodes": 4, "num_envs": 4, "every_env_steps": 0, "quick_episodes": 4},
     "checkpoint": {"every_s": 0.0, "every_steps": 1},
     "video": {"episodes": 0, "failures": 0},

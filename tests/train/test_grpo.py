@@ -18,14 +18,15 @@ pytestmark = pytest.mark.usefixtures("whole_runs")
 
 RUN: dict[str, Any] = {
     **TINY,
-    "method": "grpo",
     "num_envs": 8,
-    "grpo": {
+    "method": {
+        "kind": "grpo",
         "env_steps": 500,
         "group": 4,
         "algorithm": {"batch": 8, "epochs": 2, "width": 16, "depth": 1, "actor_lr": 1e-3},
     },
 }
+GRPO = {"kind": "grpo"}
 REWARDS: dict[str, dict[str, Any]] = {
     "success": {},
     "progress": {"keep": [0.0, 0.9]},
@@ -39,8 +40,8 @@ def easy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def tiny(out: Path, reward: str = "success") -> RunConfig:
-    section = {**RUN["grpo"], "reward": reward, **REWARDS[reward]}
-    return replace(build(RunConfig, {**RUN, "grpo": section}), out=str(out))
+    section = {**RUN["method"], "reward": reward, **REWARDS[reward]}
+    return replace(build(RunConfig, {**RUN, "method": section}), out=str(out))
 
 
 @pytest.mark.parametrize("reward", REWARDS)
@@ -78,7 +79,7 @@ def test_recipes_share_the_base_of_pick_cube(recipe: str) -> None:
     config, usual = (
         load(RunConfig, [f"recipe={name}"], config_name="train") for name in (recipe, "flow_sde")
     )
-    assert config.method == "grpo"
+    assert config.method.kind == "grpo"
     for name in ("demos", "bc", "n_exec", "env", "policy"):
         assert getattr(config, name) == getattr(usual, name)
 
@@ -86,11 +87,20 @@ def test_recipes_share_the_base_of_pick_cube(recipe: str) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"num_envs": 10}, "num_envs: got 10, allowed: multiples of grpo.group, 4"),
-        ({"grpo": {"group": 1}}, "grpo.group: got 1, allowed: 2 or more"),
-        ({"grpo": {"keep": [0.9, 0.1]}}, "grpo.keep: got (0.9, 0.1), allowed: 0 to 1, the lower one first"),
-        ({"grpo": {"algorithm": {"scale_reward": True}}}, "grpo.algorithm.scale_reward: got True"),
-        ({"grpo": {"exploration": {"process": "flow_ode"}}}, "grpo.exploration: got process flow_ode"),
+        ({"num_envs": 10}, "num_envs: got 10, allowed: multiples of method.group, 4"),
+        ({"method": {**GRPO, "group": 1}}, "method.group: got 1, allowed: 2 or more"),
+        (
+            {"method": {"kind": "grpo", "keep": [0.9, 0.1]}},
+            "method.keep: got (0.9, 0.1), allowed: 0 to 1, the lower one first",
+        ),
+        (
+            {"method": {"kind": "grpo", "algorithm": {"scale_reward": True}}},
+            "method.algorithm.scale_reward: got True",
+        ),
+        (
+            {"method": {"kind": "grpo", "exploration": {"process": "flow_ode"}}},
+            "method.exploration: got process flow_ode",
+        ),
         ({"num_envs": 1, "real_time": True}, "method: got 'grpo', allowed: methods with a replay"),
     ],
 )

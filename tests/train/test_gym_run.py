@@ -15,6 +15,8 @@ from robot_rl.telemetry.metrics import read_metrics
 from robot_rl.telemetry.report import write_report
 from robot_rl.telemetry.runs import load_run
 from robot_rl.train.config import RunConfig
+from robot_rl.train.improve.config import DirectPhase
+from robot_rl.train.improve.method import settings_of
 from robot_rl.train.phases import resume, run
 from tests.runs import folder_of, killed_after
 
@@ -23,12 +25,12 @@ pytestmark = pytest.mark.usefixtures("whole_runs")
 SMALL: dict[str, Any] = {
     "recipe": "small",
     "stages": ("look", "evaluate", "online", "evaluate"),
-    "method": "direct",
     "num_envs": 2,
     "n_exec": 1,
     "env": {"kind": "gym", "id": "Pendulum-v1", "settings": {"max_episode_steps": 15}},
     "demos": {"episodes": 3},
-    "direct": {
+    "method": {
+        "kind": "direct",
         "env_steps": 40,
         "batch": 8,
         "demo_ratio": 0.0,
@@ -129,4 +131,7 @@ def test_an_environment_that_is_not_there_leaves_no_folder(tmp_path: Path) -> No
 
 def test_the_recipe() -> None:
     config = load(RunConfig, ["recipe=crossq", "env.id=Walker2d-v5"], config_name="train")
-    assert (config.env.name, config.direct.algorithm.critic.target) == ("Walker2d-v5", "none")
+    assert (config.env.name, settings_of(config, DirectPhase).algorithm.critic.target) == (
+        "Walker2d-v5",
+        "none",
+    )

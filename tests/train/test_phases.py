@@ -93,7 +93,7 @@ def test_a_full_disk_stops_the_run_and_space_lets_it_go_on(
 
 def test_without_control_steps_the_base_is_the_result(tmp_path: Path) -> None:
     config = small(tmp_path)
-    summary = run(replace(config, residual=replace(config.residual, env_steps=0)))
+    summary = run(replace(config, method=replace(config.method, env_steps=0)))
     assert summary.env_steps == 0
     assert summary.final_digest == summary.base_digest
 

@@ -18,8 +18,8 @@ pytestmark = pytest.mark.usefixtures("whole_runs")
 
 RUN: dict[str, Any] = {
     **TINY,
-    "method": "ppo",
-    "ppo": {
+    "method": {
+        "kind": "ppo",
         "env_steps": 240,
         "decisions": 5,
         "algorithm": {"batch": 8, "epochs": 2, "width": 16, "depth": 1},
@@ -33,8 +33,8 @@ METHODS: dict[str, dict[str, Any]] = {
 
 
 def tiny(out: Path, **ppo: Any) -> RunConfig:
-    section = {key: {**RUN["ppo"].get(key, {}), **value} for key, value in ppo.items()}
-    return replace(build(RunConfig, {**RUN, "ppo": {**RUN["ppo"], **section}}), out=str(out))
+    section = {key: {**RUN["method"].get(key, {}), **value} for key, value in ppo.items()}
+    return replace(build(RunConfig, {**RUN, "method": {**RUN["method"], **section}}), out=str(out))
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -73,7 +73,7 @@ def test_recipes_share_the_base_of_pick_cube(recipe: str) -> None:
     config, usual = (
         load(RunConfig, [f"recipe={name}"], config_name="train") for name in (recipe, "pick_cube")
     )
-    assert config.method == "ppo"
+    assert config.method.kind == "ppo"
     assert (config.demos, config.bc, config.n_exec, config.env) == (
         usual.demos,
         usual.bc,
@@ -85,7 +85,7 @@ def test_recipes_share_the_base_of_pick_cube(recipe: str) -> None:
 
 
 def test_the_four_step_variant_of_dppo() -> None:
-    words = ["recipe=dppo", "policy.steps=4", "ppo.exploration.tuned_steps=2"]
+    words = ["recipe=dppo", "policy.steps=4", "method.exploration.tuned_steps=2"]
     assert load(RunConfig, words, config_name="train").policy.train_steps == 20
 
 
@@ -93,20 +93,20 @@ def test_the_four_step_variant_of_dppo() -> None:
     ("change", "message"),
     [
         (
-            {"ppo": {"exploration": {"process": "flow_noise"}}},
+            {"method": {"kind": "ppo", "exploration": {"process": "flow_noise"}}},
             "'single' where flow_noise scores 2 transitions",
         ),
         (
-            {"ppo": {"exploration": {"process": "ddpm"}}},
-            "ppo.exploration: policy process: 'ddpm' does not fit",
+            {"method": {"kind": "ppo", "exploration": {"process": "ddpm"}}},
+            "method.exploration: policy process: 'ddpm' does not fit",
         ),
         (
-            {"ppo": {"exploration": {"process": "flow_sde", "eta": 0.0}}},
+            {"method": {"kind": "ppo", "exploration": {"process": "flow_sde", "eta": 0.0}}},
             "which does not explore. Use flow_sde",
         ),
         ({"num_envs": 1, "real_time": True}, "method: got 'ppo', allowed: methods with a replay"),
         (
-            {"policy": {"kind": "diffusion", "tuned_steps": 1}, "method": "residual"},
+            {"policy": {"kind": "diffusion", "tuned_steps": 1}, "method": {"kind": "residual"}},
             "policy.tuned_steps: got 1, allowed: 0: cloning is of all steps",
         ),
     ],

@@ -15,14 +15,16 @@ from robot_rl.telemetry.metrics import read_metrics
 from robot_rl.train import phases
 from robot_rl.train.config import RunConfig
 from robot_rl.train.improve import rl100
+from robot_rl.train.improve.config import RL100Phase
+from robot_rl.train.improve.method import settings_of
 from tests.runs import TINY, folder_of
 
 pytestmark = pytest.mark.usefixtures("whole_runs")
 
 RUN: dict[str, Any] = {
     **TINY,
-    "method": "rl100",
-    "rl100": {
+    "method": {
+        "kind": "rl100",
         "env_steps": 120,
         "decisions": 5,
         "exploration": {"process": "flow_sde", "stochastic_steps": "all"},
@@ -41,7 +43,7 @@ RUN: dict[str, Any] = {
 
 
 def tiny(out: Path, **section: Any) -> RunConfig:
-    return replace(build(RunConfig, {**RUN, "rl100": {**RUN["rl100"], **section}}), out=str(out))
+    return replace(build(RunConfig, {**RUN, "method": {**RUN["method"], **section}}), out=str(out))
 
 
 def test_every_phase_hands_its_policy_to_the_next(tmp_path: Path) -> None:
@@ -70,7 +72,7 @@ def test_a_gate_in_the_simulator_pays_for_its_steps(tmp_path: Path, monkeypatch:
         return played[-1]
 
     monkeypatch.setattr(rl100, "evaluate_in", watched)
-    offline = {**RUN["rl100"]["offline"], "gate": {"every": 3, "scorer": "simulator", "episodes": 2}}
+    offline = {**RUN["method"]["offline"], "gate": {"every": 3, "scorer": "simulator", "episodes": 2}}
     summary = phases.run(tiny(tmp_path, offline=offline, env_steps=0, distil={"updates": 0}))
     assert len(played) == 3  # the base, and two candidates
     assert summary.env_steps == sum(int(found.steps.sum()) for found in played) > 0
@@ -106,13 +108,14 @@ def test_a_run_cut_short_in_any_phase_ends_the_same(
 def test_rate_and_range_of_the_offline_steps_are_their_own(tmp_path: Path) -> None:
     online = {"reduction": "per_step", "lam": 0.7, "clip": 0.3, "clip_high": 0.4, "actor_lr": 1e-2}
     offline = {"clip": 0.1, "actor_lr": 1e-3, "target_kl": 0.05}
-    rates = rl100.offline_rates(tiny(tmp_path, algorithm=online, offline=offline).rl100)
+    config = tiny(tmp_path, algorithm=online, offline=offline)
+    rates = rl100.offline_rates(settings_of(config, RL100Phase))
     assert (rates.clip, rates.clip_high, rates.actor_lr, rates.target_kl) == (0.1, None, 1e-3, 0.05)
     assert rates.lam == 0.7
 
 
 def test_without_updates_the_base_is_left(tmp_path: Path) -> None:
-    offline = {**RUN["rl100"]["offline"], "updates": 0}
+    offline = {**RUN["method"]["offline"], "updates": 0}
     summary = phases.run(tiny(tmp_path, offline=offline, env_steps=0, distil={"updates": 0}))
     assert summary.final_digest == summary.base_digest
 
@@ -121,6 +124,6 @@ def test_the_recipe_shares_the_base_of_pick_cube() -> None:
     config, usual = (
         load(RunConfig, [f"recipe={name}"], config_name="train") for name in ("rl100", "pick_cube")
     )
-    assert config.method == "rl100"
+    assert config.method.kind == "rl100"
     for name in ("demos", "bc", "n_exec", "env", "policy"):
         assert getattr(config, name) == getattr(usual, name)

@@ -25,13 +25,13 @@ SCRATCH = ("look", "evaluate", "online", "evaluate")
 
 
 def config(out: Path, stages: tuple[str, ...], **changes: Any) -> RunConfig:
-    small = {name: value for name, value in SMALL.items() if name != "residual"}
     direct = {
-        **SMALL["residual"],
+        **SMALL["method"],
+        "kind": "direct",
         "demo_ratio": 0.0,
         "algorithm": {"critic": {"width": 16}, "actor": {"width": 16}},
     }
-    words = {**small, "out": str(out), "stages": stages, "method": "direct", "n_exec": 1, "direct": direct}
+    words = {**SMALL, "out": str(out), "stages": stages, "n_exec": 1, "method": direct}
     return build(RunConfig, {**words, **changes})
 
 
@@ -82,9 +82,12 @@ def test_what_a_method_needs_besides() -> None:
 @pytest.mark.parametrize(
     ("changes", "what"),
     [
-        ({"method": "residual", "residual": {"demo_ratio": 0.0}}, "'online' needs demonstrations"),
-        ({"direct": {"demo_ratio": 0.5}}, "'online' needs demonstrations"),
-        ({"direct": {"demo_ratio": 0.0, "pretrain_updates": 5}}, "'online' needs demonstrations"),
+        ({"method": {"kind": "residual", "demo_ratio": 0.0}}, "'online' needs demonstrations"),
+        ({"method": {"kind": "direct", "demo_ratio": 0.5}}, "'online' needs demonstrations"),
+        (
+            {"method": {"kind": "direct", "demo_ratio": 0.0, "pretrain_updates": 5}},
+            "'online' needs demonstrations",
+        ),
         (
             {"demos": {"filter": {"updates": 5}}},
             r"demos.filter.updates: got 5, allowed: 0 without that stage",

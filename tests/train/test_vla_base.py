@@ -41,6 +41,11 @@ TINY: dict[str, Any] = {
         "image_size": [16, 24],
     },
     "demos": {"episodes": 2, "bias_m": 0.02},
+    "evaluate": {"episodes": 2, "num_envs": 2, "every_env_steps": 0},
+    "checkpoint": {"every_s": 0.0, "every_steps": 1},
+    "video": {"episodes": 0, "failures": 0},
+}
+METHODS: dict[str, dict[str, Any]] = {
     "residual": {
         "env_steps": 20,
         "batch": 4,
@@ -68,9 +73,6 @@ TINY: dict[str, Any] = {
         "keep": [0.0, 1.0],
         "algorithm": {"batch": 8, "epochs": 1, "width": 8, "depth": 1, "actor_lr": 1e-3},
     },
-    "evaluate": {"episodes": 2, "num_envs": 2, "every_env_steps": 0},
-    "checkpoint": {"every_s": 0.0, "every_steps": 1},
-    "video": {"episodes": 0, "failures": 0},
 }
 FINETUNE: dict[str, Any] = {
     "size": "tiny",
@@ -124,8 +126,9 @@ def vla(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 
 def tiny(out: Path, base: Path, method: str, **changes: Any) -> RunConfig:
     # The section `policy` is of what would be cloned: the VLA says itself what it is.
-    words = {**TINY, "policy": {"horizon": 2}, "bc": {"policy": str(base)}, "method": method, **changes}
-    return replace(build(RunConfig, words), out=str(out))
+    words = {**TINY, "policy": {"horizon": 2}, "bc": {"policy": str(base)}}
+    section = {"kind": method, **METHODS.get(method, {}), **changes.pop("settings", {})}
+    return replace(build(RunConfig, {**words, "method": section, **changes}), out=str(out))
 
 
 def weights(folder: Path, which: str) -> dict[str, torch.Tensor]:
@@ -202,13 +205,13 @@ def test_ppo_of_a_vla_cut_short_ends_as_the_unbroken_run(tmp_path: Path, vla: Ca
         ),
         (
             "ppo",
-            {"ppo": {"exploration": {"process": "flow_noise"}}},
-            r"ppo\.exploration: small_vla process: got 'flow_noise', allowed: flow_ode, flow_sde",
+            {"settings": {"exploration": {"process": "flow_noise"}}},
+            r"method\.exploration: small_vla process: got 'flow_noise', allowed: flow_ode, flow_sde",
         ),
         (
             "ppo",
-            {"ppo": {"distil": {"updates": 5}}},
-            r"ppo\.distil\.updates: got 5, allowed: 0 with a small_vla",
+            {"settings": {"distil": {"updates": 5}}},
+            r"method\.distil\.updates: got 5, allowed: 0 with a small_vla",
         ),
     ],
 )
@@ -228,7 +231,7 @@ def test_decisions_of_a_fixed_length_refuse_a_base_that_ends_its_chunks(
 
 
 def test_demonstrations_without_the_pictures_are_refused(tmp_path: Path, vla: Callable[..., Path]) -> None:
-    blind = {"demos": {"episodes": 2}, "residual": {"env_steps": 0}, "bc": {"updates": 1, "batch": 4}}
+    blind = {"demos": {"episodes": 2}, "method": {"env_steps": 0}, "bc": {"updates": 1, "batch": 4}}
     env = {**TINY["env"], "cameras": []}
     words = {**TINY, **blind, "env": env, "policy": {"horizon": 4, "width": 8, "depth": 1, "steps": 2}}
     made = phases.run(replace(build(RunConfig, words), out=str(tmp_path / "blind")))

@@ -234,16 +234,16 @@ class ResidualConfig:
 
     def __post_init__(self) -> None:
         for name in ("num_critics", "width", "depth", "n_step", "actor_every"):
-            require(getattr(self, name) >= 1, f"residual.algorithm.{name}", getattr(self, name), "1 or more")
+            require(getattr(self, name) >= 1, f"method.algorithm.{name}", getattr(self, name), "1 or more")
         for name in ("actor_lr", "critic_lr"):
-            require(getattr(self, name) > 0, f"residual.algorithm.{name}", getattr(self, name), "above 0")
+            require(getattr(self, name) > 0, f"method.algorithm.{name}", getattr(self, name), "above 0")
         for name in ("critic_warmup", "target_noise_std", "target_noise_clip", "grad_clip"):
-            require(getattr(self, name) >= 0, f"residual.algorithm.{name}", getattr(self, name), "0 or more")
+            require(getattr(self, name) >= 0, f"method.algorithm.{name}", getattr(self, name), "0 or more")
         for name in ("weight_decay", "residual_l2", "human_weight"):
-            require(getattr(self, name) >= 0, f"residual.algorithm.{name}", getattr(self, name), "0 or more")
-        require(0 <= self.gamma_step <= 1, "residual.algorithm.gamma_step", self.gamma_step, "0 to 1")
-        require(0 < self.tau <= 1, "residual.algorithm.tau", self.tau, "above 0, at most 1")
-        require(self.matmul in ("bf16", "fp32"), "residual.algorithm.matmul", self.matmul, "bf16, fp32")
+            require(getattr(self, name) >= 0, f"method.algorithm.{name}", getattr(self, name), "0 or more")
+        require(0 <= self.gamma_step <= 1, "method.algorithm.gamma_step", self.gamma_step, "0 to 1")
+        require(0 < self.tau <= 1, "method.algorithm.tau", self.tau, "above 0, at most 1")
+        require(self.matmul in ("bf16", "fp32"), "method.algorithm.matmul", self.matmul, "bf16, fp32")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -290,7 +290,7 @@ class LatentConfig:
         self._require("matmul", self.matmul in ("bf16", "fp32"), "bf16, fp32")
 
     def _require(self, field: str, holds: bool, allowed: str) -> None:
-        require(holds, f"latent.algorithm.{field}", getattr(self, field), allowed)
+        require(holds, f"method.algorithm.{field}", getattr(self, field), allowed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -342,7 +342,7 @@ class ChunkQConfig:
     """Largest norm of a gradient; 0 switches clipping off."""
 
     def __post_init__(self) -> None:
-        at = "chunked.algorithm"
+        at = "method.algorithm"
         require(self.actor in ("best_of_n", "fql"), f"{at}.actor", self.actor, "best_of_n, fql")
         require(self.candidates >= 1, f"{at}.candidates", self.candidates, "1 or more")
         for name in ("alpha", "grad_clip"):

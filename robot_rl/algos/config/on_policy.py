@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Literal
 
 from robot_rl.algos.config.cloning import Matmul
 from robot_rl.algos.config.off_policy import ChunkCriticConfig
@@ -21,8 +21,6 @@ Regulariser = Literal["none", "w2", "bc"]
 class ChainPPOConfig:
     """How the policy learns from its rollouts."""
 
-    section: ClassVar[str] = "ppo.algorithm"
-    """Where the settings stand."""
     reduction: Reduction = "single"
     """What the ratio is of, see `losses.chain_ratio`."""
     gamma_step: float = 0.99
@@ -94,7 +92,7 @@ class ChainPPOConfig:
             self._require("denoising_discount", self.denoising_discount == 1, "1 without reduction=per_step")
 
     def _require(self, name: str, holds: bool, allowed: str) -> None:
-        require(holds, f"{self.section}.{name}", getattr(self, name), allowed)
+        require(holds, f"method.algorithm.{name}", getattr(self, name), allowed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,13 +100,12 @@ class GRPOConfig(ChainPPOConfig):
     """How it learns from groups of episodes; defaults of SimpleVLA-RL (Li et al. 2025) where it has them.
 
     What is of the value (`gamma_step`, `lam`, `critic_*`, `value_clip`, `width`, `depth`, `matmul`) counts
-    with grpo.reward=process alone. Deviations: every episode weighs the same (`returns.episode_weight`);
+    with method.reward=process alone. Deviations: every episode weighs the same (`returns.episode_weight`);
     the published clip is of the ratio of single tokens, each an element of an action. So it is here with
     process `token` and `per_step`; on a chain, as in pi_RL, it is of the mean log-probability over the
     elements of the executed actions, a root of the chunk's.
     """
 
-    section: ClassVar[str] = "grpo.algorithm"
     clip: float = 0.2
     clip_high: float | None = 0.28
     target_kl: float | None = None

@@ -13,7 +13,8 @@ from robot_rl.policies.spec import SavedPolicy
 from robot_rl.train.assemble import generator
 from robot_rl.train.config import RunConfig
 from robot_rl.train.improve import off_policy
-from robot_rl.train.improve.method import Method, Module, Start
+from robot_rl.train.improve.config import ChunkedPhase
+from robot_rl.train.improve.method import Method, Module, Start, settings_of
 from robot_rl.train.improve.offline import learn_offline
 from robot_rl.train.loop import Run
 from robot_rl.train.session import Session
@@ -22,16 +23,17 @@ from robot_rl.train.session import Session
 def make_policy(config: RunConfig, base: SavedPolicy) -> Module:
     """Returns the best of the base's chunks by untrained critics, or a student that starts as the base."""
     flow = cast("FlowPolicy", copy.deepcopy(base))
-    if config.chunked.algorithm.actor == "fql":
+    cfg = settings_of(config, ChunkedPhase)
+    if cfg.algorithm.actor == "fql":
         return OneStepPolicy.student_of(flow)
     critics = make_critics(config, flow)
-    return resolve("policy", "best_of_n", at="chunked")(flow, critics, config.chunked.algorithm.candidates)
+    return resolve("policy", "best_of_n", at="chunked")(flow, critics, cfg.algorithm.candidates)
 
 
 def make_critics(config: RunConfig, flow: SavedPolicy) -> Module:
     """Returns untrained critics of the actions that are executed of the flow's chunks."""
     return resolve("scorer", "critic", at="chunked")(
-        config.chunked.algorithm.critics,
+        settings_of(config, ChunkedPhase).algorithm.critics,
         feature_dim=flow.feature_dim,
         action_dim=flow.action_dim,
         steps=config.n_exec,
@@ -41,18 +43,18 @@ def make_critics(config: RunConfig, flow: SavedPolicy) -> Module:
 
 def assemble(session: Session, start: Start) -> tuple[Run, Module]:
     """Returns the loop of chunked Q-learning, after its updates on the demonstrations, and what acts."""
-    config, phase = session.config, session.config.chunked
+    config, cfg = session.config, settings_of(session.config, ChunkedPhase)
     policy = make_policy(config, start.base).to(config.device)
-    if phase.algorithm.actor == "fql":
+    if cfg.algorithm.actor == "fql":
         flow = copy.deepcopy(cast("FlowPolicy", start.base)).to(config.device)
         critics, student = make_critics(config, flow).to(config.device), policy
     else:
         flow, critics, student = policy.base, policy.scorer, None
     algorithm = resolve("algorithm", "chunked", at="chunked")(
-        flow, critics, phase.algorithm, train_seed(config.seed, "chunked"), student=student
+        flow, critics, cfg.algorithm, train_seed(config.seed, "chunked"), student=student
     )
-    draw = off_policy.chunks(phase, policy.horizon, critics.lengths)
-    learn_offline(session, start, policy, algorithm, draw, phase.offline_updates)
+    draw = off_policy.chunks(cfg, policy.horizon, critics.lengths)
+    learn_offline(session, start, policy, algorithm, draw, cfg.offline_updates)
     return off_policy.assemble(session, start, policy, algorithm, draw), policy
 
 

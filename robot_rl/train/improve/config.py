@@ -1,4 +1,4 @@
-"""The settings of every method of improving a base; `RunConfig` has a section for each."""
+"""The settings of every method of improving a base; `RunConfig.method` is one of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from robot_rl.algos.config.off_policy import (
     SequenceConfig,
 )
 from robot_rl.algos.config.on_policy import ChainPPOConfig, GRPOConfig, OfflinePPOConfig
-from robot_rl.core.errors import ConfigError, require
+from robot_rl.config.build import Choice
+from robot_rl.core.errors import ConfigError, nearest, require
+from robot_rl.core.registry import resolve, table
 from robot_rl.policies.config import PROCESSES, LatentActorConfig, ProcessConfig, ResidualHeadConfig
 from robot_rl.train.stages import DEMONSTRATIONS
 
@@ -30,11 +32,9 @@ NOISE = "noise"
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImprovePhase:
+class ImprovePhase(Choice):
     """What every method of improving the base has."""
 
-    name: ClassVar[str]
-    """The method's name, and its section's in the configuration."""
     bases: ClassVar[tuple[str, ...]] = CLONED
     """Kinds of base that it improves."""
     env_steps: int = 100_000
@@ -42,6 +42,25 @@ class ImprovePhase:
 
     def __post_init__(self) -> None:
         self._require("env_steps", self.env_steps >= 0, "0 or more")
+
+    @classmethod
+    def of_kind(cls, kind: str | None, at: str) -> type[Any]:
+        own = {found.kind: found for found in _OWN}
+        if kind is None or kind in own:
+            return own[kind or ResidualPhase.kind]
+        if kind not in table("method"):
+            raise ConfigError(f"{at}: got {kind!r}.{nearest(kind, table('method'))}")
+        found = resolve("method", kind, at=at).settings  # of a plug-in
+        if found.kind != kind:
+            raise ConfigError(
+                f"{at}: the settings of the plug-in's method {kind!r} say {found.kind!r}, allowed: its name. "
+                f"Write kind: ClassVar[str] = {kind!r} into {found.__qualname__}."
+            )
+        return found
+
+    @classmethod
+    def kinds(cls) -> list[str]:
+        return [found.kind for found in _OWN]
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -54,7 +73,7 @@ class ImprovePhase:
         return self.env_steps == 0
 
     def _require(self, field: str, holds: bool, allowed: str) -> None:
-        require(holds, f"{self.name}.{field}", getattr(self, field), allowed)
+        require(holds, f"method.{field}", getattr(self, field), allowed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +119,7 @@ class OffPolicyPhase(ImprovePhase):
 class ResidualPhase(OffPolicyPhase):
     """Residual RL on the frozen base."""
 
-    name: ClassVar[str] = "residual"
+    kind: ClassVar[str] = "residual"
     bases: ClassVar[tuple[str, ...]] = (*CLONED, *FINETUNED)
     scale: float = 0.2
     """Largest correction, as a share of the env's [-1, 1]."""
@@ -154,24 +173,24 @@ class ChainPhase(ImprovePhase):
         try:
             policy.exploring(process)
         except ValueError as error:
-            raise ConfigError(f"{self.name}.exploration: {error}") from error
+            raise ConfigError(f"method.exploration: {error}") from error
         name, reduction = process.process, self.algorithm.reduction
         if name == "token":
             allowed = "per_step, a ratio for each token, or joint"
-            require(reduction != "single", f"{self.name}.algorithm.reduction", reduction, allowed)
+            require(reduction != "single", "method.algorithm.reduction", reduction, allowed)
             kept = self.algorithm.regulariser
-            require(kept != "w2", f"{self.name}.algorithm.regulariser", kept, "none, bc with process=token")
+            require(kept != "w2", "method.algorithm.regulariser", kept, "none, bc with process=token")
             return process
         if name in (None, "flow_ode") or (name in ("flow_sde", "ddim") and process.eta == 0):
             raise ConfigError(
-                f"{self.name}.exploration: got process {name} with eta {process.eta}, "
+                f"method.exploration: got process {name} with eta {process.eta}, "
                 "which does not explore. Use flow_sde, flow_noise, flow_cfm, ddpm, ddim with eta above 0, "
                 "or token."
             )
         scored = transitions(process, policy.steps)
         if reduction == "single" and scored != 1:
             raise ConfigError(
-                f"{self.name}.algorithm.reduction: got 'single' where {name} scores {scored} transitions "
+                f"method.algorithm.reduction: got 'single' where {name} scores {scored} transitions "
                 "of a chunk, allowed: per_step, joint"
             )
         return process
@@ -181,7 +200,7 @@ class ChainPhase(ImprovePhase):
 class PPOPhase(ChainPhase):
     """PPO through the denoising chain: flow-SDE, DPPO, ReinFlow or FPO, by `exploration` and `algorithm`."""
 
-    name: ClassVar[str] = "ppo"
+    kind: ClassVar[str] = "ppo"
     bases: ClassVar[tuple[str, ...]] = (*CLONED, *FINETUNED)
     decisions: int = 50
     """Chunks that each env executes between two blocks of updates."""
@@ -195,7 +214,7 @@ class PPOPhase(ChainPhase):
 class GRPOPhase(ChainPhase):
     """Whole episodes, `num_envs` at a time, in groups from the same start, through the denoising chain."""
 
-    name: ClassVar[str] = "grpo"
+    kind: ClassVar[str] = "grpo"
     bases: ClassVar[tuple[str, ...]] = (*CLONED, *FINETUNED)
     group: int = 8
     """Episodes from the same start; their advantage is (score - mean) / std of the group."""
@@ -212,14 +231,14 @@ class GRPOPhase(ChainPhase):
         self._require("group", self.group >= 2, "2 or more")
         self._require("keep", 0 <= low <= high <= 1, "0 to 1, the lower one first")
         scaled = self.algorithm.scale_reward
-        require(not scaled, "grpo.algorithm.scale_reward", scaled, "false: episodes do not go on")
+        require(not scaled, "method.algorithm.scale_reward", scaled, "false: episodes do not go on")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RL100Phase(PPOPhase):
     """RL-100: PPO inside the chain on the demonstrations, gated; then online; then one step."""
 
-    name: ClassVar[str] = "rl100"
+    kind: ClassVar[str] = "rl100"
     bases: ClassVar[tuple[str, ...]] = DENOISING
     exploration: ProcessConfig = field(
         default_factory=lambda: ProcessConfig(process="flow_sde", stochastic_steps="all")
@@ -248,7 +267,7 @@ def transitions(process: ProcessConfig, steps: int) -> int:
 class LatentPhase(OffPolicyPhase):
     """RL on the noise that the frozen base decodes."""
 
-    name: ClassVar[str] = "latent"
+    kind: ClassVar[str] = "latent"
     bases: ClassVar[tuple[str, ...]] = (*DENOISING, *FINETUNED)
     demo_ratio: float = 0.0
     """Of demonstrations nobody knows the noise: only algorithm.variant=na can learn from them."""
@@ -258,7 +277,7 @@ class LatentPhase(OffPolicyPhase):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.algorithm.variant == "sac":
-            self._require("demo_ratio", self.demo_ratio == 0, "0 with latent.algorithm.variant=sac")
+            self._require("demo_ratio", self.demo_ratio == 0, "0 with method.algorithm.variant=sac")
 
     @property
     def gamma_step(self) -> float:
@@ -269,7 +288,7 @@ class LatentPhase(OffPolicyPhase):
 class ChunkedPhase(OffPolicyPhase):
     """Q-learning over the chunks that are executed, of `n_exec` actions: offline, then online."""
 
-    name: ClassVar[str] = "chunked"
+    kind: ClassVar[str] = "chunked"
     bases: ClassVar[tuple[str, ...]] = ("flow",)
     offline_updates: int = 0
     """Learner updates on the demonstrations alone, before the first control step."""
@@ -315,7 +334,7 @@ class ActorPhase(OffPolicyPhase):
 class DirectPhase(ActorPhase):
     """One action at a time (RLPD, WSRL, FastTD3, FastSAC)."""
 
-    name: ClassVar[str] = "direct"
+    kind: ClassVar[str] = "direct"
     bases: ClassVar[tuple[str, ...]] = (*CLONED, NOISE)
     pretrain_updates: int = 0
     """Updates on the demonstrations before the first control step: the actor clones them, the critics
@@ -334,7 +353,7 @@ class DirectPhase(ActorPhase):
 class SequencePhase(ActorPhase):
     """`n_exec` actions from one observation (SRL)."""
 
-    name: ClassVar[str] = "sequence"
+    kind: ClassVar[str] = "sequence"
     algorithm: SequenceConfig = field(default_factory=SequenceConfig)
 
 
@@ -342,5 +361,18 @@ class SequencePhase(ActorPhase):
 class QARLPhase(ActorPhase):
     """An actor against an adversary that pushes it, wilder first, wiser later (QARL)."""
 
-    name: ClassVar[str] = "qarl"
+    kind: ClassVar[str] = "qarl"
     algorithm: QARLConfig = field(default_factory=QARLConfig)
+
+
+_OWN: tuple[type[ImprovePhase], ...] = (
+    ResidualPhase,
+    PPOPhase,
+    GRPOPhase,
+    LatentPhase,
+    ChunkedPhase,
+    DirectPhase,
+    RL100Phase,
+    SequencePhase,
+    QARLPhase,
+)

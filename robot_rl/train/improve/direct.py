@@ -25,7 +25,7 @@ from robot_rl.policies.spec import SavedPolicy
 from robot_rl.train.config import RunConfig
 from robot_rl.train.improve import off_policy
 from robot_rl.train.improve.config import ActorPhase, DirectPhase
-from robot_rl.train.improve.method import Method, Module, Start
+from robot_rl.train.improve.method import Method, Module, Start, settings_of
 from robot_rl.train.loop import Run
 from robot_rl.train.meter import Meter
 from robot_rl.train.schedule import Counters
@@ -39,10 +39,9 @@ def make_policy(config: RunConfig, base: SavedPolicy, *, decides: int = 1) -> Mo
 
     Args: decides: actions that it gives at once.
     """
-    phase, cloned = config.phase, cast("Any", base)
-    assert isinstance(phase, ActorPhase), config.method
-    actor, cameras = phase.algorithm.actor, cloned.config.cameras
-    allowed = f"none with method={config.method}, which reads the state alone"
+    cfg, cloned = settings_of(config, ActorPhase), cast("Any", base)
+    actor, cameras = cfg.algorithm.actor, cloned.config.cameras
+    allowed = f"none with method={config.method.kind}, which reads the state alone"
     require(not cameras, "policy.cameras", cameras, allowed)
     policy_class = resolve("policy", "actor", at="direct")
     return policy_class(
@@ -54,7 +53,7 @@ def make_policy(config: RunConfig, base: SavedPolicy, *, decides: int = 1) -> Mo
             layernorm=actor.norm == "layer",
             is_gaussian=actor.kind == "gaussian",
             log_std_range=actor.log_std_range,
-            explore_std=phase.explore_std,
+            explore_std=cfg.explore_std,
         ),
         state_dim=cloned.state_dim,
         action_dim=base.action_dim,
@@ -64,33 +63,33 @@ def make_policy(config: RunConfig, base: SavedPolicy, *, decides: int = 1) -> Mo
 
 def assemble(session: Session, start: Start) -> tuple[Run, Module]:
     """Returns the loop of an actor-critic without a base, and the policy that acts with its actor."""
-    config, phase = session.config, cast(DirectPhase, session.config.phase)
+    config, cfg = session.config, settings_of(session.config, DirectPhase)
     policy = make_policy(config, start.base).to(config.device)
     learner: ActorCritic = resolve("algorithm", "actor_critic", at="direct")(
         policy.feature_dim,
         policy.action_dim,
-        phase.algorithm,
+        cfg.algorithm,
         train_seed(config.seed, "direct"),
         features=policy.features,
         device=config.device,
     )
-    if session.loop_state(config.method) is None:  # else the checkpoint holds what came of it
+    if session.loop_state(config.method.kind) is None:  # else the checkpoint holds what came of it
         _pretrain(session, start.episodes, learner)
-    return off_policy.assemble(session, start, policy, learner, off_policy.steps(phase)), policy
+    return off_policy.assemble(session, start, policy, learner, off_policy.steps(cfg)), policy
 
 
 def _pretrain(session: Session, episodes: Episodes, learner: ActorCritic) -> None:
     """Clones the demonstrations, failures included; a run that is killed meanwhile begins it again."""
-    config, phase = session.config, cast(DirectPhase, session.config.phase)
-    if not phase.pretrain_updates:
+    config, cfg = session.config, settings_of(session.config, DirectPhase)
+    if not cfg.pretrain_updates:
         return
     nothing = np.zeros((episodes.num_episodes, episodes.action.shape[1]), np.float32)
     demos = ReplayBuffer.from_episodes(episodes, base_action=episodes.action, final_base_action=nothing)
     rng, meter = np.random.default_rng(train_seed(config.seed, "pretraining")), Meter()
-    total = phase.pretrain_updates
+    total = cfg.pretrain_updates
     with session.phase("pretrain", total, unit="updates") as progress:
         for done in range(1, total + 1):
-            batch = demos.sample(phase.batch, n_step=phase.n_step, gamma_step=phase.gamma_step, rng=rng)
+            batch = demos.sample(cfg.batch, n_step=cfg.n_step, gamma_step=cfg.gamma_step, rng=rng)
             meter.add(learner.pretrain(batch.to(config.device)))
             progress.update(done)
             if done % max(1, total // _ROWS) == 0:

@@ -1,4 +1,4 @@
-"""The phase after PPO: a student of the improved policy acts in one network call (`<method>.distil`)."""
+"""The phase after PPO: a student of the improved policy acts in one network call (`method.distil`)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from robot_rl.policies.chunk import ChunkPolicy
 from robot_rl.policies.one_step import OneStepPolicy
 from robot_rl.train.assemble import generator
 from robot_rl.train.improve.config import ChainPhase
-from robot_rl.train.improve.method import Module, Start
+from robot_rl.train.improve.method import Module, Start, settings_of
 from robot_rl.train.improve.offline import learn_offline
 from robot_rl.train.session import Session
 
@@ -19,7 +19,7 @@ PHASE = "distil"
 
 def distil(session: Session, start: Start) -> Module:
     """Returns a student of `start.base`, which has learned in the states of the demonstrations."""
-    config, cfg = session.config, cast(ChainPhase, session.config.phase).distil
+    config, cfg = session.config, settings_of(session.config, ChainPhase).distil
     teacher = cast("ChunkPolicy", start.base).to(config.device)
     student = OneStepPolicy.student_of(teacher, generator=generator(config.seed, "student"))
     algorithm = resolve("algorithm", "distil", at=PHASE)(

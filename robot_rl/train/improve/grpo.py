@@ -9,7 +9,8 @@ from robot_rl.core.registry import resolve
 from robot_rl.core.seeding import train_seed
 from robot_rl.train.config import RunConfig
 from robot_rl.train.groups import AllOf, EpisodeReward, GroupExperience, GroupSource
-from robot_rl.train.improve.method import Method, Module, Start, add_hooks
+from robot_rl.train.improve.config import GRPOPhase
+from robot_rl.train.improve.method import Method, Module, Start, add_hooks, settings_of
 from robot_rl.train.improve.ppo import make_policy
 from robot_rl.train.loop import Pacer, Run
 from robot_rl.train.meter import Meter
@@ -19,33 +20,33 @@ from robot_rl.train.sources import PolicyHandle
 
 def assemble(session: Session, start: Start) -> tuple[Run, Module]:
     """Returns the loop that trains a copy of the base on its own episodes, and that copy."""
-    config, phase, env = session.config, session.config.grpo, start.env
+    config, cfg, env = session.config, settings_of(session.config, GRPOPhase), start.env
     assert env is not None, "RunConfig refuses groups from an arm"
     session.counters.updates = 0
     policy = make_policy(config, start.base).to(config.device)
     algorithm = resolve("algorithm", "chain_ppo", at="grpo")(
         policy,
-        phase.algorithm,
+        cfg.algorithm,
         train_seed(config.seed, "grpo"),
         num_envs=config.num_envs,
-        group=0 if phase.reward == "process" else phase.group,
+        group=0 if cfg.reward == "process" else cfg.group,
     )
     source = GroupSource(
         env,
         copy.deepcopy(policy).eval(),
-        group=phase.group,
+        group=cfg.group,
         n_exec=config.n_exec,
-        gamma_step=phase.algorithm.gamma_step,
+        gamma_step=cfg.algorithm.gamma_step,
         seed=train_seed(config.seed, "collect") // 2,
         device=config.device,
     )
     experience = GroupExperience(
         algorithm,
         reward=_reward(config, policy),
-        group=phase.group,
-        keep=phase.keep,
-        batch=phase.algorithm.batch,
-        epochs=phase.algorithm.epochs,
+        group=cfg.group,
+        keep=cfg.keep,
+        batch=cfg.algorithm.batch,
+        epochs=cfg.algorithm.epochs,
         seed=train_seed(config.seed, "grpo batches"),
     )
     run = Run(
@@ -53,8 +54,8 @@ def assemble(session: Session, start: Start) -> tuple[Run, Module]:
         experience=experience,
         algorithm=algorithm,
         # Before it acts it takes the newest weights; between two rollouts lies at most an update a decision.
-        handle=PolicyHandle(max_staleness=phase.algorithm.epochs * phase.env_steps),
-        pacer=Pacer(finished=lambda at: at.env_steps >= phase.env_steps, updates=AllOf(experience)),
+        handle=PolicyHandle(max_staleness=cfg.algorithm.epochs * cfg.env_steps),
+        pacer=Pacer(finished=lambda at: at.env_steps >= cfg.env_steps, updates=AllOf(experience)),
         meter=Meter(),
         stage=session.timer.stage,
         counters=session.counters,
@@ -64,12 +65,12 @@ def assemble(session: Session, start: Start) -> tuple[Run, Module]:
 
 
 def _reward(config: RunConfig, policy: Module) -> EpisodeReward | None:
-    phase = config.grpo
-    if phase.reward == "progress":
+    cfg = settings_of(config, GRPOPhase)
+    if cfg.reward == "progress":
         return ProgressReward(policy)
-    if phase.reward == "process":
+    if cfg.reward == "process":
         seed = train_seed(config.seed, "grpo reward")
-        return ProcessReward(policy, phase.algorithm, seed, device=config.device)
+        return ProcessReward(policy, cfg.algorithm, seed, device=config.device)
     return None
 
 

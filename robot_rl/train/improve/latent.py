@@ -9,7 +9,8 @@ from robot_rl.policies.spec import SavedPolicy
 from robot_rl.train.assemble import generator
 from robot_rl.train.config import RunConfig
 from robot_rl.train.improve import off_policy
-from robot_rl.train.improve.method import Method, Module, Start
+from robot_rl.train.improve.config import LatentPhase
+from robot_rl.train.improve.method import Method, Module, Start, settings_of
 from robot_rl.train.improve.off_policy import Draw
 from robot_rl.train.loop import Run
 from robot_rl.train.session import Session
@@ -18,19 +19,19 @@ from robot_rl.train.session import Session
 def make_policy(config: RunConfig, base: SavedPolicy) -> Module:
     """Returns the base with an actor that does not steer yet."""
     return resolve("policy", "latent", at="latent")(
-        base, config.latent.actor, generator=generator(config.seed, "actor")
+        base, settings_of(config, LatentPhase).actor, generator=generator(config.seed, "actor")
     )
 
 
 def assemble(session: Session, start: Start) -> tuple[Run, Module]:
     """Returns the loop of latent RL on a frozen base, and the policy whose actor it trains."""
-    config, phase = session.config, session.config.latent
+    config, cfg = session.config, settings_of(session.config, LatentPhase)
     policy = make_policy(config, start.base).to(config.device)
     algorithm = resolve("algorithm", "latent", at="latent")(
-        policy, phase.algorithm, train_seed(config.seed, "latent"), n_exec=config.n_exec
+        policy, cfg.algorithm, train_seed(config.seed, "latent"), n_exec=config.n_exec
     )
-    draw, latent_dim = off_policy.chunks(phase, config.n_exec), 0
-    if phase.algorithm.variant == "sac":
+    draw, latent_dim = off_policy.chunks(cfg, config.n_exec), 0
+    if cfg.algorithm.variant == "sac":
         draw, latent_dim = _decided(draw), policy.horizon * policy.action_dim
     return off_policy.assemble(session, start, policy, algorithm, draw, latent_dim=latent_dim), policy
 

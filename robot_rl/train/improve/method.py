@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from robot_rl.core.registry import resolve
 from robot_rl.core.seeding import quick_eval_seeds
@@ -50,23 +50,32 @@ class Method:
     assemble: Callable[[Session, Start], tuple[Run, Module]]
     """Returns the loop, and the policy that it trains."""
     settings: type[ImprovePhase] | None = None
-    """Of a plug-in's method: what `settings.<key>=<value>` fills. Ours have a section of `RunConfig`."""
+    """Of a plug-in's method, whose name is its `kind`; those of ours stand in `improve.config`."""
     autoreset: Autoreset = "same_step"
     """Of the env that collects."""
     records: bool = True
     """Whether it collects single control steps, which can be kept for later runs."""
 
 
+S = TypeVar("S", bound=ImprovePhase)
+
+
+def settings_of(config: RunConfig, kind: type[S]) -> S:
+    """Returns the settings of the run's method, which are of that kind."""
+    assert isinstance(config.method, kind), config.method.kind
+    return config.method
+
+
 def method_of(config: RunConfig) -> Method:
     """Returns the run's method."""
-    return cast(Method, resolve("method", config.method, at="method"))
+    return cast(Method, resolve("method", config.method.kind, at="method"))
 
 
 def add_hooks(
     session: Session, run: Run, policy: Module, eval_env: VectorEnv, more: Callable[[], dict[str, float]]
 ) -> None:
     """Gives a loop that collects all that is due now and then; `more` adds to its rows of metrics."""
-    config, (source,), name = session.config, run.sources, session.config.method
+    config, (source,), name = session.config, run.sources, session.config.method.kind
 
     def offer(at: Counters) -> None:
         session.check_leases()
@@ -82,7 +91,7 @@ def add_hooks(
         Hook("progress", Every(1), env_steps, lambda at: show_progress(session, at.env_steps, at.updates)),
         Hook(
             "metrics",
-            Every(max(1, config.phase.env_steps // config.metrics_rows)),
+            Every(max(1, config.method.env_steps // config.metrics_rows)),
             env_steps,
             lambda at: write_metrics(session, run, name, source, more() | _forgone(run)),
         ),
@@ -108,7 +117,7 @@ def quick_evaluation(session: Session, policy: Module, eval_env: VectorEnv) -> N
     seeds = quick_eval_seeds(config.seed, config.evaluate.quick_episodes)
     with session.timer.stage("evaluate"), session.paused():
         result = evaluate_in(eval_env, policy, seeds=seeds, n_exec=config.n_exec, device=config.device)
-    session.write(config.method, eval_metrics(result))
+    session.write(config.method.kind, eval_metrics(result))
     if session.progress is not None:
         session.progress.update(session.counters.env_steps, **result.shown())
 

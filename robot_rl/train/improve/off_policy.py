@@ -31,7 +31,7 @@ from robot_rl.train.demos import relabelled
 from robot_rl.train.deploy.online import make_arm
 from robot_rl.train.experience import ReplayExperience
 from robot_rl.train.improve.config import OffPolicyPhase
-from robot_rl.train.improve.method import Module, Start, add_hooks, method_of
+from robot_rl.train.improve.method import Module, Start, add_hooks, method_of, settings_of
 from robot_rl.train.loop import Pacer, Run
 from robot_rl.train.meter import Meter
 from robot_rl.train.recording import open_earlier, pool_of
@@ -68,7 +68,7 @@ def assemble(
         draw: returns a batch.
         latent_dim: elements of the noise behind each chunk, if the replay is to keep it.
     """
-    config, phase = session.config, off_policy_phase(session.config)
+    config, phase = session.config, settings_of(session.config, OffPolicyPhase)
     session.counters.updates = 0
     source = make_async(session) if start.env is None else make_source(config, policy, start.env)
     experience = _replay(config, start, draw, latent_dim)
@@ -87,13 +87,6 @@ def assemble(
     )
     add_hooks(session, run, policy, start.eval_env, experience.metrics)
     return run
-
-
-def off_policy_phase(config: RunConfig) -> OffPolicyPhase:
-    """Returns the section of the run's method."""
-    phase = config.phase
-    assert isinstance(phase, OffPolicyPhase), config.method
-    return phase
 
 
 def make_source(config: RunConfig, policy: Module, env: VectorEnv) -> SimSource:
@@ -126,7 +119,7 @@ def act_alone(config: RunConfig, folder: Path, leases: Sequence[LeaseLike]) -> S
 
 def _replay(config: RunConfig, start: Start, draw: Draw, latent_dim: int) -> ReplayExperience:
     """Returns the online buffer, mixed in exact shares with demonstrations and earlier experience."""
-    phase, seed = off_policy_phase(config), config.seed
+    phase, seed = settings_of(config, OffPolicyPhase), config.seed
     episodes, base = start.episodes, start.base
     shapes = {key: (value.shape[1:], value.dtype) for key, value in episodes.obs.items()}
     online = ReplayBuffer(
@@ -150,7 +143,7 @@ def _replay(config: RunConfig, start: Start, draw: Draw, latent_dim: int) -> Rep
     return ReplayExperience(
         online,
         draw=partial(draw, sampler),
-        seed=train_seed(seed, f"{config.method} batches"),
+        seed=train_seed(seed, f"{config.method.kind} batches"),
         device=config.device,
         recorder=start.recorder,
         earlier=earlier,

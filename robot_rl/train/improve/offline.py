@@ -42,9 +42,9 @@ def learn_offline(
         phase: its name in the metrics and checkpoints; empty: `<method> offline`.
     """
     config = session.config
-    if budget == 0 or session.loop_state(config.method) is not None:
+    if budget == 0 or session.loop_state(config.method.kind) is not None:
         return
-    phase, actions = phase or f"{config.method} offline", start.episodes.action
+    phase, actions = phase or f"{config.method.kind} offline", start.episodes.action
     finals = np.zeros((start.episodes.num_episodes, actions.shape[1]), np.float32)
     demos = ReplayBuffer.from_episodes(  # without a base: its proposals are not read
         start.episodes, base_action=np.zeros_like(actions), final_base_action=finals

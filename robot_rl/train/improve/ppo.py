@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, cast
+from typing import Any
 
 from robot_rl.core.registry import resolve
 from robot_rl.core.seeding import train_seed
@@ -11,7 +11,7 @@ from robot_rl.policies.spec import SavedPolicy
 from robot_rl.train.assemble import generator
 from robot_rl.train.config import RunConfig
 from robot_rl.train.improve.config import ChainPhase, PPOPhase
-from robot_rl.train.improve.method import Method, Module, Start, add_hooks
+from robot_rl.train.improve.method import Method, Module, Start, add_hooks, settings_of
 from robot_rl.train.loop import Pacer, Run
 from robot_rl.train.meter import Meter
 from robot_rl.train.rollouts import RolloutExperience, RolloutSource
@@ -21,11 +21,9 @@ from robot_rl.train.sources import PolicyHandle
 
 
 def make_policy(config: RunConfig, base: SavedPolicy) -> Module:
-    """Returns a copy of the base that explores by the phase's process."""
+    """Returns a copy of the base that explores by the method's process."""
     module: Any = copy.deepcopy(base)
-    phase = config.phase
-    assert isinstance(phase, ChainPhase), "a method on the denoising chain"
-    process = phase.explored(module.config, config.n_exec)
+    process = settings_of(config, ChainPhase).explored(module.config, config.n_exec)
     return module.with_process(process, generator=generator(config.seed, "exploration"))
 
 
@@ -37,20 +35,20 @@ def assemble(session: Session, start: Start) -> tuple[Run, Module]:
 
 def assemble_online(session: Session, start: Start, policy: Module) -> Run:
     """Returns the loop that trains `policy` on its own rollouts."""
-    config, phase, env = session.config, ppo_phase(session.config), start.env
+    config, cfg, env = session.config, settings_of(session.config, PPOPhase), start.env
     assert env is not None, "RunConfig refuses rollouts from an arm"
     session.counters.updates = 0
     algorithm = resolve("algorithm", "chain_ppo", at="ppo")(
-        policy, phase.algorithm, train_seed(config.seed, "ppo"), num_envs=config.num_envs
+        policy, cfg.algorithm, train_seed(config.seed, "ppo"), num_envs=config.num_envs
     )
-    minibatches = -(-config.num_envs * phase.decisions // phase.algorithm.batch)
-    block = phase.algorithm.epochs * minibatches
+    minibatches = -(-config.num_envs * cfg.decisions // cfg.algorithm.batch)
+    block = cfg.algorithm.epochs * minibatches
     source = RolloutSource(
         env,
         copy.deepcopy(policy).eval(),
-        decisions=phase.decisions,
+        decisions=cfg.decisions,
         n_exec=config.n_exec,
-        gamma_step=phase.algorithm.gamma_step,
+        gamma_step=cfg.algorithm.gamma_step,
         seed=train_seed(config.seed, "collect") // 2,
         device=config.device,
     )
@@ -61,18 +59,13 @@ def assemble_online(session: Session, start: Start, policy: Module) -> Run:
         ),
         algorithm=algorithm,
         handle=PolicyHandle(max_staleness=block),
-        pacer=Pacer(finished=lambda at: at.env_steps >= phase.env_steps, updates=Always(block)),
+        pacer=Pacer(finished=lambda at: at.env_steps >= cfg.env_steps, updates=Always(block)),
         meter=Meter(),
         stage=session.timer.stage,
         counters=session.counters,
     )
     add_hooks(session, run, policy, start.eval_env, dict)
     return run
-
-
-def ppo_phase(config: RunConfig) -> PPOPhase:
-    """Returns the section of the run's method."""
-    return cast(PPOPhase, config.phase)
 
 
 PPO = Method(make_policy=make_policy, assemble=assemble, records=False)

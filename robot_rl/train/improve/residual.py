@@ -8,27 +8,28 @@ from robot_rl.policies.spec import SavedPolicy
 from robot_rl.train.assemble import generator
 from robot_rl.train.config import RunConfig
 from robot_rl.train.improve import off_policy
-from robot_rl.train.improve.method import Method, Module, Start
+from robot_rl.train.improve.config import ResidualPhase
+from robot_rl.train.improve.method import Method, Module, Start, settings_of
 from robot_rl.train.loop import Run
 from robot_rl.train.session import Session
 
 
 def make_policy(config: RunConfig, base: SavedPolicy) -> Module:
     """Returns the base with a head that does nothing yet."""
-    phase = config.residual
+    cfg = settings_of(config, ResidualPhase)
     return resolve("policy", "residual", at="residual")(
-        base, phase.head, phase.scale, generator=generator(config.seed, "head")
+        base, cfg.head, cfg.scale, generator=generator(config.seed, "head")
     )
 
 
 def assemble(session: Session, start: Start) -> tuple[Run, Module]:
     """Returns the loop of residual RL on a frozen base, and the policy whose head it trains."""
-    config = session.config
+    config, cfg = session.config, settings_of(session.config, ResidualPhase)
     policy = make_policy(config, start.base).to(config.device)
     algorithm = resolve("algorithm", "residual", at="residual")(
-        policy, config.residual.algorithm, train_seed(config.seed, "residual")
+        policy, cfg.algorithm, train_seed(config.seed, "residual")
     )
-    return off_policy.assemble(session, start, policy, algorithm, off_policy.steps(config.residual)), policy
+    return off_policy.assemble(session, start, policy, algorithm, off_policy.steps(cfg)), policy
 
 
 RESIDUAL = Method(make_policy=make_policy, assemble=assemble)

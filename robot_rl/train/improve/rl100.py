@@ -24,7 +24,7 @@ from robot_rl.train.config import RunConfig
 from robot_rl.train.evaluate import evaluate_in
 from robot_rl.train.improve import ppo
 from robot_rl.train.improve.config import RL100Phase
-from robot_rl.train.improve.method import Method, Module, Start
+from robot_rl.train.improve.method import Method, Module, Start, settings_of
 from robot_rl.train.improve.offline import learn_offline
 from robot_rl.train.loop import Run
 from robot_rl.train.session import Session
@@ -38,8 +38,8 @@ def assemble(session: Session, start: Start) -> tuple[Run, Module]:
 
 
 def _learn_offline(session: Session, start: Start, policy: Module) -> None:
-    config, phase = session.config, session.config.rl100
-    cfg = phase.offline
+    config, method = session.config, settings_of(session.config, RL100Phase)
+    cfg = method.offline
     iql = IQL(
         cfg.iql,
         feature_dim=policy.feature_dim,
@@ -49,7 +49,10 @@ def _learn_offline(session: Session, start: Start, policy: Module) -> None:
         device=config.device,
     )
     learner = resolve("algorithm", "chain_ppo", at="rl100")(
-        policy, offline_rates(phase), train_seed(config.seed, "offline ppo"), num_envs=config.num_envs
+        policy,
+        offline_rates(method),
+        train_seed(config.seed, "offline ppo"),
+        num_envs=config.num_envs,
     )
     score = (
         critic_score(config, start, policy, iql)
@@ -75,15 +78,16 @@ def _learn_offline(session: Session, start: Start, policy: Module) -> None:
     )
 
 
-def offline_rates(phase: RL100Phase) -> ChainPPOConfig:
+def offline_rates(method: RL100Phase) -> ChainPPOConfig:
     """Returns the settings of the offline steps: rate, range and KL are their own."""
-    own = {name: getattr(phase.offline, name) for name in ("actor_lr", "clip", "target_kl")}
-    return replace(phase.algorithm, clip_first=None, clip_high=None, **own)
+    own = {name: getattr(method.offline, name) for name in ("actor_lr", "clip", "target_kl")}
+    return replace(method.algorithm, clip_first=None, clip_high=None, **own)
 
 
 def critic_score(config: RunConfig, start: Start, policy: Module, iql: IQL) -> CriticScore:
     """Returns the gate's score by the critics, in states of the demonstrations."""
-    rng, states = np.random.default_rng(train_seed(config.seed, "gate")), config.rl100.offline.gate.states
+    rng = np.random.default_rng(train_seed(config.seed, "gate"))
+    states = settings_of(config, RL100Phase).offline.gate.states
     rows = rng.choice(len(start.episodes.reward), states)
     obs = {key: torch.from_numpy(value[rows]).to(config.device) for key, value in start.episodes.obs.items()}
     shape = (states, policy.horizon, policy.action_dim)
@@ -98,7 +102,7 @@ def simulator_score(session: Session, start: Start, policy: Module) -> Callable[
 
     Their seeds are the training's: neither quick evaluations nor the held-out episodes have them.
     """
-    config, episodes = session.config, session.config.rl100.offline.gate.episodes
+    config, episodes = session.config, settings_of(session.config, RL100Phase).offline.gate.episodes
     first = train_seed(config.seed, "gate") // 2
     seeds = np.arange(first, first + episodes, dtype=np.uint64)
 

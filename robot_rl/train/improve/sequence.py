@@ -17,7 +17,8 @@ from robot_rl.data.transitions import ChunkBatch, TransitionBatch
 from robot_rl.policies.spec import SavedPolicy
 from robot_rl.train.config import RunConfig
 from robot_rl.train.improve import direct, off_policy
-from robot_rl.train.improve.method import Method, Module, Start
+from robot_rl.train.improve.config import SequencePhase
+from robot_rl.train.improve.method import Method, Module, Start, settings_of
 from robot_rl.train.loop import Run
 from robot_rl.train.session import Session
 
@@ -32,21 +33,21 @@ def make_policy(config: RunConfig, base: SavedPolicy) -> Module:
 
 def assemble(session: Session, start: Start) -> tuple[Run, Module]:
     """Returns the loop of sequence RL, and the policy that acts with the learner's actor."""
-    config, phase = session.config, session.config.sequence
+    config, cfg = session.config, settings_of(session.config, SequencePhase)
     policy = make_policy(config, start.base).to(config.device)
     seed, decides = train_seed(config.seed, "sequence"), config.n_exec
     how: dict[str, Any] = {"features": policy.features, "device": config.device}
     sizes = policy.feature_dim, policy.action_dim
-    if phase.algorithm.credit == "steps":
+    if cfg.algorithm.credit == "steps":
         learner = resolve("algorithm", "sequence", at="sequence")(
-            *sizes, phase.algorithm, seed, decides=decides, **how
+            *sizes, cfg.algorithm, seed, decides=decides, **how
         )
-        draw = off_policy.chunks(phase, phase.n_step, prefixes=(1,))
+        draw = off_policy.chunks(cfg, cfg.n_step, prefixes=(1,))
     else:
         learner = resolve("algorithm", "actor_critic", at="sequence")(
-            sizes[0], decides * sizes[1], phase.algorithm, seed, **how
+            sizes[0], decides * sizes[1], cfg.algorithm, seed, **how
         )
-        draw = decisions(off_policy.chunks(phase, decides))
+        draw = decisions(off_policy.chunks(cfg, decides))
     return off_policy.assemble(session, start, policy, learner, draw), policy
 
 
@@ -63,7 +64,7 @@ def decisions(chunks: off_policy.Draw) -> off_policy.Draw:
         else:
             raise DatasetError(
                 "sequence: the newest steps cut all chunks short that were drawn. "
-                "Let the learner begin later: raise sequence.explore_steps."
+                "Let the learner begin later: raise method.explore_steps."
             )
         action = found.action.flatten(1)
         return TransitionBatch(

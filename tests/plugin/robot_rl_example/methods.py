@@ -12,7 +12,7 @@ from robot_rl.data.transitions import TransitionBatch
 from robot_rl.train.improve import off_policy
 from robot_rl.train.improve.config import DirectPhase
 from robot_rl.train.improve.direct import make_policy
-from robot_rl.train.improve.method import Method, Module, Start
+from robot_rl.train.improve.method import Method, Module, Start, settings_of
 from robot_rl.train.loop import Run
 from robot_rl.train.session import Session
 
@@ -21,7 +21,7 @@ from robot_rl.train.session import Session
 class ScaledPhase(DirectPhase):
     """Settings: those of `direct`, and the scale."""
 
-    name: ClassVar[str] = "settings"
+    kind: ClassVar[str] = "scaled"
     reward_scale: float = 1.0
 
     def __post_init__(self) -> None:
@@ -40,15 +40,14 @@ class ScaledActorCritic(ActorCritic):
 
 def assemble(session: Session, start: Start) -> tuple[Run, Module]:
     """Returns the loop, and the policy that it trains."""
-    config, phase = session.config, session.config.phase
-    assert isinstance(phase, ScaledPhase)
+    config, cfg = session.config, settings_of(session.config, ScaledPhase)
     policy: Any = make_policy(config, start.base).to(config.device)
     sizes = (policy.feature_dim, policy.action_dim)
     learner = ScaledActorCritic(
-        *sizes, phase.algorithm, train_seed(config.seed, "scaled"), features=policy.features
+        *sizes, cfg.algorithm, train_seed(config.seed, "scaled"), features=policy.features
     )
-    learner.scale = phase.reward_scale
-    return off_policy.assemble(session, start, policy, learner, off_policy.steps(phase)), policy
+    learner.scale = cfg.reward_scale
+    return off_policy.assemble(session, start, policy, learner, off_policy.steps(cfg)), policy
 
 
 SCALED = Method(make_policy=make_policy, assemble=assemble, settings=ScaledPhase)

@@ -30,16 +30,13 @@ ACTOR: dict[str, Any] = {
 }
 SMALL: dict[str, Any] = {
     "recipe": "small",
-    "method": "direct",
     "num_envs": 2,
     "n_exec": 4,
     "env": {"task": "reach", "horizon_s": 0.5, "num_threads": 1},
     "demos": {"episodes": 3},
     "policy": {"horizon": 8, "width": 16, "depth": 1, "time_dim": 8, "steps": 2},
     "bc": {"updates": 6, "batch": 8},
-    "direct": {**ACTOR, "pretrain_updates": 7},
-    "sequence": {**ACTOR, "algorithm": {**ACTOR["algorithm"], "n_step": 3, "model_width": 16}},
-    "qarl": {**ACTOR, "algorithm": {**ACTOR["algorithm"], "adversary": {"width": 16, "curriculum": 20}}},
+    "method": {"kind": "direct", **ACTOR, "pretrain_updates": 7},
     "evaluate": {"episodes": 4, "num_envs": 2, "every_env_steps": 20, "quick_episodes": 2},
     "checkpoint": {"every_s": 0.0, "every_steps": 2},
     "video": {"episodes": 0, "failures": 0},
@@ -66,13 +63,17 @@ def test_a_run_pretrains_warms_up_and_learns(tmp_path: Path) -> None:
     assert any(layer.abs().sum() > 0 for layer in policy.layers)
 
 
-WHOLE = {**SMALL["sequence"], "algorithm": {**SMALL["sequence"]["algorithm"], "credit": "decisions"}}
+def other(kind: str, **algorithm: Any) -> dict[str, Any]:
+    """Returns the settings of another method with that actor."""
+    return {"kind": kind, **ACTOR, "algorithm": {**ACTOR["algorithm"], **algorithm}}
+
+
 METHODS: dict[str, dict[str, Any]] = {
-    "direct": {},
-    "seldom": {"direct": {**SMALL["direct"], "publish_every": 7}},
-    "sequence": {"method": "sequence"},
-    "decisions": {"method": "sequence", "sequence": WHOLE},
-    "qarl": {"method": "qarl"},
+    "direct": SMALL["method"],
+    "seldom": {**SMALL["method"], "publish_every": 7},
+    "sequence": other("sequence", n_step=3, model_width=16),
+    "decisions": other("sequence", n_step=3, model_width=16, credit="decisions"),
+    "qarl": other("qarl", adversary={"width": 16, "curriculum": 20}),
 }
 
 
@@ -80,7 +81,7 @@ METHODS: dict[str, dict[str, Any]] = {
 def test_a_resumed_run_is_the_unbroken_one(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = run(small(tmp_path / "whole", **METHODS[name]))
+    whole = run(small(tmp_path / "whole", method=METHODS[name]))
     save, saved = RunSession.save, []
 
     def dies(self: RunSession, phase: str, loop: Any) -> None:
@@ -91,7 +92,7 @@ def test_a_resumed_run_is_the_unbroken_one(
 
     monkeypatch.setattr(RunSession, "save", dies)
     with pytest.raises(KeyboardInterrupt):
-        run(small(tmp_path / "broken", **METHODS[name]))
+        run(small(tmp_path / "broken", method=METHODS[name]))
     monkeypatch.setattr(RunSession, "save", save)
     (folder,) = (tmp_path / "broken").iterdir()
     broken = resume(folder)
@@ -107,7 +108,7 @@ def test_a_resumed_run_is_the_unbroken_one(
 @pytest.mark.parametrize("recipe", ["rlpd", "wsrl", "fast_td3", "fast_sac", "sequence", "qarl"])
 def test_recipes_are_read(recipe: str) -> None:
     config = load(RunConfig, [f"recipe={recipe}"], config_name="train")
-    assert config.method == (recipe if recipe in ("sequence", "qarl") else "direct")
+    assert config.method.kind == (recipe if recipe in ("sequence", "qarl") else "direct")
     assert config.recipe == recipe
     base = load(RunConfig, ["recipe=pick_cube"], config_name="train")
     if config.env.task == "pick_cube":  # the same demonstrations and base as the other methods have
@@ -123,9 +124,9 @@ def test_recipes_are_read(recipe: str) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("direct.pretrain_updates=-1", "direct.pretrain_updates: got -1, allowed: 0 or more"),
-        ("direct.algorithm.critic.drawn=9", "critic.drawn: got 9, allowed: at most critic.num"),
-        ("direct.algorithm.critic.value=c50", "allowed: one of"),
+        ("method.pretrain_updates=-1", "method.pretrain_updates: got -1, allowed: 0 or more"),
+        ("method.algorithm.critic.drawn=9", "critic.drawn: got 9, allowed: at most critic.num"),
+        ("method.algorithm.critic.value=c50", "allowed: one of"),
     ],
 )
 def test_mistakes_are_refused(change: str, message: str) -> None:
@@ -161,7 +162,7 @@ def test_a_decision_that_the_newest_step_cuts_short_is_none() -> None:
     assert found.reward.equal(3 * begin[:, 0] + 3)
     fresh = ReplayBuffer(40, 1, {"state": ((1,), np.float32)}, 1)
     fresh.add(counted(0))
-    with pytest.raises(DatasetError, match=r"cut all chunks short .* raise sequence\.explore_steps"):
+    with pytest.raises(DatasetError, match=r"cut all chunks short .* raise method\.explore_steps"):
         decisions(draw)(fresh, np.random.default_rng(0))
 
 

@@ -87,7 +87,8 @@ def test_the_policy_that_is_saved_or_looked_at_is_the_newest(
     monkeypatch.setattr(reach, "GOAL_RADIUS_M", 0.2)  # a policy that knows nothing sometimes gets there
     monkeypatch.setattr(phases, "learn", watched)
     monkeypatch.setattr(method, "quick_evaluation", look)
-    values = {**TINY, "method": name, name: SECTIONS[name], "checkpoint": {"every_s": 0.0, "every_steps": 30}}
+    values = {**TINY, "method": {"kind": name, **SECTIONS[name]}}
+    values["checkpoint"] = {"every_s": 0.0, "every_steps": 30}
     values["evaluate"] = {"episodes": 2, "num_envs": 2, "every_env_steps": 30, "quick_episodes": 2}
     summary = phases.run(replace(build(RunConfig, values), out=str(tmp_path)))
     (loop,) = loops
