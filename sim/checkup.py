@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from robot_rl.core.check import Check, State
 from robot_rl.core.registry import TABLE, resolve
 from robot_rl.sim.config import EnvConfig
-from robot_rl.sim.control import columns
 from robot_rl.sim.experts import action_for
 from robot_rl.sim.robots.loading import load_robot
 from robot_rl.sim.robots.robot import Robot
@@ -245,14 +244,12 @@ def _ways(
     """
     low, high = np.asarray(robot.limits.position_low_rad), np.asarray(robot.limits.position_high_rad)
     most = fastest * np.asarray(robot.limits.velocity_rad_s) / env.control_hz
-    joints = [env.backend.model.joint(name) for name in robot.arm_joints]
-    index = columns([int(joint.qposadr[0]) for joint in joints])
     qpos, control = env.backend.bind("qpos"), env.controller.control
     still = np.zeros(env.num_envs)
     aim = Aim(position_m=goal_m, yaw_rad=still, closed=still > 0)
     position = np.tile(np.asarray(robot.home_rad), (env.num_envs, 1))
     for _ in range(round(seconds * env.control_hz)):
-        qpos[:, index] = position
+        qpos[:, env.index.arm_qpos] = position
         env.backend.forward()
         tool = env.view["tool.pos"]
         yield np.linalg.norm(tool - goal_m, axis=1)

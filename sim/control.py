@@ -6,15 +6,14 @@ The servo closes part of the step (kp / kd = 10 per second for the Panda), like 
 controller with its set-point on a short lead.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from robot_rl.core.errors import ConfigError
 from robot_rl.sim.backends.backend import Backend
+from robot_rl.sim.model_index import ModelIndex, cross
 from robot_rl.sim.poses import compose
 from robot_rl.sim.robots.robot import Robot
 from robot_rl.sim.task import Control
@@ -36,23 +35,12 @@ class Controller:
     section 4 of the same text. Deviation: the posture is weighted, not optimised.
     """
 
-    def __init__(self, control: Control, robot: Robot, backend: Backend) -> None:
-        model = backend.model
-        joints = [model.joint(name).id for name in robot.arm_joints]
-        kinds = {int(model.jnt_type[j]) for j in joints}
-        if not kinds <= {int(mujoco.mjtJoint.mjJNT_HINGE), int(mujoco.mjtJoint.mjJNT_SLIDE)}:
-            raise ConfigError(f"robot {robot.name}: arm joints must be hinges or slides")
-        self.control, self.num_joints = control, len(joints)
-        self._joints = columns(joints)
-        self._qpos_index = columns([int(model.jnt_qposadr[j]) for j in joints])
-        self._is_hinge = (model.jnt_type[joints] == int(mujoco.mjtJoint.mjJNT_HINGE)).astype(float)[:, None]
-        self._all_hinges = bool(self._is_hinge.all())
+    def __init__(self, control: Control, robot: Robot, backend: Backend, index: ModelIndex) -> None:
+        self.control, self._index = control, index
+        self.num_joints = index.num_joints
         self._damping = _DAMPING**2 * np.eye(6)
         self._axis, self._anchor = backend.bind("xaxis"), backend.bind("xanchor")
         self._site_pos, self._site_mat = backend.bind("site_xpos"), backend.bind("site_xmat")
-        self._site = model.site(robot.tool_site).id
-        self._tool_body = int(model.site_bodyid[self._site])
-        self._body_from_tool = np.concatenate([model.site_pos[self._site], model.site_quat[self._site]])[None]
         self._body_pos, self._body_quat = backend.bind("xpos"), backend.bind("xquat")
         self._qpos = backend.bind("qpos")
         self._home = np.asarray(robot.home_rad)
@@ -61,7 +49,7 @@ class Controller:
             (robot.gripper_open - robot.gripper_closed) / 2,
         )
         self._names = action_names(control, robot)
-        self._home_mat = _home_orientation(model, robot)
+        self._home_mat = _home_orientation(backend.model, robot)
 
     @property
     def action_names(self) -> tuple[str, ...]:
@@ -69,12 +57,13 @@ class Controller:
 
     def joint_positions(self) -> Array:
         """Returns measured arm joint positions, (B, n)."""
-        return self._qpos[:, self._qpos_index]
+        return self._qpos[:, self._index.arm_qpos]
 
     def tool_poses(self, ids: Array) -> Array:
         """Returns where the tools of some simulations are, (n, 7) in the world."""
-        body = [self._body_pos[ids, self._tool_body], self._body_quat[ids, self._tool_body]]
-        return compose(np.concatenate(body, axis=1), self._body_from_tool)
+        body = self._index.tool_body
+        pose = np.concatenate([self._body_pos[ids, body], self._body_quat[ids, body]], axis=1)
+        return compose(pose, self._index.body_from_tool[None])
 
     def targets(self, action: Array, position: Array) -> Array:
         """Returns joint position targets (B, n) for the arm part of (B, A) actions."""
@@ -120,56 +109,23 @@ class Controller:
 
     def _jacobian_rows(self) -> Array:
         """Returns the transposed geometric Jacobian of every arm, (B, n, 6)."""
-        axis = self._axis[:, self._joints]
-        lever = self._site_pos[:, self._site, None, :] - self._anchor[:, self._joints]
-        rows = np.empty((len(axis), self.num_joints, 6))
-        if self._all_hinges:
-            _cross(axis, lever, out=rows[:, :, :3])
-            rows[:, :, 3:] = axis
-        else:
-            rows[:, :, :3] = self._is_hinge * _cross(axis, lever) + (1.0 - self._is_hinge) * axis
-            rows[:, :, 3:] = self._is_hinge * axis
-        return rows
+        return self._index.jacobian_rows(self._axis, self._anchor, self._site_pos[:, self._index.site])
 
     def _rotation(self, action: Array, out: Array) -> None:
         """Writes the world-frame rotation vector (B, 3): the commanded part, and the hold of the rest."""
-        rotation = self._site_mat[:, self._site].reshape(-1, 3, 3)
+        rotation = self._site_mat[:, self._index.site].reshape(-1, 3, 3)
         if self.control.rotation == "full":
             np.multiply(self.control.angular_rad, action[:, 3:6], out=out)
             return
         # The error vector between two frames is half the sum of their axes' cross products; to hold
         # the approach axis alone takes its own product, which has no part about that axis.
-        _cross(rotation[:, :, 2], self._home_mat[:, 2], out=out)
+        cross(rotation[:, :, 2], self._home_mat[:, 2], out=out)
         if self.control.rotation == "yaw":
             out *= _ROTATION_GAIN
             np.multiply(self.control.angular_rad, action[:, 3], out=out[:, 2])
             return
-        out += _cross(rotation[:, :, 0], self._home_mat[:, 0]) + _cross(
-            rotation[:, :, 1], self._home_mat[:, 1]
-        )
+        out += cross(rotation[:, :, 0], self._home_mat[:, 0]) + cross(rotation[:, :, 1], self._home_mat[:, 1])
         out *= 0.5 * _ROTATION_GAIN
-
-
-def columns(index: Sequence[int]) -> slice | Array:
-    """Returns a slice for consecutive columns, which costs no copy, or else an array of them."""
-    if not index:
-        return slice(0, 0)
-    first, last = index[0], index[-1]
-    return slice(first, last + 1) if list(index) == list(range(first, last + 1)) else np.array(index)
-
-
-def cells(rows: Array, columns: slice | Array) -> tuple[Array, slice | Array]:
-    """Returns the index of all given columns of the given rows."""
-    return (rows, columns) if isinstance(columns, slice) else (rows[:, None], columns)
-
-
-def _cross(a: Array, b: Array, out: Array | None = None) -> Array:
-    """Returns a x b over the last axis; np.cross costs three times as much on small arrays."""
-    out = np.empty_like(a) if out is None else out
-    np.subtract(a[..., 1] * b[..., 2], a[..., 2] * b[..., 1], out=out[..., 0])
-    np.subtract(a[..., 2] * b[..., 0], a[..., 0] * b[..., 2], out=out[..., 1])
-    np.subtract(a[..., 0] * b[..., 1], a[..., 1] * b[..., 0], out=out[..., 2])
-    return out
 
 
 def action_names(control: Control, robot: Robot) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from robot_rl.sim.control import columns
+from robot_rl.sim.model_index import ModelIndex
 from robot_rl.sim.robots.loading import load_robot
 
 Array = NDArray[Any]
@@ -22,26 +22,22 @@ class Kinematics:
         found = load_robot(robot)
         self._model = found.build().compile()
         self._data = mujoco.MjData(self._model)
-        joints = [self._model.joint(name).id for name in found.arm_joints]
-        self._qpos = columns([int(self._model.jnt_qposadr[j]) for j in joints])
-        self._dof = columns([int(self._model.jnt_dofadr[j]) for j in joints])
-        self._site = self._model.site(found.tool_site).id
+        self._index = ModelIndex(self._model, found)
 
     def tool_pose(self, position_rad: Array) -> Array:
         """Returns (7,): metres, quaternion (w, x, y, z), in the base frame."""
         self._place(position_rad)
         quaternion = np.empty(4)
-        mujoco.mju_mat2Quat(quaternion, self._data.site_xmat[self._site])
-        return np.concatenate([self._data.site_xpos[self._site], quaternion])
+        mujoco.mju_mat2Quat(quaternion, self._data.site_xmat[self._index.site])
+        return np.concatenate([self._data.site_xpos[self._index.site], quaternion])
 
     def jacobian(self, position_rad: Array) -> Array:
         """Returns (6, n): the tool's linear and angular velocity of each joint's, in the base frame."""
         self._place(position_rad)
-        whole = np.empty((6, self._model.nv))
-        mujoco.mj_jacSite(self._model, self._data, whole[:3], whole[3:], self._site)
-        return whole[:, self._dof]
+        data = self._data
+        tool_m = data.site_xpos[self._index.site]
+        return self._index.jacobian_rows(data.xaxis[None], data.xanchor[None], tool_m[None])[0].T
 
     def _place(self, position_rad: Array) -> None:
-        self._data.qpos[self._qpos] = position_rad
+        self._data.qpos[self._index.arm_qpos] = position_rad
         mujoco.mj_kinematics(self._model, self._data)
-        mujoco.mj_comPos(self._model, self._data)  # the Jacobian is about the centre of mass

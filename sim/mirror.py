@@ -18,7 +18,6 @@ from numpy.typing import ArrayLike, NDArray
 from robot_rl.core.errors import ConfigError
 from robot_rl.core.registry import resolve
 from robot_rl.hal.vector import Obs
-from robot_rl.sim.control import columns
 from robot_rl.sim.experts import Expert
 from robot_rl.sim.robots.loading import load_robot
 from robot_rl.sim.scene import tracked_bodies
@@ -47,11 +46,6 @@ class Mirror:
         self._qpos, self._qvel = bind("qpos")[0], bind("qvel")[0]
         self._mocap_pos, self._mocap_quat = bind("mocap_pos")[0], bind("mocap_quat")[0]
         self._body_pos, self._axis = bind("xpos")[0], bind("xaxis")[0]
-        joints = [model.joint(name) for name in self.robot.arm_joints]
-        self._arm_qpos = columns([int(joint.qposadr[0]) for joint in joints])
-        self._arm_qvel = columns([int(joint.dofadr[0]) for joint in joints])
-        fingers = [model.joint(name) for name in self.robot.finger_joints]
-        self._finger_qpos = columns([int(joint.qposadr[0]) for joint in fingers])
         self._place(model)
 
     def _place(self, model: mujoco.MjModel) -> None:
@@ -119,8 +113,9 @@ class Mirror:
                 f"needed: {', '.join(self.objects)}. Name their trackers in the station's `objects`."
             )
         self._qvel[:] = 0.0
-        self._qpos[self._arm_qpos], self._qvel[self._arm_qvel] = position_rad, velocity_rad_s
-        self._qpos[self._finger_qpos] = fingers
+        index = self.env.index
+        self._qpos[index.arm_qpos], self._qvel[index.arm_dof] = position_rad, velocity_rad_s
+        self._qpos[index.finger_qpos] = fingers
         moving = object_velocity_m_s or {}
         for name, mocap in self._mocap.items():
             self._mocap_pos[mocap], self._mocap_quat[mocap] = objects[name][:3], objects[name][3:]

@@ -17,7 +17,6 @@ from robot_rl.core.errors import DeviceError, require
 from robot_rl.core.registry import resolve
 from robot_rl.hal.arm import ArmState
 from robot_rl.sim.cameras import Camera, Renderer
-from robot_rl.sim.control import columns
 from robot_rl.sim.robots.loading import load_robot
 from robot_rl.sim.robots.robot import Robot
 from robot_rl.sim.scene import tracked_bodies
@@ -48,28 +47,21 @@ class MujocoPlant:
         require(friction_n_m >= 0, "friction_n_m", friction_n_m, "0 or more")
         self._robot: Robot = load_robot(robot or resolve("task", task, at="task").default_robot)
         self._env = SimVectorEnv(EnvConfig(task=task, robot=robot, num_threads=1), 1, autoreset="disabled")
-        self._backend, self._size = self._env.backend, image_size
+        self._backend, self._index, self._size = self._env.backend, self._env.index, image_size
         self._renderer: Renderer | None = None
         self._timestep_ns = round(1e9 * self._backend.model.opt.timestep)
         self._rest_ns = 0
         self._bind(self._backend.model)
         if friction_n_m:
-            self._backend.expand("dof_frictionloss")[:, self._dof] = friction_n_m
+            self._backend.expand("dof_frictionloss")[:, self._index.arm_dof] = friction_n_m
         self.reset(0)
 
     def _bind(self, model: mujoco.MjModel) -> None:
         robot, bind = self._robot, self._backend.bind
-        joints = [model.joint(name).id for name in robot.arm_joints]
-        self._dof = columns([int(model.jnt_dofadr[j]) for j in joints])
-        self._arm_qpos = columns([int(model.jnt_qposadr[j]) for j in joints])
-        self._finger_qpos = columns([int(model.joint(name).qposadr[0]) for name in robot.finger_joints])
-        self._servos = columns([model.actuator(name).id for name in robot.arm_actuators])
-        self._gripper_servo = columns([model.actuator(name).id for name in robot.gripper_actuators])
         self._qpos, self._qvel = bind("qpos")[0], bind("qvel")[0]
         self._ctrl, self._force = bind("ctrl")[0], bind("actuator_force")[0]
         self._body_pos, self._body_quat = bind("xpos")[0], bind("xquat")[0]
-        self._axis, self._anchor, self._joints = bind("xaxis")[0], bind("xanchor")[0], np.array(joints)
-        self._turns = (model.jnt_type[joints] == int(mujoco.mjtJoint.mjJNT_HINGE)).astype(float)
+        self._axis, self._anchor = bind("xaxis"), bind("xanchor")
         self._tracked = tracked_bodies(model, robot.arm_joints[0])
 
     @property
@@ -100,15 +92,18 @@ class MujocoPlant:
     @property
     def servo_s(self) -> Array:
         model = self._backend.model
-        stiffness, bias = model.actuator_gainprm[self._servos, 0], model.actuator_biasprm[self._servos]
-        return (model.dof_damping[self._dof] - bias[:, 2]) / stiffness
+        stiffness, bias = (
+            model.actuator_gainprm[self._index.arm_ctrl, 0],
+            model.actuator_biasprm[self._index.arm_ctrl],
+        )
+        return (model.dof_damping[self._index.arm_dof] - bias[:, 2]) / stiffness
 
     def command(self, target_rad: Array, gripper: float) -> None:
-        self._ctrl[self._servos] = target_rad
-        self._ctrl[self._gripper_servo] = gripper
+        self._ctrl[self._index.arm_ctrl] = target_rad
+        self._ctrl[self._index.gripper_ctrl] = gripper
 
     def targets(self) -> tuple[Array, float]:
-        return self._ctrl[self._servos].copy(), float(self._ctrl[self._gripper_servo].sum())
+        return self._ctrl[self._index.arm_ctrl].copy(), float(self._ctrl[self._index.gripper_ctrl].sum())
 
     def step(self, dt_s: float) -> None:
         # Whole nanoseconds: at 300 Hz a sum of floats would lose a physics step now and then.
@@ -123,19 +118,19 @@ class MujocoPlant:
             )
 
     def measure(self) -> ArmState:
-        effort = self._force[self._servos].copy()
+        effort = self._force[self._index.arm_ctrl].copy()
         if not self._has_moved:
             effort[:] = 0.0  # what is there is of the episode before
         return ArmState(
             stamp_ns=0,
-            position_rad=self._qpos[self._arm_qpos].copy(),
-            velocity_rad_s=self._qvel[self._dof].copy(),
+            position_rad=self._qpos[self._index.arm_qpos].copy(),
+            velocity_rad_s=self._qvel[self._index.arm_dof].copy(),
             effort_n_m=effort,
-            gripper=float(self._qpos[self._finger_qpos].mean()) if self.finger_names else 0.0,
+            gripper=float(self._qpos[self._index.finger_qpos].mean()) if self.finger_names else 0.0,
         )
 
     def fingers(self) -> Array:
-        return self._qpos[self._finger_qpos].copy()
+        return self._qpos[self._index.finger_qpos].copy()
 
     def objects(self) -> Mapping[str, Array]:
         return {
@@ -147,11 +142,7 @@ class MujocoPlant:
         return self._env.controller.tool_poses(np.zeros(1, int))[0]
 
     def jacobian(self) -> Array:
-        axis = self._axis[self._joints]
-        lever = self.tool_pose()[:3] - self._anchor[self._joints]
-        turns = self._turns[:, None]
-        linear = turns * np.cross(axis, lever) + (1.0 - turns) * axis
-        return np.concatenate([linear, turns * axis], axis=1).T
+        return self._index.jacobian_rows(self._axis, self._anchor, self.tool_pose()[None, :3])[0].T
 
     def state(self) -> Array:
         return self._env.get_state()[0]

@@ -19,13 +19,14 @@ from robot_rl.core.errors import ConfigError
 from robot_rl.core.names import chosen
 from robot_rl.core.registry import resolve
 from robot_rl.core.seeding import EpisodeRng
-from robot_rl.hal.safety import SafetyEnvelope, SafetyLimits
+from robot_rl.hal.safety import SafetyEnvelope
 from robot_rl.hal.vector import Obs, VectorEnv, next_episodes, row_mask
 from robot_rl.sim.backends.mujoco_cpu import MujocoCpu
 from robot_rl.sim.cameras import Camera, Renderer
 from robot_rl.sim.config import EnvConfig, check_num_envs, check_reward
-from robot_rl.sim.control import Controller, cells, columns
+from robot_rl.sim.control import Controller
 from robot_rl.sim.experts import Expert
+from robot_rl.sim.model_index import ModelIndex, cells
 from robot_rl.sim.poses import compose
 from robot_rl.sim.randomize import Randomizer
 from robot_rl.sim.robots.loading import load_robot
@@ -68,7 +69,9 @@ class SimVectorEnv(VectorEnv):
         self._task: Task = resolve("task", config.task, at="env.task")()
         self._robot: Robot = load_robot(config.robot or self._task.default_robot)
         self.backend = MujocoCpu(compile_task(self._task, self._robot), num_envs, config.num_threads)
-        self.controller = Controller(control_of(self._task, self._robot), self._robot, self.backend)
+        self.index = ModelIndex(self.backend.model, self._robot)
+        control = control_of(self._task, self._robot)
+        self.controller = Controller(control, self._robot, self.backend, self.index)
         self.view = View(self.backend.model, self.backend.bind("sensordata"), self._robot)
         self._describe(autoreset)
         self._bind()
@@ -111,21 +114,9 @@ class SimVectorEnv(VectorEnv):
         self._sensordata, self._qpos, self._qvel = (backend.bind(f) for f in ("sensordata", "qpos", "qvel"))
         self._ctrl, self._mocap_pos = backend.bind("ctrl"), backend.bind("mocap_pos")
         self._all_rows = np.arange(self.num_envs)
-        self._arm_ctrl = columns([model.actuator(name).id for name in robot.arm_actuators])
-        self._gripper_ctrl = columns([model.actuator(name).id for name in robot.gripper_actuators])
-        self._arm_qvel = columns([int(model.joint(name).dofadr[0]) for name in robot.arm_joints])
         self._qpos_at = {model.joint(i).name: int(model.jnt_qposadr[i]) for i in range(model.njnt)}
         self._mocap_at = {model.body(i).name: int(model.body_mocapid[i]) for i in range(model.nbody)}
-        self._arm_qpos = columns([self._qpos_at[name] for name in robot.arm_joints])
-        self._finger_qpos = columns([self._qpos_at[name] for name in robot.finger_joints])
-        limits = robot.limits
-        self.limits = SafetyLimits(
-            position_low_rad=limits.position_low_rad,
-            position_high_rad=limits.position_high_rad,
-            velocity_rad_s=limits.velocity_rad_s,
-            acceleration_rad_s2=limits.acceleration_rad_s2,
-            effort_n_m=limits.effort_n_m,
-        )
+        self.limits = robot.limits
         self.safety = SafetyEnvelope(self.limits, control_dt_s=1.0 / self.control_hz, num_envs=self.num_envs)
 
     # The step is the specification: act, simulate, judge, observe, reset.
@@ -139,7 +130,7 @@ class SimVectorEnv(VectorEnv):
     ) -> tuple[Obs, Array, Array, Array, dict[str, Any]]:
         """Advances the active envs by one control step; the others stay, with reward 0."""
         commanded, limited = self._command(actions, active)
-        target_rad = self._ctrl[:, self._arm_ctrl].copy()
+        target_rad = self._ctrl[:, self.index.arm_ctrl].copy()
         before = self.backend.state.copy()
         diverged = self.backend.step(self.num_substeps, active)
         if diverged.any():
@@ -183,16 +174,19 @@ class SimVectorEnv(VectorEnv):
             commanded[broken] = np.nan  # the whole row: safety then holds the arm, and the gripper stays
         position = self.controller.joint_positions()
         target = self.controller.targets(commanded, position)
-        safe, limited = self.safety.filter(target, position, self._qvel[:, self._arm_qvel], active)
+        safe, limited = self.safety.filter(target, position, self._qvel[:, self.index.arm_dof], active)
         commanded[broken] = 0.0
         gripper = self.controller.gripper(commanded)
         if active is None and not len(broken):
-            self._ctrl[:, self._arm_ctrl], self._ctrl[:, self._gripper_ctrl] = safe, gripper[:, None]
+            self._ctrl[:, self.index.arm_ctrl], self._ctrl[:, self.index.gripper_ctrl] = (
+                safe,
+                gripper[:, None],
+            )
         else:
             rows = self._all_rows if active is None else np.flatnonzero(active)
-            self._ctrl[cells(rows, self._arm_ctrl)] = safe[rows]
+            self._ctrl[cells(rows, self.index.arm_ctrl)] = safe[rows]
             gripped = np.setdiff1d(rows, broken)
-            self._ctrl[cells(gripped, self._gripper_ctrl)] = gripper[gripped, None]
+            self._ctrl[cells(gripped, self.index.gripper_ctrl)] = gripper[gripped, None]
         return commanded, limited
 
     def judge(self, is_valid: Array | bool = True) -> tuple[Array, Array, Array]:
@@ -270,7 +264,7 @@ class SimVectorEnv(VectorEnv):
         self.backend.clear(ids)
         self._randomizer.apply(ids, rng)
         self._place(ids, rng)
-        self.safety.reset(mask, self._ctrl[:, self._arm_ctrl])
+        self.safety.reset(mask, self._ctrl[:, self.index.arm_ctrl])
         self.backend.forward(ids)
         fresh = self._observe(ids)
         if keep is None or mask.all():
@@ -284,12 +278,12 @@ class SimVectorEnv(VectorEnv):
         robot, task = self._robot, self._task
         noise = rng.uniform(-task.joint_noise_rad, task.joint_noise_rad, size=len(robot.arm_joints))
         arm = np.asarray(robot.home_rad) + noise
-        self._qpos[cells(ids, self._arm_qpos)] = arm
+        self._qpos[cells(ids, self.index.arm_qpos)] = arm
         start = task.start(rng)
         fingers = robot.gripper_home if start.fingers is None else start.fingers
-        self._qpos[cells(ids, self._finger_qpos)] = fingers
-        self._ctrl[cells(ids, self._arm_ctrl)] = arm
-        self._ctrl[cells(ids, self._gripper_ctrl)] = robot.gripper_open
+        self._qpos[cells(ids, self.index.finger_qpos)] = fingers
+        self._ctrl[cells(ids, self.index.arm_ctrl)] = arm
+        self._ctrl[cells(ids, self.index.gripper_ctrl)] = robot.gripper_open
         for joint, value in start.joints.items():
             first = self._qpos_at[joint]
             self._qpos[ids, first : first + value.shape[1]] = value
@@ -305,7 +299,7 @@ class SimVectorEnv(VectorEnv):
         for joint, tool_from_thing in held.items():
             first = self._qpos_at[joint]
             self._qpos[ids, first : first + 7] = compose(world_from_tool, tool_from_thing)
-        self._ctrl[cells(ids, self._gripper_ctrl)] = self._robot.gripper_closed
+        self._ctrl[cells(ids, self.index.gripper_ctrl)] = self._robot.gripper_closed
         closing = np.zeros(self.num_envs, bool)
         closing[ids] = True
         self.backend.step(self.num_substeps, closing)
@@ -342,7 +336,7 @@ class SimVectorEnv(VectorEnv):
                 f"{self.task}.set_state: got rows of shape {np.shape(rows)}, need {self.backend.state.shape}"
             )
         self.backend.state[ids] = np.asarray(rows)[ids]
-        self.safety.reset(row_mask(mask, self.num_envs), self._ctrl[:, self._arm_ctrl])
+        self.safety.reset(row_mask(mask, self.num_envs), self._ctrl[:, self.index.arm_ctrl])
         self.backend.forward(ids)
         return self._observe()
 

@@ -28,7 +28,10 @@ _PER_JOINT = ("position_low_rad", "position_high_rad", "velocity_rad_s", "accele
 
 @dataclass(frozen=True, kw_only=True)
 class SafetyLimits:
-    """What an arm may do; one entry per arm joint in every joint list."""
+    """What an arm may do; one entry per arm joint in every joint list.
+
+    The names say radians, as nearly all joints turn; a slide's entries are in m, m/s, m/s^2 and N.
+    """
 
     position_low_rad: Floats
     """Lowest target positions."""

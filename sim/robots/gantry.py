@@ -16,11 +16,12 @@ import mujoco
 import numpy as np
 from mujoco import mjtGeom, mjtJoint
 
+from robot_rl.hal.safety import SafetyLimits
 from robot_rl.sim.robots.physics import physics_options
-from robot_rl.sim.robots.robot import JointLimits, Robot
+from robot_rl.sim.robots.robot import Robot
 from robot_rl.sim.robots.servo import add_finger_coupling, add_position_servo
 
-LIMITS = JointLimits(
+LIMITS = SafetyLimits(
     position_low_rad=(0.15, -0.45, 0.005, -3.0),
     position_high_rad=(0.85, 0.45, 0.45, 3.0),
     velocity_rad_s=(1.0, 1.0, 1.0, 3.0),

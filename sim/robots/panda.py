@@ -17,11 +17,12 @@ from dataclasses import dataclass
 import mujoco
 import numpy as np
 
+from robot_rl.hal.safety import SafetyLimits
 from robot_rl.sim.robots.physics import physics_options
-from robot_rl.sim.robots.robot import JointLimits, Robot
+from robot_rl.sim.robots.robot import Robot
 from robot_rl.sim.robots.servo import add_finger_coupling, add_position_servo
 
-LIMITS = JointLimits(
+LIMITS = SafetyLimits(
     position_low_rad=(-2.8973, -1.7628, -2.8973, -3.0718, -2.8973, -0.0175, -2.8973),
     position_high_rad=(2.8973, 1.7628, 2.8973, -0.0698, 2.8973, 3.7525, 2.8973),
     velocity_rad_s=(2.175, 2.175, 2.175, 2.175, 2.61, 2.61, 2.61),

@@ -5,48 +5,19 @@ the approach direction (out of the hand), y the direction the fingers open along
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import mujoco
 
 from robot_rl.core.errors import ModelError, nearest
+from robot_rl.hal.safety import SafetyLimits
 
 Floats = tuple[float, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class JointLimits:
-    """Limits of the arm joints, one entry per joint in the order of `Robot.arm_joints`.
-
-    The names say radians, as nearly all joints turn; a slide's entries are in m, m/s, m/s^2 and N.
-    """
-
-    position_low_rad: Floats
-    """Lowest joint positions."""
-    position_high_rad: Floats
-    """Highest joint positions."""
-    velocity_rad_s: Floats
-    """Largest joint speeds."""
-    acceleration_rad_s2: Floats
-    """Largest joint accelerations."""
-    effort_n_m: Floats
-    """Largest joint torques."""
-
-    def __post_init__(self) -> None:
-        sizes = {field.name: len(getattr(self, field.name)) for field in fields(self)}
-        if len(set(sizes.values())) != 1:
-            raise ModelError(f"limits: one entry per arm joint is needed in every list, got {sizes}.")
-        for low, high in zip(self.position_low_rad, self.position_high_rad, strict=True):
-            if not low < high:
-                raise ModelError(f"limits: position_low_rad {low} is not below position_high_rad {high}.")
-        for name in ("velocity_rad_s", "acceleration_rad_s2", "effort_n_m"):
-            if min(getattr(self, name), default=1.0) <= 0:
-                raise ModelError(f"limits.{name}: every entry must be positive, got {getattr(self, name)}.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Robot:
-    """One arm, with a gripper or with none: names in its MJCF, limits, home pose, and how to build it."""
+class RobotNames:
+    """One arm, with a gripper or with none: names in its MJCF, limits and home pose."""
 
     name: str
     """Name in the registry and in configuration."""
@@ -68,10 +39,8 @@ class Robot:
     """Arm joint positions at rest: the gripper above the table, pointing down."""
     gripper_home: float = 0.0
     """Gripper control value at rest."""
-    limits: JointLimits
-    """Limits of the arm joints; the compiled model's are equal (a test says so)."""
-    build: Callable[[], mujoco.MjSpec]
-    """Returns a fresh spec of the robot alone: base at the origin, z up, no scene."""
+    limits: SafetyLimits
+    """Limits of the arm; the compiled model's are equal (a test says so)."""
 
     def __post_init__(self) -> None:
         num_joints = len(self.arm_joints)
@@ -105,7 +74,15 @@ class Robot:
         return (self.gripper_actuator,) if self.gripper_actuator else ()
 
 
-def check_names(robot: Robot, spec: mujoco.MjSpec, *, actuators: bool = True) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Robot(RobotNames):
+    """One arm, and how to build it."""
+
+    build: Callable[[], mujoco.MjSpec]
+    """Returns a fresh spec of the robot alone: base at the origin, z up, no scene."""
+
+
+def check_names(robot: RobotNames, spec: mujoco.MjSpec, *, actuators: bool = True) -> None:
     """Raises ModelError if the spec lacks an element that `robot` names."""
     wanted = [("joint", (*robot.arm_joints, *robot.finger_joints), spec.joints)]
     if actuators:

@@ -13,23 +13,19 @@ collide with each other.
 import importlib
 import importlib.util
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, TypeVar, get_args, get_origin
 
 import mujoco
 import numpy as np
 import yaml
 
-from robot_rl.core.errors import ModelError, nearest
+from robot_rl.config.build import build
+from robot_rl.core.errors import ConfigError, ModelError, nearest
 from robot_rl.sim.robots.physics import physics_options
-from robot_rl.sim.robots.robot import Floats, JointLimits, Robot, check_names
+from robot_rl.sim.robots.robot import Floats, Robot, RobotNames, check_names
 from robot_rl.sim.robots.servo import add_finger_coupling, add_position_servo
 
-T = TypeVar("T")
-
-_ROBOT_KEYS = {field.name for field in fields(Robot)} - {"build"} | {"model"}
 _GRIPPER_KEYS = {"gripper_actuator", "gripper_open", "gripper_closed", "gripper_home", "finger_joints"}
 _GRIPPER_SERVO_KEYS = {"gripper_kp", "gripper_kd", "gripper_effort", "gripper_armature"}
 
@@ -92,6 +88,13 @@ class ModelSource:
     """Servos to use instead of the MJCF's actuators."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class RobotFile(RobotNames):
+    """What a robot file says."""
+
+    model: ModelSource
+
+
 def read_robot_file(path: Path) -> Robot:
     """Returns the robot that a YAML file describes; nothing is compiled yet.
 
@@ -107,20 +110,20 @@ def read_robot_file(path: Path) -> Robot:
         raise ModelError(f"{at}: not YAML: {error}") from error
     if not isinstance(content, Mapping):
         raise ModelError(f"{at}: a mapping of keys is needed, got {type(content).__name__}.")
-    values = {str(key): value for key, value in content.items()}
-    has_gripper = not _GRIPPER_KEYS.isdisjoint(values)
-    _check_keys(values, _ROBOT_KEYS, required=_ROBOT_KEYS - (set() if has_gripper else _GRIPPER_KEYS), at=at)
-    limits = _dataclass_from(JointLimits, values.pop("limits"), at=f"{at}, limits")
-    source = _source_from(values.pop("model"), has_gripper, at=f"{at}, model")
-    plain = _typed(Robot, values, at)
+    given = _GRIPPER_KEYS & content.keys()
+    if given and (missing := _GRIPPER_KEYS - given):
+        raise ModelError(f"{at}: missing {', '.join(sorted(missing))}.")
+    try:
+        found = build(RobotFile, {str(key): value for key, value in content.items()})
+    except ConfigError as error:
+        raise ModelError(f"{at}: {error}") from error
+    if found.model.servos is not None:
+        _check_gripper_servo(_GRIPPER_SERVO_KEYS & content["model"]["servos"].keys(), bool(given), at)
+    source, names = found.model, {field.name: getattr(found, field.name) for field in fields(RobotNames)}
     if source.builder is not None:
-        return Robot(limits=limits, build=_builder(source.builder, at), **plain)
+        return Robot(build=_builder(source.builder, at), **names)
 
-    def build() -> mujoco.MjSpec:
-        return _build(robot, source, path.parent)
-
-    robot = Robot(limits=limits, build=build, **plain)  # `build` closes over it
-    return robot
+    return Robot(build=lambda: _build(found, source, path.parent), **names)
 
 
 def locate(source: ModelSource, folder: Path, robot_name: str) -> Path:
@@ -141,7 +144,7 @@ def locate(source: ModelSource, folder: Path, robot_name: str) -> Path:
     return path
 
 
-def _build(robot: Robot, source: ModelSource, folder: Path) -> mujoco.MjSpec:
+def _build(robot: RobotNames, source: ModelSource, folder: Path) -> mujoco.MjSpec:
     """Loads, strips and completes the MJCF; then checks that names and limits are the file's."""
     spec = mujoco.MjSpec.from_file(str(locate(source, folder, robot.name)))
     spec.modelname = robot.name
@@ -213,7 +216,7 @@ def _set_collisions(spec: mujoco.MjSpec, touching: tuple[str, ...] | None) -> No
         geom.conaffinity = int(collides and wanted)
 
 
-def _add_tool(spec: mujoco.MjSpec, robot: Robot, tool: Tool) -> None:
+def _add_tool(spec: mujoco.MjSpec, robot: RobotNames, tool: Tool) -> None:
     body = spec.body(tool.body)
     if body is None:
         names = [body.name for body in spec.bodies[1:]]
@@ -232,7 +235,7 @@ def _add_tool(spec: mujoco.MjSpec, robot: Robot, tool: Tool) -> None:
     body.add_site(name=robot.tool_site, pos=tool.pos_m, quat=quat, group=4, size=(0.005, 0.005, 0.005))
 
 
-def _replace_actuators(spec: mujoco.MjSpec, robot: Robot, servos: Servos) -> None:
+def _replace_actuators(spec: mujoco.MjSpec, robot: RobotNames, servos: Servos) -> None:
     """Puts one servo on each arm joint, with the file's effort limits, and one on the gripper."""
     for actuator in list(spec.actuators):
         spec.delete(actuator)
@@ -288,7 +291,7 @@ def _reset_options(spec: mujoco.MjSpec) -> None:
     physics_options(spec)
 
 
-def _check_limits(robot: Robot, spec: mujoco.MjSpec) -> None:
+def _check_limits(robot: RobotNames, spec: mujoco.MjSpec) -> None:
     """The file's limits must be the model's, exactly: one set of numbers for simulation and driver."""
     rows = zip(robot.arm_joints, robot.limits.position_low_rad, robot.limits.position_high_rad, strict=True)
     for name, low, high in rows:
@@ -307,69 +310,15 @@ def _check_limits(robot: Robot, spec: mujoco.MjSpec) -> None:
             )
 
 
-def _source_from(value: object, has_gripper: bool, at: str) -> ModelSource:
-    if not isinstance(value, Mapping):
-        raise ModelError(f"{at}: a mapping is needed, got {value!r}.")
-    nested: dict[str, type] = {"tool": Tool, "servos": Servos}
-    filled = {
-        key: _dataclass_from(nested[key], entry, at=f"{at}.{key}") if key in nested else entry
-        for key, entry in value.items()
-    }
-    if "servos" in value:
-        given = _GRIPPER_SERVO_KEYS & set(value["servos"])
-        _check_gripper_servo(given, has_gripper, at=f"{at}.servos")
-    return _dataclass_from(ModelSource, filled, at=at)
-
-
 def _check_gripper_servo(given: set[str], has_gripper: bool, at: str) -> None:
-    if has_gripper and given != _GRIPPER_SERVO_KEYS:
-        raise ModelError(f"{at}: missing {', '.join(sorted(_GRIPPER_SERVO_KEYS - given))}.")
+    """Refuses half a servo of a gripper, and one for a gripper that the file does not name."""
+    if has_gripper and (missing := _GRIPPER_SERVO_KEYS - given):
+        raise ModelError(f"{at}: model.servos: missing {', '.join(sorted(missing))}.")
     if given and not has_gripper:
         raise ModelError(
-            f"{at}: got {', '.join(sorted(given))}, but the file names no gripper. Leave them out, or give "
-            f"{', '.join(sorted(_GRIPPER_KEYS))}."
+            f"{at}: model.servos: got {', '.join(sorted(given))}, but the file names no gripper. Leave them "
+            f"out, or give {', '.join(sorted(_GRIPPER_KEYS))}."
         )
-
-
-def _dataclass_from(kind: type[T], value: object, at: str) -> T:
-    if not isinstance(value, Mapping):
-        raise ModelError(f"{at}: a mapping is needed, got {value!r}.")
-    declared = fields(kind)  # pyright: ignore[reportArgumentType]
-    required = {field.name for field in declared if field.default is MISSING}
-    _check_keys(value, {field.name for field in declared}, required=required, at=at)
-    return kind(**_typed(kind, value, at))
-
-
-def _check_keys(value: Mapping[Any, Any], known: set[str], *, required: set[str], at: str) -> None:
-    for key in value:
-        if key not in known:
-            raise ModelError(f"{at}: no key {key!r}.{nearest(str(key), known)}")
-    missing = sorted(required - set(value))
-    if missing:
-        raise ModelError(f"{at}: missing {', '.join(missing)}.")
-
-
-def _typed(kind: type, values: Mapping[Any, Any], at: str) -> dict[str, Any]:
-    """Returns the values as the dataclass `kind` declares them: lists become tuples, numbers floats."""
-    declared = {field.name: field.type for field in fields(kind)}
-    return {str(key): _as_declared(declared[key], entry, f"{at}: {key}") for key, entry in values.items()}
-
-
-def _as_declared(declared: Any, value: Any, at: str) -> Any:
-    options = get_args(declared) if isinstance(declared, UnionType) else (declared,)
-    wanted = next(option for option in options if option is not NoneType)
-    if value is None and NoneType in options:
-        return None
-    if get_origin(wanted) is tuple:
-        element = get_args(wanted)[0]
-        if not isinstance(value, list):
-            raise ModelError(f"{at}: a list is needed, got {value!r}.")
-        return tuple(_as_declared(element, entry, at) for entry in value)
-    if wanted is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if not isinstance(value, wanted):
-        raise ModelError(f"{at}: a {wanted.__name__} is needed, got {value!r}.")
-    return value
 
 
 def _builder(target: str, at: str) -> Callable[[], mujoco.MjSpec]:

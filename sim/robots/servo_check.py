@@ -15,7 +15,7 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from robot_rl.sim.control import columns
+from robot_rl.sim.model_index import ModelIndex
 from robot_rl.sim.robots.robot import Robot
 
 Array = NDArray[Any]
@@ -67,14 +67,12 @@ class ServoCheck:
     def __init__(self, robot: Robot) -> None:
         self._robot = robot
         self._model = robot.build().compile()
-        joints = [self._model.joint(name) for name in robot.arm_joints]
-        self._qpos = columns([int(joint.qposadr[0]) for joint in joints])
-        self._dof = columns([int(joint.dofadr[0]) for joint in joints])
-        self._ctrl = columns([self._model.actuator(name).id for name in robot.arm_actuators])
+        index = ModelIndex(self._model, robot)
+        self._qpos, self._dof, self._ctrl = index.arm_qpos, index.arm_dof, index.arm_ctrl
         self._home = np.asarray(robot.home_rad)
         self._low = np.asarray(robot.limits.position_low_rad)
         self._high = np.asarray(robot.limits.position_high_rad)
-        self._is_slide = np.array([joint.type[0] == mujoco.mjtJoint.mjJNT_SLIDE for joint in joints])
+        self._is_slide = ~index.is_hinge
 
     @property
     def model(self) -> mujoco.MjModel:

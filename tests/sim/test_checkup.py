@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from robot_rl.core.errors import ConfigError
+from robot_rl.hal.safety import SafetyLimits
 from robot_rl.sim.checkup import Checkup, check_robot
 from robot_rl.sim.robots.loading import load_robot
 from robot_rl.sim.robots.physics import physics_options
-from robot_rl.sim.robots.robot import JointLimits, Robot
+from robot_rl.sim.robots.robot import Robot
 from robot_rl.sim.robots.servo import add_position_servo
 from robot_rl.sim.robots.servo_check import ServoCheck
 from tests.arms import write_arm
@@ -42,7 +43,7 @@ def lift_and_swing(gravcomp: float = 1.0, *, is_motor: bool = False) -> Robot:
             spec.actuator("swing").biasprm = np.zeros(mujoco.mjNBIAS)
         return spec
 
-    limits = JointLimits(
+    limits = SafetyLimits(
         position_low_rad=(-0.5, -1.0),
         position_high_rad=(0.5, 1.0),
         velocity_rad_s=(1.0, 1.0),

@@ -5,10 +5,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from robot_rl.core.errors import ConfigError
+from robot_rl.core.errors import ModelError
 from robot_rl.core.registry import table
 from robot_rl.sim.backends.mujoco_cpu import MujocoCpu
 from robot_rl.sim.control import Controller
+from robot_rl.sim.model_index import ModelIndex
 from robot_rl.sim.poses import compose, quaternion_product, rotate, yaw_quaternion
 from robot_rl.sim.robots.loading import load_robot
 from robot_rl.sim.task import Control
@@ -136,7 +137,7 @@ def controller_of(control: Control, robot: str = "gantry") -> Controller:
     loaded = load_robot(robot)
     backend = MujocoCpu(loaded.build().compile(), 2, 1)
     backend.forward()
-    return Controller(control, loaded, backend)
+    return Controller(control, loaded, backend, ModelIndex(backend.model, loaded))
 
 
 def test_joint_deltas_are_leads_over_the_measured_position() -> None:
@@ -169,8 +170,8 @@ def test_arms_of_other_joints_are_refused() -> None:
     spec = robot.build()
     spec.joint("yaw").type, spec.joint("yaw").range = mujoco.mjtJoint.mjJNT_BALL, [0.0, 3.0]
     spec.delete(spec.actuator("yaw"))
-    with pytest.raises(ConfigError, match="robot gantry: arm joints must be hinges or slides"):
-        Controller(Control(), robot, MujocoCpu(spec.compile(), 1, 1))
+    with pytest.raises(ModelError, match="robot gantry: arm joints must be hinges or slides"):
+        ModelIndex(spec.compile(), robot)
 
 
 def test_poses_compose() -> None:

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from robot_rl.core.errors import ModelError, UnknownComponentError
+from robot_rl.core.errors import ConfigError, ModelError, UnknownComponentError
 from robot_rl.core.registry import table
+from robot_rl.hal.safety import SafetyLimits
 from robot_rl.sim.robots.catalog import ROBOT_FILES
 from robot_rl.sim.robots.loading import load_robot
 from robot_rl.sim.robots.panda import LIMITS, PANDA
-from robot_rl.sim.robots.robot import JointLimits, Robot, check_names
+from robot_rl.sim.robots.robot import Robot, check_names
 
 ROBOTS = sorted(table("robot"))
 
@@ -220,15 +221,19 @@ def test_an_mjcf_may_keep_its_own_actuators(toy_file: Callable[..., str]) -> Non
 
 
 READING = [
-    ("arm_joints: [swing]", "arm_joint: [swing]", r"no key 'arm_joint'. Did you mean 'arm_joints'\?"),
-    ("tool_site: tool", "", "missing tool_site"),
-    ("arm_joints: [swing]", "arm_joints: swing", "arm_joints: a list is needed, got 'swing'"),
-    ("gripper_open: 0.04", "gripper_open: wide", "gripper_open: a float is needed, got 'wide'"),
-    ("kd: [1]", "kv: [1]", "model.servos: no key 'kv'. Known: .*kd, kp"),
-    ("  file: arm.xml", "  fil: arm.xml", r"model: no key 'fil'. Did you mean 'file'\?"),
-    ("velocity_rad_s: [2]", "velocity_rad_s: [0]", "limits.velocity_rad_s: every entry must be positive"),
+    ("arm_joints: [swing]", "arm_joint: [swing]", r"arm_joint: no such key. Did you mean 'arm_joints'\?"),
+    ("tool_site: tool", "", "tool_site: missing"),
+    ("arm_joints: [swing]", "arm_joints: swing", "arm_joints: got 'swing', allowed: a list"),
+    ("gripper_open: 0.04", "gripper_open: wide", "gripper_open: got 'wide', allowed: a number"),
+    ("kd: [1]", "kv: [1]", "model.servos.kv: no such key. Known in model.servos: kp, kd"),
+    ("  file: arm.xml", "  fil: arm.xml", r"model.fil: no such key. Did you mean 'model.file'\?"),
+    (
+        "velocity_rad_s: [2]",
+        "velocity_rad_s: [0]",
+        r"limits: safety.velocity_rad_s: got \(0.0,\), allowed: above 0",
+    ),
     ("velocity_rad_s: [2]", "velocity_rad_s: [2, 2]", "one entry per arm joint"),
-    ("position_low_rad: [-1]", "position_low_rad: [1]", "1.0 is not below position_high_rad 1.0"),
+    ("position_low_rad: [-1]", "position_low_rad: [1]", "1.0 must be below position_high_rad 1.0"),
     ("home_rad: [0.1]", "home_rad: [1.5]", r"home_rad of swing is 1.5, allowed is \[-1.0, 1.0\]"),
     ("home_rad: [0.1]", "home_rad: [0.1, 0]", "home_rad has 2 entries for 1 arm joints"),
     ("name: toy", "name: [", "not YAML"),
@@ -303,8 +308,8 @@ def test_a_missing_actuator_and_site_are_named() -> None:
 
 
 def test_limits_need_equal_lengths() -> None:
-    with pytest.raises(ModelError, match="one entry per arm joint"):
-        JointLimits(
+    with pytest.raises(ConfigError, match="one entry per arm joint"):
+        SafetyLimits(
             position_low_rad=LIMITS.position_low_rad,
             position_high_rad=LIMITS.position_high_rad[:6],
             velocity_rad_s=LIMITS.velocity_rad_s,
