@@ -12,6 +12,9 @@ QUICK ?=
 # They share fixtures with the tests, which no package installs.
 FAULTS := PYTHONPATH="$(CURDIR)" $(VENV)/bin/python tests/faults
 
+# What a machine without GPU and robot can run; speed claims are for `make bench`.
+USUAL := not benchmark and not gpu and not hardware
+
 help:
 	@echo "make setup    make $(VENV) and install everything (train and test do this by themselves)"
 	@echo "make train    a Panda arm learns to lift a cube; the last line is one JSON object"
@@ -35,7 +38,8 @@ train: $(READY)
 	$(VENV)/bin/robot-rl train recipe=pick_cube --json
 
 test: $(READY)
-	$(VENV)/bin/python -m pytest
+	$(VENV)/bin/python -m pytest -n auto -m "$(USUAL) and not slow and not alone"
+	$(VENV)/bin/python -m pytest -m "$(USUAL) and not slow and alone"
 
 test-faults: $(READY)
 ifeq ($(QUICK),)
@@ -55,7 +59,8 @@ else
 endif
 
 slow: $(READY)
-	$(VENV)/bin/python -m pytest -m "slow and not gpu and not hardware"
+	$(VENV)/bin/python -m pytest -n auto -m "$(USUAL) and slow and not alone"
+	$(VENV)/bin/python -m pytest -m "$(USUAL) and slow and alone"
 
 interop-peer: $(PEER)
 

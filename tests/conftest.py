@@ -15,6 +15,18 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch and numpy load: th
 os.environ.setdefault("MPLBACKEND", "Agg")
 
 
+_ALONE = ("real", "interop", "faults", "train/deploy", "train/test_async_source.py", "train/test_serve.py")
+"""Where tests keep time themselves or start processes that do: another test beside them takes it away."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    folders = [Path(__file__).parent / name for name in _ALONE]
+    for item in items:
+        if any(item.path.is_relative_to(folder) for folder in folders):
+            item.add_marker("alone")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def own_lease_file(tmp_path_factory: pytest.TempPathFactory):
     """Keeps tests, and the processes they start, from waiting for a training run on this machine."""
