@@ -45,6 +45,7 @@ LIGHT = (
     "robot_rl.hal",
     "robot_rl.sched",
     "robot_rl.real",
+    "robot_rl.testing",
 )
 HEAVY = ("torch", "mujoco", "lerobot", "transformers")
 
@@ -126,6 +127,13 @@ def test_no_file_imports_itself_by_way_of_others() -> None:
     files = {module_name(path): path for path in sources()}
     graph = TopologicalSorter({name: imports(path, files.keys() - {name}) for name, path in files.items()})
     graph.prepare()  # CycleError: it names one
+
+
+def test_fakes_stand_in_testing_and_nothing_else_ships_with_them() -> None:
+    others = [path for path in sources() if not module_name(path).startswith("robot_rl.testing")]
+    marks = ("class Fake", "robot_rl.testing")
+    texts = {relative(path): path.read_text(encoding="utf-8") for path in others}
+    assert [(name, mark) for name, text in texts.items() for mark in marks if mark in text] == []
 
 
 @pytest.mark.parametrize("folder", LINKS)

@@ -1,4 +1,4 @@
-"""Tiny configurations with random weights, for tests and examples: nothing is downloaded.
+"""What `robot-rl finetune size=tiny` makes: tiny VLAs with random weights; nothing is downloaded.
 
 The tokenizer is trained on the spot and the VLM's files are written to a folder, which is then named
 like any other: from there on, the code is the one that real weights take.

@@ -12,11 +12,11 @@ from gymnasium.vector import AutoresetMode
 
 from robot_rl.hal.conformance import ConformanceError, check_device, check_vector_env
 from robot_rl.hal.device import Fence, LeaseLike
-from robot_rl.hal.fake import FakeEnv, FakeRobot
 from robot_rl.hal.health import Health
 from robot_rl.hal.leased import LeasedEnv
 from robot_rl.hal.vector import Array, ChunkStep, Obs, VectorEnv
 from robot_rl.sim.vector import EnvConfig, SimVectorEnv
+from robot_rl.testing.devices import FakeEnv, FakeRobot
 from robot_rl.train.envs import simulation
 
 Step = tuple[Obs, Array, Array, Array, dict[str, Any]]

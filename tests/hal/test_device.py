@@ -9,10 +9,10 @@ import pytest
 from robot_rl.core.clock import ManualClock
 from robot_rl.core.errors import ConfigError, DeviceError, LeaseError, SafetyStopError
 from robot_rl.hal.device import DeviceSpec, Fence, LeaseLike
-from robot_rl.hal.fake import FakeEnv
 from robot_rl.hal.health import HealthMonitor
 from robot_rl.hal.leased import EnvDevice, LeasedEnv, open_under
 from robot_rl.hal.vector import Array
+from robot_rl.testing.devices import FakeEnv
 
 
 @dataclass(frozen=True)

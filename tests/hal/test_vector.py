@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from robot_rl.core.errors import ConfigError
-from robot_rl.hal.fake import FakeEnv
 from robot_rl.hal.vector import Array, given_seeds, row_mask
+from robot_rl.testing.devices import FakeEnv
 
 
 def chunk(num_envs: int, length: int) -> Array:

@@ -7,10 +7,10 @@ import pytest
 
 from robot_rl.core.errors import LeaseError
 from robot_rl.hal.device import DeviceSpec
-from robot_rl.hal.fake import FakeEnv
 from robot_rl.hal.leased import EnvDevice
 from robot_rl.sched.leases import LeaseStore
 from robot_rl.sched.opened import opened
+from robot_rl.testing.devices import FakeEnv
 
 SPEC = DeviceSpec(name="sim1", kind="sim", slots=2)
 

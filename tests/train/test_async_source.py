@@ -23,10 +23,10 @@ from robot_rl.core.errors import DeviceError
 from robot_rl.core.policy import ChunkSample, Policy
 from robot_rl.data.episode import SOURCES
 from robot_rl.data.store.reader import open_source
-from robot_rl.hal.fake import FakeEnv
 from robot_rl.hal.vector import Array
 from robot_rl.policies.executor import ChunkExecutor
 from robot_rl.sim.vector import EnvConfig, SimVectorEnv
+from robot_rl.testing.devices import FakeEnv
 from robot_rl.train import async_source, phases, session
 from robot_rl.train.async_source import ActorError, AsyncSource, _act, _Failure, _Inbox, _Weights
 from robot_rl.train.config import RunConfig

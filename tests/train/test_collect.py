@@ -21,12 +21,12 @@ from robot_rl.data.episodes import Episodes
 from robot_rl.data.keep import KeepConfig
 from robot_rl.data.lerobot.reader import Dataset
 from robot_rl.data.normalize import Normaliser
-from robot_rl.hal.fake import FakeEnv
 from robot_rl.hal.vector import Obs
 from robot_rl.policies.checkpoint import PolicyMeta, save_policy
 from robot_rl.policies.chunk import ChunkPolicyConfig, FlowPolicy
 from robot_rl.policies.spec import SavedPolicy
 from robot_rl.sim.vector import EnvConfig
+from robot_rl.testing.devices import FakeEnv
 from robot_rl.train.collect import Actor, Collection, collect, open_policy, policy_actor
 
 META = PolicyMeta(

@@ -11,8 +11,8 @@ from torch import Generator, Tensor, nn
 
 from robot_rl.core.policy import Chain, ChunkSample
 from robot_rl.data.rollout import EpisodeRollout, PPOBatch, Rollout
-from robot_rl.hal.fake import FakeEnv
 from robot_rl.sim.vector import EnvConfig
+from robot_rl.testing.devices import FakeEnv
 from robot_rl.train.envs import make_env
 from robot_rl.train.groups import AllOf, GroupExperience, GroupSource
 from robot_rl.train.sources import PolicyHandle

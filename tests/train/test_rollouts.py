@@ -10,7 +10,7 @@ from torch import Generator, Tensor, nn
 
 from robot_rl.core.policy import Chain, ChunkSample
 from robot_rl.data.rollout import PPOBatch, Rollout
-from robot_rl.hal.fake import FakeEnv
+from robot_rl.testing.devices import FakeEnv
 from robot_rl.train.rollouts import RolloutExperience, RolloutSource
 from robot_rl.train.sources import PolicyHandle
 

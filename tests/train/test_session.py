@@ -8,9 +8,9 @@ import pytest
 
 from robot_rl.core.errors import CheckpointError, LeaseError
 from robot_rl.hal.device import DeviceSpec, LeaseLike
-from robot_rl.hal.fake import FakeEnv
 from robot_rl.hal.leased import EnvDevice
 from robot_rl.hal.vector import VectorEnv
+from robot_rl.testing.devices import FakeEnv
 from robot_rl.train.session import RunSession
 
 CPU = DeviceSpec(name="cpu", kind="cpu", slots=4)

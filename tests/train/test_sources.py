@@ -8,8 +8,8 @@ import torch
 from torch import Generator, Tensor, nn
 
 from robot_rl.core.policy import ChunkSample, Mode, Policy
-from robot_rl.hal.fake import FakeEnv
 from robot_rl.policies.executor import ChunkExecutor
+from robot_rl.testing.devices import FakeEnv
 from robot_rl.train.sources import (
     EpisodeLog,
     PolicyHandle,

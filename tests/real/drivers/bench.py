@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from robot_rl.hal.arm import ArmState
-from robot_rl.real.drivers.fake import FakeArm
 from robot_rl.real.drivers.host import DRIVER_SOCKET, Host
 from robot_rl.real.link import connect
 from robot_rl.real.messages import Answer, Beat, Command, Control, Operation, Plan
+from robot_rl.testing.arm import FakeArm
 from tests.real.supervisor.rig import two_joint_station
 
 TIMEOUT_S = 10.0

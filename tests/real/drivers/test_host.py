@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from robot_rl.core.errors import DeviceError
-from robot_rl.hal.fake import protective_stop
-from robot_rl.real.drivers.fake import FakeArm
 from robot_rl.real.drivers.host import DRIVER_SOCKET, EXIT_NO_ARM, SENSORS_SOCKET, Host
 from robot_rl.real.link import Link, connect
 from robot_rl.real.messages import Answer, Command, Control, Frame, Plan
+from robot_rl.testing.arm import FakeArm
+from robot_rl.testing.devices import protective_stop
 from tests.real.drivers.bench import TIMEOUT_S, Bench, wait_for
 from tests.real.supervisor.rig import two_joint_station
 

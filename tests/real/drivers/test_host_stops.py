@@ -14,11 +14,11 @@ import pytest
 
 from robot_rl.core.errors import DeviceError
 from robot_rl.real.drivers import host as host_module
-from robot_rl.real.drivers.fake import FakeArm
 from robot_rl.real.drivers.host import EXIT_HUNG, Host
 from robot_rl.real.drivers.orders import Orders
 from robot_rl.real.link import Link, connect
 from robot_rl.real.messages import Answer, Command, Control, Plan
+from robot_rl.testing.arm import FakeArm
 from tests.real.drivers.bench import TIMEOUT_S, Bench, wait_for
 from tests.real.supervisor.rig import two_joint_station
 
@@ -390,7 +390,7 @@ PROCESS = """
 import sys, threading, time
 from pathlib import Path
 from robot_rl.real.drivers import host
-from robot_rl.real.drivers.fake import FakeArm
+from robot_rl.testing.arm import FakeArm
 from tests.real.supervisor.rig import two_joint_station
 
 class Arm(FakeArm):

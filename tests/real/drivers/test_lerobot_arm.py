@@ -14,10 +14,10 @@ import pytest
 
 from robot_rl.core.errors import ConfigError, DeviceError
 from robot_rl.real.drivers.estimate import VelocityEstimate
-from robot_rl.real.drivers.fake_feetech import OVERLOAD, FakeFeetechBus, FakeServo, frame
 from robot_rl.real.drivers.lerobot_arm import LeRobotArm, open_robot
 from robot_rl.real.messages import Command
 from robot_rl.real.station import LeRobotConfig
+from robot_rl.testing.feetech import OVERLOAD, FakeFeetechBus, FakeServo, frame
 from tests.real.supervisor.rig import two_joint_station
 
 TIMEOUT_S = 20.0

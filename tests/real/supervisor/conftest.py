@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from robot_rl.hal.fake import Behaviour
 from robot_rl.real.station import StationConfig
 from robot_rl.real.writer import Writer
+from robot_rl.testing.devices import Behaviour
 from tests.real.supervisor.rig import Rig, two_joint_station
 
 MakeRig = Callable[..., Rig]

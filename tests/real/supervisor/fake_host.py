@@ -8,9 +8,9 @@ import signal
 import sys
 from pathlib import Path
 
-from robot_rl.real.drivers.fake import FakeArm
 from robot_rl.real.drivers.host import Host
 from robot_rl.real.station import load_station
+from robot_rl.testing.arm import FakeArm
 
 
 class Calls(list[str]):

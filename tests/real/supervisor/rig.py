@@ -12,9 +12,7 @@ import numpy as np
 
 from robot_rl.core.clock import ManualClock
 from robot_rl.core.errors import DeviceError
-from robot_rl.hal.fake import Behaviour
 from robot_rl.hal.safety import SafetyLimits
-from robot_rl.real.drivers.fake import FakeArm
 from robot_rl.real.link import Link, Listener, connect
 from robot_rl.real.messages import Answer, Beat, Command, Control, Message, Operation, Plan, Status
 from robot_rl.real.station import GripperConfig, SimConfig, StationConfig, SupervisorConfig
@@ -22,6 +20,8 @@ from robot_rl.real.supervisor.clients import Clients
 from robot_rl.real.supervisor.log import Log
 from robot_rl.real.supervisor.supervisor import Supervisor
 from robot_rl.real.writer import Writer
+from robot_rl.testing.arm import FakeArm
+from robot_rl.testing.devices import Behaviour
 
 DT_S = 0.01
 """A cycle: 100 Hz."""

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from robot_rl.core.clock import ManualClock
-from robot_rl.hal.fake import Behaviour, drop, faulty, freeze, late, ok, protective_stop
 from robot_rl.hal.safety import SafetyEnvelope
 from robot_rl.real.messages import ArmState, Array, Plan
 from robot_rl.real.station import Ros2Config
 from robot_rl.real.supervisor.log import PHASES
 from robot_rl.real.supervisor.watchdog import Watchdog
+from robot_rl.testing.devices import Behaviour, drop, faulty, freeze, late, ok, protective_stop
 from tests.real.supervisor.conftest import MakeRig
 from tests.real.supervisor.rig import Peer, Rig, two_joint_station
 

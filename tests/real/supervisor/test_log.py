@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from robot_rl.core.errors import DeviceError
-from robot_rl.hal.fake import protective_stop
 from robot_rl.real.link import Link
 from robot_rl.real.messages import ArmState, Control, Message
 from robot_rl.real.station import Ros2Config
 from robot_rl.real.supervisor.plan import Aim
 from robot_rl.real.writer import Writer
+from robot_rl.testing.devices import protective_stop
 from tests.real.supervisor.conftest import MakeRig
 from tests.real.supervisor.rig import Peer, Rig, two_joint_station
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from robot_rl.core.clock import MonotonicClock
-from robot_rl.hal.fake import protective_stop
 from robot_rl.real.messages import ArmState, Operation
+from robot_rl.testing.devices import protective_stop
 from tests.real.supervisor.conftest import MakeRig
 from tests.real.supervisor.rig import two_joint_station
 

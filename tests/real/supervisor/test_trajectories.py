@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from robot_rl.core.errors import ConfigError
-from robot_rl.hal.fake import freeze
 from robot_rl.real.messages import Plan
 from robot_rl.real.station import Ros2Config, StationConfig
 from robot_rl.real.supervisor.pieces import Pieces
+from robot_rl.testing.devices import freeze
 from tests.real.supervisor.conftest import MakeRig
 from tests.real.supervisor.rig import Peer, Rig, two_joint_station
 

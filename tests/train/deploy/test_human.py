@@ -10,11 +10,11 @@ import pytest
 from robot_rl.core.errors import ConfigError, DeviceError, SafetyStopError
 from robot_rl.core.policy import Policy
 from robot_rl.data.replay import ReplayBuffer
-from robot_rl.hal.fake import FakeEnv
 from robot_rl.policies.executor import ChunkExecutor
 from robot_rl.real.teleop.intent import Array, Intent
 from robot_rl.real.teleop.nobody import Nobody
 from robot_rl.sim.vector import EnvConfig
+from robot_rl.testing.devices import FakeEnv
 from robot_rl.train.config import HumanConfig, RunConfig
 from robot_rl.train.deploy.human import Intervening
 from robot_rl.train.deploy.online import make_arm

@@ -8,7 +8,8 @@ import pytest
 from robot_rl.core.clock import ManualClock
 from robot_rl.core.errors import ConfigError, DeviceError, SafetyStopError, StaleObservationError
 from robot_rl.core.seeding import EpisodeRng
-from robot_rl.hal.fake import (
+from robot_rl.hal.vector import VectorEnv
+from robot_rl.testing.devices import (
     Behaviour,
     FakeEnv,
     FakeRobot,
@@ -19,7 +20,6 @@ from robot_rl.hal.fake import (
     ok,
     protective_stop,
 )
-from robot_rl.hal.vector import VectorEnv
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ import numpy as np
 
 from robot_rl.core.clock import Clock, MonotonicClock
 from robot_rl.core.errors import DeviceError
-from robot_rl.hal.fake import Behaviour, ok
 from robot_rl.real.messages import ArmState, Array, Command, Frame, Plan
 from robot_rl.real.station import StationConfig
+from robot_rl.testing.devices import Behaviour, ok
 
 
 class FakeArm:
