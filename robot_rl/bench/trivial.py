@@ -93,11 +93,13 @@ def actor_of(env: VectorEnv, name: str, seed: int) -> Expert:
             bias_m, noise_m = demos.bias_m, demos.noise_m
         return expert_of(env, bias_m=bias_m, noise_m=noise_m, run_seed=seed)[0]
     num_envs, size = env.num_envs, len(env.action_names)
-    rng, episode_seeds = np.random.default_rng(seed), cast("Any", env).episode_seeds
+    rng, any_env = np.random.default_rng(seed), cast("Any", env)
     acts: dict[str, Callable[[], NDArray[Any]]] = {
         "random": lambda: rng.uniform(-1.0, 1.0, (num_envs, size)),
         "hold": lambda: np.zeros((num_envs, size)),
-        "repeat": lambda: EpisodeRng(episode_seeds(), np.full(num_envs, _STREAM)).uniform(-1.0, 1.0, size),
+        "repeat": lambda: EpisodeRng(any_env.episode_seeds(), np.full(num_envs, _STREAM)).uniform(
+            -1.0, 1.0, size
+        ),
     }
     return Actor(acts[name])
 

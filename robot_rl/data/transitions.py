@@ -213,20 +213,32 @@ class StepSource(Protocol):
 
 
 class Mixture:
-    """Batches made from several buffers or pools in fixed shares."""
+    """Batches made from several buffers or pools, each with its share of the rows."""
 
-    def __init__(self, parts: Mapping[str, tuple[StepSource, float]]) -> None:
-        """Args: parts: what to draw from and its share, by name; the shares sum to 1."""
+    def __init__(self, parts: Mapping[str, tuple[StepSource, float | None]]) -> None:
+        """Args: parts: what to draw from and its share, by name; the shares sum to 1.
+
+        Those whose share is None divide what the others leave: each of their steps is as likely as any other.
+        """
         shares = {name: share for name, (_, share) in parts.items()}
-        if min(shares.values()) < 0 or abs(sum(shares.values()) - 1.0) > 1e-6:
-            raise ValueError(f"mixture: got shares {shares}, allowed: none below 0, summing to 1")
-        self._parts = dict(parts)
+        fixed = [share for share in shares.values() if share is not None]
+        total, is_open = sum(fixed), len(fixed) < len(shares)
+        if min(fixed, default=0) < 0 or (total >= 1 if is_open else abs(total - 1.0) > 1e-6):
+            allowed = "summing to less than 1 beside None" if is_open else "summing to 1"
+            raise ValueError(f"mixture: got shares {shares}, allowed: none below 0, {allowed}")
+        self._parts, self._open = dict(parts), 1.0 - total
         self.names = tuple(parts)
         """What `Origin.pool` counts."""
 
     def counts(self, batch_size: int) -> dict[str, int]:
         """Returns the rows of each part: exact shares, rounded so that they sum to the batch."""
-        rows = exact_counts([share for _, share in self._parts.values()], batch_size)
+        steps = {name: len(part) for name, (part, share) in self._parts.items() if share is None}
+        total = max(1, sum(steps.values()))
+        shares = [
+            self._open * steps[name] / total if share is None else share
+            for name, (_, share) in self._parts.items()
+        ]
+        rows = exact_counts(shares, batch_size)
         return dict(zip(self._parts, rows.tolist(), strict=True))
 
     def sample(

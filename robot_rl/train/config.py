@@ -84,6 +84,7 @@ class BCPhase:
     """Behaviour cloning of the base policy."""
 
     updates: int = 4000
+    """0 leaves the base as it is drawn: for methods that learn it themselves, as `chunked` does."""
     batch: int = 256
     algorithm: BCConfig = field(default_factory=BCConfig)
     policy: str | None = None
@@ -91,7 +92,7 @@ class BCPhase:
     small VLA (`<finetune run>/policy`). It says itself what it is: the section `policy` is not read."""
 
     def __post_init__(self) -> None:
-        require(self.updates >= 1, "bc.updates", self.updates, "1 or more")
+        require(self.updates >= 0, "bc.updates", self.updates, "0 or more")
         require(self.batch >= 1, "bc.batch", self.batch, "1 or more")
 
 
@@ -198,12 +199,15 @@ class EvaluateConfig:
     """Batch size of every evaluation: part of what makes a repetition exact."""
     every_env_steps: int = 10_000
     """Control steps between quick evaluations during RL, on seeds of their own; 0 means never."""
+    every_updates: int = 0
+    """The same for what a method learns before its first control step, in learner updates."""
     quick_episodes: int = 50
 
     def __post_init__(self) -> None:
         require(1 <= self.episodes <= 10_000, "evaluate.episodes", self.episodes, "1 to 10000")
         require(self.num_envs >= 1, "evaluate.num_envs", self.num_envs, "1 or more")
         require(self.every_env_steps >= 0, "evaluate.every_env_steps", self.every_env_steps, "0 or more")
+        require(self.every_updates >= 0, "evaluate.every_updates", self.every_updates, "0 or more")
         quick = self.quick_episodes
         require(1 <= quick <= 10_000, "evaluate.quick_episodes", quick, "1 to 10000")
 
@@ -398,7 +402,7 @@ class RunConfig:
 
     def _check_shares(self) -> None:
         method = self.method
-        shares = {"method.demo_ratio": method.demo_ratio} if isinstance(method, OffPolicyPhase) else {}
+        shares = {"method.demo_ratio": method.demo_ratio or 0} if isinstance(method, OffPolicyPhase) else {}
         if self.replay.reuse:
             shares["replay.reuse_ratio"] = self.replay.reuse_ratio
         if self.human.input != "none":

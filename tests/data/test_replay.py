@@ -302,6 +302,17 @@ def test_a_mixture_has_exact_counts() -> None:
     }
 
 
+def test_parts_without_a_share_divide_the_rest_by_their_steps() -> None:
+    demo, online, person = (ReplayBuffer(20, 1, SHAPES, 1) for _ in range(3))
+    mixture = Mixture({"person": (person, 0.25), "demo": (demo, None), "online": (online, None)})
+    for _ in range(3):
+        demo.add(step(1))
+    assert mixture.counts(16) == {"person": 4, "demo": 12, "online": 0}
+    online.add(step(2))
+    # Three quarters of 16 rows, of which 1 of 4 steps is online.
+    assert mixture.counts(16) == {"person": 4, "demo": 9, "online": 3}
+
+
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
@@ -346,6 +357,13 @@ def test_a_mixture_has_exact_counts() -> None:
             lambda: Mixture({"a": (ReplayBuffer(9, 1, SHAPES, 1), 0.4)}),
             ValueError,
             r"got shares \{'a': 0.4\}, allowed: none below 0, summing to 1",
+        ),
+        (
+            lambda: Mixture(
+                {"a": (ReplayBuffer(9, 1, SHAPES, 1), 1.0), "b": (ReplayBuffer(9, 1, SHAPES, 1), None)}
+            ),
+            ValueError,
+            "allowed: none below 0, summing to less than 1 beside None",
         ),
     ],
 )

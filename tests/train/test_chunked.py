@@ -2,15 +2,19 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from robot_rl.algos.chunk_q import ChunkQ
 from robot_rl.config import build
 from robot_rl.core.errors import ConfigError
+from robot_rl.data.demos import load_episodes
+from robot_rl.data.normalize import Normaliser
 from robot_rl.policies.checkpoint import load_policy
+from robot_rl.policies.chunk import FlowPolicy
 from robot_rl.telemetry.metrics import read_metrics
+from robot_rl.train.assemble import generator
 from robot_rl.train.config import RunConfig
 from robot_rl.train.improve.config import ChunkedPhase
 from robot_rl.train.improve.method import settings_of
@@ -95,6 +99,44 @@ def test_it_may_learn_offline_alone(tmp_path: Path) -> None:
     neither = replace(settings_of(config, ChunkedPhase), env_steps=0, offline_updates=0)
     summary = run(replace(small(tmp_path / "neither"), method=neither))
     assert summary.final_digest == summary.base_digest
+
+
+def test_it_looks_on_while_it_learns_from_data_alone(tmp_path: Path) -> None:
+    config = small(tmp_path, actor="fql")
+    looks = replace(config.evaluate, every_updates=6)
+    learned = run(replace(config, evaluate=looks, method=replace(config.method, env_steps=0)))
+    rows = [row for row in read_metrics(folder_of(tmp_path) / "metrics.jsonl") if "eval/success" in row]
+    # Each sixth of 20 updates, and what came of them; none of it changes what is learned.
+    assert [(row["phase"], row["updates"]) for row in rows] == [
+        ("base", 0),
+        *[("chunked", updates) for updates in (6, 12, 18, 20)],
+        ("final", 0),
+    ]
+    blind = run(replace(small(tmp_path / "blind", actor="fql"), method=replace(config.method, env_steps=0)))
+    assert learned.final_digest == blind.final_digest
+
+
+def test_a_base_may_stay_as_it_is_drawn_and_every_step_count_the_same(tmp_path: Path) -> None:
+    config = small(tmp_path, actor="fql")
+    stages = ("demos", "clone", "online", "evaluate")
+    method = replace(settings_of(config, ChunkedPhase), demo_ratio=None)
+    summary = run(replace(config, stages=stages, bc=replace(config.bc, updates=0), method=method))
+    assert (summary.base_success, summary.env_steps) == (None, 40)
+    folder = folder_of(tmp_path)
+    base, episodes = (
+        cast("FlowPolicy", load_policy(folder / "policy/base")[0]),
+        load_episodes(folder / "demos"),
+    )
+    drawn = FlowPolicy(
+        config.policy,
+        state_dim=base.state_dim,
+        action_dim=base.action_dim,
+        normaliser=Normaliser.fit(episodes.obs, episodes.action),
+        generator=generator(config.seed, "policy"),
+    )
+    assert all(
+        value.equal(drawn.state_dict()[name]) for name, value in cast("Any", base).state_dict().items()
+    )
 
 
 def test_the_base_has_to_be_a_flow(tmp_path: Path) -> None:

@@ -35,10 +35,11 @@ def test_a_written_config_is_read_back_equal(tmp_path: Path) -> None:
             {"demos": {"path": "/no/such"}},
             "demos.path: no folder '/no/such'. Make one with `robot-rl collect",
         ),
-        ({"bc": {"updates": 0}}, "bc.updates: got 0, allowed: 1 or more"),
+        ({"bc": {"updates": -1}}, "bc.updates: got -1, allowed: 0 or more"),
         ({"bc": {"algorithm": {"lr": 0.0}}}, "bc.algorithm.lr: got 0.0, allowed: above 0"),
         ({"method": {"utd": 0.0}}, "method.utd: got 0.0, allowed: above 0, at most 64"),
-        ({"method": {"demo_ratio": 1.0}}, "method.demo_ratio: got 1.0, allowed: 0 to below 1"),
+        ({"method": {"demo_ratio": 1.0}}, "method.demo_ratio: got 1.0, allowed: 0 to below 1, or null"),
+        ({"evaluate": {"every_updates": -1}}, "evaluate.every_updates: got -1, allowed: 0 or more"),
         ({"method": {"scale": 0.0}}, "method.scale: got 0.0, allowed: above 0, at most 1"),
         (
             {"method": {"publish_every": 10, "max_staleness": 5}},

@@ -83,8 +83,8 @@ class OffPolicyPhase(ImprovePhase):
     utd: float = 1.0
     """Learner updates per control step."""
     batch: int = 256
-    demo_ratio: float = 0.5
-    """Share of each batch that comes from the demonstrations."""
+    demo_ratio: float | None = 0.5
+    """Share of each batch that comes from the demonstrations; null: as large as their share of all steps."""
     explore_steps: int = 2000
     """Control steps of the first policy with exploration noise before the learner starts."""
     capacity: int = 200_000
@@ -98,7 +98,7 @@ class OffPolicyPhase(ImprovePhase):
         super().__post_init__()
         self._require("utd", 0 < self.utd <= 64, "above 0, at most 64")
         self._require("batch", self.batch >= 2, "2 or more")
-        self._require("demo_ratio", 0 <= self.demo_ratio < 1, "0 to below 1")
+        self._require("demo_ratio", 0 <= (self.demo_ratio or 0) < 1, "0 to below 1, or null")
         self._require("explore_steps", self.explore_steps >= 0, "0 or more")
         self._require("capacity", self.capacity >= 1000, "1000 or more")
         bound = self.max_staleness
@@ -269,7 +269,7 @@ class LatentPhase(OffPolicyPhase):
 
     kind: ClassVar[str] = "latent"
     bases: ClassVar[tuple[str, ...]] = (*DENOISING, *FINETUNED)
-    demo_ratio: float = 0.0
+    demo_ratio: float | None = 0.0
     """Of demonstrations nobody knows the noise: only algorithm.variant=na can learn from them."""
     actor: LatentActorConfig = field(default_factory=LatentActorConfig)
     algorithm: LatentConfig = field(default_factory=LatentConfig)
@@ -346,7 +346,7 @@ class DirectPhase(ActorPhase):
 
     @property
     def needs(self) -> tuple[str, ...]:
-        return (DEMONSTRATIONS,) if self.demo_ratio > 0 or self.pretrain_updates else ()
+        return (DEMONSTRATIONS,) if self.demo_ratio != 0 or self.pretrain_updates else ()
 
 
 @dataclass(frozen=True, kw_only=True)

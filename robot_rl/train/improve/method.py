@@ -119,7 +119,7 @@ def quick_evaluation(session: Session, policy: Module, eval_env: VectorEnv) -> N
         result = evaluate_in(eval_env, policy, seeds=seeds, n_exec=config.n_exec, device=config.device)
     session.write(config.method.kind, eval_metrics(result))
     if session.progress is not None:
-        session.progress.update(session.counters.env_steps, **result.shown())
+        session.progress.update(session.progress.done, **result.shown())
 
 
 def _forgone(run: Run) -> dict[str, float]:

@@ -126,9 +126,9 @@ def _replay(config: RunConfig, start: Start, draw: Draw, latent_dim: int) -> Rep
         phase.capacity, config.num_envs, shapes, episodes.action.shape[1], latent_dim=latent_dim
     )
     how: dict[str, Any] = {"n_exec": config.n_exec, "device": config.device}
-    parts: dict[str, tuple[StepSource, float]] = {}
+    parts: dict[str, tuple[StepSource, float | None]] = {}
     earlier = None
-    if phase.demo_ratio > 0:
+    if phase.demo_ratio != 0:
         demos = relabelled(episodes, base, **how, seed=train_seed(seed, "relabel"))
         parts["demo"] = (demos, phase.demo_ratio)
     if config.replay.reuse:
@@ -138,7 +138,7 @@ def _replay(config: RunConfig, start: Start, draw: Draw, latent_dim: int) -> Rep
         parts["earlier"] = (earlier, config.replay.reuse_ratio)
     if config.human.input != "none" and config.human.ratio > 0:
         parts["human"] = (OfSource(online, "human"), config.human.ratio)
-    share = 1.0 - sum(share for _, share in parts.values())
+    share = None if phase.demo_ratio is None else 1.0 - sum(share or 0.0 for _, share in parts.values())
     sampler = Mixture({**parts, "online": (online, share)}) if parts else online
     return ReplayExperience(
         online,

@@ -13,7 +13,7 @@ from robot_rl.train.hooks import updates
 from robot_rl.train.improve.method import Module, Start, quick_evaluation
 from robot_rl.train.improve.off_policy import Draw
 from robot_rl.train.loop import Hook
-from robot_rl.train.schedule import Every
+from robot_rl.train.schedule import Counters, Every
 from robot_rl.train.session import Session, learn
 
 
@@ -27,7 +27,7 @@ def learn_offline(
     *,
     phase: str = "",
 ) -> None:
-    """Takes `budget` updates, in a loop with checkpoints of its own, and looks at what came of them.
+    """Takes `budget` updates, in a loop with checkpoints of its own, and looks at what comes of them.
 
     In a run that is resumed after its first control step nothing is done: the checkpoint of the loop
     that collects holds what was learned here.
@@ -56,7 +56,18 @@ def learn_offline(
         device=config.device,
     )
     run = assemble_offline(session, phase, experience, algorithm, budget)
-    leases = Hook("leases", Every(100), updates, lambda at: session.check_leases())
-    run.pacer.hooks = [leases, *run.pacer.hooks]
+    run.pacer.hooks = [*_hooks(session, policy, start, budget), *run.pacer.hooks]
     learn(session, run, phase, budget, unit="updates")
     quick_evaluation(session, policy, start.eval_env)
+
+
+def _hooks(session: Session, policy: Module, start: Start, budget: int) -> list[Hook]:
+    """Returns what is due beside metrics and checkpoints; the last look comes after the loop."""
+    every = session.config.evaluate.every_updates
+
+    def look(at: Counters) -> None:
+        if at.updates < budget:
+            quick_evaluation(session, policy, start.eval_env)
+
+    leases = Hook("leases", Every(100), updates, lambda at: session.check_leases())
+    return [leases, Hook("evaluate", Every(every), updates, look)] if every else [leases]
