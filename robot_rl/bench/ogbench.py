@@ -5,49 +5,37 @@ cube-double QC-FQL .42 offline and .99 after .5M control steps, FQL (h = 1) .32 
 .66, of 32 actions .67 offline. Deviations: data from the same oracle but fewer steps of it, networks and
 budgets as set, the default task of the environment.
 
-Every (h, seed) has a folder with its checkpoints and its row; a repeated call goes on where the last one
-ended, whether it was cut short or ran out of `minutes`. A checkpoint holds all but the simulation: after a
-cut the episode that was under way is begun anew.
+Every (h, seed) is a run of `robot-rl train recipe=offline` in a folder of its own: the play is its
+demonstrations, the task its environment. A repeated call goes on where the last one ended, whether it was cut
+short or ran out of `minutes`; what came after the last checkpoint, a minute of work at most, is done again.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
+from robot_rl.bench.ogbench_env import TASKS, env_id
+from robot_rl.bench.ogbench_play import play_of
+from robot_rl.bench.trials import Training, check_plan, over_seeds
+from robot_rl.bench.trivial import solved
+from robot_rl.core.errors import StorageError, require
+from robot_rl.core.files import make_folder, read_json, write_json
+from robot_rl.data.demos import load_episodes
+from robot_rl.sched.opened import opened
+from robot_rl.sim.vector import EnvConfig
+from robot_rl.telemetry.metrics import FILE_NAME, read_metrics
+from robot_rl.telemetry.progress import ProgressDisplay
+from robot_rl.train.envs import simulation
 
-from robot_rl.algos.chunk_critics import ChunkCriticConfig, ChunkCritics
-from robot_rl.algos.chunk_q import ChunkQ, ChunkQConfig
-from robot_rl.bench.ogbench_env import ACTIONS, Cubes
-from robot_rl.bench.trials import check_plan, over_seeds
-from robot_rl.core.errors import require
-from robot_rl.core.files import make_folder, write_json
-from robot_rl.core.seeding import eval_seeds, train_seed
-from robot_rl.data.episodes import Episodes
-from robot_rl.data.normalize import Normaliser
-from robot_rl.data.replay import Mixture, ReplayBuffer, StepBatch
-from robot_rl.data.transitions import ChunkBatch
-from robot_rl.policies.best_of_n import BestOfN
-from robot_rl.policies.chunk import ChunkPolicyConfig, FlowPolicy
-from robot_rl.policies.executor import ChunkExecutor
-from robot_rl.policies.one_step import OneStepPolicy
-from robot_rl.train.checkpoint import CheckpointStore
-
-Module = Any
-"""A policy that is a `torch.nn.Module` as well; Python has no type for both."""
-
-Act = Callable[[NDArray[Any]], NDArray[Any]]
-"""Returns the action (A,) for an observation."""
-
-_SAVE_EVERY_S = 120.0
+_METHOD = "chunked"
+"""Section of its settings, and phase of its metrics."""
 _GAMMA = 0.99
+_ANEW = "Remove the folder; it is run again."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,18 +62,33 @@ class Plan:
     def name(self) -> str:
         return f"{self.task}-{self.actor}-h{self.horizon}-seed{self.seed}"
 
-
-@dataclass
-class Spent:
-    """What has been done, and what it cost."""
-
-    updates: int = 0
-    env_steps: int = 0
-    update_s: float = 0.0
-    env_s: float = 0.0
-    evaluate_s: float = 0.0
-    curve: list[dict[str, Any]] = field(default_factory=lambda: list[dict[str, Any]]())
-    """Every evaluation."""
+    def words(self, play: Path) -> tuple[str, ...]:
+        """Returns the arguments of `robot-rl train` for this row, learned from a dataset of play."""
+        method: dict[str, Any] = {
+            "offline_updates": self.offline_updates,
+            "env_steps": self.online_steps,
+            "utd": 1.0,
+            "batch": self.batch,
+            # Every step, offline or online, is as likely as any other.
+            "demo_ratio": "null" if self.online_steps else 0.0,
+            "capacity": max(1000, 2 * self.online_steps + 2),
+            "algorithm.actor": self.actor,
+            "algorithm.candidates": self.candidates,
+            "algorithm.alpha": self.alpha,
+            "algorithm.gamma_step": _GAMMA,
+        }
+        size = {"width": self.width, "depth": self.depth}
+        return (
+            *("recipe=offline", f"seed={self.seed}", "env.kind=gym", f"env.id={env_id(self.task)}"),
+            *(f"demos.path={play}", f"n_exec={self.horizon}", f"policy.horizon={self.horizon}"),
+            f"policy.steps={self.flow_steps}",
+            *(f"policy.{key}={value}" for key, value in size.items()),
+            *(f"{_METHOD}.{key}={value}" for key, value in method.items()),
+            *(f"{_METHOD}.algorithm.critics.{key}={value}" for key, value in size.items()),
+            *(f"evaluate.{key}={self.episodes}" for key in ("episodes", "quick_episodes")),
+            *(f"evaluate.every_{what}={self.evaluate_every}" for what in ("updates", "env_steps")),
+            *("evaluate.num_envs=1", "lease_wait_s=1e6"),  # a process of OGBench takes 0.7 GB
+        )
 
 
 def run(
@@ -125,11 +128,14 @@ def run(
         alpha: of `fql`; set it for the task (FQL: 300 for cubes).
         minutes: of wall-clock that this call may learn; the next one goes on. What needs no learning is
             played once for each seed, and comes to it.
-        out: folder of the rows and checkpoints.
+        out: folder of the runs and their rows.
+
+    Raises:
+        ConfigError: a run in `out` was begun with other settings.
+        DeviceError: a run failed; its log is named.
     """
-    require(task in ("cube-single", "cube-double"), "bench ogbench: task", task, "cube-single, cube-double")
+    require(task in TASKS, "bench ogbench: task", task, ", ".join(TASKS))
     require(actor in ("fql", "best_of_n"), "bench ogbench: actor", actor, "fql, best_of_n")
-    deadline_s = time.perf_counter() + 60.0 * minutes
     same: dict[str, Any] = {
         "task": task,
         "actor": actor,
@@ -145,20 +151,12 @@ def run(
         "candidates": candidates,
         "alpha": alpha,
     }
+    play = play_of(task, data_steps)
     plans = [Plan(**same, horizon=h, seed=seed) for seed in seeds for h in horizons]
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    rows: list[dict[str, Any]] = []
-    try:
-        with Cubes(task) as cubes:
-            play = cubes.play(data_steps, seed=0)
-            for plan in plans:
-                trial = Trial(plan, play, cubes, Path(out) / plan.name)
-                trial.go_on(deadline_s)
-                rows.append(trial.row())
-            beside = [row for seed in seeds for row in trivial(cubes, task, seed, episodes, Path(out))]
-    finally:
-        torch.set_num_threads(threads)
+    trials = [Trial(plan, play, Path(out).resolve() / plan.name) for plan in plans]
+    rows = learned(trials, minutes)
+    beside = [row for seed in seeds for row in trivial(task, seed, episodes, Path(out))]
+    data = load_episodes(play)
     return {
         "title": f"{task}, {actor}: chunks of h actions, success of {episodes} episodes",
         "rows": rows,
@@ -167,8 +165,8 @@ def run(
         "notes": [
             "means: of the runs that are done; ci: Student's 95 % interval of the mean over seeds",
             "trivial: zeros and noise for actions, and the play data's own oracle, on the same episodes",
-            f"play data: {data_steps:,} steps in {play.num_episodes:,} episodes, of which "
-            f"{play.episode_success().sum():,.0f} end in the task's goal",
+            f"play data: {data_steps:,} steps in {data.num_episodes:,} episodes, of which "
+            f"{data.episode_success().sum():,.0f} end in the task's goal",
             "a row that is not done goes on when the command is repeated",
         ],
     }
@@ -179,212 +177,116 @@ def means(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return over_seeds(rows, ("h",), "success")
 
 
-def trivial(cubes: Cubes, task: str, seed: int, episodes: int, out: Path) -> list[dict[str, Any]]:
+def trivial(task: str, seed: int, episodes: int, out: Path) -> list[dict[str, Any]]:
     """Returns what needs no learning, on the episodes of a seed; what is in its file is not played again."""
     path = out / f"{task}-trivial-{episodes}-seed{seed}.json"
     if path.exists():
         return json.loads(path.read_text())
-    rng = np.random.default_rng(seed)
-    acts: dict[str, Act] = {
-        "zero": lambda obs: np.zeros(len(ACTIONS), np.float32),
-        "random": lambda obs: rng.uniform(-1.0, 1.0, len(ACTIONS)).astype(np.float32),
-        "oracle": cubes.oracle,
-    }
-    rows: list[dict[str, Any]] = [
-        {"policy": name, "seed": seed, "success": success_of(cubes, act, seed, episodes)}
-        for name, act in acts.items()
-    ]
+    rows: list[dict[str, Any]] = []
+    for policy, name in {"zero": "hold", "random": "random", "oracle": "hold"}.items():
+        settings = {"oracle": True} if policy == "oracle" else {}
+        config = EnvConfig(kind="gym", id=env_id(task), settings=settings)
+        with opened(simulation(config, 1), holder="bench ogbench") as env:
+            success = float(solved(env, name, seed, episodes).mean())
+        rows.append({"policy": policy, "seed": seed, "success": success})
     make_folder(out)
     write_json(path, rows)
     return rows
 
 
-def success_of(
-    cubes: Cubes, act: Act, seed: int, episodes: int, *, begin: Callable[[int], None] = lambda seed: None
-) -> float:
-    """Returns the share of a run's held-out episodes that are solved; `begin` is told each one's seed."""
-    solved = 0
-    for episode in eval_seeds(seed, episodes):
-        obs, over, found = cubes.reset(int(episode) % 2**31), False, {}
-        begin(int(episode))
-        while not over:
-            found = cubes.step(act(obs))
-            obs, over = found["obs"], found["terminated"] or found["truncated"]
-        solved += found["success"]
-    return solved / episodes
+def learned(trials: Sequence[Trial], minutes: float) -> list[dict[str, Any]]:
+    """Goes on with what is not done, one run after another, while there is time; returns all rows."""
+    waiting = [trial for trial in trials if not trial.is_done]
+    for trial in waiting:
+        trial.training.check()
+    deadline_s = time.perf_counter() + 60.0 * minutes
+    with ProgressDisplay() as display, display.phase("runs", len(waiting), unit="runs") as progress:
+        for number, trial in enumerate(waiting, start=1):
+            left_s = deadline_s - time.perf_counter()
+            if trial.training.done() is None and (left_s <= 0 or not trial.training.train(limit_s=left_s)):
+                break
+            trial.keep()
+            progress.update(number)
+    return [trial.row() for trial in trials]
 
 
 class Trial:
-    """One learner: its data, its simulation, and how far it is."""
+    """One learner: its run, and its row, which is in `row.json` once it is done."""
 
-    def __init__(self, plan: Plan, play: Episodes, cubes: Cubes, folder: Path) -> None:
-        """Builds it, and restores its last checkpoint."""
-        self._plan, self._cubes, self._folder = plan, cubes, folder
-        self._policy, self._learner, self._lengths = _learner(plan, play)
-        zeros = np.zeros_like(play.action)
-        self._offline = ReplayBuffer.from_episodes(
-            play, base_action=zeros, final_base_action=zeros[: play.num_episodes]
-        )
-        shapes = {"state": (play.obs["state"].shape[1:], np.float32)}
-        # An episode takes a frame more than it has steps, and may be as short as one step.
-        self._online = ReplayBuffer(2 * plan.online_steps + 2, 1, shapes, play.action.shape[1])
-        self._rng = np.random.default_rng(train_seed(plan.seed, "batches"))
-        self._executor = ChunkExecutor(
-            self._policy, 1, n_exec=plan.horizon, mode="explore", seed=train_seed(plan.seed, "explore")
-        )
-        self._spent, self._episode = Spent(), 0
-        self._obs: Any = None
-        self._store = CheckpointStore(folder / "checkpoints", keep=1, command="bench ogbench")
-        self._saved_s = time.perf_counter()
-        state = self._store.load()
-        if state is not None:
-            self._restore(state)
+    def __init__(self, plan: Plan, play: Path, folder: Path) -> None:
+        self._plan, self._path = plan, folder / "row.json"
+        self.training = Training(f"bench ogbench: {plan.name}", folder, plan.words(play))
 
     @property
     def is_done(self) -> bool:
-        plan, spent = self._plan, self._spent
-        total = plan.offline_updates + plan.online_steps
-        return spent.env_steps >= plan.online_steps and spent.updates >= total
+        """Whether its row is on the disk, of this plan.
 
-    def go_on(self, deadline_s: float) -> None:
-        """Learns until it is done or out of time, and saves where it is."""
-        plan, spent = self._plan, self._spent
-        while not self.is_done and time.perf_counter() < deadline_s:
-            if spent.updates >= plan.offline_updates:
-                self._step()
-            self._update()
-            is_due = spent.updates % plan.evaluate_every == 0 or spent.updates == plan.offline_updates
-            if is_due or self.is_done:
-                self._evaluate()
-            if time.perf_counter() - self._saved_s > _SAVE_EVERY_S:
-                self._save()
-        self._save()
+        Raises:
+            ConfigError: of another plan.
+        """
+        if not self._path.exists():
+            return False
+        kept = read_json(self._path, StorageError, _ANEW)
+        check_plan("bench ogbench", self._path.parent, kept["plan"], vars(self._plan))
+        return bool(kept["row"]["done"])
+
+    def keep(self) -> None:
+        """Writes the row of a run that is done."""
+        write_json(self._path, {"plan": vars(self._plan), "row": self.measured(), "curve": self.curve()})
 
     def row(self) -> dict[str, Any]:
         """Returns where it is, what it reached and what that cost."""
-        plan, spent = self._plan, self._spent
-        offline = [point["success"] for point in spent.curve if point["updates"] == plan.offline_updates]
-        return {
+        return read_json(self._path, StorageError, _ANEW)["row"] if self.is_done else self.measured()
+
+    def curve(self) -> list[dict[str, Any]]:
+        """Returns every evaluation; those on the way are of other episodes than the last one."""
+        points: dict[tuple[int, int], float] = {}
+        for row in self._metrics():
+            if row.get("eval/success") is not None:
+                points[self._place(row)] = row["eval/success"]
+        return [{"updates": at[0], "env_steps": at[1], "success": rate} for at, rate in points.items()]
+
+    def measured(self) -> dict[str, Any]:
+        """Returns the row from the run's files; what its stages took is known when it is done."""
+        plan, curve, rows = self._plan, self.curve(), self._metrics()
+        updates, env_steps = self._place(rows[-1]) if rows else (0, 0)
+        offline = [point["success"] for point in curve if point["updates"] == plan.offline_updates]
+        row: dict[str, Any] = {
             "h": plan.horizon,
             "seed": plan.seed,
-            "updates": spent.updates,
-            "env_steps": spent.env_steps,
+            "updates": updates,
+            "env_steps": env_steps,
             "offline": offline[0] if offline else None,
-            "success": spent.curve[-1]["success"] if spent.curve else None,
-            "s_per_1000_updates": 1e3 * spent.update_s / max(1, spent.updates),
-            "s_per_1000_env_steps": 1e3 * spent.env_s / max(1, spent.env_steps) if spent.env_steps else None,
-            "evaluate_s": spent.evaluate_s / max(1, len(spent.curve)),
-            "done": self.is_done,
+            "success": curve[-1]["success"] if curve else None,
+        }
+        is_done = self.training.done() is not None
+        return {**row, **self._took(is_done, updates, env_steps, len(curve)), "done": is_done}
+
+    def _took(self, is_done: bool, updates: int, env_steps: int, looks: int) -> dict[str, Any]:
+        timing = self.training.finished()[1]["timing"] if is_done else {}
+
+        def each(stages: Sequence[str], count: int) -> float | None:
+            return sum(timing.get(stage, 0.0) for stage in stages) / count if is_done and count else None
+
+        update_s, step_s = each(("sample", "update"), updates), each(("collect", "replay"), env_steps)
+        return {
+            "s_per_1000_updates": None if update_s is None else 1e3 * update_s,
+            "s_per_1000_env_steps": None if step_s is None else 1e3 * step_s,
+            "evaluate_s": each(("evaluate",), looks),
         }
 
-    def _update(self) -> None:
-        began_s = time.perf_counter()
-        self._learner.update(self._batch())
-        self._spent.updates += 1
-        self._spent.update_s += time.perf_counter() - began_s
+    def _metrics(self) -> list[dict[str, Any]]:
+        """Returns the rows of metrics since the first update."""
+        begun = self.training.begun()
+        if begun is None or not (begun / FILE_NAME).exists():
+            return []
+        phases = (f"{_METHOD} offline", _METHOD, "final")
+        return [row for row in read_metrics(begun / FILE_NAME) if row["phase"] in phases]
 
-    def _batch(self) -> ChunkBatch:
-        """Returns a batch in which every step, offline or online, is as likely as any other."""
-        plan, share = self._plan, len(self._online) / (len(self._online) + len(self._offline))
-        sampler = Mixture({"offline": (self._offline, 1.0 - share), "online": (self._online, share)})
-        return sampler.sample_chunks(
-            plan.batch, horizon=plan.horizon, gamma_step=_GAMMA, rng=self._rng, prefixes=self._lengths
-        )
-
-    def _step(self) -> None:
-        """Takes a control step with the policy that learns."""
-        began_s = time.perf_counter()
-        begins = self._obs is None
-        if begins:
-            self._obs = self._cubes.reset(train_seed(self._plan.seed, "collect") // 2 + self._episode)
-            self._executor.reset()
-            self._episode += 1
-        action = self._executor.act({"state": self._obs[None]}).action
-        found = self._cubes.step(action[0])
-        self._online.add(
-            StepBatch(
-                obs={"state": self._obs[None]},
-                base_action=action,
-                action=action,
-                reward=np.array([found["reward"]], np.float32),
-                terminated=np.array([found["terminated"]]),
-                truncated=np.array([found["truncated"]]),
-                next_obs={"state": found["obs"][None]},
-                next_base_action=action,
-                begins=begins,
-            )
-        )
-        self._obs = None if found["terminated"] or found["truncated"] else found["obs"]
-        self._spent.env_steps += 1
-        self._spent.env_s += time.perf_counter() - began_s
-
-    def _evaluate(self) -> None:
-        """Plays held-out episodes; the one that was under way for learning is over."""
-        began_s, plan, spent = time.perf_counter(), self._plan, self._spent
-        executor = ChunkExecutor(self._policy, 1, n_exec=plan.horizon)
-
-        def begin(seed: int) -> None:
-            executor.reset(np.ones(1, bool), np.array([seed], np.uint64))
-
-        def act(obs: NDArray[Any]) -> NDArray[Any]:
-            return executor.act({"state": obs[None]}).action[0]
-
-        success = success_of(self._cubes, act, plan.seed, plan.episodes, begin=begin)
-        self._obs = None
-        spent.evaluate_s += time.perf_counter() - began_s
-        point = {"updates": spent.updates, "env_steps": spent.env_steps, "success": success}
-        spent.curve.append(point)
-
-    def _save(self) -> None:
-        spent = vars(self._spent)
-        state = {
-            "plan": vars(self._plan),
-            "spent": spent,
-            "episode": self._episode,
-            "rng": self._rng.bit_generator.state,
-            "learner": self._learner.state_dict(),
-            "executor": self._executor.state_dict(),
-            "online": self._online.state_dict(),
-        }
-        self._store.save(state, "trial")
-        row = {"plan": vars(self._plan), "row": self.row(), "curve": self._spent.curve}
-        write_json(self._folder / "row.json", row)
-        self._saved_s = time.perf_counter()
-
-    def _restore(self, state: dict[str, Any]) -> None:
-        check_plan("bench ogbench", self._folder, state["plan"], vars(self._plan))
-        self._spent, self._episode = Spent(**state["spent"]), int(state["episode"])
-        self._rng.bit_generator.state = state["rng"]
-        self._learner.load_state_dict(state["learner"])
-        self._executor.load_state_dict(state["executor"])
-        self._online.load_state_dict(state["online"])
-
-
-def _learner(plan: Plan, play: Episodes) -> tuple[Module, ChunkQ, tuple[int, ...]]:
-    """Returns what acts, what learns, and the lengths that its critics value."""
-    size: dict[str, Any] = {"width": plan.width, "depth": plan.depth}
-    flow = FlowPolicy(
-        ChunkPolicyConfig(horizon=plan.horizon, steps=plan.flow_steps, **size),
-        state_dim=play.obs["state"].shape[1],
-        action_dim=play.action.shape[1],
-        normaliser=Normaliser.fit(play.obs, play.action),
-        generator=torch.Generator().manual_seed(train_seed(plan.seed, "policy")),
-    ).eval()
-    cfg = ChunkQConfig(
-        actor="fql" if plan.actor == "fql" else "best_of_n",
-        candidates=plan.candidates,
-        alpha=plan.alpha,
-        gamma_step=_GAMMA,
-        critics=ChunkCriticConfig(**size),
-    )
-    critics = ChunkCritics(
-        cfg.critics,
-        feature_dim=flow.feature_dim,
-        action_dim=flow.action_dim,
-        steps=plan.horizon,
-        generator=torch.Generator().manual_seed(train_seed(plan.seed, "critics")),
-    )
-    student = OneStepPolicy.student_of(flow) if cfg.actor == "fql" else None
-    learner = ChunkQ(flow, critics, cfg, train_seed(plan.seed, "chunked"), student=student)
-    policy = BestOfN(flow, critics, plan.candidates) if student is None else student
-    return policy.eval(), learner, critics.lengths
+    def _place(self, row: dict[str, Any]) -> tuple[int, int]:
+        """Returns updates and control steps so far; a run counts those of each phase, offline and online."""
+        plan = self._plan
+        if row["phase"] == "final":
+            return plan.offline_updates + plan.online_steps, plan.online_steps
+        is_online = row["phase"] == _METHOD and row["step"] > 0
+        return row["updates"] + plan.offline_updates * is_online, row["step"]

@@ -1,9 +1,10 @@
 """OGBench's cube tasks (Park et al. 2025) in an environment of their own: their pins exclude this MuJoCo.
 
+    env.kind=gym env.id=robot_rl.bench.ogbench_env:ogbench/cube-single-v0
+
 A program there answers one line of JSON with another; play data, which its own scripted oracle collects
 on targets of its choice, go through a file. The reward is the single-task one: minus the number of cubes
 that are not at their goal, 0 and the end where all are.
-T control steps, E episodes.
 """
 
 from __future__ import annotations
@@ -11,19 +12,24 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from pathlib import Path
+import tempfile
 from typing import Any
 
+import gymnasium
 import numpy as np
+from gymnasium.spaces import Box
 from numpy.typing import NDArray
 
-from robot_rl.bench.peers import cache_folder, environment
+from robot_rl.bench.peers import environment
 from robot_rl.core.errors import RobotRLError
-from robot_rl.data.episodes import Episodes, EpisodesMeta
+
+Array = NDArray[Any]
 
 PACKAGES = ("ogbench==1.2.1", "mujoco==3.3.7")
-ACTIONS = ("x", "y", "z", "yaw", "gripper")
-CONTROL_HZ = 20.0
+NUM_ACTIONS = 5
+"""Along x, y and z, about z, gripper."""
+TASKS = {"cube-single": (28, 200), "cube-double": (37, 500)}
+"""Name -> elements of the state, control steps of an episode."""
 
 _PROGRAM = """
 import json, os, sys
@@ -35,7 +41,7 @@ from ogbench.manipspace import lie
 from ogbench.manipspace.oracles.plan.cube_plan import CubePlanOracle
 from ogbench.relabel_utils import relabel_dataset
 
-name = sys.argv[1]
+name, plays = sys.argv[1], sys.argv[2] == "oracle"
 task = gymnasium.make(f"{name}-singletask-v0", disable_env_checker=True)
 
 def collect(steps, seed, path):
@@ -87,24 +93,22 @@ class Expert:
                 "privileged/target_block_pos": self.env._data.mocap_pos[goal].copy(),
                 "privileged/target_block_yaw": np.array([turned])}
 
-expert = None
+expert = ob = None
 
 def reset(seed):
-    global expert
+    global expert, ob
     np.random.seed(seed)
     ob = task.reset(seed=seed)[0]
     expert = Expert()
     return {"obs": ob.tolist()}
 
-def oracle(obs):
-    return {"action": expert.act(np.array(obs)).tolist()}
-
 def step(action):
-    ob, reward, terminated, truncated, info = task.step(np.array(action))
+    global ob
+    ob, reward, terminated, truncated, info = task.step(expert.act(ob) if plays else np.array(action))
     return {"obs": ob.tolist(), "reward": float(reward), "terminated": bool(terminated),
             "truncated": bool(truncated), "success": bool(info["success"])}
 
-does = {"collect": collect, "reset": reset, "step": step, "oracle": oracle}
+does = {"collect": collect, "reset": reset, "step": step}
 for line in sys.stdin:
     question = json.loads(line)
     answers.write(json.dumps(does[question.pop("do")](**question)))
@@ -113,61 +117,33 @@ for line in sys.stdin:
 """
 
 
-class Cubes:
-    """One simulation of a task, in a process of its own; a context manager."""
+class Program:
+    """OGBench in a process of its own."""
 
-    def __init__(self, task: str) -> None:
-        """Starts the process.
+    def __init__(self, task: str, *, oracle: bool = False) -> None:
+        """Starts it; with `oracle` its own one acts, whatever is sent.
 
         Raises:
             RobotRLError: OGBench cannot be installed.
         """
-        python = environment("ogbench", PACKAGES, at="bench ogbench")
-        program = python.parent / "cubes.py"
-        program.write_text(_PROGRAM)
-        self._task = task
-        self._log = python.parent / f"cubes-{os.getpid()}.log"
+        python, self._task = environment("ogbench", PACKAGES, at="bench ogbench"), task
+        self._log, name = tempfile.mkstemp()
+        os.unlink(name)
         self._process = subprocess.Popen(
-            [python, program, task],
+            [python, "-c", _PROGRAM, task, "oracle" if oracle else "policy"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=self._log.open("w"),
+            stderr=self._log,
             text=True,
             env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": ""},
         )
 
-    def __enter__(self) -> Cubes:
-        return self
+    def ask(self, **question: Any) -> dict[str, Any]:
+        """Returns its answer.
 
-    def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        self._process.wait()
-        self._log.unlink(missing_ok=True)
-
-    def reset(self, seed: int) -> NDArray[np.float32]:
-        """Begins an episode and returns the observation."""
-        return np.array(self._ask(do="reset", seed=seed)["obs"], np.float32)
-
-    def step(self, action: NDArray[Any]) -> dict[str, Any]:
-        """Takes a control step; returns obs, reward, terminated, truncated and success."""
-        found = self._ask(do="step", action=[float(value) for value in action])
-        return found | {"obs": np.array(found["obs"], np.float32)}
-
-    def oracle(self, obs: NDArray[Any]) -> NDArray[np.float32]:
-        """Returns what OGBench's own oracle would do now, which sees more than the observation."""
-        return np.array(self._ask(do="oracle", obs=obs.tolist())["action"], np.float32)
-
-    def play(self, steps: int, seed: int) -> Episodes:
-        """Returns the oracle's play of that many control steps, collected once and then kept."""
-        path = cache_folder("ogbench_play") / f"{self._task}-{steps}-seed{seed}.npz"
-        if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            unfinished = path.with_name(f".writing-{os.getpid()}-{path.name}")
-            self._ask(do="collect", steps=steps, seed=seed, path=str(unfinished))
-            unfinished.rename(path)
-        return episodes_of(self._task, dict(np.load(path)))
-
-    def _ask(self, **question: Any) -> dict[str, Any]:
+        Raises:
+            RobotRLError: it failed; the end of what it wrote is told.
+        """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         try:
@@ -178,41 +154,54 @@ class Cubes:
         else:
             answer = self._process.stdout.readline()
         if not answer:
-            raise RobotRLError(f"bench ogbench: {self._task} failed:\n{_tail(self._log)}")
+            told = os.pread(self._log, 2**20, 0).decode(errors="replace")[-800:]
+            raise RobotRLError(f"bench ogbench: {self._task} failed:\n{told}")
         return json.loads(answer)
 
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+        os.close(self._log)
 
-def episodes_of(task: str, play: dict[str, NDArray[Any]]) -> Episodes:
-    """Returns play data as episodes that end wherever the task would, and where the clock ended them.
 
-    Args:
-        task: its name.
-        play: state (T, F), action (T, A), reward (T,), solved (T,) and ends (T,), and final (E, F), what
-            each of the E recorded episodes led to. `solved` speaks of the state that a step begins in.
-    """
-    state, solved, ends = play["state"], play["solved"].astype(bool), play["ends"].astype(bool)
-    over = solved | ends
-    after = np.concatenate([state[1:], state[:1]])
-    after[ends] = play["final"]
-    return Episodes(
-        meta=EpisodesMeta(
-            task=task,
-            robot="ur5e",
-            control_hz=CONTROL_HZ,
-            instruction=task,
-            state_names=tuple(f"state_{i}" for i in range(state.shape[1])),
-            action_names=ACTIONS,
-        ),
-        obs={"state": state},
-        action=play["action"],
-        reward=play["reward"],
-        terminated=solved,
-        truncated=ends & ~solved,
-        success=solved,
-        episode_index=np.concatenate([[0], np.cumsum(over)[:-1]]),
-        final_obs={"state": after[over]},
+class Cubes(gymnasium.Env[Array, Array]):
+    """A task of OGBench, whose process begins with the first episode."""
+
+    def __init__(self, task: str, *, oracle: bool = False) -> None:
+        """Args: task: of `TASKS`. oracle: OGBench's own one acts, which sees more than the observation."""
+        self.dt = 0.05
+        self.observation_space = Box(-np.inf, np.inf, (TASKS[task][0],), np.float32)
+        self.action_space = Box(-1.0, 1.0, (NUM_ACTIONS,), np.float32)
+        self._task, self._oracle = task, oracle
+        self._program: Program | None = None
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Array, dict[str, Any]]:
+        """Begins the episode of a seed, modulo 2^31."""
+        super().reset(seed=seed)
+        if self._program is None:
+            self._program = Program(self._task, oracle=self._oracle)
+        number = int(self.np_random.integers(2**31)) if seed is None else seed % 2**31
+        return np.array(self._program.ask(do="reset", seed=number)["obs"], np.float32), {}
+
+    def step(self, action: Array) -> tuple[Array, float, bool, bool, dict[str, Any]]:
+        assert self._program is not None, "step before the first reset"
+        found = self._program.ask(do="step", action=[float(value) for value in action])
+        obs = np.array(found["obs"], np.float32)
+        return obs, found["reward"], found["terminated"], found["truncated"], {"success": found["success"]}
+
+    def close(self) -> None:
+        if self._program is not None:
+            self._program.close()
+
+
+def env_id(task: str) -> str:
+    """Returns what `env.id` is to be, or `gymnasium.make` is to be given."""
+    return f"{__name__}:ogbench/{task}-v0"
+
+
+for _task, (_, _steps) in TASKS.items():
+    gymnasium.register(
+        f"ogbench/{_task}-v0", f"{__name__}:Cubes", max_episode_steps=_steps, kwargs={"task": _task}
     )
-
-
-def _tail(path: Path) -> str:
-    return path.read_text()[-800:] if path.exists() else ""

@@ -58,8 +58,12 @@ class Training:
             del asked[name]
         check_plan(self.at.split(":")[0], begun, flatten(plain(load_config(begun))), asked)
 
-    def train(self, *more: str) -> None:
-        """Trains it, or goes on; `more` are arguments that only a new run gets.
+    def train(self, *more: str, limit_s: float | None = None) -> bool:
+        """Trains it, or goes on; returns whether it came to its end.
+
+        Args:
+            more: arguments that only a new run gets.
+            limit_s: of wall-clock, after which it is cut short; the next call goes on with it.
 
         Raises:
             DeviceError: it failed; its log is named.
@@ -70,9 +74,13 @@ class Training:
         words = [f"resume={begun}"] if begun else [*self.words, f"out={self.folder}", *more]
         with log.open("ab") as output:
             command = [sys.executable, "-c", code, "train", *words]
-            done = subprocess.run(command, stdout=output, stderr=output, check=False)
+            try:
+                done = subprocess.run(command, stdout=output, stderr=output, check=False, timeout=limit_s)
+            except subprocess.TimeoutExpired:
+                return False
         if done.returncode != 0:
             raise DeviceError(f"{self.at}: see {log}.")
+        return True
 
     def finished(self) -> tuple[Path, dict[str, Any]]:
         """Returns the folder of a run that is done, and what it came to."""
