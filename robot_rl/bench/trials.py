@@ -69,13 +69,12 @@ class Training:
             DeviceError: it failed; its log is named.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        code = "import sys; from robot_rl.cli.main import main; sys.exit(main())"
         log, begun = self.folder / "train.log", self.begun()
         words = [f"resume={begun}"] if begun else [*self.words, f"out={self.folder}", *more]
         with log.open("ab") as output:
-            command = [sys.executable, "-c", code, "train", *words]
+            how: dict[str, Any] = {"stdout": output, "stderr": output, "check": False, "timeout": limit_s}
             try:
-                done = subprocess.run(command, stdout=output, stderr=output, check=False, timeout=limit_s)
+                done = subprocess.run(train_command(*words), **how)
             except subprocess.TimeoutExpired:
                 return False
         if done.returncode != 0:
@@ -87,6 +86,12 @@ class Training:
         folder = self.done()
         assert folder is not None, self.at
         return folder, read_json(folder / "summary.json", StorageError, "Remove the folder; it is run again.")
+
+
+def train_command(*words: str) -> list[str]:
+    """Returns the program `robot-rl train` with these arguments."""
+    code = "import sys; from robot_rl.cli.main import main; sys.exit(main())"
+    return [sys.executable, "-c", code, "train", *words]
 
 
 def check_plan(at: str, folder: Path, begun: Mapping[str, Any], now: Mapping[str, Any]) -> None:
