@@ -83,8 +83,8 @@ class Plan:
             *(f"demos.path={play}", f"n_exec={self.horizon}", f"policy.horizon={self.horizon}"),
             f"policy.steps={self.flow_steps}",
             *(f"policy.{key}={value}" for key, value in size.items()),
-            *(f"{_METHOD}.{key}={value}" for key, value in method.items()),
-            *(f"{_METHOD}.algorithm.critics.{key}={value}" for key, value in size.items()),
+            *(f"method.{key}={value}" for key, value in method.items()),
+            *(f"method.algorithm.critics.{key}={value}" for key, value in size.items()),
             *(f"evaluate.{key}={self.episodes}" for key in ("episodes", "quick_episodes")),
             *(f"evaluate.every_{what}={self.evaluate_every}" for what in ("updates", "env_steps")),
             *("evaluate.num_envs=1", "lease_wait_s=1e6"),  # a process of OGBench takes 0.7 GB

@@ -254,7 +254,7 @@ def test_offline_alone_is_judged_by_the_last_evaluation(program: type[FakeProgra
     config = load(RunConfig, list(words), config_name="train")
     assert config.plan == ("demos", "clone", "online", "evaluate")
     assert (config.bc.updates, config.n_exec, config.policy.horizon) == (0, 5, 5)
-    assert (config.phase.env_steps, config.evaluate.every_updates) == (0, 4)
+    assert (config.method.env_steps, config.evaluate.every_updates) == (0, 4)
 
 
 def test_rows_of_finished_trials_stay(tmp_path: Path) -> None:
