@@ -53,6 +53,12 @@ class PolicyMeta:
     """The task in words; not compared."""
     n_exec: int
     """Actions executed per chunk; a setting of the evaluation, not compared."""
+    robots: tuple[str, ...] = ()
+    """All robots that it was trained on, where they were several: it serves each. `robot` is the first."""
+
+    def serves(self, robot: str) -> bool:
+        """Whether it was made for this robot."""
+        return robot in (self.robots or (self.robot,))
 
     def __post_init__(self) -> None:
         if not self.control_hz > 0:
@@ -74,7 +80,7 @@ def save_policy(folder: Path | str, policy: SavedPolicy, *, meta: PolicyMeta) ->
         "format": FORMAT,
         "crc32": zlib.crc32(weights),
         "policy": full_spec(policy),
-        "meta": asdict(meta),
+        "meta": {name: value for name, value in asdict(meta).items() if name != "robots" or value},
         "versions": _versions(),
     }
     temporary = folder.with_name(f".writing-{folder.name}")
@@ -160,6 +166,8 @@ def check_meta(at: Path | str, meta: PolicyMeta, expect: PolicyMeta) -> None:
     """
     for name in _IDENTITY:
         have, want = getattr(meta, name), getattr(expect, name)
+        if name == "robot" and meta.robots:
+            have = want if meta.serves(want) else meta.robots
         if have != want:
             raise CheckpointError(
                 f"{at}: the policy was trained with {name} = {_shown(have)}, here it is "

@@ -5,27 +5,28 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
-from functools import partial
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from robot_rl.core.errors import CheckpointError, ConfigError, require
 from robot_rl.core.files import read_json
 from robot_rl.policies.saved import policy_folder, read_head
+from robot_rl.sim.config import check_names
 from robot_rl.train.record import check_kind
 
 if TYPE_CHECKING:
     from robot_rl.hal.leased import EnvDevice
+    from robot_rl.hal.vector import VectorEnv
     from robot_rl.train.evaluate import EvalResult
 
 SUMMARY = "success of a policy on held-out seeds; of a run, repeated exactly"
 
 _HELP = """\
-Usage: robot-rl evaluate run=<folder> [which=final|base] [episodes=200] [disturb=0.0] [adversary=false]
-                         [--json]
-       robot-rl evaluate policy=<folder> [seed=0] [n_exec=<steps>] [device=cpu] [torch_threads=1]
-                         [episodes=200] [disturb=0.0] [--json]
+Usage: robot-rl evaluate run=<folder> [which=final|base] [robot=<name>] [episodes=200] [disturb=0.0]
+                         [adversary=false] [--json]
+       robot-rl evaluate policy=<folder> [robot=<name>] [seed=0] [n_exec=<steps>] [device=cpu]
+                         [torch_threads=1] [episodes=200] [disturb=0.0] [--json]
 
 Both take lease_wait_s=600: so long they wait where others hold all slots of the simulator.
 
@@ -37,6 +38,9 @@ policy=: evaluates any saved policy, such as the VLA that `robot-rl finetune` le
 on the held-out seeds of `seed`, in the simulation of its task, with the cameras that it reads. n_exec
 control steps of each chunk are executed; the policy's own number, for a VLA the whole chunk, if left out.
 
+A run of several robots is evaluated on each of them, or on the one that robot= names; of a policy of
+such a run, robot= says which of its robots it drives, the first if left out.
+
 With disturb every episode has a push of its own, which is added to every action; with adversary the
 one pushes that the policy was trained against (method=qarl).
 
@@ -45,6 +49,7 @@ Examples:
   robot-rl evaluate run=runs/20261121-101500-pick_cube-seed3 which=base
   robot-rl evaluate run=runs/20261121-101500-qarl-seed3 disturb=0.3
   robot-rl evaluate run=runs/20261121-101500-pick_cube-seed3 episodes=1000 --json
+  robot-rl evaluate run=runs/20261121-101500-two_robots-seed3 robot=gantry
   robot-rl evaluate policy=runs/20261121-101500-finetune-small_vla-seed0 n_exec=4
 """
 
@@ -59,8 +64,10 @@ class EvaluateCommandConfig:
     """Folder of a saved policy, or of a run that holds one."""
     which: Literal["final", "base"] = "final"
     """The policy after reinforcement learning, or the cloned one."""
+    robot: str | None = None
+    """Of a run of several robots, the one; all of them if None. Of a `policy`, which it drives."""
     episodes: int | None = None
-    """Held-out episodes; as many as the run's own evaluation if None."""
+    """Held-out episodes, of each robot; as many as the run's own evaluation if None."""
     disturb: float = 0.0
     """Largest push, as a share of the env's [-1, 1], the same in all actions of an episode."""
     adversary: bool = False
@@ -104,13 +111,20 @@ class _Case:
 
     who: str
     episodes: int
-    device: EnvDevice
+    devices: dict[str, EnvDevice]
+    """By the name of the robot's source; one without a name where there is one."""
     play: Callable[..., EvalResult]
     """Takes the env, and the `disturb` and `on_batch` of `evaluate_in`."""
     told: dict[str, Any] | None
     """What training wrote down of the same evaluation."""
     facts: dict[str, Any]
     """Which policy it is, for --json."""
+
+    def told_of(self, source: str) -> dict[str, Any] | None:
+        """Returns what training wrote down of one robot, or of all of them if the name is empty."""
+        if self.told is None or not source:
+            return self.told
+        return self.told["sources"][source]
 
 
 def run(argv: list[str]) -> int:
@@ -121,26 +135,43 @@ def run(argv: list[str]) -> int:
     options = config([word for word in argv if word != "--json"])
     from robot_rl.sched.opened import opened
     from robot_rl.telemetry.progress import ProgressDisplay
+    from robot_rl.train.evaluate import to_json
 
     case = _of_policy(options) if options.run is None else _of_run(options)
     print(f"policy {case.who}, {case.episodes} held-out episodes", file=sys.stderr)
-    with (
-        opened(case.device, holder=f"evaluate {case.who}", wait_s=options.lease_wait_s) as env,
-        ProgressDisplay() as display,
-        display.phase("evaluate", case.episodes, unit="episodes") as progress,
-    ):
-        result = case.play(env, disturb=options.disturb, on_batch=progress.update).to_json()
-        task = env.task
+    results: dict[str, EvalResult] = {}
+    task = ""
+    for name, device in case.devices.items():
+        with (
+            opened(device, holder=f"evaluate {case.who}", wait_s=options.lease_wait_s) as env,
+            ProgressDisplay() as display,
+            display.phase(f"evaluate {name}".strip(), case.episodes, unit="episodes") as progress,
+        ):
+            results[name] = case.play(env, disturb=options.disturb, on_batch=progress.update)
+            task = env.task
     is_pushed = options.disturb > 0 or options.adversary
-    told = None if is_pushed else case.told
-    matches = told["digest"] == result["digest"] if told and told["episodes"] == case.episodes else None
-    print(
-        f"{task}, {case.who}: {_outcome(result)}; actions {result['digest'][:16]}"
-        + ("" if options.run is None else f", {_verdict(matches)}")
-    )
+    found = to_json(results)
+    parts = {**found.get("sources", {}), next(iter(results)) if len(results) == 1 else "": found}
+    verdicts = {
+        name: _matches(None if is_pushed else case.told_of(name), part) for name, part in parts.items()
+    }
+    for name, part in parts.items():
+        who = f"{case.who}, {name}" if name else case.who
+        print(
+            f"{task}, {who}: {_outcome(part)}; actions {part['digest'][:16]}"
+            + ("" if options.run is None else f", {_verdict(verdicts[name])}")
+        )
+    matches = list(verdicts.values())[-1]
     if "--json" in argv:
-        print(json.dumps({"task": task, **case.facts, "matches": matches, **result}))
+        print(json.dumps({"task": task, **case.facts, "matches": matches, **found}))
     return 1 if matches is False else 0
+
+
+def _matches(told: Mapping[str, Any] | None, found: Mapping[str, Any]) -> bool | None:
+    """Returns whether the actions are those of the training; None if it evaluated other episodes."""
+    if told is None or told["episodes"] != found["episodes"]:
+        return None
+    return told["digest"] == found["digest"]
 
 
 def config(words: list[str]) -> EvaluateCommandConfig:
@@ -166,11 +197,17 @@ def _of_run(options: EvaluateCommandConfig) -> _Case:
     config = load_config(folder, at="run")
     torch.set_num_threads(config.torch_threads)
     total = options.episodes or config.evaluate.episodes
+    names = [options.robot] if options.robot else list(config.acting)
+    if options.robot and options.robot not in config.sources:
+        raise ConfigError(
+            f"robot: got {options.robot!r}, the run {folder} has "
+            f"{' and '.join(config.sources) or 'one robot: leave it out'}."
+        )
     how: dict[str, Any] = {"episodes": total, "adversary": options.adversary}
     return _Case(
         who=f"{which} of {folder}",
         episodes=total,
-        device=evaluator(config),
+        devices={name: evaluator(config, name) for name in names},
         play=lambda env, **seen: evaluate_folder(folder, which, config, env, **how, **seen),
         told=_told(folder, which),
         facts={"run": str(folder), "which": which},
@@ -181,7 +218,7 @@ def _of_policy(options: EvaluateCommandConfig) -> _Case:
     import torch
 
     from robot_rl.core.seeding import eval_seeds
-    from robot_rl.train.collect import open_policy
+    from robot_rl.train.collect import check_fits, open_policy
     from robot_rl.train.config import EvaluateConfig, check_device
     from robot_rl.train.envs import simulation
     from robot_rl.train.evaluate import evaluate_in
@@ -191,16 +228,25 @@ def _of_policy(options: EvaluateCommandConfig) -> _Case:
     usual = EvaluateConfig()
     total = options.episodes or usual.episodes
     policy, meta, shown = open_policy(str(options.policy))
+    if options.robot is not None:
+        check_names(None, options.robot, at="")
+        shown = replace(shown, robot=options.robot)
     n_exec = options.n_exec or meta.n_exec
     require(n_exec <= policy.horizon, "n_exec", n_exec, f"1 to the policy's chunks of {policy.horizon}")
     module: Any = policy
     seeds = eval_seeds(options.seed, total)
     how: dict[str, Any] = {"seeds": seeds, "n_exec": n_exec, "device": options.device}
+
+    def play(env: VectorEnv, **seen: Any) -> EvalResult:
+        if options.robot is not None:
+            check_fits(meta, env)
+        return evaluate_in(env, module.to(options.device), **how, **seen)
+
     return _Case(
         who=str(options.policy),
         episodes=total,
-        device=simulation(shown, min(usual.num_envs, total)),
-        play=partial(evaluate_in, policy=module.to(options.device), **how),
+        devices={"": simulation(shown, min(usual.num_envs, total))},
+        play=play,
         told=None,
         facts={"policy": str(options.policy), "seed": options.seed, "n_exec": n_exec},
     )

@@ -162,7 +162,9 @@ def recorded(action: str, paths: Sequence[str]) -> str:
     if not folder.is_dir():
         raise DatasetError(f"{folder}: no such folder. Give one that holds a store or a LeRobotDataset.")
     if not (folder / "meta").is_dir() and not (folder / "journal").is_dir():
-        inside = [f"{folder / name}" for name in ("experience", "demos") if (folder / name / "meta").is_dir()]
+        places = [folder / name for name in ("experience", "demos")]
+        places += [part for place in places if place.is_dir() for part in sorted(place.iterdir())]
+        inside = [f"{place}" for place in places if (place / "meta").is_dir()]
         is_run = "a run folder" if (folder / "config.yaml").is_file() else "no store and no dataset"
         hint = (
             f"What was recorded lies in {' and '.join(inside)}." if inside else "Nothing is recorded in it."

@@ -44,6 +44,7 @@ Examples:
   robot-rl train recipe=pick_cube demos.bias_m=0.02  from a worse expert
   robot-rl train recipe=reach stages=demos,clone,evaluate    behaviour cloning only
   robot-rl train recipe=scratch                      without demonstrations
+  robot-rl train recipe=two_robots                   a Panda and a gantry at once, one policy for both
   robot-rl train recipe=crossq env.id=Hopper-v5      on any Gymnasium environment
   robot-rl train recipe=latent base=pick_cube        the same base, improved through its noise
   robot-rl train -m recipe=smoke seed=0,1,2          three runs, as many at once as there are cores
@@ -57,6 +58,7 @@ Settings (every one of them is in config.yaml of the run folder):
   seed  out  device  torch_threads  num_envs  n_exec  lease_wait_s  stages
   env.task  env.robot  env.reward  env.horizon_s  env.randomize  env.num_threads
   env.kind=gym  env.id  env.settings.max_episode_steps=200
+  sources.<name>.robot  sources.<name>.num_envs  sources.<name>.env_steps  sources.<name>.share
   demos.episodes  demos.bias_m  demos.noise_m  demos.path
   demos.read.episodes=0-79  demos.read.cameras=front  demos.read.on_damage=skip  demos.read.rename=a:action
   policy.kind  policy.horizon  policy.width  policy.depth  policy.steps
@@ -128,10 +130,9 @@ def _plan(settings: RunConfig) -> str:
     """Says what the stages come to."""
     said = {
         "demos": _demonstrations(settings),
-        "look": f"{settings.demos.episodes} episodes of noise to look at",
+        "look": f"{settings.demos.episodes} episodes of noise to look at{_of_each(settings)}",
         "clone": f"{settings.bc.updates:,} cloning updates",
-        "online": f"{settings.method.env_steps:,} control steps of {settings.method.kind} RL on "
-        f"{settings.num_envs} envs",
+        "online": f"{settings.env_steps:,} control steps of {settings.method.kind} RL on {_envs(settings)}",
     }
     return ", ".join(said[stage] for stage in settings.plan if stage in said)
 
@@ -142,13 +143,42 @@ def _outcome(summary: Summary) -> str:
         name, form, before, after = "success", ".1%", summary.base_success, summary.final_success
     else:
         name, form, before, after = "return", ".1f", summary.base_return, summary.final_return or 0.0
+    return f"{_moved(before, after, name, form)}{_by_robot(summary)}"
+
+
+def _moved(before: float | None, after: float, name: str, form: str) -> str:
     return f"{name} {'' if before is None else f'{before:{form}} before, '}{after:{form}}"
+
+
+def _by_robot(summary: Summary) -> str:
+    """Says what each of several robots reached."""
+    found = [
+        _moved(told["base"]["success"] if "base" in told else None, told["final"]["success"], name, ".1%")
+        for name, told in summary.sources.items()
+    ]
+    return f" ({'; '.join(found)})" if found else ""
+
+
+def _envs(settings: RunConfig) -> str:
+    """Says how many envs collect, and on which robots where they are several."""
+    each = [
+        f"{source.num_envs} envs{f' of {name}' if name else ''}" for name, source in settings.acting.items()
+    ]
+    return " and ".join(each)
+
+
+def _of_each(settings: RunConfig) -> str:
+    return " of each robot" if settings.sources else ""
 
 
 def _demonstrations(settings: RunConfig) -> str:
     """Says how many demonstrations there are, or where: only their dataset knows how many it has."""
     path = settings.demos.path
-    return f"demonstrations of {path}" if path else f"{settings.demos.episodes} demonstrations"
+    return (
+        f"demonstrations of {path}"
+        if path
+        else f"{settings.demos.episodes} demonstrations{_of_each(settings)}"
+    )
 
 
 def _listed(title: str, group: str) -> str:

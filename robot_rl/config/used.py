@@ -30,12 +30,16 @@ def used(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings of a training run, nested plain data, without those that it does not read.
 
     Left out are the sections of a person who is not there, and of a filter or a dataset that is not used,
-    and what says something of our tasks where the env is another. Settings of anything else are returned as
-    they are.
+    the number of envs where each source has its own, and what says something of our tasks where the env is
+    another. Settings of anything else are returned as they are.
     """
     found = renewed(settings)
     if not isinstance(found.get("method"), Mapping):
         return found
+    if found.get("sources"):
+        found.pop("num_envs", None)
+    else:
+        found.pop("sources", None)
     if not (found.get("station") or found.get("real_time")) and _part(found, "human").get("input") == "none":
         del found["human"]
     env, demos = _part(found, "env"), dict(_part(found, "demos"))

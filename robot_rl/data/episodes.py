@@ -143,3 +143,22 @@ class Episodes:
             f"{at}: feature {name!r} is NaN or infinite {where}. Drop or record again that episode: "
             "a policy trained on it would be NaN everywhere."
         )
+
+
+def together(parts: Sequence[Episodes]) -> Episodes:
+    """Returns the episodes of robots that observe and do the same, one robot after the other."""
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+
+    begun = np.cumsum([0, *(part.num_episodes for part in parts)])
+    columns = ("action", "reward", "terminated", "truncated", "success")
+    return Episodes(
+        meta=replace(first.meta, robot=", ".join(part.meta.robot for part in parts)),
+        obs={key: np.concatenate([part.obs[key] for part in parts]) for key in first.obs},
+        **{name: np.concatenate([getattr(part, name) for part in parts]) for name in columns},
+        episode_index=np.concatenate(
+            [part.episode_index + at for part, at in zip(parts, begun, strict=False)]
+        ),
+        final_obs={key: np.concatenate([part.final_obs[key] for part in parts]) for key in first.final_obs},
+    )

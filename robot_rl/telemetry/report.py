@@ -93,10 +93,17 @@ def _learning(runs: Sequence[RunRecord], missing: list[str]) -> str:
     if _counts_returns(runs) and (svg := figures.return_curve(runs)) is not None:
         caption = "Mean return over control steps of reinforcement learning, of few episodes each."
         return page.heading("Learning") + page.drawing(svg, "return over control steps", caption)
-    svg = figures.learning_curve(runs)
+    robots = _robots(runs)
+    svg = figures.learning_curves(robots) if robots else figures.learning_curve(runs)
     if svg is None:
         missing.append("learning curve: no rows with eval/success and eval/episodes")
         return ""
+    if robots:
+        caption = (
+            "Success of each robot over the control steps of all of them. Evaluations during training play "
+            "few episodes; the diamond is the one on held-out episodes."
+        )
+        return page.heading("Learning") + page.drawing(svg, "success over control steps", caption)
     spread = "the band is the 95 % interval of each evaluation"
     if len(runs) > 1:
         spread = "the band goes from the lowest to the highest run, thin lines are single runs"
@@ -110,7 +117,9 @@ def _learning(runs: Sequence[RunRecord], missing: list[str]) -> str:
 def _success(runs: Sequence[RunRecord], missing: list[str]) -> str:
     if _counts_returns(runs):
         return ""
-    svg = figures.before_after(runs)
+    robots = _robots(runs)
+    together = [Setting("together", tuple(runs))]
+    svg = figures.before_after([*robots, *together] if robots else runs)
     if svg is None:
         missing.append("success before and after: summary.json lacks base_success, final_success or episodes")
         return ""
@@ -169,7 +178,9 @@ def _success_of_several(runs: Sequence[RunRecord], missing: list[str]) -> str:
 def _metrics(runs: Sequence[RunRecord], missing: list[str]) -> str:
     """Behaviour cloning first, then critics, actors and whatever else the rows hold."""
     names = list(dict.fromkeys(name for run in runs for name in run.names()))
-    drawn = [name for name in names if not name.startswith("eval/") and any(r.drawn(name) for r in runs)]
+    drawn = [
+        name for name in names if not name.startswith(("eval/", "eval.")) and any(r.drawn(name) for r in runs)
+    ]
     cloning = [name for name in drawn if name.startswith("bc/")]
     learning = sorted((name for name in drawn if not name.startswith("bc/")), key=_rank)
     parts = []
@@ -313,6 +324,14 @@ def _settings_of(runs: Sequence[RunRecord]) -> list[Setting]:
     """Returns the settings that `grouped` told apart."""
     labels = dict.fromkeys(run.setting for run in runs)
     return [Setting(label, tuple(run for run in runs if run.setting == label)) for label in labels]
+
+
+def _robots(runs: Sequence[RunRecord]) -> list[Setting]:
+    """Returns the robots that learned together in every run, each with its own evaluations; none of one."""
+    names = runs[0].sources
+    if any(run.sources != names for run in runs):
+        return []
+    return [Setting(name, tuple(run.of_source(name) for run in runs)) for name in names]
 
 
 def _check_single(runs: Sequence[RunRecord]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -91,6 +91,27 @@ class RunRecord:
     @property
     def recipe(self) -> str | None:
         return self.summary.get("recipe", self.config.get("recipe"))
+
+    @property
+    def sources(self) -> list[str]:
+        """Names of the robots that learned together in this run; empty for one."""
+        return list(dict.fromkeys(key.split(".")[1] for key in self.config if key.startswith("sources.")))
+
+    def of_source(self, name: str) -> RunRecord:
+        """Returns the evaluations of one of several robots, as if it had been alone."""
+        told = _mapping(_mapping(self.summary.get("sources")).get(name))
+        base, final = _mapping(told.get("base")), _mapping(told.get("final"))
+        summary = {
+            "base_success": base.get("success"),
+            "final_success": final.get("success"),
+            "episodes": final.get("episodes", base.get("episodes")),
+        }
+        own = f"eval.{name}/"
+        rows = [
+            {key.replace(own, "eval/"): value for key, value in row.items() if "/" not in key or own in key}
+            for row in self.rows
+        ]
+        return replace(self, summary={**self.summary, **summary}, rows=rows)
 
     def outcome(self, moment: Moment) -> Outcome | None:
         """Returns the evaluation before (`base`) or after (`final`) reinforcement learning."""
@@ -181,6 +202,11 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[f"{prefix}{key}"] = value
     return flat
+
+
+def _mapping(found: Any) -> Mapping[str, Any]:
+    """Returns a part of summary.json, or nothing where it is damaged."""
+    return found if isinstance(found, Mapping) else {}
 
 
 def _outcome(share: float | None, episodes: float | None) -> Outcome | None:

@@ -6,6 +6,8 @@ less never shifts another.
 
 from __future__ import annotations
 
+from collections.abc import Generator, Mapping
+from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
 import numpy as np
@@ -35,8 +37,8 @@ Module = Any
 """A policy that is a `torch.nn.Module` as well; Python has no type for both."""
 
 
-def policy_meta(config: RunConfig, env: VectorEnv) -> PolicyMeta:
-    """Returns what the run's policies are made for."""
+def policy_meta(config: RunConfig, env: VectorEnv, *others: VectorEnv) -> PolicyMeta:
+    """Returns what the run's policies are made for; `others` are those of its further sources."""
     return PolicyMeta(
         task=env.task,
         robot=env.robot,
@@ -45,6 +47,7 @@ def policy_meta(config: RunConfig, env: VectorEnv) -> PolicyMeta:
         action_names=env.action_names,
         instruction=env.instruction,
         n_exec=config.n_exec,
+        robots=tuple(one.robot for one in (env, *others)) if others else (),
     )
 
 
@@ -125,6 +128,17 @@ def generator(seed: int, stream: str) -> torch.Generator:
     return torch.Generator().manual_seed(train_seed(seed, stream))
 
 
-def evaluator(config: RunConfig) -> EnvDevice:
+def evaluator(config: RunConfig, source: str = "") -> EnvDevice:
     """Returns the simulations of evaluations: their number is part of what is repeated exactly."""
-    return simulation(config.env, config.evaluate.num_envs)
+    return simulation(config.env_of(source), config.evaluate.num_envs)
+
+
+@contextmanager
+def evaluators(session: Session) -> Generator[Mapping[str, VectorEnv]]:
+    """Opens the simulations of evaluations of every source, by its name."""
+    config = session.config
+    with ExitStack() as stack:
+        yield {
+            name: stack.enter_context(closing(session.open(evaluator(config, name))))
+            for name in config.acting
+        }

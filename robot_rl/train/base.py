@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import io
 import shutil
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,7 +18,8 @@ from robot_rl.algos.progress import ProgressCritic, kept
 from robot_rl.core.errors import ConfigError, DatasetError, require
 from robot_rl.core.files import replace_file
 from robot_rl.core.seeding import train_seed
-from robot_rl.data.demos import load_episodes, save_episodes
+from robot_rl.data.demos import Episodes, load_episodes, save_episodes
+from robot_rl.data.episodes import together
 from robot_rl.data.normalize import Normaliser
 from robot_rl.hal.vector import Obs, VectorEnv
 from robot_rl.policies.checkpoint import load_policy, save_policy
@@ -27,7 +27,7 @@ from robot_rl.policies.noise import NoisePolicy, NoisePolicyConfig
 from robot_rl.policies.spec import SavedPolicy
 from robot_rl.policies.vla.config import SmallVLAConfig
 from robot_rl.sim.vector import EnvConfig
-from robot_rl.train.assemble import assemble_cloning, assemble_progress, evaluator, policy_meta
+from robot_rl.train.assemble import assemble_cloning, assemble_progress, evaluators, policy_meta
 from robot_rl.train.config import RunConfig
 from robot_rl.train.demos import (
     collect_demonstrations,
@@ -36,6 +36,7 @@ from robot_rl.train.demos import (
     first_seed,
     load_demonstrations,
 )
+from robot_rl.train.hooks import group_of
 from robot_rl.train.improve.config import DENOISING, ChainPhase, OffPolicyPhase, ResidualPhase
 from robot_rl.train.session import Session, learn
 
@@ -47,29 +48,53 @@ PROGRESS = "progress"
 
 def collect(session: Session) -> None:
     """Collects the demonstrations, or checks those that were given."""
+    if session.config.demos.path is None:
+        shutil.rmtree(session.folder / "demos", ignore_errors=True)
+    with evaluators(session) as envs:
+        parts = {name: _demonstrations(session, env, name) for name, env in envs.items()}
+    _note(session, "demos", parts)
+
+
+def _demonstrations(session: Session, env: VectorEnv, source: str) -> Episodes:
+    """Collects the demonstrations of one source if none are given, and reads them."""
     config = session.config
-    with closing(session.open(evaluator(config))) as env:
-        if config.demos.path is None:
-            folder = session.folder / "demos"
-            shutil.rmtree(folder, ignore_errors=True)
-            total = config.demos.episodes
-            with session.phase("demos", total, unit="episodes") as progress, session.timer.stage("demos"):
-                episodes = collect_demonstrations(env, config.demos, config.seed, on_batch=progress.update)
-            save_episodes(folder, episodes)
-        episodes = load_episodes(
-            demo_folder(session),
-            expect=episodes_meta(env),
-            read=config.demos.read,
-            say=session.display.message,
-        )
-        if isinstance(config.method, OffPolicyPhase):
-            _check_pictures(session, episodes.obs)
-    session.results["demos"] = {
-        "episodes": episodes.num_episodes,
-        "success": float(episodes.episode_success().mean()),
-        "env_steps": len(episodes.reward),
-    }
-    session.write("demos", {f"demos/{name}": value for name, value in session.results["demos"].items()})
+    if config.demos.path is None:
+        total, shown = config.demos.episodes, f"demos {source}".strip()
+        with session.phase(shown, total, unit="episodes") as progress, session.timer.stage("demos"):
+            episodes = collect_demonstrations(env, config.demos, config.seed, on_batch=progress.update)
+        save_episodes(session.folder / "demos" / source, episodes)
+    episodes = load_episodes(
+        demo_folder(session) / source,
+        expect=episodes_meta(env),
+        read=config.demos.read,
+        say=session.display.message,
+    )
+    if isinstance(config.method, OffPolicyPhase):
+        _check_pictures(session, episodes.obs)
+    return episodes
+
+
+def _note(session: Session, phase: str, parts: Mapping[str, Episodes]) -> None:
+    """Notes how many episodes there are, of all sources together and of each of several."""
+
+    def found(episodes: Episodes) -> dict[str, float]:
+        success = {} if phase == LOOK else {"success": float(episodes.episode_success().mean())}
+        return {"episodes": episodes.num_episodes, **success, "env_steps": len(episodes.reward)}
+
+    each = {name: found(episodes) for name, episodes in parts.items()}
+    session.results[phase] = found(together(list(parts.values()))) | (
+        {"sources": each} if len(each) > 1 else {}
+    )
+    rows = {"": session.results[phase], **each}
+    session.write(
+        phase,
+        {
+            f"{group_of(phase, name)}/{key}": value
+            for name, row in rows.items()
+            for key, value in row.items()
+            if key != "sources"
+        },
+    )
 
 
 def _check_pictures(session: Session, obs: Obs) -> None:
@@ -93,23 +118,29 @@ def look(session: Session) -> None:
     The base is that noise, so what is learned from nothing is compared with it.
     """
     config = session.config
-    with closing(session.open(evaluator(config))) as env:
-        noise = _Noise(env, train_seed(config.seed, "noise"))
-        first = first_seed(config.seed)
-        seeds = np.arange(first, first + config.demos.episodes, dtype=np.uint64)
-        with session.phase(LOOK, len(seeds), unit="episodes") as progress, session.timer.stage(LOOK):
-            episodes = collect_episodes(env, noise, seeds, on_batch=progress.update)
-        shutil.rmtree(session.folder / LOOK, ignore_errors=True)
-        save_episodes(session.folder / LOOK, episodes)
+    shutil.rmtree(session.folder / LOOK, ignore_errors=True)
+    with evaluators(session) as envs:
+        parts = {name: _played_by_noise(session, env, name) for name, env in envs.items()}
+        episodes = together(list(parts.values()))
         base = NoisePolicy(
             NoisePolicyConfig(horizon=config.n_exec),
-            state_dim=len(env.state_names),
-            action_dim=len(env.action_names),
+            state_dim=len(episodes.meta.state_names),
+            action_dim=len(episodes.meta.action_names),
             normaliser=Normaliser.fit(episodes.obs, episodes.action),
         )
-        save_policy(session.folder / "policy" / "base", base, meta=policy_meta(config, env))
-    session.results[LOOK] = {"episodes": episodes.num_episodes, "env_steps": len(episodes.reward)}
-    session.write(LOOK, {f"{LOOK}/{name}": value for name, value in session.results[LOOK].items()})
+        save_policy(session.folder / "policy" / "base", base, meta=policy_meta(config, *envs.values()))
+    _note(session, LOOK, parts)
+
+
+def _played_by_noise(session: Session, env: VectorEnv, source: str) -> Episodes:
+    config = session.config
+    noise, first = _Noise(env, train_seed(config.seed, "noise")), first_seed(config.seed)
+    seeds = np.arange(first, first + config.demos.episodes, dtype=np.uint64)
+    shown = f"{LOOK} {source}".strip()
+    with session.phase(shown, len(seeds), unit="episodes") as progress, session.timer.stage(LOOK):
+        episodes = collect_episodes(env, noise, seeds, on_batch=progress.update)
+    save_episodes(session.folder / LOOK / source, episodes)
+    return episodes
 
 
 class _Noise:
@@ -125,7 +156,7 @@ class _Noise:
 def value_progress(session: Session) -> None:
     """Values every frame of the demonstrations, and notes which are to be cloned."""
     config, cfg = session.config, session.config.demos.filter
-    episodes = load_episodes(demo_folder(session), read=config.demos.read)
+    episodes = load_demonstrations(demo_folder(session), config, mirrored=False)
     with session.timer.stage("build"):
         loop = assemble_progress(session, episodes)
     learn(session, loop, PROGRESS, cfg.updates, unit="updates")
@@ -154,9 +185,9 @@ def clone(session: Session) -> None:
     """Clones the demonstrations, or takes the base that was given."""
     config = session.config
     if config.bc.policy is not None:
-        with closing(session.open(evaluator(config))) as env:
-            policy = given_base(config, env)
-            save_policy(session.folder / "policy" / "base", policy, meta=policy_meta(config, env))
+        with evaluators(session) as envs:
+            policy, *_ = [given_base(config, env) for env in envs.values()]
+            save_policy(session.folder / "policy" / "base", policy, meta=policy_meta(config, *envs.values()))
         return
     episodes = load_demonstrations(demo_folder(session), session.config)
     kept = None
@@ -169,8 +200,8 @@ def clone(session: Session) -> None:
         loop, policy = assemble_cloning(session, episodes, kept)
     learn(session, loop, "bc", session.config.bc.updates, unit="updates")
     loop.hand_over(policy)
-    with closing(session.open(evaluator(session.config))) as env:
-        save_policy(session.folder / "policy" / "base", policy, meta=policy_meta(session.config, env))
+    with evaluators(session) as envs:
+        save_policy(session.folder / "policy" / "base", policy, meta=policy_meta(config, *envs.values()))
     session.counters.updates = 0
 
 
@@ -217,7 +248,10 @@ def _check_cameras(
 
 
 def demo_folder(session: Session) -> Path:
-    """Returns where the run's demonstrations are, or what it looked at without any."""
+    """Returns where the run's demonstrations are, or what it looked at.
+
+    Each of several sources has a folder of its own in it.
+    """
     path = session.config.demos.path
     if path is not None:
         return Path(path)

@@ -134,8 +134,7 @@ def policy_actor(
     Raises:
         CheckpointError: it was made for another task, robot, rate or state.
     """
-    here = ("task", "robot", "control_hz", "state_names", "action_names")
-    check_meta("policy", meta, replace(meta, **{name: getattr(env, name) for name in here}))
+    check_fits(meta, env)
     module: Any = policy
     executor = ChunkExecutor(module.to(device), env.num_envs, n_exec=meta.n_exec, mode="ode", device=device)
     # Half the range of training seeds: the episodes that follow the first stay in it.
@@ -145,6 +144,16 @@ def policy_actor(
         lambda obs: executor.act(obs).action,
         first,
     )
+
+
+def check_fits(meta: PolicyMeta, env: VectorEnv) -> None:
+    """Refuses a policy that was made for another task, robot, rate or state than those of an env.
+
+    Raises:
+        CheckpointError: names what differs.
+    """
+    here = ("task", "robot", "control_hz", "state_names", "action_names")
+    check_meta("policy", meta, replace(meta, **{name: getattr(env, name) for name in here}))
 
 
 def open_policy(given: str) -> tuple[SavedPolicy, PolicyMeta, EnvConfig]:
@@ -160,7 +169,8 @@ def open_policy(given: str) -> tuple[SavedPolicy, PolicyMeta, EnvConfig]:
     policy, meta = load_policy(folder)
     run = folder.resolve().parents[1]
     if (run / "config.yaml").is_file():
-        return policy, meta, load_config(run, at="policy").env
+        config = load_config(run, at="policy")
+        return policy, meta, config.env_of(next(iter(config.acting)))
     env = EnvConfig(task=meta.task, robot=meta.robot, state=meta.state_names)
     own: Any = vars(policy).get("config")
     cameras, size = getattr(own, "cameras", ()), getattr(own, "picture", env.image_size)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,10 +24,12 @@ from robot_rl.train.improve.config import (
     OffPolicyPhase,
     ResidualPhase,
 )
+from robot_rl.train.robots import SourceConfig, check_sources
 from robot_rl.train.stages import check_stages
 
 _UPDATES = {True: "1 or more with that stage", False: "0 without that stage"}
 """Of a stage that is, or is not, in the plan."""
+_WITH_REPLAY = "a method with a replay beside sources: residual, latent, chunked, direct, sequence or qarl"
 
 
 def check_device(device: str) -> None:
@@ -272,6 +275,9 @@ class RunConfig:
     real_time: bool = False
     """One arm moves in a process of its own, at the task's rate, and waits for nobody."""
     env: EnvConfig = field(default_factory=EnvConfig)
+    sources: dict[str, SourceConfig] = field(default_factory=lambda: dict[str, SourceConfig]())
+    """Several robots that do the task of `env` at once, for one policy, by name. If empty, the robot of `env`
+    collects, with `num_envs` and the method's `env_steps`."""
     demos: DemosConfig = field(default_factory=DemosConfig)
     policy: ChunkPolicyConfig = field(default_factory=ChunkPolicyConfig)
     bc: BCPhase = field(default_factory=BCPhase)
@@ -298,6 +304,8 @@ class RunConfig:
             require(not self.has_arm, "env.kind", self.env.kind, "sim beside an arm or a person")
         check_stages(self.plan, self.method.needs)
         self._check_plan()
+        if self.sources:
+            self._check_sources()
         self._check_shares()
         self._check_latent()
         if self.has_arm:
@@ -356,6 +364,25 @@ class RunConfig:
             "evaluate",
         )
 
+    @cached_property
+    def acting(self) -> dict[str, SourceConfig]:
+        """Who collects, by name: `sources`, or one without a name."""
+        if self.sources:
+            return self.sources
+        alone = SourceConfig(
+            robot=self.env.robot or "", env_steps=self.method.env_steps, num_envs=self.num_envs
+        )
+        return {"": alone}
+
+    @property
+    def env_steps(self) -> int:
+        """Control steps of reinforcement learning, over all sources."""
+        return sum(source.env_steps for source in self.acting.values())
+
+    def env_of(self, name: str) -> EnvConfig:
+        """Returns the env of one of `acting`."""
+        return replace(self.env, robot=self.sources[name].robot) if name else self.env
+
     def used(self) -> dict[str, Any]:
         """Returns the settings that the run reads, as plain data: what is left out has its default."""
         return used(plain(self))
@@ -399,6 +426,26 @@ class RunConfig:
         path = self.demos.path
         require(path is None, "demos.path", path, "none with the stage `look`, which plays noise")
         require(not self.has_arm, "stages", list(plan), "no `look` beside an arm, which noise would break")
+
+    def _check_sources(self) -> None:
+        """Refuses robots that cannot be, and settings that say otherwise or that are of one robot alone."""
+        alone = "one robot alone, for now: leave it out beside sources"
+        require(not self.has_arm, "sources", list(self.sources), "none beside an arm or a person, for now")
+        require(self.env.kind == "sim", "env.kind", self.env.kind, "sim beside sources, for now")
+        require(isinstance(self.method, OffPolicyPhase), "method", self.method.kind, _WITH_REPLAY)
+        require(self.demos.path is None, "demos.path", self.demos.path, alone)
+        require(not self.demos.mirror, "demos.mirror", self.demos.mirror, alone)
+        require(not self.replay.reuse, "replay.reuse", list(self.replay.reuse), alone)
+        check_sources(self.sources, self.env.task)
+        example = f"sources.{next(iter(self.sources))}"
+        usual = {item.name: item.default for item in fields(self.method)}["env_steps"]
+        for key, got, free, own in (
+            ("env.robot", self.env.robot, None, "robot"),
+            ("num_envs", self.num_envs, 16, "num_envs"),
+            ("method.env_steps", self.method.env_steps, usual, "env_steps"),
+        ):
+            allowed = f"{free}, as if left out: beside sources each has its own, {example}.{own}"
+            require(got == free, key, got, allowed)
 
     def _check_shares(self) -> None:
         method = self.method

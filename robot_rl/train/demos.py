@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from robot_rl.core.policy import Policy
 from robot_rl.core.seeding import train_seed
 from robot_rl.data.demos import Episodes, EpisodesMeta, load_episodes
+from robot_rl.data.episodes import together
 from robot_rl.data.replay import ReplayBuffer
 from robot_rl.hal.vector import Obs, VectorEnv
 from robot_rl.sim.reflection import reflection_of
@@ -63,14 +64,14 @@ def first_seed(run_seed: int) -> int:
     return train_seed(run_seed, "demos") // 2
 
 
-def load_demonstrations(folder: Path, config: RunConfig) -> Episodes:
-    """Reads a run's demonstrations, and puts their mirror images behind them if it wants them.
+def load_demonstrations(folder: Path, config: RunConfig, *, mirrored: bool = True) -> Episodes:
+    """Reads the demonstrations of all sources; their mirror images stand behind them if the run wants them.
 
     Raises:
         ConfigError: there are no mirror images of this task, or of pictures.
     """
-    episodes = load_episodes(folder, read=config.demos.read)
-    if not config.demos.mirror:
+    episodes = together([load_episodes(folder / name, read=config.demos.read) for name in config.acting])
+    if not (config.demos.mirror and mirrored):
         return episodes
     return reflection_of(config.env, at="demos.mirror").with_images(episodes)
 

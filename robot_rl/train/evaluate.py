@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,6 +78,27 @@ class EvalResult:
             "first_seed": int(self.seeds[0]),
             "digest": self.action_digest,
         }
+
+
+def of_all(results: Mapping[str, EvalResult]) -> EvalResult:
+    """Returns the episodes of all sources together; the digest of several is that of their digests."""
+    found = list(results.values())
+    if len(found) == 1:
+        return found[0]
+    digests = "".join(one.action_digest for one in found)
+    columns = ("success", "solved_at_reset", "steps", "returns", "seeds")
+    return EvalResult(
+        **{name: np.concatenate([getattr(one, name) for one in found]) for name in columns},
+        action_digest=hashlib.sha256(digests.encode()).hexdigest(),
+        nan_resets=sum(one.nan_resets for one in found),
+        says_success=any(one.says_success for one in found),
+    )
+
+
+def to_json(results: Mapping[str, EvalResult]) -> dict[str, Any]:
+    """Returns what is written down of an evaluation: of all sources together, and of each of several."""
+    each = {name: one.to_json() for name, one in results.items()}
+    return of_all(results).to_json() | ({"sources": each} if len(each) > 1 else {})
 
 
 def evaluate(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -11,22 +12,51 @@ from robot_rl.algos.progress import ProgressBatch, ProgressSampler
 from robot_rl.core.policy import DemoBatch
 from robot_rl.data.demos import ChunkSampler
 from robot_rl.data.pool import EpisodePool
-from robot_rl.data.replay import ReplayBuffer, StepBatch, TransitionBatch
+from robot_rl.data.replay import StepBatch, TransitionBatch
 from robot_rl.data.transitions import ChunkBatch
-from robot_rl.train.recording import Recorder
+
+Added = TypeVar("Added", int, None, covariant=True)
+
+
+class Keeper(Protocol[Added]):
+    """Keeps the steps of one source: a replay, or a recorder."""
+
+    def add(self, steps: StepBatch) -> Added: ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+
+class OneForEach(Generic[Added]):
+    """Keepers of several sources: the steps of each go to its own, in which it is the only actor."""
+
+    def __init__(self, keepers: Sequence[Keeper[Added]]) -> None:
+        """Args: keepers: one of each source, in the order of the run's sources."""
+        self._keepers = keepers
+
+    def add(self, steps: StepBatch) -> Added:
+        return self._keepers[steps.actor].add(replace(steps, actor=0))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"sources": [keeper.state_dict() for keeper in self._keepers]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for keeper, saved in zip(self._keepers, state["sources"], strict=True):
+            keeper.load_state_dict(saved)
 
 
 class ReplayExperience:
-    """Keeps the steps of the sources in one buffer, from which learners' batches are drawn."""
+    """Keeps the steps of the sources, and draws learners' batches from them."""
 
     def __init__(
         self,
-        replay: ReplayBuffer,
+        replay: Keeper[int],
         *,
         draw: Callable[[np.random.Generator], TransitionBatch | ChunkBatch],
         seed: int,
         device: str = "cpu",
-        recorder: Recorder | None = None,
+        recorder: Keeper[None] | None = None,
         earlier: EpisodePool | None = None,
         has_person: bool = False,
     ) -> None:
@@ -34,7 +64,7 @@ class ReplayExperience:
 
         Args:
             replay: takes the steps of the sources.
-            draw: returns a learner's batch, from that buffer or from what mixes it with others.
+            draw: returns a learner's batch, from that replay or from what mixes it with others.
             seed: of the draws.
             device: where the batches go.
             recorder: keeps every step on the disk.
@@ -69,7 +99,7 @@ class ReplayExperience:
         return row
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the online buffer and the generator; demonstrations are built again from their files."""
+        """Returns the online replay and the generator; demonstrations are built again from their files."""
         state: dict[str, Any] = {"replay": self._replay.state_dict(), "rng": self._rng.bit_generator.state}
         if self._has_person:
             state["shares"] = [self._added, self._by_person]

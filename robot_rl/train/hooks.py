@@ -31,15 +31,23 @@ def write_metrics(
     session: RunSession,
     run: Run,
     phase: str,
-    source: Source | None = None,
+    sources: Mapping[str, Source] | None = None,
     more: Mapping[str, float] | None = None,
 ) -> None:
-    """Writes what the learner and the source reported since the last row, and `more`."""
+    """Writes what the learner and the sources, by name, reported since the last row, and `more`."""
     row = {name if "/" in name else f"{phase}/{name}": value for name, value in run.meter.take().items()}
-    if source is not None:
-        row |= {f"collect/{name}": value for name, value in source.episodes.take().items()}
-        row["collect/nan_resets"] = source.episodes.nan_resets
+    for number, (name, source) in enumerate((sources or {}).items()):
+        group = group_of("collect", name)
+        row |= {f"{group}/{metric}": value for metric, value in source.episodes.take().items()}
+        row[f"{group}/nan_resets"] = source.episodes.nan_resets
+        if name:
+            row[f"{group}/env_steps"] = run.counters.of_source(number)
     session.write(phase, row | dict(more or {}))
+
+
+def group_of(group: str, source: str) -> str:
+    """Returns the group of a source's metrics: `collect`, or `collect.panda` where there are several."""
+    return f"{group}.{source}" if source else group
 
 
 def show_progress(session: RunSession, done: int, updates: int | None = None) -> None:

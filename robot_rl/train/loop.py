@@ -4,7 +4,7 @@
     sources      experience              algorithm    publish, metrics, evaluation, checkpoint
 
 Behaviour cloning has no source and a pacer that always owes an update; residual RL has one
-source and pays its updates by a ratio; more sources change nothing here.
+source, or several with a budget each, and pays its updates by a ratio of all their steps.
 """
 
 from __future__ import annotations
@@ -55,8 +55,14 @@ class Pacer:
 
     finished: Callable[[Counters], bool]
     updates: Ratio | Always
+    budgets: Sequence[int] = ()
+    """Control steps that each source may collect; without any, sources collect until the run is finished."""
     hooks: Sequence[Hook] = ()
     """In the order they run; the checkpoint comes last, so that it holds what the others changed."""
+
+    def is_spent(self, source: int, counters: Counters) -> bool:
+        """Whether a source has spent its budget."""
+        return bool(self.budgets) and counters.of_source(source) >= self.budgets[source]
 
     def run_due(self, counters: Counters) -> None:
         for hook in self.hooks:
@@ -108,17 +114,19 @@ class Run:
 
 
 def train(run: Run) -> None:
-    """Collects, learns and does what is due until the budget is spent."""
+    """Collects, learns and does what is due until the budgets are spent."""
     counters = run.counters
     while not run.pacer.finished(counters):
         for actor, source in enumerate(run.sources):
+            if run.pacer.is_spent(actor, counters):
+                continue
             with run.stage("collect"):
                 steps = source.collect(run.handle)
             if isinstance(steps, StepBatch):
                 steps.actor = actor
             if steps is not None:
                 with run.stage("replay"):
-                    counters.env_steps += run.experience.add(steps)
+                    counters.add(actor, run.experience.add(steps))
         for _ in range(run.pacer.updates.owed(counters.env_steps)):
             with run.stage("sample"):
                 batch = run.experience.sample()

@@ -11,8 +11,8 @@ the method have a state of their own; it is in the checkpoints.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
-from contextlib import AbstractContextManager, closing, nullcontext
+from collections.abc import Callable, Generator, Mapping
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,12 +23,14 @@ from robot_rl.config import dump, load, options, plain, shell, words
 from robot_rl.core.errors import CheckpointError, RenderError, require
 from robot_rl.core.files import replace_file, with_checksum_line, write_json
 from robot_rl.core.seeding import eval_seeds
+from robot_rl.data.episode import Feature
+from robot_rl.data.episodes import EpisodesMeta
 from robot_rl.hal.vector import VectorEnv
 from robot_rl.policies.checkpoint import load_policy, save_policy
 from robot_rl.real.station import load_station
 from robot_rl.sched.opened import opened
 from robot_rl.sim.config import making
-from robot_rl.train.assemble import evaluator, policy_meta
+from robot_rl.train.assemble import evaluator, evaluators, policy_meta
 from robot_rl.train.base import (
     LOOK,
     PROGRESS,
@@ -43,7 +45,7 @@ from robot_rl.train.config import RunConfig
 from robot_rl.train.demos import episodes_meta, load_demonstrations
 from robot_rl.train.deploy.online import check_arm, make_arm
 from robot_rl.train.envs import simulation
-from robot_rl.train.evaluate import EvalResult, evaluate_in
+from robot_rl.train.evaluate import EvalResult, evaluate_in, to_json
 from robot_rl.train.improve.distil import PHASE as DISTIL
 from robot_rl.train.improve.distil import distil
 from robot_rl.train.improve.method import Method, Start, eval_metrics, method_of
@@ -57,6 +59,7 @@ from robot_rl.train.record import (
     write_report,
 )
 from robot_rl.train.recording import Recorder, check_earlier, observed
+from robot_rl.train.robots import check_spaces
 from robot_rl.train.session import Session, execute, learn
 
 
@@ -104,6 +107,9 @@ class Summary:
     machine: dict[str, str]
     rows: int
     """Of metrics.jsonl: one that was cut between two of them has fewer."""
+    sources: dict[str, dict[str, Any]]
+    """Of several sources, by name: `robot`, `env_steps`, and `base` and `final` as in the files of the
+    evaluations. What stands above is of all of them together. Empty with one source."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -117,19 +123,30 @@ def run(config: RunConfig) -> Summary:
             disk; the message says what to do.
     """
     config = _absolute(config)
-    if config.replay.reuse or config.bc.policy:  # a mistake is worth neither a folder nor the demonstrations
-        wait_s = config.lease_wait_s
-        with opened(evaluator(config), holder=f"train {config.recipe}, a look", wait_s=wait_s) as env:
-            if config.replay.reuse:
-                check_earlier(config.replay, episodes_meta(env), observed(env))
-            if config.bc.policy:
-                given_base(config, env)
+    _look_at_envs(config)  # a mistake is worth neither a folder nor the demonstrations
     if config.has_arm:
         check_arm(config)
     folder = new_folder(config.out, f"{config.recipe}-seed{config.seed}")
     with removed_if_refused(folder):
         replace_file(folder / "config.yaml", with_checksum_line(dump(config.used())))
         return _execute(config, folder)
+
+
+def _look_at_envs(config: RunConfig) -> None:
+    """Refuses experience, a base or sources that do not go with the run's envs."""
+    if not (config.replay.reuse or config.bc.policy or config.sources):
+        return
+    metas: dict[str, EpisodesMeta] = {}
+    features: dict[str, Mapping[str, Feature]] = {}
+    for name in config.acting:
+        holder, wait_s = f"train {config.recipe}, a look", config.lease_wait_s
+        with opened(evaluator(config, name), holder=holder, wait_s=wait_s) as env:
+            metas[name], features[name] = episodes_meta(env), observed(env)
+            if config.replay.reuse:
+                check_earlier(config.replay, metas[name], features[name])
+            if config.bc.policy:
+                given_base(config, env)
+    check_spaces(metas, features)
 
 
 def resume(folder: Path | str) -> Summary:
@@ -172,17 +189,20 @@ def _improve(session: Session) -> None:
         kept = config.env.dump_diverged or str(session.folder / "diverged")
         acting = replace(config, env=replace(config.env, dump_diverged=kept))
     with (
-        _acting_env(acting, method, session) as env,
-        closing(session.open(evaluator(config))) as eval_env,
-        _recorder(session, eval_env) as recorder,
+        _acting_envs(acting, method, session) as envs,
+        evaluators(session) as eval_envs,
+        _recorders(session, eval_envs) as recorders,
     ):
-        start = Start(episodes=episodes, base=base, env=env, eval_env=eval_env, recorder=recorder)
+        start = Start(episodes=episodes, base=base, envs=envs, eval_envs=eval_envs, recorders=recorders)
         with session.timer.stage("build"):
             loop, policy = method.assemble(session, start)
-        with closing(loop.sources[0]):
-            learn(session, loop, config.method.kind, config.method.env_steps, unit="steps")
+        with ExitStack() as stack:
+            for source in loop.sources:
+                stack.enter_context(closing(source))
+            learn(session, loop, config.method.kind, config.env_steps, unit="steps")
         loop.hand_over(policy)
-        save_policy(session.folder / "policy" / "final", policy, meta=policy_meta(config, eval_env))
+        meta = policy_meta(config, *eval_envs.values())
+        save_policy(session.folder / "policy" / "final", policy, meta=meta)
         session.results["nan_resets"] = sum(source.nan_resets for source in loop.sources)
 
 
@@ -193,36 +213,44 @@ def _distil(session: Session) -> None:
         (folder / "final").rename(folder / "improved")
     teacher, meta = load_policy(folder / "improved")
     episodes = load_demonstrations(demo_folder(session), session.config)
-    with closing(session.open(evaluator(session.config))) as env:
-        start = Start(episodes=episodes, base=teacher, env=None, eval_env=env, recorder=None)
+    with evaluators(session) as envs:
+        start = Start(episodes=episodes, base=teacher, envs={}, eval_envs=envs)
         save_policy(folder / "final", distil(session, start), meta=meta)
 
 
-def _acting_env(
-    config: RunConfig, method: Method, session: Session
-) -> AbstractContextManager[VectorEnv | None]:
-    """Returns what collects, or None where it lives in a process of its own."""
-    if config.acts_alone:
-        return nullcontext()
-    if config.has_arm:
-        return closing(make_arm(config, session.folder, session.leases))
-    if waits := making(config.num_envs):
-        session.display.message(waits)
-    return closing(session.open(simulation(config.env, config.num_envs, autoreset=method.autoreset)))
+@contextmanager
+def _acting_envs(config: RunConfig, method: Method, session: Session) -> Generator[Mapping[str, VectorEnv]]:
+    """Opens what collects, by the name of the source; nothing where it lives in a process of its own."""
+    envs: dict[str, VectorEnv] = {}
+    with ExitStack() as stack:
+        for name, source in {} if config.acts_alone else config.acting.items():
+            if waits := making(source.num_envs):
+                session.display.message(waits)
+            if config.has_arm:
+                env = make_arm(config, session.folder, session.leases)
+            else:
+                device = simulation(config.env_of(name), source.num_envs, autoreset=method.autoreset)
+                env = session.open(device)
+            envs[name] = stack.enter_context(closing(env))
+        yield envs
 
 
-def _recorder(session: Session, env: VectorEnv) -> AbstractContextManager[Recorder | None]:
-    """Returns who keeps the run's experience, if it is to be kept."""
-    folder = session.folder / "experience"
-    if session.loop_state(session.config.method.kind) is None:
+@contextmanager
+def _recorders(session: Session, envs: Mapping[str, VectorEnv]) -> Generator[list[Recorder]]:
+    """Opens what keeps the run's experience, one recorder of each source, if it is to be kept."""
+    config, folder = session.config, session.folder / "experience"
+    if session.loop_state(config.method.kind) is None:
         shutil.rmtree(folder, ignore_errors=True)  # of a life that was cut short before its first checkpoint
-    if not (session.config.replay.record and method_of(session.config).records):
-        return nullcontext()
-    config = session.config
+    keeps = config.replay.record and method_of(config).records
     device = None if config.station is None else load_station(config.station).name
-    joints = 0 if env.limits is None else env.limits.num_joints
-    how: dict[str, Any] = {"person": config.has_arm, "joints": joints, "device": device}
-    return Recorder(folder, episodes_meta(env), observed(env), **how)
+    with ExitStack() as stack:
+        recorders: list[Recorder] = []
+        for name, env in envs.items() if keeps else ():
+            joints = 0 if env.limits is None else env.limits.num_joints
+            how: dict[str, Any] = {"person": config.has_arm, "joints": joints, "device": device}
+            recorder = Recorder(folder / name, episodes_meta(env), observed(env), **how)
+            recorders.append(stack.enter_context(recorder))
+        yield recorders
 
 
 def _evaluate_final(session: Session) -> None:
@@ -247,27 +275,33 @@ def _phases(config: RunConfig) -> dict[str, Callable[[Session], None]]:
 
 def _final_evaluation(session: Session, which: str) -> None:
     """Evaluates a saved policy on the held-out seeds, as `robot-rl evaluate` does again."""
-    config = session.config
-    seeds = eval_seeds(config.seed, config.evaluate.episodes)
-    with closing(session.open(evaluator(config))) as env:
-        photographer = _photographer(session, env, seeds)
-        total = config.evaluate.episodes
-        with session.phase(f"evaluate {which}", total, unit="episodes") as progress:
+    session.results.setdefault("pictures", {})[which] = []
+    results = {name: _evaluated(session, which, name) for name in session.config.acting}
+    pictures = session.results["pictures"]
+    entries = [entry for phase in reversed(pictures.values()) for entry in phase]  # the newest first
+    if entries:
+        write_json(session.folder / "failures/index.json", {"pictures": entries}, is_checked=True)
+    session.results[which] = to_json(results)
+    write_json(session.folder / f"evaluation-{which}.json", to_json(results), is_checked=True)
+    session.write(which, eval_metrics(results))
+
+
+def _evaluated(session: Session, which: str, source: str) -> EvalResult:
+    """Evaluates a saved policy on one source's robot, and takes pictures of it."""
+    config, total = session.config, session.config.evaluate.episodes
+    with closing(session.open(evaluator(config, source))) as env:
+        photographer = _photographer(session, env, eval_seeds(config.seed, total))
+        with session.phase(f"evaluate {which} {source}".strip(), total, unit="episodes") as progress:
             with session.timer.stage("evaluate"):
                 result = evaluate_folder(
                     session.folder, which, config, env, on_batch=progress.update, watch=photographer
                 )
             progress.update(total, **result.shown())
         if photographer is not None:
-            pictures = session.results.setdefault("pictures", {})
-            pictures[which] = photographer.save(session.folder, which)
+            label = f"{which}-{source}" if source else which
+            session.results["pictures"][which] += photographer.save(session.folder, label)
             photographer.close()
-            entries = [entry for phase in reversed(pictures.values()) for entry in phase]  # the newest first
-            if entries:
-                write_json(session.folder / "failures/index.json", {"pictures": entries}, is_checked=True)
-    session.results[which] = result.to_json()
-    write_json(session.folder / f"evaluation-{which}.json", result.to_json(), is_checked=True)
-    session.write(which, eval_metrics(result))
+    return result
 
 
 def evaluate_folder(
@@ -328,6 +362,7 @@ def _conclude(session: Session) -> Summary:
     """Writes summary.json and the report."""
     config, results = session.config, session.results
     final, base = results["final"], results.get("base", {})
+    moments = {which: results[which] for which in ("base", "final") if which in results}
     seen: dict[str, Any] = results.get("demos") or results.get(LOOK, {})
     summary = Summary(
         task=config.env.name,
@@ -355,6 +390,14 @@ def _conclude(session: Session) -> Summary:
         versions=versions(_PACKAGES),
         machine=machine(config.device),
         rows=session.metrics.num_rows,
+        sources={
+            name: {
+                "robot": source.robot,
+                "env_steps": session.counters.of_source(number),
+                **{which: found["sources"][name] for which, found in moments.items()},
+            }
+            for number, (name, source) in enumerate(config.sources.items())
+        },
     )
     write_json(session.folder / "summary.json", summary.to_json(), is_checked=True)
     with session.timer.stage("report"):

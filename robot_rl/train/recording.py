@@ -219,7 +219,13 @@ def experience_of(path: str) -> Path:
             f"replay.reuse: the run {path} left no experience/: it had replay.record=false, or ended before "
             "residual RL. Give another run folder, a store, or a dataset."
         )
-    return folder / "experience"
+    experience = folder / "experience"
+    if sources := sorted(path.name for path in experience.iterdir() if (path / "meta").is_dir()):
+        raise DatasetError(
+            f"replay.reuse: the run {path} has experience of {' and '.join(sources)}. Give that of one: "
+            f"{experience / sources[0]}"
+        )
+    return experience
 
 
 def pool_of(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 
@@ -18,15 +18,29 @@ class Counters:
     """Where a run stands; every schedule reads these."""
 
     env_steps: int = 0
-    """Control steps put into the replay, summed over all envs."""
+    """Control steps put into the replay, summed over all envs of all sources."""
     updates: int = 0
     """Learner updates of the current phase."""
+    by_source: list[int] = field(default_factory=lambda: list[int]())
+    """What each source of the run collected, in their order."""
+
+    def add(self, source: int, steps: int) -> None:
+        """Counts control steps that a source collected."""
+        self.by_source += [0] * (source + 1 - len(self.by_source))
+        self.by_source[source] += steps
+        self.env_steps += steps
+
+    def of_source(self, source: int) -> int:
+        """Returns the control steps that a source has collected."""
+        return self.by_source[source] if source < len(self.by_source) else 0
 
     def state_dict(self) -> dict[str, Any]:
         return asdict(self)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.env_steps, self.updates = int(state["env_steps"]), int(state["updates"])
+        # Checkpoints from before a run could have several sources do not say which collected.
+        self.by_source = list(state.get("by_source", [self.env_steps]))
 
 
 class Ratio:

@@ -91,6 +91,7 @@ TRAINED = Told(
     train_minutes=1.0,
     episodes=2,
     run="runs/x",
+    sources={},
 )
 ERRORS: dict[str, Any] = {
     "normalised": 0.5,

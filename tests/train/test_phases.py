@@ -64,7 +64,7 @@ def test_the_config_is_written_before_anything_is_built(
     def broken(*_: Any, **__: Any) -> None:
         raise RuntimeError("the builder failed")
 
-    monkeypatch.setattr(base, "evaluator", broken)
+    monkeypatch.setattr(base, "evaluators", broken)
     with pytest.raises(RuntimeError, match="the builder failed"):
         run(small(tmp_path))
     assert load_config(folder_of(tmp_path)) == small(tmp_path)

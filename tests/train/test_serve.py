@@ -59,13 +59,13 @@ def obs(step: int) -> dict[str, Any]:
 class Served:
     """A server in a thread; `again` begins it anew at the same port."""
 
-    def __init__(self, policy: Any, token: str) -> None:
-        self._policy, self._token, self._port = policy, token, 0
+    def __init__(self, policy: Any, token: str, meta: PolicyMeta = META) -> None:
+        self._policy, self._meta, self._token, self._port = policy, meta, token, 0
         self.again()
 
     def again(self) -> None:
         config = DoorConfig(port=self._port, token_file=self._token)
-        self.server = PolicyServer(self._policy, META, config)
+        self.server = PolicyServer(self._policy, self._meta, config)
         self._port = int(self.server.address.rpartition(":")[2])
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self.server.run, args=(self._stop,), daemon=True)
@@ -81,11 +81,11 @@ class Served:
 
 
 @pytest.fixture
-def serve(token: str) -> Iterator[Callable[[Any], Served]]:
+def serve(token: str) -> Iterator[Callable[..., Served]]:
     served: list[Served] = []
 
-    def start(policy: Any) -> Served:
-        served.append(Served(policy, token))
+    def start(policy: Any, meta: PolicyMeta = META) -> Served:
+        served.append(Served(policy, token, meta))
         return served[-1]
 
     yield start
@@ -279,6 +279,15 @@ def test_only_acting_is_served(serve: Callable[[Any], Served]) -> None:
 def test_a_policy_of_another_task_is_refused(serve: Callable[[Any], Served]) -> None:
     with pytest.raises(CheckpointError, match="made for task = 'reach', this arm has 'pick_cube'"):
         open_remote(serve(flow()).config, expect=replace(META, task="pick_cube"))
+
+
+def test_a_policy_for_several_robots_is_served_to_each(serve: Callable[..., Served]) -> None:
+    config = serve(flow(), meta=replace(META, robots=(META.robot, "gantry"))).config
+    policy, meta = open_remote(config, expect=replace(META, robot="gantry"))
+    with closing(policy):
+        assert meta.robots == (META.robot, "gantry")
+    with pytest.raises(CheckpointError, match=r"made for robot = \['panda', 'gantry'\], this arm has"):
+        open_remote(config, expect=replace(META, robot="viperx"))
 
 
 def test_a_full_house(serve: Callable[[Any], Served], monkeypatch: pytest.MonkeyPatch) -> None:

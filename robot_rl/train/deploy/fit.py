@@ -59,7 +59,7 @@ def _of_policy(meta: PolicyMeta, mirror: Mirror) -> Iterator[str]:
     env = mirror.env
     pairs = {
         "task": (meta.task, env.task),
-        "robot": (meta.robot, env.robot),
+        "robot": (env.robot if meta.serves(env.robot) else meta.robot, env.robot),
         "control rate": (meta.control_hz, env.control_hz),
         "observed": (meta.state_names, env.state_names),
         "actions": (meta.action_names, env.action_names),

@@ -193,7 +193,7 @@ def open_remote(
         client.close()
         raise
     kind = ContinuingRemotePolicy if real_time and facts["continues"] else RemotePolicy
-    known = {field.name: facts[field.name] for field in fields(PolicyMeta)}
+    known = {field.name: facts[field.name] for field in fields(PolicyMeta) if field.name in facts}
     known |= {name: tuple(value) for name, value in known.items() if isinstance(value, list)}
     return kind(client, refiner), PolicyMeta(**known)
 

@@ -88,7 +88,7 @@ class OffPolicyPhase(ImprovePhase):
     explore_steps: int = 2000
     """Control steps of the first policy with exploration noise before the learner starts."""
     capacity: int = 200_000
-    """Control steps the replay holds; the oldest go first."""
+    """Control steps the replay of each source holds; the oldest go first."""
     publish_every: int = 1
     """Learner updates between two hand-overs of weights to those who act."""
     max_staleness: int = 1000

@@ -20,8 +20,8 @@ from robot_rl.train.sources import PolicyHandle
 
 def assemble(session: Session, start: Start) -> tuple[Run, Module]:
     """Returns the loop that trains a copy of the base on its own episodes, and that copy."""
-    config, cfg, env = session.config, settings_of(session.config, GRPOPhase), start.env
-    assert env is not None, "RunConfig refuses groups from an arm"
+    config, cfg = session.config, settings_of(session.config, GRPOPhase)
+    (env,) = start.envs.values()  # RunConfig refuses groups from an arm, and several sources
     session.counters.updates = 0
     policy = make_policy(config, start.base).to(config.device)
     algorithm = resolve("algorithm", "chain_ppo", at="grpo")(
@@ -60,7 +60,7 @@ def assemble(session: Session, start: Start) -> tuple[Run, Module]:
         stage=session.timer.stage,
         counters=session.counters,
     )
-    add_hooks(session, run, policy, start.eval_env, experience.metrics)
+    add_hooks(session, run, policy, start.eval_envs, experience.metrics)
     return run, policy
 
 

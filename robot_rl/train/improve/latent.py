@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from robot_rl.core.registry import resolve
 from robot_rl.core.seeding import train_seed
 from robot_rl.data.at_decisions import AtDecisions
@@ -11,7 +13,6 @@ from robot_rl.train.config import RunConfig
 from robot_rl.train.improve import off_policy
 from robot_rl.train.improve.config import LatentPhase
 from robot_rl.train.improve.method import Method, Module, Start, settings_of
-from robot_rl.train.improve.off_policy import Draw
 from robot_rl.train.loop import Run
 from robot_rl.train.session import Session
 
@@ -30,15 +31,11 @@ def assemble(session: Session, start: Start) -> tuple[Run, Module]:
     algorithm = resolve("algorithm", "latent", at="latent")(
         policy, cfg.algorithm, train_seed(config.seed, "latent"), n_exec=config.n_exec
     )
-    draw, latent_dim = off_policy.chunks(cfg, config.n_exec), 0
-    if cfg.algorithm.variant == "sac":
-        draw, latent_dim = _decided(draw), policy.horizon * policy.action_dim
-    return off_policy.assemble(session, start, policy, algorithm, draw, latent_dim=latent_dim), policy
-
-
-def _decided(draw: Draw) -> Draw:
-    """Draws from an online replay, where chunks began and nowhere else."""
-    return lambda replay, rng: draw(AtDecisions(replay), rng)
+    draw = off_policy.chunks(cfg, config.n_exec)
+    how: dict[str, Any] = {}
+    if cfg.algorithm.variant == "sac":  # learns where chunks began, and from nothing but new steps
+        how = {"latent_dim": policy.horizon * policy.action_dim, "online": AtDecisions}
+    return off_policy.assemble(session, start, policy, algorithm, draw, **how), policy
 
 
 LATENT = Method(make_policy=make_policy, assemble=assemble)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
@@ -13,8 +13,8 @@ from robot_rl.hal.vector import VectorEnv
 from robot_rl.policies.spec import SavedPolicy
 from robot_rl.train.config import RunConfig
 from robot_rl.train.envs import Autoreset
-from robot_rl.train.evaluate import EvalResult, evaluate_in
-from robot_rl.train.hooks import checkpoint_hooks, env_steps, show_progress, write_metrics
+from robot_rl.train.evaluate import EvalResult, evaluate_in, of_all
+from robot_rl.train.hooks import checkpoint_hooks, env_steps, group_of, show_progress, write_metrics
 from robot_rl.train.improve.config import ImprovePhase
 from robot_rl.train.loop import Hook, Run
 from robot_rl.train.recording import Recorder
@@ -33,12 +33,12 @@ class Start:
     """Demonstrations."""
     base: SavedPolicy
     """The policy to improve."""
-    env: VectorEnv | None
-    """What collects; None where it lives in a process of its own."""
-    eval_env: VectorEnv
-    """Simulations of the quick evaluations, autoreset DISABLED."""
-    recorder: Recorder | None
-    """Keeps what is experienced."""
+    envs: Mapping[str, VectorEnv]
+    """What collects, by the name of the source; nothing where it lives in a process of its own."""
+    eval_envs: Mapping[str, VectorEnv]
+    """Simulations of the quick evaluations, by the name of the source; autoreset DISABLED."""
+    recorders: Sequence[Recorder] = ()
+    """Keep what is experienced, one of each source; none if it is not kept."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,10 +72,15 @@ def method_of(config: RunConfig) -> Method:
 
 
 def add_hooks(
-    session: Session, run: Run, policy: Module, eval_env: VectorEnv, more: Callable[[], dict[str, float]]
+    session: Session,
+    run: Run,
+    policy: Module,
+    eval_envs: Mapping[str, VectorEnv],
+    more: Callable[[], dict[str, float]],
 ) -> None:
     """Gives a loop that collects all that is due now and then; `more` adds to its rows of metrics."""
-    config, (source,), name = session.config, run.sources, session.config.method.kind
+    config, name = session.config, session.config.method.kind
+    sources = dict(zip(config.acting, run.sources, strict=True))
 
     def offer(at: Counters) -> None:
         session.check_leases()
@@ -83,7 +88,7 @@ def add_hooks(
 
     def look(_: Counters) -> None:
         run.hand_over(policy)
-        quick_evaluation(session, policy, eval_env)
+        quick_evaluation(session, policy, eval_envs)
 
     offer(session.counters)
     run.pacer.hooks = [
@@ -91,35 +96,42 @@ def add_hooks(
         Hook("progress", Every(1), env_steps, lambda at: show_progress(session, at.env_steps, at.updates)),
         Hook(
             "metrics",
-            Every(max(1, config.method.env_steps // config.metrics_rows)),
+            Every(max(1, config.env_steps // config.metrics_rows)),
             env_steps,
-            lambda at: write_metrics(session, run, name, source, more() | _forgone(run)),
+            lambda at: write_metrics(session, run, name, sources, more() | _forgone(run)),
         ),
         Hook("evaluate", Every(config.evaluate.every_env_steps), env_steps, look),
         *checkpoint_hooks(session, run, name, config.checkpoint, env_steps),
     ]
 
 
-def eval_metrics(result: EvalResult) -> dict[str, float]:
-    """Returns the row of an evaluation."""
-    return {
-        "eval/success": result.rate,
-        "eval/episodes": float(len(result.seeds)),
-        "eval/solved_at_reset": float(result.solved_at_reset.sum()),
-        "eval/steps": float(result.steps.mean()),
-        "eval/return": float(result.returns.mean()),
-    }
+def eval_metrics(results: Mapping[str, EvalResult]) -> dict[str, float]:
+    """Returns the row of an evaluation: of all sources together, and of each of several."""
+    row: dict[str, float] = {}
+    for name, result in {"": of_all(results), **results}.items():
+        row |= {
+            f"{group_of('eval', name)}/{metric}": value
+            for metric, value in {
+                "success": result.rate,
+                "episodes": float(len(result.seeds)),
+                "solved_at_reset": float(result.solved_at_reset.sum()),
+                "steps": float(result.steps.mean()),
+                "return": float(result.returns.mean()),
+            }.items()
+        }
+    return row
 
 
-def quick_evaluation(session: Session, policy: Module, eval_env: VectorEnv) -> None:
+def quick_evaluation(session: Session, policy: Module, eval_envs: Mapping[str, VectorEnv]) -> None:
     """Looks on, on seeds that neither training nor the final evaluation uses."""
     config = session.config
     seeds = quick_eval_seeds(config.seed, config.evaluate.quick_episodes)
     with session.timer.stage("evaluate"), session.paused():
-        result = evaluate_in(eval_env, policy, seeds=seeds, n_exec=config.n_exec, device=config.device)
-    session.write(config.method.kind, eval_metrics(result))
+        how: dict[str, Any] = {"seeds": seeds, "n_exec": config.n_exec, "device": config.device}
+        results = {name: evaluate_in(env, policy, **how) for name, env in eval_envs.items()}
+    session.write(config.method.kind, eval_metrics(results))
     if session.progress is not None:
-        session.progress.update(session.progress.done, **result.shown())
+        session.progress.update(session.progress.done, **of_all(results).shown())
 
 
 def _forgone(run: Run) -> dict[str, float]:

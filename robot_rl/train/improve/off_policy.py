@@ -29,15 +29,16 @@ from robot_rl.train.async_source import AsyncSource
 from robot_rl.train.config import RunConfig
 from robot_rl.train.demos import relabelled
 from robot_rl.train.deploy.online import make_arm
-from robot_rl.train.experience import ReplayExperience
+from robot_rl.train.experience import OneForEach, ReplayExperience
 from robot_rl.train.improve.config import OffPolicyPhase
 from robot_rl.train.improve.method import Module, Start, add_hooks, method_of, settings_of
 from robot_rl.train.loop import Pacer, Run
 from robot_rl.train.meter import Meter
 from robot_rl.train.recording import open_earlier, pool_of
+from robot_rl.train.robots import shares
 from robot_rl.train.schedule import Ratio
 from robot_rl.train.session import Session
-from robot_rl.train.sources import PolicyHandle, SimSource
+from robot_rl.train.sources import PolicyHandle, SimSource, Source
 
 Draw = Callable[[Any, np.random.Generator], TransitionBatch | ChunkBatch]
 """Returns a learner's batch from the online replay, or from the mixture that holds it."""
@@ -56,7 +57,14 @@ def chunks(phase: OffPolicyPhase, horizon: int, prefixes: Sequence[int] = ()) ->
 
 
 def assemble(
-    session: Session, start: Start, policy: Module, algorithm: Algorithm, draw: Draw, *, latent_dim: int = 0
+    session: Session,
+    start: Start,
+    policy: Module,
+    algorithm: Algorithm,
+    draw: Draw,
+    *,
+    latent_dim: int = 0,
+    online: Callable[[ReplayBuffer], Any] = lambda replay: replay,
 ) -> Run:
     """Returns the loop in which `algorithm` trains `policy` on what it replays.
 
@@ -67,39 +75,51 @@ def assemble(
         algorithm: learns from what `draw` returns.
         draw: returns a batch.
         latent_dim: elements of the noise behind each chunk, if the replay is to keep it.
+        online: returns what is drawn from of a source's replay.
     """
     config, phase = session.config, settings_of(session.config, OffPolicyPhase)
     session.counters.updates = 0
-    source = make_async(session) if start.env is None else make_source(config, policy, start.env)
-    experience = _replay(config, start, draw, latent_dim)
+    sources: list[Source] = [make_source(config, policy, env, name) for name, env in start.envs.items()]
+    sources = sources or [make_async(session)]
+    budgets = [source.env_steps for source in config.acting.values()]
+    experience = _replay(config, start, draw, latent_dim, online)
     run = Run(
-        sources=[source],
+        sources=sources,
         experience=experience,
         algorithm=algorithm,
         handle=PolicyHandle(publish_every=phase.publish_every, max_staleness=phase.max_staleness),
         pacer=Pacer(
-            finished=lambda at: at.env_steps >= phase.env_steps,
-            updates=Ratio(phase.utd, after_steps=phase.explore_steps, is_late=lambda: source.is_ahead),
+            finished=lambda at: all(at.of_source(i) >= budget for i, budget in enumerate(budgets)),
+            updates=Ratio(
+                phase.utd,
+                after_steps=phase.explore_steps,
+                is_late=lambda: any(source.is_ahead for source in sources),
+            ),
+            budgets=budgets,
         ),
         meter=Meter(),
         stage=session.timer.stage,
         counters=session.counters,
     )
-    add_hooks(session, run, policy, start.eval_env, experience.metrics)
+    add_hooks(session, run, policy, start.eval_envs, experience.metrics)
     return run
 
 
-def make_source(config: RunConfig, policy: Module, env: VectorEnv) -> SimSource:
+def make_source(config: RunConfig, policy: Module, env: VectorEnv, name: str = "") -> SimSource:
     """Returns what collects, with an acting copy of the policy, which the learner never touches."""
+
+    def seed(stream: str) -> int:
+        return train_seed(config.seed, f"{stream} {name}" if name else stream)
+
     acting = copy.deepcopy(policy).to("cpu").eval()
     executor = ChunkExecutor(
         acting,
-        config.num_envs,
+        config.acting[name].num_envs,
         n_exec=config.n_exec,
         mode="explore",
-        seed=train_seed(config.seed, "explore"),
+        seed=seed("explore"),
     )
-    return SimSource(env, acting, executor, seed=train_seed(config.seed, "collect") // 2)
+    return SimSource(env, acting, executor, seed=seed("collect") // 2)
 
 
 def make_async(session: Session) -> AsyncSource:
@@ -117,14 +137,22 @@ def act_alone(config: RunConfig, folder: Path, leases: Sequence[LeaseLike]) -> S
     return make_source(config, method_of(config).make_policy(config, base), make_arm(config, folder, leases))
 
 
-def _replay(config: RunConfig, start: Start, draw: Draw, latent_dim: int) -> ReplayExperience:
-    """Returns the online buffer, mixed in exact shares with demonstrations and earlier experience."""
+def _replay(
+    config: RunConfig,
+    start: Start,
+    draw: Draw,
+    latent_dim: int,
+    drawn_from: Callable[[ReplayBuffer], Any],
+) -> ReplayExperience:
+    """Returns the sources' buffers, mixed in exact shares with demonstrations and earlier experience."""
     phase, seed = settings_of(config, OffPolicyPhase), config.seed
     episodes, base = start.episodes, start.base
     shapes = {key: (value.shape[1:], value.dtype) for key, value in episodes.obs.items()}
-    online = ReplayBuffer(
-        phase.capacity, config.num_envs, shapes, episodes.action.shape[1], latent_dim=latent_dim
-    )
+    action_dim = episodes.action.shape[1]
+    buffers = {
+        name: ReplayBuffer(phase.capacity, source.num_envs, shapes, action_dim, latent_dim=latent_dim)
+        for name, source in config.acting.items()
+    }
     how: dict[str, Any] = {"n_exec": config.n_exec, "device": config.device}
     parts: dict[str, tuple[StepSource, float | None]] = {}
     earlier = None
@@ -137,15 +165,20 @@ def _replay(config: RunConfig, start: Start, draw: Draw, latent_dim: int) -> Rep
         earlier = pool_of(sources, features, base, **how, seed=train_seed(seed, "relabel earlier"))
         parts["earlier"] = (earlier, config.replay.reuse_ratio)
     if config.human.input != "none" and config.human.ratio > 0:
-        parts["human"] = (OfSource(online, "human"), config.human.ratio)
-    share = None if phase.demo_ratio is None else 1.0 - sum(share or 0.0 for _, share in parts.values())
-    sampler = Mixture({**parts, "online": (online, share)}) if parts else online
+        parts["human"] = (OfSource(buffers[""], "human"), config.human.ratio)
+    new = 1.0 - sum(share or 0.0 for _, share in parts.values())
+    for name, share in shares(config.acting).items():
+        parts[f"online {name}".strip()] = (
+            drawn_from(buffers[name]),
+            None if phase.demo_ratio is None else new * share,
+        )
+    (only, *more), recorders = buffers.values(), start.recorders
     return ReplayExperience(
-        online,
-        draw=partial(draw, sampler),
+        OneForEach([only, *more]) if more else only,
+        draw=partial(draw, Mixture(parts) if len(parts) > 1 else parts["online"][0]),
         seed=train_seed(seed, f"{config.method.kind} batches"),
         device=config.device,
-        recorder=start.recorder,
+        recorder=OneForEach(recorders) if more and recorders else next(iter(recorders), None),
         earlier=earlier,
         has_person=config.human.input != "none",
     )

@@ -58,7 +58,7 @@ def learn_offline(
     run = assemble_offline(session, phase, experience, algorithm, budget)
     run.pacer.hooks = [*_hooks(session, policy, start, budget), *run.pacer.hooks]
     learn(session, run, phase, budget, unit="updates")
-    quick_evaluation(session, policy, start.eval_env)
+    quick_evaluation(session, policy, start.eval_envs)
 
 
 def _hooks(session: Session, policy: Module, start: Start, budget: int) -> list[Hook]:
@@ -67,7 +67,7 @@ def _hooks(session: Session, policy: Module, start: Start, budget: int) -> list[
 
     def look(at: Counters) -> None:
         if at.updates < budget:
-            quick_evaluation(session, policy, start.eval_env)
+            quick_evaluation(session, policy, start.eval_envs)
 
     leases = Hook("leases", Every(100), updates, lambda at: session.check_leases())
     return [leases, Hook("evaluate", Every(every), updates, look)] if every else [leases]

@@ -35,8 +35,8 @@ def assemble(session: Session, start: Start) -> tuple[Run, Module]:
 
 def assemble_online(session: Session, start: Start, policy: Module) -> Run:
     """Returns the loop that trains `policy` on its own rollouts."""
-    config, cfg, env = session.config, settings_of(session.config, PPOPhase), start.env
-    assert env is not None, "RunConfig refuses rollouts from an arm"
+    config, cfg = session.config, settings_of(session.config, PPOPhase)
+    (env,) = start.envs.values()  # RunConfig refuses rollouts from an arm, and several sources
     session.counters.updates = 0
     algorithm = resolve("algorithm", "chain_ppo", at="ppo")(
         policy, cfg.algorithm, train_seed(config.seed, "ppo"), num_envs=config.num_envs
@@ -64,7 +64,7 @@ def assemble_online(session: Session, start: Start, policy: Module) -> Run:
         stage=session.timer.stage,
         counters=session.counters,
     )
-    add_hooks(session, run, policy, start.eval_env, dict)
+    add_hooks(session, run, policy, start.eval_envs, dict)
     return run
 
 

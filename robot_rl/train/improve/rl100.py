@@ -105,13 +105,12 @@ def simulator_score(session: Session, start: Start, policy: Module) -> Callable[
     config, episodes = session.config, settings_of(session.config, RL100Phase).offline.gate.episodes
     first = train_seed(config.seed, "gate") // 2
     seeds = np.arange(first, first + episodes, dtype=np.uint64)
+    (env,) = start.eval_envs.values()
 
     def score() -> float:
         acting = copy.deepcopy(policy).eval()
         with session.timer.stage("gate"):
-            found = evaluate_in(
-                start.eval_env, acting, seeds=seeds, n_exec=config.n_exec, device=config.device
-            )
+            found = evaluate_in(env, acting, seeds=seeds, n_exec=config.n_exec, device=config.device)
         session.counters.env_steps += int(found.steps.sum())
         return found.rate
 

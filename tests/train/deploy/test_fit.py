@@ -52,6 +52,13 @@ def test_the_station_in_process_takes_every_task_its_robot_can_do(task: str) -> 
     assert (station.sim.task, station.sim.robot) == (task, "panda")
 
 
+def test_a_policy_for_several_robots_fits_the_stations_of_each(meta: PolicyMeta) -> None:
+    both = replace(meta, robot="gantry", robots=("gantry", meta.robot))
+    check_fit(both, CONFIG, load_station("sim_arm"))
+    with pytest.raises(ConfigError, match="robot: gantry in training, panda there"):
+        check_fit(replace(both, robots=("gantry", "viperx")), CONFIG, load_station("sim_arm"))
+
+
 def test_a_task_on_another_robot_is_refused_there() -> None:
     config = EnvConfig(task="gantry_peg")  # on the gantry, whose task it is
     station = in_scene_of(config, load_station("sim_in_process"))
