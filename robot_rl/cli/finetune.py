@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from robot_rl.hal.device import DeviceSpec
     from robot_rl.train.finetune.config import FinetuneConfig
+    from robot_rl.train.finetune.settings import FinetuneSettings
 
 SUMMARY = "a policy learns from a LeRobot dataset; errors on held-out episodes"
 
@@ -116,7 +117,7 @@ def result(words: list[str]) -> dict[str, Any]:
     folder, settings = resumed(words), config(words)
     print(
         f"policy {settings.policy} ({settings.size}), dataset {settings.dataset}, seed {settings.seed}: "
-        f"{_length(settings)}, batch {settings.batch} on {settings.device}, "
+        f"{length(settings)}, batch {settings.batch} on {settings.device}, "
         f"the last {settings.heldout} episodes held out",
         file=sys.stderr,
     )
@@ -136,7 +137,7 @@ def result(words: list[str]) -> dict[str, Any]:
     return summary.to_json()
 
 
-def _length(settings: FinetuneConfig) -> str:
+def length(settings: FinetuneSettings) -> str:
     """Says how long the policy trains, and how long the whole run takes."""
     if settings.updates:
         return f"{settings.updates:,} updates"

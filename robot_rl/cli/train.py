@@ -8,6 +8,7 @@ import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from robot_rl.cli.finetune import length, table
 from robot_rl.cli.resume import resumed
 from robot_rl.config import options
 from robot_rl.core.room import check_room
@@ -26,7 +27,8 @@ Usage: robot-rl train [recipe=<name>] [base=<name>] [key=value ...] [-m] [--json
 
 Collects demonstrations from a scripted expert, clones them into a base policy, improves it by
 reinforcement learning, and evaluates both on held-out seeds. `stages` gives another list: with
-demos,clone,evaluate it clones alone, with look,evaluate,online,evaluate it begins from nothing.
+demos,clone,evaluate it clones alone, with look,evaluate,online,evaluate it begins from nothing, with
+demos,finetune,evaluate,online,evaluate it fine-tunes a small VLA in the place of cloning.
 With --json the last line of output is one JSON object, the content of summary.json in the run
 folder.
 
@@ -45,6 +47,7 @@ Examples:
   robot-rl train recipe=reach stages=demos,clone,evaluate    behaviour cloning only
   robot-rl train recipe=scratch                      without demonstrations
   robot-rl train recipe=two_robots                   a Panda and a gantry at once, one policy for both
+  robot-rl train recipe=finetune_then_rl             a small VLA is fine-tuned, then improved
   robot-rl train recipe=crossq env.id=Hopper-v5      on any Gymnasium environment
   robot-rl train recipe=latent base=pick_cube        the same base, improved through its noise
   robot-rl train -m recipe=smoke seed=0,1,2          three runs, as many at once as there are cores
@@ -64,6 +67,7 @@ Settings (every one of them is in config.yaml of the run folder):
   policy.kind  policy.horizon  policy.width  policy.depth  policy.steps
   bc.updates  bc.batch  bc.algorithm.lr
   demos.mirror  demos.filter.updates  bc.policy
+  finetune.policy  finetune.updates | finetune.minutes  finetune.heldout  finetune.options.<name>
   method=residual   and its own: method.env_steps  method.utd  method.batch  method.scale  method.demo_ratio
   method=ppo        method.exploration.process  method.decisions  method.distil.updates
   method=direct     method.algorithm.actor.kind  method.algorithm.critic.width
@@ -118,6 +122,11 @@ def result(words: list[str]) -> dict[str, Any]:
     from robot_rl.train.phases import resume, run  # the learner: seconds
 
     summary = resume(folder) if folder else run(settings)
+    if summary.finetune is not None:
+        from rich.console import Console
+
+        Console().print(table(summary.finetune["predictors"]))
+        print(summary.finetune["verdict"]["text"])
     print(
         f"{summary.task}: {_outcome(summary)} after "
         f"{summary.env_steps:,} control steps and {summary.train_minutes:.1f} minutes "
@@ -132,6 +141,7 @@ def _plan(settings: RunConfig) -> str:
         "demos": _demonstrations(settings),
         "look": f"{settings.demos.episodes} episodes of noise to look at{_of_each(settings)}",
         "clone": f"{settings.bc.updates:,} cloning updates",
+        "finetune": f"fine-tuning of {settings.finetune.policy}, {length(settings.finetune)}",
         "online": f"{settings.env_steps:,} control steps of {settings.method.kind} RL on {_envs(settings)}",
     }
     return ", ".join(said[stage] for stage in settings.plan if stage in said)

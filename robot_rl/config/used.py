@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, cast
 
 from robot_rl.core.registry import TABLE
@@ -29,13 +29,17 @@ def renewed(settings: Mapping[str, Any]) -> dict[str, Any]:
 def used(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings of a training run, nested plain data, without those that it does not read.
 
-    Left out are the sections of a person who is not there, and of a filter or a dataset that is not used,
-    the number of envs where each source has its own, and what says something of our tasks where the env is
-    another. Settings of anything else are returned as they are.
+    Left out are the sections of a person who is not there, of a base that is made in another way, and of a
+    filter or a dataset that is not used, the number of envs where each source has its own, and what says
+    something of our tasks where the env is another. Settings of anything else are returned as they are.
     """
     found = renewed(settings)
     if not isinstance(found.get("method"), Mapping):
         return found
+    stages = found.get("stages")
+    is_finetuned = isinstance(stages, Collection) and "finetune" in stages
+    for name in ("policy", "bc") if is_finetuned else ("finetune",):
+        found.pop(name, None)
     if found.get("sources"):
         found.pop("num_envs", None)
     else:

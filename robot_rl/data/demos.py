@@ -151,7 +151,7 @@ def load_episodes(
     own: dict[str, Any] = json.loads((folder / OWN).read_text())
     meta = dataclasses.replace(dataset.meta, instruction=own["instruction"])
     if expect is not None:
-        _check_meta(folder, meta, expect)
+        check_meta(folder, meta, expect)
     episodes = _joined(dataset, meta)
     episodes.check(str(folder))
     return episodes
@@ -203,8 +203,12 @@ def _check_required(folder: Path, dataset: Dataset) -> None:
             )
 
 
-def _check_meta(folder: Path, got: EpisodesMeta, expect: EpisodesMeta) -> None:
-    """Refuses data of another robot, task, rate, or with other elements."""
+def check_meta(folder: Path, got: EpisodesMeta, expect: EpisodesMeta) -> None:
+    """Refuses data of another robot, task, rate, or with other elements.
+
+    Raises:
+        DatasetError: says what they differ in.
+    """
     for field, remedy in (
         ("robot", "Collect demonstrations with this robot, or set env.robot to the dataset's."),
         ("task", "Collect demonstrations of this task, or set env.task to the dataset's."),

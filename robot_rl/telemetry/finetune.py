@@ -40,8 +40,7 @@ def title(runs: Sequence[RunRecord]) -> str:
     ]
     verdict: Mapping[str, Any] = run.summary.get("verdict") or {}
     if verdict:
-        text = str(verdict["text"])
-        parts.append(page.paragraph(f"{text[0].upper()}{text[1:]}.", "lead"))
+        parts.append(page.paragraph(verdict_text(run), "lead"))
     if error is not None:
         best = verdict.get("baseline", "")
         best_error = None if best == "nearest neighbour" else verdict.get("baseline_error")
@@ -55,6 +54,12 @@ def title(runs: Sequence[RunRecord]) -> str:
             page.compared(("This policy", f"{error:.3f}", "held-out error, lower is better"), *others)
         )
     return "\n".join([*parts, page.tiles(_tiles(run))])
+
+
+def verdict_text(run: RunRecord) -> str:
+    """Returns the sentence on whether training was worth it; empty while there is none."""
+    text = str((run.summary.get("verdict") or {}).get("text", ""))
+    return f"{text[0].upper()}{text[1:]}." if text else ""
 
 
 def errors(runs: Sequence[RunRecord], missing: list[str]) -> str:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -19,6 +19,8 @@ from robot_rl.telemetry.runs import Moment, Outcome, RunRecord, flatten, load_ru
 from robot_rl.telemetry.settings import Setting, differing, grouped, pooled
 
 _MOMENTS: tuple[Moment, Moment] = ("base", "final")
+_FINETUNED = ("policy/", "act/")
+"""Metrics of what fine-tuning trains."""
 MAX_PANELS = 18
 MAX_PICTURES = 24
 
@@ -176,15 +178,17 @@ def _success_of_several(runs: Sequence[RunRecord], missing: list[str]) -> str:
 
 
 def _metrics(runs: Sequence[RunRecord], missing: list[str]) -> str:
-    """Behaviour cloning first, then critics, actors and whatever else the rows hold."""
+    """What made the base first, then critics, actors and whatever else the rows hold."""
     names = list(dict.fromkeys(name for run in runs for name in run.names()))
-    drawn = [
-        name for name in names if not name.startswith(("eval/", "eval.")) and any(r.drawn(name) for r in runs)
-    ]
-    cloning = [name for name in drawn if name.startswith("bc/")]
-    learning = sorted((name for name in drawn if not name.startswith("bc/")), key=_rank)
+    left_out = ("eval/", "eval.", "heldout/")
+    drawn = [name for name in names if not name.startswith(left_out) and any(r.drawn(name) for r in runs)]
+    how, prefixes = "Behaviour cloning", ("bc/",)
+    if any(run.summary.get("finetune") for run in runs):
+        how, prefixes = "Fine-tuning", _FINETUNED
+    base = [name for name in drawn if name.startswith(prefixes)]
+    learning = sorted((name for name in drawn if not name.startswith(prefixes)), key=_rank)
     parts = []
-    for title, chosen in (("Behaviour cloning", cloning), ("Reinforcement learning", learning)):
+    for title, chosen in ((how, base), ("Reinforcement learning", learning)):
         svg = figures.metric_grid(runs, chosen[:MAX_PANELS])
         if svg is None:
             missing.append(f"curves of {title.lower()}: no such metrics in metrics.jsonl")
@@ -279,9 +283,21 @@ def _settings(runs: Sequence[RunRecord], missing: list[str]) -> str:
     return "".join(parts)
 
 
+def _finetuning(runs: Sequence[RunRecord], missing: list[str]) -> str:
+    """The held-out errors of a run that fine-tuned its base; of several runs each has its own page."""
+    told = runs[0].summary.get("finetune")
+    if len(runs) > 1 or not isinstance(told, Mapping):
+        return ""
+    run = replace(runs[0], summary=cast("Mapping[str, Any]", told))
+    text = finetune.verdict_text(run)
+    parts = [section([run], missing) for section in (finetune.errors, finetune.predictors, finetune.joints)]
+    return "".join([page.heading("Fine-tuning"), page.paragraph(text), *parts])
+
+
 _SECTIONS: tuple[Callable[[Sequence[RunRecord], list[str]], str], ...] = (
     _learning,
     _success,
+    _finetuning,
     _failures,
     _metrics,
     _safety,
@@ -291,12 +307,12 @@ _SECTIONS: tuple[Callable[[Sequence[RunRecord], list[str]], str], ...] = (
     _settings,
 )
 
-_SECTIONS_OF_SEVERAL = (_learning_of_several, _success_of_several, *_SECTIONS[2:])
+_SECTIONS_OF_SEVERAL = (_learning_of_several, _success_of_several, *_SECTIONS[3:])
 
 
 def _curves(runs: Sequence[RunRecord], missing: list[str]) -> str:
     """What the learners of a fine-tuning run reported."""
-    names = [name for name in runs[0].names() if name.startswith(("policy/", "act/"))]
+    names = [name for name in runs[0].names() if name.startswith(_FINETUNED)]
     svg = figures.metric_grid(runs, names[:MAX_PANELS])
     if svg is None:
         missing.append("curves of learning: no such metrics in metrics.jsonl")

@@ -214,23 +214,43 @@ def given_base(config: RunConfig, env: VectorEnv) -> SavedPolicy:
     """
     at = f"bc.policy: {config.bc.policy}"
     policy, _ = load_policy(str(config.bc.policy), expect=policy_meta(config, env))
+    check_base(config, at, policy.kind, policy.horizon, vars(policy)["config"])
+    return policy
+
+
+def check_base(config: RunConfig, at: str, kind: str, horizon: int, own: Any) -> None:
+    """Refuses a base that was not cloned by this run, and that it cannot improve.
+
+    Args:
+        config: of the run.
+        at: begins the messages.
+        kind: of the base.
+        horizon: of its chunks.
+        own: its configuration.
+
+    Raises:
+        ConfigError: the run's method cannot improve it, or the run does not give it what it needs.
+    """
+    require(config.n_exec <= horizon, "n_exec", config.n_exec, f"1 to the base's {horizon}")
+    if "online" in config.plan:
+        _check_improvable(config, at, kind, own)
+    picture = own.picture if isinstance(own, SmallVLAConfig) else None
+    _check_cameras(at, own.cameras, picture, config.env)
+
+
+def _check_improvable(config: RunConfig, at: str, kind: str, own: Any) -> None:
+    """Refuses a base that the run's method cannot improve."""
     kinds = config.method.bases
-    require(policy.kind in kinds, at, policy.kind, f"{', '.join(kinds)} with method={config.method.kind}")
-    require(config.n_exec <= policy.horizon, "n_exec", config.n_exec, f"1 to the base's {policy.horizon}")
-    own: Any = vars(policy)["config"]
+    require(kind in kinds, at, kind, f"{', '.join(kinds)} with method={config.method.kind}")
     if isinstance(config.method, ChainPhase):
         config.method.explored(own, config.n_exec)
         distils = config.method.distil.updates
-        if policy.kind not in DENOISING:
-            require(distils == 0, "method.distil.updates", distils, f"0 with a {policy.kind} for a base")
-    picture = None
+        if kind not in DENOISING:
+            require(distils == 0, "method.distil.updates", distils, f"0 with a {kind} for a base")
     if isinstance(own, SmallVLAConfig):
-        picture = own.picture
         allowed = f"() with method={config.method.kind}, all of whose chunks have n_exec steps"
         is_fine = not own.horizons or isinstance(config.method, ResidualPhase)
         require(is_fine, f"{at}: horizons", own.horizons, allowed)
-    _check_cameras(at, own.cameras, picture, config.env)
-    return policy
 
 
 def _check_cameras(

@@ -14,8 +14,12 @@ from robot_rl.core.errors import ConfigError, require
 from robot_rl.data.reading import ReadingConfig
 from robot_rl.policies.config import ChunkPolicyConfig
 from robot_rl.sim.config import EnvConfig, check_names, check_num_envs, check_reward
+from robot_rl.train.finetune.names import is_ours, kind_of
+from robot_rl.train.finetune.settings import FinetuneSettings
 from robot_rl.train.improve.config import (
+    CLONED,
     DENOISING,
+    FINETUNED,
     NOISE,
     ChainPhase,
     GRPOPhase,
@@ -248,7 +252,7 @@ class VideoConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """A training run: demonstrations, behaviour cloning, reinforcement learning, evaluation."""
+    """A training run: demonstrations, cloning or fine-tuning, reinforcement learning, evaluation."""
 
     recipe: str = "custom"
     """Name of the recipe, for the run folder and the report."""
@@ -268,8 +272,8 @@ class RunConfig:
     metrics_rows: int = 200
     """Rows that each learning phase writes into metrics.jsonl."""
     stages: tuple[str, ...] = ()
-    """What the run does, in order, of demos, look, filter, clone, evaluate, online and distil; the usual
-    list if empty: `robot_rl.train.stages`. `stages=demos,clone,evaluate` clones alone."""
+    """What the run does, in order, of demos, look, filter, clone, finetune, evaluate, online and distil; the
+    usual list if empty: `robot_rl.train.stages`. `stages=demos,clone,evaluate` clones alone."""
     station: str | None = None
     """A station by name or path, whose arm collects; simulations without ROS if None."""
     real_time: bool = False
@@ -281,6 +285,8 @@ class RunConfig:
     demos: DemosConfig = field(default_factory=DemosConfig)
     policy: ChunkPolicyConfig = field(default_factory=ChunkPolicyConfig)
     bc: BCPhase = field(default_factory=BCPhase)
+    finetune: FinetuneSettings = field(default_factory=FinetuneSettings)
+    """Of the stage `finetune`, which makes a base in the place of `clone`: `policy` and `bc` are not read."""
     method: ImprovePhase = field(default_factory=ResidualPhase)
     """How the base is improved, and its settings: `method=ppo method.env_steps=450000`."""
     replay: ReplayConfig = field(default_factory=ReplayConfig)
@@ -319,7 +325,9 @@ class RunConfig:
             )
             reuse, allowed = self.replay.reuse, f"none with method={self.method.kind}, which has no replay"
             require(not reuse, "replay.reuse", list(reuse), allowed)
-        if self.bc.policy is None and "clone" in self.plan:
+        if "finetune" in self.plan:
+            self._check_finetuned()
+        elif self.bc.policy is None and "clone" in self.plan:
             self._check_cloned()
         if isinstance(self.method, GRPOPhase):
             group = self.method.group
@@ -435,6 +443,8 @@ class RunConfig:
         require(isinstance(self.method, OffPolicyPhase), "method", self.method.kind, _WITH_REPLAY)
         require(self.demos.path is None, "demos.path", self.demos.path, alone)
         require(not self.demos.mirror, "demos.mirror", self.demos.mirror, alone)
+        if "finetune" in self.plan:
+            raise ConfigError("stages: got 'finetune' beside sources, allowed: 'clone', for now")
         require(not self.replay.reuse, "replay.reuse", list(self.replay.reuse), alone)
         check_sources(self.sources, self.env.task)
         example = f"sources.{next(iter(self.sources))}"
@@ -472,6 +482,38 @@ class RunConfig:
             self.method.explored(self.policy, self.n_exec)
             distils, at = self.method.distil.updates, "method.distil.updates"
             require(distils == 0 or kind in DENOISING, at, distils, f"0 with policy.kind={kind}")
+
+    def _check_finetuned(self) -> None:
+        """Refuses what cannot be fine-tuned, or not improved by the run's method."""
+        own, plan = self.finetune, self.plan
+        for other in ("clone", "filter"):
+            if other in plan:
+                raise ConfigError(
+                    f"stages: got {other!r} and 'finetune', allowed: one of them. A run has one base, and "
+                    f"fine-tuning learns from all frames. Leave {other!r} out, or clone in its place."
+                )
+        mirror, allowed = self.demos.mirror, "false with the stage `finetune`, which reads what was recorded"
+        require(not mirror, "demos.mirror", mirror, allowed)
+        if not is_ours(own.policy, at="finetune.policy"):
+            raise ConfigError(
+                f"finetune.policy: got {own.policy!r}, allowed: {', '.join(FINETUNED)}, or the folder of one "
+                "of ours. LeRobot's are fine-tuned by `robot-rl finetune`, and improved by no method yet."
+            )
+        kind = kind_of(own.policy)
+        kinds = self.method.bases if "online" in plan else (*CLONED, *FINETUNED)
+        if kind not in kinds:
+            remedy = "Use method=residual, latent, ppo or grpo." if kind in FINETUNED else ""
+            raise ConfigError(
+                f"finetune.policy: got {own.policy!r} of kind {kind!r}, allowed: "
+                f"{', '.join(kinds)} with method={self.method.kind}. {remedy}".rstrip()
+            )
+        horizon = own.horizon
+        require(self.n_exec <= horizon, "n_exec", self.n_exec, f"1 to finetune.horizon, which is {horizon}")
+        own.check_precision(self.device)
+        if self.demos.path is None:
+            most, episodes = self.demos.episodes - 2, self.demos.episodes
+            allowed = f"at most {max(0, most)} of demos.episodes={episodes}: two or more are to learn from"
+            require(own.heldout <= most, "finetune.heldout", own.heldout, allowed)
 
     def _check_latent(self) -> None:
         """Refuses experience whose noise nobody knows."""

@@ -1,11 +1,11 @@
 """Whole training runs: the stages of a run's plan, one after another; exact resume.
 
-    stage   demos  look  filter    clone  evaluate       online    distil
-    phase   demos  look  progress  bc     base or final  <method>  distil     (metrics, checkpoints)
+    stage   demos  look  filter    clone  finetune                   evaluate       online    distil
+    phase   demos  look  progress  bc     those of finetune.phases   base or final  <method>  distil
 
 Each phase reads what the phases before it left on the disk and leaves its own result there, so a
 resumed run and an unbroken one go the same way. Only the loops of `progress`, `bc` and of
-the method have a state of their own; it is in the checkpoints.
+the method, and those of fine-tuning, have a state of their own; it is in the checkpoints.
 """
 
 from __future__ import annotations
@@ -46,6 +46,8 @@ from robot_rl.train.demos import episodes_meta, load_demonstrations
 from robot_rl.train.deploy.online import check_arm, make_arm
 from robot_rl.train.envs import simulation
 from robot_rl.train.evaluate import EvalResult, evaluate_in, to_json
+from robot_rl.train.finetune.names import saved_folder
+from robot_rl.train.finetune.stage import check_finetuned, finetuning_phases
 from robot_rl.train.improve.distil import PHASE as DISTIL
 from robot_rl.train.improve.distil import distil
 from robot_rl.train.improve.method import Method, Start, eval_metrics, method_of
@@ -98,6 +100,8 @@ class Summary:
     base_digest: str | None
     """SHA-256 over all actions of the evaluation: `robot-rl evaluate` gives the same."""
     final_digest: str
+    finetune: dict[str, Any] | None
+    """Held-out errors of the policy that was fine-tuned and of its baselines: `finetune.phases.Outcome`."""
     nan_resets: int
     command: str
     """Repeats the run."""
@@ -134,7 +138,8 @@ def run(config: RunConfig) -> Summary:
 
 def _look_at_envs(config: RunConfig) -> None:
     """Refuses experience, a base or sources that do not go with the run's envs."""
-    if not (config.replay.reuse or config.bc.policy or config.sources):
+    is_finetuned = "finetune" in config.plan
+    if not (config.replay.reuse or config.bc.policy or config.sources or is_finetuned):
         return
     metas: dict[str, EpisodesMeta] = {}
     features: dict[str, Mapping[str, Feature]] = {}
@@ -146,6 +151,8 @@ def _look_at_envs(config: RunConfig) -> None:
                 check_earlier(config.replay, metas[name], features[name])
             if config.bc.policy:
                 given_base(config, env)
+            if is_finetuned:
+                check_finetuned(config, env)
     check_spaces(metas, features)
 
 
@@ -261,16 +268,18 @@ def _evaluate_final(session: Session) -> None:
 
 def _phases(config: RunConfig) -> dict[str, Callable[[Session], None]]:
     """Returns what the stages of the run's plan do, by the name of their phase."""
-    known: dict[str, tuple[str, Callable[[Session], None]]] = {
-        "demos": ("demos", collect),
-        "look": (LOOK, look),
-        "filter": (PROGRESS, value_progress),
-        "clone": ("bc", clone),
-        "evaluate": ("base", _evaluate_base),
-        "online": (config.method.kind, _improve),
-        "distil": (DISTIL, _distil),
+    known: dict[str, dict[str, Callable[[Session], None]]] = {
+        "demos": {"demos": collect},
+        "look": {LOOK: look},
+        "filter": {PROGRESS: value_progress},
+        "clone": {"bc": clone},
+        "finetune": finetuning_phases(),
+        "evaluate": {"base": _evaluate_base},
+        "online": {config.method.kind: _improve},
+        "distil": {DISTIL: _distil},
     }
-    return dict([*(known[stage] for stage in config.plan[:-1]), ("final", _evaluate_final)])
+    stages = [*(known[stage] for stage in config.plan[:-1]), {"final": _evaluate_final}]
+    return {name: phase for stage in stages for name, phase in stage.items()}
 
 
 def _final_evaluation(session: Session, which: str) -> None:
@@ -364,6 +373,7 @@ def _conclude(session: Session) -> Summary:
     final, base = results["final"], results.get("base", {})
     moments = {which: results[which] for which in ("base", "final") if which in results}
     seen: dict[str, Any] = results.get("demos") or results.get(LOOK, {})
+    tuned = results.get("finetune")
     summary = Summary(
         task=config.env.name,
         recipe=config.recipe,
@@ -384,8 +394,9 @@ def _conclude(session: Session) -> Summary:
         demo_env_steps=seen.get("env_steps", 0),
         base_digest=base.get("digest"),
         final_digest=final["digest"],
+        finetune=tuned,
         nan_resets=results.get("nan_resets", 0) + base.get("nan_resets", 0) + final["nan_resets"],
-        command=_command(config),
+        command=_command(config, None if tuned is None else tuned["updates"]),
         timing=session.timer.seconds(),
         versions=versions(_PACKAGES),
         machine=machine(config.device),
@@ -408,8 +419,13 @@ def _conclude(session: Session) -> Summary:
 _PACKAGES = ("mujoco", "torch", "gymnasium", "numpy")
 
 
-def _command(config: RunConfig) -> str:
-    """Returns the command that repeats the run: its recipe, and every setting that is not the recipe's."""
+def _command(config: RunConfig, finetuned: int | None) -> str:
+    """Returns the command that repeats the run: its recipe, and every setting that is not the recipe's.
+
+    Args: finetuned: updates of fine-tuning, which may have been found; None without that stage.
+    """
+    if finetuned is not None:
+        config = replace(config, finetune=replace(config.finetune, updates=finetuned, minutes=None))
     chosen = [f"recipe={config.recipe}"] if config.recipe in options("recipe") else []
     usual = load(RunConfig, chosen, config_name="train")
     base, given = plain(usual), replace(config, recipe=usual.recipe).used()
@@ -421,14 +437,17 @@ def _command(config: RunConfig) -> str:
 def _absolute(config: RunConfig) -> RunConfig:
     """Returns the config with paths that hold wherever the run is resumed."""
 
-    def absolute(path: str | None) -> str | None:
+    def absolute(path: str | Path | None) -> str | None:
         return None if path is None else str(Path(path).resolve())
 
     reuse = tuple(str(Path(folder).resolve()) for folder in config.replay.reuse)
+    is_finetuned = "finetune" in config.plan
+    tuned = saved_folder(config.finetune.policy) if is_finetuned else None
     return replace(
         config,
         demos=replace(config.demos, path=absolute(config.demos.path)),
         bc=replace(config.bc, policy=absolute(config.bc.policy)),
+        finetune=replace(config.finetune, policy=absolute(tuned) or config.finetune.policy),
         replay=replace(config.replay, reuse=reuse),
         human=replace(config.human, classifier=absolute(config.human.classifier)),
     )

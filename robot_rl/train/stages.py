@@ -2,6 +2,7 @@
 
     demos [filter] clone evaluate online [distil] evaluate    the usual list: improves a clone
     demos clone evaluate                                      cloning alone
+    demos finetune evaluate online evaluate                   improves a policy that was fine-tuned
     look evaluate online evaluate                             from nothing, with noise to compare with
 
 Plain words without torch, so that a list that cannot be is refused before anything is built.
@@ -31,6 +32,7 @@ STAGES = {
     "look": Stage(leaves=(BASE, OBSERVATIONS)),
     "filter": Stage(needs=(DEMONSTRATIONS,), leaves=(KEPT,)),
     "clone": Stage(needs=(DEMONSTRATIONS,), leaves=(BASE,)),
+    "finetune": Stage(needs=(DEMONSTRATIONS,), leaves=(BASE,)),
     "online": Stage(needs=(BASE, OBSERVATIONS), leaves=(IMPROVED,)),
     "distil": Stage(needs=(IMPROVED, DEMONSTRATIONS)),
     "evaluate": Stage(needs=(BASE,)),

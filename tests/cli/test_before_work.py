@@ -90,6 +90,7 @@ TRAINED = Told(
     env_steps=9,
     train_minutes=1.0,
     episodes=2,
+    finetune=None,
     run="runs/x",
     sources={},
 )
@@ -128,6 +129,20 @@ def test_only_who_asks_for_json_gets_it(
     lines = capsys.readouterr().out.splitlines()
     assert lines[:-1] == plain.splitlines()
     assert json.loads(lines[-1])["final_success"] == 1.0
+
+
+def test_a_run_that_fine_tunes_says_what_the_errors_are_and_ends_with_its_success(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained = Told(**{**vars(TRAINED), "finetune": vars(FINETUNED)})
+    monkeypatch.setattr(phases, "run", lambda config: trained)
+    assert main(["train", "recipe=finetune_then_rl", "finetune.updates=700"]) == 0
+    said = capsys.readouterr()
+    assert "fine-tuning of small_vla, 700 updates, " in said.err
+    lines = said.out.splitlines()
+    assert any(line.startswith("\u2502 ridge") for line in lines)
+    assert lines[-2] == "Nothing beats ridge."
+    assert lines[-1].startswith("reach: success 50.0% before, 100.0% after 9 control steps")
 
 
 def test_finetune_prints_no_json_unless_asked(

@@ -113,6 +113,8 @@ MISTAKES = [
     ["train", "recipe=rl100", "sed=3"],
     ["train", "recipe=fast_sac", "method.utd=0"],
     ["train", "recipe=smoke", "seed=many"],
+    ["train", "recipe=finetune_then_rl", "method=direct"],
+    ["train", "recipe=finetune_then_rl", "finetune.policy=smal_vla"],
     ["train", "resume=/no/such"],
     ["finetune", "dataset=/no/such"],
     ["finetune", "dataset=.", "policy=smal_vla"],

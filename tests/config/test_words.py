@@ -9,7 +9,8 @@ import pytest
 
 from robot_rl.config import load, shell, words
 from robot_rl.train.config import RunConfig
-from robot_rl.train.finetune.config import ActConfig, FinetuneConfig
+from robot_rl.train.finetune.config import FinetuneConfig
+from robot_rl.train.finetune.settings import ActConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -44,6 +44,8 @@ def config(out: Path, stages: tuple[str, ...], **changes: Any) -> RunConfig:
         ("demos", "clone", "evaluate"),
         ("demos", "filter", "clone", "evaluate", "online", "distil", "evaluate"),
         ("demos", "clone", "online", "evaluate"),
+        ("demos", "finetune", "evaluate", "online", "evaluate"),
+        ("demos", "finetune", "evaluate"),
         SCRATCH,
         ("look", "evaluate"),
     ],
@@ -57,7 +59,13 @@ def test_lists_that_can_be(stages: tuple[str, ...]) -> None:
     [
         (("demos", "clon", "evaluate"), r"stages: got 'clon'. Did you mean 'clone'\?"),
         (("clone", "evaluate"), "stages: 'clone' needs demonstrations, .* Put 'demos' before it."),
-        (("online", "evaluate"), "stages: 'online' needs a base, .* Put 'look' or 'clone' before it."),
+        (
+            ("online", "evaluate"),
+            "stages: 'online' needs a base, .* Put 'look' or 'clone' or 'finetune' before it",
+        ),
+        (("finetune", "evaluate"), "stages: 'finetune' needs demonstrations, .* Put 'demos' before it."),
+        (("look", "finetune", "evaluate"), "stages: 'finetune' needs demonstrations, .* Put 'demos' before"),
+        (("demos", "finetune"), "allowed: lists that end with 'evaluate'"),
         (("demos", "online", "clone", "evaluate"), "stages: 'online' needs a base"),
         (
             ("demos", "clone", "distil", "evaluate"),

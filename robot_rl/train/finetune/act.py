@@ -18,7 +18,7 @@ import torch
 from robot_rl.algos.bc import BCConfig
 from robot_rl.train.finetune.data import stream_seed
 from robot_rl.train.finetune.learn import (
-    FinetuneSession,
+    Finetuning,
     TrainingJob,
     assemble_job,
     policy_errors,
@@ -40,47 +40,47 @@ class Trial:
     updates_per_minute: float
 
 
-def why_no_act(session: FinetuneSession) -> str | None:
+def why_no_act(work: Finetuning) -> str | None:
     """Returns why there is no ACT to compare with, or None if there is."""
-    if not session.config.baselines:
+    if not work.config.baselines:
         return "baselines=false"
-    if session.config.policy == "act":
+    if work.config.policy == "act":
         return "the policy is ACT itself"
-    if not session.data.dataset.cameras:
+    if not work.data.dataset.cameras:
         return "the dataset has no camera, which ACT needs"
     if find_spec("lerobot") is None:
         return "the extra is not installed: pip install -e '.[lerobot]', on Python 3.12 or later"
     return None
 
 
-def make_act(session: FinetuneSession, episodes: tuple[int, ...]) -> Module:
+def make_act(work: Finetuning, episodes: tuple[int, ...]) -> Module:
     """Builds ACT for the statistics of these episodes; the same first weights every time."""
-    seed = stream_seed(session.config, "act")
+    seed = stream_seed(work.config, "act")
     generator = torch.Generator().manual_seed(seed)
-    policy = new_lerobot(session.config, "act", session.data.facts(episodes), generator)
-    return prepare(session, policy, episodes)
+    policy = new_lerobot(work.config, "act", work.data.facts(episodes), generator)
+    return prepare(work, policy, episodes)
 
 
-def try_settings(session: FinetuneSession, *, minutes: float) -> list[Trial]:
+def try_settings(work: Finetuning, *, minutes: float) -> list[Trial]:
     """Trains for so many minutes with every learning rate and batch size, on training episodes alone."""
-    act = session.config.act
+    act = work.config.act
     settings = [(batch, lr) for batch, lr in itertools.product(act.batches, act.lrs)]
     trials: list[Trial] = []
-    with session.phase("act settings", len(settings), unit="trials") as progress:
+    with work.session.phase("act settings", len(settings), unit="trials") as progress:
         for batch, lr in settings:
-            session.check_leases()
-            trials.append(_try(session, lr=lr, batch=batch, minutes=minutes))
+            work.session.check_leases()
+            trials.append(_try(work, lr=lr, batch=batch, minutes=minutes))
             progress.update(len(trials))
     return trials
 
 
-def act_job(session: FinetuneSession, policy: Module, best: Trial, *, minutes: float) -> TrainingJob:
+def act_job(work: Finetuning, policy: Module, best: Trial, *, minutes: float) -> TrainingJob:
     """Returns what ACT is given for its whole time."""
     updates = max(1, round(minutes * best.updates_per_minute))
-    learning = _learning(session, policy, lr=best.lr, updates=updates)
+    learning = _learning(work, policy, lr=best.lr, updates=updates)
     return TrainingJob(
         name="act",
-        episodes=session.data.split.train,
+        episodes=work.data.split.train,
         learning=learning,
         batch=best.batch,
         updates=updates,
@@ -88,28 +88,28 @@ def act_job(session: FinetuneSession, policy: Module, best: Trial, *, minutes: f
     )
 
 
-def _try(session: FinetuneSession, *, lr: float, batch: int, minutes: float) -> Trial:
-    inner, name = session.data.split.inner(), "act trial"
+def _try(work: Finetuning, *, lr: float, batch: int, minutes: float) -> Trial:
+    inner, name = work.data.split.inner(), "act trial"
 
     def job(policy: Module, updates: int) -> TrainingJob:
-        learning = _learning(session, policy, lr=lr, updates=updates)
+        learning = _learning(work, policy, lr=lr, updates=updates)
         return TrainingJob(name=name, episodes=inner.train, learning=learning, batch=batch, updates=updates)
 
-    policy = make_act(session, inner.train)
-    by = time.process_time if session.config.device == "cpu" else time.perf_counter  # as `session.minutes`
-    updates = updates_in(session, job(policy, 1), policy, minutes=minutes, by=by)
-    policy = make_act(session, inner.train)  # the first has learned while it was timed
-    before = session.minutes(name)
-    run, algorithm = assemble_job(session, job(policy, updates), policy)
+    policy = make_act(work, inner.train)
+    by = time.process_time if work.config.device == "cpu" else time.perf_counter  # as `work.minutes`
+    updates = updates_in(work, job(policy, 1), policy, minutes=minutes, by=by)
+    policy = make_act(work, inner.train)  # the first has learned while it was timed
+    before = work.minutes(name)
+    run, algorithm = assemble_job(work, job(policy, updates), policy)
     train(run)
     with algorithm.acting():
-        error = policy_errors(session, policy, inner.heldout).normalised
-    pace = updates / max(session.minutes(name) - before, 1e-9)
+        error = policy_errors(work, policy, inner.heldout).normalised
+    pace = updates / max(work.minutes(name) - before, 1e-9)
     return Trial(lr=lr, batch=batch, error=error, updates=updates, updates_per_minute=pace)
 
 
-def _learning(session: FinetuneSession, policy: Module, *, lr: float, updates: int) -> BCConfig:
+def _learning(work: Finetuning, policy: Module, *, lr: float, updates: int) -> BCConfig:
     """Returns LeRobot's weight decay and clipping for ACT, with the schedule and average of the policy."""
     own: Any = recipe_of(policy)
-    common = session.config.learning(own, updates=updates)
+    common = work.config.learning(own, updates=updates)
     return replace(common, lr=lr, weight_decay=own.weight_decay, grad_clip=own.grad_clip, accumulate=1)

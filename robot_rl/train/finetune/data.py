@@ -220,12 +220,12 @@ def open_data(config: FinetuneConfig) -> tuple[Dataset, Split]:
         )
     if config.robot is not None:
         check_robot(config.robot, dataset.meta.action_names, at=config.dataset)
-    split = split_episodes(len(dataset), config.heldout, at=config.dataset)
+    split = split_episodes(len(dataset), config.heldout, at=config.dataset, key=f"{config.at}heldout")
     longest = int(dataset.lengths().max())
     if longest < config.horizon:
         raise DatasetError(
             f"{config.dataset}: the longest episode has {longest} control steps, a chunk needs "
-            f"horizon={config.horizon}. Use horizon={longest} or less."
+            f"{config.at}horizon={config.horizon}. Use {config.at}horizon={longest} or less."
         )
     return dataset, split
 
@@ -259,7 +259,7 @@ def in_journal(folder: Path) -> int:
     return sum(source.sealed(episode) is None for episode in range(len(source)))
 
 
-def split_episodes(episodes: int, heldout: int, *, at: str) -> Split:
+def split_episodes(episodes: int, heldout: int, *, at: str, key: str = "heldout") -> Split:
     """Holds out the last episodes; nobody may have to trust a random choice.
 
     Raises:
@@ -267,7 +267,7 @@ def split_episodes(episodes: int, heldout: int, *, at: str) -> Split:
     """
     if episodes - heldout < 2:
         raise DatasetError(
-            f"{at}: {episodes} episodes, heldout={heldout} leaves {max(0, episodes - heldout)} to learn "
+            f"{at}: {episodes} episodes, {key}={heldout} leaves {max(0, episodes - heldout)} to learn "
             "from, needed: 2 or more. Hold fewer out, or record more."
         )
     first = episodes - heldout

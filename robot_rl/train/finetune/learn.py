@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ from robot_rl.core.policy import DemoBatch
 from robot_rl.core.registry import resolve
 from robot_rl.data.lerobot.pictures import PictureCache
 from robot_rl.data.lerobot.reader import Dataset
-from robot_rl.train.devices import devices_of_finetuning
+from robot_rl.policies.checkpoint import PolicyMeta
 from robot_rl.train.finetune.config import FinetuneConfig
 from robot_rl.train.finetune.data import (
     DemoData,
@@ -50,23 +49,35 @@ PACE_UPDATES = 8
 """Updates that are timed to know how many fit into the minutes; two more before them warm up."""
 
 
-class FinetuneSession(RunSession):
-    """The session of `robot-rl finetune`: a run folder, and the dataset it learns from."""
+class Finetuning:
+    """One policy and the episodes that it learns from, within a run: a run of its own, or a stage of one."""
 
-    def __init__(self, config: FinetuneConfig, folder: Path, dataset: Dataset, split: Split) -> None:
-        super().__init__(
-            folder,
-            command="finetune",
-            holder=f"finetune {config.policy} seed {config.seed}",
-            devices=devices_of_finetuning(config),
-            lease_wait_s=config.lease_wait_s,
-            keep=config.checkpoint.keep,
-        )
-        self.config = config
+    def __init__(
+        self,
+        session: RunSession,
+        config: FinetuneConfig,
+        dataset: Dataset,
+        split: Split,
+        *,
+        policy_folder: str = "policy",
+        meta: PolicyMeta | None = None,
+    ) -> None:
+        """Reads the statistics of the dataset.
+
+        Args:
+            session: of the run.
+            config: what is learned, and how.
+            dataset: what to learn from.
+            split: which of its episodes are only measured on.
+            policy_folder: where in the run folder the policy goes.
+            meta: what the policy is saved for; None: the dataset, with all actions of a chunk executed.
+        """
+        self.session, self.config = session, config
+        self.policy_folder, self.meta = session.folder / policy_folder, meta
         picture = picture_size(config)
         cache = PictureCache(ram_bytes=1 << 30)
         if decoded_bytes(dataset, picture) <= config.cache_gb * 1e9:
-            cache = PictureCache(folder=config.cache or str(folder / PICTURES))
+            cache = PictureCache(folder=config.cache or str(session.folder / PICTURES))
         self.data = DemoData(
             dataset,
             split,
@@ -88,7 +99,7 @@ class FinetuneSession(RunSession):
     ) -> Errors:
         """Returns the errors of a predictor on these episodes; `pictures=False` if it looks at none."""
         config = self.config
-        with self.timer.stage("evaluate"):
+        with self.session.timer.stage("evaluate"):
             batches = self.data.batches(
                 episodes, horizon=config.horizon, stride=config.stride, pictures=pictures
             )
@@ -100,13 +111,13 @@ class FinetuneSession(RunSession):
         Processor time of all threads, so that other programs on the machine do not count; on a GPU
         wall-clock time.
         """
-        stages = self.timer.state_dict()["stages"]
+        stages = self.session.timer.state_dict()["stages"]
         index = 1 if self.config.device == "cpu" else 0
         return sum(stages.get(f"{learner} {part}", (0.0, 0.0))[index] for part in ("sample", "update")) / 60.0
 
     def stage(self, learner: str) -> Callable[[str], AbstractContextManager[Any]]:
         """Returns what times the stages of one learner's loop."""
-        return lambda name: self.timer.stage(f"{learner} {name}")
+        return lambda name: self.session.timer.stage(f"{learner} {name}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,17 +134,17 @@ class TrainingJob:
     """It goes on at its last learning rate until it had this much time."""
 
 
-def assemble_job(session: FinetuneSession, job: TrainingJob, policy: Module) -> tuple[Run, BehaviourCloning]:
+def assemble_job(work: Finetuning, job: TrainingJob, policy: Module) -> tuple[Run, BehaviourCloning]:
     """Returns the loop that trains a policy in place, and the algorithm that holds its average."""
-    config, name = session.config, job.name
+    config, name = work.config, job.name
     policy.train()
     algorithm: BehaviourCloning = resolve("algorithm", "bc", at="finetune")(
         policy, job.learning, stream_seed(config, f"{name} noise"), total_updates=job.updates
     )
-    session.counters.updates = 0
+    work.session.counters.updates = 0
     run = Run(
         sources=[],
-        experience=session.data.experience(
+        experience=work.data.experience(
             job.episodes,
             horizon=policy.horizon,
             batch=job.batch,
@@ -142,22 +153,20 @@ def assemble_job(session: FinetuneSession, job: TrainingJob, policy: Module) -> 
         algorithm=algorithm,
         handle=PolicyHandle(),
         pacer=Pacer(
-            finished=lambda at: at.updates >= job.updates and session.minutes(name) >= job.minutes,
+            finished=lambda at: at.updates >= job.updates and work.minutes(name) >= job.minutes,
             updates=Always(),
         ),
         meter=Meter(),
-        stage=session.stage(name),
-        counters=session.counters,
+        stage=work.stage(name),
+        counters=work.session.counters,
     )
     return run, algorithm
 
 
-def assemble_watched(
-    session: FinetuneSession, job: TrainingJob, policy: Module
-) -> tuple[Run, BehaviourCloning]:
+def assemble_watched(work: Finetuning, job: TrainingJob, policy: Module) -> tuple[Run, BehaviourCloning]:
     """Returns a loop that also writes metrics, looks at the held-out error, and saves."""
-    config, name = session.config, job.name
-    run, algorithm = assemble_job(session, job, policy)
+    config, session, name = work.config, work.session, job.name
+    run, algorithm = assemble_job(work, job, policy)
 
     def every(times: int) -> Every:
         return Every(-(-job.updates // times) if times else 0)
@@ -165,8 +174,8 @@ def assemble_watched(
     def look(at: Counters) -> None:
         if at.updates < job.updates:  # the last look is the result
             with session.paused(), algorithm.acting():
-                error = policy_errors(session, policy, session.data.split.heldout)
-            write_errors(session, name, error)
+                error = policy_errors(work, policy, work.data.split.heldout)
+            write_errors(work, name, error)
 
     def leases(at: Counters) -> None:
         session.check_leases()
@@ -181,15 +190,13 @@ def assemble_watched(
     return run, algorithm
 
 
-def prepare(session: FinetuneSession, policy: Module, episodes: Sequence[int]) -> Module:
+def prepare(work: Finetuning, policy: Module, episodes: Sequence[int]) -> Module:
     """Returns the policy on its device, its units measured on the episodes that it learns from."""
-    fit_units(
-        policy, lambda: session.data.batches(episodes, horizon=policy.horizon, stride=session.config.stride)
-    )
-    return policy.to(session.config.device)
+    fit_units(policy, lambda: work.data.batches(episodes, horizon=policy.horizon, stride=work.config.stride))
+    return policy.to(work.config.device)
 
 
-def policy_errors(session: FinetuneSession, policy: Module, episodes: Sequence[int]) -> Errors:
+def policy_errors(work: Finetuning, policy: Module, episodes: Sequence[int]) -> Errors:
     """Returns the errors of a policy's deterministic chunks on these episodes."""
     was_training = policy.training
     policy.eval()
@@ -198,18 +205,18 @@ def policy_errors(session: FinetuneSession, policy: Module, episodes: Sequence[i
         with torch.no_grad():
             return policy.sample(batch.obs, mode="mean").actions.float().cpu().numpy()
 
-    errors = session.measure(predict, episodes)
+    errors = work.measure(predict, episodes)
     policy.train(was_training)
     return errors
 
 
-def write_errors(session: FinetuneSession, name: str, errors: Errors) -> None:
+def write_errors(work: Finetuning, name: str, errors: Errors) -> None:
     """Writes a point of the curve."""
-    session.write(name, {"heldout/error": errors.normalised, "heldout/minutes": session.minutes(name)})
+    work.session.write(name, {"heldout/error": errors.normalised, "heldout/minutes": work.minutes(name)})
 
 
 def updates_in(
-    session: FinetuneSession,
+    work: Finetuning,
     job: TrainingJob,
     policy: Module,
     *,
@@ -219,19 +226,19 @@ def updates_in(
     """Returns how many updates fit into so much time, by doing a few.
 
     Args:
-        session: the run.
+        work: whose episodes are learned.
         job: what is learned.
         policy: what learns; it is another one afterwards.
         minutes: how long.
         by: what counts seconds: those that pass, or those of the processor.
     """
-    run, algorithm = assemble_job(session, job, policy)
+    run, algorithm = assemble_job(work, job, policy)
     start = 0.0
     for done in range(PACE_UPDATES + 2):
         if done == 2:
-            start = _now(session.config, by)
+            start = _now(work.config, by)
         algorithm.update(run.experience.sample())
-    seconds = (_now(session.config, by) - start) / PACE_UPDATES
+    seconds = (_now(work.config, by) - start) / PACE_UPDATES
     return max(1, round(60.0 * minutes / seconds))
 
 

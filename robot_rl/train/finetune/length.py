@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from robot_rl.train.finetune.config import MINUTES
-from robot_rl.train.finetune.learn import FinetuneSession, TrainingJob, assemble_job, policy_errors
+from robot_rl.train.finetune.learn import Finetuning, TrainingJob, assemble_job, policy_errors
 from robot_rl.train.finetune.policies import Module, recipe_of
 from robot_rl.train.hooks import updates
 from robot_rl.train.loop import Hook, train
@@ -39,12 +39,12 @@ class Length:
         return asdict(self)
 
 
-def choose_length(session: FinetuneSession, build: Callable[[tuple[int, ...]], Module]) -> Length:
+def choose_length(work: Finetuning, build: Callable[[tuple[int, ...]], Module]) -> Length:
     """Trains a policy, built for the episodes it is given, until it gets no better or `MINUTES` are over."""
-    config, split = session.config, session.data.split
+    config, split = work.config, work.data.split
     inner = split.inner()
     policy = build(inner.train)
-    lengths = session.data.dataset.lengths()
+    lengths = work.data.dataset.lengths()
     rows = int(lengths[list(inner.train)].sum())
     every = max(1, round(rows / config.batch / LOOKS_PER_PASS))
     most = every * MAX_LOOKS
@@ -55,14 +55,14 @@ def choose_length(session: FinetuneSession, build: Callable[[tuple[int, ...]], M
         batch=config.batch,
         updates=most,
     )
-    run, algorithm = assemble_job(session, job, policy)
+    run, algorithm = assemble_job(work, job, policy)
     curve: list[tuple[int, float]] = []
-    with session.phase("length", MAX_LOOKS, unit="looks") as progress:
+    with work.session.phase("length", MAX_LOOKS, unit="looks") as progress:
 
         def look(at: Counters) -> None:
-            session.check_leases()
+            work.session.check_leases()
             with algorithm.acting():
-                error = policy_errors(session, policy, inner.heldout).normalised
+                error = policy_errors(work, policy, inner.heldout).normalised
             curve.append((at.updates, error))
             progress.update(len(curve))
 
@@ -70,10 +70,10 @@ def choose_length(session: FinetuneSession, build: Callable[[tuple[int, ...]], M
         run.pacer.finished = lambda at: (
             len(curve) == MAX_LOOKS
             or is_past_best([error for _, error in curve])
-            or (bool(curve) and session.minutes("length") >= MINUTES)
+            or (bool(curve) and work.minutes("length") >= MINUTES)
         )
         train(run)
-    session.counters.updates = 0
+    work.session.counters.updates = 0
     best, _ = min(curve, key=lambda point: point[1])
     scaled = best * int(lengths[list(split.train)].sum()) / rows
     return Length(updates=max(1, round(scaled)), validation=inner.heldout, curve=tuple(curve))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 from robot_rl.core.errors import CheckpointError, ConfigError, nearest
 from robot_rl.core.files import at_home
+from robot_rl.policies.saved import HEAD, read_head
 
 OWN = ("small_vla",)
 PLAIN = ("act", "diffusion")
@@ -15,8 +17,8 @@ NAMES = (*OWN, *PLAIN, *FLOWS)
 """What `policy=` makes anew."""
 
 
-def saved_folder(policy: str) -> Path | None:
-    """Returns the folder that `policy=` names: a saved policy's, or of a run that has one.
+def saved_folder(policy: str, *, at: str = "policy") -> Path | None:
+    """Returns the folder that `policy=` names: a saved policy's, or of a run that has one; `at` is its key.
 
     Raises:
         ConfigError: it is no name, no folder, and cannot be a model of the hub.
@@ -30,7 +32,7 @@ def saved_folder(policy: str) -> Path | None:
             return folder
     if path.is_dir():
         raise CheckpointError(
-            f"policy: {policy!r} holds no policy: neither policy.json (ours) nor config.json (LeRobot's). "
+            f"{at}: {policy!r} holds no policy: neither policy.json (ours) nor config.json (LeRobot's). "
             "Give a run folder, its policy/, or a LeRobot checkpoint (its pretrained_model/)."
         )
     owner, slash, _ = policy.partition("/")
@@ -39,10 +41,26 @@ def saved_folder(policy: str) -> Path | None:
         return None
     if slash:
         raise ConfigError(
-            f"policy: no such folder: {policy!r}. Give a run folder, its policy/, or a LeRobot checkpoint; "
+            f"{at}: no such folder: {policy!r}. Give a run folder, its policy/, or a LeRobot checkpoint; "
             "models of the hub are given as <owner>/<name>."
         )
     raise ConfigError(
-        f"policy: no policy and no folder named {policy!r}.{nearest(policy, NAMES)} "
+        f"{at}: no policy and no folder named {policy!r}.{nearest(policy, NAMES)} "
         "Models of the hub are given as <owner>/<name>."
     )
+
+
+def is_ours(policy: str, *, at: str = "policy") -> bool:
+    """Returns whether `policy=` names one of ours, or the folder of a saved one, and none of LeRobot's."""
+    folder = saved_folder(policy, at=at)
+    return policy in OWN if folder is None else (folder / HEAD).is_file()
+
+
+def kind_of(policy: str) -> str:
+    """Returns the kind of what `policy=` names; of a model of the hub, its name there."""
+    folder = saved_folder(policy)
+    if folder is None:
+        return Path(policy).name
+    if is_ours(policy):
+        return str(read_head(folder)["policy"]["kind"])
+    return str(json.loads((folder / "config.json").read_text())["type"])

@@ -22,8 +22,9 @@ from robot_rl.data.episodes import EpisodesMeta
 from robot_rl.data.facts import DatasetFacts
 from robot_rl.policies.checkpoint import PolicyMeta, load_policy, save_policy
 from robot_rl.policies.vla import tiny
-from robot_rl.train.finetune.config import FinetuneConfig, Recipe
+from robot_rl.train.finetune.config import FinetuneConfig
 from robot_rl.train.finetune.names import FLOWS, NAMES, OWN, PLAIN, saved_folder
+from robot_rl.train.finetune.settings import Recipe
 
 Module = Any
 """A policy that is a `torch.nn.Module` as well; Python has no type for both."""
@@ -147,12 +148,15 @@ def fit_units(policy: Module, chunks: Callable[[], Iterable[DemoBatch]]) -> None
         measure(chunks())
 
 
-def save(policy: Module, folder: Path, facts: DatasetFacts) -> None:
-    """Writes the policy so that it is complete: in LeRobot's format for LeRobot's policies."""
+def save(policy: Module, folder: Path, facts: DatasetFacts, meta: PolicyMeta | None = None) -> None:
+    """Writes the policy so that it is complete: in LeRobot's format for LeRobot's policies.
+
+    Args: meta: what it is for; None: the dataset, with all actions of a chunk executed.
+    """
     if hasattr(policy, "save"):
         policy.save(folder)
     else:
-        save_policy(folder, policy, meta=policy_meta(facts.meta, n_exec=policy.horizon))
+        save_policy(folder, policy, meta=meta or policy_meta(facts.meta, n_exec=policy.horizon))
 
 
 def policy_meta(meta: EpisodesMeta, *, n_exec: int) -> PolicyMeta:

@@ -18,7 +18,7 @@ from rich.console import Console
 from robot_rl.cli.finetune import table
 from robot_rl.cli.main import main
 from robot_rl.data.lerobot.reader import Dataset
-from robot_rl.train.finetune import run as finetune
+from robot_rl.train.finetune import phases
 
 WORDS = [
     "size=tiny",
@@ -233,7 +233,7 @@ def test_an_interrupted_run_is_told_how_to_go_on(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setitem(finetune._PHASES, "neighbour", interrupted)
+    monkeypatch.setitem(phases.PHASES, "neighbour", interrupted)
     assert main(["finetune", f"dataset={dataset}", f"out={tmp_path / 'runs'}", "updates=1", *WORDS]) == 130
     (folder,) = (tmp_path / "runs").iterdir()
     assert f"Continue with: robot-rl finetune resume={folder}" in capsys.readouterr().err

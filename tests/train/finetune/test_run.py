@@ -24,12 +24,14 @@ from robot_rl.telemetry.progress import ProgressDisplay
 from robot_rl.train.finetune import learn
 from robot_rl.train.finetune import run as finetune
 from robot_rl.train.finetune.baselines import past_of, predictor
-from robot_rl.train.finetune.config import FinetuneConfig, Recipe
+from robot_rl.train.finetune.config import FinetuneConfig
 from robot_rl.train.finetune.data import DemoData, open_data
-from robot_rl.train.finetune.learn import FinetuneSession, policy_errors
+from robot_rl.train.finetune.learn import Finetuning, policy_errors
 from robot_rl.train.finetune.policies import check_features
 from robot_rl.train.finetune.run import FinetuneSummary
+from robot_rl.train.finetune.settings import Recipe
 from robot_rl.train.hooks import show_progress
+from robot_rl.train.session import RunSession
 from tests.runs import SMALL_FINETUNING, killed_after
 
 pytestmark = pytest.mark.usefixtures("whole_runs")
@@ -42,6 +44,11 @@ def easy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def small(dataset: Path, out: Path, **changes: Any) -> FinetuneConfig:
     return build(FinetuneConfig, {**SMALL_FINETUNING, "dataset": str(dataset), "out": str(out), **changes})
+
+
+def again(config: FinetuneConfig, folder: Path) -> Finetuning:
+    """Opens the dataset of a run once more, to measure."""
+    return Finetuning(finetune.session_of(config, folder / "again"), config, *open_data(config))
 
 
 def weights(folder: Path) -> bytes:
@@ -154,8 +161,7 @@ def test_the_saved_policy_is_the_measured_one(whole: FinetuneSummary, tmp_path: 
     policy, meta = load_policy(Path(whole.run) / "policy")
     assert (meta.task, meta.robot, meta.n_exec) == ("follow", "arm", 4)
     config = finetune.load_config(Path(whole.run))
-    with FinetuneSession(config, tmp_path / "again", *open_data(config)) as session:
-        errors = policy_errors(session, policy, whole.heldout_episodes)
+    errors = policy_errors(again(config, tmp_path), policy, whole.heldout_episodes)
     assert errors.normalised == whole.heldout_error
 
 
@@ -173,9 +179,9 @@ def test_a_saved_baseline_is_the_measured_one(name: str, whole: FinetuneSummary,
         "left_shoulder.last_action.change_4",
     )
     config = finetune.load_config(Path(whole.run))
-    with FinetuneSession(config, tmp_path / "again", *open_data(config)) as session:
-        predict = predictor(cast("LinearPolicy", policy), past_of(session.data))
-        errors = session.measure(predict, whole.heldout_episodes, pictures=False)
+    work = again(config, tmp_path)
+    predict = predictor(cast("LinearPolicy", policy), past_of(work.data))
+    errors = work.measure(predict, whole.heldout_episodes, pictures=False)
     assert errors.normalised == whole.predictors[name]["normalised"]
 
 
@@ -189,8 +195,7 @@ def test_what_is_linear_needs_no_training(
     policy, meta = load_policy(Path(summary.run) / "policy")
     assert meta.state_names[-1] == "right_shoulder.last_action.change_1"
     config = finetune.load_config(Path(summary.run))
-    with FinetuneSession(config, tmp_path / "again", *open_data(config)) as session:
-        assert policy_errors(session, policy, (5, 6)).normalised == summary.heldout_error
+    assert policy_errors(again(config, tmp_path), policy, (5, 6)).normalised == summary.heldout_error
 
 
 def test_nothing_is_learned_from_the_held_out_episodes(
@@ -302,7 +307,7 @@ def test_a_run_that_is_refused_at_the_start_leaves_no_folder(
     def taken(*_: object) -> None:
         raise LeaseError("cpu is taken")
 
-    monkeypatch.setattr("robot_rl.train.finetune.run.FinetuneSession", taken)
+    monkeypatch.setattr("robot_rl.train.finetune.run.session_of", taken)
     with pytest.raises(LeaseError):
         finetune.run(small(dataset, tmp_path / "runs"))
     assert list((tmp_path / "runs").iterdir()) == []
@@ -343,11 +348,11 @@ def test_a_look_at_the_held_out_error_leaves_the_rate_as_it_is(
     clock, rates = ManualClock(), list[float]()
     monkeypatch.setattr("robot_rl.train.session.ProgressDisplay", lambda: ProgressDisplay(clock=clock))
 
-    def looked(session: FinetuneSession, *words: Any) -> Any:
+    def looked(work: Finetuning, *words: Any) -> Any:
         clock.advance(100.0)
-        return policy_errors(session, *words)
+        return policy_errors(work, *words)
 
-    def shown(session: FinetuneSession, done: int) -> None:
+    def shown(session: RunSession, done: int) -> None:
         clock.advance(1.0)
         show_progress(session, done)
         assert session.progress is not None
