@@ -60,8 +60,7 @@ from robot_rl.train.record import (
     versions,
     write_report,
 )
-from robot_rl.train.recording import Recorder, check_earlier, observed
-from robot_rl.train.robots import check_spaces
+from robot_rl.train.recording import Recorder, check_earlier, check_spaces, observed
 from robot_rl.train.session import Session, execute, learn
 
 

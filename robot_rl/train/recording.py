@@ -13,7 +13,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from robot_rl.core.errors import DatasetError
+from robot_rl.core.errors import ConfigError, DatasetError
 from robot_rl.core.policy import Policy
 from robot_rl.core.seeding import train_seed
 from robot_rl.data.episode import Episode, EpisodeSource, Feature
@@ -278,3 +278,39 @@ def _problem(source: EpisodeSource, meta: EpisodesMeta, features: Mapping[str, F
 
 def _words(feature: Feature | None) -> str:
     return "missing" if feature is None else f"{feature.dtype} {feature.shape}"
+
+
+def check_spaces(metas: Mapping[str, EpisodesMeta], features: Mapping[str, Mapping[str, Feature]]) -> None:
+    """Refuses sources that one policy and one mixture of replays cannot serve.
+
+    Args:
+        metas: what the episodes of each source are of.
+        features: what each source observes.
+
+    Raises:
+        ConfigError: says which elements differ, and what to show instead.
+    """
+    first, *others = metas
+    for other in others:
+        problem = misfit(metas[other], metas[first])
+        if problem is None and features[other] != features[first]:
+            problem = f"it observes {dict(features[other])}, not {dict(features[first])}"
+        if problem is not None:
+            raise ConfigError(
+                f"sources: one policy cannot serve {first} and {other}. {other} beside {first}: {problem}. "
+                f"{_remedy(metas)}"
+            )
+
+
+def _remedy(metas: Mapping[str, EpisodesMeta]) -> str:
+    """Says which beginnings of names all sources share."""
+    lists = [meta.state_names for meta in metas.values()]
+    beginnings = dict.fromkeys(name.split(".")[0] for name in lists[0])
+
+    def are_equal(beginning: str) -> bool:
+        return len({tuple(name for name in names if name.startswith(beginning)) for names in lists}) == 1
+
+    common = [beginning for beginning in beginnings if are_equal(beginning)]
+    if all(names == lists[0] for names in lists) or not common:
+        return "Train them in a run each."
+    return f"Show what all of them have: env.state=[{','.join(common)}]."

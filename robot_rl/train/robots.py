@@ -1,7 +1,7 @@
 """Several robots in one run: each is a source of its own, with envs, a budget and a share of the batches.
 
 One policy serves all of them, so they have to observe the same elements and to take the same actions. Without
-torch and MuJoCo, so that a mistake is answered at once.
+torch, MuJoCo and numpy, so that a mistake is answered at once.
 """
 
 from __future__ import annotations
@@ -12,9 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from robot_rl.core.errors import ConfigError, require
-from robot_rl.data.episode import Feature
-from robot_rl.data.episodes import EpisodesMeta
-from robot_rl.data.fit import misfit
 from robot_rl.sim.config import check_names, check_num_envs
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
@@ -70,39 +67,3 @@ def check_sources(sources: Mapping[str, SourceConfig], task: str) -> None:
 def shares(sources: Mapping[str, SourceConfig]) -> dict[str, float]:
     """Returns what each source has of the part of a batch that is no demonstration."""
     return {name: 1.0 / len(sources) if s.share is None else s.share for name, s in sources.items()}
-
-
-def check_spaces(metas: Mapping[str, EpisodesMeta], features: Mapping[str, Mapping[str, Feature]]) -> None:
-    """Refuses sources that one policy and one mixture of replays cannot serve.
-
-    Args:
-        metas: what the episodes of each source are of.
-        features: what each source observes.
-
-    Raises:
-        ConfigError: says which elements differ, and what to show instead.
-    """
-    first, *others = metas
-    for other in others:
-        problem = misfit(metas[other], metas[first])
-        if problem is None and features[other] != features[first]:
-            problem = f"it observes {dict(features[other])}, not {dict(features[first])}"
-        if problem is not None:
-            raise ConfigError(
-                f"sources: one policy cannot serve {first} and {other}. {other} beside {first}: {problem}. "
-                f"{_remedy(metas)}"
-            )
-
-
-def _remedy(metas: Mapping[str, EpisodesMeta]) -> str:
-    """Says which beginnings of names all sources share."""
-    lists = [meta.state_names for meta in metas.values()]
-    beginnings = dict.fromkeys(name.split(".")[0] for name in lists[0])
-
-    def are_equal(beginning: str) -> bool:
-        return len({tuple(name for name in names if name.startswith(beginning)) for names in lists}) == 1
-
-    common = [beginning for beginning in beginnings if are_equal(beginning)]
-    if all(names == lists[0] for names in lists) or not common:
-        return "Train them in a run each."
-    return f"Show what all of them have: env.state=[{','.join(common)}]."

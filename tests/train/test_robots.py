@@ -42,8 +42,7 @@ from robot_rl.train.loop import Experience, Pacer, Run, train
 from robot_rl.train.meter import Meter
 from robot_rl.train.phases import Summary, resume, run
 from robot_rl.train.record import write_report
-from robot_rl.train.recording import experience_of
-from robot_rl.train.robots import check_spaces
+from robot_rl.train.recording import check_spaces, experience_of
 from robot_rl.train.schedule import Counters, Ratio
 from robot_rl.train.sources import PolicyHandle, Source
 from tests.runs import SMALL, folder_of, killed_after, rows_of, weights
