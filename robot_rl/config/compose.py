@@ -64,8 +64,8 @@ def load(schema: type[T], overrides: Sequence[str], *, config_name: str, folder:
             _check(override, folder)
         composed = _compose(root, [_spell(override, folder) for override in parsed], folder)
         usual = defaults(schema)
-        for key, kind in kinds.items():
-            chosen = choices(schema)[key].of_kind(kind, f"{key}.kind")
+        for key, choice in choices(schema).items():
+            chosen = choice.of_kind(_kind(composed, key), f"{key}.kind")
             usual[key] = {"kind": chosen.kind, **defaults(chosen)}
         merged = OmegaConf.merge(usual, composed)
         values = cast("dict[str, Any]", OmegaConf.to_container(merged, resolve=True, throw_on_missing=True))
@@ -141,10 +141,11 @@ def _kinds(
 ) -> tuple[list[str], dict[str, str | None], list[str]]:
     """Returns the words with `method=ppo` written out, and the kind of each field of several kinds.
 
-    The third are words that drop what the recipe sets of another kind.
+    The third are words that drop what the recipe sets of another kind. Nothing is composed where no word
+    says anything of such a field.
     """
     tagged = choices(schema)
-    if not tagged:
+    if not any(re.split(r"[.=]", word.lstrip("+~"), maxsplit=1)[0] in tagged for word in words):
         return words, {}, []
     for index, word in enumerate(words):
         key, _, value = word.partition("=")
@@ -163,12 +164,17 @@ def _kinds(
     kinds: dict[str, str | None] = {}
     dropped: list[str] = []
     for key in tagged:
-        section = recipe.get(key)
-        of_recipe = section.get("kind") if isinstance(section, DictConfig) else None
+        of_recipe = _kind(recipe, key)
         kinds[key] = given.get(key, of_recipe)
-        if section is not None and kinds[key] != (of_recipe or tagged[key].of_kind(None, key).kind):
+        if key in recipe and kinds[key] != (of_recipe or tagged[key].of_kind(None, key).kind):
             dropped.append(f"~{key}")
     return words, kinds, dropped
+
+
+def _kind(composed: DictConfig, key: str) -> str | None:
+    """Returns what a composed section says which kind it is, if it does."""
+    section = composed.get(key)
+    return section.get("kind") if isinstance(section, DictConfig) else None
 
 
 def _compose(root: str | None, overrides: list[str], folder: Path) -> DictConfig:

@@ -27,8 +27,7 @@ class LeasedEnv(VectorEnv):
     """An env that refuses commands under an overtaken lease, and while its device is quarantined.
 
     A chunk is checked at every control step. Every success and failure is reported to the device's
-    `HealthMonitor`. Attributes that the contract
-    does not name are those of the env inside.
+    `HealthMonitor`. Attributes that the contract does not name are those of the env inside.
     """
 
     def __init__(self, env: VectorEnv, fence: Fence, lease: LeaseLike, monitor: HealthMonitor) -> None:
