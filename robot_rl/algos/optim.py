@@ -45,9 +45,11 @@ class Optimiser:
 
     @torch.no_grad()
     def apply(self, gradients: Sequence[Tensor], *, lr: float | None = None) -> None:
-        """Takes one step; clips the gradients in place."""
+        """Takes one step along the gradients, clipped."""
+        excess = None
         if self._grad_clip > 0:
-            clip(gradients, self._grad_clip)
+            norms = torch._foreach_norm(list(gradients))  # pyright: ignore[reportPrivateImportUsage]
+            excess = (torch.linalg.vector_norm(torch.stack(norms)) / self._grad_clip).clamp(min=1.0)
         # The function behind torch.optim.AdamW: the class around it costs 0.1 ms a step.
         adamw(
             list(self.parameters),
@@ -64,6 +66,7 @@ class Optimiser:
             weight_decay=self._weight_decay,
             eps=1e-8,
             maximize=False,
+            grad_scale=excess,  # divides them on the way: a pass over all gradients less
         )
 
     def step(self, loss: Tensor, *, lr: float | None = None) -> None:
@@ -81,13 +84,6 @@ class Optimiser:
         for name, values in self._state.items():
             for value, saved in zip(values, state[name], strict=True):
                 value.copy_(saved)
-
-
-def clip(gradients: Iterable[Tensor], max_norm: float) -> None:
-    """Scales gradients in place so that their common norm is at most `max_norm`; waits for nothing."""
-    tensors = list(gradients)
-    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(tensors)))  # pyright: ignore[reportPrivateImportUsage]
-    torch._foreach_mul_(tensors, (max_norm / (norm + 1e-6)).clamp(max=1.0))  # pyright: ignore[reportPrivateImportUsage]
 
 
 def follow(target: Iterable[Tensor], online: Iterable[Tensor], rate: float) -> None:
@@ -137,6 +133,11 @@ class matmul_precision:  # noqa: N801 - reads as a word after `with`
     def __exit__(self, *_: object) -> None:
         if self._inside is not None:
             torch.set_float32_matmul_precision(self._before)
+
+
+def rounds_products(weight: Tensor) -> bool:
+    """Whether products with this matrix are taken in bfloat16 under `bf16`: on a processor made for it."""
+    return weight.device.type == "cpu" and _lowest_precision() == "medium"
 
 
 @cache

@@ -61,6 +61,21 @@ def test_bf16_products_stay_close() -> None:
     torch.testing.assert_close(nets[0](x), nets[1](x), rtol=0.02, atol=0.01)
 
 
+def test_gradients_of_bf16_products_stay_close() -> None:
+    found: list[list[torch.Tensor]] = []
+    for matmul in ("bf16", "fp32"):
+        draws = torch.Generator().manual_seed(0)
+        net = EnsembleMLP(8, 1, num=2, width=256, depth=3, matmul=matmul, generator=draws)
+        with torch.no_grad():
+            for layer in net.layers:
+                layer.abs_()  # no unit is off: rounding would switch some of them, and their gradients
+        out, paths = net.answer(torch.rand(64, 8, generator=torch.Generator().manual_seed(1)))
+        to_out = torch.randn(out.shape, generator=torch.Generator().manual_seed(2))
+        found.append([*net.gradients(to_out, paths), net.input_gradient(to_out, paths)])
+    for half, full in zip(*found, strict=True):
+        assert float((half - full).norm() / full.norm()) < 0.02
+
+
 def features_and_action() -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(5)
     return torch.randn(6, 2, generator=generator), torch.randn(6, 1, generator=generator)

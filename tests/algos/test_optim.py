@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from robot_rl.algos.optim import Optimiser, _lowest_precision, clip, cosine_lr, follow, matmul_precision
+from robot_rl.algos.optim import Optimiser, _lowest_precision, cosine_lr, follow, matmul_precision
 
 
 def test_optimiser_is_torch_adamw() -> None:
@@ -49,12 +49,18 @@ def test_a_restored_optimiser_goes_on_alike() -> None:
 
 
 @pytest.mark.parametrize(("limit", "factor"), [(1.0, 0.2), (10.0, 1.0)])
-def test_clip(limit: float, factor: float) -> None:
-    # The norm over both is sqrt(3^2 + 4^2) = 5.
-    gradients = [torch.tensor([3.0]), torch.tensor([[4.0]])]
-    clip(gradients, limit)
-    torch.testing.assert_close(gradients[0], torch.tensor([3.0 * factor]))
-    torch.testing.assert_close(gradients[1], torch.tensor([[4.0 * factor]]))
+def test_gradients_are_clipped_to_their_common_norm(limit: float, factor: float) -> None:
+    # The norm over both is sqrt(3^2 + 4^2) = 5. The moment that follows the gradient shows what was taken.
+    optimiser = Optimiser(
+        [torch.nn.Parameter(torch.zeros(1)), torch.nn.Parameter(torch.zeros(1, 1))],
+        lr=0.1,
+        grad_clip=limit,
+        beta1=0.5,
+    )
+    optimiser.apply([torch.tensor([3.0]), torch.tensor([[4.0]])])
+    first, second = optimiser.state_dict()["mean"]
+    torch.testing.assert_close(first, torch.tensor([0.5 * 3.0 * factor]))
+    torch.testing.assert_close(second, torch.tensor([[0.5 * 4.0 * factor]]))
 
 
 def test_follow() -> None:
