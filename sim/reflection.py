@@ -87,6 +87,7 @@ class Reflection:
             episode_index=np.concatenate(
                 [episodes.episode_index, episodes.episode_index + episodes.num_episodes]
             ),
+            source=None if episodes.source is None else twice(episodes.source),
             **{name: twice(getattr(episodes, name)) for name in _SAME},
         )
 

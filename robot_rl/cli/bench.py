@@ -133,7 +133,7 @@ def _value_of(expression: ast.expr, known: dict[str, Any]) -> Any:
 def _typed(value: str) -> str:
     """Returns a Python value as it is typed."""
     words = {"True": "true", "False": "false", "None": "null"}
-    return words.get(value, value.strip("()'").rstrip(",").replace(", ", ","))
+    return words.get(value, value.replace("'", "").strip("()").rstrip(",").replace(", ", ","))
 
 
 def options(measure: Callable[..., Any], words: Sequence[str], *, name: str) -> dict[str, Any]:

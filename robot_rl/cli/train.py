@@ -66,7 +66,7 @@ Settings (every one of them is in config.yaml of the run folder):
   demos.read.episodes=0-79  demos.read.cameras=front  demos.read.on_damage=skip  demos.read.rename=a:action
   policy.kind  policy.horizon  policy.width  policy.depth  policy.steps
   bc.updates  bc.batch  bc.algorithm.lr
-  demos.mirror  demos.filter.updates  bc.policy
+  demos.mirror  demos.filter.updates  demos.by=human  bc.policy
   finetune.policy  finetune.updates | finetune.minutes  finetune.heldout  finetune.options.<name>
   method=residual   and its own: method.env_steps  method.utd  method.batch  method.scale  method.demo_ratio
   method=ppo        method.exploration.process  method.decisions  method.distil.updates

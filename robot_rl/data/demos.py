@@ -35,14 +35,28 @@ _REQUIRED = {"state": "observation.state", "action": "action"} | {
 class ChunkSampler:
     """Draws windows of H actions with the observation they begin at."""
 
-    def __init__(self, episodes: Episodes, horizon: int, kept: Array | None = None) -> None:
-        """Args: horizon: H. kept: (T,) bool, the steps at which windows may begin; None means all."""
+    def __init__(
+        self, episodes: Episodes, horizon: int, kept: Array | None = None, by: Array | None = None
+    ) -> None:
+        """Makes the sampler.
+
+        Args:
+            episodes: to draw from.
+            horizon: H.
+            kept: (T,) bool, the steps at which windows may begin; None means all.
+            by: (T,) bool, the steps whose actions are learned from: a window begins at one, and is valid
+                up to the first that is not. None means all.
+
+        Raises:
+            DatasetError: no window may begin anywhere.
+        """
         if horizon < 1:
             raise ValueError(f"chunk sampler: got horizon {horizon}, allowed: 1 or more")
         self._episodes = episodes
         self._offsets = np.arange(horizon)
         self._last = episodes.bounds()[1][episodes.episode_index] - 1
-        self._starts = np.arange(len(self._last)) if kept is None else np.flatnonzero(kept)
+        self._by = np.ones(len(self._last), bool) if by is None else by
+        self._starts = np.flatnonzero(self._by if kept is None else self._by & kept)
         if not len(self._starts):
             raise DatasetError("chunk sampler: no step of the episodes is kept. Keep more of them.")
 
@@ -58,10 +72,12 @@ class ChunkSampler:
         """Returns the windows at these steps; beyond an episode's end its last action repeats, not valid."""
         last = self._last[start]
         rows = start[:, None] + self._offsets
+        within = np.minimum(rows, last[:, None])
+        learned = np.logical_and.accumulate(self._by[within], axis=1)
         return DemoBatch(
             obs={key: torch.from_numpy(value[start]) for key, value in self._episodes.obs.items()},
-            actions=torch.from_numpy(self._episodes.action[np.minimum(rows, last[:, None])]),
-            valid=torch.from_numpy(rows <= last[:, None]),
+            actions=torch.from_numpy(self._episodes.action[within]),
+            valid=torch.from_numpy((rows <= last[:, None]) & learned),
         )
 
 
@@ -173,11 +189,12 @@ def _joined(dataset: Dataset, meta: EpisodesMeta) -> Episodes:
         reward=np.empty(steps, np.float32),
         episode_index=np.repeat(np.arange(len(lengths)), lengths),
         final_obs=empty(len(lengths)),
+        source=np.empty(steps, np.uint8),
         **{name: np.empty(steps, bool) for name in flags},
     )
     for number, end in enumerate(ends):
         episode, rows = dataset.read(number), slice(end - lengths[number], end)
-        for name in ("action", "reward", *flags):
+        for name in ("action", "reward", "source", *flags):
             getattr(joined, name)[rows] = getattr(episode, name)
         if not episode.final_obs:
             raise DatasetError(

@@ -51,6 +51,8 @@ class Episodes:
     """(T,): 0 to E - 1, ascending."""
     final_obs: dict[str, Array]
     """(E, ...): what each episode's last step led to."""
+    source: Array | None = None
+    """(T,) uint8: who made each step, an index into `SOURCES`; None: nobody noted it."""
 
     @property
     def num_episodes(self) -> int:
@@ -152,6 +154,7 @@ def together(parts: Sequence[Episodes]) -> Episodes:
         return first
 
     begun = np.cumsum([0, *(part.num_episodes for part in parts)])
+    made = [part.source for part in parts if part.source is not None]
     columns = ("action", "reward", "terminated", "truncated", "success")
     return Episodes(
         meta=replace(first.meta, robot=", ".join(part.meta.robot for part in parts)),
@@ -161,4 +164,5 @@ def together(parts: Sequence[Episodes]) -> Episodes:
             [part.episode_index + at for part, at in zip(parts, begun, strict=False)]
         ),
         final_obs={key: np.concatenate([part.final_obs[key] for part in parts]) for key in first.final_obs},
+        source=np.concatenate(made) if len(made) == len(parts) else None,
     )

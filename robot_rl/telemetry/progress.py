@@ -118,7 +118,7 @@ class PhaseProgress:
             width: columns there are; None for as many as it takes.
         """
         rate = self._rate.per_s()
-        left_s = (self.total - self.done) / rate * self._work.stretch() if rate > 0 else None
+        left_s = max(0, self.total - self.done) / rate * self._work.stretch() if rate > 0 else None
         parts = {
             "count": f"{self.done:,}/{self.total:,} {self.unit}",
             "rate": f"{_quantity(rate)} {self.unit}/s",

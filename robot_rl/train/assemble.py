@@ -52,9 +52,12 @@ def policy_meta(config: RunConfig, env: VectorEnv, *others: VectorEnv) -> Policy
 
 
 def assemble_cloning(
-    session: Session, episodes: Episodes, kept: NDArray[np.bool_] | None = None
+    session: Session,
+    episodes: Episodes,
+    kept: NDArray[np.bool_] | None = None,
+    by: NDArray[np.bool_] | None = None,
 ) -> tuple[Run, Module]:
-    """Returns the loop of cloning all frames, or those that are `kept`, and the policy that it trains."""
+    """Returns the loop of cloning and the policy that it trains; of `kept` and `by` see `ChunkSampler`."""
     config, seed = session.config, session.config.seed
     policy = resolve("policy", config.policy.kind, at="policy.kind")(
         config.policy,
@@ -67,7 +70,7 @@ def assemble_cloning(
         policy, config.bc.algorithm, train_seed(seed, "bc"), total_updates=config.bc.updates
     )
     experience = DemoExperience(
-        ChunkSampler(episodes, config.policy.horizon, kept),
+        ChunkSampler(episodes, config.policy.horizon, kept, by),
         batch=config.bc.batch,
         seed=train_seed(seed, "bc batches"),
         device=config.device,

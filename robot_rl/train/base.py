@@ -19,6 +19,7 @@ from robot_rl.core.errors import ConfigError, DatasetError, require
 from robot_rl.core.files import replace_file
 from robot_rl.core.seeding import train_seed
 from robot_rl.data.demos import Episodes, load_episodes, save_episodes
+from robot_rl.data.episode import SOURCES
 from robot_rl.data.episodes import together
 from robot_rl.data.normalize import Normaliser
 from robot_rl.hal.vector import Obs, VectorEnv
@@ -196,13 +197,32 @@ def clone(session: Session) -> None:
             kept = found["kept"]
         assert len(episodes.reward) % len(kept) == 0  # a mirror image is kept where its original is
         kept = np.tile(kept, len(episodes.reward) // len(kept))
+    by = made_by(episodes, config.demos.by, at=demo_folder(session)) if config.demos.by else None
     with session.timer.stage("build"):
-        loop, policy = assemble_cloning(session, episodes, kept)
+        loop, policy = assemble_cloning(session, episodes, kept, by)
     learn(session, loop, "bc", session.config.bc.updates, unit="updates")
     loop.hand_over(policy)
     with evaluators(session) as envs:
         save_policy(session.folder / "policy" / "base", policy, meta=policy_meta(config, *envs.values()))
     session.counters.updates = 0
+
+
+def made_by(episodes: Episodes, by: Sequence[str], *, at: Path) -> NDArray[np.bool_]:
+    """Returns (T,): the steps that these made.
+
+    Raises:
+        DatasetError: they made none; says who made how many.
+    """
+    assert episodes.source is not None  # the reader fills it
+    found = np.isin(episodes.source, [SOURCES.index(name) for name in by])
+    if not found.any():
+        counts = np.bincount(episodes.source, minlength=len(SOURCES))
+        made = ", ".join(f"{count:,} by {name}" for name, count in zip(SOURCES, counts, strict=True) if count)
+        raise DatasetError(
+            f"demos.by: no step of {at} was made by {' or '.join(by)}: {made}. Choose among these, or give "
+            "demos.path the `experience` of a run in which a person took over."
+        )
+    return found
 
 
 def given_base(config: RunConfig, env: VectorEnv) -> SavedPolicy:

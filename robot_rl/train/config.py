@@ -74,6 +74,8 @@ class DemosConfig:
     """Folder of an existing dataset (`robot-rl collect`); nothing is collected then."""
     read: ReadingConfig = field(default_factory=ReadingConfig)
     """How `path` is read: `demos.read.episodes=0-79`, `demos.read.on_damage=skip`."""
+    by: tuple[Literal["demo", "sim", "real", "human"], ...] = ()
+    """Whose steps of `path` are cloned: `human` for a person's corrections alone; empty: everybody's."""
     mirror: bool = False
     """Each episode's left-right mirror image is a demonstration too."""
     filter: FilterConfig = field(default_factory=FilterConfig)
@@ -84,6 +86,11 @@ class DemosConfig:
         require(abs(self.bias_m) <= 0.2, "demos.bias_m", self.bias_m, "-0.2 to 0.2 metres")
         require(0 <= self.noise_m <= 0.2, "demos.noise_m", self.noise_m, "0 to 0.2 metres")
         _check_read(self.read, self.path is not None, "demos.read", "demos.path=<dataset>")
+        if self.by and self.path is None:
+            raise ConfigError(
+                f"demos.by: got {', '.join(self.by)}, and the expert makes every demonstration of this run. "
+                "Name a recording, demos.path=<dataset>, or leave demos.by out."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -492,8 +499,9 @@ class RunConfig:
                     f"stages: got {other!r} and 'finetune', allowed: one of them. A run has one base, and "
                     f"fine-tuning learns from all frames. Leave {other!r} out, or clone in its place."
                 )
-        mirror, allowed = self.demos.mirror, "false with the stage `finetune`, which reads what was recorded"
-        require(not mirror, "demos.mirror", mirror, allowed)
+        alone = "with the stage `finetune`, which reads what was recorded"
+        require(not self.demos.mirror, "demos.mirror", self.demos.mirror, f"false {alone}")
+        require(not self.demos.by, "demos.by", list(self.demos.by), f"[] {alone}")
         if not is_ours(own.policy, at="finetune.policy"):
             raise ConfigError(
                 f"finetune.policy: got {own.policy!r}, allowed: {', '.join(FINETUNED)}, or the folder of one "

@@ -282,6 +282,21 @@ def test_windows_repeat_the_last_action_and_say_so() -> None:
     assert batch.valid[first[3]].tolist() == [True, False, False]
 
 
+def test_windows_of_some_steps_alone_end_where_another_takes_over() -> None:
+    by = np.array([False, True, True, True, True, False])  # of the episodes of rows 0 to 2, 3, and 4 to 5
+    sampler = ChunkSampler(episodes(), 2, by=by)
+    assert len(sampler) == 4
+    valid = sampler.rows(np.array([1, 2, 3, 4])).valid.tolist()
+    assert valid == [[True, True], [True, False], [True, False], [True, False]]
+    both = ChunkSampler(episodes(), 2, kept=np.arange(6) < 3, by=by).sample(50, np.random.default_rng(0))
+    assert {int(row) for row in both.obs["state"][:, 0]} == {1, 2}
+
+
+def test_who_made_a_step_is_read(tmp_path: Path) -> None:
+    assert load_episodes(save_episodes(tmp_path / "a", episodes())).source.tolist() == [0] * 6
+    assert load_episodes(save_episodes(tmp_path / "b", episodes(), source="sim")).source.tolist() == [1] * 6
+
+
 def test_the_same_generator_gives_the_same_windows() -> None:
     sampler = ChunkSampler(episodes(), horizon=2)
     one, two = (sampler.sample(8, np.random.default_rng(3)) for _ in range(2))

@@ -70,6 +70,14 @@ def test_an_evaluation_in_between_leaves_rate_and_time_left_as_they_were():
     assert "100 steps/s  ETA 1:13" in phase.status()
 
 
+def test_a_phase_that_went_beyond_its_total_has_no_time_left():
+    clock = ManualClock()
+    phase = PhaseProgress("ppo", 450, "steps", 0, clock)
+    clock.advance(1)
+    phase.update(460)  # the last round of a chain method is played to its end
+    assert "460/450 steps  460 steps/s  ETA 0:00" in phase.status()
+
+
 def test_a_narrow_terminal_keeps_the_bar_the_time_left_and_the_success():
     clock = ManualClock()
     text = io.StringIO()

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import numpy as np
 import pytest
@@ -11,10 +11,12 @@ from robot_rl.algos import progress
 from robot_rl.algos.progress import ProgressCritic
 from robot_rl.config import build
 from robot_rl.core.errors import DatasetError
-from robot_rl.data.demos import load_episodes
+from robot_rl.data.demos import each, load_episodes, save_episodes
+from robot_rl.data.episode import SOURCES, feature_of
+from robot_rl.data.lerobot.edit import write_new
 from robot_rl.telemetry.metrics import FILE_NAME, read_metrics
 from robot_rl.train import phases
-from robot_rl.train.config import RunConfig
+from robot_rl.train.config import DemosConfig, RunConfig
 from robot_rl.train.demos import load_demonstrations
 
 pytestmark = pytest.mark.usefixtures("whole_runs")
@@ -87,3 +89,27 @@ def test_a_filter_that_keeps_nothing_says_what_to_change(tmp_path: Path) -> None
     config = replace(build(RunConfig, {**TINY, "demos": demos}), out=str(tmp_path))
     with pytest.raises(DatasetError, match=r"none of .* min_progress=0.999.*lower min_progress"):
         phases.run(config)
+
+
+def test_the_steps_that_a_person_made_are_cloned_alone(tmp_path: Path) -> None:
+    def cloned(path: Path, *by: str) -> str | None:
+        demos = {**TINY["demos"], "filter": {}, "path": str(path), "by": by}
+        return phases.run(replace(build(RunConfig, {**TINY, "demos": demos}), out=str(tmp_path))).base_digest
+
+    demos = load_episodes(Path(phases.run(tiny(tmp_path)).run) / "demos")
+    corrected = list(each(demos, "sim"))
+    for episode in corrected:
+        episode.source[3:] = SOURCES.index("human")
+    features = {key: feature_of(values) for key, values in demos.obs.items()}
+    folder = write_new(tmp_path / "corrected", demos.meta, features, corrected, images="png")
+
+    assert cloned(folder, "human", "sim") == cloned(folder) != cloned(folder, "human")
+    with pytest.raises(DatasetError, match=r"was made by real: \d+ by sim, \d+ by human\. Choose among these"):
+        cloned(folder, "real")
+    nobody = save_episodes(tmp_path / "demonstrated", demos)
+    assert cloned(nobody, "demo") == cloned(folder)
+
+
+def test_whoever_can_be_named_is_whoever_is_noted() -> None:
+    (named, _) = get_args(get_type_hints(DemosConfig)["by"])
+    assert get_args(named) == SOURCES
