@@ -52,7 +52,8 @@ def used(settings: Mapping[str, Any]) -> dict[str, Any]:
     if demos and not _part(demos, "filter").get("updates"):
         demos.pop("filter", None)
     if demos and demos.get("path") is None:
-        demos.pop("read", None)
+        for name in ("read", "by"):
+            demos.pop(name, None)
     return {**found, "demos": demos} if demos else found
 
 
