@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Self, cast
 import torch
 from torch import Generator, Tensor, nn
 
-from robot_rl.core.policy import ChunkSample, ContinuingPolicy, Mode
+from robot_rl.core.policy import ChunkSample, ContinuingPolicy, DemoBatch, Mode
 from robot_rl.policies.adapter import PolicyAdapter
 from robot_rl.policies.config import LatentActorConfig
 from robot_rl.policies.networks import MLP, initialise
@@ -116,6 +116,10 @@ class LatentSteer(PolicyAdapter):
         if self.config.repeat:
             return flat[:, None].expand(-1, self.horizon, -1)
         return flat.unflatten(1, (self.horizon, self.action_dim))
+
+    def bc_loss(self, batch: DemoBatch, generator: Generator | None = None) -> Tensor:
+        """Refuses: the base is frozen, and the actor chooses noise, which nobody demonstrates."""
+        raise ValueError("bc_loss: the base of a steered policy is frozen. Clone it before it is steered.")
 
     def features(self, obs: dict[str, Tensor]) -> Tensor:
         """Returns the frozen base's features (B, F)."""

@@ -8,85 +8,13 @@ import pytest
 import torch
 
 from robot_rl.core.policy import Chain
-from robot_rl.core.registry import resolve
-from robot_rl.data.normalize import Normaliser
-from robot_rl.policies.checkpoint import PolicyMeta, load_policy, save_policy
-from robot_rl.policies.chunk import ChunkPolicyConfig, DiffusionPolicy, FlowPolicy
+from robot_rl.policies.checkpoint import load_policy, save_policy
 from robot_rl.policies.executor import ChunkExecutor
-from robot_rl.policies.gaussian import GaussianPolicy, GaussianPolicyConfig
+from robot_rl.policies.gaussian import GaussianPolicy
 from robot_rl.policies.networks import initialise
 from robot_rl.policies.processes import gaussian_log_prob
 from robot_rl.policies.residual import ResidualHeadConfig, ResidualPolicy
-from robot_rl.policies.token import TokenPolicy
-from robot_rl.policies.vla.config import SmallVLAConfig
-from robot_rl.policies.vla.small import SmallVLA
-
-META = PolicyMeta(
-    task="t",
-    robot="r",
-    control_hz=20.0,
-    state_names=("a", "b", "c", "d"),
-    action_names=("x", "y", "z"),
-    instruction="i",
-    n_exec=2,
-)
-PROCESSES: dict[str, dict[str, Any]] = {
-    "flow_sde one": {"kind": "flow", "process": "flow_sde", "stochastic_steps": "one"},
-    "flow_sde all": {"kind": "flow", "process": "flow_sde", "stochastic_steps": "all", "steps": 5},
-    "flow_sde faint": {
-        "kind": "flow",
-        "process": "flow_sde",
-        "stochastic_steps": "all",
-        "eta": 0.1,
-    },
-    "flow_sde scored": {"kind": "flow", "process": "flow_sde", "scored": 3},
-    "flow_noise": {"kind": "flow", "process": "flow_noise", "steps": 5},
-    "flow_cfm": {"kind": "flow", "process": "flow_cfm", "pairs": 6},
-    "ddpm": {"kind": "diffusion", "process": "ddpm", "steps": 20},
-    "ddpm tuned": {"kind": "diffusion", "process": "ddpm", "steps": 20, "tuned_steps": 10},
-    "ddpm strided": {"kind": "diffusion", "process": "ddpm", "steps": 4},
-    "ddim": {"kind": "diffusion", "process": "ddim", "eta": 0.5, "steps": 5},
-    "gaussian": {"kind": "gaussian"},
-    "token": {"kind": "token", "steps": 1, "bins": 16},
-    "token hot": {"kind": "token", "steps": 1, "bins": 16, "temperature": 1.6, "scored": 3},
-    "small_vla one": {"kind": "small_vla", "process": "flow_sde"},
-    "small_vla all": {"kind": "small_vla", "process": "flow_sde", "stochastic_steps": "all"},
-    "small_vla horizons": {"kind": "small_vla", "process": "flow_sde", "horizons": (2, 4, 8)},
-}
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def normaliser() -> Normaliser:
-    rng = np.random.default_rng(0)
-    actions = rng.uniform(-0.6, 0.9, (50, 3)).astype(np.float32)
-    return Normaliser.fit({"state": rng.normal(1.0, 3.0, (50, 4)).astype(np.float32)}, actions)
-
-
-def small_vla(**options: Any) -> SmallVLA:
-    config = SmallVLAConfig(horizon=8, width=32, depth=1, heads=2, context_depth=1, **options)
-    policy = SmallVLA(config, state_dim=4, action_dim=3, relative_to=(1, -1, 0), generator=seeded())
-    initialise(policy, seeded(1))  # its velocity starts at zero, whatever the observation
-    return policy
-
-
-def make(name: str) -> FlowPolicy | DiffusionPolicy | GaussianPolicy | TokenPolicy | SmallVLA:
-    options = dict(PROCESSES[name])
-    if options["kind"] == "small_vla":
-        del options["kind"]
-        return small_vla(**options)
-    sizes: dict[str, Any] = {
-        "state_dim": 4,
-        "action_dim": 3,
-        "normaliser": normaliser(),
-        "generator": seeded(),
-    }
-    if name == "gaussian":
-        return GaussianPolicy(GaussianPolicyConfig(width=64, horizon=8), **sizes)
-    config = ChunkPolicyConfig(horizon=8, width=64, depth=3, **options)
-    return resolve("policy", options["kind"])(config, **sizes)
+from tests.kinds import META, make, normaliser, seeded
 
 
 def recorded(policy: Any) -> tuple[dict[str, torch.Tensor], Chain]:
@@ -94,34 +22,6 @@ def recorded(policy: Any) -> tuple[dict[str, torch.Tensor], Chain]:
     chain = policy.sample(obs, mode="explore", record=True, generator=seeded(2)).chain
     assert chain is not None
     return obs, chain
-
-
-@pytest.mark.parametrize("name", PROCESSES)
-def test_ratio_is_one_on_the_first_minibatch(name: str, tmp_path: Path) -> None:
-    policy = make(name)
-    obs, chain = recorded(policy)
-    assert chain.index.shape[1] > 0
-    save_policy(tmp_path / "policy", policy, meta=META)
-    for scorer in (policy, load_policy(tmp_path / "policy")[0]):
-        ratio = (scorer.log_prob(obs, chain)[0] - chain.log_prob).exp()
-        assert torch.allclose(ratio, torch.ones_like(ratio), atol=1e-5, rtol=0)
-        joint = (scorer.log_prob(obs, chain)[0].mean(1) - chain.log_prob.mean(1)).exp()
-        assert torch.allclose(joint, torch.ones_like(joint), atol=1e-5, rtol=0)
-    rows = torch.randperm(64, generator=seeded(3))[:13]  # a shuffled minibatch
-    part = chain.rows(rows)
-    ratio = (policy.log_prob({"state": obs["state"][rows]}, part)[0] - part.log_prob).exp()
-    assert torch.allclose(ratio, torch.ones_like(ratio), atol=1e-5, rtol=0)
-
-
-@pytest.mark.parametrize("name", PROCESSES)
-def test_ratio_moves_when_the_weights_do(name: str) -> None:
-    policy = make(name)
-    obs, chain = recorded(policy)
-    with torch.no_grad():
-        for parameter in policy.parameters():
-            parameter.mul_(1.1)
-    ratio = (policy.log_prob(obs, chain)[0] - chain.log_prob).exp()
-    assert (ratio - 1).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize(

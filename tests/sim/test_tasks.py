@@ -7,7 +7,6 @@ import pytest
 from numpy.typing import NDArray
 
 from robot_rl.core.registry import resolve, table
-from robot_rl.hal.conformance import check_vector_env
 from robot_rl.sim.task import Task
 from robot_rl.sim.vector import EnvConfig, SimVectorEnv
 
@@ -194,11 +193,3 @@ def test_randomisation_stays_in_its_range(task: str) -> None:
         assert scale.min() >= term.low
         assert scale.max() <= term.high
         assert scale.max() - scale.min() > 0.5 * (term.high - term.low)
-
-
-@pytest.mark.parametrize("autoreset", ["same_step", "disabled"])
-@pytest.mark.parametrize("task", TASKS)
-def test_is_a_vector_env(task: str, autoreset: str) -> None:
-    config = EnvConfig(task=task, horizon_s=0.5, randomize=True, num_threads=1)
-    mode = "same_step" if autoreset == "same_step" else "disabled"
-    check_vector_env(lambda num_envs: SimVectorEnv(config, num_envs, autoreset=mode))

@@ -7,9 +7,6 @@ import numpy as np
 import pytest
 
 from robot_rl.core.errors import ConfigError, DeviceError, SafetyStopError, StaleObservationError
-from robot_rl.hal.conformance import check_device, check_vector_env
-from robot_rl.hal.leased import EnvDevice
-from robot_rl.real.claim import device_of
 from robot_rl.real.messages import Answer, Frame, Status
 from robot_rl.real.station import CameraConfig, load_station
 from robot_rl.real.teleop.nobody import Nobody
@@ -79,11 +76,6 @@ def test_an_arm_that_was_sent_nothing_yet_is_held_where_it_is(station_env) -> No
     arm.sent_rad = np.full(7, np.nan)
     infos = env.step(np.zeros((1, len(env.action_names)), np.float32))[4]
     np.testing.assert_array_equal(infos["executed_target_rad"][0], arm.status.state.position_rad)
-
-
-def test_it_keeps_the_contract_of_an_env(station_env) -> None:
-    config = replace(CONFIG, horizon_s=0.5)
-    check_vector_env(lambda _: station_env(config=config)[0], num_envs=1, deterministic=False)
 
 
 def test_an_episode_is_reset_started_paused(station_env) -> None:
@@ -326,12 +318,6 @@ def test_states_cannot_be_set(station_env) -> None:
     env, _, _ = station_env()
     with pytest.raises(ConfigError, match="allowed: reset_mask"):
         env.reset(options={"states": np.zeros((1, 3))})
-
-
-def test_a_station_conforms_as_a_device(station_env) -> None:
-    short = replace(CONFIG, horizon_s=0.5)
-    spec = device_of(load_station("sim_in_process"))
-    check_device(lambda: EnvDevice(spec, lambda _: station_env(config=short)[0]), deterministic=False)
 
 
 def test_a_station_is_parked_at_home(station_env) -> None:

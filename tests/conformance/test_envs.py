@@ -1,0 +1,84 @@
+"""Every environment that acts in a run keeps the rules of `VectorEnv`, and every device those of `Device`."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any, Literal
+
+import pytest
+
+from robot_rl.core.registry import table
+from robot_rl.envs.gym import GymVectorEnv
+from robot_rl.hal.conformance import check_device, check_vector_env
+from robot_rl.hal.device import Device
+from robot_rl.hal.leased import EnvDevice
+from robot_rl.hal.vector import VectorEnv
+from robot_rl.real.claim import device_of
+from robot_rl.real.station import load_station
+from robot_rl.sim.vector import EnvConfig, SimVectorEnv
+from robot_rl.testing.devices import FakeRobot
+from robot_rl.train.envs import simulation
+from tests.train.deploy.conftest import CONFIG, make_env
+
+Autoreset = Literal["same_step", "disabled"]
+MakeEnv = Callable[[int, Autoreset], VectorEnv]
+
+OTHER_ROBOTS = (("reach", "viperx"), ("reach", "gantry"), ("reach", "so_arm100"), ("push_cube", "gantry"))
+GYM: dict[str, dict[str, Any]] = {
+    "Pendulum-v1": {"max_episode_steps": 20},
+    "MountainCarContinuous-v0": {"max_episode_steps": 20},
+    "Hopper-v5": {},
+}
+
+
+def task(name: str, num_envs: int, autoreset: Autoreset, *, robot: str | None = None) -> VectorEnv:
+    config = EnvConfig(task=name, robot=robot, horizon_s=0.5, randomize=True, num_threads=1)
+    return SimVectorEnv(config, num_envs, autoreset=autoreset)
+
+
+def gym(name: str, num_envs: int, autoreset: Autoreset) -> VectorEnv:
+    return GymVectorEnv(name, num_envs, autoreset=autoreset, settings=GYM[name])
+
+
+ENVS: dict[str, MakeEnv] = {
+    **{name: partial(task, name) for name in sorted(table("task"))},
+    **{f"{name} on {robot}": partial(task, name, robot=robot) for name, robot in OTHER_ROBOTS},
+    **{name: partial(gym, name) for name in GYM},
+}
+
+
+@pytest.mark.parametrize("autoreset", ["same_step", "disabled"])
+@pytest.mark.parametrize("name", ENVS)
+def test_every_env_conforms(name: str, autoreset: Autoreset) -> None:
+    check_vector_env(lambda num_envs: ENVS[name](num_envs, autoreset))
+
+
+def test_an_arm_conforms_as_an_env() -> None:
+    config = replace(CONFIG, horizon_s=0.5)
+    check_vector_env(lambda _: make_env(config=config)[0], num_envs=1, deterministic=False)
+
+
+def mujoco() -> Device:
+    return simulation(EnvConfig(task="reach", horizon_s=0.5, num_threads=1), 2, autoreset="same_step")
+
+
+def gymnasium() -> Device:
+    return simulation(EnvConfig(kind="gym", id="Pendulum-v1"), 2, autoreset="same_step")
+
+
+def station() -> Device:
+    short = replace(CONFIG, horizon_s=0.5)
+    return EnvDevice(device_of(load_station("sim_in_process")), lambda _: make_env(config=short)[0])
+
+
+DEVICES: dict[str, Callable[[], Device]] = {
+    "mujoco": mujoco,
+    "gymnasium": gymnasium,
+    "station": station,
+    "fake robot": FakeRobot,
+}
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_every_device_conforms(name: str) -> None:
+    check_device(DEVICES[name], deterministic=name != "station")
