@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import Self
+from typing import Any, ClassVar, Self
 
-from robot_rl.core.errors import nearest
+from robot_rl.config.build import Choice
+from robot_rl.core.errors import ConfigError, nearest
+from robot_rl.core.registry import TABLE, resolve, table
 from robot_rl.policies.processes import DDIM, DDPM, FlowCFM, FlowNoise, FlowODE, FlowSDE, Process
 
 PROCESSES = {
@@ -46,13 +48,35 @@ class ProcessConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChunkPolicyConfig(ProcessConfig):
+class PolicyConfig(Choice):
+    """What a run says of the policy that it clones: its kind, and the settings of that."""
+
+    horizon: int = 16
+    """H, the number of control steps that a chunk covers."""
+
+    @classmethod
+    def of_kind(cls, kind: str | None, at: str) -> type[Any]:
+        if kind is None or kind in PROCESSES:
+            return ChunkPolicyConfig
+        if kind == GaussianPolicyConfig.kind:
+            return GaussianPolicyConfig
+        theirs = set(table("policy")) - set(TABLE["policy"])
+        if kind not in theirs:
+            known = [*cls.kinds(), *sorted(theirs)]
+            raise ConfigError(f"{at}: got {kind!r}, allowed: {', '.join(known)}.{nearest(kind, known)}")
+        return resolve("policy", kind, at=at).config_class
+
+    @classmethod
+    def kinds(cls) -> list[str]:
+        return [*PROCESSES, GaussianPolicyConfig.kind]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChunkPolicyConfig(ProcessConfig, PolicyConfig):
     """A flow, diffusion or token policy over chunks of actions."""
 
     kind: str = "flow"
     """`flow`, `diffusion`, `one_step` or `token`."""
-    horizon: int = 16
-    """H, the number of control steps that a chunk covers."""
     width: int = 256
     """Units of a hidden layer."""
     depth: int = 3
@@ -118,6 +142,47 @@ class ChunkPolicyConfig(ProcessConfig):
             ValueError: the kind of policy cannot have that process.
         """
         return replace(self, **{field.name: getattr(options, field.name) for field in fields(ProcessConfig)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class GaussianPolicyConfig(PolicyConfig):
+    """A Gaussian MLP policy."""
+
+    kind: ClassVar[str] = "gaussian"
+    horizon: int = 1
+    """H, the number of control steps that a chunk covers."""
+    width: int = 256
+    """Units of a hidden layer."""
+    depth: int = 2
+    """Number of hidden layers."""
+    layernorm: bool = False
+    """Normalises the hidden layers."""
+    residual: bool = False
+    """Adds each hidden layer to the one before."""
+    initial_std: float = 0.3
+    """First standard deviation, in the normaliser's scale."""
+    min_std: float = 0.01
+    """Smallest standard deviation: exploration and the likelihood stay finite."""
+    max_std: float = 2.0
+    """Largest standard deviation."""
+    cameras: tuple[str, ...] = ()
+    """Cameras the policy sees besides the state; reads `<camera>.rgb`."""
+    image_features: int = 64
+    """Features per camera."""
+    random_shift_px: int = 4
+    """Largest shift of training images, in pixels; 0 switches it off."""
+
+    def __post_init__(self) -> None:
+        for name in ("horizon", "width", "depth", "image_features"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"policy {name} must be at least 1, got {getattr(self, name)}")
+        if not 0 < self.min_std <= self.initial_std <= self.max_std:
+            raise ValueError(
+                "policy initial_std must be between min_std and max_std, above 0; got "
+                f"min_std={self.min_std}, initial_std={self.initial_std}, max_std={self.max_std}"
+            )
+        if self.random_shift_px < 0:
+            raise ValueError(f"policy random_shift_px must be at least 0, got {self.random_shift_px}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,6 @@ B envs, H chunk length, A action dim.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -16,6 +15,7 @@ from torch import Generator, Tensor, nn
 
 from robot_rl.core.policy import Chain, ChunkSample, DemoBatch, Mode
 from robot_rl.data.normalize import Normaliser
+from robot_rl.policies.config import GaussianPolicyConfig
 from robot_rl.policies.encoded import EncodedPolicy, valid_mean
 from robot_rl.policies.networks import MLP, initialise
 from robot_rl.policies.processes import TimeGrid, gaussian_entropy, gaussian_log_prob, normal_like
@@ -23,46 +23,6 @@ from robot_rl.policies.spec import check_chunk, check_mode
 
 GRID = TimeGrid("Gaussian()", (1.0, 0.0), {})
 """One step, whose standard deviation is learned and so no column of the grid."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class GaussianPolicyConfig:
-    """A Gaussian MLP policy."""
-
-    horizon: int = 1
-    """H, the number of control steps that a chunk covers."""
-    width: int = 256
-    """Units of a hidden layer."""
-    depth: int = 2
-    """Number of hidden layers."""
-    layernorm: bool = False
-    """Normalises the hidden layers."""
-    residual: bool = False
-    """Adds each hidden layer to the one before."""
-    initial_std: float = 0.3
-    """First standard deviation, in the normaliser's scale."""
-    min_std: float = 0.01
-    """Smallest standard deviation: exploration and the likelihood stay finite."""
-    max_std: float = 2.0
-    """Largest standard deviation."""
-    cameras: tuple[str, ...] = ()
-    """Cameras the policy sees besides the state; reads `<camera>.rgb`."""
-    image_features: int = 64
-    """Features per camera."""
-    random_shift_px: int = 4
-    """Largest shift of training images, in pixels; 0 switches it off."""
-
-    def __post_init__(self) -> None:
-        for name in ("horizon", "width", "depth", "image_features"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"policy {name} must be at least 1, got {getattr(self, name)}")
-        if not 0 < self.min_std <= self.initial_std <= self.max_std:
-            raise ValueError(
-                "policy initial_std must be between min_std and max_std, above 0; got "
-                f"min_std={self.min_std}, initial_std={self.initial_std}, max_std={self.max_std}"
-            )
-        if self.random_shift_px < 0:
-            raise ValueError(f"policy random_shift_px must be at least 0, got {self.random_shift_px}")
 
 
 class GaussianPolicy(EncodedPolicy):

@@ -13,8 +13,9 @@ from robot_rl.policies.actor import ActorPolicy, ActorPolicyConfig
 from robot_rl.policies.best_of_n import BestOfN
 from robot_rl.policies.checkpoint import PolicyMeta
 from robot_rl.policies.chunk import ChunkPolicyConfig
+from robot_rl.policies.config import GaussianPolicyConfig
 from robot_rl.policies.contested import ContestedPolicy
-from robot_rl.policies.gaussian import GaussianPolicy, GaussianPolicyConfig
+from robot_rl.policies.gaussian import GaussianPolicy
 from robot_rl.policies.latent import LatentActorConfig, LatentSteer
 from robot_rl.policies.linear import LinearPolicy
 from robot_rl.policies.networks import initialise

@@ -16,7 +16,8 @@ import torch
 from robot_rl.core.errors import UnknownComponentError, nearest
 from robot_rl.core.policy import Policy
 from robot_rl.policies.chunk import ChunkPolicyConfig, DiffusionPolicy, FlowPolicy
-from robot_rl.policies.gaussian import GaussianPolicy, GaussianPolicyConfig
+from robot_rl.policies.config import GaussianPolicyConfig
+from robot_rl.policies.gaussian import GaussianPolicy
 
 STATE, ACTIONS, HORIZON = 40, 8, 16
 

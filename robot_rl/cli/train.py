@@ -64,7 +64,7 @@ Settings (every one of them is in config.yaml of the run folder):
   sources.<name>.robot  sources.<name>.num_envs  sources.<name>.env_steps  sources.<name>.share
   demos.episodes  demos.bias_m  demos.noise_m  demos.path
   demos.read.episodes=0-79  demos.read.cameras=front  demos.read.on_damage=skip  demos.read.rename=a:action
-  policy.kind  policy.horizon  policy.width  policy.depth  policy.steps
+  policy=flow|diffusion|token|gaussian  and its own: policy.horizon  policy.width  policy.depth  policy.steps
   bc.updates  bc.batch  bc.algorithm.lr
   demos.mirror  demos.filter.updates  demos.by=human  bc.policy
   finetune.policy  finetune.updates | finetune.minutes  finetune.heldout  finetune.options.<name>

@@ -4,7 +4,7 @@ A schema is a tree of keyword-only frozen dataclasses. Field types may be bool, 
 Path, Enum, Literal, None, tuples, lists, dicts with text keys, unions of these, and dataclasses.
 
 A field may be one of several dataclasses: its type is then their base, a `Choice`, and the key `kind`
-says which it is.
+says which it is. One of them may be of several kinds itself: its `kind` is then a field.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from enum import Enum
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self, TypeVar, cast
+from typing import Any, Literal, Self, TypeVar, cast
 
 from robot_rl.core.errors import ConfigError
 
@@ -35,9 +35,7 @@ _PHRASES: dict[Any, str] = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Choice:
-    """A base of settings of several kinds."""
-
-    kind: ClassVar[str]
+    """A base of settings of several kinds; each has its `kind`, of the class or as a field."""
 
     @classmethod
     def of_kind(cls, kind: str | None, at: str) -> type[Self]:
@@ -52,6 +50,11 @@ class Choice:
     def kinds(cls) -> list[str]:
         """Returns the kinds there are."""
         raise NotImplementedError
+
+    @property
+    def chosen(self) -> str:
+        """The kind that this is of."""
+        return cast("Any", self).kind
 
 
 def choices(schema: type[Any]) -> dict[str, type[Choice]]:
@@ -83,7 +86,7 @@ def plain(value: Any) -> Any:
     """Returns nested dicts, lists and scalars that `build` turns into an equal value."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         found = {item.name: plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
-        return {"kind": value.kind, **found} if isinstance(value, Choice) else found
+        return {"kind": value.chosen, **found} if isinstance(value, Choice) else found
     if isinstance(value, Mapping):
         return {str(key): plain(part) for key, part in cast("Mapping[Any, Any]", value).items()}
     if isinstance(value, tuple | list):
@@ -140,7 +143,8 @@ def _convert(hint: Any, value: Any, at: str) -> Any:
         values = value if isinstance(value, Mapping) else _refuse(hint, value, at)
         if _is_choice(hint):
             hint = hint.of_kind(values.get("kind"), at)
-            values = {key: part for key, part in values.items() if key != "kind"}
+            if "kind" not in _fields(hint):
+                values = {key: part for key, part in values.items() if key != "kind"}
         return build(cast("type[Any]", hint), values, at=at)
     return _convert_scalar(hint, value, at)
 

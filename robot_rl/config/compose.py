@@ -48,8 +48,8 @@ def load(schema: type[T], overrides: Sequence[str], *, config_name: str, folder:
     is a dotted path into the schema. A command without groups needs no file. Works from any
     directory, and inside another Hydra program.
 
-    Of a field of several kinds, `method=ppo` is short for `method.kind=ppo`. Where the recipe chose another
-    kind, all that the recipe sets there is left out.
+    Of a field of several kinds, `method=ppo` is short for `method.kind=ppo`. Where the recipe chose a kind
+    with other settings, all that the recipe sets there is left out.
 
     Raises:
         ConfigError: an unknown recipe, key or value, or a bad type; the nearest name is offered.
@@ -65,7 +65,7 @@ def load(schema: type[T], overrides: Sequence[str], *, config_name: str, folder:
         composed = _compose(root, [_spell(override, folder) for override in parsed], folder)
         usual = defaults(schema)
         for key, choice in choices(schema).items():
-            chosen = choice.of_kind(_kind(composed, key), f"{key}.kind")
+            chosen: Any = choice.of_kind(_kind(composed, key), f"{key}.kind")
             usual[key] = {"kind": chosen.kind, **defaults(chosen)}
         merged = OmegaConf.merge(usual, composed)
         values = cast("dict[str, Any]", OmegaConf.to_container(merged, resolve=True, throw_on_missing=True))
@@ -166,7 +166,8 @@ def _kinds(
     for key in tagged:
         of_recipe = _kind(recipe, key)
         kinds[key] = given.get(key, of_recipe)
-        if key in recipe and kinds[key] != (of_recipe or tagged[key].of_kind(None, key).kind):
+        schemas = [tagged[key].of_kind(kind, key) for kind in (kinds[key], of_recipe)]
+        if key in recipe and schemas[0] is not schemas[1]:
             dropped.append(f"~{key}")
     return words, kinds, dropped
 

@@ -25,10 +25,10 @@ def words(config: T, base: T | None = None) -> list[str]:
         base: what is left out; None: the defaults of its schema.
     """
     usual = defaults(type(config)) if base is None else plain(base)
-    for key in choices(type(config)) if is_dataclass(config) else ():
-        part = getattr(config, key)
-        if part.kind != usual[key]["kind"]:
-            usual[key] = {**defaults(type(part)), "kind": usual[key]["kind"]}
+    for key, choice in choices(type(config)).items() if is_dataclass(config) else ():
+        part, kind = getattr(config, key), usual[key]["kind"]
+        if type(part) is not choice.of_kind(kind, key):
+            usual[key] = {**defaults(type(part)), "kind": kind}
     return _differing(plain(config), usual, "")
 
 

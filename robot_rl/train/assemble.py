@@ -59,7 +59,7 @@ def assemble_cloning(
 ) -> tuple[Run, Module]:
     """Returns the loop of cloning and the policy that it trains; of `kept` and `by` see `ChunkSampler`."""
     config, seed = session.config, session.config.seed
-    policy = resolve("policy", config.policy.kind, at="policy.kind")(
+    policy = resolve("policy", config.policy.chosen, at="policy.kind")(
         config.policy,
         state_dim=len(episodes.meta.state_names),
         action_dim=len(episodes.meta.action_names),

@@ -260,8 +260,7 @@ def check_base(config: RunConfig, at: str, kind: str, horizon: int, own: Any) ->
 
 def _check_improvable(config: RunConfig, at: str, kind: str, own: Any) -> None:
     """Refuses a base that the run's method cannot improve."""
-    kinds = config.method.bases
-    require(kind in kinds, at, kind, f"{', '.join(kinds)} with method={config.method.kind}")
+    config.method.check_base(at, kind)
     if isinstance(config.method, ChainPhase):
         config.method.explored(own, config.n_exec)
         distils = config.method.distil.updates

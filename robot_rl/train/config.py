@@ -12,12 +12,11 @@ from robot_rl.config import plain
 from robot_rl.config.used import used
 from robot_rl.core.errors import ConfigError, require
 from robot_rl.data.reading import ReadingConfig
-from robot_rl.policies.config import ChunkPolicyConfig
+from robot_rl.policies.config import ChunkPolicyConfig, PolicyConfig
 from robot_rl.sim.config import EnvConfig, check_names, check_num_envs, check_reward
 from robot_rl.train.finetune.names import is_ours, kind_of
 from robot_rl.train.finetune.settings import FinetuneSettings
 from robot_rl.train.improve.config import (
-    CLONED,
     DENOISING,
     FINETUNED,
     NOISE,
@@ -290,7 +289,7 @@ class RunConfig:
     """Several robots that do the task of `env` at once, for one policy, by name. If empty, the robot of `env`
     collects, with `num_envs` and the method's `env_steps`."""
     demos: DemosConfig = field(default_factory=DemosConfig)
-    policy: ChunkPolicyConfig = field(default_factory=ChunkPolicyConfig)
+    policy: PolicyConfig = field(default_factory=ChunkPolicyConfig)
     bc: BCPhase = field(default_factory=BCPhase)
     finetune: FinetuneSettings = field(default_factory=FinetuneSettings)
     """Of the stage `finetune`, which makes a base in the place of `clone`: `policy` and `bc` are not read."""
@@ -341,13 +340,9 @@ class RunConfig:
             require(
                 self.num_envs % group == 0, "num_envs", self.num_envs, f"multiples of method.group, {group}"
             )
-        frozen = self.policy.tuned_steps
-        require(
-            frozen == 0,
-            "policy.tuned_steps",
-            frozen,
-            "0: cloning is of all steps; method.exploration has it",
-        )
+        if isinstance(self.policy, ChunkPolicyConfig):
+            frozen, allowed = self.policy.tuned_steps, "0: cloning is of all steps; method.exploration has it"
+            require(frozen == 0, "policy.tuned_steps", frozen, allowed)
         check_device(self.device)
         if self.demos.path is not None and not Path(self.demos.path).is_dir():
             raise ConfigError(
@@ -483,10 +478,11 @@ class RunConfig:
         """Refuses a base whose chunks are too short, or that cannot explore as it is to."""
         horizon = self.policy.horizon
         require(self.n_exec <= horizon, "n_exec", self.n_exec, f"1 to policy.horizon, which is {horizon}")
-        kind, kinds = self.policy.kind, self.method.bases
-        require(kind in kinds, "policy.kind", kind, f"{', '.join(kinds)} with method={self.method.kind}")
-        if isinstance(self.method, ChainPhase):
-            self.method.explored(self.policy, self.n_exec)
+        kind, own = self.policy.chosen, self.policy
+        if "online" in self.plan:
+            self.method.check_base("policy.kind", kind)
+        if isinstance(self.method, ChainPhase) and isinstance(own, ChunkPolicyConfig):
+            self.method.explored(own, self.n_exec)
             distils, at = self.method.distil.updates, "method.distil.updates"
             require(distils == 0 or kind in DENOISING, at, distils, f"0 with policy.kind={kind}")
 
@@ -508,13 +504,8 @@ class RunConfig:
                 "of ours. LeRobot's are fine-tuned by `robot-rl finetune`, and improved by no method yet."
             )
         kind = kind_of(own.policy)
-        kinds = self.method.bases if "online" in plan else (*CLONED, *FINETUNED)
-        if kind not in kinds:
-            remedy = "Use method=residual, latent, ppo or grpo." if kind in FINETUNED else ""
-            raise ConfigError(
-                f"finetune.policy: got {own.policy!r} of kind {kind!r}, allowed: "
-                f"{', '.join(kinds)} with method={self.method.kind}. {remedy}".rstrip()
-            )
+        if "online" in plan:
+            self.method.check_base(f"finetune.policy: {own.policy}", kind)
         horizon = own.horizon
         require(self.n_exec <= horizon, "n_exec", self.n_exec, f"1 to finetune.horizon, which is {horizon}")
         own.check_precision(self.device)

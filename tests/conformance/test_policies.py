@@ -10,8 +10,9 @@ import torch
 
 from robot_rl.core.policy import Chain, ChunkSample, DemoBatch
 from robot_rl.core.registry import TABLE
+from robot_rl.policies.config import GaussianPolicyConfig
 from robot_rl.policies.conformance import ConformanceError, check_policy
-from robot_rl.policies.gaussian import GaussianPolicy, GaussianPolicyConfig
+from robot_rl.policies.gaussian import GaussianPolicy
 from tests.kinds import ADAPTERS, META, PROCESSES, make, normaliser, observe, seeded
 
 KINDS: dict[str, Callable[[], Any]] = {name: partial(make, name) for name in PROCESSES} | ADAPTERS

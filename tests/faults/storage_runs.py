@@ -16,7 +16,8 @@ from robot_rl.core.files import replace_file
 from robot_rl.data.normalize import Normaliser
 from robot_rl.hal.device import DeviceSpec
 from robot_rl.policies.checkpoint import PolicyMeta, load_policy, save_policy
-from robot_rl.policies.gaussian import GaussianPolicy, GaussianPolicyConfig
+from robot_rl.policies.config import GaussianPolicyConfig
+from robot_rl.policies.gaussian import GaussianPolicy
 from robot_rl.sched.leases import LeaseStore
 from robot_rl.telemetry.metrics import FILE_NAME, MetricsWriter, read_metrics
 from robot_rl.train.checkpoint import CheckpointStore

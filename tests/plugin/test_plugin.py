@@ -1,4 +1,4 @@
-"""A package of somebody else adds a task, a robot, a method and an environment; nothing here knows it."""
+"""A package of somebody else adds a task, a robot, a policy, a method and an environment; we know none."""
 
 import json
 import os
@@ -13,11 +13,13 @@ import numpy as np
 import pytest
 
 from robot_rl.config import build, load
+from robot_rl.config.build import plain
 from robot_rl.core import registry
 from robot_rl.core.errors import ConfigError
 from robot_rl.core.registry import plugins, resolve, table
 from robot_rl.hal.conformance import check_device, check_vector_env
 from robot_rl.hal.vector import VectorEnv
+from robot_rl.policies.conformance import check_policy
 from robot_rl.sim.config import EnvConfig
 from robot_rl.sim.vector import SimVectorEnv
 from robot_rl.train.config import RunConfig
@@ -25,6 +27,7 @@ from robot_rl.train.envs import simulation
 from robot_rl.train.improve import direct
 from robot_rl.train.improve.config import DirectPhase
 from robot_rl.train.improve.method import Method
+from tests.kinds import META, normaliser, observe, seeded
 
 HERE = Path(__file__).parent
 LEARNS = (
@@ -64,6 +67,7 @@ def test_its_parts_stand_beside_ours() -> None:
     assert {kind: names for kind, names in found.items() if names} == {
         "task": {"reach_high"},
         "robot": {"slow_panda"},
+        "policy": {"regression"},
         "method": {"scaled"},
         "simulator": {"points"},
     }
@@ -91,6 +95,33 @@ def test_its_task_and_robot_conform() -> None:
     assert (env.reset(seed=0)[0]["state"][:, height] >= 0.35).all()
     assert env.limits is not None
     np.testing.assert_allclose(env.limits.velocity_rad_s[0], 0.5 * 2.175)
+
+
+@pytest.mark.usefixtures("plugin")
+def test_its_policy_conforms(tmp_path: Path) -> None:
+    kind: Any = resolve("policy", "regression")
+    config = kind.config_class(horizon=8)
+    sizes: dict[str, Any] = {"state_dim": 4, "action_dim": 3, "normaliser": normaliser()}
+    check_policy(lambda: kind(config, **sizes, generator=seeded()), observe, save=(tmp_path / "policy", META))
+
+
+@pytest.mark.usefixtures("plugin")
+def test_its_policy_is_chosen_as_ours_are() -> None:
+    words = ["recipe=reach", "policy.kind=regression", "policy.width=32"]
+    config = load(RunConfig, words, config_name="train")
+    assert plain(config.policy) == {"kind": "regression", "horizon": 16, "width": 32}
+    assert build(RunConfig, config.used()) == config
+    with pytest.raises(ConfigError, match=r"policy.steps: no such key"):  # of a flow
+        load(RunConfig, [*words, "policy.steps=4"], config_name="train")
+    with pytest.raises(ConfigError, match=r"^policy width must be at least 1, got 0"):
+        load(RunConfig, [*words[:2], "policy.width=0"], config_name="train")
+    improve = "residual, direct, sequence or qarl"
+    with pytest.raises(
+        ConfigError, match=rf"policy.kind: got 'regression', .* method=ppo\. Use method={improve}"
+    ):
+        load(RunConfig, [*words, "method=ppo"], config_name="train")
+    with pytest.raises(ConfigError, match=r"policy: got 'regresion'.* Did you mean 'regression'"):
+        load(RunConfig, ["policy=regresion"], config_name="train")
 
 
 @pytest.mark.usefixtures("plugin")
@@ -141,6 +172,20 @@ def test_its_environment_is_solved_by_its_method(installed: str, tmp_path: Path)
     assert done["final_success"] > 0.9
     again = robot_rl(installed, "evaluate", f"run={done['run']}")
     assert again["matches"]
+
+
+@pytest.mark.slow
+def test_its_policy_is_cloned_and_improved(installed: str, tmp_path: Path) -> None:
+    words = (
+        "recipe=smoke",
+        "policy=regression",
+        "policy.horizon=8",
+        "method.env_steps=400",
+        f"out={tmp_path}",
+    )
+    done = robot_rl(installed, "train", *words)
+    assert done["final_success"] > 0.5
+    assert robot_rl(installed, "evaluate", f"run={done['run']}")["matches"]
 
 
 @pytest.mark.slow

@@ -13,9 +13,10 @@ from torch import Tensor
 from robot_rl.core.errors import CheckpointError, ConfigError
 from robot_rl.data.normalize import Normaliser
 from robot_rl.policies.chunk import ChunkPolicyConfig, FlowPolicy
+from robot_rl.policies.config import GaussianPolicyConfig
 from robot_rl.policies.executor import ChunkExecutor
 from robot_rl.policies.export import ExportedPolicy, export_policy
-from robot_rl.policies.gaussian import GaussianPolicy, GaussianPolicyConfig
+from robot_rl.policies.gaussian import GaussianPolicy
 from robot_rl.policies.residual import ResidualHeadConfig, ResidualPolicy
 
 pytest.importorskip("onnxruntime")

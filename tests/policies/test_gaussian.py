@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from robot_rl.core.policy import DemoBatch
-from robot_rl.policies.gaussian import GaussianPolicy, GaussianPolicyConfig
+from robot_rl.policies.config import GaussianPolicyConfig
+from robot_rl.policies.gaussian import GaussianPolicy
 
 
 def seeded(seed: int = 0) -> torch.Generator:

@@ -20,7 +20,8 @@ from robot_rl.data.normalize import Normaliser
 from robot_rl.policies import checkpoint
 from robot_rl.policies.checkpoint import PolicyMeta, load_policy, save_policy
 from robot_rl.policies.chunk import ChunkPolicyConfig, DiffusionPolicy, FlowPolicy
-from robot_rl.policies.gaussian import GaussianPolicy, GaussianPolicyConfig
+from robot_rl.policies.config import GaussianPolicyConfig
+from robot_rl.policies.gaussian import GaussianPolicy
 from robot_rl.policies.networks import initialise
 from robot_rl.policies.residual import ResidualHeadConfig, ResidualPolicy
 from robot_rl.policies.vla.config import SmallVLAConfig

@@ -14,8 +14,9 @@ from robot_rl.data.normalize import Normaliser
 from robot_rl.policies.chain import Net, denoise
 from robot_rl.policies.checkpoint import PolicyMeta, load_policy, save_policy
 from robot_rl.policies.chunk import ChunkPolicyConfig, DiffusionPolicy, FlowPolicy
+from robot_rl.policies.config import GaussianPolicyConfig
 from robot_rl.policies.executor import ChunkExecutor
-from robot_rl.policies.gaussian import GaussianPolicy, GaussianPolicyConfig
+from robot_rl.policies.gaussian import GaussianPolicy
 from robot_rl.policies.networks import initialise
 from robot_rl.policies.processes import FlowODE, TimeGrid
 from robot_rl.policies.real_time import RealTimeChunks, RealTimeConfig, guidance_weight, guided, soft_mask

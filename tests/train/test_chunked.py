@@ -13,6 +13,7 @@ from robot_rl.data.demos import load_episodes
 from robot_rl.data.normalize import Normaliser
 from robot_rl.policies.checkpoint import load_policy
 from robot_rl.policies.chunk import FlowPolicy
+from robot_rl.policies.config import ChunkPolicyConfig
 from robot_rl.telemetry.metrics import read_metrics
 from robot_rl.train.assemble import generator
 from robot_rl.train.config import RunConfig
@@ -128,7 +129,7 @@ def test_a_base_may_stay_as_it_is_drawn_and_every_step_count_the_same(tmp_path: 
         load_episodes(folder / "demos"),
     )
     drawn = FlowPolicy(
-        config.policy,
+        cast("ChunkPolicyConfig", config.policy),
         state_dim=base.state_dim,
         action_dim=base.action_dim,
         normaliser=Normaliser.fit(episodes.obs, episodes.action),

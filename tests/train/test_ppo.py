@@ -86,7 +86,8 @@ def test_recipes_share_the_base_of_pick_cube(recipe: str) -> None:
 
 def test_the_four_step_variant_of_dppo() -> None:
     words = ["recipe=dppo", "policy.steps=4", "method.exploration.tuned_steps=2"]
-    assert load(RunConfig, words, config_name="train").policy.train_steps == 20
+    policy: Any = load(RunConfig, words, config_name="train").policy
+    assert policy.train_steps == 20
 
 
 @pytest.mark.parametrize(

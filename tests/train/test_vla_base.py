@@ -190,7 +190,7 @@ def test_ppo_of_a_vla_cut_short_ends_as_the_unbroken_run(tmp_path: Path, vla: Ca
 @pytest.mark.parametrize(
     ("method", "changes", "message"),
     [
-        ("direct", {}, r"got .small_vla., allowed: flow, diffusion, one_step, token, noise with method=dire"),
+        ("direct", {}, r"got .small_vla., allowed: flow, .* noise with method=direct. Use method=residual"),
         ("chunked", {}, r"got 'small_vla', allowed: flow with method=chunked"),
         ("residual", {"n_exec": 5}, r"n_exec: got 5, allowed: 1 to the base's 4"),
         (

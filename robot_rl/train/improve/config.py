@@ -17,13 +17,19 @@ from robot_rl.algos.config.off_policy import (
 from robot_rl.algos.config.on_policy import ChainPPOConfig, GRPOConfig, OfflinePPOConfig
 from robot_rl.config.build import Choice
 from robot_rl.core.errors import ConfigError, nearest, require
-from robot_rl.core.registry import resolve, table
-from robot_rl.policies.config import PROCESSES, LatentActorConfig, ProcessConfig, ResidualHeadConfig
+from robot_rl.core.registry import TABLE, resolve, table
+from robot_rl.policies.config import (
+    PROCESSES,
+    GaussianPolicyConfig,
+    LatentActorConfig,
+    ProcessConfig,
+    ResidualHeadConfig,
+)
 from robot_rl.train.stages import DEMONSTRATIONS
 
-CLONED = tuple(PROCESSES)
+CLONED = (*PROCESSES, GaussianPolicyConfig.kind)
 """Kinds of base that a run clones."""
-DENOISING = tuple(kind for kind in CLONED if kind != "token")
+DENOISING = tuple(kind for kind in PROCESSES if kind != "token")
 """Those whose chunk begins as noise."""
 FINETUNED = ("small_vla",)
 """Kinds that `robot-rl finetune` makes."""
@@ -35,6 +41,7 @@ NOISE = "noise"
 class ImprovePhase(Choice):
     """What every method of improving the base has."""
 
+    kind: ClassVar[str]
     bases: ClassVar[tuple[str, ...]] = CLONED
     """Kinds of base that it improves."""
     env_steps: int = 100_000
@@ -61,6 +68,24 @@ class ImprovePhase(Choice):
     @classmethod
     def kinds(cls) -> list[str]:
         return [found.kind for found in _OWN]
+
+    @classmethod
+    def improves(cls, kind: str) -> bool:
+        """Whether it improves a base of that kind: one of a plug-in, if it improves all that a run clones."""
+        return kind in cls.bases or (kind not in TABLE["policy"] and set(CLONED) <= set(cls.bases))
+
+    @classmethod
+    def check_base(cls, at: str, kind: str) -> None:
+        """Refuses a base of a kind that it does not improve; `at` begins the message.
+
+        Raises:
+            ConfigError: names the kinds that it improves, and the methods that improve this one.
+        """
+        if not cls.improves(kind):
+            able = [method.kind for method in _OWN if method.improves(kind)]
+            remedy = f" Use method={', '.join(able[:-1])} or {able[-1]}." if len(able) > 1 else ""
+            allowed = f"{', '.join(cls.bases)} with method={cls.kind}"
+            raise ConfigError(f"{at}: got {kind!r}, allowed: {allowed}.{remedy}")
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -201,7 +226,7 @@ class PPOPhase(ChainPhase):
     """PPO through the denoising chain: flow-SDE, DPPO, ReinFlow or FPO, by `exploration` and `algorithm`."""
 
     kind: ClassVar[str] = "ppo"
-    bases: ClassVar[tuple[str, ...]] = (*CLONED, *FINETUNED)
+    bases: ClassVar[tuple[str, ...]] = (*PROCESSES, *FINETUNED)
     decisions: int = 50
     """Chunks that each env executes between two blocks of updates."""
 
@@ -215,7 +240,7 @@ class GRPOPhase(ChainPhase):
     """Whole episodes, `num_envs` at a time, in groups from the same start, through the denoising chain."""
 
     kind: ClassVar[str] = "grpo"
-    bases: ClassVar[tuple[str, ...]] = (*CLONED, *FINETUNED)
+    bases: ClassVar[tuple[str, ...]] = (*PROCESSES, *FINETUNED)
     group: int = 8
     """Episodes from the same start; their advantage is (score - mean) / std of the group."""
     keep: tuple[float, float] = (0.1, 0.9)

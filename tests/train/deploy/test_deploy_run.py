@@ -22,7 +22,7 @@ from robot_rl.hal.leased import EnvDevice
 from robot_rl.hal.vector import VectorEnv
 from robot_rl.policies.checkpoint import save_policy
 from robot_rl.policies.chunk import ChunkPolicyConfig
-from robot_rl.policies.gaussian import GaussianPolicyConfig
+from robot_rl.policies.config import GaussianPolicyConfig
 from robot_rl.real.claim import device_of
 from robot_rl.real.station import StationConfig, load_station
 from robot_rl.sim.vector import EnvConfig
