@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from robot_rl.core.errors import ConfigError
 from robot_rl.hal.device import DeviceSpec
 from robot_rl.sched.inventory import discover
 from robot_rl.sched.lease import wall_s
@@ -17,18 +18,34 @@ from robot_rl.sched.leases import Lease, LeaseStore
 
 SUMMARY = "list CPU, GPUs, simulators and robots, and who holds them"
 
+_ABOUT = """\
+A real arm that stopped (a protective stop, a limit, a supervisor or driver that was gone) is leased to
+nobody, by no run and after no restart, until a person has looked at it:
+
+  robot-rl devices clear=<device> by=<your name>
+"""
+
 
 def run(argv: list[str]) -> int:
     """Prints the inventory with its leases, and with `--json` ends on one JSON object."""
-    parser = argparse.ArgumentParser(prog="robot-rl devices", description=SUMMARY)
+    parser = argparse.ArgumentParser(
+        prog="robot-rl devices",
+        description=SUMMARY,
+        epilog=_ABOUT,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("words", nargs="*", metavar="clear=DEVICE by=NAME", help="ends a stop")
     parser.add_argument("--json", action="store_true", help="end with one JSON object")
     words = parser.parse_args(argv)
     store = LeaseStore()
+    _clear(store, words.words)
     specs, leases = discover(), store.active()
     console = Console()
     console.print(device_table(specs, leases))
     for lease in leases:
         console.print(f"{lease.device}: held by {lease.describe()}", markup=False, soft_wrap=True)
+    for stop in store.stopped().values():
+        console.print(stop.refusal(), markup=False, soft_wrap=True)
     total = sum(spec.slots for spec in specs)
     names = {spec.name for spec in specs}
     free = total - sum(lease.slots for lease in leases if lease.device in names)
@@ -38,6 +55,22 @@ def run(argv: list[str]) -> int:
     if words.json:
         print(json.dumps(as_json(specs, leases, store)))
     return 0
+
+
+def _clear(store: LeaseStore, words: Sequence[str]) -> None:
+    """Ends the stop that the words name.
+
+    Raises:
+        ConfigError: other words, no name, or a device that has not stopped.
+    """
+    given = {key: value for key, _, value in (word.partition("=") for word in words)}
+    for key in given:
+        if key not in ("clear", "by"):
+            raise ConfigError(f"devices: got {key!r}, allowed: clear=<device> by=<your name>.")
+    if given:
+        device, by = given.get("clear", ""), given.get("by", "")
+        stop = store.clear(device, by)
+        print(f"{device}: cleared by {by}, after: {stop.reason}")
 
 
 def device_table(specs: Sequence[DeviceSpec], leases: Sequence[Lease]) -> Table:
@@ -83,5 +116,6 @@ def as_json(specs: Sequence[DeviceSpec], leases: Sequence[Lease], store: LeaseSt
             }
             for lease in leases
         ],
+        "stopped": [vars(stop) for stop in store.stopped().values()],
         "state": str(store.path),
     }

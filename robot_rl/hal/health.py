@@ -10,7 +10,7 @@ A stop that latched (`stop`) needs a person: time alone does not end that quaran
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -69,8 +69,23 @@ class Health:
 class HealthMonitor:
     """The state machine; whoever talks to the device reports every success and failure here."""
 
-    def __init__(self, device: str, config: HealthConfig | None = None, clock: Clock | None = None) -> None:
-        self._device = device
+    def __init__(
+        self,
+        device: str,
+        config: HealthConfig | None = None,
+        clock: Clock | None = None,
+        *,
+        on_stop: Callable[[str], None] | None = None,
+    ) -> None:
+        """Begins with a device that is ok.
+
+        Args:
+            device: its name.
+            config: None: as usual.
+            clock: None: the monotonic one.
+            on_stop: told the reason of a stop that needs a person, once until that person has been there.
+        """
+        self._device, self._on_stop = device, on_stop
         self._config = config or HealthConfig()
         self._clock = clock or MonotonicClock()
         self._state: State = "ok"
@@ -122,9 +137,11 @@ class HealthMonitor:
         """Reports a latched stop, a protective stop or a disconnection that a person must look at."""
         self._counts["failure"] += 1
         self._reason = reason
-        self._needs_person = True
+        is_news, self._needs_person = not self._needs_person, True
         if self._state != "quarantined":
             self._quarantine()
+        if is_news and self._on_stop is not None:
+            self._on_stop(reason)
 
     def recover(self, by: str) -> None:
         """Lets a person end the quarantine; the device is then tried, not yet trusted."""

@@ -123,6 +123,7 @@ class EnvDevice:
         *,
         health: HealthConfig | None = None,
         clock: Clock | None = None,
+        on_stop: Callable[[str], None] | None = None,
     ) -> None:
         """Makes nothing yet.
 
@@ -131,9 +132,10 @@ class EnvDevice:
             make: returns a fresh env for a lease; the env is the device's from then on.
             health: when failures quarantine the device, and what ends a quarantine.
             clock: of its health.
+            on_stop: told why, when it stops and a person is needed: so that nobody leases it before.
         """
         self.spec = spec
-        self.monitor = HealthMonitor(spec.name, health, clock)
+        self.monitor = HealthMonitor(spec.name, health, clock, on_stop=on_stop)
         self._make, self._fence = make, Fence(spec.name, spec.slots)
         self._open: list[tuple[LeaseLike, VectorEnv]] = []
 
@@ -160,10 +162,12 @@ class EnvDevice:
 
     def safe_stop(self) -> None:
         """Stops every open env and refuses all commands until a person calls `monitor.recover`."""
-        self.monitor.stop("safe_stop")
-        for _, env in self._open:
-            if not env.closed:
-                env.safe_stop()
+        try:
+            for _, env in self._open:
+                if not env.closed:
+                    env.safe_stop()
+        finally:  # the brake first, whatever is noted of it later
+            self.monitor.stop("safe_stop")
 
     def close(self) -> None:
         while self._open:

@@ -23,6 +23,9 @@ its old place again.
 The tokens of a device that remembers them itself (`DeviceSpec.last_token`) go on from the largest it has
 seen, so those of several lease files can be compared.
 
+A device that latched is leased to nobody until a person clears it (`stops`), whatever process, restart or
+machine start lies between.
+
 Devices of one name and of different machines are different devices: a lease file is for one host.
 Deleting the file starts the tokens again; do it with every device switched off.
 """
@@ -45,6 +48,7 @@ from robot_rl.sched.holder import Holder, this_process
 from robot_rl.sched.lease import DEFAULT_TTL_S, BootClock, Lease, clock_time
 from robot_rl.sched.lease_file import LeaseFile, LeaseFileError, default_path, unchanged_s
 from robot_rl.sched.line import Line
+from robot_rl.sched.stops import Stop, Stops
 
 if TYPE_CHECKING:
     from robot_rl.hal.device import DeviceSpec  # and Gymnasium, which holding a lease does not need
@@ -138,6 +142,7 @@ class LeaseStore:
         self._clock = clock or BootClock()
         self._given_process = process
         self._is_alive = is_alive or (lambda holder: holder.is_alive(seen_from=self._process))
+        self._stops = Stops()
         self._line = Line(clock or MonotonicClock(), lambda: self._process, self._is_alive)
 
     @property
@@ -172,7 +177,8 @@ class LeaseStore:
             wait_s: how long to wait for others to finish.
 
         Raises:
-            LeaseError: not enough free slots: says who has them since when and until when.
+            LeaseError: not enough free slots: says who has them since when and until when; or the device has
+                stopped, and nobody has cleared it.
         """
         if slots is not None and not 1 <= slots <= spec.slots:
             raise LeaseError(
@@ -253,6 +259,31 @@ class LeaseStore:
             leases = self._read(rows, device, now_s)
         return [lease for lease in leases if not self._is_over(lease, now_s)]
 
+    def stop(self, device: str, reason: str, holder: str) -> None:
+        """Refuses leases of a device from now on, whoever asks, until a person has cleared it.
+
+        Args:
+            device: its name.
+            reason: what stopped it, a sentence.
+            holder: who had it.
+        """
+        with self._file.transaction() as rows:
+            self._stops.add(rows, Stop(device=device, reason=reason, holder=holder, wall_s=time.time()))
+
+    def stopped(self) -> dict[str, Stop]:
+        """Returns the stops that nobody has cleared, by device."""
+        with self._file.transaction() as rows:
+            return self._stops.found(rows)
+
+    def clear(self, device: str, by: str) -> Stop:
+        """Lets a device be leased again that has stopped; returns what had stopped it.
+
+        Raises:
+            ConfigError: no name was given, or the device did not stop.
+        """
+        with self._file.transaction() as rows:
+            return self._stops.clear(rows, device, by)
+
     def has_expired(self, lease: Lease) -> bool:
         """Returns whether the lease's time is up, renewable or not."""
         return lease.expires_s <= self._clock.now_s()
@@ -269,7 +300,13 @@ class LeaseStore:
         priority: int,
         ticket: int | None,
     ) -> Lease | str:
-        """Returns a lease, or in words why there is none now."""
+        """Returns a lease, or in words why there is none now.
+
+        Raises:
+            LeaseError: the device has stopped; nobody waits for that.
+        """
+        if spec.name in (stops := self._stops.found(rows)):
+            raise LeaseError(stops[spec.name].refusal())
         now_s = self._clock.now_s()
         held = self._purge(rows, spec.name, now_s)
         ahead = self._line.count_ahead(rows, spec.name, priority, ticket)

@@ -1,12 +1,17 @@
-"""Opens a device under a lease of its own: for evaluation, collection and benchmarks."""
+"""Opens a device under a lease of its own: for evaluation, collection and benchmarks; and keeps its stops."""
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import logging
+from collections.abc import Callable, Generator
 from contextlib import closing, contextmanager
 
+from robot_rl.core.errors import LeaseError
+from robot_rl.hal.device import DeviceSpec
 from robot_rl.hal.leased import EnvDevice, LeasedEnv
 from robot_rl.sched.leases import LeaseStore
+
+logger = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -27,3 +32,24 @@ def opened(device: EnvDevice, *, holder: str, wait_s: float = 0.0) -> Generator[
         closing(device.open(lease)) as env,
     ):
         yield env
+
+
+def keeping_stops(spec: DeviceSpec, holder: str) -> Callable[[str], None] | None:
+    """Returns what keeps the stops of an `EnvDevice`, so that nobody leases it until a person has cleared it.
+
+    Those of a real arm: a simulated one is as good as new when its process is, and has None.
+
+    Args:
+        spec: of the device.
+        holder: who has it, for the refusal of those who ask later.
+    """
+    if not spec.real:
+        return None
+
+    def stopped(reason: str) -> None:
+        try:
+            LeaseStore().stop(spec.name, reason, holder)
+        except LeaseError as error:  # the stop itself is what is to be heard of
+            logger.error("%s: that it stopped could not be noted: %s", spec.name, error)
+
+    return stopped

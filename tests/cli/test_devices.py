@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from robot_rl.cli import devices
+from robot_rl.cli.main import main
 from robot_rl.hal.device import DeviceSpec
 from robot_rl.sched.leases import LeaseStore
 
@@ -80,3 +81,21 @@ def test_an_unknown_word_is_refused_with_usage(capsys: pytest.CaptureFixture[str
         devices.run(["--jason"])
     assert caught.value.code == 2
     assert "robot-rl devices" in capsys.readouterr().err
+
+
+def test_a_stop_is_shown_and_cleared(store: LeaseStore, capsys: pytest.CaptureFixture[str]) -> None:
+    store.stop("arm1", "The supervisor was gone.", "deploy reach")
+    assert devices.run(["--json"]) == 0
+    text = capsys.readouterr().out
+    assert "lease of arm1: it stopped at 20" in text
+    assert "held by 'deploy reach': The supervisor was gone. Look at it; then" in text
+    (stop,) = json.loads(text.splitlines()[-1])["stopped"]
+    assert (stop["device"], stop["reason"]) == ("arm1", "The supervisor was gone.")
+    assert main(["devices", "clear=arm1"]) == 2
+    assert "clear=arm1: who looked at it? Say by=<your name>." in capsys.readouterr().err
+    assert main(["devices", "clean=arm1"]) == 2
+    assert "devices: got 'clean', allowed: clear=<device> by=<your name>." in capsys.readouterr().err
+    assert devices.run(["clear=arm1", "by=ann"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("arm1: cleared by ann, after: The supervisor was gone.\n")
+    assert "it stopped" not in text

@@ -36,6 +36,7 @@ from robot_rl.real.remote import RemoteConfig
 from robot_rl.real.sensors import open_sensors
 from robot_rl.real.station import StationConfig, load_station
 from robot_rl.sched.leases import LeaseStore
+from robot_rl.sched.opened import keeping_stops
 from robot_rl.telemetry.progress import ProgressDisplay
 from robot_rl.train.config import RunConfig
 from robot_rl.train.demos import episodes_meta
@@ -129,7 +130,8 @@ def station_device(
             env.on_close = stack.pop_all().close
         return env
 
-    return EnvDevice(device_of(station), make)
+    spec = device_of(station)
+    return EnvDevice(spec, make, on_stop=keeping_stops(spec, f"{folder.name} of {run_config.env.task}"))
 
 
 def file_of(station: StationConfig, name: str, folder: Path) -> str:
