@@ -159,7 +159,7 @@ def run(argv: list[str]) -> int:
         who = f"{case.who}, {name}" if name else case.who
         print(
             f"{task}, {who}: {_outcome(part)}; actions {part['digest'][:16]}"
-            + ("" if options.run is None else f", {_verdict(verdicts[name])}")
+            + ("" if options.run is None else f", {_verdict(verdicts[name], case.told_of(name), options)}")
         )
     matches = list(verdicts.values())[-1]
     if "--json" in argv:
@@ -270,7 +270,12 @@ def _told(folder: Path, which: str) -> dict[str, Any] | None:
 _REPEAT = "Move the file away to evaluate without comparing."
 
 
-def _verdict(matches: bool | None) -> str:
+def _verdict(matches: bool | None, told: Mapping[str, Any] | None, options: EvaluateCommandConfig) -> str:
+    """Says whether the actions are those of the training's own evaluation, or why nobody knows."""
     if matches is None:
-        return "not to be compared: training evaluated other episodes, none yet, or without pushes"
+        if options.disturb > 0 or options.adversary:
+            why = "nothing pushed the robot in training's evaluation"
+        else:
+            why = f"training has evaluated {'nothing yet' if told is None else 'other episodes'}"
+        return f"not compared with those of training: {why}"
     return "the same as in training" if matches else "NOT those of training (other code or processor?)"

@@ -118,7 +118,7 @@ def result(words: list[str]) -> dict[str, Any]:
     print(
         f"policy {settings.policy} ({settings.size}), dataset {settings.dataset}, seed {settings.seed}: "
         f"{length(settings)}, batch {settings.batch} on {settings.device}, "
-        f"the last {settings.heldout} episodes held out",
+        f"held out: the last {settings.heldout} episode{'s' * (settings.heldout > 1)}",
         file=sys.stderr,
     )
     from rich.console import Console

@@ -31,12 +31,11 @@ def run(argv: list[str]) -> int:
     folders, out = _read(given.words)
     report = write_report(folders, out)
     print(f"report: {report.path} ({_count([run for s in report.settings for run in s.runs], 'run')})")
-    if len(report.settings) > 1:
-        for row in map(_row, report.settings):
-            print(
-                f"  {row['setting']}: {_outcome(row['before'])} before, {_outcome(row['after'])} after, "
-                f"seeds {', '.join(map(str, row['seeds']))}"
-            )
+    for row in map(_row, report.settings):
+        print(
+            f"  {row['setting']}: {_outcome(row['before'])} before, {_outcome(row['after'])} after, "
+            f"seed{'s' * (len(row['seeds']) > 1)} {', '.join(map(str, row['seeds']))}"
+        )
     for note in report.notes:
         print(f"  {note}")
     for part in report.missing:

@@ -87,8 +87,10 @@ def _told(error: Exception) -> tuple[str, str]:
             return f"the memory does not suffice ({said})", "End other programs, then do it again."
         case errno.EACCES | errno.EPERM | errno.EROFS:
             return f"the right to read or write is missing ({said})", "Give it, or choose another folder."
-        case errno.ENOENT | errno.EEXIST | errno.ENOTDIR | errno.EISDIR | errno.ENOTEMPTY:
-            return f"another file than expected is there, or none ({said})", "See who else uses the folder."
+        case errno.ENOENT:
+            return f"a file or folder is not there ({said})", "Choose another, or see who else uses this one."
+        case errno.EEXIST | errno.ENOTDIR | errno.EISDIR | errno.ENOTEMPTY:
+            return f"another file than expected is there ({said})", "See who else uses the folder."
         case _:
             remedy = "See what the system says of the disk (`dmesg`), then do it again."
             return f"the disk refuses ({said})", remedy

@@ -23,6 +23,8 @@ def check_room(path: Path, *, at: str) -> None:
     Raises:
         StorageError: nothing can be written there, or the disk is full.
     """
+    if any(above.name == ".." and not above.exists() for above in (path, *path.parents)):
+        raise StorageError(f"{at}: {str(path)!r} goes up from a folder that is not there. Leave '..' out.")
     with refusals(StorageError, f"{at}: {str(path)!r} cannot be written"):
         path.exists()  # refuses a name that is too long
         there = next(folder for folder in path.absolute().parents if folder.exists())

@@ -16,7 +16,7 @@ import torch
 
 from robot_rl.core.errors import DatasetError, nearest
 from robot_rl.core.policy import DemoBatch
-from robot_rl.data.episode import SOURCES, Episode, feature_of
+from robot_rl.data.episode import EXECUTED, POLICY_ACTION, SOURCES, Episode, feature_of
 from robot_rl.data.episodes import Array, Episodes, EpisodesMeta
 from robot_rl.data.lerobot.damage import left_out
 from robot_rl.data.lerobot.edit import write_new
@@ -178,8 +178,11 @@ def _joined(dataset: Dataset, meta: EpisodesMeta) -> Episodes:
     lengths = dataset.lengths()
     steps, ends = int(lengths.sum()), np.cumsum(lengths)
 
+    # What a run recorded beside the observation is none: no policy will see it.
+    shown = {key: f for key, f in dataset.features.items() if key not in (POLICY_ACTION, EXECUTED)}
+
     def empty(rows: int) -> dict[str, Array]:
-        return {key: np.empty((rows, *f.shape), f.dtype) for key, f in dataset.features.items()}
+        return {key: np.empty((rows, *f.shape), f.dtype) for key, f in shown.items()}
 
     flags = ("terminated", "truncated", "success")
     joined = Episodes(

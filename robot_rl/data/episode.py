@@ -19,6 +19,10 @@ Array = NDArray[Any]
 
 SOURCES = ("demo", "sim", "real", "human")
 """Who made a step; stored as the index into this table."""
+POLICY_ACTION = "policy_action"
+"""Group of a recording: what the policy wanted, beside `action`, which was sent."""
+EXECUTED = "executed_target_rad"
+"""Group of a recording: the joint targets that safety let through of `action`."""
 
 
 @dataclass(frozen=True)

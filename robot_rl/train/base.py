@@ -70,6 +70,9 @@ def _demonstrations(session: Session, env: VectorEnv, source: str) -> Episodes:
         read=config.demos.read,
         say=session.display.message,
     )
+    if config.demos.path is not None:
+        number, steps = episodes.num_episodes, len(episodes.reward)
+        session.display.message(f"demonstrations: {number:,} episodes, {steps:,} control steps")
     if isinstance(config.method, OffPolicyPhase):
         _check_pictures(session, episodes.obs)
     return episodes

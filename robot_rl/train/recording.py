@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from robot_rl.core.errors import ConfigError, DatasetError
 from robot_rl.core.policy import Policy
 from robot_rl.core.seeding import train_seed
-from robot_rl.data.episode import Episode, EpisodeSource, Feature
+from robot_rl.data.episode import EXECUTED, POLICY_ACTION, Episode, EpisodeSource, Feature
 from robot_rl.data.episodes import EpisodesMeta
 from robot_rl.data.fit import misfit
 from robot_rl.data.lerobot.damage import left_out
@@ -31,12 +31,6 @@ from robot_rl.train.demos import chunks_of
 logger = logging.getLogger(__name__)
 
 Array = NDArray[Any]
-
-
-POLICY_ACTION = "policy_action"
-"""Group of a store: what the policy wanted, beside `action`, which was sent."""
-EXECUTED = "executed_target_rad"
-"""Group of a store: the joint targets that safety let through of `action`."""
 
 
 class Recorder:

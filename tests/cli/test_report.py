@@ -30,7 +30,7 @@ def test_the_page_is_written_into_the_run_folder(folder, capsys):
     found = json.loads(lines[-1])
     assert found["report"] == str(folder / "report.html")
     assert found["runs"] == [str(folder)]
-    assert len(found["missing"]) == len(lines) - 2
+    assert len(found["missing"]) == len(lines) - 3
     assert "50.0 %" in (folder / "report.html").read_text()
 
 
@@ -50,8 +50,8 @@ def test_settings_have_a_line_each(folder, tmp_path, capsys):
     assert run([f"run={folder}", f"run={other}", "--json"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[1:3] == [
-        "  reach: 50.0 % before, 100.0 % after, seeds 0",
-        "  push_cube: 50.0 % before, 75.0 % after, seeds 0",
+        "  reach: 50.0 % before, 100.0 % after, seed 0",
+        "  push_cube: 50.0 % before, 75.0 % after, seed 0",
     ]
     assert [row["after"] for row in json.loads(lines[-1])["settings"]] == [1.0, 0.75]
 

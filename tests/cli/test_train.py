@@ -322,9 +322,12 @@ def test_an_evaluation_that_differs_from_training_fails(
     write_json(told, written | {"digest": "0"}, is_checked=True)
     assert main(["evaluate", f"run={folder}"]) == 1
     assert "NOT those of training" in capsys.readouterr().out
-    for other in ("episodes=3", "disturb=0.5"):
+    for other, why in (
+        ("episodes=3", "training has evaluated other episodes"),
+        ("disturb=0.5", "nothing pushed the robot in training's evaluation"),
+    ):
         assert main(["evaluate", f"run={folder}", other]) == 0
-        assert "not to be compared" in capsys.readouterr().out
+        assert f"not compared with those of training: {why}" in capsys.readouterr().out
     assert main(["evaluate", f"run={folder}", "adversary=true"]) == 2
     assert "adversary: got True, allowed: false, but for runs with method=qarl" in capsys.readouterr().err
 

@@ -299,6 +299,13 @@ def test_who_made_a_step_is_read(tmp_path: Path) -> None:
     np.testing.assert_array_equal(simulated.source, [1] * 6)
 
 
+def test_what_was_recorded_beside_the_observation_is_none(tmp_path: Path) -> None:
+    written = episodes()
+    for name in ("policy_action", "executed_target_rad"):
+        written.obs[name], written.final_obs[name] = written.action, written.action[:3]
+    assert set(load_episodes(save_episodes(tmp_path / "demos", written)).obs) == {"state"}
+
+
 def test_the_same_generator_gives_the_same_windows() -> None:
     sampler = ChunkSampler(episodes(), horizon=2)
     one, two = (sampler.sample(8, np.random.default_rng(3)) for _ in range(2))

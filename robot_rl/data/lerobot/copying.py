@@ -241,7 +241,7 @@ class _Copy:
     def finish(self) -> None:
         """Completes the data files, and writes videos, meta/episodes and the tables of texts."""
         if not self.order:
-            raise DatasetError(f"{self.new}: no episode to write. Choose other episodes, or a weaker test.")
+            raise DatasetError("no episode is left to write. Choose other episodes, or a weaker test.")
         assert self._file is not None
         self._file.finish()
         for name in self._parts[0].index.videos:

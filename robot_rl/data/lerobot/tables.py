@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -149,9 +150,11 @@ def read_rows(tables: Tables, index: DatasetIndex, episode: int) -> dict[str, Ar
 def rows_of(table: Any, index: DatasetIndex, at: str) -> dict[str, Array]:
     """Returns the numbers of a table, as `read_rows`; `at` is the file that it is of."""
     if "action" not in table.column_names:
+        close = get_close_matches("action", table.column_names, n=1) or ["<column>"]
         raise DatasetError(
-            f"{index.folder / at}: feature 'action' is missing, it has {table.column_names}. Rename the "
-            "column and its entry in meta/info.json, or record the dataset again."
+            f"{index.folder / at}: feature 'action' is missing. Say which column it is: "
+            f"rename={close[0]}:action, or `robot-rl replay rename {index.folder} {close[0]}=action "
+            f"out=<new folder>`. It has: {', '.join(table.column_names)}."
         )
     rows: dict[str, Array] = {}
     for name in [name for name in index.numeric if name in table.column_names]:

@@ -266,9 +266,10 @@ def split_episodes(episodes: int, heldout: int, *, at: str, key: str = "heldout"
         DatasetError: fewer than two episodes are left to learn from.
     """
     if episodes - heldout < 2:
+        fewer = f"Say {key}={max(1, episodes // 5)}, or record more." if episodes > 2 else "Record more."
         raise DatasetError(
             f"{at}: {episodes} episodes, {key}={heldout} leaves {max(0, episodes - heldout)} to learn "
-            "from, needed: 2 or more. Hold fewer out, or record more."
+            f"from, needed: 2 or more. {fewer}"
         )
     first = episodes - heldout
     return Split(tuple(range(first)), tuple(range(first, episodes)))

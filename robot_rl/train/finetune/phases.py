@@ -142,6 +142,8 @@ def _pictures(work: Finetuning) -> None:
     for line in left_out(data.dataset.skipped):
         session.display.message(line)
     total = data.num_pictures()
+    if not total:
+        return
     with (
         session.phase("pictures", total, unit="pictures") as progress,
         session.timer.stage("pictures"),
