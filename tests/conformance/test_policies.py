@@ -19,7 +19,8 @@ KINDS: dict[str, Callable[[], Any]] = {name: partial(make, name) for name in PRO
 IN_UNITS = ("small_vla", "linear")
 """Made for a dataset: their actions are in its units."""
 ELSEWHERE = {"lerobot", "lerobot_flow"}
-"""In tests/policies/vla/test_lerobot_flow.py, beside what makes them."""
+"""Held to LeRobot's own numbers in tests/policies/vla: their noise is as wide as the VLA pads it, not as the
+action, and pi0 learns what is not valid."""
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -176,15 +176,9 @@ def test_its_environment_is_solved_by_its_method(installed: str, tmp_path: Path)
 
 @pytest.mark.slow
 def test_its_policy_is_cloned_and_improved(installed: str, tmp_path: Path) -> None:
-    words = (
-        "recipe=smoke",
-        "policy=regression",
-        "policy.horizon=8",
-        "method.env_steps=400",
-        f"out={tmp_path}",
-    )
+    words = ("recipe=smoke", "policy=regression", "policy.horizon=8", f"out={tmp_path}")
     done = robot_rl(installed, "train", *words)
-    assert done["final_success"] > 0.5
+    assert done["final_success"] > done["base_success"] + 0.1  # 0.20 and 0.53 when it was written
     assert robot_rl(installed, "evaluate", f"run={done['run']}")["matches"]
 
 
