@@ -121,10 +121,6 @@ class SimVectorEnv(VectorEnv):
 
     # The step is the specification: act, simulate, judge, observe, reset.
 
-    def step(self, actions: Array) -> tuple[Obs, Array, Array, Array, dict[str, Any]]:
-        """Advances every env by one control step."""
-        return self.step_masked(actions, None)
-
     def step_masked(
         self, actions: Array, active: Array | None
     ) -> tuple[Obs, Array, Array, Array, dict[str, Any]]:

@@ -15,7 +15,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch and numpy load: th
 os.environ.setdefault("MPLBACKEND", "Agg")
 
 
-_ALONE = ("real", "interop", "faults", "train/deploy", "train/test_async_source.py", "train/test_serve.py")
+_ALONE = ("real", "interop", "faults", "train/deploy", "rollout/test_process.py", "train/test_serve.py")
 """Where tests keep time themselves or start processes that do: another test beside them takes it away."""
 
 

@@ -270,7 +270,7 @@ def test_every_recipe_makes_a_run_config(recipe: str) -> None:
 
 
 ENVS = ("make_env", "SimVectorEnv", "GymVectorEnv", "StationEnv", "PastEnv")
-DEVICES = ("robot_rl/train/envs.py", "robot_rl/train/deploy/run.py")
+DEVICES = ("robot_rl/rollout/envs.py", "robot_rl/train/deploy/run.py")
 """Where envs are made into devices."""
 TAKES_APART = ("robot_rl/bench/sim.py",)
 """What measures an env layer by layer."""

@@ -20,8 +20,8 @@ from robot_rl.bench.trials import SUCCESS_NOTE, successes_of
 from robot_rl.core.policy import Policy
 from robot_rl.hal.vector import VectorEnv
 from robot_rl.policies.real_time import RealTimeChunks
-from robot_rl.train.envs import Moment
-from robot_rl.train.evaluate import EvalResult, evaluate_in
+from robot_rl.rollout.evaluate import EvalResult, evaluate_in
+from robot_rl.rollout.stepping import Moment
 
 METHODS = ("naive", "ensemble", "rtc")
 _ENSEMBLE = 0.01

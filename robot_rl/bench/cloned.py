@@ -22,11 +22,11 @@ from robot_rl.data.episodes import Episodes
 from robot_rl.data.normalize import Normaliser
 from robot_rl.hal.vector import VectorEnv
 from robot_rl.policies.chunk import ChunkPolicyConfig, FlowPolicy
+from robot_rl.rollout.envs import simulation
 from robot_rl.sched.opened import opened
 from robot_rl.sim.vector import EnvConfig
 from robot_rl.train.config import DemosConfig
 from robot_rl.train.demos import collect_demonstrations
-from robot_rl.train.envs import simulation
 
 _BESIDE = ("random", "hold", "expert")
 """What needs no learning: noise, standing still, and the expert without the noise of its demonstrations."""

@@ -26,11 +26,11 @@ from robot_rl.core.errors import require
 from robot_rl.core.files import write_json
 from robot_rl.core.seeding import eval_seeds
 from robot_rl.hal.vector import VectorEnv
+from robot_rl.rollout.envs import simulation
 from robot_rl.sched.opened import opened
 from robot_rl.sim.vector import EnvConfig
 from robot_rl.telemetry.metrics import FILE_NAME, read_metrics
 from robot_rl.telemetry.progress import ProgressDisplay
-from robot_rl.train.envs import simulation
 
 Array = NDArray[Any]
 Name = Literal["crossq", "sac"]

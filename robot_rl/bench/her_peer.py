@@ -22,13 +22,14 @@ from stable_baselines3.common.callbacks import BaseCallback
 from robot_rl.core.seeding import quick_eval_seeds, train_seed
 from robot_rl.data.episodes import Episodes
 from robot_rl.hal.vector import Obs, VectorEnv
+from robot_rl.rollout.envs import simulation
+from robot_rl.rollout.stepping import lockstep
 from robot_rl.sched.opened import opened
 from robot_rl.sim.single import SingleEnv
 from robot_rl.sim.tasks.push_cube import GOAL_RADIUS_M
 from robot_rl.sim.vector import EnvConfig
 from robot_rl.train.config import DemosConfig
 from robot_rl.train.demos import collect_demonstrations
-from robot_rl.train.envs import lockstep, simulation
 
 Array = NDArray[Any]
 

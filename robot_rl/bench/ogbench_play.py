@@ -17,10 +17,10 @@ from robot_rl.bench.ogbench_env import Program, env_id
 from robot_rl.bench.peers import cache_folder
 from robot_rl.data.demos import save_episodes
 from robot_rl.data.episodes import Episodes, EpisodesMeta
+from robot_rl.rollout.envs import simulation
 from robot_rl.sched.opened import opened
 from robot_rl.sim.vector import EnvConfig
 from robot_rl.train.demos import episodes_meta
-from robot_rl.train.envs import simulation
 
 
 def play_of(task: str, steps: int, *, seed: int = 0) -> Path:

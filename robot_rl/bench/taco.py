@@ -19,7 +19,7 @@ from robot_rl.core.seeding import train_seed
 from robot_rl.hal.vector import VectorEnv
 from robot_rl.policies.best_of_n import BestOfN
 from robot_rl.policies.taco import CoinFlipConfig, fit_coin_flips, successes
-from robot_rl.train.evaluate import EvalResult, evaluate_in
+from robot_rl.rollout.evaluate import EvalResult, evaluate_in
 
 
 def run(

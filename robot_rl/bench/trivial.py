@@ -18,12 +18,12 @@ from robot_rl.config import load, options
 from robot_rl.core.errors import require
 from robot_rl.core.seeding import EpisodeRng, eval_seeds
 from robot_rl.hal.vector import VectorEnv
+from robot_rl.rollout.envs import Expert, simulation
 from robot_rl.sched.opened import opened
 from robot_rl.sim.vector import EnvConfig
 from robot_rl.telemetry.progress import ProgressDisplay
 from robot_rl.train.config import RunConfig
 from robot_rl.train.demos import collect_episodes, expert_of
-from robot_rl.train.envs import Expert, simulation
 
 POLICIES = ("random", "hold", "repeat", "demonstrator", "expert")
 _NUM_ENVS = 50

@@ -158,10 +158,10 @@ def _collect(options: CollectConfig) -> None:
     """Plays episodes until there are enough of them, and writes the dataset."""
     import torch  # the learner and the simulator: not for --help
 
+    from robot_rl.rollout.envs import simulation
     from robot_rl.sched.opened import opened
     from robot_rl.telemetry.progress import ProgressDisplay
     from robot_rl.train.collect import collect, num_passed
-    from robot_rl.train.envs import simulation
 
     torch.set_num_threads(options.torch_threads)
     env_config, make_actor = _cast(options)

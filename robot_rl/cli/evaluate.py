@@ -18,7 +18,7 @@ from robot_rl.train.record import check_kind
 if TYPE_CHECKING:
     from robot_rl.hal.leased import EnvDevice
     from robot_rl.hal.vector import VectorEnv
-    from robot_rl.train.evaluate import EvalResult
+    from robot_rl.rollout.evaluate import EvalResult
 
 SUMMARY = "success of a policy on held-out seeds; of a run, repeated exactly"
 
@@ -133,9 +133,9 @@ def run(argv: list[str]) -> int:
         print(_HELP, end="")
         return 0
     options = config([word for word in argv if word != "--json"])
+    from robot_rl.rollout.evaluate import to_json
     from robot_rl.sched.opened import opened
     from robot_rl.telemetry.progress import ProgressDisplay
-    from robot_rl.train.evaluate import to_json
 
     case = _of_policy(options) if options.run is None else _of_run(options)
     print(f"policy {case.who}, {case.episodes} held-out episodes", file=sys.stderr)
@@ -218,10 +218,10 @@ def _of_policy(options: EvaluateCommandConfig) -> _Case:
     import torch
 
     from robot_rl.core.seeding import eval_seeds
+    from robot_rl.rollout.envs import simulation
+    from robot_rl.rollout.evaluate import evaluate_in
     from robot_rl.train.collect import check_fits, open_policy
     from robot_rl.train.config import EvaluateConfig, check_device
-    from robot_rl.train.envs import simulation
-    from robot_rl.train.evaluate import evaluate_in
 
     check_device(options.device)
     torch.set_num_threads(options.torch_threads)

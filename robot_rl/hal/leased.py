@@ -67,9 +67,6 @@ class LeasedEnv(VectorEnv):
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Obs, dict[str, Any]]:
         return self._command(lambda: self.env.reset(seed=seed, options=options))
 
-    def step(self, actions: Array) -> tuple[Obs, Array, Array, Array, dict[str, Any]]:
-        return self._command(lambda: self.env.step(actions))
-
     def step_masked(
         self, actions: Array, active: Array | None
     ) -> tuple[Obs, Array, Array, Array, dict[str, Any]]:

@@ -80,6 +80,10 @@ class VectorEnv(gymnasium.vector.VectorEnv[Obs, Array, Array]):
         """Begins an episode in all envs, or in those of `options["reset_mask"]`."""
         raise NotImplementedError
 
+    def step(self, actions: Array) -> tuple[Obs, Array, Array, Array, dict[str, Any]]:
+        """Advances every env by one control step."""
+        return self.step_masked(actions, None)
+
     def step_masked(
         self, actions: Array, active: Array | None
     ) -> tuple[Obs, Array, Array, Array, dict[str, Any]]:

@@ -169,6 +169,14 @@ def is_visible(row: Mapping[str, str], visible: str) -> bool:
     return False
 
 
+def simulator_of(kind: str) -> DeviceSpec:
+    """Returns what is leased to act in envs of a kind: sim, gym, or that of a package of one's own."""
+    slots = cpu_spec().slots
+    name = {"sim": "mujoco", "gym": "gymnasium"}.get(kind, kind)
+    found = [spec for spec in simulator_specs(cpu_slots=slots) if spec.name == name]
+    return found[0] if found else DeviceSpec(name=name, kind="sim", slots=PER_CORE * slots)
+
+
 def simulator_specs(
     node: str = "localhost", *, cpu_slots: int = 1, num_gpus: int = 0, find: Callable[[str], str] = version
 ) -> list[DeviceSpec]:

@@ -78,9 +78,6 @@ class FakeEnv(VectorEnv):
         self._begin(mask, episodes)
         return self._observe(), {"success": np.zeros(self.num_envs, bool)}
 
-    def step(self, actions: Array) -> tuple[Obs, Array, Array, Array, dict[str, Any]]:
-        return self.step_masked(actions, None)
-
     def step_masked(
         self, actions: Array, active: Array | None
     ) -> tuple[Obs, Array, Array, Array, dict[str, Any]]:
@@ -321,9 +318,6 @@ class FakeRobotEnv(VectorEnv):
             self._robot.position_rad[:] = self._target_rad[:] = 0.0
             self._state, self._step = np.zeros_like(self._state), 0
         return self._observe(), {"success": np.zeros(1, bool)}
-
-    def step(self, actions: Array) -> tuple[Obs, Array, Array, Array, dict[str, Any]]:
-        return self.step_masked(actions, None)
 
     def step_masked(
         self, actions: Array, active: Array | None

@@ -23,15 +23,15 @@ from robot_rl.data.normalize import Normaliser
 from robot_rl.hal.leased import EnvDevice
 from robot_rl.hal.vector import VectorEnv
 from robot_rl.policies.checkpoint import PolicyMeta
+from robot_rl.rollout.envs import simulation
+from robot_rl.rollout.weights import Publisher
 from robot_rl.train.config import RunConfig
-from robot_rl.train.envs import simulation
 from robot_rl.train.experience import DemoExperience
 from robot_rl.train.hooks import checkpoint_hooks, show_progress, updates, write_metrics
 from robot_rl.train.loop import Experience, Hook, Pacer, Run
 from robot_rl.train.meter import Meter
 from robot_rl.train.schedule import Always, Every
 from robot_rl.train.session import Session
-from robot_rl.train.sources import PolicyHandle
 
 Module = Any
 """A policy that is a `torch.nn.Module` as well; Python has no type for both."""
@@ -107,7 +107,7 @@ def assemble_offline(
         sources=[],
         experience=experience,
         algorithm=algorithm,
-        handle=PolicyHandle(),
+        publisher=Publisher(),
         pacer=Pacer(finished=lambda at: at.updates >= budget, updates=Always()),
         meter=Meter(),
         stage=session.timer.stage,

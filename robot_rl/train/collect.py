@@ -25,9 +25,10 @@ from robot_rl.policies.checkpoint import PolicyMeta, check_meta, load_policy
 from robot_rl.policies.executor import ChunkExecutor
 from robot_rl.policies.saved import policy_folder
 from robot_rl.policies.spec import SavedPolicy
+from robot_rl.rollout.envs import Array
+from robot_rl.rollout.stepping import seed_batches
 from robot_rl.sim.vector import EnvConfig
 from robot_rl.train.demos import Columns, expert_of, joined, played
-from robot_rl.train.envs import Array, seed_batches
 from robot_rl.train.record import load_config
 
 

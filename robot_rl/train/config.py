@@ -284,6 +284,11 @@ class RunConfig:
     """A station by name or path, whose arm collects; simulations without ROS if None."""
     real_time: bool = False
     """One arm moves in a process of its own, at the task's rate, and waits for nobody."""
+    transport: Literal["inline", "process"] = "inline"
+    """Where simulations act: between the learner's updates, or meanwhile, in a process of each source."""
+    ahead: int = 1
+    """Turns of the loop by which simulations in a process of their own may be ahead of the learner. 0: they
+    act when they are asked, and the run's numbers are those of `inline`."""
     env: EnvConfig = field(default_factory=EnvConfig)
     sources: dict[str, SourceConfig] = field(default_factory=lambda: dict[str, SourceConfig]())
     """Several robots that do the task of `env` at once, for one policy, by name. If empty, the robot of `env`
@@ -320,6 +325,7 @@ class RunConfig:
             self._check_sources()
         self._check_shares()
         self._check_latent()
+        require(self.ahead >= 0, "ahead", self.ahead, "0 or more")
         if self.has_arm:
             require(self.num_envs == 1, "num_envs", self.num_envs, "1 with an arm or a person beside it")
         if isinstance(self.method, ChainPhase):
@@ -404,8 +410,8 @@ class RunConfig:
 
     @property
     def acts_alone(self) -> bool:
-        """Whether what collects lives in a process of its own, and waits for nobody."""
-        return self.station is not None or self.real_time
+        """Whether what collects lives in a process of its own."""
+        return self.station is not None or self.real_time or self.transport == "process"
 
     def _check_plan(self) -> None:
         """Refuses stages that the other settings do not go with."""

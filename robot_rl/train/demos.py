@@ -19,9 +19,10 @@ from robot_rl.data.demos import Episodes, EpisodesMeta, load_episodes
 from robot_rl.data.episodes import together
 from robot_rl.data.replay import ReplayBuffer
 from robot_rl.hal.vector import Obs, VectorEnv
+from robot_rl.rollout.envs import Expert, make_expert
+from robot_rl.rollout.stepping import Moment, lockstep, seed_batches
 from robot_rl.sim.reflection import reflection_of
 from robot_rl.train.config import DemosConfig, RunConfig
-from robot_rl.train.envs import Expert, Moment, lockstep, make_expert, seed_batches
 
 Array = NDArray[Any]
 Columns = dict[str, Array]

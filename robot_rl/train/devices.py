@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from robot_rl.hal.device import DeviceSpec
-from robot_rl.sched.inventory import PER_CORE, cpu_spec, simulator_specs
+from robot_rl.sched.inventory import cpu_spec, simulator_of
 
 if TYPE_CHECKING:
-    from robot_rl.sim.config import EnvConfig
     from robot_rl.train.config import RunConfig
     from robot_rl.train.finetune.config import FinetuneConfig
 
@@ -21,21 +20,13 @@ def devices_of_training(config: RunConfig) -> list[tuple[DeviceSpec, int]]:
     A station's arm has one slot.
     """
     cpu = cpu_spec()
-    found = [(cpu, min(config.torch_threads, cpu.slots)), (simulator_of(config.env), 1)]
+    found = [(cpu, min(config.torch_threads, cpu.slots)), (simulator_of(config.env.kind), 1)]
     if config.station is not None:
         from robot_rl.real.claim import device_of  # only where a station is used
         from robot_rl.real.station import load_station
 
         found.append((device_of(load_station(config.station)), 1))
     return found
-
-
-def simulator_of(env: EnvConfig) -> DeviceSpec:
-    """Returns what is leased to act in an env."""
-    cpu = cpu_spec()
-    name = {"sim": "mujoco", "gym": "gymnasium"}.get(env.kind, env.kind)
-    found = [spec for spec in simulator_specs(cpu_slots=cpu.slots) if spec.name == name]
-    return found[0] if found else DeviceSpec(name=name, kind="sim", slots=PER_CORE * cpu.slots)
 
 
 def devices_of_finetuning(config: FinetuneConfig) -> list[tuple[DeviceSpec, int]]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, Generic, Protocol, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import numpy as np
 
@@ -46,6 +46,33 @@ class OneForEach(Generic[Added]):
             keeper.load_state_dict(saved)
 
 
+@dataclass
+class StaleSteps:
+    """What a replay does with steps whose policy is older than a bound."""
+
+    bound: int
+    """Learner updates by which the weights that acted may be older than the learner's."""
+    then: Literal["drop", "keep"]
+    learner: Callable[[], int]
+    """Returns the updates that the learner has made."""
+    count: int = 0
+    """Stale steps since the last row of metrics, dropped or kept."""
+    _cut: set[int] = field(default_factory=lambda: set[int]())
+    """Actors whose last steps were dropped: what follows does not continue what the replay has of them."""
+
+    def passed(self, steps: StepBatch) -> StepBatch | None:
+        """Returns what the replay takes of the steps; None if they are dropped."""
+        if self.learner() - steps.policy_version > self.bound:
+            self.count += len(steps.reward)
+            if self.then == "drop":
+                self._cut.add(steps.actor)
+                return None
+        if steps.actor in self._cut:
+            self._cut.remove(steps.actor)
+            return replace(steps, begins=True)
+        return steps
+
+
 class ReplayExperience:
     """Keeps the steps of the sources, and draws learners' batches from them."""
 
@@ -58,6 +85,7 @@ class ReplayExperience:
         device: str = "cpu",
         recorder: Keeper[None] | None = None,
         earlier: EpisodePool | None = None,
+        stale: StaleSteps | None = None,
         has_person: bool = False,
     ) -> None:
         """Puts them together.
@@ -69,9 +97,11 @@ class ReplayExperience:
             device: where the batches go.
             recorder: keeps every step on the disk.
             earlier: what earlier runs experienced, if `draw` takes from it.
+            stale: what becomes of steps of an old policy; None: they are as good as any.
             has_person: whether a person can take over; then their share is counted.
         """
         self._recorder, self._earlier, self._has_person = recorder, earlier, has_person
+        self._stale = stale
         self._replay, self._draw = replay, draw
         self._rng = np.random.default_rng(seed)
         self._device = device
@@ -80,7 +110,8 @@ class ReplayExperience:
     def add(self, steps: StepBatch) -> int:
         if self._recorder is not None:
             self._recorder.add(steps)
-        count = self._replay.add(steps)
+        kept = steps if self._stale is None else self._stale.passed(steps)
+        count = len(steps.reward) if kept is None else self._replay.add(kept)
         self._added += count
         self._by_person += count * (steps.source == "human")
         return count
@@ -90,9 +121,12 @@ class ReplayExperience:
         return batch if self._device == "cpu" else batch.to(self._device)
 
     def metrics(self) -> dict[str, float]:
-        """Returns how reuse does in this process, and a person's share of the steps since the last call."""
+        """Returns how reuse does, and since the last call the stale steps and a person's share of all."""
         found = {} if self._earlier is None else self._earlier.metrics()
         row = {f"replay/{name}": value for name, value in found.items()}
+        if self._stale is not None and self._stale.count:
+            row["collect/stale_steps"] = float(self._stale.count)
+            self._stale.count = 0
         if self._has_person and self._added:
             row["collect/human_share"] = self._by_person / self._added
             self._added, self._by_person = 0, 0

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from robot_rl.rollout.sources import Source
 from robot_rl.train.config import CheckpointConfig
 from robot_rl.train.loop import Hook, Run
 from robot_rl.train.schedule import Counters, Every
 from robot_rl.train.session import RunSession
-from robot_rl.train.sources import Source
 
 
 def checkpoint_hooks(

@@ -18,9 +18,10 @@ import torch
 
 from robot_rl.core.algorithm import Algorithm
 from robot_rl.data.transitions import StepBatch
+from robot_rl.rollout.sources import Source
+from robot_rl.rollout.weights import Publisher, load_weights
 from robot_rl.train.meter import Meter
 from robot_rl.train.schedule import Always, Counters, Every, Ratio
-from robot_rl.train.sources import PolicyHandle, Source, load_weights
 
 
 class Experience(Protocol):
@@ -88,7 +89,7 @@ class Run:
     sources: Sequence[Source]
     experience: Experience
     algorithm: Algorithm
-    handle: PolicyHandle
+    publisher: Publisher
     pacer: Pacer
     meter: Meter
     stage: Callable[[str], AbstractContextManager[Any]]
@@ -102,7 +103,8 @@ class Run:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         for name in self._parts:
-            getattr(self, name).load_state_dict(state[name])
+            old = {"publisher": "handle"}.get(name, name)  # its name in earlier checkpoints
+            getattr(self, name).load_state_dict(state[name] if name in state else state[old])
         for source, saved in zip(self.sources, state["sources"], strict=True):
             source.load_state_dict(saved)
 
@@ -110,7 +112,7 @@ class Run:
         """Gives `policy` the learner's newest weights; what acts may be `publish_every` updates behind."""
         load_weights(policy, self.algorithm.policy_weights())
 
-    _parts = ("counters", "experience", "algorithm", "handle", "pacer", "meter")
+    _parts = ("counters", "experience", "algorithm", "publisher", "pacer", "meter")
 
 
 def train(run: Run) -> None:
@@ -121,7 +123,7 @@ def train(run: Run) -> None:
             if run.pacer.is_spent(actor, counters):
                 continue
             with run.stage("collect"):
-                steps = source.collect(run.handle)
+                steps = source.collect(run.publisher)
             if isinstance(steps, StepBatch):
                 steps.actor = actor
             if steps is not None:

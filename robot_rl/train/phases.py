@@ -28,6 +28,7 @@ from robot_rl.data.episodes import EpisodesMeta
 from robot_rl.hal.vector import VectorEnv
 from robot_rl.policies.checkpoint import load_policy, save_policy
 from robot_rl.real.station import load_station
+from robot_rl.rollout.evaluate import EvalResult, evaluate_in, to_json
 from robot_rl.sched.opened import opened
 from robot_rl.sim.config import making
 from robot_rl.train.assemble import evaluator, evaluators, policy_meta
@@ -44,10 +45,9 @@ from robot_rl.train.base import (
 from robot_rl.train.config import RunConfig
 from robot_rl.train.demos import episodes_meta, load_demonstrations
 from robot_rl.train.deploy.online import check_arm, make_arm
-from robot_rl.train.envs import simulation
-from robot_rl.train.evaluate import EvalResult, evaluate_in, to_json
 from robot_rl.train.finetune.names import saved_folder
 from robot_rl.train.finetune.stage import check_finetuned, finetuning_phases
+from robot_rl.train.improve.acting import open_sim
 from robot_rl.train.improve.distil import PHASE as DISTIL
 from robot_rl.train.improve.distil import distil
 from robot_rl.train.improve.method import Method, Start, eval_metrics, method_of
@@ -190,12 +190,8 @@ def _improve(session: Session) -> None:
         return
     base, _ = load_policy(session.folder / "policy" / "base")
     episodes = load_demonstrations(demo_folder(session), session.config)
-    acting = config
-    if config.env.kind == "sim":  # states of simulations that diverge are kept for inspection
-        kept = config.env.dump_diverged or str(session.folder / "diverged")
-        acting = replace(config, env=replace(config.env, dump_diverged=kept))
     with (
-        _acting_envs(acting, method, session) as envs,
+        _acting_envs(method, session) as envs,
         evaluators(session) as eval_envs,
         _recorders(session, eval_envs) as recorders,
     ):
@@ -225,18 +221,18 @@ def _distil(session: Session) -> None:
 
 
 @contextmanager
-def _acting_envs(config: RunConfig, method: Method, session: Session) -> Generator[Mapping[str, VectorEnv]]:
+def _acting_envs(method: Method, session: Session) -> Generator[Mapping[str, VectorEnv]]:
     """Opens what collects, by the name of the source; nothing where it lives in a process of its own."""
-    envs: dict[str, VectorEnv] = {}
+    config, envs = session.config, dict[str, VectorEnv]()
+    leases = [held.lease for held in session.leases]
     with ExitStack() as stack:
         for name, source in {} if config.acts_alone else config.acting.items():
             if waits := making(source.num_envs):
                 session.display.message(waits)
             if config.has_arm:
-                env = make_arm(config, session.folder, session.leases)
+                env = make_arm(config, session.folder, leases)
             else:
-                device = simulation(config.env_of(name), source.num_envs, autoreset=method.autoreset)
-                env = session.open(device)
+                env = open_sim(config, session.folder, leases, name, autoreset=method.autoreset)
             envs[name] = stack.enter_context(closing(env))
         yield envs
 

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from robot_rl.core.errors import RenderError
 from robot_rl.hal.vector import VectorEnv
+from robot_rl.rollout.stepping import Moment
 from robot_rl.sim.cameras import Camera, Renderer
 from robot_rl.telemetry.video import write_video
 from robot_rl.train.config import VideoConfig
-from robot_rl.train.envs import Moment
 
 Array = NDArray[Any]
 

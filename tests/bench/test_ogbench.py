@@ -18,10 +18,10 @@ from robot_rl.config import dump, load
 from robot_rl.core.errors import ConfigError, RobotRLError
 from robot_rl.data.demos import load_episodes
 from robot_rl.data.episodes import EpisodesMeta
+from robot_rl.rollout.envs import simulation
 from robot_rl.sched.opened import opened
 from robot_rl.sim.vector import EnvConfig
 from robot_rl.train.config import RunConfig
-from robot_rl.train.envs import simulation
 
 PLAN: dict[str, Any] = {
     "task": "cube-single",

@@ -12,8 +12,8 @@ from robot_rl.bench import trivial
 from robot_rl.bench.trivial import actor_of
 from robot_rl.core.errors import ConfigError
 from robot_rl.hal.vector import VectorEnv
+from robot_rl.rollout.envs import make_env
 from robot_rl.sim.vector import EnvConfig
-from robot_rl.train.envs import make_env
 
 
 @pytest.fixture

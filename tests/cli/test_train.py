@@ -29,12 +29,12 @@ from robot_rl.data.normalize import Normaliser
 from robot_rl.hal.device import DeviceSpec
 from robot_rl.policies.checkpoint import save_policy
 from robot_rl.policies.chunk import ChunkPolicyConfig, FlowPolicy
+from robot_rl.rollout.envs import make_env
 from robot_rl.sched.inventory import cpu_spec
 from robot_rl.sched.leases import LeaseStore
 from robot_rl.sim.vector import EnvConfig
 from robot_rl.train.assemble import policy_meta
 from robot_rl.train.config import RunConfig
-from robot_rl.train.envs import make_env
 
 
 @pytest.fixture(autouse=True)

@@ -15,9 +15,9 @@ from robot_rl.hal.leased import EnvDevice
 from robot_rl.hal.vector import VectorEnv
 from robot_rl.real.claim import device_of
 from robot_rl.real.station import load_station
+from robot_rl.rollout.envs import simulation
 from robot_rl.sim.vector import EnvConfig, SimVectorEnv
 from robot_rl.testing.devices import FakeRobot
-from robot_rl.train.envs import simulation
 from tests.train.deploy.conftest import CONFIG, make_env
 
 Autoreset = Literal["same_step", "disabled"]

@@ -22,12 +22,13 @@ from robot_rl.core.policy import ChunkSample, Mode, Policy
 from robot_rl.data.replay import ReplayBuffer, TransitionBatch
 from robot_rl.hal.vector import Array, Obs, VectorEnv
 from robot_rl.policies.executor import ChunkExecutor
+from robot_rl.rollout.sources import InlineSource
+from robot_rl.rollout.weights import Publisher
 from robot_rl.train.checkpoint import read_state, write_state
 from robot_rl.train.experience import ReplayExperience
 from robot_rl.train.loop import Hook, Pacer, Run, train
 from robot_rl.train.meter import Meter
 from robot_rl.train.schedule import Counters, Every, Ratio
-from robot_rl.train.sources import PolicyHandle, SimSource
 
 NUM_ENVS, N_STEP, GAMMA = 5, 3, 0.9
 RESIDUAL = 0.25
@@ -66,7 +67,9 @@ class CountingEnv(VectorEnv):
         self._episode[:], self._step[:] = 0, 0
         return self._obs(), {"success": np.zeros(self.num_envs, bool)}
 
-    def step(self, actions: Array) -> tuple[Obs, Array, Array, Array, dict[str, Any]]:
+    def step_masked(
+        self, actions: Array, active: Array | None
+    ) -> tuple[Obs, Array, Array, Array, dict[str, Any]]:
         expected = base_action(self._env, self._episode, self._step) + np.array([RESIDUAL, 0], np.float32)
         np.testing.assert_allclose(
             actions, expected, atol=1e-6, err_msg="an action of another step or episode"
@@ -182,11 +185,11 @@ def build(
     # Smaller than the run: it wraps.
     replay = ReplayBuffer(120 * actors, NUM_ENVS, {"state": ((3,), np.float32)}, 2, actors=actors)
 
-    def source(number: int) -> SimSource:
+    def source(number: int) -> InlineSource:
         executor = ChunkExecutor(cast(Policy, policy), NUM_ENVS, n_exec=n_exec)
-        return SimSource(CountingEnv(NUM_ENVS, NUM_ENVS * number), policy, executor, seed=0)
+        return InlineSource(CountingEnv(NUM_ENVS, NUM_ENVS * number), policy, executor, seed=0)
 
-    handle = PolicyHandle()
+    handle = Publisher()
 
     def offer(counters: Counters) -> None:
         handle.offer(counters.updates, algorithm.policy_weights)
@@ -198,7 +201,7 @@ def build(
             replay, draw=lambda rng: replay.sample(32, n_step=N_STEP, gamma_step=GAMMA, rng=rng), seed=1
         ),
         algorithm=algorithm,
-        handle=handle,
+        publisher=handle,
         pacer=Pacer(
             finished=lambda counters: counters.env_steps >= env_steps,
             updates=Ratio(0.5, after_steps=20),

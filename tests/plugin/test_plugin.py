@@ -20,10 +20,10 @@ from robot_rl.core.registry import plugins, resolve, table
 from robot_rl.hal.conformance import check_device, check_vector_env
 from robot_rl.hal.vector import VectorEnv
 from robot_rl.policies.conformance import check_policy
+from robot_rl.rollout.envs import simulation
 from robot_rl.sim.config import EnvConfig
 from robot_rl.sim.vector import SimVectorEnv
 from robot_rl.train.config import RunConfig
-from robot_rl.train.envs import simulation
 from robot_rl.train.improve import direct
 from robot_rl.train.improve.config import DirectPhase
 from robot_rl.train.improve.method import Method

@@ -11,9 +11,9 @@ from robot_rl.core.errors import ConfigError
 from robot_rl.core.policy import ChunkSample, Policy
 from robot_rl.data.demos import Episodes
 from robot_rl.hal.vector import Array
+from robot_rl.rollout.envs import make_expert
 from robot_rl.testing.devices import FakeEnv
 from robot_rl.train.demos import collect_episodes, relabelled
-from robot_rl.train.envs import make_expert
 
 
 class Steady:

@@ -16,12 +16,13 @@ from robot_rl.core.errors import CheckpointError, ConfigError, DatasetError, Ren
 from robot_rl.data.store.reader import open_source
 from robot_rl.hal.vector import Array
 from robot_rl.policies.checkpoint import load_policy
+from robot_rl.rollout.envs import make_env
+from robot_rl.rollout.stepping import Moment
 from robot_rl.sim.vector import EnvConfig
 from robot_rl.telemetry.metrics import read_metrics
 from robot_rl.testing.devices import FakeEnv
 from robot_rl.train import base, checkpoint, pictures
 from robot_rl.train.config import BCPhase, DemosConfig, ReplayConfig, RunConfig, VideoConfig
-from robot_rl.train.envs import Moment, make_env
 from robot_rl.train.phases import resume, run
 from robot_rl.train.pictures import Photographer
 from robot_rl.train.record import load_config, new_folder

@@ -24,6 +24,9 @@ from robot_rl.data.replay import ReplayBuffer
 from robot_rl.data.store.reader import open_source
 from robot_rl.data.transitions import StepBatch
 from robot_rl.policies.checkpoint import check_meta, load_policy
+from robot_rl.rollout.envs import make_env
+from robot_rl.rollout.sources import Source
+from robot_rl.rollout.weights import Publisher
 from robot_rl.telemetry import figures
 from robot_rl.telemetry.metrics import read_metrics
 from robot_rl.telemetry.runs import Outcome, load_run
@@ -32,7 +35,6 @@ from robot_rl.train.collect import open_policy
 from robot_rl.train.config import RunConfig
 from robot_rl.train.demos import load_demonstrations
 from robot_rl.train.devices import devices_of_training
-from robot_rl.train.envs import make_env
 from robot_rl.train.experience import OneForEach
 from robot_rl.train.improve.config import OffPolicyPhase
 from robot_rl.train.improve.method import Start, settings_of
@@ -44,7 +46,6 @@ from robot_rl.train.phases import Summary, resume, run
 from robot_rl.train.record import write_report
 from robot_rl.train.recording import check_spaces, experience_of
 from robot_rl.train.schedule import Counters, Ratio
-from robot_rl.train.sources import PolicyHandle, Source
 from tests.runs import SMALL, folder_of, killed_after, rows_of, weights
 
 ROBOTS: dict[str, Any] = {
@@ -239,7 +240,7 @@ class Collector:
     def __init__(self, rows: int) -> None:
         self.rows, self.asked = rows, 0
 
-    def collect(self, handle: PolicyHandle) -> StepBatch:
+    def collect(self, handle: Publisher) -> StepBatch:
         self.asked += 1
         return batch(0, self.rows)
 
@@ -276,7 +277,7 @@ def test_a_source_collects_no_more_than_its_budget_and_the_learner_is_paid_for_a
         sources=cast("list[Source]", sources),
         experience=cast(Experience, tally),
         algorithm=cast(Algorithm, learner),
-        handle=PolicyHandle(),
+        publisher=Publisher(),
         pacer=Pacer(
             finished=lambda at: all(at.of_source(i) >= budget for i, budget in enumerate(budgets)),
             updates=Ratio(2.0),
@@ -314,7 +315,7 @@ def test_batches_mix_demonstrations_and_sources_in_their_shares(finished: tuple[
     base, _ = load_policy(folder / "policy/base")
     start = Start(episodes=episodes, base=base, envs={}, eval_envs={})
     experience = replay_of(
-        config, start, steps(settings_of(config, OffPolicyPhase)), 0, lambda replay: replay
+        config, start, steps(settings_of(config, OffPolicyPhase)), 0, lambda replay: replay, lambda: 0
     )
     width, actions = episodes.obs["state"].shape[1], episodes.action.shape[1]
     for actor, (rows, value) in enumerate(((2, 7.0), (3, 9.0))):

@@ -14,13 +14,13 @@ from robot_rl.data.demos import save_episodes
 from robot_rl.policies.checkpoint import load_policy, save_policy
 from robot_rl.policies.vla.config import SmallVLAConfig
 from robot_rl.policies.vla.small import SmallVLA
+from robot_rl.rollout.envs import make_env
 from robot_rl.sched.opened import opened
 from robot_rl.telemetry.metrics import read_metrics
 from robot_rl.train import phases
 from robot_rl.train.assemble import evaluator, policy_meta
 from robot_rl.train.config import RunConfig
 from robot_rl.train.demos import collect_demonstrations
-from robot_rl.train.envs import make_env
 from robot_rl.train.finetune import run as finetune
 from robot_rl.train.finetune.config import FinetuneConfig
 from robot_rl.train.improve.method import method_of

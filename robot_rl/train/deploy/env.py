@@ -237,14 +237,13 @@ class StationEnv(VectorEnv):
 
     # Control steps
 
-    def step(self, actions: Array) -> tuple[Obs, Array, Array, Array, dict[str, Any]]:
-        """Sends the action's targets and returns what is so a control period later."""
-        return self.step_masked(actions, None)
-
     def step_masked(
         self, actions: Array, active: Array | None
     ) -> tuple[Obs, Array, Array, Array, dict[str, Any]]:
-        """As `step`; an episode that is over stands still."""
+        """Sends the action's targets and returns what is so a control period later.
+
+        An episode that is over stands still.
+        """
         action = self._checked(actions)
         nothing = np.zeros(1, bool)
         if active is not None and not active[0]:

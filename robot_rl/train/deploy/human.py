@@ -97,8 +97,12 @@ class Intervening(VectorEnv):
         self._teleop.begin()
         return obs, infos
 
-    def step(self, actions: Array) -> tuple[Obs, Array, Array, Array, dict[str, Any]]:
+    def step_masked(
+        self, actions: Array, active: Array | None
+    ) -> tuple[Obs, Array, Array, Array, dict[str, Any]]:
         """Asks the person, executes theirs or the policy's action, judges; begins the next episode."""
+        if active is not None and not np.all(active):
+            raise ConfigError(f"{self.task}: an arm with a person beside it cannot be masked; got {active}.")
         wanted = np.asarray(actions, np.float32)
         intent = self._teleop.read(wanted[0])
         self._heed(intent)
@@ -124,14 +128,6 @@ class Intervening(VectorEnv):
         if success or not self._is_dense:
             return float(success)
         return min(reward, MOST_SHAPING)  # the judge stands above an env that sees success
-
-    def step_masked(
-        self, actions: Array, active: Array | None
-    ) -> tuple[Obs, Array, Array, Array, dict[str, Any]]:
-        """Steps: there is one row, and it is active."""
-        if active is not None and not np.all(active):
-            raise ConfigError(f"{self.task}: an arm with a person beside it cannot be masked; got {active}.")
-        return self.step(actions)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns env and person, where both can be put back: a simulation, a script."""

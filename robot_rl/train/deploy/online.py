@@ -19,12 +19,12 @@ from robot_rl.real.station import StationConfig, load_station
 from robot_rl.real.teleop.intent import Teleop
 from robot_rl.real.teleop.keyboard import Keyboard, check_terminal
 from robot_rl.real.teleop.nobody import Nobody
+from robot_rl.rollout.envs import simulation
 from robot_rl.sched.opened import opened
 from robot_rl.train.config import HumanConfig, RunConfig
 from robot_rl.train.deploy.human import Intervening
 from robot_rl.train.deploy.person import ScriptedPerson
 from robot_rl.train.deploy.reward import make_judge
-from robot_rl.train.envs import simulation
 
 
 def make_arm(config: RunConfig, folder: Path, leases: Iterable[LeaseLike]) -> Intervening:

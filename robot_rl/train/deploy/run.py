@@ -35,6 +35,7 @@ from robot_rl.real.launch import StationProcesses
 from robot_rl.real.remote import RemoteConfig
 from robot_rl.real.sensors import open_sensors
 from robot_rl.real.station import StationConfig, load_station
+from robot_rl.rollout.stepping import Moment, lockstep
 from robot_rl.sched.leases import LeaseStore
 from robot_rl.sched.opened import keeping_stops
 from robot_rl.telemetry.progress import ProgressDisplay
@@ -46,7 +47,6 @@ from robot_rl.train.deploy.fit import check_fit, in_scene_of
 from robot_rl.train.deploy.journal import FILMED, EpisodeOutcome, Journal, film
 from robot_rl.train.deploy.measured import Measured
 from robot_rl.train.deploy.remote import RemotePolicy, open_remote
-from robot_rl.train.envs import Moment, lockstep
 from robot_rl.train.record import load_config, new_folder
 from robot_rl.train.recording import Recorder, observed
 

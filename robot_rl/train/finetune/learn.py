@@ -22,6 +22,7 @@ from robot_rl.core.registry import resolve
 from robot_rl.data.lerobot.pictures import PictureCache
 from robot_rl.data.lerobot.reader import Dataset
 from robot_rl.policies.checkpoint import PolicyMeta
+from robot_rl.rollout.weights import Publisher
 from robot_rl.train.finetune.config import FinetuneConfig
 from robot_rl.train.finetune.data import (
     DemoData,
@@ -38,7 +39,6 @@ from robot_rl.train.loop import Hook, Pacer, Run
 from robot_rl.train.meter import Meter
 from robot_rl.train.schedule import Always, Counters, Every
 from robot_rl.train.session import RunSession
-from robot_rl.train.sources import PolicyHandle
 
 Array = NDArray[Any]
 Clock = Callable[[], float]
@@ -151,7 +151,7 @@ def assemble_job(work: Finetuning, job: TrainingJob, policy: Module) -> tuple[Ru
             seed=stream_seed(config, f"{name} batches"),
         ),
         algorithm=algorithm,
-        handle=PolicyHandle(),
+        publisher=Publisher(),
         pacer=Pacer(
             finished=lambda at: at.updates >= job.updates and work.minutes(name) >= job.minutes,
             updates=Always(),

@@ -117,7 +117,9 @@ class OffPolicyPhase(ImprovePhase):
     publish_every: int = 1
     """Learner updates between two hand-overs of weights to those who act."""
     max_staleness: int = 1000
-    """Learner updates by which acting weights may lag behind before the run stops."""
+    """Learner updates by which acting weights may be older than the learner's; else their steps are stale."""
+    stale: Literal["drop", "keep"] = "drop"
+    """What becomes of stale steps in the replay; they are counted, and recorded, in any case."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -7,21 +7,37 @@ import copy
 from robot_rl.algos.episode_rewards import ProcessReward, ProgressReward
 from robot_rl.core.registry import resolve
 from robot_rl.core.seeding import train_seed
+from robot_rl.hal.vector import VectorEnv
+from robot_rl.rollout.groups import GroupSource
+from robot_rl.rollout.weights import Publisher
 from robot_rl.train.config import RunConfig
-from robot_rl.train.groups import AllOf, EpisodeReward, GroupExperience, GroupSource
+from robot_rl.train.improve.acting import sources_of
 from robot_rl.train.improve.config import GRPOPhase
 from robot_rl.train.improve.method import Method, Module, Start, add_hooks, settings_of
 from robot_rl.train.improve.ppo import make_policy
 from robot_rl.train.loop import Pacer, Run
 from robot_rl.train.meter import Meter
+from robot_rl.train.rollouts import AllOf, EpisodeReward, GroupExperience
 from robot_rl.train.session import Session
-from robot_rl.train.sources import PolicyHandle
+
+
+def make_source(config: RunConfig, policy: Module, env: VectorEnv, name: str) -> GroupSource:
+    """Returns a source of groups of episodes; RunConfig refuses those of an arm, and several sources."""
+    cfg = settings_of(config, GRPOPhase)
+    return GroupSource(
+        env,
+        copy.deepcopy(policy).to(config.device).eval(),
+        group=cfg.group,
+        n_exec=config.n_exec,
+        gamma_step=cfg.algorithm.gamma_step,
+        seed=train_seed(config.seed, "collect") // 2,
+        device=config.device,
+    )
 
 
 def assemble(session: Session, start: Start) -> tuple[Run, Module]:
     """Returns the loop that trains a copy of the base on its own episodes, and that copy."""
     config, cfg = session.config, settings_of(session.config, GRPOPhase)
-    (env,) = start.envs.values()  # RunConfig refuses groups from an arm, and several sources
     session.counters.updates = 0
     policy = make_policy(config, start.base).to(config.device)
     algorithm = resolve("algorithm", "chain_ppo", at="grpo")(
@@ -30,15 +46,6 @@ def assemble(session: Session, start: Start) -> tuple[Run, Module]:
         train_seed(config.seed, "grpo"),
         num_envs=config.num_envs,
         group=0 if cfg.reward == "process" else cfg.group,
-    )
-    source = GroupSource(
-        env,
-        copy.deepcopy(policy).eval(),
-        group=cfg.group,
-        n_exec=config.n_exec,
-        gamma_step=cfg.algorithm.gamma_step,
-        seed=train_seed(config.seed, "collect") // 2,
-        device=config.device,
     )
     experience = GroupExperience(
         algorithm,
@@ -50,11 +57,10 @@ def assemble(session: Session, start: Start) -> tuple[Run, Module]:
         seed=train_seed(config.seed, "grpo batches"),
     )
     run = Run(
-        sources=[source],
+        sources=sources_of(session, start, policy),
         experience=experience,
         algorithm=algorithm,
-        # Before it acts it takes the newest weights; between two rollouts lies at most an update a decision.
-        handle=PolicyHandle(max_staleness=cfg.algorithm.epochs * cfg.env_steps),
+        publisher=Publisher(),
         pacer=Pacer(finished=lambda at: at.env_steps >= cfg.env_steps, updates=AllOf(experience)),
         meter=Meter(),
         stage=session.timer.stage,
@@ -74,4 +80,6 @@ def _reward(config: RunConfig, policy: Module) -> EpisodeReward | None:
     return None
 
 
-GRPO = Method(make_policy=make_policy, assemble=assemble, autoreset="disabled", records=False)
+GRPO = Method(
+    make_policy=make_policy, assemble=assemble, make_source=make_source, autoreset="disabled", records=False
+)

@@ -11,9 +11,10 @@ from robot_rl.core.seeding import quick_eval_seeds
 from robot_rl.data.demos import Episodes
 from robot_rl.hal.vector import VectorEnv
 from robot_rl.policies.spec import SavedPolicy
+from robot_rl.rollout.envs import Autoreset
+from robot_rl.rollout.evaluate import EvalResult, evaluate_in, of_all
+from robot_rl.rollout.sources import Source
 from robot_rl.train.config import RunConfig
-from robot_rl.train.envs import Autoreset
-from robot_rl.train.evaluate import EvalResult, evaluate_in, of_all
 from robot_rl.train.hooks import checkpoint_hooks, env_steps, group_of, show_progress, write_metrics
 from robot_rl.train.improve.config import ImprovePhase
 from robot_rl.train.loop import Hook, Run
@@ -49,6 +50,9 @@ class Method:
     """Returns the policy that learns, as it is before the first update."""
     assemble: Callable[[Session, Start], tuple[Run, Module]]
     """Returns the loop, and the policy that it trains."""
+    make_source: Callable[[RunConfig, Module, VectorEnv, str], Source] | None = None
+    """Returns what collects in an env, with an acting copy of the policy, for the source of that name;
+    None for single control steps."""
     settings: type[ImprovePhase] | None = None
     """Of a plug-in's method, whose name is its `kind`; those of ours stand in `improve.config`."""
     autoreset: Autoreset = "same_step"
@@ -84,7 +88,7 @@ def add_hooks(
 
     def offer(at: Counters) -> None:
         session.check_leases()
-        run.handle.offer(at.updates, run.algorithm.policy_weights)
+        run.publisher.offer(at.updates, run.algorithm.policy_weights)
 
     def look(_: Counters) -> None:
         run.hand_over(policy)

@@ -5,40 +5,31 @@ B envs, A action dim.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from robot_rl.core.algorithm import Algorithm
-from robot_rl.core.registry import resolve
 from robot_rl.core.seeding import train_seed
 from robot_rl.data.episode import feature_of
 from robot_rl.data.of_source import OfSource
 from robot_rl.data.replay import Mixture, ReplayBuffer
 from robot_rl.data.transitions import ChunkBatch, StepSource, TransitionBatch
-from robot_rl.hal.device import LeaseLike
-from robot_rl.hal.vector import VectorEnv
-from robot_rl.policies.checkpoint import load_policy
-from robot_rl.policies.executor import ChunkExecutor
-from robot_rl.train.async_source import AsyncSource
+from robot_rl.rollout.weights import Publisher
 from robot_rl.train.config import RunConfig
 from robot_rl.train.demos import relabelled
-from robot_rl.train.deploy.online import make_arm
-from robot_rl.train.experience import OneForEach, ReplayExperience
+from robot_rl.train.experience import OneForEach, ReplayExperience, StaleSteps
+from robot_rl.train.improve.acting import sources_of
 from robot_rl.train.improve.config import OffPolicyPhase
-from robot_rl.train.improve.method import Module, Start, add_hooks, method_of, settings_of
+from robot_rl.train.improve.method import Module, Start, add_hooks, settings_of
 from robot_rl.train.loop import Pacer, Run
 from robot_rl.train.meter import Meter
 from robot_rl.train.recording import open_earlier, pool_of
 from robot_rl.train.robots import shares
 from robot_rl.train.schedule import Ratio
 from robot_rl.train.session import Session
-from robot_rl.train.sources import PolicyHandle, SimSource, Source
 
 Draw = Callable[[Any, np.random.Generator], TransitionBatch | ChunkBatch]
 """Returns a learner's batch from the online replay, or from the mixture that holds it."""
@@ -79,15 +70,14 @@ def assemble(
     """
     config, phase = session.config, settings_of(session.config, OffPolicyPhase)
     session.counters.updates = 0
-    sources: list[Source] = [make_source(config, policy, env, name) for name, env in start.envs.items()]
-    sources = sources or [make_async(session)]
+    sources = sources_of(session, start, policy)
     budgets = [source.env_steps for source in config.acting.values()]
-    experience = _replay(config, start, draw, latent_dim, online)
+    experience = _replay(config, start, draw, latent_dim, online, lambda: session.counters.updates)
     run = Run(
         sources=sources,
         experience=experience,
         algorithm=algorithm,
-        handle=PolicyHandle(publish_every=phase.publish_every, max_staleness=phase.max_staleness),
+        publisher=Publisher(publish_every=phase.publish_every),
         pacer=Pacer(
             finished=lambda at: all(at.of_source(i) >= budget for i, budget in enumerate(budgets)),
             updates=Ratio(
@@ -105,44 +95,13 @@ def assemble(
     return run
 
 
-def make_source(config: RunConfig, policy: Module, env: VectorEnv, name: str = "") -> SimSource:
-    """Returns what collects, with an acting copy of the policy, which the learner never touches."""
-
-    def seed(stream: str) -> int:
-        return train_seed(config.seed, f"{stream} {name}" if name else stream)
-
-    acting = copy.deepcopy(policy).to("cpu").eval()
-    executor = ChunkExecutor(
-        acting,
-        config.acting[name].num_envs,
-        n_exec=config.n_exec,
-        mode="explore",
-        seed=seed("explore"),
-    )
-    return SimSource(env, acting, executor, seed=seed("collect") // 2)
-
-
-def make_async(session: Session) -> AsyncSource:
-    """Returns an arm that moves in a process of its own; a station keeps time itself."""
-    config = session.config
-    period_s = 0.0 if config.station is not None else 1.0 / resolve("task", config.env.task).control.hz
-    leases = [held.lease for held in session.leases]
-    return AsyncSource(partial(act_alone, config, session.folder, leases), period_s=period_s)
-
-
-def act_alone(config: RunConfig, folder: Path, leases: Sequence[LeaseLike]) -> SimSource:
-    """Returns what collects, under the run's leases; called in the actor's process."""
-    torch.set_num_threads(1)
-    base, _ = load_policy(folder / "policy" / "base")
-    return make_source(config, method_of(config).make_policy(config, base), make_arm(config, folder, leases))
-
-
 def _replay(
     config: RunConfig,
     start: Start,
     draw: Draw,
     latent_dim: int,
     drawn_from: Callable[[ReplayBuffer], Any],
+    learner: Callable[[], int],
 ) -> ReplayExperience:
     """Returns the sources' buffers, mixed in exact shares with demonstrations and earlier experience."""
     phase, seed = settings_of(config, OffPolicyPhase), config.seed
@@ -180,5 +139,6 @@ def _replay(
         device=config.device,
         recorder=OneForEach(recorders) if more and recorders else next(iter(recorders), None),
         earlier=earlier,
+        stale=StaleSteps(phase.max_staleness, phase.stale, learner),
         has_person=config.human.input != "none",
     )

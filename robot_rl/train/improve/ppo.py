@@ -7,17 +7,20 @@ from typing import Any
 
 from robot_rl.core.registry import resolve
 from robot_rl.core.seeding import train_seed
+from robot_rl.hal.vector import VectorEnv
 from robot_rl.policies.spec import SavedPolicy
+from robot_rl.rollout.chunks import RolloutSource
+from robot_rl.rollout.weights import Publisher
 from robot_rl.train.assemble import generator
 from robot_rl.train.config import RunConfig
+from robot_rl.train.improve.acting import sources_of
 from robot_rl.train.improve.config import ChainPhase, PPOPhase
 from robot_rl.train.improve.method import Method, Module, Start, add_hooks, settings_of
 from robot_rl.train.loop import Pacer, Run
 from robot_rl.train.meter import Meter
-from robot_rl.train.rollouts import RolloutExperience, RolloutSource
+from robot_rl.train.rollouts import RolloutExperience
 from robot_rl.train.schedule import Always
 from robot_rl.train.session import Session
-from robot_rl.train.sources import PolicyHandle
 
 
 def make_policy(config: RunConfig, base: SavedPolicy) -> Module:
@@ -25,6 +28,20 @@ def make_policy(config: RunConfig, base: SavedPolicy) -> Module:
     module: Any = copy.deepcopy(base)
     process = settings_of(config, ChainPhase).explored(module.config, config.n_exec)
     return module.with_process(process, generator=generator(config.seed, "exploration"))
+
+
+def make_source(config: RunConfig, policy: Module, env: VectorEnv, name: str) -> RolloutSource:
+    """Returns a source of rollouts; RunConfig refuses those of an arm, and several sources."""
+    cfg = settings_of(config, PPOPhase)
+    return RolloutSource(
+        env,
+        copy.deepcopy(policy).to(config.device).eval(),
+        decisions=cfg.decisions,
+        n_exec=config.n_exec,
+        gamma_step=cfg.algorithm.gamma_step,
+        seed=train_seed(config.seed, "collect") // 2,
+        device=config.device,
+    )
 
 
 def assemble(session: Session, start: Start) -> tuple[Run, Module]:
@@ -36,29 +53,19 @@ def assemble(session: Session, start: Start) -> tuple[Run, Module]:
 def assemble_online(session: Session, start: Start, policy: Module) -> Run:
     """Returns the loop that trains `policy` on its own rollouts."""
     config, cfg = session.config, settings_of(session.config, PPOPhase)
-    (env,) = start.envs.values()  # RunConfig refuses rollouts from an arm, and several sources
     session.counters.updates = 0
     algorithm = resolve("algorithm", "chain_ppo", at="ppo")(
         policy, cfg.algorithm, train_seed(config.seed, "ppo"), num_envs=config.num_envs
     )
     minibatches = -(-config.num_envs * cfg.decisions // cfg.algorithm.batch)
     block = cfg.algorithm.epochs * minibatches
-    source = RolloutSource(
-        env,
-        copy.deepcopy(policy).eval(),
-        decisions=cfg.decisions,
-        n_exec=config.n_exec,
-        gamma_step=cfg.algorithm.gamma_step,
-        seed=train_seed(config.seed, "collect") // 2,
-        device=config.device,
-    )
     run = Run(
-        sources=[source],
+        sources=sources_of(session, start, policy),
         experience=RolloutExperience(
             algorithm, minibatches=minibatches, seed=train_seed(config.seed, "ppo batches")
         ),
         algorithm=algorithm,
-        handle=PolicyHandle(max_staleness=block),
+        publisher=Publisher(),
         pacer=Pacer(finished=lambda at: at.env_steps >= cfg.env_steps, updates=Always(block)),
         meter=Meter(),
         stage=session.timer.stage,
@@ -68,4 +75,4 @@ def assemble_online(session: Session, start: Start, policy: Module) -> Run:
     return run
 
 
-PPO = Method(make_policy=make_policy, assemble=assemble, records=False)
+PPO = Method(make_policy=make_policy, assemble=assemble, make_source=make_source, records=False)

@@ -19,9 +19,9 @@ from robot_rl.algos.gate import CriticScore, Gate
 from robot_rl.algos.iql import IQL
 from robot_rl.core.registry import resolve
 from robot_rl.core.seeding import train_seed
+from robot_rl.rollout.evaluate import evaluate_in
 from robot_rl.train.assemble import generator
 from robot_rl.train.config import RunConfig
-from robot_rl.train.evaluate import evaluate_in
 from robot_rl.train.improve import ppo
 from robot_rl.train.improve.config import RL100Phase
 from robot_rl.train.improve.method import Method, Module, Start, settings_of
@@ -117,4 +117,4 @@ def simulator_score(session: Session, start: Start, policy: Module) -> Callable[
     return score
 
 
-RL100 = Method(make_policy=ppo.make_policy, assemble=assemble, records=False)
+RL100 = Method(make_policy=ppo.make_policy, assemble=assemble, make_source=ppo.make_source, records=False)

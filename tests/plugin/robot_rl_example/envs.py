@@ -47,9 +47,6 @@ class Points(VectorEnv):
         self._begin(mask, episodes)
         return self._observe(), {"success": np.zeros(self.num_envs, bool)}
 
-    def step(self, actions: Array) -> tuple[Obs, Array, Array, Array, dict[str, Any]]:
-        return self.step_masked(actions, None)
-
     def step_masked(
         self, actions: Array, active: Array | None
     ) -> tuple[Obs, Array, Array, Array, dict[str, Any]]:

@@ -25,6 +25,7 @@ from robot_rl.policies.chunk import ChunkPolicyConfig
 from robot_rl.policies.config import GaussianPolicyConfig
 from robot_rl.real.claim import device_of
 from robot_rl.real.station import StationConfig, load_station
+from robot_rl.rollout.envs import make_env
 from robot_rl.sim.vector import EnvConfig
 from robot_rl.telemetry.progress import ProgressDisplay
 from robot_rl.train.assemble import policy_meta
@@ -34,7 +35,6 @@ from robot_rl.train.deploy.config import DeployConfig
 from robot_rl.train.deploy.fit import in_scene_of
 from robot_rl.train.deploy.journal import Journal
 from robot_rl.train.deploy.run import deploy
-from robot_rl.train.envs import make_env
 
 ENV = EnvConfig(task="pick_cube", horizon_s=0.5, num_threads=1)
 SMALL: dict[str, Any] = {

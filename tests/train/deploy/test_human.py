@@ -13,6 +13,9 @@ from robot_rl.data.replay import ReplayBuffer
 from robot_rl.policies.executor import ChunkExecutor
 from robot_rl.real.teleop.intent import Array, Intent
 from robot_rl.real.teleop.nobody import Nobody
+from robot_rl.rollout.envs import make_env
+from robot_rl.rollout.sources import InlineSource
+from robot_rl.rollout.weights import Publisher
 from robot_rl.sim.vector import EnvConfig
 from robot_rl.testing.devices import FakeEnv
 from robot_rl.train.config import HumanConfig, RunConfig
@@ -20,11 +23,9 @@ from robot_rl.train.deploy.human import Intervening
 from robot_rl.train.deploy.online import make_arm
 from robot_rl.train.deploy.person import ScriptedPerson, ScriptedPersonConfig
 from robot_rl.train.deploy.reward import KeyJudge, TaskJudge
-from robot_rl.train.envs import make_env
 from robot_rl.train.experience import ReplayExperience
-from robot_rl.train.sources import PolicyHandle, SimSource
 from tests.hal.test_device import Ticket
-from tests.train.test_sources import VersionPolicy, weights
+from tests.rollout.test_sources import VersionPolicy, weights
 
 LEASES = [Ticket("mujoco")]
 
@@ -138,8 +139,8 @@ def test_a_person_watches_one_arm() -> None:
 def test_the_plan_of_before_is_forgotten_after_a_person_moved_the_arm() -> None:
     env, _ = arm([Intent(), DRIVES, Intent(), Intent()])
     policy = VersionPolicy()
-    source = SimSource(env, policy, ChunkExecutor(cast(Policy, policy), 1, n_exec=4), seed=3)
-    handle, planned, sources = PolicyHandle(), [], []
+    source = InlineSource(env, policy, ChunkExecutor(cast(Policy, policy), 1, n_exec=4), seed=3)
+    handle, planned, sources = Publisher(), [], []
     for version in range(4):
         handle.offer(version, lambda version=version: weights(float(version)))
         steps = source.collect(handle)
@@ -154,7 +155,7 @@ def test_the_plan_of_before_is_forgotten_after_a_person_moved_the_arm() -> None:
 def test_a_persons_share_of_the_steps_is_counted_anew_for_each_row() -> None:
     env, _ = arm([DRIVES, Intent(), Intent(), Intent(), DRIVES, DRIVES])
     policy = VersionPolicy()
-    source = SimSource(env, policy, ChunkExecutor(cast(Policy, policy), 1, n_exec=4), seed=3)
+    source = InlineSource(env, policy, ChunkExecutor(cast(Policy, policy), 1, n_exec=4), seed=3)
     replay = ReplayBuffer(50, 1, {"state": ((5,), np.float32)}, 2)
     experience = ReplayExperience(
         replay,
@@ -162,7 +163,7 @@ def test_a_persons_share_of_the_steps_is_counted_anew_for_each_row() -> None:
         seed=0,
         has_person=True,
     )
-    handle = PolicyHandle()
+    handle = Publisher()
     handle.offer(0, lambda: weights(0.0))
     shares: list[float] = []
     for steps in (4, 2):
@@ -192,8 +193,8 @@ def test_dense_reward_stays_dense_beside_an_arm(tmp_path: Path) -> None:
 class Shaped(FakeEnv):
     """Rewards a step by 0.3, and success by 1."""
 
-    def step(self, actions: Array) -> Any:
-        obs, _, terminated, truncated, infos = super().step(actions)
+    def step_masked(self, actions: Array, active: Array | None) -> Any:
+        obs, _, terminated, truncated, infos = super().step_masked(actions, active)
         return obs, np.where(terminated, 1.0, 0.3), terminated, truncated, infos
 
 

@@ -10,10 +10,11 @@ from robot_rl.core.errors import ConfigError, DeviceError, SafetyStopError, Stal
 from robot_rl.real.messages import Answer, Frame, Status
 from robot_rl.real.station import CameraConfig, load_station
 from robot_rl.real.teleop.nobody import Nobody
+from robot_rl.rollout.envs import make_expert
+from robot_rl.rollout.stepping import lockstep
 from robot_rl.sim.vector import EnvConfig, SimVectorEnv
 from robot_rl.train.deploy.human import Intervening
 from robot_rl.train.deploy.reward import TaskJudge
-from robot_rl.train.envs import lockstep, make_expert
 
 CONFIG = EnvConfig(task="pick_cube", num_threads=1)
 PICTURE_NS = 70_000_000

@@ -10,9 +10,10 @@ from torch import Generator, Tensor, nn
 
 from robot_rl.core.policy import Chain, ChunkSample
 from robot_rl.data.rollout import PPOBatch, Rollout
+from robot_rl.rollout.chunks import RolloutSource
+from robot_rl.rollout.weights import Publisher
 from robot_rl.testing.devices import FakeEnv
-from robot_rl.train.rollouts import RolloutExperience, RolloutSource
-from robot_rl.train.sources import PolicyHandle
+from robot_rl.train.rollouts import RolloutExperience
 
 H, A = 4, 2
 
@@ -38,8 +39,8 @@ def make_source(env: FakeEnv, *, decisions: int = 5, n_exec: int = 3) -> Rollout
     return RolloutSource(env, Drifting(), decisions=decisions, n_exec=n_exec, gamma_step=0.5, seed=7)
 
 
-def offered(version: float = 0.0) -> PolicyHandle:
-    handle = PolicyHandle()
+def offered(version: float = 0.0) -> Publisher:
+    handle = Publisher()
     handle.offer(0, lambda: {"version": torch.tensor([version])})
     return handle
 

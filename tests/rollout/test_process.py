@@ -23,47 +23,50 @@ from robot_rl.core.errors import DeviceError
 from robot_rl.core.policy import ChunkSample, Policy
 from robot_rl.data.episode import SOURCES
 from robot_rl.data.store.reader import open_source
+from robot_rl.data.transitions import StepBatch
 from robot_rl.hal.vector import Array
 from robot_rl.policies.executor import ChunkExecutor
+from robot_rl.rollout import process
+from robot_rl.rollout.process import ActorError, ProcessSource, _act, _Failure, _Inbox, _Weights
+from robot_rl.rollout.sources import InlineSource
+from robot_rl.rollout.weights import Publisher, Subscriber
 from robot_rl.sim.vector import EnvConfig, SimVectorEnv
 from robot_rl.testing.devices import FakeEnv
-from robot_rl.train import async_source, phases, session
-from robot_rl.train.async_source import ActorError, AsyncSource, _act, _Failure, _Inbox, _Weights
+from robot_rl.train import phases, session
 from robot_rl.train.config import RunConfig
-from robot_rl.train.sources import PolicyHandle, SimSource, StalePolicyError
-from tests.train.test_sources import VersionPolicy, weights
+from tests.rollout.test_sources import VersionPolicy, weights
 
 
 class FallingEnv(FakeEnv):
     """Fails at its fourth step."""
 
-    def step(self, actions: Array) -> Any:
+    def step_masked(self, actions: Array, active: Array | None) -> Any:
         if self._step[0] == 3:
             raise DeviceError("the cable is out")
-        return super().step(actions)
+        return super().step_masked(actions, active)
 
 
-def build(env: FakeEnv | None = None) -> SimSource:
+def build(env: FakeEnv | None = None) -> InlineSource:
     policy = VersionPolicy()
     executor = ChunkExecutor(cast(Policy, policy), 1, n_exec=2)
-    return SimSource(env or FakeEnv(1, truncate_after=5), policy, executor, seed=3)
+    return InlineSource(env or FakeEnv(1, truncate_after=5), policy, executor, seed=3)
 
 
-def build_falling() -> SimSource:
+def build_falling() -> InlineSource:
     return build(FallingEnv(1))
 
 
 class LimitedEnv(FakeEnv):
     """Says that safety limited every third step, and that its simulation diverged in every fifth."""
 
-    def step(self, actions: Array) -> Any:
-        obs, reward, terminated, truncated, infos = super().step(actions)
+    def step_masked(self, actions: Array, active: Array | None) -> Any:
+        obs, reward, terminated, truncated, infos = super().step_masked(actions, active)
         self.steps = getattr(self, "steps", 0) + 1
         infos |= {"limited": np.array([self.steps % 3 == 0]), "diverged": np.array([self.steps % 5 == 0])}
         return obs, reward, terminated, truncated, infos
 
 
-def build_limited() -> SimSource:
+def build_limited() -> InlineSource:
     return build(LimitedEnv(1, truncate_after=5))
 
 
@@ -72,11 +75,11 @@ class DivergingEnv(SimVectorEnv):
 
     steps = 0
 
-    def step(self, actions: Array) -> Any:
+    def step_masked(self, actions: Array, active: Array | None) -> Any:
         self.steps += 1
         if self.steps % 7 == 0:
             self.backend.bind("qpos")[0, 0] = np.nan
-        return super().step(actions)
+        return super().step_masked(actions, active)
 
 
 class Thrash(VersionPolicy):
@@ -91,66 +94,47 @@ class Thrash(VersionPolicy):
         return action
 
 
-def build_diverging() -> SimSource:
+def build_diverging() -> InlineSource:
     policy, env = Thrash(), DivergingEnv(EnvConfig(task="pick_cube"), 1)
     executor = ChunkExecutor(cast(Policy, policy), 1, n_exec=4)
-    return SimSource(env, policy, executor, seed=3)
+    return InlineSource(env, policy, executor, seed=3)
 
 
-def offered(version: int = 0, **kwargs: Any) -> PolicyHandle:
-    handle = PolicyHandle(**kwargs)
-    handle.offer(version, lambda: weights(float(version)))
-    return handle
+def offered(version: int = 0) -> Publisher:
+    publisher = Publisher()
+    publisher.offer(version, lambda: weights(float(version)))
+    return publisher
 
 
 def test_weights_arrive_whole_or_not_at_all() -> None:
-    sender, theirs = offered(3), PolicyHandle()
-    shared = _Weights(sender)
+    sender, policy = offered(3), VersionPolicy()
+    shared, subscriber = _Weights(sender), Subscriber(policy)
     inbox = _Inbox(shared.name)
-    assert inbox.read_into(theirs)
-    assert theirs.version == 3
+    assert subscriber.refresh(inbox) == 3
     # The learner is half-way through writing version 4: the header says 4, the last byte is still old.
     sender.offer(4, lambda: weights(4.0))
     shared.publish(sender)
-    view = async_source._view(inbox._memory)
-    size = async_source._HEAD.unpack_from(view)[3]
-    last = async_source._HEAD.size + size - 1
+    view = process._view(inbox._memory)
+    size = process._HEAD.unpack_from(view)[2]
+    last = process._HEAD.size + size - 1
     whole = view[last]
     view[last] ^= 0xFF
-    assert not inbox.read_into(theirs)
-    assert theirs.version == 3
+    assert subscriber.refresh(inbox) == 3
+    assert policy.version.item() == 3.0
     view[last] = whole
     view = None
-    assert inbox.read_into(theirs)
-    policy = VersionPolicy()
-    assert theirs.refresh(policy, 3) == 4
+    assert subscriber.refresh(inbox) == 4
     assert policy.version.item() == 4.0
     inbox.close()
     shared.close()
 
 
-def test_how_far_the_learner_is_arrives_without_new_weights_and_the_bound_holds() -> None:
-    sender = offered(0, publish_every=50)
-    theirs = PolicyHandle(max_staleness=10)
-    shared = _Weights(sender)
-    inbox = _Inbox(shared.name)
-    inbox.read_into(theirs)
-    acting = theirs.refresh(VersionPolicy(), -1)
-    sender.offer(11, lambda: weights(11.0))  # not due: nothing is published
-    shared.publish(sender)
-    inbox.read_into(theirs)
-    with pytest.raises(StalePolicyError, match="acted with version 0, the learner is at 11"):
-        theirs.refresh(VersionPolicy(), acting)
-    inbox.close()
-    shared.close()
-
-
 @contextmanager
-def actor(make: Any, handle: PolicyHandle) -> Any:
+def actor(make: Any, handle: Publisher, turns: Any = None) -> Any:
     """Runs the actor's function in a thread; yields the learner's end of the pipe and the weights."""
     ours, theirs = Pipe(duplex=False)
     shared, stop = _Weights(handle), threading.Event()
-    thread = threading.Thread(target=_act, args=(make, 0.0, 1000, theirs, shared.name, stop))
+    thread = threading.Thread(target=_act, args=(make, 0.0, turns, theirs, shared.name, stop))
     thread.start()
     yield ours, shared
     stop.set()
@@ -167,11 +151,11 @@ def actor(make: Any, handle: PolicyHandle) -> Any:
 def test_steps_come_in_order_and_new_weights_act_in_time() -> None:
     handle = offered(0)
     with actor(build, handle) as (pipe, shared):
-        first = [pipe.recv() for _ in range(12)]
+        first = [pipe.recv().steps for _ in range(12)]
         handle.offer(7, lambda: weights(7.0))
         shared.publish(handle)
         deadline = time.monotonic() + 20.0
-        while (steps := pipe.recv()).policy_version != 7:
+        while (steps := pipe.recv().steps).policy_version != 7:
             assert time.monotonic() < deadline
     # Every step of every episode of five, none twice: (step, episode) as the env counts them.
     counts = [tuple(step.obs["state"][0, :2].astype(int)) for step in first]
@@ -189,7 +173,7 @@ def test_a_failure_is_the_last_that_is_heard() -> None:
 
 
 def test_clamps_and_resets_of_another_process_are_counted() -> None:
-    handle, source = offered(0), AsyncSource(build_limited)
+    handle, source = offered(0), ProcessSource(build_limited)
     with actor(build_limited, handle) as (pipe, _):
         source._actor = cast(
             Any, SimpleNamespace(publish=lambda handle: None, receive=lambda wait_s: pipe.recv())
@@ -207,7 +191,7 @@ def test_an_actor_whose_learner_is_gone_leaves() -> None:
     handle = offered(0)
     ours, theirs = Pipe(duplex=False)
     shared = _Weights(handle)
-    arguments = (build, 0.0, 1000, theirs, shared.name, threading.Event())
+    arguments = (build, 0.0, None, theirs, shared.name, threading.Event())
     thread = threading.Thread(target=_act, args=arguments)
     thread.start()
     ours.recv()
@@ -243,7 +227,7 @@ def test_a_failed_arm_saves_the_run_and_says_how_to_go_on(monkeypatch: pytest.Mo
     assert saved == ["residual"]
 
 
-def collect_until(source: AsyncSource, handle: PolicyHandle, number: int) -> list[Any]:
+def collect_until(source: ProcessSource, handle: Publisher, number: int) -> list[Any]:
     found: list[Any] = []
     deadline = time.monotonic() + 120.0
     while len(found) < number:
@@ -257,7 +241,7 @@ def collect_until(source: AsyncSource, handle: PolicyHandle, number: int) -> lis
 @pytest.mark.slow
 def test_a_spawned_actor_acts_dies_and_is_begun_anew() -> None:
     handle = offered(0)
-    source = AsyncSource(build, period_s=0.01)
+    source = ProcessSource(build, period_s=0.01)
     assert source.pid is None
     found = collect_until(source, handle, 7)
     assert [step.begins for step in found] == [True, *[False] * 6]
@@ -268,7 +252,7 @@ def test_a_spawned_actor_acts_dies_and_is_begun_anew() -> None:
     with pytest.raises(ActorError, match="ended with exit code -9 and said nothing"):
         collect_until(source, handle, 10**9)
     source.close()
-    again = AsyncSource(build, period_s=0.01)
+    again = ProcessSource(build, period_s=0.01)
     again.load_state_dict(state)
     (steps,) = collect_until(again, handle, 1)
     assert steps.begins
@@ -278,7 +262,7 @@ def test_a_spawned_actor_acts_dies_and_is_begun_anew() -> None:
 
 @pytest.mark.slow
 def test_clamps_and_resets_in_a_spawned_actor_are_those_of_one_here() -> None:
-    handle, here, there = offered(0), build_diverging(), AsyncSource(build_diverging)
+    handle, here, there = offered(0), build_diverging(), ProcessSource(build_diverging)
     for _ in range(22):
         here.collect(handle)
     collect_until(there, handle, 22)
@@ -291,23 +275,39 @@ def test_clamps_and_resets_in_a_spawned_actor_are_those_of_one_here() -> None:
 
 @pytest.mark.slow
 def test_a_spawned_actor_that_fails_says_why() -> None:
-    source = AsyncSource(build_falling)
+    source = ProcessSource(build_falling)
     with pytest.raises(ActorError, match="actor: DeviceError: the cable is out"):
         collect_until(source, offered(0), 10)
     source.close()
 
 
-def test_old_weights_are_refused_by_the_learner_too() -> None:
-    # The check of the actor trusts what it last heard; the learner's own knows.
-    handle = offered(0, publish_every=5, max_staleness=5)
-    source = AsyncSource(build)
-    old = build().collect(offered(0))
-    source._actor = cast(Any, SimpleNamespace(publish=lambda handle: None, receive=lambda wait_s: old))
-    handle.offer(4, lambda: weights(4.0))
-    assert source.collect(handle) is old
-    handle.offer(6, lambda: weights(6.0))
-    with pytest.raises(StalePolicyError, match="acted with version 0, the learner is at 6"):
-        source.collect(handle)
+def test_an_actor_that_may_not_run_ahead_waits_to_be_asked() -> None:
+    publisher, turns = offered(0), threading.Semaphore(2)
+    with actor(build, publisher, turns) as (pipe, shared):
+        assert [pipe.recv().steps.policy_version for _ in range(2)] == [0, 0]
+        publisher.offer(5, lambda: weights(5.0))
+        shared.publish(publisher)
+        assert not pipe.poll(0.3), "two turns were allowed"
+        turns.release(2)
+        # Its next action was decided at the end of the second turn, with the weights of then.
+        assert [pipe.recv().steps.policy_version for _ in range(2)] == [0, 5]
+        assert not pipe.poll(0.3)
+
+
+@pytest.mark.slow
+def test_what_acts_when_it_is_asked_collects_what_it_would_collect_here() -> None:
+    here, there = build(), ProcessSource(build, ahead=0)
+    ours, theirs = offered(0), offered(0)
+    for turn in range(12):
+        one, other = here.collect(ours), there.collect(theirs)
+        assert isinstance(other, StepBatch)
+        for name in ("action", "base_action", "reward", "truncated", "next_base_action", "policy_version"):
+            np.testing.assert_array_equal(getattr(one, name), getattr(other, name), err_msg=name)
+        for publisher in (ours, theirs):
+            publisher.offer(turn, lambda turn=turn: weights(float(turn)))
+    assert here.episodes.take() == there.episodes.take()
+    assert not there.is_ahead
+    there.close()
 
 
 @pytest.mark.slow
@@ -321,19 +321,19 @@ def test_a_run_in_real_time_with_a_person_that_loses_its_arm_goes_on(
         "video.failures=0"
     )
     config = load(RunConfig, [*words.split(), f"out={tmp_path}"], config_name="train")
-    collect, collected = AsyncSource.collect, list[Any]()
+    collect, collected = ProcessSource.collect, list[Any]()
 
-    def dies_once(source: AsyncSource, handle: PolicyHandle) -> Any:
+    def dies_once(source: ProcessSource, handle: Publisher) -> Any:
         steps = collect(source, handle)
         collected.append(steps)
         if sum(step is not None for step in collected) == 60:
             os.kill(cast(int, source.pid), signal.SIGKILL)
         return steps
 
-    monkeypatch.setattr(AsyncSource, "collect", dies_once)
+    monkeypatch.setattr(ProcessSource, "collect", dies_once)
     with pytest.raises(DeviceError, match=r"exit code -9 .* The run is saved: `robot-rl train resume="):
         phases.run(config)
-    monkeypatch.setattr(AsyncSource, "collect", collect)
+    monkeypatch.setattr(ProcessSource, "collect", collect)
     (folder,) = tmp_path.iterdir()
     summary = phases.resume(folder)
     assert summary.env_steps == 120

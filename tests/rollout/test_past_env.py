@@ -8,11 +8,11 @@ import pytest
 
 from robot_rl.core.errors import ConfigError
 from robot_rl.hal.vector import Obs
+from robot_rl.rollout.envs import make_env
+from robot_rl.rollout.past_env import PastEnv, without_past
 from robot_rl.sim.vector import EnvConfig
 from robot_rl.testing.devices import FakeEnv
-from robot_rl.train.envs import make_env
 from robot_rl.train.finetune.past import Past, names_of
-from robot_rl.train.past_env import PastEnv, without_past
 
 
 class Walk(FakeEnv):

@@ -1,12 +1,14 @@
-"""Acting in a process of its own, so that an arm moves in real time while the learner learns.
+"""Acting in a process of its own, beside the learner: an arm in real time, simulators on another core.
 
     learner process                        actor process (spawned)
-    collect() <----- steps ------------- [thread] <- SimSource <- env, policy, person
-    collect() -----> weights, version, checksum ----> handle -> the next act
+    collect() <----- steps, tally ------ [thread] <- any source <- env, policy, person
+    collect() -----> weights, version, checksum ----> Inbox -> the next act
+              -----> turns, where it may not run ahead
 
-The actor never waits for the learner: a thread of its own sends the steps, and weights lie in shared
-memory, where the newest replace those before. Their checksum tells a half-written copy from a whole one;
-then the actor goes on with what it has and looks again at the next act.
+An arm never waits for the learner: a thread of its own sends the steps. Simulators may be a few turns of
+the loop ahead and wait then. Weights lie in shared memory, where the newest replace those before. Their
+checksum tells a half-written copy from a whole one; then the actor goes on with what it has and looks again
+at the next act.
 
 Steps travel pickled through a pipe. Its two ends belong to this process and the child it spawned, which
 run the same code for the same user, and nobody else can open it: pickle is refused where bytes come from
@@ -32,17 +34,22 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from robot_rl.core.errors import DeviceError
+from robot_rl.data.rollout import Rollout
 from robot_rl.data.transitions import StepBatch
-from robot_rl.train.sources import EpisodeLog, PolicyHandle, SimSource, checksum
+from robot_rl.rollout.sources import EpisodeLog, Source, Tally
+from robot_rl.rollout.weights import Published, Snapshot, WeightsError, checksum
 
-Build = Callable[[], SimSource]
+Build = Callable[[], Source]
 """Makes the source inside of the actor; it is pickled, so a function of a module, or a `partial` of one."""
 
-_HEAD = struct.Struct("<qIqq")
-"""Version, checksum, learner's version, bytes of the weights."""
+_HEAD = struct.Struct("<qIq")
+"""Version, checksum, bytes of the weights."""
 
 _MOST_WAITING = 6000
-"""Control steps that may wait to be sent: five minutes at 20 Hz."""
+"""Turns that may wait to be sent: five minutes of an arm at 20 Hz."""
+
+_LOOK_S = 0.2
+"""How often an actor that waits for its turn looks whether it is to leave."""
 
 _EXIT_S = 10.0
 """How long an actor may take to bring its arm to rest and leave."""
@@ -59,19 +66,31 @@ class _Failure:
     error: str
 
 
-class AsyncSource:
-    """A `Source` whose env, acting policy and person live in another process."""
+@dataclass
+class _Turn:
+    """What an actor sends: what it collected, and what that adds to the figures of the episodes."""
 
-    def __init__(self, build: Build, *, wait_s: float = 0.05, period_s: float = 0.0) -> None:
+    steps: StepBatch | Rollout
+    tally: Tally
+
+
+class ProcessSource:
+    """A `Source` that carries another one, which acts in a process of its own."""
+
+    def __init__(
+        self, build: Build, *, ahead: int | None = None, wait_s: float = 0.05, period_s: float = 0.0
+    ) -> None:
         """Starts nothing yet: the actor begins with the first weights.
 
         Args:
             build: makes the source inside of the actor.
-            wait_s: how long `collect` waits for a step before it returns None.
-            period_s: time between two control steps, for simulators; 0 where the env keeps time itself.
+            ahead: turns of the loop that the actor may be ahead; 0: it acts when it is asked, and what it
+                collects is what it would collect in this process. None: it waits for nobody.
+            wait_s: how long `collect` waits for what does not wait before it returns None.
+            period_s: time between two turns; 0 where the env keeps time itself, or time does not matter.
         """
-        self._build, self._wait_s, self._period_s = build, wait_s, period_s
-        self._episodes = EpisodeLog(1)
+        self._build, self._ahead, self._wait_s, self._period_s = build, ahead, wait_s, period_s
+        self._episodes = EpisodeLog(0)
         self._actor: _Actor | None = None
         self._begins = True
 
@@ -85,37 +104,36 @@ class AsyncSource:
 
     @property
     def is_ahead(self) -> bool:
-        return self._actor is not None and self._actor.has_steps()
+        return self._ahead is None and self._actor is not None and self._actor.has_steps()
 
-    def collect(self, handle: PolicyHandle) -> StepBatch | None:
-        """Returns the next control step that is complete, or None if none is within `wait_s`.
+    def collect(self, published: Published) -> StepBatch | Rollout | None:
+        """Returns the next steps that are complete; None if what waits for nobody has none within `wait_s`.
 
         Raises:
             ActorError: the actor failed or is gone.
-            StalePolicyError: the step was made with weights older than the bound allows.
+            WeightsError: nothing was published.
         """
         if self._actor is None:
-            self._actor = _Actor(self._build, self._period_s, handle)
-        self._actor.publish(handle)
-        steps = self._actor.receive(self._wait_s)
-        if steps is None:
+            self._actor = _Actor(self._build, self._period_s, self._ahead, published)
+        self._actor.publish(published)
+        if self._ahead is None:
+            turn = self._actor.receive(self._wait_s)
+        else:  # the one that follows may act while the learner learns from this one
+            self._actor.allow()
+            turn = self._actor.receive(None)
+        if turn is None:
             return None
-        handle.check(steps.policy_version)
-        steps.begins, self._begins = self._begins, False
-        infos = {
-            "success": steps.success if steps.success is not None else steps.terminated,
-            "limited": 0 if steps.limited is None else steps.limited,
-            "diverged": 0 if steps.diverged is None else steps.diverged,
-        }
-        self._episodes.add(steps.reward, steps.terminated | steps.truncated, infos)
-        return steps
+        if isinstance(turn.steps, StepBatch):
+            turn.steps.begins, self._begins = self._begins, False
+        self._episodes.merge(turn.tally)
+        return turn.steps
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the episodes' figures alone: an arm cannot be put back to where it was."""
         return {"episodes": self._episodes.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores the figures; the arm begins a new episode, and the one before is cut short there."""
+        """Restores the figures; the actor begins new episodes, and those before are cut short there."""
         self._episodes.load_state_dict(state["episodes"])
         self._begins = True
 
@@ -134,12 +152,13 @@ class AsyncSource:
 class _Actor:
     """The learner's end: a process, the pipe it sends steps through, the memory it reads weights from."""
 
-    def __init__(self, build: Build, period_s: float, handle: PolicyHandle) -> None:
-        self._weights = _Weights(handle)
+    def __init__(self, build: Build, period_s: float, ahead: int | None, published: Published) -> None:
+        self._weights = _Weights(published)
         context = multiprocessing.get_context("spawn")
         self._steps, theirs = context.Pipe(duplex=False)
         self._stop = context.Event()
-        arguments = (build, period_s, handle.max_staleness, theirs, self._weights.name, self._stop)
+        self._turns = None if ahead is None else context.Semaphore(ahead)
+        arguments = (build, period_s, self._turns, theirs, self._weights.name, self._stop)
         # Not a daemon: those are killed at exit, and an arm has to be brought to rest.
         self._process = context.Process(target=_act, args=arguments, name="robot-rl actor")
         try:
@@ -156,11 +175,16 @@ class _Actor:
     def has_steps(self) -> bool:
         return self._steps.poll()
 
-    def publish(self, handle: PolicyHandle) -> None:
-        self._weights.publish(handle)
+    def publish(self, published: Published) -> None:
+        self._weights.publish(published)
 
-    def receive(self, wait_s: float) -> StepBatch | None:
-        """Returns the next step, or None after `wait_s`."""
+    def allow(self) -> None:
+        """Lets the actor take one more turn."""
+        assert self._turns is not None, "an actor that waits for nobody needs no leave"
+        self._turns.release()
+
+    def receive(self, wait_s: float | None) -> _Turn | None:
+        """Returns the next turn, or None after `wait_s`; waits as long as it takes for None."""
         try:
             if not self._steps.poll(wait_s):
                 return None
@@ -168,8 +192,8 @@ class _Actor:
         except (EOFError, OSError) as error:
             self._process.join(_EXIT_S)
             raise ActorError(
-                f"actor: the process that moves the arm (pid {self.pid}) ended with exit code "
-                f"{self._process.exitcode} and said nothing. A station's supervisor brings the arm to rest."
+                f"actor: the process that acts (pid {self.pid}) ended with exit code "
+                f"{self._process.exitcode} and said nothing. A station's supervisor brings an arm to rest."
             ) from error
         if isinstance(message, _Failure):
             raise ActorError(f"actor: {message.error}")
@@ -188,27 +212,28 @@ class _Actor:
 class _Weights:
     """The learner's end of the weights, in memory that both processes see."""
 
-    def __init__(self, handle: PolicyHandle) -> None:
-        _, _, weights = handle.snapshot()
-        self._size = len(save(dict(weights)))  # shapes never change, so neither does the size
+    def __init__(self, published: Published) -> None:
+        newest = published.newest
+        if newest is None:
+            raise WeightsError("weights: none are published yet. Offer the learner's before collecting.")
+        self._size = len(save(dict(newest.weights)))  # shapes never change, so neither does the size
         self._memory = SharedMemory(create=True, size=_HEAD.size + self._size)
-        self._sent = (-1, -1)
-        self.publish(handle)
+        self._sent: Snapshot | None = None
+        self.publish(published)
 
     @property
     def name(self) -> str:
         return self._memory.name
 
-    def publish(self, handle: PolicyHandle) -> None:
-        """Writes the newest weights, their checksum, and how far the learner is."""
-        version, crc, weights = handle.snapshot()
-        if (version, handle.learner) == self._sent:
+    def publish(self, published: Published) -> None:
+        """Writes the newest weights and their checksum."""
+        newest = published.newest
+        if newest is None or newest is self._sent:
             return
         view = _view(self._memory)
-        if version != self._sent[0]:
-            view[_HEAD.size : _HEAD.size + self._size] = save(dict(weights))
-        _HEAD.pack_into(view, 0, version, crc, handle.learner, self._size)
-        self._sent = (version, handle.learner)
+        view[_HEAD.size : _HEAD.size + self._size] = save(dict(newest.weights))
+        _HEAD.pack_into(view, 0, newest.version, newest.checksum, self._size)
+        self._sent = newest
 
     def close(self) -> None:
         self._memory.close()
@@ -221,27 +246,24 @@ def _view(memory: SharedMemory) -> memoryview:
 
 
 class _Inbox:
-    """The actor's end of the weights."""
+    """The actor's end of the weights: `Published` there."""
 
     def __init__(self, name: str) -> None:
         self._memory = SharedMemory(name=name)
-        self._version = -1
+        self._newest: Snapshot | None = None
 
-    def read_into(self, handle: PolicyHandle) -> bool:
-        """Hands new weights to the handle; returns False, and leaves it, while they are being written."""
+    @property
+    def newest(self) -> Snapshot | None:
+        """The newest weights that arrived whole: those before, while new ones are being written."""
         view = _view(self._memory)
-        version, crc, learner, size = _HEAD.unpack_from(view, 0)
-        if version != self._version:
-            try:
+        version, crc, size = _HEAD.unpack_from(view, 0)
+        known = self._newest
+        if known is None or (version, crc) != (known.version, known.checksum):
+            with contextlib.suppress(SafetensorError):
                 weights: dict[str, Tensor] = load(bytes(view[_HEAD.size : _HEAD.size + size]))
-            except SafetensorError:
-                return False
-            if checksum(weights) != crc:
-                return False
-            handle.take(version, crc, weights)
-            self._version = version
-        handle.hear(learner)
-        return True
+                if checksum(weights) == crc:
+                    self._newest = Snapshot(version, crc, weights)
+        return self._newest
 
     def close(self) -> None:
         self._memory.close()
@@ -257,17 +279,17 @@ class _Outbox:
         self._thread = threading.Thread(target=self._run, name="steps", daemon=True)
         self._thread.start()
 
-    def put(self, steps: StepBatch) -> None:
-        """Takes a step to send.
+    def put(self, turn: _Turn) -> None:
+        """Takes a turn to send.
 
         Raises:
             ActorError: the learner has taken none for very long.
         """
         try:
-            self._waiting.put_nowait(steps)
+            self._waiting.put_nowait(turn)
         except queue.Full:
             raise ActorError(
-                f"the learner has left {_MOST_WAITING} control steps waiting. It hangs, or is far too slow: "
+                f"the learner has left {_MOST_WAITING} turns waiting. It hangs, or is far too slow: "
                 "lower method.utd."
             ) from None
 
@@ -287,20 +309,22 @@ class _Outbox:
         self._pipe.close()
 
 
-def _act(build: Build, period_s: float, max_staleness: int, pipe: Connection, memory: str, stop: Any) -> None:
-    """Is the actor: steps the arm until the learner says stop, or is gone."""
+def _act(build: Build, period_s: float, turns: Any, pipe: Connection, memory: str, stop: Any) -> None:
+    """Is the actor: acts until the learner says stop, or is gone, as often as `turns` lets it."""
     outbox, inbox = _Outbox(pipe), _Inbox(memory)
-    handle = PolicyHandle(max_staleness=max_staleness)
-    source: SimSource | None = None
+    source: Source | None = None
     failure: _Failure | None = None
     try:
         source = build()
-        while not inbox.read_into(handle):
+        while inbox.newest is None:
             time.sleep(0.001)
         due_s = time.monotonic()
         while not (stop.is_set() or outbox.is_closed):
-            outbox.put(source.collect(handle))
-            inbox.read_into(handle)
+            if turns is not None and not turns.acquire(timeout=_LOOK_S):
+                continue
+            steps = source.collect(inbox)
+            if steps is not None:
+                outbox.put(_Turn(steps, source.episodes.drain()))
             if period_s:  # a late step is not made up for by a hasty one
                 now_s = time.monotonic()
                 due_s = max(due_s + period_s, now_s)

@@ -11,11 +11,12 @@ from torch import Generator, Tensor, nn
 
 from robot_rl.core.policy import Chain, ChunkSample
 from robot_rl.data.rollout import EpisodeRollout, PPOBatch, Rollout
+from robot_rl.rollout.envs import make_env
+from robot_rl.rollout.groups import GroupSource
+from robot_rl.rollout.weights import Publisher
 from robot_rl.sim.vector import EnvConfig
 from robot_rl.testing.devices import FakeEnv
-from robot_rl.train.envs import make_env
-from robot_rl.train.groups import AllOf, GroupExperience, GroupSource
-from robot_rl.train.sources import PolicyHandle
+from robot_rl.train.rollouts import AllOf, GroupExperience
 
 H, A = 4, 2
 LENGTHS: dict[str, Any] = {"terminate_after": [5, None, 8, 2], "truncate_after": [None, 4, None, None]}
@@ -44,8 +45,8 @@ def points(**lengths: Any) -> FakeEnv:
     return FakeEnv(4, autoreset="disabled", **(lengths or LENGTHS))
 
 
-def offered() -> PolicyHandle:
-    handle = PolicyHandle()
+def offered() -> Publisher:
+    handle = Publisher()
     handle.offer(0, lambda: {"version": torch.zeros(1)})
     return handle
 

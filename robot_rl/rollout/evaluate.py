@@ -19,10 +19,11 @@ from robot_rl.core.policy import Policy
 from robot_rl.core.seeding import EpisodeRng
 from robot_rl.hal.vector import Obs, VectorEnv
 from robot_rl.policies.executor import ChunkExecutor
+from robot_rl.rollout.envs import simulation
+from robot_rl.rollout.stepping import Moment, lockstep, seed_batches
 from robot_rl.sched.opened import opened
 from robot_rl.sim.vector import EnvConfig
 from robot_rl.telemetry.intervals import wilson_interval
-from robot_rl.train.envs import Moment, lockstep, seed_batches, simulation
 
 Array = NDArray[Any]
 _PUSHES = np.uint64(0x7075736865730000)

@@ -1,4 +1,4 @@
-"""Sources and the policy handle: what travels, when it is swapped, how old it may be."""
+"""Sources and their weights: what travels, and when it is swapped."""
 
 from typing import Any, cast
 
@@ -9,15 +9,10 @@ from torch import Generator, Tensor, nn
 
 from robot_rl.core.policy import ChunkSample, Mode, Policy
 from robot_rl.policies.executor import ChunkExecutor
+from robot_rl.rollout.sources import EpisodeLog, InlineSource
+from robot_rl.rollout.stepping import merge_rows
+from robot_rl.rollout.weights import Publisher, Subscriber, WeightsError, checksum
 from robot_rl.testing.devices import FakeEnv
-from robot_rl.train.sources import (
-    EpisodeLog,
-    PolicyHandle,
-    SimSource,
-    StalePolicyError,
-    checksum,
-    merge_rows,
-)
 
 
 class VersionPolicy(nn.Module):
@@ -47,18 +42,18 @@ def weights(version: float) -> dict[str, Tensor]:
     return {"version": torch.tensor([version])}
 
 
-def make_source(env: FakeEnv, *, n_exec: int) -> SimSource:
+def make_source(env: FakeEnv, *, n_exec: int) -> InlineSource:
     policy = VersionPolicy()
     executor = ChunkExecutor(cast(Policy, policy), env.num_envs, n_exec=n_exec)
-    return SimSource(env, policy, executor, seed=3)
+    return InlineSource(env, policy, executor, seed=3)
 
 
 def test_a_chunk_is_of_one_version_and_the_residual_of_the_newest() -> None:
-    source, handle = make_source(FakeEnv(2, truncate_after=None), n_exec=3), PolicyHandle()
+    source, publisher = make_source(FakeEnv(2, truncate_after=None), n_exec=3), Publisher()
     base, refined, versions = [], [], []
     for version in range(7):
-        handle.offer(version, lambda version=version: weights(float(version)))
-        steps = source.collect(handle)
+        publisher.offer(version, lambda version=version: weights(float(version)))
+        steps = source.collect(publisher)
         base.append(round(100 * float(steps.base_action[0, 0])))
         refined.append(round(10 * float(steps.action[0, 0] - steps.base_action[0, 0])))
         versions.append(steps.policy_version)
@@ -69,48 +64,36 @@ def test_a_chunk_is_of_one_version_and_the_residual_of_the_newest() -> None:
 
 
 def test_weights_are_a_snapshot() -> None:
-    handle, policy = PolicyHandle(), VersionPolicy()
+    publisher, policy = Publisher(), VersionPolicy()
     mine = weights(1.0)
-    handle.offer(0, lambda: mine)
+    publisher.offer(0, lambda: mine)
     mine["version"].fill_(9.0)  # the learner goes on in place
-    handle.refresh(policy, -1)
+    Subscriber(policy).refresh(publisher)
     assert policy.version.item() == 1.0
 
 
 def test_publishing_waits_for_its_interval() -> None:
-    handle = PolicyHandle(publish_every=10)
+    publisher = Publisher(publish_every=10)
     published = []
     for version in (0, 4, 9, 10, 19, 25):
-        handle.offer(version, lambda: weights(0.0))
-        published.append(handle.version)
+        publisher.offer(version, lambda: weights(0.0))
+        assert publisher.newest is not None
+        published.append(publisher.newest.version)
     assert published == [0, 0, 0, 10, 10, 25]
 
 
-def test_acting_with_old_weights_is_bounded() -> None:
-    handle, policy = PolicyHandle(max_staleness=5), VersionPolicy()
-    handle.offer(0, lambda: weights(0.0))
-    acting = handle.refresh(policy, -1)
-    handle.offer(5, lambda: weights(5.0))
-    acting = handle.refresh(policy, acting)
-    assert acting == 5
-    handle.offer(11, lambda: weights(11.0))
-    with pytest.raises(
-        StalePolicyError, match="acted with version 5, the learner is at 11: 6 updates behind, allowed 5"
-    ):
-        handle.refresh(policy, acting)
-
-
 def test_nobody_acts_before_there_are_weights() -> None:
-    with pytest.raises(StalePolicyError, match="no weights yet"):
-        PolicyHandle().refresh(VersionPolicy(), -1)
+    with pytest.raises(WeightsError, match="none are published yet"):
+        Subscriber(VersionPolicy()).refresh(Publisher())
 
 
 def test_damaged_weights_are_refused() -> None:
-    handle = PolicyHandle()
-    handle.offer(3, lambda: weights(1.0))
-    handle._weights["version"].add_(1.0)
-    with pytest.raises(StalePolicyError, match="policy version 3: weights and checksum differ"):
-        handle.refresh(VersionPolicy(), -1)
+    publisher = Publisher()
+    publisher.offer(3, lambda: weights(1.0))
+    assert publisher.newest is not None
+    publisher.newest.weights["version"].add_(1.0)
+    with pytest.raises(WeightsError, match="version 3 and its checksum differ"):
+        Subscriber(VersionPolicy()).refresh(publisher)
 
 
 def test_the_checksum_sees_names_values_and_nothing_else() -> None:
@@ -120,26 +103,27 @@ def test_the_checksum_sees_names_values_and_nothing_else() -> None:
     assert checksum(one) != checksum({"a": torch.tensor([1.0, 2.5]), "b": torch.tensor(3.0)})
 
 
-def test_a_handle_comes_back_from_its_state() -> None:
-    first, second, policy = PolicyHandle(publish_every=5), PolicyHandle(publish_every=5), VersionPolicy()
+def test_a_publisher_comes_back_from_its_state() -> None:
+    first, second, policy = Publisher(publish_every=5), Publisher(publish_every=5), VersionPolicy()
+    second.load_state_dict(first.state_dict())
+    assert second.newest is None
     first.offer(2, lambda: weights(2.0))
     first.offer(4, lambda: weights(4.0))  # not due: the newest published stays 2
     second.load_state_dict(first.state_dict())
-    assert second.refresh(policy, -1) == 2
+    assert Subscriber(policy).refresh(second) == 2
     assert policy.version.item() == 2.0
 
 
-@pytest.mark.parametrize(("publish_every", "max_staleness"), [(0, 5), (6, 5)])
-def test_a_bound_that_cannot_hold_is_refused(publish_every: int, max_staleness: int) -> None:
-    with pytest.raises(ValueError, match="1 <= publish_every <= max_staleness"):
-        PolicyHandle(publish_every=publish_every, max_staleness=max_staleness)
+def test_an_interval_that_cannot_be_is_refused() -> None:
+    with pytest.raises(ValueError, match="publish_every must be 1 or more updates, got 0"):
+        Publisher(publish_every=0)
 
 
 def test_steps_keep_the_final_observation_and_the_next_episode_begins_afresh() -> None:
     env = FakeEnv(2, terminate_after=[2, None], truncate_after=[None, 3])
-    source, handle = make_source(env, n_exec=4), PolicyHandle()
-    handle.offer(0, lambda: weights(0.0))
-    steps = [source.collect(handle) for _ in range(4)]
+    source, publisher = make_source(env, n_exec=4), Publisher()
+    publisher.offer(0, lambda: weights(0.0))
+    steps = [source.collect(publisher) for _ in range(4)]
     # state[0] counts control steps: row 0 ends after 2, row 1 after 3.
     assert [s.obs["state"][0, 0] for s in steps] == [0, 1, 0, 1]
     assert [s.next_obs["state"][0, 0] for s in steps] == [1, 2, 1, 2]
@@ -149,13 +133,13 @@ def test_steps_keep_the_final_observation_and_the_next_episode_begins_afresh() -
 
 
 def test_collecting_goes_on_exactly_after_a_resume() -> None:
-    def fresh() -> tuple[SimSource, PolicyHandle]:
-        handle = PolicyHandle()
-        handle.offer(0, lambda: weights(0.0))
-        return make_source(FakeEnv(3, truncate_after=[4, 5, 6]), n_exec=3), handle
+    def fresh() -> tuple[InlineSource, Publisher]:
+        publisher = Publisher()
+        publisher.offer(0, lambda: weights(0.0))
+        return make_source(FakeEnv(3, truncate_after=[4, 5, 6]), n_exec=3), publisher
 
-    (whole, handle), (first, other), (second, _) = fresh(), fresh(), fresh()
-    expected = [whole.collect(handle) for _ in range(12)]
+    (whole, publisher), (first, other), (second, _) = fresh(), fresh(), fresh()
+    expected = [whole.collect(publisher) for _ in range(12)]
     for _ in range(5):
         first.collect(other)
     second.load_state_dict(first.state_dict())
@@ -182,6 +166,16 @@ def test_the_log_counts_episodes_that_ended() -> None:
     assert log.take() == {"episodes": 0, "safety_clamps": 0}
     log.add(np.array([0.0, 1.0]), np.array([False, True]), {"success": nothing})
     assert log.take()["return"] == 11.0  # 5 + 5 + 1
+
+
+def test_the_log_of_another_process_is_merged() -> None:
+    theirs, ours, nothing = EpisodeLog(1), EpisodeLog(0), np.zeros(1, bool)
+    for number in range(4):  # two episodes of two steps; the third step diverged
+        infos = {"success": ~nothing, "limited": ~nothing, "diverged": np.array([number == 2])}
+        theirs.add(np.array([1.0]), np.array([number % 2 == 1]), infos)
+        ours.merge(theirs.drain())
+    assert ours.nan_resets == 1
+    assert ours.take() == {"episodes": 2, "safety_clamps": 4, "return": 2.0, "length": 2.0, "success": 1.0}
 
 
 def test_rows_that_ended_take_their_final_observation() -> None:

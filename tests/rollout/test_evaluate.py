@@ -15,9 +15,9 @@ from robot_rl.core.seeding import (
     quick_eval_seeds,
     train_seed,
 )
+from robot_rl.rollout.evaluate import EvalResult, evaluate_in
+from robot_rl.rollout.stepping import Moment, lockstep, seed_batches
 from robot_rl.testing.devices import FakeEnv
-from robot_rl.train.envs import Moment, lockstep, seed_batches
-from robot_rl.train.evaluate import EvalResult, evaluate_in
 
 
 class NoisePolicy(nn.Module):

@@ -1,0 +1,235 @@
+"""Where steps come from.
+
+A source acts with a policy whose weights it takes from a `Publisher`, and returns what was experienced.
+In this process or in another, simulated or real: that differs here, never in the loop.
+B envs, A action dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from robot_rl.data.rollout import Rollout
+from robot_rl.data.transitions import StepBatch
+from robot_rl.hal.vector import Obs, VectorEnv
+from robot_rl.policies.executor import Act, ChunkExecutor
+from robot_rl.rollout.stepping import step
+from robot_rl.rollout.weights import Published, Subscriber
+
+Array = NDArray[Any]
+
+
+class Source(Protocol):
+    """Anything that yields steps: leased simulators, leased robots, imagination."""
+
+    def collect(self, published: Published) -> StepBatch | Rollout | None:
+        """Returns the steps that are complete now, or None if there are none yet."""
+        ...
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether more steps wait to be collected: it does not wait for the learner, which is behind."""
+        ...
+
+    @property
+    def episodes(self) -> EpisodeLog:
+        """The figures of the episodes that ended."""
+        ...
+
+    def close(self) -> None:
+        """Brings what acts to rest, and gives it back."""
+        ...
+
+    @property
+    def nan_resets(self) -> int:
+        """Episodes cut short because a simulation diverged, since the run began."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+
+class InlineSource:
+    """Acts in all envs, in this process: steps them, and returns the step at once."""
+
+    def __init__(
+        self,
+        env: VectorEnv,
+        policy: torch.nn.Module,
+        executor: ChunkExecutor,
+        *,
+        seed: int,
+        label: str = "sim",
+    ) -> None:
+        """Args: policy: the acting copy inside `executor`; label: recorded as the source of every step."""
+        self._env, self._executor = env, executor
+        self._seed, self._label = seed, label
+        self._weights = Subscriber(policy)
+        self._obs: Obs | None = None
+        self._act: Act | None = None
+        self._episodes = EpisodeLog(env.num_envs)
+
+    @property
+    def episodes(self) -> EpisodeLog:
+        return self._episodes
+
+    @property
+    def nan_resets(self) -> int:
+        return self._episodes.nan_resets
+
+    @property
+    def is_ahead(self) -> bool:
+        return False
+
+    def collect(self, published: Published) -> StepBatch:
+        """Returns one control step of all envs, complete with the base's next action."""
+        if self._obs is None or self._act is None:
+            self._obs, self._act = self._begin(published)
+        obs, act, version = self._obs, self._act, self._weights.version
+        moment = step(self._env, obs, act.action)
+        ended, infos = moment.ended, moment.infos
+        final_obs, final_base = moment.next_obs, None
+        if ended.any():
+            final_obs = moment.final_obs
+            # Asked before the reset: the noise is the ended episode's, not the next one's.
+            final_base = self._executor.base_action(final_obs, ended)
+            self._executor.reset(ended)
+        if "human" in infos:  # a plan from before a person moved the arm is of another state
+            self._executor.reset(infos["human"])
+        self._obs, self._act = moment.next_obs, self._next_act(moment.next_obs, published)
+        next_base = self._act.base_action
+        if final_base is not None:
+            next_base = np.where(ended[:, None], final_base, next_base)
+        self._episodes.add(moment.reward, ended, infos)
+        return StepBatch(
+            obs=obs,
+            action=infos["commanded_action"],
+            executed_target_rad=infos.get("executed_target_rad"),
+            base_action=act.base_action,
+            reward=moment.reward,
+            terminated=moment.terminated,
+            truncated=moment.truncated,
+            next_obs=final_obs,
+            next_base_action=next_base,
+            success=infos["success"],
+            source=infos.get("source", self._label),
+            policy_version=version,
+            policy_action=infos.get("policy_action"),
+            instruction=infos.get("instruction"),
+            stamp_ns=infos.get("stamp_ns"),
+            latent=act.latent,
+            decides=act.decides,
+            picture_stamp_ns=infos.get("picture_stamp_ns"),
+            limited=infos.get("limited"),
+            diverged=infos.get("diverged"),
+        )
+
+    def close(self) -> None:
+        """Closes the env."""
+        self._env.close()
+
+    def _begin(self, published: Published) -> tuple[Obs, Act]:
+        obs, _ = self._env.reset(seed=self._seed)
+        self._executor.reset()
+        return obs, self._next_act(obs, published)
+
+    def _next_act(self, obs: Obs, published: Published) -> Act:
+        self._weights.refresh(published)
+        return self._executor.act(obs)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns env, executor, acting weights, and the action that is pending."""
+        act = self._act
+        return {
+            **self._weights.state_dict(),
+            "env": self._env.state_dict(),
+            "executor": self._executor.state_dict(),
+            "pending": None if act is None else dict(vars(act)),
+            "obs": self._obs,
+            "episodes": self._episodes.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._weights.load_state_dict(state)
+        self._episodes.load_state_dict(state["episodes"])
+        if state["pending"] is None:
+            return
+        self._env.reset(seed=self._seed)
+        self._env.load_state_dict(state["env"])
+        self._executor.load_state_dict(state["executor"])
+        self._obs, self._act = dict(state["obs"]), Act(**state["pending"])
+
+
+@dataclass(frozen=True)
+class Tally:
+    """What an `EpisodeLog` has counted since it was last asked."""
+
+    ended: Array
+    """(n, 3), of each episode that ended: return, length, success."""
+    limited: int
+    """Actions that safety limited."""
+    nan_resets: int
+
+
+class EpisodeLog:
+    """Returns, lengths and successes of the episodes that ended since the last `take`."""
+
+    def __init__(self, num_envs: int) -> None:
+        self._return = np.zeros(num_envs)
+        self._length = np.zeros(num_envs, np.int64)
+        self._ended = np.zeros((0, 3))
+        self._limited = 0
+        self.nan_resets = 0
+
+    def add(self, reward: Array, ended: Array, infos: Mapping[str, Any], *, steps: int | Array = 1) -> None:
+        """Takes what `steps` control steps of each env came to."""
+        self._return += reward
+        self._length += steps
+        self._limited += int(np.sum(infos.get("limited", 0)))
+        self.nan_resets += int(np.sum(infos.get("diverged", 0)))
+        if ended.any():
+            rows = np.stack([self._return[ended], self._length[ended], infos["success"][ended]], axis=1)
+            self._ended = np.concatenate([self._ended, rows])
+            self._return[ended], self._length[ended] = 0.0, 0
+
+    def drain(self) -> Tally:
+        """Returns what was counted, and counts anew: for a log in another process."""
+        tally = Tally(self._ended, self._limited, self.nan_resets)
+        self._ended, self._limited, self.nan_resets = np.zeros((0, 3)), 0, 0
+        return tally
+
+    def merge(self, tally: Tally) -> None:
+        """Takes what a log in another process has counted."""
+        self._ended = np.concatenate([self._ended, tally.ended])
+        self._limited += tally.limited
+        self.nan_resets += tally.nan_resets
+
+    def take(self) -> dict[str, float]:
+        """Returns their means and counts, and starts anew."""
+        means: dict[str, float] = {"episodes": float(len(self._ended)), "safety_clamps": float(self._limited)}
+        if len(self._ended):
+            names = ("return", "length", "success")
+            means |= dict(zip(names, self._ended.mean(axis=0).tolist(), strict=True))
+        self._ended, self._limited = np.zeros((0, 3)), 0
+        return means
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "return": self._return.copy(),
+            "length": self._length.copy(),
+            "ended": self._ended,
+            "limited": self._limited,
+            "nan_resets": self.nan_resets,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._return, self._length = state["return"].copy(), state["length"].copy()
+        self._ended, self._limited = state["ended"], int(state["limited"])
+        self.nan_resets = int(state["nan_resets"])

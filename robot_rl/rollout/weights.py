@@ -1,0 +1,132 @@
+"""How the newest weights get from the learner to those who act.
+
+    learner -> Publisher.offer -> Snapshot (version, checksum, weights) -> Subscriber.refresh -> acting policy
+
+Weights are swapped between two acts. A chunk is sampled whole within one act and waits in the executor's
+queue, so for a chunk policy that is a swap at the chunk's border: no chunk mixes two versions. Only
+`refine`, the residual head, changes within a chunk, at the control step it corrects.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from robot_rl.core.errors import RobotRLError
+
+
+class WeightsError(RobotRLError):
+    """There are no weights to act with, or they were damaged on the way."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The learner's weights as they were once: what it changes later does not reach those who act."""
+
+    version: int
+    """Learner updates behind them."""
+    checksum: int
+    """CRC-32, see `checksum`."""
+    weights: Mapping[str, Tensor]
+
+
+class Published(Protocol):
+    """Where those who act find the newest weights: the publisher, or what another process sees of it."""
+
+    @property
+    def newest(self) -> Snapshot | None:
+        """The newest weights; None before the first."""
+        ...
+
+
+class Publisher:
+    """The learner's end: takes a snapshot of its weights now and then."""
+
+    def __init__(self, *, publish_every: int = 1) -> None:
+        """Has published nothing yet.
+
+        Args: publish_every: learner updates between two snapshots.
+        """
+        if publish_every < 1:
+            raise ValueError(f"publisher: publish_every must be 1 or more updates, got {publish_every}")
+        self._publish_every = publish_every
+        self._newest: Snapshot | None = None
+
+    @property
+    def newest(self) -> Snapshot | None:
+        return self._newest
+
+    def offer(self, version: int, weights: Callable[[], Mapping[str, Tensor]]) -> None:
+        """Publishes the learner's weights after `version` updates if that is due."""
+        if self._newest is None or version - self._newest.version >= self._publish_every:
+            self._publish(version, weights())
+
+    def state_dict(self) -> dict[str, Any]:
+        newest = self._newest
+        if newest is None:
+            return {"weights": {}, "version": -1}
+        return {"weights": dict(newest.weights), "version": newest.version}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        version = int(state["version"])
+        if version < 0:
+            self._newest = None
+        else:
+            self._publish(version, state["weights"])
+
+    def _publish(self, version: int, weights: Mapping[str, Tensor]) -> None:
+        copies = {name: value.detach().to("cpu", copy=True) for name, value in weights.items()}
+        self._newest = Snapshot(version, checksum(copies), copies)
+
+
+class Subscriber:
+    """The end of those who act: a policy, and the version of its weights."""
+
+    def __init__(self, policy: torch.nn.Module) -> None:
+        """Args: policy: the acting copy; the learner never touches it."""
+        self._policy = policy
+        self.version = -1
+        """Learner updates behind the weights that act; -1 before the first."""
+
+    def refresh(self, published: Published) -> int:
+        """Loads the newest weights if they are others than those that act; returns their version.
+
+        Raises:
+            WeightsError: nothing was published, or the weights were damaged on the way.
+        """
+        newest = published.newest
+        if newest is None:
+            raise WeightsError("weights: none are published yet. Offer the learner's before collecting.")
+        if newest.version != self.version:
+            if checksum(newest.weights) != newest.checksum:
+                raise WeightsError(f"weights: version {newest.version} and its checksum differ.")
+            load_weights(self._policy, newest.weights)
+            self.version = newest.version
+        return self.version
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"policy": dict(self._policy.state_dict()), "version": self.version}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._policy.load_state_dict(state["policy"])
+        self.version = int(state["version"])
+
+
+def checksum(weights: Mapping[str, Tensor]) -> int:
+    """Returns a CRC-32 over names and bytes, in the order of the names."""
+    crc = 0
+    for name in sorted(weights):
+        octets = weights[name].contiguous().reshape(-1).view(torch.uint8).numpy()
+        crc = zlib.crc32(octets.data, zlib.crc32(name.encode(), crc))
+    return crc
+
+
+def load_weights(policy: torch.nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Loads the learner's part of the weights in place; the frozen rest stays."""
+    unknown = policy.load_state_dict(weights, strict=False).unexpected_keys
+    assert not unknown, f"the learner published weights that the policy lacks: {unknown}"

@@ -1,0 +1,89 @@
+"""Who acts for a method: in this process, or in one of its own beside the learner's."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from robot_rl.core.registry import resolve
+from robot_rl.core.seeding import train_seed
+from robot_rl.hal.device import LeaseLike
+from robot_rl.hal.leased import LeasedEnv, open_under
+from robot_rl.hal.vector import VectorEnv
+from robot_rl.policies.checkpoint import load_policy
+from robot_rl.policies.executor import ChunkExecutor
+from robot_rl.rollout.envs import Autoreset, simulation
+from robot_rl.rollout.process import ProcessSource
+from robot_rl.rollout.sources import InlineSource, Source
+from robot_rl.train.config import RunConfig
+from robot_rl.train.deploy.online import make_arm
+from robot_rl.train.improve.method import Module, Start, method_of
+from robot_rl.train.session import Session
+
+
+def sources_of(session: Session, start: Start, policy: Module) -> list[Source]:
+    """Returns what collects: an acting copy of the policy in each of the run's envs.
+
+    Args:
+        session: the run's session.
+        start: its envs are those of this process; if there are none, each source has a process of its own.
+        policy: the learner's; what acts never shares its weights.
+    """
+    config = session.config
+    if start.envs:
+        return [source_in(config, policy, env, name) for name, env in start.envs.items()]
+    leases = [held.lease for held in session.leases]
+    period_s = 1.0 / resolve("task", config.env.task).control.hz if config.real_time else 0.0
+    how: dict[str, Any] = {"ahead": None if config.has_arm else config.ahead, "period_s": period_s}
+    return [
+        ProcessSource(partial(act_alone, config, session.folder, leases, name), **how)
+        for name in config.acting
+    ]
+
+
+def source_in(config: RunConfig, policy: Module, env: VectorEnv, name: str) -> Source:
+    """Returns what collects for the run's method in an env."""
+    return (method_of(config).make_source or step_by_step)(config, policy, env, name)
+
+
+def step_by_step(config: RunConfig, policy: Module, env: VectorEnv, name: str) -> InlineSource:
+    """Returns a source of single control steps, of the usual methods."""
+
+    def seed(stream: str) -> int:
+        return train_seed(config.seed, f"{stream} {name}" if name else stream)
+
+    acting = copy.deepcopy(policy).to("cpu").eval()
+    executor = ChunkExecutor(
+        acting,
+        config.acting[name].num_envs,
+        n_exec=config.n_exec,
+        mode="explore",
+        seed=seed("explore"),
+    )
+    return InlineSource(env, acting, executor, seed=seed("collect") // 2)
+
+
+def act_alone(config: RunConfig, folder: Path, leases: Sequence[LeaseLike], name: str) -> Source:
+    """Returns what collects, under the run's leases; called in the actor's process."""
+    torch.set_num_threads(1)
+    base, _ = load_policy(folder / "policy" / "base")
+    method = method_of(config)
+    how = (config, folder, leases)
+    env = make_arm(*how) if config.has_arm else open_sim(*how, name, autoreset=method.autoreset)
+    return source_in(config, method.make_policy(config, base), env, name)
+
+
+def open_sim(
+    config: RunConfig, folder: Path, leases: Sequence[LeaseLike], name: str, *, autoreset: Autoreset
+) -> LeasedEnv:
+    """Opens the simulations of a source; states of those that diverge are kept for inspection."""
+    env = config.env_of(name)
+    if env.kind == "sim":
+        env = replace(env, dump_diverged=env.dump_diverged or str(folder / "diverged"))
+    return open_under(leases, simulation(env, config.acting[name].num_envs, autoreset=autoreset))
