@@ -85,6 +85,7 @@ class SimVectorEnv(VectorEnv):
         self._episode = np.zeros(num_envs, dtype=np.uint64)
         self._elapsed = np.zeros(num_envs, dtype=np.int64)
         self.num_diverged = 0
+        self._is_seen = True
 
     def _describe(self, autoreset: str) -> None:
         task, robot, model = self._task, self._robot, self.backend.model
@@ -121,6 +122,16 @@ class SimVectorEnv(VectorEnv):
 
     # The step is the specification: act, simulate, judge, observe, reset.
 
+    def step_unseen(
+        self, actions: Array, active: Array | None
+    ) -> tuple[Obs, Array, Array, Array, dict[str, Any]]:
+        """As `step_masked`, without an observation where no episode ends."""
+        self._is_seen = False
+        try:
+            return self.step_masked(actions, active)
+        finally:
+            self._is_seen = True
+
     def step_masked(
         self, actions: Array, active: Array | None
     ) -> tuple[Obs, Array, Array, Array, dict[str, Any]]:
@@ -146,8 +157,8 @@ class SimVectorEnv(VectorEnv):
             "limited": limited,
             "diverged": diverged,
         }
-        obs = self._observe()
         ended = terminated | truncated
+        obs = self._observe() if self._is_seen or ended.any() else {}
         if self.autoreset and ended.any():
             infos["final_obs"], infos["_final_obs"] = obs, ended
             solved = success.copy()

@@ -72,6 +72,11 @@ class LeasedEnv(VectorEnv):
     ) -> tuple[Obs, Array, Array, Array, dict[str, Any]]:
         return self._command(lambda: self.env.step_masked(actions, active))
 
+    def step_unseen(
+        self, actions: Array, active: Array | None
+    ) -> tuple[Obs, Array, Array, Array, dict[str, Any]]:
+        return self._command(lambda: self.env.step_unseen(actions, active))
+
     def get_state(self) -> Array:
         return self.env.get_state()
 

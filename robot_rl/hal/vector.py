@@ -94,10 +94,20 @@ class VectorEnv(gymnasium.vector.VectorEnv[Obs, Array, Array]):
         """
         raise NotImplementedError
 
+    def step_unseen(
+        self, actions: Array, active: Array | None
+    ) -> tuple[Obs, Array, Array, Array, dict[str, Any]]:
+        """As `step_masked`, for a step whose observation nobody reads unless an episode ends in it.
+
+        Where none ends, the observation may be empty: an env with cameras then draws nothing.
+        """
+        return self.step_masked(actions, active)
+
     def step_chunk(self, actions: Array, n_exec: int, active: Array | None = None) -> ChunkStep:
         """Executes the first `n_exec` of (B, H, A); an env whose episode ends waits for the rest.
 
-        Only the `active` envs move (all if None); one at least.
+        Only the `active` envs move (all if None); one at least. Of its steps those are observed that
+        somebody reads: the last one, and where an episode ends.
         """
         actions = np.asarray(actions, np.float32)
         self._check_chunk(actions, n_exec)
@@ -109,7 +119,8 @@ class VectorEnv(gymnasium.vector.VectorEnv[Obs, Array, Array]):
         active = row_mask(active, num_envs)
         obs: Obs = {}
         for k in range(n_exec):
-            obs, step_reward, step_terminated, step_truncated, infos = self.step_masked(
+            step = self.step_masked if k == n_exec - 1 else self.step_unseen
+            obs, step_reward, step_terminated, step_truncated, infos = step(
                 actions[:, k], None if active.all() else active
             )
             valid[:, k] = active

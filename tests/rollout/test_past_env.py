@@ -1,5 +1,7 @@
 """The past that a policy was trained with, in an env: the same numbers, moment for moment."""
 
+from contextlib import closing
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -72,6 +74,20 @@ def test_a_new_episode_knows_nothing_of_the_one_before() -> None:
     obs, _ = env.reset()
     np.testing.assert_array_equal(obs["state"][:, 2], 0)
     np.testing.assert_array_equal(obs["state"][:, 3], obs["state"][:, 0])  # the present joints
+
+
+def test_the_steps_inside_of_a_chunk_become_its_past() -> None:
+    config = EnvConfig(task="reach", num_threads=1)
+    with closing(make_env(config, 1, autoreset="disabled")) as plain:
+        own = plain.state_names
+    config = replace(config, state=(*own, f"{own[0]}.change_2"))
+    with closing(make_env(config, 1, autoreset="disabled")) as env:
+        chunk = np.random.default_rng(0).uniform(-1, 1, (1, 4, len(env.action_names))).astype(np.float32)
+        env.reset(seed=0)
+        singly = [env.step_masked(chunk[:, k], None)[0]["state"] for k in range(4)]
+        env.reset(seed=0)
+        np.testing.assert_array_equal(env.step_chunk(chunk, 4).obs["state"], singly[-1])
+        assert singly[3][0, -1] == singly[3][0, 0] - singly[1][0, 0]
 
 
 def test_a_row_that_stands_still_keeps_its_past() -> None:

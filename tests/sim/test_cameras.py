@@ -10,8 +10,10 @@ import pytest
 from mujoco.batch import Batch
 
 from robot_rl.core.errors import ConfigError, ModelError, RenderError
+from robot_rl.hal import env_rules
 from robot_rl.sim.cameras import Camera, Renderer, find_backend
 from robot_rl.sim.gl import BACKENDS, no_renderer_message
+from robot_rl.sim.vector import EnvConfig, SimVectorEnv
 
 # Two cameras 2 m above a grey floor look straight down. The red cube, 0.4 m wide, stands 0.5 m
 # along +x. A field of view of 53.13 degrees (2 atan 0.5) sees 2 m x 2 m of the floor, so in 96
@@ -169,6 +171,46 @@ def test_a_forgotten_renderer_takes_nothing_from_another(renderer, model, data):
     del forgotten
     gc.collect()
     np.testing.assert_array_equal(renderer.rgb(data, "top"), before)
+
+
+def env_with_a_camera(num_envs, autoreset="same_step"):
+    """Twelve control steps of 50 ms are an episode."""
+    config = EnvConfig(
+        task="reach", cameras=("front",), image_size=(8, 12), depth=True, horizon_s=0.6, num_threads=1
+    )
+    return SimVectorEnv(config, num_envs, autoreset="disabled" if autoreset == "disabled" else "same_step")
+
+
+@drawing
+@pytest.mark.parametrize("autoreset", ["same_step", "disabled"])
+def test_chunks_show_what_single_steps_show(renderer, autoreset):
+    case = env_rules.Case(lambda num_envs: env_with_a_camera(num_envs, autoreset), 3, seed=7, max_steps=20)
+    env_rules.check_chunk(case, length=15)
+
+
+@drawing
+def test_a_chunk_draws_its_last_step_and_the_ends_of_episodes(renderer, monkeypatch):
+    drawn, draw = [], Renderer.render_batch
+    monkeypatch.setattr(
+        Renderer,
+        "render_batch",
+        lambda self, batch, ids, camera, **how: (
+            drawn.append(len(ids)) or draw(self, batch, ids, camera, **how)
+        ),
+    )
+    env = env_with_a_camera(2)
+    env.reset(seed=0)
+    drawn.clear()
+    still = np.zeros((2, 8, len(env.action_names)), np.float32)
+    assert env.step_chunk(still, 8).valid.all()
+    assert drawn == [2, 2]  # colours and depth of two envs, once
+    done = env.step_chunk(still, 8)
+    # Both episodes end at step 12, the fourth of this chunk: the last observation, and two beginnings.
+    assert done.valid.sum(axis=1).tolist() == [4, 4]
+    assert drawn == [2] * 6
+    assert (done.infos["final_obs"]["front.depth"] != done.obs["front.depth"]).any()
+    assert env.step_unseen(still[:, 0], None)[0] == {}
+    env.close()
 
 
 @drawing
