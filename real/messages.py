@@ -26,7 +26,7 @@ from robot_rl.core.policy import Mode
 from robot_rl.hal.arm import ArmState
 
 Array = NDArray[Any]
-Operation = Literal["start", "pause", "hold", "stop", "estop", "clear", "home", "reset"]
+Operation = Literal["start", "pause", "hold", "stop", "estop", "clear", "home", "park", "reset"]
 Phase = Literal["waiting", "paused", "homing", "running", "holding", "stopped"]
 
 
@@ -78,7 +78,8 @@ class Control:
     operation: Operation
     """`start` lets plans through; `pause` holds, and forgets the plan; `hold` is pause for the driver;
     `stop` brings to rest and latches; `estop` is `stop` by a person; `clear` lifts a latched stop;
-    `home` moves to the station's home pose; `reset` puts a simulated scene back, of episode `seed`."""
+    `home` and `park` move to the station's home and safe pose; `reset` puts a simulated scene back, of
+    episode `seed`."""
     by: str
     """Who: a person's name for `clear`."""
     seed: int = 0

@@ -269,21 +269,59 @@ def test_every_recipe_makes_a_run_config(recipe: str) -> None:
     assert load(RunConfig, [f"recipe={recipe}"], config_name="train").recipe == recipe
 
 
-ENVS = ("make_env", "SimVectorEnv", "GymVectorEnv", "StationEnv", "PastEnv")
-DEVICES = ("robot_rl/rollout/envs.py", "robot_rl/train/deploy/run.py")
-"""Where envs are made into devices."""
-TAKES_APART = ("robot_rl/bench/sim.py",)
-"""What measures an env layer by layer."""
+ENVS = ("make_env", "SimVectorEnv", "SingleEnv", "GymVectorEnv", "StationEnv", "PastEnv")
+MAKES = ("EnvDevice", "LeasedEnv", "gymnasium.make", "gymnasium.make_vec", "resolve('simulator'")
+"""Calls that make envs of others, or devices."""
+DEVICES = (
+    "robot_rl/rollout/envs.py",
+    "robot_rl/train/deploy/run.py",
+    "robot_rl/hal/leased.py",
+    "robot_rl/envs/gym.py",
+)
+"""Where envs are made into devices, and the one that is made of others'."""
+APART = ("robot_rl/bench/sim.py", "robot_rl/bench/her_peer.py", "robot_rl/testing/devices.py")
+"""What measures an env layer by layer, Stable-Baselines3's own loop, and the fake robot."""
+
+
+def makes_env(node: ast.AST) -> str:
+    """Returns what a node makes an env by, or an empty text."""
+    if isinstance(node, ast.ImportFrom):
+        return " ".join(alias.name for alias in node.names if alias.name in ENVS)
+    if isinstance(node, ast.Attribute):
+        is_ours = node.attr != "make_env" or ast.unparse(node.value).endswith("envs")  # others have one too
+        return node.attr if node.attr in ENVS and is_ours else ""
+    if isinstance(node, ast.Call):
+        called = ast.unparse(node)
+        return next((name for name in MAKES if called.startswith((f"{name}(", f"{name},"))), "")
+    return ""
 
 
 def test_all_that_acts_opens_a_device_under_a_lease() -> None:
     """Simulators may make what they consist of; everybody else asks `simulation` or `station_device`."""
     others = [path for path in sources() if relative(path).split("/")[0] != "sim"]
     found = [
-        f"{relative(path)}:{node.lineno} makes {node.func.id}"
+        f"{relative(path)}:{getattr(node, 'lineno', 0)} makes {name}"
         for path in others
-        if relative(path) not in (*DEVICES, *TAKES_APART)
+        if relative(path) not in (*DEVICES, *APART)
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ENVS
+        if (name := makes_env(node))
     ]
     assert found == []
+
+
+@pytest.mark.parametrize(
+    ("code", "name"),
+    [
+        ("from robot_rl.envs.gym import GymVectorEnv as G", "GymVectorEnv"),
+        ("envs.make_env(config, 1)", "make_env"),
+        ("functools.partial(vector.SimVectorEnv, config)", "SimVectorEnv"),
+        ("gymnasium.make('Hopper-v5')", "gymnasium.make"),
+        ("resolve('simulator', 'mujoco', at='env')(config, 1)", "resolve('simulator'"),
+        ("EnvDevice(spec, make).open(lease)", "EnvDevice"),
+        ("simulation(config, 1).open(lease)", ""),
+        ("resolve('policy', kind)", ""),
+    ],
+)
+def test_every_other_way_to_make_an_env_is_seen(code: str, name: str) -> None:
+    seen = [found for node in ast.walk(ast.parse(code)) if (found := makes_env(node))]
+    assert seen[:1] == ([name] if name else [])

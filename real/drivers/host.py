@@ -370,8 +370,10 @@ class Host:
                 )
             case "reset":
                 self._order("reset", control, self._driver.reset, control.seed)
-            case "home":
-                self._answer(control, "a driver does not home; the supervisor moves the arm there.")
+            case "home" | "park":
+                self._answer(
+                    control, f"a driver does not {control.operation}; the supervisor moves the arm there."
+                )
 
     def _stop(self, reason: str, control: Control | None = None) -> None:
         """Holds at once; the controllers are taken away as soon as orders before this one are done."""

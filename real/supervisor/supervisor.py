@@ -76,7 +76,7 @@ class Supervisor:
         self._watchdog = Watchdog(station, self._limiter.envelope, self._limiter.box)
         self._aim = Aim(station, streams=self._streams)
         self._pieces = Pieces(station)  # of plans, for an arm that follows them by itself
-        self._home_rad = np.asarray(station.home_rad)
+        self._rests_rad = {"home": np.asarray(station.home_rad), "park": np.asarray(station.safe_rad)}
         self._still_rad_s = STILL_SHARE * np.asarray(station.limits.velocity_rad_s)
         self._orders = DriverOrders(driver, self._still_rad_s)
         self.phase: Phase = "waiting"
@@ -90,6 +90,7 @@ class Supervisor:
         self._brake_until_ns: int | None = None  # stopped, but not yet at rest
         self._is_given_up = self._is_dumped = False  # stopped: the driver was told to take the arm; recorded
         self._homing_for: Client | None = None
+        self._homing: Operation = "home"
         self._last_plan, self._number = -1, 0
         self._covered_ns = 0  # until when there is something to follow
         log.begin(self._now_ns())
@@ -206,7 +207,7 @@ class Supervisor:
                 self._overtaken = plan.token
                 self._log.event(now_ns, "refused", plan=plan.number, reason=overtaken)
             return
-        wrong = plan_error(plan, len(self._home_rad), now_ns + self._stop_ns, now_ns)
+        wrong = plan_error(plan, len(self._station.joints), now_ns + self._stop_ns, now_ns)
         if wrong:
             self.stop(f"plan {plan.number}: {wrong}", by=client.name)
             return
@@ -231,8 +232,8 @@ class Supervisor:
 
     def _refusal(self, client: Client, control: Control) -> str:
         """Returns why a start, home or reset is not done."""
-        # A person without a lease may send an arm home that no policy commands.
-        if control.token or control.operation != "home":
+        # A person without a lease may send an arm to rest that no policy commands.
+        if control.token or control.operation not in self._rests_rad:
             overtaken = self._overtaken_by(control.token)
             if overtaken:
                 return overtaken
@@ -276,10 +277,10 @@ class Supervisor:
             self._orders.give(start, client, now_ns, then=control.operation)
 
     def _go(self, operation: Operation, client: Client | None, now_ns: int) -> None:
-        """Lets plans through, or moves home; the driver listens."""
-        if operation == "home":
-            self.phase, self._homing_for = "homing", client
-            self._aim.home(self._home_rad, self._sent_rad, now_ns)
+        """Lets plans through, or moves to where the arm rests; the driver listens."""
+        if operation in self._rests_rad:
+            self.phase, self._homing_for, self._homing = "homing", client, operation
+            self._aim.home(self._rests_rad[operation], self._sent_rad, now_ns)
             if not self._streams:
                 self._orders.let_go()
                 self._pieces.home(self._aim)
@@ -362,7 +363,7 @@ class Supervisor:
         if order is not None:
             self._answer(order.client, order.asked, reason)
         if self._homing_for is not None:
-            self._answer(self._homing_for, "home", reason)
+            self._answer(self._homing_for, self._homing, reason)
         self._homing_for = None
 
     def _answer(self, client: Client | None, operation: Operation, refusal: str = "") -> None:
@@ -466,9 +467,9 @@ class Supervisor:
         self.phase = "paused"
         refusal = ""
         if self._limiter.is_boxed:
-            refusal = "the way home leads out of the box of the tool. Ask again, or bring it nearer by hand."
+            refusal = "the way there leads out of the box of the tool. Ask again, or bring it nearer by hand."
             self._rest(now_ns)
-        self._answer(self._homing_for, "home", refusal)
+        self._answer(self._homing_for, self._homing, refusal)
         self._homing_for = None
 
     def _rest(self, now_ns: int) -> None:

@@ -1,4 +1,4 @@
-"""`robot-rl arm`: looks at a running station, stops it, clears it, sends it home."""
+"""`robot-rl arm`: looks at a running station, stops it, clears it, sends it home, parks it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from robot_rl.real.link import LinkError
 from robot_rl.real.messages import Status
 from robot_rl.real.supervisor.main import SUPERVISOR_SOCKET
 
-SUMMARY = "status of a running arm; stop, estop, clear, home"
+SUMMARY = "status of a running arm; stop, estop, clear, home, park"
 
 _ABOUT = """\
 status   what the arm does, and why it stands
@@ -22,11 +22,12 @@ stop     brings it to rest, and keeps it there until somebody clears it
 estop    the same at once, without a ramp
 clear    lifts a stop: by=<your name>, after you have looked at the arm
 home     moves to the station's home pose
+park     moves to the station's safe pose, where the arm may be left alone
 
 The newest station of this machine is meant, or that of --folder. An e-stop button is still needed:
 this command is no safety device.
 """
-_OPERATIONS = ("status", "stop", "estop", "clear", "home")
+_OPERATIONS = ("status", "stop", "estop", "clear", "home", "park")
 
 
 def run(argv: list[str]) -> int:

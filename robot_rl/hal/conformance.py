@@ -159,7 +159,7 @@ def _check_park(device: Device) -> None:
     env = device.open(_all_slots(device.spec, 6))
     env.reset(seed=0)
     env.step(_zeros(env))
-    device.park()
+    env.park()
     require(device.health().usable, f"{device.spec.name}: health after park", "not usable", "usable")
     env.reset(seed=0)
     env.step(_zeros(env))

@@ -106,7 +106,7 @@ class Device(Protocol):
     def spec(self) -> DeviceSpec: ...
 
     def open(self, lease: LeaseLike) -> VectorEnv:
-        """Returns an env that works until a newer lease of its slots is opened.
+        """Returns an env that works until a newer lease of its slots is opened; closed, it parks the device.
 
         Raises:
             LeaseError: the lease is of another device, or older than one already seen.
@@ -115,10 +115,6 @@ class Device(Protocol):
         ...
 
     def health(self) -> Health: ...
-
-    def park(self) -> None:
-        """Brings the device to where it may be left alone; it works on afterwards."""
-        ...
 
     def safe_stop(self) -> None:
         """Brings the device to rest now and latches; may be called by anybody, any number of times."""

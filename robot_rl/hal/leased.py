@@ -1,11 +1,12 @@
 """A device that is made of an env: what simulators, foreign environments and stations have in common.
 
 EnvDevice.open(lease) -> LeasedEnv -> the env inside
-                         checks token and health, reports success and failure
+                         checks token and health, reports success and failure, parks when closed
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
@@ -16,6 +17,8 @@ from robot_rl.hal.health import Health, HealthConfig, HealthMonitor
 from robot_rl.hal.vector import Array, Obs, VectorEnv
 
 T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
 
 _SHOWN = (
     "num_envs", "observation_space", "action_space", "single_observation_space", "single_action_space",
@@ -96,10 +99,24 @@ class LeasedEnv(VectorEnv):
         self._command(self.env.park)
 
     def safe_stop(self) -> None:
-        self.env.safe_stop()
+        """Stops under any lease; commands are refused until a person calls `recover` of its monitor."""
+        try:
+            self.env.safe_stop()
+        finally:  # the brake first, whatever is noted of it later
+            self._monitor.stop("safe_stop")
 
     def close_extras(self, **kwargs: Any) -> None:
-        self.env.close(**kwargs)
+        """Parks the device if it is well, and closes the env.
+
+        What has failed or stopped stays where it is, for a person to look at. A park that fails is logged.
+        """
+        try:
+            if self._monitor.health().state == "ok" and not self.env.closed:
+                self.park()
+        except Exception as error:
+            logger.error("%s is not parked: %s", self.robot, error)
+        finally:
+            self.env.close(**kwargs)
 
 
 def open_under(leases: Iterable[LeaseLike], device: EnvDevice) -> LeasedEnv:
@@ -155,12 +172,6 @@ class EnvDevice:
 
     def health(self) -> Health:
         return self.monitor.health()
-
-    def park(self) -> None:
-        """Has every open env brought to where it may be left."""
-        for _, env in self._open:
-            if not env.closed:
-                env.park()
 
     def safe_stop(self) -> None:
         """Stops every open env and refuses all commands until a person calls `monitor.recover`."""

@@ -156,7 +156,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Obs, Array, Array]):
         raise NotImplementedError
 
     def park(self) -> None:
-        """Brings what it acts on to where it may be left alone; a simulation may be left anywhere."""
+        """Brings what it acts on to where it may be left alone, and works on; simulations may be anywhere."""
 
     def safe_stop(self) -> None:
         """Brings it to rest now, and latches; a simulation rests when nobody steps it."""

@@ -223,10 +223,6 @@ class FakeRobot:
     def health(self) -> Health:
         return self.monitor.health()
 
-    def park(self) -> None:
-        """Sends the arm to zero, as far as safety allows in one step."""
-        self.act(np.zeros_like(self.position_rad))
-
     def safe_stop(self) -> None:
         if self.safety.stopped is None:
             self.safety.trip("asked to", by="safe_stop")
@@ -340,6 +336,13 @@ class FakeRobotEnv(VectorEnv):
 
     def _observe(self) -> Obs:
         return {"state": self._state[None].copy()}
+
+    def park(self) -> None:
+        """Sends the arm to zero, as far as safety allows in one step."""
+        self._robot.act(np.zeros_like(self._robot.position_rad))
+
+    def safe_stop(self) -> None:
+        self._robot.safe_stop()
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the clock and what was measured last; where the arm is, only the arm knows."""

@@ -1,5 +1,6 @@
 """Device specs refuse nonsense in words, and a fence refuses whoever has been overtaken."""
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -203,23 +204,69 @@ def test_a_stop_that_latched_needs_a_person() -> None:
     env.reset(seed=0)
 
 
-def test_everybody_stops_and_parks_what_is_open() -> None:
+def test_everybody_stops_what_is_open() -> None:
     arms = [Arm(), Arm(), Arm()]
     made = iter(arms)
     device = EnvDevice(DeviceSpec(name="arm1", kind="robot", slots=2), lambda _: next(made))
-    device.park()  # nothing is open
+    device.safe_stop()  # nothing is open
+    device.monitor.recover("a test")
     device.open(Ticket(token=1, slot_ids=(0,)))
     device.open(Ticket(token=2, slot_ids=(1,)))
     device.open(Ticket(token=3, slot_ids=(0,)))  # takes the place of the first
-    device.park()
     device.safe_stop()
     device.close()
     device.close()
-    assert [arm.said for arm in arms] == [
-        ["close"],
-        ["park", "safe_stop", "close"],
-        ["park", "safe_stop", "close"],
-    ]
+    assert [arm.said for arm in arms] == [["close"], ["safe_stop", "close"], ["safe_stop", "close"]]
+
+
+def closed_after(fails: DeviceError | None) -> list[str]:
+    """Returns what an arm did when its env was closed, after three control steps whose last may fail."""
+    arm = Arm()
+    env = EnvDevice(DeviceSpec(name="arm1", kind="robot"), lambda _: arm).open(Ticket())
+    env.reset(seed=0)
+    for _ in range(2):
+        env.step(STILL)
+    arm.fails = fails
+    with nullcontext() if fails is None else pytest.raises(type(fails)):
+        env.step(STILL)
+    env.close()
+    env.close()
+    return arm.said
+
+
+@pytest.mark.parametrize(
+    ("fails", "said"),
+    [
+        (None, ["park", "close"]),
+        (DeviceError("somebody paused the arm"), ["close"]),
+        (SafetyStopError("protective stop"), ["close"]),
+    ],
+)
+def test_an_arm_that_is_well_is_parked_when_its_env_is_closed(fails: Any, said: list[str]) -> None:
+    assert closed_after(fails) == said
+
+
+def test_nobody_parks_what_another_lease_has() -> None:
+    arms = [Arm(), Arm()]
+    made = iter(arms)
+    device = EnvDevice(DeviceSpec(name="arm1", kind="robot"), lambda _: next(made))
+    old = device.open(Ticket(token=1))
+    new = device.open(Ticket(token=2))
+    old.close()
+    new.close()
+    assert [arm.said for arm in arms] == [["close"], ["park", "close"]]
+
+
+def test_a_person_who_stops_an_arm_stops_its_device() -> None:
+    stops: list[str] = []
+    arm = Arm()
+    device = EnvDevice(DeviceSpec(name="arm1", kind="robot"), lambda _: arm, on_stop=stops.append)
+    env = device.open(Ticket())
+    env.safe_stop()
+    with pytest.raises(SafetyStopError, match="after 'safe_stop'; look at it"):
+        env.reset(seed=0)
+    env.close()
+    assert (arm.said, stops) == (["safe_stop", "close"], ["safe_stop"])
 
 
 def test_an_env_is_opened_under_the_lease_of_its_device() -> None:

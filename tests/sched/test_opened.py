@@ -1,11 +1,13 @@
 """A device is opened under one slot of its own, waited for if asked, and given back whatever happens."""
 
+import logging
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
-from robot_rl.core.errors import LeaseError
+from robot_rl.core.errors import DeviceError, LeaseError
 from robot_rl.hal.device import DeviceSpec
 from robot_rl.hal.leased import EnvDevice
 from robot_rl.sched.leases import LeaseStore
@@ -34,6 +36,48 @@ def test_one_slot_is_held_and_given_back() -> None:
         (lease,) = LeaseStore().active("sim1")
         assert (lease.holder, len(lease.slot_ids)) == ("a test", 1)
     assert inner.has_closed
+    assert LeaseStore().active("sim1") == []
+
+
+class Parked(FakeEnv):
+    """Notes who holds its device while it is parked."""
+
+    def __init__(self, fails: Exception | None = None) -> None:
+        super().__init__(1)
+        self.fails = fails
+        self.held_by: list[str] = []
+
+    def park(self) -> None:
+        self.held_by += [lease.holder for lease in LeaseStore().active("sim1")]
+        if self.fails is not None:
+            raise self.fails
+
+
+@pytest.mark.parametrize("ends_by", [None, KeyboardInterrupt(), OSError("no space left")])
+def test_it_is_parked_before_it_is_given_back(ends_by: BaseException | None) -> None:
+    inner = Parked()
+    with (
+        nullcontext() if ends_by is None else pytest.raises(type(ends_by)),
+        opened(EnvDevice(SPEC, lambda _: inner), holder="a test") as env,
+    ):
+        env.reset(seed=0)
+        if ends_by is not None:
+            raise ends_by
+    assert inner.held_by == ["a test"]
+    assert inner.closed
+    assert LeaseStore().active("sim1") == []
+
+
+def test_a_park_that_fails_is_logged_and_hides_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    inner = Parked(fails=DeviceError("park: refused: a joint is outside of its limits."))
+    with (
+        caplog.at_level(logging.ERROR),
+        pytest.raises(OSError, match="no space left"),
+        opened(EnvDevice(SPEC, lambda _: inner), holder="a test"),
+    ):
+        raise OSError("no space left")
+    assert "is not parked: park: refused: a joint is outside of its limits." in caplog.text
+    assert inner.closed
     assert LeaseStore().active("sim1") == []
 
 

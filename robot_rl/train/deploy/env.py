@@ -408,9 +408,9 @@ class StationEnv(VectorEnv):
         self._arm.control("pause", by=BY)
 
     def park(self) -> None:
-        """Has the arm go home, and rest there."""
+        """Has the arm go to the station's safe pose, and rest there."""
         self.pause()
-        self._arm.control("home", by=BY)
+        self._arm.control("park", by=BY)
 
     def safe_stop(self) -> None:
         """Brings the arm to rest and latches; a person clears it."""

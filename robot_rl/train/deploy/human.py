@@ -167,5 +167,7 @@ class Intervening(VectorEnv):
 
     def close_extras(self, **kwargs: Any) -> None:
         """Gives back the input device and the env."""
-        self._teleop.close()
-        self._close()
+        try:
+            self._teleop.close()
+        finally:
+            self._close()

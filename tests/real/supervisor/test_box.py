@@ -142,7 +142,7 @@ def test_a_way_home_through_the_wall_is_told(make_rig: MakeRig) -> None:
     person.control("home")
     rig.run(8.0)
     assert person.answer.operation == "home"
-    assert person.answer.message.startswith("the way home leads out of the box of the tool.")
+    assert person.answer.message.startswith("the way there leads out of the box of the tool.")
     assert person.status.phase == "paused"
 
 

@@ -70,7 +70,7 @@ def test_what_reaches_the_driver_carries_the_newest_token(make_rig: MakeRig) -> 
     assert rig.arm.sent[-1].token == NEW
 
 
-@pytest.mark.parametrize("operation", ["start", "reset", "home"])
+@pytest.mark.parametrize("operation", ["start", "reset", "home", "park"])
 def test_orders_of_an_overtaken_lease_are_refused_and_stops_are_not(
     make_rig: MakeRig, operation: Operation
 ) -> None:

@@ -223,6 +223,20 @@ def test_homing_is_slow_and_answered_when_done(make_rig: MakeRig) -> None:
     assert np.abs(np.diff(sent, axis=0)).max() == pytest.approx(0.5 * 0.01)
 
 
+def test_an_arm_is_parked_in_its_safe_pose(make_rig: MakeRig) -> None:
+    # 0.4 rad at 0.5 rad/s and 2.5 rad/s^2: 0.4 / 0.5 + 0.5 / 2.5 = 1 s.
+    rig = make_rig(two_joint_station(safe_rad=(0.4, -0.2)))
+    policy = rig.connect()
+    rig.run(0.02)
+    policy.control("park")
+    rig.run(0.9)
+    assert policy.answers == []
+    rig.run(0.5)
+    assert (policy.answer.operation, policy.answer.done) == ("park", True)
+    assert policy.status.phase == "paused"
+    assert rig.arm.position_rad == pytest.approx([0.4, -0.2], abs=5e-3)
+
+
 def test_homing_can_be_ended(make_rig: MakeRig) -> None:
     rig = make_rig()
     rig.arm.push(np.array([1.0, 0.0]))

@@ -43,6 +43,10 @@ SMALL: dict[str, Any] = {
 }
 
 
+PARKED = ["pause", "park", "pause", "close", "close"]
+"""The last orders to an arm that is well, which is its own trackers too."""
+
+
 def make_run(folder: Path, kind: str = "flow", **fields: Any) -> Path:
     """Writes what `deploy` needs of a run folder: its config, with other fields, and an untrained policy."""
     config = replace(RunConfig(env=ENV, n_exec=2, policy=SMALL["flow"]), **fields)
@@ -108,6 +112,7 @@ def test_a_deployment_is_played_recorded_and_reported(arm, tmp_path: Path) -> No
     stamps = np.asarray(episode.stamp_ns)
     assert np.diff(stamps) == pytest.approx(50e6, abs=1e5)  # the arm's own time
     assert ("reset", 2**31) in arm.orders
+    assert [order for order, _ in arm.orders][-5:] == PARKED
     assert max(len(plan.gripper) for plan in arm.plans) > 1  # the rest of the chunk goes along
 
 
@@ -135,6 +140,7 @@ def test_ctrl_c_leaves_the_arm_at_rest_and_keeps_what_was_done(
     monkeypatch.setattr(arm, "send", interrupted)
     words = [f"run={tmp_path / 'run'}", "station=sim_in_process", f"out={tmp_path / 'out'}", "video=false"]
     assert main(["deploy", *words]) == 130
+    assert [order for order, _ in arm.orders][-5:] == PARKED
     (report,) = (tmp_path / "out").glob("*/deploy.json")
     assert json.loads(report.read_text())["ended"] == "interrupted"
     assert json.loads(report.read_text())["episodes"] == 1
@@ -148,6 +154,7 @@ def test_a_stop_is_told_and_kept(arm, tmp_path: Path) -> None:
         deployed(tmp_path)
     (report,) = (tmp_path / "out").glob("*/deploy.json")
     assert "e-stop by ann" in json.loads(report.read_text())["ended"]
+    assert "park" not in {order for order, _ in arm.orders}
 
 
 def test_real_time_chunking_where_planning_is_slow_or_asked_for(arm, tmp_path: Path) -> None:

@@ -123,6 +123,17 @@ def test_a_person_stops_the_arm_before_anything_is_sent() -> None:
     assert inner._step[0] == 0
 
 
+def test_an_input_that_cannot_be_closed_leaves_no_arm_open() -> None:
+    class Broken(Script):
+        def close(self) -> None:
+            raise OSError("the gamepad is gone")
+
+    inner = FakeEnv(1, autoreset="disabled")
+    with pytest.raises(OSError, match="gamepad is gone"):
+        Intervening(inner, Broken([]), TaskJudge()).close()
+    assert inner.closed
+
+
 @pytest.mark.parametrize("action", [None, np.array([1.0]), np.array([np.nan, 0.0])])
 def test_taking_over_without_an_action_is_refused(action: Any) -> None:
     env, _ = arm([Intent(takes_over=True, action=action)])

@@ -321,9 +321,9 @@ def test_states_cannot_be_set(station_env) -> None:
         env.reset(options={"states": np.zeros((1, 3))})
 
 
-def test_a_station_is_parked_at_home(station_env) -> None:
+def test_a_station_is_parked_in_its_safe_pose(station_env) -> None:
     env, arm, _ = station_env()
     env.reset(seed=1)
     env.step(np.zeros((1, len(env.action_names)), np.float32))
     env.park()
-    assert [order for order, _ in arm.orders][-2:] == ["pause", "home"]
+    assert [order for order, _ in arm.orders][-2:] == ["pause", "park"]
