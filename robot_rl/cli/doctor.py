@@ -36,6 +36,7 @@ SUMMARY = "check this machine or a robot, and list robots, tasks, policies, reci
 
 _COLOURS: dict[State, int] = {"ok": 32, "note": 33, "fail": 31}  # of terminals: green, yellow, red
 _GROUPS = ("base", "recipe")  # of configs
+_LINE = 90  # characters of what a list says of a name
 _ROBOT_KEYS = ("robot", "task")
 
 MIN_FREE_GB = 2.0
@@ -97,7 +98,8 @@ def _list(kind: str, *, as_json: bool) -> int:
     }
     width = max(map(len, found), default=0) + 2
     for name in found:
-        print(f"{name:<{width}}{about[name]}".rstrip())
+        lines = textwrap.wrap(about[name], _LINE) or [""]
+        print(f"\n{'':<{width}}".join([f"{name:<{width}}{lines[0]}".rstrip(), *lines[1:]]))
     if as_json:
         print(json.dumps({"kind": kind, "names": found, "about": about}))
     return 0
@@ -127,9 +129,8 @@ def _source_line(kind: str, name: str) -> str:
 
 
 def _sentence(text: str) -> str:
-    """Returns the first sentence, in one line of at most 100 characters."""
-    first = re.split(r"(?<=[\w)])\.(?:\s+(?=[A-Z])|$)", " ".join(text.split()), maxsplit=1)[0]
-    return textwrap.shorten(first, 110, placeholder=" ...")
+    """Returns the first sentence, in one line."""
+    return re.split(r"(?<=[\w)])\.(?:\s+(?=[A-Z])|$)", " ".join(text.split()), maxsplit=1)[0]
 
 
 def _settings(words: list[str]) -> dict[str, str]:

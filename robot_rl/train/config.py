@@ -307,6 +307,7 @@ class RunConfig:
     video: VideoConfig = field(default_factory=VideoConfig)
 
     def __post_init__(self) -> None:
+        require(bool(self.out), "out", self.out, "a folder: out=runs, or out=. for this one")
         require(0 <= self.seed < 2**31, "seed", self.seed, "0 to 2147483647")
         require(self.num_envs >= 1, "num_envs", self.num_envs, "1 or more")
         check_num_envs(self.num_envs)

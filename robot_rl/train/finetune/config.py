@@ -73,6 +73,7 @@ class FinetuneConfig(FinetuneSettings):
         super().__post_init__()
         for name in ("torch_threads", "metrics_rows"):
             self._require(name, getattr(self, name) >= 1, "1 or more")
+        self._require("out", bool(self.out), "a folder: out=runs, or out=. for this one")
         self._require("seed", 0 <= self.seed < 2**31, "0 to 2147483647")
         lags = self.lags
         self._require(

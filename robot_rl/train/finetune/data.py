@@ -220,13 +220,18 @@ def open_data(config: FinetuneConfig) -> tuple[Dataset, Split]:
         )
     if config.robot is not None:
         check_robot(config.robot, dataset.meta.action_names, at=config.dataset)
-    split = split_episodes(len(dataset), config.heldout, at=config.dataset, key=f"{config.at}heldout")
-    longest = int(dataset.lengths().max())
+    longest, wrong = int(dataset.lengths().max()), list[str]()
     if longest < config.horizon:
-        raise DatasetError(
+        wrong.append(
             f"{config.dataset}: the longest episode has {longest} control steps, a chunk needs "
             f"{config.at}horizon={config.horizon}. Use {config.at}horizon={longest} or less."
         )
+    try:
+        split = split_episodes(len(dataset), config.heldout, at=config.dataset, key=f"{config.at}heldout")
+    except DatasetError as error:
+        raise DatasetError("\n".join([str(error), *wrong])) from error
+    if wrong:
+        raise DatasetError(wrong[0])
     return dataset, split
 
 

@@ -52,6 +52,12 @@ def test_a_chunk_longer_than_every_episode(dataset: Path) -> None:
         open_data(FinetuneConfig(dataset=str(dataset), horizon=21))
 
 
+def test_all_that_is_too_small_is_said_at_once(dataset: Path) -> None:
+    text = r"heldout=100 leaves 0 to learn from(.|\n)*longest episode has 20 control steps"
+    with pytest.raises(DatasetError, match=text):
+        open_data(FinetuneConfig(dataset=str(dataset), horizon=21, heldout=100))
+
+
 def test_the_robot_has_other_joints(dataset: Path) -> None:
     text = (
         "robot: 'so_arm100' does not fit .*: so_arm100 lacks left_shoulder, right_shoulder; the dataset lacks"
