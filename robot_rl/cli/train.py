@@ -71,6 +71,7 @@ Settings (every one of them is in config.yaml of the run folder):
   method=residual   and its own: method.env_steps  method.utd  method.batch  method.scale  method.demo_ratio
   method=ppo        method.exploration.process  method.decisions  method.distil.updates
   method=direct     method.algorithm.actor.kind  method.algorithm.critic.width
+  transport=process  ahead
   station  real_time  human.input  human.reward  human.reset  human.ratio  human.classifier
   replay.record  replay.reuse  replay.reuse_ratio  replay.read.episodes (and as of demos.read)
   evaluate.episodes  evaluate.num_envs  evaluate.every_env_steps
