@@ -4,38 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol
 
 import numpy as np
 
 from robot_rl.algos.progress import ProgressBatch, ProgressSampler
+from robot_rl.core.errors import CheckpointError, DatasetError
 from robot_rl.core.policy import DemoBatch
 from robot_rl.data.demos import ChunkSampler
 from robot_rl.data.pool import EpisodePool
-from robot_rl.data.replay import StepBatch, TransitionBatch
+from robot_rl.data.replay import ReplayBuffer, StepBatch, TransitionBatch
 from robot_rl.data.transitions import ChunkBatch
+from robot_rl.train.recording import Recorder
 
-Added = TypeVar("Added", int, None, covariant=True)
 
+class Keeper(Protocol):
+    """Keeps the steps of one source: a replay, with its record or without."""
 
-class Keeper(Protocol[Added]):
-    """Keeps the steps of one source: a replay, or a recorder."""
-
-    def add(self, steps: StepBatch) -> Added: ...
+    def add(self, steps: StepBatch) -> int: ...
 
     def state_dict(self) -> dict[str, Any]: ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
-class OneForEach(Generic[Added]):
+class OneForEach:
     """Keepers of several sources: the steps of each go to its own, in which it is the only actor."""
 
-    def __init__(self, keepers: Sequence[Keeper[Added]]) -> None:
+    def __init__(self, keepers: Sequence[Keeper]) -> None:
         """Args: keepers: one of each source, in the order of the run's sources."""
         self._keepers = keepers
 
-    def add(self, steps: StepBatch) -> Added:
+    def add(self, steps: StepBatch) -> int:
         return self._keepers[steps.actor].add(replace(steps, actor=0))
 
     def state_dict(self) -> dict[str, Any]:
@@ -46,17 +46,56 @@ class OneForEach(Generic[Added]):
             keeper.load_state_dict(saved)
 
 
+class RecordedReplay:
+    """A replay whose every step a recorder keeps: a checkpoint says how far, and what the record lacks."""
+
+    def __init__(self, replay: ReplayBuffer, recorder: Recorder) -> None:
+        """Args: recorder: new, or of a run whose checkpoint follows; its pictures are exact."""
+        self._replay, self._recorder = replay, recorder
+        self._is_recorded = True
+
+    def add(self, steps: StepBatch) -> int:
+        self._recorder.add(steps)
+        return self._replay.add(steps)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns where record and replay stand, after everything so far is on the disk."""
+        recorder = self._recorder.state_dict()
+        if self._is_recorded:
+            return {"recorder": recorder, "unrecorded": self._replay.unrecorded()}
+        return {"recorder": recorder, "replay": self._replay.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores both: the replay from the record, which then ends where the checkpoint was made.
+
+        Raises:
+            CheckpointError: the record is damaged.
+            DatasetError: it is not as it was.
+        """
+        if "recorder" in state:
+            self._recorder.load_state_dict(state["recorder"])
+        if "unrecorded" not in state:  # of a version that kept all in it, and recorded pictures with losses
+            self._is_recorded = False
+            return self._replay.load_state_dict(state.get("replay", state))
+        try:
+            self._replay.load_recorded(state["unrecorded"], self._recorder.newest_first())
+        except DatasetError as error:
+            raise CheckpointError(
+                f"the replay cannot be restored from what the run recorded: {error} Resuming needs "
+                "experience/ as it was: bring it back, or begin a new run, which can reuse this one."
+            ) from error
+
+
 class ReplayExperience:
     """Keeps the steps of the sources, and draws learners' batches from them."""
 
     def __init__(
         self,
-        replay: Keeper[int],
+        replay: Keeper,
         *,
         draw: Callable[[np.random.Generator], TransitionBatch | ChunkBatch],
         seed: int,
         device: str = "cpu",
-        recorder: Keeper[None] | None = None,
         earlier: EpisodePool | None = None,
         has_person: bool = False,
     ) -> None:
@@ -67,19 +106,16 @@ class ReplayExperience:
             draw: returns a learner's batch, from that replay or from what mixes it with others.
             seed: of the draws.
             device: where the batches go.
-            recorder: keeps every step on the disk.
             earlier: what earlier runs experienced, if `draw` takes from it.
             has_person: whether a person can take over; then their share is counted.
         """
-        self._recorder, self._earlier, self._has_person = recorder, earlier, has_person
+        self._earlier, self._has_person = earlier, has_person
         self._replay, self._draw = replay, draw
         self._rng = np.random.default_rng(seed)
         self._device = device
         self._added, self._by_person = 0, 0
 
     def add(self, steps: StepBatch) -> int:
-        if self._recorder is not None:
-            self._recorder.add(steps)
         count = self._replay.add(steps)
         self._added += count
         self._by_person += count * (steps.source == "human")
@@ -103,15 +139,11 @@ class ReplayExperience:
         state: dict[str, Any] = {"replay": self._replay.state_dict(), "rng": self._rng.bit_generator.state}
         if self._has_person:
             state["shares"] = [self._added, self._by_person]
-        parts = {"recorder": self._recorder, "earlier": self._earlier}
-        return state | {name: part.state_dict() for name, part in parts.items() if part is not None}
+        return state if self._earlier is None else state | {"earlier": self._earlier.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._replay.load_state_dict(state["replay"])
-        if (
-            self._recorder is not None and "recorder" in state
-        ):  # else the checkpoint is from before there was one
-            self._recorder.load_state_dict(state["recorder"])
+        replay = state["replay"]
+        self._replay.load_state_dict(_joined(replay, state["recorder"]) if "recorder" in state else replay)
         if self._earlier is not None:
             self._earlier.load_state_dict(state["earlier"])
         self._rng.bit_generator.state = state["rng"]
@@ -139,3 +171,10 @@ class DemoExperience:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._rng.bit_generator.state = state["rng"]
+
+
+def _joined(replay: Mapping[str, Any], recorder: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the state of recorded replays from that of versions which kept replays and recorders apart."""
+    if "sources" not in replay:
+        return {"replay": replay, "recorder": recorder}
+    return {"sources": [_joined(*both) for both in zip(replay["sources"], recorder["sources"], strict=True)]}

@@ -29,7 +29,7 @@ from robot_rl.train.async_source import AsyncSource
 from robot_rl.train.config import RunConfig
 from robot_rl.train.demos import relabelled
 from robot_rl.train.deploy.online import make_arm
-from robot_rl.train.experience import OneForEach, ReplayExperience
+from robot_rl.train.experience import Keeper, OneForEach, RecordedReplay, ReplayExperience
 from robot_rl.train.improve.config import OffPolicyPhase
 from robot_rl.train.improve.method import Module, Start, add_hooks, method_of, settings_of
 from robot_rl.train.loop import Pacer, Run
@@ -172,13 +172,14 @@ def _replay(
             drawn_from(buffers[name]),
             None if phase.demo_ratio is None else new * share,
         )
-    (only, *more), recorders = buffers.values(), start.recorders
+    keepers: list[Keeper] = list(buffers.values())
+    if start.recorders:
+        keepers = [RecordedReplay(*both) for both in zip(buffers.values(), start.recorders, strict=True)]
     return ReplayExperience(
-        OneForEach([only, *more]) if more else only,
+        keepers[0] if len(keepers) == 1 else OneForEach(keepers),
         draw=partial(draw, Mixture(parts) if len(parts) > 1 else parts["online"][0]),
         seed=train_seed(seed, f"{config.method.kind} batches"),
         device=config.device,
-        recorder=OneForEach(recorders) if more and recorders else next(iter(recorders), None),
         earlier=earlier,
         has_person=config.human.input != "none",
     )
