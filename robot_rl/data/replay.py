@@ -9,7 +9,7 @@ B rows of a batch, N lanes, C frames per lane, H chunk length, A action dim, L l
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from numpy.typing import DTypeLike, NDArray
 from torch import Tensor
 
 from robot_rl.core.errors import CheckpointError, DatasetError
-from robot_rl.data.episode import SOURCES
+from robot_rl.data.episode import SOURCES, Episode
 from robot_rl.data.transitions import (
     ChunkBatch,
     Mixture,
@@ -94,6 +94,8 @@ class ReplayBuffer:
         # Frames ever written to each lane: the next step goes there, modulo C.
         self._head = np.zeros(lanes, np.int64)
         self._steps = 0
+        self._cut_off: set[int] = set()
+        """Frames that ended an episode which neither its task nor its clock ended, among others."""
 
     @classmethod
     def from_episodes(
@@ -313,6 +315,95 @@ class ReplayBuffer:
         Raises:
             CheckpointError: a buffer of other size or other observations.
         """
+        self._check_size(state)
+        self._head[:] = state["head"]
+        for mine, saved in ((self._obs, state["obs"]), (self._columns, state["columns"])):
+            for key, column in mine.items():
+                lanes = column.reshape(len(self._head), self._frames, *column.shape[1:])
+                used = saved[key].shape[1]
+                lanes[:, :used] = saved[key]
+                lanes[:, used:] = 0
+        self._steps = int(self._columns["kind"].sum())
+
+    def unrecorded(self) -> dict[str, Any]:
+        """Returns what a record of every step lacks: which frames are steps, and what is known between them.
+
+        An episode that goes on, or was cut short, ends in an observation that no record has.
+        """
+        is_step = self._columns["kind"].reshape(len(self._head), -1) == _STEP
+        after = np.flatnonzero(np.roll(is_step, 1, axis=1) & ~is_step)
+        self._cut_off.intersection_update(after.tolist())
+        is_cut = np.isin(after, list(self._cut_off))
+        last = after[is_cut | ~self._columns["ended"][self._next(after, -1)]]
+        state = {
+            "frames": self._frames,
+            "head": self._head.copy(),
+            "is_step": np.packbits(is_step),
+            "after": after,
+            "base_action": self._columns["base_action"][after],
+            "last": last,
+            "obs": {key: column[last] for key, column in self._obs.items()},
+        }
+        if "latent" in self._columns:
+            latent, rows = self._columns["latent"], np.flatnonzero(is_step)
+            as_bits = latent[rows].view(np.uint32)  # a chunk's steps have the same
+            begins = np.flatnonzero(np.r_[True, (as_bits[1:] != as_bits[:-1]).any(axis=1)][: len(rows)])
+            state |= {"latent": latent[rows[begins]], "latent_begins": begins}
+            state["decides"] = np.packbits(self._columns["decides"])
+        return state
+
+    def load_recorded(
+        self, state: Mapping[str, Any], newest_first: Callable[[int], Iterable[Episode]]
+    ) -> None:
+        """Restores a buffer of the same size from `unrecorded`, and the steps from their record.
+
+        Args:
+            state: what the record lacks.
+            newest_first: returns the recorded episodes of a lane, the newest first.
+
+        Raises:
+            CheckpointError: a buffer of other size or other observations, or a record with fewer steps.
+        """
+        self._check_size(state)
+        columns = self._columns
+        self._head[:] = state["head"]
+        is_step = np.unpackbits(state["is_step"], count=len(columns["kind"])).astype(bool)
+        columns["kind"][:], self._steps = is_step, int(is_step.sum())
+        columns["ended"][:] = is_step & ~is_step[self._next(np.arange(len(is_step)), 1)]
+        newest = self._row(np.arange(len(self._head)), self._head - 1)
+        columns["ended"][newest] = False  # where it is a step, its episode goes on
+        for lane, head in enumerate(self._head):
+            rows = self._row(lane, head + np.arange(1 - self._frames, 0))
+            rows = rows[is_step[rows]]
+            episodes = iter(newest_first(lane))
+            while len(rows):
+                if (episode := next(episodes, None)) is None:
+                    raise CheckpointError(f"replay: {len(rows)} steps of lane {lane} are not in the record.")
+                rows = self._take_back(rows, episode)
+        columns["base_action"][state["after"]] = state["base_action"]
+        for key, column in self._obs.items():
+            column[state["last"]] = state["obs"][key]
+        self._cut_off = set(state["last"].tolist())
+        if "latent" in columns:
+            rows = np.flatnonzero(is_step)
+            repeats = np.diff(state["latent_begins"], append=len(rows))
+            columns["latent"][rows] = np.repeat(state["latent"], repeats, axis=0)
+            columns["decides"][:] = np.unpackbits(state["decides"], count=len(is_step))
+
+    def _take_back(self, rows: Array, episode: Episode) -> Array:
+        """Writes the newest steps of an episode into the last of the rows; returns the rows that are left."""
+        count = min(len(rows), len(episode))
+        left, here, newest = rows[:-count], rows[-count:], slice(len(episode) - count, None)
+        for key, column in self._obs.items():
+            column[here] = episode.obs[key][newest]
+            if episode.is_complete:
+                column[self._next(here[-1:], 1)] = episode.final_obs[key]
+        names = ("base_action", "action", "reward", "terminated", "success", "source", "policy_version")
+        for name in names:
+            self._columns[name][here] = getattr(episode, name)[newest]
+        return left
+
+    def _check_size(self, state: Mapping[str, Any]) -> None:
         if int(state["frames"]) != self._frames or len(state["head"]) != len(self._head):
             raise CheckpointError(
                 f"replay: the checkpoint holds {len(state['head'])} lanes of {state['frames']} frames, "
@@ -324,14 +415,6 @@ class ReplayBuffer:
                 f"replay: the checkpoint holds observations {sorted(state['obs'])}, "
                 f"this run has {sorted(self._obs)}. Resume with the same task and cameras."
             )
-        self._head[:] = state["head"]
-        for mine, saved in ((self._obs, state["obs"]), (self._columns, state["columns"])):
-            for key, column in mine.items():
-                lanes = column.reshape(len(self._head), self._frames, *column.shape[1:])
-                used = saved[key].shape[1]
-                lanes[:, :used] = saved[key]
-                lanes[:, used:] = 0
-        self._steps = int(self._columns["kind"].sum())
 
     def _cut(self, lanes: Array) -> None:
         """Ends episodes that were cut short: what their last step led to stays, and nothing follows it."""
@@ -339,6 +422,7 @@ class ReplayBuffer:
         unended = (self._head[lanes] > 0) & (self._columns["kind"][last] == _STEP)
         lanes, last = lanes[unended], last[unended]
         self._columns["ended"][last] = True
+        self._cut_off.update(self._row(lanes, self._head[lanes]).tolist())
         self._head[lanes] += 1
         self._forget(self._row(lanes, self._head[lanes]))
 
@@ -361,6 +445,10 @@ class ReplayBuffer:
 
     def _row(self, lanes: Array | int, position: Array) -> Array:
         return lanes * self._frames + position % self._frames
+
+    def _next(self, rows: Array, by: int) -> Array:
+        """Returns the frames that lie so many after these in their lanes."""
+        return self._row(rows // self._frames, rows % self._frames + by)
 
     def _forget(self, rows: Array) -> None:
         """Frees frames: the steps in them can no longer be sampled."""

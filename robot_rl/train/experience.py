@@ -3,39 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
 from robot_rl.algos.progress import ProgressBatch, ProgressSampler
+from robot_rl.core.errors import CheckpointError, DatasetError
 from robot_rl.core.policy import DemoBatch
 from robot_rl.data.demos import ChunkSampler
 from robot_rl.data.pool import EpisodePool
-from robot_rl.data.replay import StepBatch, TransitionBatch
+from robot_rl.data.replay import ReplayBuffer, StepBatch, TransitionBatch
 from robot_rl.data.transitions import ChunkBatch
+from robot_rl.train.recording import Recorder
 
-Added = TypeVar("Added", int, None, covariant=True)
 
+class Keeper(Protocol):
+    """Keeps the steps of one source: a replay, with its record or without."""
 
-class Keeper(Protocol[Added]):
-    """Keeps the steps of one source: a replay, or a recorder."""
-
-    def add(self, steps: StepBatch) -> Added: ...
+    def add(self, steps: StepBatch) -> int: ...
 
     def state_dict(self) -> dict[str, Any]: ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
-class OneForEach(Generic[Added]):
+class OneForEach:
     """Keepers of several sources: the steps of each go to its own, in which it is the only actor."""
 
-    def __init__(self, keepers: Sequence[Keeper[Added]]) -> None:
+    def __init__(self, keepers: Sequence[Keeper]) -> None:
         """Args: keepers: one of each source, in the order of the run's sources."""
         self._keepers = keepers
 
-    def add(self, steps: StepBatch) -> Added:
+    def add(self, steps: StepBatch) -> int:
         return self._keepers[steps.actor].add(replace(steps, actor=0))
 
     def state_dict(self) -> dict[str, Any]:
@@ -57,20 +57,75 @@ class StaleSteps:
     """Returns the updates that the learner has made."""
     count: int = 0
     """Stale steps since the last row of metrics, dropped or kept."""
-    _cut: set[int] = field(default_factory=lambda: set[int]())
-    """Actors whose last steps were dropped: what follows does not continue what the replay has of them."""
 
-    def passed(self, steps: StepBatch) -> StepBatch | None:
-        """Returns what the replay takes of the steps; None if they are dropped."""
-        if self.learner() - steps.policy_version > self.bound:
-            self.count += len(steps.reward)
-            if self.then == "drop":
-                self._cut.add(steps.actor)
-                return None
-        if steps.actor in self._cut:
-            self._cut.remove(steps.actor)
-            return replace(steps, begins=True)
-        return steps
+    def drops(self, steps: StepBatch) -> bool:
+        """Counts the steps if they are stale, and returns whether the replay leaves them out."""
+        if self.learner() - steps.policy_version <= self.bound:
+            return False
+        self.count += len(steps.reward)
+        return self.then == "drop"
+
+
+class SourceReplay:
+    """The replay of one source, whose every step a recorder keeps, if there is one.
+
+    A checkpoint then says how far the record was, and what it lacks.
+    """
+
+    def __init__(
+        self, replay: ReplayBuffer, *, recorder: Recorder | None = None, stale: StaleSteps | None = None
+    ) -> None:
+        """Puts them together.
+
+        Args:
+            replay: of the source.
+            recorder: new, or of a run whose checkpoint follows; its pictures are exact.
+            stale: what becomes of steps of an old policy; None: they are as good as any.
+        """
+        self._replay, self._recorder, self._stale = replay, recorder, stale
+        self._is_recorded = recorder is not None
+        self._is_cut = False  # the last steps were dropped: what follows does not continue what is there
+
+    def add(self, steps: StepBatch) -> int:
+        if self._recorder is not None:
+            self._recorder.add(steps)
+        if self._stale is not None and self._stale.drops(steps):
+            self._is_cut, self._is_recorded = True, False  # the record has more than the replay from now on
+            return len(steps.reward)
+        if self._is_cut:
+            self._is_cut, steps = False, replace(steps, begins=True)
+        return self._replay.add(steps)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns where record and replay stand, after everything so far is on the disk."""
+        if self._recorder is None:
+            return self._replay.state_dict()
+        recorder = self._recorder.state_dict()
+        if self._is_recorded:
+            return {"recorder": recorder, "unrecorded": self._replay.unrecorded()}
+        return {"recorder": recorder, "replay": self._replay.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores both: the replay from the record, which then ends where the checkpoint was made.
+
+        Raises:
+            CheckpointError: the record is damaged.
+            DatasetError: it is not as it was.
+        """
+        if self._recorder is None:
+            return self._replay.load_state_dict(state)
+        if "recorder" in state:
+            self._recorder.load_state_dict(state["recorder"])
+        if "unrecorded" not in state:  # stale steps were dropped, or an earlier version kept all in it
+            self._is_recorded = False
+            return self._replay.load_state_dict(state.get("replay", state))
+        try:
+            self._replay.load_recorded(state["unrecorded"], self._recorder.newest_first())
+        except DatasetError as error:
+            raise CheckpointError(
+                f"the replay cannot be restored from what the run recorded: {error} Resuming needs "
+                "experience/ as it was: bring it back, or begin a new run, which can reuse this one."
+            ) from error
 
 
 class ReplayExperience:
@@ -78,12 +133,11 @@ class ReplayExperience:
 
     def __init__(
         self,
-        replay: Keeper[int],
+        replay: Keeper,
         *,
         draw: Callable[[np.random.Generator], TransitionBatch | ChunkBatch],
         seed: int,
         device: str = "cpu",
-        recorder: Keeper[None] | None = None,
         earlier: EpisodePool | None = None,
         stale: StaleSteps | None = None,
         has_person: bool = False,
@@ -95,23 +149,18 @@ class ReplayExperience:
             draw: returns a learner's batch, from that replay or from what mixes it with others.
             seed: of the draws.
             device: where the batches go.
-            recorder: keeps every step on the disk.
             earlier: what earlier runs experienced, if `draw` takes from it.
-            stale: what becomes of steps of an old policy; None: they are as good as any.
+            stale: counts the steps of an old policy.
             has_person: whether a person can take over; then their share is counted.
         """
-        self._recorder, self._earlier, self._has_person = recorder, earlier, has_person
-        self._stale = stale
+        self._earlier, self._stale, self._has_person = earlier, stale, has_person
         self._replay, self._draw = replay, draw
         self._rng = np.random.default_rng(seed)
         self._device = device
         self._added, self._by_person = 0, 0
 
     def add(self, steps: StepBatch) -> int:
-        if self._recorder is not None:
-            self._recorder.add(steps)
-        kept = steps if self._stale is None else self._stale.passed(steps)
-        count = len(steps.reward) if kept is None else self._replay.add(kept)
+        count = self._replay.add(steps)
         self._added += count
         self._by_person += count * (steps.source == "human")
         return count
@@ -137,15 +186,11 @@ class ReplayExperience:
         state: dict[str, Any] = {"replay": self._replay.state_dict(), "rng": self._rng.bit_generator.state}
         if self._has_person:
             state["shares"] = [self._added, self._by_person]
-        parts = {"recorder": self._recorder, "earlier": self._earlier}
-        return state | {name: part.state_dict() for name, part in parts.items() if part is not None}
+        return state if self._earlier is None else state | {"earlier": self._earlier.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._replay.load_state_dict(state["replay"])
-        if (
-            self._recorder is not None and "recorder" in state
-        ):  # else the checkpoint is from before there was one
-            self._recorder.load_state_dict(state["recorder"])
+        replay = state["replay"]
+        self._replay.load_state_dict(_joined(replay, state["recorder"]) if "recorder" in state else replay)
         if self._earlier is not None:
             self._earlier.load_state_dict(state["earlier"])
         self._rng.bit_generator.state = state["rng"]
@@ -173,3 +218,10 @@ class DemoExperience:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._rng.bit_generator.state = state["rng"]
+
+
+def _joined(replay: Mapping[str, Any], recorder: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the state of recorded replays from that of versions which kept replays and recorders apart."""
+    if "sources" not in replay:
+        return {"replay": replay, "recorder": recorder}
+    return {"sources": [_joined(*both) for both in zip(replay["sources"], recorder["sources"], strict=True)]}

@@ -6,7 +6,7 @@ T steps of an episode, A action dim.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,6 +21,7 @@ from robot_rl.data.episodes import EpisodesMeta
 from robot_rl.data.fit import misfit
 from robot_rl.data.lerobot.damage import left_out
 from robot_rl.data.pool import EpisodePool, Relabel
+from robot_rl.data.store.layout import PictureFormat
 from robot_rl.data.store.reader import StoreReader, open_source
 from robot_rl.data.store.writer import StoreWriter
 from robot_rl.data.transitions import StepBatch
@@ -45,6 +46,7 @@ class Recorder:
         person: bool = False,
         joints: int = 0,
         device: str | None = None,
+        is_exact: bool = False,
     ) -> None:
         """Opens the store, made on the spot if there is none.
 
@@ -57,6 +59,8 @@ class Recorder:
             joints: of the arm, if there is one; then the targets that safety let through are kept too,
                 as the group `executed_target_rad`.
             device: whose steps they are; simulators of the robot if None.
+            is_exact: whether pictures keep every bit: larger on the disk, as a replay that is restored from
+                them needs it.
 
         Raises:
             DatasetError: another process writes to it, or it holds something else.
@@ -69,7 +73,8 @@ class Recorder:
         if joints:
             features = {**features, EXECUTED: Feature("float32", (joints,))}
         device = device or f"sim {meta.robot}"
-        self._writer = StoreWriter(folder, meta, features, when_behind="wait", device=device)
+        picture: PictureFormat = "png" if is_exact else "jpeg"
+        self._writer = StoreWriter(folder, meta, features, when_behind="wait", device=device, picture=picture)
         self._period_ns = 1e9 / meta.control_hz
         self._turns = 0
         self._instruction = meta.instruction
@@ -132,6 +137,11 @@ class Recorder:
         self._turns = int(state["turns"])
         self._instruction = str(state.get("instruction", self._instruction))
         self._inside = set(state.get("inside", ()))
+
+    def newest_first(self) -> Callable[[int], Iterator[Episode]]:
+        """Returns who reads the episodes of a lane that are on the disk now, the newest first."""
+        reader = StoreReader(self._writer.folder)
+        return lambda lane: (reader.read(episode) for episode in reversed(reader.of_lane(lane)))
 
     def close(self) -> None:
         self._writer.close()

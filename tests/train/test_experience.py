@@ -1,14 +1,14 @@
 """What a replay does with steps whose policy is older than a bound."""
 
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import pytest
 
 from robot_rl.data.replay import ReplayBuffer
 from robot_rl.data.transitions import StepBatch
-from robot_rl.train.experience import ReplayExperience, StaleSteps
+from robot_rl.train.experience import ReplayExperience, SourceReplay, StaleSteps
 
 
 def step(number: int, version: int) -> StepBatch:
@@ -42,7 +42,8 @@ def experience(
 
     draw: Any = lambda rng: replay.sample(64, n_step=3, gamma_step=0.5, rng=rng)  # noqa: E731
     stale = StaleSteps(5, then, lambda: learner[0])
-    return ReplayExperience(replay, draw=draw, seed=0, recorder=Recorder(), stale=stale), replay, recorded
+    keeper = SourceReplay(replay, recorder=cast(Any, Recorder()), stale=stale)
+    return ReplayExperience(keeper, draw=draw, seed=0, stale=stale), replay, recorded
 
 
 @pytest.mark.parametrize(("then", "kept"), [("drop", 4), ("keep", 6)])
@@ -69,3 +70,13 @@ def test_no_window_spans_what_was_dropped() -> None:
     states, rewards = batch.obs["state"][:, 0].tolist(), batch.reward.tolist()
     assert set(states) == set(worth)
     assert rewards == [worth[state] for state in states]
+
+
+def test_a_replay_that_dropped_steps_is_saved_whole() -> None:
+    found, replay, _ = experience("drop", [0])
+    for number in range(6):
+        found.add(replace(step(number, 0), policy_version=-9 if number == 2 else 0))
+    assert "replay" in found.state_dict()["replay"], "the record has a step more than the replay"
+    again, other, _ = experience("drop", [0])
+    again.load_state_dict(found.state_dict())
+    assert len(other) == len(replay) == 5

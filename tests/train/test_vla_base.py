@@ -19,12 +19,13 @@ from robot_rl.sched.opened import opened
 from robot_rl.telemetry.metrics import read_metrics
 from robot_rl.train import phases
 from robot_rl.train.assemble import evaluator, policy_meta
+from robot_rl.train.checkpoint import CheckpointStore
 from robot_rl.train.config import RunConfig
 from robot_rl.train.demos import collect_demonstrations
 from robot_rl.train.finetune import run as finetune
 from robot_rl.train.finetune.config import FinetuneConfig
 from robot_rl.train.improve.method import method_of
-from tests.runs import killed_after
+from tests.runs import folder_of, killed_after, rows_of
 
 pytestmark = pytest.mark.usefixtures("whole_runs")
 
@@ -185,6 +186,24 @@ def test_ppo_of_a_vla_cut_short_ends_as_the_unbroken_run(tmp_path: Path, vla: Ca
         phases.run(tiny(tmp_path / "cut", base, "ppo"))
     (folder,) = (tmp_path / "cut").glob("*-tiny-seed0")
     assert phases.resume(folder).final_digest == unbroken.final_digest
+
+
+@pytest.mark.parametrize("method", ["residual", "latent"])
+def test_a_replay_with_pictures_cut_short_goes_on_from_its_record(
+    method: str, tmp_path: Path, vla: Callable[..., Path]
+) -> None:
+    base, longer = vla(), {"settings": {**METHODS[method], "env_steps": 40}}
+    unbroken = Path(phases.run(tiny(tmp_path / "unbroken", base, method, **longer)).run)
+    with killed_after(19):  # the first episodes have ended
+        phases.run(tiny(tmp_path / "cut", base, method, **longer))
+    folder = folder_of(tmp_path / "cut")
+    state = CheckpointStore(folder / "checkpoints").load()
+    assert state is not None
+    assert "unrecorded" in state["loop"]["experience"]["replay"]
+    phases.resume(folder)
+    assert rows_of(folder) == rows_of(unbroken)
+    for path in ("policy/final/policy.safetensors", "evaluation-final.json"):
+        assert (folder / path).read_bytes() == (unbroken / path).read_bytes()
 
 
 @pytest.mark.parametrize(

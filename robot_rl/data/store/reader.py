@@ -173,6 +173,11 @@ class StoreReader:
             return self.read(episode).meta.instruction
         return self._words(self.index.episodes[entry.episode])["instruction"]
 
+    def of_lane(self, lane: int) -> list[int]:
+        """Returns the episodes of a lane that are in the journal, in the order they began."""
+        mine = {number for number, episode in self.index.episodes.items() if episode.lane == lane}
+        return [i for i, entry in enumerate(self._entries) if entry.sealed is None and entry.episode in mine]
+
     def problems(self) -> list[Problem]:
         """Returns what cannot be read or is missing now, and was not noted by a repair."""
         return [*self._missing, *self.index.problems, *self.index.gaps(self.lost())]

@@ -8,7 +8,7 @@ goes on inside of the episodes that were open.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from robot_rl.core.errors import DatasetError
@@ -20,18 +20,41 @@ from robot_rl.data.store.sealed import sealed_episodes
 logger = logging.getLogger(__name__)
 
 
-def cut_off(folder: Path, *, segment: int, next_episode: int, unfinished: Collection[int]) -> None:
+def lengths_below(folder: Path, segment: int) -> list[tuple[int, int]]:
+    """Returns the number and the bytes of every segment before one."""
+    journal = folder / "journal"
+    return [(n, segment_path(journal, n).stat().st_size) for n in segment_numbers(journal) if n < segment]
+
+
+def cut_off(
+    folder: Path,
+    *,
+    segment: int,
+    lengths: Sequence[Sequence[int]] | None,
+    next_episode: int,
+    unfinished: Collection[int],
+) -> None:
     """Removes what a store's journal holds from a segment on.
 
     Args:
         folder: of the store, which nobody writes to meanwhile.
         segment: the first to go.
+        lengths: what `lengths_below` said when the checkpoint was made; None if it did not say.
         next_episode: the first that began in it, or later.
         unfinished: episodes before that one which went on in it.
 
     Raises:
-        DatasetError: some of it was sealed meanwhile; nothing was removed.
+        DatasetError: some of it was sealed meanwhile, or what stays is not as it was; nothing was removed.
     """
+    there = dict(lengths_below(folder, segment))
+    for number, length in there.items() if lengths is None else lengths:
+        if there.get(number) != length:
+            path = segment_path(folder / "journal", number)
+            raise DatasetError(
+                f"{path}: {there.get(number, 0)} bytes, there were {length} when the checkpoint was made "
+                "that is resumed: the store was sealed, repaired or cut since. "
+                "Bring the folder back as it was, or begin a new run; this one can be reused by its path."
+            )
     sealed = [number for number in sealed_episodes(folder) if number >= next_episode or number in unfinished]
     if sealed:
         raise DatasetError(

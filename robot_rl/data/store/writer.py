@@ -32,7 +32,7 @@ from robot_rl.data.store.lanes import NONE, Lanes
 from robot_rl.data.store.layout import Layout, PictureFormat, check_picture_options
 from robot_rl.data.store.lock import WriterLock
 from robot_rl.data.store.recovery import recover
-from robot_rl.data.store.rewind import cut_off
+from robot_rl.data.store.rewind import cut_off, lengths_below
 from robot_rl.data.store.seal import Sealed, SealOptions, seal_episodes
 
 logger = logging.getLogger(__name__)
@@ -311,8 +311,10 @@ class StoreWriter:
         Raises:
             DatasetError: the disk does not take it.
         """
+        segment = self._flushed(self._flusher.rotate)
         return {
-            "segment": self._flushed(self._flusher.rotate),
+            "segment": segment,
+            "lengths": lengths_below(self.folder, segment),
             "next_episode": self._next_episode,
             "next_picture": self._next_picture,
             "lanes": self._lanes.state_dict(),
@@ -324,13 +326,15 @@ class StoreWriter:
         """Takes this writer, just opened, back to where another one of the same store made its `mark`.
 
         Raises:
-            DatasetError: what was recorded after the mark was sealed meanwhile.
+            DatasetError: what was recorded after the mark was sealed meanwhile, or what was recorded before
+                is not as it was.
         """
         segment, next_episode = int(state["segment"]), int(state["next_episode"])
         unfinished = [(int(episode), int(lane), str(words)) for episode, lane, words in state["open"]]
         cut_off(
             self.folder,
             segment=segment,
+            lengths=state.get("lengths"),
             next_episode=next_episode,
             unfinished={episode for episode, _, _ in unfinished},
         )

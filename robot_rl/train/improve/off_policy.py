@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from robot_rl.data.transitions import ChunkBatch, StepSource, TransitionBatch
 from robot_rl.rollout.weights import Publisher
 from robot_rl.train.config import RunConfig
 from robot_rl.train.demos import relabelled
-from robot_rl.train.experience import OneForEach, ReplayExperience, StaleSteps
+from robot_rl.train.experience import Keeper, OneForEach, ReplayExperience, SourceReplay, StaleSteps
 from robot_rl.train.improve.acting import sources_of
 from robot_rl.train.improve.config import OffPolicyPhase
 from robot_rl.train.improve.method import Module, Start, add_hooks, settings_of
@@ -131,14 +132,17 @@ def _replay(
             drawn_from(buffers[name]),
             None if phase.demo_ratio is None else new * share,
         )
-    (only, *more), recorders = buffers.values(), start.recorders
+    stale = StaleSteps(phase.max_staleness, phase.stale, learner)
+    keepers: list[Keeper] = [
+        SourceReplay(buffer, recorder=recorder, stale=stale)
+        for buffer, recorder in zip_longest(buffers.values(), start.recorders)
+    ]
     return ReplayExperience(
-        OneForEach([only, *more]) if more else only,
+        keepers[0] if len(keepers) == 1 else OneForEach(keepers),
         draw=partial(draw, Mixture(parts) if len(parts) > 1 else parts["online"][0]),
         seed=train_seed(seed, f"{config.method.kind} batches"),
         device=config.device,
-        recorder=OneForEach(recorders) if more and recorders else next(iter(recorders), None),
         earlier=earlier,
-        stale=StaleSteps(phase.max_staleness, phase.stale, learner),
+        stale=stale,
         has_person=config.human.input != "none",
     )
