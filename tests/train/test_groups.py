@@ -16,12 +16,13 @@ from robot_rl.testing.devices import FakeEnv
 from robot_rl.train.envs import make_env
 from robot_rl.train.groups import AllOf, GroupExperience, GroupSource
 from robot_rl.train.sources import PolicyHandle
+from tests.plain import Plain
 
 H, A = 4, 2
 LENGTHS: dict[str, Any] = {"terminate_after": [5, None, 8, 2], "truncate_after": [None, 4, None, None]}
 
 
-class Drifting(nn.Module):
+class Drifting(Plain, nn.Module):
     """Moves a little at random, and writes the step it saw into its chain."""
 
     def __init__(self) -> None:

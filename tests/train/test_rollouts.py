@@ -13,11 +13,12 @@ from robot_rl.data.rollout import PPOBatch, Rollout
 from robot_rl.testing.devices import FakeEnv
 from robot_rl.train.rollouts import RolloutExperience, RolloutSource
 from robot_rl.train.sources import PolicyHandle
+from tests.plain import Plain
 
 H, A = 4, 2
 
 
-class Drifting(nn.Module):
+class Drifting(Plain, nn.Module):
     """Moves a little at random, and writes the step it saw into its chain."""
 
     horizon, action_dim = H, A
