@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Generator, Tensor, nn
 
-from robot_rl.core.policy import Chain, ChunkSample, DemoBatch, Mode
+from robot_rl.core.policy import Chain, ChunkSample, DemoBatch, Encoded, Mode
 from robot_rl.data.normalize import Normaliser
 from robot_rl.policies.encoded import EncodedPolicy, valid_mean
 from robot_rl.policies.processes import normal_like
@@ -85,7 +85,7 @@ class ActorPolicy(EncodedPolicy):
 
     def sample(
         self,
-        obs: dict[str, Tensor],
+        encoded: Encoded,
         *,
         z: Tensor | None = None,
         mode: Mode = "ode",
@@ -100,7 +100,7 @@ class ActorPolicy(EncodedPolicy):
         check_mode(mode)
         if record:
             raise ValueError("sample: an actor has no chain to record. Use a gaussian or flow policy.")
-        out = self._net(self.features(obs))
+        out = self._net(encoded["features"])
         decided = self._explore(out, generator) if mode == "explore" else self._mean(out).tanh()
         actions, decides = self._in_order(decided), self.config.decides
         chunk = torch.cat([actions, actions[:, -1:].expand(-1, self.horizon - decides, -1)], dim=1)
@@ -108,7 +108,7 @@ class ActorPolicy(EncodedPolicy):
             check_chunk("sample", "z", z, tuple(chunk.shape))
         return ChunkSample(chunk, n_exec=torch.full((len(chunk),), decides, dtype=torch.int64))
 
-    def log_prob(self, obs: dict[str, Tensor], chain: Chain) -> tuple[Tensor, Tensor]:
+    def log_prob(self, encoded: Encoded, chain: Chain) -> tuple[Tensor, Tensor]:
         """Refuses: there is no chain to score."""
         raise ValueError("log_prob: an actor has no chains. Use a gaussian or flow policy.")
 
@@ -117,7 +117,7 @@ class ActorPolicy(EncodedPolicy):
         shape = (len(batch.actions), self.horizon, self.action_dim)
         check_chunk("bc_loss", "actions", batch.actions, shape)
         check_chunk("bc_loss", "valid", batch.valid, shape[:2])
-        mean, decides = self._mean(self._net(self.features(batch.obs))).tanh(), self.config.decides
+        mean, decides = self._mean(self._net(self.encoder(batch.obs))).tanh(), self.config.decides
         error = (self._in_order(mean) - batch.actions[:, :decides]).square()
         return valid_mean(error, batch.valid[:, :decides])
 

@@ -9,7 +9,7 @@ from typing import cast
 
 from torch import Generator, Tensor, nn
 
-from robot_rl.core.policy import Chain, ChunkSample, DemoBatch, Mode
+from robot_rl.core.policy import Chain, ChunkSample, DemoBatch, Encoded, Mode
 from robot_rl.policies.spec import SavedPolicy
 
 
@@ -29,32 +29,36 @@ class PolicyAdapter(nn.Module):
         """The base, seen as a policy."""
         return cast("SavedPolicy", self.base)
 
+    @property
+    def refines(self) -> bool:
+        return self.policy.refines
+
+    def encode(self, obs: dict[str, Tensor]) -> Encoded:
+        return self.policy.encode(obs)
+
     def sample(
         self,
-        obs: dict[str, Tensor],
+        encoded: Encoded,
         *,
         z: Tensor | None = None,
         mode: Mode = "ode",
         record: bool = False,
         generator: Generator | None = None,
     ) -> ChunkSample:
-        return self.policy.sample(obs, z=z, mode=mode, record=record, generator=generator)
+        return self.policy.sample(encoded, z=z, mode=mode, record=record, generator=generator)
 
-    def log_prob(self, obs: dict[str, Tensor], chain: Chain) -> tuple[Tensor, Tensor]:
-        return self.policy.log_prob(obs, chain)
+    def log_prob(self, encoded: Encoded, chain: Chain) -> tuple[Tensor, Tensor]:
+        return self.policy.log_prob(encoded, chain)
 
     def bc_loss(self, batch: DemoBatch, generator: Generator | None = None) -> Tensor:
         return self.policy.bc_loss(batch, generator)
 
-    def features(self, obs: dict[str, Tensor]) -> Tensor:
-        return self.policy.features(obs)
-
     def refine(
         self,
-        obs: dict[str, Tensor],
+        encoded: Encoded,
         action: Tensor,
         *,
         mode: Mode = "ode",
         generator: Generator | None = None,
     ) -> Tensor:
-        return self.policy.refine(obs, action, mode=mode, generator=generator)
+        return self.policy.refine(encoded, action, mode=mode, generator=generator)

@@ -145,11 +145,11 @@ class AsyncExecutor(ChunkExecutor):
         """Returns the next action; waits only for the first chunk of an episode."""
         self._check_rows(obs)
         with torch.inference_mode():
-            tensors = self._tensors(obs)
+            shown = self._read(self._tensors(obs))
             self._collect()
             if self._pending is None and self._left[0] <= 0:
                 self.delay = 0 if self._is_fresh else self.expected_delay
-                question = self._question(tensors, _ROW)
+                question = self._question(shown, _ROW)
                 began_s = self._clock.now_s()
                 self._pending = _Pending(self._submit(lambda: self._compute(question, began_s)))
                 self._collect()
@@ -161,13 +161,7 @@ class AsyncExecutor(ChunkExecutor):
             if at >= self.policy.horizon:
                 return self._hold(is_first=at == self.policy.horizon)
             base_action = self._plan[:, at].copy()
-            refined = self.policy.refine(
-                tensors,
-                torch.from_numpy(base_action).to(self._device),
-                mode=self.mode,
-                generator=self._generator,
-            )
-            action = refined.to("cpu", torch.float32).numpy().copy()
+            action = self._refined(shown, base_action)
             self._last = action.copy()
             return Act(action, base_action)
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Generator, Tensor, nn
 
-from robot_rl.core.policy import ChunkSample, ContinuingPolicy, Mode
+from robot_rl.core.policy import ChunkSample, ContinuingPolicy, Encoded, Mode, rows_of
 from robot_rl.core.registry import resolve
 from robot_rl.core.seeding import EpisodeRng
 from robot_rl.policies.adapter import PolicyAdapter
@@ -72,7 +72,7 @@ class BestOfN(PolicyAdapter):
 
     def sample(
         self,
-        obs: dict[str, Tensor],
+        encoded: Encoded,
         *,
         z: Tensor | None = None,
         mode: Mode = "ode",
@@ -82,22 +82,22 @@ class BestOfN(PolicyAdapter):
         """Returns the chosen chunk (B, H, A), and its chain if recorded."""
         check_mode(mode)
         if self.n == 1 or mode == "mean":
-            return self.policy.sample(obs, z=z, mode=mode, record=record, generator=generator)
-        features = self.policy.features(obs)
+            return self.policy.sample(encoded, z=z, mode=mode, record=record, generator=generator)
+        features = encoded["features"]
         batch = len(features)
         shape = (batch, self.horizon, self.action_dim)
         z = normal_like(features.new_zeros(shape), generator) if z is None else z
         check_chunk("sample", "z", z, shape)
-        repeated = {name: value.repeat_interleave(self.n, dim=0) for name, value in obs.items()}
+        candidates = rows_of(encoded, torch.arange(batch, device=features.device).repeat_interleave(self.n))
         found = self.policy.sample(
-            repeated,
+            candidates,
             z=candidate_noise(z, self.n),
             mode=mode,
             record=record,
             generator=generator,
         )
         scorer = cast("Scorer", self.scorer)
-        score = scorer.score(features.repeat_interleave(self.n, dim=0), found.actions)
+        score = scorer.score(candidates["features"], found.actions)
         best = score.view(batch, self.n).argmax(dim=1)
         return _rows(found, torch.arange(batch, device=best.device) * self.n + best)
 

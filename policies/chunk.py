@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Generator, Tensor
 
-from robot_rl.core.policy import Chain, ChunkSample, DemoBatch, Mode
+from robot_rl.core.policy import Chain, ChunkSample, DemoBatch, Encoded, Mode
 from robot_rl.data.normalize import Normaliser
 from robot_rl.policies.chain import Net, Std, check_chain, denoise, score, scored_grid
 from robot_rl.policies.config import ChunkPolicyConfig, ProcessConfig, make_process
@@ -95,7 +95,7 @@ class ChunkPolicy(EncodedPolicy):
 
     def sample(
         self,
-        obs: dict[str, Tensor],
+        encoded: Encoded,
         *,
         z: Tensor | None = None,
         mode: Mode = "ode",
@@ -112,7 +112,7 @@ class ChunkPolicy(EncodedPolicy):
         """
         check_mode(mode)
         with torch.set_grad_enabled(torch.is_grad_enabled() and not record):
-            features = self.encoder(obs)
+            features = encoded["features"]
             noise = self._initial_noise(features, z, mode, generator)
             path = denoise(
                 self._net(features),
@@ -125,17 +125,17 @@ class ChunkPolicy(EncodedPolicy):
                 scored=self.config.scored,
                 learned_std=self._std(features),
             )
-            actions, chain = self.from_chain(path.x, obs), path.chain
+            actions, chain = self.from_chain(path.x, encoded), path.chain
             if chain is not None and mode == "explore" and isinstance(self.process, FlowCFM):
                 chain = self._with_pairs(features, chain, self.process.pairs, generator)
         return ChunkSample(actions, chain)
 
-    def log_prob(self, obs: dict[str, Tensor], chain: Chain) -> tuple[Tensor, Tensor]:
+    def log_prob(self, encoded: Encoded, chain: Chain) -> tuple[Tensor, Tensor]:
         """Returns log-probability and entropy of the chain's stochastic steps, (B, S) each.
 
         Of `flow_cfm`: minus the error of the velocity at the chain's pairs, and zeros.
         """
-        features = self.encoder(obs)
+        features = encoded["features"]
         if isinstance(self.process, FlowCFM):
             check_chain(chain, self.grid)
             return -self._pair_error(features, chain), torch.zeros_like(chain.log_prob)
@@ -157,11 +157,11 @@ class ChunkPolicy(EncodedPolicy):
         error = (self.net(corrupted.x, condition) - corrupted.target).square()
         return valid_mean(error, batch.valid)
 
-    def to_chain(self, actions: Tensor, obs: dict[str, Tensor]) -> Tensor:
+    def to_chain(self, actions: Tensor, encoded: Encoded) -> Tensor:
         """Maps the environment's actions (..., A) to the scale that the chain lives in."""
         return self.normaliser.action(actions)
 
-    def from_chain(self, x: Tensor, obs: dict[str, Tensor]) -> Tensor:
+    def from_chain(self, x: Tensor, encoded: Encoded) -> Tensor:
         """Maps the end of a chain (..., A) to the environment's actions."""
         return self.normaliser.unaction(x.clamp(-1.0, 1.0)).clamp(-1.0, 1.0)
 
@@ -240,9 +240,9 @@ class FlowPolicy(ChunkPolicy):
 
     kind: ClassVar[str] = "flow"
 
-    def velocity(self, obs: dict[str, Tensor]) -> Net:
+    def velocity(self, encoded: Encoded) -> Net:
         """Returns the velocity network bound to an observation."""
-        return self._net(self.encoder(obs))
+        return self._net(encoded["features"])
 
 
 class DiffusionPolicy(ChunkPolicy):

@@ -10,7 +10,7 @@ likelihood, or that cannot clone, refuses with a ValueError; what it does not re
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from robot_rl.core.policy import Chain, DemoBatch
+from robot_rl.core.policy import Chain, DemoBatch, Encoded, rows_of
 from robot_rl.hal.env_rules import ConformanceError, require
 from robot_rl.policies.checkpoint import PolicyMeta, load_policy, save_policy
 from robot_rl.policies.spec import MODES
@@ -52,9 +52,10 @@ def check_policy(
         ConformanceError: names the rule.
     """
     case = _Case(make_policy, observe(_ROWS), bounded, max_difference)
+    _check_encode(case)
+    _check_encoded_once(case)
     _check_sample(case)
     _check_rows(case)
-    _check_features(case)
     _check_refine(case)
     _check_chain(case)
     _check_cloning(case)
@@ -95,10 +96,6 @@ def _seeded(seed: int) -> Generator:
     return Generator().manual_seed(seed)
 
 
-def _rows(obs: Mapping[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
-    return {key: value[rows] for key, value in obs.items()}
-
-
 def _refused(ask: Callable[[], Any]) -> bool:
     """Returns whether it is refused in words: anything but a ValueError is a fault."""
     try:
@@ -109,84 +106,132 @@ def _refused(ask: Callable[[], Any]) -> bool:
     return False
 
 
+def _check_encode(case: _Case) -> None:
+    policy, before = case.make(), {key: value.clone() for key, value in case.obs.items()}
+    with torch.no_grad():
+        found, again = policy.encode(case.obs), policy.encode(case.obs)
+        for name, value in found.items():
+            require(
+                len(value) == _ROWS, f"encode: rows of {name!r}", len(value), f"{_ROWS}, as observations have"
+            )
+            require(torch.equal(value, again[name]), f"encode: {name!r} twice", "others", "the same")
+        features, shape = found["features"], (_ROWS, policy.feature_dim)
+        require(features.shape == shape, "encode: shape of features", tuple(features.shape), shape)
+        require(bool(torch.isfinite(features).all()), "encode: features", "NaN or infinite ones", "finite")
+    for key, value in before.items():
+        require(torch.equal(value, case.obs[key]), f"encode: observation {key!r}", "changed", "left alone")
+
+
+def _check_encoded_once(case: _Case) -> None:
+    """Refuses a policy that looks again: no module that encodes may run in what reads the encoding."""
+    policy, ran = case.make(), set[str]()
+    hooks = [
+        module.register_forward_hook(lambda *_, name=name: ran.add(name))
+        for name, module in policy.named_modules()
+    ]
+    with torch.no_grad():
+        encoded = policy.encode(case.obs)
+        looks = set(ran)
+
+        def check(rule: str) -> None:
+            again = sorted(looks & ran)
+            require(
+                not again, f"encode: once in a control step, but {rule} runs", again, "none of them again"
+            )
+
+        ran.clear()
+        sample = _recorded(policy, encoded) or policy.sample(encoded, z=case.z())
+        check("sample")
+        policy.refine(encoded, sample.actions[:, 0], generator=_seeded(1))
+        check("refine")
+        if sample.chain is not None:
+            policy.log_prob(encoded, sample.chain)
+            check("log_prob")
+    for hook in hooks:
+        hook.remove()
+
+
 def _check_sample(case: _Case) -> None:
-    before = {key: value.clone() for key, value in case.obs.items()}
     with torch.no_grad():
         for mode in MODES:
             policy, rule = case.make(), f"sample, mode {mode}"
-            first = policy.sample(case.obs, mode=mode, generator=_seeded(1))
+            encoded = policy.encode(case.obs)
+            before = {name: value.clone() for name, value in encoded.items()}
+            first = policy.sample(encoded, mode=mode, generator=_seeded(1))
             got = first.actions
             require(got.shape == case.shape, f"{rule}: shape", tuple(got.shape), case.shape)
             case.inside(f"{rule}: actions", got)
             require(first.chain is None, f"{rule}: chain without record", "a chain", "None")
-            again = policy.sample(case.obs, mode=mode, generator=_seeded(1)).actions
+            for name, value in before.items():
+                require(torch.equal(value, encoded[name]), f"{rule}: {name!r}", "changed", "left alone")
+            again = policy.sample(encoded, mode=mode, generator=_seeded(1)).actions
             case.same(f"{rule}: twice with the same generator", again, got)
         one, other = (
-            case.make().sample(case.obs, z=case.z(), generator=_seeded(seed)).actions for seed in (1, 2)
+            policy.sample(policy.encode(case.obs), z=case.z(), generator=_seeded(seed)).actions
+            for seed, policy in ((1, case.make()), (2, case.make()))
         )
     case.same("sample: the same noise with another generator", one, other)
-    for key, value in before.items():
-        require(torch.equal(value, case.obs[key]), f"sample: observation {key!r}", "changed", "left alone")
 
 
 def _check_rows(case: _Case) -> None:
     policy, z = case.make(), case.z()
     with torch.no_grad():
-        many = policy.sample(case.obs, z=z).actions
+        encoded = policy.encode(case.obs)
+        many = policy.sample(encoded, z=z).actions
         for row in (0, _ROWS // 2):
             rows = torch.tensor([row])
-            alone = policy.sample(_rows(case.obs, rows), z=z[rows]).actions
-            off = (alone[0] - many[row]).abs().max().item()
-            require(off <= _CLOSE, f"sample: row {row} alone and among {_ROWS}", f"{off:g} apart", "the same")
-
-
-def _check_features(case: _Case) -> None:
-    policy = case.make()
-    with torch.no_grad():
-        found = policy.features(case.obs)
-        shape = (_ROWS, policy.feature_dim)
-        require(found.shape == shape, "features: shape", tuple(found.shape), shape)
-        require(bool(torch.isfinite(found).all()), "features: values", "NaN or infinite ones", "finite ones")
-        require(torch.equal(found, policy.features(case.obs)), "features: twice", "others", "the same")
+            for of in (policy.encode(rows_of(case.obs, rows)), rows_of(encoded, rows)):
+                off = (policy.sample(of, z=z[rows]).actions[0] - many[row]).abs().max().item()
+                rule = f"sample: row {row} alone and among {_ROWS}"
+                require(off <= _CLOSE, rule, f"{off:g} apart", "the same")
 
 
 def _check_refine(case: _Case) -> None:
     policy = case.make()
     with torch.no_grad():
-        action = policy.sample(case.obs, z=case.z()).actions[:, 0]
+        encoded = policy.encode(case.obs)
+        action = policy.sample(encoded, z=case.z()).actions[:, 0]
         for mode in MODES:
-            got = policy.refine(case.obs, action.clone(), mode=mode, generator=_seeded(1))
-            require(
-                got.shape == action.shape, f"refine, mode {mode}: shape", tuple(got.shape), "that of action"
-            )
-            case.inside(f"refine, mode {mode}: actions", got)
-            again = policy.refine(case.obs, action.clone(), mode=mode, generator=_seeded(1))
-            case.same(f"refine, mode {mode}: twice with the same generator", again, got)
+            rule = f"refine, mode {mode}"
+            got = policy.refine(encoded, action.clone(), mode=mode, generator=_seeded(1))
+            require(got.shape == action.shape, f"{rule}: shape", tuple(got.shape), "that of action")
+            case.inside(f"{rule}: actions", got)
+            if not policy.refines:
+                require(
+                    torch.equal(got, action),
+                    f"{rule}: actions, though it `refines` not",
+                    "others",
+                    "the same",
+                )
+            again = policy.refine(encoded, action.clone(), mode=mode, generator=_seeded(1))
+            case.same(f"{rule}: twice with the same generator", again, got)
 
 
 def _check_chain(case: _Case) -> None:
     policy = case.make()
     with torch.no_grad():
-        sample = _recorded(policy, case.obs)
+        encoded = policy.encode(case.obs)
+        sample = _recorded(policy, encoded)
         if sample is None:
             return
-        plain = policy.sample(case.obs, mode="explore", generator=_seeded(2)).actions
+        plain = policy.sample(encoded, mode="explore", generator=_seeded(2)).actions
         case.same("sample: with and without record", sample.actions, plain)
         chain: Chain = sample.chain
-        _check_ratio("log_prob of a recorded chain", policy, case.obs, chain)
+        _check_ratio("log_prob of a recorded chain", policy, encoded, chain)
         shuffled = torch.randperm(_ROWS, generator=_seeded(3))[: _ROWS // 2]
-        _check_ratio("log_prob of a minibatch", policy, _rows(case.obs, shuffled), chain.rows(shuffled))
+        part = policy.encode(rows_of(case.obs, shuffled))
+        _check_ratio("log_prob of a minibatch", policy, part, chain.rows(shuffled))
         for parameter in policy.parameters():
             parameter.mul_(1.1)
-        moved = (policy.log_prob(case.obs, chain)[0] - chain.log_prob).abs().max().item()
+        moved = (policy.log_prob(policy.encode(case.obs), chain)[0] - chain.log_prob).abs().max().item()
     require(moved > 1e-3, "log_prob after the weights have moved", f"{moved:g} away", "another one")
 
 
-def _recorded(policy: Any, obs: dict[str, Tensor]) -> Any:
+def _recorded(policy: Any, encoded: Encoded) -> Any:
     """Returns a sample with its chain; None where there is none, or nothing in it was drawn."""
 
     def ask() -> Any:
-        return policy.sample(obs, mode="explore", record=True, generator=_seeded(2))
+        return policy.sample(encoded, mode="explore", record=True, generator=_seeded(2))
 
     if _refused(ask):
         return None
@@ -196,8 +241,8 @@ def _recorded(policy: Any, obs: dict[str, Tensor]) -> Any:
     return sample if sample.chain.log_prob.shape[1] else None
 
 
-def _check_ratio(rule: str, policy: Any, obs: dict[str, Tensor], chain: Chain) -> None:
-    found, entropy = policy.log_prob(obs, chain)
+def _check_ratio(rule: str, policy: Any, encoded: Encoded, chain: Chain) -> None:
+    found, entropy = policy.log_prob(encoded, chain)
     for name, part in (("log-probability", found), ("entropy", entropy)):
         require(part.shape == chain.log_prob.shape, f"{rule}: {name}", part.shape, chain.log_prob.shape)
     off = ((found - chain.log_prob).exp() - 1.0).abs().max().item()
@@ -237,9 +282,10 @@ def _check_saved(case: _Case, folder: Path, meta: PolicyMeta) -> None:
     require(found == meta, "saved and loaded: meta", found, meta)
     with torch.no_grad():
         want, got = (
-            one.sample(case.obs, mode="mean", generator=_seeded(6)).actions for one in (policy, loaded)
+            one.sample(one.encode(case.obs), mode="mean", generator=_seeded(6)).actions
+            for one in (policy, loaded)
         )
         case.same("saved and loaded: actions", got, want)
-        sample = _recorded(policy, case.obs)
+        sample, encoded = _recorded(policy, policy.encode(case.obs)), loaded.encode(case.obs)
         if sample is not None:
-            _check_ratio("log_prob of a policy that was saved and loaded", loaded, case.obs, sample.chain)
+            _check_ratio("log_prob of a policy that was saved and loaded", loaded, encoded, sample.chain)

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Self, cast
 import torch
 from torch import Generator, Tensor, nn
 
-from robot_rl.core.policy import ChunkSample, Mode
+from robot_rl.core.policy import ChunkSample, Encoded, Mode
 from robot_rl.policies.adapter import PolicyAdapter
 from robot_rl.policies.spec import SavedPolicy, build, full_spec
 
@@ -34,7 +34,7 @@ class ContestedPolicy(PolicyAdapter):
 
     def sample(
         self,
-        obs: dict[str, Tensor],
+        encoded: Encoded,
         *,
         z: Tensor | None = None,
         mode: Mode = "ode",
@@ -42,11 +42,11 @@ class ContestedPolicy(PolicyAdapter):
         generator: Generator | None = None,
     ) -> ChunkSample:
         """Returns the base's chunk (B, H, A), pushed where both act."""
-        found = super().sample(obs, z=z, mode=mode, record=record, generator=generator)
+        found = super().sample(encoded, z=z, mode=mode, record=record, generator=generator)
         if mode != "explore" and not self.is_contested:
             return found
         adversary = cast("SavedPolicy", self.adversary)
-        push = adversary.sample(obs, mode=mode, generator=generator).actions
+        push = adversary.sample(encoded, mode=mode, generator=generator).actions
         return replace(found, actions=torch.add(found.actions, push, alpha=self.bound).clamp(-1.0, 1.0))
 
     def spec(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self
 
 from torch import Generator, Tensor, nn
 
-from robot_rl.core.policy import DemoBatch, Mode
+from robot_rl.core.policy import DemoBatch, Encoded, Mode
 from robot_rl.data.normalize import Normaliser
 from robot_rl.policies.networks import ObservationEncoder
 from robot_rl.policies.spec import check_chunk, read_config, read_size
@@ -22,6 +22,7 @@ class EncodedPolicy(nn.Module):
 
     kind: ClassVar[str]
     config_class: ClassVar[type[Any]]
+    refines = False
 
     def __init__(
         self, config: Any, *, state_dim: int, action_dim: int, normaliser: Normaliser | None = None
@@ -46,13 +47,13 @@ class EncodedPolicy(nn.Module):
     def normaliser(self) -> Normaliser:
         return self.encoder.normaliser
 
-    def features(self, obs: dict[str, Tensor]) -> Tensor:
-        """Returns the normalised state, then the features of each camera, (B, F)."""
-        return self.encoder(obs)
+    def encode(self, obs: dict[str, Tensor]) -> Encoded:
+        """Returns the normalised state, then the features of each camera, as `features` (B, F)."""
+        return Encoded({"features": self.encoder(obs)})
 
     def refine(
         self,
-        obs: dict[str, Tensor],
+        encoded: Encoded,
         action: Tensor,
         *,
         mode: Mode = "ode",

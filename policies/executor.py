@@ -1,8 +1,9 @@
 """Execution of chunks: the only owner of an action queue.
 
 Per env, the executor plans a chunk, hands out its actions one by one, and plans again after
-`n_exec` of them, or sooner where the policy vouches for fewer (`ChunkSample.n_exec`); each action
-passes through the policy's `refine`, which closes the loop at every step. With temporal
+`n_exec` of them, or sooner where the policy vouches for fewer (`ChunkSample.n_exec`). A policy that
+`refines` corrects each action, which closes the loop at every step: then every observation is encoded,
+once, and what is planned reads the same encoding; otherwise only what is planned from is. With temporal
 ensembling (Zhao et al. 2023, section 4.2) the actions of overlapping chunks are averaged with
 weights exp(-m i), where i = 0 is the oldest chunk.
 
@@ -33,7 +34,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from robot_rl.core.errors import CheckpointError
-from robot_rl.core.policy import ChunkSample, ContinuingPolicy, Mode, Policy
+from robot_rl.core.policy import ChunkSample, ContinuingPolicy, Encoded, Mode, Policy, rows_of
 from robot_rl.core.seeding import EpisodeRng
 from robot_rl.policies.spec import check_mode
 
@@ -60,7 +61,8 @@ class Act:
 class Question:
     """All that a policy needs to plan N rows: nothing of it changes while it plans."""
 
-    obs: dict[str, Tensor]
+    shown: dict[str, Tensor]
+    """The observations; of a policy that `refines`, what it made of them."""
     z: Tensor
     """(N, H, A), the initial noise."""
     before: NDArray[np.float32]
@@ -159,23 +161,18 @@ class ChunkExecutor:
         self._check_rows(obs)
         every = np.arange(self.num_envs)
         with torch.inference_mode():
-            tensors = self._tensors(obs)
+            shown = self._read(self._tensors(obs))
             decides = self._left == 0
             empty = np.flatnonzero(decides)
             if len(empty):
-                self._take(empty, self._sample(tensors, empty))
+                self._take(empty, self._sample(self._picked(shown, empty), empty))
             base_action = self._plan[every, self._next]
             self._next += 1
             self._left -= 1
-            action = self.policy.refine(
-                tensors,
-                torch.from_numpy(base_action).to(self._device),
-                mode=self.mode,
-                generator=self._generator,
-            )
+            action = self._refined(shown, base_action)
             if self._latent is None:
-                return Act(_array(action), base_action)
-            return Act(_array(action), base_action, self._latent.copy(), decides)
+                return Act(action, base_action)
+            return Act(action, base_action, self._latent.copy(), decides)
 
     def base_action(self, obs: Mapping[str, Array], mask: Array | None = None) -> NDArray[np.float32]:
         """Returns the action that planning now would lead to, (B, A), zero where not masked.
@@ -189,7 +186,8 @@ class ChunkExecutor:
         action = np.zeros((self.num_envs, self.policy.action_dim), np.float32)
         if len(rows):
             with torch.inference_mode():
-                chunk = _array(self._sample(self._tensors(obs), rows).actions)
+                shown = self._read(self._picked(self._tensors(obs), rows))
+                chunk = _array(self._sample(shown, rows).actions)
                 action[rows] = self._spliced(chunk, *self._rest(rows))[:, 0]
         return action
 
@@ -230,26 +228,42 @@ class ChunkExecutor:
             self._latent = np.array(state["latent"], np.float32)
         self._generator.set_state(torch.from_numpy(np.array(state["generator"], np.uint8)))
 
-    def _sample(self, tensors: dict[str, Tensor], rows: Array) -> ChunkSample:
-        """Returns fresh chunks (N, H, A) for the rows."""
-        return self._answer(self._question(tensors, rows))
+    def _read(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Returns what is shown to the policy: encoded already where `refine` reads it too."""
+        return self.policy.encode(tensors) if self.policy.refines else tensors
 
-    def _question(self, tensors: dict[str, Tensor], rows: Array) -> Question:
-        if len(rows) < self.num_envs:
-            index = torch.from_numpy(rows).to(self._device)
-            tensors = {name: value[index] for name, value in tensors.items()}
+    def _picked(self, shown: dict[str, Tensor], rows: Array) -> dict[str, Tensor]:
+        if len(rows) == self.num_envs:
+            return shown
+        return rows_of(shown, torch.from_numpy(rows).to(self._device))
+
+    def _refined(self, shown: dict[str, Tensor], base_action: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Returns the actions (B, A) to execute now."""
+        if not self.policy.refines:
+            return base_action.copy()
+        action = torch.from_numpy(base_action).to(self._device)
+        encoded = Encoded(shown)
+        return _array(self.policy.refine(encoded, action, mode=self.mode, generator=self._generator))
+
+    def _sample(self, shown: dict[str, Tensor], rows: Array) -> ChunkSample:
+        """Returns fresh chunks (N, H, A) for the rows, given what is shown of them."""
+        return self._answer(self._question(shown, rows))
+
+    def _question(self, shown: dict[str, Tensor], rows: Array) -> Question:
         shape = (len(rows), self.policy.horizon, self.policy.action_dim)
         rng = EpisodeRng(self._seeds[rows] ^ _STREAM, self._decisions[rows])
         noise = rng.normal(shape[1] * shape[2]).astype(np.float32).reshape(shape)
         z = torch.from_numpy(noise).to(self._device)
-        return Question(tensors, z, *self._rest(rows), self.delay)
+        return Question(shown, z, *self._rest(rows), self.delay)
 
     def _answer(self, question: Question) -> ChunkSample:
+        shown = question.shown
+        encoded = Encoded(shown) if self.policy.refines else self.policy.encode(shown)
         how: dict[str, Any] = {"z": question.z, "mode": self.mode, "generator": self._sampling}
         if not isinstance(self.policy, ContinuingPolicy):
-            return self.policy.sample(question.obs, **how)
+            return self.policy.sample(encoded, **how)
         return self.policy.sample_after(
-            question.obs,
+            encoded,
             torch.from_numpy(question.before).to(self._device),
             torch.from_numpy(question.known).to(self._device),
             frozen=question.frozen,

@@ -1,12 +1,14 @@
 """Policies for ONNX Runtime: one graph from observation and noise to the chunk, normaliser included.
 
-    chunk.onnx    observation, z -> actions (1, H, A): the encoder and every denoising step, unrolled
-    refine.onnx   observation, action -> action (1, A): the residual's correction, where there is one
+    encode.onnx   observation -> features (1, F): once, whatever is asked of it
+    chunk.onnx    features, z -> actions (1, H, A): every denoising step, unrolled
+    refine.onnx   features, action -> action (1, A): the residual's correction, where there is one
 
 Batch 1, float32, without exploration noise: what one arm executes. `ExportedPolicy` acts on them
 like any policy and equals torch to float rounding. Guided chunks (real-time chunking) need
 derivatives, which these graphs do not have. AOTInductor is not offered: it needs a C++ compiler
-where it compiles, and took minutes where the graphs take seconds. H chunk length, A action dim.
+where it compiles, and took minutes where the graphs take seconds. H chunk length, A action dim,
+F feature dim.
 """
 
 from __future__ import annotations
@@ -25,14 +27,14 @@ from torch import Generator, Tensor, nn
 
 from robot_rl.core.errors import CheckpointError, ConfigError
 from robot_rl.core.files import read_json, swap_folder, with_checksum, write_synced
-from robot_rl.core.policy import Chain, ChunkSample, DemoBatch, Mode
+from robot_rl.core.policy import Chain, ChunkSample, DemoBatch, Encoded, Mode
 from robot_rl.policies.chunk import ChunkPolicy
 from robot_rl.policies.residual import ResidualPolicy
 from robot_rl.policies.spec import SavedPolicy, check_chunk, check_mode
 
 Array = NDArray[Any]
-FORMAT = 1
-CHUNK, REFINE, _HEAD = "chunk.onnx", "refine.onnx", "export.json"
+FORMAT = 2
+ENCODE, CHUNK, REFINE, _HEAD = "encode.onnx", "chunk.onnx", "refine.onnx", "export.json"
 
 
 def export_policy(folder: Path | str, policy: SavedPolicy, obs: Mapping[str, Array]) -> None:
@@ -56,10 +58,11 @@ def export_policy(folder: Path | str, policy: SavedPolicy, obs: Mapping[str, Arr
     shown = tuple(torch.from_numpy(np.array(value)) for value in obs.values())
     temporary = folder.with_name(f".writing-{folder.name}")
     temporary.mkdir(parents=True, exist_ok=True)
-    z = torch.zeros(1, base.horizon, base.action_dim)
-    _write(temporary / CHUNK, _Chunk(base, names), (*shown, z), (*names, "z"))
+    z, features = torch.zeros(1, base.horizon, base.action_dim), torch.zeros(1, base.feature_dim)
+    _write(temporary / ENCODE, _Encode(base, names), shown, names)
+    _write(temporary / CHUNK, _Chunk(base), (features, z), ("features", "z"))
     if isinstance(policy, ResidualPolicy):
-        _write(temporary / REFINE, _Refine(policy, names), (*shown, z[:, 0]), (*names, "action"))
+        _write(temporary / REFINE, _Refine(policy), (features, z[:, 0]), ("features", "action"))
     head = {"format": FORMAT, "horizon": base.horizon, "action_dim": base.action_dim}
     write_synced(temporary / _HEAD, json.dumps(with_checksum(head)).encode())
     swap_folder(temporary, folder)
@@ -84,17 +87,27 @@ class ExportedPolicy:
         head = read_json(folder / _HEAD, CheckpointError, "`export_policy` makes one anew.")
         if head.get("format") != FORMAT:
             raise CheckpointError(
-                f"{folder}: export format {head.get('format')!r}, this version reads {FORMAT}."
+                f"{folder}: export format {head.get('format')!r}, this version reads {FORMAT}. "
+                "`export_policy` makes one anew."
             )
         self.horizon, self.action_dim = int(head["horizon"]), int(head["action_dim"])
         options = runtime.SessionOptions()
         options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+        self._encode = _Session(runtime, folder / ENCODE, options)
         self._chunk = _Session(runtime, folder / CHUNK, options)
         self._refine = _Session(runtime, folder / REFINE, options) if (folder / REFINE).exists() else None
 
+    @property
+    def refines(self) -> bool:
+        return self._refine is not None
+
+    def encode(self, obs: dict[str, Tensor]) -> Encoded:
+        """Returns the `features` (1, F)."""
+        return Encoded({"features": self._encode.run(obs)})
+
     def sample(
         self,
-        obs: dict[str, Tensor],
+        encoded: Encoded,
         *,
         z: Tensor | None = None,
         mode: Mode = "ode",
@@ -111,11 +124,11 @@ class ExportedPolicy:
         elif z is None:
             z = torch.randn(shape, generator=generator)
         check_chunk("sample", "z", z, shape)
-        return ChunkSample(self._chunk.run(obs, z))
+        return ChunkSample(self._chunk.run({**encoded, "z": z}))
 
     def refine(
         self,
-        obs: dict[str, Tensor],
+        encoded: Encoded,
         action: Tensor,
         *,
         mode: Mode = "ode",
@@ -123,19 +136,15 @@ class ExportedPolicy:
     ) -> Tensor:
         """Returns the corrected action (1, A), or the action itself if the policy had no residual."""
         _check(mode)
-        return action if self._refine is None else self._refine.run(obs, action)
+        return action if self._refine is None else self._refine.run({**encoded, "action": action})
 
-    def log_prob(self, obs: dict[str, Tensor], chain: Chain) -> tuple[Tensor, Tensor]:
+    def log_prob(self, encoded: Encoded, chain: Chain) -> tuple[Tensor, Tensor]:
         """Is not exported."""
         _refuse("score chains")
 
     def bc_loss(self, batch: DemoBatch, generator: Generator | None = None) -> Tensor:
         """Is not exported."""
         _refuse("learn")
-
-    def features(self, obs: dict[str, Tensor]) -> Tensor:
-        """Is not exported."""
-        _refuse("give features")
 
     def to(self, device: torch.device | str) -> ExportedPolicy:
         """Returns itself: it computes on the CPU.
@@ -156,44 +165,51 @@ class _Runtime(Protocol):
 
 
 class _Session:
-    """One graph: named observation tensors and one more input give one output."""
+    """One graph: named tensors give one output."""
 
     def __init__(self, runtime: _Runtime, path: Path, options: Any) -> None:
         self._session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         self._names: list[str] = [entry.name for entry in self._session.get_inputs()]
 
-    def run(self, obs: Mapping[str, Tensor], last: Tensor) -> Tensor:
-        *names, last_name = self._names
-        missing = [name for name in names if name not in obs]
+    def run(self, given: Mapping[str, Tensor]) -> Tensor:
+        missing = [name for name in self._names if name not in given]
         if missing:
             raise ConfigError(f"exported policy: the observation lacks {', '.join(missing)}")
-        fed = {name: obs[name].numpy() for name in names}
-        (output,) = self._session.run(None, {**fed, last_name: last.numpy()})
+        (output,) = self._session.run(None, {name: given[name].numpy() for name in self._names})
         return torch.from_numpy(output)
 
 
-class _Chunk(nn.Module):
-    """Chunk sampling as a function of tensors."""
+class _Encode(nn.Module):
+    """Encoding as a function of tensors."""
 
     def __init__(self, policy: ChunkPolicy, names: tuple[str, ...]) -> None:
         super().__init__()
         self.policy, self.names = policy, names
 
-    def forward(self, *tensors: Tensor) -> Tensor:
-        *shown, z = tensors
-        return self.policy.sample(dict(zip(self.names, shown, strict=True)), z=z).actions
+    def forward(self, *shown: Tensor) -> Tensor:
+        return self.policy.encode(dict(zip(self.names, shown, strict=True)))["features"]
+
+
+class _Chunk(nn.Module):
+    """Chunk sampling as a function of tensors."""
+
+    def __init__(self, policy: ChunkPolicy) -> None:
+        super().__init__()
+        self.policy = policy
+
+    def forward(self, features: Tensor, z: Tensor) -> Tensor:
+        return self.policy.sample(Encoded({"features": features}), z=z).actions
 
 
 class _Refine(nn.Module):
     """The residual's correction as a function of tensors."""
 
-    def __init__(self, policy: ResidualPolicy, names: tuple[str, ...]) -> None:
+    def __init__(self, policy: ResidualPolicy) -> None:
         super().__init__()
-        self.policy, self.names = policy, names
+        self.policy = policy
 
-    def forward(self, *tensors: Tensor) -> Tensor:
-        *shown, action = tensors
-        return self.policy.refine(dict(zip(self.names, shown, strict=True)), action)
+    def forward(self, features: Tensor, action: Tensor) -> Tensor:
+        return self.policy.refine(Encoded({"features": features}), action)
 
 
 def _write(path: Path, module: nn.Module, example: tuple[Tensor, ...], names: tuple[str, ...]) -> None:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Generator, Tensor, nn
 
-from robot_rl.core.policy import Chain, ChunkSample, DemoBatch, Mode
+from robot_rl.core.policy import Chain, ChunkSample, DemoBatch, Encoded, Mode
 from robot_rl.data.normalize import Normaliser
 from robot_rl.policies.config import GaussianPolicyConfig
 from robot_rl.policies.encoded import EncodedPolicy, valid_mean
@@ -56,7 +56,7 @@ class GaussianPolicy(EncodedPolicy):
 
     def sample(
         self,
-        obs: dict[str, Tensor],
+        encoded: Encoded,
         *,
         z: Tensor | None = None,
         mode: Mode = "ode",
@@ -66,7 +66,7 @@ class GaussianPolicy(EncodedPolicy):
         """Returns a chunk (B, H, A): a draw in mode `explore`, otherwise the mean whatever `z`."""
         check_mode(mode)
         with torch.set_grad_enabled(torch.is_grad_enabled() and not record):
-            mean = self._mean(self.encoder(obs))
+            mean = self._mean(encoded["features"])
             if z is not None:
                 check_chunk("sample", "z", z, tuple(mean.shape))
             explore = mode == "explore"
@@ -75,7 +75,7 @@ class GaussianPolicy(EncodedPolicy):
             chain = self._chain(torch.zeros_like(x) if z is None else z, x, mean, explore)
         return ChunkSample(actions, chain if record else None)
 
-    def log_prob(self, obs: dict[str, Tensor], chain: Chain) -> tuple[Tensor, Tensor]:
+    def log_prob(self, encoded: Encoded, chain: Chain) -> tuple[Tensor, Tensor]:
         """Returns log-probability and entropy of the chunk, (B, 1) each.
 
         Raises:
@@ -88,7 +88,7 @@ class GaussianPolicy(EncodedPolicy):
             )
         if chain.index.shape[1] == 0:
             raise ValueError("log_prob: the chain has no stochastic step. Sample with mode='explore'.")
-        mean, std = self._mean(self.encoder(obs)), self._std()
+        mean, std = self._mean(encoded["features"]), self._std()
         log_prob = gaussian_log_prob(chain.x[:, 1], mean, std)
         return log_prob[:, None], gaussian_entropy(std, like=mean)[:, None]
 

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Self, cast
 import torch
 from torch import Generator, Tensor, nn
 
-from robot_rl.core.policy import ChunkSample, ContinuingPolicy, DemoBatch, Mode
+from robot_rl.core.policy import ChunkSample, ContinuingPolicy, DemoBatch, Encoded, Mode
 from robot_rl.policies.adapter import PolicyAdapter
 from robot_rl.policies.config import LatentActorConfig
 from robot_rl.policies.networks import MLP, initialise
@@ -63,9 +63,14 @@ class LatentSteer(PolicyAdapter):
         self.steers: Tensor
         """Whether the actor is asked: a buffer, so that it travels with the weights."""
 
+    def encode(self, obs: dict[str, Tensor]) -> Encoded:
+        """Returns what the frozen base makes of observations, without gradient."""
+        with torch.no_grad():
+            return self.policy.encode(obs)
+
     def sample(
         self,
-        obs: dict[str, Tensor],
+        encoded: Encoded,
         *,
         z: Tensor | None = None,
         mode: Mode = "ode",
@@ -79,7 +84,7 @@ class LatentSteer(PolicyAdapter):
         noise of its own in every mode.
         """
         check_mode(mode)
-        features = self.features(obs)
+        features = encoded["features"]
         z = normal_like(features.new_zeros(self._shape(features)), generator) if z is None else z
         check_chunk("sample", "z", z, self._shape(features))
         if self.steers:
@@ -88,24 +93,24 @@ class LatentSteer(PolicyAdapter):
         else:
             flat = torch.zeros_like(self.flat(z)) if mode == "mean" else self.flat(z)
         z = self.unflat(flat)
-        found = self.policy.sample(obs, z=z, mode="ode", record=record, generator=generator)
+        found = self.policy.sample(encoded, z=z, mode="ode", record=record, generator=generator)
         return replace(found, latent=z)
 
     def choose(self, features: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the noise to decode as a share of its bound, in (-1, 1), and log std, (B, L) each.
 
         Args:
-            features: what `features` returns, (B, F).
+            features: the base's `features`, (B, F).
             noise: standard normal, (B, L); zero gives the mean.
         """
         mean, log_std = self.actor(features).chunk(2, dim=-1)
         log_std = log_std.clamp(*LOG_STD_RANGE)
         return torch.addcmul(mean, log_std.exp(), noise).tanh(), log_std
 
-    def decode(self, obs: dict[str, Tensor], flat: Tensor) -> Tensor:
+    def decode(self, encoded: Encoded, flat: Tensor) -> Tensor:
         """Returns the base's chunks (B, H, A) of latents (B, L), without gradient."""
         with torch.no_grad():
-            return self.policy.sample(obs, z=self.unflat(flat), mode="ode").actions
+            return self.policy.sample(encoded, z=self.unflat(flat), mode="ode").actions
 
     def flat(self, z: Tensor) -> Tensor:
         """Returns the latent (B, L) of noise (B, H, A): all of it, or its first vector."""
@@ -121,14 +126,9 @@ class LatentSteer(PolicyAdapter):
         """Refuses: the base is frozen, and the actor chooses noise, which nobody demonstrates."""
         raise ValueError("bc_loss: the base of a steered policy is frozen. Clone it before it is steered.")
 
-    def features(self, obs: dict[str, Tensor]) -> Tensor:
-        """Returns the frozen base's features (B, F)."""
-        with torch.no_grad():
-            return self.policy.features(obs)
-
     def refine(
         self,
-        obs: dict[str, Tensor],
+        encoded: Encoded,
         action: Tensor,
         *,
         mode: Mode = "ode",
@@ -136,7 +136,7 @@ class LatentSteer(PolicyAdapter):
     ) -> Tensor:
         """Returns what the base makes of the action; exploration is the latent's alone."""
         base_mode: Mode = "ode" if mode == "explore" else mode
-        return self.policy.refine(obs, action, mode=base_mode, generator=generator)
+        return self.policy.refine(encoded, action, mode=base_mode, generator=generator)
 
     def train(self, mode: bool = True) -> Self:
         """Switches the actor only: the base stays in evaluation mode."""

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Generator, Tensor, nn
 
-from robot_rl.core.policy import Chain, ChunkSample, DemoBatch, Mode
+from robot_rl.core.policy import Chain, ChunkSample, DemoBatch, Encoded, Mode
 from robot_rl.policies.spec import check_chunk, check_mode, read_size
 
 
@@ -20,6 +20,7 @@ class LinearPolicy(nn.Module):
     """chunk = state weight + offset, in the units of the data that it was solved for."""
 
     kind: ClassVar[str] = "linear"
+    refines = False
 
     def __init__(self, weight: Tensor, offset: Tensor) -> None:
         """Takes weight (S, H, A) and offset (H, A); both are kept in double precision."""
@@ -32,9 +33,13 @@ class LinearPolicy(nn.Module):
         self.register_buffer("weight", weight.double())
         self.register_buffer("offset", offset.double())
 
+    def encode(self, obs: dict[str, Tensor]) -> Encoded:
+        """Returns the state as it is, (B, S), as `features`."""
+        return Encoded({"features": obs["state"]})
+
     def sample(
         self,
-        obs: dict[str, Tensor],
+        encoded: Encoded,
         *,
         z: Tensor | None = None,
         mode: Mode = "ode",
@@ -49,12 +54,12 @@ class LinearPolicy(nn.Module):
         check_mode(mode)
         if record:
             raise ValueError("sample: a linear policy has no chain to record. Use a gaussian or flow policy.")
-        chunk = torch.tensordot(obs["state"].double(), self.weight, dims=1) + self.offset
+        chunk = torch.tensordot(encoded["features"].double(), self.weight, dims=1) + self.offset
         if z is not None:
             check_chunk("sample", "z", z, tuple(chunk.shape))
         return ChunkSample(chunk.float())
 
-    def log_prob(self, obs: dict[str, Tensor], chain: Chain) -> tuple[Tensor, Tensor]:
+    def log_prob(self, encoded: Encoded, chain: Chain) -> tuple[Tensor, Tensor]:
         """Refuses: there is no chain to score."""
         raise ValueError("log_prob: a linear policy has no chains. Use a gaussian or flow policy.")
 
@@ -62,13 +67,9 @@ class LinearPolicy(nn.Module):
         """Refuses: nothing of it learns by gradients."""
         raise ValueError("bc_loss: a linear policy is solved for. Clone a gaussian or flow policy.")
 
-    def features(self, obs: dict[str, Tensor]) -> Tensor:
-        """Returns the state as it is, (B, S)."""
-        return obs["state"]
-
     def refine(
         self,
-        obs: dict[str, Tensor],
+        encoded: Encoded,
         action: Tensor,
         *,
         mode: Mode = "ode",

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Generator, Tensor
 
-from robot_rl.core.policy import Chain, ChunkSample, DemoBatch, Mode
+from robot_rl.core.policy import Chain, ChunkSample, DemoBatch, Encoded, Mode
 from robot_rl.policies.encoded import EncodedPolicy
 from robot_rl.policies.processes import normal_like
 from robot_rl.policies.spec import check_chunk, check_mode
@@ -43,7 +43,7 @@ class NoisePolicy(EncodedPolicy):
 
     def sample(
         self,
-        obs: dict[str, Tensor],
+        encoded: Encoded,
         *,
         z: Tensor | None = None,
         mode: Mode = "ode",
@@ -58,13 +58,14 @@ class NoisePolicy(EncodedPolicy):
         check_mode(mode)
         if record:
             raise ValueError("sample: noise has no chain to record. Use a gaussian or flow policy.")
-        shape = (len(obs["state"]), self.horizon, self.action_dim)
+        features = encoded["features"]
+        shape = (len(features), self.horizon, self.action_dim)
         if z is None:
-            z = normal_like(torch.zeros(shape, device=obs["state"].device), generator)
+            z = normal_like(torch.zeros(shape, device=features.device), generator)
         check_chunk("sample", "z", z, shape)
         return ChunkSample(torch.erf(z / math.sqrt(2.0)))
 
-    def log_prob(self, obs: dict[str, Tensor], chain: Chain) -> tuple[Tensor, Tensor]:
+    def log_prob(self, encoded: Encoded, chain: Chain) -> tuple[Tensor, Tensor]:
         """Refuses: there is no chain to score."""
         raise ValueError("log_prob: noise has no chains. Use a gaussian or flow policy.")
 

@@ -51,7 +51,7 @@ class OneStepPolicy(ChunkPolicy):
         """Returns chunks (R, H, A) in the chain's scale, not clamped: what is distilled.
 
         Args:
-            features: what `features` returns, (R, F).
+            features: what `encode` returns as `features`, (R, F).
             z: noise, (R, H, A).
         """
         return z - self._net(features)(z, 0)

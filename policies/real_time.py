@@ -28,7 +28,7 @@ from typing import Any, ClassVar, Protocol, Self, cast, runtime_checkable
 import torch
 from torch import Generator, Tensor, nn
 
-from robot_rl.core.policy import ChunkSample, Mode
+from robot_rl.core.policy import ChunkSample, Encoded, Mode
 from robot_rl.policies.adapter import PolicyAdapter
 from robot_rl.policies.chain import Net, denoise
 from robot_rl.policies.processes import Process, TimeGrid
@@ -48,15 +48,15 @@ class GuidablePolicy(Protocol):
         """The grid it samples on."""
         ...
 
-    def velocity(self, obs: dict[str, Tensor]) -> Net:
+    def velocity(self, encoded: Encoded) -> Net:
         """Returns the network v(x, step) bound to an observation; differentiable in x."""
         ...
 
-    def to_chain(self, actions: Tensor, obs: dict[str, Tensor]) -> Tensor:
+    def to_chain(self, actions: Tensor, encoded: Encoded) -> Tensor:
         """Maps the policy's chunks (B, H, A) to the scale of x, (B, H, D), where D > A is padding."""
         ...
 
-    def from_chain(self, x: Tensor, obs: dict[str, Tensor]) -> Tensor:
+    def from_chain(self, x: Tensor, encoded: Encoded) -> Tensor:
         """Maps the end of a path (B, H, D) to the policy's chunks (B, H, A)."""
         ...
 
@@ -95,7 +95,7 @@ class RealTimeChunks(PolicyAdapter):
 
     def sample_after(
         self,
-        obs: dict[str, Tensor],
+        encoded: Encoded,
         before: Tensor,
         known: Tensor,
         *,
@@ -110,16 +110,16 @@ class RealTimeChunks(PolicyAdapter):
         check_chunk("sample_after", "z", z, shape)
         check_chunk("sample_after", "before", before, shape)
         if self.config.max_guidance == 0 or not known.any():
-            return self.policy.sample(obs, z=z, mode=mode, generator=generator)
+            return self.policy.sample(encoded, z=z, mode=mode, generator=generator)
         flow = _flow(self.base)
         # The pull is a derivative by x, also for callers that have derivatives switched off.
         with torch.inference_mode(False), torch.no_grad():
-            obs, before, known = _usable(obs), before.clone(), known.clone()
-            target = flow.to_chain(before, obs)
+            encoded, before, known = _usable(encoded), before.clone(), known.clone()
+            target = flow.to_chain(before, encoded)
             padding = (0, target.shape[-1] - self.action_dim)
             weights = soft_mask(known, frozen=frozen, horizon=self.horizon).to(target)
             weights = nn.functional.pad(weights[..., None].expand_as(before), padding)
-            net = flow.velocity(obs)
+            net = flow.velocity(encoded)
             path = denoise(
                 guided(net, flow.grid, target, weights, max_guidance=self.config.max_guidance),
                 flow.process,
@@ -130,7 +130,7 @@ class RealTimeChunks(PolicyAdapter):
                 generator=generator,
                 action_dim=self.action_dim,
             )
-            return ChunkSample(flow.from_chain(path.x, obs))
+            return ChunkSample(flow.from_chain(path.x, encoded))
 
     def spec(self) -> dict[str, Any]:
         return {"base": full_spec(self.policy), "config": asdict(self.config)}
@@ -198,6 +198,8 @@ def _flow(base: nn.Module) -> GuidablePolicy:
     return found
 
 
-def _usable(obs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _usable(encoded: Encoded) -> Encoded:
     """Returns tensors that autograd may keep: those of inference mode are copied."""
-    return {name: value.clone() if value.is_inference() else value for name, value in obs.items()}
+    return Encoded(
+        {name: value.clone() if value.is_inference() else value for name, value in encoded.items()}
+    )

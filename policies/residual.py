@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Self, cast
 import torch
 from torch import Generator, Tensor, nn
 
-from robot_rl.core.policy import ChunkSample, ContinuingPolicy, DemoBatch, Mode
+from robot_rl.core.policy import ChunkSample, ContinuingPolicy, DemoBatch, Encoded, Mode
 from robot_rl.policies.adapter import PolicyAdapter
 from robot_rl.policies.config import ResidualHeadConfig
 from robot_rl.policies.networks import MLP, initialise, zero_last_layer
@@ -68,9 +68,18 @@ class ResidualPolicy(PolicyAdapter):
         initialise(self.head, generator)
         zero_last_layer(self.head)
 
+    @property
+    def refines(self) -> bool:
+        return True
+
+    def encode(self, obs: dict[str, Tensor]) -> Encoded:
+        """Returns what the frozen base makes of observations, without gradient."""
+        with torch.no_grad():
+            return self.policy.encode(obs)
+
     def sample(
         self,
-        obs: dict[str, Tensor],
+        encoded: Encoded,
         *,
         z: Tensor | None = None,
         mode: Mode = "ode",
@@ -79,18 +88,18 @@ class ResidualPolicy(PolicyAdapter):
     ) -> ChunkSample:
         """Returns the base's chunk. Exploration belongs to `refine`: the base stays as it is."""
         base_mode: Mode = "ode" if mode == "explore" else mode
-        return self.policy.sample(obs, z=z, mode=base_mode, record=record, generator=generator)
+        return self.policy.sample(encoded, z=z, mode=base_mode, record=record, generator=generator)
 
     def refine(
         self,
-        obs: dict[str, Tensor],
+        encoded: Encoded,
         action: Tensor,
         *,
         mode: Mode = "ode",
         generator: Generator | None = None,
     ) -> Tensor:
         """Returns the corrected action (B, A); mode `explore` adds clipped Gaussian noise."""
-        corrected = action + self.residual(self.features(obs), action)
+        corrected = action + self.residual(encoded["features"], action)
         if mode == "explore":
             noise = self.head_config.explore_std * normal_like(action, generator)
             corrected = corrected + noise.clamp(-self.head_config.noise_clip, self.head_config.noise_clip)
@@ -100,7 +109,7 @@ class ResidualPolicy(PolicyAdapter):
         """Returns the correction (..., A) in [-scale, scale]; gradients reach the head.
 
         Args:
-            obs_features: what `features` returns, (..., F).
+            obs_features: the base's `features`, (..., F).
             base_action: the base's action, (..., A).
         """
         return self.scale * self.head(torch.cat([obs_features, base_action], dim=-1)).tanh()
@@ -110,16 +119,12 @@ class ResidualPolicy(PolicyAdapter):
         shape = (len(batch.actions), self.horizon, self.action_dim)
         check_chunk("bc_loss", "actions", batch.actions, shape)
         check_chunk("bc_loss", "valid", batch.valid, shape[:2])
+        encoded = self.encode(batch.obs)
         with torch.no_grad():
-            base_action = self.policy.sample(batch.obs, generator=generator).actions[:, 0]
-        error = (self.refine(batch.obs, base_action) - batch.actions[:, 0]).square().mean(dim=-1)
+            base_action = self.policy.sample(encoded, generator=generator).actions[:, 0]
+        error = (self.refine(encoded, base_action) - batch.actions[:, 0]).square().mean(dim=-1)
         weight = batch.valid[:, 0].to(error.dtype)
         return (error * weight).sum() / weight.sum().clamp_min(1.0)
-
-    def features(self, obs: dict[str, Tensor]) -> Tensor:
-        """Returns the frozen base's features (B, F)."""
-        with torch.no_grad():
-            return self.policy.features(obs)
 
     def train(self, mode: bool = True) -> Self:
         """Switches the head only: the base stays in evaluation mode."""

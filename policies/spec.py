@@ -22,7 +22,7 @@ class SavedPolicy(Policy, Protocol):
     kind: ClassVar[str]
     """Its name in the registry."""
     feature_dim: int
-    """F, the length of `features`."""
+    """F, the length of the encoded `features`."""
 
     def spec(self) -> dict[str, Any]:
         """Returns what `from_spec` needs, as JSON values, without the weights."""

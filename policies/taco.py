@@ -208,7 +208,7 @@ def _counted(policy: SavedPolicy, coin_flips: CoinFlips, demonstrations: Iterabl
             whole = batch.valid[:, : coin_flips.steps].all(dim=1)
             if whole.any():
                 obs = {name: value[whole].to(device) for name, value in batch.obs.items()}
-                parts.append(coin_flips.rows(policy.features(obs), batch.actions[whole].to(device)))
+                parts.append(coin_flips.rows(policy.encode(obs)["features"], batch.actions[whole].to(device)))
     module.train(was_training)
     if not parts:
         raise DatasetError(

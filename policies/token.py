@@ -16,7 +16,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn.functional import log_softmax
 
-from robot_rl.core.policy import Chain, ChunkSample, DemoBatch, Mode
+from robot_rl.core.policy import Chain, ChunkSample, DemoBatch, Encoded, Mode
 from robot_rl.data.normalize import Normaliser
 from robot_rl.policies.chain import check_chain
 from robot_rl.policies.chunk import ChunkPolicyConfig, ProcessConfig
@@ -75,7 +75,7 @@ class TokenPolicy(EncodedPolicy):
 
     def sample(
         self,
-        obs: dict[str, Tensor],
+        encoded: Encoded,
         *,
         z: Tensor | None = None,
         mode: Mode = "ode",
@@ -88,7 +88,7 @@ class TokenPolicy(EncodedPolicy):
         """
         check_mode(mode)
         with torch.set_grad_enabled(torch.is_grad_enabled() and not record):
-            log_probs = self._log_probs(self.encoder(obs))
+            log_probs = self._log_probs(encoded["features"])
             if z is not None:
                 check_chunk("sample", "z", z, tuple(log_probs.shape[:-1]))
             tokens = _drawn(log_probs, generator) if mode == "explore" else log_probs.argmax(dim=-1)
@@ -96,14 +96,14 @@ class TokenPolicy(EncodedPolicy):
             chain = self._chain(x, tokens, log_probs, explored=mode == "explore") if record else None
             return ChunkSample(self.normaliser.unaction(x).clamp(-1.0, 1.0), chain)
 
-    def log_prob(self, obs: dict[str, Tensor], chain: Chain) -> tuple[Tensor, Tensor]:
+    def log_prob(self, encoded: Encoded, chain: Chain) -> tuple[Tensor, Tensor]:
         """Returns log-probability and entropy of the scored tokens, (B, S) each.
 
         Raises:
             ValueError: the chain is of another policy, or was not sampled in mode `explore`.
         """
         check_chain(chain, self.grid)
-        log_probs = self._log_probs(self.encoder(obs))
+        log_probs = self._log_probs(encoded["features"])
         entropy = -(log_probs.exp() * log_probs).sum(dim=-1)
         return self._scored(_chosen(log_probs, self._tokens(chain.x[:, 1]))), self._scored(entropy)
 

@@ -22,7 +22,7 @@ from torch import Generator, Tensor, nn
 
 from robot_rl.core.errors import CheckpointError, ConfigError, nearest
 from robot_rl.core.language import INSTRUCTION, decode_text
-from robot_rl.core.policy import Chain, ChunkSample, DemoBatch, Mode
+from robot_rl.core.policy import Chain, ChunkSample, DemoBatch, Encoded, Mode
 from robot_rl.data.facts import DatasetFacts
 from robot_rl.policies.spec import check_chunk, check_mode, read_config
 from robot_rl.policies.vla import lerobot_files as files
@@ -43,6 +43,7 @@ class LeRobotPolicy(nn.Module):
     """A LeRobot policy as it is: chunks and imitation loss are LeRobot's own."""
 
     kind: ClassVar[str] = "lerobot"
+    refines = False
 
     def __init__(
         self,
@@ -166,9 +167,31 @@ class LeRobotPolicy(nn.Module):
             parts = open_parts(LeRobotOptions(pretrained=str(folder)), None, weights=False, at=at)
         return cls(parts, instruction=spec["instruction"], lora=lora, flow=flow)
 
+    def encode(self, obs: dict[str, Tensor]) -> Encoded:
+        """Returns what ACT or Diffusion makes of observations; of a VLA LeRobot's inputs, no `features`.
+
+        The `features` (B, F) are what the action head is conditioned on. ACT decodes no noise: its chunk
+        is there as soon as it has looked.
+
+        Raises:
+            ValueError: the observation lacks a camera or the state.
+        """
+        with self.acting():
+            batch = self.preprocess(obs)
+            if self.policy_type == "diffusion":
+                return Encoded({"features": self.policy.diffusion._prepare_global_conditioning(batch)})
+            if self.policy_type != "act":
+                return Encoded({name: value for name, value in batch.items() if isinstance(value, Tensor)})
+            read: list[Tensor] = []
+            act = self.policy.model
+            with act.encoder.register_forward_hook(lambda _m, _i, out: read.append(out)):
+                pictures = [batch[key] for key in self.config.image_features]
+                chunk = act({**batch, "observation.images": pictures})[0]
+            return Encoded({"features": read[0].mean(dim=0), "chunk": chunk})
+
     def sample(
         self,
-        obs: dict[str, Tensor],
+        encoded: Encoded,
         *,
         z: Tensor | None = None,
         mode: Mode = "ode",
@@ -190,18 +213,19 @@ class LeRobotPolicy(nn.Module):
         if z is not None and self.policy_type == "act":
             raise ValueError("sample: ACT decodes no noise; leave out z.")
         with torch.no_grad(), self.acting(), seeded(generator, self.device):
-            batch = self.preprocess(obs)
-            noise = self._noise(len(batch[STATE]), z, mode)
-            if self.policy_type == "diffusion":
-                model = self.policy.diffusion
-                condition = model._prepare_global_conditioning(batch)
-                chunk = model.conditional_sample(len(condition), global_cond=condition, noise=noise)
+            rows = len(next(iter(encoded.values())))
+            noise = self._noise(rows, z, mode)
+            if self.policy_type == "act":
+                chunk = encoded["chunk"]
+            elif self.policy_type == "diffusion":
+                sample = self.policy.diffusion.conditional_sample
+                chunk = sample(rows, global_cond=encoded["features"], noise=noise)
             else:
                 predict = self.policy.predict_action_chunk
-                chunk = predict(batch) if noise is None else predict(batch, noise=noise)
+                chunk = predict(dict(encoded)) if noise is None else predict(dict(encoded), noise=noise)
             return ChunkSample(self.postprocess(chunk))
 
-    def log_prob(self, obs: dict[str, Tensor], chain: Chain) -> tuple[Tensor, Tensor]:
+    def log_prob(self, encoded: Encoded, chain: Chain) -> tuple[Tensor, Tensor]:
         """Refuses: LeRobot's own sampling has no density."""
         raise ValueError(
             f"log_prob: LeRobot's {self.policy_type} has no density here. Use policy 'lerobot_flow' with "
@@ -221,29 +245,9 @@ class LeRobotPolicy(nn.Module):
         with seeded(generator, self.device):
             return self.policy(inputs)[0]
 
-    def features(self, obs: dict[str, Tensor]) -> Tensor:
-        """Returns (B, F): what the action head of ACT or Diffusion is conditioned on.
-
-        Raises:
-            ValueError: a VLA, whose features `lerobot_flow` returns.
-        """
-        with self.acting():
-            batch = self.preprocess(obs)
-            if self.policy_type == "diffusion":
-                model = self.policy.diffusion
-                return model._prepare_global_conditioning(batch)
-            if self.policy_type != "act":
-                raise self._no_features()
-            encoded: list[Tensor] = []
-            act = self.policy.model
-            hook = act.encoder.register_forward_hook(lambda _m, _i, out: encoded.append(out))
-            with hook:
-                act({**batch, "observation.images": [batch[key] for key in self.config.image_features]})
-            return encoded[0].mean(dim=0)
-
     @property
     def feature_dim(self) -> int:
-        """F, the length of `features`."""
+        """F, the length of the encoded `features`."""
         if self.policy_type == "diffusion":
             return self.policy.diffusion.unet.mid_modules[0].cond_encoder[-1].in_features - (
                 self.config.diffusion_step_embed_dim
@@ -254,7 +258,7 @@ class LeRobotPolicy(nn.Module):
 
     def refine(
         self,
-        obs: dict[str, Tensor],
+        encoded: Encoded,
         action: Tensor,
         *,
         mode: Mode = "ode",

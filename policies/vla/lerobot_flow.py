@@ -14,14 +14,13 @@ B rows, H chunk length, S scored transitions, N rows of a network call, P prefix
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Generator, Tensor, nn
 
 from robot_rl.core.errors import ConfigError
-from robot_rl.core.policy import Chain, ChunkSample, Mode
+from robot_rl.core.policy import Chain, ChunkSample, Encoded, Mode, rows_of
 from robot_rl.policies.chain import Net, denoise, score
 from robot_rl.policies.processes import FlowODE, FlowSDE, Process, normal_like
 from robot_rl.policies.spec import check_mode
@@ -31,30 +30,9 @@ from robot_rl.policies.vla.lerobot_files import extra, module_of
 from robot_rl.policies.vla.lerobot_fit import STATE
 from robot_rl.policies.vla.lora import LoraOptions
 
+_OBS = "obs."
+"""Begins the names of what was observed itself."""
 _TOKENS, _MASK = "observation.language.tokens", "observation.language.attention_mask"
-
-
-@dataclass(frozen=True)
-class Prefix:
-    """What the VLM made of the observations."""
-
-    cache: Any
-    """Keys and values of every layer, a transformers `DynamicCache`."""
-    mask: Tensor
-    """(B, P): which tokens are none of padding."""
-    hidden: Tensor
-    """(B, P, W): the last layer's output."""
-    state: Tensor | None
-    """(B, max_state_dim), normalised, where the action expert reads it (pi0)."""
-
-    def rows(self, rows: Tensor) -> Prefix:
-        """Returns the prefix of each of `rows` (N,), which may name an observation more than once."""
-        if torch.equal(rows, torch.arange(len(self.mask), device=rows.device)):
-            return self
-        layers = tuple((keys[rows], values[rows], window) for keys, values, window in self.cache)
-        cache = type(self.cache)(layers)
-        state = None if self.state is None else self.state[rows]
-        return Prefix(cache, self.mask[rows], self.hidden[rows], state)
 
 
 class LeRobotFlowPolicy(LeRobotPolicy):
@@ -100,12 +78,33 @@ class LeRobotFlowPolicy(LeRobotPolicy):
 
     @property
     def feature_dim(self) -> int:
-        """F, the length of `features`."""
+        """F, the length of the encoded `features`."""
         return self.state_dim + self._vlm_width
+
+    def encode(self, obs: dict[str, Tensor]) -> Encoded:
+        """Runs the VLM over pictures and words, as LeRobot's `sample_actions` begins.
+
+        It keeps each layer's keys and values, which of the P tokens are none of padding, and the state
+        where the action expert reads it (pi0). The `features` (B, S + W) are the normalised state, then
+        the mean of the VLM's tokens.
+        """
+        with self.acting():
+            batch = self.preprocess(obs)
+            prefix = self._smolvla_prefix if self.policy_type == "smolvla" else self._pi_prefix
+            cache, mask, hidden = prefix(batch)
+            weight = mask.unsqueeze(-1).to(hidden.dtype)
+            pooled = (hidden * weight).sum(dim=1) / weight.sum(dim=1)
+            encoded = {"features": torch.cat([batch[STATE], pooled.float()], dim=-1), "mask": mask}
+            if self.policy_type == "pi0":
+                encoded["state"] = self.policy.prepare_state(batch)
+        for i, (keys, values, window) in enumerate(cache):
+            assert window is None, "a VLM that forgets its first tokens"
+            encoded |= {f"keys.{i}": keys, f"values.{i}": values}
+        return Encoded(encoded | {_OBS + name: value for name, value in obs.items()})
 
     def sample(
         self,
-        obs: dict[str, Tensor],
+        encoded: Encoded,
         *,
         z: Tensor | None = None,
         mode: Mode = "ode",
@@ -123,13 +122,13 @@ class LeRobotFlowPolicy(LeRobotPolicy):
         """
         check_mode(mode)
         with torch.set_grad_enabled(torch.is_grad_enabled() and not record), self.acting():
-            batch = self.preprocess(obs)
-            noise = self._noise(len(batch[STATE]), z, mode)
+            rows = len(encoded["mask"])
+            noise = self._noise(rows, z, mode)
             if noise is None:
-                shape = (len(batch[STATE]), self.horizon, self.config.max_action_dim)
+                shape = (rows, self.horizon, self.config.max_action_dim)
                 noise = normal_like(torch.empty(shape, device=self.device), generator)
             path = denoise(
-                self._net(self.prefix(batch)),
+                self._net(encoded),
                 self.process,
                 self.grid,
                 noise,
@@ -138,41 +137,27 @@ class LeRobotFlowPolicy(LeRobotPolicy):
                 generator=generator,
                 action_dim=self.action_dim,
             )
-            return ChunkSample(self.from_chain(path.x, obs), path.chain)
+            return ChunkSample(self.from_chain(path.x, encoded), path.chain)
 
-    def log_prob(self, obs: dict[str, Tensor], chain: Chain) -> tuple[Tensor, Tensor]:
+    def log_prob(self, encoded: Encoded, chain: Chain) -> tuple[Tensor, Tensor]:
         """Returns log-probability and entropy of the chain's stochastic steps, (B, S) each."""
         with self.acting():
-            net = self._net(self.prefix(self.preprocess(obs)))
-            return score(net, self.process, self.grid, chain, action_dim=self.action_dim)
+            return score(self._net(encoded), self.process, self.grid, chain, action_dim=self.action_dim)
 
-    def features(self, obs: dict[str, Tensor]) -> Tensor:
-        """Returns (B, S + W): the normalised state, then the mean of the VLM's tokens."""
-        with self.acting():
-            batch = self.preprocess(obs)
-            prefix = self.prefix(batch)
-            weight = prefix.mask.unsqueeze(-1).to(prefix.hidden.dtype)
-            pooled = (prefix.hidden * weight).sum(dim=1) / weight.sum(dim=1)
-            return torch.cat([batch[STATE], pooled.float()], dim=-1)
-
-    def velocity(self, obs: dict[str, Tensor]) -> Net:
+    def velocity(self, encoded: Encoded) -> Net:
         """Returns the velocity network bound to an observation."""
-        with self.acting():
-            return self._net(self.prefix(self.preprocess(obs)))
+        return self._net(encoded)
 
-    def to_chain(self, actions: Tensor, obs: dict[str, Tensor]) -> Tensor:
+    def to_chain(self, actions: Tensor, encoded: Encoded) -> Tensor:
         """Maps chunks (B, H, A) in the dataset's units to the model's scale, padded, (B, H, D)."""
         valid = torch.ones(actions.shape[:2], dtype=torch.bool, device=actions.device)
+        obs = {name.removeprefix(_OBS): value for name, value in encoded.items() if name.startswith(_OBS)}
         scaled = self.preprocess(obs, actions, valid)["action"]
         return nn.functional.pad(scaled, (0, self.config.max_action_dim - scaled.shape[-1]))
 
-    def from_chain(self, x: Tensor, obs: dict[str, Tensor]) -> Tensor:
+    def from_chain(self, x: Tensor, encoded: Encoded) -> Tensor:
         """Maps the end of a chain (B, H, D) to the dataset's units, (B, H, A)."""
         return self.postprocess(x[..., : self.action_dim])
-
-    def prefix(self, batch: dict[str, Any]) -> Prefix:
-        """Runs the VLM over pictures and words, as LeRobot's `sample_actions` begins."""
-        return self._smolvla_prefix(batch) if self.policy_type == "smolvla" else self._pi_prefix(batch)
 
     @property
     def _vlm_width(self) -> int:
@@ -181,16 +166,19 @@ class LeRobotFlowPolicy(LeRobotPolicy):
             return model.vlm_with_expert.config.text_config.hidden_size
         return model.paligemma_with_expert.paligemma.config.text_config.hidden_size
 
-    def _net(self, prefix: Prefix) -> Net:
+    def _net(self, encoded: Encoded) -> Net:
         """Returns the velocity network bound to the observations."""
+        read = Encoded({name: value for name, value in encoded.items() if not name.startswith(_OBS)})
+        every, cache = torch.arange(len(read["mask"]), device=self.device), _cache(read)
         times = torch.tensor(self.grid.times[:-1], dtype=torch.float32, device=self.device)
 
         def velocity(x: Tensor, k: int | Tensor, rows: Tensor | None = None) -> Tensor:
-            seen = prefix if rows is None else prefix.rows(rows)
-            known = {} if seen.state is None else {"state": seen.state}
+            # `rows` may name an observation more than once.
+            seen = read if rows is None or torch.equal(rows, every) else rows_of(read, rows)
+            known = {"state": seen["state"]} if "state" in seen else {}
             return self.policy.model.denoise_step(
-                prefix_pad_masks=seen.mask,
-                past_key_values=seen.cache,
+                prefix_pad_masks=seen["mask"],
+                past_key_values=cache if seen is read else _cache(seen),
                 x_t=x,
                 timestep=times[k].expand(len(x)),
                 **known,
@@ -198,7 +186,8 @@ class LeRobotFlowPolicy(LeRobotPolicy):
 
         return velocity
 
-    def _smolvla_prefix(self, batch: dict[str, Any]) -> Prefix:
+    def _smolvla_prefix(self, batch: dict[str, Any]) -> tuple[Any, Tensor, Tensor]:
+        """Returns the cache of keys and values, the mask (B, P), and the last layer's output (B, P, W)."""
         model, pictures = self.policy.model, self.policy.prepare_images(batch)
         state = self.policy.prepare_state(batch)
         embedded, pad, attention = model.embed_prefix(*pictures, batch[_TOKENS], batch[_MASK], state=state)
@@ -209,11 +198,11 @@ class LeRobotFlowPolicy(LeRobotPolicy):
             inputs_embeds=[embedded, None],
             use_cache=True,
         )
-        return Prefix(cache, pad, hidden, None)
+        return cache, pad, hidden
 
-    def _pi_prefix(self, batch: dict[str, Any]) -> Prefix:
+    def _pi_prefix(self, batch: dict[str, Any]) -> tuple[Any, Tensor, Tensor]:
+        """As `_smolvla_prefix`."""
         model, pictures = self.policy.model, self.policy._preprocess_images(batch)
-        state = self.policy.prepare_state(batch) if self.policy_type == "pi0" else None
         embedded, pad, attention = model.embed_prefix(*pictures, batch[_TOKENS], batch[_MASK])
         vlm = model.paligemma_with_expert
         vlm.paligemma.model.language_model.config._attn_implementation = "eager"  # as LeRobot does
@@ -225,8 +214,15 @@ class LeRobotFlowPolicy(LeRobotPolicy):
             inputs_embeds=[embedded, None],
             use_cache=True,
         )
-        return Prefix(cache, pad, hidden, state)
+        return cache, pad, hidden
 
     def _square(self, pad: Tensor, attention: Tensor) -> Tensor:
         """Returns which token sees which, (B, P, P)."""
         return module_of(self.config, "modeling").make_att_2d_masks(pad, attention)
+
+
+def _cache(encoded: Encoded) -> Any:
+    """Returns every layer's keys and values as transformers keeps them."""
+    layers = sum(name.startswith("keys.") for name in encoded)
+    pairs = tuple((encoded[f"keys.{i}"], encoded[f"values.{i}"]) for i in range(layers))
+    return extra("transformers").DynamicCache(pairs)

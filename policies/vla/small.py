@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any, ClassVar, Self
 
 import torch
@@ -22,7 +22,7 @@ from torch import Generator, Tensor, nn
 
 from robot_rl.core.errors import ConfigError, DatasetError, nearest
 from robot_rl.core.language import INSTRUCTION, MAX_BYTES, encode_text
-from robot_rl.core.policy import Chain, ChunkSample, DemoBatch, Mode
+from robot_rl.core.policy import Chain, ChunkSample, DemoBatch, Encoded, Mode
 from robot_rl.data.facts import DatasetFacts
 from robot_rl.policies.chain import Net, denoise, score, scored_grid
 from robot_rl.policies.chunk import ProcessConfig
@@ -49,21 +49,11 @@ TIME_DIM = 32
 """Size of the sinusoidal time embedding."""
 
 
-@dataclass(frozen=True)
-class Context:
-    """An observation as the expert reads it; computed once per chunk."""
-
-    cache: Cache
-    condition: Tensor
-    """(B, W), the state."""
-    pooled: Tensor
-    """(B, 2 W), the features."""
-
-
 class SmallVLA(nn.Module):
     """Flow matching over chunks of actions, given pictures, an instruction and the state."""
 
     kind: ClassVar[str] = "small_vla"
+    refines = False
 
     def __init__(
         self,
@@ -171,9 +161,17 @@ class SmallVLA(nn.Module):
         twin.grid = scored_grid(twin.process, twin.config.steps, twin.config.scored)
         return twin
 
+    def encode(self, obs: dict[str, Tensor]) -> Encoded:
+        """Returns the expert's context; the `features` (B, 2 W) are the state's token and the others' mean.
+
+        Raises:
+            DatasetError: the observation lacks something, or has another size.
+        """
+        return self._encoded(obs)
+
     def sample(
         self,
-        obs: dict[str, Tensor],
+        encoded: Encoded,
         *,
         z: Tensor | None = None,
         mode: Mode = "ode",
@@ -187,29 +185,27 @@ class SmallVLA(nn.Module):
 
         Raises:
             ValueError: an unknown mode, or `z` of another shape.
-            DatasetError: the observation lacks something, or has another size.
         """
         check_mode(mode)
         with torch.set_grad_enabled(torch.is_grad_enabled() and not record):
-            context = self._context(obs)
             process, grid = (self.process, self.grid) if mode != "mean" else (FlowODE(), FlowODE().grid(1))
-            net = _Net(self, context, grid)
+            net = _Net(self, encoded, grid)
             path = denoise(
                 net,
                 process,
                 grid,
-                self._initial_noise(context, z, mode, generator),
+                self._initial_noise(encoded, z, mode, generator),
                 explore=mode == "explore",
                 record=record,
                 generator=generator,
                 scored=self.config.scored,
             )
-            actions = self.from_chain(path.x, obs)
+            actions = self.from_chain(path.x, encoded)
         return ChunkSample(actions, path.chain, net.agreed())
 
-    def log_prob(self, obs: dict[str, Tensor], chain: Chain) -> tuple[Tensor, Tensor]:
+    def log_prob(self, encoded: Encoded, chain: Chain) -> tuple[Tensor, Tensor]:
         """Returns log-probability and entropy of the chain's stochastic steps, (B, S) each."""
-        net = _Net(self, self._context(obs), self.grid)
+        net = _Net(self, encoded, self.grid)
         return score(net, self.process, self.grid, chain, scored=self.config.scored)
 
     def bc_loss(self, batch: DemoBatch, generator: Generator | None = None) -> Tensor:
@@ -222,8 +218,8 @@ class SmallVLA(nn.Module):
         check_chunk("bc_loss", "valid", batch.valid, shape[:2])
         self.normaliser.check()
         config = self.config
-        context = self._context(batch.obs, generator, augment=self.training)
-        actions = self.to_chain(_held(batch.actions, batch.valid), batch.obs)
+        encoded = self._encoded(batch.obs, generator, augment=self.training)
+        actions = self.to_chain(_held(batch.actions, batch.valid), encoded)
         repeated = actions.repeat_interleave(config.draws, dim=0)
         noisy = self.process.corrupt(repeated, normal_like(repeated, generator), generator)
         split = (len(actions), config.draws)
@@ -231,8 +227,8 @@ class SmallVLA(nn.Module):
         if config.regression > 0:
             x = torch.cat([x, torch.zeros_like(actions)[:, None]], dim=1)
             time = torch.cat([time, torch.ones_like(time[:, :1])], dim=1)
-        condition = self._embed_time(time) + context.condition[:, None]
-        predicted = self.expert(x, condition, context.cache)
+        condition = self._embed_time(time) + encoded["condition"][:, None]
+        predicted = self.expert(x, condition, self.cache(encoded))
         flow = Velocities(*(part[:, : config.draws] for part in predicted))
         loss = self._loss(flow, noisy.target.unflatten(0, split), batch.valid, Tensor.square)
         if config.regression > 0:
@@ -241,25 +237,25 @@ class SmallVLA(nn.Module):
             loss = loss + config.regression * error
         return loss
 
-    def velocity(self, obs: dict[str, Tensor]) -> Net:
+    def velocity(self, encoded: Encoded) -> Net:
         """Returns the velocity network bound to an observation."""
-        return _Net(self, self._context(obs), self.grid)
+        return _Net(self, encoded, self.grid)
 
-    def to_chain(self, actions: Tensor, obs: dict[str, Tensor]) -> Tensor:
+    def to_chain(self, actions: Tensor, encoded: Encoded) -> Tensor:
         """Maps chunks (B, H, A) in the dataset's units to the scale that the chain lives in."""
-        return self.normaliser.action(actions, obs["state"])
+        return self.normaliser.action(actions, encoded["state"])
 
-    def from_chain(self, x: Tensor, obs: dict[str, Tensor]) -> Tensor:
+    def from_chain(self, x: Tensor, encoded: Encoded) -> Tensor:
         """Maps the end of a chain (B, H, A) to the dataset's units; see `ChunkScale.unaction`."""
-        return self.normaliser.unaction(x, obs["state"])
+        return self.normaliser.unaction(x, encoded["state"])
 
-    def features(self, obs: dict[str, Tensor]) -> Tensor:
-        """Returns the state's token and the mean of the other context tokens, (B, 2 W)."""
-        return self._context(obs).pooled
+    def cache(self, encoded: Encoded) -> Cache:
+        """Returns the keys and values of the context, for every layer of the expert."""
+        return [(encoded[f"keys.{i}"], encoded[f"values.{i}"]) for i in range(self.config.depth)]
 
     def refine(
         self,
-        obs: dict[str, Tensor],
+        encoded: Encoded,
         action: Tensor,
         *,
         mode: Mode = "ode",
@@ -279,9 +275,9 @@ class SmallVLA(nn.Module):
         state_dim, action_dim = (read_size(spec, n, at=at) for n in ("state_dim", "action_dim"))
         return cls(config, state_dim=state_dim, action_dim=action_dim, relative_to=spec["relative_to"])
 
-    def _context(
+    def _encoded(
         self, obs: Mapping[str, Tensor], generator: Generator | None = None, *, augment: bool = False
-    ) -> Context:
+    ) -> Encoded:
         """Encodes an observation; `augment` varies and hides parts of it, as training does."""
         config = self.config
         state = self.state_in(self._state(obs, generator, augment=augment))
@@ -300,7 +296,10 @@ class SmallVLA(nn.Module):
             h = block(h)
         h = self.norm(h)
         pooled = torch.cat([h[:, 0], h[:, 1:].mean(dim=1)], dim=-1)
-        return Context(self.expert.cache(h), state, pooled)
+        encoded = {"features": pooled, "condition": state, "state": obs["state"]}
+        for i, (keys, values) in enumerate(self.expert.cache(h)):
+            encoded |= {f"keys.{i}": keys, f"values.{i}": values}
+        return Encoded(encoded)
 
     def _state(self, obs: Mapping[str, Tensor], generator: Generator | None, *, augment: bool) -> Tensor:
         if "state" not in obs:
@@ -367,12 +366,13 @@ class SmallVLA(nn.Module):
         return each + mix + self.config.balance * balance_loss(found.gate, reached)
 
     def _initial_noise(
-        self, context: Context, z: Tensor | None, mode: Mode, generator: Generator | None
+        self, encoded: Encoded, z: Tensor | None, mode: Mode, generator: Generator | None
     ) -> Tensor:
-        shape = (len(context.condition), self.horizon, self.action_dim)
+        features = encoded["features"]
+        shape = (len(features), self.horizon, self.action_dim)
         if z is not None:
             check_chunk("sample", "z", z, shape)
-        zeros = context.condition.new_zeros(shape)
+        zeros = features.new_zeros(shape)
         if mode == "mean":
             return zeros
         return normal_like(zeros, generator) if z is None else z
@@ -381,14 +381,15 @@ class SmallVLA(nn.Module):
 class _Net:
     """The expert bound to an observation and a grid; notes how far its horizons are apart."""
 
-    def __init__(self, policy: SmallVLA, context: Context, grid: TimeGrid) -> None:
-        self._policy, self._context, self._grid = policy, context, grid
-        times = torch.tensor(grid.times[:-1], device=context.condition.device)
+    def __init__(self, policy: SmallVLA, encoded: Encoded, grid: TimeGrid) -> None:
+        self._policy, self._grid = policy, grid
+        self._cache, self._condition = policy.cache(encoded), encoded["condition"]
+        times = torch.tensor(grid.times[:-1], device=self._condition.device)
         self._times = policy._embed_time(times)
         self._disagreement: Tensor | None = None
 
     def __call__(self, x: Tensor, k: int | Tensor, rows: Tensor | None = None) -> Tensor:
-        cache, condition = self._context.cache, self._context.condition
+        cache, condition = self._cache, self._condition
         if rows is not None:
             cache = [(keys[rows], values[rows]) for keys, values in cache]
             condition = condition[rows]

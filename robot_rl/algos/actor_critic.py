@@ -28,15 +28,16 @@ from robot_rl.algos.config.off_policy import (
 from robot_rl.algos.critics import Critics
 from robot_rl.algos.heads import make_head
 from robot_rl.algos.optim import METRICS_EVERY, Optimiser, copied, keep_freed_memory
+from robot_rl.core.policy import Encoded
 from robot_rl.data.transitions import TransitionBatch
 
-Features = Callable[[dict[str, Tensor]], Tensor]
-"""Returns what actor and critics read of observations, (B, F), without gradient."""
+Encode = Callable[[dict[str, Tensor]], Encoded]
+"""Encodes observations; actor and critics read the `features` (B, F)."""
 
 
-def state_of(obs: dict[str, Tensor]) -> Tensor:
+def state_of(obs: dict[str, Tensor]) -> Encoded:
     """Returns the state as it is."""
-    return obs["state"]
+    return Encoded({"features": obs["state"]})
 
 
 class Steps(NamedTuple):
@@ -64,7 +65,7 @@ class ActorCritic:
         cfg: ActorCriticConfig,
         seed: int,
         *,
-        features: Features = state_of,
+        encode: Encode = state_of,
         device: str = "cpu",
         decides: int = 1,
     ) -> None:
@@ -73,7 +74,7 @@ class ActorCritic:
         Args: decides: actions (B, A) that the actor gives at once, side by side; critics judge one.
         """
         keep_freed_memory()
-        self._cfg, self._features = cfg, features
+        self._cfg, self._encode = cfg, encode
         draws = Generator().manual_seed(seed)
         common = {"matmul": cfg.matmul, "generator": draws, "renorm_warmup": cfg.critic.renorm_warmup}
         self.actor = _make_actor(feature_dim, decides * action_dim, cfg.actor, common).to(device)
@@ -123,7 +124,7 @@ class ActorCritic:
         return {"cloning_loss": loss, "critic_loss": error.square().mean(dim=1).sum()}
 
     def _read(self, batch: TransitionBatch) -> Steps:
-        features, following = self._features(batch.obs), self._features(batch.next_obs)
+        features, following = (self._encode(obs)["features"] for obs in (batch.obs, batch.next_obs))
         return Steps(features, batch.action, batch.reward, batch.bootstrap, following)
 
     def _actions(self, steps: Steps, *, with_present: bool) -> tuple[Squashed | None, Tensor, Tensor]:

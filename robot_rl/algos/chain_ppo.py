@@ -28,7 +28,7 @@ from robot_rl.algos.critics import EnsembleMLP
 from robot_rl.algos.losses import chain_ratio, clip_schedule, ppo_loss
 from robot_rl.algos.optim import Optimiser, copied, keep_freed_memory
 from robot_rl.algos.returns import ReturnScale, episode_weight, gae, group_advantage
-from robot_rl.core.policy import Chain, ChunkSample, DemoBatch, Mode
+from robot_rl.core.policy import Chain, ChunkSample, DemoBatch, Encoded, Mode
 from robot_rl.data.rollout import EpisodeRollout, PPOBatch, Rollout
 
 _REWARD_LIMIT = 10.0  # of a scaled reward (DPPO)
@@ -41,9 +41,11 @@ class ChainPolicy(Protocol):
     action_dim: int
     feature_dim: int
 
+    def encode(self, obs: dict[str, Tensor]) -> Encoded: ...
+
     def sample(
         self,
-        obs: dict[str, Tensor],
+        encoded: Encoded,
         *,
         z: Tensor | None = None,
         mode: Mode = "ode",
@@ -51,11 +53,9 @@ class ChainPolicy(Protocol):
         generator: Generator | None = None,
     ) -> ChunkSample: ...
 
-    def log_prob(self, obs: dict[str, Tensor], chain: Chain) -> tuple[Tensor, Tensor]: ...
+    def log_prob(self, encoded: Encoded, chain: Chain) -> tuple[Tensor, Tensor]: ...
 
     def bc_loss(self, batch: DemoBatch, generator: Generator | None = None) -> Tensor: ...
-
-    def features(self, obs: dict[str, Tensor]) -> Tensor: ...
 
     def parameters(self) -> Iterator[nn.Parameter]: ...
 
@@ -124,8 +124,8 @@ class ChainPPO:
     def _valued(self, rollout: Rollout, obs: dict[str, Tensor]) -> tuple[Tensor, ...]:
         """Returns features (N T, F), then advantage, value and target, (N T,) each."""
         cfg, shape = self._cfg, rollout.reward.shape
-        features = self._policy.features(obs)
-        next_features = self._policy.features(_flat(rollout.next_obs))
+        features = self._policy.encode(obs)["features"]
+        next_features = self._policy.encode(_flat(rollout.next_obs))["features"]
         value, next_value = (self._values(of).view(shape) for of in (features, next_features))
         reward = rollout.reward
         if cfg.scale_reward:
@@ -185,7 +185,8 @@ class ChainPPO:
         cfg, old = self._cfg, chain.log_prob
         if not self._group and len(advantage) > 1:  # a single one has no spread
             advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
-        log_prob, entropy = self._policy.log_prob(obs, chain)
+        encoded = self._policy.encode(obs)
+        log_prob, entropy = self._policy.log_prob(encoded, chain)
         clip = cfg.clip if cfg.clip_first is None else self._clips(cfg.clip_first, old.shape[1])
         loss = ppo_loss(
             log_prob,
@@ -211,22 +212,22 @@ class ChainPPO:
         if cfg.entropy_weight > 0:
             loss = loss - cfg.entropy_weight * entropy.mean()
         if self._origin is not None:
-            distance = self._distance(self._origin, obs)
+            distance = self._distance(self._origin, obs, encoded)
             metrics["distance"] = distance.detach()
             loss = loss + cfg.regulariser_weight * distance
         self.actor_optimiser.step(loss)
         return metrics
 
-    def _distance(self, origin: ChainPolicy, obs: dict[str, Tensor]) -> Tensor:
+    def _distance(self, origin: ChainPolicy, obs: dict[str, Tensor], encoded: Encoded) -> Tensor:
         """Returns how far the policy is from the one it began as, in these observations."""
         rows = len(next(iter(obs.values())))
         shape = (rows, self._policy.horizon, self._policy.action_dim)
         device = self._generator.device
         z = torch.randn(shape, generator=self._generator, device=device)
         with torch.no_grad():
-            chunks = origin.sample(obs, z=z).actions
+            chunks = origin.sample(origin.encode(obs), z=z).actions
         if self._cfg.regulariser == "w2":
-            return (self._policy.sample(obs, z=z).actions - chunks).square().mean()
+            return (self._policy.sample(encoded, z=z).actions - chunks).square().mean()
         valid = torch.ones(shape[:2], dtype=torch.bool, device=device)
         return self._policy.bc_loss(DemoBatch(obs, chunks, valid), self._generator)
 

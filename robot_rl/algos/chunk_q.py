@@ -28,7 +28,7 @@ from robot_rl.algos.chunk_critics import ChunkCritics
 from robot_rl.algos.config.off_policy import ChunkQConfig
 from robot_rl.algos.optim import METRICS_EVERY, Optimiser, copied, follow, keep_freed_memory, matmul_precision
 from robot_rl.algos.returns import td_target
-from robot_rl.core.policy import ChunkSample, DemoBatch
+from robot_rl.core.policy import ChunkSample, DemoBatch, Encoded, rows_of
 from robot_rl.data.transitions import ChunkBatch
 
 Module = Any
@@ -42,9 +42,9 @@ class FlowModule(Protocol):
     action_dim: int
     feature_dim: int
 
-    def sample(self, obs: dict[str, Tensor], *, z: Tensor | None = None) -> ChunkSample: ...
+    def encode(self, obs: dict[str, Tensor]) -> Encoded: ...
 
-    def features(self, obs: dict[str, Tensor]) -> Tensor: ...
+    def sample(self, encoded: Encoded, *, z: Tensor | None = None) -> ChunkSample: ...
 
     def bc_loss(self, batch: DemoBatch, generator: Generator | None = None) -> Tensor: ...
 
@@ -57,11 +57,11 @@ class Actor(Protocol):
     modules: dict[str, nn.Module]
     """What of it learns, by the name of its weights in the policy that acts."""
 
-    def propose(self, obs: dict[str, Tensor], features: Tensor, generator: Generator) -> Tensor:
-        """Returns chunks (R, H, A) of observations (R, ...) with features (R, F)."""
+    def propose(self, obs: dict[str, Tensor], encoded: Encoded, generator: Generator) -> Tensor:
+        """Returns chunks (R, H, A) of observations (R, ...), which the flow has `encoded`."""
         ...
 
-    def update(self, obs: dict[str, Tensor], features: Tensor, generator: Generator) -> dict[str, Tensor]:
+    def update(self, obs: dict[str, Tensor], encoded: Encoded, generator: Generator) -> dict[str, Tensor]:
         """Takes a step towards what the critics value; returns metrics."""
         ...
 
@@ -77,15 +77,16 @@ class BestOf:
         self._flow, self._critics, self._n = flow, critics, n
         self.modules: dict[str, nn.Module] = {"base": _module(flow), "scorer": critics}
 
-    def propose(self, obs: dict[str, Tensor], features: Tensor, generator: Generator) -> Tensor:
-        n, rows = self._n, len(features)
-        repeated = {key: value.repeat_interleave(n, dim=0) for key, value in obs.items()}
-        chunks = self._flow.sample(repeated, z=_noise(self._flow, n * rows, features, generator)).actions
-        score = self._critics.score(features.repeat_interleave(n, dim=0), chunks)
+    def propose(self, obs: dict[str, Tensor], encoded: Encoded, generator: Generator) -> Tensor:
+        n, features = self._n, encoded["features"]
+        rows = len(features)
+        candidates = rows_of(encoded, torch.arange(rows, device=features.device).repeat_interleave(n))
+        chunks = self._flow.sample(candidates, z=_noise(self._flow, n * rows, features, generator)).actions
+        score = self._critics.score(candidates["features"], chunks)
         best = score.view(rows, n).argmax(dim=1)
         return chunks[torch.arange(rows, device=best.device) * n + best]
 
-    def update(self, obs: dict[str, Tensor], features: Tensor, generator: Generator) -> dict[str, Tensor]:
+    def update(self, obs: dict[str, Tensor], encoded: Encoded, generator: Generator) -> dict[str, Tensor]:
         return {}
 
     def state_dict(self) -> dict[str, Any]:
@@ -103,16 +104,19 @@ class Distilled:
         self.modules: dict[str, nn.Module] = {"": student}
         self._optimiser = Optimiser(student.parameters(), lr=cfg.student_lr, grad_clip=cfg.grad_clip)
 
-    def propose(self, obs: dict[str, Tensor], features: Tensor, generator: Generator) -> Tensor:
-        return self._student.sample(obs, z=_noise(self._flow, len(features), features, generator)).actions
+    def propose(self, obs: dict[str, Tensor], encoded: Encoded, generator: Generator) -> Tensor:
+        own, features = self._student.encode(obs), encoded["features"]
+        return self._student.sample(own, z=_noise(self._flow, len(features), features, generator)).actions
 
-    def update(self, obs: dict[str, Tensor], features: Tensor, generator: Generator) -> dict[str, Tensor]:
+    def update(self, obs: dict[str, Tensor], encoded: Encoded, generator: Generator) -> dict[str, Tensor]:
+        features = encoded["features"]
         z = _noise(self._flow, len(features), features, generator)
-        with matmul_precision(self._cfg.critics.matmul), torch.no_grad():
-            aim = self._student.to_chain(self._flow.sample(obs, z=z).actions, obs)
         with matmul_precision(self._cfg.critics.matmul), torch.enable_grad():
-            x = self._student.decode(self._student.features(obs), z)
-            actions = self._student.from_chain(x, obs)
+            own = self._student.encode(obs)
+            with torch.no_grad():
+                aim = self._student.to_chain(self._flow.sample(encoded, z=z).actions, own)
+            x = self._student.decode(own["features"], z)
+            actions = self._student.from_chain(x, own)
             value, by_actions = self._critics.action_gradient(features, actions.detach())
             distance = (x - aim).square().mean()
             # Its derivative by the actions is that of -mean Q.
@@ -161,13 +165,13 @@ class ChunkQ:
     @torch.no_grad()
     def update(self, batch: ChunkBatch) -> Mapping[str, Tensor]:
         """Takes one step of the critics, of the flow, and of what acts."""
-        features = self._flow.features(batch.obs)
+        encoded = self._flow.encode(batch.obs)
         target_BP, counts_BP = self._target(batch)
-        error, gradients = self._critics.td_gradients(features, batch.action, target_BP, counts_BP)
+        error, gradients = self._critics.td_gradients(encoded["features"], batch.action, target_BP, counts_BP)
         self._critic_optimiser.apply(gradients)
         follow(self._target_critics.parameters(), self._critics.parameters(), self._cfg.tau)
         flow_loss = self._follow_data(batch)
-        metrics = self._actor.update(batch.obs, features, self._generator)
+        metrics = self._actor.update(batch.obs, encoded, self._generator)
         self._updates += 1
         if self._updates % METRICS_EVERY:
             return {}
@@ -179,10 +183,10 @@ class ChunkQ:
         ends = batch.prefix
         assert ends is not None, "draw with prefixes=critics.lengths"
         next_obs = {key: value.flatten(0, 1) for key, value in ends.next_obs.items()}
-        next_features = self._flow.features(next_obs)
+        encoded = self._flow.encode(next_obs)
         with matmul_precision(self._cfg.critics.matmul):
-            chunks = self._actor.propose(next_obs, next_features, self._generator)
-        next_value = self._target_critics.score(next_features, chunks)
+            chunks = self._actor.propose(next_obs, encoded, self._generator)
+        next_value = self._target_critics.score(encoded["features"], chunks)
         return td_target(ends.reward, ends.bootstrap, next_value.view_as(ends.reward)), ends.is_whole
 
     def _follow_data(self, batch: ChunkBatch) -> Tensor:

@@ -17,14 +17,16 @@ from torch import Generator, Tensor, nn
 
 from robot_rl.algos.config.cloning import DistilConfig
 from robot_rl.algos.optim import Optimiser, copied, cosine_lr, keep_freed_memory
-from robot_rl.core.policy import ChunkSample
+from robot_rl.core.policy import ChunkSample, Encoded
 from robot_rl.data.transitions import ChunkBatch
 
 
 class Teacher(Protocol):
     """Generates chunks from noise."""
 
-    def sample(self, obs: dict[str, Tensor], *, z: Tensor | None = None) -> ChunkSample: ...
+    def encode(self, obs: dict[str, Tensor]) -> Encoded: ...
+
+    def sample(self, encoded: Encoded, *, z: Tensor | None = None) -> ChunkSample: ...
 
 
 class Student(Protocol):
@@ -33,11 +35,11 @@ class Student(Protocol):
     horizon: int
     action_dim: int
 
+    def encode(self, obs: dict[str, Tensor]) -> Encoded: ...
+
     def decode(self, features: Tensor, z: Tensor) -> Tensor: ...
 
-    def features(self, obs: dict[str, Tensor]) -> Tensor: ...
-
-    def to_chain(self, actions: Tensor, obs: dict[str, Tensor]) -> Tensor: ...
+    def to_chain(self, actions: Tensor, encoded: Encoded) -> Tensor: ...
 
     def parameters(self) -> Iterator[nn.Parameter]: ...
 
@@ -55,9 +57,10 @@ def distance(student: Student, teacher: Teacher, obs: dict[str, Tensor], z: Tens
         obs: R states.
         z: noise, (R, H, A).
     """
+    encoded = student.encode(obs)
     with torch.no_grad():
-        aim = student.to_chain(teacher.sample(obs, z=z).actions, obs)
-    return (student.decode(student.features(obs), z) - aim).square().mean()
+        aim = student.to_chain(teacher.sample(teacher.encode(obs), z=z).actions, encoded)
+    return (student.decode(encoded["features"], z) - aim).square().mean()
 
 
 class Distillation:

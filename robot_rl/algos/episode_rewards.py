@@ -20,6 +20,7 @@ from robot_rl.algos.chain_ppo import ChainPPOConfig
 from robot_rl.algos.critics import EnsembleMLP
 from robot_rl.algos.optim import Optimiser, copied
 from robot_rl.algos.returns import progress_score, td_target
+from robot_rl.core.policy import Encoded
 from robot_rl.data.rollout import EpisodeRollout
 
 _FITS = 20  # steps of the classifier for each rollout, on all of its observations
@@ -30,7 +31,7 @@ class Featured(Protocol):
 
     feature_dim: int
 
-    def features(self, obs: dict[str, Tensor]) -> Tensor: ...
+    def encode(self, obs: dict[str, Tensor]) -> Encoded: ...
 
 
 class ProgressReward:
@@ -50,7 +51,8 @@ class ProgressReward:
         last = rollout.valid.sum(dim=1) - 1
         rows = torch.arange(len(last), device=last.device)
         final = {key: value[rows, last] for key, value in rollout.next_obs.items()}
-        return replace(rollout, score=progress_score(rollout.success, self._policy.features(final)))
+        features = self._policy.encode(final)["features"]
+        return replace(rollout, score=progress_score(rollout.success, features))
 
     def state_dict(self) -> dict[str, Any]:
         return {}
@@ -85,7 +87,7 @@ class ProcessReward:
         """Returns the episodes with their rewards by what was learned so far, then learns from them."""
         shape = rollout.valid.shape
         features, next_features = (
-            self._policy.features({key: value.flatten(0, 1) for key, value in of.items()})
+            self._policy.encode({key: value.flatten(0, 1) for key, value in of.items()})["features"]
             for of in (rollout.obs, rollout.next_obs)
         )
         now, then = (self.chance(of).view(shape) for of in (features, next_features))

@@ -116,7 +116,7 @@ class CriticScore:
 
     @torch.no_grad()
     def __call__(self) -> float:
-        chunks = self._policy.sample(self._obs, z=self._z).actions
+        chunks = self._policy.sample(self._policy.encode(self._obs), z=self._z).actions
         return float(self._critics.score(self._features, chunks).mean())
 
 

@@ -25,6 +25,7 @@ from robot_rl.algos.config.off_policy import LatentConfig
 from robot_rl.algos.critics import Critics
 from robot_rl.algos.optim import METRICS_EVERY, Optimiser, copied, keep_freed_memory, matmul_precision
 from robot_rl.algos.returns import td_target
+from robot_rl.core.policy import Encoded
 from robot_rl.data.transitions import ChunkBatch
 
 
@@ -40,15 +41,15 @@ class SteeringPolicy(Protocol):
     steers: Tensor
     """Bool: whether the actor acts, or the base alone."""
 
-    def features(self, obs: dict[str, Tensor]) -> Tensor:
-        """Returns the base's features (B, F), without gradient."""
+    def encode(self, obs: dict[str, Tensor]) -> Encoded:
+        """Returns what the base makes of observations, its `features` (B, F) among it, without gradient."""
         ...
 
     def choose(self, features: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the share of the bound and log std, (B, L) each; gradients reach the actor."""
         ...
 
-    def decode(self, obs: dict[str, Tensor], flat: Tensor) -> Tensor:
+    def decode(self, encoded: Encoded, flat: Tensor) -> Tensor:
         """Returns the chunks (B, H, A) of latents (B, L), without gradient."""
         ...
 
@@ -108,9 +109,10 @@ class LatentSAC:
         `sac` needs chunks as they were decided, with their noise; `na` chunks from anywhere, of which it
         learns the values of those that are whole.
         """
-        features = self._policy.features(batch.obs)
+        encoded = self._policy.encode(batch.obs)
+        features = encoded["features"]
         noise = self._noise_of(batch) if self._of_chunks is None else self._normal(features)
-        target, chunk = self._target(batch, noise)
+        target, chunk = self._target(batch, encoded, noise)
         if self._of_chunks is None:
             error = self._learn("of_noise", self._of_noise, features, noise, target)
         else:
@@ -127,15 +129,16 @@ class LatentSAC:
             return {}
         return {"critic_loss": error.square().mean(dim=1).sum(), "target": target.mean(), **metrics}
 
-    def _target(self, batch: ChunkBatch, noise: Tensor) -> tuple[Tensor, Tensor]:
+    def _target(self, batch: ChunkBatch, now: Encoded, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Returns reward + bootstrap * next value, and what `noise` (B, L) stands for in the present.
 
         Noise stands for itself, and its entropy counts; with `na` for what would be executed of it.
         """
-        features = self._policy.features(batch.next_obs)
+        then = self._policy.encode(batch.next_obs)
+        features = then["features"]
         following, log_prob = self._next_noise(features)
         if self._aliased:
-            noise, following = self._executed(batch, noise, following)
+            noise, following = self._executed(now, noise, then, following)
         value = self._targets.q(features, following).amin(dim=0)
         if not self._aliased:
             value = value - self._log_temperature.exp() * log_prob
@@ -196,16 +199,18 @@ class LatentSAC:
         assert batch.latent is not None, "a replay without latents: give it latent_dim"
         return self._policy.flat(batch.latent.unflatten(1, (-1, self._policy.action_dim)))
 
-    def _executed(self, batch: ChunkBatch, noise: Tensor, following: Tensor) -> tuple[Tensor, Tensor]:
+    def _executed(
+        self, now: Encoded, noise: Tensor, then: Encoded, following: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Returns what would be executed, (B, m A) each, of noise (B, L) decoded now and next.
 
         One call decodes both: 256 rows take 3.7 ms, 128 rows 3.0 ms.
         """
-        obs = {key: torch.cat([value, batch.next_obs[key]]) for key, value in batch.obs.items()}
+        both = Encoded({name: torch.cat([value, then[name]]) for name, value in now.items()})
         with matmul_precision(self._cfg.matmul):
-            chunks = self._policy.decode(obs, torch.cat([noise, following]))
-        now, then = chunks[:, : self._n_exec].flatten(1).chunk(2)
-        return now, then
+            chunks = self._policy.decode(both, torch.cat([noise, following]))
+        first, second = chunks[:, : self._n_exec].flatten(1).chunk(2)
+        return first, second
 
     def _normal(self, features: Tensor) -> Tensor:
         """Returns standard normal noise (B, L)."""

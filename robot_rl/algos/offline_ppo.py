@@ -63,10 +63,11 @@ class OfflinePPO:
         self._updates += 1
         improved = self._updates - self._cfg.critic_updates
         with torch.no_grad():
-            features = self._origin.features(batch.obs)
+            features = self._origin.encode(batch.obs)["features"]
             if improved <= 0:
                 return self._update_critics(features, batch)
-            sample = self._behaviour.sample(batch.obs, mode="explore", record=True, generator=self._generator)
+            encoded = self._behaviour.encode(batch.obs)
+            sample = self._behaviour.sample(encoded, mode="explore", record=True, generator=self._generator)
             advantage = self._iql.advantage(features, sample.actions)
         assert sample.chain is not None, "a policy that records returns its chain"
         metrics = self._learner.update_policy(batch.obs, sample.chain, advantage)
@@ -80,7 +81,7 @@ class OfflinePPO:
         ends = batch.prefix
         assert ends is not None, "draw with prefixes=critics.lengths"
         flat = {key: value.flatten(0, 1) for key, value in ends.next_obs.items()}
-        after = self._origin.features(flat)
+        after = self._origin.encode(flat)["features"]
         return self._iql.update(features, batch, after.view(*ends.reward.shape, -1))
 
     def policy_weights(self) -> Mapping[str, Tensor]:

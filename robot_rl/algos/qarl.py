@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor, nn
 
-from robot_rl.algos.actor_critic import ActorCritic, Features, Steps, state_of
+from robot_rl.algos.actor_critic import ActorCritic, Encode, Steps, state_of
 from robot_rl.algos.actors import Squashed, TanhGaussian
 from robot_rl.algos.config.off_policy import LOG_STD_RANGE, QARLConfig
 from robot_rl.algos.optim import METRICS_EVERY, Optimiser
@@ -38,10 +38,10 @@ class QARL(ActorCritic):
         cfg: QARLConfig,
         seed: int,
         *,
-        features: Features = state_of,
+        encode: Encode = state_of,
         device: str = "cpu",
     ) -> None:
-        super().__init__(feature_dim, action_dim, cfg, seed, features=features, device=device)
+        super().__init__(feature_dim, action_dim, cfg, seed, encode=encode, device=device)
         self._opponent = opponent = cfg.adversary
         self.adversary = TanhGaussian(
             feature_dim,

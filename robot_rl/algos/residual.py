@@ -21,6 +21,7 @@ from robot_rl.algos.config.off_policy import ResidualConfig
 from robot_rl.algos.critics import Critics
 from robot_rl.algos.optim import METRICS_EVERY, Optimiser, copied, follow, keep_freed_memory, matmul_precision
 from robot_rl.algos.returns import td_target
+from robot_rl.core.policy import Encoded
 from robot_rl.data.episode import SOURCES
 from robot_rl.data.replay import TransitionBatch
 
@@ -34,8 +35,8 @@ class CorrectingPolicy(Protocol):
     feature_dim: int
     head: Any
 
-    def features(self, obs: dict[str, Tensor]) -> Tensor:
-        """Returns the base's features (B, F), without gradient."""
+    def encode(self, obs: dict[str, Tensor]) -> Encoded:
+        """Returns what the base makes of observations, its `features` (B, F) among it, without gradient."""
         ...
 
     def residual(self, obs_features: Tensor, base_action: Tensor) -> Tensor:
@@ -78,7 +79,7 @@ class ResidualTD:
     def update(self, batch: TransitionBatch) -> Mapping[str, Tensor]:
         """Takes one step of the critics and, every `actor_every` after the warm-up, of the head."""
         cfg = self._cfg
-        features = self._policy.features(batch.obs)
+        features = self._policy.encode(batch.obs)["features"]
         target = self._target(batch)
         error, gradients = self._critics.td_gradients(features, batch.action, target)
         self._critic_optimiser.apply(gradients)
@@ -118,7 +119,7 @@ class ResidualTD:
     def _target(self, batch: TransitionBatch) -> Tensor:
         """Returns reward + bootstrap * value of the target's action in the next observation."""
         cfg, base_action = self._cfg, batch.next_base_action
-        features = self._policy.features(batch.next_obs)
+        features = self._policy.encode(batch.next_obs)["features"]
         noise = torch.empty_like(base_action).normal_(0.0, cfg.target_noise_std, generator=self._generator)
         noise.clamp_(-cfg.target_noise_clip, cfg.target_noise_clip)
         with matmul_precision(cfg.matmul):

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor, nn
 
-from robot_rl.algos.actor_critic import ActorCritic, Features, Steps, state_of
+from robot_rl.algos.actor_critic import ActorCritic, Encode, Steps, state_of
 from robot_rl.algos.actors import Squashed, squashed_log_prob
 from robot_rl.algos.config.off_policy import SequenceConfig
 from robot_rl.algos.critics import EnsembleMLP
@@ -38,13 +38,11 @@ class SequenceActorCritic(ActorCritic):
         seed: int,
         *,
         decides: int,
-        features: Features = state_of,
+        encode: Encode = state_of,
         device: str = "cpu",
     ) -> None:
         """Args: decides: J."""
-        super().__init__(
-            feature_dim, action_dim, cfg, seed, features=features, device=device, decides=decides
-        )
+        super().__init__(feature_dim, action_dim, cfg, seed, encode=encode, device=device, decides=decides)
         self._decides, self._action_dim = decides, action_dim
         self.model = EnsembleMLP(
             feature_dim + action_dim,
@@ -67,14 +65,14 @@ class SequenceActorCritic(ActorCritic):
         return {**metrics, "model_loss": loss} if self._updates % METRICS_EVERY == 0 else metrics
 
     def _read(self, batch: Any) -> Steps:
-        features, following = self._features(batch.obs), self._features(batch.next_obs)
+        features, following = (self._encode(obs)["features"] for obs in (batch.obs, batch.next_obs))
         return Steps(features, batch.action[:, 0], batch.reward, batch.bootstrap, following)
 
     def _learn_model(self, batch: ChunkBatch) -> Tensor:
         """Takes a step down the squared error of the predicted change; returns it, a mean."""
         assert batch.prefix is not None, "no prefix of one step"
-        features = self._features(batch.obs)
-        following = self._features({name: value[:, 0] for name, value in batch.prefix.next_obs.items()})
+        next_obs = {name: value[:, 0] for name, value in batch.prefix.next_obs.items()}
+        features, following = (self._encode(obs)["features"] for obs in (batch.obs, next_obs))
         out_NBO, paths = self.model.answer(torch.cat([features, batch.action[:, 0]], dim=-1))
         error = out_NBO - (following - features)
         self._optimisers["model"].apply(self.model.gradients(error * (2.0 / error.numel()), paths))

@@ -257,7 +257,7 @@ def _plan(
     with torch.inference_mode():
         shown = torch.zeros(1, STATE_DIM)
         shown[0, : len(vector)] = torch.from_numpy(vector)
-        policy.sample({"state": shown})
+        policy.sample(policy.encode({"state": shown}))
     times_s = 1e-9 * (elapsed_ns + period_ns * np.arange(1, HORIZON + 1))
     swing = _AMPLITUDE_RAD * np.sin(2 * np.pi * _SWING_HZ * times_s)
     return Plan(
@@ -275,7 +275,7 @@ def _policy(action_dim: int) -> FlowPolicy:
     policy = FlowPolicy(config, state_dim=STATE_DIM, action_dim=action_dim).eval()
     with torch.inference_mode():
         for _ in range(20):  # the first takes several times as long, and the arm would be held
-            policy.sample({"state": torch.zeros(1, STATE_DIM)})
+            policy.sample(policy.encode({"state": torch.zeros(1, STATE_DIM)}))
     return policy
 
 

@@ -82,11 +82,11 @@ def measure(name: str, policy: Policy, samples: int, *, state_dim: int = STATE) 
     states = torch.randn(samples, 1, state_dim, generator=torch.Generator().manual_seed(0))
     generator = torch.Generator().manual_seed(1)
     for state in states[:20]:
-        policy.sample({"state": state}, generator=generator)
+        policy.sample(policy.encode({"state": state}), generator=generator)
     times_s = np.empty(samples)
     for i, state in enumerate(states):
         began = time.perf_counter()
-        policy.sample({"state": state}, generator=generator)
+        policy.sample(policy.encode({"state": state}), generator=generator)
         times_s[i] = time.perf_counter() - began
     p50, p99 = np.percentile(1e3 * times_s, [50, 99])
     return {"policy": name, "p50_ms": float(p50), "p99_ms": float(p99), "samples": samples}

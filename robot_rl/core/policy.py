@@ -1,4 +1,4 @@
-"""The policy contract: sample a chunk, score it, learn from demonstrations.
+"""The policy contract: encode an observation once, sample a chunk, score it, learn from demonstrations.
 
 B envs, H chunk length, A action dim, K denoising steps, S scored transitions.
 Actions are normalised to [-1, 1]; observations are dicts of tensors with a leading B.
@@ -7,13 +7,24 @@ Actions are normalised to [-1, 1]; observations are dicts of tensors with a lead
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, NewType, Protocol, TypeVar, cast, runtime_checkable
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
 
 Mode = Literal["ode", "explore", "mean"]
-Observation = "dict[str, Tensor]"
+Encoded = NewType("Encoded", "dict[str, Tensor]")
+"""What a policy made of B observations: tensors with a leading B, by name.
+
+Everything that decides, scores or corrects reads it, so that a picture is encoded once. Only the policy
+that made it can read it, but for `features`, (B, F): what critics and novelty counts read.
+"""
+Tensors = TypeVar("Tensors", bound="dict[str, Tensor]")
+
+
+def rows_of(tensors: Tensors, index: Tensor) -> Tensors:
+    """Returns some rows of observations, or of what is encoded, each as often as `index` (N,) names it."""
+    return cast("Tensors", {name: value[index] for name, value in tensors.items()})
 
 
 @dataclass
@@ -75,9 +86,18 @@ class Policy(Protocol):
     horizon: int
     action_dim: int
 
+    @property
+    def refines(self) -> bool:
+        """Whether `refine` changes anything: if so every control step is encoded, else only decisions are."""
+        ...
+
+    def encode(self, obs: dict[str, Tensor]) -> Encoded:
+        """Returns what the policy makes of observations; the one place that reads their pictures."""
+        ...
+
     def sample(
         self,
-        obs: dict[str, Tensor],
+        encoded: Encoded,
         *,
         z: Tensor | None = None,
         mode: Mode = "ode",
@@ -87,7 +107,7 @@ class Policy(Protocol):
         """Returns a chunk (B, H, A); `z` (B, H, A) is the initial noise, drawn if None."""
         ...
 
-    def log_prob(self, obs: dict[str, Tensor], chain: Chain) -> tuple[Tensor, Tensor]:
+    def log_prob(self, encoded: Encoded, chain: Chain) -> tuple[Tensor, Tensor]:
         """Returns the log-probability and entropy of the scored transitions, (B, S) each."""
         ...
 
@@ -95,13 +115,9 @@ class Policy(Protocol):
         """Returns the scalar imitation loss of the family (flow matching, denoising, likelihood)."""
         ...
 
-    def features(self, obs: dict[str, Tensor]) -> Tensor:
-        """Returns (B, F) features of the observation, for critics and novelty counts."""
-        ...
-
     def refine(
         self,
-        obs: dict[str, Tensor],
+        encoded: Encoded,
         action: Tensor,
         *,
         mode: Mode = "ode",
@@ -117,7 +133,7 @@ class ContinuingPolicy(Protocol):
 
     def sample_after(
         self,
-        obs: dict[str, Tensor],
+        encoded: Encoded,
         before: Tensor,
         known: Tensor,
         *,
@@ -129,7 +145,7 @@ class ContinuingPolicy(Protocol):
         """Returns a chunk (B, H, A) that continues the one before.
 
         Args:
-            obs: what the chunk is planned from.
+            encoded: what the chunk is planned from.
             before: (B, H, A), what is left of the chunk before, beginning now.
             known: (B,) int64, how many of these actions there are; 0 at the start of an episode.
             frozen: how many of them will have been executed before the new chunk is there.

@@ -85,9 +85,9 @@ class ChunkSource:
 
     def _execute(self, obs: Obs, active: Array | None = None) -> tuple[ChunkSample, ChunkStep]:
         """Samples a chunk for every env and executes it in the active ones."""
-        sample = self._policy.sample(
-            self._tensors(obs), mode="explore", record=True, generator=self._generator
-        )
+        with torch.no_grad():
+            encoded = self._policy.encode(self._tensors(obs))
+            sample = self._policy.sample(encoded, mode="explore", record=True, generator=self._generator)
         done = self._env.step_chunk(sample.actions.cpu().numpy(), self._n_exec, active)
         self._episodes.add(done.reward.sum(axis=1), ended(done), done.infos, steps=done.valid.sum(axis=1))
         return sample, done

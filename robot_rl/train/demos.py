@@ -180,7 +180,7 @@ def chunks_of(obs: Obs, policy: Policy, seed: int, device: str) -> Array:
             }
             rows = len(next(iter(part.values())))
             z = torch.randn(rows, policy.horizon, policy.action_dim, generator=generator).to(device)
-            parts.append(policy.sample(part, z=z, mode="ode").actions.cpu().numpy())
+            parts.append(policy.sample(policy.encode(part), z=z, mode="ode").actions.cpu().numpy())
     return np.concatenate(parts)
 
 

@@ -146,17 +146,19 @@ class PolicyServer:
     def _computed(self, ask: Ask, generator: Generator) -> Reply:
         check_ask(ask, self._policy, self._meta)
         obs, given = self._tensors(ask.obs), self._tensors(ask.arrays)
+        encoded = self._policy.encode(obs)
         how: dict[str, Any] = {"mode": ask.mode, "generator": generator}
         if ask.what == "refine":
             self.counts.refined += 1
-            return Reply(number=ask.number, actions=_array(self._policy.refine(obs, given["action"], **how)))
+            action = self._policy.refine(encoded, given["action"], **how)
+            return Reply(number=ask.number, actions=_array(action))
         self.counts.chunks += 1
         sample: ChunkSample
         if ask.what == "sample":
-            sample = self._policy.sample(obs, z=given.get("z"), **how)
+            sample = self._policy.sample(encoded, z=given.get("z"), **how)
         elif isinstance(self._policy, ContinuingPolicy):
             parts = {name: given[name] for name in ("before", "known", "z")}
-            sample = self._policy.sample_after(obs, **parts, frozen=ask.frozen, **how)
+            sample = self._policy.sample_after(encoded, **parts, frozen=ask.frozen, **how)
         else:
             raise ValueError("this policy's chunks do not continue each other")
         n_exec = None if sample.n_exec is None else sample.n_exec.cpu().numpy()
@@ -221,7 +223,7 @@ def facts_of(policy: SavedPolicy, meta: PolicyMeta) -> dict[str, Any]:
         "horizon": policy.horizon,
         "action_dim": policy.action_dim,
         "continues": isinstance(policy, ContinuingPolicy),
-        "refines": any(isinstance(part, ResidualPolicy) for part in module.modules()),
+        "refines": policy.refines,
         "weights": _digest(module),
     }
 

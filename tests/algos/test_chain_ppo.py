@@ -56,7 +56,7 @@ def bandit(policy: Any, generator: torch.Generator, *, rows: int = 32, decisions
     """Returns decisions that end at once; the first action should be the first element of the state."""
     obs = {"state": torch.rand(rows, decisions, 2, generator=generator) - 0.5}
     flat = {"state": obs["state"].flatten(0, 1)}
-    sample = policy.sample(flat, mode="explore", record=True, generator=generator)
+    sample = policy.sample(policy.encode(flat), mode="explore", record=True, generator=generator)
     assert sample.chain is not None
     reward = -(sample.actions[:, 0, 0] - flat["state"][:, 0]).square().view(rows, decisions)
     ended = torch.ones(rows, decisions, dtype=torch.bool)
@@ -67,7 +67,7 @@ def bandit(policy: Any, generator: torch.Generator, *, rows: int = 32, decisions
 @torch.no_grad()
 def worth(policy: Any) -> float:
     state = torch.rand(2000, 2, generator=seeded(9)) - 0.5
-    actions = policy.sample({"state": state}, generator=seeded(8)).actions
+    actions = policy.sample(policy.encode({"state": state}), generator=seeded(8)).actions
     return -float((actions[:, 0, 0] - state[:, 0]).square().mean())
 
 
@@ -77,7 +77,9 @@ def test_the_first_ratio_is_one_and_kl_zero(name: str) -> None:
     learner = make_learner(policy, name)
     batch = learner.prepare(bandit(policy, seeded(4))).rows(torch.randperm(256, generator=seeded(5))[:50])
     ratio = chain_ratio(
-        policy.log_prob(batch.obs, batch.chain)[0], batch.chain.log_prob, learner._cfg.reduction
+        policy.log_prob(policy.encode(batch.obs), batch.chain)[0],
+        batch.chain.log_prob,
+        learner._cfg.reduction,
     )
     assert torch.allclose(ratio, torch.ones_like(ratio), atol=1e-5, rtol=0)
     assert float(learner.update(batch)["kl"]) == pytest.approx(0.0, abs=1e-9)
@@ -113,7 +115,14 @@ def test_a_regulariser_holds_the_policy_where_it_began(regulariser: str) -> None
         obs = {"state": torch.rand(500, 2, generator=seeded(7)) - 0.5}
         z = torch.randn(500, 2, 1, generator=seeded(6))
         with torch.no_grad():
-            return float((policy.sample(obs, z=z).actions - began.sample(obs, z=z).actions).square().mean())
+            return float(
+                (
+                    policy.sample(policy.encode(obs), z=z).actions
+                    - began.sample(began.encode(obs), z=z).actions
+                )
+                .square()
+                .mean()
+            )
 
     assert moved(100.0) < 0.5 * moved(0.0)
 
@@ -321,7 +330,9 @@ def test_every_decision_of_an_episode_has_the_advantage_of_the_episode() -> None
 def alike(policy: Any, generator: torch.Generator, *, starts: int = 32, group: int = 8) -> EpisodeRollout:
     """Returns episodes of one decision, `group` of them from each start, that succeed if they come near."""
     state = (torch.rand(starts, 1, 2, generator=generator) - 0.5).repeat_interleave(group, dim=0)
-    sample = policy.sample({"state": state[:, 0]}, mode="explore", record=True, generator=generator)
+    sample = policy.sample(
+        policy.encode({"state": state[:, 0]}), mode="explore", record=True, generator=generator
+    )
     error = (sample.actions[:, 0, 0] - state[:, 0, 0]).abs()
     near = error < error.view(starts, group).median(dim=1).values.repeat_interleave(group)
     ones, zeros = torch.ones(len(state), 1, dtype=torch.bool), torch.zeros(len(state), 1)
@@ -355,17 +366,16 @@ def test_the_clip_is_wider_above_and_advantages_stay_as_they_are(monkeypatch: py
     learner = compared(policy, 2)
     new = torch.tensor([1.5, 1.5, 0.5, 0.5]).log().view(4, 1)
     any_weight = next(p for p in policy.parameters() if p.requires_grad)
-    policy.log_prob = lambda obs, chain: (new + 0.0 * any_weight.sum(), torch.zeros(4, 1))
+    policy.log_prob = lambda encoded, chain: (new + 0.0 * any_weight.sum(), torch.zeros(4, 1))
     monkeypatch.setattr(learner.actor_optimiser, "step", lambda loss: None)
     chain = Chain(torch.zeros(4, 1, 1, 1), torch.zeros(4, 1, dtype=torch.long), torch.zeros(4, 1), None)
     advantage, none = torch.tensor([2.0, -2.0, 2.0, -2.0]), torch.zeros(4)
-    metrics = learner.update(PPOBatch({}, chain, torch.zeros(4, 0), advantage, none, none))
+    batch = PPOBatch({"state": torch.zeros(4, 2)}, chain, torch.zeros(4, 0), advantage, none, none)
+    metrics = learner.update(batch)
     assert torch.as_tensor(metrics["loss"]).item() == pytest.approx(0.26)
     assert float(metrics["clipped"]) == 1.0
     new = torch.tensor([1.25, 1.25, 0.85, 0.85]).log().view(4, 1)  # all inside
-    assert (
-        float(learner.update(PPOBatch({}, chain, torch.zeros(4, 0), advantage, none, none))["clipped"]) == 0.0
-    )
+    assert float(learner.update(batch)["clipped"]) == 0.0
 
 
 def test_whole_episodes_with_a_value_leave_out_what_was_not_made() -> None:

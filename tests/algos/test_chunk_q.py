@@ -209,10 +209,10 @@ def test_the_chunk_that_is_valued_most_is_proposed() -> None:
     base = flow()
     judge = NearThird(ChunkCriticConfig(width=8), feature_dim=1, action_dim=1, steps=2)
     obs = {"state": torch.randn(6, 1, generator=seeded())}
-    proposed = BestOf(base, judge, 5).propose(obs, base.features(obs), seeded(7))
+    proposed = BestOf(base, judge, 5).propose(obs, base.encode(obs), seeded(7))
     repeated = {"state": obs["state"].repeat_interleave(5, dim=0)}
     z = torch.empty(30, 4, 1).normal_(generator=seeded(7))
-    candidates = base.sample(repeated, z=z).actions.view(6, 5, 4, 1)
+    candidates = base.sample(base.encode(repeated), z=z).actions.view(6, 5, 4, 1)
     best = (candidates[:, :, :2, 0].mean(dim=2) - 0.3).abs().argmin(dim=1)
     assert len(best.unique()) > 1
     assert torch.equal(proposed, candidates[torch.arange(6), best])
@@ -249,15 +249,19 @@ def test_the_student_is_held_by_the_flow_and_drawn_by_the_critics() -> None:
         learner: Any = build(2, alpha=alpha, student_lr=1e-2, flow_lr=1e-9)
         actor = learner._actor
         obs = {"state": torch.randn(64, 1, generator=seeded(3))}
-        features = learner._flow.features(obs)
+        encoded = learner._flow.encode(obs)
         learner._critics.action_gradient = _upwards
         metrics: dict[str, Tensor] = {}
         for _ in range(150):
-            metrics = actor.update(obs, features, learner._generator)
+            metrics = actor.update(obs, encoded, learner._generator)
         z = torch.randn(64, 4, 1, generator=seeded(4))
         student: Any = actor.modules[""]
-        chunk = student.sample(obs, z=z).actions
-        found[alpha] = (chunk, float(metrics["distance"]), learner._flow.sample(obs, z=z).actions)
+        chunk = student.sample(student.encode(obs), z=z).actions
+        found[alpha] = (
+            chunk,
+            float(metrics["distance"]),
+            learner._flow.sample(encoded, z=z).actions,
+        )
     drawn, held = found[0.1], found[1000.0]
     assert (drawn[0][:, :2] > 0.9).float().mean() > 0.9
     assert held[1] < 0.02 < drawn[1]

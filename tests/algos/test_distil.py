@@ -13,6 +13,7 @@ from robot_rl.core.errors import ConfigError
 from robot_rl.core.policy import ChunkSample
 from robot_rl.policies.chunk import ChunkPolicyConfig, DiffusionPolicy, FlowPolicy
 from robot_rl.policies.one_step import OneStepPolicy
+from tests.plain import Plain
 
 
 def seeded(seed: int = 0) -> Generator:
@@ -30,10 +31,10 @@ def batch(seed: int) -> Any:
     return SimpleNamespace(obs={"state": torch.randn(128, 1, generator=seeded(seed))})
 
 
-class Far:
+class Far(Plain):
     """Answers 0.5 to whatever it is asked."""
 
-    def sample(self, obs: Any, *, z: Any = None) -> ChunkSample:
+    def sample(self, encoded: Any, *, z: Any = None) -> ChunkSample:
         return ChunkSample(torch.full_like(z, 0.5))
 
 
@@ -47,7 +48,7 @@ def test_the_distance_is_in_the_chain() -> None:
 def test_the_student_learns_what_the_noise_decides() -> None:
     # A teacher whose chunks are +-0.5 by the sign of the noise: their mean, 0, would be 0.25 away.
     class Sign(Far):
-        def sample(self, obs: Any, *, z: Any = None) -> ChunkSample:
+        def sample(self, encoded: Any, *, z: Any = None) -> ChunkSample:
             return ChunkSample(0.5 * torch.tanh(4 * z))
 
     student = OneStepPolicy.student_of(flow())
@@ -55,7 +56,7 @@ def test_the_student_learns_what_the_noise_decides() -> None:
     found = [float(learner.update(batch(seed))["distance"]) for seed in range(1200)]
     assert found[-1] < 0.01
     z = torch.tensor([[[1.0], [-1.0]]])
-    chunk = student.sample({"state": torch.zeros(1, 1)}, z=z).actions
+    chunk = student.sample(student.encode({"state": torch.zeros(1, 1)}), z=z).actions
     assert chunk.flatten().tolist() == pytest.approx([0.5, -0.5], abs=0.1)
 
 

@@ -12,15 +12,11 @@ from robot_rl.algos.config.on_policy import GRPOConfig
 from robot_rl.algos.episode_rewards import ProcessReward, ProgressReward
 from robot_rl.core.policy import Chain
 from robot_rl.data.rollout import EpisodeRollout
+from tests.plain import Plain
 
 
-class Plain:
-    """Sees the state as it is."""
-
+class Seeing(Plain):
     feature_dim = 1
-
-    def features(self, obs: dict[str, Tensor]) -> Tensor:
-        return obs["state"]
 
 
 def episodes(
@@ -57,14 +53,14 @@ def test_a_failure_is_worth_how_near_its_last_observation_came_to_a_success() ->
         [[True, True], [True, True], [True, False], [True, True], [True, False]],
         [True, True, False, False, False],
     )
-    score = ProgressReward(Plain()).judge(rollout).score
+    score = ProgressReward(Seeing()).judge(rollout).score
     expected = [1.0, 1.0, *(0.6 / (1 + math.exp(-10 * (0.5 - d))) for d in (0.0, 1.0, 1 / 3))]
     assert score.tolist() == pytest.approx(expected, abs=1e-5)
     assert expected[2:] == pytest.approx([0.59598, 0.00402, 0.50468], abs=1e-5)
 
 
 def make_process(**options: Any) -> ProcessReward:
-    return ProcessReward(Plain(), GRPOConfig(width=16, depth=1, critic_lr=1e-2, **options), seed=0)
+    return ProcessReward(Seeing(), GRPOConfig(width=16, depth=1, critic_lr=1e-2, **options), seed=0)
 
 
 def test_the_chance_of_success_is_a_potential(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,8 +105,8 @@ def test_the_critics_score_is_the_mean_q_of_the_policys_own_actions() -> None:
     critics.score = lambda features, actions: features[:, 0] + actions[:, :2].sum(dim=(1, 2))
     obs = {"state": torch.randn(6, 1, generator=Generator().manual_seed(1))}
     z = torch.randn(6, 4, 1, generator=Generator().manual_seed(2))
-    score = CriticScore(policy, critics, obs, policy.features(obs), z)
-    actions = policy.sample(obs, z=z).actions.detach()
+    score = CriticScore(policy, critics, obs, policy.encode(obs)["features"], z)
+    actions = policy.sample(policy.encode(obs), z=z).actions.detach()
     by_hand = obs["state"].mean() + 2 * actions[:, :2].mean()
     assert score() == score() == pytest.approx(float(by_hand), rel=1e-5)
 

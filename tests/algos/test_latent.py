@@ -10,13 +10,15 @@ import torch
 from torch import Generator, Tensor, nn
 
 from robot_rl.algos.latent import LatentConfig, LatentSAC
+from robot_rl.core.policy import Encoded
 from robot_rl.data.at_decisions import AtDecisions
 from robot_rl.data.replay import ReplayBuffer, StepBatch
 from robot_rl.data.transitions import ChunkBatch
 from robot_rl.policies.latent import LatentActorConfig
+from tests.plain import Plain
 
 
-class TinyPolicy(nn.Module):
+class TinyPolicy(Plain, nn.Module):
     """A base that decodes noise w to the actions (w / 2, -w / 2), and a linear actor; H 2, A 1, L 1."""
 
     feature_dim, latent_dim, action_dim = 2, 1, 1
@@ -29,14 +31,11 @@ class TinyPolicy(nn.Module):
         self.steers: Tensor
         self.decoded: list[Tensor] = []
 
-    def features(self, obs: dict[str, Tensor]) -> Tensor:
-        return obs["state"]
-
     def choose(self, features: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         mean, log_std = self.actor(features).chunk(2, dim=-1)
         return (mean + log_std.exp() * noise).tanh(), log_std
 
-    def decode(self, obs: dict[str, Tensor], flat: Tensor) -> Tensor:
+    def decode(self, encoded: Encoded, flat: Tensor) -> Tensor:
         self.decoded.append(flat)
         return torch.stack([flat / 2, -flat / 2], dim=1)
 
@@ -126,7 +125,7 @@ def answer(critics: Any, value: float) -> None:
 
 @torch.no_grad()
 def target_of(learner: LatentSAC, rows: ChunkBatch) -> Tensor:
-    return learner._target(rows, torch.zeros(len(rows.reward), 1))[0]
+    return learner._target(rows, learner._policy.encode(rows.obs), torch.zeros(len(rows.reward), 1))[0]
 
 
 @pytest.mark.parametrize("variant", ["sac", "na"])

@@ -61,7 +61,7 @@ def build(*, score: Any = None, margin: float | None = 0.05, seed: int = 3, **op
 def worth(policy: Any) -> float:
     state = torch.rand(500, 1, generator=seeded(9)) - 0.5
     z = torch.randn(500, 2, 1, generator=seeded(8))
-    return -float((policy.sample({"state": state}, z=z).actions[:, 0] - state).abs().mean())
+    return -float((policy.sample(policy.encode({"state": state}), z=z).actions[:, 0] - state).abs().mean())
 
 
 def weights(policy: Any) -> list[Tensor]:
@@ -107,9 +107,11 @@ def test_the_advantage_is_that_of_the_executed_actions() -> None:
     learner._iql.advantage = advantage
     metrics = learner.update(batch(0))
     obs = batch(0).obs
-    chain = learner._behaviour.sample(obs, mode="explore", record=True, generator=seeded(3))
+    chain = learner._behaviour.sample(
+        learner._behaviour.encode(obs), mode="explore", record=True, generator=seeded(3)
+    )
     assert torch.equal(seen["actions"], chain.actions)
-    assert torch.equal(seen["features"], learner._origin.features(obs))
+    assert torch.equal(seen["features"], learner._origin.encode(obs)["features"])
     assert float(metrics["advantage"]) == pytest.approx(float(judge(**seen).mean()))
 
 
@@ -186,7 +188,7 @@ def test_a_resumed_learner_is_held_to_what_it_was_held_to() -> None:
     learner, resumed = (ChainPPO(module, cfg, 3, num_envs=1) for module in (policy, base))
     resumed.load_state_dict(learner.state_dict())
     obs = batch(0).obs
-    chain = policy.sample(obs, mode="explore", record=True, generator=seeded()).chain
+    chain = policy.sample(policy.encode(obs), mode="explore", record=True, generator=seeded()).chain
     for _ in range(2):
         distances = [
             one.update_policy(obs, chain, obs["state"][:, 0])["distance"] for one in (learner, resumed)

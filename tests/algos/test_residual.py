@@ -9,11 +9,12 @@ from torch import Generator, Tensor, nn
 from robot_rl.algos.residual import ResidualConfig, ResidualTD
 from robot_rl.data.episode import SOURCES
 from robot_rl.data.replay import TransitionBatch
+from tests.plain import Plain
 
 SCALE = 0.5
 
 
-class TinyPolicy(nn.Module):
+class TinyPolicy(Plain, nn.Module):
     """A base whose features are the state, and a linear head that starts at zero."""
 
     action_dim, feature_dim = 1, 2
@@ -24,9 +25,6 @@ class TinyPolicy(nn.Module):
         self.head = nn.Linear(3, 1)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
-
-    def features(self, obs: dict[str, Tensor]) -> Tensor:
-        return obs["state"]
 
     def residual(self, obs_features: Tensor, base_action: Tensor) -> Tensor:
         return SCALE * self.head(torch.cat([obs_features, base_action], dim=-1)).tanh()

@@ -72,11 +72,17 @@ def test_an_exported_policy_is_faster_than_torch(
     runtime, action = ExportedPolicy(tmp_path / "export"), z[:, 0].clamp(-1, 1)
     with torch.inference_mode():
         chunks = in_turns(
-            {"torch": lambda: policy.sample(obs, z=z), "onnxruntime": lambda: runtime.sample(obs, z=z)},
+            {
+                "torch": lambda: policy.sample(policy.encode(obs), z=z),
+                "onnxruntime": lambda: runtime.sample(runtime.encode(obs), z=z),
+            },
             SAMPLES,
         )
         refined = in_turns(
-            {"torch": lambda: policy.refine(obs, action), "onnxruntime": lambda: runtime.refine(obs, action)},
+            {
+                "torch": lambda: policy.refine(policy.encode(obs), action),
+                "onnxruntime": lambda: runtime.refine(runtime.encode(obs), action),
+            },
             SAMPLES,
         )
     record_property(f"chunk of {steps} steps", quantiles(chunks))
@@ -110,7 +116,11 @@ def test_a_policy_server_on_this_computer(
     remote, _ = open_remote(config, real_time=False)
     with closing(remote), torch.inference_mode():
         taken = in_turns(
-            {"here": lambda: policy.sample(obs, z=z), "over TLS": lambda: remote.sample(obs, z=z)}, SAMPLES
+            {
+                "here": lambda: policy.sample(policy.encode(obs), z=z),
+                "over TLS": lambda: remote.sample(remote.encode(obs), z=z),
+            },
+            SAMPLES,
         )
     stop.set()
     thread.join()

@@ -49,6 +49,6 @@ def test_an_update_and_a_chunk_are_cheap(horizons: tuple[int, ...], limit_ms: fl
         policy.eval()
         one = observation(1)
         with torch.no_grad():
-            assert cpu_ms(lambda: policy.sample(one), 20) <= 30.0
+            assert cpu_ms(lambda: policy.sample(policy.encode(one)), 20) <= 30.0
     finally:
         torch.set_num_threads(threads)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from robot_rl.core.policy import Chain, ChunkSample, DemoBatch
+from robot_rl.core.policy import Chain, ChunkSample, DemoBatch, Encoded
 from robot_rl.core.registry import TABLE
 from robot_rl.policies.config import GaussianPolicyConfig
 from robot_rl.policies.conformance import ConformanceError, check_policy
@@ -36,41 +36,41 @@ def test_no_kind_of_policy_is_left_out() -> None:
 class Broken(GaussianPolicy):
     """A policy whose samples pass through `spoil`, which its children override."""
 
-    def sample(self, obs: Any, **options: Any) -> ChunkSample:
-        return self.spoil(super().sample(obs, **options), obs)
+    def sample(self, encoded: Any, **options: Any) -> ChunkSample:
+        return self.spoil(super().sample(encoded, **options), encoded)
 
-    def spoil(self, sample: ChunkSample, obs: Any) -> ChunkSample:
+    def spoil(self, sample: ChunkSample, encoded: Any) -> ChunkSample:
         return sample
 
 
 class TooFar(Broken):
-    def spoil(self, sample: ChunkSample, obs: Any) -> ChunkSample:
+    def spoil(self, sample: ChunkSample, encoded: Any) -> ChunkSample:
         return ChunkSample(3.0 * sample.actions, sample.chain)
 
 
 class NanAction(Broken):
-    def spoil(self, sample: ChunkSample, obs: Any) -> ChunkSample:
+    def spoil(self, sample: ChunkSample, encoded: Any) -> ChunkSample:
         sample.actions[-1, -1, -1] = torch.nan
         return sample
 
 
 class OneActionShort(Broken):
-    def spoil(self, sample: ChunkSample, obs: Any) -> ChunkSample:
+    def spoil(self, sample: ChunkSample, encoded: Any) -> ChunkSample:
         return ChunkSample(sample.actions[:, 1:], sample.chain)
 
 
 class OtherNoise(Broken):
     """Draws from torch's global generator."""
 
-    def spoil(self, sample: ChunkSample, obs: Any) -> ChunkSample:
+    def spoil(self, sample: ChunkSample, encoded: Any) -> ChunkSample:
         return ChunkSample((sample.actions + 0.01 * torch.rand(())).clamp(-1, 1), sample.chain)
 
 
 class NoiseBeside(Broken):
     """Draws more noise than the noise that it was given."""
 
-    def sample(self, obs: Any, *, generator: Any = None, **options: Any) -> ChunkSample:
-        sample = super().sample(obs, generator=generator, **options)
+    def sample(self, encoded: Any, *, generator: Any = None, **options: Any) -> ChunkSample:
+        sample = super().sample(encoded, generator=generator, **options)
         more = 0.01 * torch.rand(sample.actions.shape, generator=generator)
         return ChunkSample((sample.actions + more).clamp(-1, 1), sample.chain)
 
@@ -78,25 +78,51 @@ class NoiseBeside(Broken):
 class RowsMeet(Broken):
     """Looks at the mean of the batch, as batch norm in training mode does."""
 
-    def sample(self, obs: Any, **options: Any) -> ChunkSample:
-        return super().sample({"state": obs["state"] - obs["state"].mean(0)}, **options)
+    def encode(self, obs: Any) -> Encoded:
+        return super().encode({"state": obs["state"] - obs["state"].mean(0)})
 
 
 class WritesObs(Broken):
-    def spoil(self, sample: ChunkSample, obs: Any) -> ChunkSample:
+    def encode(self, obs: Any) -> Encoded:
         obs["state"][0] += 1.0
+        return super().encode({"state": torch.zeros_like(obs["state"])})
+
+
+class WritesEncoded(Broken):
+    """Changes what the critics are still to read."""
+
+    def spoil(self, sample: ChunkSample, encoded: Any) -> ChunkSample:
+        encoded["features"][0] += 1.0
         return sample
 
 
+class LooksAgain(Broken):
+    """Keeps the observation, and encodes it anew to sample from it."""
+
+    def encode(self, obs: Any) -> Encoded:
+        self._seen = obs
+        return super().encode(obs)
+
+    def sample(self, encoded: Any, **options: Any) -> ChunkSample:
+        return super().sample(super().encode(self._seen), **options)
+
+
+class CorrectsUnasked(Broken):
+    """Corrects actions, and says that it does not: nobody would ask it."""
+
+    def refine(self, encoded: Any, action: torch.Tensor, **options: Any) -> torch.Tensor:
+        return 0.5 * action
+
+
 class AlwaysRecords(Broken):
-    def sample(self, obs: Any, *, record: bool = False, **options: Any) -> ChunkSample:
-        return super().sample(obs, record=True, **options)
+    def sample(self, encoded: Any, *, record: bool = False, **options: Any) -> ChunkSample:
+        return super().sample(encoded, record=True, **options)
 
 
 class ClampedChain(Broken):
     """Scores what was executed, where it drew something else."""
 
-    def spoil(self, sample: ChunkSample, obs: Any) -> ChunkSample:
+    def spoil(self, sample: ChunkSample, encoded: Any) -> ChunkSample:
         if sample.chain is not None:
             sample.chain.x.clamp_(-0.5, 0.5)
         return sample
@@ -105,17 +131,17 @@ class ClampedChain(Broken):
 class OldDensity(Broken):
     """Returns the recorded log-probability, whatever the weights are."""
 
-    def log_prob(self, obs: Any, chain: Chain) -> tuple[torch.Tensor, torch.Tensor]:
+    def log_prob(self, encoded: Any, chain: Chain) -> tuple[torch.Tensor, torch.Tensor]:
         return chain.log_prob, chain.log_prob
 
 
 class ShortFeatures(Broken):
-    def features(self, obs: Any) -> torch.Tensor:
-        return super().features(obs)[:, :1] if not torch.is_grad_enabled() else super().features(obs)
+    def encode(self, obs: Any) -> Encoded:
+        return Encoded({"features": super().encode(obs)["features"][:, :1]})
 
 
 class RefinesBeyond(Broken):
-    def refine(self, obs: Any, action: torch.Tensor, **options: Any) -> torch.Tensor:
+    def refine(self, encoded: Any, action: torch.Tensor, **options: Any) -> torch.Tensor:
         return action + 1.0
 
 
@@ -140,7 +166,7 @@ class LearnsNothing(Broken):
 class ForgetsItself(Broken):
     """Keeps a weight that no checkpoint holds."""
 
-    def spoil(self, sample: ChunkSample, obs: Any) -> ChunkSample:
+    def spoil(self, sample: ChunkSample, encoded: Any) -> ChunkSample:
         moved = getattr(self, "_moved", 0.0)
         return ChunkSample((sample.actions + moved).clamp(-1, 1), sample.chain)
 
@@ -152,11 +178,14 @@ BROKEN: dict[type[Broken], str] = {
     OtherNoise: r"sample, mode \w+: twice with the same generator",
     NoiseBeside: r"sample: the same noise with another generator",
     RowsMeet: r"sample: row 0 alone and among 24",
-    WritesObs: r"observation 'state'|twice with the same generator",
+    WritesObs: r"encode: observation 'state'",
+    WritesEncoded: r"sample, mode ode: 'features': got changed",
+    LooksAgain: r"encode: once in a control step, but sample runs",
+    CorrectsUnasked: r"refine, mode ode: actions, though it `refines` not",
     AlwaysRecords: r"sample, mode ode: chain without record",
     ClampedChain: r"log_prob of a recorded chain",
     OldDensity: r"log_prob after the weights have moved",
-    ShortFeatures: r"features: shape",
+    ShortFeatures: r"encode: shape of features",
     RefinesBeyond: r"refine, mode ode: actions",
     ClonesPadding: r"bc_loss: other actions in rows that are not valid",
     LossOfANumber: r"bc_loss: gradient",

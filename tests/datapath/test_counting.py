@@ -18,7 +18,7 @@ import torch
 from gymnasium.vector import AutoresetMode
 from torch import Generator, Tensor, nn
 
-from robot_rl.core.policy import ChunkSample, Mode, Policy
+from robot_rl.core.policy import ChunkSample, Encoded, Mode, Policy
 from robot_rl.data.replay import ReplayBuffer, TransitionBatch
 from robot_rl.hal.vector import Array, Obs, VectorEnv
 from robot_rl.policies.executor import ChunkExecutor
@@ -29,6 +29,7 @@ from robot_rl.train.experience import ReplayExperience
 from robot_rl.train.loop import Hook, Pacer, Run, train
 from robot_rl.train.meter import Meter
 from robot_rl.train.schedule import Counters, Every, Ratio
+from tests.plain import Plain
 
 NUM_ENVS, N_STEP, GAMMA = 5, 3, 0.9
 RESIDUAL = 0.25
@@ -102,7 +103,7 @@ class CountingEnv(VectorEnv):
         return {"state": np.stack([self._env, self._episode, self._step], axis=1).astype(np.float32)}
 
 
-class CountingPolicy(nn.Module):
+class CountingPolicy(Plain, nn.Module):
     """Chunks that say at which env, episode and step each of their actions is to be executed."""
 
     horizon, action_dim = 4, 2
@@ -125,14 +126,7 @@ class CountingPolicy(nn.Module):
         chunk = base_action(env + 0 * ahead, episode + 0 * ahead, step + ahead)
         return ChunkSample(torch.from_numpy(chunk))
 
-    def refine(
-        self,
-        obs: dict[str, Tensor],
-        action: Tensor,
-        *,
-        mode: Mode = "ode",
-        generator: Generator | None = None,
-    ) -> Tensor:
+    def refine(self, encoded: Encoded, action: Tensor, **_: Any) -> Tensor:
         return action + torch.tensor([RESIDUAL, 0.0])
 
 

@@ -19,7 +19,7 @@ from tests.kinds import META, make, normaliser, seeded
 
 def recorded(policy: Any) -> tuple[dict[str, torch.Tensor], Chain]:
     obs = {"state": 1.0 + 3.0 * torch.randn(64, 4, generator=seeded(1))}
-    chain = policy.sample(obs, mode="explore", record=True, generator=seeded(2)).chain
+    chain = policy.sample(policy.encode(obs), mode="explore", record=True, generator=seeded(2)).chain
     assert chain is not None
     return obs, chain
 
@@ -32,10 +32,10 @@ def test_recorded_density_is_the_sampler_s(name: str) -> None:
     # Standardised noise of the stored path must be standard normal: nothing was clamped or shifted.
     policy = make(name)
     obs = {"state": torch.zeros(4000, 4)}
-    chain = policy.sample(obs, mode="explore", record=True, generator=seeded(2)).chain
+    chain = policy.sample(policy.encode(obs), mode="explore", record=True, generator=seeded(2)).chain
     assert chain is not None
     # E[mean log N] = -entropy per element, for a sampler that draws from what it scores.
-    _, entropy = policy.log_prob(obs, chain)
+    _, entropy = policy.log_prob(policy.encode(obs), chain)
     assert chain.log_prob.mean().item() == pytest.approx(-entropy.mean().item(), abs=0.02)
 
 
@@ -43,7 +43,7 @@ def test_log_prob_uses_the_unclamped_path() -> None:
     policy = make("flow_sde all")
     obs, chain = recorded(policy)
     clamped = Chain(chain.x.clamp(-1, 1), chain.index, chain.log_prob, chain.grid)
-    assert not torch.allclose(policy.log_prob(obs, clamped)[0], chain.log_prob, atol=1e-3)
+    assert not torch.allclose(policy.log_prob(policy.encode(obs), clamped)[0], chain.log_prob, atol=1e-3)
 
 
 def test_zero_residual_is_its_base_bit_for_bit() -> None:
@@ -112,6 +112,6 @@ def test_recorded_log_prob_by_hand() -> None:
     policy = make("gaussian")
     assert isinstance(policy, GaussianPolicy)
     obs, chain = recorded(policy)
-    mean = policy.net(policy.features(obs)).view(64, 8, 3)
+    mean = policy.net(policy.encode(obs)["features"]).view(64, 8, 3)
     by_hand = gaussian_log_prob(chain.x[:, 1], mean, 0.3)
     assert torch.allclose(by_hand, chain.log_prob[:, 0], atol=1e-5)

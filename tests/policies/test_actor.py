@@ -40,14 +40,16 @@ def states(rows: int = 6) -> dict[str, Tensor]:
 def test_it_acts_as_the_learner_does(kind: Any, norm: Any) -> None:
     policy = build(is_gaussian=kind == "gaussian", layernorm=norm == "layer")
     cfg = ActorCriticConfig(actor=ActorConfig(kind=kind, norm=norm, width=16), matmul="fp32")
-    learner = ActorCritic(3, 2, cfg, 0, features=policy.features)
+    learner = ActorCritic(3, 2, cfg, 0, encode=policy.encode)
     policy.load_state_dict(learner.policy_weights(), strict=False)
-    chunk = policy.sample(states()).actions
+    chunk = policy.sample(policy.encode(states())).actions
     assert chunk.shape == (6, 4, 2)
-    torch.testing.assert_close(chunk[:, 0], learner.act(policy.features(states()), explore=False))
+    torch.testing.assert_close(chunk[:, 0], learner.act(policy.encode(states())["features"], explore=False))
     if kind == "gaussian":
-        ours = policy.sample(states(), mode="explore", generator=Generator().manual_seed(3)).actions[:, 0]
-        features = policy.features(states())
+        ours = policy.sample(
+            policy.encode(states()), mode="explore", generator=Generator().manual_seed(3)
+        ).actions[:, 0]
+        features = policy.encode(states())["features"]
         theirs = learner.act(features, explore=True, generator=Generator().manual_seed(3))
         torch.testing.assert_close(ours, theirs)
 
@@ -55,9 +57,12 @@ def test_it_acts_as_the_learner_does(kind: Any, norm: Any) -> None:
 def test_the_noise_steps_from_env_to_env() -> None:
     policy = build(is_gaussian=False, explore_std=(0.0, 0.02))
     obs = {"state": states(1)["state"].expand(3, 3)}
-    mean = policy.sample(obs).actions[:, 0]
+    mean = policy.sample(policy.encode(obs)).actions[:, 0]
     generator = Generator().manual_seed(0)
-    draws = [policy.sample(obs, mode="explore", generator=generator).actions[:, 0] for _ in range(4000)]
+    draws = [
+        policy.sample(policy.encode(obs), mode="explore", generator=generator).actions[:, 0]
+        for _ in range(4000)
+    ]
     std = (torch.stack(draws) - mean).std(dim=0)
     torch.testing.assert_close(std[0], torch.zeros(2))
     torch.testing.assert_close(std[1], torch.full((2,), 0.01), rtol=0.05, atol=0)
@@ -70,13 +75,15 @@ def test_it_decides_at_every_step_whatever_the_chunk() -> None:
     for seed in range(3):
         obs = 3 + 2 * torch.randn(2, 3, generator=Generator().manual_seed(seed))
         action = executor.act({"state": obs.numpy()}).action
-        np.testing.assert_array_equal(action, policy.sample({"state": obs}).actions[:, 0].detach().numpy())
+        np.testing.assert_array_equal(
+            action, policy.sample(policy.encode({"state": obs})).actions[:, 0].detach().numpy()
+        )
 
 
 def test_it_decides_on_several_steps_if_asked() -> None:
     policy = build(decides=3, is_gaussian=False)
-    decided = policy.sample(states()).actions
-    features = policy.features(states())
+    decided = policy.sample(policy.encode(states())).actions
+    features = policy.encode(states())["features"]
     torch.testing.assert_close(decided[:, :3].flatten(1), policy._net(features).tanh())
     assert decided[:, 3].equal(decided[:, 2])  # it vouches for three
     executor = ChunkExecutor(policy, 6, n_exec=4)
@@ -89,7 +96,7 @@ def test_it_decides_on_several_steps_if_asked() -> None:
 def test_cloning_is_of_the_actions_that_it_decides() -> None:
     policy = build(decides=2, is_gaussian=False)
     actions = torch.zeros(6, 4, 2)
-    actions[:, :2] = policy.sample(states()).actions[:, :2].detach()
+    actions[:, :2] = policy.sample(policy.encode(states())).actions[:, :2].detach()
     actions[:, 0] += 0.2
     actions[:, 1] -= 0.4
     valid = torch.tensor([[True, True, True, True]] * 3 + [[True, False, False, False]] * 3)
@@ -112,12 +119,15 @@ def test_a_saved_policy_is_the_same(tmp_path: Path) -> None:
     save_policy(tmp_path / "policy", policy, meta=meta)
     loaded: Any = load_policy(tmp_path / "policy")[0]
     assert loaded.config == policy.config
-    assert loaded.sample(states()).actions.equal(policy.sample(states()).actions)
+    assert loaded.sample(loaded.encode(states())).actions.equal(
+        policy.sample(policy.encode(states())).actions
+    )
 
 
 def test_it_has_no_chain() -> None:
+    policy = build()
     with pytest.raises(ValueError, match="no chain to record"):
-        build().sample(states(), record=True)
+        policy.sample(policy.encode(states()), record=True)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from torch import Generator, Tensor
+from torch import Tensor
 
 from robot_rl.core.clock import ManualClock
 from robot_rl.core.policy import ChunkSample
@@ -17,11 +17,12 @@ from robot_rl.policies.async_executor import Answer, AsyncExecutor
 from robot_rl.policies.chunk import ChunkPolicyConfig, FlowPolicy
 from robot_rl.policies.executor import ChunkExecutor
 from robot_rl.policies.real_time import RealTimeChunks
+from tests.plain import Plain
 
 HZ = 20.0
 
 
-class CountingPolicy:
+class CountingPolicy(Plain):
     """Plans what it saw: action h of a chunk is the observed number + h / 100; refine adds nothing."""
 
     action_dim = 1
@@ -33,9 +34,6 @@ class CountingPolicy:
     def sample(self, obs: dict[str, Tensor], **_: Any) -> ChunkSample:
         self.planned.append(obs["state"].item())
         return ChunkSample((obs["state"] + torch.arange(self.horizon) / 100)[..., None])
-
-    def refine(self, obs: dict[str, Tensor], action: Tensor, *, mode: str, generator: Generator) -> Tensor:
-        return action
 
 
 class Worker:

@@ -29,16 +29,16 @@ def observation(batch: int = 5) -> dict[str, torch.Tensor]:
 def test_modes(kind: str) -> None:
     policy, obs = make(kind), observation()
     z = torch.randn(5, 3, 2, generator=seeded(2))
-    ode = policy.sample(obs, z=z)
+    ode = policy.sample(policy.encode(obs), z=z)
     assert ode.actions.shape == (5, 3, 2)
     assert ode.chain is None
-    assert torch.equal(ode.actions, policy.sample(obs, z=z).actions)
-    mean = policy.sample(obs, mode="mean").actions
-    assert torch.equal(mean, policy.sample(obs, z=z, mode="mean").actions)
-    assert torch.equal(mean, policy.sample(obs, z=torch.zeros_like(z)).actions)
-    first = policy.sample(obs, generator=seeded(3)).actions
-    assert torch.equal(first, policy.sample(obs, generator=seeded(3)).actions)
-    assert not torch.equal(first, policy.sample(obs, generator=seeded(4)).actions)
+    assert torch.equal(ode.actions, policy.sample(policy.encode(obs), z=z).actions)
+    mean = policy.sample(policy.encode(obs), mode="mean").actions
+    assert torch.equal(mean, policy.sample(policy.encode(obs), z=z, mode="mean").actions)
+    assert torch.equal(mean, policy.sample(policy.encode(obs), z=torch.zeros_like(z)).actions)
+    first = policy.sample(policy.encode(obs), generator=seeded(3)).actions
+    assert torch.equal(first, policy.sample(policy.encode(obs), generator=seeded(3)).actions)
+    assert not torch.equal(first, policy.sample(policy.encode(obs), generator=seeded(4)).actions)
 
 
 @pytest.mark.parametrize(
@@ -46,17 +46,21 @@ def test_modes(kind: str) -> None:
 )
 def test_explore_is_noisy_and_ode_is_not(kind: str, process: str) -> None:
     policy, obs, z = make(kind, process), observation(), torch.randn(5, 3, 2, generator=seeded(2))
-    draws = [policy.sample(obs, z=z, mode="explore", generator=seeded(i)).actions for i in (0, 0, 1)]
+    draws = [
+        policy.sample(policy.encode(obs), z=z, mode="explore", generator=seeded(i)).actions for i in (0, 0, 1)
+    ]
     assert torch.equal(draws[0], draws[1])
     assert not torch.equal(draws[0], draws[2])
-    a, b = (policy.sample(obs, z=z, generator=seeded(i)).actions for i in (0, 1))
+    a, b = (policy.sample(policy.encode(obs), z=z, generator=seeded(i)).actions for i in (0, 1))
     assert torch.equal(a, b)
 
 
 def test_the_chain_is_not_clamped_but_the_output_is() -> None:
     policy = make("flow", "flow_sde", stochastic_steps="all")
     z = 5.0 * torch.randn(5, 3, 2, generator=seeded(2))
-    sample = policy.sample(observation(), z=z, mode="explore", record=True, generator=seeded(3))
+    sample = policy.sample(
+        policy.encode(observation()), z=z, mode="explore", record=True, generator=seeded(3)
+    )
     assert sample.chain is not None
     assert sample.chain.x.shape == (5, 5, 3, 2)
     assert torch.equal(sample.chain.x[:, 0], z)
@@ -71,7 +75,9 @@ def test_actions_leave_in_env_units() -> None:
     normaliser = Normaliser.fit({"state": np.zeros((2, 4), np.float32)}, actions)
     config = ChunkPolicyConfig(horizon=3, width=16, depth=1, time_dim=8)
     policy = FlowPolicy(config, state_dim=4, action_dim=2, normaliser=normaliser)
-    out = policy.sample(observation(), z=50.0 * torch.randn(5, 3, 2, generator=seeded())).actions
+    out = policy.sample(
+        policy.encode(observation()), z=50.0 * torch.randn(5, 3, 2, generator=seeded())
+    ).actions
     assert out.min().item() == pytest.approx(0.2)
     assert out.max().item() == pytest.approx(0.6)
 
@@ -91,7 +97,7 @@ def test_it_learns_a_chunk_that_depends_on_the_state(kind: str) -> None:
         optimiser.step()
     state = torch.randn(256, 4, generator=generator)
     with torch.no_grad():
-        out = policy.sample({"state": state}, generator=generator).actions
+        out = policy.sample(policy.encode({"state": state}), generator=generator).actions
     error = (out - 0.5 * state[:, None, :2].tanh()).square().mean().sqrt()
     assert error < 0.12  # the actions' own spread is 0.31
 
@@ -132,14 +138,16 @@ def test_bc_loss_by_hand() -> None:
 def test_gradients() -> None:
     policy, obs = make("flow", "flow_sde"), observation()
     z = torch.randn(5, 3, 2, generator=seeded(2)).mul_(0.1).requires_grad_()
-    policy.sample(obs, z=z).actions.sum().backward()  # latent steering may differentiate the decoder
+    policy.sample(
+        policy.encode(obs), z=z
+    ).actions.sum().backward()  # latent steering may differentiate the decoder
     assert z.grad is not None
     assert z.grad.abs().min() > 0
-    sample = policy.sample(obs, mode="explore", record=True, generator=seeded())
+    sample = policy.sample(policy.encode(obs), mode="explore", record=True, generator=seeded())
     assert not sample.actions.requires_grad
     assert sample.chain is not None
     assert not sample.chain.log_prob.requires_grad
-    log_prob, entropy = policy.log_prob(obs, sample.chain)
+    log_prob, entropy = policy.log_prob(policy.encode(obs), sample.chain)
     assert log_prob.shape == entropy.shape == (5, 1)
     policy.zero_grad()
     log_prob.sum().backward()
@@ -152,24 +160,26 @@ def test_cameras_reach_the_action_and_are_shifted_in_training(kind: str) -> None
     policy = make(kind, cameras=("front",), image_features=8)
     image = torch.randint(0, 255, (5, 32, 32, 3), dtype=torch.uint8, generator=seeded())
     obs = {**observation(), "front.rgb": image}
-    assert policy.features(obs).shape == (5, 12)
+    assert policy.encode(obs)["features"].shape == (5, 12)
     z = torch.zeros(5, 3, 2)
     changed = {**obs, "front.rgb": 255 - image}
-    assert not torch.equal(policy.sample(obs, z=z).actions, policy.sample(changed, z=z).actions)
+    assert not torch.equal(
+        policy.sample(policy.encode(obs), z=z).actions, policy.sample(policy.encode(changed), z=z).actions
+    )
     batch = DemoBatch(obs, torch.zeros(5, 3, 2), torch.ones(5, 3, dtype=torch.bool))
     assert policy.train().bc_loss(batch, seeded()) != policy.eval().bc_loss(batch, seeded())
 
 
 def test_refine_is_identity_and_features_are_the_normalised_state() -> None:
     policy, obs, action = make("flow"), observation(), torch.rand(5, 2)
-    assert policy.refine(obs, action, mode="explore") is action
-    assert torch.equal(policy.features(obs), obs["state"])
+    assert policy.refine(policy.encode(obs), action, mode="explore") is action
+    assert torch.equal(policy.encode(obs)["features"], obs["state"])
 
 
 def test_global_random_state_is_left_alone() -> None:
     policy, obs = make("flow", "flow_sde"), observation()
     before = torch.get_rng_state()
-    policy.sample(obs, mode="explore", generator=seeded())
+    policy.sample(policy.encode(obs), mode="explore", generator=seeded())
     batch = DemoBatch(obs, torch.zeros(5, 3, 2), torch.ones(5, 3, dtype=torch.bool))
     policy.bc_loss(batch, seeded())
     assert torch.equal(before, torch.get_rng_state())
@@ -178,9 +188,9 @@ def test_global_random_state_is_left_alone() -> None:
 def test_bad_inputs_are_named() -> None:
     policy, obs = make("flow"), observation()
     with pytest.raises(ValueError, match=r"z has shape \(5, 2, 2\), allowed \(5, 3, 2\)"):
-        policy.sample(obs, z=torch.zeros(5, 2, 2))
+        policy.sample(policy.encode(obs), z=torch.zeros(5, 2, 2))
     with pytest.raises(ValueError, match=r"no mode 'od'. Did you mean 'ode'"):
-        policy.sample(obs, mode="od")  # pyright: ignore[reportArgumentType]
+        policy.sample(policy.encode(obs), mode="od")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match=r"actions has shape \(5, 9, 2\), allowed \(5, 3, 2\)"):
         policy.bc_loss(DemoBatch(obs, torch.zeros(5, 9, 2), torch.ones(5, 9, dtype=torch.bool)))
     with pytest.raises(ValueError, match=r"valid has shape \(5, 2\), allowed \(5, 3\)"):

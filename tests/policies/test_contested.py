@@ -41,7 +41,7 @@ STATES: dict[str, Tensor] = {"state": torch.randn(5, 3, generator=Generator().ma
 def test_the_adversary_pushes_while_exploring_or_if_asked(mode: Any, contested: bool, pushed: float) -> None:
     policy = build()
     policy.is_contested = contested
-    found = policy.sample(STATES, mode=mode, generator=Generator().manual_seed(1))
+    found = policy.sample(policy.encode(STATES), mode=mode, generator=Generator().manual_seed(1))
     # The actor gives 0, the adversary 1: all of its bound.
     torch.testing.assert_close(found.actions, torch.full((5, 2, 1), pushed), atol=1e-6, rtol=0)
     assert found.n_exec is not None
@@ -50,7 +50,7 @@ def test_the_adversary_pushes_while_exploring_or_if_asked(mode: Any, contested: 
 
 def test_what_is_executed_stays_in_range() -> None:
     policy = build(pre_tanh=3.0)
-    assert policy.sample(STATES, mode="explore").actions.eq(1.0).all()
+    assert policy.sample(policy.encode(STATES), mode="explore").actions.eq(1.0).all()
 
 
 def test_a_saved_policy_is_the_same(tmp_path: Path) -> None:
@@ -69,4 +69,6 @@ def test_a_saved_policy_is_the_same(tmp_path: Path) -> None:
     assert not loaded.is_contested
     for contested in (False, True):
         policy.is_contested = loaded.is_contested = contested
-        assert loaded.sample(STATES).actions.equal(policy.sample(STATES).actions)
+        assert loaded.sample(loaded.encode(STATES)).actions.equal(
+            policy.sample(policy.encode(STATES)).actions
+        )

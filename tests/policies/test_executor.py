@@ -6,16 +6,17 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from torch import Generator, Tensor
+from torch import Tensor
 
 from robot_rl.core.errors import CheckpointError
-from robot_rl.core.policy import ChunkSample
+from robot_rl.core.policy import ChunkSample, Encoded
 from robot_rl.core.seeding import EpisodeRng
 from robot_rl.policies.chunk import ChunkPolicyConfig, FlowPolicy
 from robot_rl.policies.executor import ChunkExecutor
+from tests.plain import Plain
 
 
-class CountingPolicy:
+class CountingPolicy(Plain):
     """Plans what it saw: action h of a chunk is the observed number + h / 100; refine adds 10."""
 
     action_dim = 1
@@ -33,8 +34,8 @@ class CountingPolicy:
         step = torch.arange(self.horizon) / 100
         return ChunkSample((seen[:, None] + step)[..., None])
 
-    def refine(self, obs: dict[str, Tensor], action: Tensor, *, mode: str, generator: Generator) -> Tensor:
-        noise = torch.rand(action.shape, generator=generator) if mode == "explore" else 0.0
+    def refine(self, encoded: Encoded, action: Tensor, **how: Any) -> Tensor:
+        noise = torch.rand(action.shape, generator=how["generator"]) if how["mode"] == "explore" else 0.0
         return action + self.refined + noise
 
 
@@ -184,7 +185,7 @@ def test_weights_may_change_between_calls() -> None:
     policy = FlowPolicy(config, state_dim=1, action_dim=1)
     executor = make(policy, 1, n_exec=1)
     executor.act(seen(0))
-    loss = policy.sample({"state": torch.zeros(1, 1)}, z=torch.zeros(1, 1, 1)).actions.sum()
+    loss = policy.sample(policy.encode({"state": torch.zeros(1, 1)}), z=torch.zeros(1, 1, 1)).actions.sum()
     loss.backward()  # acting must not leave inference tensors in the policy
     assert policy.net.chunk_in.weight.grad is not None
 
@@ -290,7 +291,9 @@ def test_delay_zero_and_no_vouching_change_nothing() -> None:
             actions = np.stack([executor.act(obs).action for _ in range(3)], axis=1)
             rng = EpisodeRng(np.array([11, 12], np.uint64) ^ np.uint64(0x706F6C6963790000), [start // 3] * 2)
             z = torch.from_numpy(rng.normal(8).astype(np.float32).reshape(2, 4, 2))
-            chunk = policy.sample({"state": torch.from_numpy(obs["state"])}, z=z).actions.numpy()
+            chunk = policy.sample(
+                policy.encode({"state": torch.from_numpy(obs["state"])}), z=z
+            ).actions.numpy()
             assert np.array_equal(actions, chunk[:, :3])
 
 

@@ -71,8 +71,14 @@ def test_parity_on_256_inputs(tmp_path: Path, make: Callable[[], Any]) -> None:
                 draw(rng, cameras=cameras),
                 torch.from_numpy(rng.normal(size=(1, HORIZON, ACTIONS)).astype("f")),
             )
-            ours, theirs = runtime.sample(obs, z=z).actions, policy.sample(obs, z=z).actions
-            one, other = runtime.refine(obs, ours[:, 0]), policy.refine(obs, ours[:, 0])
+            ours, theirs = (
+                runtime.sample(runtime.encode(obs), z=z).actions,
+                policy.sample(policy.encode(obs), z=z).actions,
+            )
+            one, other = (
+                runtime.refine(runtime.encode(obs), ours[:, 0]),
+                policy.refine(policy.encode(obs), ours[:, 0]),
+            )
             worst = max(worst, float((ours - theirs).abs().max()), float((one - other).abs().max()))
             largest = max(largest, float((one - ours[:, 0]).abs().max()))
     assert worst <= 1e-5
@@ -93,14 +99,16 @@ def test_an_executor_runs_it(tmp_path: Path) -> None:
 def test_mean_takes_no_noise(tmp_path: Path) -> None:
     policy = flow()
     runtime, obs = exported(tmp_path / "export", policy), draw(np.random.default_rng(3))
-    mean = policy.sample(obs, mode="mean").actions
-    torch.testing.assert_close(runtime.sample(obs, mode="mean").actions, mean, atol=1e-5, rtol=0)
+    mean = policy.sample(policy.encode(obs), mode="mean").actions
+    torch.testing.assert_close(
+        runtime.sample(runtime.encode(obs), mode="mean").actions, mean, atol=1e-5, rtol=0
+    )
     with pytest.raises(ConfigError, match="mode 'explore' needs the policy itself"):
-        runtime.sample(obs, mode="explore")
+        runtime.sample(runtime.encode(obs), mode="explore")
     with pytest.raises(ConfigError, match="the observation lacks state"):
-        runtime.sample({})
+        runtime.sample(runtime.encode({}))
     with pytest.raises(ConfigError, match="it acts, and does not give features"):
-        runtime.features({})
+        runtime.encode({})["features"]
 
 
 def test_what_cannot_be_exported(tmp_path: Path) -> None:

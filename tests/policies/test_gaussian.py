@@ -26,17 +26,17 @@ def obs(batch: int = 6) -> dict[str, torch.Tensor]:
 def test_ode_and_mean_return_the_mean() -> None:
     policy = make()
     z = torch.randn(6, 1, 2, generator=seeded())
-    mean = policy.sample(obs(), mode="mean").actions
+    mean = policy.sample(policy.encode(obs()), mode="mean").actions
     assert mean.shape == (6, 1, 2)
-    assert torch.equal(mean, policy.sample(obs(), z=z).actions)
+    assert torch.equal(mean, policy.sample(policy.encode(obs()), z=z).actions)
 
 
 def test_exploration_has_the_configured_spread() -> None:
     policy = make(initial_std=0.2)
     state = {"state": torch.zeros(4000, 3)}
-    sample = policy.sample(state, mode="explore", record=True, generator=seeded())
+    sample = policy.sample(policy.encode(state), mode="explore", record=True, generator=seeded())
     assert sample.chain is not None
-    spread = (sample.chain.x[:, 1] - policy.sample(state).actions).std().item()
+    spread = (sample.chain.x[:, 1] - policy.sample(policy.encode(state)).actions).std().item()
     assert spread == pytest.approx(0.2, rel=0.05)
 
 
@@ -45,10 +45,10 @@ def test_log_prob_by_hand() -> None:
     # -0.5 - ln 0.5 - 0.9189385 = -0.5 + 0.6931472 - 0.9189385 = -0.7257913.
     # Entropy 0.5 + 0.9189385 - 0.6931472 = 0.7257913.
     policy = make(initial_std=0.5)
-    sample = policy.sample(obs(), mode="explore", record=True, generator=seeded())
+    sample = policy.sample(policy.encode(obs()), mode="explore", record=True, generator=seeded())
     assert sample.chain is not None
-    sample.chain.x[:, 1] = policy.sample(obs(), mode="mean").actions + 0.5
-    log_prob, entropy = policy.log_prob(obs(), sample.chain)
+    sample.chain.x[:, 1] = policy.sample(policy.encode(obs()), mode="mean").actions + 0.5
+    log_prob, entropy = policy.log_prob(policy.encode(obs()), sample.chain)
     assert log_prob.shape == (6, 1)
     assert log_prob.flatten().tolist() == pytest.approx([-0.7257913] * 6, abs=1e-5)
     assert entropy.flatten().tolist() == pytest.approx([0.7257913] * 6, abs=1e-5)
@@ -57,7 +57,7 @@ def test_log_prob_by_hand() -> None:
 def test_bc_loss_by_hand() -> None:
     # At the mean the negative log-likelihood is ln std + 0.9189385; std 0.3: -0.2850343.
     policy = make(initial_std=0.3)
-    actions = policy.sample(obs(), mode="mean").actions.detach()
+    actions = policy.sample(policy.encode(obs()), mode="mean").actions.detach()
     batch = DemoBatch(obs(), actions, torch.ones(6, 1, dtype=torch.bool))
     expected = math.log(0.3) + 0.5 * math.log(2 * math.pi)
     assert policy.bc_loss(batch).item() == pytest.approx(expected, abs=1e-5)
@@ -80,14 +80,15 @@ def test_it_learns_mean_and_spread() -> None:
 def test_std_is_bounded() -> None:
     policy = make(min_std=0.1)
     torch.nn.init.constant_(policy.log_std, -20.0)
-    sample = policy.sample(obs(), mode="explore", record=True, generator=seeded())
+    sample = policy.sample(policy.encode(obs()), mode="explore", record=True, generator=seeded())
     assert sample.chain is not None
-    _, entropy = policy.log_prob(obs(), sample.chain)
+    _, entropy = policy.log_prob(policy.encode(obs()), sample.chain)
     assert entropy[0].item() == pytest.approx(0.5 + 0.9189385 + math.log(0.1), abs=1e-5)
 
 
 def test_output_is_clamped_and_chain_is_not() -> None:
-    sample = make(initial_std=2.0).sample(obs(64), mode="explore", record=True, generator=seeded())
+    policy = make(initial_std=2.0)
+    sample = policy.sample(policy.encode(obs(64)), mode="explore", record=True, generator=seeded())
     assert sample.chain is not None
     assert sample.actions.abs().max() == 1
     assert sample.chain.x[:, 1].abs().max() > 1
@@ -96,16 +97,16 @@ def test_output_is_clamped_and_chain_is_not() -> None:
 def test_bad_inputs_are_named() -> None:
     policy = make()
     with pytest.raises(ValueError, match=r"z has shape \(6, 2, 2\), allowed \(6, 1, 2\)"):
-        policy.sample(obs(), z=torch.zeros(6, 2, 2))
+        policy.sample(policy.encode(obs()), z=torch.zeros(6, 2, 2))
     with pytest.raises(ValueError, match=r"no mode 'sde'"):
-        policy.sample(obs(), mode="sde")  # pyright: ignore[reportArgumentType]
-    still = policy.sample(obs(), record=True).chain
+        policy.sample(policy.encode(obs()), mode="sde")  # pyright: ignore[reportArgumentType]
+    still = policy.sample(policy.encode(obs()), record=True).chain
     assert still is not None
     with pytest.raises(ValueError, match=r"no stochastic step. Sample with mode='explore'"):
-        policy.log_prob(obs(), still)
+        policy.log_prob(policy.encode(obs()), still)
     still.grid = type("Grid", (), {"process": "FlowODE()"})()
     with pytest.raises(ValueError, match=r"sampled by FlowODE\(\), this policy is Gaussian"):
-        policy.log_prob(obs(), still)
+        policy.log_prob(policy.encode(obs()), still)
     with pytest.raises(ValueError, match=r"actions has shape \(6, 2, 2\), allowed \(6, 1, 2\)"):
         policy.bc_loss(DemoBatch(obs(), torch.zeros(6, 2, 2), torch.ones(6, 2, dtype=torch.bool)))
     with pytest.raises(ValueError, match=r"initial_std must be between min_std and max_std"):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from robot_rl.core.policy import ChunkSample
+from robot_rl.core.policy import ChunkSample, Encoded
 from robot_rl.policies.checkpoint import PolicyMeta, load_policy, save_policy
 from robot_rl.policies.chunk import ChunkPolicyConfig, FlowPolicy
 from robot_rl.policies.executor import ChunkExecutor
@@ -40,10 +40,10 @@ class Counting(FlowPolicy):
         super().__init__(*args, **options)
         self.asked: list[Tensor] = []
 
-    def sample(self, obs: dict[str, Tensor], **how: Any) -> ChunkSample:
+    def sample(self, encoded: Encoded, **how: Any) -> ChunkSample:
         assert how["mode"] == "ode"
         self.asked.append(how["z"])
-        return super().sample(obs, **how)
+        return super().sample(encoded, **how)
 
 
 def base_policy(kind: type[FlowPolicy] = FlowPolicy) -> FlowPolicy:
@@ -76,10 +76,10 @@ def test_formula() -> None:
         policy.actor.trunk.out.bias[:6] = 0.5493061
         policy.actor.trunk.out.bias[6:] = np.log(2.0)
     z = torch.full((6, 3, 2), 0.25)
-    found = policy.sample(observation(), z=z, mode="explore")
+    found = policy.sample(policy.encode(observation()), z=z, mode="explore")
     assert found.latent is not None
     torch.testing.assert_close(found.latent, torch.full((6, 3, 2), 1.5 * 0.781536), rtol=1e-5, atol=0.0)
-    mean = policy.sample(observation(), z=z, mode="ode").latent
+    mean = policy.sample(policy.encode(observation()), z=z, mode="ode").latent
     assert mean is not None
     torch.testing.assert_close(mean, torch.full((6, 3, 2), 0.75), rtol=1e-5, atol=0.0)
 
@@ -87,16 +87,20 @@ def test_formula() -> None:
 def test_the_chunk_is_the_base_s_of_the_latent() -> None:
     policy, obs = make(), observation()
     for mode in ("ode", "explore", "mean"):
-        found = policy.sample(obs, z=noise(), mode=mode)
+        found = policy.sample(policy.encode(obs), z=noise(), mode=mode)
         assert found.latent is not None
-        assert torch.equal(found.actions, policy.policy.sample(obs, z=found.latent, mode="ode").actions)
+        assert torch.equal(
+            found.actions, policy.policy.sample(policy.policy.encode(obs), z=found.latent, mode="ode").actions
+        )
 
 
 @pytest.mark.parametrize("mode", ["ode", "explore", "mean"])
 def test_it_starts_as_its_base(mode: Any) -> None:
     policy, obs = make(steers=False), observation()
-    expected = policy.policy.sample(obs, z=noise(), mode="mean" if mode == "mean" else "ode")
-    found = policy.sample(obs, z=noise(), mode=mode)
+    expected = policy.policy.sample(
+        policy.policy.encode(obs), z=noise(), mode="mean" if mode == "mean" else "ode"
+    )
+    found = policy.sample(policy.encode(obs), z=noise(), mode=mode)
     assert torch.equal(found.actions, expected.actions)
     assert found.latent is not None
     assert torch.equal(found.latent, torch.zeros(6, 3, 2) if mode == "mean" else noise())
@@ -105,8 +109,8 @@ def test_it_starts_as_its_base(mode: Any) -> None:
 @pytest.mark.parametrize("mode", ["ode", "explore", "mean"])
 def test_a_bound_of_zero_decodes_zero_noise(mode: Any) -> None:
     policy, obs = make(bound=0.0), observation()
-    expected = policy.policy.sample(obs, z=torch.zeros(6, 3, 2), mode="mean").actions
-    assert torch.equal(policy.sample(obs, z=noise(), mode=mode).actions, expected)
+    expected = policy.policy.sample(policy.policy.encode(obs), z=torch.zeros(6, 3, 2), mode="mean").actions
+    assert torch.equal(policy.sample(policy.encode(obs), z=noise(), mode=mode).actions, expected)
 
 
 @pytest.mark.parametrize("steers", [False, True])
@@ -126,12 +130,17 @@ def test_it_decodes_once_per_chunk(mode: Any, steers: bool) -> None:
 
 def test_exploration_repeats_with_the_executors_noise_and_the_mean_ignores_it() -> None:
     policy, obs = make(), observation()
-    first = policy.sample(obs, z=noise(), mode="explore", generator=seeded(1)).actions
-    assert torch.equal(first, policy.sample(obs, z=noise(), mode="explore", generator=seeded(2)).actions)
-    assert not torch.equal(first, policy.sample(obs, z=-noise(), mode="explore").actions)
-    mean = policy.sample(obs, z=noise(), mode="ode").actions
-    assert torch.equal(mean, policy.sample(obs, z=-noise(), mode="ode").actions)
-    drawn = [policy.sample(obs, mode="explore", generator=seeded(seed)).actions for seed in (1, 1, 2)]
+    first = policy.sample(policy.encode(obs), z=noise(), mode="explore", generator=seeded(1)).actions
+    assert torch.equal(
+        first, policy.sample(policy.encode(obs), z=noise(), mode="explore", generator=seeded(2)).actions
+    )
+    assert not torch.equal(first, policy.sample(policy.encode(obs), z=-noise(), mode="explore").actions)
+    mean = policy.sample(policy.encode(obs), z=noise(), mode="ode").actions
+    assert torch.equal(mean, policy.sample(policy.encode(obs), z=-noise(), mode="ode").actions)
+    drawn = [
+        policy.sample(policy.encode(obs), mode="explore", generator=seeded(seed)).actions
+        for seed in (1, 1, 2)
+    ]
     assert torch.equal(drawn[0], drawn[1])
     assert not torch.equal(drawn[0], drawn[2])
 
@@ -140,7 +149,7 @@ def test_the_latent_stays_within_the_bound() -> None:
     policy = make(bound=2.5)
     with torch.no_grad():
         policy.actor.trunk.out.weight.mul_(100.0)
-    latent = policy.sample(observation(), z=10 * noise(), mode="explore").latent
+    latent = policy.sample(policy.encode(observation()), z=10 * noise(), mode="explore").latent
     assert latent is not None
     assert 2.4 < latent.abs().max() <= 2.5
 
@@ -149,7 +158,7 @@ def test_the_latent_stays_within_the_bound() -> None:
 def test_repeated_noise_is_one_vector_for_all_steps(steers: bool) -> None:
     policy, obs = make(repeat=True, steers=steers), observation()
     assert policy.latent_dim == 2
-    latent = policy.sample(obs, z=noise(), mode="explore").latent
+    latent = policy.sample(policy.encode(obs), z=noise(), mode="explore").latent
     assert latent is not None
     assert torch.equal(latent, latent[:, :1].expand(-1, 3, -1))
     assert torch.equal(policy.unflat(policy.flat(latent)), latent)
@@ -160,8 +169,9 @@ def test_flat_latents_are_the_noise() -> None:
     policy = make()
     assert policy.latent_dim == 6
     assert torch.equal(policy.unflat(policy.flat(noise())), noise())
-    expected = policy.policy.sample(observation(), z=noise(), mode="ode").actions
-    assert torch.equal(policy.decode(observation(), policy.flat(noise())), expected)
+    encoded = policy.encode(observation())
+    expected = policy.policy.sample(encoded, z=noise(), mode="ode").actions
+    assert torch.equal(policy.decode(encoded, policy.flat(noise())), expected)
 
 
 def test_only_the_actor_learns() -> None:
@@ -172,7 +182,7 @@ def test_only_the_actor_learns() -> None:
     trainable = [name for name, p in policy.named_parameters() if p.requires_grad]
     assert trainable
     assert all(name.startswith("actor.") for name in trainable)
-    share, log_std = policy.choose(policy.features(observation()), torch.ones(6, 6))
+    share, log_std = policy.choose(policy.encode(observation())["features"], torch.ones(6, 6))
     (share.sum() + log_std.sum()).backward()
     assert all(p.grad is None for p in policy.base.parameters())
     assert all(p.grad is not None for p in policy.actor.parameters())
@@ -182,7 +192,7 @@ def test_a_base_that_refines_does_not_explore() -> None:
     residual = ResidualPolicy(base_policy(), ResidualHeadConfig(width=16, explore_std=0.5), 0.1)
     policy = LatentSteer(residual, LatentActorConfig(width=16), generator=seeded())
     action = torch.zeros(6, 2)
-    assert torch.equal(policy.refine(observation(), action, mode="explore"), action)
+    assert torch.equal(policy.refine(policy.encode(observation()), action, mode="explore"), action)
 
 
 def digest(policy: Any, mode: Any) -> str:
@@ -218,10 +228,13 @@ def test_a_loaded_policy_acts_as_the_saved_one(tmp_path: Path, change: dict[str,
             "latent: the base is RealTimeChunks, whose chunks would no longer continue each other",
         ),
         (
-            lambda: make().sample(observation(), z=torch.zeros(6, 2, 2)),
+            lambda: make().sample(make().encode(observation()), z=torch.zeros(6, 2, 2)),
             r"sample: z has shape \(6, 2, 2\), allowed \(6, 3, 2\)",
         ),
-        (lambda: make().sample(observation(), mode=cast(Any, "oed")), "sample: no mode 'oed'. Did you mean"),
+        (
+            lambda: make().sample(make().encode(observation()), mode=cast(Any, "oed")),
+            "sample: no mode 'oed'. Did you mean",
+        ),
     ],
 )
 def test_mistakes_are_named(call: Callable[[], Any], message: str) -> None:

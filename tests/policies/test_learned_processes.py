@@ -46,7 +46,7 @@ def observed(rows: int = 16) -> dict[str, Tensor]:
 
 
 def recorded(policy: Any, obs: dict[str, Tensor]) -> Chain:
-    chain = policy.sample(obs, mode="explore", record=True, generator=seeded(2)).chain
+    chain = policy.sample(policy.encode(obs), mode="explore", record=True, generator=seeded(2)).chain
     assert chain is not None
     return chain
 
@@ -79,11 +79,13 @@ def test_flow_noise_with_little_noise_is_the_ode() -> None:
         observed(),
     )
     z = torch.randn(16, 4, 2, generator=seeded(3))
-    explored = policy.sample(obs, z=z, mode="explore", generator=seeded(4)).actions
-    assert torch.allclose(explored, base().sample(obs, z=z).actions, atol=1e-4)
+    explored = policy.sample(policy.encode(obs), z=z, mode="explore", generator=seeded(4)).actions
+    assert torch.allclose(explored, base().sample(base().encode(obs), z=z).actions, atol=1e-4)
     # Mode ode leaves the noise out altogether.
     loud = base().with_process(ProcessConfig(process="flow_noise", sigma_min=0.5, sigma_max=0.6))
-    assert torch.equal(loud.sample(obs, z=z).actions, base().sample(obs, z=z).actions)
+    assert torch.equal(
+        loud.sample(loud.encode(obs), z=z).actions, base().sample(base().encode(obs), z=z).actions
+    )
 
 
 def test_noise_stays_within_its_bounds_and_begins_in_their_middle() -> None:
@@ -103,13 +105,15 @@ def test_the_noise_net_learns_from_the_likelihood_and_is_saved(tmp_path: Path) -
     policy = base().with_process(ProcessConfig(process="flow_noise"), generator=seeded(7))
     obs = observed()
     chain = recorded(policy, obs)
-    policy.log_prob(obs, chain)[0].mean().backward()
+    policy.log_prob(policy.encode(obs), chain)[0].mean().backward()
     assert policy.noise_net.net.trunk.out.weight.grad.abs().max() > 0
     with torch.no_grad():
         policy.noise_net.net.trunk.out.bias += 0.3
     save_policy(tmp_path / "policy", policy, meta=META)
     loaded: Any = load_policy(tmp_path / "policy")[0]
-    assert torch.equal(loaded.log_prob(obs, chain)[0], policy.log_prob(obs, chain)[0])
+    assert torch.equal(
+        loaded.log_prob(loaded.encode(obs), chain)[0], policy.log_prob(policy.encode(obs), chain)[0]
+    )
 
 
 def test_flow_cfm_pair_by_hand() -> None:
@@ -125,7 +129,7 @@ def test_flow_cfm_pair_by_hand() -> None:
     assert (chain.noise.shape, chain.time.shape) == ((2, 3, 4, 2), (2, 3))
     error = (0.25 - (chain.noise - chain.x[:, None, -1])).square().mean(dim=(-2, -1))
     assert torch.allclose(chain.log_prob, -error, atol=1e-6)
-    assert torch.equal(policy.log_prob(obs, chain)[1], torch.zeros(2, 3))
+    assert torch.equal(policy.log_prob(policy.encode(obs), chain)[1], torch.zeros(2, 3))
 
 
 def test_flow_cfm_sees_the_point_on_the_line_at_its_time() -> None:
@@ -148,15 +152,17 @@ def test_flow_cfm_acts_as_the_ode() -> None:
         base().with_process(ProcessConfig(process="flow_cfm")),
         torch.randn(16, 4, 2, generator=seeded(3)),
     )
-    explored = policy.sample(observed(), z=z, mode="explore", generator=seeded(4)).actions
-    assert torch.equal(explored, base().sample(observed(), z=z).actions)
+    explored = policy.sample(policy.encode(observed()), z=z, mode="explore", generator=seeded(4)).actions
+    assert torch.equal(explored, base().sample(base().encode(observed()), z=z).actions)
 
 
 @pytest.mark.parametrize("name", ["flow_sde", "flow_noise", "flow_cfm"])
 def test_another_process_shares_the_weights_and_acts_as_the_base(name: str) -> None:
     cloned, obs, z = base(), observed(), torch.randn(16, 4, 2, generator=seeded(3))
     policy = cloned.with_process(ProcessConfig(process=name), generator=seeded())
-    assert torch.equal(policy.sample(obs, z=z).actions, cloned.sample(obs, z=z).actions)
+    assert torch.equal(
+        policy.sample(policy.encode(obs), z=z).actions, cloned.sample(cloned.encode(obs), z=z).actions
+    )
     recorded(policy, obs)  # it explores
     assert {id(p) for p in cloned.parameters()} <= {id(p) for p in policy.parameters()}
     assert cloned.config.process is None
@@ -169,7 +175,7 @@ def test_frozen_steps_keep_their_weights() -> None:
     assert chain.index.tolist() == [[4, 5]] * 16
     frozen = {name: value.clone() for name, value in policy.frozen_net.state_dict().items()}
     optimiser = torch.optim.SGD([p for p in policy.parameters() if p.requires_grad], lr=1.0)
-    policy.log_prob(obs, chain)[0].mean().backward()
+    policy.log_prob(policy.encode(obs), chain)[0].mean().backward()
     optimiser.step()
     assert all(torch.equal(frozen[name], value) for name, value in policy.frozen_net.state_dict().items())
     # The first four steps are those of the base before it learned; the last two are not.
@@ -179,7 +185,12 @@ def test_frozen_steps_keep_their_weights() -> None:
     original = base("diffusion", steps=6, train_steps=6)
     grid = original.grid
     ode = denoise(
-        original._net(original.features(obs)), DDPM(train_steps=6), grid, z, explore=False, record=True
+        original._net(original.encode(obs)["features"]),
+        DDPM(train_steps=6),
+        grid,
+        z,
+        explore=False,
+        record=True,
     )
     assert ode.chain is not None
     assert torch.allclose(ode.chain.x[:, :5], chain.x[:, :5], atol=1e-6)
@@ -193,12 +204,12 @@ def test_only_executed_actions_are_scored() -> None:
     altered = chain.x.clone()
     altered[:, -1, 2:] += 1.0
     same = Chain(altered, last, chain.log_prob[:, -1:], chain.grid)
-    assert torch.allclose(policy.log_prob(obs, same)[0], same.log_prob, atol=1e-5)
+    assert torch.allclose(policy.log_prob(policy.encode(obs), same)[0], same.log_prob, atol=1e-5)
     altered[:, -1, 1] += 1.0
-    assert not torch.allclose(policy.log_prob(obs, same)[0], same.log_prob, atol=1e-2)
+    assert not torch.allclose(policy.log_prob(policy.encode(obs), same)[0], same.log_prob, atol=1e-2)
     everything = base().with_process(ProcessConfig(process="flow_sde", stochastic_steps="all"))
     with pytest.raises(ValueError, match="Score it with the policy that made it"):
-        everything.log_prob(obs, chain)
+        everything.log_prob(everything.encode(obs), chain)
 
 
 def test_processes_refuse_what_they_cannot_be() -> None:

@@ -36,14 +36,18 @@ def test_the_chunk_is_a_linear_map_of_the_state(tmp_path: Path) -> None:
     obs = {"state": torch.tensor([[3.0, 4.0], [0.5, 0.0]])}
     save_policy(tmp_path / "linear", small(), meta=REACH)
     for policy in (small(), load_policy(tmp_path / "linear")[0]):
-        assert policy.sample(obs, mode="explore").actions.tolist() == [[[4.0], [2.0]], [[1.5], [1.0]]]
+        assert policy.sample(policy.encode(obs), mode="explore").actions.tolist() == [
+            [[4.0], [2.0]],
+            [[1.5], [1.0]],
+        ]
         assert (policy.horizon, policy.action_dim, policy.feature_dim) == (2, 1, 2)
 
 
 def test_there_is_nothing_to_score_or_to_learn() -> None:
     obs: Any = {"state": torch.zeros(1, 2)}
+    policy = small()
     with pytest.raises(ValueError, match="a linear policy has no chain to record"):
-        small().sample(obs, record=True)
+        policy.sample(policy.encode(obs), record=True)
     with pytest.raises(ValueError, match="a linear policy is solved for"):
         small().bc_loss(obs)
     with pytest.raises(ValueError, match=r"offset has shape \(1, 2\), allowed \(2, 1\)"):

@@ -51,10 +51,10 @@ def test_the_student_of_a_flow_starts_as_its_one_euler_step() -> None:
     teacher = flow(steps=4)
     student = OneStepPolicy.student_of(teacher)
     # t = 1: x = z - velocity(z, 1), clamped where the chain ends.
-    velocity = teacher.velocity(OBS)(Z, 0)
-    torch.testing.assert_close(student.decode(student.features(OBS), Z), Z - velocity)
-    chunk = student.sample(OBS, z=Z).actions
-    torch.testing.assert_close(chunk, teacher.from_chain(Z - velocity, OBS))
+    velocity = teacher.velocity(teacher.encode(OBS))(Z, 0)
+    torch.testing.assert_close(student.decode(student.encode(OBS)["features"], Z), Z - velocity)
+    chunk = student.sample(student.encode(OBS), z=Z).actions
+    torch.testing.assert_close(chunk, teacher.from_chain(Z - velocity, teacher.encode(OBS)))
     assert chunk.amin() >= -0.5 - 1e-6
     assert chunk.amax() <= 0.2 + 1e-6
     before = teacher.net.chunk_in.weight.clone()
@@ -71,9 +71,11 @@ def test_the_student_of_a_diffusion_policy_draws_its_own_weights() -> None:
     student = OneStepPolicy.student_of(teacher, generator=seeded(5))
     assert student.config.process is None
     assert not torch.equal(student.net.chunk_in.weight, teacher.net.chunk_in.weight)
-    assert torch.equal(student.features(OBS), teacher.features(OBS))
-    aim = teacher.sample(OBS, z=Z).actions
-    torch.testing.assert_close(student.from_chain(student.to_chain(aim, OBS), OBS), aim)
+    assert torch.equal(student.encode(OBS)["features"], teacher.encode(OBS)["features"])
+    aim = teacher.sample(teacher.encode(OBS), z=Z).actions
+    torch.testing.assert_close(
+        student.from_chain(student.to_chain(aim, student.encode(OBS)), student.encode(OBS)), aim
+    )
 
 
 def test_it_regresses_the_valid_steps() -> None:
@@ -81,7 +83,9 @@ def test_it_regresses_the_valid_steps() -> None:
     actions = torch.rand(6, 4, 2, generator=seeded(6)) * 0.2
     valid = torch.arange(4) < torch.tensor([4, 3, 2, 1, 1, 1])[:, None]
     z = torch.randn(6, 4, 2, generator=seeded(8))
-    error = (student.decode(student.features(OBS), z) - student.to_chain(actions, OBS)).square()
+    error = (
+        student.decode(student.encode(OBS)["features"], z) - student.to_chain(actions, student.encode(OBS))
+    ).square()
     expected = error.mean(dim=-1)[valid].mean()
     torch.testing.assert_close(student.bc_loss(DemoBatch(OBS, actions, valid), seeded(8)), expected)
 
@@ -91,7 +95,9 @@ def test_it_is_saved_and_loaded(tmp_path: Path) -> None:
     save_policy(tmp_path / "policy", student, meta=META)
     loaded, _ = load_policy(tmp_path / "policy", expect=META)
     assert isinstance(loaded, OneStepPolicy)
-    assert torch.equal(loaded.sample(OBS, z=Z).actions, student.sample(OBS, z=Z).actions)
+    assert torch.equal(
+        loaded.sample(loaded.encode(OBS), z=Z).actions, student.sample(student.encode(OBS), z=Z).actions
+    )
     with pytest.raises(ValueError, match="steps must be 1 for kind 'one_step', got 4"):
         ChunkPolicyConfig(kind="one_step", steps=4)
 
@@ -101,15 +107,15 @@ def test_the_best_by_a_critic_is_the_argmax_and_is_saved_whole(tmp_path: Path) -
     config = ChunkCriticConfig(num=2, width=16, prefix=True)
     critics = ChunkCritics(config, feature_dim=3, action_dim=2, steps=3, generator=seeded(1))
     policy = BestOfN(base, critics, 5)
-    chosen = policy.sample(OBS, z=Z).actions
+    chosen = policy.sample(policy.encode(OBS), z=Z).actions
     repeated = {"state": OBS["state"].repeat_interleave(5, dim=0)}
-    chunks = base.sample(repeated, z=candidate_noise(Z, 5)).actions
-    best = critics.score(base.features(repeated), chunks).view(6, 5).argmax(dim=1)
+    chunks = base.sample(base.encode(repeated), z=candidate_noise(Z, 5)).actions
+    best = critics.score(base.encode(repeated)["features"], chunks).view(6, 5).argmax(dim=1)
     assert len(best.unique()) > 1
     assert torch.equal(chosen, chunks.view(6, 5, 4, 2)[torch.arange(6), best])
     save_policy(tmp_path / "policy", policy, meta=META)
     loaded, _ = load_policy(tmp_path / "policy", expect=META)
-    assert torch.equal(loaded.sample(OBS, z=Z).actions, chosen)
+    assert torch.equal(loaded.sample(loaded.encode(OBS), z=Z).actions, chosen)
     spec = policy.spec()
     spec["scorer"]["steps"] = 9
     with pytest.raises(ValueError, match="here: steps must be 1 to the policy's horizon 4, got 9"):

@@ -106,10 +106,13 @@ def test_actions_are_identical_after_loading(name: str, tmp_path: Path) -> None:
     }
     z = torch.randn(7, policy.horizon, 2, generator=generator)
     with torch.no_grad():
-        before, after = policy.sample(obs, z=z).actions, loaded.sample(obs, z=z).actions
+        before, after = (
+            policy.sample(policy.encode(obs), z=z).actions,
+            loaded.sample(loaded.encode(obs), z=z).actions,
+        )
         assert torch.equal(before, after)
         draws = [
-            p.refine(obs, before[:, 0], mode="explore", generator=torch.Generator().manual_seed(1))
+            p.refine(p.encode(obs), before[:, 0], mode="explore", generator=torch.Generator().manual_seed(1))
             for p in (policy, loaded)
         ]
         assert torch.equal(*draws)

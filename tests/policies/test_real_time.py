@@ -54,6 +54,11 @@ def inputs(batch: int = 5) -> dict[str, Any]:
     }
 
 
+def continued(policy: RealTimeChunks, given: dict[str, Any], *, frozen: int) -> Tensor:
+    rest = {name: value for name, value in given.items() if name != "obs"}
+    return policy.sample_after(policy.encode(given["obs"]), **rest, frozen=frozen).actions
+
+
 def gaussian_flow(covariance: Tensor, grid: TimeGrid) -> Net:
     """Returns the exact velocity of actions N(0, covariance) over two steps of a chunk."""
 
@@ -155,21 +160,21 @@ def test_a_free_action_follows_the_frozen_one_it_goes_with() -> None:
 def test_the_new_chunk_keeps_to_the_old_where_it_is_frozen() -> None:
     policy = flow(steps=10)
     given = inputs(64)
-    free = policy.sample(given["obs"], z=given["z"]).actions
-    held = RealTimeChunks(policy).sample_after(**given, frozen=2).actions
+    free = policy.sample(policy.encode(given["obs"]), z=given["z"]).actions
+    held = continued(RealTimeChunks(policy), given, frozen=2)
     miss = [(chunk - given["before"]).abs().mean(dim=(0, 2)) for chunk in (free, held)]
     assert (miss[1][:2] < 0.3 * miss[0][:2]).all()  # frozen
     assert (miss[1][2:4] < miss[0][2:4]).all()  # known
     assert held.abs().max() <= 1.0
-    none = RealTimeChunks(policy, RealTimeConfig(max_guidance=0.0)).sample_after(**given, frozen=2)
-    assert torch.equal(none.actions, free)
+    none = continued(RealTimeChunks(policy, RealTimeConfig(max_guidance=0.0)), given, frozen=2)
+    assert torch.equal(none, free)
 
 
 def test_rows_without_an_old_chunk_are_the_bases_bit_for_bit() -> None:
     policy, given = flow(), inputs()
     given["known"] = torch.tensor([4, 0, 4, 0, 0])
-    free = policy.sample(given["obs"], z=given["z"]).actions
-    held = RealTimeChunks(policy).sample_after(**given, frozen=2).actions
+    free = policy.sample(policy.encode(given["obs"]), z=given["z"]).actions
+    held = continued(RealTimeChunks(policy), given, frozen=2)
     same = (held == free).flatten(1).all(dim=1)
     assert same.tolist() == [False, True, False, True, True]
 
@@ -207,12 +212,16 @@ def test_without_an_old_chunk_it_is_its_base() -> None:
     policy, given = RealTimeChunks(base), inputs()
     obs, z = given["obs"], given["z"]
     batch = DemoBatch(obs, given["before"], torch.ones(5, 6, dtype=torch.bool))
-    assert torch.equal(policy.sample(obs, z=z).actions, base.sample(obs, z=z).actions)
-    assert torch.equal(policy.features(obs), base.features(obs))
+    assert torch.equal(
+        policy.sample(policy.encode(obs), z=z).actions, base.sample(base.encode(obs), z=z).actions
+    )
+    assert torch.equal(policy.encode(obs)["features"], base.encode(obs)["features"])
     assert torch.equal(policy.bc_loss(batch, seeded()), base.bc_loss(batch, seeded()))
-    chain = policy.sample(obs, mode="explore", record=True, generator=seeded()).chain
+    chain = policy.sample(policy.encode(obs), mode="explore", record=True, generator=seeded()).chain
     assert chain is not None
-    assert torch.equal(policy.log_prob(obs, chain)[0], base.log_prob(obs, chain)[0])
+    assert torch.equal(
+        policy.log_prob(policy.encode(obs), chain)[0], base.log_prob(base.encode(obs), chain)[0]
+    )
     assert isinstance(policy, ContinuingPolicy)
     assert not isinstance(base, ContinuingPolicy)
 
@@ -222,14 +231,16 @@ def test_a_residual_stays_inside_and_corrects(tmp_path: Path) -> None:
     initialise(residual.head, seeded(5))
     policy, given = RealTimeChunks(residual, RealTimeConfig(max_guidance=3.0)), inputs()
     action = given["before"][:, 0]
-    assert torch.equal(policy.refine(given["obs"], action), residual.refine(given["obs"], action))
-    assert not torch.equal(policy.refine(given["obs"], action), action)
+    assert torch.equal(
+        policy.refine(policy.encode(given["obs"]), action),
+        residual.refine(residual.encode(given["obs"]), action),
+    )
+    assert not torch.equal(policy.refine(policy.encode(given["obs"]), action), action)
     save_policy(tmp_path / "policy", policy, meta=META)
     loaded, _ = load_policy(tmp_path / "policy", expect=META)
     assert isinstance(loaded, RealTimeChunks)
     assert loaded.config == policy.config
-    again = loaded.sample_after(**given, frozen=1).actions
-    assert torch.equal(again, policy.sample_after(**given, frozen=1).actions)
+    assert torch.equal(continued(loaded, given, frozen=1), continued(policy, given, frozen=1))
     with pytest.raises(ValueError, match="base is RealTimeChunks, whose chunks would no longer continue"):
         ResidualPolicy(policy, ResidualHeadConfig())
 
@@ -245,7 +256,7 @@ def test_bad_inputs_are_named() -> None:
             RealTimeConfig(max_guidance=value)
     policy, given = RealTimeChunks(flow()), inputs()
     with pytest.raises(ValueError, match=r"before has shape \(5, 3, 2\), allowed \(5, 6, 2\)"):
-        policy.sample_after(**{**given, "before": given["before"][:, :3]}, frozen=1)
+        continued(policy, {**given, "before": given["before"][:, :3]}, frozen=1)
     given["mode"] = "best"
     with pytest.raises(ValueError, match=r"no mode 'best'"):
-        policy.sample_after(**given, frozen=1)
+        continued(policy, given, frozen=1)

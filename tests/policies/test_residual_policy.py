@@ -37,19 +37,19 @@ def test_formula() -> None:
     # A head that returns atanh(0.5) corrects by 0.2 * 0.5 = 0.1; at 0.95 the sum is clipped to 1.
     policy = make(scale=0.2)
     torch.nn.init.constant_(policy.head.trunk.out.bias, 0.5493061)
-    out = policy.refine(observation(1), torch.tensor([[0.3, 0.95]]))
+    out = policy.refine(policy.encode(observation(1)), torch.tensor([[0.3, 0.95]]))
     assert out[0].tolist() == pytest.approx([0.4, 1.0])
 
 
 def test_it_starts_as_its_base() -> None:
     policy, obs = make(), observation()
     action = torch.rand(6, 2, generator=seeded()) * 2 - 1
-    assert torch.equal(policy.refine(obs, action), action)
+    assert torch.equal(policy.refine(policy.encode(obs), action), action)
 
 
 def test_correction_stays_within_the_scale_and_depends_on_state_and_base() -> None:
     policy = trained(scale=0.05)
-    features = policy.features(observation())
+    features = policy.encode(observation())["features"]
     action = torch.zeros(6, 2)
     correction = policy.residual(features, action)
     assert 0 < correction.abs().max() <= 0.05
@@ -61,12 +61,13 @@ def test_correction_stays_within_the_scale_and_depends_on_state_and_base() -> No
 
 def test_exploration_noise_has_its_std_and_is_clipped() -> None:
     policy, obs, still = make(explore_std=0.05), observation(4000), torch.zeros(4000, 2)
-    noise = policy.refine(obs, still, mode="explore", generator=seeded())
+    noise = policy.refine(policy.encode(obs), still, mode="explore", generator=seeded())
     assert noise.std().item() == pytest.approx(0.05, rel=0.05)
-    assert torch.equal(noise, policy.refine(obs, still, mode="explore", generator=seeded()))
-    wide = make(explore_std=5.0).refine(obs, still, mode="explore", generator=seeded())
+    assert torch.equal(noise, policy.refine(policy.encode(obs), still, mode="explore", generator=seeded()))
+    encoded, loud = policy.encode(obs), make(explore_std=5.0)
+    wide = loud.refine(encoded, still, mode="explore", generator=seeded())
     assert wide.abs().max().item() == pytest.approx(0.3)
-    border = make(explore_std=5.0).refine(obs, still + 1.0, mode="explore", generator=seeded())
+    border = loud.refine(encoded, still + 1.0, mode="explore", generator=seeded())
     assert border.max() == 1.0
 
 
@@ -78,7 +79,7 @@ def test_only_the_head_learns() -> None:
     trainable = [name for name, p in policy.named_parameters() if p.requires_grad]
     assert trainable
     assert all(name.startswith("head.") for name in trainable)
-    policy.residual(policy.features(obs), torch.zeros(6, 2)).sum().backward()
+    policy.residual(policy.encode(obs)["features"], torch.zeros(6, 2)).sum().backward()
     assert all(p.grad is None for p in policy.base.parameters())
     assert all(p.grad is not None for p in policy.head.parameters())
 
@@ -90,12 +91,17 @@ def test_no_tensor_is_held_twice() -> None:
 def test_sample_and_log_prob_are_the_base_s() -> None:
     policy, obs = trained(), observation()
     z = torch.randn(6, 3, 2, generator=seeded())
-    expected = policy.policy.sample(obs, z=z).actions
-    assert torch.equal(policy.sample(obs, z=z).actions, expected)
-    assert torch.equal(policy.sample(obs, z=z, mode="explore").actions, expected)
-    chain = policy.policy.sample(obs, mode="explore", record=True, generator=seeded()).chain
+    expected = policy.policy.sample(policy.policy.encode(obs), z=z).actions
+    assert torch.equal(policy.sample(policy.encode(obs), z=z).actions, expected)
+    assert torch.equal(policy.sample(policy.encode(obs), z=z, mode="explore").actions, expected)
+    chain = policy.policy.sample(
+        policy.policy.encode(obs), mode="explore", record=True, generator=seeded()
+    ).chain
     assert chain is not None
-    ours, theirs = policy.log_prob(obs, chain)[0], policy.policy.log_prob(obs, chain)[0]
+    ours, theirs = (
+        policy.log_prob(policy.encode(obs), chain)[0],
+        policy.policy.log_prob(policy.policy.encode(obs), chain)[0],
+    )
     assert torch.equal(ours, theirs)
 
 
@@ -103,7 +109,7 @@ def test_bc_loss_teaches_the_correction() -> None:
     # Demonstrations lie 0.05 above the base: reachable with scale 0.1.
     policy, obs = make(scale=0.1), observation(32)
     with torch.no_grad():
-        chunk = policy.sample(obs, generator=seeded(7)).actions
+        chunk = policy.sample(policy.encode(obs), generator=seeded(7)).actions
     batch = DemoBatch(obs, (chunk + 0.05).clamp(-1, 1), torch.ones(32, 3, dtype=torch.bool))
     optimiser = torch.optim.Adam(policy.head.parameters(), lr=1e-3)
     losses = []

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from robot_rl.core.errors import CheckpointError, DatasetError
-from robot_rl.core.policy import Chain, ChunkSample, DemoBatch
+from robot_rl.core.policy import Chain, ChunkSample, DemoBatch, Encoded
 from robot_rl.data.episodes import Episodes, EpisodesMeta
 from robot_rl.policies.best_of_n import BestOfN, candidate_noise
 from robot_rl.policies.checkpoint import PolicyMeta, load_policy, save_policy
@@ -78,11 +78,11 @@ def test_n_identical_rows_count_as_n() -> None:
     fitted = fit_coin_flips(policy, demonstrations(states, actions), config, seed=2)
     rows = {"state": torch.eye(3)}
     with torch.no_grad():
-        found = fitted.inverse_count(policy.features(rows), torch.zeros(3, 4, 2))
+        found = fitted.inverse_count(policy.encode(rows)["features"], torch.zeros(3, 4, 2))
     assert found.tolist() == pytest.approx([1 / n for n in copies], rel=0.3)
     # A chunk that the data does not hold counts for less than one that it holds often.
     with torch.no_grad():
-        other = fitted.inverse_count(policy.features(rows), torch.full((3, 4, 2), 0.7))
+        other = fitted.inverse_count(policy.encode(rows)["features"], torch.full((3, 4, 2), 0.7))
     assert (other[2] > found[2]).item()
 
 
@@ -93,7 +93,7 @@ def test_more_alike_rows_count_for_more() -> None:
     policy, states = flow(), torch.zeros(525, 3)
     config = CoinFlipConfig(width=64, depth=2, epochs=40, scale=1.0)
     fitted = fit_coin_flips(policy, demonstrations(states, noise + centre.view(-1, 1, 1)), config)
-    features = policy.features({"state": torch.zeros(3, 3)})
+    features = policy.encode({"state": torch.zeros(3, 3)})["features"]
     chunks = torch.tensor([-0.5, 0.5, 0.0]).view(3, 1, 1).expand(3, 4, 2)
     with torch.no_grad():
         often, seldom, never = fitted.inverse_count(features, chunks).tolist()
@@ -169,9 +169,9 @@ def test_successes_are_the_windows_of_successful_episodes() -> None:
 def test_it_returns_the_candidate_that_counts_most() -> None:
     base, obs = flow(), observation()
     z = torch.randn(6, 4, 2, generator=seeded())
-    chosen = BestOfN(base, near(), 5).sample(obs, z=z).actions
+    chosen = BestOfN(base, near(), 5).sample(base.encode(obs), z=z).actions
     repeated = {"state": obs["state"].repeat_interleave(5, dim=0)}
-    all_chunks = base.sample(repeated, z=candidate_noise(z, 5)).actions.view(6, 5, 4, 2)
+    all_chunks = base.sample(base.encode(repeated), z=candidate_noise(z, 5)).actions.view(6, 5, 4, 2)
     for row in range(6):
         distance = (all_chunks[row, :, 0, 0] - 0.3).abs()
         assert torch.equal(chosen[row], all_chunks[row, distance.argmin()])
@@ -182,12 +182,12 @@ def test_one_candidate_is_the_base_bit_for_bit() -> None:
     base, obs = flow(process="flow_sde"), observation()
     for mode in ("ode", "explore", "mean"):
         ours, theirs = (
-            policy.sample(obs, mode=mode, generator=seeded(5)).actions
+            policy.sample(policy.encode(obs), mode=mode, generator=seeded(5)).actions
             for policy in (BestOfN(base, scorer(), 1), base)
         )
         assert torch.equal(ours, theirs)
-    many = BestOfN(base, scorer(), 8).sample(obs, mode="mean").actions
-    assert torch.equal(many, base.sample(obs, mode="mean").actions)
+    many = BestOfN(base, scorer(), 8).sample(base.encode(obs), mode="mean").actions
+    assert torch.equal(many, base.sample(base.encode(obs), mode="mean").actions)
 
 
 def test_candidates_are_independent_and_follow_from_their_row() -> None:
@@ -223,34 +223,34 @@ def test_a_row_chooses_the_same_alone_and_among_many() -> None:
 def test_the_chosen_chain_is_recorded_and_scored() -> None:
     base, obs = flow(process="flow_sde", stochastic_steps="all"), observation()
     policy = BestOfN(base, near(), 5)
-    sample = policy.sample(obs, mode="explore", record=True, generator=seeded(2))
+    sample = policy.sample(policy.encode(obs), mode="explore", record=True, generator=seeded(2))
     chain = sample.chain
     assert isinstance(chain, Chain)
     assert chain.x.shape == (6, 5, 4, 2)
-    assert torch.equal(base.from_chain(chain.x[:, -1], obs), sample.actions)
-    ratio = (policy.log_prob(obs, chain)[0] - chain.log_prob).exp()
+    assert torch.equal(base.from_chain(chain.x[:, -1], base.encode(obs)), sample.actions)
+    ratio = (policy.log_prob(policy.encode(obs), chain)[0] - chain.log_prob).exp()
     assert torch.allclose(ratio, torch.ones_like(ratio), atol=1e-5, rtol=0)
 
 
 def test_the_pairs_that_stand_in_for_a_likelihood_are_those_of_the_choice() -> None:
     policy, obs = BestOfN(flow(process="flow_cfm", pairs=3), near(), 5), observation()
-    chain = policy.sample(obs, mode="explore", record=True, generator=seeded(2)).chain
+    chain = policy.sample(policy.encode(obs), mode="explore", record=True, generator=seeded(2)).chain
     assert isinstance(chain, Chain)
     assert chain.noise is not None
     assert chain.noise.shape == (6, 3, 4, 2)
-    ratio = (policy.log_prob(obs, chain)[0] - chain.log_prob).exp()
+    ratio = (policy.log_prob(policy.encode(obs), chain)[0] - chain.log_prob).exp()
     assert torch.allclose(ratio, torch.ones_like(ratio), atol=1e-5, rtol=0)
 
 
 def test_what_the_base_vouches_for_goes_with_the_choice() -> None:
     class Vouching(FlowPolicy):
-        def sample(self, obs: dict[str, Tensor], **options: Any) -> ChunkSample:
-            actions = super().sample(obs, **options).actions
+        def sample(self, encoded: Encoded, **options: Any) -> ChunkSample:
+            actions = super().sample(encoded, **options).actions
             return ChunkSample(actions, n_exec=1 + (actions[:, 0, 0] > 0).long())
 
     config = ChunkPolicyConfig(horizon=4, width=32, depth=2, time_dim=8)
     base = Vouching(config, state_dim=3, action_dim=2, generator=seeded())
-    sample = BestOfN(base, near(), 3).sample(observation(40), generator=seeded())
+    sample = BestOfN(base, near(), 3).sample(base.encode(observation(40)), generator=seeded())
     assert sample.n_exec is not None
     assert torch.equal(sample.n_exec, 1 + (sample.actions[:, 0, 0] > 0).long())
     assert len(sample.n_exec.unique()) == 2
@@ -268,7 +268,7 @@ def test_it_is_saved_and_loaded_whole(tmp_path: Path) -> None:
     loaded, _ = load_policy(tmp_path / "policy", expect=META)
     assert isinstance(loaded, BestOfN)
     assert (loaded.n, loaded.scorer.config) == (7, counter.config)
-    ours, theirs = (p.sample(obs, generator=seeded(5)).actions for p in (policy, loaded))
+    ours, theirs = (p.sample(p.encode(obs), generator=seeded(5)).actions for p in (policy, loaded))
     assert torch.equal(ours, theirs)
     spec = {**policy.spec(), "n": 0}
     with pytest.raises(CheckpointError, match="n must be a positive integer, got 0"):
@@ -279,14 +279,15 @@ def test_the_rest_is_the_bases() -> None:
     base, obs = flow(process="flow_sde"), observation()
     policy = BestOfN(base, scorer(), 4)
     batch = demonstrations(obs["state"], torch.zeros(6, 4, 2))[0]
-    assert torch.equal(policy.features(obs), base.features(obs))
+    assert torch.equal(policy.encode(obs)["features"], base.encode(obs)["features"])
     assert torch.equal(policy.bc_loss(batch, seeded()), base.bc_loss(batch, seeded()))
-    assert torch.equal(policy.refine(obs, batch.actions[:, 0]), batch.actions[:, 0])
+    assert torch.equal(policy.refine(policy.encode(obs), batch.actions[:, 0]), batch.actions[:, 0])
     assert not any(parameter.requires_grad for parameter in policy.scorer.parameters())
     assert all(parameter.requires_grad for parameter in base.parameters())
     outer = ResidualPolicy(policy, ResidualHeadConfig(width=8))  # and it is a base like any other
     assert torch.equal(
-        outer.sample(obs, generator=seeded()).actions, policy.sample(obs, generator=seeded()).actions
+        outer.sample(outer.encode(obs), generator=seeded()).actions,
+        policy.sample(policy.encode(obs), generator=seeded()).actions,
     )
 
 
@@ -305,7 +306,7 @@ def test_bad_inputs_are_named() -> None:
         CoinFlipConfig(prefix=0)
     policy = BestOfN(flow(), scorer(), 4)
     with pytest.raises(ValueError, match=r"z has shape \(6, 3, 2\), allowed \(6, 4, 2\)"):
-        policy.sample(observation(), z=torch.zeros(6, 3, 2))
+        policy.sample(policy.encode(observation()), z=torch.zeros(6, 3, 2))
     unknown: dict[str, Any] = {"mode": "best"}
     with pytest.raises(ValueError, match=r"no mode 'best'"):
-        policy.sample(observation(), **unknown)
+        policy.sample(policy.encode(observation()), **unknown)

@@ -38,7 +38,7 @@ def policy(bins: int = 2, **options: Any) -> TokenPolicy:
 
 def drawn(made: TokenPolicy, seed: int = 0) -> Any:
     generator = torch.Generator().manual_seed(seed)
-    return made.sample(OBS, mode="explore", record=True, generator=generator)
+    return made.sample(made.encode(OBS), mode="explore", record=True, generator=generator)
 
 
 def shares(values: Tensor) -> dict[float, float]:
@@ -60,7 +60,7 @@ def test_every_token_has_its_likelihood_at_the_temperature(temperature: float) -
     sample = drawn(made)
     expected = torch.where(sample.actions.flatten(1) > 0, math.log(high), math.log(1.0 - high))
     assert torch.allclose(sample.chain.log_prob, expected, atol=1e-6)
-    log_prob, entropy = made.log_prob(OBS, sample.chain)
+    log_prob, entropy = made.log_prob(made.encode(OBS), sample.chain)
     assert torch.allclose(log_prob, expected, atol=1e-6)
     by_hand = -high * math.log(high) - (1.0 - high) * math.log(1.0 - high)
     assert entropy.unique().tolist() == pytest.approx([by_hand], abs=1e-6)
@@ -70,7 +70,7 @@ def test_without_exploration_the_likeliest_bin_acts_whatever_the_noise() -> None
     made = policy(bins=4, temperature=5.0)
     for mode in ("ode", "mean"):
         for z in (None, torch.randn(5000, 2, 1)):
-            assert shares(made.sample(OBS, z=z, mode=mode).actions) == {0.75: 1.0}
+            assert shares(made.sample(made.encode(OBS), z=z, mode=mode).actions) == {0.75: 1.0}
 
 
 def test_imitation_is_the_cross_entropy_of_the_demonstrated_bins() -> None:
@@ -87,9 +87,9 @@ def test_the_first_actions_alone_are_scored() -> None:
     assert sample.chain.log_prob.shape == (5000, 2)
     assert drawn(first).chain.log_prob.shape == (5000, 1)
     with pytest.raises(ValueError, match=r"log_prob: the chain was sampled by Token\(bins=2.* of 2 actions"):
-        first.log_prob(OBS, sample.chain)
+        first.log_prob(first.encode(OBS), sample.chain)
     with pytest.raises(ValueError, match="temperature=2"):
-        policy(temperature=2.0).log_prob(OBS, sample.chain)
+        policy(temperature=2.0).log_prob(whole.encode(OBS), sample.chain)
 
 
 def test_another_temperature_shares_the_weights() -> None:

@@ -5,9 +5,9 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from torch import Generator, Tensor, nn
+from torch import Tensor, nn
 
-from robot_rl.core.policy import ChunkSample, Mode, Policy
+from robot_rl.core.policy import ChunkSample, Encoded, Policy
 from robot_rl.core.seeding import (
     EVAL_SEED_START,
     QUICK_EVAL_SEED_START,
@@ -18,9 +18,10 @@ from robot_rl.core.seeding import (
 from robot_rl.rollout.evaluate import EvalResult, evaluate_in
 from robot_rl.rollout.stepping import Moment, lockstep, seed_batches
 from robot_rl.testing.devices import FakeEnv
+from tests.plain import Plain
 
 
-class NoisePolicy(nn.Module):
+class NoisePolicy(Plain, nn.Module):
     """Acts by its initial noise, so that actions show which seed they came from."""
 
     horizon, action_dim = 3, 2
@@ -29,15 +30,8 @@ class NoisePolicy(nn.Module):
         assert z is not None
         return ChunkSample(z.clamp(-1, 1))
 
-    def refine(
-        self,
-        obs: dict[str, Tensor],
-        action: Tensor,
-        *,
-        mode: Mode = "ode",
-        generator: Generator | None = None,
-    ) -> Tensor:
-        assert mode == "ode"  # an evaluation never explores
+    def refine(self, encoded: Encoded, action: Tensor, **how: Any) -> Tensor:
+        assert how["mode"] == "ode"  # an evaluation never explores
         return action
 
 

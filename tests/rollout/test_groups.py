@@ -17,12 +17,13 @@ from robot_rl.rollout.weights import Publisher
 from robot_rl.sim.vector import EnvConfig
 from robot_rl.testing.devices import FakeEnv
 from robot_rl.train.rollouts import AllOf, GroupExperience
+from tests.plain import Plain
 
 H, A = 4, 2
 LENGTHS: dict[str, Any] = {"terminate_after": [5, None, 8, 2], "truncate_after": [None, 4, None, None]}
 
 
-class Drifting(nn.Module):
+class Drifting(Plain, nn.Module):
     """Moves a little at random, and writes the step it saw into its chain."""
 
     def __init__(self) -> None:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from robot_rl.config import load
 from robot_rl.core.errors import DeviceError
-from robot_rl.core.policy import ChunkSample, Policy
+from robot_rl.core.policy import ChunkSample, Encoded, Policy
 from robot_rl.data.episode import SOURCES
 from robot_rl.data.store.reader import open_source
 from robot_rl.data.transitions import StepBatch
@@ -90,7 +90,7 @@ class Thrash(VersionPolicy):
     def sample(self, obs: dict[str, Tensor], **_: Any) -> ChunkSample:
         return ChunkSample(torch.tensor([1.0, -1.0, 1.0, -1.0])[None, :, None].expand(1, 4, 5))
 
-    def refine(self, obs: dict[str, Tensor], action: Tensor, **_: Any) -> Tensor:
+    def refine(self, encoded: Encoded, action: Tensor, **_: Any) -> Tensor:
         return action
 
 

@@ -14,11 +14,12 @@ from robot_rl.rollout.chunks import RolloutSource
 from robot_rl.rollout.weights import Publisher
 from robot_rl.testing.devices import FakeEnv
 from robot_rl.train.rollouts import RolloutExperience
+from tests.plain import Plain
 
 H, A = 4, 2
 
 
-class Drifting(nn.Module):
+class Drifting(Plain, nn.Module):
     """Moves a little at random, and writes the step it saw into its chain."""
 
     horizon, action_dim = H, A

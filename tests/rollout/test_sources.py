@@ -5,17 +5,18 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from torch import Generator, Tensor, nn
+from torch import Tensor, nn
 
-from robot_rl.core.policy import ChunkSample, Mode, Policy
+from robot_rl.core.policy import ChunkSample, Encoded, Mode, Policy
 from robot_rl.policies.executor import ChunkExecutor
 from robot_rl.rollout.sources import EpisodeLog, InlineSource
 from robot_rl.rollout.stepping import merge_rows
 from robot_rl.rollout.weights import Publisher, Subscriber, WeightsError, checksum
 from robot_rl.testing.devices import FakeEnv
+from tests.plain import Plain
 
 
-class VersionPolicy(nn.Module):
+class VersionPolicy(Plain, nn.Module):
     """Writes its version into every action of a chunk, and adds it again when it refines."""
 
     horizon, action_dim = 4, 2
@@ -27,14 +28,7 @@ class VersionPolicy(nn.Module):
     def sample(self, obs: dict[str, Tensor], *, mode: Mode = "ode", **_: Any) -> ChunkSample:
         return ChunkSample(self.version.expand(len(obs["state"]), 4, 2) / 100.0)
 
-    def refine(
-        self,
-        obs: dict[str, Tensor],
-        action: Tensor,
-        *,
-        mode: Mode = "ode",
-        generator: Generator | None = None,
-    ) -> Tensor:
+    def refine(self, encoded: Encoded, action: Tensor, **_: Any) -> Tensor:
         return action + self.version / 10.0
 
 

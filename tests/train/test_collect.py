@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from robot_rl.core.errors import CheckpointError, ConfigError, DatasetError
-from robot_rl.core.policy import ChunkSample, Mode
+from robot_rl.core.policy import ChunkSample, Encoded
 from robot_rl.core.seeding import EVAL_SEED_START
 from robot_rl.data.collecting import collecting, is_published, remove
 from robot_rl.data.demos import load_episodes
@@ -28,6 +28,7 @@ from robot_rl.policies.spec import SavedPolicy
 from robot_rl.sim.vector import EnvConfig
 from robot_rl.testing.devices import FakeEnv
 from robot_rl.train.collect import Actor, Collection, collect, open_policy, policy_actor
+from tests.plain import Plain
 
 META = PolicyMeta(
     task="count",
@@ -250,7 +251,7 @@ def policy() -> FlowPolicy:
     )
 
 
-class NoisePolicy(nn.Module):
+class NoisePolicy(Plain, nn.Module):
     """Acts by its initial noise, so that actions show which seed they came from."""
 
     horizon, action_dim = 3, 2
@@ -258,8 +259,8 @@ class NoisePolicy(nn.Module):
     def sample(self, obs: dict[str, Tensor], *, z: Tensor, **_: Any) -> ChunkSample:
         return ChunkSample(z.clamp(-1, 1))
 
-    def refine(self, obs: dict[str, Tensor], action: Tensor, *, mode: Mode, **_: Any) -> Tensor:
-        assert mode == "ode"  # nothing is explored
+    def refine(self, encoded: Encoded, action: Tensor, **how: Any) -> Tensor:
+        assert how["mode"] == "ode"  # nothing is explored
         return action / 2
 
 

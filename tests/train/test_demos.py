@@ -14,6 +14,7 @@ from robot_rl.hal.vector import Array
 from robot_rl.rollout.envs import make_expert
 from robot_rl.testing.devices import FakeEnv
 from robot_rl.train.demos import collect_episodes, relabelled
+from tests.plain import Plain
 
 
 class Steady:
@@ -26,7 +27,7 @@ class Steady:
         return np.full((self._num_envs, 2), 0.5, np.float32)
 
 
-class Planner(nn.Module):
+class Planner(Plain, nn.Module):
     """Plans (step + h) / 100 for the h-th action of its chunk."""
 
     horizon, action_dim = 5, 2

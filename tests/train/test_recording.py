@@ -23,6 +23,7 @@ from robot_rl.data.store.writer import StoreWriter
 from robot_rl.data.transitions import StepBatch
 from robot_rl.train.config import ReplayConfig
 from robot_rl.train.recording import Recorder, check_earlier, open_earlier, pool_of
+from tests.plain import Plain
 
 META = EpisodesMeta(
     task="count",
@@ -135,7 +136,7 @@ def test_a_store_that_was_sealed_after_the_checkpoint_is_not_recorded_twice(tmp_
         recorder.load_state_dict(state)
 
 
-class Planner:
+class Planner(Plain):
     """Proposes, as action h of a chunk, (state, h)."""
 
     horizon, action_dim = 4, 2

@@ -153,9 +153,9 @@ def test_a_question_that_the_policy_cannot_answer(serve: Callable[[Any], Served]
     policy, _ = open_remote(serve(flow()).config)
     with closing(policy):
         with pytest.raises(DeviceError, match=r"sample: .*front\.rgb"):
-            policy.sample({"state": torch.zeros(1, 3)})
+            policy.sample(policy.encode({"state": torch.zeros(1, 3)}))
         tensors = {name: torch.from_numpy(value) for name, value in obs(0).items()}
-        assert policy.sample(tensors).actions.shape == (1, 8, 2)
+        assert policy.sample(policy.encode(tensors)).actions.shape == (1, 8, 2)
 
 
 class Fails(FlowPolicy):
@@ -163,11 +163,11 @@ class Fails(FlowPolicy):
 
     error: Exception | None = None
 
-    def sample(self, obs: dict[str, Any], **how: Any) -> Any:
+    def sample(self, encoded: Any, **how: Any) -> Any:
         error, self.error = self.error, None
         if error is not None:
             raise error
-        return super().sample(obs, **how)
+        return super().sample(encoded, **how)
 
 
 @pytest.mark.parametrize(
@@ -185,8 +185,8 @@ def test_any_failure_of_the_policy_is_answered_and_the_link_stays(
     with closing(policy):
         failing.error = error
         with pytest.raises(DeviceError, match=f"sample: {type(error).__name__}: {error}"):
-            policy.sample({"state": torch.zeros(1, 3)})
-        assert policy.sample({"state": torch.zeros(1, 3)}).actions.shape == (1, 8, 2)
+            policy.sample(policy.encode({"state": torch.zeros(1, 3)}))
+        assert policy.sample(policy.encode({"state": torch.zeros(1, 3)})).actions.shape == (1, 8, 2)
         assert policy.lost == 0
     timer.cancel()
     assert server.server.counts.errors == 1
@@ -248,14 +248,14 @@ def test_a_refinement_that_failed_late_is_not_forgotten(serve: Callable[[Any], S
     given = torch.full((1, 2), 0.5)
     tensors = {name: torch.from_numpy(value) for name, value in obs(0).items()}
     with closing(policy):
-        assert torch.equal(policy.refine(tensors, given), given)  # nobody waits
+        assert torch.equal(policy.refine(policy.encode(tensors), given), given)  # nobody waits
         late.due.set()
         until_s = time.monotonic() + 5.0
         while server.server.counts.errors == 0 and time.monotonic() < until_s:
             time.sleep(0.005)
         time.sleep(0.1)  # for the answer to arrive
         with pytest.raises(DeviceError, match="refine: IndexError: late"):
-            policy.refine(tensors, given)
+            policy.refine(policy.encode(tensors), given)
         assert server.server.counts.refined == 1
 
 
@@ -272,8 +272,8 @@ def test_real_time_chunking_can_be_chosen_later(serve: Callable[[Any], Served]) 
 
 def test_only_acting_is_served(serve: Callable[[Any], Served]) -> None:
     policy, _ = open_remote(serve(flow()).config)
-    with closing(policy), pytest.raises(DeviceError, match="it acts, and does not give features"):
-        policy.features({})
+    with closing(policy), pytest.raises(DeviceError, match="it acts, and does not record a chain"):
+        policy.sample(policy.encode({}), record=True)
 
 
 def test_a_policy_of_another_task_is_refused(serve: Callable[[Any], Served]) -> None:

@@ -17,7 +17,7 @@ import torch
 from torch import Generator, Tensor
 
 from robot_rl.core.errors import DeviceError
-from robot_rl.core.policy import Chain, ChunkSample, DemoBatch, Mode
+from robot_rl.core.policy import Chain, ChunkSample, DemoBatch, Encoded, Mode
 from robot_rl.policies.checkpoint import PolicyMeta
 from robot_rl.real.messages import Array, Reply
 from robot_rl.real.remote import IDENTITY, PolicyClient, RemoteConfig
@@ -48,9 +48,17 @@ class RemotePolicy:
         self.unrefined = 0
         """Control steps whose refinement was not there in time: they took the chunk's action."""
 
+    @property
+    def refines(self) -> bool:
+        return self._refiner is not None
+
+    def encode(self, obs: dict[str, Tensor]) -> Encoded:
+        """Returns the observations as they are: the server encodes them."""
+        return Encoded(obs)
+
     def sample(
         self,
-        obs: dict[str, Tensor],
+        encoded: Encoded,
         *,
         z: Tensor | None = None,
         mode: Mode = "ode",
@@ -60,11 +68,11 @@ class RemotePolicy:
         """Returns a chunk (B, H, A); exploration noise is the server's, `generator` is not used."""
         if record:
             _refuse("record a chain")
-        return self._chunk("sample", obs, {} if z is None else {"z": z}, mode)
+        return self._chunk("sample", encoded, {} if z is None else {"z": z}, mode)
 
     def refine(
         self,
-        obs: dict[str, Tensor],
+        encoded: Encoded,
         action: Tensor,
         *,
         mode: Mode = "ode",
@@ -84,7 +92,7 @@ class RemotePolicy:
         if self._pending is None:
             arrays = {"action": _array(action)}
             self._pending = self._pool.submit(
-                self._refiner.ask, "refine", obs=_arrays(obs), arrays=arrays, mode=mode
+                self._refiner.ask, "refine", obs=_arrays(encoded), arrays=arrays, mode=mode
             )
             try:
                 reply = self._pending.result(self.refine_s)
@@ -100,17 +108,13 @@ class RemotePolicy:
             )
         return action
 
-    def log_prob(self, obs: dict[str, Tensor], chain: Chain) -> tuple[Tensor, Tensor]:
+    def log_prob(self, encoded: Encoded, chain: Chain) -> tuple[Tensor, Tensor]:
         """Is not served."""
         _refuse("score chains")
 
     def bc_loss(self, batch: DemoBatch, generator: Generator | None = None) -> Tensor:
         """Is not served."""
         _refuse("learn")
-
-    def features(self, obs: dict[str, Tensor]) -> Tensor:
-        """Is not served."""
-        _refuse("give features")
 
     def to(self, device: torch.device | str) -> Self:
         """Returns itself: the server computes where it was told to."""
@@ -156,7 +160,7 @@ class ContinuingRemotePolicy(RemotePolicy):
 
     def sample_after(
         self,
-        obs: dict[str, Tensor],
+        encoded: Encoded,
         before: Tensor,
         known: Tensor,
         *,
@@ -167,7 +171,7 @@ class ContinuingRemotePolicy(RemotePolicy):
     ) -> ChunkSample:
         """Returns a chunk (B, H, A) that continues the one before; see `ContinuingPolicy`."""
         tensors = {"before": before, "known": known, "z": z}
-        return self._chunk("sample_after", obs, tensors, mode, frozen)
+        return self._chunk("sample_after", encoded, tensors, mode, frozen)
 
 
 def open_remote(

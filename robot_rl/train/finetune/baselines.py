@@ -190,7 +190,7 @@ def fit_ridge(data: DemoData, past: Past, action_std: Array, *, horizon: int) ->
 
 def _chunks(policy: LinearPolicy, known: Known) -> Array:
     seen = torch.from_numpy(known.inputs(last_action=True))
-    return policy.sample({"state": seen}).actions.numpy()
+    return policy.sample(policy.encode({"state": seen})).actions.numpy()
 
 
 def _policy(weight: Array, offset: Array | None = None) -> LinearPolicy:

@@ -203,7 +203,8 @@ def policy_errors(work: Finetuning, policy: Module, episodes: Sequence[int]) -> 
 
     def predict(batch: DemoBatch) -> Array:
         with torch.no_grad():
-            return policy.sample(batch.obs, mode="mean").actions.float().cpu().numpy()
+            encoded = policy.encode(batch.obs)
+            return policy.sample(encoded, mode="mean").actions.float().cpu().numpy()
 
     errors = work.measure(predict, episodes)
     policy.train(was_training)

@@ -70,7 +70,7 @@ def assemble(session: Session, start: Start) -> tuple[Run, Module]:
         policy.action_dim,
         cfg.algorithm,
         train_seed(config.seed, "direct"),
-        features=policy.features,
+        encode=policy.encode,
         device=config.device,
     )
     if session.loop_state(config.method.kind) is None:  # else the checkpoint holds what came of it

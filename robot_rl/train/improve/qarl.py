@@ -36,7 +36,7 @@ def assemble(session: Session, start: Start) -> tuple[Run, Module]:
         policy.action_dim,
         cfg.algorithm,
         train_seed(config.seed, "qarl"),
-        features=policy.features,
+        encode=policy.encode,
         device=config.device,
     )
     draw = off_policy.steps(cfg)

@@ -93,7 +93,7 @@ def critic_score(config: RunConfig, start: Start, policy: Module, iql: IQL) -> C
     shape = (states, policy.horizon, policy.action_dim)
     z = torch.randn(shape, generator=generator(config.seed, "gate noise")).to(config.device)
     with torch.no_grad():
-        features = policy.features(obs)
+        features = policy.encode(obs)["features"]
     return CriticScore(policy, iql.target_critics, obs, features, z)
 
 

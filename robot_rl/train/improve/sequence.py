@@ -36,7 +36,7 @@ def assemble(session: Session, start: Start) -> tuple[Run, Module]:
     config, cfg = session.config, settings_of(session.config, SequencePhase)
     policy = make_policy(config, start.base).to(config.device)
     seed, decides = train_seed(config.seed, "sequence"), config.n_exec
-    how: dict[str, Any] = {"features": policy.features, "device": config.device}
+    how: dict[str, Any] = {"encode": policy.encode, "device": config.device}
     sizes = policy.feature_dim, policy.action_dim
     if cfg.algorithm.credit == "steps":
         learner = resolve("algorithm", "sequence", at="sequence")(

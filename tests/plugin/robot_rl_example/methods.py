@@ -44,7 +44,7 @@ def assemble(session: Session, start: Start) -> tuple[Run, Module]:
     policy: Any = make_policy(config, start.base).to(config.device)
     sizes = (policy.feature_dim, policy.action_dim)
     learner = ScaledActorCritic(
-        *sizes, cfg.algorithm, train_seed(config.seed, "scaled"), features=policy.features
+        *sizes, cfg.algorithm, train_seed(config.seed, "scaled"), encode=policy.encode
     )
     learner.scale = cfg.reward_scale
     return off_policy.assemble(session, start, policy, learner, off_policy.steps(cfg)), policy

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 from torch import Generator, Tensor
 from torch.nn.functional import huber_loss
 
-from robot_rl.core.policy import Chain, ChunkSample, DemoBatch, Mode
+from robot_rl.core.policy import Chain, ChunkSample, DemoBatch, Encoded, Mode
 from robot_rl.data.normalize import Normaliser
 from robot_rl.policies.config import PolicyConfig
 from robot_rl.policies.encoded import EncodedPolicy, valid_mean
@@ -48,7 +48,7 @@ class Regression(EncodedPolicy):
 
     def sample(
         self,
-        obs: dict[str, Tensor],
+        encoded: Encoded,
         *,
         z: Tensor | None = None,
         mode: Mode = "ode",
@@ -57,9 +57,10 @@ class Regression(EncodedPolicy):
     ) -> ChunkSample:
         if record:
             raise ValueError("sample: a regression has no chain to record. Improve it by method=residual.")
-        return ChunkSample(self.normaliser.unaction(self._chunk(self.features(obs))).clamp(-1.0, 1.0))
+        chunk = self.normaliser.unaction(self._chunk(encoded["features"]))
+        return ChunkSample(chunk.clamp(-1.0, 1.0))
 
-    def log_prob(self, obs: dict[str, Tensor], chain: Chain) -> tuple[Tensor, Tensor]:
+    def log_prob(self, encoded: Encoded, chain: Chain) -> tuple[Tensor, Tensor]:
         raise ValueError("log_prob: a regression has no chains. Improve it by method=residual.")
 
     def bc_loss(self, batch: DemoBatch, generator: Generator | None = None) -> Tensor:

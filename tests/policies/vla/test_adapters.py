@@ -21,17 +21,16 @@ def check_continuation(policy: Any, demo: DemoBatch) -> None:
     """Holds for any flow policy: the chunk keeps to the old one, rows without one are the base's."""
     rows, horizon, elements = demo.actions.shape
     z = torch.randn(rows, horizon, elements, generator=seeded())
-    before = policy.sample(demo.obs, z=torch.randn(z.shape, generator=seeded(1))).actions.detach()
+    before = policy.sample(
+        policy.encode(demo.obs), z=torch.randn(z.shape, generator=seeded(1))
+    ).actions.detach()
     known = torch.full((rows,), horizon)
     known[-1] = 0
     with torch.inference_mode():  # as the executor acts
         obs = {name: value.clone() for name, value in demo.obs.items()}
-        free = policy.sample(obs, z=z).actions
-        held = (
-            RealTimeChunks(policy, RealTimeConfig(max_guidance=20.0))
-            .sample_after(obs, before, known, frozen=2, z=z)
-            .actions
-        )
+        encoded, guided = policy.encode(obs), RealTimeChunks(policy, RealTimeConfig(max_guidance=20.0))
+        free = policy.sample(encoded, z=z).actions
+        held = guided.sample_after(encoded, before, known, frozen=2, z=z).actions
     assert torch.allclose(held[-1], free[-1], atol=1e-5)
     miss_free, miss_held = ((chunk - before)[:-1, :2].abs().mean() for chunk in (free, held))
     assert miss_held < 0.7 * miss_free
@@ -44,10 +43,10 @@ def check_choice(policy: Any, demo: DemoBatch) -> None:
     best = BestOfN(policy, fit_coin_flips(policy, [demo], config), 3)
     z = torch.randn(demo.actions.shape, generator=seeded())
     with torch.inference_mode():
-        chosen = best.sample(demo.obs, z=z)
+        chosen = best.sample(best.encode(demo.obs), z=z)
     assert chosen.actions.shape == demo.actions.shape
     assert torch.isfinite(chosen.actions).all()
-    assert (chosen.n_exec is None) == (policy.sample(demo.obs, z=z).n_exec is None)
+    assert (chosen.n_exec is None) == (policy.sample(policy.encode(demo.obs), z=z).n_exec is None)
 
 
 def small_vla(facts: Any, demo: DemoBatch, **options: Any) -> SmallVLA:
@@ -75,7 +74,9 @@ def test_lerobot_flow(kind: str, tiny_policy: Any, demo_of: Any) -> None:
 
     policy = tiny_policy(kind, LeRobotFlowPolicy)
     demo = demo_of(policy.horizon, rows=4)
-    unit: Tensor = policy.from_chain(policy.to_chain(demo.actions, demo.obs), demo.obs)
+    unit: Tensor = policy.from_chain(
+        policy.to_chain(demo.actions, policy.encode(demo.obs)), policy.encode(demo.obs)
+    )
     assert torch.allclose(unit, demo.actions, atol=1e-4)
     check_continuation(policy, demo)
     check_choice(policy, demo)

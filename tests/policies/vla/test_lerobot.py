@@ -38,7 +38,7 @@ def seeded(seed: int = 0) -> torch.Generator:
 
 
 def chunk(policy: Any, demo: DemoBatch) -> torch.Tensor:
-    return policy.sample(demo.obs, generator=seeded()).actions
+    return policy.sample(policy.encode(demo.obs), generator=seeded()).actions
 
 
 def opened_by_lerobot(folder: Path, demo: DemoBatch, cameras: dict[str, str]) -> torch.Tensor:
@@ -136,7 +136,7 @@ def test_it_learns_and_the_global_generator_is_left_alone(kind, tiny_policy, dem
         optimiser.step()
         losses.append(loss.item())
     assert losses[-1] < 0.95 * losses[0]
-    policy.sample(demo.obs, generator=seeded())
+    policy.sample(policy.encode(demo.obs), generator=seeded())
     assert policy.training  # LeRobot's prediction would have left it in evaluation mode
     assert torch.equal(torch.get_rng_state(), before)
 
@@ -341,7 +341,7 @@ def test_one_camera_of_two_is_enough_for_a_vla(saved, facts_of, demo_of, tmp_pat
     del demo.obs["wrist.rgb"]
     assert chunk(policy, demo).shape == (3, 8, 4)
     with pytest.raises(ValueError, match=r"lacks front\.rgb; it has state"):
-        policy.sample({"state": demo.obs["state"]})
+        policy.sample(policy.encode({"state": demo.obs["state"]}))
 
 
 # Refusals -----------------------------------------------------------------------------------------
@@ -369,13 +369,13 @@ def test_what_lerobots_own_sampling_cannot_do_is_said(tiny_policy, demo_of) -> N
     act = tiny_policy("act")
     demo = demo_of(16)
     with pytest.raises(ValueError, match=r"no recorded chain.*lerobot_flow"):
-        act.sample(demo.obs, mode="explore")
+        act.sample(act.encode(demo.obs), mode="explore")
     with pytest.raises(ValueError, match="ACT decodes no noise"):
-        act.sample(demo.obs, z=torch.zeros(3, 16, 4))
+        act.sample(act.encode(demo.obs), z=torch.zeros(3, 16, 4))
     with pytest.raises(ValueError, match="no density"):
-        act.log_prob(demo.obs, Chain(*(torch.zeros(1),) * 3, grid=None))
+        act.log_prob(act.encode(demo.obs), Chain(*(torch.zeros(1),) * 3, grid=None))
     with pytest.raises(ValueError, match="lerobot_flow"):
-        tiny_policy("smolvla").features(demo.obs)
+        _ = tiny_policy("smolvla").feature_dim
     with pytest.raises(ConfigError, match="use 'lerobot_flow'"):
         tiny_policy("smolvla", flow={"eta": 0.1})
     with pytest.raises(ValueError, match=r"actions has shape \(3, 15, 4\), allowed \(3, 16, 4\)"):
@@ -385,7 +385,7 @@ def test_what_lerobots_own_sampling_cannot_do_is_said(tiny_policy, demo_of) -> N
 @pytest.mark.parametrize("kind", ["act", "diffusion"])
 def test_features_have_the_length_they_say(kind, tiny_policy, demo_of) -> None:
     policy = tiny_policy(kind)
-    features = policy.features(demo_of(16).obs)
+    features = policy.encode(demo_of(16).obs)["features"]
     assert features.shape == (3, policy.feature_dim)
     assert features.std(dim=0).mean() > 0
 
@@ -393,11 +393,11 @@ def test_features_have_the_length_they_say(kind, tiny_policy, demo_of) -> None:
 def test_noise_of_diffusion_decides_its_chunk(tiny_policy, demo_of) -> None:
     policy, demo = tiny_policy("diffusion"), demo_of(16)
     z = torch.randn(3, 16, 4, generator=seeded())
-    first, same = (policy.sample(demo.obs, z=z).actions for _ in range(2))
+    first, same = (policy.sample(policy.encode(demo.obs), z=z).actions for _ in range(2))
     assert torch.equal(first, same)
-    assert not torch.equal(policy.sample(demo.obs, z=-z).actions, first)
-    zeros = policy.sample(demo.obs, z=torch.zeros_like(z)).actions
-    assert torch.equal(policy.sample(demo.obs, mode="mean").actions, zeros)
+    assert not torch.equal(policy.sample(policy.encode(demo.obs), z=-z).actions, first)
+    zeros = policy.sample(policy.encode(demo.obs), z=torch.zeros_like(z)).actions
+    assert torch.equal(policy.sample(policy.encode(demo.obs), mode="mean").actions, zeros)
 
 
 def test_a_full_disk_leaves_the_older_folder(tiny_policy, tmp_path, monkeypatch) -> None:

@@ -17,7 +17,7 @@ def seeded(seed: int = 0) -> torch.Generator:
 
 
 def chunk(policy, demo) -> torch.Tensor:
-    return policy.sample(demo.obs, generator=seeded()).actions
+    return policy.sample(policy.encode(demo.obs), generator=seeded()).actions
 
 
 def trained(policy, demo):

@@ -148,7 +148,8 @@ def test_cameras_of_two_sizes_are_refused() -> None:
 def test_actions_are_in_the_dataset_s_units_and_range() -> None:
     obs = observation(50)
     obs["state"].clamp_(-0.2, 0.6)  # a joint outside the range may stay there
-    out = trained().sample(obs, generator=seeded()).actions
+    policy = trained()
+    out = policy.sample(policy.encode(obs), generator=seeded()).actions
     assert out.shape == (50, 8, 3)
     assert out.min() >= -0.2
     assert out.max() <= np.float32(0.6)
@@ -159,47 +160,49 @@ def test_modes() -> None:
     policy, obs = trained(), observation()
     z = torch.randn(6, 8, 3, generator=seeded())
     with torch.no_grad():
-        decoded = policy.sample(obs, z=z).actions
-        assert torch.equal(decoded, policy.sample(obs, z=z).actions)
-        assert not torch.equal(decoded, policy.sample(obs, z=z + 1).actions)
-        drawn = [policy.sample(obs, generator=seeded(seed)).actions for seed in (0, 0, 1)]
+        decoded = policy.sample(policy.encode(obs), z=z).actions
+        assert torch.equal(decoded, policy.sample(policy.encode(obs), z=z).actions)
+        assert not torch.equal(decoded, policy.sample(policy.encode(obs), z=z + 1).actions)
+        drawn = [policy.sample(policy.encode(obs), generator=seeded(seed)).actions for seed in (0, 0, 1)]
         assert torch.equal(drawn[0], drawn[1])
         assert not torch.equal(drawn[0], drawn[2])
-        mean = policy.sample(obs, mode="mean").actions
-        assert torch.equal(mean, policy.sample(obs, z=z, mode="mean", generator=seeded(4)).actions)
+        mean = policy.sample(policy.encode(obs), mode="mean").actions
+        assert torch.equal(
+            mean, policy.sample(policy.encode(obs), z=z, mode="mean", generator=seeded(4)).actions
+        )
     with pytest.raises(ValueError, match="no mode 'best'"):
-        cast("Any", policy).sample(obs, mode="best")
+        cast("Any", policy).sample(policy.encode(obs), mode="best")
     with pytest.raises(ValueError, match=r"z has shape \(6, 7, 3\), allowed \(6, 8, 3\)"):
-        policy.sample(obs, z=z[:, :7])
+        policy.sample(policy.encode(obs), z=z[:, :7])
 
 
 def test_the_mean_is_one_step_from_zero_noise() -> None:
     policy, obs = trained(), observation()
-    context = policy._context(obs)
+    context = policy.encode(obs)
     time = policy._embed_time(torch.ones(1))
-    condition = (context.condition + time)[:, None]
-    velocity = policy.expert(torch.zeros(6, 1, 8, 3), condition, context.cache).mix[:, 0]
+    condition = (context["condition"] + time)[:, None]
+    velocity = policy.expert(torch.zeros(6, 1, 8, 3), condition, policy.cache(context)).mix[:, 0]
     by_hand = policy.normaliser.unaction(-velocity, obs["state"])
-    assert torch.allclose(policy.sample(obs, mode="mean").actions, by_hand, atol=1e-6)
+    assert torch.allclose(policy.sample(policy.encode(obs), mode="mean").actions, by_hand, atol=1e-6)
 
 
 def test_denoising_by_hand() -> None:
     # Three Euler steps from z: x - (1/3) v(x, t), at t = 1, 2/3, 1/3.
     policy, obs = trained(steps=3), observation()
     z = torch.randn(6, 8, 3, generator=seeded())
-    context, x = policy._context(obs), z
+    context, x = policy.encode(obs), z
     for t in (1.0, 2 / 3, 1 / 3):
-        condition = (context.condition + policy._embed_time(torch.tensor([t])))[:, None]
-        x = x - policy.expert(x[:, None], condition, context.cache).mix[:, 0] / 3
+        condition = (context["condition"] + policy._embed_time(torch.tensor([t])))[:, None]
+        x = x - policy.expert(x[:, None], condition, policy.cache(context)).mix[:, 0] / 3
     by_hand = policy.normaliser.unaction(x, obs["state"])
-    assert torch.allclose(policy.sample(obs, z=z).actions, by_hand, atol=1e-5)
+    assert torch.allclose(policy.sample(policy.encode(obs), z=z).actions, by_hand, atol=1e-5)
 
 
 def test_a_row_acts_the_same_alone_and_among_many() -> None:
     policy, obs = trained(horizons=(2, 4, 8)), observation(9)
     z = torch.randn(9, 8, 3, generator=seeded())
-    many = policy.sample(obs, z=z)
-    alone = policy.sample({name: value[4:5] for name, value in obs.items()}, z=z[4:5])
+    many = policy.sample(policy.encode(obs), z=z)
+    alone = policy.sample(policy.encode({name: value[4:5] for name, value in obs.items()}), z=z[4:5])
     assert many.n_exec is not None
     assert alone.n_exec is not None
     assert torch.allclose(many.actions[4:5], alone.actions, atol=1e-5)
@@ -209,13 +212,13 @@ def test_a_row_acts_the_same_alone_and_among_many() -> None:
 def test_training_mode_does_not_change_how_it_acts() -> None:
     policy, obs = trained(), observation()
     z = torch.randn(6, 8, 3, generator=seeded())
-    acting = policy.sample(obs, z=z).actions
-    assert torch.equal(policy.train().sample(obs, z=z).actions, acting)
+    acting = policy.sample(policy.encode(obs), z=z).actions
+    assert torch.equal(policy.sample(policy.train().encode(obs), z=z).actions, acting)
 
 
 def test_it_looks_and_listens() -> None:
     policy, obs = trained(), observation()
-    seen = policy.sample(obs, mode="mean").actions
+    seen = policy.sample(policy.encode(obs), mode="mean").actions
     other = observation(seed=5)
     for key, changed in (
         ("front.rgb", other["front.rgb"]),
@@ -223,15 +226,15 @@ def test_it_looks_and_listens() -> None:
         ("state", other["state"]),
     ):
         assert not torch.allclose(
-            policy.sample({**obs, key: changed}, mode="mean").actions, seen, atol=1e-5
+            policy.sample(policy.encode({**obs, key: changed}), mode="mean").actions, seen, atol=1e-5
         ), key
 
 
 def test_its_own_instruction_stands_in() -> None:
     policy, obs = trained(), observation()
-    said = policy.sample(obs, mode="mean").actions
+    said = policy.sample(policy.encode(obs), mode="mean").actions
     del obs["instruction"]
-    assert torch.equal(policy.sample(obs, mode="mean").actions, said)
+    assert torch.equal(policy.sample(policy.encode(obs), mode="mean").actions, said)
 
 
 @pytest.mark.parametrize(
@@ -260,19 +263,20 @@ def test_another_observation_is_refused(key: str, value: Tensor | None, message:
     else:
         obs[key] = value
     with pytest.raises(DatasetError, match=re.escape(message)):
-        make(relative_actions=False).sample(obs)
+        make(relative_actions=False).encode(obs)
 
 
 def test_how_much_to_execute_comes_from_several_horizons_only() -> None:
     obs = observation()
-    assert trained(updates=2).sample(obs).n_exec is None
-    several = trained(horizons=(2, 4, 8), agreement_first=1).sample(obs, generator=seeded()).n_exec
+    plain, mixed = trained(updates=2), trained(horizons=(2, 4, 8), agreement_first=1)
+    assert plain.sample(plain.encode(obs)).n_exec is None
+    several = mixed.sample(mixed.encode(obs), generator=seeded()).n_exec
     assert several is not None
     assert several.dtype == torch.int64
     # Beyond step 4 one horizon is left, which cannot agree with anybody.
     assert 1 <= several.min() <= several.max() <= 4
     cautious = trained(horizons=(2, 4, 8), agreement_first=1, agreement_ratio=1e-6)
-    least = cautious.sample(obs, generator=seeded()).n_exec
+    least = cautious.sample(cautious.encode(obs), generator=seeded()).n_exec
     assert least is not None
     assert least.tolist() == [1] * 6
 
@@ -294,7 +298,8 @@ def test_it_learns_a_chunk_for_each_picture(options: dict[str, Any]) -> None:
         learner.update(batch)
     policy.load_state_dict(learner.policy_weights())
     for mode in ("mean", "ode"):
-        out = policy.eval().sample(batch.obs, mode=mode, generator=seeded()).actions
+        policy.eval()
+        out = policy.sample(policy.encode(batch.obs), mode=mode, generator=seeded()).actions
         assert (out - batch.actions).abs().mean() < 0.08, mode
 
 
@@ -388,11 +393,11 @@ def test_a_wrong_batch_is_refused() -> None:
 
 def test_features_describe_the_observation() -> None:
     policy, obs = trained(), observation()
-    features = policy.features(obs)
+    features = policy.encode(obs)["features"]
     assert features.shape == (6, policy.feature_dim)
-    assert torch.equal(features, policy.features(obs))
+    assert torch.equal(features, policy.encode(obs)["features"])
     for key in ("state", "front.rgb"):
-        other = policy.features({**obs, key: observation(seed=5)[key]})
+        other = policy.encode({**obs, key: observation(seed=5)[key]})["features"]
         assert not torch.allclose(other, features, atol=1e-4), key
 
 
@@ -400,12 +405,12 @@ def test_a_residual_learns_on_it() -> None:
     base = trained()
     before = {name: value.clone() for name, value in base.state_dict().items()}
     policy, obs = ResidualPolicy(base, ResidualHeadConfig(width=16), 0.1, generator=seeded()), observation()
-    chunk = policy.sample(obs, z=torch.zeros(6, 8, 3)).actions
-    assert torch.equal(policy.refine(obs, chunk[:, 0]), chunk[:, 0])
+    chunk = policy.sample(policy.encode(obs), z=torch.zeros(6, 8, 3)).actions
+    assert torch.equal(policy.refine(policy.encode(obs), chunk[:, 0]), chunk[:, 0])
     learner = BehaviourCloning(policy, BCConfig(lr=1e-2, warmup_updates=1), 0, total_updates=30)
     losses = [float(learner.update(demonstration())["loss"]) for _ in range(30)]
     assert sum(losses[-5:]) < sum(losses[:5])
-    assert not torch.equal(policy.refine(obs, chunk[:, 0]), chunk[:, 0])
+    assert not torch.equal(policy.refine(policy.encode(obs), chunk[:, 0]), chunk[:, 0])
     assert all(torch.equal(value, before[name]) for name, value in policy.base.state_dict().items())
 
 
@@ -413,19 +418,19 @@ def test_chunks_continue_one_another_in_real_time() -> None:
     # Relative actions: what is left of the old chunk is measured from where the arm is now.
     policy, obs = RealTimeChunks(trained(steps=8), RealTimeConfig(max_guidance=20.0)), observation()
     z = torch.randn(6, 8, 3, generator=seeded())
-    before = policy.sample(obs, z=torch.randn(6, 8, 3, generator=seeded(9))).actions
+    before = policy.sample(policy.encode(obs), z=torch.randn(6, 8, 3, generator=seeded(9))).actions
     moved = {**obs, "state": obs["state"] + 0.02}
     known = torch.full((6,), 8)
-    after = policy.sample_after(moved, before, known, frozen=4, z=z).actions
-    free = policy.sample(moved, z=z).actions
+    after = policy.sample_after(policy.encode(moved), before, known, frozen=4, z=z).actions
+    free = policy.sample(policy.encode(moved), z=z).actions
     assert (after - before)[:, :4].abs().mean() < 0.3 * (free - before)[:, :4].abs().mean()
 
 
 def test_policy_gradients_reach_every_trained_weight() -> None:
     policy, obs = trained(process="flow_sde", stochastic_steps="all"), observation()
-    chain = policy.sample(obs, mode="explore", record=True, generator=seeded()).chain
+    chain = policy.sample(policy.encode(obs), mode="explore", record=True, generator=seeded()).chain
     assert chain is not None
-    policy.log_prob(obs, chain)[0].mean().backward()
+    policy.log_prob(policy.encode(obs), chain)[0].mean().backward()
     for name, parameter in policy.named_parameters():
         assert parameter.grad is not None, name
 
@@ -436,18 +441,20 @@ def test_another_process_has_the_same_weights_and_scores_its_own_chain(steps: st
     options = ProcessConfig(process="flow_sde", eta=0.7, stochastic_steps=steps, scored=2)
     twin = policy.with_process(options)
     z = torch.randn(6, 8, 3, generator=seeded())
-    assert torch.equal(twin.sample(obs, z=z).actions, policy.sample(obs, z=z).actions)
-    explored = twin.sample(obs, z=z, mode="explore", record=True, generator=seeded())
-    assert not torch.equal(explored.actions, policy.sample(obs, z=z, mode="explore").actions)
+    assert torch.equal(
+        twin.sample(twin.encode(obs), z=z).actions, policy.sample(policy.encode(obs), z=z).actions
+    )
+    explored = twin.sample(twin.encode(obs), z=z, mode="explore", record=True, generator=seeded())
+    assert not torch.equal(explored.actions, policy.sample(policy.encode(obs), z=z, mode="explore").actions)
     chain = cast(Chain, explored.chain)
-    log_prob, _ = twin.log_prob(obs, chain)
+    log_prob, _ = twin.log_prob(twin.encode(obs), chain)
     torch.testing.assert_close(log_prob, chain.log_prob)  # the first ratio is 1
     # What comes behind the two scored actions counts for nothing; the last x is no network's input.
     later = chain.x.clone()
     later[:, -1, 2:] += 1.0
-    assert torch.equal(twin.log_prob(obs, replace(chain, x=later))[0], log_prob)
+    assert torch.equal(twin.log_prob(twin.encode(obs), replace(chain, x=later))[0], log_prob)
     with pytest.raises(ValueError, match="of 2 actions in 5 steps, this policy is"):
-        policy.with_process(replace(options, scored=None)).log_prob(obs, chain)
+        policy.with_process(replace(options, scored=None)).log_prob(policy.encode(obs), chain)
     assert {id(p) for p in twin.parameters()} == {id(p) for p in policy.parameters()}
     assert policy.config.process == "flow_ode"
 
@@ -460,7 +467,7 @@ def test_what_is_saved_is_complete(tmp_path: Path) -> None:
     assert isinstance(loaded, SmallVLA)
     assert loaded.config == policy.config
     for mode in ("ode", "mean"):
-        before, after = (p.sample(obs, z=z, mode=mode) for p in (policy, loaded))
+        before, after = (p.sample(p.encode(obs), z=z, mode=mode) for p in (policy, loaded))
         assert torch.equal(before.actions, after.actions)
         assert before.n_exec is not None
         assert after.n_exec is not None

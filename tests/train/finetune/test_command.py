@@ -179,7 +179,8 @@ def test_what_is_trained_for_lerobot_is_loaded_by_lerobot(
     kind = "lerobot_flow" if policy == "smolvla" else "lerobot"
     torch.manual_seed(0)
     with torch.no_grad():
-        ours = resolve("policy", kind).from_pretrained(folder).sample(obs, mode="mean").actions
+        tuned = resolve("policy", kind).from_pretrained(folder)
+        ours = tuned.sample(tuned.encode(obs), mode="mean").actions
     np.testing.assert_allclose(_lerobots_chunk(folder, policy, obs), ours.numpy(), atol=2e-4)
 
 
