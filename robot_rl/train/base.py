@@ -38,7 +38,7 @@ from robot_rl.train.demos import (
     load_demonstrations,
 )
 from robot_rl.train.hooks import group_of
-from robot_rl.train.improve.config import DENOISING, ChainPhase, OffPolicyPhase, ResidualPhase
+from robot_rl.train.improve.config import DENOISING, ChainSettings, OffPolicySettings, ResidualSettings
 from robot_rl.train.session import Session, learn
 
 LOOK = "look"
@@ -73,7 +73,7 @@ def _demonstrations(session: Session, env: VectorEnv, source: str) -> Episodes:
     if config.demos.path is not None:
         number, steps = episodes.num_episodes, len(episodes.reward)
         session.display.message(f"demonstrations: {number:,} episodes, {steps:,} control steps")
-    if isinstance(config.method, OffPolicyPhase):
+    if isinstance(config.method, OffPolicySettings):
         _check_pictures(session, episodes.obs)
     return episodes
 
@@ -264,14 +264,14 @@ def check_base(config: RunConfig, at: str, kind: str, horizon: int, own: Any) ->
 def _check_improvable(config: RunConfig, at: str, kind: str, own: Any) -> None:
     """Refuses a base that the run's method cannot improve."""
     config.method.check_base(at, kind)
-    if isinstance(config.method, ChainPhase):
+    if isinstance(config.method, ChainSettings):
         config.method.explored(own, config.n_exec)
         distils = config.method.distil.updates
         if kind not in DENOISING:
             require(distils == 0, "method.distil.updates", distils, f"0 with a {kind} for a base")
     if isinstance(own, SmallVLAConfig):
         allowed = f"() with method={config.method.kind}, all of whose chunks have n_exec steps"
-        is_fine = not own.horizons or isinstance(config.method, ResidualPhase)
+        is_fine = not own.horizons or isinstance(config.method, ResidualSettings)
         require(is_fine, f"{at}: horizons", own.horizons, allowed)
 
 

@@ -20,12 +20,12 @@ from robot_rl.train.improve.config import (
     DENOISING,
     FINETUNED,
     NOISE,
-    ChainPhase,
-    GRPOPhase,
-    ImprovePhase,
-    LatentPhase,
-    OffPolicyPhase,
-    ResidualPhase,
+    ChainSettings,
+    GRPOSettings,
+    LatentSettings,
+    MethodSettings,
+    OffPolicySettings,
+    ResidualSettings,
 )
 from robot_rl.train.robots import SourceConfig, check_sources
 from robot_rl.train.stages import check_stages
@@ -93,7 +93,7 @@ class DemosConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BCPhase:
+class CloningSettings:
     """Behaviour cloning of the base policy."""
 
     updates: int = 4000
@@ -295,10 +295,10 @@ class RunConfig:
     collects, with `num_envs` and the method's `env_steps`."""
     demos: DemosConfig = field(default_factory=DemosConfig)
     policy: PolicyConfig = field(default_factory=ChunkPolicyConfig)
-    bc: BCPhase = field(default_factory=BCPhase)
+    bc: CloningSettings = field(default_factory=CloningSettings)
     finetune: FinetuneSettings = field(default_factory=FinetuneSettings)
     """Of the stage `finetune`, which makes a base in the place of `clone`: `policy` and `bc` are not read."""
-    method: ImprovePhase = field(default_factory=ResidualPhase)
+    method: MethodSettings = field(default_factory=ResidualSettings)
     """How the base is improved, and its settings: `method=ppo method.env_steps=450000`."""
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     human: HumanConfig = field(default_factory=HumanConfig)
@@ -329,7 +329,7 @@ class RunConfig:
         require(self.ahead >= 0, "ahead", self.ahead, "0 or more")
         if self.has_arm:
             require(self.num_envs == 1, "num_envs", self.num_envs, "1 with an arm or a person beside it")
-        if isinstance(self.method, ChainPhase):
+        if isinstance(self.method, ChainSettings):
             require(
                 not self.has_arm,
                 "method",
@@ -342,7 +342,7 @@ class RunConfig:
             self._check_finetuned()
         elif self.bc.policy is None and "clone" in self.plan:
             self._check_cloned()
-        if isinstance(self.method, GRPOPhase):
+        if isinstance(self.method, GRPOSettings):
             group = self.method.group
             require(
                 self.num_envs % group == 0, "num_envs", self.num_envs, f"multiples of method.group, {group}"
@@ -370,7 +370,7 @@ class RunConfig:
         """The run's stages: `stages`, or those of a run that improves a clone."""
         if self.stages:
             return self.stages
-        distils = isinstance(self.method, ChainPhase) and self.method.distil.updates > 0
+        distils = isinstance(self.method, ChainSettings) and self.method.distil.updates > 0
         return (
             "demos",
             *(("filter",) if self.demos.filter.updates else ()),
@@ -419,7 +419,7 @@ class RunConfig:
         plan, filtered = self.plan, self.demos.filter.updates
         is_filter = "filter" in plan
         require(is_filter == (filtered > 0), "demos.filter.updates", filtered, _UPDATES[is_filter])
-        if isinstance(self.method, ChainPhase):
+        if isinstance(self.method, ChainSettings):
             distils, is_distil, at = self.method.distil.updates, "distil" in plan, "method.distil.updates"
             require(is_distil == (distils > 0) or "online" not in plan, at, distils, _UPDATES[is_distil])
         elif "distil" in plan:
@@ -449,7 +449,7 @@ class RunConfig:
         alone = "one robot alone, for now: leave it out beside sources"
         require(not self.has_arm, "sources", list(self.sources), "none beside an arm or a person, for now")
         require(self.env.kind == "sim", "env.kind", self.env.kind, "sim beside sources, for now")
-        require(isinstance(self.method, OffPolicyPhase), "method", self.method.kind, _WITH_REPLAY)
+        require(isinstance(self.method, OffPolicySettings), "method", self.method.kind, _WITH_REPLAY)
         require(self.demos.path is None, "demos.path", self.demos.path, alone)
         require(not self.demos.mirror, "demos.mirror", self.demos.mirror, alone)
         if "finetune" in self.plan:
@@ -468,7 +468,9 @@ class RunConfig:
 
     def _check_shares(self) -> None:
         method = self.method
-        shares = {"method.demo_ratio": method.demo_ratio or 0} if isinstance(method, OffPolicyPhase) else {}
+        shares = (
+            {"method.demo_ratio": method.demo_ratio or 0} if isinstance(method, OffPolicySettings) else {}
+        )
         if self.replay.reuse:
             shares["replay.reuse_ratio"] = self.replay.reuse_ratio
         if self.human.input != "none":
@@ -488,7 +490,7 @@ class RunConfig:
         kind, own = self.policy.chosen, self.policy
         if "online" in self.plan:
             self.method.check_base("policy.kind", kind)
-        if isinstance(self.method, ChainPhase) and isinstance(own, ChunkPolicyConfig):
+        if isinstance(self.method, ChainSettings) and isinstance(own, ChunkPolicyConfig):
             self.method.explored(own, self.n_exec)
             distils, at = self.method.distil.updates, "method.distil.updates"
             require(distils == 0 or kind in DENOISING, at, distils, f"0 with policy.kind={kind}")
@@ -523,7 +525,7 @@ class RunConfig:
 
     def _check_latent(self) -> None:
         """Refuses experience whose noise nobody knows."""
-        if not isinstance(self.method, LatentPhase):
+        if not isinstance(self.method, LatentSettings):
             return
         if self.human.input != "none":
             raise ConfigError(

@@ -13,7 +13,7 @@ from robot_rl.bench import crossq, trials
 from robot_rl.config import dump, load
 from robot_rl.core.errors import ConfigError
 from robot_rl.train.config import RunConfig
-from robot_rl.train.improve.config import DirectPhase
+from robot_rl.train.improve.config import DirectSettings
 from robot_rl.train.improve.method import settings_of
 
 Commands = list[dict[str, str]]
@@ -76,9 +76,9 @@ def test_rows_by_hand_and_finished_runs_stay(tmp_path: Path, started: Commands) 
 
 def test_the_recipes_are_the_papers_settings() -> None:
     recipes = [load(RunConfig, [f"recipe={name}"], config_name="train") for name in ("crossq", "sac")]
-    ours, theirs = (settings_of(config, DirectPhase).algorithm for config in recipes)
+    ours, theirs = (settings_of(config, DirectSettings).algorithm for config in recipes)
     assert (ours.critic.norm, ours.critic.target, ours.beta1, ours.actor_every) == ("batch", "none", 0.5, 3)
-    assert theirs == DirectPhase().algorithm
+    assert theirs == DirectSettings().algorithm
 
 
 def test_published_returns_stand_beside_ours() -> None:

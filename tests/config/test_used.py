@@ -5,11 +5,11 @@ from typing import Any
 from robot_rl.config import build, plain
 from robot_rl.config.used import renewed, used
 from robot_rl.train.config import RunConfig
-from robot_rl.train.improve.config import PPOPhase
+from robot_rl.train.improve.config import PPOSettings
 
 
 def test_a_run_has_the_settings_of_its_method_alone() -> None:
-    config = RunConfig(method=PPOPhase(decisions=7))
+    config = RunConfig(method=PPOSettings(decisions=7))
     found = used(plain(config))
     assert (found["method"]["kind"], found["method"]["decisions"]) == ("ppo", 7)
     assert "utd" not in found["method"]

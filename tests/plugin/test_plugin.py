@@ -25,7 +25,7 @@ from robot_rl.sim.config import EnvConfig
 from robot_rl.sim.vector import SimVectorEnv
 from robot_rl.train.config import RunConfig
 from robot_rl.train.improve import direct
-from robot_rl.train.improve.config import DirectPhase
+from robot_rl.train.improve.config import DirectSettings
 from robot_rl.train.improve.method import Method
 from tests.kinds import META, normaliser, observe, seeded
 
@@ -236,7 +236,7 @@ def test_one_that_cannot_be_imported_is_named(tmp_path: Path, monkeypatch: pytes
 
 
 @dataclass(frozen=True, kw_only=True)
-class Copied(DirectPhase):
+class Copied(DirectSettings):
     """Settings that still have the kind of those they extend."""
 
 

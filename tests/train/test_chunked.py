@@ -17,7 +17,7 @@ from robot_rl.policies.config import ChunkPolicyConfig
 from robot_rl.telemetry.metrics import read_metrics
 from robot_rl.train.assemble import generator
 from robot_rl.train.config import RunConfig
-from robot_rl.train.improve.config import ChunkedPhase
+from robot_rl.train.improve.config import ChunkedSettings
 from robot_rl.train.improve.method import settings_of
 from robot_rl.train.phases import Summary, resume, run
 from tests.runs import folder_of
@@ -97,7 +97,7 @@ def test_it_may_learn_offline_alone(tmp_path: Path) -> None:
     summary = run(replace(config, method=replace(config.method, env_steps=0)))
     assert summary.env_steps == 0
     assert summary.final_digest != summary.base_digest
-    neither = replace(settings_of(config, ChunkedPhase), env_steps=0, offline_updates=0)
+    neither = replace(settings_of(config, ChunkedSettings), env_steps=0, offline_updates=0)
     summary = run(replace(small(tmp_path / "neither"), method=neither))
     assert summary.final_digest == summary.base_digest
 
@@ -120,7 +120,7 @@ def test_it_looks_on_while_it_learns_from_data_alone(tmp_path: Path) -> None:
 def test_a_base_may_stay_as_it_is_drawn_and_every_step_count_the_same(tmp_path: Path) -> None:
     config = small(tmp_path, actor="fql")
     stages = ("demos", "clone", "online", "evaluate")
-    method = replace(settings_of(config, ChunkedPhase), demo_ratio=None)
+    method = replace(settings_of(config, ChunkedSettings), demo_ratio=None)
     summary = run(replace(config, stages=stages, bc=replace(config.bc, updates=0), method=method))
     assert (summary.base_success, summary.env_steps) == (None, 40)
     folder = folder_of(tmp_path)

@@ -15,7 +15,7 @@ from robot_rl.telemetry.metrics import read_metrics
 from robot_rl.telemetry.report import write_report
 from robot_rl.telemetry.runs import load_run
 from robot_rl.train.config import RunConfig
-from robot_rl.train.improve.config import DirectPhase
+from robot_rl.train.improve.config import DirectSettings
 from robot_rl.train.improve.method import settings_of
 from robot_rl.train.phases import resume, run
 from tests.runs import folder_of, killed_after
@@ -131,7 +131,7 @@ def test_an_environment_that_is_not_there_leaves_no_folder(tmp_path: Path) -> No
 
 def test_the_recipe() -> None:
     config = load(RunConfig, ["recipe=crossq", "env.id=Walker2d-v5"], config_name="train")
-    assert (config.env.name, settings_of(config, DirectPhase).algorithm.critic.target) == (
+    assert (config.env.name, settings_of(config, DirectSettings).algorithm.critic.target) == (
         "Walker2d-v5",
         "none",
     )

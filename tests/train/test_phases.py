@@ -22,7 +22,7 @@ from robot_rl.sim.vector import EnvConfig
 from robot_rl.telemetry.metrics import read_metrics
 from robot_rl.testing.devices import FakeEnv
 from robot_rl.train import base, checkpoint, pictures
-from robot_rl.train.config import BCPhase, DemosConfig, ReplayConfig, RunConfig, VideoConfig
+from robot_rl.train.config import CloningSettings, DemosConfig, ReplayConfig, RunConfig, VideoConfig
 from robot_rl.train.phases import resume, run
 from robot_rl.train.pictures import Photographer
 from robot_rl.train.record import load_config, new_folder
@@ -200,7 +200,7 @@ def test_a_base_that_was_cloned_earlier_is_taken_as_it_is(tmp_path: Path) -> Non
     folder = folder_of(tmp_path / "first")
     given: dict[str, Any] = {
         "demos": DemosConfig(path=str(folder / "demos")),
-        "bc": BCPhase(policy=str(folder / "policy/base")),
+        "bc": CloningSettings(policy=str(folder / "policy/base")),
     }
     again = run(small(tmp_path / "again", **given))
     phases_of = {row["phase"] for row in read_metrics(folder_of(tmp_path / "again") / "metrics.jsonl")}
@@ -212,6 +212,6 @@ def test_a_base_that_was_cloned_earlier_is_taken_as_it_is(tmp_path: Path) -> Non
     with pytest.raises(ConfigError, match=r"n_exec: got 9, allowed: 1 to the base's 8"):
         run(small(tmp_path / "long", **given, n_exec=9))
     with pytest.raises(ConfigError, match=r"bc\.policy: no folder '/nowhere'"):
-        small(tmp_path, bc=BCPhase(policy="/nowhere"))
+        small(tmp_path, bc=CloningSettings(policy="/nowhere"))
     with pytest.raises(ConfigError, match=r"demos\.filter\.updates: got 5, allowed: 0 with bc\.policy"):
         small(tmp_path, bc=given["bc"], demos=replace(given["demos"], filter=FilterConfig(updates=5)))

@@ -15,7 +15,7 @@ from robot_rl.telemetry.metrics import read_metrics
 from robot_rl.train import phases
 from robot_rl.train.config import RunConfig
 from robot_rl.train.improve import rl100
-from robot_rl.train.improve.config import RL100Phase
+from robot_rl.train.improve.config import RL100Settings
 from robot_rl.train.improve.method import settings_of
 from tests.runs import TINY, folder_of
 
@@ -109,7 +109,7 @@ def test_rate_and_range_of_the_offline_steps_are_their_own(tmp_path: Path) -> No
     online = {"reduction": "per_step", "lam": 0.7, "clip": 0.3, "clip_high": 0.4, "actor_lr": 1e-2}
     offline = {"clip": 0.1, "actor_lr": 1e-3, "target_kl": 0.05}
     config = tiny(tmp_path, algorithm=online, offline=offline)
-    rates = rl100.offline_rates(settings_of(config, RL100Phase))
+    rates = rl100.offline_rates(settings_of(config, RL100Settings))
     assert (rates.clip, rates.clip_high, rates.actor_lr, rates.target_kl) == (0.1, None, 1e-3, 0.05)
     assert rates.lam == 0.7
 

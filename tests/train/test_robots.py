@@ -36,7 +36,7 @@ from robot_rl.train.config import RunConfig
 from robot_rl.train.demos import load_demonstrations
 from robot_rl.train.devices import devices_of_training
 from robot_rl.train.experience import OneForEach
-from robot_rl.train.improve.config import OffPolicyPhase
+from robot_rl.train.improve.config import OffPolicySettings
 from robot_rl.train.improve.method import Start, settings_of
 from robot_rl.train.improve.off_policy import _replay as replay_of
 from robot_rl.train.improve.off_policy import steps
@@ -315,7 +315,7 @@ def test_batches_mix_demonstrations_and_sources_in_their_shares(finished: tuple[
     base, _ = load_policy(folder / "policy/base")
     start = Start(episodes=episodes, base=base, envs={}, eval_envs={})
     experience = replay_of(
-        config, start, steps(settings_of(config, OffPolicyPhase)), 0, lambda replay: replay, lambda: 0
+        config, start, steps(settings_of(config, OffPolicySettings)), 0, lambda replay: replay, lambda: 0
     )
     width, actions = episodes.obs["state"].shape[1], episodes.action.shape[1]
     for actor, (rows, value) in enumerate(((2, 7.0), (3, 9.0))):

@@ -13,7 +13,7 @@ from robot_rl.policies.spec import SavedPolicy
 from robot_rl.train.assemble import generator
 from robot_rl.train.config import RunConfig
 from robot_rl.train.improve import off_policy
-from robot_rl.train.improve.config import ChunkedPhase
+from robot_rl.train.improve.config import ChunkedSettings
 from robot_rl.train.improve.method import Method, Module, Start, settings_of
 from robot_rl.train.improve.offline import learn_offline
 from robot_rl.train.loop import Run
@@ -23,7 +23,7 @@ from robot_rl.train.session import Session
 def make_policy(config: RunConfig, base: SavedPolicy) -> Module:
     """Returns the best of the base's chunks by untrained critics, or a student that starts as the base."""
     flow = cast("FlowPolicy", copy.deepcopy(base))
-    cfg = settings_of(config, ChunkedPhase)
+    cfg = settings_of(config, ChunkedSettings)
     if cfg.algorithm.actor == "fql":
         return OneStepPolicy.student_of(flow)
     critics = make_critics(config, flow)
@@ -33,7 +33,7 @@ def make_policy(config: RunConfig, base: SavedPolicy) -> Module:
 def make_critics(config: RunConfig, flow: SavedPolicy) -> Module:
     """Returns untrained critics of the actions that are executed of the flow's chunks."""
     return resolve("scorer", "critic", at="chunked")(
-        settings_of(config, ChunkedPhase).algorithm.critics,
+        settings_of(config, ChunkedSettings).algorithm.critics,
         feature_dim=flow.feature_dim,
         action_dim=flow.action_dim,
         steps=config.n_exec,
@@ -43,7 +43,7 @@ def make_critics(config: RunConfig, flow: SavedPolicy) -> Module:
 
 def assemble(session: Session, start: Start) -> tuple[Run, Module]:
     """Returns the loop of chunked Q-learning, after its updates on the demonstrations, and what acts."""
-    config, cfg = session.config, settings_of(session.config, ChunkedPhase)
+    config, cfg = session.config, settings_of(session.config, ChunkedSettings)
     policy = make_policy(config, start.base).to(config.device)
     if cfg.algorithm.actor == "fql":
         flow = copy.deepcopy(cast("FlowPolicy", start.base)).to(config.device)

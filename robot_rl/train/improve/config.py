@@ -38,7 +38,7 @@ NOISE = "noise"
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImprovePhase(Choice):
+class MethodSettings(Choice):
     """What every method of improving the base has."""
 
     kind: ClassVar[str]
@@ -54,7 +54,7 @@ class ImprovePhase(Choice):
     def of_kind(cls, kind: str | None, at: str) -> type[Any]:
         own = {found.kind: found for found in _OWN}
         if kind is None or kind in own:
-            return own[kind or ResidualPhase.kind]
+            return own[kind or ResidualSettings.kind]
         if kind not in table("method"):
             raise ConfigError(f"{at}: got {kind!r}.{nearest(kind, table('method'))}")
         found = resolve("method", kind, at=at).settings  # of a plug-in
@@ -102,7 +102,7 @@ class ImprovePhase(Choice):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OffPolicyPhase(ImprovePhase):
+class OffPolicySettings(MethodSettings):
     """What methods that learn from replayed steps have."""
 
     utd: float = 1.0
@@ -143,7 +143,7 @@ class OffPolicyPhase(ImprovePhase):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ResidualPhase(OffPolicyPhase):
+class ResidualSettings(OffPolicySettings):
     """Residual RL on the frozen base."""
 
     kind: ClassVar[str] = "residual"
@@ -180,7 +180,7 @@ class Explorable(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChainPhase(ImprovePhase):
+class ChainSettings(MethodSettings):
     """What methods have that learn from the denoising chain of what the policy just did."""
 
     exploration: ProcessConfig = field(default_factory=lambda: ProcessConfig(process="flow_sde"))
@@ -224,7 +224,7 @@ class ChainPhase(ImprovePhase):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PPOPhase(ChainPhase):
+class PPOSettings(ChainSettings):
     """PPO through the denoising chain: flow-SDE, DPPO, ReinFlow or FPO, by `exploration` and `algorithm`."""
 
     kind: ClassVar[str] = "ppo"
@@ -238,7 +238,7 @@ class PPOPhase(ChainPhase):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GRPOPhase(ChainPhase):
+class GRPOSettings(ChainSettings):
     """Whole episodes, `num_envs` at a time, in groups from the same start, through the denoising chain."""
 
     kind: ClassVar[str] = "grpo"
@@ -262,7 +262,7 @@ class GRPOPhase(ChainPhase):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RL100Phase(PPOPhase):
+class RL100Settings(PPOSettings):
     """RL-100: PPO inside the chain on the demonstrations, gated; then online; then one step."""
 
     kind: ClassVar[str] = "rl100"
@@ -291,7 +291,7 @@ def transitions(process: ProcessConfig, steps: int) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LatentPhase(OffPolicyPhase):
+class LatentSettings(OffPolicySettings):
     """RL on the noise that the frozen base decodes."""
 
     kind: ClassVar[str] = "latent"
@@ -312,7 +312,7 @@ class LatentPhase(OffPolicyPhase):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChunkedPhase(OffPolicyPhase):
+class ChunkedSettings(OffPolicySettings):
     """Q-learning over the chunks that are executed, of `n_exec` actions: offline, then online."""
 
     kind: ClassVar[str] = "chunked"
@@ -337,7 +337,7 @@ class ChunkedPhase(OffPolicyPhase):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ActorPhase(OffPolicyPhase):
+class ActorSettings(OffPolicySettings):
     """What methods without the base have: an actor of its own."""
 
     explore_std: tuple[float, float] = (0.1, 0.1)
@@ -358,7 +358,7 @@ class ActorPhase(OffPolicyPhase):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DirectPhase(ActorPhase):
+class DirectSettings(ActorSettings):
     """One action at a time (RLPD, WSRL, FastTD3, FastSAC)."""
 
     kind: ClassVar[str] = "direct"
@@ -377,7 +377,7 @@ class DirectPhase(ActorPhase):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SequencePhase(ActorPhase):
+class SequenceSettings(ActorSettings):
     """`n_exec` actions from one observation (SRL)."""
 
     kind: ClassVar[str] = "sequence"
@@ -385,21 +385,21 @@ class SequencePhase(ActorPhase):
 
 
 @dataclass(frozen=True, kw_only=True)
-class QARLPhase(ActorPhase):
+class QARLSettings(ActorSettings):
     """An actor against an adversary that pushes it, wilder first, wiser later (QARL)."""
 
     kind: ClassVar[str] = "qarl"
     algorithm: QARLConfig = field(default_factory=QARLConfig)
 
 
-_OWN: tuple[type[ImprovePhase], ...] = (
-    ResidualPhase,
-    PPOPhase,
-    GRPOPhase,
-    LatentPhase,
-    ChunkedPhase,
-    DirectPhase,
-    RL100Phase,
-    SequencePhase,
-    QARLPhase,
+_OWN: tuple[type[MethodSettings], ...] = (
+    ResidualSettings,
+    PPOSettings,
+    GRPOSettings,
+    LatentSettings,
+    ChunkedSettings,
+    DirectSettings,
+    RL100Settings,
+    SequenceSettings,
+    QARLSettings,
 )

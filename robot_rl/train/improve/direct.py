@@ -24,7 +24,7 @@ from robot_rl.data.replay import ReplayBuffer
 from robot_rl.policies.spec import SavedPolicy
 from robot_rl.train.config import RunConfig
 from robot_rl.train.improve import off_policy
-from robot_rl.train.improve.config import ActorPhase, DirectPhase
+from robot_rl.train.improve.config import ActorSettings, DirectSettings
 from robot_rl.train.improve.method import Method, Module, Start, settings_of
 from robot_rl.train.loop import Run
 from robot_rl.train.meter import Meter
@@ -39,7 +39,7 @@ def make_policy(config: RunConfig, base: SavedPolicy, *, decides: int = 1) -> Mo
 
     Args: decides: actions that it gives at once.
     """
-    cfg, cloned = settings_of(config, ActorPhase), cast("Any", base)
+    cfg, cloned = settings_of(config, ActorSettings), cast("Any", base)
     actor, cameras = cfg.algorithm.actor, cloned.config.cameras
     allowed = f"none with method={config.method.kind}, which reads the state alone"
     require(not cameras, "policy.cameras", cameras, allowed)
@@ -63,7 +63,7 @@ def make_policy(config: RunConfig, base: SavedPolicy, *, decides: int = 1) -> Mo
 
 def assemble(session: Session, start: Start) -> tuple[Run, Module]:
     """Returns the loop of an actor-critic without a base, and the policy that acts with its actor."""
-    config, cfg = session.config, settings_of(session.config, DirectPhase)
+    config, cfg = session.config, settings_of(session.config, DirectSettings)
     policy = make_policy(config, start.base).to(config.device)
     learner: ActorCritic = resolve("algorithm", "actor_critic", at="direct")(
         policy.feature_dim,
@@ -80,7 +80,7 @@ def assemble(session: Session, start: Start) -> tuple[Run, Module]:
 
 def _pretrain(session: Session, episodes: Episodes, learner: ActorCritic) -> None:
     """Clones the demonstrations, failures included; a run that is killed meanwhile begins it again."""
-    config, cfg = session.config, settings_of(session.config, DirectPhase)
+    config, cfg = session.config, settings_of(session.config, DirectSettings)
     if not cfg.pretrain_updates:
         return
     nothing = np.zeros((episodes.num_episodes, episodes.action.shape[1]), np.float32)

@@ -9,7 +9,7 @@ from robot_rl.core.seeding import train_seed
 from robot_rl.policies.chunk import ChunkPolicy
 from robot_rl.policies.one_step import OneStepPolicy
 from robot_rl.train.assemble import generator
-from robot_rl.train.improve.config import ChainPhase
+from robot_rl.train.improve.config import ChainSettings
 from robot_rl.train.improve.method import Module, Start, settings_of
 from robot_rl.train.improve.offline import learn_offline
 from robot_rl.train.session import Session
@@ -19,7 +19,7 @@ PHASE = "distil"
 
 def distil(session: Session, start: Start) -> Module:
     """Returns a student of `start.base`, which has learned in the states of the demonstrations."""
-    config, cfg = session.config, settings_of(session.config, ChainPhase).distil
+    config, cfg = session.config, settings_of(session.config, ChainSettings).distil
     teacher = cast("ChunkPolicy", start.base).to(config.device)
     student = OneStepPolicy.student_of(teacher, generator=generator(config.seed, "student"))
     algorithm = resolve("algorithm", "distil", at=PHASE)(

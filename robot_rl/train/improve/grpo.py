@@ -12,7 +12,7 @@ from robot_rl.rollout.groups import GroupSource
 from robot_rl.rollout.weights import Publisher
 from robot_rl.train.config import RunConfig
 from robot_rl.train.improve.acting import sources_of
-from robot_rl.train.improve.config import GRPOPhase
+from robot_rl.train.improve.config import GRPOSettings
 from robot_rl.train.improve.method import Method, Module, Start, add_hooks, settings_of
 from robot_rl.train.improve.ppo import make_policy
 from robot_rl.train.loop import Pacer, Run
@@ -23,7 +23,7 @@ from robot_rl.train.session import Session
 
 def make_source(config: RunConfig, policy: Module, env: VectorEnv, name: str) -> GroupSource:
     """Returns a source of groups of episodes; RunConfig refuses those of an arm, and several sources."""
-    cfg = settings_of(config, GRPOPhase)
+    cfg = settings_of(config, GRPOSettings)
     return GroupSource(
         env,
         copy.deepcopy(policy).to(config.device).eval(),
@@ -37,7 +37,7 @@ def make_source(config: RunConfig, policy: Module, env: VectorEnv, name: str) ->
 
 def assemble(session: Session, start: Start) -> tuple[Run, Module]:
     """Returns the loop that trains a copy of the base on its own episodes, and that copy."""
-    config, cfg = session.config, settings_of(session.config, GRPOPhase)
+    config, cfg = session.config, settings_of(session.config, GRPOSettings)
     session.counters.updates = 0
     policy = make_policy(config, start.base).to(config.device)
     algorithm = resolve("algorithm", "chain_ppo", at="grpo")(
@@ -71,7 +71,7 @@ def assemble(session: Session, start: Start) -> tuple[Run, Module]:
 
 
 def _reward(config: RunConfig, policy: Module) -> EpisodeReward | None:
-    cfg = settings_of(config, GRPOPhase)
+    cfg = settings_of(config, GRPOSettings)
     if cfg.reward == "progress":
         return ProgressReward(policy)
     if cfg.reward == "process":

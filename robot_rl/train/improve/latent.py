@@ -11,7 +11,7 @@ from robot_rl.policies.spec import SavedPolicy
 from robot_rl.train.assemble import generator
 from robot_rl.train.config import RunConfig
 from robot_rl.train.improve import off_policy
-from robot_rl.train.improve.config import LatentPhase
+from robot_rl.train.improve.config import LatentSettings
 from robot_rl.train.improve.method import Method, Module, Start, settings_of
 from robot_rl.train.loop import Run
 from robot_rl.train.session import Session
@@ -20,13 +20,13 @@ from robot_rl.train.session import Session
 def make_policy(config: RunConfig, base: SavedPolicy) -> Module:
     """Returns the base with an actor that does not steer yet."""
     return resolve("policy", "latent", at="latent")(
-        base, settings_of(config, LatentPhase).actor, generator=generator(config.seed, "actor")
+        base, settings_of(config, LatentSettings).actor, generator=generator(config.seed, "actor")
     )
 
 
 def assemble(session: Session, start: Start) -> tuple[Run, Module]:
     """Returns the loop of latent RL on a frozen base, and the policy whose actor it trains."""
-    config, cfg = session.config, settings_of(session.config, LatentPhase)
+    config, cfg = session.config, settings_of(session.config, LatentSettings)
     policy = make_policy(config, start.base).to(config.device)
     algorithm = resolve("algorithm", "latent", at="latent")(
         policy, cfg.algorithm, train_seed(config.seed, "latent"), n_exec=config.n_exec

@@ -16,7 +16,7 @@ from robot_rl.rollout.evaluate import EvalResult, evaluate_in, of_all
 from robot_rl.rollout.sources import Source
 from robot_rl.train.config import RunConfig
 from robot_rl.train.hooks import checkpoint_hooks, env_steps, group_of, show_progress, write_metrics
-from robot_rl.train.improve.config import ImprovePhase
+from robot_rl.train.improve.config import MethodSettings
 from robot_rl.train.loop import Hook, Run
 from robot_rl.train.recording import Recorder
 from robot_rl.train.schedule import Counters, Every, Ratio
@@ -53,7 +53,7 @@ class Method:
     make_source: Callable[[RunConfig, Module, VectorEnv, str], Source] | None = None
     """Returns what collects in an env, with an acting copy of the policy, for the source of that name;
     None for single control steps."""
-    settings: type[ImprovePhase] | None = None
+    settings: type[MethodSettings] | None = None
     """Of a plug-in's method, whose name is its `kind`; those of ours stand in `improve.config`."""
     autoreset: Autoreset = "same_step"
     """Of the env that collects."""
@@ -61,7 +61,7 @@ class Method:
     """Whether it collects single control steps, which can be kept for later runs."""
 
 
-S = TypeVar("S", bound=ImprovePhase)
+S = TypeVar("S", bound=MethodSettings)
 
 
 def settings_of(config: RunConfig, kind: type[S]) -> S:

@@ -23,7 +23,7 @@ from robot_rl.train.config import RunConfig
 from robot_rl.train.demos import relabelled
 from robot_rl.train.experience import Keeper, OneForEach, ReplayExperience, SourceReplay, StaleSteps
 from robot_rl.train.improve.acting import sources_of
-from robot_rl.train.improve.config import OffPolicyPhase
+from robot_rl.train.improve.config import OffPolicySettings
 from robot_rl.train.improve.method import Module, Start, add_hooks, settings_of
 from robot_rl.train.loop import Pacer, Run
 from robot_rl.train.meter import Meter
@@ -36,13 +36,13 @@ Draw = Callable[[Any, np.random.Generator], TransitionBatch | ChunkBatch]
 """Returns a learner's batch from the online replay, or from the mixture that holds it."""
 
 
-def steps(phase: OffPolicyPhase) -> Draw:
+def steps(phase: OffPolicySettings) -> Draw:
     """Draws windows of control steps."""
     how = {"n_step": phase.n_step, "gamma_step": phase.gamma_step}
     return lambda sampler, rng: sampler.sample(phase.batch, **how, rng=rng)
 
 
-def chunks(phase: OffPolicyPhase, horizon: int, prefixes: Sequence[int] = ()) -> Draw:
+def chunks(phase: OffPolicySettings, horizon: int, prefixes: Sequence[int] = ()) -> Draw:
     """Draws chunks of `horizon` actions that begin anywhere, and what their `prefixes` come to."""
     how: dict[str, Any] = {"horizon": horizon, "gamma_step": phase.gamma_step, "prefixes": prefixes}
     return lambda sampler, rng: sampler.sample_chunks(phase.batch, **how, rng=rng)
@@ -69,7 +69,7 @@ def assemble(
         latent_dim: elements of the noise behind each chunk, if the replay is to keep it.
         online: returns what is drawn from of a source's replay.
     """
-    config, phase = session.config, settings_of(session.config, OffPolicyPhase)
+    config, phase = session.config, settings_of(session.config, OffPolicySettings)
     session.counters.updates = 0
     sources = sources_of(session, start, policy)
     budgets = [source.env_steps for source in config.acting.values()]
@@ -105,7 +105,7 @@ def _replay(
     learner: Callable[[], int],
 ) -> ReplayExperience:
     """Returns the sources' buffers, mixed in exact shares with demonstrations and earlier experience."""
-    phase, seed = settings_of(config, OffPolicyPhase), config.seed
+    phase, seed = settings_of(config, OffPolicySettings), config.seed
     episodes, base = start.episodes, start.base
     shapes = {key: (value.shape[1:], value.dtype) for key, value in episodes.obs.items()}
     action_dim = episodes.action.shape[1]

@@ -14,7 +14,7 @@ from robot_rl.rollout.weights import Publisher
 from robot_rl.train.assemble import generator
 from robot_rl.train.config import RunConfig
 from robot_rl.train.improve.acting import sources_of
-from robot_rl.train.improve.config import ChainPhase, PPOPhase
+from robot_rl.train.improve.config import ChainSettings, PPOSettings
 from robot_rl.train.improve.method import Method, Module, Start, add_hooks, settings_of
 from robot_rl.train.loop import Pacer, Run
 from robot_rl.train.meter import Meter
@@ -26,13 +26,13 @@ from robot_rl.train.session import Session
 def make_policy(config: RunConfig, base: SavedPolicy) -> Module:
     """Returns a copy of the base that explores by the method's process."""
     module: Any = copy.deepcopy(base)
-    process = settings_of(config, ChainPhase).explored(module.config, config.n_exec)
+    process = settings_of(config, ChainSettings).explored(module.config, config.n_exec)
     return module.with_process(process, generator=generator(config.seed, "exploration"))
 
 
 def make_source(config: RunConfig, policy: Module, env: VectorEnv, name: str) -> RolloutSource:
     """Returns a source of rollouts; RunConfig refuses those of an arm, and several sources."""
-    cfg = settings_of(config, PPOPhase)
+    cfg = settings_of(config, PPOSettings)
     return RolloutSource(
         env,
         copy.deepcopy(policy).to(config.device).eval(),
@@ -52,7 +52,7 @@ def assemble(session: Session, start: Start) -> tuple[Run, Module]:
 
 def assemble_online(session: Session, start: Start, policy: Module) -> Run:
     """Returns the loop that trains `policy` on its own rollouts."""
-    config, cfg = session.config, settings_of(session.config, PPOPhase)
+    config, cfg = session.config, settings_of(session.config, PPOSettings)
     session.counters.updates = 0
     algorithm = resolve("algorithm", "chain_ppo", at="ppo")(
         policy, cfg.algorithm, train_seed(config.seed, "ppo"), num_envs=config.num_envs

@@ -9,7 +9,7 @@ from robot_rl.core.seeding import train_seed
 from robot_rl.policies.spec import SavedPolicy
 from robot_rl.train.config import RunConfig
 from robot_rl.train.improve import direct, off_policy
-from robot_rl.train.improve.config import QARLPhase
+from robot_rl.train.improve.config import QARLSettings
 from robot_rl.train.improve.method import Method, Module, Start, settings_of
 from robot_rl.train.loop import Run
 from robot_rl.train.session import Session
@@ -17,7 +17,7 @@ from robot_rl.train.session import Session
 
 def make_policy(config: RunConfig, base: SavedPolicy) -> Module:
     """Returns an actor and its adversary; what explores is both, what is evaluated the actor alone."""
-    actor, opponent = direct.make_policy(config, base), settings_of(config, QARLPhase).algorithm.adversary
+    actor, opponent = direct.make_policy(config, base), settings_of(config, QARLSettings).algorithm.adversary
     adversary = resolve("policy", "actor", at="qarl")(
         actor.config_class(horizon=actor.horizon, width=opponent.width, depth=opponent.depth),
         state_dim=actor.state_dim,
@@ -29,7 +29,7 @@ def make_policy(config: RunConfig, base: SavedPolicy) -> Module:
 
 def assemble(session: Session, start: Start) -> tuple[Run, Module]:
     """Returns the loop of the game, and the policy that holds both players."""
-    config, cfg = session.config, settings_of(session.config, QARLPhase)
+    config, cfg = session.config, settings_of(session.config, QARLSettings)
     policy = make_policy(config, start.base).to(config.device)
     learner = resolve("algorithm", "qarl", at="qarl")(
         policy.feature_dim,

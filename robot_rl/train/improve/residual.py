@@ -8,7 +8,7 @@ from robot_rl.policies.spec import SavedPolicy
 from robot_rl.train.assemble import generator
 from robot_rl.train.config import RunConfig
 from robot_rl.train.improve import off_policy
-from robot_rl.train.improve.config import ResidualPhase
+from robot_rl.train.improve.config import ResidualSettings
 from robot_rl.train.improve.method import Method, Module, Start, settings_of
 from robot_rl.train.loop import Run
 from robot_rl.train.session import Session
@@ -16,7 +16,7 @@ from robot_rl.train.session import Session
 
 def make_policy(config: RunConfig, base: SavedPolicy) -> Module:
     """Returns the base with a head that does nothing yet."""
-    cfg = settings_of(config, ResidualPhase)
+    cfg = settings_of(config, ResidualSettings)
     return resolve("policy", "residual", at="residual")(
         base, cfg.head, cfg.scale, generator=generator(config.seed, "head")
     )
@@ -24,7 +24,7 @@ def make_policy(config: RunConfig, base: SavedPolicy) -> Module:
 
 def assemble(session: Session, start: Start) -> tuple[Run, Module]:
     """Returns the loop of residual RL on a frozen base, and the policy whose head it trains."""
-    config, cfg = session.config, settings_of(session.config, ResidualPhase)
+    config, cfg = session.config, settings_of(session.config, ResidualSettings)
     policy = make_policy(config, start.base).to(config.device)
     algorithm = resolve("algorithm", "residual", at="residual")(
         policy, cfg.algorithm, train_seed(config.seed, "residual")

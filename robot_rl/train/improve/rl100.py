@@ -23,7 +23,7 @@ from robot_rl.rollout.evaluate import evaluate_in
 from robot_rl.train.assemble import generator
 from robot_rl.train.config import RunConfig
 from robot_rl.train.improve import ppo
-from robot_rl.train.improve.config import RL100Phase
+from robot_rl.train.improve.config import RL100Settings
 from robot_rl.train.improve.method import Method, Module, Start, settings_of
 from robot_rl.train.improve.offline import learn_offline
 from robot_rl.train.loop import Run
@@ -38,7 +38,7 @@ def assemble(session: Session, start: Start) -> tuple[Run, Module]:
 
 
 def _learn_offline(session: Session, start: Start, policy: Module) -> None:
-    config, method = session.config, settings_of(session.config, RL100Phase)
+    config, method = session.config, settings_of(session.config, RL100Settings)
     cfg = method.offline
     iql = IQL(
         cfg.iql,
@@ -78,7 +78,7 @@ def _learn_offline(session: Session, start: Start, policy: Module) -> None:
     )
 
 
-def offline_rates(method: RL100Phase) -> ChainPPOConfig:
+def offline_rates(method: RL100Settings) -> ChainPPOConfig:
     """Returns the settings of the offline steps: rate, range and KL are their own."""
     own = {name: getattr(method.offline, name) for name in ("actor_lr", "clip", "target_kl")}
     return replace(method.algorithm, clip_first=None, clip_high=None, **own)
@@ -87,7 +87,7 @@ def offline_rates(method: RL100Phase) -> ChainPPOConfig:
 def critic_score(config: RunConfig, start: Start, policy: Module, iql: IQL) -> CriticScore:
     """Returns the gate's score by the critics, in states of the demonstrations."""
     rng = np.random.default_rng(train_seed(config.seed, "gate"))
-    states = settings_of(config, RL100Phase).offline.gate.states
+    states = settings_of(config, RL100Settings).offline.gate.states
     rows = rng.choice(len(start.episodes.reward), states)
     obs = {key: torch.from_numpy(value[rows]).to(config.device) for key, value in start.episodes.obs.items()}
     shape = (states, policy.horizon, policy.action_dim)
@@ -102,7 +102,7 @@ def simulator_score(session: Session, start: Start, policy: Module) -> Callable[
 
     Their seeds are the training's: neither quick evaluations nor the held-out episodes have them.
     """
-    config, episodes = session.config, settings_of(session.config, RL100Phase).offline.gate.episodes
+    config, episodes = session.config, settings_of(session.config, RL100Settings).offline.gate.episodes
     first = train_seed(config.seed, "gate") // 2
     seeds = np.arange(first, first + episodes, dtype=np.uint64)
     (env,) = start.eval_envs.values()

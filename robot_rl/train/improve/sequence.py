@@ -17,7 +17,7 @@ from robot_rl.data.transitions import ChunkBatch, TransitionBatch
 from robot_rl.policies.spec import SavedPolicy
 from robot_rl.train.config import RunConfig
 from robot_rl.train.improve import direct, off_policy
-from robot_rl.train.improve.config import SequencePhase
+from robot_rl.train.improve.config import SequenceSettings
 from robot_rl.train.improve.method import Method, Module, Start, settings_of
 from robot_rl.train.loop import Run
 from robot_rl.train.session import Session
@@ -33,7 +33,7 @@ def make_policy(config: RunConfig, base: SavedPolicy) -> Module:
 
 def assemble(session: Session, start: Start) -> tuple[Run, Module]:
     """Returns the loop of sequence RL, and the policy that acts with the learner's actor."""
-    config, cfg = session.config, settings_of(session.config, SequencePhase)
+    config, cfg = session.config, settings_of(session.config, SequenceSettings)
     policy = make_policy(config, start.base).to(config.device)
     seed, decides = train_seed(config.seed, "sequence"), config.n_exec
     how: dict[str, Any] = {"encode": policy.encode, "device": config.device}

@@ -10,7 +10,7 @@ from robot_rl.algos.actor_critic import ActorCritic
 from robot_rl.core.seeding import train_seed
 from robot_rl.data.transitions import TransitionBatch
 from robot_rl.train.improve import off_policy
-from robot_rl.train.improve.config import DirectPhase
+from robot_rl.train.improve.config import DirectSettings
 from robot_rl.train.improve.direct import make_policy
 from robot_rl.train.improve.method import Method, Module, Start, settings_of
 from robot_rl.train.loop import Run
@@ -18,7 +18,7 @@ from robot_rl.train.session import Session
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScaledPhase(DirectPhase):
+class ScaledSettings(DirectSettings):
     """Settings: those of `direct`, and the scale."""
 
     kind: ClassVar[str] = "scaled"
@@ -40,7 +40,7 @@ class ScaledActorCritic(ActorCritic):
 
 def assemble(session: Session, start: Start) -> tuple[Run, Module]:
     """Returns the loop, and the policy that it trains."""
-    config, cfg = session.config, settings_of(session.config, ScaledPhase)
+    config, cfg = session.config, settings_of(session.config, ScaledSettings)
     policy: Any = make_policy(config, start.base).to(config.device)
     sizes = (policy.feature_dim, policy.action_dim)
     learner = ScaledActorCritic(
@@ -50,4 +50,4 @@ def assemble(session: Session, start: Start) -> tuple[Run, Module]:
     return off_policy.assemble(session, start, policy, learner, off_policy.steps(cfg)), policy
 
 
-SCALED = Method(make_policy=make_policy, assemble=assemble, settings=ScaledPhase)
+SCALED = Method(make_policy=make_policy, assemble=assemble, settings=ScaledSettings)

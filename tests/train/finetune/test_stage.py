@@ -25,7 +25,7 @@ from robot_rl.train.config import RunConfig
 from robot_rl.train.demos import collect_demonstrations
 from robot_rl.train.finetune import run as finetune
 from robot_rl.train.finetune.config import FinetuneConfig
-from robot_rl.train.improve.config import FINETUNED, ImprovePhase
+from robot_rl.train.improve.config import FINETUNED, MethodSettings
 from tests.runs import SMALL, folder_of, killed_after, weights
 
 pytestmark = pytest.mark.usefixtures("whole_runs")
@@ -269,7 +269,9 @@ def test_what_cannot_be_is_refused_by_the_settings_alone(changes: Any, what: str
 
 def test_the_methods_that_are_named_are_those_that_can() -> None:
     can = {
-        name for name in TABLE["method"] if set(FINETUNED) <= set(ImprovePhase.of_kind(name, "method").bases)
+        name
+        for name in TABLE["method"]
+        if set(FINETUNED) <= set(MethodSettings.of_kind(name, "method").bases)
     }
     assert can == {"residual", "latent", "ppo", "grpo"}
 
