@@ -6,19 +6,15 @@ The servo closes part of the step (kp / kd = 10 per second for the Panda), like 
 controller with its set-point on a short lead.
 """
 
-from typing import Any
-
 import mujoco
 import numpy as np
-from numpy.typing import NDArray
 
+from robot_rl.core.arrays import Array, namespace
 from robot_rl.sim.backends.backend import Backend
-from robot_rl.sim.model_index import ModelIndex, cross
-from robot_rl.sim.poses import compose
+from robot_rl.sim.model_index import ModelIndex
+from robot_rl.sim.poses import compose, cross
 from robot_rl.sim.robots.robot import Robot
 from robot_rl.sim.task import Control
-
-Array = NDArray[Any]
 
 _DAMPING = 0.05
 """Damping of the least squares, in metres and radians: 0.5 % error at unit gain, finite at singularities."""
@@ -38,18 +34,18 @@ class Controller:
     def __init__(self, control: Control, robot: Robot, backend: Backend, index: ModelIndex) -> None:
         self.control, self._index = control, index
         self.num_joints = index.num_joints
-        self._damping = _DAMPING**2 * np.eye(6)
+        self._damping = backend.asarray(_DAMPING**2 * np.eye(6))
         self._axis, self._anchor = backend.bind("xaxis"), backend.bind("xanchor")
         self._site_pos, self._site_mat = backend.bind("site_xpos"), backend.bind("site_xmat")
         self._body_pos, self._body_quat = backend.bind("xpos"), backend.bind("xquat")
         self._qpos = backend.bind("qpos")
-        self._home = np.asarray(robot.home_rad)
+        self._home = backend.asarray(np.asarray(robot.home_rad))
         self._gripper = (
             (robot.gripper_open + robot.gripper_closed) / 2,
             (robot.gripper_open - robot.gripper_closed) / 2,
         )
         self._names = action_names(control, robot)
-        self._home_mat = _home_orientation(backend.model, robot)
+        self._home_mat = backend.asarray(_home_orientation(backend.model, robot))
 
     @property
     def action_names(self) -> tuple[str, ...]:
@@ -62,7 +58,7 @@ class Controller:
     def tool_poses(self, ids: Array) -> Array:
         """Returns where the tools of some simulations are, (n, 7) in the world."""
         body = self._index.tool_body
-        pose = np.concatenate([self._body_pos[ids, body], self._body_quat[ids, body]], axis=1)
+        pose = namespace(ids).concat([self._body_pos[ids, body], self._body_quat[ids, body]], axis=1)
         return compose(pose, self._index.body_from_tool[None])
 
     def targets(self, action: Array, position: Array) -> Array:
@@ -72,11 +68,12 @@ class Controller:
         return position + self._inverse_kinematics(action, position)
 
     def gripper(self, action: Array) -> Array:
-        """Returns the gripper command (B,): the last action, +1 open, -1 closed."""
+        """Returns the gripper command (B,), float64: the last action, +1 open, -1 closed."""
         middle, half = self._gripper
+        xp = namespace(action)
         if self.control.gripper == "shut":
-            return np.full(len(action), middle - half)
-        return middle + half * action[:, -1]
+            return xp.full(len(action), middle - half, dtype=xp.float64, device=action.device)
+        return xp.asarray(middle + half * action[:, -1], dtype=xp.float64)
 
     def towards(self, target: Array, opening: Array) -> Array:
         """Returns actions (B, A) that move the arm from where it is towards joint targets (B, n).
@@ -88,24 +85,27 @@ class Controller:
         if control.kind == "joint_delta":
             parts = [step / control.joint_rad]
         else:
-            twist = np.einsum("bnk,bn->bk", self._jacobian_rows(), step)
+            twist = (self._jacobian_rows().mT @ step[:, :, None])[:, :, 0]
             turns = {"none": slice(6, 6), "yaw": slice(5, 6), "full": slice(3, 6)}[control.rotation]
             parts = [twist[:, :3] / control.linear_m, twist[:, turns] / control.angular_rad]
         if control.gripper == "action":
             parts.append(opening[:, None])
-        return np.clip(np.concatenate(parts, axis=1), -1.0, 1.0)
+        xp = namespace(step)
+        return xp.clip(xp.concat(parts, axis=1), -1.0, 1.0)
 
     def _inverse_kinematics(self, action: Array, position: Array) -> Array:
-        rows = self._jacobian_rows()
-        jacobian = np.ascontiguousarray(rows.transpose(0, 2, 1))
-        twist = np.empty((len(action), 6))
-        np.multiply(self.control.linear_m, action[:, :3], out=twist[:, :3])
+        xp, rows = namespace(position), self._jacobian_rows()
+        num_rows, num_joints, _ = rows.shape
+        jacobian = xp.empty((num_rows, 6, num_joints), dtype=rows.dtype, device=rows.device)
+        jacobian[...] = rows.mT  # contiguous, as products of small matrices want it
+        twist = xp.empty((num_rows, 6), dtype=rows.dtype, device=rows.device)
+        twist[:, :3] = self.control.linear_m * action[:, :3]
         self._rotation(action, out=twist[:, 3:])
         posture = _POSTURE_GAIN * (self._home - position)
         gram = jacobian @ rows
         gram += self._damping
         rest = twist[:, :, None] - jacobian @ posture[:, :, None]
-        return posture + (rows @ np.linalg.solve(gram, rest))[:, :, 0]
+        return posture + (rows @ xp.linalg.solve(gram, rest))[:, :, 0]
 
     def _jacobian_rows(self) -> Array:
         """Returns the transposed geometric Jacobian of every arm, (B, n, 6)."""
@@ -115,14 +115,14 @@ class Controller:
         """Writes the world-frame rotation vector (B, 3): the commanded part, and the hold of the rest."""
         rotation = self._site_mat[:, self._index.site].reshape(-1, 3, 3)
         if self.control.rotation == "full":
-            np.multiply(self.control.angular_rad, action[:, 3:6], out=out)
+            out[...] = self.control.angular_rad * action[:, 3:6]
             return
         # The error vector between two frames is half the sum of their axes' cross products; to hold
         # the approach axis alone takes its own product, which has no part about that axis.
         cross(rotation[:, :, 2], self._home_mat[:, 2], out=out)
         if self.control.rotation == "yaw":
             out *= _ROTATION_GAIN
-            np.multiply(self.control.angular_rad, action[:, 3], out=out[:, 2])
+            out[:, 2] = self.control.angular_rad * action[:, 3]
             return
         out += cross(rotation[:, :, 0], self._home_mat[:, 0]) + cross(rotation[:, :, 1], self._home_mat[:, 1])
         out *= 0.5 * _ROTATION_GAIN

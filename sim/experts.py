@@ -5,15 +5,10 @@ smooth and wrong by a known amount: a base of chosen quality for methods that im
 """
 
 from collections.abc import Callable
-from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
+from robot_rl.core.arrays import Array, namespace
 from robot_rl.core.seeding import EpisodeRng
 from robot_rl.sim.task import Aim, Control, Task, View
-
-Array = NDArray[Any]
 
 _GAIN = 1.5
 """Proportional gain on the servo lead: about 45 % of the error is closed in a control step."""
@@ -31,7 +26,7 @@ class Expert:
         task: Task,
         control: Control,
         view: View,
-        episode_seeds: Callable[[], NDArray[np.uint64]],
+        episode_seeds: Callable[[], Array],
         bias_m: float,
         noise_m: float,
         noise_seed: int,
@@ -49,9 +44,9 @@ class Expert:
 
     def _offset(self) -> Array:
         keys = self._episode_seeds()
-        rng = EpisodeRng(keys, np.full(len(keys), self._noise_seed))
-        offset = np.zeros((len(keys), 3))
-        offset[:, :2] = self._noise_m * rng.normal(size=2)
+        xp = namespace(keys)
+        draws = EpisodeRng(keys, xp.full_like(keys, self._noise_seed)).normal(size=2)
+        offset = xp.concat([self._noise_m * draws, 0.0 * draws[:, :1]], axis=1)
         offset[:, 0] += self._bias_m
         return offset
 
@@ -60,7 +55,10 @@ def action_for(aim: Aim, control: Control, tool_m: Array) -> Array:
     """Returns end-effector actions (B, A) float32 in [-1, 1] that bring the tool, now at `tool_m`, nearer."""
     step = _GAIN * (aim.position_m - tool_m) / control.linear_m
     turn = _GAIN * aim.yaw_rad[:, None] / control.angular_rad
-    grip = [np.where(aim.closed, -1.0, 1.0)[:, None]] if control.gripper == "action" else []
-    turns = {"none": [], "yaw": [turn], "full": [np.zeros_like(turn), np.zeros_like(turn), turn]}
-    action = np.concatenate([step, *turns[control.rotation], *grip], axis=1)
-    return np.clip(action, -1.0, 1.0).astype(np.float32)
+    xp = namespace(step)
+    grip = (
+        [1.0 - 2.0 * xp.asarray(aim.closed, dtype=step.dtype)[:, None]] if control.gripper == "action" else []
+    )
+    turns = {"none": [], "yaw": [turn], "full": [xp.zeros_like(turn), xp.zeros_like(turn), turn]}
+    action = xp.concat([step, *turns[control.rotation], *grip], axis=1)
+    return xp.asarray(xp.clip(action, -1.0, 1.0), dtype=xp.float32)

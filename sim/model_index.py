@@ -3,24 +3,24 @@
 B rows, n arm joints.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import mujoco
 import numpy as np
-from numpy.typing import NDArray
 
+from robot_rl.core.arrays import Array, namespace
 from robot_rl.core.errors import ModelError
+from robot_rl.sim.poses import cross
 from robot_rl.sim.robots.robot import RobotNames
-
-Array = NDArray[Any]
 
 
 class ModelIndex:
     """Columns of `qpos`, `qvel` and `ctrl`, and rows of joints; slices where possible, which copy nothing."""
 
-    def __init__(self, model: mujoco.MjModel, robot: RobotNames) -> None:
-        """Looks up the names of the robot.
+    def __init__(
+        self, model: mujoco.MjModel, robot: RobotNames, asarray: Callable[[Array], Array] = np.asarray
+    ) -> None:
+        """Looks up the names of the robot; `asarray` makes what it keeps of the kind that it will index.
 
         Raises:
             ModelError: a joint of the arm is no hinge and no slide.
@@ -31,6 +31,11 @@ class ModelIndex:
         if not np.isin(kinds, (hinge, slide)).all():
             raise ModelError(f"robot {robot.name}: arm joints must be hinges or slides.")
         self.num_joints = len(joints)
+
+        def columns(index: Sequence[int]) -> slice | Array:
+            found = _slice(index)
+            return asarray(np.array(index)) if found is None else found
+
         self.joints = columns(joints)
         """Of what has a row for each joint: `xaxis`, `xanchor`."""
         self.arm_qpos = columns([int(model.jnt_qposadr[joint]) for joint in joints])
@@ -40,11 +45,11 @@ class ModelIndex:
         self.gripper_ctrl = columns([model.actuator(name).id for name in robot.gripper_actuators])
         self.site = int(model.site(robot.tool_site).id)
         self.tool_body = int(model.site_bodyid[self.site])
-        self.body_from_tool = np.concatenate([model.site_pos[self.site], model.site_quat[self.site]])
+        self.body_from_tool = asarray(np.concatenate([model.site_pos[self.site], model.site_quat[self.site]]))
         """Pose (7,) of the tool in its body's frame."""
         self.is_hinge = kinds == hinge
-        """(n,) bool; the others slide."""
-        self._turns = self.is_hinge.astype(float)[:, None]
+        """(n,) bool, numpy; the others slide."""
+        self._turns = asarray(self.is_hinge.astype(float)[:, None])
         self._all_turn = bool(self.is_hinge.all())
 
     def jacobian_rows(self, axis: Array, anchor: Array, tool_m: Array) -> Array:
@@ -57,7 +62,8 @@ class ModelIndex:
         """
         axis = axis[:, self.joints]
         lever = tool_m[:, None, :] - anchor[:, self.joints]
-        rows = np.empty((len(axis), self.num_joints, 6))
+        shape = (len(axis), self.num_joints, 6)
+        rows = namespace(axis).empty(shape, dtype=axis.dtype, device=axis.device)
         if self._all_turn:
             cross(axis, lever, out=rows[:, :, :3])
             rows[:, :, 3:] = axis
@@ -67,23 +73,14 @@ class ModelIndex:
         return rows
 
 
-def columns(index: Sequence[int]) -> slice | Array:
-    """Returns a slice for consecutive columns, which costs no copy, or else an array of them."""
+def _slice(index: Sequence[int]) -> slice | None:
+    """Returns the slice of consecutive columns, which costs no copy; None where others are between."""
     if not index:
         return slice(0, 0)
     first, last = index[0], index[-1]
-    return slice(first, last + 1) if list(index) == list(range(first, last + 1)) else np.array(index)
+    return slice(first, last + 1) if list(index) == list(range(first, last + 1)) else None
 
 
 def cells(rows: Array, columns: slice | Array) -> tuple[Array, slice | Array]:
     """Returns the index of all given columns of the given rows."""
     return (rows, columns) if isinstance(columns, slice) else (rows[:, None], columns)
-
-
-def cross(a: Array, b: Array, out: Array | None = None) -> Array:
-    """Returns a x b over the last axis; np.cross costs three times as much on small arrays."""
-    out = np.empty_like(a) if out is None else out
-    np.subtract(a[..., 1] * b[..., 2], a[..., 2] * b[..., 1], out=out[..., 0])
-    np.subtract(a[..., 2] * b[..., 0], a[..., 0] * b[..., 2], out=out[..., 1])
-    np.subtract(a[..., 0] * b[..., 1], a[..., 1] * b[..., 0], out=out[..., 2])
-    return out

@@ -1,17 +1,15 @@
 """Randomisation terms: each names the model field it writes and what must be derived again."""
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import mujoco
 import numpy as np
-from numpy.typing import NDArray
 
+from robot_rl.core.arrays import Array
 from robot_rl.core.errors import ModelError, nearest
 from robot_rl.core.seeding import EpisodeRng
 from robot_rl.sim.backends.backend import Backend
-
-Array = NDArray[Any]
 
 _DERIVED = frozenset({"body_mass", "body_inertia", "body_ipos"})
 """Fields after which MuJoCo must recompute constants."""
@@ -53,7 +51,8 @@ class Randomizer:
 
     def __init__(self, terms: tuple[Vary, ...], backend: Backend) -> None:
         self._backend = backend
-        self._terms = [(term, *_locate(term, backend.model)) for term in terms]
+        located = [(term, *_locate(term, backend.model)) for term in terms]
+        self._terms = [(term, row, backend.asarray(nominal)) for term, row, nominal in located]
         self._fields = {term.field: backend.expand(term.field) for term in terms}
 
     @property
@@ -64,17 +63,19 @@ class Randomizer:
     def restore(self, values: dict[str, Array]) -> None:
         """Writes back every varied field, as an exact resume needs."""
         for name, value in values.items():
-            self._fields[name][...] = value
+            self._fields[name][...] = self._backend.asarray(value)
         if _DERIVED & self._fields.keys():
-            self._backend.recompute_constants(np.arange(len(self._backend.state)))
+            self._backend.recompute_constants(self._backend.xp.arange(len(self._backend.state)))
 
     def apply(self, ids: Array, rng: EpisodeRng) -> None:
         """Draws and writes every term for the given simulations."""
+        xp = self._backend.xp
         for term, row, nominal in self._terms:
             value = rng.uniform(term.low, term.high)
-            new = value * nominal if term.how == "scale" else np.broadcast_to(value, (len(ids), nominal.size))
+            size = nominal.shape[0]
+            new = value * nominal if term.how == "scale" else xp.broadcast_to(value, (len(ids), size))
             columns = slice(None) if term.component is None else slice(term.component, term.component + 1)
-            target = self._fields[term.field].reshape(len(self._backend.state), -1, nominal.size)
+            target = self._fields[term.field].reshape(len(self._backend.state), -1, size)
             target[ids, row, columns] = new[:, columns]
         if _DERIVED & self._fields.keys():
             self._backend.recompute_constants(ids)

@@ -1,7 +1,7 @@
 """What a task is: a scene, a reset distribution, success, a reward and an expert, all batched.
 
 B envs, n reset rows, A action dim. Every function sees a `View`: named arrays with a leading
-axis over simulations, so the same task runs on any back end.
+axis over simulations, numpy's or tensors (`robot_rl.core.arrays`), so the same task runs on any back end.
 """
 
 from collections.abc import Mapping
@@ -10,16 +10,14 @@ from typing import Any, ClassVar, Literal
 
 import mujoco
 import numpy as np
-from numpy.typing import NDArray
 
+from robot_rl.core.arrays import Array, namespace
 from robot_rl.core.errors import ConfigError
 from robot_rl.core.registry import resolve, table
 from robot_rl.core.seeding import EpisodeRng
 from robot_rl.sim.randomize import Vary
 from robot_rl.sim.robots.robot import Robot
 from robot_rl.sim.scene import add_world, sense, sense_joints
-
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +50,8 @@ class View:
     def __getitem__(self, sensor: str) -> Array:
         """Returns (B, dim), current as of the end of the last control step."""
         if sensor == "fingers.width":
-            return sum((self._arrays[name] for name in self._fingers), start=np.zeros(1))
+            width: Any = sum(self._arrays[name] for name in self._fingers)
+            return width
         return self._arrays[sensor]
 
 
@@ -175,4 +174,4 @@ def state_layout(task: Task, robot: Robot, model: mujoco.MjModel) -> tuple[Array
 
 def closeness(distance_m: Array, scale_m: float) -> Array:
     """Returns 1 at zero distance, falling to 0.24 at `scale_m` (1 - tanh)."""
-    return 1.0 - np.tanh(distance_m / scale_m)
+    return 1.0 - namespace(distance_m).tanh(distance_m / scale_m)

@@ -2,10 +2,13 @@
 
 B envs, n arm joints, A action dim. There is no Python per env anywhere in `step`: observations,
 success and rewards are array operations on MuJoCo's sensors, and episodes draw their start from
-(seed, episode number), so env i of a thousand is env i alone.
+(seed, episode number), so env i of a thousand is env i alone. Arrays are the back end's, numpy's or
+torch tensors; what a person looks at and what is saved (`picture`, `state_dict`) is numpy's.
 """
 
+import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,8 +16,8 @@ import gymnasium
 import mujoco
 import numpy as np
 from gymnasium.vector import AutoresetMode
-from numpy.typing import NDArray
 
+from robot_rl.core.arrays import Array, Kind, copied, to_numpy
 from robot_rl.core.errors import ConfigError
 from robot_rl.core.names import chosen
 from robot_rl.core.registry import resolve
@@ -32,8 +35,6 @@ from robot_rl.sim.randomize import Randomizer
 from robot_rl.sim.robots.loading import load_robot
 from robot_rl.sim.robots.robot import Robot
 from robot_rl.sim.task import Task, View, compile_task, control_of, state_layout
-
-Array = NDArray[Any]
 
 MOST_SHAPING = 0.5
 """Largest dense reward of a step without success, which is 1."""
@@ -62,14 +63,17 @@ class SimVectorEnv(VectorEnv):
         num_envs: int,
         *,
         autoreset: Literal["same_step", "disabled"] = "same_step",
+        array: Kind = "numpy",
     ) -> None:
         self.config, self.num_envs = config, num_envs
         check_num_envs(num_envs)
         check_reward(config)
         self._task: Task = resolve("task", config.task, at="env.task")()
         self._robot: Robot = load_robot(config.robot or self._task.default_robot)
-        self.backend = MujocoCpu(compile_task(self._task, self._robot), num_envs, config.num_threads)
-        self.index = ModelIndex(self.backend.model, self._robot)
+        model = compile_task(self._task, self._robot)
+        self.backend = MujocoCpu(model, num_envs, config.num_threads, array=array)
+        self.xp, self.device = self.backend.xp, self.backend.device
+        self.index = ModelIndex(model, self._robot, self.backend.asarray)
         control = control_of(self._task, self._robot)
         self.controller = Controller(control, self._robot, self.backend, self.index)
         self.view = View(self.backend.model, self.backend.bind("sensordata"), self._robot)
@@ -81,9 +85,8 @@ class SimVectorEnv(VectorEnv):
             for name in config.cameras
         ]
         self._renderer = Renderer(self.backend.model, cameras) if cameras else None
-        self._seed = np.arange(num_envs, dtype=np.uint64)
-        self._episode = np.zeros(num_envs, dtype=np.uint64)
-        self._elapsed = np.zeros(num_envs, dtype=np.int64)
+        self._seed, self._episode = self._words(np.arange(num_envs)), self._words(np.zeros(num_envs))
+        self._elapsed = self._asarray(np.zeros(num_envs, np.int64))
         self.num_diverged = 0
         self._is_seen = True
 
@@ -95,7 +98,8 @@ class SimVectorEnv(VectorEnv):
         self.num_substeps = round(1.0 / (task.control.hz * model.opt.timestep))
         index, names = state_layout(task, robot, model)
         shown = chosen(names, self.config.state, at="env.state")
-        self._state_index, self.state_names = index[shown], tuple(names[i] for i in shown)
+        self._state_index = self.backend.asarray(index[shown])
+        self.state_names = tuple(names[i] for i in shown)
         self.action_names = self.controller.action_names
         mode = AutoresetMode.SAME_STEP if autoreset == "same_step" else AutoresetMode.DISABLED
         self.metadata = {
@@ -114,11 +118,18 @@ class SimVectorEnv(VectorEnv):
         backend, robot, model = self.backend, self._robot, self.backend.model
         self._sensordata, self._qpos, self._qvel = (backend.bind(f) for f in ("sensordata", "qpos", "qvel"))
         self._ctrl, self._mocap_pos = backend.bind("ctrl"), backend.bind("mocap_pos")
-        self._all_rows = np.arange(self.num_envs)
+        self._asarray, self._home = backend.asarray, backend.asarray(np.asarray(robot.home_rad))
+        self._all_rows = self._asarray(np.arange(self.num_envs))
         self._qpos_at = {model.joint(i).name: int(model.jnt_qposadr[i]) for i in range(model.njnt)}
         self._mocap_at = {model.body(i).name: int(model.body_mocapid[i]) for i in range(model.nbody)}
         self.limits = robot.limits
-        self.safety = SafetyEnvelope(self.limits, control_dt_s=1.0 / self.control_hz, num_envs=self.num_envs)
+        self.safety = SafetyEnvelope(
+            self.limits,
+            control_dt_s=1.0 / self.control_hz,
+            num_envs=self.num_envs,
+            xp=self.xp,
+            device=self.device,
+        )
 
     # The step is the specification: act, simulate, judge, observe, reset.
 
@@ -136,9 +147,10 @@ class SimVectorEnv(VectorEnv):
         self, actions: Array, active: Array | None
     ) -> tuple[Obs, Array, Array, Array, dict[str, Any]]:
         """Advances the active envs by one control step; the others stay, with reward 0."""
+        active = None if active is None else self._mask(active)
         commanded, limited = self._command(actions, active)
-        target_rad = self._ctrl[:, self.index.arm_ctrl].copy()
-        before = self.backend.state.copy()
+        target_rad = copied(self._ctrl[:, self.index.arm_ctrl])
+        before = copied(self.backend.state)
         diverged = self.backend.step(self.num_substeps, active)
         if diverged.any():
             self._contain(diverged, before)
@@ -161,24 +173,25 @@ class SimVectorEnv(VectorEnv):
         obs = self._observe() if self._is_seen or ended.any() else {}
         if self.autoreset and ended.any():
             infos["final_obs"], infos["_final_obs"] = obs, ended
-            solved = success.copy()
+            solved = copied(success)
             infos["final_info"], infos["_final_info"] = {"success": solved, "is_success": solved}, ended
-            obs = self._begin(ended, self._episode + np.uint64(1), keep=obs)
+            obs = self._begin(ended, self._episode + 1, keep=obs)
         return obs, reward, terminated, truncated, infos
 
     def _command(self, actions: Array, active: Array | None) -> tuple[Array, Array]:
         """Writes actuator targets; returns the clipped actions and where safety limited what came of them."""
-        actions = np.asarray(actions, np.float32)
+        xp = self.xp
+        actions = self._asarray(actions, xp.float32)
         if actions.shape != (self.num_envs, len(self.action_names)):
             raise ConfigError(
-                f"{self.task}: got actions of shape {actions.shape}, "
+                f"{self.task}: got actions of shape {tuple(actions.shape)}, "
                 f"need ({self.num_envs}, {len(self.action_names)}): {', '.join(self.action_names)}"
             )
-        commanded = np.clip(actions, -1.0, 1.0)
+        commanded = xp.clip(actions, -1.0, 1.0)
         broken = self._all_rows[:0]
-        if not np.isfinite(commanded.sum()):
-            broken = np.flatnonzero(~np.isfinite(commanded).all(axis=1))
-            commanded[broken] = np.nan  # the whole row: safety then holds the arm, and the gripper stays
+        if not math.isfinite(commanded.sum()):
+            broken = xp.nonzero(~xp.isfinite(commanded).all(axis=1))[0]
+            commanded[broken] = xp.nan  # the whole row: safety then holds the arm, and the gripper stays
         position = self.controller.joint_positions()
         target = self.controller.targets(commanded, position)
         safe, limited = self.safety.filter(target, position, self._qvel[:, self.index.arm_dof], active)
@@ -190,9 +203,11 @@ class SimVectorEnv(VectorEnv):
                 gripper[:, None],
             )
         else:
-            rows = self._all_rows if active is None else np.flatnonzero(active)
+            is_commanded = xp.ones_like(limited) if active is None else copied(active)
+            rows = xp.nonzero(is_commanded)[0]
             self._ctrl[cells(rows, self.index.arm_ctrl)] = safe[rows]
-            gripped = np.setdiff1d(rows, broken)
+            is_commanded[broken] = False
+            gripped = xp.nonzero(is_commanded)[0]
             self._ctrl[cells(gripped, self.index.gripper_ctrl)] = gripper[gripped, None]
         return commanded, limited
 
@@ -200,11 +215,12 @@ class SimVectorEnv(VectorEnv):
         """Returns success, failure and reward of what is so now, (B,) each; where not valid, no success."""
         verdict = self._task.evaluate(self.view)
         success = verdict["success"] & is_valid
-        failed = verdict.get("fail", np.zeros(self.num_envs, bool))
+        failed = verdict.get("fail")
+        failed = self.xp.zeros_like(success) if failed is None else failed
         if self.config.reward == "sparse":
-            return success, failed, success.astype(float)
+            return success, failed, self._asarray(success, self.xp.float64)
         shaped = MOST_SHAPING * self.progress()
-        return success, failed, np.where(success, 1.0, shaped)
+        return success, failed, self.xp.where(success, 1.0, shaped)
 
     def _contain(self, diverged: Array, before: Array) -> None:
         """Counts and dumps simulations that blew up, and gives them back their last good state.
@@ -212,20 +228,20 @@ class SimVectorEnv(VectorEnv):
         Where the state was bad before the step, somebody wrote it: that row takes the model's own.
         """
         self.num_diverged += int(diverged.sum())
-        ids = np.flatnonzero(diverged)
+        (ids,) = self.xp.nonzero(diverged)
         if self.config.dump_diverged is not None:
             folder = Path(self.config.dump_diverged)
             folder.mkdir(parents=True, exist_ok=True)
             np.savez(
                 folder / f"diverged_{self.num_diverged:06d}.npz",
-                state_before=before[ids],
-                ctrl=self._ctrl[ids],
-                seed=self._seed[ids],
-                episode=self._episode[ids],
-                control_step=self._elapsed[ids],
+                state_before=to_numpy(before[ids]),
+                ctrl=to_numpy(self._ctrl[ids]),
+                seed=to_numpy(self._seed[ids]),
+                episode=to_numpy(self._episode[ids]),
+                control_step=to_numpy(self._elapsed[ids]),
             )
         self.backend.clear(ids)
-        good = ids[(np.abs(before[ids]) < mujoco.mjMAXVAL).all(axis=1)]
+        good = ids[(self.xp.abs(before[ids]) < mujoco.mjMAXVAL).all(axis=1)]
         self.backend.state[good] = before[good]
         self.backend.forward(ids)
 
@@ -254,7 +270,7 @@ class SimVectorEnv(VectorEnv):
             raise ConfigError(
                 f"{self.task}.reset: unknown options {sorted(unknown)}; allowed: reset_mask, states"
             )
-        mask = row_mask(options.get("reset_mask"), self.num_envs)
+        mask = self._mask(options.get("reset_mask"))
         self._seed, episode = next_episodes(seed, mask, self._seed, self._episode, at=self.task)
         obs = self._begin(mask, episode, keep=None)
         if "states" in options:
@@ -264,8 +280,8 @@ class SimVectorEnv(VectorEnv):
 
     def _begin(self, mask: Array, episode: Array, keep: Obs | None) -> Obs:
         """Starts new episodes where masked; returns the observation, rows of `keep` elsewhere."""
-        ids = np.flatnonzero(mask)
-        self._episode = np.where(mask, episode, self._episode)
+        (ids,) = self.xp.nonzero(mask)
+        self._episode = self.xp.where(mask, episode, self._episode)
         self._elapsed[ids] = 0
         rng = EpisodeRng(self._seed[ids], self._episode[ids])
         self.backend.clear(ids)
@@ -276,7 +292,7 @@ class SimVectorEnv(VectorEnv):
         fresh = self._observe(ids)
         if keep is None or mask.all():
             return fresh if len(ids) == self.num_envs else self._observe()
-        merged = {key: value.copy() for key, value in keep.items()}
+        merged = {key: copied(value) for key, value in keep.items()}
         for key, value in fresh.items():
             merged[key][ids] = value
         return merged
@@ -284,7 +300,7 @@ class SimVectorEnv(VectorEnv):
     def _place(self, ids: Array, rng: EpisodeRng) -> None:
         robot, task = self._robot, self._task
         noise = rng.uniform(-task.joint_noise_rad, task.joint_noise_rad, size=len(robot.arm_joints))
-        arm = np.asarray(robot.home_rad) + noise
+        arm = self._home + noise
         self._qpos[cells(ids, self.index.arm_qpos)] = arm
         start = task.start(rng)
         fingers = robot.gripper_home if start.fingers is None else start.fingers
@@ -307,63 +323,78 @@ class SimVectorEnv(VectorEnv):
             first = self._qpos_at[joint]
             self._qpos[ids, first : first + 7] = compose(world_from_tool, tool_from_thing)
         self._ctrl[cells(ids, self.index.gripper_ctrl)] = self._robot.gripper_closed
-        closing = np.zeros(self.num_envs, bool)
+        closing = self.xp.zeros_like(self._elapsed, dtype=self.xp.bool)
         closing[ids] = True
         self.backend.step(self.num_substeps, closing)
 
     def _observe(self, ids: Array | None = None) -> Obs:
         """Returns fresh arrays: the caller may keep them."""
         data = self._sensordata if ids is None else self._sensordata[ids]
-        obs: Obs = {"state": data[:, self._state_index].astype(np.float32)}
+        obs: Obs = {"state": self._asarray(data[:, self._state_index], self.xp.float32)}
         if self._renderer is not None:
             rows = self._all_rows if ids is None else ids
             for camera in self.config.cameras:
-                obs[f"{camera}.rgb"] = self._renderer.render_batch(self.backend.batch, rows, camera)
+                draw = partial(self._renderer.render_batch, self.backend.batch, to_numpy(rows), camera)
+                obs[f"{camera}.rgb"] = self._asarray(draw())
                 if self.config.depth:
-                    obs[f"{camera}.depth"] = self._renderer.render_batch(
-                        self.backend.batch, rows, camera, depth=True
-                    )
+                    obs[f"{camera}.depth"] = self._asarray(draw(depth=True))
         return obs
+
+    def _words(self, numbers: Array) -> Array:
+        """Returns seeds or counters as the back end's arrays have them: uint64, int64 in a tensor."""
+        words = np.asarray(numbers, np.uint64)
+        return words if self.xp is np else self._asarray(words.view(np.int64))
+
+    def _mask(self, mask: Array | None) -> Array:
+        """Returns a bool mask (B,) of the back end, all True for None."""
+        return self._asarray(row_mask(None, self.num_envs) if mask is None else mask, self.xp.bool)
 
     # States, seeds, experts, pictures
 
-    def episode_seeds(self) -> NDArray[np.uint64]:
-        """Returns (B,) numbers that identify each env's present episode."""
+    def episode_seeds(self) -> Array:
+        """Returns (B,) numbers that identify each env's present episode; see `EpisodeRng.key`."""
         return EpisodeRng(self._seed, self._episode).key
 
     def get_state(self) -> Array:
         """Returns (B, n): MuJoCo's integration state of each simulation."""
-        return self.backend.state.copy()
+        return copied(self.backend.state)
 
     def set_state(self, rows: Array, mask: Array | None = None) -> Obs:
         """Puts the masked simulations into rows of `get_state`; episode clocks run on."""
-        ids = np.flatnonzero(row_mask(mask, self.num_envs))
-        if np.shape(rows) != self.backend.state.shape:
+        state, rows, mask = self.backend.state, self._asarray(rows), self._mask(mask)
+        (ids,) = self.xp.nonzero(mask)
+        if rows.shape != state.shape:
             raise ConfigError(
-                f"{self.task}.set_state: got rows of shape {np.shape(rows)}, need {self.backend.state.shape}"
+                f"{self.task}.set_state: got rows of shape {tuple(rows.shape)}, need {tuple(state.shape)}"
             )
-        self.backend.state[ids] = np.asarray(rows)[ids]
-        self.safety.reset(row_mask(mask, self.num_envs), self._ctrl[:, self.index.arm_ctrl])
+        state[ids] = rows[ids]
+        self.safety.reset(mask, self._ctrl[:, self.index.arm_ctrl])
         self.backend.forward(ids)
         return self._observe()
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns all that an exact resume needs."""
-        expanded = {f"field.{name}": self.backend.expand(name).copy() for name in self._randomizer.fields}
+        """Returns all that an exact resume needs, in numpy arrays, whichever the env has."""
+        arrays = {
+            "state": self.backend.state,
+            "seed": self._seed,
+            "episode": self._episode,
+            "elapsed": self._elapsed,
+            **{f"field.{name}": self.backend.expand(name) for name in self._randomizer.fields},
+        }
+        kept = {name: to_numpy(copied(array)) for name, array in arrays.items()}
+        for name in ("seed", "episode"):
+            kept[name] = kept[name].view(np.uint64)
         return {
-            "state": self.get_state(),
-            "seed": self._seed.copy(),
-            "episode": self._episode.copy(),
-            "elapsed": self._elapsed.copy(),
+            **kept,
             "num_diverged": self.num_diverged,
             "safety": self.safety.state_dict(),
-            **expanded,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> Obs:
         """Restores `state_dict`; the future is then the same, byte for byte."""
-        self._seed, self._episode = state["seed"].copy(), state["episode"].copy()
-        self._elapsed, self.num_diverged = state["elapsed"].copy(), int(state["num_diverged"])
+        self._seed, self._episode = (copied(self._words(state[name])) for name in ("seed", "episode"))
+        self._elapsed = copied(self._asarray(state["elapsed"]))
+        self.num_diverged = int(state["num_diverged"])
         self._randomizer.restore({name: state[f"field.{name}"] for name in self._randomizer.fields})
         obs = self.set_state(state["state"])
         self.safety.load_state_dict(state["safety"])
@@ -371,7 +402,7 @@ class SimVectorEnv(VectorEnv):
 
     def progress(self) -> Array:
         """Returns (B,) how far each episode is, in [0, 1], by the task's shaped reward: for who looks on."""
-        return np.clip(self._task.dense_reward(self.view), 0.0, 1.0)
+        return self.xp.clip(self._task.dense_reward(self.view), 0.0, 1.0)
 
     def action_towards(self, target_rad: Array, opening: Array) -> Array:
         """Returns actions (B, A) towards joint targets (B, n); see `Controller.towards`."""

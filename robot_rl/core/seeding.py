@@ -1,7 +1,11 @@
 """Seeds: training and evaluation never meet, and a draw never depends on how many envs run beside it."""
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+from robot_rl.core.arrays import Array, copied, is_array, like, namespace
 
 EVAL_SEED_START = 2**31
 """Training seeds lie below this number, evaluation seeds at or above it."""
@@ -9,9 +13,10 @@ EVAL_SEED_START = 2**31
 QUICK_EVAL_SEED_START = 2**32
 """Seeds of the quick evaluations during training; `eval_seeds` ends below this number."""
 
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
-_MIX_2 = np.uint64(0x94D049BB133111EB)
+# Words are int64, since torch has next to nothing for uint64: products wrap to the same 64 bits.
+_GOLDEN = 0x9E3779B97F4A7C15 - 2**64
+_MIX_1 = 0xBF58476D1CE4E5B9 - 2**64
+_MIX_2 = 0x94D049BB133111EB - 2**64
 
 
 def train_seed(run_seed: int, stream: str) -> int:
@@ -42,11 +47,14 @@ class EpisodeRng:
     whether it is drawn alone or among thousands, and no generator object exists per env.
     """
 
-    def __init__(self, seeds: ArrayLike, episodes: ArrayLike) -> None:
-        seeds_B = np.atleast_1d(np.asarray(seeds, dtype=np.uint64))
-        episodes_B = np.atleast_1d(np.asarray(episodes, dtype=np.uint64))
-        with np.errstate(over="ignore"):
-            self._key_B = _mix(_mix(seeds_B + _GOLDEN) ^ (episodes_B * _GOLDEN + _MIX_1))
+    def __init__(self, seeds: ArrayLike | Array, episodes: ArrayLike | Array) -> None:
+        """Begins at draw 0 of each row.
+
+        Args:
+            seeds: (rows,) numbers below 2**64; draws are arrays of their kind. A tensor holds them as int64.
+            episodes: (rows,) of the same kind.
+        """
+        self._key_B = _mix(_mix(_words(seeds) + _GOLDEN) ^ (_words(episodes) * _GOLDEN + _MIX_1))
         self._drawn = 0
 
     @property
@@ -54,27 +62,42 @@ class EpisodeRng:
         return len(self._key_B)
 
     @property
-    def key(self) -> NDArray[np.uint64]:
-        """One number a row that identifies (seed, episode)."""
-        return self._key_B.copy()
+    def key(self) -> Array:
+        """One number a row that identifies (seed, episode): uint64, of a tensor the same bits as int64."""
+        words: Any = copied(self._key_B)
+        return words.view(np.uint64) if isinstance(words, np.ndarray) else words
 
-    def uniform(self, low: ArrayLike = 0.0, high: ArrayLike = 1.0, size: int = 1) -> NDArray[np.float64]:
-        """Returns (rows, size) numbers in [low, high)."""
-        index = np.arange(self._drawn + 1, self._drawn + size + 1, dtype=np.uint64)
+    def uniform(self, low: ArrayLike = 0.0, high: ArrayLike = 1.0, size: int = 1) -> Array:
+        """Returns (rows, size) numbers in [low, high), float64."""
+        xp, key_B1 = namespace(self._key_B), self._key_B[:, None]
+        first = self._drawn + 1
+        index = xp.arange(first, first + size, dtype=xp.int64, device=key_B1.device)
         self._drawn += size
-        with np.errstate(over="ignore"):
-            bits = _mix(self._key_B[:, None] + index[None, :] * _GOLDEN)
-        unit = (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
-        return np.asarray(low) + unit * (np.asarray(high) - np.asarray(low))
+        bits = _mix(key_B1 + index[None, :] * _GOLDEN)
+        unit = xp.asarray(_shifted(bits, 11), dtype=xp.float64) * 2.0**-53
+        lowest = like(low, unit)
+        return lowest + unit * (like(high, unit) - lowest)
 
-    def normal(self, size: int = 1) -> NDArray[np.float64]:
+    def normal(self, size: int = 1) -> Array:
         """Returns (rows, size) standard normal numbers (Box and Muller)."""
-        radius = np.sqrt(-2.0 * np.log1p(-self.uniform(size=size)))
-        return radius * np.cos(2.0 * np.pi * self.uniform(size=size))
+        xp = namespace(self._key_B)
+        radius = xp.sqrt(-2.0 * xp.log1p(-self.uniform(size=size)))
+        return radius * xp.cos(2.0 * np.pi * self.uniform(size=size))
 
 
-def _mix(word: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    with np.errstate(over="ignore"):
-        word = (word ^ (word >> np.uint64(30))) * _MIX_1
-        word = (word ^ (word >> np.uint64(27))) * _MIX_2
-        return word ^ (word >> np.uint64(31))
+def _words(numbers: Any) -> Array:
+    """Returns the bits of (rows,) numbers as int64."""
+    if is_array(numbers) and not isinstance(numbers, np.ndarray):
+        return numbers
+    return np.atleast_1d(np.asarray(numbers, dtype=np.uint64)).view(np.int64)
+
+
+def _mix(word: Array) -> Array:
+    word = (word ^ _shifted(word, 30)) * _MIX_1
+    word = (word ^ _shifted(word, 27)) * _MIX_2
+    return word ^ _shifted(word, 31)
+
+
+def _shifted(word: Array, by: int) -> Array:
+    """Returns the bits moved to the right, with zeros behind them, as those of an unsigned number."""
+    return (word >> by) & (2 ** (64 - by) - 1)

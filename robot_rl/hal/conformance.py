@@ -90,6 +90,7 @@ def _check_env(case: Case, *, repeats: bool, compares_rows: bool) -> None:
     rules.check_reset(case)
     rules.check_some_seeds(case)
     rules.check_step(case)
+    rules.check_arrays(case)
     rules.check_what_is_executed(case)
     rules.check_bad_actions(case)
     rules.check_fresh_arrays(case)

@@ -7,17 +7,19 @@ followed the first time, each across the end of an episode.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
+from robot_rl.core.arrays import is_array, namespace
 from robot_rl.core.errors import RobotRLError
 from robot_rl.hal.device import CAPS
+from robot_rl.hal.host import HostEnv
 from robot_rl.hal.vector import Array, Obs, VectorEnv
 
 MakeEnv = Callable[[int], VectorEnv]
@@ -39,10 +41,10 @@ class Case:
 
     @contextmanager
     def env(self, num_envs: int | None = None) -> Generator[VectorEnv]:
-        """Yields a fresh env and closes it."""
+        """Yields a fresh env, in numpy arrays whichever it has, and closes it."""
         env = self.make_env(self.num_envs if num_envs is None else num_envs)
         try:
-            yield env
+            yield env if env.xp is np else HostEnv(env)
         finally:
             env.close()
 
@@ -132,6 +134,30 @@ def check_step(case: Case) -> None:
         commanded = np.asarray(infos.get("commanded_action"), np.float32)
         is_action = env.action_space.contains(commanded)
         require(is_action, "step: infos['commanded_action']", commanded, env.action_space)
+
+
+def check_arrays(case: Case) -> None:
+    """Checks that every array is of the env's kind and on its device."""
+    env = case.make_env(case.num_envs)
+    try:
+        begun = env.reset(seed=case.seed)
+        stepped = env.step(env.xp.asarray(case.actions(env, 1)[0], device=env.device))
+    finally:
+        env.close()
+    for rule, shown in (("reset", begun), ("step", stepped)):
+        for at, array in _arrays(shown, rule):
+            got, need = (namespace(array).__name__, str(array.device)), (env.xp.__name__, str(env.device))
+            require(got == need, at, f"an array of {got[0]} on {got[1]}", f"one of {need[0]} on {need[1]}")
+
+
+def _arrays(tree: Any, at: str) -> Iterator[tuple[str, Array]]:
+    """Yields the arrays of nested tuples and dicts, and where they are."""
+    if is_array(tree):
+        yield at, tree
+    elif isinstance(tree, tuple | dict):
+        branches: Any = cast("dict[str, Any]", tree).items() if isinstance(tree, dict) else enumerate(tree)
+        for key, branch in branches:
+            yield from _arrays(branch, f"{at}[{key!r}]")
 
 
 def check_what_is_executed(case: Case, steps: int = 8) -> None:

@@ -1,4 +1,4 @@
-"""Limits between a policy and an arm, simulated or real, on by default; numpy only.
+"""Limits between a policy and an arm, simulated or real, on by default.
 
 B envs, n arm joints. Commands are targets of joint position servos. A servo closes its lead
 (target minus position) with a time constant of about `lookahead_s`, so the lead is a commanded
@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from robot_rl.core.arrays import Array, copied, like, to_numpy
 from robot_rl.core.clock import Clock, MonotonicClock
 from robot_rl.core.errors import ConfigError, SafetyStopError, StaleObservationError, require
 
 logger = logging.getLogger(__name__)
 
-Array = NDArray[Any]
 Floats = tuple[float, ...]
 _PER_JOINT = ("position_low_rad", "position_high_rad", "velocity_rad_s", "acceleration_rad_s2", "effort_n_m")
 
@@ -127,6 +127,8 @@ class SafetyEnvelope:
         num_envs: int = 1,
         real: bool = False,
         clock: Clock | None = None,
+        xp: Any = np,
+        device: Any = "cpu",
     ) -> None:
         """Makes an envelope.
 
@@ -135,20 +137,32 @@ class SafetyEnvelope:
             control_dt_s: period of `filter` calls.
             real: whether a command that is not finite trips the whole envelope.
             clock: monotonic, for the watchdogs.
+            xp: the array API functions of the arrays it is given; see `robot_rl.core.arrays`.
+            device: where they are.
         """
         require(control_dt_s > 0, "safety.control_dt_s", control_dt_s, "above 0")
         self.limits = limits
         self._clock = clock or MonotonicClock()
-        self._real = real
+        self._real, self._xp = real, xp
         shape = (num_envs, limits.num_joints)
-        self._low, self._high = _rows(limits.position_low_rad, shape), _rows(limits.position_high_rad, shape)
-        self._lead = _rows(np.asarray(limits.velocity_rad_s) * limits.lookahead_s, shape)
-        self._step = _rows(limits.target_rate_rad_s * control_dt_s, shape)
-        self._previous = np.full(shape, np.nan)
-        self._held = np.full(shape, np.nan)
-        self._row_stopped = np.zeros(num_envs, bool)
+
+        def rows(per_joint: ArrayLike) -> Array:
+            # One contiguous copy a row: broadcasting would cost a third more in every call.
+            values = np.broadcast_to(np.asarray(per_joint, np.float64), shape)
+            return xp.asarray(np.array(values, order="C"), device=device)
+
+        self._low, self._high = rows(limits.position_low_rad), rows(limits.position_high_rad)
+        self._lead = rows(np.asarray(limits.velocity_rad_s) * limits.lookahead_s)
+        self._step = rows(limits.target_rate_rad_s * control_dt_s)
+        share = 1.0 + limits.motion_tolerance
+        self._most_speed = xp.asarray(share * np.asarray(limits.velocity_rad_s), device=device)
+        self._most_effort = xp.asarray(share * np.asarray(limits.effort_n_m), device=device)
+        low_m, high_m = limits.workspace_low_m, limits.workspace_high_m
+        has_box = low_m is not None and high_m is not None
+        self._box = [xp.asarray(np.asarray(m, float), device=device) for m in (low_m, high_m) if has_box]
+        self._previous, self._held = rows(np.full(shape, np.nan)), rows(np.full(shape, np.nan))
+        self._row_stopped = xp.zeros(num_envs, dtype=xp.bool, device=device)
         self._any_row_stopped = False
-        self._scratch = np.empty(shape)
         self._stop: Stop | None = None
 
     # Commands
@@ -176,27 +190,22 @@ class SafetyEnvelope:
             raise ConfigError(
                 f"safety.filter: got targets of shape {target_rad.shape}, need {self._low.shape}"
             )
-        scratch = self._scratch
+        xp, previous = self._xp, self._previous
         with np.errstate(invalid="ignore", over="ignore"):
-            np.subtract(target_rad, position_rad, out=scratch)
-            scratch += velocity_rad_s
-            is_finite = math.isfinite(scratch.sum())
+            is_finite = math.isfinite((target_rad - position_rad + velocity_rad_s).sum())
         if not is_finite:
             self._stop_rows(target_rad, position_rad, velocity_rad_s, active)
         # fmax and fmin ignore NaN: a row without a previous target has no rate limit yet.
-        safe = np.fmax(target_rad, np.subtract(self._previous, self._step, out=scratch))
-        np.fmin(safe, np.add(self._previous, self._step, out=scratch), out=safe)
-        np.maximum(safe, np.subtract(position_rad, self._lead, out=scratch), out=safe)
-        np.minimum(safe, np.add(position_rad, self._lead, out=scratch), out=safe)
-        np.maximum(safe, self._low, out=safe)
-        np.minimum(safe, self._high, out=safe)
+        safe = xp.fmin(xp.fmax(target_rad, previous - self._step), previous + self._step)
+        safe = xp.minimum(xp.maximum(safe, position_rad - self._lead), position_rad + self._lead)
+        safe = xp.minimum(xp.maximum(safe, self._low), self._high)
         if self._any_row_stopped:
             safe[self._row_stopped] = self._held[self._row_stopped]
         limited = (safe != target_rad).any(axis=1)
         if active is None:
-            self._previous[:] = safe
+            previous[:] = safe
         else:
-            self._previous[active] = safe[active]
+            previous[active] = safe[active]
             limited &= active
         return safe, limited
 
@@ -223,13 +232,11 @@ class SafetyEnvelope:
         """
         if self._stop is not None:
             raise self._stop_error()
-        if not np.isfinite(tool_m).all():
-            self.trip(f"tool position is not finite: {tool_m[~np.isfinite(tool_m).all(axis=1)][0].tolist()}")
+        is_finite = self._xp.isfinite(tool_m)
+        if not is_finite.all():
+            self.trip(f"tool position is not finite: {tool_m[~is_finite.all(axis=1)][0].tolist()}")
             raise self._stop_error()
-        low, high = self.limits.workspace_low_m, self.limits.workspace_high_m
-        if low is None or high is None:
-            return tool_m.copy(), np.zeros(len(tool_m), bool)
-        clamped = np.clip(tool_m, low, high)
+        clamped = self._xp.clip(tool_m, *self._box) if self._box else copied(tool_m)
         return clamped, (clamped != tool_m).any(axis=1)
 
     def check_motion(self, velocity_rad_s: Array, effort_n_m: Array | None = None) -> None:
@@ -238,15 +245,15 @@ class SafetyEnvelope:
         Raises:
             SafetyStopError: names the joint, the measured value and the limit.
         """
-        share = 1.0 + self.limits.motion_tolerance
-        checks = [("speed", "rad/s", velocity_rad_s, self.limits.velocity_rad_s)]
+        limits = self.limits
+        checks = [("speed", "rad/s", velocity_rad_s, limits.velocity_rad_s, self._most_speed)]
         if effort_n_m is not None:
-            checks.append(("torque", "N m", effort_n_m, self.limits.effort_n_m))
-        for what, unit, measured, limit in checks:
-            is_over = ~(np.abs(measured) <= share * np.asarray(limit))  # NaN is over
+            checks.append(("torque", "N m", effort_n_m, limits.effort_n_m, self._most_effort))
+        for what, unit, measured, limit, most in checks:
+            is_over = ~(self._xp.abs(measured) <= most)  # NaN is over
             if is_over.any():
-                env, joint = np.argwhere(np.atleast_2d(is_over))[0]
-                value = np.atleast_2d(measured)[env, joint]
+                env, joint = np.argwhere(np.atleast_2d(to_numpy(is_over)))[0]
+                value = np.atleast_2d(to_numpy(measured))[env, joint]
                 self.trip(
                     f"joint {joint}: {what} {value:.4g} {unit} is over the limit {limit[joint]:g} {unit}"
                 )
@@ -278,7 +285,7 @@ class SafetyEnvelope:
     @property
     def row_stopped(self) -> Array:
         """Which rows are held after a command that was not finite, (B,) bool."""
-        return self._row_stopped.copy()
+        return copied(self._row_stopped)
 
     def trip(self, reason: str, by: str = "safety envelope") -> None:
         """Latches a stop; the first one counts until it is cleared."""
@@ -314,20 +321,21 @@ class SafetyEnvelope:
 
     def _stop_rows(self, target: Array, position: Array, velocity: Array, active: Array | None) -> None:
         """Latches the rows that are not finite: a real robot stops, a simulated one holds still."""
-        bad = ~(np.isfinite(target) & np.isfinite(position) & np.isfinite(velocity)).all(axis=1)
+        xp = self._xp
+        bad = ~(xp.isfinite(target) & xp.isfinite(position) & xp.isfinite(velocity)).all(axis=1)
         if active is not None:
             bad &= active
         if not bad.any():
             return
         if self._real:
-            row = int(np.flatnonzero(bad)[0])
+            row = int(xp.nonzero(bad)[0][0])
             self.trip(
                 f"env {row}: target {target[row].tolist()} at position {position[row].tolist()} is not finite"
             )
             raise self._stop_error()
         # Where the arm is; if that is unknown, where it was sent; if it never was, the allowed zero.
-        held = np.where(np.isfinite(position), position, self._previous)
-        held = np.clip(np.where(np.isfinite(held), held, 0.0), self._low, self._high)
+        held = xp.where(xp.isfinite(position), position, self._previous)
+        held = xp.clip(xp.where(xp.isfinite(held), held, 0.0), self._low, self._high)
         new = bad & ~self._row_stopped
         self._held[new] = held[new]
         self._row_stopped |= bad
@@ -336,11 +344,11 @@ class SafetyEnvelope:
     # Resume
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what an exact resume needs; a latched stop survives a restart."""
+        """Returns what an exact resume needs, in numpy arrays; a latched stop survives a restart."""
         return {
-            "previous_rad": self._previous.copy(),
-            "held_rad": self._held.copy(),
-            "row_stopped": self._row_stopped.copy(),
+            "previous_rad": to_numpy(copied(self._previous)),
+            "held_rad": to_numpy(copied(self._held)),
+            "row_stopped": to_numpy(copied(self._row_stopped)),
             "stop": None if self._stop is None else {"by": self._stop.by, "reason": self._stop.reason},
         }
 
@@ -351,14 +359,9 @@ class SafetyEnvelope:
                 f"safety: got a state of shape {np.shape(state['previous_rad'])}, "
                 f"need {self._previous.shape}; it is of another number of envs or another arm."
             )
-        self._previous[:] = state["previous_rad"]
-        self._held[:] = state["held_rad"]
-        self._row_stopped[:] = state["row_stopped"]
+        self._previous[:] = like(state["previous_rad"], self._previous)
+        self._held[:] = like(state["held_rad"], self._held)
+        self._row_stopped[:] = like(state["row_stopped"], self._row_stopped)
         self._any_row_stopped = bool(self._row_stopped.any())
         stop = state["stop"]
         self._stop = None if stop is None else Stop(stop["by"], stop["reason"], self._clock.now_s())
-
-
-def _rows(per_joint: ArrayLike, shape: tuple[int, int]) -> Array:
-    """Returns one contiguous copy a row: broadcasting would cost a third more in every call."""
-    return np.ascontiguousarray(np.broadcast_to(np.asarray(per_joint, np.float64), shape))

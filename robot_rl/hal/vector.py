@@ -2,7 +2,8 @@
 
 B envs, H chunk length, A action dim. Observations are dicts of batched arrays: always
 `state`, float32 (B, D); cameras add `<camera>.rgb`, uint8 (B, h, w, 3), and `<camera>.depth`,
-float32 (B, h, w) in metres. Actions are float32 (B, A) in [-1, 1].
+float32 (B, h, w) in metres. Actions are float32 (B, A) in [-1, 1]. Arrays are those of the env's `xp`
+on its `device`: numpy's, or torch tensors (`robot_rl.core.arrays`).
 """
 
 from collections.abc import Sequence
@@ -11,12 +12,11 @@ from typing import Any, cast
 
 import gymnasium
 import numpy as np
-from numpy.typing import NDArray
 
+from robot_rl.core.arrays import Array, copied, is_array, like, namespace
 from robot_rl.core.errors import ConfigError
 from robot_rl.hal.safety import SafetyLimits
 
-Array = NDArray[Any]
 Obs = dict[str, Array]
 
 
@@ -71,6 +71,10 @@ class VectorEnv(gymnasium.vector.VectorEnv[Obs, Array, Array]):
     """What safety keeps the arm's joint targets within; None where there is no arm."""
     says_success: bool = True
     """Whether it tells successes from failures; where it never has, the return counts."""
+    xp: Any = np
+    """The array API functions of its arrays."""
+    device: Any = "cpu"
+    """Where its arrays are, as `xp.asarray` takes it."""
     caps: frozenset[str]
     """Of `set_state`, `fork`, `render`, `batch`: code asks these, never the type."""
 
@@ -109,28 +113,32 @@ class VectorEnv(gymnasium.vector.VectorEnv[Obs, Array, Array]):
         Only the `active` envs move (all if None); one at least. Of its steps those are observed that
         somebody reads: the last one, and where an episode ends.
         """
-        actions = np.asarray(actions, np.float32)
+        xp, num_envs = self.xp, self.num_envs
+        actions = xp.asarray(actions, dtype=xp.float32, device=self.device)
         self._check_chunk(actions, n_exec)
-        num_envs = self.num_envs
-        reward, valid = np.zeros((num_envs, n_exec)), np.zeros((num_envs, n_exec), bool)
-        terminated, truncated = np.zeros(num_envs, bool), np.zeros(num_envs, bool)
-        commanded = np.zeros((num_envs, n_exec, actions.shape[2]), np.float32)
+
+        def zeros(shape: tuple[int, ...], dtype: Any) -> Array:
+            return xp.zeros(shape, dtype=dtype, device=self.device)
+
+        reward, valid = zeros((num_envs, n_exec), xp.float64), zeros((num_envs, n_exec), xp.bool)
+        terminated, truncated = zeros((num_envs,), xp.bool), zeros((num_envs,), xp.bool)
+        commanded = zeros((num_envs, n_exec, actions.shape[2]), xp.float32)
         merged: dict[str, Any] = {"commanded_action": commanded}
-        active = row_mask(active, num_envs)
+        rows: Array = ~terminated if active is None else xp.asarray(active, dtype=xp.bool, device=self.device)
         obs: Obs = {}
         for k in range(n_exec):
             step = self.step_masked if k == n_exec - 1 else self.step_unseen
             obs, step_reward, step_terminated, step_truncated, infos = step(
-                actions[:, k], None if active.all() else active
+                actions[:, k], None if rows.all() else rows
             )
-            valid[:, k] = active
-            reward[active, k] = step_reward[active]
-            commanded[active, k] = infos["commanded_action"][active]
-            _merge_infos(merged, infos, active)
-            terminated |= step_terminated & active
-            truncated |= step_truncated & active
-            active = active & ~(terminated | truncated)
-            if not active.any():
+            valid[:, k] = rows
+            reward[rows, k] = step_reward[rows]
+            commanded[rows, k] = infos["commanded_action"][rows]
+            _merge_infos(merged, infos, rows)
+            terminated |= step_terminated & rows
+            truncated |= step_truncated & rows
+            rows = rows & ~(terminated | truncated)
+            if not rows.any():
                 break
         return ChunkStep(obs, reward, terminated, truncated, valid, merged)
 
@@ -138,7 +146,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Obs, Array, Array]):
         num_envs, action_dim = self.num_envs, len(self.action_names)
         if actions.ndim != 3 or actions.shape[0] != num_envs or actions.shape[2] != action_dim:
             raise ConfigError(
-                f"{self.task}.step_chunk: got actions of shape {actions.shape}, "
+                f"{self.task}.step_chunk: got actions of shape {tuple(actions.shape)}, "
                 f"need ({num_envs}, H, {action_dim}): envs, chunk length, actions"
             )
         if not 1 <= n_exec <= actions.shape[1]:
@@ -179,7 +187,8 @@ def given_seeds(seed: int | Sequence[int | None] | None, num_envs: int, *, at: s
     if seed is None:
         return np.zeros(num_envs, np.uint64), np.zeros(num_envs, bool)
     if isinstance(seed, int | np.integer):
-        return np.arange(seed, seed + num_envs).astype(np.uint64), np.ones(num_envs, bool)
+        first = np.uint64(int(seed) % 2**64)
+        return np.arange(num_envs, dtype=np.uint64) + first, np.ones(num_envs, bool)
     if len(seed) != num_envs:
         raise ConfigError(f"{at}.reset: got {len(seed)} seeds, need {num_envs}, one an env")
     seeds = np.array([0 if one is None else int(one) % 2**64 for one in seed], np.uint64)
@@ -194,15 +203,16 @@ def next_episodes(
     Args:
         seed: as given to `reset`.
         mask: (B,), which envs it begins anew.
-        seeds: (B,) uint64, present.
-        episodes: (B,) uint64, present, counted from a seed on.
+        seeds: (B,) uint64, in a tensor int64, present.
+        episodes: (B,) of the same kind, present, counted from a seed on.
         at: begins the message of an error.
 
     Raises:
         ConfigError: another number of seeds than envs.
     """
-    given, is_given = given_seeds(seed, len(seeds), at=at)
-    return np.where(mask & is_given, given, seeds), np.where(is_given, np.uint64(0), episodes + np.uint64(1))
+    xp, (given, is_given) = namespace(seeds), given_seeds(seed, len(seeds), at=at)
+    given, is_given = like(given.view(np.int64), seeds), like(is_given, mask)
+    return xp.where(mask & is_given, given, seeds), xp.where(is_given, 0, episodes + 1)
 
 
 def set_state_spaces(env: VectorEnv) -> None:
@@ -228,12 +238,11 @@ def _merge_infos(merged: dict[str, Any], infos: dict[str, Any], active: Array) -
         if isinstance(value, dict):
             rows = infos.get(f"_{key}", active) & active
             _merge_rows(merged.setdefault(key, {}), cast("dict[str, Any]", value), rows)
-        elif isinstance(value, np.ndarray):
-            array = cast("Array", value)
-            if array.dtype == np.bool_ and array.ndim == 1:
-                merged[key] = merged.get(key, False) | (array & active)
+        elif is_array(value):
+            if value.dtype == namespace(value).bool and value.ndim == 1:
+                merged[key] = merged.get(key, False) | (value & active)
             else:
-                _merge_rows(merged, {key: array}, active)
+                _merge_rows(merged, {key: value}, active)
         else:
             merged[key] = value
 
@@ -241,7 +250,7 @@ def _merge_infos(merged: dict[str, Any], infos: dict[str, Any], active: Array) -
 def _merge_rows(kept: dict[str, Any], new: dict[str, Any], rows: Array) -> None:
     for key, value in new.items():
         if key in kept:
-            kept[key] = kept[key].copy()
+            kept[key] = copied(kept[key])
             kept[key][rows] = value[rows]
         else:
             kept[key] = value

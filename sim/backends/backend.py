@@ -3,18 +3,23 @@
 from typing import Any, Protocol
 
 import mujoco
-from numpy.typing import NDArray
 
-Array = NDArray[Any]
+from robot_rl.core.arrays import Array
 
 
 class Backend(Protocol):
     """Many simulations of one MuJoCo model; the leading axis of every array is the simulation."""
 
+    xp: Any
+    """The array API functions of its arrays."""
+    device: Any
+    """Where its arrays are, as `xp.asarray` takes it."""
     caps: frozenset[str]
     model: mujoco.MjModel
     state: Array
     """One row a simulation that determines its future, (sims, n) float64; writable."""
+
+    def asarray(self, values: Any, dtype: Any = None) -> Array: ...
 
     def bind(self, field: str) -> Array: ...
 

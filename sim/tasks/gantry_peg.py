@@ -1,8 +1,8 @@
 """Put a peg that is held already into a hole: the light task, for experiments that take seconds."""
 
 import mujoco
-import numpy as np
 
+from robot_rl.core.arrays import like, namespace, norm
 from robot_rl.core.seeding import EpisodeRng
 from robot_rl.sim.randomize import Vary
 from robot_rl.sim.robots.robot import Robot
@@ -52,16 +52,17 @@ class GantryPeg(Task):
     def start(self, rng: EpisodeRng) -> Start:
         hole = rng.uniform((0.40, -0.12, 0.0), (0.56, 0.12, 0.0), size=3)
         # The tool's z axis points down, so half a turn about its x axis stands the peg upright.
-        upright = np.tile([0.0, 1.0, 0.0, 0.0], (rng.num_rows, 1))
         at = rng.uniform((-0.004, 0.0, 0.010), (0.004, 0.0, 0.020), size=3)
+        xp = namespace(at)
+        upright = xp.tile(like([0.0, 1.0, 0.0, 0.0], at), (rng.num_rows, 1))
         return Start(
-            held={"peg": np.concatenate([at, upright], axis=1)},
+            held={"peg": xp.concat([at, upright], axis=1)},
             fingers=PEG_HALF_M[1],
             mocap={"hole": hole},
         )
 
     def evaluate(self, view: View) -> dict[str, Array]:
-        lost = np.linalg.norm(view["peg_in_tool.pos"], axis=1) > _LOST_M
+        lost = norm(view["peg_in_tool.pos"]) > _LOST_M
         success = inserted(view["tip_in_hole.pos"])
         return {"success": success, "fail": lost & ~success}
 
@@ -72,5 +73,5 @@ class GantryPeg(Task):
         lift = carry_to(
             view["tip.pos"], view["hole.pos"] + offset_m, clearance_m=BLOCK_HEIGHT_M + 0.015, aligned_m=0.0015
         )
-        still = np.zeros(len(lift))
+        still = namespace(lift).zeros_like(lift[:, 0])
         return Aim(position_m=view["tool.pos"] + lift, yaw_rad=still, closed=still == 0)

@@ -1,7 +1,8 @@
 """The part that scripted experts of grasping tasks share: above, down, close, carry."""
 
-import numpy as np
+import math
 
+from robot_rl.core.arrays import namespace, norm
 from robot_rl.sim.task import Aim, Array, View
 
 _ABOVE_M = 0.09
@@ -32,20 +33,21 @@ def grasp_aim(
         shut_width_m: the fingers hold something or nothing when they are closer than this.
         centred_m: how near to the thing's axis the tool must be for the fingers to begin to close.
     """
+    xp = namespace(carry_to_m)
     tool, target = view["tool.pos"], view[f"{thing}.pos"] + offset_m
     error = tool - target
-    sideways = np.linalg.norm(error[:, :2], axis=1)
-    at_target = (sideways < 2 * _AT_TARGET_M) & (np.abs(error[:, 2]) < _AT_TARGET_M)
+    sideways = norm(error[:, :2])
+    at_target = (sideways < 2 * _AT_TARGET_M) & (xp.abs(error[:, 2]) < _AT_TARGET_M)
     shut = finger_width(view) < shut_width_m
     holding = at_target & shut
     aligned = (sideways < _ALIGNED_M) | ((sideways < 2 * _ALIGNED_M) & (error[:, 2] < 0.5 * _ABOVE_M))
-    height = np.where(aligned, target[:, 2], target[:, 2] + _ABOVE_M)
-    position = np.column_stack([target[:, :2], height])
+    height = xp.where(aligned, target[:, 2], target[:, 2] + _ABOVE_M)
+    position = xp.concat([target[:, :2], height[:, None]], axis=1)
     position[holding] = carry_to_m[holding]
     yaw = quarter_turn(heading(view[f"{thing}.xaxis"]) - heading(view["tool.xaxis"]))
     return Aim(
         position_m=position,
-        yaw_rad=np.where(holding, carry_yaw_rad, yaw),
+        yaw_rad=xp.where(holding, carry_yaw_rad, yaw),
         closed=holding | (at_target & (sideways < centred_m)),
     )
 
@@ -59,13 +61,14 @@ def carry_to(thing_m: Array, place_m: Array, *, clearance_m: float, aligned_m: f
         clearance_m: height above the place in which it moves sideways.
         aligned_m: how near above the place it must be to go down; on the way, twice as near.
     """
+    xp = namespace(thing_m)
     error = thing_m - place_m
-    sideways = np.linalg.norm(error[:, :2], axis=1)
+    sideways = norm(error[:, :2])
     going_down = error[:, 2] < 0.9 * clearance_m
     down = (sideways < aligned_m) | (going_down & (sideways < 3 * aligned_m))
     clear = error[:, 2] > 0.75 * clearance_m
-    move = np.where((down | clear)[:, None], -error, 0.0)
-    move[:, 2] = np.where(down, np.maximum(-error[:, 2], -_GENTLE_M), clearance_m - error[:, 2])
+    move = xp.where((down | clear)[:, None], -error, 0.0)
+    move[:, 2] = xp.where(down, xp.clip(-error[:, 2], -_GENTLE_M, None), clearance_m - error[:, 2])
     return move
 
 
@@ -76,15 +79,21 @@ def finger_width(view: View) -> Array:
 
 def heading(axis: Array) -> Array:
     """Returns the angle of a horizontal direction about z, (B,)."""
-    return np.arctan2(axis[:, 1], axis[:, 0])
+    return namespace(axis).atan2(axis[:, 1], axis[:, 0])
+
+
+def level(angle_rad: Array) -> Array:
+    """Returns the horizontal directions (n, 3) of angles (n, 1) about z."""
+    xp = namespace(angle_rad)
+    return xp.concat([xp.cos(angle_rad), xp.sin(angle_rad), 0.0 * angle_rad], axis=1)
 
 
 def half_turn(angle_rad: Array) -> Array:
     """Returns the same angle modulo 180 degrees, in [-90, 90): a shut gripper looks alike twice a turn."""
-    return (angle_rad + np.pi / 2) % np.pi - np.pi / 2
+    return (angle_rad + math.pi / 2) % math.pi - math.pi / 2
 
 
 def quarter_turn(angle_rad: Array) -> Array:
     """Returns the same angle modulo 90 degrees, in [-45, 45): a cube looks alike four times a turn."""
-    quarter = np.pi / 2
+    quarter = math.pi / 2
     return (angle_rad + quarter / 2) % quarter - quarter / 2

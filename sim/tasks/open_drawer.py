@@ -4,6 +4,7 @@ import mujoco
 import numpy as np
 from mujoco import mjtGeom, mjtJoint
 
+from robot_rl.core.arrays import copied, like, namespace, norm
 from robot_rl.core.seeding import EpisodeRng
 from robot_rl.sim.randomize import Vary
 from robot_rl.sim.robots.robot import Robot
@@ -19,7 +20,7 @@ _BAR_RADIUS_M = 0.007
 _BAR_HALF_M = 0.055
 _HANDLE_Z_M = 0.10
 _HALF_WIDTH_M, _HALF_DEPTH_M, _HEIGHT_M = 0.15, 0.10, 0.125
-_HOOK_M = np.array([0.028, 0.0, -0.008])
+_HOOK_M = (0.028, 0.0, -0.008)
 """From the bar to the tool when the fingers stand behind it."""
 _ABOVE_M = 0.07
 _GREY: Rgba = (0.62, 0.64, 0.67, 1.0)
@@ -63,25 +64,26 @@ class OpenDrawer(Task):
         return {"success": view["drawer.pos"][:, 0] >= OPEN_M}
 
     def dense_reward(self, view: View) -> Array:
-        reach = closeness(np.linalg.norm(view["handle.pos"] + _HOOK_M - view["tool.pos"], axis=1), 0.1)
-        return 0.3 * reach + 0.7 * np.clip(view["drawer.pos"][:, 0] / OPEN_M, 0.0, 1.0)
+        handle = view["handle.pos"]
+        reach = closeness(norm(handle + like(_HOOK_M, handle) - view["tool.pos"]), 0.1)
+        return 0.3 * reach + 0.7 * namespace(handle).clip(view["drawer.pos"][:, 0] / OPEN_M, 0.0, 1.0)
 
     def expert(self, view: View, offset_m: Array) -> Aim:
         """Goes above the gap behind the bar, down into it, and back."""
         tool = view["tool.pos"]
-        hook = view["handle.pos"] + _HOOK_M + offset_m
+        hook = view["handle.pos"] + like(_HOOK_M, tool) + offset_m
         error = tool - hook
-        sideways = np.linalg.norm(error[:, :2], axis=1)
+        sideways = norm(error[:, :2])
         low = error[:, 2] < 0.012
         hooked = low & (sideways < 0.04)
         aligned = (sideways < 0.01) | ((sideways < 0.02) & (error[:, 2] < 0.5 * _ABOVE_M))
-        position = hook.copy()
+        position = copied(hook)
         position[~(aligned | hooked), 2] += _ABOVE_M
         position[hooked, 0] = tool[hooked, 0] - 0.06
         return Aim(
             position_m=position,
             yaw_rad=half_turn(-heading(view["tool.xaxis"])),
-            closed=np.ones(len(tool), bool),
+            closed=namespace(low).ones_like(low),
         )
 
 

@@ -1,8 +1,8 @@
 """Take a square peg from the table and put it into a square hole."""
 
 import mujoco
-import numpy as np
 
+from robot_rl.core.arrays import namespace, norm
 from robot_rl.core.seeding import EpisodeRng
 from robot_rl.sim.poses import free_pose
 from robot_rl.sim.randomize import Vary
@@ -74,7 +74,7 @@ class PegInsert(Task):
         return {"success": inserted(view["tip_in_hole.pos"])}
 
     def dense_reward(self, view: View) -> Array:
-        reach = closeness(np.linalg.norm(view["grip.pos"] - view["tool.pos"], axis=1), 0.1)
+        reach = closeness(norm(view["grip.pos"] - view["tool.pos"]), 0.1)
         return 0.3 * reach + 0.7 * insertion_reward(view["tip_in_hole.pos"])
 
     def expert(self, view: View, offset_m: Array) -> Aim:
@@ -90,13 +90,14 @@ class PegInsert(Task):
 
 def inserted(tip_in_hole_m: Array) -> Array:
     """Returns where the peg's lower end is near the hole's floor and between its walls, (B,) bool."""
-    inside = np.abs(tip_in_hole_m[:, :2]).max(axis=1) < 2 * CLEARANCE_M
+    xp = namespace(tip_in_hole_m)
+    inside = xp.max(xp.abs(tip_in_hole_m[:, :2]), axis=1) < 2 * CLEARANCE_M
     return inside & (tip_in_hole_m[:, 2] < INSERTED_M)
 
 
 def insertion_reward(tip_in_hole_m: Array) -> Array:
     """Returns a reward in [0, 1] for coming over the hole and then down."""
-    sideways = np.linalg.norm(tip_in_hole_m[:, :2], axis=1)
+    sideways = norm(tip_in_hole_m[:, :2])
     over = closeness(sideways, 0.05)
-    depth = np.clip(1.0 - tip_in_hole_m[:, 2] / (BLOCK_HEIGHT_M + 0.02), 0.0, 1.0)
+    depth = namespace(sideways).clip(1.0 - tip_in_hole_m[:, 2] / (BLOCK_HEIGHT_M + 0.02), 0.0, 1.0)
     return 0.5 * over + 0.5 * depth * (sideways < 4 * CLEARANCE_M)

@@ -1,8 +1,8 @@
 """Grasp a cube from the table and bring it to a point in the air."""
 
 import mujoco
-import numpy as np
 
+from robot_rl.core.arrays import norm
 from robot_rl.core.seeding import EpisodeRng
 from robot_rl.sim.poses import free_pose
 from robot_rl.sim.randomize import Vary
@@ -59,12 +59,12 @@ class PickCube(Task):
         return Start(joints={"cube": free_pose(cube, yaw)}, mocap={"goal": goal})
 
     def evaluate(self, view: View) -> dict[str, Array]:
-        distance = np.linalg.norm(view["cube.pos"] - view["goal.pos"], axis=1)
+        distance = norm(view["cube.pos"] - view["goal.pos"])
         return {"success": distance < GOAL_RADIUS_M}
 
     def dense_reward(self, view: View) -> Array:
-        reach = closeness(np.linalg.norm(view["cube_in_tool.pos"], axis=1), 0.1)
-        carry = closeness(np.linalg.norm(view["cube.pos"] - view["goal.pos"], axis=1), 0.1)
+        reach = closeness(norm(view["cube_in_tool.pos"]), 0.1)
+        carry = closeness(norm(view["cube.pos"] - view["goal.pos"]), 0.1)
         return 0.3 * reach + 0.7 * carry
 
     def expert(self, view: View, offset_m: Array) -> Aim:

@@ -1,15 +1,17 @@
 """Push a cube over the table to a mark, with the gripper shut."""
 
-import mujoco
-import numpy as np
+import math
 
+import mujoco
+
+from robot_rl.core.arrays import namespace, norm
 from robot_rl.core.seeding import EpisodeRng
 from robot_rl.sim.poses import free_pose
 from robot_rl.sim.randomize import Vary
 from robot_rl.sim.robots.robot import Robot
 from robot_rl.sim.scene import add_free_box, add_mark, sense
 from robot_rl.sim.task import Aim, Array, Control, Start, Task, View, closeness
-from robot_rl.sim.tasks.grasping import half_turn, heading
+from robot_rl.sim.tasks.grasping import half_turn, heading, level
 
 HALF_SIZE_M = 0.025
 GOAL_RADIUS_M = 0.025
@@ -63,46 +65,49 @@ class PushCube(Task):
     def start(self, rng: EpisodeRng) -> Start:
         cube = rng.uniform((0.47, -0.12, HALF_SIZE_M), (0.57, 0.12, HALF_SIZE_M), size=3)
         yaw = rng.uniform(-0.75, 0.75)
-        direction, distance = rng.uniform(-np.pi, np.pi), rng.uniform(0.08, 0.14)
-        goal = cube + distance * np.hstack([np.cos(direction), np.sin(direction), 0.0 * direction])
+        direction, distance = rng.uniform(-math.pi, math.pi), rng.uniform(0.08, 0.14)
+        goal = cube + distance * level(direction)
         goal[:, 2] = 0.0
         return Start(joints={"cube": free_pose(cube, yaw)}, mocap={"goal": goal}, fingers=0.0)
 
     def evaluate(self, view: View) -> dict[str, Array]:
-        slow = np.linalg.norm(view["cube.linvel"], axis=1) < _AT_REST_M_S
+        slow = norm(view["cube.linvel"]) < _AT_REST_M_S
         return {"success": (self._distance(view) < GOAL_RADIUS_M) & slow}
 
     def dense_reward(self, view: View) -> Array:
-        near = np.maximum(np.linalg.norm(view["cube_in_tool.pos"], axis=1) - HALF_SIZE_M, 0.0)
+        beside = norm(view["cube_in_tool.pos"]) - HALF_SIZE_M
+        near = namespace(beside).clip(beside, 0.0, None)
         return 0.3 * closeness(near, 0.1) + 0.7 * closeness(self._distance(view), 0.1)
 
     def expert(self, view: View, offset_m: Array) -> Aim:
         """Goes behind the cube, seen from the mark, and pushes until it is there."""
         tool, cube = view["tool.pos"], view["cube.pos"]
+        xp = namespace(tool)
         way = view["goal.pos"][:, :2] + offset_m[:, :2] - cube[:, :2]
-        ahead = way / np.maximum(np.linalg.norm(way, axis=1, keepdims=True), 1e-6)
+        distance = norm(way)
+        ahead = way / xp.clip(distance, 1e-6, None)[:, None]
         from_cube = tool[:, :2] - cube[:, :2]
-        along = (from_cube * ahead).sum(axis=1)
-        across = np.abs(from_cube[:, 0] * ahead[:, 1] - from_cube[:, 1] * ahead[:, 0])
+        along = from_cube[:, 0] * ahead[:, 0] + from_cube[:, 1] * ahead[:, 1]
+        across = xp.abs(from_cube[:, 0] * ahead[:, 1] - from_cube[:, 1] * ahead[:, 0])
         low = tool[:, 2] < 2 * HALF_SIZE_M
         behind = cube[:, :2] - _BEHIND_M * ahead
-        at_start = np.linalg.norm(tool[:, :2] - behind, axis=1) < 0.015
+        at_start = norm(tool[:, :2] - behind) < 0.015
         pushing = low & (along < -0.5 * HALF_SIZE_M) & (across < 0.02)
         down = at_start | pushing
-        height = np.where(down, _TOOL_HEIGHT_M, _ABOVE_M)
+        height = xp.where(down, _TOOL_HEIGHT_M, 0.0 * distance + _ABOVE_M)
         # Out of the cube's way first: sideways only where the tool is above it.
-        sideways = np.where((down | (tool[:, 2] > 0.7 * _ABOVE_M))[:, None], behind, tool[:, :2])
-        reached = cube[:, :2] + np.minimum(np.linalg.norm(way, axis=1, keepdims=True), 0.04) * ahead
-        target = np.where(pushing[:, None], reached - (_BEHIND_M - 0.02) * ahead, sideways)
-        there = np.linalg.norm(way, axis=1) < 0.5 * GOAL_RADIUS_M
-        position = np.where(there[:, None], tool, np.column_stack([target, height]))
-        yaw = half_turn(np.arctan2(ahead[:, 1], ahead[:, 0]) - heading(view["tool.xaxis"]))
+        sideways = xp.where((down | (tool[:, 2] > 0.7 * _ABOVE_M))[:, None], behind, tool[:, :2])
+        reached = cube[:, :2] + xp.clip(distance, None, 0.04)[:, None] * ahead
+        target = xp.where(pushing[:, None], reached - (_BEHIND_M - 0.02) * ahead, sideways)
+        there = distance < 0.5 * GOAL_RADIUS_M
+        position = xp.where(there[:, None], tool, xp.concat([target, height[:, None]], axis=1))
+        yaw = half_turn(heading(ahead) - heading(view["tool.xaxis"]))
         return Aim(
             position_m=position,
-            yaw_rad=np.where(low | there, 0.0, yaw),
-            closed=np.ones(len(tool), bool),
+            yaw_rad=xp.where(low | there, 0.0, yaw),
+            closed=xp.ones_like(low),
         )
 
     @staticmethod
     def _distance(view: View) -> Array:
-        return np.linalg.norm((view["cube.pos"] - view["goal.pos"])[:, :2], axis=1)
+        return norm((view["cube.pos"] - view["goal.pos"])[:, :2])

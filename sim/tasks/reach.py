@@ -1,8 +1,8 @@
 """Bring the tool to a point in the air."""
 
 import mujoco
-import numpy as np
 
+from robot_rl.core.arrays import namespace, norm
 from robot_rl.core.seeding import EpisodeRng
 from robot_rl.sim.robots.robot import Robot
 from robot_rl.sim.scene import add_goal, sense
@@ -41,9 +41,9 @@ class Reach(Task):
         return closeness(self._distance(view), 0.1)
 
     def expert(self, view: View, offset_m: Array) -> Aim:
-        still = np.zeros(len(offset_m))
+        still = namespace(offset_m).zeros_like(offset_m[:, 0])
         return Aim(position_m=view["goal.pos"] + offset_m, yaw_rad=still, closed=still > 0)
 
     @staticmethod
     def _distance(view: View) -> Array:
-        return np.linalg.norm(view["tool.pos"] - view["goal.pos"], axis=1)
+        return norm(view["tool.pos"] - view["goal.pos"])

@@ -1,22 +1,24 @@
 """Put one cube on another and let go."""
 
-import mujoco
-import numpy as np
+import math
 
+import mujoco
+
+from robot_rl.core.arrays import like, namespace, norm
 from robot_rl.core.seeding import EpisodeRng
 from robot_rl.sim.poses import free_pose
 from robot_rl.sim.randomize import Vary
 from robot_rl.sim.robots.robot import Robot
 from robot_rl.sim.scene import BLUE, RED, add_free_box, sense
 from robot_rl.sim.task import Aim, Array, Start, Task, View, closeness
-from robot_rl.sim.tasks.grasping import carry_to, grasp_aim
+from robot_rl.sim.tasks.grasping import carry_to, grasp_aim, level
 
 HALF_SIZE_M = 0.02
 ALIGNED_M = 0.015
 _HEIGHT_TOLERANCE_M = 0.004
 _RELEASED_M = 0.04
 _AT_REST_M_S = 0.03
-_ON_TOP_M = np.array([0.0, 0.0, 2 * HALF_SIZE_M])
+_ON_TOP_M = (0.0, 0.0, 2 * HALF_SIZE_M)
 
 
 class StackCube(Task):
@@ -62,37 +64,43 @@ class StackCube(Task):
 
     def start(self, rng: EpisodeRng) -> Start:
         blue = rng.uniform((0.44, -0.10, HALF_SIZE_M), (0.54, 0.10, HALF_SIZE_M), size=3)
-        direction, distance = rng.uniform(-np.pi, np.pi), rng.uniform(0.10, 0.16)
-        red = blue + distance * np.hstack([np.cos(direction), np.sin(direction), 0.0 * direction])
+        direction, distance = rng.uniform(-math.pi, math.pi), rng.uniform(0.10, 0.16)
+        red = blue + distance * level(direction)
         turned = {"red": rng.uniform(-0.5, 0.5), "blue": rng.uniform(-0.5, 0.5)}
         return Start(joints={"red": free_pose(red, turned["red"]), "blue": free_pose(blue, turned["blue"])})
 
     def evaluate(self, view: View) -> dict[str, Array]:
-        error = view["red.pos"] - view["blue.pos"] - _ON_TOP_M
-        stacked = _over(error, ALIGNED_M) & (np.abs(error[:, 2]) < _HEIGHT_TOLERANCE_M)
-        at_rest = np.linalg.norm(view["red.linvel"], axis=1) < _AT_REST_M_S
-        released = np.linalg.norm(view["red_in_tool.pos"], axis=1) > _RELEASED_M
+        at_rest = norm(view["red.linvel"]) < _AT_REST_M_S
+        released = norm(view["red_in_tool.pos"]) > _RELEASED_M
+        stacked = _stacked(_error(view), ALIGNED_M, _HEIGHT_TOLERANCE_M)
         return {"success": stacked & at_rest & released}
 
     def dense_reward(self, view: View) -> Array:
-        error = view["red.pos"] - view["blue.pos"] - _ON_TOP_M
-        away = np.linalg.norm(view["red_in_tool.pos"], axis=1)
-        stacked = _over(error, ALIGNED_M) & (np.abs(error[:, 2]) < _HEIGHT_TOLERANCE_M)
-        carry = closeness(np.linalg.norm(error, axis=1), 0.1)
-        reach_or_leave = np.where(stacked, np.minimum(away / _RELEASED_M, 1.0), 0.5 * closeness(away, 0.1))
+        error, away = _error(view), norm(view["red_in_tool.pos"])
+        xp = namespace(away)
+        stacked = _stacked(error, ALIGNED_M, _HEIGHT_TOLERANCE_M)
+        carry = closeness(norm(error), 0.1)
+        left = xp.clip(away / _RELEASED_M, None, 1.0)
+        reach_or_leave = xp.where(stacked, left, 0.5 * closeness(away, 0.1))
         return 0.5 * carry + 0.5 * reach_or_leave
 
     def expert(self, view: View, offset_m: Array) -> Aim:
         tool = view["tool.pos"]
-        place = view["blue.pos"] + _ON_TOP_M + offset_m
+        place = view["blue.pos"] + like(_ON_TOP_M, tool) + offset_m
         error = view["red.pos"] - place
         carry = tool + carry_to(view["red.pos"], place, clearance_m=0.04, aligned_m=0.008)
         aim = grasp_aim(view, "red", offset_m * 0.0, carry_to_m=carry)
-        placed = _over(error, 0.015) & (np.abs(error[:, 2]) < 1.5 * _HEIGHT_TOLERANCE_M)
-        aim.position_m[placed] = tool[placed] + [0.0, 0.0, 0.06]
+        placed = _stacked(error, 0.015, 1.5 * _HEIGHT_TOLERANCE_M)
+        aim.position_m[placed] = tool[placed] + like((0.0, 0.0, 0.06), tool)
         aim.yaw_rad[placed] = 0.0
         return Aim(position_m=aim.position_m, yaw_rad=aim.yaw_rad, closed=aim.closed & ~placed)
 
 
-def _over(error_m: Array, tolerance_m: float) -> Array:
-    return np.linalg.norm(error_m[:, :2], axis=1) < tolerance_m
+def _error(view: View) -> Array:
+    """Returns by how much the red cube misses its place on the blue one, (B, 3)."""
+    red = view["red.pos"]
+    return red - view["blue.pos"] - like(_ON_TOP_M, red)
+
+
+def _stacked(error_m: Array, aligned_m: float, height_m: float) -> Array:
+    return (norm(error_m[:, :2]) < aligned_m) & (abs(error_m[:, 2]) < height_m)

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import pytest
 
+from robot_rl.core.arrays import Kind
 from robot_rl.core.registry import table
 from robot_rl.envs.gym import GymVectorEnv
 from robot_rl.hal.conformance import check_device, check_vector_env
@@ -24,6 +25,8 @@ Autoreset = Literal["same_step", "disabled"]
 MakeEnv = Callable[[int, Autoreset], VectorEnv]
 
 OTHER_ROBOTS = (("reach", "viperx"), ("reach", "gantry"), ("reach", "so_arm100"), ("push_cube", "gantry"))
+IN_TENSORS = ("reach", "pick_cube", "gantry_peg")
+"""Of every task, tests/sim/test_arrays.py compares the numbers with those of numpy arrays."""
 GYM: dict[str, dict[str, Any]] = {
     "Pendulum-v1": {"max_episode_steps": 20},
     "MountainCarContinuous-v0": {"max_episode_steps": 20},
@@ -31,9 +34,11 @@ GYM: dict[str, dict[str, Any]] = {
 }
 
 
-def task(name: str, num_envs: int, autoreset: Autoreset, *, robot: str | None = None) -> VectorEnv:
+def task(
+    name: str, num_envs: int, autoreset: Autoreset, *, robot: str | None = None, array: Kind = "numpy"
+) -> VectorEnv:
     config = EnvConfig(task=name, robot=robot, horizon_s=0.5, randomize=True, num_threads=1)
-    return SimVectorEnv(config, num_envs, autoreset=autoreset)
+    return SimVectorEnv(config, num_envs, autoreset=autoreset, array=array)
 
 
 def gym(name: str, num_envs: int, autoreset: Autoreset) -> VectorEnv:
@@ -43,6 +48,7 @@ def gym(name: str, num_envs: int, autoreset: Autoreset) -> VectorEnv:
 ENVS: dict[str, MakeEnv] = {
     **{name: partial(task, name) for name in sorted(table("task"))},
     **{f"{name} on {robot}": partial(task, name, robot=robot) for name, robot in OTHER_ROBOTS},
+    **{f"{name} in tensors": partial(task, name, array="torch") for name in IN_TENSORS},
     **{name: partial(gym, name) for name in GYM},
 }
 

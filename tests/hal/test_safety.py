@@ -1,11 +1,13 @@
 """The safety envelope: every limit with its arithmetic, every stop with its words."""
 
 import time
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
+import torch
 
+from robot_rl.core.arrays import namespace_of
 from robot_rl.core.clock import ManualClock
 from robot_rl.core.errors import ConfigError, SafetyStopError, StaleObservationError
 from robot_rl.hal.safety import Array, SafetyEnvelope, SafetyLimits
@@ -351,3 +353,34 @@ def test_the_filter_is_cheap_enough_for_the_simulation_loop(num_envs: int, budge
             safety.filter(target, position, velocity)
         best_us = min(best_us, (time.perf_counter() - start_s) / 20 * 1e6)
     assert best_us < budget_us
+
+
+# Tensors
+
+
+def test_tensors_are_limited_to_the_same_bits() -> None:
+    box: dict[str, Any] = {"workspace_low_m": (-0.5, -0.5, 0.0), "workspace_high_m": (0.5, 0.5, 1.0)}
+    limits = SafetyLimits(**TWO_JOINTS, **box)
+    ours = SafetyEnvelope(limits, control_dt_s=DT_S, num_envs=5)
+    theirs = SafetyEnvelope(limits, control_dt_s=DT_S, num_envs=5, xp=namespace_of("torch"))
+    rng, tensor = np.random.default_rng(0), cast("Any", torch.tensor)
+    for step in range(8):
+        target, position, velocity = rng.uniform(-1.5, 1.5, (3, 5, 2))
+        target[2, 0] = np.nan if step == 2 else target[2, 0]  # held from then on, until its reset
+        active = np.arange(5) != 1 if step > 3 else None
+        expected = ours.filter(target, position, velocity, active)
+        mask = None if active is None else tensor(active)
+        got: Any = theirs.filter(tensor(target), tensor(position), tensor(velocity), mask)
+        for limited, array in zip(got, expected, strict=True):
+            np.testing.assert_array_equal(limited.numpy(), array)
+        np.testing.assert_array_equal(theirs.row_stopped, ours.row_stopped)
+        if step == 5:
+            ended = np.arange(5) == 2
+            ours.reset(ended, position)
+            theirs.reset(tensor(ended), tensor(position))
+    tool = rng.uniform(-2.0, 2.0, (5, 3))
+    for kept, array in zip(theirs.check_workspace(tensor(tool)), ours.check_workspace(tool), strict=True):
+        np.testing.assert_array_equal(kept, array)
+    fast = tensor([[0.0, 0.0], [0.0, 3.7]])
+    with pytest.raises(SafetyStopError, match=r"joint 1: speed 3.7 rad/s is over the limit 3 rad/s"):
+        theirs.check_motion(fast)

@@ -1,0 +1,68 @@
+"""An env whose arrays are on a device, for who has numpy arrays on the host: both ways are converted."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from robot_rl.core.arrays import Array, is_array, to_numpy
+from robot_rl.hal.vector import ChunkStep, Obs, VectorEnv
+
+
+class HostEnv(VectorEnv):
+    """The env inside, in numpy arrays; memory of a CPU is shared, of a GPU it is copied.
+
+    Attributes that are not named here are those of the env inside.
+    """
+
+    def __init__(self, env: VectorEnv) -> None:
+        self.env = env
+        for name, value in vars(env).items():
+            if name not in ("xp", "device") and not name.startswith("_"):
+                setattr(self, name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "env":
+            raise AttributeError(name)
+        return getattr(self.env, name)
+
+    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Obs, dict[str, Any]]:
+        return on_host(self.env.reset(seed=seed, options=options))
+
+    def step_masked(
+        self, actions: Array, active: Array | None
+    ) -> tuple[Obs, Array, Array, Array, dict[str, Any]]:
+        return on_host(self.env.step_masked(actions, active))
+
+    def step_chunk(self, actions: Array, n_exec: int, active: Array | None = None) -> ChunkStep:
+        return ChunkStep(**on_host(vars(self.env.step_chunk(actions, n_exec, active))))
+
+    def get_state(self) -> Array:
+        return on_host(self.env.get_state())
+
+    def set_state(self, rows: Array, mask: Array | None = None) -> Obs:
+        return on_host(self.env.set_state(rows, mask))
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.env.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> Obs:
+        return on_host(self.env.load_state_dict(state))
+
+    def park(self) -> None:
+        self.env.park()
+
+    def safe_stop(self) -> None:
+        self.env.safe_stop()
+
+    def close_extras(self, **kwargs: Any) -> None:
+        self.env.close(**kwargs)
+
+
+def on_host(tree: Any) -> Any:
+    """Returns a tree of tuples and dicts with its arrays as numpy's."""
+    if isinstance(tree, dict):
+        leaves = cast("dict[str, Any]", tree)
+        return {key: on_host(leaf) for key, leaf in leaves.items()}
+    if isinstance(tree, tuple):
+        return tuple(on_host(leaf) for leaf in cast("tuple[Any, ...]", tree))
+    return to_numpy(tree) if is_array(tree) else tree
