@@ -125,7 +125,7 @@ class ChainPPO:
         """Returns features (N T, F), then advantage, value and target, (N T,) each."""
         cfg, shape = self._cfg, rollout.reward.shape
         features = self._policy.encode(obs)["features"]
-        next_features = self._policy.encode(_flat(rollout.next_obs))["features"]
+        next_features = self._next_features(rollout, features)
         value, next_value = (self._values(of).view(shape) for of in (features, next_features))
         reward = rollout.reward
         if cfg.scale_reward:
@@ -142,6 +142,15 @@ class ChainPPO:
             steps_BT=rollout.steps,
         )
         return features, *(part.flatten() for part in (advantage, value, target))
+
+    def _next_features(self, rollout: Rollout, features: Tensor) -> Tensor:
+        """Returns the features (N T, F) of where chunks led, which is mostly where the next was decided."""
+        leads_elsewhere = rollout.ended.clone()
+        leads_elsewhere[:, -1] = True
+        found = features.view(*rollout.ended.shape, -1).roll(-1, dims=1)
+        elsewhere = {name: value[leads_elsewhere] for name, value in rollout.next_obs.items()}
+        found[leads_elsewhere] = self._policy.encode(elsewhere)["features"]
+        return found.flatten(0, 1)
 
     def update(self, batch: PPOBatch) -> Mapping[str, Tensor | float]:
         """Takes a step of the value, and one of the policy if it is not to wait."""

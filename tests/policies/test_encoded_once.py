@@ -15,7 +15,8 @@ from robot_rl.algos.chunk_q import ChunkQ
 from robot_rl.algos.config.off_policy import ChunkCriticConfig, ChunkQConfig, LatentConfig, ResidualConfig
 from robot_rl.algos.latent import LatentSAC
 from robot_rl.algos.residual import ResidualTD
-from robot_rl.core.policy import Policy
+from robot_rl.core.policy import Chain, Policy
+from robot_rl.data.rollout import Rollout
 from robot_rl.data.transitions import ChunkBatch, Prefixes, TransitionBatch
 from robot_rl.policies.best_of_n import BestOfN
 from robot_rl.policies.chunk import ChunkPolicyConfig, FlowPolicy
@@ -182,6 +183,28 @@ def test_an_update_of_ppo_encodes_once(regulariser: Any, more: list[int], looks:
     looks.clear()
     learner.update_policy(obs, chain, torch.arange(B) * 1.0)
     assert looks == [B, *more]
+
+
+def test_the_value_of_ppo_encodes_what_was_decided_at_and_the_ends(looks: list[int]) -> None:
+    """Two decisions of B envs, and the first chunk of two envs ended an episode: 2 B + 2 + B pictures."""
+    policy = flow()
+    learner = ChainPPO(policy, ChainPPOConfig(width=16), 0, num_envs=B)
+    obs, after = tensors(0, 2 * B), tensors(1, 2 * B)
+    obs, after = ({name: value.unflatten(0, (B, 2)) for name, value in of.items()} for of in (obs, after))
+    ended = torch.zeros(B, 2) > 0
+    ended[:2, 0] = True
+    for name, value in after.items():
+        value[2:, 0] = obs[name][2:, 1]
+    chain = Chain(torch.zeros(2 * B, 1, 1, 1), torch.zeros(2 * B, 1).long(), torch.zeros(2 * B, 1), None)
+    rollout = Rollout(obs, chain, torch.ones(B, 2), torch.ones(B, 2), after, ended, torch.ones(B, 2).long())
+    learner.prepare(rollout)
+    assert looks == [2 * B, 2 + B]
+    with torch.no_grad():
+        features, each = (
+            policy.encode({name: value.flatten(0, 1) for name, value in of.items()})["features"]
+            for of in (obs, after)
+        )
+        torch.testing.assert_close(learner._next_features(rollout, features), each)
 
 
 def test_the_likelihood_teaches_the_encoder() -> None:
