@@ -39,6 +39,7 @@ def run(
     updates: int = 5000,
     demos: int = 400,
     noise_m: float = 0.005,
+    out: str = "runs/chunking",
 ) -> dict[str, Any]:
     """Clones a policy for every seed and plays held-out episodes with every method and delay.
 
@@ -64,6 +65,7 @@ def run(
         updates=updates,
         demos=demos,
         noise_m=noise_m,
+        out=out,
     )
     return {
         "title": f"{task}: chunks of {horizon}, a plan every {n_exec} steps that takes `delay` steps",

@@ -33,6 +33,7 @@ def run(
     updates: int = 4000,
     demos: int = 300,
     noise_m: float = 0.015,
+    out: str = "runs/taco",
 ) -> dict[str, Any]:
     """Clones a policy for every seed and plays held-out episodes with every N.
 
@@ -67,6 +68,7 @@ def run(
         updates=updates,
         demos=demos,
         noise_m=noise_m,
+        out=out,
     )
     return {
         "title": f"{task}: the best of N chunks, a plan every {n_exec} steps",

@@ -19,12 +19,13 @@ from gymnasium.spaces import Box, Dict, flatdim, flatten
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
-from robot_rl.core.errors import ConfigError, RobotRLError, require
+from robot_rl.core.errors import ConfigError, RenderError, RobotRLError, require
 from robot_rl.core.seeding import EVAL_SEED_START, EpisodeRng
 from robot_rl.hal.vector import Array, Obs, VectorEnv, next_episodes, row_mask
 
 _PICTURE = "image"
 """Name of the camera where the whole observation is one picture."""
+_NO_FILMS = "Without films: video.episodes=0 video.failures=0."
 
 
 class GymVectorEnv(VectorEnv):
@@ -48,15 +49,21 @@ class GymVectorEnv(VectorEnv):
             env_id: as `gymnasium.make` takes it, `package:Name-v0` too.
             num_envs: B.
             autoreset: who begins the next episode.
-            settings: keyword arguments of `gymnasium.make`, `max_episode_steps` among them.
+            settings: keyword arguments of `gymnasium.make`, `max_episode_steps` among them. With
+                `render_mode="rgb_array"` there are pictures, where the environment can draw.
 
         Raises:
             ConfigError: no such environment, a package is missing, episodes never end, or spaces that no
                 policy here can serve.
         """
         require(num_envs >= 1, f"{env_id}: num_envs", num_envs, "1 or more")
-        self._envs = [_make(env_id, settings or {}) for _ in range(num_envs)]
+        settings = dict(settings or {})
+        self._envs = [_make_first(env_id, settings), *(_make(env_id, settings) for _ in range(num_envs - 1))]
         first = self._envs[0]
+        self.render_mode = first.render_mode
+        if self.render_mode == "rgb_array":
+            for env in self._envs:
+                _draw_plainly(env)
         self.num_envs, self.task, self.robot, self.instruction = num_envs, env_id, env_id, env_id
         self.caps, self.says_success = frozenset[str](), False
         steps = first.spec.max_episode_steps if first.spec else None
@@ -227,10 +234,60 @@ class GymVectorEnv(VectorEnv):
                 self._write(self._obs, i, self._play(i, action)[0])
         return self._shown()
 
+    # Pictures
+
+    def render(self) -> tuple[Array, ...]:
+        """Returns a picture of each env."""
+        return tuple(self.picture(i) for i in range(self.num_envs))
+
+    def picture(self, env: int = 0) -> Array:
+        """Returns an RGB image (height, width, 3) of one env, of the size that the environment gives it.
+
+        Raises:
+            RenderError: the environment draws no pictures, or something that it draws with is missing.
+        """
+        modes = self._envs[env].metadata.get("render_modes", [])
+        if self.render_mode != "rgb_array":
+            raise RenderError(
+                f"{self.task}: it draws no pictures: got render_mode {self.render_mode!r}, need 'rgb_array'; "
+                f"the environment has {', '.join(modes) or 'none'}. {_NO_FILMS}"
+            )
+        try:
+            image = np.asarray(self._envs[env].render())
+        except Exception as error:  # whatever the environment draws with
+            raise RenderError(
+                f"{self.task}: it cannot draw here: {str(error) or repr(error)}. {_NO_FILMS}"
+            ) from error
+        if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
+            raise RenderError(
+                f"{self.task}: a picture is {image.dtype} {image.shape}, need uint8 (height, width, 3)."
+            )
+        return image
+
     def close_extras(self, **kwargs: Any) -> None:
         """Closes the environments."""
         for env in self._envs:
             env.close()
+
+
+def _make_first(env_id: str, settings: dict[str, Any]) -> gymnasium.Env[Any, Any]:
+    """Returns an environment; takes `render_mode` out of the settings if it is to draw and cannot."""
+    if settings.get("render_mode") != "rgb_array":
+        return _make(env_id, settings)
+    mode = settings.pop("render_mode")
+    env = _make(env_id, settings)
+    if mode not in env.metadata.get("render_modes", ()):
+        return env
+    env.close()
+    settings["render_mode"] = mode
+    return _make(env_id, settings)
+
+
+def _draw_plainly(env: gymnasium.Env[Any, Any]) -> None:
+    """Leaves out shadows and smoothing of MuJoCo's: most of what a picture costs without a GPU."""
+    look = getattr(getattr(env.unwrapped, "model", None), "vis", None)
+    if look is not None:
+        look.quality.shadowsize = look.quality.offsamples = 0
 
 
 def _make(env_id: str, settings: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:

@@ -28,8 +28,15 @@ class Expert(Protocol):
         ...
 
 
-def simulation(config: EnvConfig, num_envs: int, *, autoreset: Autoreset = "disabled") -> EnvDevice:
-    """Returns the device that `num_envs` simulations of a task are; see `make_env`."""
+def simulation(
+    config: EnvConfig, num_envs: int, *, autoreset: Autoreset = "disabled", draws: bool = False
+) -> EnvDevice:
+    """Returns the device that `num_envs` simulations of a task are; see `make_env`.
+
+    Gymnasium's environments draw only if asked to when they are made (`draws`); ours always can.
+    """
+    if draws and config.kind == "gym":
+        config = replace(config, settings={"render_mode": "rgb_array", **config.settings})
     return EnvDevice(simulator_of(config.kind), lambda _: make_env(config, num_envs, autoreset=autoreset))
 
 

@@ -131,9 +131,9 @@ def generator(seed: int, stream: str) -> torch.Generator:
     return torch.Generator().manual_seed(train_seed(seed, stream))
 
 
-def evaluator(config: RunConfig, source: str = "") -> EnvDevice:
+def evaluator(config: RunConfig, source: str = "", *, draws: bool = False) -> EnvDevice:
     """Returns the simulations of evaluations: their number is part of what is repeated exactly."""
-    return simulation(config.env_of(source), config.evaluate.num_envs)
+    return simulation(config.env_of(source), config.evaluate.num_envs, draws=draws)
 
 
 @contextmanager

@@ -250,10 +250,15 @@ class VideoConfig:
     failures: int = 12
     """Failed episodes shown in the gallery; 0 for none."""
     camera: str = "front"
+    """Of our tasks; others' environments draw as they do."""
 
     def __post_init__(self) -> None:
         require(self.episodes >= 0, "video.episodes", self.episodes, "0 or more")
         require(self.failures >= 0, "video.failures", self.failures, "0 or more")
+
+    @property
+    def is_wanted(self) -> bool:
+        return self.episodes > 0 or self.failures > 0
 
 
 @dataclass(frozen=True, kw_only=True)

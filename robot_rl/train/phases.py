@@ -293,7 +293,7 @@ def _final_evaluation(session: Session, which: str) -> None:
 def _evaluated(session: Session, which: str, source: str) -> EvalResult:
     """Evaluates a saved policy on one source's robot, and takes pictures of it."""
     config, total = session.config, session.config.evaluate.episodes
-    with closing(session.open(evaluator(config, source))) as env:
+    with closing(session.open(evaluator(config, source, draws=config.video.is_wanted))) as env:
         photographer = _photographer(session, env, eval_seeds(config.seed, total))
         with session.phase(f"evaluate {which} {source}".strip(), total, unit="episodes") as progress:
             with session.timer.stage("evaluate"):
@@ -353,7 +353,7 @@ def evaluate_folder(
 def _photographer(session: Session, env: VectorEnv, seeds: Any) -> Photographer | None:
     """Returns who takes the pictures, or says in a line why there is nobody."""
     config = session.config.video
-    if config.episodes == 0 and config.failures == 0:
+    if not config.is_wanted:
         return None
     try:
         return Photographer(env, seeds, config)

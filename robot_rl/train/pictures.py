@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +16,23 @@ from robot_rl.core.errors import RenderError
 from robot_rl.hal.vector import VectorEnv
 from robot_rl.rollout.stepping import Moment
 from robot_rl.sim.cameras import Camera, Renderer
+from robot_rl.sim.gl import find_backend
 from robot_rl.telemetry.video import write_video
 from robot_rl.train.config import VideoConfig
 
 Array = NDArray[Any]
 
 HEIGHT, WIDTH = 360, 480
+_MOST_FPS = 30.0
+"""Frames of a second; at a higher control rate some steps are left out."""
 _CAMERA_SHADOWS = False  # a shadow map costs ten times the picture
 
 
 class Photographer:
     """Watches an evaluation: films its first episodes and takes the last picture of failed ones.
 
-    It only reads the simulations, so an evaluation with it gives the same actions as without.
+    It only reads the simulations, so an evaluation with it gives the same actions as without. Where the env
+    never says success no episode has failed.
     """
 
     def __init__(self, env: VectorEnv, seeds: NDArray[np.uint64], config: VideoConfig) -> None:
@@ -33,24 +41,25 @@ class Photographer:
         Raises:
             RenderError: this machine, or this env, cannot draw.
         """
-        backend = getattr(env, "backend", None)
-        if "render" not in env.caps or backend is None:
-            raise RenderError(f"videos: {env.task!r} on {env.robot!r} cannot draw")
-        self._batch, self._seeds, self._config = backend.batch, seeds, config
-        self._fps = env.control_hz
-        camera = Camera(name=config.camera, height=HEIGHT, width=WIDTH, shadows=_CAMERA_SHADOWS)
-        self._renderer = Renderer(backend.model, [camera])
+        self._env, self._seeds, self._config = env, seeds, config
+        self._every = max(1, math.ceil(env.control_hz / _MOST_FPS))
+        self._fps = env.control_hz / self._every
+        self._draw, self.close = _pencil(env, config.camera)
+        self._batch, self._step = slice(0, 0), 0
         self._films: dict[int, list[Array]] = {}
         self._failures: dict[int, Array] = {}
 
     def __call__(self, where: slice, moment: Moment) -> None:
         """Draws what is wanted of one control step; `where` are the seeds of the rows."""
+        self._step = self._step + 1 if where == self._batch else 0
+        self._batch = where
         kept = where.stop - where.start
         live = np.flatnonzero(moment.live[:kept]).tolist()
-        filmed = [row for row in live if where.start + row < self._config.episodes]
         ended = moment.terminated | moment.truncated
+        filmed = [row for row in live if where.start + row < self._config.episodes]
+        filmed = [row for row in filmed if ended[row] or self._step % self._every == 0]
         failed = [row for row in live if ended[row] and not moment.infos["success"][row]]
-        failed = failed[: self._config.failures - len(self._failures)]
+        failed = failed[: self._env.says_success * (self._config.failures - len(self._failures))]
         for row in filmed:
             self._films.setdefault(where.start + row, []).append(self._draw(row))
         for row in failed:
@@ -68,11 +77,29 @@ class Photographer:
             entries.append({"file": name, "phase": phase, "seed": int(self._seeds[index])})
         return entries
 
-    def close(self) -> None:
-        self._renderer.close()
 
-    def _draw(self, row: int) -> Array:
-        return self._renderer.render_batch(self._batch, np.array([row]), self._config.camera)[0]
+def _pencil(env: VectorEnv, camera: str) -> tuple[Callable[[int], Array], Callable[[], None]]:
+    """Returns what draws a row of an env, and what frees it.
+
+    Raises:
+        RenderError: as `Photographer`.
+    """
+    backend, picture = getattr(env, "backend", None), getattr(env, "picture", None)
+    if "render" in env.caps and backend is not None:
+        renderer = Renderer(
+            backend.model, [Camera(name=camera, height=HEIGHT, width=WIDTH, shadows=_CAMERA_SHADOWS)]
+        )
+        return lambda row: renderer.render_batch(backend.batch, np.array([row]), camera)[0], renderer.close
+    if picture is None:
+        raise RenderError(f"videos: {env.task!r} on {env.robot!r} cannot draw")
+    os.environ.setdefault(
+        "SDL_VIDEODRIVER", "dummy"
+    )  # pygame draws without a display, and says nothing of it
+    with contextlib.suppress(RenderError):  # MuJoCo's take what this says; others draw without
+        os.environ["MUJOCO_GL"] = find_backend()
+    env.reset(seed=0)
+    picture(0)
+    return picture, lambda: None
 
 
 def _write_png(path: Path, image: Array) -> None:
