@@ -14,7 +14,8 @@ from gymnasium.spaces import Box
 from robot_rl.core.errors import RenderError
 from robot_rl.envs.gym import GymVectorEnv
 from robot_rl.hal.leased import LeasedEnv
-from robot_rl.rollout.envs import lockstep, simulation
+from robot_rl.rollout.envs import simulation
+from robot_rl.rollout.stepping import lockstep
 from robot_rl.sched.opened import opened
 from robot_rl.sim.vector import EnvConfig
 from robot_rl.train.config import VideoConfig
