@@ -107,8 +107,6 @@ def test_mean_takes_no_noise(tmp_path: Path) -> None:
         runtime.sample(runtime.encode(obs), mode="explore")
     with pytest.raises(ConfigError, match="the observation lacks state"):
         runtime.sample(runtime.encode({}))
-    with pytest.raises(ConfigError, match="it acts, and does not give features"):
-        runtime.encode({})["features"]
 
 
 def test_what_cannot_be_exported(tmp_path: Path) -> None:

@@ -40,7 +40,9 @@ def experience(
 
         def load_state_dict(self, state: Any) -> None: ...
 
-    draw: Any = lambda rng: replay.sample(64, n_step=3, gamma_step=0.5, rng=rng)  # noqa: E731
+    def draw(rng: np.random.Generator) -> Any:
+        return replay.sample(64, n_step=3, gamma_step=0.5, rng=rng)
+
     stale = StaleSteps(5, then, lambda: learner[0])
     keeper = SourceReplay(replay, recorder=cast(Any, Recorder()), stale=stale)
     return ReplayExperience(keeper, draw=draw, seed=0, stale=stale), replay, recorded
