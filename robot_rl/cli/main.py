@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import importlib
 import json
+import os
+import select
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -16,6 +18,9 @@ from robot_rl.cli import interrupts
 from robot_rl.cli.interrupts import EXIT_INTERRUPTED, Interrupts
 from robot_rl.core.errors import ConfigError, RobotRLError, StorageError, UnknownComponentError, nearest
 from robot_rl.core.refusal import is_refusal, refusal
+
+EXIT_PIPE = 141
+"""That of a program which SIGPIPE ended, in a shell."""
 
 COMMANDS: dict[str, str] = {
     "train": "robot_rl.cli.train",
@@ -67,8 +72,28 @@ robot-rl <command> --help explains a command.
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command line and returns its exit code."""
-    words = list(sys.argv[1:] if argv is None else argv)
+    """Runs one command line and returns its exit code; who reads its output may leave, as `head` does."""
+    try:
+        code = _answer(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        if not _reader_left():
+            raise  # another pipe: a fault of ours
+        return EXIT_PIPE
+
+
+def _reader_left() -> bool:
+    """Whether nobody reads the output any more; what is printed from now on goes nowhere."""
+    output = select.poll()
+    output.register(sys.stdout.fileno(), 0)
+    if not output.poll(0):
+        return False
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return True
+
+
+def _answer(words: list[str]) -> int:
     if not words or words[0] in {"-h", "--help", "help"}:
         print(_help())
         return 0
@@ -76,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"robot-rl {__version__}")
         return 0
     try:
-        with Interrupts(main.__code__):
+        with Interrupts(_answer.__code__):
             return _dispatch(words[0], words[1:])
     except RobotRLError as error:
         return _mistake(error, words)

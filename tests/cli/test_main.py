@@ -1,6 +1,7 @@
 """The command table: help that teaches, one line for every mistake, sweeps, interruption."""
 
 import errno
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -206,3 +207,17 @@ def test_a_mistake_is_json_too(recorder: Recorder, capsys: pytest.CaptureFixture
     recorder.answer = ConfigError("seed: got 'x'")
     assert cli.main(["train", "seed=x", "--json"]) == 2
     assert capsys.readouterr().out.splitlines()[-1] == """{"error": "seed: got 'x'"}"""
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("words", [["--help"], ["train", "--help"], ["doctor", "--list", "recipe"]])
+def test_a_reader_that_leaves_is_no_fault(words: list[str], unbuffered: str) -> None:
+    program = "import sys; from robot_rl.cli.main import main; sys.exit(main())"
+    command = [sys.executable, "-c", program, *words]
+    env = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()  # as `head` does when it has seen enough
+        assert process.stderr.read() == b""
+    assert process.returncode == cli.EXIT_PIPE
