@@ -44,7 +44,6 @@ class ActorPolicyConfig:
     """Noise of a deterministic actor: that of the first env and of the last; those between step evenly."""
     cameras: ClassVar[tuple[str, ...]] = ()
     """It sees the state alone."""
-    image_features: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
         for name in ("horizon", "decides", "width", "depth"):

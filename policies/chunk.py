@@ -155,7 +155,7 @@ class ChunkPolicy(EncodedPolicy):
         sinusoids = sinusoidal(corrupted.time, self.config.time_dim)
         condition = self.net.condition(features) + self.net.embed_time(sinusoids)
         error = (self.net(corrupted.x, condition) - corrupted.target).square()
-        return valid_mean(error, batch.valid)
+        return valid_mean(error, batch.valid) + self._guess_loss(features, batch)
 
     def to_chain(self, actions: Tensor, encoded: Encoded) -> Tensor:
         """Maps the environment's actions (..., A) to the scale that the chain lives in."""

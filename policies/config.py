@@ -17,6 +17,8 @@ PROCESSES = {
     "token": ("token",),
 }
 """Which processes each kind of policy can use; the first is the default."""
+ENCODERS = ("plain", "keypoints")
+"""Networks that encode a camera's picture."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +74,36 @@ class PolicyConfig(Choice):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChunkPolicyConfig(ProcessConfig, PolicyConfig):
+class PictureSettings:
+    """What a policy sees, and with which network."""
+
+    cameras: tuple[str, ...] = ()
+    """Cameras the policy sees besides the state; reads `<camera>.rgb`."""
+    image_encoder: str = "plain"
+    """`plain`: convolutions, spatial soft-argmax, a linear layer; `keypoints`: the positions and strengths of
+    keypoints on opponent colours, which finds small coloured things."""
+    image_features: int = 64
+    """Features per camera of `plain`."""
+    random_shift_px: int = 4
+    """Largest shift of training images, in pixels; 0 switches it off."""
+    guess_weight: float = 0.0
+    """Weight of the loss that holds the encoder's guess of the privileged state to the truth; needs
+    env.privileged=true while it learns, not when it acts. 0: no guess."""
+
+    def __post_init__(self) -> None:
+        if self.image_encoder not in ENCODERS:
+            near = nearest(self.image_encoder, ENCODERS)
+            raise ValueError(f"policy image_encoder: {self.image_encoder!r} is unknown.{near}")
+        if self.image_features < 1:
+            raise ValueError(f"policy image_features must be at least 1, got {self.image_features}")
+        if self.random_shift_px < 0:
+            raise ValueError(f"policy random_shift_px must be at least 0, got {self.random_shift_px}")
+        if not 0 <= self.guess_weight < float("inf"):
+            raise ValueError(f"policy guess_weight must be 0 or more and finite, got {self.guess_weight}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChunkPolicyConfig(PictureSettings, ProcessConfig, PolicyConfig):
     """A flow, diffusion or token policy over chunks of actions."""
 
     kind: str = "flow"
@@ -96,27 +127,20 @@ class ChunkPolicyConfig(ProcessConfig, PolicyConfig):
     is not to be had where x is almost nothing else: a small network errs by its whole range there."""
     bins: int = 256
     """V, the intervals of an action element that `token` chooses among."""
-    cameras: tuple[str, ...] = ()
-    """Cameras the policy sees besides the state; reads `<camera>.rgb`."""
-    image_features: int = 64
-    """Features per camera."""
-    random_shift_px: int = 4
-    """Largest shift of training images, in pixels; 0 switches it off."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.kind not in PROCESSES:
             raise ValueError(f"policy kind: {self.kind!r} is unknown.{nearest(self.kind, PROCESSES)}")
         if self.kind in ("one_step", "token") and self.steps != 1:
             raise ValueError(f"policy steps must be 1 for kind {self.kind!r}, got {self.steps}")
         if self.temperature <= 0:
             raise ValueError(f"policy temperature must be above 0, got {self.temperature}")
-        for name in ("horizon", "width", "depth", "steps", "train_steps", "bins", "image_features"):
+        for name in ("horizon", "width", "depth", "steps", "train_steps", "bins"):
             if getattr(self, name) < 1:
                 raise ValueError(f"policy {name} must be at least 1, got {getattr(self, name)}")
         if self.time_dim < 2 or self.time_dim % 2:
             raise ValueError(f"policy time_dim must be even and at least 2, got {self.time_dim}")
-        if self.random_shift_px < 0:
-            raise ValueError(f"policy random_shift_px must be at least 0, got {self.random_shift_px}")
         allowed = PROCESSES[self.kind]
         if self.process is not None and self.process not in allowed:
             raise ValueError(
@@ -145,7 +169,7 @@ class ChunkPolicyConfig(ProcessConfig, PolicyConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GaussianPolicyConfig(PolicyConfig):
+class GaussianPolicyConfig(PictureSettings, PolicyConfig):
     """A Gaussian MLP policy."""
 
     kind: ClassVar[str] = "gaussian"
@@ -165,15 +189,10 @@ class GaussianPolicyConfig(PolicyConfig):
     """Smallest standard deviation: exploration and the likelihood stay finite."""
     max_std: float = 2.0
     """Largest standard deviation."""
-    cameras: tuple[str, ...] = ()
-    """Cameras the policy sees besides the state; reads `<camera>.rgb`."""
-    image_features: int = 64
-    """Features per camera."""
-    random_shift_px: int = 4
-    """Largest shift of training images, in pixels; 0 switches it off."""
 
     def __post_init__(self) -> None:
-        for name in ("horizon", "width", "depth", "image_features"):
+        super().__post_init__()
+        for name in ("horizon", "width", "depth"):
             if getattr(self, name) < 1:
                 raise ValueError(f"policy {name} must be at least 1, got {getattr(self, name)}")
         if not 0 < self.min_std <= self.initial_std <= self.max_std:
@@ -181,8 +200,6 @@ class GaussianPolicyConfig(PolicyConfig):
                 "policy initial_std must be between min_std and max_std, above 0; got "
                 f"min_std={self.min_std}, initial_std={self.initial_std}, max_std={self.max_std}"
             )
-        if self.random_shift_px < 0:
-            raise ValueError(f"policy random_shift_px must be at least 0, got {self.random_shift_px}")
 
 
 @dataclass(frozen=True, kw_only=True)

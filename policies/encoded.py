@@ -11,8 +11,10 @@ from typing import Any, ClassVar, Self
 
 from torch import Generator, Tensor, nn
 
+from robot_rl.core.names import PRIVILEGED
 from robot_rl.core.policy import DemoBatch, Encoded, Mode
 from robot_rl.data.normalize import Normaliser
+from robot_rl.policies.config import PictureSettings
 from robot_rl.policies.networks import ObservationEncoder
 from robot_rl.policies.spec import check_chunk, read_config, read_size
 
@@ -38,9 +40,7 @@ class EncodedPolicy(nn.Module):
         self.state_dim = state_dim
         self.action_dim = action_dim
         normaliser = _checked(normaliser, state_dim=state_dim, action_dim=action_dim)
-        self.encoder = ObservationEncoder(
-            normaliser, cameras=config.cameras, image_features=config.image_features
-        )
+        self.encoder = _encoder(config, normaliser) if config.cameras else ObservationEncoder(normaliser)
         self.feature_dim = self.encoder.dim
 
     @property
@@ -64,13 +64,19 @@ class EncodedPolicy(nn.Module):
 
     def spec(self) -> dict[str, Any]:
         sizes = {"state_dim": self.state_dim, "action_dim": self.action_dim}
+        if PRIVILEGED in self.normaliser.feature_dims:
+            sizes["privileged_dim"] = self.normaliser.feature_dims[PRIVILEGED]
         return {**sizes, "config": asdict(self.config)}
 
     @classmethod
     def from_spec(cls, spec: Mapping[str, Any], *, at: str) -> Self:
         config = read_config(cls.config_class, spec["config"], at=at)
         state_dim, action_dim = (read_size(spec, n, at=at) for n in ("state_dim", "action_dim"))
-        return cls(config, state_dim=state_dim, action_dim=action_dim)
+        sizes = {"state": state_dim}
+        if "privileged_dim" in spec:
+            sizes[PRIVILEGED] = read_size(spec, "privileged_dim", at=at)
+        identity = Normaliser(sizes, action_dim)
+        return cls(config, state_dim=state_dim, action_dim=action_dim, normaliser=identity)
 
     def _demonstration(self, batch: DemoBatch, generator: Generator | None) -> tuple[Tensor, Tensor]:
         """Returns features (B, F), of shifted images while training, and normalised actions (B, H, A)."""
@@ -81,6 +87,22 @@ class EncodedPolicy(nn.Module):
         if self.training and self.config.cameras:
             obs = self.encoder.augment(obs, pad_px=self.config.random_shift_px, generator=generator)
         return self.encoder(obs), self.normaliser.action(batch.actions)
+
+    def _guess_loss(self, features: Tensor, batch: DemoBatch) -> Tensor | float:
+        """Returns the weighted error of the guessed privileged state; 0 of a policy that guesses none."""
+        if self.encoder.guess is None:
+            return 0.0
+        return self.config.guess_weight * self.encoder.guess_error(features, batch.obs)
+
+
+def _encoder(config: PictureSettings, normaliser: Normaliser) -> ObservationEncoder:
+    return ObservationEncoder(
+        normaliser,
+        cameras=config.cameras,
+        image_features=config.image_features,
+        image_encoder=config.image_encoder,
+        predicts=normaliser.feature_dims.get(PRIVILEGED, 0) if config.guess_weight else 0,
+    )
 
 
 def _checked(normaliser: Normaliser | None, *, state_dim: int, action_dim: int) -> Normaliser:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Generator, Tensor, nn
 
 from robot_rl.core.errors import DatasetError, nearest
+from robot_rl.core.names import PRIVILEGED
 from robot_rl.data.normalize import Normaliser
 
 SHORTEST_PERIOD, LONGEST_PERIOD = 4e-3, 4.0
@@ -156,6 +158,7 @@ class ImageEncoder(nn.Module):
             nn.Conv2d(channels, channels, 3, padding=1),
         )
         self.project = nn.Sequential(nn.Linear(2 * channels, outputs), nn.LayerNorm(outputs))
+        self.dim = outputs
 
     def forward(self, image: Tensor) -> Tensor:
         """Maps images (B, h, w, 3) in [0, 1] to (B, outputs)."""
@@ -163,17 +166,70 @@ class ImageEncoder(nn.Module):
         return self.project(spatial_soft_argmax(maps))
 
 
+class KeypointEncoder(nn.Module):
+    """Encodes one camera as keypoints: where each channel is active, and how clearly.
+
+    Two opponent colours (red - green, yellow - blue) stand beside red, green and blue, and each map is
+    standardised over its picture before the soft-argmax, whose temperature is learned. Both make a small
+    coloured thing as loud as a large grey one.
+    """
+
+    def __init__(self, *, channels: tuple[int, int] = (12, 24), keypoints: int = 32) -> None:
+        super().__init__()
+        self.convolutions = nn.Sequential(
+            nn.Conv2d(5, channels[0], 3, stride=2, padding=1),
+            nn.SiLU(),
+            nn.Conv2d(channels[0], channels[1], 3, stride=2, padding=1),
+            nn.SiLU(),
+            nn.Conv2d(channels[1], keypoints, 3, padding=1),
+        ).to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+        self.log_sharpness = nn.Parameter(torch.zeros(keypoints))
+        self.dim = 3 * keypoints
+
+    def forward(self, image: Tensor) -> Tensor:
+        """Maps images (B, h, w, 3) in [0, 1] to (B, 3 keypoints): x and y in [-1, 1], and strength."""
+        rgb = 2.0 * image.permute(0, 3, 1, 2) - 1.0
+        red, green, blue = rgb.unbind(dim=1)
+        opponent = torch.stack([3.0 * (red - green), 3.0 * ((red + green) / 2 - blue)], dim=1)
+        seen = torch.cat([rgb, opponent], dim=1).contiguous(memory_format=torch.channels_last)
+        with torch.autocast(seen.device.type, torch.bfloat16, enabled=rounds_to_bfloat16(seen.device)):
+            maps = self.convolutions(seen)
+        std, mean = torch.std_mean(maps.float(), dim=(2, 3), keepdim=True)
+        maps = (maps - mean) / (std + 1e-3)
+        strength = (maps.amax(dim=(2, 3)) - 3.0) / 4.0
+        sharpness = self.log_sharpness.exp()[:, None, None]
+        return torch.cat([spatial_soft_argmax(maps * sharpness), strength], dim=-1)
+
+
+def rounds_to_bfloat16(device: torch.device) -> bool:
+    """Whether products in bfloat16 are faster there than in float32."""
+    return device.type == "cuda" or bool(torch.cpu.get_capabilities().get("avx512_bf16", False))
+
+
 class ObservationEncoder(nn.Module):
-    """Turns an observation into features: the normalised state, then each camera's features."""
+    """Turns an observation into features: the normalised state, then each camera's features.
+
+    With `predicts` elements of the privileged state, a network guesses them from the features. A loss can
+    hold it to the truth, and its guess joins the features.
+    """
 
     def __init__(
-        self, normaliser: Normaliser, *, cameras: Sequence[str] = (), image_features: int = 64
+        self,
+        normaliser: Normaliser,
+        *,
+        cameras: Sequence[str] = (),
+        image_features: int = 64,
+        image_encoder: str = "plain",
+        predicts: int = 0,
     ) -> None:
         super().__init__()
         self.normaliser = normaliser
         self.keys = tuple(f"{camera}.rgb" for camera in cameras)
-        self.images = nn.ModuleList(ImageEncoder(image_features) for _ in cameras)
-        self.dim = normaliser.feature_dims["state"] + image_features * len(self.keys)
+        self.images = nn.ModuleList(_image_encoder(image_encoder, image_features) for _ in cameras)
+        seen = sum(net.dim for net in self.images)
+        self.dim = normaliser.feature_dims["state"] + seen
+        self.guess = MLP(self.dim, predicts, width=192, depth=2, layernorm=True) if predicts else None
+        self.dim += predicts
 
     def forward(self, obs: Mapping[str, Tensor]) -> Tensor:
         """Returns features (B, F).
@@ -188,10 +244,18 @@ class ObservationEncoder(nn.Module):
                     "Make the environment with the cameras the policy was trained with."
                 )
         used = self.normaliser.obs({key: obs[key] for key in ("state", *self.keys)})
-        if not self.keys:
-            return used["state"]
-        encoded = [net(used[key]) for net, key in zip(self.images, self.keys, strict=True)]
-        return torch.cat([used["state"], *encoded], dim=-1)
+        features = used["state"]
+        if self.keys:
+            encoded = [net(used[key]) for net, key in zip(self.images, self.keys, strict=True)]
+            features = torch.cat([features, *encoded], dim=-1)
+        if self.guess is not None:
+            features = torch.cat([features, self.guess(features)], dim=-1)
+        return features
+
+    def guess_error(self, features: Tensor, obs: Mapping[str, Tensor]) -> Tensor:
+        """Returns the mean absolute error of the guess within `features`, in standard deviations."""
+        truth = self.normaliser.obs({PRIVILEGED: obs[PRIVILEGED]})[PRIVILEGED]
+        return (features[:, -truth.shape[-1] :] - truth).abs().mean()
 
     def augment(
         self, obs: Mapping[str, Tensor], *, pad_px: int, generator: Generator | None
@@ -203,6 +267,10 @@ class ObservationEncoder(nn.Module):
             else value
             for name, value in obs.items()
         }
+
+
+def _image_encoder(name: str, features: int) -> Any:
+    return KeypointEncoder() if name == "keypoints" else ImageEncoder(features)
 
 
 def sinusoidal(time: Tensor, dim: int) -> Tensor:

@@ -25,7 +25,6 @@ class NoisePolicyConfig:
     horizon: int = 1
     cameras: ClassVar[tuple[str, ...]] = ()
     """It sees nothing."""
-    image_features: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
         if self.horizon < 1:

@@ -41,6 +41,9 @@ class EnvConfig:
     """Cameras whose images join the observation as `<camera>.rgb`."""
     depth: bool = False
     """Add `<camera>.depth` in metres."""
+    privileged: bool = False
+    """Add `privileged.state`: the elements that `state` leaves out. A learner may predict them in simulation;
+    a policy never reads them."""
     image_size: tuple[int, int] = (96, 96)
     """Height and width in pixels."""
     randomize: bool = False

@@ -17,7 +17,7 @@ from robot_rl.core.registry import resolve, table
 from robot_rl.core.seeding import EpisodeRng
 from robot_rl.sim.randomize import Vary
 from robot_rl.sim.robots.robot import Robot
-from robot_rl.sim.scene import add_world, sense, sense_joints
+from robot_rl.sim.scene import add_world, add_wrist_camera, sense, sense_joints
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,6 +146,7 @@ def compile_task(task: Task, robot: Robot) -> mujoco.MjModel:
     """Builds robot, table, cameras, common sensors and the task's own scene into one model."""
     spec = robot.build()
     add_world(spec)
+    add_wrist_camera(spec, robot.tool_site)
     tool = ("site", robot.tool_site)
     sense_joints(spec, (*robot.arm_joints, *robot.finger_joints))
     sense(spec, "tool.pos", "pos", tool)

@@ -19,7 +19,7 @@ from gymnasium.vector import AutoresetMode
 
 from robot_rl.core.arrays import Array, Kind, copied, to_numpy
 from robot_rl.core.errors import ConfigError
-from robot_rl.core.names import chosen
+from robot_rl.core.names import PRIVILEGED, chosen
 from robot_rl.core.registry import resolve
 from robot_rl.core.seeding import EpisodeRng
 from robot_rl.hal.safety import SafetyEnvelope
@@ -41,11 +41,13 @@ MOST_SHAPING = 0.5
 
 
 def observation_spaces(
-    config: EnvConfig, num_state: int, num_envs: int
+    config: EnvConfig, num_state: int, num_envs: int, num_privileged: int = 0
 ) -> tuple[gymnasium.spaces.Dict, gymnasium.Space[Any]]:
     """Returns the spaces of what one env and all envs observe: `state` and the cameras' pictures."""
     box, size = gymnasium.spaces.Box, config.image_size
     spaces: dict[str, gymnasium.Space[Any]] = {"state": box(-np.inf, np.inf, (num_state,), np.float32)}
+    if num_privileged:
+        spaces[PRIVILEGED] = box(-np.inf, np.inf, (num_privileged,), np.float32)
     for camera in config.cameras:
         spaces[f"{camera}.rgb"] = box(0, 255, (*size, 3), np.uint8)
         if config.depth:
@@ -85,6 +87,10 @@ class SimVectorEnv(VectorEnv):
             for name in config.cameras
         ]
         self._renderer = Renderer(self.backend.model, cameras) if cameras else None
+        self._pictures: dict[str, Array] = {}
+        """The newest picture of every simulation, by its key."""
+        self._changed = np.ones(num_envs, bool)
+        """Which simulations have changed since they were drawn."""
         self._seed, self._episode = self._words(np.arange(num_envs)), self._words(np.zeros(num_envs))
         self._elapsed = self._asarray(np.zeros(num_envs, np.int64))
         self.num_diverged = 0
@@ -100,6 +106,9 @@ class SimVectorEnv(VectorEnv):
         shown = chosen(names, self.config.state, at="env.state")
         self._state_index = self.backend.asarray(index[shown])
         self.state_names = tuple(names[i] for i in shown)
+        hidden = sorted(set(range(len(names))) - set(shown)) if self.config.privileged else []
+        self._hidden_index = self.backend.asarray(index[hidden])
+        self.privileged_names = tuple(names[i] for i in hidden)
         self.action_names = self.controller.action_names
         mode = AutoresetMode.SAME_STEP if autoreset == "same_step" else AutoresetMode.DISABLED
         self.metadata = {
@@ -111,7 +120,7 @@ class SimVectorEnv(VectorEnv):
         self.single_action_space = gymnasium.spaces.Box(-1.0, 1.0, (len(self.action_names),), np.float32)
         self.action_space = gymnasium.vector.utils.batch_space(self.single_action_space, self.num_envs)
         self.single_observation_space, self.observation_space = observation_spaces(
-            self.config, len(self.state_names), self.num_envs
+            self.config, len(self.state_names), self.num_envs, len(self.privileged_names)
         )
 
     def _bind(self) -> None:
@@ -170,6 +179,7 @@ class SimVectorEnv(VectorEnv):
             "diverged": diverged,
         }
         ended = terminated | truncated
+        self._changed |= True if active is None else to_numpy(active)
         obs = self._observe() if self._is_seen or ended.any() else {}
         if self.autoreset and ended.any():
             infos["final_obs"], infos["_final_obs"] = obs, ended
@@ -289,6 +299,7 @@ class SimVectorEnv(VectorEnv):
         self._place(ids, rng)
         self.safety.reset(mask, self._ctrl[:, self.index.arm_ctrl])
         self.backend.forward(ids)
+        self._changed[to_numpy(ids)] = True
         fresh = self._observe(ids)
         if keep is None or mask.all():
             return fresh if len(ids) == self.num_envs else self._observe()
@@ -331,14 +342,26 @@ class SimVectorEnv(VectorEnv):
         """Returns fresh arrays: the caller may keep them."""
         data = self._sensordata if ids is None else self._sensordata[ids]
         obs: Obs = {"state": self._asarray(data[:, self._state_index], self.xp.float32)}
+        if len(self._hidden_index):
+            obs[PRIVILEGED] = self._asarray(data[:, self._hidden_index], self.xp.float32)
         if self._renderer is not None:
-            rows = self._all_rows if ids is None else ids
-            for camera in self.config.cameras:
-                draw = partial(self._renderer.render_batch, self.backend.batch, to_numpy(rows), camera)
-                obs[f"{camera}.rgb"] = self._asarray(draw())
-                if self.config.depth:
-                    obs[f"{camera}.depth"] = self._asarray(draw(depth=True))
+            rows = to_numpy(self._all_rows if ids is None else ids)
+            if len(changed := rows[self._changed[rows]]):
+                self._draw(self._renderer, changed)
+            obs |= {key: self._asarray(pictures[rows]) for key, pictures in self._pictures.items()}
         return obs
+
+    def _draw(self, renderer: Renderer, rows: Array) -> None:
+        """Draws simulations that changed since they were drawn."""
+        for camera in self.config.cameras:
+            draw = partial(renderer.render_batch, self.backend.batch, rows, camera)
+            found = {f"{camera}.rgb": draw()}
+            if self.config.depth:
+                found[f"{camera}.depth"] = draw(depth=True)
+            for key, pictures in found.items():
+                empty = np.zeros((self.num_envs, *pictures.shape[1:]), pictures.dtype)
+                self._pictures.setdefault(key, empty)[rows] = pictures
+        self._changed[rows] = False
 
     def _words(self, numbers: Array) -> Array:
         """Returns seeds or counters as the back end's arrays have them: uint64, int64 in a tensor."""
@@ -370,6 +393,7 @@ class SimVectorEnv(VectorEnv):
         state[ids] = rows[ids]
         self.safety.reset(mask, self._ctrl[:, self.index.arm_ctrl])
         self.backend.forward(ids)
+        self._changed[:] = True
         return self._observe()
 
     def state_dict(self) -> dict[str, Any]:

@@ -65,6 +65,7 @@ TABLE: dict[str, dict[str, str]] = {
     "method": {
         "chunked": "robot_rl.train.improve.chunked:CHUNKED",
         "residual": "robot_rl.train.improve.residual:RESIDUAL",
+        "dagger": "robot_rl.train.improve.dagger:DAGGER",
         "ppo": "robot_rl.train.improve.ppo:PPO",
         "grpo": "robot_rl.train.improve.grpo:GRPO",
         "latent": "robot_rl.train.improve.latent:LATENT",

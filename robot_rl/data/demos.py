@@ -66,7 +66,11 @@ class ChunkSampler:
 
     def sample(self, batch: int, rng: np.random.Generator) -> DemoBatch:
         """Returns B windows that begin at steps which are kept; see `rows`."""
-        return self.rows(self._starts[rng.integers(0, len(self._starts), batch)])
+        return self.at(rng.integers(0, len(self), batch))
+
+    def at(self, numbers: Array) -> DemoBatch:
+        """Returns the windows of these numbers, 0 to len - 1; see `rows`."""
+        return self.rows(self._starts[numbers])
 
     def rows(self, start: Array) -> DemoBatch:
         """Returns the windows at these steps; beyond an episode's end its last action repeats, not valid."""

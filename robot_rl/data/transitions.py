@@ -66,6 +66,8 @@ class StepBatch:
     """(B, n): the joint targets that safety let through; None where there is no arm."""
     limited: Array | None = None
     """(B,): whether safety changed a target of this step; None if nobody knows."""
+    expert_action: Array | None = None
+    """(B, A): what an expert would have done at `obs`; None where none was asked."""
     diverged: Array | None = None
     """(B,): whether a simulation diverged in this step and was put back; None means nowhere."""
     begins: bool = False

@@ -7,7 +7,7 @@ B envs, A action dim.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -67,10 +67,20 @@ class InlineSource:
         *,
         seed: int,
         label: str = "sim",
+        advise: Callable[[], Array] | None = None,
     ) -> None:
-        """Args: policy: the acting copy inside `executor`; label: recorded as the source of every step."""
+        """Begins with new episodes.
+
+        Args:
+            env: where.
+            policy: the acting copy inside `executor`.
+            executor: acts.
+            seed: of the episodes.
+            label: recorded as the source of every step.
+            advise: returns what an expert would do now (B, A), noted with every step.
+        """
         self._env, self._executor = env, executor
-        self._seed, self._label = seed, label
+        self._seed, self._label, self._advise = seed, label, advise
         self._weights = Subscriber(policy)
         self._obs: Obs | None = None
         self._act: Act | None = None
@@ -93,6 +103,7 @@ class InlineSource:
         if self._obs is None or self._act is None:
             self._obs, self._act = self._begin(published)
         obs, act, version = self._obs, self._act, self._weights.version
+        expert_action = None if self._advise is None else self._advise()
         moment = step(self._env, obs, act.action)
         ended, infos = moment.ended, moment.infos
         final_obs, final_base = moment.next_obs, None
@@ -128,6 +139,7 @@ class InlineSource:
             decides=act.decides,
             picture_stamp_ns=infos.get("picture_stamp_ns"),
             limited=infos.get("limited"),
+            expert_action=expert_action,
             diverged=infos.get("diverged"),
         )
 

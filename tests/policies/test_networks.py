@@ -4,11 +4,13 @@ import pytest
 import torch
 
 from robot_rl.core.errors import DatasetError
+from robot_rl.core.names import PRIVILEGED
 from robot_rl.data.normalize import Normaliser
 from robot_rl.policies.networks import (
     MLP,
     DenoiseNet,
     ImageEncoder,
+    KeypointEncoder,
     ObservationEncoder,
     initialise,
     random_shift,
@@ -120,3 +122,54 @@ def test_first_weights_come_from_the_generator() -> None:
     assert torch.equal(a, b)
     assert not torch.equal(a, c)
     assert nets[0].input.weight.abs().max() <= 3**-0.5  # torch's default bound, 1 / sqrt(inputs)
+
+
+def test_keypoints_find_a_small_red_square() -> None:
+    # 2 x 2 red pixels on grey, anywhere in 32 x 32. Always answering the centre errs by 8 pixels on average.
+    draw, encoder = seeded(3), KeypointEncoder(channels=(4, 8), keypoints=8)
+    head = torch.nn.Linear(encoder.dim, 2)
+    initialise(torch.nn.ModuleList([encoder, head]), draw)
+
+    def shown(count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        corner = torch.randint(0, 31, (count, 2), generator=draw)
+        image = torch.full((count, 32, 32, 3), 0.5)
+        for row, (y, x) in enumerate(corner.tolist()):
+            image[row, y : y + 2, x : x + 2] = torch.tensor([0.8, 0.2, 0.2])
+        return image, corner / 15.0 - 1.0
+
+    parameters = [*encoder.parameters(), *head.parameters()]
+    optimiser = torch.optim.Adam(parameters, lr=1e-2)
+    for _ in range(150):
+        image, where = shown(32)
+        optimiser.zero_grad()
+        (head(encoder(image)) - where).abs().mean().backward()
+        optimiser.step()
+    assert all(p.grad is not None and bool(p.grad.any()) for p in parameters)
+    image, where = shown(64)
+    error_px = 15.0 * (head(encoder(image)) - where).abs().mean().detach()
+    assert float(error_px) < 2.0
+
+
+def test_keypoints_do_not_depend_on_how_strong_a_map_is() -> None:
+    encoder = KeypointEncoder(keypoints=4)
+    image = torch.rand(2, 24, 24, 3, generator=seeded())
+    before = encoder(image)
+    last = encoder.convolutions[4]
+    with torch.no_grad():
+        last.weight *= 8.0  # a power of two: bfloat16 loses nothing more
+        last.bias *= 8.0
+    assert torch.allclose(encoder(image), before, atol=2e-2)  # 1e-3 is added to each standard deviation
+
+
+def test_a_guess_of_the_privileged_state_joins_the_features() -> None:
+    normaliser = Normaliser({"state": 3, PRIVILEGED: 2}, 1)
+    normaliser.load_state_dict({**normaliser.state_dict(), "std_privileged__state": torch.tensor([2.0, 4.0])})
+    encoder = ObservationEncoder(normaliser, cameras=("wrist",), image_encoder="keypoints", predicts=2)
+    obs = {"state": torch.zeros(2, 3), "wrist.rgb": torch.zeros(2, 16, 16, 3, dtype=torch.uint8)}
+    features = encoder(obs)  # needs no privileged state
+    assert features.shape == (2, encoder.dim) == (2, 3 + 96 + 2)
+    features = torch.zeros_like(features)
+    features[:, -2:] = torch.tensor([1.0, 0.5])
+    # In standard deviations: |1 - 4/2| = 1, |0.5 - 2/4| = 0 and |1 - 2/2| = 0, |0.5 + 4/4| = 1.5; their mean.
+    truth = torch.tensor([[4.0, 2.0], [2.0, -4.0]])
+    assert float(encoder.guess_error(features, {PRIVILEGED: truth})) == pytest.approx(2.5 / 4)

@@ -10,9 +10,13 @@ import pytest
 from mujoco.batch import Batch
 
 from robot_rl.core.errors import ConfigError, ModelError, RenderError
+from robot_rl.core.names import PRIVILEGED
+from robot_rl.core.registry import TABLE, resolve
 from robot_rl.hal import env_rules
 from robot_rl.sim.cameras import Camera, Renderer, find_backend
 from robot_rl.sim.gl import BACKENDS, no_renderer_message
+from robot_rl.sim.robots.loading import load_robot
+from robot_rl.sim.task import compile_task
 from robot_rl.sim.vector import EnvConfig, SimVectorEnv
 
 # Two cameras 2 m above a grey floor look straight down. The red cube, 0.4 m wide, stands 0.5 m
@@ -255,3 +259,55 @@ def test_a_machine_without_egl_is_told_what_to_install():
 def test_the_error_lists_every_back_end_with_its_reason():
     text = no_renderer_message({"egl": "no device", "osmesa": "libOSMesa is not installed"})
     assert "Tried egl (no device); osmesa (libOSMesa is not installed). Install one of" in text
+
+
+@pytest.mark.parametrize("robot", sorted(TABLE["robot"]))
+def test_every_robot_has_the_cameras_that_policies_see(robot):
+    model = compile_task(resolve("task", "reach")(), load_robot(robot))
+    assert {"left", "right", "wrist"} <= {model.camera(i).name for i in range(model.ncam)}
+    data = mujoco.MjData(model)
+    mujoco.mj_forward(model, data)
+    tool, wrist = data.site("tool"), data.camera("wrist")
+    # Behind the finger tips by 8.3 cm, beside them by 7 cm; a camera looks along its own -z.
+    assert np.linalg.norm(tool.xpos - wrist.xpos) == pytest.approx(np.hypot(0.07, 0.0834), abs=1e-6)
+    towards = (tool.xpos - wrist.xpos) / np.linalg.norm(tool.xpos - wrist.xpos)
+    assert -wrist.xmat.reshape(3, 3)[:, 2] @ towards > np.cos(np.radians(37.5))  # within the field of view
+
+
+@drawing
+def test_what_stands_still_is_not_drawn_again(renderer, monkeypatch):
+    drawn, draw = [], Renderer.render_batch
+    monkeypatch.setattr(
+        Renderer,
+        "render_batch",
+        lambda self, batch, ids, camera, **how: (
+            drawn.append(list(ids)) or draw(self, batch, ids, camera, **how)
+        ),
+    )
+    config = EnvConfig(task="reach", cameras=("left",), image_size=(16, 16))
+    env = SimVectorEnv(config, 3, autoreset="disabled")
+    before, _ = env.reset(seed=0)
+    up = np.tile(np.array([0.0, 0.0, 1.0, 0.0], np.float32)[: len(env.action_names)], (3, 1))
+    only = np.array([False, True, False])
+    for _ in range(8):
+        after, *_ = env.step_masked(up, only)
+    assert drawn == [[0, 1, 2], *[[1]] * 8]
+    assert np.array_equal(after["left.rgb"][[0, 2]], before["left.rgb"][[0, 2]])
+    assert not np.array_equal(after["left.rgb"][1], before["left.rgb"][1])
+    drawn.clear()
+    env.step_unseen(up, None)  # all moved, nobody looked
+    after, *_ = env.step_masked(up, only)
+    assert drawn == [[0, 1, 2]]
+    env.close()
+
+
+def test_what_a_policy_does_not_see_is_shown_apart():
+    config = EnvConfig(task="pick_cube", state=("joint", "finger", "tool.pos", "tool.xaxis"), privileged=True)
+    env, whole = SimVectorEnv(config, 2), SimVectorEnv(EnvConfig(task="pick_cube"), 2)
+    assert set(env.state_names) | set(env.privileged_names) == set(whole.state_names)
+    (obs, _), (full, _) = env.reset(seed=0), whole.reset(seed=0)
+    for names, key in ((env.state_names, "state"), (env.privileged_names, PRIVILEGED)):
+        assert np.array_equal(obs[key], full["state"][:, [whole.state_names.index(name) for name in names]])
+    assert env.single_observation_space[PRIVILEGED].shape == (18,)  # the tool's speed, and five of 3 elements
+    env.close()
+    whole.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from robot_rl.policies.checkpoint import load_policy
 from robot_rl.policies.executor import ChunkExecutor
 from robot_rl.rollout.envs import Autoreset, simulation
 from robot_rl.rollout.process import ProcessSource
-from robot_rl.rollout.sources import InlineSource, Source
+from robot_rl.rollout.sources import Array, InlineSource, Source
 from robot_rl.train.config import RunConfig
 from robot_rl.train.deploy.online import make_arm
 from robot_rl.train.improve.method import Module, Start, method_of
@@ -52,8 +52,15 @@ def source_in(config: RunConfig, policy: Module, env: VectorEnv, name: str) -> S
     return (method_of(config).make_source or step_by_step)(config, policy, env, name)
 
 
-def step_by_step(config: RunConfig, policy: Module, env: VectorEnv, name: str) -> InlineSource:
-    """Returns a source of single control steps, of the usual methods."""
+def step_by_step(
+    config: RunConfig,
+    policy: Module,
+    env: VectorEnv,
+    name: str,
+    *,
+    advise: Callable[[], Array] | None = None,
+) -> InlineSource:
+    """Returns a source of single control steps, of the usual methods; of `advise` see `InlineSource`."""
 
     def seed(stream: str) -> int:
         return train_seed(config.seed, f"{stream} {name}" if name else stream)
@@ -66,7 +73,7 @@ def step_by_step(config: RunConfig, policy: Module, env: VectorEnv, name: str) -
         mode="explore",
         seed=seed("explore"),
     )
-    return InlineSource(env, acting, executor, seed=seed("collect") // 2)
+    return InlineSource(env, acting, executor, seed=seed("collect") // 2, advise=advise)
 
 
 def act_alone(config: RunConfig, folder: Path, leases: Sequence[LeaseLike], name: str) -> Source:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Protocol
 
-from robot_rl.algos.config.cloning import DistilConfig
+from robot_rl.algos.config.cloning import BCConfig, DistilConfig
 from robot_rl.algos.config.off_policy import (
     ActorCriticConfig,
     ChunkQConfig,
@@ -99,6 +99,26 @@ class MethodSettings(Choice):
 
     def _require(self, field: str, holds: bool, allowed: str) -> None:
         require(holds, f"method.{field}", getattr(self, field), allowed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DaggerSettings(MethodSettings):
+    """The policy acts, the task's scripted expert says what it would have done, the policy clones that."""
+
+    kind: ClassVar[str] = "dagger"
+    utd: float = 0.2
+    """Learner updates per control step."""
+    batch: int = 96
+    """Windows of an update, drawn evenly from the demonstrations and all labelled steps."""
+    publish_every: int = 25
+    """Learner updates between two hand-overs of weights to the policy that acts."""
+    algorithm: BCConfig = field(default_factory=BCConfig)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require("utd", 0 < self.utd <= 64, "above 0, at most 64")
+        self._require("batch", self.batch >= 2, "2 or more")
+        self._require("publish_every", self.publish_every >= 1, "1 or more")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -394,6 +414,7 @@ class QARLSettings(ActorSettings):
 
 _OWN: tuple[type[MethodSettings], ...] = (
     ResidualSettings,
+    DaggerSettings,
     PPOSettings,
     GRPOSettings,
     LatentSettings,
