@@ -18,6 +18,7 @@ from robot_rl.core.errors import DatasetError, nearest
 from robot_rl.core.policy import DemoBatch
 from robot_rl.data.episode import EXECUTED, POLICY_ACTION, SOURCES, Episode, feature_of
 from robot_rl.data.episodes import Array, Episodes, EpisodesMeta
+from robot_rl.data.fit import misfit
 from robot_rl.data.lerobot.damage import left_out
 from robot_rl.data.lerobot.edit import write_new
 from robot_rl.data.lerobot.layout import INFO, OWN
@@ -229,28 +230,9 @@ def check_meta(folder: Path, got: EpisodesMeta, expect: EpisodesMeta) -> None:
     Raises:
         DatasetError: says what they differ in.
     """
-    for field, remedy in (
-        ("robot", "Collect demonstrations with this robot, or set env.robot to the dataset's."),
-        ("task", "Collect demonstrations of this task, or set env.task to the dataset's."),
-        ("control_hz", "Collect demonstrations at this rate: actions are per control step."),
-    ):
-        if getattr(got, field) != getattr(expect, field):
-            raise DatasetError(
-                f"{folder}: recorded with {field} {getattr(got, field)!r}, this run has "
-                f"{getattr(expect, field)!r}. {remedy}"
-            )
-    for feature, names, wanted in (
-        ("observation.state", got.state_names, expect.state_names),
-        ("action", got.action_names, expect.action_names),
-    ):
-        if len(names) != len(wanted):
-            raise DatasetError(
-                f"{folder}: feature {feature!r} has shape ({len(names)},), this run has ({len(wanted)},). "
-                "Collect the dataset again with this task and controller."
-            )
-        for index, (name, want) in enumerate(zip(names, wanted, strict=True)):
-            if name != want:
-                raise DatasetError(
-                    f"{folder}: feature {feature!r}, element {index} is named {name!r}, "
-                    f"this run has {want!r}. Put the elements in this run's order, or collect again."
-                )
+    problem = misfit(got, expect, also=("robot", "task"))
+    if problem is not None:
+        raise DatasetError(
+            f"{folder}: the dataset does not fit this run: {problem}. Collect demonstrations with the env "
+            "settings of this run, or set env to those of the dataset."
+        )

@@ -135,7 +135,7 @@ def test_demonstrations_of_another_task_are_refused(tmp_path: Path) -> None:
     run(small(tmp_path))
     config = small(tmp_path / "other")
     demos = replace(config.demos, path=str(folder_of(tmp_path) / "demos"))
-    with pytest.raises(DatasetError, match="recorded with task 'reach', this run has 'pick_cube'"):
+    with pytest.raises(DatasetError, match="recorded with task 'reach', not 'pick_cube'"):
         run(replace(config, env=replace(config.env, task="pick_cube"), demos=demos))
 
 

@@ -26,6 +26,7 @@ from robot_rl.core.files import make_folder, sync_folder, sync_tree
 from robot_rl.core.refusal import refusing
 from robot_rl.data.episode import SOURCES, Episode, EpisodeSource, Feature
 from robot_rl.data.episodes import EpisodesMeta
+from robot_rl.data.fit import feature_misfit, misfit
 from robot_rl.data.lerobot.checksums import record
 from robot_rl.data.lerobot.copying import Part, copy_episodes
 from robot_rl.data.lerobot.damage import spans
@@ -324,39 +325,16 @@ def check_alike(one: EpisodeSource, two: EpisodeSource, at: str) -> None:
     Raises:
         DatasetError: names what differs.
     """
-    for name, remedy in (
-        ("robot", "A policy of one is no policy of the other: keep them apart."),
-        ("control_hz", _STEPS if two.meta.task else f"Give all one rate: fps={one.meta.control_hz:g}"),
-    ):
-        if getattr(one.meta, name) != getattr(two.meta, name):
-            got, want = getattr(two.meta, name), getattr(one.meta, name)
-            raise DatasetError(f"{at}: {name} is {got!r}, in the first {want!r}. {remedy}")
-    for name in ("state_names", "action_names"):
-        _check_names(at, name.removesuffix("_names"), getattr(one.meta, name), getattr(two.meta, name))
-    has, other = stored(one.features), stored(two.features)
-    for key in sorted(has.keys() | other.keys()):
-        first, second = has.get(key), other.get(key)
-        if first != second:
-            raise DatasetError(
-                f"{at}: observation {key!r} is {_said(second)}, in the first {_said(first)}. "
-                "Merge datasets that were recorded with the same observations."
-            )
-
-
-def _check_names(at: str, what: str, one: tuple[str, ...], two: tuple[str, ...]) -> None:
-    if one == two:
-        return
-    only_one, only_two = sorted(set(one) - set(two)), sorted(set(two) - set(one))
-    if only_one or only_two:
-        differ = f"only the first has {only_one}, only this one {only_two}"
-    else:
-        place = next(i for i, (a, b) in enumerate(zip(one, two, strict=True)) if a != b)
-        differ = f"the order differs from element {place} on: {two[place]!r}, in the first {one[place]!r}"
-    raise DatasetError(f"{at}: elements of {what} differ: {differ}. Bring both to the same elements first.")
-
-
-def _said(feature: Feature | None) -> str:
-    return "absent" if feature is None else f"{feature.dtype} {feature.shape}"
+    remedy = "A policy of one is no policy of the other: keep them apart."
+    problem = misfit(two.meta, one.meta, also=("robot",))
+    if problem is None:
+        first, second = stored(one.features), stored(two.features)
+        problem = feature_misfit(second, first, sorted(first.keys() | second.keys()))
+        remedy = "Merge datasets that were recorded with the same observations."
+    elif problem.endswith(" Hz"):
+        remedy = _STEPS if two.meta.task else f"Give all one rate: fps={one.meta.control_hz:g}"
+    if problem is not None:
+        raise DatasetError(f"{at} does not fit the first: {problem}. {remedy}")
 
 
 def _chosen(total: int, parts: Mapping[str | Path, Sequence[int] | float]) -> dict[str | Path, Sequence[int]]:

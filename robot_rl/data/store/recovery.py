@@ -12,6 +12,7 @@ from typing import Any
 
 from robot_rl.core.errors import DatasetError
 from robot_rl.core.files import make_folder, sync_folder
+from robot_rl.data.fit import feature_misfit, misfit
 from robot_rl.data.store.finished import (
     forget_finished,
     known_losses,
@@ -93,20 +94,11 @@ def check_layout(folder: Path, found: Layout, layout: Layout) -> None:
     Raises:
         DatasetError: the first thing that differs.
     """
-    for name in ("task", "robot", "control_hz", "state_names", "action_names"):
-        got, wanted = getattr(found.meta, name), getattr(layout.meta, name)
-        if got != wanted:
-            raise DatasetError(
-                f"{folder}: the store was recorded with {name} {got!r}, this is {wanted!r}. "
-                "Record into another folder."
-            )
-    for key in sorted({*found.features, *layout.features}):
-        got, wanted = found.features.get(key), layout.features.get(key)
-        if got != wanted:
-            raise DatasetError(
-                f"{folder}: observation {key!r} is {_words(got)} in the store, {_words(wanted)} here. "
-                "Record into another folder."
-            )
+    keys = sorted({*found.features, *layout.features})
+    problem = misfit(found.meta, layout.meta, also=("task", "robot"))
+    problem = problem or feature_misfit(found.features, layout.features, keys)
+    if problem is not None:
+        raise DatasetError(f"{folder}: the store does not fit: {problem}. Record into another folder.")
 
 
 def mend(folder: Path) -> tuple[Problem, ...]:
@@ -185,7 +177,3 @@ def note_lost(folder: Path, problems: Iterable[Problem]) -> None:
         return content | {"lost": lost + [entry for entry in entries if entry not in lost]}
 
     change_store_json(folder, add)
-
-
-def _words(feature: Any) -> str:
-    return "missing" if feature is None else f"{feature.dtype} {feature.shape}"
