@@ -6,9 +6,8 @@ A copy out of hard links is changed and takes the folder's place in one step; ro
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Generator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ import pyarrow.parquet as pq
 
 from robot_rl.core.errors import DatasetError
 from robot_rl.core.files import (
-    exchange_folder,
     link_again,
     listed,
     replace_file,
@@ -29,14 +27,13 @@ from robot_rl.core.files import (
 from robot_rl.core.refusal import refusing
 from robot_rl.data.lerobot import layout as lay
 from robot_rl.data.lerobot.checksums import Checksums
-from robot_rl.data.lerobot.compact import journal_lock, refuse_linked_meta
+from robot_rl.data.lerobot.compact import rebuilt
 from robot_rl.data.lerobot.copying import Source, number_stats, stats_columns
 from robot_rl.data.lerobot.index import DatasetIndex, read_info, read_stats, read_table
 from robot_rl.data.lerobot.opening import open_index
 from robot_rl.data.lerobot.reader import Dataset
 from robot_rl.data.lerobot.stats import PictureStats, sampled_steps, to_json
 from robot_rl.data.lerobot.v21 import joined_stats, read_lines
-from robot_rl.data.lerobot.writer import DatasetLock
 
 
 @refusing(DatasetError, kept="The dataset is whole.")
@@ -190,23 +187,16 @@ def amended(folder: Path) -> Generator[Path]:
     folder = folder.resolve()
     restore_folder(folder)
     read_info(folder)
-    with journal_lock(folder), closing(DatasetLock(folder)):
-        refuse_linked_meta(folder)
-        new = folder.with_name(f".amending-{folder.name}")
-        shutil.rmtree(new, ignore_errors=True)  # of an attempt that was cut short
-        try:
-            for path in listed(folder):
-                target = new / path.relative_to(folder)
-                if not path.is_dir() or path.is_symlink():
-                    link_again(path, target)
-                else:
-                    target.mkdir(parents=True, exist_ok=True)
-            yield new
-            Checksums(folder).renew(new)
-            sync_tree(new)
-            exchange_folder(new, folder)
-        finally:
-            shutil.rmtree(new, ignore_errors=True)
+    with rebuilt(folder, "amending") as new:
+        for path in listed(folder):
+            target = new / path.relative_to(folder)
+            if not path.is_dir() or path.is_symlink():
+                link_again(path, target)
+            else:
+                target.mkdir(parents=True, exist_ok=True)
+        yield new
+        Checksums(folder).renew(new)
+        sync_tree(new)
 
 
 def _with_stats(table: Any, stats: dict[int, dict[str, Any]]) -> Any:

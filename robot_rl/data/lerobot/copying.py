@@ -104,7 +104,7 @@ def copy_episodes(
                 copy.add(number, episode)
         copy.finish()
     except BaseException:
-        copy.abandon()
+        copy.files.abandon()
         raise
     numbers: list[dict[int, list[int]]] = [{} for _ in parts]
     for new_number, (part, episode) in enumerate(copy.order):
@@ -132,6 +132,15 @@ class Source:
         self.words = word_tables(index.folder, index.sums)
         if not _is_v3(index):
             self.words[_TASK] = tasks_of(index.tasks)
+
+    def path(self, episode: int) -> Path:
+        """Returns the data file of an episode."""
+        return self.index.folder / self.index.files[self.index.file[episode]]
+
+    def table(self, episode: int) -> Any:
+        """Returns the rows of an episode, all columns."""
+        at, first = self.index, int(self.index.first[episode])
+        return self.tables.rows(at.files[at.file[episode]], first, int(at.lengths[episode]), None)
 
     def picture_stats(self, episode: int) -> dict[str, Any]:
         """Returns the statistics that the dataset has of an episode's pictures."""
@@ -178,9 +187,9 @@ class _Copy:
             for column in columns
             if column not in drop
         }
-        self._limit = float(parts[0].index.info.get("data_files_size_in_mb", 100)) * _MB
         self._rows: list[dict[str, Any]] = []
-        self._file: _DataFile | None = None
+        limit = float(parts[0].index.info.get("data_files_size_in_mb", 100)) * _MB
+        self.files = DataFiles(new, limit, apart=apart)
 
     @cached_property
     def whole_stats(self) -> list[dict[str, Any]]:
@@ -195,11 +204,9 @@ class _Copy:
     def add(self, part: int, episode: int) -> None:
         """Copies the rows of an episode."""
         source, number = self.sources[part], len(self.order)
-        index = source.index
-        path = index.files[index.file[episode]]
+        index, table = source.index, source.table(episode)
         length = int(index.lengths[episode])
-        table = source.tables.rows(path, int(index.first[episode]), length, None)
-        rows = rows_of(table, index, path)
+        rows = rows_of(table, index, index.files[index.file[episode]])
         at = f"{index.folder}: episode {index.episode[episode]}"
         for kind, problem in row_problems(index, episode, rows):
             raise DatasetError(f"{at}: {kind}: {problem}. Repair it first, or leave it out.")
@@ -218,14 +225,13 @@ class _Copy:
         rows |= {column: values for column, values in changed.items() if column in rows}
         drop = {*self.drop, *index.left_out}
         table = table.drop_columns([name for name in table.column_names if name in drop])
-        file = self._file_for(table, (part, path))
-        file.add(table, source, episode, number, drop)
+        file = self.files.add(table, source, episode, number, drop)
         self._rows.append(
             {
                 "episode_index": number,
                 "tasks": tasks,
                 "length": length,
-                **_placed("data", file.number),
+                **placed("data", file),
                 "dataset_from_index": self.steps,
                 "dataset_to_index": self.steps + length,
                 "store_episode": None,
@@ -242,11 +248,12 @@ class _Copy:
         """Completes the data files, and writes videos, meta/episodes and the tables of texts."""
         if not self.order:
             raise DatasetError("no episode is left to write. Choose other episodes, or a weaker test.")
-        assert self._file is not None
-        self._file.finish()
+        self.files.finish()
+        picked = [(self.sources[part].index, episode) for part, episode in self.order]
+        limit = float(self._parts[0].index.info.get("video_files_size_in_mb", 200)) * _MB
         for name in self._parts[0].index.videos:
             if name not in self.drop:
-                self._copy_videos(name)
+                copy_videos(name, picked, self.new, self._rows, limit=limit, apart=self._apart)
         path = self.new / place(lay.EPISODES, 0)
         path.parent.mkdir(parents=True)
         write_table(path, self._episode_table(), **lay.PARQUET)
@@ -255,11 +262,6 @@ class _Copy:
             pq.write_table(words.table(), sink, **lay.PARQUET)
             name = f"meta/{column.removesuffix('_index')}s.parquet"
             write_synced(self.new / name, sink.getvalue().to_pybytes())
-
-    def abandon(self) -> None:
-        """Closes what is open, whatever it holds."""
-        if self._file is not None:
-            self._file.abandon()
 
     def _tasks(self, part: int, episode: int, rows: dict[str, Any]) -> list[str]:
         """Returns the instructions of an episode: those that meta/ has of it, then others of its rows."""
@@ -275,42 +277,6 @@ class _Copy:
             if text in texts:
                 self.words[_TASK].number(part, number)
         return list(dict.fromkeys(texts))
-
-    def _file_for(self, table: Any, source: tuple[int, str]) -> _DataFile:
-        """Returns the data file that rows go into, a new one where they do not fit into the last."""
-        last = self._file
-        if last is not None:
-            is_of_it = not self._apart or last.source == source
-            if is_of_it and last.schema.equals(table.schema) and last.bytes < self._limit:
-                return last
-            last.finish()
-        number = 0 if last is None else last.number + 1
-        self._file = _DataFile(self.new, number, table.schema, source)
-        return self._file
-
-    def _copy_videos(self, name: str) -> None:
-        stretches: list[Stretch] = []
-        for part, episode in self.order:
-            index = self.sources[part].index
-            spans = index.videos[name]
-            file = spans.files[spans.file[episode]]
-            index.sums.require(file)
-            path = index.folder / file
-            first, frames = int(spans.first[episode]), int(index.lengths[episode])
-            stretches.append(Stretch(path=path, first=first, frames=frames))
-        info = self._parts[0].index.info
-        places = copy_stretches(
-            stretches,
-            lambda number: self.new / place(lay.VIDEO, number, video_key=name),
-            fps=info["fps"],
-            limit=float(info.get("video_files_size_in_mb", 200)) * _MB,
-            apart=self._apart,
-        )
-        at = f"videos/{name}"
-        for row, (number, first) in zip(self._rows, places, strict=True):
-            row |= _placed(at, number)
-            row[f"{at}/from_timestamp"] = first / info["fps"]
-            row[f"{at}/to_timestamp"] = (first + row["length"]) / info["fps"]
 
     def _episode_table(self) -> Any:
         """Returns meta/episodes: what changed, statistics, then the columns of others."""
@@ -330,28 +296,34 @@ class _Copy:
         return table
 
 
-class _DataFile:
-    """A data file that is being written, and what lies beside it."""
+class DataFiles:
+    """The data files of a new dataset and what lies next to them; the last one is being written."""
 
-    def __init__(self, new: Path, number: int, schema: Any, source: tuple[int, str]) -> None:
-        self.number, self.schema, self.source = number, schema, source
-        self._new = new
+    def __init__(self, new: Path, limit: float, *, apart: bool = False) -> None:
+        """Args: limit: bytes at which the next file begins; apart: each old file becomes one new file."""
+        self._new, self._limit, self._apart = new, limit, apart
+        self._number = -1
+        self._schema: Any = None
+        self._origin: Path | None = None
         self._finals: list[Any] = []
         self._arrays: dict[str, ArrayFile] = {}
-        self._file = TableFile(self._path(lay.DATA), schema, **lay.PARQUET)
+        self._file: TableFile | None = None
 
-    @property
-    def bytes(self) -> int:
-        return self._file.bytes
+    def add(self, table: Any, source: Source, episode: int, number: int, drop: Collection[str] = ()) -> int:
+        """Appends an episode, in row groups that fit into the memory; returns the number of its file.
 
-    def add(self, table: Any, source: Source, episode: int, number: int, drop: Collection[str]) -> None:
-        """Appends an episode, in row groups that fit into the memory; of what lies beside it, not `drop`."""
+        Args:
+            table: its rows.
+            source: of the episode.
+            episode: place in the index.
+            number: of the new episode.
+            drop: columns of `final/` that are left out.
+        """
+        file = self._file_for(table, source.path(episode))
         step = max(1, len(table) * _ROW_GROUP_BYTES // max(1, table.nbytes))
         for first in range(0, len(table), step):
-            self._file.add(table.slice(first, step))
-        if not source.beside.own:
-            return
-        final = source.beside.final_row(episode)
+            file.add(table.slice(first, step))
+        final = source.beside.final_row(episode) if source.beside.own else None
         if final is not None:
             final = final.drop_columns([name for name in final.column_names if name in drop])
             at = final.column_names.index("episode_index")
@@ -362,22 +334,79 @@ class _DataFile:
                 path = self._path(lay.ARRAYS, key=key)
                 self._arrays[key] = ArrayFile(path, str(values.dtype), values.shape[1:])
             self._arrays[key].add(values)
+        return self._number
 
     def finish(self) -> None:
+        """Completes the file that is being written, if there is one."""
+        if self._file is None:
+            return
         self._file.finish()
         for array in self._arrays.values():
             array.finish()
         if self._finals:
             write_table(self._path(lay.FINAL), pa.concat_tables(self._finals), **lay.PARQUET)
+        self._file, self._finals, self._arrays = None, [], {}
 
     def abandon(self) -> None:
+        """Closes what is open, whatever it holds."""
         for file in (self._file, *self._arrays.values()):
-            file.abandon()
+            if file is not None:
+                file.abandon()
+
+    def _file_for(self, table: Any, origin: Path) -> TableFile:
+        """Returns the file that rows go into: a new one where they do not fit into the last."""
+        if self._file is not None:
+            is_of_it = not self._apart or origin == self._origin
+            if is_of_it and self._schema.equals(table.schema) and self._file.bytes < self._limit:
+                return self._file
+            self.finish()
+        self._number += 1
+        self._schema, self._origin = table.schema, origin
+        self._file = TableFile(self._path(lay.DATA), table.schema, **lay.PARQUET)
+        return self._file
 
     def _path(self, template: str, **names: str) -> Path:
-        path = self._new / place(template, self.number, **names)
+        path = self._new / place(template, self._number, **names)
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
+
+
+def copy_videos(
+    name: str,
+    picked: Sequence[tuple[DatasetIndex, int]],
+    new: Path,
+    rows: Sequence[dict[str, Any]],
+    *,
+    limit: float,
+    apart: bool = False,
+) -> None:
+    """Copies the videos of one camera, and notes in `rows` of meta/episodes where each episode lies.
+
+    Args:
+        name: LeRobot's name of the camera.
+        picked: index and place in it of every new episode.
+        new: folder of the new dataset.
+        rows: one of each new episode.
+        limit: largest new file, in bytes.
+        apart: each old file becomes one new file.
+    """
+    stretches: list[Stretch] = []
+    for index, episode in picked:
+        spans = index.videos[name]
+        file = spans.files[spans.file[episode]]
+        index.sums.require(file)
+        first, frames = int(spans.first[episode]), int(index.lengths[episode])
+        stretches.append(Stretch(path=index.folder / file, first=first, frames=frames))
+    fps, at = picked[0][0].info["fps"], f"videos/{name}"
+
+    def target(number: int) -> Path:
+        return new / place(lay.VIDEO, number, video_key=name)
+
+    places = copy_stretches(stretches, target, fps=fps, limit=limit, apart=apart)
+    for row, stretch, (number, first) in zip(rows, stretches, places, strict=True):
+        row |= placed(at, number)
+        row[f"{at}/from_timestamp"] = first / fps
+        row[f"{at}/to_timestamp"] = (first + stretch.frames) / fps
 
 
 def _write_info(parts: Sequence[Part], copy: _Copy, info: dict[str, Any], drop: Collection[str]) -> None:
@@ -525,7 +554,8 @@ def _picture_stats(parts: Sequence[Part], copy: _Copy, name: str) -> Iterator[li
         begin = end
 
 
-def _placed(at: str, number: int) -> dict[str, int]:
+def placed(at: str, number: int) -> dict[str, int]:
+    """Returns the entries of meta/episodes that name a file, such as `data/chunk_index`."""
     chunk, file = divmod(number, lay.FILES_PER_CHUNK)
     return {f"{at}/chunk_index": chunk, f"{at}/file_index": file}
 

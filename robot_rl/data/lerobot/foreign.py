@@ -55,7 +55,8 @@ _FILES = (
     "meta/episodes.jsonl",
     "meta/episodes_stats.jsonl",
 )
-_FORMAT_1 = re.compile(r"final/observations\.parquet|arrays/[^/]*\.(steps|final)\.npy")
+FORMAT_1 = re.compile(r"final/observations\.parquet|arrays/[^/]*\.(steps|final)\.npy")
+"""Of a dataset of ours of format 1: one file for all episodes."""
 _EPISODES = re.compile(r"meta/episodes/[^/]+/[^/]+\.parquet")
 _NUMBER = "episode_index"
 _SAID = 3
@@ -112,7 +113,7 @@ def episode_files(index: DatasetIndex, found: Sequence[str]) -> set[str]:
             for name in found
             if lay.is_among(name, held) and (is_temporary(name) or any(n > last for n in _numbers([name])))
         }
-        files |= {name for name in found if own.get("format", 1) == 1 and _FORMAT_1.fullmatch(name)}
+        files |= {name for name in found if own.get("format", 1) == 1 and FORMAT_1.fullmatch(name)}
     return files
 
 

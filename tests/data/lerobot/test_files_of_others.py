@@ -165,7 +165,7 @@ def test_compact_takes_no_place_of_a_link_with_files_of_others(folder: Path, tmp
     put(folder, "data/notes.txt")
     (folder / "data").rename(tmp_path / "big")
     (folder / "data").symlink_to(Path("../big"))
-    with pytest.raises(DatasetError, match=r"data/notes.txt: nobody knows this file, .*behind the link data"):
+    with pytest.raises(DatasetError, match=r"data/notes.txt: this file is unknown, .*behind the link data"):
         compact(folder)
     assert (folder / "data").readlink() == Path("../big")
     (tmp_path / "big/notes.txt").unlink()
