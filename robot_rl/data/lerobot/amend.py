@@ -32,8 +32,8 @@ from robot_rl.data.lerobot.copying import Source, number_stats, stats_columns
 from robot_rl.data.lerobot.index import DatasetIndex, read_info, read_stats, read_table
 from robot_rl.data.lerobot.opening import open_index
 from robot_rl.data.lerobot.reader import Dataset
-from robot_rl.data.lerobot.stats import PictureStats, sampled_steps, to_json
-from robot_rl.data.lerobot.v21 import joined_stats, read_lines
+from robot_rl.data.lerobot.stats import PictureStats, aggregate, sampled_steps, to_json
+from robot_rl.data.lerobot.v21 import read_lines
 
 
 @refusing(DatasetError, kept="The dataset is whole.")
@@ -59,7 +59,7 @@ def recompute_stats(folder: str | Path, on_episode: Callable[[int, int], None] |
         else:
             for path in listed(new / "meta/episodes", "*/*.parquet"):
                 _replace_table(path, lambda table: _with_stats(table, stats))
-            found = _other_stats(dataset) | to_json(joined_stats(list(stats.values())))
+            found = _other_stats(dataset) | to_json(aggregate(list(stats.values())))
             in_order = {name: found[name] for name in dataset.index.features if name in found}
             write_json(new / lay.STATS, in_order)
     return len(stats)

@@ -103,7 +103,7 @@ class Batch:
                 **{f"stats/{n}/{key}": v for n, of in to_json(stats).items() for key, v in of.items()},
             }
         )
-        self.stats = aggregate(self.stats, stats)
+        self.stats = aggregate([self.stats, stats]) if self.stats else stats
 
     def is_full(self, data_bytes: int, video_bytes: int) -> bool:
         """Returns whether a file has reached its size."""

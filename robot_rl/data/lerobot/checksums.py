@@ -324,7 +324,7 @@ def _unnumbered(folder: Path) -> list[str]:
 def _others(folder: Path, known: Iterable[str]) -> list[str]:
     """Returns all other files, but those that some program goes on writing to, and links to nothing."""
     left_out = {*known, MAIN, STORE_JSON}
-    folders = folders_beside(folder)
+    folders = other_folders(folder)
     return [
         name
         for name in files_below(folder)
@@ -354,7 +354,7 @@ def refuse_dangling(folder: Path, names: Iterable[str], remedy: str) -> None:
             )
 
 
-def folders_beside(folder: Path) -> tuple[str, ...]:
+def other_folders(folder: Path) -> tuple[str, ...]:
     """Returns folders whose files are no dataset's: of these checksums, of a download, of a recorder."""
     is_recorded_into = is_store(folder) or (folder / "journal/writer.lock").is_file()
     return (_FOLDER, *FETCHED, *(["journal"] if is_recorded_into else []))
@@ -402,7 +402,7 @@ def of_file(path: Path | str) -> Checksum:
 def number_of(name: str) -> int | None:
     """Returns the number of a file, if it lies where the files with numbers are and has one."""
     found = _NUMBER.fullmatch(name)
-    return None if found is None else lay.number_through(*found.groups())
+    return None if found is None else int(found[1]) * lay.FILES_PER_CHUNK + int(found[2])
 
 
 def _main(first_file: int, files: Mapping[str, list[Checksum]], has_others: bool) -> bytes:

@@ -20,10 +20,9 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from robot_rl.core.errors import DatasetError
-from robot_rl.core.files import json_bytes, listed, write_synced
+from robot_rl.core.files import json_bytes, write_synced
 from robot_rl.data.lerobot import layout as lay
 from robot_rl.data.lerobot.batch import episode_table
-from robot_rl.data.lerobot.beside import Beside
 from robot_rl.data.lerobot.encode import ArrayFile
 from robot_rl.data.lerobot.foreign import (
     Moved,
@@ -32,14 +31,15 @@ from robot_rl.data.lerobot.foreign import (
     refuse_unlisted,
     say_left_out,
 )
-from robot_rl.data.lerobot.index import DatasetIndex, first_line, read_stats, read_table
+from robot_rl.data.lerobot.index import DatasetIndex, episode_tables, first_line, read_stats
 from robot_rl.data.lerobot.layout import place
+from robot_rl.data.lerobot.own_files import OwnFiles
 from robot_rl.data.lerobot.parquet import TableFile, write_table
 from robot_rl.data.lerobot.remux import Stretch, copy_stretches
-from robot_rl.data.lerobot.stats import of_columns, to_json
+from robot_rl.data.lerobot.stats import aggregate, of_columns, to_json
 from robot_rl.data.lerobot.tables import Tables, flat_names, numbers, row_problems, rows_of
-from robot_rl.data.lerobot.v21 import joined_stats, read_episode_stats, read_lines
-from robot_rl.data.lerobot.words import Words, tasks_of, word_tables
+from robot_rl.data.lerobot.texts import JoinedTexts, tasks_of, text_tables
+from robot_rl.data.lerobot.v21 import read_episode_stats, read_lines
 
 logger = logging.getLogger(__name__)
 
@@ -125,11 +125,11 @@ class Source:
     def __init__(self, index: DatasetIndex) -> None:
         self.index = index
         self.tables = Tables(index.folder, _CACHED_BYTES, index.sums, renamed=index.renamed)
-        self.beside = Beside(index, self.tables)
+        self.own_files = OwnFiles(index, self.tables)
         self.rows = episode_rows(index)
         self.row_of = {n: row for row, n in enumerate(self.rows["episode_index"].to_pylist())}
         self.old_stats = {} if _is_v3(index) else read_episode_stats(index.folder, index.sums)
-        self.words = word_tables(index.folder, index.sums)
+        self.words = text_tables(index.folder, index.sums)
         if not _is_v3(index):
             self.words[_TASK] = tasks_of(index.tasks)
 
@@ -179,7 +179,7 @@ class _Copy:
         self.sources = [Source(part.index) for part in parts]
         columns = dict.fromkeys(column for source in self.sources for column in source.words)
         self.words = {
-            column: Words(
+            column: JoinedTexts(
                 column,
                 [source.words.get(column) for source in self.sources],
                 keep_all=keep_texts or column != _TASK,
@@ -323,13 +323,13 @@ class DataFiles:
         step = max(1, len(table) * _ROW_GROUP_BYTES // max(1, table.nbytes))
         for first in range(0, len(table), step):
             file.add(table.slice(first, step))
-        final = source.beside.final_row(episode) if source.beside.own else None
+        final = source.own_files.final_row(episode) if source.own_files.own else None
         if final is not None:
             final = final.drop_columns([name for name in final.column_names if name in drop])
             at = final.column_names.index("episode_index")
             self._finals.append(final.set_column(at, "episode_index", pa.array([number], pa.int64())))
-        for key in source.beside.arrays():
-            values = source.beside.steps(key, episode, 0)
+        for key in source.own_files.arrays():
+            values = source.own_files.steps(key, episode, 0)
             if key not in self._arrays:
                 path = self._path(lay.ARRAYS, key=key)
                 self._arrays[key] = ArrayFile(path, str(values.dtype), values.shape[1:])
@@ -414,7 +414,7 @@ def _write_info(parts: Sequence[Part], copy: _Copy, info: dict[str, Any], drop: 
     new = copy.new
     write_synced(new / lay.STATS, json_bytes(to_json(_joined_stats(parts, copy, drop))))
     first = parts[0].index
-    own = [source.beside.own for source in copy.sources]
+    own = [source.own_files.own for source in copy.sources]
     if own[0]:
         drop = (*drop, *first.left_out)
         kept = {name: key for name, key in own[0]["features"].items() if name not in drop}
@@ -441,7 +441,7 @@ def _joined_stats(parts: Sequence[Part], copy: _Copy, drop: Collection[str]) -> 
     Those of pictures that meta/episodes lacks are taken from meta/stats.json, of parts that are a whole
     dataset.
     """
-    stats: dict[str, Any] = joined_stats(copy.stats)
+    stats: dict[str, Any] = aggregate(copy.stats)
     lost: list[str] = []
     for name in [n for n in parts[0].index.named("image", "video") if n not in drop and n not in stats]:
         found = [pieces for pieces in _picture_stats(parts, copy, name) if pieces is not None]
@@ -451,7 +451,7 @@ def _joined_stats(parts: Sequence[Part], copy: _Copy, drop: Collection[str]) -> 
         elif len(pieces) == 1:
             stats[name] = pieces[0]
         else:
-            stats |= joined_stats([{name: piece} for piece in pieces])
+            stats |= aggregate([{name: piece} for piece in pieces])
     if lost:
         logger.warning(
             "%s: statistics of pictures are kept there for all episodes together; those of the chosen ones "
@@ -586,10 +586,7 @@ def episode_rows(index: DatasetIndex) -> Any:
         return _table_of(
             read_lines(index.folder, "meta/episodes.jsonl"), index.folder / "meta/episodes.jsonl"
         )
-    paths = listed(index.folder / "meta/episodes", "*/*.parquet")
-    for path in paths:
-        index.sums.require(str(path.relative_to(index.folder)))
-    return pa.concat_tables([read_table(path) for path in paths], promote_options="permissive")
+    return pa.concat_tables(episode_tables(index.folder, index.sums), promote_options="permissive")
 
 
 def _table_of(lines: list[dict[str, Any]], path: Path) -> Any:

@@ -28,12 +28,12 @@ from robot_rl.data.episode import SOURCES, Episode, EpisodeSource, Feature
 from robot_rl.data.episodes import EpisodesMeta
 from robot_rl.data.fit import feature_misfit, misfit
 from robot_rl.data.lerobot.checksums import record
-from robot_rl.data.lerobot.copying import Part, copy_episodes
+from robot_rl.data.lerobot.copying import ENTRIES, PLACED, PLACES, Part, copy_episodes, episode_rows
 from robot_rl.data.lerobot.damage import spans
 from robot_rl.data.lerobot.encode import VideoCodec
-from robot_rl.data.lerobot.foreign import say_left_out
-from robot_rl.data.lerobot.layout import FORMAT, INFO, stored
-from robot_rl.data.lerobot.losses import CLOCK, is_recorded, losses, refused
+from robot_rl.data.lerobot.foreign import foreign_files, say_left_out, to_drop
+from robot_rl.data.lerobot.index import columns_of
+from robot_rl.data.lerobot.layout import CAMERA_STAMP, CLOCK, ENDS, FORMAT, INFO, OWN_COLUMNS, stored
 from robot_rl.data.lerobot.reader import Dataset
 from robot_rl.data.lerobot.writer import DatasetWriter
 from robot_rl.data.resample import Resampled
@@ -200,12 +200,16 @@ def _write(out: str | Path, picked: Picked, at: str, options: WriteOptions) -> P
         held = in_dataset(recorded, which, partly=True)
         if held is not None:
             held[0].index.sums.require_all_others()
-            found |= losses(*held)
+            found |= _losses(*held)
             sealed.append(held[0])
     _refuse_unknown(drop, list(found), at)
-    lost = refused(found, drop, "the episodes are recorded anew, as robot_rl records", at)
+    lost = [name for name in found if name not in drop]
     if lost:
-        raise DatasetError(lost)
+        raise DatasetError(
+            f"{at}: the episodes are recorded anew, as robot_rl records, which has no place for "
+            f"{', '.join(found[name] for name in lost)}. Leave images= and codec= out where they are given, "
+            f"or name what may be lost: drop={','.join([*drop, *lost])}"
+        )
     for dataset in sealed:
         say_left_out(dataset.index)
     first = picked[0][0]
@@ -273,7 +277,7 @@ def _have_one_layout(parts: Sequence[tuple[Dataset, list[int]]], drop: list[str]
     for dataset, _ in parts[1:]:
         features = [{n: f for n, f in d.index.features.items() if n not in drop} for d in (first, dataset)]
         for name in sorted(features[0].keys() ^ features[1].keys()):
-            if not is_recorded(name):
+            if not _is_recorded(name):
                 has = first if name in features[0] else dataset
                 raise DatasetError(
                     f"{at}: only {has.folder} has column {name!r}. Give it to all, or leave it out: "
@@ -285,9 +289,44 @@ def _have_one_layout(parts: Sequence[tuple[Dataset, list[int]]], drop: list[str]
     return True
 
 
+def _is_recorded(name: str) -> bool:
+    """Returns whether robot_rl records this column, so that its value is known where it is missing."""
+    ends = ("next.done", *(f"next.{end}" for end in ENDS))
+    return name in (*OWN_COLUMNS, *ends) or name.startswith(CAMERA_STAMP)
+
+
+def _losses(dataset: Dataset, episodes: Sequence[int]) -> dict[str, str]:
+    """Returns name -> description of everything in these episodes that an `Episode` has no place for."""
+    found: dict[str, str] = {}
+    index = dataset.index
+    files = [index.files[number] for number in np.unique(index.file[list(episodes)])]
+    columns = dict.fromkeys([*index.features, *(name for file in files for name in columns_of(index, file))])
+    kept = {*CLOCK, *dataset.names.values()}
+    for name in columns:
+        if name not in kept and not _is_recorded(name):
+            found[name] = f"column {name!r}"
+    for name in episode_rows(index).column_names:
+        if name not in (*PLACED, "device") and not name.startswith(PLACES):
+            found[name] = f"column {name!r} of meta/episodes"
+    found |= {name: f"file {name}" for name in to_drop(index, foreign_files(index))}
+    found |= {name: f"entry {name!r} of {INFO}" for name in index.info if name not in ENTRIES}
+    if len(index.info.get("splits") or ()) > 1:
+        found["splits"] = f"the splits of {INFO}"
+    several = [e for e in episodes if _num_tasks(dataset, e) > 1]
+    if several:
+        which = spans(index.episode[several].tolist())
+        found["task_index"] = f"all instructions but the first of episodes {which} ('task_index')"
+    return found
+
+
+def _num_tasks(dataset: Dataset, episode: int) -> int:
+    rows = dataset.rows(episode)
+    return len(np.unique(rows["task_index"])) if "task_index" in rows else 1
+
+
 def _droppable(dataset: Dataset, episodes: Sequence[int]) -> list[str]:
     names = [name for name in dataset.index.features if name not in ("action", *CLOCK)]
-    return [*names, *(name for name in losses(dataset, episodes) if name not in CLOCK)]
+    return [*names, *(name for name in _losses(dataset, episodes) if name not in CLOCK)]
 
 
 def _refuse_unknown(drop: Sequence[str], known: Sequence[str], at: str) -> None:

@@ -28,16 +28,16 @@ from robot_rl.data.lerobot.checksums import (
     FETCHED,
     MAIN,
     files_below,
-    folders_beside,
     is_below,
     is_temporary,
     number_of,
+    other_folders,
     refuse_dangling,
 )
 from robot_rl.data.lerobot.damage import last_file
 from robot_rl.data.lerobot.index import DatasetIndex, read_table
 from robot_rl.data.lerobot.parquet import write_table
-from robot_rl.data.lerobot.words import word_tables
+from robot_rl.data.lerobot.texts import text_tables
 
 logger = logging.getLogger(__name__)
 
@@ -85,9 +85,9 @@ def foreign_files(index: DatasetIndex) -> list[str]:
     found = files_below(index.folder)
     ours = {*_FILES, *episode_files(index, found)}
     ours |= {
-        f"meta/{column.removesuffix('_index')}s.parquet" for column in word_tables(index.folder, index.sums)
+        f"meta/{column.removesuffix('_index')}s.parquet" for column in text_tables(index.folder, index.sums)
     }
-    beside = folders_beside(index.folder)
+    beside = other_folders(index.folder)
     return [name for name in found if name not in ours and not is_below(name, beside)]
 
 

@@ -1,4 +1,4 @@
-"""Parquet files, written in few large pieces: pyarrow alone makes two calls for each column."""
+"""Parquet files, written in few large pieces: pyarrow alone makes two system calls for each column."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class TableFile:
 
     @property
     def bytes(self) -> int:
-        """Returns its length so far."""
+        """Length so far."""
         return self._stream.tell()
 
     def add(self, table: Any) -> None:
-        """Appends rows, as a row group of their own."""
+        """Appends rows as one row group."""
         self._writer.write_table(table)
 
     def finish(self) -> None:

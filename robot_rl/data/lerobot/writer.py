@@ -34,17 +34,17 @@ from robot_rl.data.lerobot.checksums import (
     Checksums,
     ReplacedFiles,
     files_below,
-    folders_beside,
     is_below,
     number_of,
+    other_folders,
     record,
     refuse_dangling,
 )
 from robot_rl.data.lerobot.encode import VideoCodec
-from robot_rl.data.lerobot.index import read_info, read_table
+from robot_rl.data.lerobot.index import episode_tables, read_info, read_table
 from robot_rl.data.lerobot.layout import Layout
 from robot_rl.data.lerobot.stats import Stats, aggregate, from_json, to_json
-from robot_rl.data.lerobot.words import tasks_of
+from robot_rl.data.lerobot.texts import tasks_of
 
 logger = logging.getLogger(__name__)
 
@@ -186,7 +186,7 @@ class DatasetWriter:
         batch.seal()
         new_tasks = len(self._tasks) != self._info["total_tasks"]
         tasks = {lay.TASKS: tasks_file(self._tasks)} if new_tasks else {}
-        stats = aggregate(self._stats, batch.stats)
+        stats = aggregate([self._stats, batch.stats]) if self._stats else batch.stats
         total = len(self) + len(batch.rows)
         info = {
             **self._info,
@@ -285,15 +285,11 @@ def read_tasks(folder: Path, sums: Checksums) -> list[str]:
 
 def aggregate_of(folder: Path, sums: Checksums) -> Stats:
     """Returns the statistics of all episodes, from those of each."""
-    stats: Stats = {}
-    for path in listed(folder / "meta/episodes", "*/*.parquet"):
-        sums.require(str(path.relative_to(folder)))
-        for row in read_table(path).to_pylist():
-            stats = aggregate(stats, stats_of_row(row))
-    return stats
+    tables = episode_tables(folder, sums)
+    return aggregate([_stats_of_row(row) for table in tables for row in table.to_pylist()])
 
 
-def stats_of_row(row: Mapping[str, Any]) -> Stats:
+def _stats_of_row(row: Mapping[str, Any]) -> Stats:
     """Returns the statistics in a row of meta/episodes."""
     stats: dict[str, dict[str, Any]] = {}
     for name, value in row.items():
@@ -314,7 +310,7 @@ def record_checksums(folder: str | Path) -> int:
     if not (folder / lay.INFO).is_file():
         read_info(folder)  # says what is missing
     with closing(DatasetLock(folder)):
-        beside = folders_beside(folder)
+        beside = other_folders(folder)
         names = [name for name in files_below(folder) if not is_below(name, beside)]
         refuse_dangling(folder, names, "or remove the link.")
         return record(folder)

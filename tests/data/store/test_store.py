@@ -361,7 +361,7 @@ def test_mistakes_are_named(bench: Any) -> None:
         writer.append(obs=obs, action=action, lane=-1)
     assert writer.stats.steps == 0
     writer.begin_episode()
-    with pytest.raises(DatasetError, match=r"lane 0 is inside of episode 0\. End it first"):
+    with pytest.raises(DatasetError, match=r"lane 0 is inside episode 0\. End it first"):
         writer.begin_episode()
     writer.close()
     with pytest.raises(DatasetError, match="this writer is closed"):

@@ -21,7 +21,7 @@ Array = NDArray[Any]
 _NO_NAME = "__index_level_0__"
 
 
-def word_tables(folder: Path, sums: Checksums) -> dict[str, Any]:
+def text_tables(folder: Path, sums: Checksums) -> dict[str, Any]:
     """Returns the tables of texts of a dataset of version 3: `subtask_index` -> its parquet table.
 
     Raises:
@@ -43,7 +43,7 @@ def tasks_of(tasks: Mapping[int, str]) -> Any:
     return _indexed_by(pa.table({"task_index": numbers, "task": texts}), "task")
 
 
-class Words:
+class JoinedTexts:
     """One such table of a new dataset, which takes in the texts of several others."""
 
     def __init__(self, column: str, tables: Sequence[Any | None], *, keep_all: bool) -> None:
