@@ -1,4 +1,4 @@
-"""The chunks of a ring as they were decided, for learners of what was decided."""
+"""Chunks of a replay that begin where the policy decided them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from robot_rl.data.transitions import ChunkBatch
 
 
 class AtDecisions:
-    """Draws chunks that begin where the policy began them, with the noise that it decoded there."""
+    """Draws chunks from the steps at which the policy decided them, with the noise that it decoded there."""
 
     def __init__(self, replay: ReplayBuffer) -> None:
         """Args: replay: keeps latents, and is filled by envs whose chunks are executed to their end."""
@@ -29,7 +29,7 @@ class AtDecisions:
         rng: np.random.Generator,
         prefixes: Sequence[int] = (),
     ) -> ChunkBatch:
-        """Returns chunks of `horizon` actions, which has to be how many are executed before the next."""
+        """Returns chunks of `horizon` actions, as many as are executed before the next chunk."""
         return self._replay.sample_chunks(
             batch_size,
             horizon=horizon,

@@ -1,4 +1,4 @@
-"""Demonstrations: whole episodes in memory, kept on the disk as a LeRobotDataset v3, and windows of them.
+"""Demonstrations: complete episodes in memory, read from a LeRobotDataset v3, and windows of them.
 
 B windows, H chunk length, T control steps, E episodes.
 """
@@ -34,7 +34,7 @@ _REQUIRED = {"state": "observation.state", "action": "action"} | {
 
 
 class ChunkSampler:
-    """Draws windows of H actions with the observation they begin at."""
+    """Draws windows of H actions with the observation of their first step."""
 
     def __init__(
         self, episodes: Episodes, horizon: int, kept: Array | None = None, by: Array | None = None
@@ -44,12 +44,12 @@ class ChunkSampler:
         Args:
             episodes: to draw from.
             horizon: H.
-            kept: (T,) bool, the steps at which windows may begin; None means all.
-            by: (T,) bool, the steps whose actions are learned from: a window begins at one, and is valid
-                up to the first that is not. None means all.
+            kept: (T,) bool, steps at which windows may begin; None: all.
+            by: (T,) bool, steps whose actions are learned from: a window begins at one, and is valid up to
+                the first other step. None: all.
 
         Raises:
-            DatasetError: no window may begin anywhere.
+            DatasetError: no window may begin.
         """
         if horizon < 1:
             raise ValueError(f"chunk sampler: got horizon {horizon}, allowed: 1 or more")
@@ -62,15 +62,15 @@ class ChunkSampler:
             raise DatasetError("chunk sampler: no step of the episodes is kept. Keep more of them.")
 
     def __len__(self) -> int:
-        """Returns the number of windows: one begins at every step that is kept."""
+        """Returns the number of windows: one begins at every kept step."""
         return len(self._starts)
 
     def sample(self, batch: int, rng: np.random.Generator) -> DemoBatch:
-        """Returns B windows that begin at steps which are kept; see `rows`."""
+        """Returns B windows that begin at kept steps; see `rows`."""
         return self.rows(self._starts[rng.integers(0, len(self._starts), batch)])
 
     def rows(self, start: Array) -> DemoBatch:
-        """Returns the windows at these steps; beyond an episode's end its last action repeats, not valid."""
+        """Returns the windows at these steps; after an episode its last action repeats, not valid."""
         last = self._last[start]
         rows = start[:, None] + self._offsets
         within = np.minimum(rows, last[:, None])
@@ -93,9 +93,9 @@ def save_episodes(
 
     Args:
         folder: the new dataset.
-        episodes: what to write; many share a file, they are short.
+        episodes: to write; many share a file.
         images: pictures without loss, or as video, which is smaller.
-        source: who acted: an expert, or a policy in simulation.
+        source: an expert acted (`demo`), or a policy in simulation (`sim`).
 
     Raises:
         DatasetError: the folder exists, or the episodes do not pass their checks.
@@ -139,23 +139,23 @@ def load_episodes(
     """Reads a dataset into memory and verifies it.
 
     Args:
-        folder: what `save_episodes` or a recording wrote.
+        folder: of a dataset that `save_episodes` or a recording wrote.
         expect: robot, task, rate and names of elements that the episodes must have.
-        read: what of it is read, and under which names; None: all.
-        say: called with a line for the damaged episodes that are left out.
+        read: selects what is read, and under which names; None: all.
+        say: called with a line on damaged episodes that are left out.
 
     Raises:
         DatasetError: no dataset, a missing or misnamed feature, another robot or task, other
-            shapes, NaN, no episode that is whole. The message names the feature, the row and the remedy.
+            shapes, NaN, no sound episode. The message names the feature, the row and the remedy.
     """
     folder = Path(folder)
     if (folder / INFO).is_file() and not (folder / OWN).is_file():
         raise DatasetError(
-            f"{folder}: no {OWN} in it, so nobody knows the task, rewards and ends of its episodes. "
+            f"{folder}: no {OWN} in it, so task, rewards and ends of its episodes are unknown. "
             "Collect demonstrations with `robot-rl collect out=<new folder>`."
         )
     options = ReadOptions() if read is None else read.options("demos.read.")
-    # torchcodec takes longer to import than this to read
+    # importing torchcodec takes longer than reading this
     dataset = Dataset(folder, backend="pyav", **options)
     for line in left_out(dataset.skipped):
         if say is not None:
@@ -179,7 +179,7 @@ def _joined(dataset: Dataset, meta: EpisodesMeta) -> Episodes:
     lengths = dataset.lengths()
     steps, ends = int(lengths.sum()), np.cumsum(lengths)
 
-    # What a run recorded beside the observation is none: no policy will see it.
+    # What a run recorded in addition to the observation is no input of a policy.
     shown = {key: f for key, f in dataset.features.items() if key not in (POLICY_ACTION, EXECUTED)}
 
     def empty(rows: int) -> dict[str, Array]:
@@ -202,7 +202,7 @@ def _joined(dataset: Dataset, meta: EpisodesMeta) -> Episodes:
             getattr(joined, name)[rows] = getattr(episode, name)
         if not episode.final_obs:
             raise DatasetError(
-                f"{dataset.folder}: nobody recorded what the last step of episode "
+                f"{dataset.folder}: it was not recorded what the last step of episode "
                 f"{dataset.index.episode[number]} led to. Leave it "
                 "out with demos.read.episodes=<the others>, or robot_rl.data.lerobot.edit.filter(..., "
                 "keep=lambda episode: episode.is_complete)."
@@ -225,11 +225,7 @@ def _check_required(folder: Path, dataset: Dataset) -> None:
 
 
 def check_meta(folder: Path, got: EpisodesMeta, expect: EpisodesMeta) -> None:
-    """Refuses data of another robot, task, rate, or with other elements.
-
-    Raises:
-        DatasetError: says what they differ in.
-    """
+    """Raises `DatasetError` for data of another robot, task or rate, or with other elements."""
     problem = misfit(got, expect, also=("robot", "task"))
     if problem is not None:
         raise DatasetError(

@@ -1,4 +1,4 @@
-"""How a dataset is read, in the words of settings: names, episodes, cameras, and what becomes of damage."""
+"""Settings of reading a dataset: names, episodes, cameras, and damaged episodes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ OnDamage = Literal["raise", "skip"]
 
 
 class ReadOptions(TypedDict, total=False):
-    """What `Dataset` and `open_source` take."""
+    """Options of `Dataset` and `open_source`."""
 
     rename: dict[str, str]
     episodes: list[int]
@@ -21,7 +21,7 @@ class ReadOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class ReadingConfig:
-    """What of a dataset is read, and under which names."""
+    """Selects what of a dataset is read, and under which names."""
 
     rename: tuple[str, ...] = ()
     """Names in the dataset that are not LeRobot's, each `<name there>:<LeRobot's name>`: `actions:action`."""
@@ -30,13 +30,13 @@ class ReadingConfig:
     cameras: tuple[str, ...] | None = None
     """The only cameras that are read; None: all."""
     on_damage: OnDamage = "raise"
-    """`skip`: damaged episodes are found first, named and left out."""
+    """`skip`: damaged episodes are found at the start, named and left out."""
 
     def options(self, at: str = "") -> ReadOptions:
-        """Returns what was asked for, and no more.
+        """Returns the options that differ from the defaults.
 
         Raises:
-            ConfigError: words that are no names or no episodes; `at` and the field begin the message.
+            ConfigError: texts that are no names or no episodes; `at` and the field begin the message.
         """
         found = ReadOptions()
         if self.rename:

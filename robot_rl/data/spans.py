@@ -1,4 +1,4 @@
-"""How episodes and names are written in one word: `0-9,12` and `actions:action,state:observation.state`."""
+"""Parses episodes, written `0-9,12`, and names, written `actions:action`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def spans_of(text: str, at: str) -> list[int]:
     """Returns the numbers of `0-9,12`.
 
     Raises:
-        ConfigError: something that is no number, or a number twice; `at` begins the message.
+        ConfigError: a text that is no number, or a number twice; `at` begins the message.
     """
     numbers: list[int] = []
     for span in text.split(","):

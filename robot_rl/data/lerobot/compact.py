@@ -20,7 +20,7 @@ from robot_rl.core.files import exchange_folder, link_again, listed, restore_fol
 from robot_rl.core.refusal import refusing
 from robot_rl.data.lerobot import layout as lay
 from robot_rl.data.lerobot.checksums import MAIN, files_below, is_below, record
-from robot_rl.data.lerobot.copying import DataFiles, Source, copy_videos, placed
+from robot_rl.data.lerobot.copying import DataFiles, Source, copy_videos
 from robot_rl.data.lerobot.damage import last_file
 from robot_rl.data.lerobot.foreign import FORMAT_1, episode_files, refuse_unlisted
 from robot_rl.data.lerobot.index import DatasetIndex, read_info, read_stats
@@ -70,7 +70,7 @@ def compact(folder: str | Path, *, data_mb: float | None = None, video_mb: float
         record(new)
         sync_tree(new)
         if _kept(index) != kept:
-            raise DatasetError(f"{folder}: somebody is writing to it. Close that writer, then compact again.")
+            raise DatasetError(f"{folder}: another process writes to it. Close that writer, then try again.")
 
 
 def _write(index: DatasetIndex, new: Path, limits_mb: tuple[float, float]) -> None:
@@ -80,7 +80,7 @@ def _write(index: DatasetIndex, new: Path, limits_mb: tuple[float, float]) -> No
     try:
         for episode in range(len(index)):
             number = files.add(source.table(episode), source, episode, episode)
-            places.append({**placed("data", number), **placed("meta/episodes", 0)})
+            places.append({**lay.placed("data", number), **lay.placed("meta/episodes", 0)})
         files.finish()
     except BaseException:
         files.abandon()

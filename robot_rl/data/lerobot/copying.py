@@ -1,8 +1,7 @@
-"""Copies episodes of LeRobotDatasets into a new one of version 3, with everything that was put into them.
+"""Copies episodes of LeRobotDatasets into a new one of version 3, with everything that they hold.
 
-Rows are copied whole, columns nobody here knows included; only the numbers of episodes, rows and texts
-change. Videos are copied packet by packet. Statistics of numbers are computed again, those of pictures
-kept.
+Rows are copied whole, unknown columns included; only the numbers of episodes, rows and texts change. Videos
+are copied packet by packet. Statistics of numbers are computed again, those of pictures are kept.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from robot_rl.data.lerobot.foreign import (
     say_left_out,
 )
 from robot_rl.data.lerobot.index import DatasetIndex, episode_tables, first_line, read_stats
-from robot_rl.data.lerobot.layout import place
+from robot_rl.data.lerobot.layout import place, placed
 from robot_rl.data.lerobot.own_files import OwnFiles
 from robot_rl.data.lerobot.parquet import TableFile, write_table
 from robot_rl.data.lerobot.remux import Stretch, copy_stretches
@@ -51,7 +50,7 @@ _ROW_GROUP_BYTES = 64 * _MB
 _OF_OLD = ("total_chunks", "total_videos")
 _TASK = "task_index"
 PLACED = ("episode_index", "tasks", "length", "dataset_from_index", "dataset_to_index", "store_episode")
-"""Columns of meta/episodes that the new dataset has values of its own for, and those that begin with: """
+"""Columns of meta/episodes that the new dataset writes anew; so are those that begin with `PLACES`."""
 PLACES = ("data/", "videos/", "meta/episodes/", "stats/")
 _SIZES = ("chunks_size", "data_files_size_in_mb", "video_files_size_in_mb")
 _TOTALS = ("total_episodes", "total_frames", "total_tasks")
@@ -85,12 +84,12 @@ def copy_episodes(
         parts: of datasets with the same features.
         new: the folder.
         drop: columns, files and entries of meta/info.json that are left out.
-        apart: every data and video file becomes one of its own, as it was; else they are joined.
+        apart: each data and video file becomes one new file; else they are joined.
         keep_texts: also keeps instructions that no row names; of one part.
 
     Raises:
         DatasetError: damage, a number without a text, files of one name or entries of meta/info.json that
-            differ, files that nobody knows the episodes of, or links to files that were not fetched.
+            differ, files whose episodes are unknown, or links to files that were not fetched.
     """
     for part in parts:
         refuse_unlisted(part.index, drop)
@@ -134,7 +133,6 @@ class Source:
             self.words[_TASK] = tasks_of(index.tasks)
 
     def path(self, episode: int) -> Path:
-        """Returns the data file of an episode."""
         return self.index.folder / self.index.files[self.index.file[episode]]
 
     def table(self, episode: int) -> Any:
@@ -143,7 +141,7 @@ class Source:
         return self.tables.rows(at.files[at.file[episode]], first, int(at.lengths[episode]), None)
 
     def picture_stats(self, episode: int) -> dict[str, Any]:
-        """Returns the statistics that the dataset has of an episode's pictures."""
+        """Returns the recorded statistics of an episode's pictures."""
         names = self.index.named("image", "video")
         number = int(self.index.episode[episode])
         if not _is_v3(self.index):
@@ -193,7 +191,7 @@ class _Copy:
 
     @cached_property
     def whole_stats(self) -> list[dict[str, Any]]:
-        """What meta/stats.json of every part has of its pictures, under the names that they are read by."""
+        """Statistics of pictures in meta/stats.json of every part, under the names that are read."""
         found: list[dict[str, Any]] = []
         for index in (part.index for part in self._parts):
             stats = read_stats(index.folder, index.sums)
@@ -202,7 +200,6 @@ class _Copy:
         return found
 
     def add(self, part: int, episode: int) -> None:
-        """Copies the rows of an episode."""
         source, number = self.sources[part], len(self.order)
         index, table = source.index, source.table(episode)
         length = int(index.lengths[episode])
@@ -264,7 +261,7 @@ class _Copy:
             write_synced(self.new / name, sink.getvalue().to_pybytes())
 
     def _tasks(self, part: int, episode: int, rows: dict[str, Any]) -> list[str]:
-        """Returns the instructions of an episode: those that meta/ has of it, then others of its rows."""
+        """Returns the instructions of an episode: those in meta/, then others of its rows."""
         source = self.sources[part]
         tasks, row = source.index.tasks, source.row_of[int(source.index.episode[episode])]
         texts: list[str] = []
@@ -279,7 +276,7 @@ class _Copy:
         return list(dict.fromkeys(texts))
 
     def _episode_table(self) -> Any:
-        """Returns meta/episodes: what changed, statistics, then the columns of others."""
+        """Returns meta/episodes: columns written anew, statistics, then the columns of others."""
         columns = stats_columns(self.stats)
         rows = [{**row, **of} for row, of in zip(self._rows, columns, strict=True)]
         table = episode_table(rows)
@@ -297,7 +294,7 @@ class _Copy:
 
 
 class DataFiles:
-    """The data files of a new dataset and what lies next to them; the last one is being written."""
+    """The data files of a new dataset, with our own files of each; the last one is being written."""
 
     def __init__(self, new: Path, limit: float, *, apart: bool = False) -> None:
         """Args: limit: bytes at which the next file begins; apart: each old file becomes one new file."""
@@ -348,7 +345,6 @@ class DataFiles:
         self._file, self._finals, self._arrays = None, [], {}
 
     def abandon(self) -> None:
-        """Closes what is open, whatever it holds."""
         for file in (self._file, *self._arrays.values()):
             if file is not None:
                 file.abandon()
@@ -410,7 +406,7 @@ def copy_videos(
 
 
 def _write_info(parts: Sequence[Part], copy: _Copy, info: dict[str, Any], drop: Collection[str]) -> None:
-    """Writes statistics, meta/robot_rl.json, and last meta/info.json; `info` is what the parts say there."""
+    """Writes statistics, meta/robot_rl.json, and last meta/info.json, from `info` of the parts."""
     new = copy.new
     write_synced(new / lay.STATS, json_bytes(to_json(_joined_stats(parts, copy, drop))))
     first = parts[0].index
@@ -455,7 +451,7 @@ def _joined_stats(parts: Sequence[Part], copy: _Copy, drop: Collection[str]) -> 
     if lost:
         logger.warning(
             "%s: statistics of pictures are kept there for all episodes together; those of the chosen ones "
-            "nobody knows: %s. `robot-rl replay stats` computes them",
+            "are unknown: %s. `robot-rl replay stats` computes them",
             parts[0].index.folder,
             ", ".join(lost),
         )
@@ -463,11 +459,7 @@ def _joined_stats(parts: Sequence[Part], copy: _Copy, drop: Collection[str]) -> 
 
 
 def _joined_info(parts: Sequence[Part], drop: Collection[str]) -> dict[str, Any]:
-    """Returns what meta/info.json of all parts says, but what is counted anew.
-
-    Raises:
-        DatasetError: entries that differ, and nobody knows how to join them.
-    """
+    """Returns the entries of meta/info.json of all parts; raises `DatasetError` for entries that differ."""
     info: dict[str, Any] = {}
     for part in parts:
         for name, value in part.index.info.items():
@@ -476,7 +468,7 @@ def _joined_info(parts: Sequence[Part], drop: Collection[str]) -> dict[str, Any]
             if info.setdefault(name, value) != value and name not in ENTRIES:
                 raise DatasetError(
                     f"{part.index.folder / lay.INFO}: {name} is {str(value)[:60]!r}, in another one "
-                    f"{str(info[name])[:60]!r}, and nobody knows how to join them. Give all the same, or "
+                    f"{str(info[name])[:60]!r}, and they cannot be joined. Give all the same, or "
                     f"leave it out: drop={','.join([*drop, name])}"
                 )
     features = {
@@ -488,10 +480,10 @@ def _joined_info(parts: Sequence[Part], drop: Collection[str]) -> dict[str, Any]
 
 
 def joined_features(indexes: Sequence[DatasetIndex], drop: Collection[str] = ()) -> dict[str, Any]:
-    """Returns the features but `drop`; of how videos were encoded, what is so in all of them.
+    """Returns the features but `drop`; of the description of videos, the entries that all share.
 
     Raises:
-        DatasetError: they say different things of a feature, and nobody knows how to join them.
+        DatasetError: other entries of a feature differ.
     """
     features = {name: dict(of) for name, of in indexes[0].features.items() if name not in drop}
     for index in indexes[1:]:
@@ -503,17 +495,16 @@ def joined_features(indexes: Sequence[DatasetIndex], drop: Collection[str] = ())
                 if feature.setdefault(entry, other[entry]) != other[entry]:
                     raise DatasetError(
                         f"{index.folder / lay.INFO}: {entry!r} of {name!r} is {str(other[entry])[:60]!r}, in "
-                        f"the first {str(feature[entry])[:60]!r}, and nobody knows how to join them. Give "
-                        "both the same."
+                        f"the first {str(feature[entry])[:60]!r}, and they cannot be joined. Give the same."
                     )
     return features
 
 
 def _splits(parts: Sequence[Part], total: int, drop: Collection[str]) -> dict[str, str]:
-    """Returns the named ranges of episodes, where one dataset's episodes keep their order.
+    """Returns the named ranges of episodes, where the episodes of one dataset keep their order.
 
     Raises:
-        DatasetError: nobody knows what they are of these episodes.
+        DatasetError: several ranges, of merged or reordered episodes.
     """
     named = parts[0].index.info.get("splits") or {}
     numbers = parts[0].index.episode[list(parts[0].episodes)]
@@ -539,7 +530,7 @@ def _splits(parts: Sequence[Part], total: int, drop: Collection[str]) -> dict[st
 
 
 def _picture_stats(parts: Sequence[Part], copy: _Copy, name: str) -> Iterator[list[dict[str, Any]] | None]:
-    """Yields a camera's statistics in every part: of each episode, or of all; None where some are unknown."""
+    """Yields the statistics of a camera in every part: of each episode, or of all; None if unknown."""
     begin = 0
     for part, whole in zip(parts, copy.whole_stats, strict=True):
         end = begin + len(part.episodes)
@@ -554,12 +545,6 @@ def _picture_stats(parts: Sequence[Part], copy: _Copy, name: str) -> Iterator[li
         begin = end
 
 
-def placed(at: str, number: int) -> dict[str, int]:
-    """Returns the entries of meta/episodes that name a file, such as `data/chunk_index`."""
-    chunk, file = divmod(number, lay.FILES_PER_CHUNK)
-    return {f"{at}/chunk_index": chunk, f"{at}/file_index": file}
-
-
 def number_stats(rows: dict[str, Any], index: DatasetIndex) -> dict[str, Any]:
     """Returns the statistics of an episode's numbers, in the shape of the feature."""
     stats = of_columns(rows)
@@ -571,7 +556,7 @@ def number_stats(rows: dict[str, Any], index: DatasetIndex) -> dict[str, Any]:
 
 
 def stats_columns(stats: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the columns of meta/episodes that hold statistics, of every episode; None where it has none."""
+    """Returns the columns of meta/episodes with statistics, for every episode; None where it has none."""
     rows = [
         {f"stats/{name}/{key}": value for name, of in to_json(one).items() for key, value in of.items()}
         for one in stats
@@ -581,7 +566,7 @@ def stats_columns(stats: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def episode_rows(index: DatasetIndex) -> Any:
-    """Returns what meta/ has of every episode, as a table."""
+    """Returns the metadata of every episode as a table."""
     if not _is_v3(index):
         return _table_of(
             read_lines(index.folder, "meta/episodes.jsonl"), index.folder / "meta/episodes.jsonl"
@@ -590,7 +575,7 @@ def episode_rows(index: DatasetIndex) -> Any:
 
 
 def _table_of(lines: list[dict[str, Any]], path: Path) -> Any:
-    """Returns JSON lines as a table with the columns of all of them; null where a line has no such entry."""
+    """Returns JSON lines as a table with the entries of all lines; null where a line lacks one."""
     columns: dict[str, Any] = {}
     for name in dict.fromkeys(name for line in lines for name in line):
         try:

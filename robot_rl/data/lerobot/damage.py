@@ -210,7 +210,6 @@ def _row_problems(
 
 
 def _picture_problems(index: DatasetIndex, tables: Tables, episode: int) -> Iterator[Problem]:
-    """Decodes the PNG and JPEG pictures of an episode."""
     file, number = index.files[index.file[episode]], int(index.episode[episode])
     first, count = int(index.first[episode]), int(index.lengths[episode])
     for name in index.named("image"):

@@ -1,10 +1,9 @@
-"""Makes new datasets out of episodes that exist: merged, split, filtered.
+"""Makes new datasets from existing episodes: merge, split, filter.
 
-Datasets are copied with everything that is in them, and no video is encoded again (see `copying`). Episodes
-of a journal or of another rate, datasets of different layouts, and pictures for which `images` or `codec`
-say how to write them are recorded anew, as robot_rl records: what it has no place for is named and refused,
-unless `drop` lists it. Either way episodes stream one at a time, and the new folder appears when it is
-complete.
+Datasets are copied with everything that they hold, and no video is encoded again (see `copying`). Episodes of
+a journal or of another rate, datasets of different layouts, and all with `images` or `codec` are recorded
+anew as robot_rl records: data that a recording has no place for is named and refused, unless `drop` lists it.
+In both cases one episode is in memory at a time, and the new folder appears when it is complete.
 """
 
 from __future__ import annotations
@@ -41,14 +40,14 @@ from robot_rl.data.store.reader import StoreReader
 
 
 class PictureOptions(TypedDict, total=False):
-    """How pictures are written; see `DatasetWriter`."""
+    """Options of writing pictures; see `DatasetWriter`."""
 
     images: Literal["video", "png"]
     codec: Literal["h264", "av1"] | VideoCodec
 
 
 class WriteOptions(PictureOptions, total=False):
-    """How pictures are written, and what may be lost."""
+    """Options of writing pictures, and data that may be lost."""
 
     drop: Sequence[str]
     """Columns, files and entries of meta/info.json to leave out."""
@@ -59,7 +58,7 @@ _STEPS = (
     "at another speed. Keep the two apart, or collect both at one rate."
 )
 Picked = Sequence[tuple[EpisodeSource, Sequence[int]]]
-"""Sources, and which of their episodes."""
+"""Sources, and the chosen episodes of each."""
 
 
 def merge(
@@ -74,12 +73,12 @@ def merge(
     Args:
         sources: datasets and stores.
         out: the new folder.
-        fps: gives those of another rate this one, by picking rows; see `robot_rl.data.resample`.
+        fps: new rate of sources with another one; rows are picked, see `robot_rl.data.resample`.
         options: see `WriteOptions`.
 
     Raises:
-        DatasetError: another robot, rate, or other elements; the message says which joints differ. A rate
-            is asked for of actions that are steps of one control period.
+        DatasetError: another robot, rate, or other elements, named in the message; or `fps` is given and
+            actions are steps of one control period.
     """
     if not sources:
         raise DatasetError("merge: got no source, allowed: one or more. Name the datasets to merge.")
@@ -109,14 +108,13 @@ def split(
     """Writes parts of a dataset into new datasets; returns their folders.
 
     Args:
-        source: what is split.
-        parts: folder -> its episodes, or its share of them: shares take neighbouring episodes in the
-            order given, 0.8 and 0.2 of 10 the first 8 and the last 2.
+        source: of the episodes.
+        parts: folder -> its episodes, or its share of them. Shares take successive episodes: 0.8 and 0.2 of
+            10 are the first 8 and the last 2.
         options: see `WriteOptions`.
 
     Raises:
-        DatasetError: episodes that do not exist or stand in two parts, or shares that are more than the
-            whole.
+        DatasetError: episodes that do not exist or are in two parts, or shares above 1 in all.
     """
     chosen = {Path(folder): part for folder, part in _chosen(len(source), parts).items()}
     _refuse_overlap(chosen)
@@ -140,12 +138,12 @@ def filter(
     """Writes the episodes that pass every test into a new dataset.
 
     Args:
-        source: what is filtered.
+        source: of the episodes.
         out: the new folder.
         success: whether success was reached at any step.
-        by: who acted, of `SOURCES`; all steps of an episode must be of these.
-        instruction: one of the episode's, exactly.
-        episodes: the only ones looked at.
+        by: names of `SOURCES`; all steps of an episode must be of these.
+        instruction: exactly one of the episode's instructions.
+        episodes: the only ones that are tested.
         min_steps: shortest episode that is kept.
         keep: any other test.
         options: see `WriteOptions`.
@@ -221,23 +219,19 @@ def _write(out: str | Path, picked: Picked, at: str, options: WriteOptions) -> P
 
 
 def refuse_inside(out: str | Path, folder: Path) -> None:
-    """Refuses to write into a folder that is copied: the copy would be a part of it, and of all later ones.
-
-    Raises:
-        DatasetError: `out` lies in the folder.
-    """
+    """Raises `DatasetError` if `out` lies in a folder that is copied: it would be in all later copies."""
     if Path(out).resolve().is_relative_to(folder.resolve()):
-        raise DatasetError(f"{out}: lies within {folder}, which is copied. Choose a folder beside it.")
+        raise DatasetError(f"{out}: lies within {folder}, which is copied. Choose a folder outside of it.")
 
 
 def _begun(source: EpisodeSource, which: Sequence[int]) -> list[int]:
-    """Returns the episodes that have steps: a live store may hold one that has not begun."""
+    """Returns the episodes that have steps: a store in use may hold one without any."""
     lengths = source.lengths()
     return [episode for episode in which if lengths[episode]]
 
 
 def _instructions(source: EpisodeSource, number: int, episode: Episode) -> set[str]:
-    """Returns every instruction of an episode: rows of a dataset may have another than the first."""
+    """Returns every instruction of an episode: rows of a dataset may have several."""
     found = in_dataset(source, [number])
     if found is None:
         return {episode.meta.instruction}
@@ -251,10 +245,7 @@ def in_dataset(
 ) -> tuple[Dataset, list[int]] | None:
     """Returns the dataset that holds these episodes of a source, and their numbers there.
 
-    Args:
-        source: a dataset, or a store.
-        which: episodes of it.
-        partly: gives those that are sealed; else None where one of them is not.
+    Args: partly: returns the sealed ones; else None if one is not sealed.
     """
     if isinstance(source, Dataset):
         return source, list(which)
@@ -266,10 +257,10 @@ def in_dataset(
 
 
 def _have_one_layout(parts: Sequence[tuple[Dataset, list[int]]], drop: list[str], at: str) -> bool:
-    """Returns whether rows of all parts can lie in one table.
+    """Returns whether rows of all parts fit into one table.
 
     Raises:
-        DatasetError: some have columns that others lack, which nobody knows the values of.
+        DatasetError: some have columns that others lack, so that their values are unknown.
     """
     if any(dataset.own and dataset.own.get("format", 1) != FORMAT for dataset, _ in parts):
         return False
@@ -359,11 +350,7 @@ def write_new(
 
 
 def check_alike(one: EpisodeSource, two: EpisodeSource, at: str) -> None:
-    """Refuses episodes of another robot, rate, or with other elements.
-
-    Raises:
-        DatasetError: names what differs.
-    """
+    """Raises `DatasetError` for episodes of another robot or rate, or with other elements."""
     remedy = "A policy of one is no policy of the other: keep them apart."
     problem = misfit(two.meta, one.meta, also=("robot",))
     if problem is None:
@@ -392,7 +379,7 @@ def _chosen(total: int, parts: Mapping[str | Path, Sequence[int] | float]) -> di
 
 
 def _refuse_overlap(parts: Mapping[Path, Sequence[int]]) -> None:
-    """Refuses parts that share episodes: what is held out must not be trained on."""
+    """Refuses parts that share episodes: held-out episodes must not be trained on."""
     for (one, first), (two, second) in itertools.combinations(parts.items(), 2):
         both = sorted(set(first) & set(second))
         if both:
@@ -414,7 +401,7 @@ def _require_new(folder: Path) -> None:
 
 @contextmanager
 def new_folder(folder: Path) -> Generator[Path]:
-    """Gives a folder under a temporary name, which becomes `folder`, on the disk, if the block succeeds."""
+    """Gives a folder with a temporary name, which is flushed and becomes `folder` if the block succeeds."""
     _require_new(folder)
     temporary = folder.with_name(f".writing-{os.getpid()}-{folder.name}")
     shutil.rmtree(temporary, ignore_errors=True)

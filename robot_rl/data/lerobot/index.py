@@ -99,7 +99,6 @@ class DatasetIndex:
         return [name for name, feature in self.features.items() if feature["dtype"].startswith(_NUMBERS)]
 
     def kept(self, episodes: Array) -> DatasetIndex:
-        """Returns the index of these episodes alone."""
         return replace(
             self,
             episode=self.episode[episodes],

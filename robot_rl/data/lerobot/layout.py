@@ -67,6 +67,12 @@ def place(template: str, number: int, **names: str) -> str:
     return template.format(chunk_index=chunk, file_index=index, **names)
 
 
+def placed(at: str, number: int) -> dict[str, int]:
+    """Returns the entries of meta/episodes that name a file, such as `data/chunk_index`."""
+    chunk, file = divmod(number, FILES_PER_CHUNK)
+    return {f"{at}/chunk_index": chunk, f"{at}/file_index": file}
+
+
 def feature_name(key: str, feature: Feature) -> str:
     """Returns LeRobot's name of an observation: `front.rgb` becomes `observation.images.front`."""
     return f"observation.images.{camera(key)}" if feature.is_picture else f"observation.{key}"

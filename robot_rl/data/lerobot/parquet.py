@@ -21,7 +21,6 @@ class TableFile:
 
     @property
     def bytes(self) -> int:
-        """Length so far."""
         return self._stream.tell()
 
     def add(self, table: Any) -> None:
@@ -34,7 +33,6 @@ class TableFile:
         self._stream.close()
 
     def abandon(self) -> None:
-        """Closes the file, whatever it holds."""
         for part in (self._writer, self._stream):
             with contextlib.suppress(OSError, MemoryError, ValueError):  # a full disk takes no footer either
                 part.close()

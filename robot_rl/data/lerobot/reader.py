@@ -168,7 +168,6 @@ class Dataset:
 
     @property
     def info(self) -> dict[str, Any]:
-        """The content of meta/info.json."""
         return self.index.info
 
     @property
@@ -183,7 +182,6 @@ class Dataset:
 
     @property
     def cameras(self) -> tuple[str, ...]:
-        """Observation keys of pictures."""
         return tuple(key for key, feature in self.features.items() if feature.is_picture)
 
     @property

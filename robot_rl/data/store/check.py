@@ -113,7 +113,6 @@ def repair(folder: str | Path) -> tuple[Problem, ...]:
 
 
 def _segments(problems: Iterable[Problem]) -> set[int]:
-    """Returns the segments that problems are in."""
     return {int(problem.where[len("journal/") :][:6]) for problem in problems}
 
 

@@ -62,7 +62,6 @@ class Block:
 
     @classmethod
     def of(cls, layout: Layout, capacity: int) -> Block:
-        """Returns an empty block."""
         columns = {
             name: np.zeros((capacity, *feature.shape), feature.dtype)
             for name, feature in layout.columns.items()
@@ -130,7 +129,6 @@ class JournalFile:
         return self.pack(Kind.EPISODE, content, episode, lane)
 
     def pack_end(self, episode: int, steps: int, final: bytes) -> bytes:
-        """Returns the record that ends an episode."""
         self._open.pop(episode, None)
         return self.pack(Kind.END, final, episode, steps, int(bool(final)))
 
@@ -284,7 +282,6 @@ class Flusher:
             self.changed.notify_all()
 
     def take_pixels(self, num_bytes: int) -> bytearray:
-        """Returns a buffer for one picture."""
         free = self._free_pixels.get(num_bytes)
         return free.pop() if free else bytearray(num_bytes)
 

@@ -90,7 +90,6 @@ class JournalIndex:
 
     @property
     def problems(self) -> list[Problem]:
-        """Returns all damage and the unfinished writes."""
         return [*self.damage, *(self.torn[number] for number in sorted(self.torn))]
 
     def gaps(self, noted: Iterable[Problem] = ()) -> list[Problem]:

@@ -66,7 +66,6 @@ class Record(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Returns the offset of what follows."""
         return self.offset + HEADER.size + self.length
 
 

@@ -63,7 +63,6 @@ class Layout:
 
     @property
     def step_bytes(self) -> int:
-        """Bytes of the numbers of one step."""
         return sum(_size(f) * np.dtype(f.dtype).itemsize for f in self.columns.values())
 
     def unpack(self, payload: bytes, steps: int) -> dict[str, Array]:

@@ -222,7 +222,6 @@ class StoreReader:
         return self.index.episodes[entry.episode].parts()[entry.part]
 
     def _read_columns(self, records: list[Record], names: list[str]) -> dict[str, Array]:
-        """Returns the columns of records, one after the other."""
         for name in names:
             if name not in self.layout.columns:
                 raise DatasetError(

@@ -107,7 +107,6 @@ def seal_episodes(
 
 
 def _images(folder: Path) -> Literal["video", "png"]:
-    """Returns how the dataset keeps its pictures."""
     features = {} if (info := read_info(folder)) is None else info["features"]
     return "png" if any(feature["dtype"] == "image" for feature in features.values()) else "video"
 

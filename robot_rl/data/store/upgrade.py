@@ -81,7 +81,6 @@ def _format(folder: Path) -> int | None:
 
 
 def _free(folder: Path, number: int) -> Path:
-    """Returns a free path for the original."""
     name = f"{folder.name}.format-{number}"
     names = [name, *(f"{name}-{copy}" for copy in range(2, 1000))]
     return next(path for path in map(folder.with_name, names) if not path.exists())

@@ -221,12 +221,12 @@ class StoreWriter:
                 repeat its stamp: then its camera had no new one, and the step refers to the last.
             action: (B, A), the executed actions.
             base_action: (B, A), the actions that the base policy proposed; None: there is no base policy.
-            reward: (B,) or one.
-            terminated: (B,) or one.
-            truncated: (B,) or one.
-            success: (B,) or one.
+            reward: (B,) or one; so are `terminated`, `truncated`, `success` and `policy_version`.
+            terminated: the task ended.
+            truncated: a time limit, or a person, ended the episode.
+            success: the task's predicate after the step.
             source: one of `SOURCES`, or (B,) indices into it.
-            policy_version: (B,) or one.
+            policy_version: number of learner updates of the weights that acted.
             stamp_ns: (B,) or one: monotonic time of the observation; None: now.
             picture_stamp_ns: camera -> time of its picture, (B,) or one; `stamp_ns` if missing.
             final_obs: (B, ...), read where the step ended the episode; None: unknown.
@@ -493,7 +493,6 @@ class StoreWriter:
         return True
 
     def _wait(self, is_free: Any) -> None:
-        """Waits for the thread, and counts that."""
         began = time.perf_counter()
         self._waits += 1
         if self._flusher.block.size:

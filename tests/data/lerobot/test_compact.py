@@ -162,7 +162,7 @@ def test_somebody_who_writes_meanwhile_is_noticed(
     monkeypatch.setattr(
         "robot_rl.data.lerobot.compact.sync_tree", lambda _: (folder / "journal/1.seg").write_text("new")
     )
-    with pytest.raises(DatasetError, match=r"somebody is writing to it\. Close that writer"):
+    with pytest.raises(DatasetError, match=r"another process writes to it\. Close that writer"):
         compact(folder)
     assert len(files(folder, "*.mp4")) == 8
 

@@ -114,7 +114,7 @@ def test_a_camera_that_is_not_declared_is_refused_until_it_is_dropped(
 ) -> None:
     what = "/".join(name.split("/")[:2])
     put(folder, name)
-    said = rf"{what}: meta/ does not list this, so nobody knows which episodes are in it.*drop={what}$"
+    said = rf"{what}: meta/ does not list this, so its episodes are unknown.*drop={what}$"
     with pytest.raises(DatasetError, match=said):
         filter_episodes(Dataset(folder), tmp_path / "out", episodes=[1])
     with pytest.raises(DatasetError, match=rf"which has no place for file {what}.*drop={what}$"):
@@ -429,7 +429,7 @@ def test_picture_statistics_of_the_whole_dataset_alone(
     np.testing.assert_allclose(np.ravel(both["std"]), 0.125**0.5, rtol=1e-12)
     assert caplog.text == ""
     assert name not in of(filter_episodes(Dataset(folder), tmp_path / "part", episodes=[2]))
-    assert f"those of the chosen ones nobody knows: {name}. `robot-rl replay stats`" in caplog.text
+    assert f"those of the chosen ones are unknown: {name}. `robot-rl replay stats`" in caplog.text
 
 
 # --- checksums -------------------------------------------------------------------------------------
