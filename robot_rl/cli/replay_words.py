@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 from robot_rl.core.errors import ConfigError, DatasetError, nearest
 from robot_rl.core.files import at_home
 from robot_rl.data.episode import EpisodeSource
-from robot_rl.data.reading import OnDamage, ReadingConfig, ReadOptions
-from robot_rl.data.spans import spans_of, whole_number
+from robot_rl.data.reading import OnDamage, ReadingConfig, ReadOptions, spans_of, whole_number
 from robot_rl.data.store.reader import open_source
 
 if TYPE_CHECKING:

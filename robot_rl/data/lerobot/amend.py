@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from robot_rl.core.errors import DatasetError
 from robot_rl.core.files import (
@@ -31,6 +30,7 @@ from robot_rl.data.lerobot.compact import rebuilt
 from robot_rl.data.lerobot.copying import Source, number_stats, stats_columns
 from robot_rl.data.lerobot.index import DatasetIndex, read_info, read_stats, read_table
 from robot_rl.data.lerobot.opening import open_index
+from robot_rl.data.lerobot.parquet import table_bytes
 from robot_rl.data.lerobot.reader import Dataset
 from robot_rl.data.lerobot.stats import PictureStats, aggregate, sampled_steps, to_json
 from robot_rl.data.lerobot.v21 import read_lines
@@ -241,11 +241,8 @@ def _with_column(table: Any, name: str, values: list[Any]) -> Any:
 def _replace_table(path: Path, edit: Callable[[Any], Any]) -> None:
     table = read_table(path)
     edited = edit(table)
-    if edited is table:
-        return
-    sink = pa.BufferOutputStream()
-    pq.write_table(edited, sink, **lay.PARQUET)
-    replace_file(path, sink.getvalue().to_pybytes())
+    if edited is not table:
+        replace_file(path, table_bytes(edited))
 
 
 def _replace_lines(path: Path, lines: list[dict[str, Any]]) -> None:

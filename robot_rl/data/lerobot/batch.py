@@ -27,7 +27,6 @@ from robot_rl.data.lerobot.stats import PictureStats, Stats, aggregate, of_colum
 Array = NDArray[Any]
 
 _ONE_ROW: Any = {
-    **lay.PARQUET,
     "use_dictionary": False,
     "write_statistics": False,
     "store_schema": False,
@@ -51,7 +50,7 @@ class Batch:
         self._layout = layout
         self._number = number
         self._files: list[Path] = []
-        self._data = TableFile(self._part(lay.DATA), layout.schema, **lay.PARQUET)
+        self._data = TableFile(self._part(lay.DATA), layout.schema)
         self._videos: dict[str, VideoFile] = {}
         self._final: list[dict[str, Any]] = []
         self._arrays: dict[str, ArrayFile] = {}
@@ -111,7 +110,7 @@ class Batch:
         for file in (self._data, *self._videos.values(), *self._arrays.values()):
             file.finish()
         final = pa.Table.from_pylist(self._final, _final_schema(self._layout))
-        write_table(self._part(lay.FINAL), final, **lay.PARQUET)
+        write_table(self._part(lay.FINAL), final)
         write_table(self._part(lay.EPISODES), episode_table(self.rows), **_ONE_ROW)
         parts = list(self._files)
         names = [str(path.relative_to(self._folder)).removesuffix(lay.TEMPORARY) for path in parts]

@@ -93,7 +93,7 @@ def _write(index: DatasetIndex, new: Path, limits_mb: tuple[float, float]) -> No
     target = new / lay.place(lay.EPISODES, 0)
     target.parent.mkdir(parents=True, exist_ok=True)
     columns: dict[str, Any] = {name: rows[name] for name in rows.column_names}
-    write_table(target, pa.table(columns | changed), **lay.PARQUET)
+    write_table(target, pa.table(columns | changed))
 
 
 def _require_unchanged(folder: Path) -> DatasetIndex:

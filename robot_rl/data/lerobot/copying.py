@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from robot_rl.core.errors import DatasetError
@@ -33,7 +32,7 @@ from robot_rl.data.lerobot.foreign import (
 from robot_rl.data.lerobot.index import DatasetIndex, episode_tables, first_line, read_stats
 from robot_rl.data.lerobot.layout import place, placed
 from robot_rl.data.lerobot.own_files import OwnFiles
-from robot_rl.data.lerobot.parquet import TableFile, write_table
+from robot_rl.data.lerobot.parquet import TableFile, table_bytes, write_table
 from robot_rl.data.lerobot.remux import Stretch, copy_stretches
 from robot_rl.data.lerobot.stats import aggregate, of_columns, to_json
 from robot_rl.data.lerobot.tables import Tables, flat_names, numbers, row_problems, rows_of
@@ -253,12 +252,10 @@ class _Copy:
                 copy_videos(name, picked, self.new, self._rows, limit=limit, apart=self._apart)
         path = self.new / place(lay.EPISODES, 0)
         path.parent.mkdir(parents=True)
-        write_table(path, self._episode_table(), **lay.PARQUET)
+        write_table(path, self._episode_table())
         for column, words in self.words.items():
-            sink = pa.BufferOutputStream()
-            pq.write_table(words.table(), sink, **lay.PARQUET)
             name = f"meta/{column.removesuffix('_index')}s.parquet"
-            write_synced(self.new / name, sink.getvalue().to_pybytes())
+            write_synced(self.new / name, table_bytes(words.table()))
 
     def _tasks(self, part: int, episode: int, rows: dict[str, Any]) -> list[str]:
         """Returns the instructions of an episode: those in meta/, then others of its rows."""
@@ -341,7 +338,7 @@ class DataFiles:
         for array in self._arrays.values():
             array.finish()
         if self._finals:
-            write_table(self._path(lay.FINAL), pa.concat_tables(self._finals), **lay.PARQUET)
+            write_table(self._path(lay.FINAL), pa.concat_tables(self._finals))
         self._file, self._finals, self._arrays = None, [], {}
 
     def abandon(self) -> None:
@@ -358,7 +355,7 @@ class DataFiles:
             self.finish()
         self._number += 1
         self._schema, self._origin = table.schema, origin
-        self._file = TableFile(self._path(lay.DATA), table.schema, **lay.PARQUET)
+        self._file = TableFile(self._path(lay.DATA), table.schema)
         return self._file
 
     def _path(self, template: str, **names: str) -> Path:

@@ -309,17 +309,22 @@ def _decoding_problems(
 
 
 def _video_problems(index: DatasetIndex, changed: set[str]) -> Iterator[Problem]:
-    headers: dict[str, VideoHeader | DatasetError] = {}
+    headers: dict[str, VideoHeader | str] = {}
     for name, spans in index.videos.items():
         for episode, number in enumerate(index.episode.tolist()):
             file = spans.files[spans.file[episode]]
             if file in changed:
                 continue
             if file not in headers:
-                headers[file] = _header(index.folder / file)
+                try:
+                    headers[file] = read_header(index.folder / file)
+                except DatasetError as error:
+                    headers[file] = str(error)
             header = headers[file]
-            if isinstance(header, DatasetError):
-                yield Problem(kind=_video_kind(str(header)), message=str(header), episode=number)
+            if isinstance(header, str):
+                kinds = {"is missing": "missing-video", "no decoder": "unknown-codec"}
+                kind = next((kind for words, kind in kinds.items() if words in header), "unreadable-video")
+                yield Problem(kind=kind, message=header, episode=number)
                 continue
             at = f"{index.folder / file}: episode {number}"
             needed = int(spans.first[episode] + index.lengths[episode])
@@ -340,19 +345,6 @@ def _video_problems(index: DatasetIndex, changed: set[str]) -> Iterator[Problem]
                     "Record or copy the episode again, or drop it.",
                     episode=number,
                 )
-
-
-def _header(path: Path) -> VideoHeader | DatasetError:
-    try:
-        return read_header(path)
-    except DatasetError as error:
-        return error
-
-
-def _video_kind(message: str) -> str:
-    if "is missing" in message:
-        return "missing-video"
-    return "unknown-codec" if "no decoder" in message else "unreadable-video"
 
 
 def _stats_problems(

@@ -226,7 +226,7 @@ def _copy_numbered(holders: Sequence[Moved], name: str, target: Path) -> bool:
                 joined = pa.concat_tables([joined, _rows(other, name)], promote_options="permissive")
             except pa.ArrowException as error:
                 raise _differ(holders[0], other, name, f" ({error})") from error
-        write_table(target, joined, **lay.PARQUET)
+        write_table(target, joined)
         return True
     return False
 

@@ -36,8 +36,6 @@ Array = NDArray[Any]
 FORMAT = 2
 """Of `meta/robot_rl.json`; format 1 had all episodes in one file and one array per key."""
 FILES_PER_CHUNK = 1000
-PARQUET: Any = {"write_page_checksum": True}
-"""Options of every parquet file: a reader finds changed bytes of a page."""
 _FILE = "chunk-{chunk_index:03d}/file-{file_index:03d}"
 DATA = f"data/{_FILE}.parquet"
 VIDEO = f"videos/{{video_key}}/{_FILE}.mp4"

@@ -10,14 +10,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 _PIECE_BYTES = 1 << 20
+_PAGES: Any = {"write_page_checksum": True}
+"""Option of every file: a reader finds changed bytes of a page."""
 
 
 class TableFile:
     """A parquet file that is being written."""
 
-    def __init__(self, path: Path, schema: Any, **options: Any) -> None:
+    def __init__(self, path: Path, schema: Any) -> None:
         self._stream: Any = pa.output_stream(str(path), buffer_size=_PIECE_BYTES)
-        self._writer = pq.ParquetWriter(self._stream, schema, **options)
+        self._writer = pq.ParquetWriter(self._stream, schema, **_PAGES)
 
     @property
     def bytes(self) -> int:
@@ -40,10 +42,12 @@ class TableFile:
 
 def write_table(path: Path, table: Any, **options: Any) -> None:
     """Writes a file of one row group."""
-    file = TableFile(path, table.schema, **options)
-    try:
-        file.add(table)
-        file.finish()
-    except BaseException:
-        file.abandon()
-        raise
+    with pa.output_stream(str(path), buffer_size=_PIECE_BYTES) as stream:
+        pq.write_table(table, stream, **_PAGES, **options)
+
+
+def table_bytes(table: Any) -> bytes:
+    """Returns the content of a parquet file."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, **_PAGES)
+    return sink.getvalue().to_pybytes()

@@ -16,8 +16,6 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Literal
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 from av.error import FFmpegError
 
 from robot_rl.core.errors import DatasetError
@@ -41,6 +39,7 @@ from robot_rl.data.lerobot.checksums import (
 from robot_rl.data.lerobot.encode import VideoCodec
 from robot_rl.data.lerobot.index import episode_tables, read_info, read_table
 from robot_rl.data.lerobot.layout import Layout
+from robot_rl.data.lerobot.parquet import table_bytes
 from robot_rl.data.lerobot.stats import Stats, aggregate, from_json, to_json
 from robot_rl.data.lerobot.texts import tasks_of
 
@@ -97,7 +96,7 @@ class DatasetWriter:
                 self._files.replace(
                     {
                         lay.OWN: json_bytes(self._layout.own()),
-                        lay.TASKS: tasks_file(self._tasks),
+                        lay.TASKS: table_bytes(tasks_of(dict(enumerate(self._tasks)))),
                         lay.INFO: json_bytes(self._info),
                     }
                 )
@@ -179,7 +178,7 @@ class DatasetWriter:
         """Commits: files, instructions, statistics, and last the count of episodes."""
         batch.seal()
         new_tasks = len(self._tasks) != self._info["total_tasks"]
-        tasks = {lay.TASKS: tasks_file(self._tasks)} if new_tasks else {}
+        tasks = {lay.TASKS: table_bytes(tasks_of(dict(enumerate(self._tasks))))} if new_tasks else {}
         stats = aggregate([self._stats, batch.stats]) if self._stats else batch.stats
         total = len(self) + len(batch.rows)
         info = {
@@ -261,13 +260,6 @@ class DatasetWriter:
         stats = aggregate([_stats_of_row(row) for table in tables for row in table.to_pylist()])
         self._files.replace({lay.STATS: json_bytes(to_json(stats))})
         return stats
-
-
-def tasks_file(tasks: list[str]) -> bytes:
-    """Returns what meta/tasks.parquet holds."""
-    sink = pa.BufferOutputStream()
-    pq.write_table(tasks_of(dict(enumerate(tasks))), sink, **lay.PARQUET)
-    return sink.getvalue().to_pybytes()
 
 
 def _stats_of_row(row: Mapping[str, Any]) -> Stats:
