@@ -16,7 +16,7 @@ from robot_rl.core.files import read_json
 from robot_rl.core.names import chosen
 from robot_rl.core.room import check_room
 from robot_rl.data.collecting import COLLECTED, as_json, check_settings, collecting, is_published, remove
-from robot_rl.data.keep import KeepConfig, said
+from robot_rl.data.keep import KeepConfig, describe_refused
 from robot_rl.policies.saved import policy_folder, read_head
 from robot_rl.sim.config import check_names, check_num_envs, making
 
@@ -278,7 +278,7 @@ def _told(folder: Path, facts: dict[str, Any]) -> str:
     smooth, _, rough = started["roughness"]
     lines = [
         f"{folder}: {facts['episodes']} episodes, {facts['env_steps']:,} control steps, "
-        f"success {facts['success']:.1%}; {said(facts['refused'], started['episodes'])}",
+        f"success {facts['success']:.1%}; {describe_refused(facts['refused'], started['episodes'])}",
         f"all that were begun: success {started['success']:.1%}, {low:.0f} to {high:.0f} steps, "
         f"roughness {smooth:.2g} to {rough:.2g} (10 to 90 %)",
     ]

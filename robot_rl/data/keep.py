@@ -97,7 +97,7 @@ def sift(facts: Facts, keep: KeepConfig) -> tuple[NDArray[np.int64], dict[str, i
     return left, refused
 
 
-def said(refused: Mapping[str, int], started: int) -> str:
+def describe_refused(refused: Mapping[str, int], started: int) -> str:
     """Returns `refused 12 of 50: success 10, fastest 2`."""
     reasons = ", ".join(f"{name} {count:,}" for name, count in refused.items() if count)
     return f"refused {sum(refused.values()):,} of {started:,}" + (f": {reasons}" if reasons else "")

@@ -19,7 +19,7 @@ from robot_rl.core.seeding import train_seed
 from robot_rl.data.collecting import UnfinishedCollection
 from robot_rl.data.demos import each
 from robot_rl.data.episode import Episode
-from robot_rl.data.keep import Facts, KeepConfig, roughness, said, sift, together
+from robot_rl.data.keep import Facts, KeepConfig, describe_refused, roughness, sift, together
 from robot_rl.hal.vector import Obs, VectorEnv
 from robot_rl.policies.checkpoint import PolicyMeta, check_meta, load_policy
 from robot_rl.policies.executor import ChunkExecutor
@@ -106,13 +106,13 @@ def collect(
         started = together(parts)
         passed, refused = sift(started, keep)
         if on_batch is not None:
-            on_batch(min(len(passed), episodes), said(refused, len(started)))
+            on_batch(min(len(passed), episodes), describe_refused(refused, len(started)))
         if len(passed) >= episodes:
             kept = passed[:episodes]
             return Collection(started, kept, np.searchsorted(sift(started, _limits(keep))[0], kept), refused)
     raise DatasetError(
-        f"collect: {len(passed)} of {episodes} episodes passed; {said(refused, attempts)}. Loosen that "
-        f"setting of keep, allow more attempts than {attempts}, or ask for fewer episodes."
+        f"collect: {len(passed)} of {episodes} episodes passed; {describe_refused(refused, attempts)}. Loosen "
+        f"that setting of keep, allow more attempts than {attempts}, or ask for fewer episodes."
     )
 
 
