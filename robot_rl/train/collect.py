@@ -111,8 +111,8 @@ def collect(
             kept = passed[:episodes]
             return Collection(started, kept, np.searchsorted(sift(started, _limits(keep))[0], kept), refused)
     raise DatasetError(
-        f"collect: {len(passed)} of {episodes} episodes passed; {describe_refused(refused, attempts)}. Loosen "
-        f"that setting of keep, allow more attempts than {attempts}, or ask for fewer episodes."
+        f"collect: {len(passed)} of {episodes} episodes passed; {describe_refused(refused, attempts)}. "
+        f"Loosen that setting of keep, allow more attempts than {attempts}, or ask for fewer episodes."
     )
 
 
