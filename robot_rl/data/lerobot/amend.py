@@ -40,9 +40,7 @@ from robot_rl.data.lerobot.v21 import read_lines
 def recompute_stats(folder: str | Path, on_episode: Callable[[int, int], None] | None = None) -> int:
     """Computes all statistics again, those of pictures over the frames that LeRobot samples.
 
-    Args:
-        folder: of the dataset.
-        on_episode: called with the number of episodes that are done, and of all.
+    Args: on_episode: called with the number of episodes that are done, and of all.
 
     Returns:
         The number of episodes.

@@ -42,7 +42,6 @@ def compact(folder: str | Path, *, data_mb: float | None = None, video_mb: float
     must open it again. The journal and files of others are kept.
 
     Args:
-        folder: the dataset.
         data_mb: size at which the next parquet file begins; None: what meta/info.json says, as LeRobot 100.
         video_mb: largest video file; None: as above, 200.
 

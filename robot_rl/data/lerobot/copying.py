@@ -231,8 +231,7 @@ class _Copy:
                 "dataset_from_index": self.steps,
                 "dataset_to_index": self.steps + length,
                 "store_episode": None,
-                "meta/episodes/chunk_index": 0,
-                "meta/episodes/file_index": 0,
+                **placed("meta/episodes", 0),
             }
         )
         stats = {**number_stats(rows, index), **source.picture_stats(episode)}

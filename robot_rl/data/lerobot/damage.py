@@ -76,8 +76,6 @@ def check(
     """Reads every row and every video packet of a dataset and returns the problems.
 
     Args:
-        folder: of the dataset.
-        index: of the dataset, if the caller has it.
         reading: selects what is checked, and under which names; None: all.
         thorough: also decode every video, and compare the page checksums of every parquet file whole.
         on_video: called with the number of decoded videos, and of all.

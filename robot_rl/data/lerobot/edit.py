@@ -74,7 +74,6 @@ def merge(
         sources: datasets and stores.
         out: the new folder.
         fps: new rate of sources with another one; rows are picked, see `robot_rl.data.resample`.
-        options: see `WriteOptions`.
 
     Raises:
         DatasetError: another robot, rate, or other elements, named in the message; or `fps` is given and
@@ -111,7 +110,6 @@ def split(
         source: of the episodes.
         parts: folder -> its episodes, or its share of them. Shares take successive episodes: 0.8 and 0.2 of
             10 are the first 8 and the last 2.
-        options: see `WriteOptions`.
 
     Raises:
         DatasetError: episodes that do not exist or are in two parts, or shares above 1 in all.
@@ -146,7 +144,6 @@ def filter(
         episodes: the only ones that are tested.
         min_steps: shortest episode that is kept.
         keep: any other test.
-        options: see `WriteOptions`.
 
     Raises:
         DatasetError: an unknown source, or no episode passed.

@@ -115,11 +115,7 @@ class DatasetIndex:
 
 
 def read_info(folder: Path, sums: Checksums | None = None) -> dict[str, Any]:
-    """Returns meta/info.json.
-
-    Raises:
-        DatasetError: it is missing, changed, cut short, or lacks an entry.
-    """
+    """Returns meta/info.json. Raises `DatasetError`: it is missing, changed, cut short, or lacks an entry."""
     path = folder / lay.INFO
     if not path.is_file():
         if is_store(folder) and (folder / "data").is_dir():
@@ -209,11 +205,7 @@ def read_v3(
 ) -> DatasetIndex:
     """Returns the index of a dataset of version 3.
 
-    Args:
-        folder: of the dataset.
-        info: its meta/info.json.
-        sums: checksums of its files.
-        known: tables read before, by path; those of unchanged files are not read again.
+    Args: known: tables read before, by path; those of unchanged files are not read again.
 
     Raises:
         DatasetError: missing or damaged metadata, or an episode that is listed twice or not at all.
@@ -267,13 +259,10 @@ def first_instructions(
     """Returns the first instruction of every episode, (E,).
 
     Args:
-        folder: of the dataset.
         listed_of: instructions that meta/ lists for each episode; if none, the first row of it names one.
-        tasks: task_index -> instruction.
         files: data files below the folder.
         file: (E,): which of them.
         first: (E,): first row of the episode in its file.
-        sums: checksums of its files.
     """
     opened: dict[str, Array] = {}
     instructions: list[str] = []

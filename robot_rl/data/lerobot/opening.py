@@ -16,10 +16,7 @@ def open_index(
 ) -> DatasetIndex:
     """Returns the index of a dataset of version 3 or 2.1.
 
-    Args:
-        folder: of the dataset.
-        known: see `read_v3`.
-        sums: of the dataset, if the caller has them.
+    Args: known: see `read_v3`.
 
     Raises:
         DatasetError: no dataset, another version, or damaged metadata.

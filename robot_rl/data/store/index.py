@@ -55,7 +55,6 @@ class JournalIndex:
         """Reads the headers of all records.
 
         Args:
-            folder: of the store.
             check_all: also read every payload, and leave damaged ones out. Otherwise only the payloads of
                 the last flush are read: the disk had everything before it.
         """

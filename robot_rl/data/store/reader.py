@@ -53,7 +53,6 @@ class StoreReader:
         """Makes an index from the headers of the journal and the meta files of the dataset.
 
         Args:
-            folder: of the store.
             check_all: also read every record and leave damaged ones out: their steps are missing, and a
                 step without its picture sees the one before. Otherwise reading such an episode raises
                 `DatasetError`. Either way, a warning names known damage.

@@ -191,7 +191,6 @@ def cut_off(
     """Removes the journal from a segment on; the caller holds the store's lock.
 
     Args:
-        folder: of the store.
         segment: the first that is removed.
         lengths: of `lengths_below` when the checkpoint was made; None: unknown.
         next_episode: the first episode that began in the removed segments.

@@ -69,7 +69,6 @@ def seal_episodes(
     """Seals the episodes of a store whose lock the caller holds.
 
     Args:
-        folder: of the store.
         options: how pictures are kept.
         goes_on: whether an episode is still being written, so that it stays.
         below: segments from this one on are still being written, and stay; None: none is.

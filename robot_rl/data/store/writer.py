@@ -86,7 +86,6 @@ class StoreWriter:
         """Opens a store to append to, or makes it; mends what a crash left.
 
         Args:
-            folder: of the store.
             meta: what the episodes are of; `instruction` is the default of every episode.
             features: type and shape of every element of the observation.
             flush_s: a crash loses at most so much.
