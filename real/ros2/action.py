@@ -4,7 +4,7 @@
     cancel_goal  asks to cancel one, all, or all up to a time
     get_result   answers when the goal has ended
     feedback     of all goals
-    status       of all goals the server knows; who comes late gets it, too
+    status       of all goals that the server knows; latched
 
 What is answered when is as in rclcpp_action.
 """
@@ -24,7 +24,6 @@ from robot_rl.real.ros2.service import Deferred
 
 logger = logging.getLogger(__name__)
 
-
 ENDED = frozenset({Status.SUCCEEDED, Status.CANCELED, Status.ABORTED})
 _ALLOWED = {
     Status.SUCCEEDED: {Status.EXECUTING, Status.CANCELING},
@@ -32,7 +31,6 @@ _ALLOWED = {
     Status.CANCELED: {Status.CANCELING},
     Status.CANCELING: {Status.ACCEPTED, Status.EXECUTING},
 }
-
 RESULT_KEPT_S = 10.0
 """rcl_action's default."""
 # action_msgs/srv/CancelGoal
@@ -48,21 +46,18 @@ class DeferringNode(Node, Protocol):
 
 
 class ServerGoal:
-    """A goal as its server sees it; may be used from any thread."""
+    """A goal as its server sees it; for any thread.
+
+    `succeed`, `cancel` and `abort` raise a Ros2Error if the goal has ended before, `cancel` also if nobody
+    asked for it.
+    """
 
     def __init__(self, server: DdsActionServer, goal_id: bytes, goal: Message, stamp_ns: int) -> None:
-        self._server = server
-        self._goal = goal
-        self.id = goal_id
-        self.stamp_ns = stamp_ns
+        self._server, self.goal, self.id, self.stamp_ns = server, goal, goal_id, stamp_ns
         self.status = Status.ACCEPTED
         self.result: Message | None = None
         self.ended_s = 0.0
         self.waiting: list[Deferred] = []
-
-    @property
-    def goal(self) -> Message:
-        return self._goal
 
     @property
     def cancel_requested(self) -> bool:
@@ -72,27 +67,12 @@ class ServerGoal:
         self._server.publish_feedback(self.id, feedback)
 
     def succeed(self, result: Message) -> None:
-        """Ends the goal.
-
-        Raises:
-            Ros2Error: it has ended already.
-        """
         self._server.move(self, Status.SUCCEEDED, result)
 
     def cancel(self, result: Message) -> None:
-        """Ends the goal as cancelled.
-
-        Raises:
-            Ros2Error: it has ended already, or nobody asked to cancel it.
-        """
         self._server.move(self, Status.CANCELED, result)
 
     def abort(self, result: Message) -> None:
-        """Ends the goal as failed.
-
-        Raises:
-            Ros2Error: it has ended already.
-        """
         self._server.move(self, Status.ABORTED, result)
 
 
@@ -129,7 +109,7 @@ class DdsActionServer:
             service.close()
 
     def move(self, goal: ServerGoal, status: Status, result: Message | None = None) -> None:
-        """Takes a goal to its next state and tells everybody."""
+        """Takes a goal to its next state and publishes that."""
         with self._lock:
             allowed = _ALLOWED[status]
             if goal.status not in allowed:
@@ -148,7 +128,7 @@ class DdsActionServer:
             deferred.complete(self._result_of(goal))
 
     def publish_feedback(self, goal_id: bytes, feedback: Message) -> None:
-        """Tells everybody how a goal is getting on."""
+        """Publishes the feedback of a goal."""
         message = self._node.message(f"{self._kind}_FeedbackMessage", feedback=feedback)
         message.goal_id.uuid = goal_id
         self._feedback.publish(message)

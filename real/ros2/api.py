@@ -1,7 +1,7 @@
-"""The node that everything ROS of this project is written against; names as in rclpy.
+"""The node interface of all ROS code in this project; names as in rclpy.
 
-Two transports implement it: genuine `rclpy` where ROS 2 is installed, and a pip-only one that
-speaks the same wire (CycloneDDS). Types are ROS names, `sensor_msgs/msg/JointState`; messages are
+Two transports implement it: genuine `rclpy` where ROS 2 is installed, and a pip-only one on the
+same wire (CycloneDDS). Types are ROS names, `sensor_msgs/msg/JointState`; messages are
 attribute objects made by `Node.message`, the same for both. Callbacks run on one thread of the
 node, one at a time, and should return soon.
 """
@@ -20,7 +20,7 @@ Message = Any
 
 
 class Ros2Error(DeviceError):
-    """ROS 2 is not there, or does not answer."""
+    """ROS 2 is missing, or does not answer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ def nanoseconds(stamp: Message) -> int:
 
 
 def unheard(topic: str, policy: str) -> str:
-    """Returns what a person has to know about a publisher that ROS never matches with our subscription."""
+    """Returns the warning about a publisher that ROS never matches with our subscription."""
     return (
         f"ros2: {topic}: there is a publisher of which nothing is heard: its {policy} is less than our "
         f"subscription asks for. Compare them with `ros2 topic info -v {topic}`, and change the publisher's."
@@ -92,7 +92,7 @@ class Subscription(Protocol):
 
 
 class Service(Protocol):
-    """Answers requests."""
+    """Answers requests, or serves the goals of an action."""
 
     def close(self) -> None: ...
 
@@ -101,7 +101,7 @@ class Client(Protocol):
     """Asks a service."""
 
     def wait(self, timeout_s: float) -> bool:
-        """Waits until a server is there; returns whether it is."""
+        """Waits for a server; returns whether there is one."""
         ...
 
     def call(self, request: Message, timeout_s: float) -> Message:
@@ -131,12 +131,6 @@ class GoalHandle(Protocol):
     def cancel(self, result: Message) -> None: ...
 
     def abort(self, result: Message) -> None: ...
-
-
-class ActionServer(Protocol):
-    """Serves goals."""
-
-    def close(self) -> None: ...
 
 
 class ClientGoal(Protocol):
@@ -207,7 +201,7 @@ class Node(Protocol):
         execute: Callable[[GoalHandle], None],
         accept: Callable[[Message], bool],
         cancel: Callable[[GoalHandle], bool],
-    ) -> ActionServer:
+    ) -> Service:
         """Serves an action: `execute` runs on a thread of its own for each accepted goal."""
         ...
 

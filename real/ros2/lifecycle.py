@@ -105,14 +105,8 @@ class Lifecycle:
             "get_available_transitions": ("GetAvailableTransitions", self._on_transitions),
             "get_transition_graph": ("GetAvailableTransitions", self._on_graph),
         }
-        self._services = [
+        for name, (kind, answer) in answers.items():
             node.create_service(f"lifecycle_msgs/srv/{kind}", f"~/{name}", answer)
-            for name, (kind, answer) in answers.items()
-        ]
-
-    @property
-    def state(self) -> State:
-        return self._state
 
     def trigger(self, label: str) -> bool:
         """Goes through a transition; returns whether its callback worked.
@@ -130,10 +124,6 @@ class Lifecycle:
                     f"allowed: {allowed}."
                 )
             return self._go(found)
-
-    def close(self) -> None:
-        for service in self._services:
-            service.close()
 
     def _go(self, transition: Transition) -> bool:
         self._enter(transition)

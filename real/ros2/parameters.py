@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from robot_rl.core.errors import nearest
-from robot_rl.real.ros2.api import Message, Node, QoS, Ros2Error, Service, call_once
+from robot_rl.real.ros2.api import Message, Node, QoS, Ros2Error, call_once
 
 Value = (
     bool
@@ -39,10 +39,11 @@ _ARRAYS: dict[type, tuple[int, str]] = {
     float: (8, "double_array_value"),
     str: (9, "string_array_value"),
 }
-_TYPES = {
-    0: "not set", 1: "bool", 2: "integer", 3: "double", 4: "string", 5: "byte array",
-    6: "bool array", 7: "integer array", 8: "double array", 9: "string array",
-}  # fmt: skip
+_TYPES = (
+    "not set", "bool", "integer", "double", "string", "byte array", "bool array", "integer array",
+    "double array", "string array",
+)  # fmt: skip
+"""Names of rcl_interfaces/msg/ParameterType, in its order."""
 _EVENTS = QoS(depth=1000)
 _SIM_TIME = "use_sim_time"
 
@@ -81,7 +82,7 @@ class Parameters:
         self._events = node.create_publisher(
             "rcl_interfaces/msg/ParameterEvent", "/parameter_events", _EVENTS
         )
-        self._services = self._serve()
+        self._serve()
         about = "Whether the node's time is that of /clock"
         sim_time = Parameter(name=_SIM_TIME, value=node.use_sim_time, description=about)
         for parameter in (sim_time, *parameters):
@@ -117,10 +118,6 @@ class Parameters:
         reason = self._apply(dict(values))
         if reason:
             raise Ros2Error(f"parameter of {self._node.name}: {reason}.")
-
-    def close(self) -> None:
-        for service in self._services:
-            service.close()
 
     def _require(self, name: str) -> None:
         if name not in self._known:
@@ -165,7 +162,7 @@ class Parameters:
 
     # Services. Where a name is not declared, ROS answers with an empty list.
 
-    def _serve(self) -> list[Service]:
+    def _serve(self) -> None:
         answers = {
             "DescribeParameters": ("describe_parameters", self._on_describe),
             "GetParameters": ("get_parameters", self._on_get),
@@ -174,10 +171,8 @@ class Parameters:
             "SetParameters": ("set_parameters", self._on_set),
             "SetParametersAtomically": ("set_parameters_atomically", self._on_set_atomically),
         }
-        return [
+        for kind, (name, answer) in answers.items():
             self._node.create_service(f"rcl_interfaces/srv/{kind}", f"~/{name}", answer)
-            for kind, (name, answer) in answers.items()
-        ]
 
     def _asked(self, names: Iterable[str]) -> list[Parameter]:
         with self._lock:

@@ -45,12 +45,8 @@ class RclpyGoal:
 
     def __init__(self, node: SpinningNode, handle: Any) -> None:
         self._node, self._handle = node, handle
-        self._goal = node.messages.from_ros(handle.request)
+        self.goal = node.messages.from_ros(handle.request)
         self.result: Message | None = None
-
-    @property
-    def goal(self) -> Message:
-        return self._goal
 
     @property
     def cancel_requested(self) -> bool:

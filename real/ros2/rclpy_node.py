@@ -17,11 +17,11 @@ from typing import Any
 from robot_rl.real.ros2.api import (
     DEFAULT,
     ActionClient,
-    ActionServer,
     GoalHandle,
     Message,
     QoS,
     Ros2Error,
+    Service,
     unheard,
 )
 from robot_rl.real.ros2.rclpy_action import RclpyActionClient, RclpyActionServer
@@ -103,7 +103,6 @@ class RclpyNode:
             self.ros.set_parameters([_sim_time(value)])
 
     def resolve(self, name: str) -> str:
-        """Returns the absolute name of a topic, service or action after remapping."""
         with translated(f"name {name!r}"):
             return self.ros.resolve_topic_name(name)
 
@@ -155,7 +154,7 @@ class RclpyNode:
         execute: Callable[[GoalHandle], None],
         accept: Callable[[Message], bool],
         cancel: Callable[[GoalHandle], bool],
-    ) -> ActionServer:
+    ) -> Service:
         return RclpyActionServer(self, kind, name, execute=execute, accept=accept, cancel=cancel)
 
     def create_action_client(self, kind: str, name: str) -> ActionClient:
