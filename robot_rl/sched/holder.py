@@ -1,4 +1,4 @@
-"""Which process holds a lease, and whether it still lives."""
+"""The process that holds a lease, and whether it still lives."""
 
 from __future__ import annotations
 
@@ -17,29 +17,28 @@ _COMMAND_LETTERS = 120
 
 @dataclass(frozen=True, kw_only=True)
 class Holder:
-    """A process, told apart from a later one with the same number."""
+    """A process; unequal to a later one with the same id."""
 
     pid: int
     host: str
     command: str
     """Shortened command line."""
     started: str
-    """Start time in ticks since boot; empty where the system does not tell."""
+    """Start time in ticks since boot; empty where the system does not show it."""
     world: str
-    """Host, boot and process namespace: only within one world do process ids mean anything."""
+    """Host, boot and process namespace: process ids are valid within one of them only."""
     boot: str = ""
-    """Which start of the machine it runs in; empty where the system does not tell."""
+    """Id of this start of the machine; empty where the system does not show it."""
     time_space: str = ""
-    """Its time namespace: in another one, the times since a boot are others."""
+    """Its time namespace: another one counts other seconds since the boot."""
 
     def describe(self) -> str:
-        """Returns pid, host and command in words."""
         return f"pid {self.pid} on {self.host}, `{self.command}`"
 
     def is_alive(self, seen_from: Holder) -> bool | None:
-        """Returns whether the process lives, or None if that cannot be told from here."""
+        """Returns whether the process lives, or None if that is not visible from here."""
         if self.host == seen_from.host and self.boot and seen_from.boot and self.boot != seen_from.boot:
-            return False  # the machine was started again since
+            return False  # the machine has restarted since
         if self.world != seen_from.world:
             return None
         try:
@@ -49,9 +48,7 @@ class Holder:
         except PermissionError:  # it lives, and is another user's
             pass
         started = _start_time(self.pid)
-        if started is None or self.started == "":
-            return True
-        return started == self.started
+        return started is None or self.started in ("", started)
 
     def shares_clock(self, other: Holder) -> bool:
         """Returns whether both count the same seconds since the machine was started."""
@@ -101,7 +98,7 @@ def _boot() -> str:
 
 
 def _macos_boot() -> str:
-    """Returns kern.bootsessionuuid, which macOS makes anew at every start; empty elsewhere."""
+    """Returns kern.bootsessionuuid, which is new at every start of macOS; empty elsewhere."""
     read = getattr(ctypes.CDLL(None), "sysctlbyname", None)
     if read is None:
         return ""
@@ -111,7 +108,7 @@ def _macos_boot() -> str:
 
 
 def _namespace(kind: str) -> str:
-    # Not kept: a child that was forked may have been given another one.
+    # Not cached: a forked child may have another one.
     try:
         return os.readlink(f"/proc/self/ns/{kind}")
     except OSError:

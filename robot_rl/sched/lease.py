@@ -1,4 +1,4 @@
-"""What a lease is, in words and in numbers."""
+"""A lease, and the clock of its times."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ DEFAULT_TTL_S = 30.0
 
 
 class BootClock:
-    """Seconds since the machine was started, sleep included; nobody can set it, and processes share it."""
+    """Seconds since the machine was started, sleep included: nobody can set it, all processes share it."""
 
     def now_s(self) -> float:
         return time.clock_gettime(_SINCE_BOOT)
 
 
 def _since_boot(system: Any = time) -> int:
-    """Returns the system's clock: on macOS that is the raw one, as the plain one follows the wall clock."""
+    """Returns the system's clock: on macOS the raw one, since the plain one follows the wall clock."""
     names = ("CLOCK_BOOTTIME", "CLOCK_MONOTONIC_RAW", "CLOCK_MONOTONIC")
     return next(getattr(system, name) for name in names if hasattr(system, name))
 
@@ -39,23 +39,22 @@ class Lease:
     """Which slots, counted from 0; all of them if exclusive."""
     exclusive: bool
     holder: str
-    """What the holder calls itself, such as `train pick_cube seed 3`."""
+    """The holder's name for itself, such as `train pick_cube seed 3`."""
     process: Holder
-    """Which process holds it."""
+    """The process that holds it."""
     since_s: float
     """By the `BootClock` of the process that reads this."""
     expires_s: float
-    """The same, unless renewed."""
+    """By the same clock, unless renewed."""
     ttl_s: float = DEFAULT_TTL_S
-    """By how much a renewal extends it."""
+    """Its life after a renewal."""
 
     @property
     def slots(self) -> int:
-        """How many slots it has."""
         return len(self.slot_ids)
 
     def describe(self) -> str:
-        """Returns who holds it, since when and until when, in words."""
+        """Returns a text: who holds it, since when and until when."""
         return (
             f"{self.holder!r} ({self.process.describe()}) since {clock_time(self.since_s)}, "
             f"until {clock_time(self.expires_s)} unless renewed"
@@ -63,7 +62,7 @@ class Lease:
 
 
 def wall_s(boot_s: float) -> float:
-    """Returns what the wall clock says, as it is set now, of a moment of the `BootClock`: for people only."""
+    """Returns a moment of the `BootClock` in seconds of the wall clock as it is set now: for people only."""
     return time.time() + boot_s - BootClock().now_s()
 
 
