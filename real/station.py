@@ -94,6 +94,12 @@ class Ros2Config:
         require(age_s is None or age_s > 0, "ros2.estop_max_age_s", age_s, "above 0, or null")
 
     @property
+    def controller(self) -> str:
+        """Gets the station's commands; with twist and pose, it gets those of MoveIt Servo."""
+        own = {"position": self.position_controller, "velocity": self.velocity_controller}
+        return own.get(self.command, self.trajectory_controller)
+
+    @property
     def coasts_s(self) -> float | None:
         """How long the arm goes on at its last speed after commands cease; None of targets at rest."""
         match self.command:

@@ -299,7 +299,7 @@ class DdsClient:
         return self._bare_servers[handle]
 
     def _server(self) -> bytes:
-        """Returns the participant of a server that is matched both ways, one on CycloneDDS first; or nothing."""
+        """Returns the participant of a server matched both ways, one on CycloneDDS first; or nothing."""
         takes, replies = (_identities(endpoint, _SERVER) for endpoint in (self._writer, self._reader))
         both = [takes[server] for server in takes.keys() & replies]
         return min(both, key=lambda guid: guid[:2] != dds.CYCLONE, default=b"")
