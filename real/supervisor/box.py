@@ -1,7 +1,7 @@
-"""The box that the tool has to stay in: how far outside it is, and which targets keep it inside.
+"""The box of the tool: how far outside of it the tool is, and which targets keep it inside.
 
-n arm joints. Each target that is sent is checked by where the tool is at it; the least squares
-only propose. Between two targets, and where the arm lags behind, the tool is watched, not bounded.
+n arm joints. Every target is checked by the tool's position at it; the least squares only propose targets.
+Between two targets, and where the arm lags behind, the tool is watched, not bounded.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from robot_rl.real.messages import Array
 from robot_rl.real.station import StationConfig
 
 _FRACTIONS = np.array([[0.0], *([0.5**halvings] for halvings in range(14, -1, -1))])
-"""Of a step that are tried, none to all; the next cycle goes on from the largest that is allowed."""
+"""Shares of a step to try, none to all; the next cycle goes on from the largest allowed one."""
 _DAMPING_M = 1e-3
-"""Of the least squares: finite at singular poses."""
+"""Of the least squares, which it keeps finite at singular poses."""
 _NEWTON_STEPS = 10
 _NEWTON_STEP_RAD = 0.2
-"""Largest one: the arm is no line."""
+"""Largest step: the tool does not move linearly with the joints."""
 _NUDGE_RAD = 1e-6
 _INSET_M = 1e-3
-"""How far within a wall the tool is led: inwards enough that a short step of the joints stays inside."""
+"""How far inside a wall the tool is led, so that a short step of the joints stays inside."""
 
 
 class Box:
-    """A box in the base frame, and the chain that says where the tool is."""
+    """A box in the base frame, and the kinematic chain of the tool."""
 
     def __init__(self, station: StationConfig) -> None:
         limits = station.limits
@@ -42,7 +42,7 @@ class Box:
         self._nudges = np.vstack([np.zeros(len(station.joints)), _NUDGE_RAD * np.eye(len(station.joints))])
 
     def outside_m(self, position_rad: Array) -> Array:
-        """Returns how far from the box the tool is (...,), 0 inside, of joint positions (..., n)."""
+        """Returns the tool's distance from the box (...,), 0 inside, at joint positions (..., n)."""
         tool_m = self._kinematics.tool_m(position_rad)
         return np.linalg.norm(tool_m - np.clip(tool_m, self._low, self._high), axis=-1)
 
@@ -51,16 +51,15 @@ class Box:
     ) -> tuple[Array, bool]:
         """Returns the next target (n,), its tool no farther outside than before, and if the box changed it.
 
-        Instead of a target outside the arm goes to one near it inside. A step on which the tool would
-        leave is led round: the tool straight to its goal, as no such line leaves a box. Of each step
-        the largest of 1, 1/2, 1/4 ... is made on which the tool stays and the joints come no farther
-        from their goal, or none: so the arm comes to rest, at the goal if no wall, limit or singular
-        pose is in its way.
+        A target outside is replaced by one near it inside. If the tool would leave on a step, the step leads
+        the tool straight to its goal instead, since no such line leaves a box. Of each step the arm makes the
+        largest share of 1, 1/2, 1/4 ... on which the tool stays and the joints come no farther from their
+        goal, or none. So the arm comes to rest, at the goal if no wall, limit or singular pose is in its way.
 
         Args:
             before_rad: (n,) the target sent last, within the position limits.
-            asked_rad: (n,) what to send if nothing speaks against it.
-            bounded: what the limits of the joints leave of a target (n,).
+            asked_rad: (n,) the wanted target.
+            bounded: limits a target (n,) by the limits of the joints.
         """
         allowed_m = self.outside_m(before_rad)
         goal_rad = asked_rad if self.outside_m(asked_rad) <= allowed_m else self._nearest(asked_rad)
@@ -77,9 +76,9 @@ class Box:
         return points[np.flatnonzero(is_allowed)[-1]], True
 
     def _nearest(self, asked_rad: Array) -> Array:
-        """Returns joint positions (n,) near the asked ones, the tool inside; outside, if none are found.
+        """Returns joint positions (n,) near the asked ones with the tool inside, or outside if it finds none.
 
-        Gauss-Newton, each step with the least change of the joints.
+        By Gauss-Newton steps with the least change of the joints.
         """
         for _ in range(_NEWTON_STEPS):
             tool_m, jacobian = self._linearised(asked_rad)
@@ -91,9 +90,9 @@ class Box:
         return asked_rad
 
     def _led(self, before_rad: Array, target_rad: Array, goal_rad: Array) -> Array:
-        """Returns the step (n,) nearest to the one to the target that takes the tool straight to its goal.
+        """Returns the step (n,) that takes the tool straight to its goal, nearest to the one to the target.
 
-        To first order; on that way the tool gets as far as the target's does.
+        To first order; the tool moves as far as it would with the target.
         """
         before_m, jacobian = self._linearised(before_rad)
         target_m, goal_m = self._kinematics.tool_m(np.stack([target_rad, goal_rad]))
@@ -105,7 +104,7 @@ class Box:
         return step + _least_step(jacobian, aim_m - before_m - jacobian @ step)
 
     def _linearised(self, position_rad: Array) -> tuple[Array, Array]:
-        """Returns where the tool is (3,), and how it moves with the joints (3, n)."""
+        """Returns the tool's position (3,), and its Jacobian (3, n)."""
         tool_m = self._kinematics.tool_m(position_rad + self._nudges)
         return tool_m[0], (tool_m[1:] - tool_m[0]).T / _NUDGE_RAD
 
@@ -117,6 +116,6 @@ def _least_step(jacobian: Array, way_m: Array) -> Array:
 
 
 def _share(step_rad: Array, allowed_rad: Array) -> float:
-    """Returns how much of a step (n,) all joints may make alike, 0 to 1: its direction stays."""
+    """Returns the share, 0 to 1, of a step (n,) that all joints may make: its direction stays."""
     moves = step_rad != 0.0
     return float(np.clip(allowed_rad[moves] / step_rad[moves], 0.0, 1.0).min(initial=1.0))

@@ -16,14 +16,14 @@ from robot_rl.real.supervisor.box import Box
 RATE_WINDOW_S = 0.05
 """Time over which the change of a target is bounded: the control step of training.
 
-In training the envelope sees one target each 50 ms, and lets it differ from the one before by the
-action rate times 50 ms, at once. Per cycle of 10 ms the same rate would smear each step over up to
-five cycles, which no policy was trained with. So every target here may differ by that much from all
-that were sent in the last 50 ms: the same bound over any 50 ms, and the same steps pass."""
+In training the envelope gets one target each 50 ms, which may differ at once from the one before by the
+action rate times 50 ms. The same rate per cycle of 10 ms would spread each step over up to five cycles,
+unlike in training. So every target here may differ by that much from all targets of the last 50 ms: the
+same bound over any 50 ms, and the same steps pass."""
 
 
 class Limiter:
-    """Lets targets through as far as the envelope allows; see `SafetyEnvelope` for the limits."""
+    """Limits targets as far as the envelope requires; see `SafetyEnvelope` for the limits."""
 
     def __init__(self, station: StationConfig, clock: Clock) -> None:
         limits = station.limits
@@ -35,19 +35,19 @@ class Limiter:
         self._shut, self._open = sorted((station.gripper.closed, station.gripper.open))
         self._clock = clock
         self.box = None if limits.workspace_low_m is None else Box(station)
-        """Of the tool, if there is one. It comes last, so it wins: also over the lead, where somebody
-        pushes the arm away from a target that no allowed step leads to."""
+        """Of the tool, if there is one. It is the last limit, so it wins, even over the lead: where a person
+        pushes the arm away from a target to which no allowed step leads."""
         self.is_boxed = False
         """Whether the box changed the newest target or plan."""
         self.lead_rad = limits.lookahead_s * min(limits.velocity_rad_s)
-        """Smallest of the largest leads: what counts as near."""
+        """Smallest of the joints' largest leads: nearer is near."""
 
     def rebase(self, position_rad: Array) -> None:
-        """Says what the servos hold now; the next targets start there."""
+        """Sets what the servos hold now; the next targets start there."""
         self._window[:], self.is_boxed = position_rad, False
 
     def filter(self, target_rad: Array, state: ArmState) -> tuple[Array, bool]:
-        """Returns the nearest allowed target (n,), and whether it differs from the asked one.
+        """Returns the nearest allowed target (n,), and whether it differs from the given one.
 
         Raises:
             SafetyStopError: stopped, or something is not finite.
@@ -71,10 +71,10 @@ class Limiter:
         return float(np.abs(position_rad - self.clamp(position_rad)).max())
 
     def filter_plan(self, plan: Plan, position_rad: Array) -> tuple[Plan, bool]:
-        """Returns a plan that begins now as far as it is allowed, from where the arm is aimed at.
+        """Returns a plan that begins now, as far as it is allowed, from where the arm is aimed at.
 
-        The arm follows it by itself, so no lead shows its speed; the envelope runs ahead instead,
-        each point the measured position of the next: then the lead is the step of a period.
+        The arm follows it by itself, so its speed is not visible in a lead. Instead the envelope runs ahead
+        and takes each point as the measured position of the next: the lead is then the step of a period.
 
         Raises:
             SafetyStopError: something is not finite.
