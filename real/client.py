@@ -19,7 +19,7 @@ class ArmClient:
     """One arm behind its supervisor; for one thread."""
 
     def __init__(self, path: Path, *, token: int = 0) -> None:
-        """Connects to a supervisor; `token` is that of the arm's lease, 0 for a watcher, who may only stop it.
+        """Connects to a supervisor; `token` is that of the arm's lease, 0 for a watcher, which may stop it.
 
         Raises:
             LinkError: there is no supervisor.
