@@ -44,7 +44,7 @@ def fill_pose(pose: Message, values: Array) -> None:
 
 
 class Commands:
-    """Subscriptions; every message goes down the bad line before anyone looks at it."""
+    """Subscriptions; every message passes the bad line first."""
 
     def __init__(self, node: Node, arm: SimArm, ros_ns: Callable[[], int]) -> None:
         self._arm, self._ros_ns = arm, ros_ns
@@ -115,7 +115,7 @@ class Commands:
 
 
 class States:
-    """Publishers; joint states every cycle, the rest at rates of their own."""
+    """Publishers; joint states every cycle, the rest at their own rates."""
 
     def __init__(self, node: Node, arm: SimArm) -> None:
         self._node, self._arm = node, arm
@@ -133,7 +133,7 @@ class States:
         self._clock = make("rosgraph_msgs/msg/Clock", "/clock") if config.use_sim_time else None
         self._description = make("std_msgs/msg/String", "robot_description", LATCHED)
         self._description.publish(node.message("std_msgs/msg/String", data=urdf(arm)))
-        self._told: str | None = None
+        self._published: str | None = None
         self._fingers = arm.fingers
         self._every = {
             what: max(1, round(config.rate_hz / hz))
@@ -145,7 +145,7 @@ class States:
         }
 
     def publish(self, cycle: Cycle) -> None:
-        """Sends what is due in this cycle, and what the line has held back long enough."""
+        """Sends the messages of this cycle, and publishes those that the line has delayed long enough."""
         if self._clock is not None:
             message = self._node.message("rosgraph_msgs/msg/Clock")
             set_stamp(message.clock, cycle.ros_ns)
@@ -160,8 +160,8 @@ class States:
         if self._is_due("controller") and self._arm.manager.is_active(self._arm.trajectory.name):
             self._send(self._controller, self._controller_state(cycle))
         reason = self._arm.body.stop_reason
-        if reason != self._told or self._is_due("status"):
-            self._told = reason
+        if reason != self._published or self._is_due("status"):
+            self._published = reason
             self._send(self._status, self._node.message("std_msgs/msg/String", data=reason))
         for publish, message in self._arm.states.receive(time.monotonic_ns()):
             publish(message)
@@ -182,7 +182,7 @@ class States:
         state = cycle.state
         fingers = self._arm.fingers
         speed, self._fingers = (fingers - self._fingers) / cycle.dt_s, fingers
-        # Not measured is NaN, by ROS's custom.
+        # NaN is a value that is not measured, as usual in ROS.
         effort = np.full(len(state.position_rad), np.nan) if state.effort_n_m is None else state.effort_n_m
         return self._stamped(
             "sensor_msgs/msg/JointState",
@@ -223,7 +223,7 @@ def points(
 
 
 def urdf(arm: SimArm) -> str:
-    """Returns joint names and limits as a URDF: what programs look limits up in."""
+    """Returns joint names and limits as a URDF, in which programs look limits up."""
     plant = arm.plant
     low, high = plant.position_limits_rad
     closed, opened = sorted(plant.gripper_range)
