@@ -77,7 +77,7 @@ class ServerGoal:
 
 
 class DdsActionServer:
-    """Serves one action; each accepted goal is executed on a thread of its own."""
+    """Serves one action; each accepted goal is executed on its own thread."""
 
     def __init__(
         self,
@@ -152,7 +152,7 @@ class DdsActionServer:
     def _run(self, goal: ServerGoal) -> None:
         try:
             with self._lock:
-                if goal.status == Status.ACCEPTED:  # else cancelled before it began: `execute` sees that
+                if goal.status == Status.ACCEPTED:  # else it was cancelled before: `execute` sees that
                     goal.status = Status.EXECUTING
                     self._publish_status()
             self._execute(goal)
@@ -181,7 +181,7 @@ class DdsActionServer:
         )
 
     def _to_cancel(self, goal_id: bytes, stamp_ns: int) -> tuple[int, list[ServerGoal]]:
-        """Returns the goals that a request means: one by its id, those up to a time, or all."""
+        """Returns the goals of a cancel request: one by its id, those up to a time, or all."""
         has_id = any(goal_id)
         with self._lock:
             if has_id and goal_id not in self._goals and not stamp_ns:

@@ -46,7 +46,7 @@ class ClientGoal:
         self.id, self.on_feedback = goal_id, on_feedback
         self.accepted = False
         self.status = Status.UNKNOWN
-        """As the status topic has it."""
+        """From the status topic."""
         self.response: Message | None = None
         self.error: Ros2Error | None = None
         self.over = threading.Event()
@@ -94,7 +94,7 @@ class DdsActionClient:
         base = f"{node.resolve(name)}/_action"
         self._topics = [
             node.create_subscription(f"{kind}_FeedbackMessage", f"{base}/feedback", self._on_feedback),
-            # Not latched: what was before our goals does not matter, and some servers do not latch it.
+            # Not latched: earlier goals do not matter, and some servers do not latch it.
             node.create_subscription("action_msgs/msg/GoalStatusArray", f"{base}/status", self._on_status),
         ]
         self._send = node.create_client(f"{kind}_SendGoal", f"{base}/send_goal")
@@ -128,7 +128,7 @@ class DdsActionClient:
                 "ROS_DOMAIN_ID, namespace and remapping."
             )
         sent = ClientGoal(self._node, self._what, self._cancel, uuid.uuid4().bytes, on_feedback)
-        self._goals[sent.id] = sent  # before it is sent: feedback may be faster than the answer
+        self._goals[sent.id] = sent  # before the request: feedback may be faster than the answer
         request = self._node.message(f"{self._kind}_SendGoal_Request", goal=goal)
         request.goal_id.uuid = sent.id
         try:
@@ -137,7 +137,7 @@ class DdsActionClient:
             if not sent.accepted:
                 self._goals.pop(sent.id, None)
         if sent.accepted:
-            # Asked for at once, as every client does: some servers end a goal only when they are asked.
+            # Requested at once, as every client does: some servers end a goal only after this request.
             name = f"result {sent.id.hex()[:8]}"
             threading.Thread(target=self._fetch, args=(sent,), name=name, daemon=True).start()
         return sent

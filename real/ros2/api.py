@@ -108,7 +108,7 @@ class Client(Protocol):
         """Calls and returns the response; not from within a callback.
 
         Raises:
-            Ros2Error: nobody answered in time, or the server cannot answer this transport; says which.
+            Ros2Error: no answer in time, or the server cannot answer this transport.
         """
         ...
 
@@ -180,7 +180,7 @@ class Node(Protocol):
         ...
 
     def message(self, kind: str, **fields: Any) -> Message:
-        """Returns a message of a type; fields that are left out are zero or empty, as ROS has it."""
+        """Returns a message of a type; fields that are left out are zero or empty, as in ROS."""
         ...
 
     def create_publisher(self, kind: str, topic: str, qos: QoS = DEFAULT) -> Publisher: ...
@@ -202,7 +202,7 @@ class Node(Protocol):
         accept: Callable[[Message], bool],
         cancel: Callable[[GoalHandle], bool],
     ) -> Service:
-        """Serves an action: `execute` runs on a thread of its own for each accepted goal."""
+        """Serves an action: `execute` runs on its own thread for each accepted goal."""
         ...
 
     def create_action_client(self, kind: str, name: str) -> ActionClient: ...
@@ -223,10 +223,10 @@ class Node(Protocol):
 
 
 def call_once(node: Node, kind: str, name: str, timeout_s: float, **fields: Any) -> Message:
-    """Calls a service and returns its response; nothing of the client stays on the graph.
+    """Calls a service with a client of this one call, and returns the response.
 
     Raises:
-        Ros2Error: nobody serves it, or nobody answers.
+        Ros2Error: no server, or no answer.
     """
     client = node.create_client(kind, name)
     try:

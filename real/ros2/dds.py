@@ -35,7 +35,7 @@ OnSample = Callable[[bytes, Any], None]
 """Gets the CDR bytes of a sample and its SampleInfo."""
 
 WRITE_TIMEOUT_S = 0.02
-"""A reliable writer whose readers do not keep up drops after this: it must not stop a control loop."""
+"""After this a reliable writer with slow readers drops a sample: it must not stop a control loop."""
 VENDORS = {
     b"\x01\x01": "RTI Connext",
     b"\x01\x0f": "Fast DDS",
@@ -49,15 +49,15 @@ _ROOM = (
     "ROS_DOMAIN_ID. If that is not it: is CYCLONEDDS_URI valid, and is there a network?"
 )
 _SLOW_S = 0.1
-"""A callback that takes longer is named: an arm that hears nothing for so long stops."""
+"""A slower callback is logged: an arm without messages for this long stops."""
 _FOREVER_NS = (1 << 63) - 1
 _AT_ONCE = 64
 _ANY = core.ViewState.Any | core.InstanceState.Any | core.SampleState.Any
 _RETCODE_TIMEOUT = -10
 _MAKING_TOPICS = threading.Lock()
-"""cyclonedds-python fills in a type with the first topic of it: for one thread at a time."""
+"""cyclonedds-python completes a type with its first topic: only one thread at a time may do that."""
 READING_POLICIES = threading.Lock()
-"""It reads the policies of an endpoint into variables of its class: for one thread at a time, too."""
+"""It reads the policies of an endpoint into class variables: only one thread at a time may do that."""
 
 
 class _Sample(ctypes.Structure):
@@ -65,7 +65,7 @@ class _Sample(ctypes.Structure):
 
 
 def _function(name: str, *arguments: Any) -> Any:
-    # Indexing makes a function object of our own: cyclonedds-python sets other argument types on its.
+    # Indexing makes a new function object: cyclonedds-python sets other argument types on its own.
     function = core.Entity._dll_handle[name]
     function.argtypes = arguments
     function.restype = ctypes.c_int32
@@ -187,7 +187,7 @@ class Participant:
         self._handlers: dict[int, tuple[Reader | None, Callable[..., None], str]] = {}
         self._lock = threading.Lock()
         self._keys = itertools.count(1)
-        self._endpoints: set[Reader | Writer] = set()  # cyclonedds-python deletes what nobody holds
+        self._endpoints: set[Reader | Writer] = set()  # cyclonedds-python deletes unreferenced ones
         self.bad_samples: Counter[str] = Counter()
         """Samples that no message could be made of, per topic of the wire."""
         self.failures: Counter[str] = Counter()
@@ -208,7 +208,7 @@ class Participant:
     def writer(
         self, name: str, kind: str, quality: QoS, user_data: bytes = b"", *, opaque: bool = False
     ) -> Writer:
-        """Returns a writer on a topic by its name on the wire; `opaque` writes bytes around the type."""
+        """Returns a writer on a topic by its name on the wire; `opaque` for bytes of another layout."""
         policies = self._policies(kind, quality, user_data)
         make = partial(pub.DataWriter, self._publisher, qos=policies)
         writer = Writer(self._endpoint(make, name, kind, opaque), name)
@@ -337,13 +337,13 @@ class Participant:
 
 
 def _is_first(counter: Counter[str], name: str) -> bool:
-    """Counts one more; returns whether there was none before: then it is logged."""
+    """Counts one more; returns whether it is the first, which is logged."""
     counter[name] += 1
     return counter[name] == 1
 
 
 class _Domains:
-    """The domains of this process: participants of one share its sockets and settings."""
+    """The domains of this process: the participants of a domain share its sockets and settings."""
 
     _open: ClassVar[dict[int, tuple[Any, str, int]]] = {}
     _lock = threading.Lock()

@@ -78,7 +78,7 @@ class Graph:
     def publishers_of(self, wire_topic: str) -> list[str]:
         """Returns the full names of the nodes that write a topic, one entry for each writer.
 
-        A second program may have a node of the same name: only their number tells.
+        Two programs may have nodes of one name: only their number shows that.
         """
         with self._lock:
             writers = {one.guid for one in self._writers.values() if one.topic == wire_topic}

@@ -1,4 +1,4 @@
-"""Names of nodes, topics and services: rules, namespaces, `~`, remapping, and what the wire calls them.
+"""Names of nodes, topics and services: rules, namespaces, `~`, remapping, and names on the wire.
 
 Rules as in ROS 2's rmw and rcl: https://design.ros2.org/articles/topic_and_service_names.html
 """
@@ -18,7 +18,7 @@ _KIND = re.compile(r"[a-z][a-z0-9_]*/(msg|srv|action)/[A-Za-z][A-Za-z0-9_]*")
 
 @dataclass(frozen=True, kw_only=True)
 class Names:
-    """What a node is called and how it resolves the names it uses."""
+    """The names of a node, and how it resolves others."""
 
     node: str
     namespace: str
@@ -60,7 +60,7 @@ class Names:
 
 
 def names(node: str, namespace: str = "", remap: Mapping[str, str] | None = None) -> Names:
-    """Returns the names of a node, its own remapped by `__node` (or `__name`) and `__ns`.
+    """Returns the names of a node; `__node` (or `__name`) and `__ns` remap its own.
 
     Raises:
         Ros2Error: a name that ROS does not allow.
@@ -100,17 +100,17 @@ def dds_type(kind: str) -> str:
 
 
 def topic_on_wire(name: str) -> str:
-    """Returns what DDS calls a topic."""
+    """Returns the DDS name of a topic."""
     return f"rt{name}"
 
 
 def request_on_wire(name: str) -> str:
-    """Returns what DDS calls the requests to a service."""
+    """Returns the DDS topic of the requests to a service."""
     return f"rq{name}Request"
 
 
 def reply_on_wire(name: str) -> str:
-    """Returns what DDS calls the replies of a service."""
+    """Returns the DDS topic of the replies of a service."""
     return f"rr{name}Reply"
 
 

@@ -71,7 +71,7 @@ def open_node(
 
 
 def _has_rclpy() -> bool:
-    """Whether rclpy is there; one of another Python is found on the path, and cannot be imported."""
+    """Whether rclpy can be imported; one of another Python is found on the path, and cannot."""
     if importlib.util.find_spec("rclpy") is None:
         return False
     from robot_rl.real.ros2.rclpy_guards import rclpy_module
@@ -116,7 +116,7 @@ class DdsSubscription:
         return bool(self._reader.matched())
 
     def on_publisher(self, found: Endpoint) -> None:
-        """Warns of a publisher that no subscription of this node hears."""
+        """Warns of a publisher that matches no subscription of this node."""
         lacks = self.wanted.lacks(found.offered)
         if lacks and all(one.wanted.lacks(found.offered) for one in self._node.subscriptions_of(self.topic)):
             logger.warning(unheard(self.topic, lacks))

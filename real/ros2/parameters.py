@@ -1,4 +1,4 @@
-"""Parameters of a node as ROS 2 has them: typed, described, checked; six services and /parameter_events.
+"""Parameters of a node as in ROS 2: typed, described, checked; six services and /parameter_events.
 
 `ros2 param list`, `get`, `set`, `describe` and `dump` work on a node that has a `Parameters`. Names may
 have dots; a type never changes. As every node of ROS it has `use_sim_time`, which takes effect at once.
@@ -6,6 +6,7 @@ have dots; a type never changes. As every node of ROS it has `use_sim_time`, whi
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -48,7 +49,7 @@ _EVENTS = QoS(depth=1000)
 _SIM_TIME = "use_sim_time"
 
 Check = Callable[[Mapping[str, Value]], str | None]
-"""Gets the values that are to change; returns why they may not, or None."""
+"""Gets the new values; returns why they are refused, or None."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,14 +62,18 @@ class Parameter:
     """Of an array that is empty at first."""
     description: str = ""
     read_only: bool = False
-    minimum: float | None = None
+    minimum: float = -math.inf
     """Of a number; with `maximum`, the range that `ros2 param describe` shows."""
-    maximum: float | None = None
+    maximum: float = math.inf
 
     @property
     def type(self) -> int:
         """rcl_interfaces/msg/ParameterType."""
         return _kind_of(self.value, self.element)[0]
+
+    @property
+    def has_range(self) -> bool:
+        return (self.minimum, self.maximum) != (-math.inf, math.inf)
 
 
 class Parameters:
@@ -92,7 +97,7 @@ class Parameters:
         """Adds a parameter.
 
         Raises:
-            Ros2Error: there is one of this name, or its value is outside of its own range.
+            Ros2Error: it is declared already, or its value is outside of its own range.
         """
         with self._lock:
             reason = f"{parameter.name!r} is declared already" if parameter.name in self._known else None
@@ -232,7 +237,7 @@ def get_remote(node: Node, of: str, names: Iterable[str], timeout_s: float = 5.0
 
     asked = list(names)
     values = ask(asked)
-    if len(values) != len(asked):  # one that is unknown or not set makes the whole answer empty: one by one
+    if len(values) != len(asked):  # an unknown or unset one makes the whole answer empty: one by one
         values = [next(iter(ask([name])), None) for name in asked]
     return dict(zip(asked, values, strict=True))
 
@@ -241,7 +246,7 @@ def set_remote(node: Node, of: str, values: Mapping[str, Value], timeout_s: floa
     """Sets parameters of another node, all or none.
 
     Raises:
-        Ros2Error: the node does not answer, or refuses; says why.
+        Ros2Error: the node does not answer, or refuses.
     """
     parameters = [
         node.message("rcl_interfaces/msg/Parameter", name=name, value=encode(node, value))
@@ -280,18 +285,13 @@ def _kind_of(value: Value, element: type) -> tuple[int, str]:
 
 
 def _out_of_range(parameter: Parameter, value: Value) -> str | None:
-    if parameter.minimum is None and parameter.maximum is None:
+    if not parameter.has_range:
         return None
-    least, most = _limits(parameter)
+    least, most = parameter.minimum, parameter.maximum
     for number in value if isinstance(value, tuple) else (value,):
         if not least <= cast(float, number) <= most:
             return f"{parameter.name!r} must be within {least:g} and {most:g}, got {number!r}"
     return None
-
-
-def _limits(parameter: Parameter) -> tuple[float, float]:
-    least = float("-inf") if parameter.minimum is None else parameter.minimum
-    return least, float("inf") if parameter.maximum is None else parameter.maximum
 
 
 def _described(node: Node, parameter: Parameter) -> Message:
@@ -302,9 +302,9 @@ def _described(node: Node, parameter: Parameter) -> Message:
         description=parameter.description,
         read_only=parameter.read_only,
     )
-    if parameter.minimum is None and parameter.maximum is None:
+    if not parameter.has_range:
         return descriptor
-    least, most = _limits(parameter)
+    least, most = parameter.minimum, parameter.maximum
     if parameter.type in (_SCALARS[int][0], _ARRAYS[int][0]):
         big = 2**63 - 1
         limits = {"from_value": int(max(least, -big)), "to_value": int(min(most, big))}

@@ -17,11 +17,11 @@ logger = logging.getLogger(__name__)
 
 _LOOK_S = 0.02
 _ASK_S = 5.0
-"""How long the node's thread may take until it asks for a result."""
+"""Longest wait for the node's thread to ask for a result."""
 
 
 class SpinningNode(Protocol):
-    """What an action needs of the node that serves or calls it, see `rclpy_node.RclpyNode`."""
+    """The used part of `rclpy_node.RclpyNode`."""
 
     ros: Any
     messages: RosMessages
@@ -75,7 +75,7 @@ class RclpyGoal:
 
 
 class RclpyActionServer:
-    """Serves one action; rclpy waits, while `execute` runs on a thread of its own."""
+    """Serves one action; `execute` runs on its own thread, and rclpy awaits it."""
 
     def __init__(
         self,
@@ -152,7 +152,7 @@ class RclpyClientGoal:
         if self._result is None:
             raise Ros2Error(f"{self._what}: the goal was rejected: it has no result.")
         end_s = time.monotonic() + timeout_s
-        while not self._result.done():  # the future is kept: a result may be asked for again
+        while not self._result.done():  # the future is kept for later calls
             if not self._is_there():
                 raise Ros2Error(
                     f"{self._what}: no result; the goal was {self._status()}, what became of it is not "
@@ -173,7 +173,7 @@ class RclpyClientGoal:
         return any(bytes(one.goal_id.uuid) == self.id for one in response.goals_canceling)
 
     def _status(self) -> str:
-        """Returns where the goal stands by the status topic."""
+        """Returns the goal's status from the status topic."""
         return GoalStatus(self._handle.status).name.lower()
 
 
@@ -217,7 +217,7 @@ class RclpyActionClient:
 
 
 def _agreed(ask: Callable[[], bool], name: str) -> bool:
-    """Whether a callback says yes; one that fails says no, and does not end the executor."""
+    """Whether a callback agrees; a failure means no, and does not end the executor."""
     try:
         return bool(ask())
     except Exception:

@@ -1,9 +1,9 @@
 """Services as rmw_cyclonedds_cpp lays them out, and calls to servers of other middlewares.
 
 With CycloneDDS a request and its reply carry a header in the payload: the client and a number. Fast
-DDS sends the bare message and keeps both in RTPS's inline QoS, which CycloneDDS neither sends nor
-shows. So a client of ours can call a Fast DDS server, one call at a time; a server of ours cannot
-answer a Fast DDS client, and says so.
+DDS sends the bare message and has both in RTPS's inline QoS, which CycloneDDS neither sends nor
+shows. So our clients can call a Fast DDS server, one call at a time; our servers cannot answer a Fast DDS
+client, and log that.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _CLIENT, _SERVER = "clientid", "serviceid"
 _POLL_S = 0.005
 _LOOK_S = 0.2
 _REPLY_WAIT_S = 1.0
-"""A client's reply reader may be found later than its request. rmw_cyclonedds_cpp waits 0.1 s: the reply
-is lost where the machine was busy for longer."""
+"""A client's reply reader may be found later than its request. rmw_cyclonedds_cpp waits 0.1 s, and loses the
+reply if the machine is busy for longer."""
 
 
 class Deferred:
@@ -123,7 +123,7 @@ class DdsService:
             if self._has_reader(sender):
                 self._writer.write(octets)
                 return
-            # Not on this thread, which has all callbacks of the node: an arm would miss its commands.
+            # Not on this thread, which runs all callbacks of the node: an arm would miss its commands.
             threading.Thread(
                 target=self._reply_later, args=(sender, octets), name=f"reply {self._name}", daemon=True
             ).start()
@@ -147,7 +147,7 @@ class DdsService:
     def _has_reader(self, sender: int) -> bool:
         """Returns whether the client's own reader of replies is known.
 
-        The participant may have others: of the client before, which is closed and not yet gone.
+        The participant may have others, of a client that is closed and not yet gone.
         """
         if sender in self._ready:
             return True
@@ -168,7 +168,7 @@ class _Call:
 
 
 class DdsClient:
-    """Calls a service, whatever middleware its server uses."""
+    """Calls a service on any middleware."""
 
     def __init__(self, participant: Participant, graph: Graph, types: Types, kind: str, name: str) -> None:
         self._participant, self._graph, self._name = participant, graph, name
@@ -190,7 +190,7 @@ class DdsClient:
         graph.add(writers=(self._writer.guid,), readers=(self._reader.guid,))
 
     def wait(self, timeout_s: float) -> bool:
-        """Waits until a server is there that can take a request and whose reply would arrive."""
+        """Waits until a server is matched in both directions; returns whether there is one."""
         end = time.monotonic() + timeout_s
         while not (found := self._server()) and time.monotonic() < end:
             time.sleep(_POLL_S)
@@ -217,7 +217,7 @@ class DdsClient:
         bare = bool(server) and server[:2] != dds.CYCLONE
         if not bare:
             return self._call_numbered(request, end, timeout_s)
-        with self._bare_lock:  # replies carry nothing to tell them apart
+        with self._bare_lock:  # bare replies have no number
             return self._call_bare(request, end, timeout_s, _vendor_of(server))
 
     def close(self) -> None:
