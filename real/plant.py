@@ -46,7 +46,6 @@ class Plant(Protocol):
 
     def command(self, target_rad: Array, gripper: float) -> None:
         """Sets the servos' targets; they hold until the next command."""
-        ...
 
     def targets(self) -> tuple[Array, float]:
         """Returns the targets of the servos: arm (n,) and gripper."""
@@ -54,7 +53,6 @@ class Plant(Protocol):
 
     def step(self, dt_s: float) -> None:
         """Advances time by whole physics steps; keeps the rest for the next call."""
-        ...
 
     def measure(self) -> ArmState:
         """Returns position, velocity, torque and gripper opening; stamps are 0, the server sets them."""
@@ -88,6 +86,5 @@ class Plant(Protocol):
 
     def reset(self, seed: int) -> None:
         """Begins the episode of a seed: arm at its start, objects at theirs."""
-        ...
 
     def close(self) -> None: ...

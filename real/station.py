@@ -241,30 +241,19 @@ class StationConfig:
     """The chain to the tool; a box for the tool (limits.workspace_low_m) needs it."""
 
     def __post_init__(self) -> None:
+        count, limits = len(self.joints), self.limits
         for key in ("home_rad", "safe_rad", "joint_offset_rad"):
             given = getattr(self, key)
-            if given is not None and len(given) != len(self.joints):
-                raise ConfigError(
-                    f"{key}: got {len(given)} entries, allowed: {len(self.joints)}, one a joint."
-                )
+            if given is not None and len(given) != count:
+                raise ConfigError(f"{key}: got {len(given)} entries, allowed: {count}, one a joint.")
         units = None if self.lerobot is None else self.lerobot.rad_per_unit
-        if units is not None and (len(units) != len(self.joints) or 0.0 in units):
-            raise ConfigError(
-                f"lerobot.rad_per_unit: got {units}, allowed: {len(self.joints)} entries, none of them 0."
-            )
-        if self.limits.num_joints != len(self.joints):
-            raise ConfigError(
-                f"limits: got {self.limits.num_joints} entries in every list, allowed: {len(self.joints)}."
-            )
+        if units is not None and (len(units) != count or 0.0 in units):
+            raise ConfigError(f"lerobot.rad_per_unit: got {units}, allowed: {count} entries, none of them 0.")
+        if limits.num_joints != count:
+            raise ConfigError(f"limits: got {limits.num_joints} entries in every list, allowed: {count}.")
         for key in ("home_rad", "safe_rad"):
-            rows = zip(
-                self.joints,
-                self.limits.position_low_rad,
-                getattr(self, key),
-                self.limits.position_high_rad,
-                strict=True,
-            )
-            for joint, low, given, high in rows:
+            ranges = zip(self.joints, limits.position_low_rad, limits.position_high_rad, strict=True)
+            for (joint, low, high), given in zip(ranges, getattr(self, key), strict=True):
                 if not low <= given <= high:
                     raise ConfigError(f"{key}: {joint} is {given}, allowed: {low} to {high}.")
         if getattr(self, self.driver) is None:

@@ -13,7 +13,7 @@ from robot_rl.real.arm.manager import Answer
 from robot_rl.real.arm.servo import PoseTarget, Twist
 from robot_rl.real.arm.topics import points, where_known
 from robot_rl.real.arm.trajectory import Code, Verdict, refusal, tolerances
-from robot_rl.real.ros2.api import GoalHandle, Message, Node
+from robot_rl.real.ros2.api import GoalCallbacks, GoalHandle, Message, Node
 from robot_rl.real.ros2.parameters import Parameter, Parameters
 
 logger = logging.getLogger(__name__)
@@ -234,16 +234,20 @@ class Actions:
         node.create_action_server(
             self._follow,
             f"{arm.trajectory.name}/follow_joint_trajectory",
-            execute=self._tracked(self._execute_trajectory),
-            accept=self._accepts_trajectory,
-            cancel=lambda _: True,
+            GoalCallbacks(
+                execute=self._tracked(self._execute_trajectory),
+                accept=self._accepts_trajectory,
+                cancel=lambda _: True,
+            ),
         )
         node.create_action_server(
             self._grip,
             f"{arm.gripper.name}/gripper_cmd",
-            execute=self._tracked(self._execute_grip),
-            accept=lambda _: self._arm.listens(self._arm.gripper.name),
-            cancel=lambda _: True,
+            GoalCallbacks(
+                execute=self._tracked(self._execute_grip),
+                accept=lambda _: self._arm.listens(self._arm.gripper.name),
+                cancel=lambda _: True,
+            ),
         )
 
     def close(self) -> None:

@@ -31,7 +31,6 @@ class Driver(Protocol):
         Raises:
             DeviceError: names what is missing and what to start.
         """
-        ...
 
     def wait(self, timeout_s: float) -> bool:
         """Waits for a newer state, or a new stop reason; returns whether there is one."""
@@ -47,15 +46,12 @@ class Driver(Protocol):
 
     def start(self) -> None:
         """Makes the arm listen to commands: activates its controller, where it has one."""
-        ...
 
     def send(self, command: Command) -> None:
         """Sends one target."""
-        ...
 
     def send_plan(self, plan: Plan) -> None:
         """Sends a whole chunk, for arms that interpolate by themselves (JointTrajectory)."""
-        ...
 
     def hold(self) -> None:
         """Makes the arm stay where it is, now: overrides the last command, cancels goals.
@@ -63,18 +59,15 @@ class Driver(Protocol):
         Joints near their last target stay at that, so that a loaded arm does not sink. The host repeats a
         hold until the arm is seen at rest: without a command between, at the same place.
         """
-        ...
 
     def stop(self, reason: str) -> None:
         """Holds and takes the arm out of our control: its controllers are deactivated.
 
         The host repeats a stop that fails until it is done.
         """
-        ...
 
     def clear(self, by: str) -> None:
         """Asks the arm to lift its own protective stop; only a person orders that."""
-        ...
 
     def reset(self, seed: int) -> None:
         """Puts the scene of a simulated arm back, to the start of episode `seed`.
@@ -82,8 +75,6 @@ class Driver(Protocol):
         Raises:
             DeviceError: a real scene is put back by a person.
         """
-        ...
 
     def close(self) -> None:
         """Ends the connection; the arm stays where it is, its servos stiff."""
-        ...

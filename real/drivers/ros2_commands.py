@@ -80,11 +80,9 @@ class Stream(Protocol):
 
     def hold(self, state: ArmState) -> None:
         """Stays where the arm is; a repeated hold, without a command between, at the same place."""
-        ...
 
     def forget(self) -> None:
         """Forgets the last command: others may have moved the arm since."""
-        ...
 
 
 class PositionStream:

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from robot_rl.real.ros2.api import LATCHED, GoalHandle, Message, Node, Ros2Error, Service, nanoseconds
+from robot_rl.real.ros2.api import LATCHED, GoalCallbacks, Message, Node, Ros2Error, Service, nanoseconds
 from robot_rl.real.ros2.api import GoalStatus as Status
 from robot_rl.real.ros2.service import Deferred
 
@@ -84,14 +84,10 @@ class DdsActionServer:
         node: DeferringNode,
         kind: str,
         name: str,
-        *,
-        execute: Callable[[GoalHandle], None],
-        accept: Callable[[Message], bool],
-        cancel: Callable[[GoalHandle], bool],
+        callbacks: GoalCallbacks,
         result_kept_s: float = RESULT_KEPT_S,
     ) -> None:
-        self._node, self._kind = node, kind
-        self._execute, self._accept, self._cancel = execute, accept, cancel
+        self._node, self._kind, self._callbacks = node, kind, callbacks
         self._result_kept_s = result_kept_s
         self._lock = threading.RLock()
         self._goals: dict[bytes, ServerGoal] = {}
@@ -136,7 +132,7 @@ class DdsActionServer:
     def _on_goal(self, request: Message) -> Message:
         goal_id = bytes(request.goal_id.uuid)
         stamp_ns = self._node.now_ns()
-        accepted = goal_id not in self._goals and bool(self._accept(request.goal))
+        accepted = goal_id not in self._goals and bool(self._callbacks.accept(request.goal))
         if accepted:
             goal = ServerGoal(self, goal_id, request.goal, stamp_ns)
             with self._lock:
@@ -155,7 +151,7 @@ class DdsActionServer:
                 if goal.status == Status.ACCEPTED:  # else it was cancelled before: `execute` sees that
                     goal.status = Status.EXECUTING
                     self._publish_status()
-            self._execute(goal)
+            self._callbacks.execute(goal)
         except Exception:
             logger.exception("action %s: executing a goal failed; it is aborted", self._kind)
         if goal.status not in ENDED:
@@ -165,7 +161,7 @@ class DdsActionServer:
     def _on_cancel(self, request: Message) -> Message:
         goal_id, stamp = bytes(request.goal_info.goal_id.uuid), request.goal_info.stamp
         code, asked = self._to_cancel(goal_id, nanoseconds(stamp))
-        agreed = [goal for goal in asked if self._cancel(goal)]
+        agreed = [goal for goal in asked if self._callbacks.cancel(goal)]
         canceling: list[ServerGoal] = []
         for goal in agreed:
             with self._lock:

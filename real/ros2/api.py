@@ -133,6 +133,18 @@ class GoalHandle(Protocol):
     def abort(self, result: Message) -> None: ...
 
 
+@dataclass(frozen=True, kw_only=True)
+class GoalCallbacks:
+    """The callbacks of an action's server."""
+
+    execute: Callable[[GoalHandle], None]
+    """Runs on its own thread for each accepted goal."""
+    accept: Callable[[Message], bool]
+    """Whether to accept a goal."""
+    cancel: Callable[[GoalHandle], bool]
+    """Whether to cancel a goal."""
+
+
 class ClientGoal(Protocol):
     """A goal as its client sees it."""
 
@@ -193,17 +205,7 @@ class Node(Protocol):
 
     def create_client(self, kind: str, name: str) -> Client: ...
 
-    def create_action_server(
-        self,
-        kind: str,
-        name: str,
-        *,
-        execute: Callable[[GoalHandle], None],
-        accept: Callable[[Message], bool],
-        cancel: Callable[[GoalHandle], bool],
-    ) -> Service:
-        """Serves an action: `execute` runs on its own thread for each accepted goal."""
-        ...
+    def create_action_server(self, kind: str, name: str, callbacks: GoalCallbacks) -> Service: ...
 
     def create_action_client(self, kind: str, name: str) -> ActionClient: ...
 

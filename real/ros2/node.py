@@ -12,7 +12,7 @@ from robot_rl.core.errors import nearest
 from robot_rl.real.ros2.api import (
     DEFAULT,
     ActionClient,
-    GoalHandle,
+    GoalCallbacks,
     Message,
     Node,
     QoS,
@@ -224,18 +224,10 @@ class DdsNode:
         check_kind(kind)
         return DdsClient(self.participant, self.graph, self.types, kind, self.resolve(name))
 
-    def create_action_server(
-        self,
-        kind: str,
-        name: str,
-        *,
-        execute: Callable[[GoalHandle], None],
-        accept: Callable[[Message], bool],
-        cancel: Callable[[GoalHandle], bool],
-    ) -> Service:
+    def create_action_server(self, kind: str, name: str, callbacks: GoalCallbacks) -> Service:
         from robot_rl.real.ros2.action import DdsActionServer
 
-        return DdsActionServer(self, kind, name, execute=execute, accept=accept, cancel=cancel)
+        return DdsActionServer(self, kind, name, callbacks)
 
     def create_action_client(self, kind: str, name: str) -> ActionClient:
         from robot_rl.real.ros2.action_client import DdsActionClient

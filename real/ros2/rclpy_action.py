@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from robot_rl.real.ros2.api import GoalHandle, GoalStatus, Message, Ros2Error
+from robot_rl.real.ros2.api import GoalCallbacks, GoalStatus, Message, Ros2Error
 from robot_rl.real.ros2.rclpy_guards import guarded, rclpy_module, translated
 from robot_rl.real.ros2.rclpy_messages import RosMessages
 
@@ -77,25 +77,16 @@ class RclpyGoal:
 class RclpyActionServer:
     """Serves one action; `execute` runs on its own thread, and rclpy awaits it."""
 
-    def __init__(
-        self,
-        node: SpinningNode,
-        kind: str,
-        name: str,
-        *,
-        execute: Callable[[GoalHandle], None],
-        accept: Callable[[Message], bool],
-        cancel: Callable[[GoalHandle], bool],
-    ) -> None:
-        self._node, self._kind, self._execute = node, kind, execute
+    def __init__(self, node: SpinningNode, kind: str, name: str, callbacks: GoalCallbacks) -> None:
+        self._node, self._kind, self._execute = node, kind, callbacks.execute
         action = rclpy_module("action")
 
         def on_goal(request: Any) -> Any:
-            agreed = _agreed(lambda: accept(node.messages.from_ros(request)), name)
+            agreed = _agreed(lambda: callbacks.accept(node.messages.from_ros(request)), name)
             return action.GoalResponse.ACCEPT if agreed else action.GoalResponse.REJECT
 
         def on_cancel(handle: Any) -> Any:
-            agreed = _agreed(lambda: cancel(RclpyGoal(node, handle)), name)
+            agreed = _agreed(lambda: callbacks.cancel(RclpyGoal(node, handle)), name)
             return action.CancelResponse.ACCEPT if agreed else action.CancelResponse.REJECT
 
         cls = node.messages.ros_class(kind)

@@ -16,7 +16,7 @@ from typing import Any
 from robot_rl.real.ros2.api import (
     DEFAULT,
     ActionClient,
-    GoalHandle,
+    GoalCallbacks,
     Message,
     QoS,
     Ros2Error,
@@ -145,16 +145,8 @@ class RclpyNode:
         with translated(f"client of {name!r} ({kind})"):
             return RclpyClient(self, self.ros.create_client(cls, name))
 
-    def create_action_server(
-        self,
-        kind: str,
-        name: str,
-        *,
-        execute: Callable[[GoalHandle], None],
-        accept: Callable[[Message], bool],
-        cancel: Callable[[GoalHandle], bool],
-    ) -> Service:
-        return RclpyActionServer(self, kind, name, execute=execute, accept=accept, cancel=cancel)
+    def create_action_server(self, kind: str, name: str, callbacks: GoalCallbacks) -> Service:
+        return RclpyActionServer(self, kind, name, callbacks)
 
     def create_action_client(self, kind: str, name: str) -> ActionClient:
         return RclpyActionClient(self, kind, name)

@@ -30,11 +30,9 @@ class Path(Protocol):
 
     def begin(self, position_rad: Array, velocity_rad_s: Array) -> None:
         """Forgets the target, and starts here."""
-        ...
 
     def aim(self, goal_rad: Array, velocity_rad_s: Array, now_ns: int, due_ns: int) -> None:
         """Sets the target of time `due_ns`, and the speed there."""
-        ...
 
     def at(self, now_ns: int) -> tuple[Array, Array]:
         """Returns position and velocity (n,); times only grow."""

@@ -43,7 +43,6 @@ class Teleop(Protocol):
 
     def begin(self) -> None:
         """Begins an episode: earlier verdicts and instructions no longer count."""
-        ...
 
     def read(self, wanted: Array) -> Intent:
         """Returns the person's present intent; never waits. `wanted` (A,) is the policy's action."""
@@ -51,11 +50,9 @@ class Teleop(Protocol):
 
     def ask(self, question: str) -> None:
         """Shows the person a request and waits until they confirm."""
-        ...
 
     def close(self) -> None:
         """Releases the device."""
-        ...
 
 
 class NoTeleop:
