@@ -149,9 +149,8 @@ class Door:
         self._token = None if config.token_file is None else read_token(config.token_file)
         self._context = None if config.cert is None else _server_context(config)
         try:
-            self._socket = socket.create_server(
-                (config.host, config.port), family=_family(config.host), backlog=16
-            )
+            family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+            self._socket = socket.create_server((config.host, config.port), family=family, backlog=16)
         except OSError as error:
             raise DeviceError(
                 f"policy server: cannot listen at {config.host}:{config.port}: {error}"
@@ -494,7 +493,3 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET

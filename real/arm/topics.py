@@ -10,7 +10,12 @@ from typing import Any
 import numpy as np
 
 from robot_rl.real.arm.arm import SimArm
-from robot_rl.real.arm.controllers import Cycle, Execution
+from robot_rl.real.arm.controllers import (
+    Cycle,
+    Execution,
+    ForwardPositionController,
+    ForwardVelocityController,
+)
 from robot_rl.real.arm.servo import PoseTarget, Twist
 from robot_rl.real.arm.trajectory import Verdict, refusal, tolerances
 from robot_rl.real.messages import Array
@@ -50,8 +55,8 @@ class Commands:
         self._arm, self._ros_ns = arm, ros_ns
         array, trajectory = "std_msgs/msg/Float64MultiArray", "trajectory_msgs/msg/JointTrajectory"
         for kind, topic, handler in (
-            (array, f"{arm.position.name}/commands", self._on_position),
-            (array, f"{arm.velocity.name}/commands", self._on_velocity),
+            (array, f"{arm.position.name}/commands", self._forwarded(arm.position)),
+            (array, f"{arm.velocity.name}/commands", self._forwarded(arm.velocity)),
             (array, f"{arm.gripper.name}/commands", self._on_gripper),
             (trajectory, f"{arm.trajectory.name}/joint_trajectory", self._on_trajectory),
             ("geometry_msgs/msg/TwistStamped", "servo_node/delta_twist_cmds", self._on_twist),
@@ -65,13 +70,12 @@ class Commands:
 
         return on_message
 
-    def _on_position(self, message: Message) -> None:
-        if self._fits(self._arm.position.name, message, len(self._arm.plant.joint_names)):
-            self._arm.position.set(message.data)
+    def _forwarded(self, controller: ForwardPositionController | ForwardVelocityController) -> Any:
+        def on_message(message: Message) -> None:
+            if self._fits(controller.name, message, len(controller.joints)):
+                controller.set(message.data)
 
-    def _on_velocity(self, message: Message) -> None:
-        if self._fits(self._arm.velocity.name, message, len(self._arm.plant.joint_names)):
-            self._arm.velocity.set(message.data)
+        return on_message
 
     def _on_gripper(self, message: Message) -> None:
         if self._fits(self._arm.gripper.name, message, 1):

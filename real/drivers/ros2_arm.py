@@ -99,8 +99,9 @@ class Ros2Arm:
             kinematics = resolve("kinematics", "mujoco", at="ros2.command")(self._station.robot)
         self._stream: Stream = make_stream(self._node, self._station, config, kinematics, self._clock_ns)
         self._gripper = Gripper(self._node, self._station, self._clock_ns)
+        ours = config.position_controller, config.velocity_controller, config.trajectory_controller
         self._switch = ControllerSwitch(
-            self._node, config.controller_manager, config.controller, self._station.joints, _ours(config)
+            self._node, config.controller_manager, config.controller, self._station.joints, ours
         )
         self._watch = ControllerWatch(self._node, config.controller_manager, self._switch.lost)
         self._switch.check()
@@ -384,7 +385,3 @@ def _finite(values: Any, rows: Array, instead: Any) -> Any:
         return instead
     chosen = np.asarray(values, np.float64)[rows]
     return chosen if np.isfinite(chosen).all() else instead
-
-
-def _ours(config: Ros2Config) -> tuple[str, ...]:
-    return config.position_controller, config.velocity_controller, config.trajectory_controller

@@ -8,7 +8,7 @@ from robot_rl.core.errors import SafetyStopError
 from robot_rl.hal.safety import SafetyEnvelope
 from robot_rl.real.messages import ArmState, Array
 from robot_rl.real.station import StationConfig
-from robot_rl.real.supervisor.box import Box
+from robot_rl.real.supervisor.limiter import Box
 
 _FOLLOWS_SHARE = 0.25
 """An arm follows its target if it has at least this share of the speed that its servos should give it."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from robot_rl.core.clock import Clock
 from robot_rl.core.errors import ConfigError, LeaseError
 from robot_rl.core.files import make_folder
-from robot_rl.sched.holder import Holder, this_process
+from robot_rl.sched.lease import Holder, this_process
 
 _BUSY_TIMEOUT_S = 30.0
 _VERSION = 2

@@ -42,8 +42,7 @@ from typing import TYPE_CHECKING
 
 from robot_rl.core.clock import Clock, MonotonicClock
 from robot_rl.core.errors import LeaseError
-from robot_rl.sched.holder import Holder, this_process
-from robot_rl.sched.lease import DEFAULT_TTL_S, BootClock, Lease, clock_time
+from robot_rl.sched.lease import DEFAULT_TTL_S, BootClock, Holder, Lease, clock_time, this_process
 from robot_rl.sched.lease_file import (
     LeaseFile,
     LeaseFileError,
