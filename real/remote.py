@@ -203,9 +203,9 @@ class Door:
         try:
             hello = receive_one(link, _HANDSHAKE_S)
         except DeviceError:
-            return f"no greeting of this version: {link.error or 'something else was said'}"
+            return f"no greeting of this version: {link.error or 'another message came first'}"
         if not isinstance(hello, Hello):
-            return "no greeting: something else was said"
+            return "no greeting: another message came first"
         if self._token is not None and not hmac.compare_digest(hello.token.encode(), self._token.encode()):
             return "wrong token" if hello.token else "no token: this server asks for one (token_file=<file>)"
         if hello.version != VERSION:

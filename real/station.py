@@ -118,7 +118,7 @@ class LeRobotConfig:
     """LeRobot's name of it: so101_follower, koch_follower, ..."""
     options: dict[str, Any] = field(default_factory=lambda: dict[str, Any]())
     """Fields of LeRobot's own config class: port, id, cameras, ... The servos stay stiff when the driver
-    ends, whatever LeRobot's default is."""
+    ends, in contrast to LeRobot's default."""
     rad_per_unit: Floats | None = None
     """Radians per unit of LeRobot, one a joint, with the sign of the robot model: pi / 180, for degrees, if
     None. `joint_offset_rad` is added after that."""
@@ -285,7 +285,7 @@ class StationConfig:
             "ros2.command_timeout_s",
             coasts_s,
             f"above {shortest_s:g} (a period of supervisor.command_hz), at most {supervisor.max_plan_s:g} "
-            "(supervisor.max_plan_s: so long may an arm move while nobody watches it)",
+            "(supervisor.max_plan_s: the longest time that an arm may move without a watcher)",
         )
 
     def _check_box(self) -> None:

@@ -136,7 +136,7 @@ class Servo:
         jacobian, largest = plant.jacobian(), plant.velocity_limits_rad_s
         gram = jacobian @ jacobian.T + _DAMPING**2 * np.eye(6)
         speed = jacobian.T @ np.linalg.solve(gram, twist)
-        speed /= max(1.0, float(np.max(np.abs(speed) / largest)))  # all joints alike: the direction stays
+        speed /= max(1.0, float(np.max(np.abs(speed) / largest)))  # the direction stays
         low, high = plant.position_limits_rad
         margin = self._config.joint_limit_margin_rad
         measured = cycle.state.position_rad

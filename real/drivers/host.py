@@ -274,7 +274,7 @@ class Host:
         except Exception as error:
             self._fail(f"read: {error}")
             state = None
-        if state is None and self.fault:  # the reason has to reach the supervisor all the same
+        if state is None and self.fault:  # the supervisor has to get the reason without a state, too
             nowhere = np.full(len(self._station.joints), np.nan)
             state = ArmState(position_rad=nowhere, velocity_rad_s=nowhere, stamp_ns=0)
         return state

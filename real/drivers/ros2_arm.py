@@ -84,7 +84,7 @@ class Ros2Arm:
         self._presence = PresenceBeat(
             self._node, config.controller_manager, self._station.name, self._clock_ns
         )
-        # Best effort hears reliable and best-effort publishers alike.
+        # Best effort matches reliable and best-effort publishers.
         self._node.create_subscription(
             "sensor_msgs/msg/JointState", config.joint_states, self._on_joints, SENSOR
         )

@@ -55,7 +55,7 @@ class Names:
             expanded = _join(self.full_name, expanded[2:])
         elif not expanded.startswith("/"):
             expanded = _join(self.namespace, expanded)
-        _check(expanded, said=name, what="topic or service")
+        _check(expanded, given=name, what="topic or service")
         return expanded
 
 
@@ -75,7 +75,7 @@ def names(node: str, namespace: str = "", remap: Mapping[str, str] | None = None
         )
     absolute = "/" + namespace.strip("/")
     if absolute != "/":
-        _check(absolute, said=namespace, what="namespace")
+        _check(absolute, given=namespace, what="namespace")
     found = Names(node=node, namespace=absolute, remap=rules)
     for source, target in rules.items():
         if not source.startswith("__"):
@@ -118,10 +118,10 @@ def _join(namespace: str, name: str) -> str:
     return f"{namespace.rstrip('/')}/{name}"
 
 
-def _check(absolute: str, *, said: str, what: str) -> None:
+def _check(absolute: str, *, given: str, what: str) -> None:
     tokens = absolute[1:].split("/")
     if not all(_TOKEN.fullmatch(token) for token in tokens) or len(absolute) > _MAX_LETTERS - 8:
         raise Ros2Error(
-            f"ros2: {what} name {said!r} (in full {absolute!r}), allowed: words of letters, digits and _, no "
-            "digit first, between single slashes; ~/ first for the node's own."
+            f"ros2: {what} name {given!r} (in full {absolute!r}), allowed: words of letters, digits and _, "
+            "no digit first, between single slashes; ~/ first for the node's own."
         )

@@ -331,11 +331,11 @@ def _parse(lines: Iterable[str], package: str, kind: str) -> tuple[list[Any], li
 
 
 def _tree(match: re.Match[str], package: str) -> Tree:
-    said = match["type"]
-    if said in _BASES or said == "string":
-        inner: Tree = (BASE, ("uint8" if said == "char" else said, int(match["bound"] or 0)))
+    kind = match["type"]
+    if kind in _BASES or kind == "string":
+        inner: Tree = (BASE, ("uint8" if kind == "char" else kind, int(match["bound"] or 0)))
     else:
-        parts = said.split("/")
+        parts = kind.split("/")
         inner = (NAME, f"{parts[0] if len(parts) > 1 else package}/msg/{parts[-1]}")
     if match["array"] is None:
         return inner

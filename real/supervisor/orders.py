@@ -137,7 +137,7 @@ class DriverOrders:
         if hold.done_ns is not None and state.stamp_ns > hold.done_ns and self._is_at_rest(state):
             self._hold = None
         elif now_ns - hold.since_ns > _REST_NS:
-            why = f"the driver refused: {hold.refusal}" if hold.refusal else "the driver said nothing"
+            why = f"the driver refused: {hold.refusal}" if hold.refusal else "the driver did not answer"
             speed = float(np.abs(state.velocity_rad_s).max())
             return (
                 f"the arm did not come to rest within {1e-9 * _REST_NS:g} s of a hold: it moves at "

@@ -54,7 +54,7 @@ class LeaseFileError(LeaseError):
 
 
 class LeaseFile:
-    """A lease file; every transaction opens it anew, so that threads and forks may use it.
+    """A lease file; every transaction opens it again, so that threads and forks may use it.
 
     It has a rollback journal, not a write-ahead log: all users write, and two processes that switch
     to a log at the same time do not wait for each other, one fails.
