@@ -109,24 +109,9 @@ class Parameters:
 
     def __getitem__(self, name: str) -> Value:
         with self._lock:
-            self._require(name)
+            if name not in self._known:
+                raise Ros2Error(f"parameter of {self._node.name}: no {name!r}.{nearest(name, self._known)}")
             return self._known[name].value
-
-    def set(self, values: Mapping[str, Value]) -> None:
-        """Sets all, or none.
-
-        Raises:
-            Ros2Error: one that is not declared, of another type, read-only, out of range, or refused.
-        """
-        for name in values:
-            self._require(name)
-        reason = self._apply(dict(values))
-        if reason:
-            raise Ros2Error(f"parameter of {self._node.name}: {reason}.")
-
-    def _require(self, name: str) -> None:
-        if name not in self._known:
-            raise Ros2Error(f"parameter of {self._node.name}: no {name!r}.{nearest(name, self._known)}")
 
     def _apply(self, values: dict[str, Value]) -> str | None:
         """Sets all, or none and returns why."""
