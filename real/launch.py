@@ -61,10 +61,12 @@ class StationProcesses:
     def __enter__(self) -> Self:
         self._folder.mkdir(parents=True, exist_ok=True)
         self.sockets = Path(tempfile.mkdtemp(prefix="robot-rl-"))
+        given = ["--station", self._station, "--token", str(self._token), "--linger", str(self._linger_s)]
         sockets, folder = str(self.sockets), str(self._folder)
+        supervised = [*given, "--sockets", sockets, "--folder", folder]
         try:
-            self._start("drivers.host", DRIVER_SOCKET, "--folder", sockets)
-            self._start("supervisor.main", SUPERVISOR_SOCKET, "--sockets", sockets, "--folder", folder)
+            self._start("drivers.host", DRIVER_SOCKET, [*given, "--folder", sockets])
+            self._start("supervisor.main", SUPERVISOR_SOCKET, supervised)
         except BaseException:
             self.close()
             raise
@@ -98,10 +100,8 @@ class StationProcesses:
                 process.wait()
         shutil.rmtree(self.sockets, ignore_errors=True)
 
-    def _start(self, module: str, socket: str, *folders: str) -> None:
+    def _start(self, module: str, socket: str, arguments: list[str]) -> None:
         """Starts a process and waits for its socket."""
-        arguments = ["--station", self._station, "--token", str(self._token)]
-        arguments += ["--linger", str(self._linger_s), *folders]
         name = module.partition(".")[0].removesuffix("s")
         path = self._folder / f"{name}.log"
         with path.open("ab") as log:
