@@ -16,9 +16,8 @@ from robot_rl.hal.vector import VectorEnv
 from robot_rl.policies.checkpoint import load_policy
 from robot_rl.real.claim import device_of
 from robot_rl.real.station import StationConfig, load_station
-from robot_rl.real.teleop.intent import Teleop
+from robot_rl.real.teleop.intent import NoTeleop, Teleop
 from robot_rl.real.teleop.keyboard import Keyboard, check_terminal
-from robot_rl.real.teleop.nobody import Nobody
 from robot_rl.rollout.envs import simulation
 from robot_rl.sched.opened import opened
 from robot_rl.train.config import HumanConfig, RunConfig
@@ -103,7 +102,7 @@ def _stationed(config: RunConfig, station: StationConfig, folder: Path) -> EnvDe
 def make_teleop(config: HumanConfig, env: VectorEnv, seed: int, station: StationConfig | None) -> Teleop:
     """Returns the person's input device, for the env's actions."""
     if config.input == "none":
-        return Nobody()
+        return NoTeleop()
     if config.input == "scripted":
         return ScriptedPerson(env, config.scripted, train_seed(seed, "person"))
     if config.input == "leader":
