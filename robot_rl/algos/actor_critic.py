@@ -27,7 +27,8 @@ from robot_rl.algos.config.off_policy import (
 )
 from robot_rl.algos.critics import Critics
 from robot_rl.algos.heads import make_head
-from robot_rl.algos.optim import METRICS_EVERY, Optimiser, copied, keep_freed_memory
+from robot_rl.algos.learner import Learner
+from robot_rl.algos.optim import METRICS_EVERY, Optimiser
 from robot_rl.core.policy import Encoded
 from robot_rl.data.transitions import TransitionBatch
 
@@ -55,7 +56,7 @@ class Steps(NamedTuple):
     """(B, F)"""
 
 
-class ActorCritic:
+class ActorCritic(Learner):
     """Learns an actor and critics over features (B, F)."""
 
     def __init__(
@@ -73,7 +74,7 @@ class ActorCritic:
 
         Args: decides: actions (B, A) that the actor gives at once, side by side; critics judge one.
         """
-        keep_freed_memory()
+        super().__init__()
         self._cfg, self._encode = cfg, encode
         draws = Generator().manual_seed(seed)
         common = {"matmul": cfg.matmul, "generator": draws, "renorm_warmup": cfg.critic.renorm_warmup}
@@ -97,7 +98,6 @@ class ActorCritic:
         self._generator = Generator(device).manual_seed(seed + 1)
         self._draws = draws
         """Of critics: on the CPU, wherever they are."""
-        self._updates = 0
 
     @torch.no_grad()
     def update(self, batch: TransitionBatch) -> Mapping[str, Tensor]:
@@ -220,34 +220,17 @@ class ActorCritic:
         """Returns the actor's weights (in, out) and biases (out,) as it acts, batch norm folded in."""
         return {f"layers.{i}": layer[0] for i, layer in enumerate(self.actor.net.plain())}
 
-    def state_dict(self) -> dict[str, Any]:
+    def _parts(self) -> Mapping[str, Any]:
         return {
-            **{name: copied(module) for name, module in self._modules().items()},
-            "log_temperature": self._log_temperature.detach().clone(),
-            "optimisers": {name: optimiser.state_dict() for name, optimiser in self._optimisers.items()},
-            "generator": self._generator.get_state(),
-            "draws": self._draws.get_state(),
-            "updates": self._updates,
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        for name, module in self._modules().items():
-            module.load_state_dict(state[name])
-        self._log_temperature.data.copy_(state["log_temperature"])
-        for name, optimiser in self._optimisers.items():
-            optimiser.load_state_dict(state["optimisers"][name])
-        self._generator.set_state(state["generator"])
-        self._draws.set_state(state["draws"])
-        self._updates = int(state["updates"])
-
-    def _modules(self) -> dict[str, nn.Module]:
-        modules = {
             "actor": self.actor,
             "critics": self.critics,
             "targets": self._targets,
             "target_actor": self._target_actor,
+            "log_temperature": self._log_temperature,
+            "optimisers": self._optimisers,
+            "generator": self._generator,
+            "draws": self._draws,
         }
-        return {name: module for name, module in modules.items() if module is not None}
 
 
 def _make_actor(

@@ -17,58 +17,29 @@ B decisions, T of them in each of the envs, H chunk length, A action dim, S scor
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Any
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Generator, Tensor
 
 from robot_rl.algos.config.on_policy import ChainPPOConfig
 from robot_rl.algos.critics import EnsembleMLP
+from robot_rl.algos.learner import PolicyModule, restore, saved
 from robot_rl.algos.losses import chain_ratio, clip_schedule, ppo_loss
-from robot_rl.algos.optim import Optimiser, copied, keep_freed_memory
+from robot_rl.algos.optim import Optimiser, keep_freed_memory
 from robot_rl.algos.returns import ReturnScale, episode_weight, gae, group_advantage
-from robot_rl.core.policy import Chain, ChunkSample, DemoBatch, Encoded, Mode
+from robot_rl.core.policy import Chain, DemoBatch, Encoded
 from robot_rl.data.rollout import EpisodeRollout, PPOBatch, Rollout
 
 _REWARD_LIMIT = 10.0  # of a scaled reward (DPPO)
-
-
-class ChainPolicy(Protocol):
-    """A module whose chunks have a recorded chain."""
-
-    horizon: int
-    action_dim: int
-    feature_dim: int
-
-    def encode(self, obs: dict[str, Tensor]) -> Encoded: ...
-
-    def sample(
-        self,
-        encoded: Encoded,
-        *,
-        z: Tensor | None = None,
-        mode: Mode = "ode",
-        record: bool = False,
-        generator: Generator | None = None,
-    ) -> ChunkSample: ...
-
-    def log_prob(self, encoded: Encoded, chain: Chain) -> tuple[Tensor, Tensor]: ...
-
-    def bc_loss(self, batch: DemoBatch, generator: Generator | None = None) -> Tensor: ...
-
-    def parameters(self) -> Iterator[nn.Parameter]: ...
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> Any: ...
 
 
 class ChainPPO:
     """Learns the policy and a value of its observations from rollouts, each of which is used up."""
 
     def __init__(
-        self, policy: ChainPolicy, cfg: ChainPPOConfig, seed: int, *, num_envs: int, group: int = 0
+        self, policy: PolicyModule, cfg: ChainPPOConfig, seed: int, *, num_envs: int, group: int = 0
     ) -> None:
         """Starts from the policy's present weights, which the updates change in place.
 
@@ -227,7 +198,7 @@ class ChainPPO:
         self.actor_optimiser.step(loss)
         return metrics
 
-    def _distance(self, origin: ChainPolicy, obs: dict[str, Tensor], encoded: Encoded) -> Tensor:
+    def _distance(self, origin: PolicyModule, obs: dict[str, Tensor], encoded: Encoded) -> Tensor:
         """Returns how far the policy is from the one it began as, in these observations."""
         rows = len(next(iter(obs.values())))
         shape = (rows, self._policy.horizon, self._policy.action_dim)
@@ -251,29 +222,23 @@ class ChainPPO:
         return self._policy.state_dict()
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns all of it, the policy that the regulariser holds to as well: it may be no base."""
-        return {
-            "policy": copied(self._policy),
-            "origin": None if self._origin is None else copied(self._origin),
-            "value": copied(self._value),
-            "actor_optimiser": self.actor_optimiser.state_dict(),
-            "critic_optimiser": self._critic_optimiser.state_dict(),
-            "generator": self._generator.get_state(),
-            "scale": self._scale.state_dict(),
-            "rollouts": self._rollouts,
-            "waits": self._waits,
-        }
+        return {**saved(self._parts()), "rollouts": self._rollouts, "waits": self._waits}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._policy.load_state_dict(state["policy"])
-        if self._origin is not None:
-            self._origin.load_state_dict(state["origin"])
-        self._value.load_state_dict(state["value"])
-        self.actor_optimiser.load_state_dict(state["actor_optimiser"])
-        self._critic_optimiser.load_state_dict(state["critic_optimiser"])
-        self._generator.set_state(state["generator"])
-        self._scale.load_state_dict(state["scale"])
+        restore(self._parts(), state)
         self._rollouts, self._waits = int(state["rollouts"]), bool(state["waits"])
+
+    def _parts(self) -> Mapping[str, Any]:
+        """Returns all of it, the policy that the regulariser holds to as well: it may be no base."""
+        return {
+            "policy": self._policy,
+            "origin": self._origin,
+            "value": self._value,
+            "actor_optimiser": self.actor_optimiser,
+            "critic_optimiser": self._critic_optimiser,
+            "generator": self._generator,
+            "scale": self._scale,
+        }
 
 
 def _flat(obs: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -10,21 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Generator, Tensor, nn
 
 from robot_rl.algos.config.off_policy import ChunkCriticConfig
 from robot_rl.algos.critics import Critics
-
-
-class ChunkingPolicy(Protocol):
-    """What critics need to know of a policy whose chunks they value."""
-
-    feature_dim: int
-    action_dim: int
-    horizon: int
+from robot_rl.algos.learner import PolicyModule
 
 
 class ChunkCritics(nn.Module):
@@ -107,7 +100,7 @@ class ChunkCritics(nn.Module):
         return {"config": asdict(self.config), "steps": self.steps}
 
     @classmethod
-    def for_policy(cls, spec: Mapping[str, Any], policy: ChunkingPolicy, *, at: str) -> Self:
+    def for_policy(cls, spec: Mapping[str, Any], policy: PolicyModule, *, at: str) -> Self:
         """Builds the critics of a policy's chunks, with weights still to be loaded."""
         steps = spec["steps"]
         if not isinstance(steps, int) or not 1 <= steps <= policy.horizon:

@@ -17,8 +17,9 @@ With margin 0.05 an improvement of less than a twentieth is taken back, however 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,19 +28,11 @@ from robot_rl.algos.chunk_critics import ChunkCritics
 from robot_rl.core.policy import Policy
 
 
-class Guarded(Protocol):
-    """Weights, or the state of an optimiser."""
-
-    def state_dict(self) -> Mapping[str, Any]: ...
-
-    def load_state_dict(self, state: Mapping[str, Any], /) -> Any: ...
-
-
 class Gate:
     """Keeps the best so far of some parts, and puts it back where a candidate is no better."""
 
     def __init__(
-        self, parts: Mapping[str, Guarded], score: Callable[[], float], *, margin: float | None = 0.05
+        self, parts: Mapping[str, Any], score: Callable[[], float], *, margin: float | None = 0.05
     ) -> None:
         """Keeps the parts as they are: the first incumbent, which is scored with the first candidate.
 
@@ -79,7 +72,7 @@ class Gate:
         return {"gate_score": score, "gate_best": self._best, "gate_accepted": share}
 
     def _snapshot(self) -> dict[str, Any]:
-        return {name: _cloned(part.state_dict()) for name, part in self._parts.items()}
+        return copy.deepcopy({name: part.state_dict() for name, part in self._parts.items()})
 
     def _restore(self, state: Mapping[str, Any] | None = None) -> None:
         for name, part in self._parts.items():
@@ -88,12 +81,12 @@ class Gate:
     def state_dict(self) -> dict[str, Any]:
         """Returns the best so far and its score; the parts as they are belong to their owners."""
         found = {"best": self._best, "accepted": self._accepted, "judged": self._judged}
-        return {**found, "kept": _cloned(self._kept)}
+        return {**found, "kept": copy.deepcopy(self._kept)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._best = None if state["best"] is None else float(state["best"])
         self._accepted, self._judged = int(state["accepted"]), int(state["judged"])
-        self._kept = _cloned(state["kept"])
+        self._kept = copy.deepcopy(state["kept"])
 
 
 class CriticScore:
@@ -118,11 +111,3 @@ class CriticScore:
     def __call__(self) -> float:
         chunks = self._policy.sample(self._policy.encode(self._obs), z=self._z).actions
         return float(self._critics.score(self._features, chunks).mean())
-
-
-def _cloned(node: Any) -> Any:
-    if isinstance(node, Tensor):
-        return node.detach().clone()
-    if isinstance(node, Mapping):
-        return {key: _cloned(value) for key, value in node.items()}
-    return [_cloned(value) for value in node] if isinstance(node, list) else node

@@ -23,27 +23,22 @@ from torch import Generator, Tensor, nn
 from robot_rl.algos.actors import squashed_log_prob
 from robot_rl.algos.config.off_policy import LatentConfig
 from robot_rl.algos.critics import Critics
-from robot_rl.algos.optim import METRICS_EVERY, Optimiser, copied, keep_freed_memory, matmul_precision
+from robot_rl.algos.learner import Learner, PolicyModule
+from robot_rl.algos.optim import METRICS_EVERY, Optimiser, matmul_precision
 from robot_rl.algos.returns import td_target
 from robot_rl.core.policy import Encoded
 from robot_rl.data.transitions import ChunkBatch
 
 
-class SteeringPolicy(Protocol):
+class SteeringPolicy(PolicyModule, Protocol):
     """A module with a frozen base and an `actor` (a module) that chooses the noise it decodes."""
 
-    feature_dim: int
     latent_dim: int
-    action_dim: int
     config: Any
     """Its `bound` is the largest element of the noise."""
     actor: Any
     steers: Tensor
     """Bool: whether the actor acts, or the base alone."""
-
-    def encode(self, obs: dict[str, Tensor]) -> Encoded:
-        """Returns what the base makes of observations, its `features` (B, F) among it, without gradient."""
-        ...
 
     def choose(self, features: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the share of the bound and log std, (B, L) each; gradients reach the actor."""
@@ -62,7 +57,7 @@ class SteeringPolicy(Protocol):
         ...
 
 
-class LatentSAC:
+class LatentSAC(Learner):
     """Learns which noise a frozen policy should decode."""
 
     def __init__(self, policy: SteeringPolicy, cfg: LatentConfig, seed: int, *, n_exec: int) -> None:
@@ -74,7 +69,7 @@ class LatentSAC:
             seed: of the critics' weights and of the draws.
             n_exec: m, the actions of a chunk that are executed: what `na` has critics of.
         """
-        keep_freed_memory()
+        super().__init__()
         self._policy, self._cfg, self._n_exec = policy, cfg, n_exec
         device = policy.steers.device
         size: dict[str, Any] = {
@@ -100,7 +95,6 @@ class LatentSAC:
         if self._of_chunks is not None:
             self._optimisers["of_chunks"] = Optimiser(self._of_chunks.parameters(), lr=cfg.critic_lr, **clip)
         self._generator = Generator(device).manual_seed(seed)
-        self._updates = 0
 
     @torch.no_grad()
     def update(self, batch: ChunkBatch) -> Mapping[str, Tensor]:
@@ -235,29 +229,17 @@ class LatentSAC:
         actor = {f"actor.{name}": value for name, value in self._policy.actor.state_dict().items()}
         return {**actor, "steers": self._policy.steers}
 
-    def state_dict(self) -> dict[str, Any]:
-        return {
-            **{name: copied(module) for name, module in self._modules().items()},
-            "log_temperature": self._log_temperature.detach().clone(),
-            "optimisers": {name: optimiser.state_dict() for name, optimiser in self._optimisers.items()},
-            "generator": self._generator.get_state(),
-            "updates": self._updates,
-        }
-
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        for name, module in self._modules().items():
-            module.load_state_dict(state[name])
-        self._log_temperature.data.copy_(state["log_temperature"])
-        for name, optimiser in self._optimisers.items():
-            optimiser.load_state_dict(state["optimisers"][name])
-        self._generator.set_state(state["generator"])
-        self._updates = int(state["updates"])
+        super().load_state_dict(state)
         self._policy.steers.fill_(self._steers)
 
-    def _modules(self) -> dict[str, nn.Module]:
-        modules: dict[str, nn.Module] = {
+    def _parts(self) -> Mapping[str, Any]:
+        return {
             "actor": self._policy.actor,
             "of_noise": self._of_noise,
             "targets": self._targets,
+            "of_chunks": self._of_chunks,
+            "log_temperature": self._log_temperature,
+            "optimisers": self._optimisers,
+            "generator": self._generator,
         }
-        return modules if self._of_chunks is None else {**modules, "of_chunks": self._of_chunks}

@@ -7,7 +7,7 @@ import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -90,17 +90,6 @@ def follow(target: Iterable[Tensor], online: Iterable[Tensor], rate: float) -> N
     """Moves each target a share `rate` of the way to the online tensor (exponential average)."""
     with torch.no_grad():
         torch._foreach_lerp_(list(target), list(online), rate)  # pyright: ignore[reportPrivateImportUsage]
-
-
-class HasWeights(Protocol):
-    """A module, or a policy that is one."""
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-
-def copied(module: HasWeights) -> dict[str, Tensor]:
-    """Returns a copy of its weights, which training leaves alone."""
-    return {name: value.clone() for name, value in module.state_dict().items()}
 
 
 def cosine_lr(step: int, *, peak: float, warmup: int, total: int, floor: float) -> float:

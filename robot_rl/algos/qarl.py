@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Generator, Tensor
 
 from robot_rl.algos.actor_critic import ActorCritic, Encode, Steps, state_of
 from robot_rl.algos.actors import Squashed, TanhGaussian
@@ -95,12 +95,5 @@ class QARL(ActorCritic):
         pushes = {f"adversary.layers.{i}": layer[0] for i, layer in enumerate(self.adversary.net.plain())}
         return {**{f"base.{name}": layer for name, layer in super().policy_weights().items()}, **pushes}
 
-    def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "pushes": self._pushes.get_state()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        super().load_state_dict(state)
-        self._pushes.set_state(state["pushes"])
-
-    def _modules(self) -> dict[str, nn.Module]:
-        return {**super()._modules(), "adversary": self.adversary}
+    def _parts(self) -> Mapping[str, Any]:
+        return {**super()._parts(), "adversary": self.adversary, "pushes": self._pushes}

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Generator, Tensor
 
 from robot_rl.algos.actor_critic import ActorCritic, Encode, Steps, state_of
 from robot_rl.algos.actors import Squashed, squashed_log_prob
@@ -101,5 +101,5 @@ class SequenceActorCritic(ActorCritic):
     def _target_action(self, features: Tensor) -> Tensor:
         return super()._target_action(features)[:, : self._action_dim]
 
-    def _modules(self) -> dict[str, nn.Module]:
-        return {**super()._modules(), "model": self.model}
+    def _parts(self) -> Mapping[str, Any]:
+        return {**super()._parts(), "model": self.model}
