@@ -77,7 +77,7 @@ class AsyncExecutor(ChunkExecutor):
         """Starts with an empty queue.
 
         Args:
-            policy: as in `ChunkExecutor`; a policy with `sample_after` continues the old chunk.
+            policy: a policy with `sample_after` continues the old chunk.
             n_exec: control steps between the beginnings of two plans, at most.
             control_hz: how often `act` is called.
             patience_s: how long `act` waits for a chunk that is due now; a fifth of a period if None.
@@ -85,10 +85,7 @@ class AsyncExecutor(ChunkExecutor):
             delay_s: planning takes at least so long; for experiments.
             is_step: (A,) which parts of an action move the arm by so much: they are 0 when it holds,
                 while the others (a gripper) keep their value. All of them if None.
-            ensemble: as in `ChunkExecutor`.
-            mode: as in `ChunkExecutor`.
-            seed: as in `ChunkExecutor`.
-            device: as in `ChunkExecutor`.
+            ensemble, mode, seed, device: as in `ChunkExecutor`.
             submit: who computes; a thread of this executor's own if None.
             clock: monotonic.
         """

@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Generator, Tensor
 
-from robot_rl.core.policy import Chain
+from robot_rl.core.policy import Chain, Mode, Policy
 from robot_rl.policies.processes import (
     Process,
     TimeGrid,
@@ -20,6 +20,7 @@ from robot_rl.policies.processes import (
     gaussian_log_prob,
     normal_like,
 )
+from robot_rl.policies.spec import check_chunk
 
 
 class Net(Protocol):
@@ -129,6 +130,23 @@ def score(
     after, mean, std = _scored(after, mean, std, scored, action_dim)
     log_prob = gaussian_log_prob(after, mean, std)
     return log_prob.view(batch, steps), gaussian_entropy(std, like=mean).view(batch, steps)
+
+
+def initial_noise(
+    policy: Policy, features: Tensor, z: Tensor | None, mode: Mode, generator: Generator | None
+) -> Tensor:
+    """Returns the noise (B, H, A) that a chunk begins with: `z`, or a draw if None; zero in mode `mean`.
+
+    Raises:
+        ValueError: `z` of another shape.
+    """
+    shape = (len(features), policy.horizon, policy.action_dim)
+    if z is not None:
+        check_chunk("sample", "z", z, shape)
+    zeros = features.new_zeros(shape)
+    if mode == "mean":
+        return zeros
+    return normal_like(zeros, generator) if z is None else z
 
 
 def scored_grid(process: Process, steps: int, scored: int | None) -> TimeGrid:

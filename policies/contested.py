@@ -16,7 +16,7 @@ from torch import Generator, Tensor, nn
 
 from robot_rl.core.policy import ChunkSample, Encoded, Mode
 from robot_rl.policies.adapter import PolicyAdapter
-from robot_rl.policies.spec import SavedPolicy, build, full_spec
+from robot_rl.policies.spec import SavedPolicy, build_module, full_spec
 
 
 class ContestedPolicy(PolicyAdapter):
@@ -55,7 +55,5 @@ class ContestedPolicy(PolicyAdapter):
 
     @classmethod
     def from_spec(cls, spec: Mapping[str, Any], *, at: str) -> Self:
-        base, adversary = (
-            cast("nn.Module", build(spec[name], at=f"{at}: {name}")) for name in ("base", "adversary")
-        )
+        base, adversary = (build_module(spec, name, at=at) for name in ("base", "adversary"))
         return cls(base, adversary, float(spec["bound"]))

@@ -41,6 +41,8 @@ from robot_rl.policies.spec import check_mode
 Array = NDArray[Any]
 _STREAM = np.uint64(0x706F6C6963790000)
 """Keeps the noise apart from what an env draws from the same episode seed."""
+_ARRAYS = ("plan", "votes", "next", "left", "decisions", "seeds")
+"""Of an executor's state."""
 
 
 @dataclass(frozen=True)
@@ -197,15 +199,8 @@ class ChunkExecutor:
 
     def state_dict(self) -> dict[str, Array]:
         """Returns queues, counters, seeds and the generator, as arrays."""
-        state = {
-            "plan": self._plan.copy(),
-            "votes": self._votes.copy(),
-            "next": self._next.copy(),
-            "left": self._left.copy(),
-            "decisions": self._decisions.copy(),
-            "seeds": self._seeds.copy(),
-            "generator": self._generator.get_state().numpy().copy(),
-        }
+        state = {name: getattr(self, f"_{name}").copy() for name in _ARRAYS}
+        state["generator"] = self._generator.get_state().numpy().copy()
         return state if self._latent is None else state | {"latent": self._latent.copy()}
 
     def load_state_dict(self, state: Mapping[str, Array]) -> None:
@@ -221,9 +216,8 @@ class ChunkExecutor:
                     f"executor: {name!r} has shape {got}, allowed {own.shape}. Resume with the "
                     "num_envs and the policy of the run."
                 )
-        for name in ("plan", "votes", "next", "left", "decisions", "seeds"):
-            own = getattr(self, f"_{name}")
-            own[...] = state[name]
+        for name in _ARRAYS:
+            getattr(self, f"_{name}")[...] = state[name]
         if "latent" in state:
             self._latent = np.array(state["latent"], np.float32)
         self._generator.set_state(torch.from_numpy(np.array(state["generator"], np.uint8)))

@@ -23,17 +23,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, Protocol, Self, cast, runtime_checkable
+from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
 import torch
 from torch import Generator, Tensor, nn
 
+from robot_rl.core.errors import require_fields
 from robot_rl.core.policy import ChunkSample, Encoded, Mode
 from robot_rl.policies.adapter import PolicyAdapter
 from robot_rl.policies.chain import Net, denoise
 from robot_rl.policies.processes import Process, TimeGrid
 from robot_rl.policies.residual import ResidualPolicy
-from robot_rl.policies.spec import build, check_chunk, check_mode, full_spec, read_config
+from robot_rl.policies.spec import build_module, check_chunk, check_mode, full_spec, read_config
 
 
 @runtime_checkable
@@ -69,8 +70,7 @@ class RealTimeConfig:
     """beta, the largest weight of the guidance (paper, section 4.1); 0 ignores the old chunk."""
 
     def __post_init__(self) -> None:
-        if not self.max_guidance >= 0:
-            raise ValueError(f"real_time max_guidance must be at least 0, got {self.max_guidance}")
+        require_fields(self, "real_time ", "0 or more", "max_guidance")
 
 
 class RealTimeChunks(PolicyAdapter):
@@ -137,8 +137,8 @@ class RealTimeChunks(PolicyAdapter):
 
     @classmethod
     def from_spec(cls, spec: Mapping[str, Any], *, at: str) -> Self:
-        base = cast("nn.Module", build(spec["base"], at=f"{at}: base"))
-        return cls(base, read_config(RealTimeConfig, spec["config"], at=at))
+        config = read_config(RealTimeConfig, spec["config"], at=at)
+        return cls(build_module(spec, "base", at=at), config)
 
 
 def guided(net: Net, grid: TimeGrid, target: Tensor, weights: Tensor, *, max_guidance: float) -> Net:

@@ -24,7 +24,7 @@ from robot_rl.core.errors import CheckpointError, ConfigError, nearest
 from robot_rl.core.language import INSTRUCTION, decode_text
 from robot_rl.core.policy import Chain, ChunkSample, DemoBatch, Encoded, Mode
 from robot_rl.data.facts import DatasetFacts
-from robot_rl.policies.spec import check_chunk, check_mode, read_config
+from robot_rl.policies.spec import Unrefined, check_chunk, check_demonstration, check_mode, read_config
 from robot_rl.policies.vla import lerobot_files as files
 from robot_rl.policies.vla.lerobot_build import (
     FlowOptions,
@@ -39,11 +39,10 @@ from robot_rl.policies.vla.lerobot_fit import IMAGES, STATE
 from robot_rl.policies.vla.lora import LoraOptions, add_adapters, merged_state, save_adapters
 
 
-class LeRobotPolicy(nn.Module):
+class LeRobotPolicy(Unrefined, nn.Module):
     """A LeRobot policy as it is: chunks and imitation loss are LeRobot's own."""
 
     kind: ClassVar[str] = "lerobot"
-    refines = False
 
     def __init__(
         self,
@@ -238,9 +237,7 @@ class LeRobotPolicy(nn.Module):
         Padded steps are marked `action_is_pad`; pi0 and pi0.5 learn them all the same, and Diffusion
         unless `do_mask_loss_for_padding`.
         """
-        shape = (len(batch.actions), self.horizon, self.action_dim)
-        check_chunk("bc_loss", "actions", batch.actions, shape)
-        check_chunk("bc_loss", "valid", batch.valid, shape[:2])
+        check_demonstration(batch, self.horizon, self.action_dim)
         inputs = self.preprocess(batch.obs, batch.actions, batch.valid)
         with seeded(generator, self.device):
             return self.policy(inputs)[0]
@@ -253,19 +250,8 @@ class LeRobotPolicy(nn.Module):
                 self.config.diffusion_step_embed_dim
             )
         if self.policy_type != "act":
-            raise self._no_features()
+            raise ValueError(f"features: use policy 'lerobot_flow' with {self.policy_type}.")
         return self.config.dim_model
-
-    def refine(
-        self,
-        encoded: Encoded,
-        action: Tensor,
-        *,
-        mode: Mode = "ode",
-        generator: Generator | None = None,
-    ) -> Tensor:
-        """Returns the chunk's action as it is."""
-        return action
 
     @property
     def device(self) -> torch.device:
@@ -324,9 +310,6 @@ class LeRobotPolicy(nn.Module):
         if INSTRUCTION not in obs:
             return [self.instruction] * rows
         return decode_text(obs[INSTRUCTION].cpu().numpy())
-
-    def _no_features(self) -> ValueError:
-        return ValueError(f"features: use policy 'lerobot_flow' with {self.policy_type}.")
 
     def _noise(self, rows: int, z: Tensor | None, mode: Mode) -> Tensor | None:
         if self.policy_type == "act" or (z is None and mode != "mean"):

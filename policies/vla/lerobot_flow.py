@@ -22,7 +22,7 @@ from torch import Generator, Tensor, nn
 from robot_rl.core.errors import ConfigError
 from robot_rl.core.policy import Chain, ChunkSample, Encoded, Mode, rows_of
 from robot_rl.policies.chain import Net, denoise, score
-from robot_rl.policies.processes import FlowODE, FlowSDE, Process, normal_like
+from robot_rl.policies.processes import Process, flow_process, normal_like
 from robot_rl.policies.spec import check_mode
 from robot_rl.policies.vla.lerobot import LeRobotPolicy
 from robot_rl.policies.vla.lerobot_build import FlowOptions, Parts
@@ -67,10 +67,8 @@ class LeRobotFlowPolicy(LeRobotPolicy):
         if flow.steps is not None:
             setattr(self.config, steps, flow.steps)  # is saved, so that LeRobot takes as many
         try:
-            self.process: Process = (
-                FlowODE()
-                if flow.process == "flow_ode"
-                else FlowSDE(eta=flow.eta, stochastic_steps=flow.stochastic_steps)
+            self.process: Process = flow_process(
+                flow.process, eta=flow.eta, stochastic_steps=flow.stochastic_steps
             )
             self.grid = self.process.grid(getattr(self.config, steps))
         except ValueError as error:

@@ -56,28 +56,18 @@ class ChunkScale(nn.Module):
                 f"relative_to: got {self.relative_to}, "
                 f"allowed: {action_dim} indices from -1 to {state_dim - 1}"
             )
-        self.register_buffer("state_mean", torch.zeros(state_dim))
-        self.register_buffer("state_std", torch.ones(state_dim))
-        self.register_buffer("centre", torch.zeros(horizon, action_dim))
-        self.register_buffer("half_range", torch.ones(horizon, action_dim))
-        self.register_buffer("low", torch.full((action_dim,), -torch.inf))
-        self.register_buffer("high", torch.full((action_dim,), torch.inf))
-        self.register_buffer("is_measured", torch.tensor(not self.needs_chunks))
+        self.state_mean = nn.Buffer(torch.zeros(state_dim))
+        self.state_std = nn.Buffer(torch.ones(state_dim))
+        self.centre = nn.Buffer(torch.zeros(horizon, action_dim))
+        self.half_range = nn.Buffer(torch.ones(horizon, action_dim))
+        self.low = nn.Buffer(torch.full((action_dim,), -torch.inf))
+        self.high = nn.Buffer(torch.full((action_dim,), torch.inf))
+        self.is_measured = nn.Buffer(torch.tensor(not self.needs_chunks))
         if linear > 0:
-            self.register_buffer("weights", torch.zeros(state_dim + 1, horizon, action_dim))
+            self.weights = nn.Buffer(torch.zeros(state_dim + 1, horizon, action_dim))
         index = torch.tensor(self.relative_to)
-        self.register_buffer("_index", index.clamp_min(0), persistent=False)
-        self.register_buffer("_relative", (index >= 0).float(), persistent=False)
-        self.state_mean: Tensor
-        self.state_std: Tensor
-        self.centre: Tensor
-        self.half_range: Tensor
-        self.low: Tensor
-        self.high: Tensor
-        self.is_measured: Tensor
-        self.weights: Tensor
-        self._index: Tensor
-        self._relative: Tensor
+        self._index = nn.Buffer(index.clamp_min(0), persistent=False)
+        self._relative = nn.Buffer((index >= 0).float(), persistent=False)
 
     @property
     def needs_chunks(self) -> bool:

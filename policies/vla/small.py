@@ -24,14 +24,21 @@ from robot_rl.core.errors import ConfigError, DatasetError, nearest
 from robot_rl.core.language import INSTRUCTION, MAX_BYTES, encode_text
 from robot_rl.core.policy import Chain, ChunkSample, DemoBatch, Encoded, Mode
 from robot_rl.data.facts import DatasetFacts
-from robot_rl.policies.chain import Net, denoise, score, scored_grid
+from robot_rl.policies.chain import Net, denoise, initial_noise, score, scored_grid
 from robot_rl.policies.chunk import ProcessConfig
 from robot_rl.policies.encoded import valid_mean
 from robot_rl.policies.networks import initialise, random_shift, sinusoidal, zero_last_layer
 from robot_rl.policies.processes import FlowODE, Process, TimeGrid, normal_like
-from robot_rl.policies.spec import check_chunk, check_mode, read_config, read_size
-from robot_rl.policies.vla.attention import Block
+from robot_rl.policies.spec import Unrefined, check_demonstration, check_mode, read_config, read_size
 from robot_rl.policies.vla.config import SmallVLAConfig, make_process, read_options
+from robot_rl.policies.vla.encoders import (
+    Block,
+    InstructionEncoder,
+    PictureEncoder,
+    dropped,
+    jitter_colour,
+    to_pixels,
+)
 from robot_rl.policies.vla.expert import (
     ActionExpert,
     AdaptiveNorm,
@@ -41,19 +48,16 @@ from robot_rl.policies.vla.expert import (
     balance_loss,
     disagreement,
 )
-from robot_rl.policies.vla.language import InstructionEncoder
 from robot_rl.policies.vla.scale import ChunkScale, relative_indices
-from robot_rl.policies.vla.vision import PictureEncoder, dropped, jitter_colour, to_pixels
 
 TIME_DIM = 32
 """Size of the sinusoidal time embedding."""
 
 
-class SmallVLA(nn.Module):
+class SmallVLA(Unrefined, nn.Module):
     """Flow matching over chunks of actions, given pictures, an instruction and the state."""
 
     kind: ClassVar[str] = "small_vla"
-    refines = False
 
     def __init__(
         self,
@@ -108,10 +112,9 @@ class SmallVLA(nn.Module):
         )
         self.process: Process = make_process(config)
         self.grid = scored_grid(self.process, config.steps, config.scored)
-        self.register_buffer(
-            "default_instruction", torch.from_numpy(encode_text([config.instruction])), persistent=False
+        self.default_instruction = nn.Buffer(
+            torch.from_numpy(encode_text([config.instruction])), persistent=False
         )
-        self.default_instruction: Tensor
         _initialise(self, generator)
 
     @classmethod
@@ -194,7 +197,7 @@ class SmallVLA(nn.Module):
                 net,
                 process,
                 grid,
-                self._initial_noise(encoded, z, mode, generator),
+                initial_noise(self, encoded["features"], z, mode, generator),
                 explore=mode == "explore",
                 record=record,
                 generator=generator,
@@ -213,9 +216,7 @@ class SmallVLA(nn.Module):
 
         With several horizons: the sum of every horizon's and the mix's, plus the gate's balance.
         """
-        shape = (len(batch.actions), self.horizon, self.action_dim)
-        check_chunk("bc_loss", "actions", batch.actions, shape)
-        check_chunk("bc_loss", "valid", batch.valid, shape[:2])
+        check_demonstration(batch, self.horizon, self.action_dim)
         self.normaliser.check()
         config = self.config
         encoded = self._encoded(batch.obs, generator, augment=self.training)
@@ -252,17 +253,6 @@ class SmallVLA(nn.Module):
     def cache(self, encoded: Encoded) -> Cache:
         """Returns the keys and values of the context, for every layer of the expert."""
         return [(encoded[f"keys.{i}"], encoded[f"values.{i}"]) for i in range(self.config.depth)]
-
-    def refine(
-        self,
-        encoded: Encoded,
-        action: Tensor,
-        *,
-        mode: Mode = "ode",
-        generator: Generator | None = None,
-    ) -> Tensor:
-        """Returns the chunk's action as it is."""
-        return action
 
     def spec(self) -> dict[str, Any]:
         sizes = {"state_dim": self.state_dim, "action_dim": self.action_dim}
@@ -364,18 +354,6 @@ class SmallVLA(nn.Module):
         errors = measure(found.each - target[:, :, None])
         each = sum(valid_mean(errors[:, :, m], weight & reached[m]) for m in range(len(self.config.horizons)))
         return each + mix + self.config.balance * balance_loss(found.gate, reached)
-
-    def _initial_noise(
-        self, encoded: Encoded, z: Tensor | None, mode: Mode, generator: Generator | None
-    ) -> Tensor:
-        features = encoded["features"]
-        shape = (len(features), self.horizon, self.action_dim)
-        if z is not None:
-            check_chunk("sample", "z", z, shape)
-        zeros = features.new_zeros(shape)
-        if mode == "mean":
-            return zeros
-        return normal_like(zeros, generator) if z is None else z
 
 
 class _Net:

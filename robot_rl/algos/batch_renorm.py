@@ -41,14 +41,11 @@ class BatchRenorm(nn.Module):
         """Args: warmup: batches until the averages are trusted, during which r is 1 and d is 0."""
         super().__init__()
         self._warmup = warmup
-        self.register_buffer("mean", torch.zeros(num, width))
-        self.register_buffer("variance", torch.ones(num, width))
-        self.register_buffer("batches", torch.zeros(num, dtype=torch.int64))
+        self.mean = nn.Buffer(torch.zeros(num, width))
+        self.variance = nn.Buffer(torch.ones(num, width))
+        self.batches = nn.Buffer(torch.zeros(num, dtype=torch.int64))
         self.scale = nn.Parameter(torch.ones(num, width))
         self.shift = nn.Parameter(torch.zeros(num, width))
-        self.mean: Tensor
-        self.variance: Tensor
-        self.batches: Tensor
 
     def forward(self, x: Tensor, n: int) -> tuple[Tensor, Renormed]:
         """Normalises (B, W) of network n in training, and notes its statistics."""

@@ -48,8 +48,7 @@ class ChunkCritics(nn.Module):
         self.lengths = tuple(range(1, steps + 1)) if config.prefix else (steps,)
         """k of the P values, ascending; the last is h."""
         flags = torch.arange(steps) < torch.tensor(self.lengths)[:, None]
-        self.register_buffer("flags", flags.float(), persistent=False)
-        self.flags: Tensor
+        self.flags = nn.Buffer(flags.float(), persistent=False)
         self.net = Critics(
             feature_dim,
             steps * (action_dim + config.prefix),

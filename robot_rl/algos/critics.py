@@ -283,29 +283,23 @@ class Critics(EnsembleMLP):
         action_dim: int,
         *,
         num: int,
-        width: int = 256,
-        depth: int = 2,
         layernorm: bool = True,
-        batchnorm: bool = False,
-        renorm_warmup: int = 100_000,
         head: Head | None = None,
-        matmul: Matmul = "bf16",
-        generator: Generator | None = None,
+        **network: Any,
     ) -> None:
-        """Args: head: of these `num` critics; None learns the mean return by squared error."""
+        """Builds the networks.
+
+        Args:
+            feature_dim: F.
+            action_dim: A.
+            num: N.
+            layernorm: see `EnsembleMLP`.
+            head: of these `num` critics; None learns the mean return by squared error.
+            network: width, depth, batch norm, matmul, generator: see `EnsembleMLP`.
+        """
         head = head or Head()
-        super().__init__(
-            feature_dim + action_dim,
-            head.outputs,
-            num=num,
-            width=width,
-            depth=depth,
-            layernorm=layernorm,
-            batchnorm=batchnorm,
-            renorm_warmup=renorm_warmup,
-            matmul=matmul,
-            generator=generator,
-        )
+        inputs = feature_dim + action_dim
+        super().__init__(inputs, head.outputs, num=num, layernorm=layernorm, **network)
         self.head = head
         self._action_dim = action_dim
 

@@ -13,6 +13,7 @@ RANGES: dict[str, Callable[[Any], bool]] = {
     "0 to below 1": lambda value: 0 <= value < 1,
     "above 0, below 1": lambda value: 0 < value < 1,
     "above 0, at most 1": lambda value: 0 < value <= 1,
+    "1 or more, or null": lambda value: value is None or value >= 1,
     "0 or more, or null": lambda value: value is None or value >= 0,
     "above 0, or null for none": lambda value: value is None or value > 0,
 }
