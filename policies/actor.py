@@ -2,8 +2,8 @@
 
     action = tanh(mean), or with exploration tanh(mean + std noise), or clip(tanh(mean) + sigma noise)
 
-Its chunk is the J actions that it decides at once (one, as a rule) and then the last again; it
-vouches for the J, so an executor asks again after them. B envs, H chunk length, A action dim, F features.
+Its chunk is the J actions that it decides at once (usually one), then the last again; its `n_exec` is J,
+so an executor plans again after them. B envs, H chunk length, A action dim, F features.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What policies around another policy share: all that they leave to it.
+"""Policies around another policy.
 
 B envs, H chunk length, A action dim, F feature dim.
 """

@@ -43,10 +43,10 @@ class Scorer(Protocol):
 class BestOfN(PolicyAdapter):
     """Samples N chunks of its base and returns the one that `scorer` finds best.
 
-    The noise of the other candidates follows from a row's own `z`, so the choice depends neither
-    on the rows beside it nor on a generator; candidate 0 is what the base alone would do. Mode
-    `mean` has nothing to choose from. The log-probability is that of the chosen chain under the
-    base: that the best was chosen is not in it.
+    The noise of the other candidates is computed from a row's own `z`, so the choice depends neither
+    on the other rows nor on a generator. Candidate 0 is the chunk of the base alone. In mode `mean` there
+    is one candidate. The log-probability is that of the chosen chain under the base; it does not count
+    that the best of N was chosen.
     """
 
     kind: ClassVar[str] = "best_of_n"

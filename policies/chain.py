@@ -150,9 +150,9 @@ def initial_noise(
 
 
 def scored_grid(process: Process, steps: int, scored: int | None) -> TimeGrid:
-    """Returns the grid of a path of so many steps; its name tells how much of a chunk is `scored`.
+    """Returns the grid of a path of so many steps; its name holds how much of a chunk is `scored`.
 
-    Log-probabilities of other parts are others: so `score` tells their chains apart.
+    So `score` refuses a chain whose log-probabilities are of another part of the chunk.
     """
     grid = process.grid(steps)
     return grid if scored is None else replace(grid, process=f"{grid.process} of {scored} actions")

@@ -1,4 +1,4 @@
-"""Settings of the policies that are cloned, and of what is put upon them: without torch."""
+"""Settings of the policies that are cloned, and of the adapters around them; without torch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PROCESSES = {
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessConfig:
-    """How a policy explores, and how likely it calls what it did: no part of what it has cloned."""
+    """How a policy explores, and how its log-probability is computed; cloning does not depend on it."""
 
     process: str | None = None
     """`flow_ode`, `flow_sde`, `flow_noise`, `flow_cfm`, `ddpm`, `ddim` or `token`; None: the kind's first."""
@@ -49,7 +49,7 @@ class ProcessConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyConfig(Choice):
-    """What a run says of the policy that it clones: its kind, and the settings of that."""
+    """The policy that a run clones: its kind, and the settings of that kind."""
 
     horizon: int = 16
     """H, the number of control steps that a chunk covers."""
@@ -92,8 +92,8 @@ class ChunkPolicyConfig(ProcessConfig, PolicyConfig):
     train_steps: int = 20
     """T, the noise levels of diffusion, at least `steps`."""
     prediction: str = "noise"
-    """What the network of a diffusion policy predicts: `noise` (DPPO) or `velocity`. From the noise the chunk
-    is not to be had where x is almost nothing else: a small network errs by its whole range there."""
+    """What the network of a diffusion policy predicts: `noise` (DPPO) or `velocity`. Where x is almost only
+    noise, the predicted noise does not determine the chunk: a small network errs by its whole range."""
     bins: int = 256
     """V, the intervals of an action element that `token` chooses among."""
     cameras: tuple[str, ...] = ()
@@ -186,7 +186,7 @@ class LatentActorConfig:
     bound: float = 1.5
     """Largest element of the noise; the paper has 1 to 2.5, and 0 decodes the middle of the noise."""
     repeat: bool = False
-    """One noise vector for all H steps: fewer elements to learn, but not every base stands it."""
+    """One noise vector for all H steps: fewer elements to learn, but not every base works with it."""
     width: int = 256
     """Units of a hidden layer."""
     depth: int = 2

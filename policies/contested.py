@@ -20,7 +20,7 @@ from robot_rl.policies.spec import SavedPolicy, build_module, full_spec
 
 
 class ContestedPolicy(PolicyAdapter):
-    """Both while it explores; elsewhere the base alone, unless it `is_contested`."""
+    """Base and adversary act in mode `explore`, the base alone in the others unless `is_contested`."""
 
     kind: ClassVar[str] = "contested"
 
@@ -41,7 +41,7 @@ class ContestedPolicy(PolicyAdapter):
         record: bool = False,
         generator: Generator | None = None,
     ) -> ChunkSample:
-        """Returns the base's chunk (B, H, A), pushed where both act."""
+        """Returns the base's chunk (B, H, A), pushed where the adversary acts too."""
         found = super().sample(encoded, z=z, mode=mode, record=record, generator=generator)
         if mode != "explore" and not self.is_contested:
             return found

@@ -1,4 +1,4 @@
-"""What the policies that read an encoded observation share: sizes, features, spec, demonstrations.
+"""The base of policies with an observation encoder: sizes, features, spec, demonstrations.
 
 B envs, H chunk length, A action dim.
 """

@@ -1,6 +1,6 @@
 """Policies for ONNX Runtime: one graph from observation and noise to the chunk, normaliser included.
 
-    encode.onnx   observation -> features (1, F): once, whatever is asked of it
+    encode.onnx   observation -> features (1, F), once for each observation
     chunk.onnx    features, z -> actions (1, H, A): every denoising step, unrolled
     refine.onnx   features, action -> action (1, A): the residual's correction, where there is one
 
@@ -79,7 +79,7 @@ def export_policy(folder: Path | str, policy: SavedPolicy, obs: Mapping[str, Arr
 
 
 class ExportedPolicy:
-    """Acts as the policy it was exported from; what only a learner needs is refused."""
+    """Acts like the policy that was exported; it refuses what only a learner needs."""
 
     def __init__(self, folder: Path | str, *, threads: int = 1) -> None:
         """Loads the graphs.
@@ -94,11 +94,11 @@ class ExportedPolicy:
         """
         runtime = _require("onnxruntime", "an exported policy")
         folder = Path(folder)
-        head = read_json(folder / _HEAD, CheckpointError, "`export_policy` makes one anew.")
+        head = read_json(folder / _HEAD, CheckpointError, "Run `export_policy` again.")
         if head.get("format") != FORMAT:
             raise CheckpointError(
                 f"{folder}: export format {head.get('format')!r}, this version reads {FORMAT}. "
-                "`export_policy` makes one anew."
+                "Run `export_policy` again."
             )
         self.horizon, self.action_dim = int(head["horizon"]), int(head["action_dim"])
         options = runtime.SessionOptions()
@@ -217,4 +217,4 @@ def _check(mode: Mode) -> None:
 
 
 def _refuse(what: str) -> NoReturn:
-    raise ConfigError(f"exported policy: it acts, and does not {what}. Load the policy itself for that.")
+    raise ConfigError(f"exported policy: it cannot {what}. Load the policy itself for that.")

@@ -2,9 +2,9 @@
 
     z = bound tanh(mean(features) + std(features) noise),  chunk = base.sample(z=z, mode="ode")
 
-The base is the deterministic decoder, asked once per chunk; which of its modes is decoded is learned, so
-nothing is done that the base could not do. Until it `steers`, it hands on the noise that it is
-given: its first policy is the base itself. B envs, H chunk length, A action dim, F feature dim, L
+The base is a deterministic decoder, called once per chunk. The noise that it decodes is learned, so every
+chunk is one that the base can produce. Until it `steers`, the given noise is decoded as it is: the first
+policy is the base itself. B envs, H chunk length, A action dim, F feature dim, L
 latent dim: H A, or A where one noise vector serves the whole chunk.
 """
 
@@ -56,7 +56,7 @@ class LatentSteer(FrozenBaseAdapter):
         )
         initialise(self.actor, generator)
         self.steers: Tensor = nn.Buffer(torch.tensor(False))
-        """Whether the actor is asked: a buffer, so that it travels with the weights."""
+        """Whether the actor chooses the noise; a buffer, so that it is saved with the weights."""
 
     def sample(
         self,

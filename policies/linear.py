@@ -1,6 +1,6 @@
 """A policy whose chunk is a linear map of the state: ridge regression, or one element held.
 
-Nothing trains it by gradients: its weights are solved for, as `robot_rl.train.finetune.baselines` does.
+Its weights are solved for, not learned by gradients: see `robot_rl.train.finetune.baselines`.
 B envs, H chunk length, A action dim, S state dim.
 """
 

@@ -1,4 +1,4 @@
-"""Options of the small VLA: sizes, acting, and what keeps it from learning few episodes by heart."""
+"""Options of the small VLA: sizes, acting, and regularisation for few episodes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class SmallVLAConfig:
-    """Sizes of the small VLA, how it acts, and what keeps it from learning few episodes by heart."""
+    """Sizes of the small VLA, how it acts, and what keeps it from overfitting few episodes."""
 
     horizon: int = 16
     """H, the number of control steps that a chunk covers."""
@@ -44,7 +44,7 @@ class SmallVLAConfig:
     text_tokens: int = 4
     """Tokens that an instruction becomes."""
     instruction: str = ""
-    """What it does when the observation brings no instruction."""
+    """The instruction where the observation has none."""
     steps: int = 5
     """K, the number of denoising steps when acting."""
     process: str = "flow_ode"

@@ -73,7 +73,7 @@ class PictureEncoder(nn.Module):
     """Encodes the pictures of one camera as a grid of tokens, and one token of keypoints.
 
     Patches of 4 pixels, then two convolutions of stride 2, with group norm: acting must not depend
-    on the batch. The grid says what is where; the last token holds where each channel is strongest
+    on the batch. The grid tokens hold what is where, the last token where each channel is strongest
     (Levine et al. 2016), which is learned from few demonstrations.
     """
 
@@ -152,7 +152,7 @@ class InstructionEncoder(nn.Module):
         """Maps texts (B, L) uint8 to tokens (B, Q, W)."""
         distinct, row = torch.unique(texts, dim=0, return_inverse=True)
         if torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters()):
-            # Whoever asks for gradients changes the weights next, and a fused optimiser leaves no trace.
+            # Training changes the weights next, and a fused optimiser does not raise their version counters.
             self._known.clear()
             return self.encode(distinct)[row]
         self._forget_old_weights()

@@ -137,7 +137,7 @@ def fuse(each: Tensor, gate: Tensor) -> Tensor:
 
 
 def disagreement(found: Velocities) -> Tensor:
-    """Returns how far the horizons' velocities are from their mix, (B, H), for one chunk per row.
+    """Returns the distance of the horizons' velocities from their mix, (B, H), for one chunk per row.
 
     The L1 distance, averaged over the action's elements and the horizons that reach the step.
     """
@@ -173,7 +173,7 @@ def agreed_prefix(disagreement: Tensor, reached: Tensor, *, ratio: float, first:
     Args:
         disagreement: (B, H), L1 distance of the horizons from their mix.
         reached: (M, H), whether a horizon covers a step.
-        ratio: how much more disagreement than at the start is borne.
+        ratio: largest disagreement, as a multiple of that at the start.
         first: n, at least 1.
     """
     limit = ratio * disagreement[:, :first].mean(dim=1, keepdim=True)

@@ -84,7 +84,7 @@ class LeRobotPolicy(Unrefined, nn.Module):
         Raises:
             ConfigError: an option that does not exist, fit its type, or fit the dataset.
             CheckpointError: a checkpoint that is incomplete, damaged, of other cameras, or needs a
-                file that is neither here nor to be had.
+                file that is neither here nor on the hub.
         """
         chosen = read_options(options)
         instruction = chosen.instruction or (facts.instructions or (facts.meta.instruction,))[0]
@@ -167,10 +167,9 @@ class LeRobotPolicy(Unrefined, nn.Module):
         return cls(parts, instruction=spec["instruction"], lora=lora, flow=flow)
 
     def encode(self, obs: dict[str, Tensor]) -> Encoded:
-        """Returns what ACT or Diffusion makes of observations; of a VLA LeRobot's inputs, no `features`.
+        """Returns the encoding of ACT or Diffusion; for a VLA the model's inputs, without `features`.
 
-        The `features` (B, F) are what the action head is conditioned on. ACT decodes no noise: its chunk
-        is there as soon as it has looked.
+        The `features` (B, F) condition the action head. ACT decodes no noise: its encoding holds its chunk.
 
         Raises:
             ValueError: the observation lacks a camera or the state.
@@ -351,9 +350,9 @@ def _check_names(prefix: str, values: Mapping[str, Any], config_class: type[Any]
 
 @contextmanager
 def seeded(generator: Generator | None, device: torch.device) -> Yields[None]:
-    """Lets torch's global generator, which LeRobot draws from, follow `generator` for a while.
+    """Seeds torch's global generator, which LeRobot draws from, by `generator`, and restores it afterwards.
 
-    None leaves it alone; otherwise its own state is back afterwards.
+    None leaves it alone.
     """
     if generator is None:
         yield

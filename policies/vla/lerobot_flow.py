@@ -6,7 +6,7 @@ the network predicts noise - action, an Euler step subtracts it (`VLAFlowMatchin
 The VLM sees each observation once; its keys and values serve every step of sampling and scoring.
 
 The model denoises D = `max_action_dim` numbers a step, of which the first A are the action. The chain
-lives there, (B, K + 1, H, D), because what the model says of the first A depends on the rest. Only
+lives there, (B, K + 1, H, D), because the velocity of the first A depends on the rest. Only
 the first A get a stochastic step's noise, and the log-probability is over them: it is then the
 density of all the noise there is. The rest, whose velocity no loss ever trained, take the Euler step.
 B rows, H chunk length, S scored transitions, N rows of a network call, P prefix tokens, W its width.

@@ -2,8 +2,8 @@
 
 A relative action is the distance from the state that the chunk starts at: on real arms the next half
 second lies much closer to the present pose than to the mean of all poses. Where the state has the last
-action, it is the distance from that, which lies closer still. A ridge regression may take away what of
-the distance is linear in the state. The statistics of what is left differ from step to step of the chunk,
+action, it is the distance from that, which lies closer still. A ridge regression can remove the part
+of the distance that is linear in the state. The statistics of the rest differ from step to step of the chunk,
 so they are measured on chunks.
 B rows, H chunk length, A action dim, S state dim.
 """
@@ -147,8 +147,8 @@ class ChunkScale(nn.Module):
     def unaction(self, scaled: Tensor, state: Tensor) -> Tensor:
         """Maps chunks back to the dataset's units, inside the dataset's range.
 
-        A joint that stands outside the range may stay where it is, but go no further: sending it into
-        the range at once would be a jump that nobody demonstrated.
+        A joint outside the range may stay where it is, but not move further out. A jump into the range
+        would be a motion that the data does not have.
         """
         actions = torch.addcmul(self.centre, scaled, self.half_range) + self.origin(state)
         is_relative, start = self._relative > 0, self._start(state)

@@ -3,7 +3,7 @@
 Pictures, instruction and state become context tokens, read once per chunk; an action expert turns
 noise into a chunk by flow matching, as pi0 and SmolVLA do, with the conventions of
 `robot_rl.policies.processes`. Actions leave in the dataset's own units. With `horizons` the expert
-is a Mixture of Horizons, which says how much of a chunk to execute.
+is a Mixture of Horizons, which also decides how much of a chunk is executed.
 
 Besides noise, a share of the training chunks starts at zero noise and learns the L1 regression of
 the action (ACT's loss): mode `mean` decodes exactly that, in one step.
@@ -268,7 +268,7 @@ class SmallVLA(Unrefined, nn.Module):
     def _encoded(
         self, obs: Mapping[str, Tensor], generator: Generator | None = None, *, augment: bool = False
     ) -> Encoded:
-        """Encodes an observation; `augment` varies and hides parts of it, as training does."""
+        """Encodes an observation; `augment` perturbs and drops parts of it, for training."""
         config = self.config
         state = self.state_in(self._state(obs, generator, augment=augment))
         tokens = [state[:, None], self.ears(self._instructions(obs, len(state)))]
@@ -357,7 +357,7 @@ class SmallVLA(Unrefined, nn.Module):
 
 
 class _Net:
-    """The expert bound to an observation and a grid; notes how far its horizons are apart."""
+    """The expert with the encoding and grid it is called with; measures how far its horizons disagree."""
 
     def __init__(self, policy: SmallVLA, encoded: Encoded, grid: TimeGrid) -> None:
         self._policy, self._grid = policy, grid
@@ -373,7 +373,7 @@ class _Net:
             condition = condition[rows]
         found = self._policy.expert(x[:, None], (condition + self._times[k])[:, None], cache)
         if isinstance(k, int) and self._policy.config.horizons:
-            # Each horizon alone would go its own way by this much, in units of the action.
+            # How far the step of each horizon alone would be from the mix, in units of the action.
             length = self._grid.times[k] - self._grid.times[k + 1]
             apart = length * disagreement(found).detach()
             self._disagreement = apart if self._disagreement is None else self._disagreement + apart

@@ -92,7 +92,7 @@ class TanhGaussian(nn.Module):
             to_action: the loss's derivative by the action, (B, A).
             to_log_prob: its derivative by the log-probability, the same for all rows.
         """
-        # u = mean + std noise: da/du = 1 - a^2; d log_prob / du = 2 a, and -1 by log std beside that.
+        # u = mean + std noise: da/du = 1 - a^2; d log_prob / du = 2 a, and -1 more by log std.
         to_u = to_action * (1.0 - sample.action.square()) + sample.action * (2.0 * to_log_prob)
         to_log_std = (to_u * sample.noise).mul_(sample.std).sub_(to_log_prob).mul_(sample.within)
         return self.net.gradients(torch.cat([to_u, to_log_std], dim=-1).unsqueeze(0), [sample.path])

@@ -7,8 +7,8 @@
     FPO       flow_cfm                         `joint`     the loss of flow matching for a likelihood
     GRPO      any of them                      any         no value: episodes from the same start are compared
 
-(Chen et al. 2025; Ren et al. 2024; Zhang et al. 2025; McAllister et al. 2025; Li et al. 2025.) What
-scores a chain is the policy's process; this file does not know it. The value is one of features
+(Chen et al. 2025; Ren et al. 2024; Zhang et al. 2025; McAllister et al. 2025; Li et al. 2025.) The
+policy's process scores a chain; this file does not depend on which. The value is one of features
 alone, learned apart from the policy. Deviations: log-probabilities are not clamped, and truncation
 bootstraps from the final observation, which DPPO and ReinFlow leave out.
 B decisions, T of them in each of the envs, H chunk length, A action dim, S scored transitions.
@@ -36,7 +36,7 @@ _REWARD_LIMIT = 10.0  # of a scaled reward (DPPO)
 
 
 class ChainPPO:
-    """Learns the policy and a value of its observations from rollouts, each of which is used up."""
+    """Learns the policy and a value of its observations from rollouts; each rollout is used once."""
 
     def __init__(
         self, policy: PolicyModule, cfg: ChainPPOConfig, seed: int, *, num_envs: int, group: int = 0
@@ -71,11 +71,11 @@ class ChainPPO:
         self._scale = ReturnScale(num_envs)
         self._rollouts = 0
         self._waits = False
-        """Whether the policy is as far from the one that acted as it may be."""
+        """Whether the policy waits for the next rollout: it is `target_kl` away from the one that acted."""
 
     @torch.no_grad()
     def prepare(self, rollout: Rollout) -> PPOBatch:
-        """Returns the decisions with their advantages; the next updates are to be on these."""
+        """Returns the decisions with their advantages; the next updates take these."""
         self._rollouts += 1
         self.begin()
         obs = _flat(rollout.obs)
@@ -86,7 +86,7 @@ class ChainPPO:
         return batch
 
     def _compared(self, rollout: Rollout) -> tuple[Tensor, ...]:
-        """Returns what `_valued` does, of which only the advantage says something."""
+        """Returns what `_valued` does; only the advantage is used."""
         assert isinstance(rollout, EpisodeRollout), "groups are of whole episodes"
         advantage = group_advantage(rollout.score.view(-1, self._group)).view(-1, 1)
         advantage = (advantage * episode_weight(rollout.valid)).flatten()
@@ -229,7 +229,7 @@ class ChainPPO:
         self._rollouts, self._waits = int(state["rollouts"]), bool(state["waits"])
 
     def _parts(self) -> Mapping[str, Any]:
-        """Returns all of it, the policy that the regulariser holds to as well: it may be no base."""
+        """Returns everything, the regulariser's origin too: it may be no base of the run."""
         return {
             "policy": self._policy,
             "origin": self._origin,

@@ -2,10 +2,10 @@
 
     y = sum_{i<h} gamma^i r_{t+i} + gamma^h Q'(s_{t+h}, a'),   Q on (features, h executed actions)
 
-A flow policy follows all data by its own imitation loss, failures included; what acts, and proposes
-a', is one of two. `best_of_n` (QC): of n chunks of the flow, the one the critics value most. `fql`
-(QC-FQL, flow Q-learning of Park et al. 2025): a one-step student, held near the flow's chunk from the
-same noise, that follows the critics' gradient:
+A flow policy clones all data, failures included. The acting policy, which also proposes a', is one of two.
+`best_of_n` (QC): of n chunks of the flow, the one the critics value most. `fql` (QC-FQL, flow Q-learning
+of Park et al. 2025): a one-step student, held near the flow's chunk from the same noise, that follows the
+critics' gradient:
 
     L = alpha |student(z) - flow(z)|^2 - Q(s, student(z))
 
@@ -37,10 +37,10 @@ Module = Any
 
 
 class Actor(Protocol):
-    """What acts in the flow's place, and proposes the actions of targets."""
+    """The acting policy, which also proposes the actions of targets."""
 
     modules: dict[str, Module]
-    """What acts, by the name of its weights in the policy that acts."""
+    """Its modules, by their names in the saved policy."""
     parts: dict[str, Any]
     """What of it is saved, see `learner.saved`."""
 
@@ -54,7 +54,7 @@ class Actor(Protocol):
 
 
 class BestOf:
-    """Of n chunks of the flow, the one that the critics value most: nothing of its own learns."""
+    """Of n chunks of the flow, the one that the critics value most: it has nothing to learn."""
 
     def __init__(self, flow: PolicyModule, critics: ChunkCritics, n: int) -> None:
         self._flow, self._critics, self._n = flow, critics, n
@@ -105,7 +105,7 @@ class Distilled:
 
 
 class ChunkQ(Learner):
-    """Learns critics of chunks, the flow, and what acts."""
+    """Learns critics of chunks, the flow, and the acting policy."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class ChunkQ(Learner):
         Args:
             flow: proposes and teaches, with the average of the weights that learn.
             critics: of the flow's features and chunks.
-            cfg: rates, and what acts.
+            cfg: rates, and which policy acts.
             seed: of all noise.
             student: a `OneStepPolicy`, for `fql`.
         """
@@ -141,7 +141,7 @@ class ChunkQ(Learner):
 
     @torch.no_grad()
     def update(self, batch: ChunkBatch) -> Mapping[str, Tensor]:
-        """Takes one step of the critics, of the flow, and of what acts."""
+        """Takes one step of the critics, of the flow, and of the acting policy."""
         encoded = self._flow.encode(batch.obs)
         target_BP, counts_BP = self._target(batch)
         error, gradients = self._critics.td_gradients(encoded["features"], batch.action, target_BP, counts_BP)
@@ -175,7 +175,7 @@ class ChunkQ(Learner):
         return loss.detach()
 
     def policy_weights(self) -> Mapping[str, Tensor]:
-        """Returns the weights of what acts."""
+        """Returns the weights of the acting policy."""
         return {
             f"{name}.{key}" if name else key: value
             for name, module in self._actor.modules.items()

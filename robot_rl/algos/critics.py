@@ -1,8 +1,8 @@
-"""Ensembles of small networks, and what critics do with their answers.
+"""Ensembles of small networks, and critics.
 
-A 256 x 256 network takes a batch of 256 in less time than autograd and Python need to keep its
-books, so the way back is written out (tests hold it against numerical differences and against
-autograd), and learners call it directly, under `torch.no_grad()`. N networks, B batch, F inputs,
+For a 256 x 256 network and a batch of 256, autograd and Python take longer than the arithmetic. So the
+backward pass is written out (tests compare it with numerical differences and with autograd), and learners
+call it directly, under `torch.no_grad()`. N networks, B batch, F inputs,
 W width, O outputs, A action dim.
 """
 
@@ -109,7 +109,7 @@ class EnsembleMLP(nn.Module):
         Args:
             x: inputs, (B, F).
             only: the networks to ask; None asks all.
-            trains: batch norm goes by this batch, and remembers it; otherwise by what it remembers.
+            trains: batch norm uses the statistics of this batch, and updates its averages; else its averages.
         """
         asked = range(self.num) if only is None else only
         out_NBO = x.new_empty(len(asked), len(x), self._nets[0][-1].shape[-1])
@@ -162,7 +162,7 @@ class EnsembleMLP(nn.Module):
     def _bind(self) -> None:
         """Looks up what every call needs: walking a ParameterList and slicing it takes 30 us."""
         self.in_order = list(self.parameters())  # weights and biases, then those of the batch norms
-        # torch would round both matrices of a product anew for each, at 60 us; see `_product`.
+        # torch would round both matrices again for each product, at 60 us; see `_product`.
         self._halved = [
             precision == "bf16" and rounds_products(layer)
             for precision, layer in zip(self._precisions, self.layers[::2], strict=True)

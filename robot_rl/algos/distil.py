@@ -34,7 +34,7 @@ def distance(student: Student, teacher: Policy, obs: dict[str, Tensor], z: Tenso
     """Returns the mean squared distance of their chunks from the same noise, in the scale of the chain.
 
     Args:
-        student: gets the gradient, if there is to be one.
+        student: gets the gradient, if gradients are enabled.
         teacher: gets none.
         obs: R states.
         z: noise, (R, H, A).

@@ -1,4 +1,4 @@
-"""What an episode, or its parts, were worth beyond success: rewards made from the episodes themselves.
+"""Rewards beyond success, computed from the episodes themselves.
 
     ProgressReward  a score of the whole episode   SRPO (Fei et al. 2025)
     ProcessReward   a reward of every decision     VLA-RL (Lu et al. 2025)

@@ -1,4 +1,4 @@
-"""Value heads: what a critic's outputs say about the return, and how they learn it.
+"""Value heads: how a critic's outputs describe the return, and how they learn it.
 
 A head reads the outputs of an ensemble as one distribution of the return per row. Its gradients are
 written out, by the network's outputs, so that `EnsembleMLP` carries them the rest of the way.
@@ -221,7 +221,7 @@ class Gaussian(Head):
 
 
 def make_head(value: Value, *, num: int, atoms: int, low: float, high: float) -> Head:
-    """Returns the head of `num` critics; those that need no atoms or range do without."""
+    """Returns the head of `num` critics; not every head uses the atoms and the range."""
     if value == "c51":
         return C51(atoms, low, high)
     if value == "hl_gauss":

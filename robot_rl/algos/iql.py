@@ -3,8 +3,8 @@
     V follows the expectile of Q'(s, a) over the actions of the data     |tau - 1(u < 0)| u^2,  u = Q' - V
     Q follows  y = sum_{i<m} gamma^i r_{t+i} + gamma^m V(s_{t+m})        0 in place of V where the task ended
 
-No action outside of the data is asked for. `advantage` = Q' - V says how much better than usual, in the
-data, the executed actions of a chunk are; RL-100 improves its policy by it. Deviation: narrower networks.
+No action outside of the data is valued. `advantage` = Q' - V is how much better the executed actions of a
+chunk are than the data's usual ones; RL-100 improves its policy by it. Deviation: narrower networks.
 B batch, F features, H chunk length, A action dim, P lengths that have a value (one without `prefix`).
 """
 

@@ -3,7 +3,7 @@
 Wagenmaker et al. 2025, "Steering your diffusion policy with latent space reinforcement learning".
 
 `sac`: soft actor-critic whose action is the noise w. `na`, noise-aliased: critics Q_A of executed
-chunks learn by TD, from demonstrations too, whose noise nobody knows, and critics Q_W of the noise
+chunks learn by TD, from demonstrations too, whose noise is unknown, and critics Q_W of the noise
 are taught Q_A(s, decode(s, w)) at w ~ N(0, I). In both, the actor maximises Q_W + temperature * entropy.
 
 Deviations: networks of 256 units and not 2048, fewer updates per step, discount per control step
@@ -124,9 +124,9 @@ class LatentSAC(Learner):
         return {"critic_loss": error.square().mean(dim=1).sum(), "target": target.mean(), **metrics}
 
     def _target(self, batch: ChunkBatch, now: Encoded, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns reward + bootstrap * next value, and what `noise` (B, L) stands for in the present.
+        """Returns reward + bootstrap * next value, and what is done now for `noise` (B, L).
 
-        Noise stands for itself, and its entropy counts; with `na` for what would be executed of it.
+        The action is the noise itself, and its entropy counts; with `na` it is the executed part of its chunk.
         """
         then = self._policy.encode(batch.next_obs)
         features = then["features"]

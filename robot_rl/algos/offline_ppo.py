@@ -7,7 +7,7 @@ data, chunks are sampled from the policy of the last gate with their chains, and
 
 where r_k is the ratio against the policy that sampled: the base at first, the last accepted one later
 (Zhuang et al. 2023, whose policy has one step). Every so many updates, and after the last one, the gate
-judges what came of it.
+judges the result.
 Deviations: no model of the dynamics; the clip range does not decay; advantages are normalised in a batch.
 B batch, H chunk length, A action dim.
 """

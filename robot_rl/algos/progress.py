@@ -7,8 +7,8 @@ gamma^(steps to go) times the chance of success, in [0, 1], and rises along an e
 critics are distributional. Frames whose chunk loses more than a threshold of it are not cloned.
 Deviations: an episode is valued by critics that did not learn from it, as others remember how each of a
 few hundred episodes ended, and see no fall; the next chunk is the demonstrator's own, not that of an actor
-learned by TD3+BC; nobody marks retries in the demonstrations, failures are there as they are; the end of a
-failure is worth 0, whoever ended it; frames that are hardly anywhere can be left out as well.
+learned by TD3+BC; retries in the demonstrations are not marked, failures are kept as they are; the end of a
+failure is worth 0, whatever ended it; frames of little progress can be left out as well.
 N critics, B batch, H chunk length, A action dim, T frames.
 """
 
@@ -165,7 +165,7 @@ class ProgressCritic(Learner):
         return found
 
     def policy_weights(self) -> Mapping[str, Tensor]:
-        """Returns nothing: no policy acts by it."""
+        """Returns nothing: it has no policy."""
         return {}
 
     def _parts(self) -> Mapping[str, Any]:

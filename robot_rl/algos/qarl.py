@@ -1,4 +1,4 @@
-"""An adversary of bounded rationality beside the actor (QARL, Reddi et al. 2024).
+"""An adversary of bounded rationality against the actor (QARL, Reddi et al. 2024).
 
     executed action = clip(a + bound d),  a = actor(s),  d = adversary(s)
     actor:      mean of temperature log pi(a) - critics(s, executed)
@@ -6,8 +6,8 @@
 
 A zero-sum game between two maximum-entropy players. The hotter the adversary, the more its pushes are
 random: its temperature falls from `first` to `last` while it learns, so that the actor meets noise
-first and an opponent later. Both share the critics, for only the executed action matters to the task:
-replay and demonstrations need to know nothing of the game. Deviations: in the paper the adversary has
+first and an opponent later. Both share the critics, because only the executed action matters to the task:
+replay and demonstrations are the same as without the game. Deviations: in the paper the adversary has
 forces and a critic of its own, the players learn in turns, and the temperature is drawn from a
 distribution that moves on when the return allows it; here it follows a schedule.
 B batch, A action dim, F features.
@@ -29,7 +29,7 @@ from robot_rl.data.transitions import TransitionBatch
 
 
 class QARL(ActorCritic):
-    """Learns an actor, its adversary, and critics of the actions that come of both."""
+    """Learns an actor, its adversary, and critics of their combined actions."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class QARL(ActorCritic):
         return {**metrics, "adversary_temperature": torch.tensor(self._temperature())}
 
     def _actions(self, steps: Steps, *, with_present: bool) -> tuple[Squashed | None, Tensor, Tensor]:
-        """Returns what `ActorCritic` does, of the actions that come of both players."""
+        """Returns what `ActorCritic` does, for the combined actions of both players."""
         present, after, bonus = super()._actions(steps, with_present=with_present)
         push = self.adversary.sample(steps.next_features, self._pushes)
         if self._cfg.entropy_backup and self._opponent.bound > 0:

@@ -75,7 +75,7 @@ def gae(
 
 
 def group_advantage(score_PG: Tensor) -> Tensor:
-    """Returns how each episode did beside the others of its group, (P, G) (GRPO, Shao et al. 2024).
+    """Returns the advantage of each episode in its group, (P, G) (GRPO, Shao et al. 2024).
 
     (score - mean) / (std + 1e-6), with the sample's standard deviation (of G - 1). A group without
     differences gets zeros.

@@ -1,11 +1,11 @@
-"""Several actions from one observation, each judged where it would act (SRL, Patel & Siegelmann 2025).
+"""Several actions from one observation, each valued where it is executed (SRL, Patel & Siegelmann 2025).
 
     s_0 = features,  (a_0 .. a_J-1) = actor(s_0),  s_j+1 = s_j + model(s_j, a_j)
     loss of the actor = mean over the batch of sum over j of [temperature log pi(a_j) - critics(s_j, a_j)]
 
 The critics learn on single control steps, as SAC's do: the action that follows is the first of a new
-sequence. The model, learned beside them, serves the actor's loss alone, and nothing passes through it
-backwards; what acts needs neither. Deviations: the actor gives the sequence at once, without a
+sequence. The model is learned at the same time. It serves the actor's loss alone and gets no gradient from
+it; acting needs neither model nor critics. Deviations: the actor gives the sequence at once, without a
 recurrent cell and without the action before; the model predicts the change of the normalised state,
 and no slow copy of it is kept.
 B batch, J actions of a sequence, A action dim, F features.

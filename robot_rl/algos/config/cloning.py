@@ -1,4 +1,4 @@
-"""Settings of what learns from recorded chunks: cloning, distilling, and how far a frame is."""
+"""Settings of cloning, of distillation, and of the progress critics that filter demonstrations."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class FilterConfig:
     max_fall: float = 0.1
     """Frames within whose chunk the progress falls by more than this are not cloned."""
     min_progress: float = 0.0
-    """Nor are frames that are less far: what fails from the start has nothing to lose. 0 is GR-RL's."""
+    """Frames of less progress are not cloned either: a failure from the start cannot fall. 0 is GR-RL's."""
     algorithm: ProgressConfig = field(default_factory=ProgressConfig)
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Settings of what learns from replayed steps: actors, critics, and what is between them."""
+"""Settings of learners from replayed steps: actors, critics, and their models and adversaries."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ class ActorCriticConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class AdversaryConfig:
-    """Who pushes, how far, and how wisely."""
+    """The adversary: how far it pushes, and its temperature."""
 
     bound: float = 0.2
     """Largest push, as a share of the env's [-1, 1]; 0 leaves the actor alone."""
@@ -166,7 +166,7 @@ class QARLConfig(ActorCriticConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class SequenceConfig(ActorCriticConfig):
-    """Actor, critics, and the model between them."""
+    """Actor, critics, and the model of one step."""
 
     credit: Literal["steps", "decisions"] = "steps"
     """`steps`: each action is judged alone, where the model puts it; `decisions`: the sequence as a whole,

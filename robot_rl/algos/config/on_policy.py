@@ -1,4 +1,4 @@
-"""Settings of what learns by PPO: from rollouts, and offline."""
+"""Settings of PPO: from rollouts, and offline."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Reduction = Literal["per_step", "joint", "single"]
 
 
 Regulariser = Literal["none", "w2", "bc"]
-"""What holds the policy near the one it began as: `w2`, the same chunk from the same noise (ReinFlow);
+"""What keeps the policy near its first weights: `w2`, the same chunk from the same noise (ReinFlow);
 `bc`, the imitation loss on that one's chunks."""
 
 
