@@ -47,13 +47,8 @@ class LatentSteer(FrozenBaseAdapter):
         super().__init__(base)
         self.config = config
         self.latent_dim = self.action_dim * (1 if config.repeat else self.horizon)
-        self.actor = MLP(
-            self.feature_dim,
-            2 * self.latent_dim,
-            width=config.width,
-            depth=config.depth,
-            layernorm=config.layernorm,
-        )
+        size: dict[str, Any] = {"width": config.width, "depth": config.depth}
+        self.actor = MLP(self.feature_dim, 2 * self.latent_dim, **size, layernorm=config.layernorm)
         initialise(self.actor, generator)
         self.steers: Tensor = nn.Buffer(torch.tensor(False))
         """Whether the actor chooses the noise; a buffer, so that it is saved with the weights."""

@@ -114,7 +114,9 @@ class RealTimeChunks(PolicyAdapter):
         flow = _flow(self.base)
         # The pull is a derivative by x, also for callers that have derivatives switched off.
         with torch.inference_mode(False), torch.no_grad():
-            encoded, before, known = _usable(encoded), before.clone(), known.clone()
+            # Autograd cannot keep tensors of inference mode.
+            encoded = Encoded({name: value.clone() for name, value in encoded.items()})
+            before, known = before.clone(), known.clone()
             target = flow.to_chain(before, encoded)
             padding = (0, target.shape[-1] - self.action_dim)
             weights = soft_mask(known, frozen=frozen, horizon=self.horizon).to(target)
@@ -196,10 +198,3 @@ def _flow(base: nn.Module) -> GuidablePolicy:
             "(flow, small_vla, lerobot_flow), or a residual on one of them."
         )
     return found
-
-
-def _usable(encoded: Encoded) -> Encoded:
-    """Returns tensors that autograd may keep: those of inference mode are copied."""
-    return Encoded(
-        {name: value.clone() if value.is_inference() else value for name, value in encoded.items()}
-    )

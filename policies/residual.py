@@ -55,13 +55,9 @@ class ResidualPolicy(FrozenBaseAdapter):
         super().__init__(base)
         self.head_config = head_config
         self.scale = scale
-        self.head = MLP(
-            self.feature_dim + self.action_dim,
-            self.action_dim,
-            width=head_config.width,
-            depth=head_config.depth,
-            layernorm=head_config.layernorm,
-        )
+        inputs = self.feature_dim + self.action_dim
+        size: dict[str, Any] = {"width": head_config.width, "depth": head_config.depth}
+        self.head = MLP(inputs, self.action_dim, **size, layernorm=head_config.layernorm)
         initialise(self.head, generator)
         zero_last_layer(self.head)
 

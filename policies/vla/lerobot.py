@@ -136,7 +136,9 @@ class LeRobotPolicy(Unrefined, nn.Module):
         """
         folder = Path(folder).resolve()
         content = describe(self._parts, root=folder, instruction=self.instruction)
-        files.write_folder(folder, content, _untied(merged_state(self.policy)))
+        state = merged_state(self.policy)
+        spare = {name for group in files.tied_names(state) for name in group[1:]}
+        files.write_folder(folder, content, {n: tensor for n, tensor in state.items() if n not in spare})
 
     def save_adapters(self, folder: Path | str) -> None:
         """Writes adapters and trained heads alone, in peft's format.
@@ -361,12 +363,6 @@ def seeded(generator: Generator | None, device: torch.device) -> Yields[None]:
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(int(seed))
         yield
-
-
-def _untied(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Leaves out all but the first name of tensors that share a memory."""
-    spare = {name for group in files.tied_names(state) for name in group[1:]}
-    return {name: tensor for name, tensor in state.items() if name not in spare}
 
 
 def _drop_tied(module: nn.Module, state: dict[str, Tensor], prefix: str, _metadata: Any) -> None:

@@ -19,12 +19,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from robot_rl.algos.actors import Deterministic, Squashed, TanhGaussian
-from robot_rl.algos.config.off_policy import (
-    ActorConfig,
-    ActorCriticConfig,
-    CriticConfig,
-    Norm,
-)
+from robot_rl.algos.config.off_policy import ActorCriticConfig, Norm
 from robot_rl.algos.critics import Critics
 from robot_rl.algos.heads import make_head
 from robot_rl.algos.learner import Learner
@@ -77,9 +72,22 @@ class ActorCritic(Learner):
         super().__init__()
         self._cfg, self._encode = cfg, encode
         draws = Generator().manual_seed(seed)
-        common = {"matmul": cfg.matmul, "generator": draws, "renorm_warmup": cfg.critic.renorm_warmup}
-        self.actor = _make_actor(feature_dim, decides * action_dim, cfg.actor, common).to(device)
-        self.critics = _make_critics(feature_dim, action_dim, cfg.critic, common).to(device)
+        common: dict[str, Any] = {
+            "matmul": cfg.matmul,
+            "generator": draws,
+            "renorm_warmup": cfg.critic.renorm_warmup,
+        }
+        size: dict[str, Any] = {"width": cfg.actor.width, "depth": cfg.actor.depth, **_norms(cfg.actor.norm)}
+        outputs, log_std_range = decides * action_dim, cfg.actor.log_std_range
+        self.actor = (
+            Deterministic(feature_dim, outputs, **size, **common)
+            if cfg.actor.kind == "deterministic"
+            else TanhGaussian(feature_dim, outputs, log_std_range=log_std_range, **size, **common)
+        ).to(device)
+        critic = cfg.critic
+        head = make_head(critic.value, num=critic.num, atoms=critic.atoms, low=critic.low, high=critic.high)
+        size = {"num": critic.num, "width": critic.width, "depth": critic.depth, **_norms(critic.norm)}
+        self.critics = Critics(feature_dim, action_dim, head=head, **size, **common).to(device)
         self._targets = self.critics.target() if cfg.critic.target == "ema" else None
         # TD3's target acts as well; SAC's next action is the actor's own.
         self._target_actor = (
@@ -231,27 +239,6 @@ class ActorCritic(Learner):
             "generator": self._generator,
             "draws": self._draws,
         }
-
-
-def _make_actor(
-    feature_dim: int, action_dim: int, cfg: ActorConfig, common: Mapping[str, Any]
-) -> TanhGaussian | Deterministic:
-    size: dict[str, Any] = {"width": cfg.width, "depth": cfg.depth, **_norms(cfg.norm), **common}
-    if cfg.kind == "deterministic":
-        return Deterministic(feature_dim, action_dim, **size)
-    return TanhGaussian(feature_dim, action_dim, log_std_range=cfg.log_std_range, **size)
-
-
-def _make_critics(feature_dim: int, action_dim: int, cfg: CriticConfig, common: Mapping[str, Any]) -> Critics:
-    head = make_head(cfg.value, num=cfg.num, atoms=cfg.atoms, low=cfg.low, high=cfg.high)
-    size: dict[str, Any] = {
-        "num": cfg.num,
-        "width": cfg.width,
-        "depth": cfg.depth,
-        **_norms(cfg.norm),
-        **common,
-    }
-    return Critics(feature_dim, action_dim, head=head, **size)
 
 
 def _norms(norm: Norm) -> dict[str, bool]:

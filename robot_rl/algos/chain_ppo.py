@@ -24,7 +24,7 @@ import torch
 from torch import Generator, Tensor
 
 from robot_rl.algos.config.on_policy import ChainPPOConfig
-from robot_rl.algos.critics import EnsembleMLP
+from robot_rl.algos.critics import value_net
 from robot_rl.algos.learner import PolicyModule, restore, saved
 from robot_rl.algos.losses import chain_ratio, clip_schedule, ppo_loss
 from robot_rl.algos.optim import Optimiser, keep_freed_memory
@@ -56,14 +56,7 @@ class ChainPPO:
         self._origin = None if cfg.regulariser == "none" else copy.deepcopy(policy)
         trained = [parameter for parameter in policy.parameters() if parameter.requires_grad]
         device = trained[0].device
-        self._value = EnsembleMLP(
-            policy.feature_dim,
-            1,
-            width=cfg.width,
-            depth=cfg.depth,
-            matmul=cfg.matmul,
-            generator=Generator().manual_seed(seed),
-        ).to(device)
+        self._value = value_net(policy.feature_dim, cfg, seed).to(device)
         rates = {"weight_decay": cfg.weight_decay, "grad_clip": cfg.grad_clip}
         self.actor_optimiser = Optimiser(trained, lr=cfg.actor_lr, **rates)
         self._critic_optimiser = Optimiser(self._value.parameters(), lr=cfg.critic_lr, **rates)

@@ -14,10 +14,10 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
 from robot_rl.algos.chain_ppo import ChainPPOConfig
-from robot_rl.algos.critics import EnsembleMLP
+from robot_rl.algos.critics import value_net
 from robot_rl.algos.learner import PolicyModule, restore, saved
 from robot_rl.algos.optim import Optimiser
 from robot_rl.algos.returns import progress_score, td_target
@@ -64,14 +64,7 @@ class ProcessReward:
     def __init__(self, policy: PolicyModule, cfg: ChainPPOConfig, seed: int, *, device: str = "cpu") -> None:
         """Args: cfg: whose sizes and rate are those of the value, and of this net too."""
         self._policy = policy
-        self._net = EnsembleMLP(
-            policy.feature_dim,
-            1,
-            width=cfg.width,
-            depth=cfg.depth,
-            matmul=cfg.matmul,
-            generator=Generator().manual_seed(seed),
-        ).to(device)
+        self._net = value_net(policy.feature_dim, cfg, seed).to(device)
         self._optimiser = Optimiser(self._net.parameters(), lr=cfg.critic_lr, grad_clip=cfg.grad_clip)
 
     @torch.no_grad()

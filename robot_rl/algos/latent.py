@@ -124,9 +124,9 @@ class LatentSAC(Learner):
         return {"critic_loss": error.square().mean(dim=1).sum(), "target": target.mean(), **metrics}
 
     def _target(self, batch: ChunkBatch, now: Encoded, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns reward + bootstrap * next value, and what is done now for `noise` (B, L).
+        """Returns reward + bootstrap * next value, and the present action of `noise` (B, L).
 
-        The action is the noise itself, and its entropy counts; with `na` it is the executed part of its chunk.
+        The action is the noise itself, and its entropy counts; with `na` the executed part of its chunk.
         """
         then = self._policy.encode(batch.next_obs)
         features = then["features"]

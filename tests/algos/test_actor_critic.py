@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Generator
 
-from robot_rl.algos.actor_critic import ActorConfig, ActorCritic, ActorCriticConfig, CriticConfig
+from robot_rl.algos.actor_critic import ActorCritic
 from robot_rl.algos.actors import Deterministic, TanhGaussian
+from robot_rl.algos.config.off_policy import ActorConfig, ActorCriticConfig, CriticConfig
 from robot_rl.data.transitions import TransitionBatch
 
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Generator, Tensor
 
-from robot_rl.algos.actor_critic import ActorConfig, ActorCritic, CriticConfig
+from robot_rl.algos.actor_critic import ActorCritic
 from robot_rl.algos.actors import Squashed, TanhGaussian
-from robot_rl.algos.config.off_policy import AdversaryConfig
+from robot_rl.algos.config.off_policy import ActorConfig, AdversaryConfig, CriticConfig
 from robot_rl.algos.qarl import QARL, QARLConfig
 from robot_rl.data.transitions import TransitionBatch
 

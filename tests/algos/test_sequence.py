@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Generator, Tensor
 
-from robot_rl.algos.actor_critic import ActorConfig, CriticConfig
 from robot_rl.algos.actors import TanhGaussian, squashed_log_prob
+from robot_rl.algos.config.off_policy import ActorConfig, CriticConfig
 from robot_rl.algos.sequence import SequenceActorCritic, SequenceConfig
 from robot_rl.data.transitions import ChunkBatch, Prefixes
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Generator, Tensor
 
-from robot_rl.algos.actor_critic import ActorConfig, ActorCritic, ActorCriticConfig
+from robot_rl.algos.actor_critic import ActorCritic, ActorCriticConfig
+from robot_rl.algos.config.off_policy import ActorConfig
 from robot_rl.core.policy import DemoBatch
 from robot_rl.data.normalize import Normaliser
 from robot_rl.policies.actor import ActorPolicy, ActorPolicyConfig
