@@ -28,6 +28,9 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from torch import Generator, Tensor
 
+    Step = tuple[Tensor, float | Tensor | None]
+    """Mean and standard deviation of x_{k+1}; None where the step is deterministic."""
+
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 
 
@@ -80,10 +83,8 @@ class Process(Protocol):
         """Returns the grid of `steps` denoising steps."""
         ...
 
-    def step(
-        self, net_out: Tensor, x: Tensor, grid: TimeGrid, k: int | Tensor
-    ) -> tuple[Tensor, float | Tensor | None]:
-        """Returns mean and standard deviation of x_{k+1}; None where the step is deterministic."""
+    def step(self, net_out: Tensor, x: Tensor, grid: TimeGrid, k: int | Tensor) -> Step:
+        """Returns mean and standard deviation of x_{k+1}."""
         ...
 
     def ode_step(self, net_out: Tensor, x: Tensor, grid: TimeGrid, k: int | Tensor) -> Tensor:
@@ -110,9 +111,7 @@ class FlowODE:
         times = _flow_times(steps)
         return TimeGrid(str(self), times, {"delta": _differences(times)})
 
-    def step(
-        self, net_out: Tensor, x: Tensor, grid: TimeGrid, k: int | Tensor
-    ) -> tuple[Tensor, float | Tensor | None]:
+    def step(self, net_out: Tensor, x: Tensor, grid: TimeGrid, k: int | Tensor) -> Step:
         return _euler(net_out, x, grid, k), None
 
     def ode_step(self, net_out: Tensor, x: Tensor, grid: TimeGrid, k: int | Tensor) -> Tensor:
@@ -174,9 +173,7 @@ class FlowSDE(FlowODE):
         }
         return TimeGrid(str(self), times, columns)
 
-    def step(
-        self, net_out: Tensor, x: Tensor, grid: TimeGrid, k: int | Tensor
-    ) -> tuple[Tensor, float | Tensor | None]:
+    def step(self, net_out: Tensor, x: Tensor, grid: TimeGrid, k: int | Tensor) -> Step:
         noise = x + grid.at("velocity_to_noise", k, x) * net_out
         mean = _euler(net_out, x, grid, k) - grid.at("pull", k, x) * noise
         return mean, (grid.at("std", k, x) if self.eta > 0 else None)
@@ -301,9 +298,7 @@ class DDIM:
         times = tuple((level + 1) / self.train_steps for level in levels)
         return TimeGrid(str(self), (*times, 0.0), columns)
 
-    def step(
-        self, net_out: Tensor, x: Tensor, grid: TimeGrid, k: int | Tensor
-    ) -> tuple[Tensor, float | Tensor | None]:
+    def step(self, net_out: Tensor, x: Tensor, grid: TimeGrid, k: int | Tensor) -> Step:
         action = _predicted_action(net_out, x, grid, k)
         mean = grid.at("action_gain", k, x) * action + grid.at("x_gain", k, x) * x
         return mean, (grid.at("std", k, x) if self.eta > 0 else None)

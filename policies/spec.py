@@ -138,7 +138,7 @@ def read_config(config_class: type[Config], values: Any, *, at: str) -> Config:
         if name not in values and field.default is MISSING and field.default_factory is MISSING:
             raise CheckpointError(f"{at}: {config_class.__name__} lacks {name!r}.")
     try:
-        return config_class(**{key: _tuples(value) for key, value in values.items()})
+        return config_class(**{key: as_tuple(value) for key, value in values.items()})
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"{at}: {error}") from error
 
@@ -174,5 +174,6 @@ def check_demonstration(batch: DemoBatch, horizon: int, action_dim: int) -> None
     check_chunk("bc_loss", "valid", batch.valid, shape[:2])
 
 
-def _tuples(value: Any) -> Any:
+def as_tuple(value: Any) -> Any:
+    """Returns a list, as JSON and YAML have it, as a tuple."""
     return tuple(value) if isinstance(value, list) else value

@@ -10,6 +10,7 @@ from robot_rl.core.errors import ConfigError, nearest, require, require_fields
 from robot_rl.core.language import encode_text
 from robot_rl.policies.config import ProcessConfig
 from robot_rl.policies.processes import Process, flow_process
+from robot_rl.policies.spec import as_tuple
 from robot_rl.policies.vla.encoders import SMALLEST
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -153,10 +154,6 @@ def read_options(options: Mapping[str, Any], known: Mapping[str, Any]) -> SmallV
             raise ConfigError(f"small_vla: no option {name!r}.{nearest(name, [*names, 'preset'])}")
     values = {**known, **PRESETS[preset], **options}
     try:
-        return SmallVLAConfig(**{name: _tuples(value) for name, value in values.items()})
+        return SmallVLAConfig(**{name: as_tuple(value) for name, value in values.items()})
     except (TypeError, ValueError) as error:
         raise ConfigError(str(error)) from error
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value

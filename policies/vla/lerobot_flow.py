@@ -88,8 +88,7 @@ class LeRobotFlowPolicy(LeRobotPolicy):
         """
         with self.acting():
             batch = self.preprocess(obs)
-            prefix = self._smolvla_prefix if self.policy_type == "smolvla" else self._pi_prefix
-            cache, mask, hidden = prefix(batch)
+            cache, mask, hidden = self._prefix(batch)
             weight = mask.unsqueeze(-1).to(hidden.dtype)
             pooled = (hidden * weight).sum(dim=1) / weight.sum(dim=1)
             encoded = {"features": torch.cat([batch[STATE], pooled.float()], dim=-1), "mask": mask}
@@ -184,39 +183,25 @@ class LeRobotFlowPolicy(LeRobotPolicy):
 
         return velocity
 
-    def _smolvla_prefix(self, batch: dict[str, Any]) -> tuple[Any, Tensor, Tensor]:
+    def _prefix(self, batch: dict[str, Any]) -> tuple[Any, Tensor, Tensor]:
         """Returns the cache of keys and values, the mask (B, P), and the last layer's output (B, P, W)."""
-        model, pictures = self.policy.model, self.policy.prepare_images(batch)
-        state = self.policy.prepare_state(batch)
-        embedded, pad, attention = model.embed_prefix(*pictures, batch[_TOKENS], batch[_MASK], state=state)
-        (hidden, _), cache = model.vlm_with_expert.forward(
-            attention_mask=self._square(pad, attention),
-            position_ids=torch.cumsum(pad, dim=1) - 1,
-            past_key_values=None,
-            inputs_embeds=[embedded, None],
-            use_cache=True,
-        )
-        return cache, pad, hidden
-
-    def _pi_prefix(self, batch: dict[str, Any]) -> tuple[Any, Tensor, Tensor]:
-        """As `_smolvla_prefix`."""
-        model, pictures = self.policy.model, self.policy._preprocess_images(batch)
-        embedded, pad, attention = model.embed_prefix(*pictures, batch[_TOKENS], batch[_MASK])
-        vlm = model.paligemma_with_expert
-        vlm.paligemma.model.language_model.config._attn_implementation = "eager"  # as LeRobot does
-        additive = extra("lerobot.policies.common.vla_utils").prepare_attention_masks_4d
+        policy, model, is_smol = self.policy, self.policy.model, self.policy_type == "smolvla"
+        pictures = (policy.prepare_images if is_smol else policy._preprocess_images)(batch)
+        known = {"state": policy.prepare_state(batch)} if is_smol else {}
+        embedded, pad, attention = model.embed_prefix(*pictures, batch[_TOKENS], batch[_MASK], **known)
+        mask = module_of(self.config, "modeling").make_att_2d_masks(pad, attention)  # (B, P, P)
+        vlm = model.vlm_with_expert if is_smol else model.paligemma_with_expert
+        if not is_smol:
+            vlm.paligemma.model.language_model.config._attn_implementation = "eager"  # as LeRobot does
+            mask = extra("lerobot.policies.common.vla_utils").prepare_attention_masks_4d(mask)
         (hidden, _), cache = vlm.forward(
-            attention_mask=additive(self._square(pad, attention)),
+            attention_mask=mask,
             position_ids=torch.cumsum(pad, dim=1) - 1,
             past_key_values=None,
             inputs_embeds=[embedded, None],
             use_cache=True,
         )
         return cache, pad, hidden
-
-    def _square(self, pad: Tensor, attention: Tensor) -> Tensor:
-        """Returns which token sees which, (B, P, P)."""
-        return module_of(self.config, "modeling").make_att_2d_masks(pad, attention)
 
 
 def _cache(encoded: Encoded) -> Any:

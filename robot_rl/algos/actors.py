@@ -32,14 +32,7 @@ class Squashed(NamedTuple):
 
     def rows(self, rows: slice) -> Squashed:
         """Returns some rows of a sample without batch norm."""
-        return Squashed(
-            action=self.action[rows],
-            log_prob=self.log_prob[rows],
-            noise=self.noise[rows],
-            std=self.std[rows],
-            within=self.within[rows],
-            path=self.path.rows(rows),
-        )
+        return Squashed._make([*(part[rows] for part in self[:-1]), self.path.rows(rows)])
 
 
 def squashed_log_prob(action: Tensor, log_std: Tensor, noise: Tensor) -> Tensor:

@@ -160,7 +160,10 @@ class ChainPPO:
             advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
         encoded = self._policy.encode(obs)
         log_prob, entropy = self._policy.log_prob(encoded, chain)
-        clip = cfg.clip if cfg.clip_first is None else self._clips(cfg.clip_first, old.shape[1])
+        clip: float | Tensor = cfg.clip
+        if cfg.clip_first is not None:
+            schedule = clip_schedule(cfg.clip_first, cfg.clip, old.shape[1], rate=cfg.clip_rate)
+            clip = schedule.to(self._generator.device)
         loss = ppo_loss(
             log_prob,
             old,
@@ -203,10 +206,6 @@ class ChainPPO:
             return (self._policy.sample(encoded, z=z).actions - chunks).square().mean()
         valid = torch.ones(shape[:2], dtype=torch.bool, device=device)
         return self._policy.bc_loss(DemoBatch(obs, chunks, valid), self._generator)
-
-    def _clips(self, first: float, steps: int) -> Tensor:
-        clips = clip_schedule(first, self._cfg.clip, steps, rate=self._cfg.clip_rate)
-        return clips.to(self._generator.device)
 
     def _values(self, features: Tensor) -> Tensor:
         return self._value.answer(features)[0].flatten()

@@ -77,11 +77,8 @@ class ChunkCritics(nn.Module):
     ) -> tuple[Tensor, list[Tensor]]:
         """Returns the errors q - target (N, R) of the R values that count, and the gradients of `td_loss`."""
         rows = self._beginnings(actions, self.flags)
-        repeated, target, counts = (
-            features.repeat_interleave(len(self.lengths), dim=0),
-            target_BP.flatten(),
-            counts_BP.flatten(),
-        )
+        repeated = features.repeat_interleave(len(self.lengths), dim=0)
+        target, counts = target_BP.flatten(), counts_BP.flatten()
         if not counts.all():
             rows, repeated, target = rows[counts], repeated[counts], target[counts]
         return self.net.td_gradients(repeated, rows, target)
