@@ -114,8 +114,8 @@ class ActorCritic(Learner):
         self._updates += 1
         is_actors = self._updates % self._cfg.actor_every == 0
         sample, after, bonus = self._actions(steps, with_present=is_actors)
-        error = self._learn_values(steps, after, bonus)
-        metrics = self._climb(steps.features, sample) if is_actors else {}
+        error = self._update_critics(steps, after, bonus)
+        metrics = self._update_actor(steps.features, sample) if is_actors else {}
         if self._updates % METRICS_EVERY:
             return {}
         return metrics | {"critic_loss": error.square().mean(dim=1).sum()}
@@ -128,7 +128,7 @@ class ActorCritic(Learner):
         self._optimisers["actor"].apply(gradients)
         self._follow_actor()
         _, after, bonus = self._actions(steps, with_present=False)
-        error = self._learn_values(steps, after, bonus)
+        error = self._update_critics(steps, after, bonus)
         return {"cloning_loss": loss, "critic_loss": error.square().mean(dim=1).sum()}
 
     def _read(self, batch: TransitionBatch) -> Steps:
@@ -162,7 +162,7 @@ class ActorCritic(Learner):
         noise = torch.empty_like(action).normal_(0.0, self._cfg.target_noise_std, generator=self._generator)
         return action.add_(noise.clamp_(-limit, limit)).clamp_(-1.0, 1.0)
 
-    def _learn_values(self, steps: Steps, after: Tensor, bonus: Tensor) -> Tensor:
+    def _update_critics(self, steps: Steps, after: Tensor, bonus: Tensor) -> Tensor:
         """Takes a step of the critics and their targets; returns the errors (N, B) before it."""
         cfg, critics, targets = self._cfg.critic, self.critics, self._targets
         drawn = critics.draw(cfg.drawn, self._draws)
@@ -184,19 +184,19 @@ class ActorCritic(Learner):
             targets.follow_online(critics, cfg.tau)
         return error
 
-    def _climb(self, features: Tensor, sample: Squashed | None) -> dict[str, Tensor]:
+    def _update_actor(self, features: Tensor, sample: Squashed | None) -> dict[str, Tensor]:
         """Takes a step of the actor up the critics' value, and of the temperature."""
         actor, share = self.actor, 1.0 / len(features)
         if isinstance(actor, Deterministic):
             point = actor.sample(features, trains=True)
-            value, by_action = self._slope(features, point.action)
+            value, by_action = self._action_value(features, point.action)
             self._optimisers["actor"].apply(actor.gradients(point, by_action * -share))
             self._follow_actor()
             return {"q": value.mean()}
         if sample is None:
             sample = actor.sample(features, self._generator, trains=True)
         temperature = self._log_temperature.exp()
-        value, by_action = self._slope(features, sample.action)
+        value, by_action = self._action_value(features, sample.action)
         # Loss of the actor: mean of temperature * log_prob - value.
         self._optimisers["actor"].apply(actor.gradients(sample, by_action * -share, temperature * share))
         entropy = -sample.log_prob.mean()
@@ -205,7 +205,7 @@ class ActorCritic(Learner):
             self._optimisers["temperature"].apply([entropy - self._target_entropy])
         return {"q": value.mean(), "entropy": entropy, "temperature": temperature}
 
-    def _slope(self, features: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+    def _action_value(self, features: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the value (B,) that the actor climbs, and its derivative by the actor's action."""
         return self.critics.action_gradient(features, action, self._cfg.critic.actor_aggregate)
 

@@ -1,4 +1,4 @@
-"""Actors over features, with their way back: a squashed Gaussian, and a deterministic one.
+"""Actors over features, with their backward passes: a squashed Gaussian, and a deterministic one.
 
 B batch, F features, A action dim.
 """
@@ -18,7 +18,7 @@ _MOST_DEMONSTRATED = 0.999  # of an action's range: beyond, atanh has no bound
 
 
 class Squashed(NamedTuple):
-    """A sample of the actor, and what its way back needs."""
+    """A sample of the actor, and what its backward pass needs."""
 
     action: Tensor
     """(B, A) in (-1, 1)."""
@@ -108,7 +108,7 @@ class TanhGaussian(nn.Module):
 
 
 class Point(NamedTuple):
-    """An action of the deterministic actor, and its way back."""
+    """An action of the deterministic actor, and its path."""
 
     action: Tensor
     """(B, A) in (-1, 1)."""
@@ -129,7 +129,7 @@ class Deterministic(nn.Module):
         return self.net.answer(features)[0][0].tanh_()
 
     def sample(self, features: Tensor, *, trains: bool = False) -> Point:
-        """Returns the action with its way back; `trains` as in `EnsembleMLP.answer`."""
+        """Returns the action with its path; `trains` as in `EnsembleMLP.answer`."""
         out_NBO, (path,) = self.net.answer(features, trains=trains)
         return Point(out_NBO[0].tanh_(), path)
 

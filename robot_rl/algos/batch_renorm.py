@@ -1,4 +1,4 @@
-"""Batch renormalisation (Ioffe 2017) of an ensemble's layers, both ways, as CrossQ has it.
+"""Batch renormalisation (Ioffe 2017) of an ensemble's layers, forward and backward, as in CrossQ.
 
     training: v = (x - batch mean) / batch std * r + d;  otherwise: (x - mean) / std, of the averages
     y = v * scale + shift
@@ -22,7 +22,7 @@ _MOST_R, _MOST_D = 3.0, 5.0
 
 
 class Renormed(NamedTuple):
-    """What the way back needs."""
+    """What the backward pass needs."""
 
     unit: Tensor
     """(B, W), of mean 0 and variance 1 over the batch."""
@@ -66,7 +66,7 @@ class BatchRenorm(nn.Module):
         return torch.addcmul(self.shift[n].detach(), v, scale), Renormed(unit, v, rate, scale)
 
     @staticmethod
-    def back(grad: Tensor, kept: Renormed, to_scale: Tensor, to_shift: Tensor) -> Tensor:
+    def backward(grad: Tensor, kept: Renormed, to_scale: Tensor, to_shift: Tensor) -> Tensor:
         """Returns the gradient by the input, given that by the output; r and d count as constants.
 
         Writes those of scale and shift to `to_scale` and `to_shift`.

@@ -156,8 +156,8 @@ class LatentSAC(Learner):
             log_prob = squashed_log_prob(share, log_std, chance)
         bound = self._policy.config.bound
         value, by_noise = self._of_noise.action_gradient(features, bound * share.detach(), "min")
-        # Loss: mean of temperature * log_prob - value. The critics say its derivative by the noise,
-        # the rest of the way autograd goes.
+        # Loss: mean of temperature * log_prob - value. The critics give its derivative by the noise,
+        # and autograd does the rest.
         rows, optimiser = len(value), self._optimisers["actor"]
         towards = [by_noise * (-bound / rows), (temperature / rows).expand(rows)]
         with matmul_precision(self._cfg.matmul):

@@ -71,10 +71,10 @@ class QARL(ActorCritic):
             bonus = bonus + self._temperature() * push.log_prob
         return present, self._executed(after, push), bonus
 
-    def _slope(self, features: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+    def _action_value(self, features: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         """Returns value and derivative as `ActorCritic` does; the adversary takes its step down the same."""
         push = self.adversary.sample(features, self._pushes)
-        value, by_executed = super()._slope(features, self._executed(action, push))
+        value, by_executed = super()._action_value(features, self._executed(action, push))
         moves = (action + self._opponent.bound * push.action).abs() <= 1.0  # what is clipped does not
         by_action, share = by_executed * moves, 1.0 / len(features)
         gradients = self.adversary.gradients(

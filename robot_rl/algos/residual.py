@@ -94,7 +94,7 @@ class ResidualTD(Learner):
             action = (base_action + correction).clamp(-1.0, 1.0)
         value, by_action = self._critics.action_gradient(features, action.detach(), "mean")
         # Loss: mean over the batch of l2 |correction|^2 / A - value; its derivative by the action
-        # comes from the critics, the rest of the way autograd goes.
+        # comes from the critics, and autograd does the rest.
         outputs, towards = [action], [by_action * (-1.0 / len(value))]
         if self._cfg.human_weight > 0:
             towards[0] += self._cfg.human_weight * _away_from_person(action.detach(), batch)

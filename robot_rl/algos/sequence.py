@@ -85,10 +85,10 @@ class SequenceActorCritic(ActorCritic):
             states.append(states[-1] + self.model.answer(torch.cat([states[-1], taken], dim=-1))[0][0])
         return torch.stack(states, dim=1)
 
-    def _slope(self, features: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+    def _action_value(self, features: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the sum (B,) of the values of a sequence's actions, and its derivative (B, J A) by them."""
         shape = (len(features), self._decides)
-        value, by_action = super()._slope(
+        value, by_action = super()._action_value(
             self.imagined(features, action).flatten(0, 1), action.reshape(-1, self._action_dim)
         )
         return value.view(shape).sum(dim=1), by_action.reshape(shape[0], -1)

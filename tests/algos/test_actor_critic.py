@@ -119,10 +119,10 @@ class Recorded(ActorCritic):
 
     target: torch.Tensor
 
-    def _learn_values(self, steps: Any, after: torch.Tensor, bonus: torch.Tensor) -> torch.Tensor:
+    def _update_critics(self, steps: Any, after: torch.Tensor, bonus: torch.Tensor) -> torch.Tensor:
         self.after, self.bonus = after, bonus
         q = self.critics.q(steps.features, steps.action)
-        error = super()._learn_values(steps, after, bonus)
+        error = super()._update_critics(steps, after, bonus)
         self.target = q - error
         return error
 

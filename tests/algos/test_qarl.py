@@ -116,7 +116,7 @@ def test_nothing_is_climbed_where_the_sum_is_clipped(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(learner.adversary, "gradients", recorded)
     with torch.no_grad():
-        value, by_action = learner._slope(torch.zeros(2, 3), torch.tensor([[0.5], [0.9]]))
+        value, by_action = learner._action_value(torch.zeros(2, 3), torch.tensor([[0.5], [0.9]]))
     torch.testing.assert_close(value, torch.tensor([0.7, 1.0]))
     torch.testing.assert_close(by_action, torch.tensor([[2.0], [0.0]]))
     # Loss of the adversary: mean over two rows of value + 0.01 log prob.
