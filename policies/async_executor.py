@@ -1,7 +1,7 @@
 """Execution of chunks in real time: one arm follows its chunk while the next is computed elsewhere.
 
 `ChunkExecutor` knows how many control steps planning takes and waits for it. Here the policy plans
-in a thread of its own, and how long it takes is measured:
+in its own thread, and the time that it takes is measured:
 
     step             0  1  2  3  4  5  6  7  8  9     n_exec 4, planning takes up to two steps
     first chunk      0  1  2  3  4  5                 the first of an episode is waited for
@@ -99,7 +99,7 @@ class AsyncExecutor(ChunkExecutor):
         self.patience_s = 0.2 * self._period_s if patience_s is None else patience_s
         self._delay_s = delay_s
         self._is_step = np.ones(policy.action_dim, bool) if is_step is None else np.asarray(is_step, bool)
-        # The worker draws while `refine` draws here: each has a generator of its own.
+        # The worker draws while `refine` draws here: each has its own generator.
         self._sampling = torch.Generator().manual_seed(seed)
         self._clock = clock or MonotonicClock()
         self._pool: ThreadPoolExecutor | None = None

@@ -1,6 +1,6 @@
 """Execution of chunks: the only owner of an action queue.
 
-Per env, the executor plans a chunk, hands out its actions one by one, and plans again after
+Per env, the executor plans a chunk, returns its actions one by one, and plans again after
 `n_exec` of them, or sooner where the policy asks for it (`ChunkSample.n_exec`). A policy that
 `refines` corrects each action, which closes the loop at every step: then every observation is encoded
 once, and planning reads the same encoding. Otherwise only the observations that chunks are planned from

@@ -215,7 +215,7 @@ class ActorCritic(Learner):
 
     @torch.no_grad()
     def act(self, features: Tensor, *, explore: bool, generator: Generator | None = None) -> Tensor:
-        """Returns actions (B, A); a deterministic actor has no noise of its own to explore with.
+        """Returns actions (B, A); a deterministic actor explores without noise.
 
         Args: generator: of the noise; None takes the learner's own, never torch's global one.
         """

@@ -53,7 +53,7 @@ class EnsembleMLP(nn.Module):
 
     Each network is computed to its end before the next one begins, forward and backward: its matrices then
     stay in the second-level cache, where a batched product of all networks would not (measured:
-    1.5 times slower). The layer norm has no scale and shift of its own: the next layer can learn
+    1.5 times slower). The layer norm has no scale and shift: the next layer can learn
     them, and they would cost two more passes over the activations. The batch norm (CrossQ) stands
     before every linear layer, the first one included, behind the activation, and has them; outside
     of training it is folded into that layer.
@@ -355,7 +355,7 @@ class Critics(EnsembleMLP):
         Args:
             features: (B, F).
             action: (B, A).
-            target: of `Head.target`; without a head of its own, returns (B,) and `losses.td_loss`.
+            target: of `Head.target`; with the default head, returns (B,) and `losses.td_loss`.
         """
         out_NBO, paths = self.answer(torch.cat([features, action], dim=-1), trains=True)
         error_NB, to_out_NBO = self.head.td(out_NBO, target)

@@ -2,7 +2,7 @@
 
     L = |student(z, s) - teacher_K(z, s)|^2        in the scale of the chain, over states of the data
 
-The teacher decodes without noise of its own, so it is a function of z, and the student learns that
+The teacher adds no noise when it decodes, so it is a function of z, and the student learns that
 function, not its mean. Deviation: the teacher's own end of the path is the aim; RL-100's consistency loss
 compares steps of it, with an average of the student. R rows, H chunk length, A action dim.
 """

@@ -8,7 +8,7 @@ A zero-sum game between two maximum-entropy players. The hotter the adversary, t
 random: its temperature falls from `first` to `last` while it learns, so that the actor meets noise
 first and an opponent later. Both share the critics, because only the executed action matters to the task:
 replay and demonstrations are the same as without the game. Deviations: in the paper the adversary has
-forces and a critic of its own, the players learn in turns, and the temperature is drawn from a
+forces and its own critic, the players learn in turns, and the temperature is drawn from a
 distribution that moves on when the return allows it; here it follows a schedule.
 B batch, A action dim, F features.
 """

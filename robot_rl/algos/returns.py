@@ -114,7 +114,7 @@ def progress_score(success_N: Tensor, features_NF: Tensor) -> Tensor:
     d is a failure's distance to the nearest success, scaled to 0 to 1 over the failures; 0.5 where
     these are all as far. Features are standardised over the N. Without any success, failures are 0.
     Deviation: SRPO measures to the nearest centre of a DBSCAN (eps 0.5, 2 members) of the successes;
-    here each success is a centre of its own.
+    here each success is a centre.
     """
     score_N = success_N.to(features_NF.dtype)
     if success_N.all() or not success_N.any():

@@ -286,7 +286,7 @@ class ChunkCriticConfig:
     aggregate: Aggregate = "mean"
     """Over the critics: `mean` (Q-chunking), or `min`, with pessimism."""
     prefix: bool = False
-    """Values every beginning of a chunk, each with a target of its own; else the executed actions alone."""
+    """Values every beginning of a chunk, each with its own target; else the executed actions alone."""
     matmul: Matmul = "bf16"
     """`bf16`: products of float32 matrices in bfloat16 where the processor can (GPU: TF32); `fp32`: never."""
 
