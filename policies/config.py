@@ -1,4 +1,4 @@
-"""Settings of the policies that are cloned, and of what is put upon them: without torch."""
+"""Settings of the policies that are cloned, and of the adapters around them; without torch."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Self
 
 from robot_rl.config.build import Choice
-from robot_rl.core.errors import ConfigError, nearest
+from robot_rl.core.errors import ConfigError, nearest, require_fields
 from robot_rl.core.registry import TABLE, resolve, table
-from robot_rl.policies.processes import DDIM, DDPM, FlowCFM, FlowNoise, FlowODE, FlowSDE, Process
+from robot_rl.policies.processes import DDIM, DDPM, FlowCFM, FlowNoise, Process, flow_process
 
 PROCESSES = {
     "flow": ("flow_ode", "flow_sde", "flow_noise", "flow_cfm"),
@@ -21,7 +21,7 @@ PROCESSES = {
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessConfig:
-    """How a policy explores, and how likely it calls what it did: no part of what it has cloned."""
+    """How a policy explores, and how its log-probability is computed; cloning does not depend on it."""
 
     process: str | None = None
     """`flow_ode`, `flow_sde`, `flow_noise`, `flow_cfm`, `ddpm`, `ddim` or `token`; None: the kind's first."""
@@ -49,7 +49,7 @@ class ProcessConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyConfig(Choice):
-    """What a run says of the policy that it clones: its kind, and the settings of that."""
+    """The policy that a run clones: its kind, and the settings of that kind."""
 
     horizon: int = 16
     """H, the number of control steps that a chunk covers."""
@@ -92,8 +92,8 @@ class ChunkPolicyConfig(ProcessConfig, PolicyConfig):
     train_steps: int = 20
     """T, the noise levels of diffusion, at least `steps`."""
     prediction: str = "noise"
-    """What the network of a diffusion policy predicts: `noise` (DPPO) or `velocity`. From the noise the chunk
-    is not to be had where x is almost nothing else: a small network errs by its whole range there."""
+    """What the network of a diffusion policy predicts: `noise` (DPPO) or `velocity`. Where x is almost only
+    noise, the predicted noise does not determine the chunk: a small network errs by its whole range."""
     bins: int = 256
     """V, the intervals of an action element that `token` chooses among."""
     cameras: tuple[str, ...] = ()
@@ -108,15 +108,12 @@ class ChunkPolicyConfig(ProcessConfig, PolicyConfig):
             raise ValueError(f"policy kind: {self.kind!r} is unknown.{nearest(self.kind, PROCESSES)}")
         if self.kind in ("one_step", "token") and self.steps != 1:
             raise ValueError(f"policy steps must be 1 for kind {self.kind!r}, got {self.steps}")
-        if self.temperature <= 0:
-            raise ValueError(f"policy temperature must be above 0, got {self.temperature}")
-        for name in ("horizon", "width", "depth", "steps", "train_steps", "bins", "image_features"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"policy {name} must be at least 1, got {getattr(self, name)}")
+        require_fields(self, "policy ", "above 0", "temperature")
+        require_fields(self, "policy ", "1 or more", "horizon", "width", "depth", "steps", "train_steps")
+        require_fields(self, "policy ", "1 or more", "bins", "image_features")
+        require_fields(self, "policy ", "0 or more", "random_shift_px")
         if self.time_dim < 2 or self.time_dim % 2:
             raise ValueError(f"policy time_dim must be even and at least 2, got {self.time_dim}")
-        if self.random_shift_px < 0:
-            raise ValueError(f"policy random_shift_px must be at least 0, got {self.random_shift_px}")
         allowed = PROCESSES[self.kind]
         if self.process is not None and self.process not in allowed:
             raise ValueError(
@@ -173,16 +170,13 @@ class GaussianPolicyConfig(PolicyConfig):
     """Largest shift of training images, in pixels; 0 switches it off."""
 
     def __post_init__(self) -> None:
-        for name in ("horizon", "width", "depth", "image_features"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"policy {name} must be at least 1, got {getattr(self, name)}")
+        require_fields(self, "policy ", "1 or more", "horizon", "width", "depth", "image_features")
+        require_fields(self, "policy ", "0 or more", "random_shift_px")
         if not 0 < self.min_std <= self.initial_std <= self.max_std:
             raise ValueError(
                 "policy initial_std must be between min_std and max_std, above 0; got "
                 f"min_std={self.min_std}, initial_std={self.initial_std}, max_std={self.max_std}"
             )
-        if self.random_shift_px < 0:
-            raise ValueError(f"policy random_shift_px must be at least 0, got {self.random_shift_px}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,7 +186,7 @@ class LatentActorConfig:
     bound: float = 1.5
     """Largest element of the noise; the paper has 1 to 2.5, and 0 decodes the middle of the noise."""
     repeat: bool = False
-    """One noise vector for all H steps: fewer elements to learn, but not every base stands it."""
+    """One noise vector for all H steps: fewer elements to learn, but not every base works with it."""
     width: int = 256
     """Units of a hidden layer."""
     depth: int = 2
@@ -201,9 +195,7 @@ class LatentActorConfig:
     """Normalises the hidden layers."""
 
     def __post_init__(self) -> None:
-        for name in ("width", "depth"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"latent {name} must be at least 1, got {getattr(self, name)}")
+        require_fields(self, "latent ", "1 or more", "width", "depth")
         if not 0 <= self.bound < float("inf"):
             raise ValueError(f"latent bound must be at least 0 and finite, got {self.bound}")
 
@@ -224,22 +216,16 @@ class ResidualHeadConfig:
     """Largest exploration noise."""
 
     def __post_init__(self) -> None:
-        for name in ("width", "depth"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"residual {name} must be at least 1, got {getattr(self, name)}")
-        if not self.explore_std >= 0:
-            raise ValueError(f"residual explore_std must be at least 0, got {self.explore_std}")
-        if not self.noise_clip > 0:
-            raise ValueError(f"residual noise_clip must be above 0, got {self.noise_clip}")
+        require_fields(self, "residual ", "1 or more", "width", "depth")
+        require_fields(self, "residual ", "0 or more", "explore_std")
+        require_fields(self, "residual ", "above 0", "noise_clip")
 
 
 def make_process(config: ChunkPolicyConfig) -> Process:
     """Builds the process that a config names, of a path of denoising steps."""
     name = config.process or PROCESSES[config.kind][0]
-    if name == "flow_ode":
-        return FlowODE()
-    if name == "flow_sde":
-        return FlowSDE(eta=config.eta, stochastic_steps=config.stochastic_steps)
+    if name in ("flow_ode", "flow_sde"):
+        return flow_process(name, eta=config.eta, stochastic_steps=config.stochastic_steps)
     if name == "flow_noise":
         return FlowNoise(sigma_min=config.sigma_min, sigma_max=config.sigma_max)
     if name == "flow_cfm":

@@ -26,13 +26,7 @@ class Trunk(nn.Module):
     """
 
     def __init__(
-        self,
-        outputs: int,
-        *,
-        width: int,
-        depth: int,
-        layernorm: bool = False,
-        residual: bool = False,
+        self, outputs: int, *, width: int, depth: int, layernorm: bool = False, residual: bool = False
     ) -> None:
         super().__init__()
         self.residual = residual
@@ -53,19 +47,11 @@ class Trunk(nn.Module):
 class MLP(nn.Module):
     """`depth` hidden layers of `width` units with SiLU, from (..., inputs) to (..., outputs)."""
 
-    def __init__(
-        self,
-        inputs: int,
-        outputs: int,
-        *,
-        width: int,
-        depth: int,
-        layernorm: bool = False,
-        residual: bool = False,
-    ) -> None:
+    def __init__(self, inputs: int, outputs: int, *, width: int, depth: int, **trunk: bool) -> None:
+        """Args: trunk: layernorm and residual, see `Trunk`."""
         super().__init__()
         self.input = nn.Linear(inputs, width)
-        self.trunk = Trunk(outputs, width=width, depth=depth, layernorm=layernorm, residual=residual)
+        self.trunk = Trunk(outputs, width=width, depth=depth, **trunk)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.trunk(self.input(x))
@@ -87,9 +73,9 @@ class DenoiseNet(nn.Module):
         width: int,
         depth: int,
         time_dim: int,
-        layernorm: bool = False,
-        residual: bool = False,
+        **trunk: bool,
     ) -> None:
+        """Args: trunk: layernorm and residual, see `Trunk`."""
         super().__init__()
         flat = horizon * action_dim
         self.chunk_in = nn.Linear(flat, width)
@@ -97,7 +83,7 @@ class DenoiseNet(nn.Module):
         self.time_in = nn.Sequential(
             nn.Linear(time_dim, 2 * time_dim), nn.SiLU(), nn.Linear(2 * time_dim, width, bias=False)
         )
-        self.trunk = Trunk(flat, width=width, depth=depth, layernorm=layernorm, residual=residual)
+        self.trunk = Trunk(flat, width=width, depth=depth, **trunk)
 
     def condition(self, features: Tensor) -> Tensor:
         """Returns the features' part of the first layer, (B, W)."""

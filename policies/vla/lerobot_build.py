@@ -136,7 +136,7 @@ class Parts:
         return next(found, None)
 
     def move(self, device: torch.device) -> None:
-        """Lets the preprocessor deliver to a device."""
+        """Makes the preprocessor return tensors on a device."""
         step = self.step("device_processor")
         if step is not None and step.tensor_device != device:
             step.device, step.tensor_device = device.type, device
@@ -167,7 +167,7 @@ def new_parts(options: LeRobotOptions, facts: DatasetFacts) -> Parts:
 
     Raises:
         ConfigError: options that LeRobot refuses for this dataset.
-        CheckpointError: a file that is neither here nor to be had.
+        CheckpointError: a file that is neither here nor on the hub.
     """
     at = f"policy {options.type}"
     cameras, sizes = _check_new(options, facts, at=at)
@@ -194,7 +194,7 @@ def open_parts(
     Raises:
         ConfigError: options that the checkpoint cannot have.
         CheckpointError: it is incomplete, damaged, of other cameras or sizes, or needs a file that
-            is neither here nor to be had.
+            is neither here nor on the hub.
     """
     at = at or options.pretrained
     folder, kind, table, pipelines = _read(options, at=at, weights=True)
@@ -250,7 +250,7 @@ def describe(parts: Parts, *, root: Path | None, instruction: str) -> files.File
 
 
 def relocate(folder: Path) -> None:
-    """Writes the present place of a moved checkpoint folder of ours into it, for LeRobot's loading.
+    """Writes the new path of a moved checkpoint folder into its files, for LeRobot's loading.
 
     Raises:
         CheckpointError: it is no checkpoint folder.
@@ -450,7 +450,7 @@ def _vlm_of(
 
 @contextlib.contextmanager
 def _tokenizer_of_pi(config: Any, vlm: Path | None) -> Generator[None]:
-    """Lets LeRobot's new pi0 pipelines read a tokenizer folder: its hub name is written in their code."""
+    """Gives LeRobot's pi0 pipelines a tokenizer folder instead of the hub name in their code."""
     if config.type not in ("pi0", "pi05") or vlm is None:
         yield
         return

@@ -1,9 +1,9 @@
 """LeRobot checkpoint folders: where their files come from, what they hold, how they are written.
 
 A folder holds `config.json`, `model.safetensors`, the two processor pipelines as JSON with their
-statistics beside them and, in ours, the tokenizer (and for SmolVLA the configuration of its VLM) in
-a subfolder, so that nothing is left on the hub. Everything a hub could be asked for is resolved to
-a local folder here, before LeRobot sees it: the one place where a network can be missing.
+statistics and, in ours, the tokenizer (and for SmolVLA the configuration of its VLM) in a subfolder, so
+that no file has to come from the hub. Hub names are resolved to local folders here, before LeRobot sees
+them: this is the one place that can need a network.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def extra(module: str) -> Any:
 
 
 def option(setting: str) -> str:
-    """Returns how a setting is said, by Python callers and on the command line."""
+    """Returns how to give a setting, in Python and on the command line."""
     return f"{setting} (for `robot-rl finetune`: options.{setting})"
 
 
@@ -71,10 +71,10 @@ def hub_folder(
 ) -> Path:
     """Returns the local folder `name`, or that of the hub repository `name` in the local cache.
 
-    `remedy` says how the downloaded FOLDER is given.
+    `remedy` ends the message: how to give the downloaded FOLDER.
 
     Raises:
-        CheckpointError: neither a folder nor to be had from the hub; says where to put it.
+        CheckpointError: it is no folder, and the hub cannot be reached or does not have it.
     """
     restore_folder(Path(name).absolute())
     if Path(name).is_dir():
@@ -91,7 +91,7 @@ def hub_folder(
     except (OSError, ValueError) as error:  # the hub's own errors are OSErrors, a bad name a ValueError
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise CheckpointError(
-            f"{at}: {what} {name!r} is neither a folder nor to be had from the hub ({reason}). Where there "
+            f"{at}: {what} {name!r} is no folder, and cannot be fetched from the hub ({reason}). Where there "
             f"is a network: `hf download {name} --local-dir FOLDER`; then give that folder: {remedy}."
         ) from error
 
@@ -100,7 +100,7 @@ def assets_folder(policy_type: str, name: str, *, at: str, weights: bool = False
     """Returns a local folder with the tokenizer, and the VLM's configuration, of a policy type.
 
     Raises:
-        CheckpointError: it cannot be had, or lacks a file.
+        CheckpointError: it cannot be fetched, or lacks a file.
     """
     what = "the VLM" if policy_type == "smolvla" else "the tokenizer"
     folder = hub_folder(name, at=at, what=what, remedy=option("vlm=FOLDER"), weights=weights)
@@ -138,9 +138,8 @@ def read_json(path: Path, *, at: str) -> dict[str, Any]:
 def load_weights(model: nn.Module, path: Path, *, at: str) -> None:
     """Loads every tensor of a safetensors file, and leaves none of the model's untouched.
 
-    LeRobot's own loading passes over missing names, and for pi0 over any failure at all; what comes
-    back then is untrained. Tied tensors may be stored under one of their names. Values are cast to
-    the types the model was built with.
+    LeRobot's own loading ignores missing names, and for pi0 any failure; its policy is then untrained.
+    Tied tensors may be stored under one of their names. Values are cast to the types of the model.
 
     Raises:
         CheckpointError: the file is missing or cut short, or a tensor is missing, unexpected or of
@@ -255,5 +254,5 @@ def _present_names(model: nn.Module, saved: dict[str, Tensor]) -> dict[str, Tens
 
 
 def module_of(config: Any, part: str) -> ModuleType:
-    """Imports `modeling_<type>` or `processor_<type>` beside a policy's configuration class."""
+    """Imports `modeling_<type>` or `processor_<type>` of a policy, given its configuration."""
     return extra(type(config).__module__.replace("configuration_", f"{part}_"))

@@ -25,7 +25,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from robot_rl.algos.sac import SAC, SACConfig
+from robot_rl.algos.actor_critic import ActorCritic
+from robot_rl.algos.config.off_policy import ActorCriticConfig
 from robot_rl.core.errors import RobotRLError
 from robot_rl.data.replay import ReplayBuffer, StepBatch
 
@@ -101,7 +102,7 @@ def run(*, seconds_per_round: float = 3.0, rounds: int = 4, sbx: bool = False) -
             for name, values in rates.items()
             if name != "robot_rl"
         },
-        "bf16": SACConfig().matmul == "bf16" and bool(torch.cpu.get_capabilities().get("avx512_bf16", False)),
+        "bf16": bool(torch.cpu.get_capabilities().get("avx512_bf16", False)),
         "notes": ["Rates are medians over rounds, ratios medians over neighbouring rounds."],
     }
 
@@ -131,9 +132,9 @@ def alternate(updates: dict[str, Callable[[], int]], seconds: float, rounds: int
     return rates
 
 
-def ours(cfg: SACConfig | None = None) -> Callable[[], int]:
+def ours(cfg: ActorCriticConfig | None = None) -> Callable[[], int]:
     """Returns a function that makes 20 updates of this project's SAC and returns 20."""
-    cfg = cfg or SACConfig()
+    cfg = cfg or ActorCriticConfig()
     rng = np.random.default_rng(0)
     replay = ReplayBuffer(STEPS, 1, {"state": ((OBS,), np.float32)}, ACTIONS)
     obs = rng.standard_normal((STEPS, 1, OBS), dtype=np.float32)
@@ -152,7 +153,7 @@ def ours(cfg: SACConfig | None = None) -> Callable[[], int]:
                 next_base_action=actions[t],
             )
         )
-    learner = SAC(OBS, ACTIONS, cfg, seed=0)
+    learner = ActorCritic(OBS, ACTIONS, cfg, seed=0)
 
     def update() -> int:
         for _ in range(20):

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Generator
 
-from robot_rl.algos.actor_critic import ActorConfig, ActorCritic, ActorCriticConfig, CriticConfig
+from robot_rl.algos.actor_critic import ActorCritic
 from robot_rl.algos.actors import Deterministic, TanhGaussian
+from robot_rl.algos.config.off_policy import ActorConfig, ActorCriticConfig, CriticConfig
 from robot_rl.data.transitions import TransitionBatch
 
 
@@ -118,10 +119,10 @@ class Recorded(ActorCritic):
 
     target: torch.Tensor
 
-    def _learn_values(self, steps: Any, after: torch.Tensor, bonus: torch.Tensor) -> torch.Tensor:
+    def _update_critics(self, steps: Any, after: torch.Tensor, bonus: torch.Tensor) -> torch.Tensor:
         self.after, self.bonus = after, bonus
         q = self.critics.q(steps.features, steps.action)
-        error = super()._learn_values(steps, after, bonus)
+        error = super()._update_critics(steps, after, bonus)
         self.target = q - error
         return error
 

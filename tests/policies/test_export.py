@@ -114,7 +114,7 @@ def test_what_cannot_be_exported(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="got GaussianPolicy, allowed: a flow or diffusion policy"):
         export_policy(tmp_path / "export", policy, {"state": np.zeros((1, 2), np.float32)})
     with pytest.raises(
-        CheckpointError, match=r"export.json: there is no such file. `export_policy` makes one"
+        CheckpointError, match=r"export.json: there is no such file. Run `export_policy` again"
     ):
         ExportedPolicy(tmp_path / "export")
 
