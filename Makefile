@@ -40,8 +40,7 @@ train: $(READY)
 	$(VENV)/bin/robot-rl train recipe=pick_cube torch_threads=2 --json
 
 test: $(READY)
-	$(VENV)/bin/python -m pytest -n auto -m "$(USUAL) and not slow and not alone"
-	$(VENV)/bin/python -m pytest -m "$(USUAL) and not slow and alone"
+	$(VENV)/bin/python -m pytest -n auto -m "$(USUAL) and not slow"
 
 test-faults: $(READY)
 ifeq ($(QUICK),)

@@ -21,7 +21,8 @@ from robot_rl.policies.gaussian import GaussianPolicy
 from robot_rl.policies.residual import ResidualHeadConfig, ResidualPolicy
 
 pytestmark = pytest.mark.skipif(
-    not all(map(find_spec, ("onnxruntime", "onnxscript"))), reason="needs the extra: pip install -e '.[export]'"
+    not all(map(find_spec, ("onnxruntime", "onnxscript"))),
+    reason="needs the extra: pip install -e '.[export]'",
 )  # looked for, not imported: both take seconds
 
 STATE, ACTIONS, HORIZON = 6, 3, 8
