@@ -94,11 +94,12 @@ def syncs_do_not_wait(request: pytest.FixtureRequest) -> Generator[None]:
 
 
 @pytest.fixture
-def whole_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For whole runs: leases of the test's own, and no report, which takes longer than a tiny run."""
-    monkeypatch.setenv("ROBOT_RL_STATE", str(tmp_path / "state"))
-    for kind in ("phases", "finetune.run"):
-        monkeypatch.setattr(f"robot_rl.train.{kind}.write_report", lambda folder: folder / "report.html")
+def whole_runs(tmp_path: Path) -> Generator[None]:
+    """For whole runs: leases of the test's own, and no report."""
+    from tests.runs import undisturbed
+
+    with undisturbed(tmp_path / "state"):
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -150,10 +151,12 @@ _watcher: Callable[[str], None] | None = None
 
 
 def _on_event(event: str, args: tuple[Any, ...]) -> None:
+    if _watcher is None:
+        return
     is_write = event in _WRITES or (
         event == "open" and isinstance(args[2], int) and args[2] & (os.O_WRONLY | os.O_RDWR)
     )
-    if _watcher is not None and is_write:
+    if is_write:
         _watcher(os.fsdecode(args[0]) if isinstance(args[0], str | bytes) else "")
 
 
