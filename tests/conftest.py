@@ -1,5 +1,6 @@
 """What every test gets: one thread, no window, and leases and claims apart from those of real runs."""
 
+import functools
 import os
 import shutil
 import subprocess
@@ -16,15 +17,54 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 
 
 _ALONE = ("real", "interop", "faults", "train/deploy", "rollout/test_process.py", "train/test_serve.py")
-"""Where tests keep time themselves or start processes that do: another test beside them takes it away."""
+"""Where tests keep time themselves or start processes that do: two of these take it from each other."""
+
+
+@functools.cache
+def _is_alone(file: str) -> bool:
+    return any(Path(file).is_relative_to(f"tests/{name}") for name in _ALONE)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    folders = [Path(__file__).parent / name for name in _ALONE]
     for item in items:
-        if any(item.path.is_relative_to(folder) for folder in folders):
+        if _is_alone(item.nodeid.split("::")[0]):
             item.add_marker("alone")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Has the worker of the tests in real time take a processor from the others whenever it needs one."""
+    if getattr(config, "workerinput", {"workerid": "gw0"})["workerid"] != "gw0":
+        os.nice(10)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One worker for each processor, and one for the tests in real time, which mostly wait."""
+    return len(os.sched_getaffinity(0)) + 1
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
+    """The first worker gets all tests in real time, one after another; the others get a file at a time."""
+    from xdist.scheduler import LoadScopeScheduling
+    from xdist.workermanage import WorkerController
+
+    class FileScheduling(LoadScopeScheduling):
+        @property
+        def nodes(self) -> list[WorkerController]:
+            return sorted(super().nodes, key=lambda node: node.gateway.id)
+
+        def _assign_work_unit(self, node: WorkerController) -> None:
+            if "alone" in self.workqueue:
+                self.workqueue.move_to_end("alone", last=False)
+            super()._assign_work_unit(node)
+
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.split("::")[0]
+            return "alone" if _is_alone(file) else file
+
+    return FileScheduling(config, log)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -36,12 +76,30 @@ def own_lease_file(tmp_path_factory: pytest.TempPathFactory):
         yield
 
 
+def _check_handle(handle: int) -> None:
+    os.fstat(handle)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def syncs_do_not_wait(request: pytest.FixtureRequest) -> Generator[None]:
+    """Has a sync check its file and not wait for the disk: a tiny run syncs 400 times. Speed claims do wait.
+
+    Processes that tests start sync as ever; so do those whose power the tests cut.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        if not any(item.get_closest_marker("benchmark") for item in request.session.items):
+            for name in ("fsync", "fdatasync"):
+                patch.setattr(os, name, _check_handle)
+        yield
+
+
 @pytest.fixture
-def whole_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For whole runs: leases of the test's own, and no report, which takes longer than a tiny run."""
-    monkeypatch.setenv("ROBOT_RL_STATE", str(tmp_path / "state"))
-    for kind in ("phases", "finetune.run"):
-        monkeypatch.setattr(f"robot_rl.train.{kind}.write_report", lambda folder: folder / "report.html")
+def whole_runs(tmp_path: Path) -> Generator[None]:
+    """For whole runs: leases of the test's own, and no report."""
+    from tests.runs import undisturbed
+
+    with undisturbed(tmp_path / "state"):
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -93,10 +151,12 @@ _watcher: Callable[[str], None] | None = None
 
 
 def _on_event(event: str, args: tuple[Any, ...]) -> None:
+    if _watcher is None:
+        return
     is_write = event in _WRITES or (
         event == "open" and isinstance(args[2], int) and args[2] & (os.O_WRONLY | os.O_RDWR)
     )
-    if _watcher is not None and is_write:
+    if is_write:
         _watcher(os.fsdecode(args[0]) if isinstance(args[0], str | bytes) else "")
 
 

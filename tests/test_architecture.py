@@ -6,6 +6,7 @@ the review, with its reason in the change.
 
 import ast
 import dataclasses
+import functools
 import importlib
 import io
 import os
@@ -74,9 +75,20 @@ def module_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+@functools.cache
+def read(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+@functools.cache
+def nodes(path: Path) -> list[ast.AST]:
+    """Returns every node of a file's syntax tree; the first is the module."""
+    return list(ast.walk(ast.parse(read(path))))
+
+
 def functions(path: Path) -> Iterator[tuple[str, int]]:
     """Yields `file:function` and its number of lines, for every function of a file."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes(path):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             assert node.end_lineno is not None
             yield f"{relative(path)}:{node.name}", node.end_lineno - node.lineno + 1
@@ -114,7 +126,7 @@ for name in {modules!r}:
 def imports(path: Path, names: set[str]) -> set[str]:
     """Returns the modules among `names` that a file imports: at the top, for types alone, or later."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module is not None:
@@ -132,7 +144,7 @@ def test_no_file_imports_itself_by_way_of_others() -> None:
 def test_fakes_stand_in_testing_and_nothing_else_ships_with_them() -> None:
     others = [path for path in sources() if not module_name(path).startswith("robot_rl.testing")]
     marks = ("class Fake", "robot_rl.testing")
-    texts = {relative(path): path.read_text(encoding="utf-8") for path in others}
+    texts = {relative(path): read(path) for path in others}
     assert [(name, mark) for name, text in texts.items() for mark in marks if mark in text] == []
 
 
@@ -161,9 +173,7 @@ def over(found: dict[str, int], limit: int) -> dict[str, int]:
 
 
 def test_files_stay_small() -> None:
-    lines = {
-        relative(path): len(path.read_text(encoding="utf-8").splitlines()) for path in sources() + suite()
-    }
+    lines = {relative(path): len(read(path).splitlines()) for path in sources() + suite()}
     assert over(lines, MAX_FILE_LINES) == LONG_FILES
 
 
@@ -193,7 +203,7 @@ def test_no_test_file_is_empty() -> None:
 
 
 def comments(path: Path) -> Iterator[str]:
-    for token in tokenize.generate_tokens(io.StringIO(path.read_text(encoding="utf-8")).readline):
+    for token in tokenize.generate_tokens(io.StringIO(read(path)).readline):
         if token.type == tokenize.COMMENT:
             yield token.string
 
@@ -227,9 +237,7 @@ def test_no_file_names_a_package_registry() -> None:
         "CHANGELOG.md",
     ]
     files = [*sources(), *suite(), *(ROOT / "configs").rglob("*.yaml"), *(ROOT / name for name in top)]
-    found = [
-        (relative(path), host) for path in files for host in hosts if host in path.read_text(encoding="utf-8")
-    ]
+    found = [(relative(path), host) for path in files for host in hosts if host in read(path)]
     assert found == []
 
 
@@ -241,7 +249,7 @@ def config_classes() -> list[tuple[str, str]]:
     return [
         (module_name(path), node.name)
         for path in sources()
-        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        for node in ast.parse(read(path)).body
         if isinstance(node, ast.ClassDef) and node.name.endswith("Config") and node.decorator_list
     ]
 
@@ -303,7 +311,7 @@ def test_all_that_acts_opens_a_device_under_a_lease() -> None:
         f"{relative(path)}:{getattr(node, 'lineno', 0)} makes {name}"
         for path in others
         if relative(path) not in (*DEVICES, *APART)
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in nodes(path)
         if (name := makes_env(node))
     ]
     assert found == []

@@ -65,7 +65,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", SETTINGS)
 def test_every_setting_finds_the_best_action(name: str) -> None:
     learner = build(**SETTINGS[name])
-    for seed in range(600):
+    for seed in range(400):
         learner.update(batch(seed))
     states = torch.randn(16, 3, generator=Generator().manual_seed(1000))
     assert (learner.act(states, explore=False) - 0.5).abs().mean().item() < 0.12

@@ -64,7 +64,7 @@ def result(folder: Path) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("variant", list(VARIANTS))
+@pytest.mark.parametrize("variant", ["sac", pytest.param("na", marks=pytest.mark.slow)])
 def test_a_run_cut_short_ends_as_the_unbroken_one(
     variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
