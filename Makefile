@@ -40,7 +40,8 @@ train: $(READY)
 	$(VENV)/bin/robot-rl train recipe=pick_cube torch_threads=2 --json
 
 test: $(READY)
-	$(VENV)/bin/python -m pytest -n auto -m "$(USUAL) and not slow"
+	$(VENV)/bin/python -m pytest -n auto -m "$(USUAL) and not slow and not alone"
+	$(VENV)/bin/python -m pytest -m "$(USUAL) and not slow and alone"
 
 test-faults: $(READY)
 ifeq ($(QUICK),)

@@ -1,6 +1,5 @@
 """What every test gets: one thread, no window, and leases and claims apart from those of real runs."""
 
-import functools
 import os
 import shutil
 import subprocess
@@ -17,54 +16,15 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 
 
 _ALONE = ("real", "interop", "faults", "train/deploy", "rollout/test_process.py", "train/test_serve.py")
-"""Where tests keep time themselves or start processes that do: two of these take it from each other."""
-
-
-@functools.cache
-def _is_alone(file: str) -> bool:
-    return any(Path(file).is_relative_to(f"tests/{name}") for name in _ALONE)
+"""Where tests keep time themselves or start processes that do: a test beside them takes it from them."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    folders = [Path(__file__).parent / name for name in _ALONE]
     for item in items:
-        if _is_alone(item.nodeid.split("::")[0]):
+        if any(item.path.is_relative_to(folder) for folder in folders):
             item.add_marker("alone")
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """Has the worker of the tests in real time take a processor from the others whenever it needs one."""
-    if getattr(config, "workerinput", {"workerid": "gw0"})["workerid"] != "gw0":
-        os.nice(10)
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers() -> int:
-    """One worker for each processor, and one for the tests in real time, which mostly wait."""
-    return len(os.sched_getaffinity(0)) + 1
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
-    """The first worker gets all tests in real time, one after another; the others get a file at a time."""
-    from xdist.scheduler import LoadScopeScheduling
-    from xdist.workermanage import WorkerController
-
-    class FileScheduling(LoadScopeScheduling):
-        @property
-        def nodes(self) -> list[WorkerController]:
-            return sorted(super().nodes, key=lambda node: node.gateway.id)
-
-        def _assign_work_unit(self, node: WorkerController) -> None:
-            if "alone" in self.workqueue:
-                self.workqueue.move_to_end("alone", last=False)
-            super()._assign_work_unit(node)
-
-        def _split_scope(self, nodeid: str) -> str:
-            file = nodeid.split("::")[0]
-            return "alone" if _is_alone(file) else file
-
-    return FileScheduling(config, log)
 
 
 @pytest.fixture(scope="session", autouse=True)
