@@ -6,14 +6,12 @@ The servo closes part of the step (kp / kd = 10 per second for the Panda), like 
 controller with its set-point on a short lead.
 """
 
-import mujoco
 import numpy as np
 
 from robot_rl.core.arrays import Array, namespace
 from robot_rl.sim.backends.backend import Backend
-from robot_rl.sim.model_index import ModelIndex
 from robot_rl.sim.poses import compose, cross
-from robot_rl.sim.robots.robot import Robot
+from robot_rl.sim.robots.robot import RobotNames
 from robot_rl.sim.task import Control
 
 _DAMPING = 0.05
@@ -31,9 +29,9 @@ class Controller:
     section 4 of the same text. Deviation: the posture is weighted, not optimised.
     """
 
-    def __init__(self, control: Control, robot: Robot, backend: Backend, index: ModelIndex) -> None:
-        self.control, self._index = control, index
-        self.num_joints = index.num_joints
+    def __init__(self, control: Control, robot: RobotNames, backend: Backend) -> None:
+        self.control, self._index = control, backend.index
+        self.num_joints = self._index.num_joints
         self._damping = backend.asarray(_DAMPING**2 * np.eye(6))
         self._axis, self._anchor = backend.bind("xaxis"), backend.bind("xanchor")
         self._site_pos, self._site_mat = backend.bind("site_xpos"), backend.bind("site_xmat")
@@ -45,7 +43,7 @@ class Controller:
             (robot.gripper_open - robot.gripper_closed) / 2,
         )
         self._names = action_names(control, robot)
-        self._home_mat = backend.asarray(_home_orientation(backend.model, robot))
+        self._home_mat = backend.tool_orientation(robot.home_rad)
 
     @property
     def action_names(self) -> tuple[str, ...]:
@@ -128,19 +126,10 @@ class Controller:
         out *= 0.5 * _ROTATION_GAIN
 
 
-def action_names(control: Control, robot: Robot) -> tuple[str, ...]:
+def action_names(control: Control, robot: RobotNames) -> tuple[str, ...]:
     """Returns the names of the elements of an action."""
     gripper = ("gripper",) if control.gripper == "action" else ()
     if control.kind == "joint_delta":
         return (*(f"{joint}.delta" for joint in robot.arm_joints), *gripper)
     turns = {"none": (), "yaw": ("tool.yaw",), "full": ("tool.rx", "tool.ry", "tool.rz")}
     return ("tool.dx", "tool.dy", "tool.dz", *turns[control.rotation], *gripper)
-
-
-def _home_orientation(model: mujoco.MjModel, robot: Robot) -> Array:
-    """Returns the tool's orientation at the home posture, (3, 3), world from tool."""
-    scratch = mujoco.MjData(model)
-    for joint, angle in zip(robot.arm_joints, robot.home_rad, strict=True):
-        scratch.joint(joint).qpos[:] = angle
-    mujoco.mj_kinematics(model, scratch)
-    return scratch.site(robot.tool_site).xmat.reshape(3, 3).copy()

@@ -11,16 +11,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import mujoco
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from robot_rl.core.errors import ConfigError
 from robot_rl.core.registry import resolve
 from robot_rl.hal.vector import Obs
+from robot_rl.sim.backends.model_index import Tracked
 from robot_rl.sim.experts import Expert
 from robot_rl.sim.robots.loading import load_robot
-from robot_rl.sim.scene import tracked_bodies
 from robot_rl.sim.vector import EnvConfig, SimVectorEnv
 
 Array = NDArray[Any]
@@ -41,36 +40,23 @@ class Mirror:
         task = resolve("task", config.task, at="env.task")
         self.robot = load_robot(config.robot or task.default_robot)
         self._camera: str = task.camera
-        backend = self.env.backend
-        model, bind = backend.model, backend.bind
+        bind = self.env.backend.bind
         self._qpos, self._qvel = bind("qpos")[0], bind("qvel")[0]
         self._mocap_pos, self._mocap_quat = bind("mocap_pos")[0], bind("mocap_quat")[0]
         self._body_pos, self._axis = bind("xpos")[0], bind("xaxis")[0]
-        self._place(model)
+        self._sort_objects()
 
-    def _place(self, model: mujoco.MjModel) -> None:
+    def _sort_objects(self) -> None:
         """Sorts the tracked bodies by what their pose is written to."""
-        self._mocap: dict[str, int] = {}
-        self._free: dict[str, tuple[int, int]] = {}
-        self._slides: dict[str, tuple[int, int]] = {}
-        for name, body in tracked_bodies(model, self.robot.arm_joints[0]).items():
-            joint = int(model.body_jntadr[body])
-            kind = int(model.jnt_type[joint]) if joint >= 0 else -1
-            if joint < 0:
-                self._mocap[name] = int(model.body_mocapid[body])
-            elif kind == int(mujoco.mjtJoint.mjJNT_FREE):
-                self._free[name] = int(model.jnt_qposadr[joint]), int(model.jnt_dofadr[joint])
-            elif kind == int(mujoco.mjtJoint.mjJNT_SLIDE) and model.body_jntnum[body] == 1:
-                self._slides[name] = body, joint
-            else:
+        by_kind: dict[str, dict[str, Tracked]] = {"mocap": {}, "free": {}, "slide": {}}
+        for name, thing in self.env.index.tracked.items():
+            if thing.held_by not in by_kind:
                 raise ConfigError(
                     f"mirror of {self.env.task}: the pose of {name!r} does not give its joints, allowed: "
                     "bodies that are free, fixed, or on one slide."
                 )
-        self._slide_at = [
-            (int(model.jnt_qposadr[joint]), int(model.jnt_dofadr[joint]))
-            for _, joint in self._slides.values()
-        ]
+            by_kind[thing.held_by][name] = thing
+        self._mocap, self._free, self._slides = by_kind.values()
 
     @property
     def objects(self) -> tuple[str, ...]:
@@ -117,24 +103,25 @@ class Mirror:
         self._qpos[index.arm_qpos], self._qvel[index.arm_dof] = position_rad, velocity_rad_s
         self._qpos[index.finger_qpos] = fingers
         moving = object_velocity_m_s or {}
-        for name, mocap in self._mocap.items():
-            self._mocap_pos[mocap], self._mocap_quat[mocap] = objects[name][:3], objects[name][3:]
-        for name, (first, dof) in self._free.items():
-            self._qpos[first : first + 7] = objects[name]
-            self._qvel[dof : dof + 3] = moving.get(name, 0.0)
+        for name, thing in self._mocap.items():
+            self._mocap_pos[thing.mocap] = objects[name][:3]
+            self._mocap_quat[thing.mocap] = objects[name][3:]
+        for name, thing in self._free.items():
+            self._qpos[thing.qpos : thing.qpos + 7] = objects[name]
+            self._qvel[thing.dof : thing.dof + 3] = moving.get(name, 0.0)
         if self._slides:
             self._slide(objects, moving)
         return self.env.set_state(self.env.backend.state)
 
     def _slide(self, objects: Mapping[str, Array], moving: Mapping[str, Array]) -> None:
         """Finds how far slides are out: from where their bodies would be at 0 to where they are."""
-        for at, _ in self._slide_at:
-            self._qpos[at] = 0.0
+        for thing in self._slides.values():
+            self._qpos[thing.qpos] = 0.0
         self.env.backend.forward()
-        for (name, (body, joint)), (at, dof) in zip(self._slides.items(), self._slide_at, strict=True):
-            axis = self._axis[joint]
-            self._qpos[at] = axis @ (objects[name][:3] - self._body_pos[body])
-            self._qvel[dof] = axis @ np.broadcast_to(moving.get(name, 0.0), 3)
+        for name, thing in self._slides.items():
+            axis = self._axis[thing.joint]
+            self._qpos[thing.qpos] = axis @ (objects[name][:3] - self._body_pos[thing.body])
+            self._qvel[thing.dof] = axis @ np.broadcast_to(moving.get(name, 0.0), 3)
 
     def targets(self, actions: Array, *, servo_s: float = math.inf) -> tuple[Array, Array]:
         """Returns joint targets (T, n) and gripper commands (T,) of actions (T, A) from now on.

@@ -1,7 +1,7 @@
 """A task on a robot in many simulations at once, as a Gymnasium vector env.
 
 B envs, n arm joints, A action dim. There is no Python per env anywhere in `step`: observations,
-success and rewards are array operations on MuJoCo's sensors, and episodes draw their start from
+success and rewards are array operations on the back end's view, and episodes draw their start from
 (seed, episode number), so env i of a thousand is env i alone. Arrays are the back end's, numpy's or
 torch tensors; what a person looks at and what is saved (`picture`, `state_dict`) is numpy's.
 """
@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import gymnasium
-import mujoco
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
@@ -24,17 +23,17 @@ from robot_rl.core.registry import resolve
 from robot_rl.core.seeding import EpisodeRng
 from robot_rl.hal.safety import SafetyEnvelope
 from robot_rl.hal.vector import Obs, VectorEnv, next_episodes, row_mask
+from robot_rl.sim.backends.model_index import cells
 from robot_rl.sim.backends.mujoco_cpu import MujocoCpu
-from robot_rl.sim.cameras import Camera, Renderer
+from robot_rl.sim.cameras import Camera
 from robot_rl.sim.config import EnvConfig, check_num_envs, check_reward
 from robot_rl.sim.control import Controller
 from robot_rl.sim.experts import Expert
-from robot_rl.sim.model_index import ModelIndex, cells
 from robot_rl.sim.poses import compose
 from robot_rl.sim.randomize import Randomizer
 from robot_rl.sim.robots.loading import load_robot
 from robot_rl.sim.robots.robot import Robot
-from robot_rl.sim.task import Task, View, compile_task, control_of, state_layout
+from robot_rl.sim.task import Task, build_scene, control_of, state_quantities
 
 MOST_SHAPING = 0.5
 """Largest dense reward of a step without success, which is 1."""
@@ -70,13 +69,19 @@ class SimVectorEnv(VectorEnv):
         check_reward(config)
         self._task: Task = resolve("task", config.task, at="env.task")()
         self._robot: Robot = load_robot(config.robot or self._task.default_robot)
-        model = compile_task(self._task, self._robot)
-        self.backend = MujocoCpu(model, num_envs, config.num_threads, array=array)
+        self._state = state_quantities(self._task, self._robot)
+        self.backend = MujocoCpu(
+            build_scene(self._task, self._robot),
+            self._robot,
+            (*self._state, "tool.zaxis", *self._task.privileged),
+            num_envs,
+            config.num_threads,
+            array=array,
+        )
         self.xp, self.device = self.backend.xp, self.backend.device
-        self.index = ModelIndex(model, self._robot, self.backend.asarray)
+        self.index, self.view = self.backend.index, self.backend.view
         control = control_of(self._task, self._robot)
-        self.controller = Controller(control, self._robot, self.backend, self.index)
-        self.view = View(self.backend.model, self.backend.bind("sensordata"), self._robot)
+        self.controller = Controller(control, self._robot, self.backend)
         self._describe(autoreset)
         self._bind()
         self._randomizer = Randomizer(self._task.vary if config.randomize else (), self.backend)
@@ -84,19 +89,19 @@ class SimVectorEnv(VectorEnv):
             Camera(name=name, height=config.image_size[0], width=config.image_size[1])
             for name in config.cameras
         ]
-        self._renderer = Renderer(self.backend.model, cameras) if cameras else None
+        self._renderer = self.backend.renderer(cameras) if cameras else None
         self._seed, self._episode = self._words(np.arange(num_envs)), self._words(np.zeros(num_envs))
         self._elapsed = self._asarray(np.zeros(num_envs, np.int64))
         self.num_diverged = 0
         self._is_seen = True
 
     def _describe(self, autoreset: str) -> None:
-        task, robot, model = self._task, self._robot, self.backend.model
+        task, robot = self._task, self._robot
         self.task, self.robot, self.instruction = task.name, robot.name, task.instruction
         self.control_hz, self.caps = task.control.hz, self.backend.caps
         self.horizon = round((self.config.horizon_s or task.horizon_s) * task.control.hz)
-        self.num_substeps = round(1.0 / (task.control.hz * model.opt.timestep))
-        index, names = state_layout(task, robot, model)
+        self.num_substeps = round(1.0 / (task.control.hz * self.backend.timestep_s))
+        index, names = self.view.elements(self._state)
         shown = chosen(names, self.config.state, at="env.state")
         self._state_index = self.backend.asarray(index[shown])
         self.state_names = tuple(names[i] for i in shown)
@@ -115,13 +120,11 @@ class SimVectorEnv(VectorEnv):
         )
 
     def _bind(self) -> None:
-        backend, robot, model = self.backend, self._robot, self.backend.model
-        self._sensordata, self._qpos, self._qvel = (backend.bind(f) for f in ("sensordata", "qpos", "qvel"))
+        backend, robot = self.backend, self._robot
+        self._qpos, self._qvel = backend.bind("qpos"), backend.bind("qvel")
         self._ctrl, self._mocap_pos = backend.bind("ctrl"), backend.bind("mocap_pos")
         self._asarray, self._home = backend.asarray, backend.asarray(np.asarray(robot.home_rad))
         self._all_rows = self._asarray(np.arange(self.num_envs))
-        self._qpos_at = {model.joint(i).name: int(model.jnt_qposadr[i]) for i in range(model.njnt)}
-        self._mocap_at = {model.body(i).name: int(model.body_mocapid[i]) for i in range(model.nbody)}
         self.limits = robot.limits
         self.safety = SafetyEnvelope(
             self.limits,
@@ -241,7 +244,7 @@ class SimVectorEnv(VectorEnv):
                 control_step=to_numpy(self._elapsed[ids]),
             )
         self.backend.clear(ids)
-        good = ids[(self.xp.abs(before[ids]) < mujoco.mjMAXVAL).all(axis=1)]
+        good = ids[(self.xp.abs(before[ids]) < self.backend.largest_state).all(axis=1)]
         self.backend.state[good] = before[good]
         self.backend.forward(ids)
 
@@ -308,10 +311,10 @@ class SimVectorEnv(VectorEnv):
         self._ctrl[cells(ids, self.index.arm_ctrl)] = arm
         self._ctrl[cells(ids, self.index.gripper_ctrl)] = robot.gripper_open
         for joint, value in start.joints.items():
-            first = self._qpos_at[joint]
+            first = self.index.qpos_of[joint]
             self._qpos[ids, first : first + value.shape[1]] = value
         for body, value in start.mocap.items():
-            self._mocap_pos[ids, self._mocap_at[body]] = value
+            self._mocap_pos[ids, self.index.mocap_of[body]] = value
         if start.held:
             self._put_in_hand(ids, start.held)
 
@@ -320,7 +323,7 @@ class SimVectorEnv(VectorEnv):
         self.backend.forward(ids)
         world_from_tool = self.controller.tool_poses(ids)
         for joint, tool_from_thing in held.items():
-            first = self._qpos_at[joint]
+            first = self.index.qpos_of[joint]
             self._qpos[ids, first : first + 7] = compose(world_from_tool, tool_from_thing)
         self._ctrl[cells(ids, self.index.gripper_ctrl)] = self._robot.gripper_closed
         closing = self.xp.zeros_like(self._elapsed, dtype=self.xp.bool)
@@ -329,12 +332,12 @@ class SimVectorEnv(VectorEnv):
 
     def _observe(self, ids: Array | None = None) -> Obs:
         """Returns fresh arrays: the caller may keep them."""
-        data = self._sensordata if ids is None else self._sensordata[ids]
-        obs: Obs = {"state": self._asarray(data[:, self._state_index], self.xp.float32)}
+        values = self.view.values if ids is None else self.view.values[ids]
+        obs: Obs = {"state": self._asarray(values[:, self._state_index], self.xp.float32)}
         if self._renderer is not None:
             rows = self._all_rows if ids is None else ids
             for camera in self.config.cameras:
-                draw = partial(self._renderer.render_batch, self.backend.batch, to_numpy(rows), camera)
+                draw = partial(self._renderer.render_batch, to_numpy(rows), camera)
                 obs[f"{camera}.rgb"] = self._asarray(draw())
                 if self.config.depth:
                     obs[f"{camera}.depth"] = self._asarray(draw(depth=True))
@@ -418,9 +421,9 @@ class SimVectorEnv(VectorEnv):
     ) -> Array:
         """Returns an RGB image (height, width, 3) of one env, by the task's own camera if None."""
         camera = camera or self._task.camera
-        renderer = Renderer(self.backend.model, [Camera(name=camera, height=height, width=width)])
+        renderer = self.backend.renderer([Camera(name=camera, height=height, width=width)])
         try:
-            return renderer.render_batch(self.backend.batch, np.array([env]), camera)[0]
+            return renderer.render_batch(np.array([env]), camera)[0]
         finally:
             renderer.close()
 
