@@ -202,9 +202,9 @@ _finalizers: list[weakref.finalize[Any, Any]] = []
 
 
 def _free_at_exit(finalizer: weakref.finalize[Any, Any]) -> None:
-    """Has a renderer freed before the libraries below it, whose own exit hooks came earlier, are gone."""
+    """Frees a renderer at exit, before the exit hooks of the libraries that it uses."""
     finalizer.atexit = False
-    if not _finalizers:  # registered twice is harmless: what is freed is freed
+    if not _finalizers:  # registering it twice is harmless
         atexit.register(_free_all)
     _finalizers[:] = [known for known in _finalizers if known.alive] + [finalizer]
 

@@ -1,7 +1,7 @@
 """From actions in [-1, 1] to joint position targets, for all simulations at once.
 
 B envs, n arm joints, A action dim. The target is the measured position plus a step, so the
-controller has no state of its own: what a simulation will do next is in its state row alone.
+controller has no state: the state row of a simulation alone determines its future.
 The servo closes part of the step (kp / kd = 10 per second for the Panda), like an impedance
 controller with its set-point on a short lead.
 """
@@ -26,7 +26,7 @@ class Controller:
     """Damped least squares on the geometric Jacobian, which the joint frames give directly.
 
     Buss, "Introduction to Inverse Kinematics" (2009), section 5; the null-space posture term is
-    section 4 of the same text. Deviation: the posture is weighted, not optimised.
+    section 4 of the same text. Deviation: the posture has a weight and is not optimised.
     """
 
     def __init__(self, control: Control, robot: RobotNames, backend: Backend) -> None:
@@ -76,8 +76,8 @@ class Controller:
     def towards(self, target: Array, opening: Array) -> Array:
         """Returns actions (B, A) that move the arm from where it is towards joint targets (B, n).
 
-        What `targets` does, the other way round and to first order: for a person's leader arm, whose
-        targets are never far. `opening` (B,) of the gripper is -1 closed to +1 open.
+        The inverse of `targets`, to first order: for a person's leader arm, whose targets are near.
+        `opening` (B,) of the gripper is -1 closed to +1 open.
         """
         control, step = self.control, target - self.joint_positions()
         if control.kind == "joint_delta":
@@ -95,7 +95,7 @@ class Controller:
         xp, rows = namespace(position), self._jacobian_rows()
         num_rows, num_joints, _ = rows.shape
         jacobian = xp.empty((num_rows, 6, num_joints), dtype=rows.dtype, device=rows.device)
-        jacobian[...] = rows.mT  # contiguous, as products of small matrices want it
+        jacobian[...] = rows.mT  # contiguous: products of small matrices are then faster
         twist = xp.empty((num_rows, 6), dtype=rows.dtype, device=rows.device)
         twist[:, :3] = self.control.linear_m * action[:, :3]
         self._rotation(action, out=twist[:, 3:])

@@ -1,7 +1,7 @@
-"""What was measured on an arm, seen as training saw simulation: observation, targets, success, expert.
+"""Measurements of an arm in the terms of simulation: observation, targets, success, expert.
 
-One simulation that is never stepped: measured joints and poses are written into it, and the very
-code of simulation reads them. World frame and arm's base frame are the same. n arm joints, A action dim.
+One simulation that is never stepped: measured joints and poses are written into it, and the code of
+simulation reads them. World frame and arm's base frame are the same. n arm joints, A action dim.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ class Mirror:
     """A task as it stands on a table, in the terms of `SimVectorEnv` with one env."""
 
     def __init__(self, config: EnvConfig) -> None:
-        """Builds the scene; cameras are not drawn, as real ones take their pictures.
+        """Builds the scene without cameras: real cameras take the pictures.
 
         Raises:
             ConfigError: the scene has a part whose position a tracked pose does not give.
         """
         quiet = replace(config, cameras=(), depth=False, randomize=False, num_threads=1)
         self.env = SimVectorEnv(quiet, 1, autoreset="disabled")
-        """Describes the task: names, spaces, rates; and draws what is shown."""
+        """Describes the task (names, spaces, rates), and draws."""
         task = resolve("task", config.task, at="env.task")
         self.robot = load_robot(config.robot or task.default_robot)
         self._camera: str = task.camera
@@ -60,7 +60,7 @@ class Mirror:
 
     @property
     def objects(self) -> tuple[str, ...]:
-        """Whose poses the task needs."""
+        """Names of the bodies whose poses the task needs."""
         return (*self._mocap, *self._free, *self._slides)
 
     @property
@@ -69,7 +69,7 @@ class Mirror:
         return self._camera
 
     def begin(self, seed: int) -> None:
-        """Notes which episode it is: the expert's misjudgements depend on it."""
+        """Begins an episode: the expert's noise depends on its seed."""
         self.env.reset(seed=[seed])
 
     def show(
@@ -80,7 +80,7 @@ class Mirror:
         objects: Mapping[str, Array],
         object_velocity_m_s: Mapping[str, Array] | None = None,
     ) -> Obs:
-        """Takes over what was measured, and returns the observation of it, one row.
+        """Writes a measurement into the simulation and returns its observation, one row.
 
         Args:
             position_rad: (n,)
@@ -114,7 +114,7 @@ class Mirror:
         return self.env.set_state(self.env.backend.state)
 
     def _slide(self, objects: Mapping[str, Array], moving: Mapping[str, Array]) -> None:
-        """Finds how far slides are out: from where their bodies would be at 0 to where they are."""
+        """Sets each slide to the distance of its body from where the body would be at 0."""
         for thing in self._slides.values():
             self._qpos[thing.qpos] = 0.0
         self.env.backend.forward()
@@ -126,8 +126,8 @@ class Mirror:
     def targets(self, actions: Array, *, servo_s: float = math.inf) -> tuple[Array, Array]:
         """Returns joint targets (T, n) and gripper commands (T,) of actions (T, A) from now on.
 
-        The first is what simulation would command now. The others are predicted with the Jacobian of
-        now, for an arm that closes its lead with the time constant `servo_s`.
+        The first is the target of simulation. The others are predicted with the present Jacobian, for an
+        arm that closes its lead with the time constant `servo_s`.
         """
         controller = self.env.controller
         share = -math.expm1(-1.0 / (self.env.control_hz * servo_s))
@@ -139,12 +139,12 @@ class Mirror:
         return targets, controller.gripper(actions)
 
     def judge(self) -> tuple[bool, bool, float]:
-        """Returns success, failure and reward of what is shown."""
+        """Returns success, failure and reward of the measured state."""
         success, failed, reward = self.env.judge()
         return bool(success[0]), bool(failed[0]), float(reward[0])
 
     def expert(self, bias_m: float = 0.0, noise_m: float = 0.0, noise_seed: int = 0) -> Expert:
-        """Returns the task's scripted expert, who acts on what is shown."""
+        """Returns the task's scripted expert, which acts on the measured state."""
         return self.env.expert(bias_m, noise_m, noise_seed)
 
     def close(self) -> None:

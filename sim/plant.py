@@ -1,4 +1,4 @@
-"""The body of a simulated arm: one simulation of a task, advanced by whoever holds the clock.
+"""A simulated arm: one simulation of a task, which the caller advances.
 
 Scene, servos and starts are those of `SimVectorEnv`, so what is measured on the arm can be compared
 with what was measured in training. World frame and arm's base frame are the same. n arm joints.
@@ -112,7 +112,7 @@ class MujocoPlant:
     def measure(self) -> ArmState:
         effort = self._force[self._index.arm_ctrl].copy()
         if not self._has_moved:
-            effort[:] = 0.0  # what is there is of the episode before
+            effort[:] = 0.0  # it still holds the value of the previous episode
         return ArmState(
             stamp_ns=0,
             position_rad=self._qpos[self._index.arm_qpos].copy(),

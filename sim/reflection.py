@@ -68,7 +68,7 @@ class Reflection:
         return (self.action_sign * action).astype(action.dtype)
 
     def with_images(self, episodes: Episodes) -> Episodes:
-        """Returns the episodes, and behind them the mirror image of each."""
+        """Returns the episodes, followed by the mirror image of each."""
 
         def twice(values: Array) -> Array:
             return np.concatenate([values, values])

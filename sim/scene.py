@@ -1,4 +1,4 @@
-"""Small pieces that tasks build scenes from: table, cubes, goals, cameras.
+"""Parts that tasks build scenes from: table, cubes, goals, cameras.
 
 World frame: z up, the robot's base at the origin, the table top at z = 0.
 """
@@ -119,8 +119,8 @@ def add_hole_block(
 ) -> None:
     """Adds a mocap body of four smooth walls around a square hole; its origin is the hole's floor.
 
-    The walls' friction goes before that of what touches them (priority), so that a peg which the
-    fingers hold well still slides.
+    The walls' friction counts, whatever touches them (priority): a peg slides there, although the fingers
+    hold it well.
     """
     body = spec.worldbody.add_body(name=name, mocap=True, pos=[0.5, 0.0, 0.0])
     outer, middle = hole_half_m + wall_m, hole_half_m + 0.5 * wall_m

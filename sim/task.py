@@ -26,9 +26,9 @@ class Control:
 
     kind: Literal["ee_delta", "joint_delta"] = "ee_delta"
     rotation: Literal["none", "yaw", "full"] = "yaw"
-    """Which rotations an end-effector action has; the others are held at the home orientation."""
+    """Rotations in an end-effector action; the others are held at the home orientation."""
     gripper: Literal["action", "shut"] = "action"
-    """The gripper is the last element of the action, or stays shut (if there is one) and is no part of it."""
+    """`action`: the gripper is the last element of the action. `shut`: it stays shut."""
     hz: float = 20.0
     linear_m: float = 0.05
     """Servo lead of a full-scale translation; in steady state about 0.5 m/s for the Panda."""
@@ -39,7 +39,7 @@ class Control:
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """Where things are at the beginning of n episodes."""
+    """Positions at the beginning of n episodes."""
 
     joints: Mapping[str, Array] = field(default_factory=dict)
     """Joint name -> (n, 1) position, or (n, 7) position and quaternion of a free joint."""
@@ -53,12 +53,12 @@ class Start:
 
 @dataclass(frozen=True, kw_only=True)
 class Aim:
-    """What the expert wants now, in the world frame."""
+    """The expert's present target for the tool, in the world frame."""
 
     position_m: Array
-    """(B, 3) where the tool should be."""
+    """(B, 3) position of the tool."""
     yaw_rad: Array
-    """(B,) by how much the tool should turn about z, from where it is."""
+    """(B,) turn of the tool about z, from its present yaw."""
     closed: Array
     """(B,) bool: gripper shut."""
 
@@ -80,22 +80,22 @@ class Task:
     privileged: ClassVar[tuple[str, ...]] = ()
     """More quantities: success, reward and expert read them, the policy does not."""
     camera: ClassVar[str] = "front"
-    """The camera that shows it best: `front`, `side` or `overhead`."""
+    """The camera that shows the task best: `front`, `side` or `overhead`."""
     default_robot: ClassVar[str] = "panda"
-    """The robot it is made for; any other that reaches its scene will do."""
+    """The robot that the task is made for; others that reach the scene work too."""
     needs_gripper: ClassVar[bool] = True
-    """Whether a robot without a gripper is refused; where not, the gripper is no part of its actions."""
+    """Whether robots without a gripper are refused."""
     vary: ClassVar[tuple[Vary, ...]] = ()
     joint_noise_rad: ClassVar[float] = 0.02
     symmetric: ClassVar[bool] = False
-    """Whether the mirror image of an episode (left and right changed) is one that could be met as well."""
+    """Whether the mirror image of an episode (left and right exchanged) is an episode of the task."""
 
     def scene(self, spec: mujoco.MjSpec, robot: Robot) -> None:
         """Adds objects to a spec that already holds robot, table and cameras."""
         raise NotImplementedError
 
     def start(self, rng: EpisodeRng) -> Start:
-        """Draws where n = `rng.num_rows` episodes begin."""
+        """Draws the beginnings of n = `rng.num_rows` episodes."""
         raise NotImplementedError
 
     def evaluate(self, view: View) -> dict[str, Array]:
@@ -107,7 +107,7 @@ class Task:
         raise NotImplementedError
 
     def expert(self, view: View, offset_m: Array) -> Aim:
-        """Returns what a scripted expert does, its target displaced by `offset_m` (B, 3)."""
+        """Returns the target of the scripted expert, displaced by `offset_m` (B, 3)."""
         raise NotImplementedError
 
 

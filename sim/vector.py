@@ -182,7 +182,7 @@ class SimVectorEnv(VectorEnv):
         return obs, reward, terminated, truncated, infos
 
     def _command(self, actions: Array, active: Array | None) -> tuple[Array, Array]:
-        """Writes actuator targets; returns the clipped actions and where safety limited what came of them."""
+        """Writes actuator targets; returns the clipped actions, and where safety limited their targets."""
         xp = self.xp
         actions = self._asarray(actions, xp.float32)
         if actions.shape != (self.num_envs, len(self.action_names)):
@@ -215,7 +215,7 @@ class SimVectorEnv(VectorEnv):
         return commanded, limited
 
     def judge(self, is_valid: Array | bool = True) -> tuple[Array, Array, Array]:
-        """Returns success, failure and reward of what is so now, (B,) each; where not valid, no success."""
+        """Returns success, failure and reward of the present states, (B,); invalid rows have no success."""
         verdict = self._task.evaluate(self.view)
         success = verdict["success"] & is_valid
         failed = verdict.get("fail")
@@ -228,7 +228,7 @@ class SimVectorEnv(VectorEnv):
     def _contain(self, diverged: Array, before: Array) -> None:
         """Counts and dumps simulations that blew up, and gives them back their last good state.
 
-        Where the state was bad before the step, somebody wrote it: that row takes the model's own.
+        A row whose state was bad before the step takes the model's default state.
         """
         self.num_diverged += int(diverged.sum())
         (ids,) = self.xp.nonzero(diverged)
@@ -404,7 +404,7 @@ class SimVectorEnv(VectorEnv):
         return obs
 
     def progress(self) -> Array:
-        """Returns (B,) how far each episode is, in [0, 1], by the task's shaped reward: for who looks on."""
+        """Returns the progress (B,) of each episode in [0, 1], by the task's shaped reward, for displays."""
         return self.xp.clip(self._task.dense_reward(self.view), 0.0, 1.0)
 
     def action_towards(self, target_rad: Array, opening: Array) -> Array:

@@ -24,12 +24,12 @@ class Tracked:
     """Row of `xpos` and `xquat`."""
     held_by: Literal["mocap", "free", "slide", "other"]
     """How its pose is set: as a mocap body, by a free joint, by one slide, or by something else."""
-    mocap: int
+    mocap: int = -1
     """Row of `mocap_pos` and `mocap_quat`; -1 if it is no mocap body."""
-    joint: int
+    joint: int = -1
     """Row of `xaxis`; -1 without a joint. Of several joints the first, as in the next two."""
-    qpos: int
-    dof: int
+    qpos: int = -1
+    dof: int = -1
 
 
 class ModelIndex:
@@ -106,23 +106,16 @@ class ModelIndex:
 
 
 def _tracked(model: mujoco.MjModel, body: int) -> Tracked:
-    mocap, joint = int(model.body_mocapid[body]), int(model.body_jntadr[body])
-    kind = model.jnt_type[joint] if joint >= 0 else -1
-    held_by = "other"
+    joint = int(model.body_jntadr[body])
     if joint < 0:
-        held_by = "mocap"
-    elif kind == mujoco.mjtJoint.mjJNT_FREE:
+        return Tracked(body=body, held_by="mocap", mocap=int(model.body_mocapid[body]))
+    held_by, kind = "other", model.jnt_type[joint]
+    if kind == mujoco.mjtJoint.mjJNT_FREE:
         held_by = "free"
     elif kind == mujoco.mjtJoint.mjJNT_SLIDE and model.body_jntnum[body] == 1:
         held_by = "slide"
-    return Tracked(
-        body=body,
-        held_by=held_by,
-        mocap=mocap,
-        joint=joint,
-        qpos=int(model.jnt_qposadr[joint]) if joint >= 0 else -1,
-        dof=int(model.jnt_dofadr[joint]) if joint >= 0 else -1,
-    )
+    qpos, dof = int(model.jnt_qposadr[joint]), int(model.jnt_dofadr[joint])
+    return Tracked(body=body, held_by=held_by, joint=joint, qpos=qpos, dof=dof)
 
 
 def _slice(index: Sequence[int]) -> slice | None:

@@ -43,7 +43,7 @@ _COUNTS = {
 
 
 class MujocoCpu:
-    """Steps many copies of one model; see `robot_rl.sim.backends.backend.Backend`.
+    """Steps many copies of one model; `robot_rl.sim.backends.backend.Backend` documents the methods.
 
     The batch is persistent (one MjData a simulation), so that sensors current at the end of a
     control step cost nothing extra: the next step continues from them.
@@ -100,11 +100,9 @@ class MujocoCpu:
             return self.asarray(self.batch.bind(field))
 
     def expand(self, field: str) -> Array:
-        """Gives a model field per-simulation values and returns them, (sims, ...)."""
         return self.asarray(self.batch.expand(field))
 
     def locate(self, field: str, element: str) -> tuple[int, Array]:
-        """Returns the row of the named object in a model field, and its nominal value."""
         model, kind = self.model, field.split("_")[0]
         if kind not in _COUNTS or not hasattr(model, field):
             fields = [name for name in dir(model) if name.split("_")[0] in _COUNTS]
@@ -118,7 +116,6 @@ class MujocoCpu:
         return row, self.asarray(np.array(getattr(model, field)[row], dtype=float).reshape(-1))
 
     def recompute_constants(self, ids: Array) -> None:
-        """Derives what depends on expanded fields (masses, inertias) for the given simulations."""
         self.batch.set_const(np.asarray(ids))
 
     def step(self, num_substeps: int, mask: Array | None = None) -> Array:
@@ -134,15 +131,12 @@ class MujocoCpu:
         return self.asarray(diverged)
 
     def clear(self, ids: Array) -> None:
-        """Puts simulations into the model's default state, without computing anything."""
         self.state[ids] = self._default_row
 
     def forward(self, ids: Array | None = None) -> None:
-        """Makes positions, velocities and sensors current after a write to the state."""
         self.batch.forward(None if ids is None else np.asarray(ids), _POSITION_AND_VELOCITY)
 
     def tool_orientation(self, posture_rad: Sequence[float]) -> Array:
-        """Returns the tool's orientation at a posture of the arm, (3, 3), world from tool."""
         scratch = mujoco.MjData(self.model)
         for joint, angle in zip(self._robot.arm_joints, posture_rad, strict=True):
             scratch.joint(joint).qpos[:] = angle
@@ -150,13 +144,11 @@ class MujocoCpu:
         return self.asarray(scratch.site(self._robot.tool_site).xmat.reshape(3, 3).copy())
 
     def servo_time_s(self) -> Array:
-        """Returns damping over stiffness of the arm's servos, (n,) numpy."""
         model, servos = self.model, self.index.arm_ctrl
         damping = model.dof_damping[self.index.arm_dof] - model.actuator_biasprm[servos, 2]
         return damping / model.actuator_gainprm[servos, 0]
 
     def renderer(self, cameras: Sequence[Camera]) -> Renderer:
-        """Returns what draws these simulations."""
         return Renderer(self.model, cameras, self.batch)
 
 
