@@ -183,10 +183,7 @@ def _drawing_model(model: mujoco.MjModel, cameras: Sequence[Camera]) -> mujoco.M
 def _camera_id(model: mujoco.MjModel, name: str) -> int:
     number = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_CAMERA.value, name)
     if number < 0:
-        names = [
-            mujoco.mj_id2name(model, mujoco.mjtObj.mjOBJ_CAMERA.value, i) or f"#{i}"
-            for i in range(model.ncam)
-        ]
+        names = [model.camera(i).name or f"#{i}" for i in range(model.ncam)]
         raise ModelError(f"cameras: the model has no camera {name!r}.{nearest(name, names)}")
     return number
 

@@ -42,12 +42,8 @@ class Controller:
             (robot.gripper_open + robot.gripper_closed) / 2,
             (robot.gripper_open - robot.gripper_closed) / 2,
         )
-        self._names = action_names(control, robot)
+        self.action_names = action_names(control, robot)
         self._home_mat = backend.tool_orientation(robot.home_rad)
-
-    @property
-    def action_names(self) -> tuple[str, ...]:
-        return self._names
 
     def joint_positions(self) -> Array:
         """Returns measured arm joint positions, (B, n)."""

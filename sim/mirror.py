@@ -39,7 +39,8 @@ class Mirror:
         """Describes the task (names, spaces, rates), and draws."""
         task = resolve("task", config.task, at="env.task")
         self.robot = load_robot(config.robot or task.default_robot)
-        self._camera: str = task.camera
+        self.camera: str = task.camera
+        """The camera of the model that shows the task best."""
         bind = self.env.backend.bind
         self._qpos, self._qvel = bind("qpos")[0], bind("qvel")[0]
         self._mocap_pos, self._mocap_quat = bind("mocap_pos")[0], bind("mocap_quat")[0]
@@ -62,11 +63,6 @@ class Mirror:
     def objects(self) -> tuple[str, ...]:
         """Names of the bodies whose poses the task needs."""
         return (*self._mocap, *self._free, *self._slides)
-
-    @property
-    def camera(self) -> str:
-        """The camera of the model that shows the task best."""
-        return self._camera
 
     def begin(self, seed: int) -> None:
         """Begins an episode: the expert's noise depends on its seed."""

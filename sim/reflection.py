@@ -85,11 +85,11 @@ class Reflection:
                 [episodes.episode_index, episodes.episode_index + episodes.num_episodes]
             ),
             source=None if episodes.source is None else twice(episodes.source),
-            **{name: twice(getattr(episodes, name)) for name in _SAME},
+            **{
+                name: twice(getattr(episodes, name))
+                for name in ("reward", "terminated", "truncated", "success")
+            },
         )
-
-
-_SAME = ("reward", "terminated", "truncated", "success")
 
 
 def reflection_of(config: EnvConfig, *, at: str = "env") -> Reflection:

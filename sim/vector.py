@@ -106,13 +106,10 @@ class SimVectorEnv(VectorEnv):
         self._state_index = self.backend.asarray(index[shown])
         self.state_names = tuple(names[i] for i in shown)
         self.action_names = self.controller.action_names
-        mode = AutoresetMode.SAME_STEP if autoreset == "same_step" else AutoresetMode.DISABLED
-        self.metadata = {
-            "autoreset_mode": mode,
-            "render_modes": ["rgb_array"],
-            "render_fps": int(task.control.hz),
-        }
         self.autoreset = autoreset == "same_step"
+        mode = AutoresetMode.SAME_STEP if self.autoreset else AutoresetMode.DISABLED
+        fps = int(task.control.hz)
+        self.metadata = {"autoreset_mode": mode, "render_modes": ["rgb_array"], "render_fps": fps}
         self.single_action_space = gymnasium.spaces.Box(-1.0, 1.0, (len(self.action_names),), np.float32)
         self.action_space = gymnasium.vector.utils.batch_space(self.single_action_space, self.num_envs)
         self.single_observation_space, self.observation_space = observation_spaces(
@@ -126,12 +123,9 @@ class SimVectorEnv(VectorEnv):
         self._asarray, self._home = backend.asarray, backend.asarray(np.asarray(robot.home_rad))
         self._all_rows = self._asarray(np.arange(self.num_envs))
         self.limits = robot.limits
+        dt_s, xp, device = 1.0 / self.control_hz, self.xp, self.device
         self.safety = SafetyEnvelope(
-            self.limits,
-            control_dt_s=1.0 / self.control_hz,
-            num_envs=self.num_envs,
-            xp=self.xp,
-            device=self.device,
+            self.limits, control_dt_s=dt_s, num_envs=self.num_envs, xp=xp, device=device
         )
 
     # The step is the specification: act, simulate, judge, observe, reset.
@@ -201,10 +195,8 @@ class SimVectorEnv(VectorEnv):
         commanded[broken] = 0.0
         gripper = self.controller.gripper(commanded)
         if active is None and not len(broken):
-            self._ctrl[:, self.index.arm_ctrl], self._ctrl[:, self.index.gripper_ctrl] = (
-                safe,
-                gripper[:, None],
-            )
+            self._ctrl[:, self.index.arm_ctrl] = safe
+            self._ctrl[:, self.index.gripper_ctrl] = gripper[:, None]
         else:
             is_commanded = xp.ones_like(limited) if active is None else copied(active)
             rows = xp.nonzero(is_commanded)[0]
@@ -387,11 +379,7 @@ class SimVectorEnv(VectorEnv):
         kept = {name: to_numpy(copied(array)) for name, array in arrays.items()}
         for name in ("seed", "episode"):
             kept[name] = kept[name].view(np.uint64)
-        return {
-            **kept,
-            "num_diverged": self.num_diverged,
-            "safety": self.safety.state_dict(),
-        }
+        return {**kept, "num_diverged": self.num_diverged, "safety": self.safety.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> Obs:
         """Restores `state_dict`; the future is then the same, byte for byte."""

@@ -12,6 +12,7 @@ collide with each other.
 
 import importlib
 import importlib.util
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -193,18 +194,14 @@ def _remove_prefix(spec: mujoco.MjSpec, prefix: str, robot_name: str) -> None:
         raise ModelError(f"robot {robot_name}: model.prefix must be absent: the MJCF has tendons.")
     for element in (*spec.bodies[1:], *spec.joints, *spec.geoms, *spec.sites, *spec.actuators):
         element.name = element.name.removeprefix(prefix)
-    for actuator in spec.actuators:
-        actuator.target = actuator.target.removeprefix(prefix)
-    for equality in spec.equalities:
-        equality.name1, equality.name2 = (
-            equality.name1.removeprefix(prefix),
-            equality.name2.removeprefix(prefix),
-        )
-    for sensor in spec.sensors:
-        sensor.objname, sensor.refname = (
-            sensor.objname.removeprefix(prefix),
-            sensor.refname.removeprefix(prefix),
-        )
+    referring = (
+        (spec.actuators, ("target",)),
+        (spec.equalities, ("name1", "name2")),
+        (spec.sensors, ("objname", "refname")),
+    )
+    for elements, keys in referring:
+        for element, key in itertools.product(elements, keys):
+            setattr(element, key, getattr(element, key).removeprefix(prefix))
 
 
 def _set_collisions(spec: mujoco.MjSpec, touching: tuple[str, ...] | None) -> None:
