@@ -164,6 +164,10 @@ def _add_sensor(spec: mujoco.MjSpec, robot: RobotNames, name: str) -> None:
     joint = spec.joint(thing)
     is_moved_by_one = joint is not None and joint.type in (mjtJoint.mjJNT_HINGE, mjtJoint.mjJNT_SLIDE)
     if is_moved_by_one and kind in _OF_JOINTS:
+        if thing == "tool":
+            raise ModelError(
+                f"quantity {name!r}: a joint is named 'tool', which means the tool site. Rename it."
+            )
         spec.add_sensor(name=name, type=_OF_JOINTS[kind], objtype=mjtObj.mjOBJ_JOINT, objname=thing)
         return
     if kind not in _OF_FRAMES:

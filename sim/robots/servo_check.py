@@ -74,11 +74,6 @@ class ServoCheck:
         self._high = np.asarray(robot.limits.position_high_rad)
         self._is_slide = ~index.is_hinge
 
-    @property
-    def model(self) -> mujoco.MjModel:
-        """The robot alone."""
-        return self._model
-
     def unlike_servos(self) -> list[str]:
         """Returns the actuators that are no position servos: they take a target for a torque."""
         model, found = self._model, []

@@ -68,6 +68,14 @@ def test_a_name_that_the_scene_does_not_have_is_refused(name: str, message: str)
         backend_of(name)
 
 
+def test_a_joint_may_not_take_the_name_of_the_tool_site() -> None:
+    spec = GANTRY.build()
+    drawer = spec.worldbody.add_body(name="drawer", mass=1.0, inertia=[1.0, 1.0, 1.0])
+    drawer.add_joint(name="tool", type=mujoco.mjtJoint.mjJNT_SLIDE)
+    with pytest.raises(ModelError, match=r"quantity 'tool.pos': a joint is named 'tool'.*Rename it"):
+        MujocoCpu(spec, GANTRY, ["tool.pos"], 1, 1)
+
+
 def test_a_task_runs_on_arrays_from_anywhere() -> None:
     names = ("cube.pos", "cube_in_tool.pos", "goal.pos")
     columns = {name: slice(3 * i, 3 * i + 3) for i, name in enumerate(names)}
