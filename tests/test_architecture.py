@@ -21,6 +21,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from robot_rl.config import options
+from robot_rl.sim.backends.backend import Backend
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "robot_rl"
@@ -333,3 +334,67 @@ def test_all_that_acts_opens_a_device_under_a_lease() -> None:
 def test_every_other_way_to_make_an_env_is_seen(code: str, name: str) -> None:
     seen = [found for node in ast.walk(ast.parse(code)) if (found := makes_env(node))]
     assert seen[:1] == ([name] if name else [])
+
+
+# --- back ends -----------------------------------------------------------------------------------
+
+BACK_END = ("sim/backends/", "sim/robots/", "sim/kinematics.py", "sim/cameras.py", "sim/gl.py")
+"""What may name MuJoCo's models: the back ends, robots alone and the checks of their models, cameras."""
+SCENES = ("sim/scene.py", "sim/task.py", "sim/tasks/")
+"""What builds MJCF, which every back end loads."""
+MEASURES_MUJOCO = ("robot_rl/bench/sim.py", "robot_rl/bench/physics.py")
+BUILDS = ("MjSpec", "MjsBody", "MjsJoint")
+
+
+def breaches(path: str, code: str) -> list[str]:
+    """Returns what a file above the back end takes of MuJoCo beyond building scenes."""
+    if path.startswith((*BACK_END, *MEASURES_MUJOCO)):
+        return []
+    offered = {*vars(Backend), *Backend.__annotations__}
+    found: list[str] = []
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            module = getattr(node, "module", None) or ""
+            names = [alias.name for alias in node.names]
+            whole = [module] if module else names
+            if any(name.split(".")[0] == "mujoco" for name in whole):
+                is_scene = path.startswith(SCENES) and set(whole) == {"mujoco"}
+                taken = names if module else []
+                found += (
+                    [] if is_scene and all(map(builds, taken)) else [f"imports {' '.join(whole + taken)}"]
+                )
+        elif isinstance(node, ast.Attribute):
+            owner = ast.unparse(node.value)
+            if owner == "mujoco" and not builds(node.attr):
+                found.append(f"mujoco.{node.attr}")
+            elif owner.rpartition(".")[2].strip("_") == "backend" and node.attr not in offered:
+                found.append(f"backend.{node.attr}")
+    return found
+
+
+def builds(name: str) -> bool:
+    """Returns whether a name of MuJoCo serves to write MJCF."""
+    return name in BUILDS or name.startswith("mjt")
+
+
+def test_nothing_above_the_back_end_names_an_object_of_mujoco() -> None:
+    """A second back end gives arrays to tasks, controller, safety, env and resets, and they run."""
+    found = {relative(path): breaches(relative(path), path.read_text(encoding="utf-8")) for path in sources()}
+    assert {name: names for name, names in found.items() if names} == {}
+
+
+@pytest.mark.parametrize(
+    ("path", "code", "found"),
+    [
+        ("sim/vector.py", "import mujoco", ["imports mujoco"]),
+        ("sim/control.py", "self._backend.model.opt", ["backend.model"]),
+        ("sim/vector.py", "self.backend.view; backend.bind('qpos')", []),
+        ("robot_rl/train/pictures.py", "from mujoco.batch import Batch", ["imports mujoco.batch Batch"]),
+        ("sim/tasks/reach.py", "import mujoco\ndef scene(spec: mujoco.MjSpec): ...", []),
+        ("sim/tasks/reach.py", "from mujoco import MjModel", ["imports mujoco MjModel"]),
+        ("sim/tasks/reach.py", "import mujoco\nmujoco.MjData(model)", ["mujoco.MjData"]),
+        ("sim/robots/servo_check.py", "import mujoco\nmujoco.MjData(model)", []),
+    ],
+)
+def test_every_object_of_mujoco_is_seen(path: str, code: str, found: list[str]) -> None:
+    assert breaches(path, code) == found

@@ -1,4 +1,4 @@
-"""The mistakes a user can make, one class each; a message says where, got, allowed and remedy."""
+"""Errors for users, one class for each kind; a message says where, got, allowed and remedy."""
 
 import difflib
 from collections.abc import Callable, Iterable
@@ -21,11 +21,11 @@ RANGES: dict[str, Callable[[Any], bool]] = {
 
 
 class RobotRLError(ValueError):
-    """Something the user can mend; the command line prints it without a traceback."""
+    """An error that the user can repair; the command line prints it without a traceback."""
 
 
 class UnknownComponentError(RobotRLError):
-    """A name that no table of components holds."""
+    """A name that is in no table of components."""
 
 
 class ConfigError(RobotRLError):
@@ -53,7 +53,7 @@ class RenderError(RobotRLError):
 
 
 class LeaseError(RobotRLError):
-    """A device that somebody else holds, or a lease that expired or was overtaken."""
+    """A device that another process holds, or a lease that expired or was overtaken."""
 
 
 class DeviceError(RobotRLError):

@@ -132,13 +132,14 @@ def test_a_batch_is_drawn_with_each_simulations_own_state_and_colours(renderer, 
     batch.bind("qpos")[:, 0] = [0.0, 0.5, -0.5]
     cube = model.geom("cube").id
     batch.expand("geom_rgba")[2, cube] = [0, 0, 1, 1]
-    images = renderer.render_batch(batch, np.array([2, 1]), "top")
+    renderer = Renderer(model, [Camera(name="top")], batch)
+    images = renderer.render_batch(np.array([2, 1]), "top")
     assert images.shape == (2, 96, 96, 3)
     blue = (images[0, ..., 2] > 120) & (images[0, ..., 0] < 60)
     assert np.nonzero(blue)[0].min() > 47
     assert not is_red(images[0]).any()
     assert np.nonzero(is_red(images[1]))[0].max() < 48
-    depth = renderer.render_batch(batch, np.array([0]), "top", depth=True)
+    depth = renderer.render_batch(np.array([0]), "top", depth=True)
     assert depth.shape == (1, 96, 96)
     assert depth[0, 48, 78] == pytest.approx(1.6, abs=1e-3)
 
@@ -194,9 +195,7 @@ def test_a_chunk_draws_its_last_step_and_the_ends_of_episodes(renderer, monkeypa
     monkeypatch.setattr(
         Renderer,
         "render_batch",
-        lambda self, batch, ids, camera, **how: (
-            drawn.append(len(ids)) or draw(self, batch, ids, camera, **how)
-        ),
+        lambda self, ids, camera, **how: drawn.append(len(ids)) or draw(self, ids, camera, **how),
     )
     env = env_with_a_camera(2)
     env.reset(seed=0)

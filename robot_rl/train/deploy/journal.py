@@ -122,16 +122,16 @@ def film(path: Path, env: LeasedEnv, moments: list[Measured]) -> None:
     Raises:
         RenderError: this machine cannot draw.
     """
-    from robot_rl.sim.cameras import Camera, Renderer
+    from robot_rl.sim.cameras import Camera
     from robot_rl.telemetry.video import write_video
 
     backend, camera = env.mirror.env.backend, env.mirror.camera
-    renderer = Renderer(backend.model, [Camera(name=camera, height=_HEIGHT, width=_WIDTH)])
+    renderer = backend.renderer([Camera(name=camera, height=_HEIGHT, width=_WIDTH)])
     try:
         pictures: list[Array] = []
         for measured in moments:
             env.show(measured)
-            pictures.append(renderer.render_batch(backend.batch, np.zeros(1, int), camera)[0])
+            pictures.append(renderer.render_batch(np.zeros(1, int), camera)[0])
         write_video(path, np.stack(pictures), env.control_hz)
     finally:
         renderer.close()
