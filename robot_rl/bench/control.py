@@ -12,7 +12,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter, deque
@@ -28,7 +27,7 @@ import yaml
 from numpy.typing import NDArray
 
 from robot_rl.bench.metronome import alone, metronome
-from robot_rl.bench.trials import processor_s
+from robot_rl.bench.trials import command_line, processor_s
 from robot_rl.core.errors import DeviceError, require
 from robot_rl.policies.chunk import ChunkPolicyConfig, FlowPolicy
 from robot_rl.real.client import ArmClient
@@ -318,11 +317,8 @@ def _write_station(path: Path, rate_hz: float, domain: int) -> StationConfig:
 
 @contextmanager
 def _sim_arm(rate_hz: float, domain: int) -> Generator[subprocess.Popen[str]]:
-    words = ["serve-sim-arm", f"rate_hz={rate_hz}", f"domain_id={domain}"]
-    code = "import sys; from robot_rl.cli.main import main; sys.exit(main())"
-    arm = subprocess.Popen(
-        [sys.executable, "-c", code, *words], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    )
+    command = command_line("serve-sim-arm", f"rate_hz={rate_hz}", f"domain_id={domain}")
+    arm = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     assert arm.stderr is not None
     try:
         line = arm.stderr.readline()

@@ -11,9 +11,7 @@ Every run is a process with a folder of its own; a repeated call goes on where t
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +19,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from robot_rl.bench.trials import Training, over_seeds
+from robot_rl.bench.trials import Training, over_seeds, train_all
 from robot_rl.core.errors import require
 from robot_rl.core.files import write_json
 from robot_rl.core.seeding import eval_seeds
@@ -30,7 +28,6 @@ from robot_rl.rollout.envs import simulation
 from robot_rl.sched.opened import opened
 from robot_rl.sim.vector import EnvConfig
 from robot_rl.telemetry.metrics import FILE_NAME, read_metrics
-from robot_rl.telemetry.progress import ProgressDisplay
 
 Array = NDArray[Any]
 Name = Literal["crossq", "sac"]
@@ -145,13 +142,7 @@ def run(
     for trial in trials:
         trial.training().check()
     waiting = [training for trial in trials if (training := trial.training()).done() is None]
-    with (
-        ProgressDisplay() as display,
-        display.phase("runs", len(waiting), unit="runs") as progress,
-        ThreadPoolExecutor(jobs or os.cpu_count()) as pool,
-    ):
-        for number, _ in enumerate(pool.map(Training.train, waiting), start=1):
-            progress.update(number)
+    train_all("runs", [(training, ()) for training in waiting], jobs)
     rows = [trial.row() for trial in trials]
     curves = [{**row, "curve": trial.curve()} for row, trial in zip(rows, trials, strict=True)]
     table = summary(rows)

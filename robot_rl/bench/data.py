@@ -24,7 +24,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from robot_rl.bench.peers import cache_folder
 from robot_rl.bench.store import measure
+from robot_rl.bench.trials import Rate, Stopwatch, median_ratio
 from robot_rl.core.errors import RobotRLError
 from robot_rl.data.episode import Episode
 from robot_rl.data.episodes import EpisodesMeta
@@ -62,14 +64,6 @@ CASES = {
 }
 
 
-@dataclass(frozen=True)
-class Rate:
-    """Samples per second of the clock on the wall, and of processor time."""
-
-    wall: float
-    cpu: float
-
-
 Reader = Callable[[int], dict[str, Array]]
 """Number of the batch -> `front`, `wrist` (B, h, w, 3), `action` (B, H, A), `valid` (B, H)."""
 
@@ -98,8 +92,8 @@ def run(
             f"bench data: got cases {list(cases)}, rounds {rounds}, batches {batches}, workers {workers}; "
             f"allowed: {', '.join(CASES)}; 1 or more rounds and batches; 0 or more workers"
         )
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "robot_rl" / "bench"
-    at, peer = Path(folder) if folder else cache, _has_lerobot()
+    at = Path(folder) if folder else cache_folder("bench")
+    peer = importlib.util.find_spec("lerobot") is not None
     rows: list[dict[str, Any]] = []
     ratios: dict[str, dict[str, float]] = {}
     notes = [
@@ -169,8 +163,7 @@ def _ratios(rates: dict[str, list[Rate]], *, has_cpu: bool) -> dict[str, float]:
     """Returns medians over rounds of ours to theirs, each round being near in time."""
 
     def median(mine: str, theirs: str, what: str) -> float:
-        pairs = zip(rates[mine], rates[theirs], strict=True)
-        return round(statistics.median(getattr(m, what) / getattr(t, what) for m, t in pairs), 2)
+        return round(median_ratio(rates[mine], rates[theirs], what), 2)
 
     found: dict[str, float] = {}
     for what in ("wall", "cpu") if has_cpu else ("wall",):
@@ -183,12 +176,10 @@ def _ratios(rates: dict[str, list[Rate]], *, has_cpu: bool) -> dict[str, float]:
 
 
 def _rate(read: Reader, numbers: range) -> Rate:
-    cpu, began = time.process_time(), time.perf_counter()
+    watch = Stopwatch()
     for number in numbers:
         read(number)
-    samples = BATCH * len(numbers)
-    took_s, cpu_s = time.perf_counter() - began, time.process_time() - cpu
-    return Rate(samples / took_s, samples / max(cpu_s, 1e-9))
+    return watch.rate(BATCH * len(numbers))
 
 
 def _warm(readers: dict[str, tuple[Reader, Callable[[], None]]], batches: int) -> None:
@@ -271,10 +262,6 @@ class _Lazy(dict[str, Any]):
             return super().__getitem__("action").numpy()
         pictures = super().__getitem__(f"observation.images.{key}")
         return (pictures * self._scale).round().to(torch.uint8).permute(0, 2, 3, 1).numpy()
-
-
-def _has_lerobot() -> bool:
-    return importlib.util.find_spec("lerobot") is not None
 
 
 def _opening(at: Path, case: Case) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from robot_rl.bench.trials import check_plan, over_seeds, processor_s, train_command
+from robot_rl.bench.trials import check_plan, command_line, over_seeds, processor_s
 from robot_rl.core.errors import DeviceError, require
 from robot_rl.core.files import write_json
 from robot_rl.telemetry.progress import PhaseProgress, ProgressDisplay
@@ -71,7 +71,7 @@ class Trial:
     def command(self) -> list[str]:
         """The program, which learns until it is stopped."""
         if self.learner == "robot_rl":
-            return train_command(*OURS, *self._words(), *self.settings)
+            return command_line("train", *OURS, *self._words(), *self.settings)
         peer = {
             "seed": self.seed,
             "curve": str(self.folder / "curve.jsonl"),

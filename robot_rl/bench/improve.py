@@ -8,10 +8,8 @@ of their own; what is finished in `out` is not done again, and a run that was cu
 
 from __future__ import annotations
 
-import os
 import statistics
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -20,12 +18,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from robot_rl.bench.trials import Training
+from robot_rl.bench.trials import Training, train_all
 from robot_rl.config import load, options
 from robot_rl.core.errors import ConfigError, nearest
 from robot_rl.core.files import write_json
 from robot_rl.telemetry.metrics import FILE_NAME, read_metrics
-from robot_rl.telemetry.progress import ProgressDisplay
 from robot_rl.train.config import RunConfig
 
 METHODS = (
@@ -138,16 +135,9 @@ def run(
     for trial in (*bases, *trials):
         trial.training(*fixed).check(but=("demos.path", "bc.policy"))  # of the base, a trial of its own
     waiting = [trial for trial in trials if trial.training().done() is None]
-    with ProgressDisplay() as display:
-        for phase, part in (("bases", list(dict.fromkeys(one.base for one in waiting))), ("runs", waiting)):
-            begin = [trial for trial in part if trial.training().done() is None]
-            with (
-                display.phase(phase, len(begin), unit="runs") as progress,
-                ThreadPoolExecutor(jobs or os.cpu_count()) as pool,
-            ):
-                trained = pool.map(lambda trial: trial.training(*fixed).train(*trial.start()), begin)
-                for number, _ in enumerate(trained, start=1):
-                    progress.update(number)
+    for phase, part in (("bases", list(dict.fromkeys(one.base for one in waiting))), ("runs", waiting)):
+        begin = [trial for trial in part if trial.training().done() is None]
+        train_all(phase, [(trial.training(*fixed), trial.start()) for trial in begin], jobs)
     runs = [_result(trial) for trial in trials]
     rows = list(_rows(runs, equal_steps, equal_minutes))
     if figure:

@@ -26,7 +26,7 @@ from robot_rl.train.demos import episodes_meta
 def play_of(task: str, steps: int, *, seed: int = 0) -> Path:
     """Returns the dataset of so many control steps, collected once and then kept in the user's cache."""
     name = f"{task}-{steps}-seed{seed}"
-    folder, columns = (cache_folder("ogbench_play") / found for found in (name, f"{name}.npz"))
+    folder, columns = (cache_folder("peers", "ogbench_play") / found for found in (name, f"{name}.npz"))
     if folder.exists():
         return folder
     if not columns.exists():

@@ -16,7 +16,7 @@ from robot_rl.core.errors import RobotRLError
 
 @dataclass(frozen=True, kw_only=True)
 class Peer:
-    """What to install, and a program that prints `{"steps_per_s": ...}`."""
+    """Packages to install, and the env to measure."""
 
     packages: tuple[str, ...]
     make_env: str
@@ -94,20 +94,19 @@ def peer_steps_per_s(name: str, seconds: float = 6.0) -> float:
     return float(json.loads(done.stdout.strip().splitlines()[-1])["steps_per_s"])
 
 
-def cache_folder(name: str) -> Path:
-    """Returns where what is called so is kept between runs, in the user's cache."""
-    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "robot_rl" / "peers" / name
+def cache_folder(*names: str) -> Path:
+    """Returns a folder of the user's cache, where benchmarks keep what they need again."""
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")).joinpath("robot_rl", *names)
 
 
 def environment(name: str, packages: tuple[str, ...], *, at: str, remedy: str = "") -> Path:
-    """Returns the Python of an environment with these packages, made on first use.
+    """Returns the Python of a virtual environment with these packages, made on first use.
 
     Raises:
-        RobotRLError: it cannot be installed; `at` begins the message, `remedy` ends it.
+        RobotRLError: the packages cannot be installed; `at` begins the message, `remedy` ends it.
     """
-    cache = cache_folder(name)
-    python = cache / "bin" / "python"
-    ready = cache / "ready.json"
+    cache = cache_folder("peers", name)
+    python, ready = cache / "bin" / "python", cache / "ready.json"
     if ready.exists() and json.loads(ready.read_text()) == list(packages):
         return python
     uv = Path(sys.prefix) / "bin" / "uv"

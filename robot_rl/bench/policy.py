@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from robot_rl.bench.trials import one_torch_thread
 from robot_rl.core.errors import UnknownComponentError, nearest
 from robot_rl.core.policy import Policy
 from robot_rl.policies.chunk import ChunkPolicyConfig, DiffusionPolicy, FlowPolicy
@@ -63,12 +64,8 @@ def run(*, samples: int = 1000, policy: str | None = None) -> dict[str, Any]:
         if policy not in chosen:
             raise UnknownComponentError(f"bench policy: no policy {policy!r}.{nearest(policy, chosen)}")
         chosen = {policy: chosen[policy]}
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_torch_thread():
         rows = [measure(name, factory(), samples) for name, factory in chosen.items()]
-    finally:
-        torch.set_num_threads(threads)
     return {
         "title": f"One chunk of {HORIZON} actions at batch 1, state of {STATE}, one thread",
         "rows": rows,
