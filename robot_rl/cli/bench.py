@@ -11,12 +11,11 @@ import sys
 import textwrap
 import typing
 from collections.abc import Sequence
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from robot_rl.cli.command import source_of
 from robot_rl.cli.tables import table_of
 from robot_rl.config import load
 from robot_rl.config.build import allowed
@@ -42,7 +41,7 @@ BENCHES: dict[str, str] = {
 
 
 def run(argv: list[str]) -> int:
-    """Measures, prints the table, and with `--json` ends on one JSON object."""
+    """Runs a benchmark and prints its tables; with `--json` the last line is one JSON object."""
     if {"-h", "--help"} & set(argv) and (named := [word for word in argv if word in BENCHES]):
         print(_help_of(named[0]), end="")
         return 0
@@ -78,10 +77,9 @@ def settings_of(name: str, words: Sequence[str]) -> dict[str, Any]:
 
 def _source_of(name: str) -> ast.Module:
     """Returns the source of a benchmark. An import could load the learner, which takes seconds."""
-    spec = find_spec(f"robot_rl.bench.{name}")
-    assert spec is not None, f"robot_rl.bench.{name} is missing"
-    assert spec.origin is not None
-    return ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
+    source = source_of(f"robot_rl.bench.{name}")
+    assert source is not None, f"robot_rl.bench.{name} is missing"
+    return source
 
 
 def _run_of(source: ast.Module) -> tuple[ast.FunctionDef, list[tuple[ast.arg, ast.expr | None]]]:

@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from robot_rl.cli.command import resumed
 from robot_rl.cli.main import main
-from robot_rl.cli.resume import resumed
 from robot_rl.cli.train import _demonstrations as announced
 from robot_rl.config import build, dump, load, options
 from robot_rl.core.errors import CheckpointError, ConfigError, DatasetError, DeviceError
