@@ -81,7 +81,7 @@ READING selects what is read of a dataset:
             rename=actions:action,state:observation.state   maps other names to LeRobot's
 """
 _WITHOUT = """\
-repair, seal, checksum, compact and stats change a whole folder in place, and for rename every word is the name
+repair, seal, checksum, compact and stats change a whole folder in place, and to rename every word is a name
 of a column. For a part, write it with filter first. A journal has only episodes: use filter episodes=0-9 or
 split FOLDER=0-9.
 """

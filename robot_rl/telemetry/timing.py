@@ -1,4 +1,4 @@
-"""Where the time of a run goes: wall-clock and processor seconds of every named stage."""
+"""Wall-clock and processor seconds of the named stages of a run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from robot_rl.core.clock import Clock, MonotonicClock
 
 OTHER = "other"
-"""What lies between the stages."""
+"""Time outside all stages."""
 
 
 @dataclass
@@ -24,7 +24,7 @@ class StageTime:
     """Processor seconds of all threads of this process."""
     calls: int = 0
     share: float = 0.0
-    """Of the wall-clock since the timer was made; all shares add up to 1."""
+    """Share of the wall-clock since the timer was made; all shares add up to 1."""
 
 
 class StageTimer:
@@ -80,12 +80,12 @@ class StageTimer:
         return "\n".join(lines)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what was counted so far, for a checkpoint."""
+        """Returns the times so far, for a checkpoint."""
         stages = {stage.name: [stage.wall_s, stage.cpu_s, stage.calls] for stage in self._stages.values()}
         return {"stages": stages, "wall_s": self._total_s(), "cpu_s": self._total_cpu_s()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on counting where `state_dict` stood, as if the time between had not been."""
+        """Continues from `state_dict`, without the time in between."""
         self._stages = {name: StageTime(name, *numbers) for name, numbers in state["stages"].items()}
         self._before_s, self._before_cpu_s = state["wall_s"], state["cpu_s"]
         self._start_s = self._mark_s = self._clock.now_s()
