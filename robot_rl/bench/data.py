@@ -1,9 +1,8 @@
-"""Samples per second of our loader beside LeRobot's dataset and DataLoader, on the very same files.
+"""Samples per second of our loader, compared with LeRobot's dataset and DataLoader on the same files.
 
-Ours and LeRobot's take turns in one process, over the same rows in the same order, with the same
-number of workers; pixels, actions and padding are compared before anything is timed. What LeRobot
-does for every sample (decode two pictures) ours does too; rows with `kept` show what keeping decoded
-pictures adds, and rows with `uint8` what LeRobot gains if it does not turn pictures into floats.
+Both take turns in one process, over the same rows in the same order, with the same number of workers. Pixels,
+actions and padding are compared first. Both decode two pictures for every sample. Rows with `kept` show the
+gain from decoded pictures in memory, rows with `uint8` LeRobot's gain without float pictures.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ Array = NDArray[Any]
 CAMERAS = ("front", "wrist")
 BATCH, CHUNK, FPS, WIDTH = 32, 16, 20, 14
 FORMAT = 1
-"""Of the generated datasets: another number makes them again."""
+"""Version of the generated datasets: a new number makes them again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +53,7 @@ class Case:
     episodes: int
     steps: int
     goal: float
-    """Ratio to LeRobot that we have promised, without keeping decoded pictures."""
+    """Ratio to LeRobot that should be reached, without decoded pictures in memory."""
 
 
 CASES = {
@@ -80,11 +79,11 @@ def run(
 
     Args:
         cases: of `image96`, `video96`, `video640`.
-        rounds: alternations; medians of the rounds' ratios are reported.
-        batches: of 32 samples, in a round; with workers, many more than the 4 that are decoded ahead.
-        workers: processes of both loaders; with any, only the clock on the wall is measured.
-        recording_s: how long the store is recorded to; 0 leaves it out.
-        folder: where the datasets are made and kept; empty is the user's cache.
+        rounds: turns of each reader; the result is the median ratio of the rounds.
+        batches: of 32 samples in a round; with workers, use many more than the 4 that are decoded ahead.
+        workers: processes of both loaders; with workers only wall-clock time is measured.
+        recording_s: seconds of recording into a store; 0: no recording.
+        folder: for the datasets, which are kept; empty: the user's cache.
     """
     unknown = sorted(set(cases) - set(CASES))
     if unknown or rounds < 1 or batches < 1 or workers < 0:
@@ -121,18 +120,18 @@ def run(
 def _case(
     at: Path, case: Case, rounds: int, batches: int, workers: int, peer: bool
 ) -> tuple[list[dict[str, Any]], dict[str, float], list[str]]:
-    """Returns rows, ratios and what was missed of one dataset."""
+    """Returns rows, ratios and missed goals of one dataset."""
     folder = dataset(at, case)
     kept = PictureCache(ram_bytes=1 << 33)
     opened = {
         "ours": lambda: _ours(folder, workers, PictureCache()),
     }
-    if not workers:  # a worker keeps its own share, after epochs that nobody waits for here
+    if not workers:  # with workers it takes several epochs until each has kept its pictures
         opened["ours, pictures kept"] = lambda: _ours(folder, 0, kept)
     if peer:
         order = _order(folder, (1 + 2 * rounds) * batches)
         opened["LeRobot"] = lambda: _lerobot(folder, case, order, workers, is_uint8=False)
-        if case.images == "video":  # pictures of a table are floats in any case
+        if case.images == "video":  # LeRobot always turns PNG pictures into floats
             opened["LeRobot, uint8"] = lambda: _lerobot(folder, case, order, workers, is_uint8=True)
     readers = {who: make() for who, make in opened.items()}
     rates: dict[str, list[Rate]] = {who: [] for who in readers}
@@ -160,7 +159,7 @@ def _case(
 
 
 def _ratios(rates: dict[str, list[Rate]], *, has_cpu: bool) -> dict[str, float]:
-    """Returns medians over rounds of ours to theirs, each round being near in time."""
+    """Returns median ratios, ours to theirs, of neighbouring rounds."""
 
     def median(mine: str, theirs: str, what: str) -> float:
         return round(median_ratio(rates[mine], rates[theirs], what), 2)
@@ -183,7 +182,7 @@ def _rate(read: Reader, numbers: range) -> Rate:
 
 
 def _warm(readers: dict[str, tuple[Reader, Callable[[], None]]], batches: int) -> None:
-    """Reads the first round's batches with everyone, and refuses to go on if they differ."""
+    """Reads the batches of the first round with every reader; refuses readers that differ."""
     for number in range(batches):
         found = {who: read(number) for who, (read, _) in readers.items()}
         for who, batch in found.items():
@@ -242,14 +241,14 @@ def _lerobot(
 
     def read(number: int) -> dict[str, Array]:
         batch = next(batches)
-        # Lazily: turning floats back is for the comparison, and must not be timed.
+        # Lazy: the conversion back from floats is only for the comparison and must not be timed.
         return _Lazy(batch, scale)
 
     return read, lambda: None
 
 
 class _Lazy(dict[str, Any]):
-    """LeRobot's batch, turned into ours when somebody compares."""
+    """LeRobot's batch, converted to ours on access."""
 
     def __init__(self, batch: dict[str, Any], scale: int) -> None:
         super().__init__(batch)
@@ -317,7 +316,7 @@ class _Memory:
 
 
 def dataset(at: Path, case: Case) -> Path:
-    """Returns a dataset that both read, made at first use by our writer."""
+    """Returns a dataset for both readers, which our writer makes on first use."""
     key = json.dumps([FORMAT, case.images, case.size, case.episodes, case.steps])
     folder = at / case.name.replace(" ", "-")
     mark = folder.with_suffix(".json")

@@ -1,9 +1,9 @@
 """Learner updates per second: SAC here, in Stable-Baselines3 and, if asked, in sbx (JAX).
 
-The same work for all: actor and twin critics of 2 x 256, batch 256, 17 observations, 6 actions,
-one thread, gradient steps only, each sampling from its own filled replay. Ours and
-Stable-Baselines3 take turns in one process, so that a noisy machine is noisy for both; the
-ratio is that of neighbouring rounds. sbx runs in an environment of its own, held to one core.
+All do the same work: actor and twin critics of 2 x 256, batch 256, 17 observations, 6 actions, one thread,
+gradient steps only, each from its own full replay. Ours and Stable-Baselines3 take turns in one process, so
+that other load on the machine affects both; ratios are those of neighbouring rounds. sbx runs in its own
+virtual environment, on one core.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ def run(*, seconds_per_round: float = 3.0, rounds: int = 4, sbx: bool = False) -
 
     Args:
         seconds_per_round: length of each turn.
-        rounds: turns of each.
-        sbx: also measures sbx, in an environment made under the user's cache on first use.
+        rounds: turns of each learner.
+        sbx: also measures sbx, in a virtual environment that is made in the user's cache on first use.
     """
     if seconds_per_round <= 0 or rounds < 1:
         raise ValueError(
@@ -98,7 +98,7 @@ def ratios(mine: list[Rate], peer: list[Rate]) -> dict[str, float]:
 
 
 def alternate(updates: dict[str, Callable[[], int]], seconds: float, rounds: int) -> dict[str, list[Rate]]:
-    """Runs each in turn, `rounds` times; each call makes some updates and returns how many."""
+    """Runs each function in turn, `rounds` times; a call makes some updates and returns how many."""
     for update in updates.values():
         update()
     rates: dict[str, list[Rate]] = {name: [] for name in updates}
@@ -167,7 +167,7 @@ def theirs() -> Callable[[], int]:
 
 
 def measure_sbx(seconds: float, rounds: int) -> list[Rate]:
-    """Measures sbx on one core, in its own environment.
+    """Measures sbx on one core, in its own virtual environment.
 
     Raises:
         RobotRLError: it cannot be installed, or fails.
@@ -194,7 +194,7 @@ def _row(name: str, rates: list[Rate]) -> dict[str, Any]:
 
 
 class _Blank(gymnasium.Env[Array, Array]):
-    """An env of the right sizes that only fills the peer's replay."""
+    """An env of the same sizes, to fill the peer's replay."""
 
     observation_space = gymnasium.spaces.Box(-1, 1, (OBS,), np.float32)
     action_space = gymnasium.spaces.Box(-1, 1, (ACTIONS,), np.float32)

@@ -1,7 +1,7 @@
-"""Other projects' environments, each measured in a virtual environment of its own.
+"""Other projects' environments, each measured in its own virtual environment.
 
-Their pins exclude this project's MuJoCo, so they cannot be imported here. The environment is made on
-first use under `$XDG_CACHE_HOME/robot_rl/peers` and kept.
+Their pins exclude our MuJoCo, so they cannot be imported here. The virtual environment is made on first use
+in `$XDG_CACHE_HOME/robot_rl/peers`.
 """
 
 import json
@@ -22,7 +22,7 @@ class Peer:
     make_env: str
     """Python that defines `make()`, one single-process Gymnasium-like env with 4-tuple or 5-tuple steps."""
     num_envs: int = 2
-    """Worker processes: one a core."""
+    """Worker processes, one for each core."""
 
 
 PEERS = {
@@ -75,13 +75,12 @@ if __name__ == "__main__":
 
 
 def peer_steps_per_s(name: str, seconds: float = 6.0) -> float:
-    """Returns control steps per second of a peer, all its worker processes together.
+    """Returns control steps per second of a peer, over all worker processes.
 
-    Each worker steps its own env with no coordination at all, which favours the peer: a vector env
-    over them would be slower.
+    Each worker steps its env without coordination. This favours the peer: a vector env would be slower.
 
     Raises:
-        RobotRLError: its environment cannot be installed, or its program fails.
+        RobotRLError: the peer cannot be installed, or its program fails.
     """
     peer = PEERS[name]
     python = environment(name, peer.packages, at="bench sim", remedy=" Use peers=false to leave peers out.")

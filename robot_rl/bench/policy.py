@@ -1,7 +1,7 @@
-"""Time of one action chunk at batch 1: what a robot waits for.
+"""Time to sample one action chunk at batch 1, for which a robot waits.
 
-One thread, gradients off, a new observation each time. The policies are untrained: time does not
-depend on the weights' values.
+One thread, no gradients, a new observation each time. The policies are untrained, since the time does not
+depend on the values of the weights.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def run(*, samples: int = 1000, policy: str | None = None) -> dict[str, Any]:
 
     Args:
         samples: chunks timed for each policy.
-        policy: name of a row of the table; None measures all.
+        policy: a name in the table; null measures all.
 
     Raises:
         UnknownComponentError: no policy of that name.
@@ -69,7 +69,7 @@ def run(*, samples: int = 1000, policy: str | None = None) -> dict[str, Any]:
     return {
         "title": f"One chunk of {HORIZON} actions at batch 1, state of {STATE}, one thread",
         "rows": rows,
-        "notes": ["p99 on a machine that does other work as well is mostly that work."],
+        "notes": ["On a busy machine, p99 is mostly due to other programs."],
     }
 
 
