@@ -49,8 +49,8 @@ _WARM_UP_S = 2.0
 _READY_S = 60.0
 _QUANTILES = {"p50": 50.0, "p99": 99.0, "p99_9": 99.9, "max": 100.0}
 _RESEARCH = (
-    "for comparison: JointState round trip of two such processes at 1 kHz p50 0.16-0.29 ms, p99 0.9-2.3 ms; "
-    "genuine rclpy on Cyclone p50 0.30 ms, p99 3.4 ms, on Fast DDS 0.29 and 4.0 ms (2 such cores, load 1.4 to 3)"
+    "compare: JointState round trip of two such processes at 1 kHz p50 0.16-0.29 ms, p99 0.9-2.3 ms; genuine "
+    "rclpy on Cyclone p50 0.30 ms, p99 3.4 ms, on Fast DDS 0.29 and 4.0 ms (2 such cores, load 1.4 to 3)"
 )
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import tempfile
 from pathlib import Path
 
+from robot_rl.cli.command import parser_of
 from robot_rl.core.errors import DeviceError
 from robot_rl.core.files import at_home
 from robot_rl.real.client import ArmClient
@@ -32,16 +32,10 @@ _OPERATIONS = ("status", "stop", "estop", "clear", "home", "park")
 
 def run(argv: list[str]) -> int:
     """Runs one operation and prints the status of the arm; with `--json` the last line is one JSON object."""
-    parser = argparse.ArgumentParser(
-        prog="robot-rl arm",
-        description=SUMMARY,
-        epilog=_ABOUT,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("arm", SUMMARY, _ABOUT)
     parser.add_argument("operation", choices=_OPERATIONS)
     parser.add_argument("by", nargs="?", default="", help="by=<your name>")
     parser.add_argument("--folder", type=at_home, help="folder of the station's sockets")
-    parser.add_argument("--json", action="store_true", help="end with one JSON object")
     words = parser.parse_args(argv)
     with _connect(None if words.folder is None else Path(words.folder)) as client:
         if words.operation != "status":

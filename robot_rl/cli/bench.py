@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import ast
 import dataclasses
 import importlib
@@ -15,7 +14,7 @@ from typing import Any
 
 from rich.console import Console
 
-from robot_rl.cli.command import source_of
+from robot_rl.cli.command import parser_of, source_of
 from robot_rl.cli.tables import table_of
 from robot_rl.config import load
 from robot_rl.config.build import allowed
@@ -45,16 +44,11 @@ def run(argv: list[str]) -> int:
     if {"-h", "--help"} & set(argv) and (named := [word for word in argv if word in BENCHES]):
         print(_help_of(named[0]), end="")
         return 0
-    parser = argparse.ArgumentParser(
-        prog="robot-rl bench",
-        description=SUMMARY,
-        epilog="`robot-rl bench <name> --help` lists the settings of a benchmark.\n\n"
-        + "\n".join(f"{name:<10}{text}" for name, text in BENCHES.items()),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    listed = "\n".join(f"{name:<10}{text}" for name, text in BENCHES.items())
+    about = f"`robot-rl bench <name> --help` lists the settings of a benchmark.\n\n{listed}"
+    parser = parser_of("bench", SUMMARY, about)
     parser.add_argument("name", help="one of the list below")
     parser.add_argument("options", nargs="*", metavar="key=value", help="settings of the benchmark")
-    parser.add_argument("--json", action="store_true", help="end with one JSON object")
     words = parser.parse_intermixed_args(argv)
     if words.name not in BENCHES:
         raise UnknownComponentError(f"bench: no benchmark {words.name!r}.{nearest(words.name, BENCHES)}")

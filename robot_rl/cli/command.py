@@ -6,6 +6,7 @@ import ast
 import json
 import signal
 import threading
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -28,6 +29,15 @@ def run_command(argv: list[str], help_text: str, work: Callable[[list[str]], Out
     if "--json" in argv:
         print(json.dumps(result))
     return code
+
+
+def parser_of(name: str, summary: str, epilog: str = "", usage: str | None = None) -> ArgumentParser:
+    """Returns the parser of a command whose words are not Hydra's, with `--json`."""
+    parser = ArgumentParser(
+        f"robot-rl {name}", usage, summary, epilog, formatter_class=RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", action="store_true", help="end with one JSON object")
+    return parser
 
 
 def resumed(words: list[str]) -> Path | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from robot_rl.cli.command import parser_of
 from robot_rl.core.errors import ConfigError
 from robot_rl.hal.device import DeviceSpec
 from robot_rl.sched.inventory import discover
@@ -28,14 +28,8 @@ lease it, even after a restart. Look at the arm, then end the stop:
 
 def run(argv: list[str]) -> int:
     """Prints the devices with their leases; with `--json` the last line is one JSON object."""
-    parser = argparse.ArgumentParser(
-        prog="robot-rl devices",
-        description=SUMMARY,
-        epilog=_ABOUT,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("devices", SUMMARY, _ABOUT)
     parser.add_argument("words", nargs="*", metavar="clear=DEVICE by=NAME", help="ends the stop of an arm")
-    parser.add_argument("--json", action="store_true", help="end with one JSON object")
     words = parser.parse_args(argv)
     store = LeaseStore()
     _clear(store, words.words)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import ast
 import importlib
 import json
@@ -21,7 +20,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from robot_rl.cli.command import source_of
+from robot_rl.cli.command import parser_of, source_of
 from robot_rl.config import CONFIGS, options
 from robot_rl.core.check import Check, State
 from robot_rl.core.errors import ConfigError, RobotRLError, UnknownComponentError, nearest
@@ -47,7 +46,7 @@ MIN_MEMORY_GB = 4.0
 
 def run(argv: list[str]) -> int:
     """Prints the report or a list; returns 1 if a check failed."""
-    parser = argparse.ArgumentParser(prog="robot-rl doctor", description=SUMMARY)
+    parser = parser_of("doctor", SUMMARY)
     parser.add_argument(
         "settings",
         nargs="*",
@@ -56,7 +55,6 @@ def run(argv: list[str]) -> int:
         "task=<name>,...: for these tasks only",
     )
     parser.add_argument("--list", metavar="KIND", help=f"lists all names of a kind: {', '.join(kinds())}")
-    parser.add_argument("--json", action="store_true", help="end with one JSON object")
     words = parser.parse_args(argv)
     if words.settings:
         return _robot(_settings(words.settings), as_json=words.json)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -15,6 +14,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from robot_rl.cli import replay_words as words
+from robot_rl.cli.command import parser_of
 from robot_rl.core.errors import ConfigError, DatasetError, nearest
 from robot_rl.data.reading import ReadOptions
 from robot_rl.data.store.check import repair, verify
@@ -39,16 +39,10 @@ Result = tuple[int, dict[str, Any]]
 def run(argv: list[str]) -> int:
     """Runs one action; with `--json` the last line is one JSON object."""
     asked = next((word for word in argv if word in words.HELP), None)
-    parser = argparse.ArgumentParser(
-        prog="robot-rl replay",
-        usage=f"robot-rl replay {asked} PATH [key=value ...] [--json]" if asked else None,
-        description=None if asked else SUMMARY,
-        epilog=words.help_of(asked),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    usage = f"robot-rl replay {asked} PATH [key=value ...] [--json]" if asked else None
+    parser = parser_of("replay", "" if asked else SUMMARY, words.help_of(asked), usage)
     parser.add_argument("action", help=", ".join(_ACTIONS))
     parser.add_argument("words", nargs="*", metavar="PATH or key=value")
-    parser.add_argument("--json", action="store_true", help="end with one JSON object")
     given = parser.parse_intermixed_args(argv)
     if given.action not in _ACTIONS:
         raise ConfigError(f"replay: no action {given.action!r}.{nearest(given.action, _ACTIONS)}")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from robot_rl.cli.command import parser_of
 from robot_rl.core.errors import ConfigError, nearest
 from robot_rl.core.files import at_home
 from robot_rl.core.room import check_room
@@ -24,16 +24,16 @@ _USAGE = "Usage: robot-rl report run=runs/<folder> [run=<folder> ...] [out=<file
 
 def run(argv: list[str]) -> int:
     """Writes the page and prints its path and the results."""
-    parser = argparse.ArgumentParser(prog="robot-rl report", description=SUMMARY, epilog=_USAGE)
+    parser = parser_of("report", SUMMARY, _USAGE)
     parser.add_argument("words", nargs="*", metavar="key=value", help="run=<folder> for each run; out=<file>")
-    parser.add_argument("--json", action="store_true", help="end with one JSON object")
     given = parser.parse_intermixed_args(argv)
     folders, out = _read(given.words)
     report = write_report(folders, out)
     print(f"report: {report.path} ({_count([run for s in report.settings for run in s.runs], 'run')})")
     for row in map(_row, report.settings):
+        name = row["setting"] or "success"
         print(
-            f"  {row['setting']}: {_outcome(row['before'])} before, {_outcome(row['after'])} after, "
+            f"  {name}: {_outcome(row['before'])} before, {_outcome(row['after'])} after, "
             f"seed{'s' * (len(row['seeds']) > 1)} {', '.join(map(str, row['seeds']))}"
         )
     for note in report.notes:

@@ -52,7 +52,7 @@ def test_lists_every_kind(kind: str, capsys: pytest.CaptureFixture[str]) -> None
 def test_a_list_says_what_a_recipe_is(capsys: pytest.CaptureFixture[str]) -> None:
     doctor.run(["--list", "recipe"])
     words = " ".join(capsys.readouterr().out.split())
-    assert "smoke The whole chain in under a minute on two cores: every phase, little learning" in words
+    assert "smoke All stages in under a minute on two cores, with little learning" in words
     assert "..." not in words, "no sentence is cut"
 
 
