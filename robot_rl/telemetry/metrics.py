@@ -44,8 +44,8 @@ class MetricsWriter:
     `state_dict` (for a checkpoint) or `close`, which both wait for the disk.
 
     A resumed run opens the same folder: a torn last line is dropped, `wall_s` continues, and
-    `load_state_dict` (or `truncate_after`) drops the rows after the checkpoint, so that no curve has a
-    point twice. Damaged lines stay, for a person to look at.
+    `load_state_dict` drops the rows after the checkpoint, so that no curve has a point twice. Damaged lines
+    stay, for a person to look at.
     """
 
     def __init__(self, folder: Path, *, tensorboard: bool = True, clock: Clock | None = None) -> None:
@@ -75,11 +75,6 @@ class MetricsWriter:
         if self._events is not None:
             self._events.add(row)
 
-    def truncate_after(self, step: int) -> int:
-        """Drops the rows later than control step `step`; returns how many."""
-        lines = _read_lines(self._path)
-        return self._keep([line for line in lines if line.row is None or line.row["step"] <= step], lines)
-
     def state_dict(self) -> dict[str, Any]:
         """Returns the position in the file, after all rows before it are on the disk.
 
@@ -95,7 +90,9 @@ class MetricsWriter:
         """Drops the rows that were written after `state_dict`."""
         lines, rows = _read_lines(self._path), int(state["rows"])
         ends = itertools.accumulate(line.num_rows for line in lines)
-        self._keep([line for line, end in zip(lines, ends, strict=True) if end <= rows], lines)
+        kept = [line for line, end in zip(lines, ends, strict=True) if end <= rows]
+        if len(kept) < len(lines):
+            self._start(kept)
         if self._num_rows < rows:
             logger.warning("%s: %d rows at its end are gone", self._path, rows - self._num_rows)
 
@@ -154,11 +151,6 @@ class MetricsWriter:
         self._is_in_doubt = True
         os.fsync(self._file.fileno())
         self._is_in_doubt = False
-
-    def _keep(self, kept: list[_Line], lines: list[_Line]) -> int:
-        if len(kept) < len(lines):
-            self._start(kept)
-        return sum(line.num_rows for line in lines) - self._num_rows
 
     def _wall_s(self) -> float:
         return round(self._before_s + self._clock.now_s() - self._opened_s, 3)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from robot_rl.core.clock import Clock, MonotonicClock
@@ -23,8 +23,6 @@ class StageTime:
     cpu_s: float = 0.0
     """Processor seconds of all threads of this process."""
     calls: int = 0
-    share: float = 0.0
-    """Share of the wall-clock since the timer was made; all shares add up to 1."""
 
 
 class StageTimer:
@@ -57,27 +55,14 @@ class StageTimer:
 
     def summary(self) -> list[StageTime]:
         """Returns the stages, longest first, and `other` at the end."""
-        total_s, total_cpu_s = self._total_s(), self._total_cpu_s()
         stages = sorted(self._stages.values(), key=lambda stage: -stage.wall_s)
-        rest = StageTime(
-            OTHER,
-            wall_s=max(0.0, total_s - sum(stage.wall_s for stage in stages)),
-            cpu_s=max(0.0, total_cpu_s - sum(stage.cpu_s for stage in stages)),
-        )
-        return [replace(stage, share=stage.wall_s / total_s if total_s else 0.0) for stage in [*stages, rest]]
+        wall_s = max(0.0, self._total_s() - sum(stage.wall_s for stage in stages))
+        cpu_s = max(0.0, self._total_cpu_s() - sum(stage.cpu_s for stage in stages))
+        return [*stages, StageTime(OTHER, wall_s, cpu_s)]
 
     def seconds(self) -> dict[str, float]:
         """Returns wall-clock seconds by stage, `other` included, as summary.json keeps them."""
         return {stage.name: round(stage.wall_s, 3) for stage in self.summary()}
-
-    def table(self) -> str:
-        """Returns the summary as aligned text."""
-        lines = [f"{'stage':<16}{'wall s':>10}{'cpu s':>10}{'calls':>10}{'share':>8}"]
-        lines += [
-            f"{stage.name:<16}{stage.wall_s:>10.2f}{stage.cpu_s:>10.2f}{stage.calls:>10}{stage.share:>8.1%}"
-            for stage in self.summary()
-        ]
-        return "\n".join(lines)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the times so far, for a checkpoint."""
