@@ -36,7 +36,7 @@ def run(argv: list[str]) -> int:
     parser.add_argument("operation", choices=_OPERATIONS)
     parser.add_argument("by", nargs="?", default="", help="by=<your name>")
     parser.add_argument("--folder", type=at_home, help="folder of the station's sockets")
-    words = parser.parse_args(argv)
+    words = parser.parse_args(argv or ["--help"])
     with _connect(None if words.folder is None else Path(words.folder)) as client:
         if words.operation != "status":
             client.control(words.operation, by=words.by.removeprefix("by="))

@@ -49,7 +49,7 @@ def run(argv: list[str]) -> int:
     parser = parser_of("bench", SUMMARY, about)
     parser.add_argument("name", help="one of the list below")
     parser.add_argument("options", nargs="*", metavar="key=value", help="settings of the benchmark")
-    words = parser.parse_intermixed_args(argv)
+    words = parser.parse_intermixed_args(argv or ["--help"])
     if words.name not in BENCHES:
         raise UnknownComponentError(f"bench: no benchmark {words.name!r}.{nearest(words.name, BENCHES)}")
     settings = settings_of(words.name, words.options)  # mistakes are answered before the learner is loaded

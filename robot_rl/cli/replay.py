@@ -43,7 +43,7 @@ def run(argv: list[str]) -> int:
     parser = parser_of("replay", "" if asked else SUMMARY, words.help_of(asked), usage)
     parser.add_argument("action", help=", ".join(_ACTIONS))
     parser.add_argument("words", nargs="*", metavar="PATH or key=value")
-    given = parser.parse_intermixed_args(argv)
+    given = parser.parse_intermixed_args(argv or ["--help"])
     if given.action not in _ACTIONS:
         raise ConfigError(f"replay: no action {given.action!r}.{nearest(given.action, _ACTIONS)}")
     code, result = _ACTIONS[given.action](*words.parsed(given.action, given.words))
