@@ -85,7 +85,7 @@ def test_help_of_a_benchmark_lists_its_settings(capsys: pytest.CaptureFixture[st
     text = capsys.readouterr().out
     assert "  num_envs=64,512 " in text
     assert "a list, each a whole number" in text
-    assert "rounds: alternations; medians of the rounds' ratios are reported." in text
+    assert "rounds: turns of each; the result is the median ratio of the rounds." in text
 
 
 @pytest.mark.parametrize("name", bench.BENCHES)
