@@ -164,10 +164,10 @@ def test_finetune_prints_no_json_unless_asked(
             ["minutes=2"],
             "the policy trains for 2 minutes, the run takes 4 to 6 with ACT (base",
         ),
-        (["minutes=2", "policy=act"], "the policy trains for 2 minutes, reading pictures and measuring"),
-        (["minutes=2", "baselines=false"], "the policy trains for 2 minutes, reading pictures and measuring"),
+        (["minutes=2", "policy=act"], "the policy trains for 2 minutes, plus the time to read pictures"),
+        (["minutes=2", "baselines=false"], "the policy trains for 2 minutes, plus the time to read pictures"),
         (["updates=3000"], ": 3,000 updates, batch"),
-        ([], ": as long as it helps, batch"),
+        ([], ": until it stops improving, batch"),
     ],
 )
 def test_finetune_says_at_the_start_how_long_it_takes(

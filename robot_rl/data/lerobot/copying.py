@@ -27,7 +27,6 @@ from robot_rl.data.lerobot.foreign import (
     copy_foreign,
     refuse_not_fetched,
     refuse_unlisted,
-    say_left_out,
 )
 from robot_rl.data.lerobot.index import DatasetIndex, episode_tables, first_line, read_stats
 from robot_rl.data.lerobot.layout import place, placed
@@ -113,8 +112,6 @@ def copy_episodes(
     ]
     copy_foreign(moved, new, drop)
     _write_info(parts, copy, info, drop)
-    for part in parts:
-        say_left_out(part.index)
 
 
 class Source:

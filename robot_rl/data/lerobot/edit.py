@@ -118,7 +118,10 @@ def split(
     _refuse_overlap(chosen)
     for folder in chosen:
         _require_new(folder)
-    return [_write(folder, [(source, which)], "split", options) for folder, which in chosen.items()]
+    return [
+        _write(folder, [(source, which)], "split", options, is_quiet=number > 0)  # one warning for all parts
+        for number, (folder, which) in enumerate(chosen.items())
+    ]
 
 
 def filter(
@@ -170,7 +173,9 @@ def filter(
 
 
 @refusing(DatasetError, kept="What it is made of is whole.", also=(FFmpegError,))
-def _write(out: str | Path, picked: Picked, at: str, options: WriteOptions) -> Path:
+def _write(
+    out: str | Path, picked: Picked, at: str, options: WriteOptions, *, is_quiet: bool = False
+) -> Path:
     """Copies episodes, or records them anew where they cannot be copied; returns the new folder."""
     folder = Path(out)
     for source, _ in picked:
@@ -187,6 +192,7 @@ def _write(out: str | Path, picked: Picked, at: str, options: WriteOptions) -> P
             _refuse_unknown(drop, [name for found in whole for name in _droppable(*found)], at)
         with new_folder(folder) as temporary:
             copy_episodes([Part(index=d.index, episodes=which) for d, which in whole], temporary, drop=drop)
+        _warn([dataset for dataset, _ in whole], is_quiet)
         return folder
     found: dict[str, str] = {}
     sealed: list[Dataset] = []
@@ -205,14 +211,19 @@ def _write(out: str | Path, picked: Picked, at: str, options: WriteOptions) -> P
             f"{', '.join(found[name] for name in lost)}. Leave images= and codec= out where they are given, "
             f"or name what may be lost: drop={','.join([*drop, *lost])}"
         )
-    for dataset in sealed:
-        say_left_out(dataset.index)
+    _warn(sealed, is_quiet)
     first = picked[0][0]
     tasks = {source.meta.task for source, _ in picked}
     meta = dataclasses.replace(first.meta, task=first.meta.task if len(tasks) == 1 else "mixed")
     pictures = cast("PictureOptions", {key: value for key, value in options.items() if key != "drop"})
     episodes = (source.read(episode) for source, which in picked for episode in which)
     return write_new(folder, meta, first.features, episodes, **pictures)
+
+
+def _warn(datasets: Sequence[Dataset], is_quiet: bool) -> None:
+    """Warns of the files that no copy of some episodes has, unless it was done before."""
+    for dataset in datasets if not is_quiet else ():
+        say_left_out(dataset.index)
 
 
 def refuse_inside(out: str | Path, folder: Path) -> None:

@@ -8,6 +8,7 @@ from robot_rl.core.errors import DatasetError
 from robot_rl.core.refusal import refusing
 from robot_rl.data.lerobot.copying import Part, copy_episodes
 from robot_rl.data.lerobot.edit import new_folder, refuse_inside
+from robot_rl.data.lerobot.foreign import say_left_out
 from robot_rl.data.lerobot.opening import open_index
 from robot_rl.data.lerobot.reader import Dataset
 
@@ -31,4 +32,5 @@ def upgrade(given: str | Path | Dataset, out: str | Path) -> Path:
     refuse_inside(out, index.folder)
     with new_folder(Path(out)) as new:
         copy_episodes([Part(index=index, episodes=range(len(index)))], new, apart=True, keep_texts=True)
+    say_left_out(index)
     return Path(out)

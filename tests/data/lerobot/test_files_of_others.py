@@ -292,6 +292,10 @@ def test_what_is_of_the_old_dataset_alone_is_said(
         out = merge([Dataset(folder)], tmp_path / "out")
     assert f"{folder}: of this dataset alone, not copied: {COLLECTED}, .git, .cache" in caplog.text
     assert not [name for name in (COLLECTED, ".git", ".cache") if (out / name).exists()]
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        split(Dataset(folder), {tmp_path / "a": 0.5, tmp_path / "b": 0.5})
+    assert caplog.text.count("not copied") == 1  # not for each part
     record(folder)
     put(folder, ".git/HEAD.lock")
     (folder / ".git/HEAD").write_text("another commit")
