@@ -17,8 +17,9 @@ from robot_rl.data.episodes import EpisodesMeta
 
 Array = NDArray[Any]
 
-SOURCES = ("demo", "sim", "real", "human")
-"""Who made a step; stored as the index into this table."""
+SOURCES = ("demo", "sim", "real", "human", "world")
+"""Who made a step: a demonstrator, a policy in simulation, on a robot, a person who took over, a policy in a
+world model. Files store the index into this table."""
 POLICY_ACTION = "policy_action"
 """Group of a recording: what the policy wanted, beside `action`, which was sent."""
 EXECUTED = "executed_target_rad"

@@ -55,6 +55,7 @@ class ReplayBuffer:
         *,
         latent_dim: int = 0,
         actors: int = 1,
+        imagined: bool = False,
     ) -> None:
         """Reserves the memory.
 
@@ -65,6 +66,7 @@ class ReplayBuffer:
             action_dim: number of action elements.
             latent_dim: L, if the noise behind each chunk is kept, and where it begins; 0 keeps neither.
             actors: sources that add steps.
+            imagined: it keeps the steps of world models, and no others; else all but those.
         """
         lanes = num_envs * actors
         if lanes < 1 or capacity < 2 * lanes:
@@ -72,7 +74,7 @@ class ReplayBuffer:
                 f"replay: got capacity {capacity} for {lanes} envs, allowed: at least 2 steps "
                 "per env. Raise the capacity, or use fewer envs."
             )
-        self.num_envs, self._actors = num_envs, actors
+        self.num_envs, self._actors, self._imagined = num_envs, actors, imagined
         self.action_dim = action_dim
         self._frames = -(-capacity // lanes) + 1
         rows = lanes * self._frames
@@ -114,8 +116,8 @@ class ReplayBuffer:
         """Returns the number of control steps that can be sampled."""
         return self._steps
 
-    def add(self, steps: StepBatch) -> int:
-        """Appends one control step per row and returns how many they are.
+    def add(self, steps: StepBatch) -> None:
+        """Appends one control step per row.
 
         Where a lane's episode goes on, `obs` is what its last step led to.
 
@@ -123,7 +125,7 @@ class ReplayBuffer:
             ValueError: steps of another actor, env, observation or action than it has room for.
         """
         lanes = np.arange(len(steps.reward)) if steps.lanes is None else np.asarray(steps.lanes)
-        steps.check(self.num_envs, self.action_dim, self._obs, actors=self._actors)
+        steps.check(self.num_envs, self.action_dim, self._obs, actors=self._actors, imagined=self._imagined)
         lanes = lanes + steps.actor * self.num_envs
         if steps.begins:
             self._cut(lanes)
@@ -147,7 +149,6 @@ class ReplayBuffer:
         self._write_observation(there, steps.next_obs, steps.next_base_action)
         self._head[lanes] += 1 + ended
         self._forget(self._row(lanes, self._head[lanes]))
-        return len(lanes)
 
     def add_episodes(
         self,
@@ -156,8 +157,8 @@ class ReplayBuffer:
         base_action: Array,
         final_base_action: Array,
         source: str = "demo",
-    ) -> int:
-        """Appends whole episodes, each to the shortest lane; returns the control steps added.
+    ) -> None:
+        """Appends whole episodes, each to the shortest lane.
 
         Args:
             episodes: E episodes of T steps in all.
@@ -192,7 +193,6 @@ class ReplayBuffer:
             final = {key: value[episode] for key, value in episodes.final_obs.items()}
             self._write_observation(rows[-2], final, final_base_action[episode])
             self._head[lane] += end - start + 1
-        return len(episodes.reward)
 
     def sample(
         self,

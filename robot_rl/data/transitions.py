@@ -22,7 +22,28 @@ T = TypeVar("T")
 
 
 @dataclass(kw_only=True)
-class StepBatch:
+class Segment:
+    """What a source yields: control steps of one actor. What learns, records or counts reads these fields."""
+
+    source: str = "sim"
+    """One of `SOURCES`."""
+    actor: int = 0
+    """Which source acted. Lanes are an actor's own: lane 0 of one is another lane than lane 0 of the next."""
+    policy_version: int = 0
+    """Learner updates behind the weights that acted."""
+    stamp_ns: int | None = None
+    """Measured monotonic time of the first observation; None where time is simulated."""
+    begins: bool = False
+    """Episodes begin here. Those before that had not ended were cut short."""
+
+    @property
+    def cost(self) -> int:
+        """Control steps that it took, over all envs, whatever a replay keeps of them."""
+        raise NotImplementedError
+
+
+@dataclass(kw_only=True)
+class StepBatch(Segment):
     """One control step of B envs."""
 
     obs: dict[str, Array]
@@ -42,20 +63,12 @@ class StepBatch:
     """(B, A): what the base proposes at `next_obs`."""
     success: Array | None = None
     """(B,); None means nowhere."""
-    source: str = "sim"
-    """One of `SOURCES`."""
-    policy_version: int = 0
-    """Learner updates behind the weights that acted."""
     lanes: Array | None = None
     """(B,): the lane of each row, for sources that step some envs only; None means 0 to B - 1."""
-    actor: int = 0
-    """Which source acted. Lanes are an actor's own: lane 0 of one is another lane than lane 0 of the next."""
     policy_action: Array | None = None
     """(B, A): what the policy wanted, where a person may have sent something else; None where nobody can."""
     instruction: str | None = None
     """What the arm was told to do; None means what the env is about."""
-    stamp_ns: int | None = None
-    """Measured monotonic time of `obs`; None where time is simulated."""
     latent: Array | None = None
     """(B, L): the noise behind the chunk that is being executed; None if nobody knows."""
     decides: Array | None = None
@@ -64,14 +77,20 @@ class StepBatch:
     """Camera -> when its picture in `obs` was taken; None where all were at `stamp_ns`."""
     executed_target_rad: Array | None = None
     """(B, n): the joint targets that safety let through; None where there is no arm."""
-    limited: Array | None = None
-    """(B,): whether safety changed a target of this step; None if nobody knows."""
-    diverged: Array | None = None
-    """(B,): whether a simulation diverged in this step and was put back; None means nowhere."""
-    begins: bool = False
-    """Episodes begin here, whatever became of those before: they were cut short if they had not ended."""
 
-    def check(self, num_envs: int, action_dim: int, keys: Collection[str], *, actors: int = 1) -> None:
+    @property
+    def cost(self) -> int:
+        return len(self.reward)
+
+    def check(
+        self,
+        num_envs: int,
+        action_dim: int,
+        keys: Collection[str],
+        *,
+        actors: int = 1,
+        imagined: bool = False,
+    ) -> None:
         """Refuses steps that a replay of `num_envs` lanes an actor and observations `keys` cannot hold."""
         rows = len(self.reward)
         if not 0 <= self.actor < actors:
@@ -88,6 +107,12 @@ class StepBatch:
             )
         if self.source not in SOURCES:
             raise ValueError(f"replay: source {self.source!r} is unknown.{nearest(self.source, SOURCES)}")
+        if (self.source == "world") != imagined:
+            own = "imagined" if imagined else "real and simulated"
+            raise ValueError(
+                f"replay: got steps of source {self.source!r} for the {own} ones: they are never mixed. Keep "
+                "imagined steps in a buffer of their own, made with imagined=True."
+            )
         missing = set(keys) - set(self.obs)
         if missing:
             raise ValueError(

@@ -108,6 +108,7 @@ class ChunkSource:
             next_obs=self._stacked(after),
             ended=self._tensor(np.stack([ended(done) for done in executed], axis=1)),
             steps=self._tensor(np.stack([done.valid.sum(axis=1) for done in executed], axis=1)),
+            policy_version=self._weights.version,
         )
 
     def _worth(self, done: ChunkStep) -> tuple[Tensor, Tensor]:

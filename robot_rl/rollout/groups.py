@@ -46,18 +46,10 @@ class GroupSource(ChunkSource):
             live = live & ~ended(done)
         rollout = self._rollout(obs[:-1], samples, executed)
         valid, solved = self._tensor(np.stack(made, axis=1)), self._tensor(success)
-        return EpisodeRollout(
-            obs=rollout.obs,
-            chain=rollout.chain,
-            reward=rollout.reward,
-            bootstrap=rollout.bootstrap * valid,
-            next_obs=rollout.next_obs,
-            ended=rollout.ended | ~valid,
-            steps=rollout.steps,
-            valid=valid,
-            success=solved,
-            score=solved.to(rollout.reward.dtype),
-        )
+        rollout.bootstrap = rollout.bootstrap * valid
+        rollout.ended = rollout.ended | ~valid
+        score = solved.to(rollout.reward.dtype)
+        return EpisodeRollout(**vars(rollout), valid=valid, success=solved, score=score)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns what every source does, and the next start; between two rollouts no episode is open."""

@@ -34,8 +34,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from robot_rl.core.errors import DeviceError
-from robot_rl.data.rollout import Rollout
-from robot_rl.data.transitions import StepBatch
+from robot_rl.data.transitions import Segment
 from robot_rl.rollout.sources import EpisodeLog, Source, Tally
 from robot_rl.rollout.weights import Published, Snapshot, WeightsError, checksum
 
@@ -70,7 +69,7 @@ class _Failure:
 class _Turn:
     """What an actor sends: what it collected, and what that adds to the figures of the episodes."""
 
-    steps: StepBatch | Rollout
+    segment: Segment
     tally: Tally
 
 
@@ -106,7 +105,7 @@ class ProcessSource:
     def is_ahead(self) -> bool:
         return self._ahead is None and self._actor is not None and self._actor.has_steps()
 
-    def collect(self, published: Published) -> StepBatch | Rollout | None:
+    def collect(self, published: Published) -> Segment | None:
         """Returns the next steps that are complete; None if what waits for nobody has none within `wait_s`.
 
         Raises:
@@ -123,10 +122,9 @@ class ProcessSource:
             turn = self._actor.receive(None)
         if turn is None:
             return None
-        if isinstance(turn.steps, StepBatch):
-            turn.steps.begins, self._begins = self._begins, False
+        turn.segment.begins, self._begins = self._begins, False
         self._episodes.merge(turn.tally)
-        return turn.steps
+        return turn.segment
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the episodes' figures alone: an arm cannot be put back to where it was."""
@@ -322,9 +320,9 @@ def _act(build: Build, period_s: float, turns: Any, pipe: Connection, memory: st
         while not (stop.is_set() or outbox.is_closed):
             if turns is not None and not turns.acquire(timeout=_LOOK_S):
                 continue
-            steps = source.collect(inbox)
-            if steps is not None:
-                outbox.put(_Turn(steps, source.episodes.drain()))
+            segment = source.collect(inbox)
+            if segment is not None:
+                outbox.put(_Turn(segment, source.episodes.drain()))
             if period_s:  # a late step is not made up for by a hasty one
                 now_s = time.monotonic()
                 due_s = max(due_s + period_s, now_s)

@@ -15,8 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from robot_rl.data.rollout import Rollout
-from robot_rl.data.transitions import StepBatch
+from robot_rl.data.transitions import Segment, StepBatch
 from robot_rl.hal.vector import Obs, VectorEnv
 from robot_rl.policies.executor import Act, ChunkExecutor
 from robot_rl.rollout.stepping import step
@@ -26,10 +25,10 @@ Array = NDArray[Any]
 
 
 class Source(Protocol):
-    """Anything that yields steps: leased simulators, leased robots, imagination."""
+    """What yields segments: leased simulators, leased robots, imagination."""
 
-    def collect(self, published: Published) -> StepBatch | Rollout | None:
-        """Returns the steps that are complete now, or None if there are none yet."""
+    def collect(self, published: Published) -> Segment | None:
+        """Returns the segment that is complete now, or None if there is none yet."""
         ...
 
     @property
@@ -127,8 +126,6 @@ class InlineSource:
             latent=act.latent,
             decides=act.decides,
             picture_stamp_ns=infos.get("picture_stamp_ns"),
-            limited=infos.get("limited"),
-            diverged=infos.get("diverged"),
         )
 
     def close(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping
 from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,12 +25,10 @@ from robot_rl.hal.leased import EnvDevice
 from robot_rl.hal.vector import VectorEnv
 from robot_rl.policies.checkpoint import PolicyMeta
 from robot_rl.rollout.envs import simulation
-from robot_rl.rollout.weights import Publisher
 from robot_rl.train.config import RunConfig
-from robot_rl.train.experience import DemoExperience
+from robot_rl.train.experience import Draws
 from robot_rl.train.hooks import checkpoint_hooks, show_progress, updates, write_metrics
-from robot_rl.train.loop import Experience, Hook, Pacer, Run
-from robot_rl.train.meter import Meter
+from robot_rl.train.loop import Batches, Hook, Learner, Pacer, Run
 from robot_rl.train.schedule import Always, Every
 from robot_rl.train.session import Session
 
@@ -69,13 +68,11 @@ def assemble_cloning(
     algorithm = resolve("algorithm", "bc", at="bc")(
         policy, config.bc.algorithm, train_seed(seed, "bc"), total_updates=config.bc.updates
     )
-    experience = DemoExperience(
-        ChunkSampler(episodes, config.policy.horizon, kept, by),
-        batch=config.bc.batch,
-        seed=train_seed(seed, "bc batches"),
-        device=config.device,
+    sampler = ChunkSampler(episodes, config.policy.horizon, kept, by)
+    batches = Draws(
+        partial(sampler.sample, config.bc.batch), seed=train_seed(seed, "bc batches"), device=config.device
     )
-    return assemble_offline(session, "bc", experience, algorithm, config.bc.updates), policy
+    return assemble_offline(session, "bc", batches, algorithm, config.bc.updates), policy
 
 
 def assemble_progress(session: Session, episodes: Episodes) -> Run:
@@ -88,28 +85,22 @@ def assemble_progress(session: Session, episodes: Episodes) -> Run:
         seed=train_seed(seed, "progress"),
         device=config.device,
     )
-    experience = DemoExperience(
-        ProgressSampler(episodes, config.policy.horizon, cfg.algorithm),
-        batch=cfg.batch,
-        seed=train_seed(seed, "progress batches"),
-        device=config.device,
+    sampler = ProgressSampler(episodes, config.policy.horizon, cfg.algorithm)
+    batches = Draws(
+        partial(sampler.sample, cfg.batch), seed=train_seed(seed, "progress batches"), device=config.device
     )
-    return assemble_offline(session, "progress", experience, algorithm, cfg.updates)
+    return assemble_offline(session, "progress", batches, algorithm, cfg.updates)
 
 
 def assemble_offline(
-    session: Session, phase: str, experience: Experience, algorithm: Algorithm, budget: int
+    session: Session, phase: str, batches: Batches, algorithm: Algorithm, budget: int
 ) -> Run:
     """Returns the loop of a phase that takes `budget` updates on demonstrations alone."""
     config, counters = session.config, session.counters
     counters.updates = 0
     run = Run(
-        sources=[],
-        experience=experience,
-        algorithm=algorithm,
-        publisher=Publisher(),
-        pacer=Pacer(finished=lambda at: at.updates >= budget, updates=Always()),
-        meter=Meter(),
+        learners=[Learner(algorithm, batches, Always())],
+        pacer=Pacer(finished=lambda at: at.updates >= budget),
         stage=session.timer.stage,
         counters=counters,
     )

@@ -89,6 +89,7 @@ def _note(session: Session, phase: str, parts: Mapping[str, Episodes]) -> None:
     session.results[phase] = found(together(list(parts.values()))) | (
         {"sources": each} if len(each) > 1 else {}
     )
+    session.counters.bill("sim" if phase == LOOK else "demo", session.results[phase]["env_steps"])
     rows = {"": session.results[phase], **each}
     session.write(
         phase,
@@ -164,7 +165,7 @@ def value_progress(session: Session) -> None:
     with session.timer.stage("build"):
         loop = assemble_progress(session, episodes)
     learn(session, loop, PROGRESS, cfg.updates, unit="updates")
-    progress = cast(ProgressCritic, loop.algorithm).progress(episodes)
+    progress = cast(ProgressCritic, loop.leader.algorithm).progress(episodes)
     cloned = kept(cfg, progress, episodes.episode_index, config.policy.horizon)
     if not cloned.any():
         raise DatasetError(

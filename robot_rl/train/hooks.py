@@ -35,7 +35,11 @@ def write_metrics(
     more: Mapping[str, float] | None = None,
 ) -> None:
     """Writes what the learner and the sources, by name, reported since the last row, and `more`."""
-    row = {name if "/" in name else f"{phase}/{name}": value for name, value in run.meter.take().items()}
+    row: dict[str, float] = {}
+    for learner in run.learners:
+        group = learner.name or phase
+        means = learner.meter.take().items()
+        row |= {name if "/" in name and not learner.name else f"{group}/{name}": mean for name, mean in means}
     for number, (name, source) in enumerate((sources or {}).items()):
         group = group_of("collect", name)
         row |= {f"{group}/{metric}": value for metric, value in source.episodes.take().items()}

@@ -78,6 +78,8 @@ class Summary:
     """Held-out episodes behind each success."""
     env_steps: int
     """Control steps of reinforcement learning, over all envs."""
+    control_steps: dict[str, int]
+    """The bill: control steps by who made them, of `SOURCES`. It has the demonstrations too."""
     train_minutes: float
     """From the start to this summary, evaluations included, over all lives of the run."""
     run: str
@@ -377,6 +379,7 @@ def _conclude(session: Session) -> Summary:
         final_success=final["success"],
         episodes=final["episodes"],
         env_steps=session.counters.env_steps,
+        control_steps=session.counters.by_kind,
         train_minutes=round(session.elapsed_s / 60.0, 3),
         run=str(session.folder),
         base_ci=tuple(base["ci"]) if base else None,

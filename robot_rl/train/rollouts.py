@@ -3,7 +3,7 @@
     RolloutSource: T decisions in N envs  ->  RolloutExperience: advantages once, then minibatches
     GroupSource: G episodes of each start ->  GroupExperience: groups without contrast dropped, then the same
 
-An experience counts control steps. A block of updates pays for each rollout, so that between two turns of
+A block of updates pays for each rollout, so that between two turns of
 the loop nothing of a rollout is left, and a checkpoint needs none of it.
 N envs, T decisions, H chunk length, A action dim.
 """
@@ -42,10 +42,9 @@ class RolloutExperience:
         self._batch: PPOBatch | None = None
         self._rows: list[Array] = []
 
-    def add(self, steps: Rollout) -> int:
-        """Takes the place of the rollout before; returns how many control steps it is."""
-        self._batch, self._rows = self._learner.prepare(steps), []
-        return int(steps.steps.sum())
+    def add(self, segment: Rollout) -> None:
+        """Takes the place of the rollout before."""
+        self._batch, self._rows = self._learner.prepare(segment), []
 
     def sample(self) -> PPOBatch:
         """Returns the next minibatch; an epoch follows on another."""
@@ -106,10 +105,10 @@ class GroupExperience(RolloutExperience):
         self.owed = 0
         """Minibatches of all epochs over the newest episodes: none if every group was dropped."""
 
-    def add(self, steps: Rollout) -> int:
-        """Takes the place of the episodes before; returns their control steps, dropped or not."""
-        assert isinstance(steps, EpisodeRollout), "groups are of whole episodes"
-        rollout = steps if self._reward is None else self._reward.judge(steps)
+    def add(self, segment: Rollout) -> None:
+        """Takes the place of the episodes before."""
+        assert isinstance(segment, EpisodeRollout), "groups are of whole episodes"
+        rollout = segment if self._reward is None else self._reward.judge(segment)
         shape = (-1, self._group)
         kept = kept_groups(rollout.success.view(shape), rollout.score.view(shape), self._keep)
         self._seen, self._dropped = self._seen + len(kept), self._dropped + int((~kept).sum())
@@ -120,7 +119,6 @@ class GroupExperience(RolloutExperience):
             self.owed = self._epochs * self._minibatches
         else:
             self._batch, self.owed = None, 0
-        return int(steps.steps.sum())
 
     def metrics(self) -> dict[str, float]:
         """Returns how many groups were played and how many of them dropped, since the last call."""

@@ -25,7 +25,6 @@ from robot_rl.data.lerobot.pictures import PictureCache, PictureReader
 from robot_rl.data.lerobot.reader import Dataset
 from robot_rl.data.lerobot.stats import of_columns
 from robot_rl.data.loader import ChunkLoader
-from robot_rl.data.replay import StepBatch
 from robot_rl.data.store.layout import is_store
 from robot_rl.data.store.reader import StoreReader
 from robot_rl.sim.robots.loading import load_robot
@@ -94,9 +93,11 @@ class DemoData:
         chosen = episodes or self.split.train
         return read_facts(self.dataset, chosen, picture=self.picture, past=self._past)
 
-    def experience(self, episodes: Sequence[int], *, horizon: int, batch: int, seed: int) -> ChunkExperience:
+    def random_chunks(
+        self, episodes: Sequence[int], *, horizon: int, batch: int, seed: int
+    ) -> RecordedChunks:
         """Returns random chunks of these episodes for the learner."""
-        return ChunkExperience(self._loader(episodes, horizon, batch, seed, self._workers), self._ready)
+        return RecordedChunks(self._loader(episodes, horizon, batch, seed, self._workers), self._ready)
 
     def batches(
         self, episodes: Sequence[int], *, horizon: int, stride: int, pictures: bool = True
@@ -167,14 +168,11 @@ class PolicyPast:
         )
 
 
-class ChunkExperience:
-    """Chunks of recorded episodes; there is nothing to add to them."""
+class RecordedChunks:
+    """A batch recipe: random chunks of recorded episodes."""
 
     def __init__(self, loader: ChunkLoader, ready: Callable[[DemoBatch], DemoBatch]) -> None:
         self._loader, self._ready = loader, ready
-
-    def add(self, steps: StepBatch) -> int:
-        raise RuntimeError("a dataset is read only: a run that collects needs a ReplayExperience")
 
     def close(self) -> None:
         self._loader.close()

@@ -22,7 +22,6 @@ from robot_rl.core.registry import resolve
 from robot_rl.data.lerobot.pictures import PictureCache
 from robot_rl.data.lerobot.reader import Dataset
 from robot_rl.policies.checkpoint import PolicyMeta
-from robot_rl.rollout.weights import Publisher
 from robot_rl.train.finetune.config import FinetuneConfig
 from robot_rl.train.finetune.data import (
     DemoData,
@@ -35,8 +34,7 @@ from robot_rl.train.finetune.data import (
 from robot_rl.train.finetune.errors import Errors, Ruler
 from robot_rl.train.finetune.policies import Module, fit_units, picture_size
 from robot_rl.train.hooks import checkpoint_hooks, show_progress, updates, write_metrics
-from robot_rl.train.loop import Hook, Pacer, Run
-from robot_rl.train.meter import Meter
+from robot_rl.train.loop import Hook, Learner, Pacer, Run
 from robot_rl.train.schedule import Always, Counters, Every
 from robot_rl.train.session import RunSession
 
@@ -142,21 +140,15 @@ def assemble_job(work: Finetuning, job: TrainingJob, policy: Module) -> tuple[Ru
         policy, job.learning, stream_seed(config, f"{name} noise"), total_updates=job.updates
     )
     work.session.counters.updates = 0
+    batches = work.data.random_chunks(
+        job.episodes,
+        horizon=policy.horizon,
+        batch=job.batch,
+        seed=stream_seed(config, f"{name} batches"),
+    )
     run = Run(
-        sources=[],
-        experience=work.data.experience(
-            job.episodes,
-            horizon=policy.horizon,
-            batch=job.batch,
-            seed=stream_seed(config, f"{name} batches"),
-        ),
-        algorithm=algorithm,
-        publisher=Publisher(),
-        pacer=Pacer(
-            finished=lambda at: at.updates >= job.updates and work.minutes(name) >= job.minutes,
-            updates=Always(),
-        ),
-        meter=Meter(),
+        learners=[Learner(algorithm, batches, Always())],
+        pacer=Pacer(finished=lambda at: at.updates >= job.updates and work.minutes(name) >= job.minutes),
         stage=work.stage(name),
         counters=work.session.counters,
     )
@@ -238,7 +230,7 @@ def updates_in(
     for done in range(PACE_UPDATES + 2):
         if done == 2:
             start = _now(work.config, by)
-        algorithm.update(run.experience.sample())
+        algorithm.update(run.leader.batches.sample())
     seconds = (_now(work.config, by) - start) / PACE_UPDATES
     return max(1, round(60.0 * minutes / seconds))
 

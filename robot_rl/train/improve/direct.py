@@ -26,8 +26,7 @@ from robot_rl.train.config import RunConfig
 from robot_rl.train.improve import off_policy
 from robot_rl.train.improve.config import ActorSettings, DirectSettings
 from robot_rl.train.improve.method import Method, Module, Start, settings_of
-from robot_rl.train.loop import Run
-from robot_rl.train.meter import Meter
+from robot_rl.train.loop import Meter, Run
 from robot_rl.train.schedule import Counters
 from robot_rl.train.session import Session
 

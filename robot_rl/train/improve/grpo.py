@@ -11,12 +11,10 @@ from robot_rl.hal.vector import VectorEnv
 from robot_rl.rollout.groups import GroupSource
 from robot_rl.rollout.weights import Publisher
 from robot_rl.train.config import RunConfig
-from robot_rl.train.improve.acting import sources_of
 from robot_rl.train.improve.config import GRPOSettings
-from robot_rl.train.improve.method import Method, Module, Start, add_hooks, settings_of
-from robot_rl.train.improve.ppo import make_policy
-from robot_rl.train.loop import Pacer, Run
-from robot_rl.train.meter import Meter
+from robot_rl.train.improve.method import Method, Module, Start, settings_of
+from robot_rl.train.improve.ppo import make_policy, on_policy
+from robot_rl.train.loop import Learner, Run
 from robot_rl.train.rollouts import AllOf, EpisodeReward, GroupExperience
 from robot_rl.train.session import Session
 
@@ -56,18 +54,8 @@ def assemble(session: Session, start: Start) -> tuple[Run, Module]:
         epochs=cfg.algorithm.epochs,
         seed=train_seed(config.seed, "grpo batches"),
     )
-    run = Run(
-        sources=sources_of(session, start, policy),
-        experience=experience,
-        algorithm=algorithm,
-        publisher=Publisher(),
-        pacer=Pacer(finished=lambda at: at.env_steps >= cfg.env_steps, updates=AllOf(experience)),
-        meter=Meter(),
-        stage=session.timer.stage,
-        counters=session.counters,
-    )
-    add_hooks(session, run, policy, start.eval_envs, experience.metrics)
-    return run, policy
+    learner = Learner(algorithm, experience, AllOf(experience), Publisher())
+    return on_policy(session, start, policy, learner, experience, experience.metrics), policy
 
 
 def _reward(config: RunConfig, policy: Module) -> EpisodeReward | None:

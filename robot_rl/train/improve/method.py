@@ -88,7 +88,9 @@ def add_hooks(
 
     def offer(at: Counters) -> None:
         session.check_leases()
-        run.publisher.offer(at.updates, run.algorithm.policy_weights)
+        for learner in run.learners:
+            if learner.publisher is not None:
+                learner.publisher.offer(at.updates, learner.algorithm.policy_weights)
 
     def look(_: Counters) -> None:
         run.hand_over(policy)
@@ -140,7 +142,6 @@ def quick_evaluation(session: Session, policy: Module, eval_envs: Mapping[str, V
 
 def _forgone(run: Run) -> dict[str, float]:
     """Returns how many updates there was no time for, beside an arm that does not wait."""
-    updates = run.pacer.updates
-    if not isinstance(updates, Ratio) or not updates.forgone:
-        return {}
-    return {"collect/updates_forgone": float(updates.forgone)}
+    paces = [learner.pace for learner in run.learners]
+    forgone = sum(pace.forgone for pace in paces if isinstance(pace, Ratio))
+    return {"collect/updates_forgone": float(forgone)} if forgone else {}

@@ -21,12 +21,11 @@ from robot_rl.data.transitions import ChunkBatch, StepSource, TransitionBatch
 from robot_rl.rollout.weights import Publisher
 from robot_rl.train.config import RunConfig
 from robot_rl.train.demos import relabelled
-from robot_rl.train.experience import Keeper, OneForEach, ReplayExperience, SourceReplay, StaleSteps
+from robot_rl.train.experience import Draws, Keeper, OneForEach, ReplayExperience, SourceReplay, StaleSteps
 from robot_rl.train.improve.acting import sources_of
 from robot_rl.train.improve.config import OffPolicySettings
 from robot_rl.train.improve.method import Module, Start, add_hooks, settings_of
-from robot_rl.train.loop import Pacer, Run
-from robot_rl.train.meter import Meter
+from robot_rl.train.loop import Learner, Pacer, Run
 from robot_rl.train.recording import open_earlier, pool_of
 from robot_rl.train.robots import shares
 from robot_rl.train.schedule import Ratio
@@ -73,22 +72,26 @@ def assemble(
     session.counters.updates = 0
     sources = sources_of(session, start, policy)
     budgets = [source.env_steps for source in config.acting.values()]
-    experience = _replay(config, start, draw, latent_dim, online, lambda: session.counters.updates)
+    experience, sampler = _replay(config, start, latent_dim, online, lambda: session.counters.updates)
+    seed = train_seed(config.seed, f"{config.method.kind} batches")
+    learner = Learner(
+        algorithm,
+        Draws(partial(draw, sampler), seed=seed, device=config.device),
+        Ratio(
+            phase.utd,
+            after_steps=phase.explore_steps,
+            is_late=lambda: any(source.is_ahead for source in sources),
+        ),
+        Publisher(publish_every=phase.publish_every),
+    )
     run = Run(
         sources=sources,
         experience=experience,
-        algorithm=algorithm,
-        publisher=Publisher(publish_every=phase.publish_every),
+        learners=[learner],
         pacer=Pacer(
             finished=lambda at: all(at.of_source(i) >= budget for i, budget in enumerate(budgets)),
-            updates=Ratio(
-                phase.utd,
-                after_steps=phase.explore_steps,
-                is_late=lambda: any(source.is_ahead for source in sources),
-            ),
             budgets=budgets,
         ),
-        meter=Meter(),
         stage=session.timer.stage,
         counters=session.counters,
     )
@@ -99,12 +102,11 @@ def assemble(
 def _replay(
     config: RunConfig,
     start: Start,
-    draw: Draw,
     latent_dim: int,
     drawn_from: Callable[[ReplayBuffer], Any],
     learner: Callable[[], int],
-) -> ReplayExperience:
-    """Returns the sources' buffers, mixed in exact shares with demonstrations and earlier experience."""
+) -> tuple[ReplayExperience, Any]:
+    """Returns the sources' replays, and their mixture in exact shares with what was recorded before."""
     phase, seed = settings_of(config, OffPolicySettings), config.seed
     episodes, base = start.episodes, start.base
     shapes = {key: (value.shape[1:], value.dtype) for key, value in episodes.obs.items()}
@@ -137,12 +139,10 @@ def _replay(
         SourceReplay(buffer, recorder=recorder, stale=stale)
         for buffer, recorder in zip_longest(buffers.values(), start.recorders)
     ]
-    return ReplayExperience(
+    experience = ReplayExperience(
         keepers[0] if len(keepers) == 1 else OneForEach(keepers),
-        draw=partial(draw, Mixture(parts) if len(parts) > 1 else parts["online"][0]),
-        seed=train_seed(seed, f"{config.method.kind} batches"),
-        device=config.device,
         earlier=earlier,
         stale=stale,
         has_person=config.human.input != "none",
     )
+    return experience, Mixture(parts) if len(parts) > 1 else parts["online"][0]

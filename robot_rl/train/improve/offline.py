@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from robot_rl.core.algorithm import Algorithm
 from robot_rl.core.seeding import train_seed
 from robot_rl.data.replay import ReplayBuffer
 from robot_rl.train.assemble import assemble_offline
-from robot_rl.train.experience import ReplayExperience
+from robot_rl.train.experience import Draws
 from robot_rl.train.hooks import updates
 from robot_rl.train.improve.method import Module, Start, quick_evaluation
 from robot_rl.train.improve.off_policy import Draw
@@ -49,13 +51,10 @@ def learn_offline(
     demos = ReplayBuffer.from_episodes(  # without a base: its proposals are not read
         start.episodes, base_action=np.zeros_like(actions), final_base_action=finals
     )
-    experience = ReplayExperience(
-        demos,
-        draw=lambda rng: draw(demos, rng),
-        seed=train_seed(config.seed, f"{phase} batches"),
-        device=config.device,
+    batches = Draws(
+        partial(draw, demos), seed=train_seed(config.seed, f"{phase} batches"), device=config.device
     )
-    run = assemble_offline(session, phase, experience, algorithm, budget)
+    run = assemble_offline(session, phase, batches, algorithm, budget)
     run.pacer.hooks = [*_hooks(session, policy, start, budget), *run.pacer.hooks]
     learn(session, run, phase, budget, unit="updates")
     quick_evaluation(session, policy, start.eval_envs)

@@ -112,6 +112,7 @@ def simulator_score(session: Session, start: Start, policy: Module) -> Callable[
         with session.timer.stage("gate"):
             found = evaluate_in(env, acting, seeds=seeds, n_exec=config.n_exec, device=config.device)
         session.counters.env_steps += int(found.steps.sum())
+        session.counters.bill("sim", int(found.steps.sum()))
         return found.rate
 
     return score
