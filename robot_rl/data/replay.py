@@ -2,7 +2,7 @@
 
 A lane is a ring of frames. A step is stored as the frame it began in; the frame it led to is the
 next one in the lane, so that no observation is stored twice. An episode of L steps therefore
-takes L + 1 frames, the last of which (`final_obs`) is nobody's start. A lane is that of one env of one
+takes L + 1 frames, the last of which (`final_obs`) begins no step. A lane is that of one env of one
 actor: no transition links two sources.
 B rows of a batch, N lanes, C frames per lane, H chunk length, A action dim, L latent dim.
 """
@@ -40,7 +40,7 @@ __all__ = ["SOURCES", "Mixture", "ReplayBuffer", "StepBatch", "TransitionBatch",
 
 Array = NDArray[Any]
 
-_FINAL, _STEP = 0, 1  # what a frame is: somebody's start, or only where an episode ended
+_FINAL, _STEP = 0, 1  # what a frame is: the start of a step, or only the end of an episode
 
 
 class ReplayBuffer:
@@ -326,7 +326,7 @@ class ReplayBuffer:
         self._steps = int(self._columns["kind"].sum())
 
     def unrecorded(self) -> dict[str, Any]:
-        """Returns what a record of every step lacks: which frames are steps, and what is known between them.
+        """Returns what a record of every step lacks: which frames are steps, and observations between them.
 
         An episode that goes on, or was cut short, ends in an observation that no record has.
         """
@@ -434,8 +434,8 @@ class ReplayBuffer:
     def decisions(self, n_exec: int = 1) -> Array:
         """Returns the frames at which chunks begin, for `sample_chunks`; needs `latent_dim`.
 
-        Chunks that began within the newest `n_exec` - 1 frames of their lane are left out: what
-        became of them is not known yet.
+        Chunks that began within the newest `n_exec` - 1 frames of their lane are left out: their
+        outcome is not known yet.
         """
         columns = self._columns
         begin = (columns["kind"] == _STEP) & columns["decides"]

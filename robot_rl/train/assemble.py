@@ -26,6 +26,7 @@ from robot_rl.hal.vector import VectorEnv
 from robot_rl.policies.checkpoint import PolicyMeta
 from robot_rl.rollout.envs import simulation
 from robot_rl.train.config import RunConfig
+from robot_rl.train.demos import episodes_meta
 from robot_rl.train.experience import Draws
 from robot_rl.train.hooks import checkpoint_hooks, show_progress, updates, write_metrics
 from robot_rl.train.loop import Batches, Hook, Learner, Pacer, Run
@@ -38,16 +39,8 @@ Module = Any
 
 def policy_meta(config: RunConfig, env: VectorEnv, *others: VectorEnv) -> PolicyMeta:
     """Returns what the run's policies are made for; `others` are those of its further sources."""
-    return PolicyMeta(
-        task=env.task,
-        robot=env.robot,
-        control_hz=env.control_hz,
-        state_names=env.state_names,
-        action_names=env.action_names,
-        instruction=env.instruction,
-        n_exec=config.n_exec,
-        robots=tuple(one.robot for one in (env, *others)) if others else (),
-    )
+    robots = tuple(one.robot for one in (env, *others)) if others else ()
+    return PolicyMeta(**vars(episodes_meta(env)), n_exec=config.n_exec, robots=robots)
 
 
 def assemble_cloning(

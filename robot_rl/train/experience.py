@@ -12,40 +12,31 @@ from robot_rl.core.errors import CheckpointError, DatasetError
 from robot_rl.data.pool import EpisodePool
 from robot_rl.data.replay import ReplayBuffer
 from robot_rl.data.transitions import StepBatch
+from robot_rl.train.loop import Experience
 from robot_rl.train.recording import Recorder
 
 
-class Keeper(Protocol):
-    """Keeps the steps of one source: a replay, with its record or without."""
-
-    def add(self, steps: StepBatch) -> None: ...
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
-
-
 class OneForEach:
-    """Keepers of several sources: the steps of each go to its own, in which it is the only actor."""
+    """The replays of several sources: the steps of each go to its own, in which it is the only actor."""
 
-    def __init__(self, keepers: Sequence[Keeper]) -> None:
-        """Args: keepers: one of each source, in the order of the run's sources."""
-        self._keepers = keepers
+    def __init__(self, replays: Sequence[Experience]) -> None:
+        """Args: replays: one of each source, in the order of the run's sources."""
+        self._replays = replays
 
-    def add(self, steps: StepBatch) -> None:
-        self._keepers[steps.actor].add(replace(steps, actor=0))
+    def add(self, segment: StepBatch) -> None:
+        self._replays[segment.actor].add(replace(segment, actor=0))
 
     def state_dict(self) -> dict[str, Any]:
-        return {"sources": [keeper.state_dict() for keeper in self._keepers]}
+        return {"sources": [replay.state_dict() for replay in self._replays]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        for keeper, saved in zip(self._keepers, state["sources"], strict=True):
-            keeper.load_state_dict(saved)
+        for replay, saved in zip(self._replays, state["sources"], strict=True):
+            replay.load_state_dict(saved)
 
 
 @dataclass
 class StaleSteps:
-    """What a replay does with steps whose policy is older than a bound."""
+    """The rule of a replay for steps whose policy is older than a bound."""
 
     bound: int
     """Learner updates by which the weights that acted may be older than the learner's."""
@@ -64,9 +55,9 @@ class StaleSteps:
 
 
 class SourceReplay:
-    """The replay of one source, whose every step a recorder keeps, if there is one.
+    """The replay of one source, and the recorder of its steps, if there is one.
 
-    A checkpoint then says how far the record was, and what it lacks.
+    A checkpoint then has the length of the record, and what the record lacks.
     """
 
     def __init__(
@@ -77,7 +68,7 @@ class SourceReplay:
         Args:
             replay: of the source.
             recorder: new, or of a run whose checkpoint follows; its pictures are exact.
-            stale: what becomes of steps of an old policy; None: they are as good as any.
+            stale: what becomes of steps of an old policy; None: they are kept.
         """
         self._replay, self._recorder, self._stale = replay, recorder, stale
         self._is_recorded = recorder is not None
@@ -130,7 +121,7 @@ class ReplayExperience:
 
     def __init__(
         self,
-        replay: Keeper,
+        replay: Experience,
         *,
         earlier: EpisodePool | None = None,
         stale: StaleSteps | None = None,

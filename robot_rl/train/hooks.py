@@ -1,4 +1,4 @@
-"""What every loop does now and then: show where it stands, write metrics, save."""
+"""Hooks that every loop has: show progress, write metrics, save."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def group_of(group: str, source: str) -> str:
 
 
 def show_progress(session: RunSession, done: int, updates: int | None = None) -> None:
-    """Tells the progress display where the present phase stands."""
+    """Updates the progress display of the present phase."""
     if session.progress is not None:
         session.progress.update(done, updates=updates)
 

@@ -36,7 +36,7 @@ class Stateful(Protocol):
 class Experience(Stateful, Protocol):
     """What keeps the segments that the sources collect."""
 
-    def add(self, segment: Any) -> None: ...
+    def add(self, segment: Any, /) -> None: ...
 
 
 class Batches(Stateful, Protocol):
@@ -61,7 +61,7 @@ class Meter:
             self._counts[name] = self._counts.get(name, 0) + 1
 
     def take(self) -> dict[str, float]:
-        """Returns the means since the last call and starts anew."""
+        """Returns the means since the last call."""
         means = {name: float(total) / self._counts[name] for name, total in self._sums.items()}
         self._sums, self._counts = {}, {}
         return means
@@ -82,7 +82,7 @@ class Learner:
     pace: Ratio | Always
     """How many updates it owes."""
     publisher: Publisher | None = None
-    """Takes snapshots of its weights for those who act; None where nobody acts with them."""
+    """Takes snapshots of its weights for its sources; None if no source acts with them."""
     name: str = ""
     """Group of its metrics; empty for that of the phase."""
     meter: Meter = field(default_factory=Meter)

@@ -20,13 +20,13 @@ from numpy.typing import NDArray
 
 from robot_rl.algos.returns import kept_groups
 from robot_rl.data.rollout import EpisodeRollout, PPOBatch, Rollout
-from robot_rl.train.schedule import Always
+from robot_rl.train.loop import Stateful
 
 Array = NDArray[Any]
 
 
 class PreparingLearner(Protocol):
-    """Knows what decisions were worth."""
+    """A learner that computes advantages."""
 
     def prepare(self, rollout: Rollout) -> PPOBatch:
         """Returns the decisions, N T of them, with their advantages."""
@@ -63,14 +63,10 @@ class RolloutExperience:
         self._rng.bit_generator.state = state["rng"]
 
 
-class EpisodeReward(Protocol):
-    """Says what episodes were worth, in the place of the env; see `algos.episode_rewards`."""
+class EpisodeReward(Stateful, Protocol):
+    """Judges what episodes were worth, in the place of the env; see `algos.episode_rewards`."""
 
     def judge(self, rollout: EpisodeRollout) -> EpisodeRollout: ...
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
 class GroupExperience(RolloutExperience):
@@ -90,7 +86,7 @@ class GroupExperience(RolloutExperience):
         """Has nothing yet.
 
         Args:
-            learner: knows the advantages.
+            learner: computes the advantages.
             reward: what episodes are worth; None: 1 where they succeed.
             group: G.
             keep: shares of successes between which a group is learned from.
@@ -135,14 +131,3 @@ class GroupExperience(RolloutExperience):
         self._seen, self._dropped = state["groups"]
         if self._reward is not None:
             self._reward.load_state_dict(state["reward"])
-
-
-class AllOf(Always):
-    """Owes as many updates as the newest episodes have minibatches."""
-
-    def __init__(self, experience: GroupExperience) -> None:
-        super().__init__()
-        self._experience = experience
-
-    def owed(self, step: int) -> int:
-        return self._experience.owed

@@ -20,7 +20,7 @@ UNKNOWN = "unknown"
 
 @dataclass
 class Counters:
-    """Where a run stands; every schedule reads these."""
+    """The progress of a run; every schedule reads it."""
 
     env_steps: int = 0
     """Control steps of reinforcement learning, over all envs of all sources."""
@@ -71,8 +71,8 @@ class Ratio:
         Args:
             updates_per_step: the ratio.
             after_steps: steps before this one earn nothing.
-            is_late: whether an arm that does not wait is ahead of the learner: what is owed then is
-                forgone, and counted.
+            is_late: whether an arm that does not wait is ahead of the learner. Updates owed then are
+                left out, and counted.
         """
         if not (math.isfinite(updates_per_step) and updates_per_step >= 0):
             raise ValueError(f"updates_per_step must be finite and >= 0, got {updates_per_step}")
@@ -81,7 +81,7 @@ class Ratio:
         self._credit = 0.0
         self._is_late = is_late
         self.forgone = 0
-        """Updates that there was no time for."""
+        """Updates that were left out because the arm does not wait."""
 
     def owed(self, step: int) -> int:
         """Returns the whole updates due at `step`; steps before `after_steps` earn nothing."""
@@ -105,13 +105,14 @@ class Ratio:
 
 
 class Always:
-    """Owes `block` updates at every turn: learning without collecting."""
+    """Owes `block` updates at every turn, whatever was collected."""
 
-    def __init__(self, block: int = 1) -> None:
+    def __init__(self, block: int | Callable[[], int] = 1) -> None:
+        """Args: block: updates, or a function that returns how many they are at this turn."""
         self._block = block
 
     def owed(self, step: int) -> int:
-        return self._block
+        return self._block() if callable(self._block) else self._block
 
     def state_dict(self) -> dict[str, Any]:
         return {}

@@ -9,7 +9,7 @@ import torch
 
 from robot_rl.core.errors import CheckpointError, DatasetError
 from robot_rl.data.demos import Episodes, EpisodesMeta
-from robot_rl.data.of_source import OfSource
+from robot_rl.data.parts import OfSource
 from robot_rl.data.replay import SOURCES, Mixture, ReplayBuffer, StepBatch, TransitionBatch
 
 SHAPES: dict[str, Any] = {"state": ((1,), np.float32)}

@@ -181,10 +181,10 @@ def test_clamps_and_resets_of_another_process_are_counted() -> None:
         for _ in range(16):
             source.collect(handle)
     # Of 16 steps, 3, 6, 9, 12 and 15 were limited; 5, 10 and 15 diverged.
-    assert source.nan_resets == 3
+    assert source.episodes.nan_resets == 3
     assert source.episodes.take()["safety_clamps"] == 5
     assert source.episodes.take()["safety_clamps"] == 0
-    assert source.nan_resets == 3
+    assert source.episodes.nan_resets == 3
 
 
 def test_an_actor_whose_learner_is_gone_leaves() -> None:
@@ -268,7 +268,7 @@ def test_clamps_and_resets_in_a_spawned_actor_are_those_of_one_here() -> None:
     collect_until(there, handle, 22)
     there.close()
     here.close()
-    assert here.nan_resets == there.nan_resets == 3  # steps 7, 14 and 21 of 22
+    assert here.episodes.nan_resets == there.episodes.nan_resets == 3  # steps 7, 14 and 21 of 22
     clamps = here.episodes.take()["safety_clamps"]
     assert there.episodes.take()["safety_clamps"] == clamps > 0
 

@@ -98,7 +98,7 @@ def test_a_diverged_simulation_is_counted_and_bootstraps() -> None:
 
     source = make_source(Diverging(1, truncate_after=5))
     rollout = source.collect(offered())
-    assert source.nan_resets == 2
+    assert source.episodes.nan_resets == 2
     assert rollout.bootstrap[0].tolist() == [0.125, 0.25, 0.125, 0.25, 0.125]
 
 

@@ -32,7 +32,7 @@ from robot_rl.train.finetune.data import (
     stream_seed,
 )
 from robot_rl.train.finetune.errors import Errors, Ruler
-from robot_rl.train.finetune.policies import Module, fit_units, picture_size
+from robot_rl.train.finetune.policies import Module, fit_units, picture_size, recipe_of
 from robot_rl.train.hooks import checkpoint_hooks, show_progress, updates, write_metrics
 from robot_rl.train.loop import Hook, Learner, Pacer, Run
 from robot_rl.train.schedule import Always, Counters, Every
@@ -48,7 +48,7 @@ PACE_UPDATES = 8
 
 
 class Finetuning:
-    """One policy and the episodes that it learns from, within a run: a run of its own, or a stage of one."""
+    """One policy and the episodes that it learns from, as a whole run or as a stage of one."""
 
     def __init__(
         self,
@@ -132,6 +132,16 @@ class TrainingJob:
     """It goes on at its last learning rate until it had this much time."""
 
 
+def job_of_policy(
+    work: Finetuning, policy: Module, *, name: str, episodes: Sequence[int], updates: int
+) -> TrainingJob:
+    """Returns what the run's policy is given, by its authors' recipe."""
+    learning = work.config.learning(recipe_of(policy), updates=updates)
+    return TrainingJob(
+        name=name, episodes=episodes, learning=learning, batch=work.config.batch, updates=updates
+    )
+
+
 def assemble_job(work: Finetuning, job: TrainingJob, policy: Module) -> tuple[Run, BehaviourCloning]:
     """Returns the loop that trains a policy in place, and the algorithm that holds its average."""
     config, name = work.config, job.name
@@ -156,7 +166,7 @@ def assemble_job(work: Finetuning, job: TrainingJob, policy: Module) -> tuple[Ru
 
 
 def assemble_watched(work: Finetuning, job: TrainingJob, policy: Module) -> tuple[Run, BehaviourCloning]:
-    """Returns a loop that also writes metrics, looks at the held-out error, and saves."""
+    """Returns a loop that also writes metrics, measures the held-out error, and saves."""
     config, session, name = work.config, work.session, job.name
     run, algorithm = assemble_job(work, job, policy)
 
@@ -164,7 +174,7 @@ def assemble_watched(work: Finetuning, job: TrainingJob, policy: Module) -> tupl
         return Every(-(-job.updates // times) if times else 0)
 
     def look(at: Counters) -> None:
-        if at.updates < job.updates:  # the last look is the result
+        if at.updates < job.updates:  # the last measurement is the result
             with session.paused(), algorithm.acting():
                 error = policy_errors(work, policy, work.data.split.heldout)
             write_errors(work, name, error)

@@ -1,4 +1,4 @@
-"""What off-policy methods share: who collects, what is replayed, and at what pace the learner goes.
+"""What off-policy methods share: sources, replay and the pace of the learner.
 
 B envs, A action dim.
 """
@@ -15,13 +15,13 @@ import numpy as np
 from robot_rl.core.algorithm import Algorithm
 from robot_rl.core.seeding import train_seed
 from robot_rl.data.episode import feature_of
-from robot_rl.data.of_source import OfSource
+from robot_rl.data.parts import OfSource
 from robot_rl.data.replay import Mixture, ReplayBuffer
 from robot_rl.data.transitions import ChunkBatch, StepSource, TransitionBatch
 from robot_rl.rollout.weights import Publisher
 from robot_rl.train.config import RunConfig
 from robot_rl.train.demos import relabelled
-from robot_rl.train.experience import Draws, Keeper, OneForEach, ReplayExperience, SourceReplay, StaleSteps
+from robot_rl.train.experience import Draws, OneForEach, ReplayExperience, SourceReplay, StaleSteps
 from robot_rl.train.improve.acting import sources_of
 from robot_rl.train.improve.config import OffPolicySettings
 from robot_rl.train.improve.method import Module, Start, add_hooks, settings_of
@@ -42,7 +42,7 @@ def steps(phase: OffPolicySettings) -> Draw:
 
 
 def chunks(phase: OffPolicySettings, horizon: int, prefixes: Sequence[int] = ()) -> Draw:
-    """Draws chunks of `horizon` actions that begin anywhere, and what their `prefixes` come to."""
+    """Draws chunks of `horizon` actions that begin anywhere, and returns of their `prefixes`."""
     how: dict[str, Any] = {"horizon": horizon, "gamma_step": phase.gamma_step, "prefixes": prefixes}
     return lambda sampler, rng: sampler.sample_chunks(phase.batch, **how, rng=rng)
 
@@ -135,12 +135,12 @@ def _replay(
             None if phase.demo_ratio is None else new * share,
         )
     stale = StaleSteps(phase.max_staleness, phase.stale, learner)
-    keepers: list[Keeper] = [
+    replays = [
         SourceReplay(buffer, recorder=recorder, stale=stale)
         for buffer, recorder in zip_longest(buffers.values(), start.recorders)
     ]
     experience = ReplayExperience(
-        keepers[0] if len(keepers) == 1 else OneForEach(keepers),
+        replays[0] if len(replays) == 1 else OneForEach(replays),
         earlier=earlier,
         stale=stale,
         has_person=config.human.input != "none",

@@ -29,15 +29,15 @@ def learn_offline(
     *,
     phase: str = "",
 ) -> None:
-    """Takes `budget` updates, in a loop with checkpoints of its own, and looks at what comes of them.
+    """Takes `budget` updates, in a loop with its own checkpoints, and evaluates the result.
 
-    In a run that is resumed after its first control step nothing is done: the checkpoint of the loop
-    that collects holds what was learned here.
+    A run that is resumed after its first control step skips this: the checkpoint of the loop that
+    collects holds what was learned here.
 
     Args:
         session: the run's session.
         start: what the method starts from; failed demonstrations stay in.
-        policy: what is looked at.
+        policy: what is evaluated.
         algorithm: learns from what `draw` returns.
         draw: returns a batch.
         budget: updates.
@@ -61,7 +61,7 @@ def learn_offline(
 
 
 def _hooks(session: Session, policy: Module, start: Start, budget: int) -> list[Hook]:
-    """Returns what is due beside metrics and checkpoints; the last look comes after the loop."""
+    """Returns the hooks other than metrics and checkpoints; the last evaluation comes after the loop."""
     every = session.config.evaluate.every_updates
 
     def look(at: Counters) -> None:

@@ -32,16 +32,23 @@ def make_policy(config: RunConfig, base: SavedPolicy) -> Module:
 
 def make_source(config: RunConfig, policy: Module, env: VectorEnv, name: str) -> RolloutSource:
     """Returns a source of rollouts; RunConfig refuses those of an arm, and several sources."""
-    cfg = settings_of(config, PPOSettings)
-    return RolloutSource(
-        env,
-        copy.deepcopy(policy).to(config.device).eval(),
-        decisions=cfg.decisions,
-        n_exec=config.n_exec,
-        gamma_step=cfg.algorithm.gamma_step,
-        seed=train_seed(config.seed, "collect") // 2,
-        device=config.device,
-    )
+    decisions = settings_of(config, PPOSettings).decisions
+    return RolloutSource(env, acting_copy(config, policy), decisions=decisions, **chunk_options(config))
+
+
+def acting_copy(config: RunConfig, policy: Module) -> Module:
+    """Returns a copy of the learner's policy that acts on the learner's device."""
+    return copy.deepcopy(policy).to(config.device).eval()
+
+
+def chunk_options(config: RunConfig) -> dict[str, Any]:
+    """Returns the arguments that sources of chunks share; see `ChunkSource`."""
+    return {
+        "n_exec": config.n_exec,
+        "gamma_step": settings_of(config, ChainSettings).algorithm.gamma_step,
+        "seed": train_seed(config.seed, "collect") // 2,
+        "device": config.device,
+    }
 
 
 def assemble(session: Session, start: Start) -> tuple[Run, Module]:
