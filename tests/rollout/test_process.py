@@ -151,11 +151,11 @@ def actor(make: Any, handle: Publisher, turns: Any = None) -> Any:
 def test_steps_come_in_order_and_new_weights_act_in_time() -> None:
     handle = offered(0)
     with actor(build, handle) as (pipe, shared):
-        first = [pipe.recv().steps for _ in range(12)]
+        first = [pipe.recv().segment for _ in range(12)]
         handle.offer(7, lambda: weights(7.0))
         shared.publish(handle)
         deadline = time.monotonic() + 20.0
-        while (steps := pipe.recv().steps).policy_version != 7:
+        while (steps := pipe.recv().segment).policy_version != 7:
             assert time.monotonic() < deadline
     # Every step of every episode of five, none twice: (step, episode) as the env counts them.
     counts = [tuple(step.obs["state"][0, :2].astype(int)) for step in first]
@@ -284,13 +284,13 @@ def test_a_spawned_actor_that_fails_says_why() -> None:
 def test_an_actor_that_may_not_run_ahead_waits_to_be_asked() -> None:
     publisher, turns = offered(0), threading.Semaphore(2)
     with actor(build, publisher, turns) as (pipe, shared):
-        assert [pipe.recv().steps.policy_version for _ in range(2)] == [0, 0]
+        assert [pipe.recv().segment.policy_version for _ in range(2)] == [0, 0]
         publisher.offer(5, lambda: weights(5.0))
         shared.publish(publisher)
         assert not pipe.poll(0.3), "two turns were allowed"
         turns.release(2)
         # Its next action was decided at the end of the second turn, with the weights of then.
-        assert [pipe.recv().steps.policy_version for _ in range(2)] == [0, 5]
+        assert [pipe.recv().segment.policy_version for _ in range(2)] == [0, 5]
         assert not pipe.poll(0.3)
 
 

@@ -237,7 +237,7 @@ def test_minutes_are_those_of_the_clock(monkeypatch: pytest.MonkeyPatch) -> None
         def update(self, batch: None) -> None:
             pass
 
-    run = SimpleNamespace(experience=Waits())
+    run = SimpleNamespace(leader=SimpleNamespace(batches=Waits()))
     monkeypatch.setattr(learn, "assemble_job", lambda *_: (run, Waits()))
     session: Any = SimpleNamespace(config=SimpleNamespace(device="cpu"))
     nothing: Any = None
