@@ -125,7 +125,7 @@ def result(words: list[str]) -> dict[str, Any]:
         print(summary.finetune["verdict"]["text"])
     print(
         f"{summary.task}: {_outcome(summary)} after "
-        f"{summary.env_steps:,} control steps and {summary.train_minutes:.1f} minutes "
+        f"{_bill(summary)} control steps and {summary.train_minutes:.1f} minutes "
         f"({summary.episodes} held-out episodes); see {summary.run}/report.html"
     )
     return summary.to_json()
@@ -150,6 +150,15 @@ def _outcome(summary: Summary) -> str:
     else:
         name, form, before, after = "return", ".1f", summary.base_return, summary.final_return or 0.0
     return f"{_moved(before, after, name, form)}{_by_robot(summary)}"
+
+
+def _bill(summary: Summary) -> str:
+    """Says who made the control steps that the run took."""
+    words = {"real": "real", "human": "human", "sim": "simulated", "unknown": "earlier"}
+    words |= {"world": "imagined", "demo": "demonstrated"}
+    bill = summary.control_steps
+    parts = [f"{bill[kind]:,} {word}" for kind, word in words.items() if bill.get(kind)]
+    return " and ".join(parts) or "0"
 
 
 def _moved(before: float | None, after: float, name: str, form: str) -> str:

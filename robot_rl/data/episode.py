@@ -17,8 +17,9 @@ from robot_rl.data.episodes import EpisodesMeta
 
 Array = NDArray[Any]
 
-SOURCES = ("demo", "sim", "real", "human")
-"""Sources of steps; the index into this table is stored."""
+SOURCES = ("demo", "sim", "real", "human", "world")
+"""Who made a step: a demonstrator, a policy in simulation, on a robot, a person who took over, a policy in a
+world model. Files store the index into this table."""
 POLICY_ACTION = "policy_action"
 """Group of a recording: the action of the policy, where another `action` was sent."""
 EXECUTED = "executed_target_rad"

@@ -91,10 +91,8 @@ def _pencil(env: VectorEnv, camera: str) -> tuple[Callable[[int], Array], Callab
         return lambda row: renderer.render_batch(np.array([row]), camera)[0], renderer.close
     if picture is None:
         raise RenderError(f"videos: {env.task!r} on {env.robot!r} cannot draw")
-    os.environ.setdefault(
-        "SDL_VIDEODRIVER", "dummy"
-    )  # pygame draws without a display, and says nothing of it
-    with contextlib.suppress(RenderError):  # MuJoCo's take what this says; others draw without
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame draws without a display, and prints nothing
+    with contextlib.suppress(RenderError):  # MuJoCo's envs use this backend; others need none
         os.environ["MUJOCO_GL"] = find_backend()
     env.reset(seed=0)
     picture(0)

@@ -11,7 +11,7 @@ from torch import Generator, Tensor, nn
 
 from robot_rl.algos.latent import LatentConfig, LatentSAC
 from robot_rl.core.policy import Encoded
-from robot_rl.data.at_decisions import AtDecisions
+from robot_rl.data.parts import AtDecisions
 from robot_rl.data.replay import ReplayBuffer, StepBatch
 from robot_rl.data.transitions import ChunkBatch
 from robot_rl.policies.latent import LatentActorConfig

@@ -1,4 +1,4 @@
-"""What a deployment came to: successes, latencies, figures, films."""
+"""The result of a deployment: successes, latencies, figures, films."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class EpisodeOutcome:
 
 @dataclass(kw_only=True)
 class Journal:
-    """Collects while the arm moves, and writes `deploy.json` in the end, also if that comes early."""
+    """Collects results while the arm moves, and writes `deploy.json` however the deployment ends."""
 
     folder: Path
     config: DeployConfig

@@ -1,4 +1,4 @@
-"""One arm that learns on the job: its env, the person beside it, who judges."""
+"""One arm that learns: its env, the person at it, and the judge of success."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ def make_arm(config: RunConfig, folder: Path, leases: Iterable[LeaseLike]) -> In
 
 
 def check_arm(config: RunConfig) -> None:
-    """Looks whether the arm and the person's input are there: they are needed after the base is cloned.
+    """Checks that the arm and the person's input are there, before the base is cloned.
 
     Raises:
-        RobotRLError: one is not; the message says what to do.
+        RobotRLError: one is missing; the message has the remedy.
     """
     station = None if config.station is None else load_station(config.station)
     make_judge(config.human.reward, config.human.classifier)

@@ -167,12 +167,7 @@ def test_a_persons_share_of_the_steps_is_counted_anew_for_each_row() -> None:
     policy = VersionPolicy()
     source = InlineSource(env, policy, ChunkExecutor(cast(Policy, policy), 1, n_exec=4), seed=3)
     replay = ReplayBuffer(50, 1, {"state": ((5,), np.float32)}, 2)
-    experience = ReplayExperience(
-        replay,
-        draw=lambda rng: replay.sample(4, n_step=1, gamma_step=0.9, rng=rng),
-        seed=0,
-        has_person=True,
-    )
+    experience = ReplayExperience(replay, has_person=True)
     handle = Publisher()
     handle.offer(0, lambda: weights(0.0))
     shares: list[float] = []
