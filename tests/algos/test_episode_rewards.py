@@ -20,7 +20,7 @@ class Seeing(Plain):
 
 
 def episodes(
-    after: list[list[float]], valid: list[list[bool]], success: list[bool], **parts: Tensor
+    after: list[list[float]], valid: list[list[bool]], success: list[bool], **parts: Any
 ) -> EpisodeRollout:
     next_state, made, solved = torch.tensor(after), torch.tensor(valid), torch.tensor(success)
     state = torch.cat([torch.zeros(len(after), 1), next_state[:, :-1]], dim=1)
@@ -41,7 +41,7 @@ def episodes(
         next_obs={"state": next_state.unsqueeze(-1)},
         valid=made,
         success=solved,
-        **{**usual, **parts},
+        **(usual | parts),
     )
 
 
