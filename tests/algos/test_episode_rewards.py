@@ -24,7 +24,7 @@ def seeing() -> Any:
 
 
 def episodes(
-    after: list[list[float]], valid: list[list[bool]], success: list[bool], **parts: Tensor
+    after: list[list[float]], valid: list[list[bool]], success: list[bool], **parts: Any
 ) -> EpisodeRollout:
     next_state, made, solved = torch.tensor(after), torch.tensor(valid), torch.tensor(success)
     state = torch.cat([torch.zeros(len(after), 1), next_state[:, :-1]], dim=1)
@@ -45,7 +45,7 @@ def episodes(
         next_obs={"state": next_state.unsqueeze(-1)},
         valid=made,
         success=solved,
-        **{**usual, **parts},
+        **(usual | parts),
     )
 
 
