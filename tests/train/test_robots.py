@@ -453,7 +453,7 @@ def test_the_report_shows_both_curves(
     for figure in ("metric_grid", "stage_bars"):
         monkeypatch.setattr(figures, figure, lambda *_: None)
     page = write_report(folder).read_text()
-    assert "Success of each robot over the control steps of all of them" in page
+    assert "Success of each robot over the control steps of all robots" in page
     each = [(name, record.of_source(name).outcome("final")) for name in ROBOTS]
     assert drawn["learning_curves"] == each
     assert drawn["before_after"] == [*each, ("together", record.outcome("final"))]

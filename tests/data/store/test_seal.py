@@ -177,7 +177,7 @@ def test_ctrl_c_while_sealing_says_that_nothing_is_lost(
 
     monkeypatch.setattr(StoreReader, "read", interrupted)
     assert main(["replay", "seal", str(bench.folder)]) == 130
-    said = "interrupted. Every episode is in the journal or in the dataset; the same command goes on.\n"
+    said = "interrupted. Every episode is in the journal or in the dataset; the same command continues.\n"
     assert capsys.readouterr().err == said
 
 
