@@ -16,6 +16,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save
 
 from robot_rl.core.errors import CheckpointError, ConfigError, nearest, require
@@ -253,9 +254,10 @@ def relocate(folder: Path) -> None:
     """Writes the new path of a moved checkpoint folder into its files, for LeRobot's loading.
 
     Raises:
-        CheckpointError: it is no checkpoint folder.
+        CheckpointError: it is no checkpoint folder, or damaged.
     """
     folder = folder.resolve()
+    files.verify(folder, at=str(folder))
     config = files.read_json(folder / files.CONFIG, at=str(folder))
     asset = files.ASSETS.get(str(config.get("type")))
     if asset is None or not (folder / asset).is_dir():
@@ -268,6 +270,7 @@ def relocate(folder: Path) -> None:
         if "tokenizer_name" in step.get("config", {}):
             step["config"]["tokenizer_name"] = str(folder / asset)
     path.write_bytes(_json(table))
+    files.write_checksums(folder)
 
 
 def _check_new(
@@ -291,6 +294,8 @@ def _read(
         revision=options.revision,
         weights=weights,
     )
+    if weights:
+        files.verify(folder, at=at)
     table = files.read_json(folder / files.CONFIG, at=at)
     pipelines = [files.read_json(folder / f"{name}.json", at=at) for name in files.PIPELINES]
     kind = table.pop("type", None)
@@ -422,7 +427,7 @@ def _open_pipelines(
                 preprocessor_overrides=overrides[0],
                 postprocessor_overrides=overrides[1],
             )
-    except (ValueError, KeyError, ImportError, OSError) as error:
+    except (ValueError, KeyError, ImportError, OSError, SafetensorError) as error:
         raise CheckpointError(f"{at}: LeRobot refuses the pipelines: {error}") from error
     check_statistics(pre, {**config.input_features, **config.output_features}, config, at=at)
     check_statistics(post, config.output_features, config, at=at)

@@ -15,6 +15,7 @@ import logging
 import os
 import shutil
 import warnings
+import zlib
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -26,9 +27,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from robot_rl.core.errors import CheckpointError, ConfigError
-from robot_rl.core.files import restore_folder, swap_folder, write_synced
+from robot_rl.core.files import listed, restore_folder, swap_folder, write_json, write_synced
+from robot_rl.core.files import read_json as read_checked_json
+from robot_rl.core.refusal import refusals
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
+CHECKSUMS = "robot_rl_checksums.json"
+"""Of every other file of a folder that we wrote; LeRobot does not read it."""
 PIPELINES = ("policy_preprocessor", "policy_postprocessor")
 ASSETS = {"smolvla": "vlm", "pi0": "tokenizer", "pi05": "tokenizer"}
 """Subfolder of the tokenizer, and of the VLM's configuration, for the types that have one."""
@@ -183,6 +188,46 @@ def tied_names(state: Mapping[str, Tensor]) -> list[list[str]]:
     return [names for names in groups.values() if len(names) > 1]
 
 
+def write_checksums(folder: Path) -> None:
+    """Writes the checksum of every file of a folder, below it too."""
+    paths = [path for path in listed(folder) if path.is_file() and path != folder / CHECKSUMS]
+    checksums = {path.relative_to(folder).as_posix(): file_checksum(path) for path in paths}
+    write_json(folder / CHECKSUMS, {"files": checksums}, is_checked=True)
+
+
+def verify(folder: Path, *, at: str) -> None:
+    """Compares every file of a folder with its checksum; a folder of others has none.
+
+    Raises:
+        CheckpointError: a file is missing, cut short or altered.
+    """
+    if not (folder / CHECKSUMS).exists():
+        return
+    remedy = f"Take another copy of the folder; if you changed a file on purpose, remove {CHECKSUMS}."
+    for name, checksum in read_checksums(folder, remedy).items():
+        with refusals(CheckpointError, folder / name, remedy):
+            found = file_checksum(folder / name)
+        if found != checksum:
+            raise CheckpointError(f"{at}: {name} was cut short or altered. {remedy}")
+
+
+def read_checksums(folder: Path, remedy: str) -> dict[str, int]:
+    """Returns the checksums that a folder has, by the path of the file."""
+    found = read_checked_json(folder / CHECKSUMS, CheckpointError, remedy).get("files")
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{folder / CHECKSUMS}: damaged: it names no files. {remedy}")
+    return found
+
+
+def file_checksum(path: Path) -> int:
+    """Returns the CRC-32 of a file, read piece by piece."""
+    checksum = 0
+    with path.open("rb") as file:
+        while piece := file.read(1 << 24):
+            checksum = zlib.crc32(piece, checksum)
+    return checksum
+
+
 def unpack(files: Mapping[str, bytes], folder: Path) -> None:
     """Writes files under a folder."""
     for name, content in files.items():
@@ -212,6 +257,7 @@ def write_folder(folder: Path, files: Mapping[str, bytes], weights: Mapping[str,
         save_file(tensors, temporary / WEIGHTS, metadata={"format": "pt"})
         with (temporary / WEIGHTS).open("rb") as file:
             os.fsync(file.fileno())
+        write_checksums(temporary)
         swap_folder(temporary, folder)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from robot_rl.cli.command import Outcome, run_command
 from robot_rl.core.errors import ConfigError, DatasetError, require
+from robot_rl.data.reading import ReadingConfig
 
 SUMMARY = "train a success classifier on pictures, and report its false positives"
 
@@ -20,6 +21,7 @@ data is a folder with success/<episode>-<n>.png and failure/<episode>-<n>.png, o
 dataset or a run folder with pictures. A fifth of the episodes is held out: the report says how
 many of their failures the classifier takes for successes. Cross-validation on the other episodes
 sets the threshold: at most the share false_positives of the failures is taken for a success.
+Of a dataset only a part may be read: episodes=0-79,82  on_damage=skip  rename=<name there>:<LeRobot's name>.
 Exit code 1: the classifier is not fit for use. The report says why, and no run can load it as a reward.
 
 Examples:
@@ -29,8 +31,8 @@ Examples:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RewardConfig:
-    """Settings of the command; see its help."""
+class RewardConfig(ReadingConfig):
+    """Settings of the command, and what of a dataset it reads; see its help."""
 
     data: str
     out: str
@@ -68,7 +70,8 @@ def _train(words: list[str]) -> Outcome:
     names = {item.name for item in fields(ClassifierConfig)}
     config = ClassifierConfig(**{name: value for name, value in asdict(options).items() if name in names})
     began_s = time.monotonic()
-    classifier = train_classifier(read_labelled(options.data, options.camera), config)
+    labelled = read_labelled(options.data, options.camera, **options.options())
+    classifier = train_classifier(labelled, config)
     classifier.save(options.out)
     report = classifier.report
     low, high = report.false_positive_ci
