@@ -9,6 +9,8 @@ PEER := build/interop/fastdds_peer
 # PYTHON=/path/to/python overrides the search for one.
 PYTHON ?=
 QUICK ?=
+# Where it is set, as in many containers, each of some hundred Python processes compiles torch and the tests anew.
+unexport PYTHONDONTWRITEBYTECODE
 # They share fixtures with the tests, which no package installs.
 FAULTS := PYTHONPATH="$(CURDIR)" $(VENV)/bin/python tests/faults
 

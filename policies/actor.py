@@ -2,8 +2,8 @@
 
     action = tanh(mean), or with exploration tanh(mean + std noise), or clip(tanh(mean) + sigma noise)
 
-Its chunk is the J actions that it decides at once (one, as a rule) and then the last again; it
-vouches for the J, so an executor asks again after them. B envs, H chunk length, A action dim, F features.
+Its chunk is the J actions that it decides at once (usually one), then the last again; its `n_exec` is J,
+so an executor plans again after them. B envs, H chunk length, A action dim, F features.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Generator, Tensor, nn
 
-from robot_rl.core.policy import Chain, ChunkSample, DemoBatch, Encoded, Mode
+from robot_rl.core.errors import require_fields
+from robot_rl.core.policy import ChunkSample, DemoBatch, Mode
 from robot_rl.data.normalize import Normaliser
 from robot_rl.policies.encoded import EncodedPolicy, valid_mean
 from robot_rl.policies.processes import normal_like
-from robot_rl.policies.spec import check_chunk, check_mode
+from robot_rl.policies.spec import Chainless, check_demonstration
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,9 +47,7 @@ class ActorPolicyConfig:
     """It sees the state alone."""
 
     def __post_init__(self) -> None:
-        for name in ("horizon", "decides", "width", "depth"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"actor {name} must be at least 1, got {getattr(self, name)}")
+        require_fields(self, "actor ", "1 or more", "horizon", "decides", "width", "depth")
         if self.decides > self.horizon:
             raise ValueError(f"actor decides must be at most horizon, {self.horizon}, got {self.decides}")
         if not self.log_std_range[0] < self.log_std_range[1]:
@@ -57,10 +56,11 @@ class ActorPolicyConfig:
             raise ValueError(f"actor explore_std must be at least 0, got {self.explore_std}")
 
 
-class ActorPolicy(EncodedPolicy):
+class ActorPolicy(Chainless, EncodedPolicy):
     """A multilayer perceptron over the normalised state; its weights come from an actor-critic."""
 
     kind: ClassVar[str] = "actor"
+    name: ClassVar[str] = "an actor"
     config_class: ClassVar[type[Any]] = ActorPolicyConfig
 
     def __init__(
@@ -82,40 +82,19 @@ class ActorPolicy(EncodedPolicy):
             for shape in ((fan_in, fan_out), (fan_out,))
         )
 
-    def sample(
-        self,
-        encoded: Encoded,
-        *,
-        z: Tensor | None = None,
-        mode: Mode = "ode",
-        record: bool = False,
-        generator: Generator | None = None,
+    def _decide(
+        self, features: Tensor, z: Tensor | None, mode: Mode, generator: Generator | None
     ) -> ChunkSample:
-        """Returns a chunk (B, H, A), good for J steps; noise in mode `explore` alone.
-
-        Raises:
-            ValueError: a chain is asked for; there is none to score.
-        """
-        check_mode(mode)
-        if record:
-            raise ValueError("sample: an actor has no chain to record. Use a gaussian or flow policy.")
-        out = self._net(encoded["features"])
+        """Returns a chunk whose first J actions count; there is noise in mode `explore` alone."""
+        out = self._net(features)
         decided = self._explore(out, generator) if mode == "explore" else self._mean(out).tanh()
         actions, decides = self._in_order(decided), self.config.decides
         chunk = torch.cat([actions, actions[:, -1:].expand(-1, self.horizon - decides, -1)], dim=1)
-        if z is not None:
-            check_chunk("sample", "z", z, tuple(chunk.shape))
         return ChunkSample(chunk, n_exec=torch.full((len(chunk),), decides, dtype=torch.int64))
-
-    def log_prob(self, encoded: Encoded, chain: Chain) -> tuple[Tensor, Tensor]:
-        """Refuses: there is no chain to score."""
-        raise ValueError("log_prob: an actor has no chains. Use a gaussian or flow policy.")
 
     def bc_loss(self, batch: DemoBatch, generator: Generator | None = None) -> Tensor:
         """Returns the squared error of the mean to the first J actions of each chunk."""
-        shape = (len(batch.actions), self.horizon, self.action_dim)
-        check_chunk("bc_loss", "actions", batch.actions, shape)
-        check_chunk("bc_loss", "valid", batch.valid, shape[:2])
+        check_demonstration(batch, self.horizon, self.action_dim)
         mean, decides = self._mean(self._net(self.encoder(batch.obs))).tanh(), self.config.decides
         error = (self._in_order(mean) - batch.actions[:, :decides]).square()
         return valid_mean(error, batch.valid[:, :decides])

@@ -1,15 +1,16 @@
-"""What policies around another policy share: all that they leave to it.
+"""Policies around another policy.
 
 B envs, H chunk length, A action dim, F feature dim.
 """
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Self, cast
 
+import torch
 from torch import Generator, Tensor, nn
 
-from robot_rl.core.policy import Chain, ChunkSample, DemoBatch, Encoded, Mode
+from robot_rl.core.policy import Chain, ChunkSample, ContinuingPolicy, DemoBatch, Encoded, Mode
 from robot_rl.policies.spec import SavedPolicy
 
 
@@ -54,11 +55,33 @@ class PolicyAdapter(nn.Module):
         return self.policy.bc_loss(batch, generator)
 
     def refine(
-        self,
-        encoded: Encoded,
-        action: Tensor,
-        *,
-        mode: Mode = "ode",
-        generator: Generator | None = None,
+        self, encoded: Encoded, action: Tensor, *, mode: Mode = "ode", generator: Generator | None = None
     ) -> Tensor:
         return self.policy.refine(encoded, action, mode=mode, generator=generator)
+
+
+class FrozenBaseAdapter(PolicyAdapter):
+    """An adapter whose base never learns: it stays in evaluation mode, and encodes without gradient."""
+
+    def __init__(self, base: nn.Module) -> None:
+        super().__init__(base.requires_grad_(False).eval())
+
+    def encode(self, obs: dict[str, Tensor]) -> Encoded:
+        """Returns what the frozen base makes of observations, without gradient."""
+        with torch.no_grad():
+            return self.policy.encode(obs)
+
+    def train(self, mode: bool = True) -> Self:
+        """Switches all but the base."""
+        super().train(mode)
+        self.base.eval()
+        return self
+
+
+def refuse_continuing(base: nn.Module, kind: str, remedy: str) -> None:
+    """Refuses a base whose chunks continue each other: the adapter would change them."""
+    if isinstance(base, ContinuingPolicy):
+        raise ValueError(
+            f"{kind}: the base is {type(base).__name__}, whose chunks would no longer continue each other. "
+            f"{remedy}"
+        )

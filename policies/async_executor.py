@@ -1,17 +1,17 @@
 """Execution of chunks in real time: one arm follows its chunk while the next is computed elsewhere.
 
 `ChunkExecutor` knows how many control steps planning takes and waits for it. Here the policy plans
-in a thread of its own, and how long it takes is measured:
+in its own thread, and the time that it takes is measured:
 
     step             0  1  2  3  4  5  6  7  8  9     n_exec 4, planning takes up to two steps
     first chunk      0  1  2  3  4  5                 the first of an episode is waited for
     second chunk                (0  1) 2  3  4        begun at step 4, there before step 6
     third chunk                             (0) 1     begun at step 8, there before step 9
 
-Each chunk is followed from the step at which it is there, by as many actions as it is late. A policy
-with `sample_after` (real-time chunking) is told how many steps of the old chunk are still executed
-before, a high quantile of what was measured; that many are kept even if it is sooner. If it takes
-longer, the arm goes on along the old chunk, and at its end it holds.
+Execution of a chunk begins when it has been computed, and skips the actions that are late by then. A policy
+with `sample_after` (real-time chunking) gets the number of steps of the old chunk that will be executed
+first, a high quantile of the measured delays; that many are kept even if planning ends sooner. If planning
+takes longer, the arm follows the old chunk, and holds at its end.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 Answer: TypeAlias = "tuple[ChunkSample, float]"
 """A chunk, and how many seconds it took."""
 Submit: TypeAlias = "Callable[[Callable[[], Answer]], Future[Answer]]"
-"""Has something computed elsewhere; `ThreadPoolExecutor.submit` is one."""
+"""Starts a computation in another thread, as `ThreadPoolExecutor.submit` does."""
 
 _ROW = np.zeros(1, np.int64)
 _WINDOW = 50
@@ -77,7 +77,7 @@ class AsyncExecutor(ChunkExecutor):
         """Starts with an empty queue.
 
         Args:
-            policy: as in `ChunkExecutor`; a policy with `sample_after` continues the old chunk.
+            policy: a policy with `sample_after` continues the old chunk.
             n_exec: control steps between the beginnings of two plans, at most.
             control_hz: how often `act` is called.
             patience_s: how long `act` waits for a chunk that is due now; a fifth of a period if None.
@@ -85,11 +85,8 @@ class AsyncExecutor(ChunkExecutor):
             delay_s: planning takes at least so long; for experiments.
             is_step: (A,) which parts of an action move the arm by so much: they are 0 when it holds,
                 while the others (a gripper) keep their value. All of them if None.
-            ensemble: as in `ChunkExecutor`.
-            mode: as in `ChunkExecutor`.
-            seed: as in `ChunkExecutor`.
-            device: as in `ChunkExecutor`.
-            submit: who computes; a thread of this executor's own if None.
+            ensemble, mode, seed, device: as in `ChunkExecutor`.
+            submit: starts the computations; None makes a thread for this executor.
             clock: monotonic.
         """
         super().__init__(policy, 1, n_exec=n_exec, ensemble=ensemble, mode=mode, seed=seed, device=device)
@@ -102,7 +99,7 @@ class AsyncExecutor(ChunkExecutor):
         self.patience_s = 0.2 * self._period_s if patience_s is None else patience_s
         self._delay_s = delay_s
         self._is_step = np.ones(policy.action_dim, bool) if is_step is None else np.asarray(is_step, bool)
-        # The worker draws while `refine` draws here: each has a generator of its own.
+        # The worker draws while `refine` draws here: each has its own generator.
         self._sampling = torch.Generator().manual_seed(seed)
         self._clock = clock or MonotonicClock()
         self._pool: ThreadPoolExecutor | None = None
@@ -135,7 +132,7 @@ class AsyncExecutor(ChunkExecutor):
         self._latency_s.append(latency_s)
 
     def reset(self, mask: Array | None = None, seeds: Array | None = None) -> None:
-        """As in `ChunkExecutor`; what is being computed belongs to the old episode and is dropped."""
+        """As in `ChunkExecutor`; a chunk that is being computed belongs to the old episode and is dropped."""
         super().reset(mask, seeds)
         if len(self._rows(mask)):
             self._pending, self._is_fresh = None, True
@@ -166,7 +163,7 @@ class AsyncExecutor(ChunkExecutor):
             return Act(action, base_action)
 
     def close(self) -> None:
-        """Lets the worker finish what it computes, and ends it."""
+        """Ends the worker after its present computation."""
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
 
@@ -180,7 +177,7 @@ class AsyncExecutor(ChunkExecutor):
         return sample, self._clock.now_s() - began_s
 
     def _collect(self) -> None:
-        """Puts the chunk into the queue that is there, or will be within the patience."""
+        """Takes the chunk into the queue if it is computed now, or within `patience_s`."""
         pending = self._pending
         if pending is None:
             return
@@ -195,7 +192,7 @@ class AsyncExecutor(ChunkExecutor):
         self._take(_ROW, sample, pending.ago)
 
     def _span(self, sample: ChunkSample) -> int | NDArray[Any]:
-        """As in `ChunkExecutor`, and begun so early that the old chunk lasts until the new one is there."""
+        """As in `ChunkExecutor`, but planning begins so early that the old chunk lasts until the new one."""
         return np.minimum(super()._span(sample), max(1, self.policy.horizon - self.expected_delay))
 
     def _hold(self, *, is_first: bool) -> Act:

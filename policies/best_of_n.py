@@ -12,16 +12,16 @@ import numpy as np
 import torch
 from torch import Generator, Tensor, nn
 
-from robot_rl.core.policy import ChunkSample, ContinuingPolicy, Encoded, Mode, rows_of
+from robot_rl.core.policy import ChunkSample, Encoded, Mode, rows_of
 from robot_rl.core.registry import resolve
 from robot_rl.core.seeding import EpisodeRng
-from robot_rl.policies.adapter import PolicyAdapter
-from robot_rl.policies.processes import normal_like
-from robot_rl.policies.spec import SavedPolicy, build, check_chunk, check_mode, full_spec, read_size
+from robot_rl.policies.adapter import PolicyAdapter, refuse_continuing
+from robot_rl.policies.chain import initial_noise
+from robot_rl.policies.spec import SavedPolicy, build_module, check_mode, full_spec, read_size
 
 
 class Scorer(Protocol):
-    """What says which chunk is best; it is a `torch.nn.Module` as well."""
+    """Says which chunk is best; it is a `torch.nn.Module` as well."""
 
     kind: ClassVar[str]
     """Its name in the registry."""
@@ -43,10 +43,10 @@ class Scorer(Protocol):
 class BestOfN(PolicyAdapter):
     """Samples N chunks of its base and returns the one that `scorer` finds best.
 
-    The noise of the other candidates follows from a row's own `z`, so the choice depends neither
-    on the rows beside it nor on a generator; candidate 0 is what the base alone would do. Mode
-    `mean` has nothing to choose from. The log-probability is that of the chosen chain under the
-    base: that the best was chosen is not in it.
+    The noise of the other candidates is computed from a row's own `z`, so the choice depends neither
+    on the other rows nor on a generator. Candidate 0 is the chunk of the base alone. In mode `mean` there
+    is one candidate. The log-probability is that of the chosen chain under the base; it does not count
+    that the best of N was chosen.
     """
 
     kind: ClassVar[str] = "best_of_n"
@@ -61,11 +61,7 @@ class BestOfN(PolicyAdapter):
         """
         if n < 1:
             raise ValueError(f"best_of_n: n must be at least 1, got {n}")
-        if isinstance(base, ContinuingPolicy):
-            raise ValueError(
-                f"best_of_n: the base is {type(base).__name__}, whose chunks would no longer continue each "
-                "other. Choose among the chunks of its base."
-            )
+        refuse_continuing(base, self.kind, "Choose among the chunks of its base.")
         super().__init__(base)
         self.scorer = scorer.requires_grad_(False)
         self.n = n
@@ -85,38 +81,29 @@ class BestOfN(PolicyAdapter):
             return self.policy.sample(encoded, z=z, mode=mode, record=record, generator=generator)
         features = encoded["features"]
         batch = len(features)
-        shape = (batch, self.horizon, self.action_dim)
-        z = normal_like(features.new_zeros(shape), generator) if z is None else z
-        check_chunk("sample", "z", z, shape)
+        z = initial_noise(self, features, z, mode, generator)
         candidates = rows_of(encoded, torch.arange(batch, device=features.device).repeat_interleave(self.n))
-        found = self.policy.sample(
-            candidates,
-            z=candidate_noise(z, self.n),
-            mode=mode,
-            record=record,
-            generator=generator,
-        )
-        scorer = cast("Scorer", self.scorer)
-        score = scorer.score(candidates["features"], found.actions)
+        z = candidate_noise(z, self.n)
+        found = self.policy.sample(candidates, z=z, mode=mode, record=record, generator=generator)
+        score = cast("Scorer", self.scorer).score(candidates["features"], found.actions)
         best = score.view(batch, self.n).argmax(dim=1)
-        return _rows(found, torch.arange(batch, device=best.device) * self.n + best)
+        rows = torch.arange(batch, device=best.device) * self.n + best
+        chain = None if found.chain is None else found.chain.rows(rows)
+        return ChunkSample(found.actions[rows], chain, None if found.n_exec is None else found.n_exec[rows])
 
     def spec(self) -> dict[str, Any]:
         scorer = cast("Scorer", self.scorer)
-        return {
-            "base": full_spec(self.policy),
-            "scorer": {"kind": scorer.kind, **scorer.spec()},
-            "n": self.n,
-        }
+        described = {"kind": scorer.kind, **scorer.spec()}
+        return {"base": full_spec(self.policy), "scorer": described, "n": self.n}
 
     @classmethod
     def from_spec(cls, spec: Mapping[str, Any], *, at: str) -> Self:
-        base = build(spec["base"], at=f"{at}: base")
+        base = build_module(spec, "base", at=at)
         scorer = dict(spec["scorer"])
         kind = scorer.pop("kind", "coin_flips")  # the only one there was when none was written
         scorer_class: type[Scorer] = resolve("scorer", kind, at=at)
-        module = cast("nn.Module", scorer_class.for_policy(scorer, base, at=at))
-        return cls(cast("nn.Module", base), module, read_size(spec, "n", at=at))
+        module = cast("nn.Module", scorer_class.for_policy(scorer, cast("SavedPolicy", base), at=at))
+        return cls(base, module, read_size(spec, "n", at=at))
 
 
 def candidate_noise(z: Tensor, n: int) -> Tensor:
@@ -131,9 +118,3 @@ def candidate_noise(z: Tensor, n: int) -> Tensor:
     rng = EpisodeRng(np.repeat(seeds, n - 1), np.tile(np.arange(1, n, dtype=np.uint64), batch))
     others = rng.normal(flat.shape[1]).astype(np.float32).reshape(batch, n - 1, *z.shape[1:])
     return torch.cat([z[:, None], torch.from_numpy(others).to(z)], dim=1).flatten(0, 1)
-
-
-def _rows(sample: ChunkSample, rows: Tensor) -> ChunkSample:
-    chain = None if sample.chain is None else sample.chain.rows(rows)
-    n_exec = None if sample.n_exec is None else sample.n_exec[rows]
-    return ChunkSample(sample.actions[rows], chain, n_exec)

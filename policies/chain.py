@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Generator, Tensor
 
-from robot_rl.core.policy import Chain
+from robot_rl.core.policy import Chain, Mode, Policy
 from robot_rl.policies.processes import (
     Process,
     TimeGrid,
@@ -20,6 +20,7 @@ from robot_rl.policies.processes import (
     gaussian_log_prob,
     normal_like,
 )
+from robot_rl.policies.spec import check_chunk
 
 
 class Net(Protocol):
@@ -131,10 +132,27 @@ def score(
     return log_prob.view(batch, steps), gaussian_entropy(std, like=mean).view(batch, steps)
 
 
-def scored_grid(process: Process, steps: int, scored: int | None) -> TimeGrid:
-    """Returns the grid of a path of so many steps; its name tells how much of a chunk is `scored`.
+def initial_noise(
+    policy: Policy, features: Tensor, z: Tensor | None, mode: Mode, generator: Generator | None
+) -> Tensor:
+    """Returns the noise (B, H, A) that a chunk begins with: `z`, or a draw if None; zero in mode `mean`.
 
-    Log-probabilities of other parts are others: so `score` tells their chains apart.
+    Raises:
+        ValueError: `z` of another shape.
+    """
+    shape = (len(features), policy.horizon, policy.action_dim)
+    if z is not None:
+        check_chunk("sample", "z", z, shape)
+    zeros = features.new_zeros(shape)
+    if mode == "mean":
+        return zeros
+    return normal_like(zeros, generator) if z is None else z
+
+
+def scored_grid(process: Process, steps: int, scored: int | None) -> TimeGrid:
+    """Returns the grid of a path of so many steps; its name holds how much of a chunk is `scored`.
+
+    So `score` refuses a chain whose log-probabilities are of another part of the chunk.
     """
     grid = process.grid(steps)
     return grid if scored is None else replace(grid, process=f"{grid.process} of {scored} actions")

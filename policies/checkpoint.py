@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from robot_rl.core.errors import CheckpointError
+from robot_rl.core.errors import CheckpointError, require_fields
 from robot_rl.core.files import (
     make_folder,
     restore_folder,
@@ -61,10 +61,8 @@ class PolicyMeta:
         return robot in (self.robots or (self.robot,))
 
     def __post_init__(self) -> None:
-        if not self.control_hz > 0:
-            raise ValueError(f"policy meta: control_hz must be above 0, got {self.control_hz}")
-        if self.n_exec < 1:
-            raise ValueError(f"policy meta: n_exec must be at least 1, got {self.n_exec}")
+        require_fields(self, "policy meta: ", "above 0", "control_hz")
+        require_fields(self, "policy meta: ", "1 or more", "n_exec")
 
 
 def save_policy(folder: Path | str, policy: SavedPolicy, *, meta: PolicyMeta) -> None:

@@ -12,21 +12,16 @@ from dataclasses import replace
 from typing import Any, ClassVar, Self
 
 import torch
-from torch import Generator, Tensor
+from torch import Generator, Tensor, nn
 
 from robot_rl.core.policy import Chain, ChunkSample, DemoBatch, Encoded, Mode
 from robot_rl.data.normalize import Normaliser
-from robot_rl.policies.chain import Net, Std, check_chain, denoise, score, scored_grid
+from robot_rl.policies.chain import Net, Std, check_chain, denoise, initial_noise, score, scored_grid
 from robot_rl.policies.config import ChunkPolicyConfig, ProcessConfig, make_process
 from robot_rl.policies.encoded import EncodedPolicy, valid_mean
 from robot_rl.policies.networks import DenoiseNet, NoiseNet, initialise, sinusoidal
-from robot_rl.policies.processes import (
-    FlowCFM,
-    Process,
-    flow_between,
-    normal_like,
-)
-from robot_rl.policies.spec import check_chunk, check_mode
+from robot_rl.policies.processes import FlowCFM, Process, flow_between, normal_like
+from robot_rl.policies.spec import check_mode
 
 
 class ChunkPolicy(EncodedPolicy):
@@ -61,12 +56,17 @@ class ChunkPolicy(EncodedPolicy):
             layernorm=config.layernorm,
             residual=config.residual,
         )
-        self.noise_net = _noise_net(config, self.encoder.dim, action_dim)
+        self.noise_net: NoiseNet | None = None
+        if config.process == "flow_noise":
+            bounds, sizes = (
+                (config.sigma_min, config.sigma_max),
+                (config.time_dim, config.horizon, action_dim),
+            )
+            self.noise_net = NoiseNet(self.encoder.dim, *sizes, bounds=bounds)
         self.process: Process = make_process(config)
         self.grid = scored_grid(self.process, config.steps, config.scored)
         times = torch.tensor(self.grid.times[:-1])
-        self.register_buffer("grid_sinusoids", sinusoidal(times, config.time_dim), persistent=False)
-        self.grid_sinusoids: Tensor
+        self.grid_sinusoids = nn.Buffer(sinusoidal(times, config.time_dim), persistent=False)
         initialise(self, generator)
         if self.noise_net is not None:
             self.noise_net.begin()
@@ -113,12 +113,11 @@ class ChunkPolicy(EncodedPolicy):
         check_mode(mode)
         with torch.set_grad_enabled(torch.is_grad_enabled() and not record):
             features = encoded["features"]
-            noise = self._initial_noise(features, z, mode, generator)
             path = denoise(
                 self._net(features),
                 self.process,
                 self.grid,
-                noise,
+                initial_noise(self, features, z, mode, generator),
                 explore=mode == "explore",
                 record=record,
                 generator=generator,
@@ -224,16 +223,6 @@ class ChunkPolicy(EncodedPolicy):
         error = self.net(corrupted.x, condition + self.net.embed_time(sinusoids)) - corrupted.target
         return error[:, : self.config.scored].square().mean(dim=(-2, -1)).view(time.shape)
 
-    def _initial_noise(
-        self, features: Tensor, z: Tensor | None, mode: Mode, generator: Generator | None
-    ) -> Tensor:
-        shape = (len(features), self.horizon, self.action_dim)
-        if z is not None:
-            check_chunk("sample", "z", z, shape)
-            return torch.zeros_like(z) if mode == "mean" else z
-        zeros = features.new_zeros(shape)
-        return zeros if mode == "mean" else normal_like(zeros, generator)
-
 
 class FlowPolicy(ChunkPolicy):
     """Flow matching (Lipman et al. 2023; pi0's convention of time)."""
@@ -249,11 +238,3 @@ class DiffusionPolicy(ChunkPolicy):
     """Denoising diffusion (Chi et al. 2023) with a cosine schedule and noise prediction."""
 
     kind: ClassVar[str] = "diffusion"
-
-
-def _noise_net(config: ChunkPolicyConfig, features: int, action_dim: int) -> NoiseNet | None:
-    """Returns the net of the noise, for the process that learns it."""
-    if config.process != "flow_noise":
-        return None
-    bounds = config.sigma_min, config.sigma_max
-    return NoiseNet(features, config.time_dim, config.horizon, action_dim, bounds=bounds)

@@ -1,4 +1,4 @@
-"""Settings of the policies that are cloned, and of what is put upon them: without torch."""
+"""Settings of the policies that are cloned, and of the adapters around them; without torch."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Self
 
 from robot_rl.config.build import Choice
-from robot_rl.core.errors import ConfigError, nearest
+from robot_rl.core.errors import ConfigError, nearest, require_fields
 from robot_rl.core.registry import TABLE, resolve, table
-from robot_rl.policies.processes import DDIM, DDPM, FlowCFM, FlowNoise, FlowODE, FlowSDE, Process
+from robot_rl.policies.processes import DDIM, DDPM, FlowCFM, FlowNoise, Process, flow_process
 
 PROCESSES = {
     "flow": ("flow_ode", "flow_sde", "flow_noise", "flow_cfm"),
@@ -23,7 +23,7 @@ ENCODERS = ("plain", "keypoints")
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessConfig:
-    """How a policy explores, and how likely it calls what it did: no part of what it has cloned."""
+    """How a policy explores, and how its log-probability is computed; cloning does not depend on it."""
 
     process: str | None = None
     """`flow_ode`, `flow_sde`, `flow_noise`, `flow_cfm`, `ddpm`, `ddim` or `token`; None: the kind's first."""
@@ -51,7 +51,7 @@ class ProcessConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyConfig(Choice):
-    """What a run says of the policy that it clones: its kind, and the settings of that."""
+    """The policy that a run clones: its kind, and the settings of that kind."""
 
     horizon: int = 16
     """H, the number of control steps that a chunk covers."""
@@ -94,12 +94,8 @@ class PictureSettings:
         if self.image_encoder not in ENCODERS:
             near = nearest(self.image_encoder, ENCODERS)
             raise ValueError(f"policy image_encoder: {self.image_encoder!r} is unknown.{near}")
-        if self.image_features < 1:
-            raise ValueError(f"policy image_features must be at least 1, got {self.image_features}")
-        if self.random_shift_px < 0:
-            raise ValueError(f"policy random_shift_px must be at least 0, got {self.random_shift_px}")
-        if not 0 <= self.guess_weight < float("inf"):
-            raise ValueError(f"policy guess_weight must be 0 or more and finite, got {self.guess_weight}")
+        require_fields(self, "policy ", "1 or more", "image_features")
+        require_fields(self, "policy ", "0 or more", "random_shift_px", "guess_weight")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,8 +119,8 @@ class ChunkPolicyConfig(PictureSettings, ProcessConfig, PolicyConfig):
     train_steps: int = 20
     """T, the noise levels of diffusion, at least `steps`."""
     prediction: str = "noise"
-    """What the network of a diffusion policy predicts: `noise` (DPPO) or `velocity`. From the noise the chunk
-    is not to be had where x is almost nothing else: a small network errs by its whole range there."""
+    """What the network of a diffusion policy predicts: `noise` (DPPO) or `velocity`. Where x is almost only
+    noise, the predicted noise does not determine the chunk: a small network errs by its whole range."""
     bins: int = 256
     """V, the intervals of an action element that `token` chooses among."""
 
@@ -134,11 +130,10 @@ class ChunkPolicyConfig(PictureSettings, ProcessConfig, PolicyConfig):
             raise ValueError(f"policy kind: {self.kind!r} is unknown.{nearest(self.kind, PROCESSES)}")
         if self.kind in ("one_step", "token") and self.steps != 1:
             raise ValueError(f"policy steps must be 1 for kind {self.kind!r}, got {self.steps}")
-        if self.temperature <= 0:
-            raise ValueError(f"policy temperature must be above 0, got {self.temperature}")
-        for name in ("horizon", "width", "depth", "steps", "train_steps", "bins"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"policy {name} must be at least 1, got {getattr(self, name)}")
+        require_fields(self, "policy ", "above 0", "temperature")
+        require_fields(
+            self, "policy ", "1 or more", "horizon", "width", "depth", "steps", "train_steps", "bins"
+        )
         if self.time_dim < 2 or self.time_dim % 2:
             raise ValueError(f"policy time_dim must be even and at least 2, got {self.time_dim}")
         allowed = PROCESSES[self.kind]
@@ -192,9 +187,7 @@ class GaussianPolicyConfig(PictureSettings, PolicyConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("horizon", "width", "depth"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"policy {name} must be at least 1, got {getattr(self, name)}")
+        require_fields(self, "policy ", "1 or more", "horizon", "width", "depth")
         if not 0 < self.min_std <= self.initial_std <= self.max_std:
             raise ValueError(
                 "policy initial_std must be between min_std and max_std, above 0; got "
@@ -209,7 +202,7 @@ class LatentActorConfig:
     bound: float = 1.5
     """Largest element of the noise; the paper has 1 to 2.5, and 0 decodes the middle of the noise."""
     repeat: bool = False
-    """One noise vector for all H steps: fewer elements to learn, but not every base stands it."""
+    """One noise vector for all H steps: fewer elements to learn, but not every base works with it."""
     width: int = 256
     """Units of a hidden layer."""
     depth: int = 2
@@ -218,9 +211,7 @@ class LatentActorConfig:
     """Normalises the hidden layers."""
 
     def __post_init__(self) -> None:
-        for name in ("width", "depth"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"latent {name} must be at least 1, got {getattr(self, name)}")
+        require_fields(self, "latent ", "1 or more", "width", "depth")
         if not 0 <= self.bound < float("inf"):
             raise ValueError(f"latent bound must be at least 0 and finite, got {self.bound}")
 
@@ -241,22 +232,16 @@ class ResidualHeadConfig:
     """Largest exploration noise."""
 
     def __post_init__(self) -> None:
-        for name in ("width", "depth"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"residual {name} must be at least 1, got {getattr(self, name)}")
-        if not self.explore_std >= 0:
-            raise ValueError(f"residual explore_std must be at least 0, got {self.explore_std}")
-        if not self.noise_clip > 0:
-            raise ValueError(f"residual noise_clip must be above 0, got {self.noise_clip}")
+        require_fields(self, "residual ", "1 or more", "width", "depth")
+        require_fields(self, "residual ", "0 or more", "explore_std")
+        require_fields(self, "residual ", "above 0", "noise_clip")
 
 
 def make_process(config: ChunkPolicyConfig) -> Process:
     """Builds the process that a config names, of a path of denoising steps."""
     name = config.process or PROCESSES[config.kind][0]
-    if name == "flow_ode":
-        return FlowODE()
-    if name == "flow_sde":
-        return FlowSDE(eta=config.eta, stochastic_steps=config.stochastic_steps)
+    if name in ("flow_ode", "flow_sde"):
+        return flow_process(name, eta=config.eta, stochastic_steps=config.stochastic_steps)
     if name == "flow_noise":
         return FlowNoise(sigma_min=config.sigma_min, sigma_max=config.sigma_max)
     if name == "flow_cfm":

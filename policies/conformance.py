@@ -1,10 +1,10 @@
-"""The rules of `Policy` as checks that anybody can run over their own.
+"""The rules of `Policy` as checks for any policy.
 
     from robot_rl.policies.conformance import check_policy
     check_policy(lambda: MyPolicy(...), lambda rows: {"state": torch.randn(rows, 9)})
 
-A broken rule raises `ConformanceError`, which says what was got and what is needed. A policy that has no
-likelihood, or that cannot clone, refuses with a ValueError; what it does not refuse has to be right.
+A broken rule raises `ConformanceError` with what was got and what is needed. A policy without a likelihood,
+or one that cannot clone, raises a ValueError; everything else has to be right.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def _seeded(seed: int) -> Generator:
 
 
 def _refused(ask: Callable[[], Any]) -> bool:
-    """Returns whether it is refused in words: anything but a ValueError is a fault."""
+    """Returns whether a ValueError with a message refuses it; another error is a fault."""
     try:
         ask()
     except ValueError as error:
@@ -123,7 +123,7 @@ def _check_encode(case: _Case) -> None:
 
 
 def _check_encoded_once(case: _Case) -> None:
-    """Refuses a policy that looks again: no module that encodes may run in what reads the encoding."""
+    """Refuses a policy that encodes again: modules of `encode` run nowhere else."""
     policy, ran = case.make(), set[str]()
     hooks = [
         module.register_forward_hook(lambda *_, name=name: ran.add(name))

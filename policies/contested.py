@@ -16,11 +16,11 @@ from torch import Generator, Tensor, nn
 
 from robot_rl.core.policy import ChunkSample, Encoded, Mode
 from robot_rl.policies.adapter import PolicyAdapter
-from robot_rl.policies.spec import SavedPolicy, build, full_spec
+from robot_rl.policies.spec import SavedPolicy, build_module, full_spec
 
 
 class ContestedPolicy(PolicyAdapter):
-    """Both while it explores; elsewhere the base alone, unless it `is_contested`."""
+    """Base and adversary act in mode `explore`, the base alone in the others unless `is_contested`."""
 
     kind: ClassVar[str] = "contested"
 
@@ -41,7 +41,7 @@ class ContestedPolicy(PolicyAdapter):
         record: bool = False,
         generator: Generator | None = None,
     ) -> ChunkSample:
-        """Returns the base's chunk (B, H, A), pushed where both act."""
+        """Returns the base's chunk (B, H, A), pushed where the adversary acts too."""
         found = super().sample(encoded, z=z, mode=mode, record=record, generator=generator)
         if mode != "explore" and not self.is_contested:
             return found
@@ -55,7 +55,5 @@ class ContestedPolicy(PolicyAdapter):
 
     @classmethod
     def from_spec(cls, spec: Mapping[str, Any], *, at: str) -> Self:
-        base, adversary = (
-            cast("nn.Module", build(spec[name], at=f"{at}: {name}")) for name in ("base", "adversary")
-        )
+        base, adversary = (build_module(spec, name, at=at) for name in ("base", "adversary"))
         return cls(base, adversary, float(spec["bound"]))

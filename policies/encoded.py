@@ -1,4 +1,4 @@
-"""What the policies that read an encoded observation share: sizes, features, spec, demonstrations.
+"""The base of policies with an observation encoder: sizes, features, spec, demonstrations.
 
 B envs, H chunk length, A action dim.
 """
@@ -12,19 +12,18 @@ from typing import Any, ClassVar, Self
 from torch import Generator, Tensor, nn
 
 from robot_rl.core.names import PRIVILEGED
-from robot_rl.core.policy import DemoBatch, Encoded, Mode
+from robot_rl.core.policy import DemoBatch, Encoded
 from robot_rl.data.normalize import Normaliser
 from robot_rl.policies.config import PictureSettings
 from robot_rl.policies.networks import ObservationEncoder
-from robot_rl.policies.spec import check_chunk, read_config, read_size
+from robot_rl.policies.spec import Unrefined, check_demonstration, read_config, read_size
 
 
-class EncodedPolicy(nn.Module):
+class EncodedPolicy(Unrefined, nn.Module):
     """An encoder of state and cameras, whose normaliser travels in the checkpoint."""
 
     kind: ClassVar[str]
     config_class: ClassVar[type[Any]]
-    refines = False
 
     def __init__(
         self, config: Any, *, state_dim: int, action_dim: int, normaliser: Normaliser | None = None
@@ -51,17 +50,6 @@ class EncodedPolicy(nn.Module):
         """Returns the normalised state, then the features of each camera, as `features` (B, F)."""
         return Encoded({"features": self.encoder(obs)})
 
-    def refine(
-        self,
-        encoded: Encoded,
-        action: Tensor,
-        *,
-        mode: Mode = "ode",
-        generator: Generator | None = None,
-    ) -> Tensor:
-        """Returns the chunk's action as it is."""
-        return action
-
     def spec(self) -> dict[str, Any]:
         sizes = {"state_dim": self.state_dim, "action_dim": self.action_dim}
         if PRIVILEGED in self.normaliser.feature_dims:
@@ -80,9 +68,7 @@ class EncodedPolicy(nn.Module):
 
     def _demonstration(self, batch: DemoBatch, generator: Generator | None) -> tuple[Tensor, Tensor]:
         """Returns features (B, F), of shifted images while training, and normalised actions (B, H, A)."""
-        shape = (len(batch.actions), self.horizon, self.action_dim)
-        check_chunk("bc_loss", "actions", batch.actions, shape)
-        check_chunk("bc_loss", "valid", batch.valid, shape[:2])
+        check_demonstration(batch, self.horizon, self.action_dim)
         obs: Mapping[str, Tensor] = batch.obs
         if self.training and self.config.cameras:
             obs = self.encoder.augment(obs, pad_px=self.config.random_shift_px, generator=generator)

@@ -1,9 +1,10 @@
 """Execution of chunks: the only owner of an action queue.
 
-Per env, the executor plans a chunk, hands out its actions one by one, and plans again after
-`n_exec` of them, or sooner where the policy vouches for fewer (`ChunkSample.n_exec`). A policy that
-`refines` corrects each action, which closes the loop at every step: then every observation is encoded,
-once, and what is planned reads the same encoding; otherwise only what is planned from is. With temporal
+Per env, the executor plans a chunk, returns its actions one by one, and plans again after
+`n_exec` of them, or sooner where the policy asks for it (`ChunkSample.n_exec`). A policy that
+`refines` corrects each action, which closes the loop at every step: then every observation is encoded
+once, and planning reads the same encoding. Otherwise only the observations that chunks are planned from
+are encoded. With temporal
 ensembling (Zhao et al. 2023, section 4.2) the actions of overlapping chunks are averaged with
 weights exp(-m i), where i = 0 is the oldest chunk.
 
@@ -14,10 +15,10 @@ observation it began with, and the arm follows the chunk before until it is ther
     first chunk      0  1  2  3  4  5                 the first of an episode is waited for
     second chunk                (0  1) 2  3  4  5     begun at step 4, followed from step 6 on
 
-A policy with `sample_after` (real-time chunking) is told what the chunk before still holds.
+A policy with `sample_after` (real-time chunking) gets the rest of the chunk before.
 
 The initial noise of a row depends on its episode seed and the number of the decision alone, so a
-row acts the same alone or beside a thousand others.
+row acts the same alone or among a thousand others.
 B envs, H chunk length, A action dim, N rows that plan now.
 """
 
@@ -41,6 +42,8 @@ from robot_rl.policies.spec import check_mode
 Array = NDArray[Any]
 _STREAM = np.uint64(0x706F6C6963790000)
 """Keeps the noise apart from what an env draws from the same episode seed."""
+_ARRAYS = ("plan", "votes", "next", "left", "decisions", "seeds")
+"""Of an executor's state."""
 
 
 @dataclass(frozen=True)
@@ -52,17 +55,17 @@ class Act:
     base_action: NDArray[np.float32]
     """(B, A), the chunk's action before `refine`."""
     latent: NDArray[np.float32] | None = None
-    """(B, H * A), the noise behind the chunk, of a policy that says so."""
+    """(B, H * A), the noise behind the chunk, if the policy returns it."""
     decides: Array | None = None
     """(B,) bool, whether the chunk begins here; None with `latent`."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """All that a policy needs to plan N rows: nothing of it changes while it plans."""
+    """All that a policy needs to plan N rows; it stays the same while the policy plans."""
 
     shown: dict[str, Tensor]
-    """The observations; of a policy that `refines`, what it made of them."""
+    """The observations; for a policy that `refines`, their encoding."""
     z: Tensor
     """(N, H, A), the initial noise."""
     before: NDArray[np.float32]
@@ -175,11 +178,11 @@ class ChunkExecutor:
             return Act(action, base_action, self._latent.copy(), decides)
 
     def base_action(self, obs: Mapping[str, Array], mask: Array | None = None) -> NDArray[np.float32]:
-        """Returns the action that planning now would lead to, (B, A), zero where not masked.
+        """Returns the first action of a plan made now, (B, A), zero where not masked.
 
-        It is the first of a fresh chunk; where planning takes time, the old chunk's next. Neither
-        queues nor counters change: it is for the value of the observation that an episode was
-        truncated at. The noise is the one the env's next decision would have had.
+        Where planning takes time it is the next action of the old chunk. Queues and counters stay as they
+        are: the action is for the value of the observation at which an episode was truncated. The noise
+        is that of the env's next decision.
         """
         self._check_rows(obs)
         rows = self._rows(mask)
@@ -197,15 +200,8 @@ class ChunkExecutor:
 
     def state_dict(self) -> dict[str, Array]:
         """Returns queues, counters, seeds and the generator, as arrays."""
-        state = {
-            "plan": self._plan.copy(),
-            "votes": self._votes.copy(),
-            "next": self._next.copy(),
-            "left": self._left.copy(),
-            "decisions": self._decisions.copy(),
-            "seeds": self._seeds.copy(),
-            "generator": self._generator.get_state().numpy().copy(),
-        }
+        state = {name: getattr(self, f"_{name}").copy() for name in _ARRAYS}
+        state["generator"] = self._generator.get_state().numpy().copy()
         return state if self._latent is None else state | {"latent": self._latent.copy()}
 
     def load_state_dict(self, state: Mapping[str, Array]) -> None:
@@ -221,15 +217,14 @@ class ChunkExecutor:
                     f"executor: {name!r} has shape {got}, allowed {own.shape}. Resume with the "
                     "num_envs and the policy of the run."
                 )
-        for name in ("plan", "votes", "next", "left", "decisions", "seeds"):
-            own = getattr(self, f"_{name}")
-            own[...] = state[name]
+        for name in _ARRAYS:
+            getattr(self, f"_{name}")[...] = state[name]
         if "latent" in state:
             self._latent = np.array(state["latent"], np.float32)
         self._generator.set_state(torch.from_numpy(np.array(state["generator"], np.uint8)))
 
     def _read(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Returns what is shown to the policy: encoded already where `refine` reads it too."""
+        """Returns the observations, or their encoding where `refine` reads it too."""
         return self.policy.encode(tensors) if self.policy.refines else tensors
 
     def _picked(self, shown: dict[str, Tensor], rows: Array) -> dict[str, Tensor]:
@@ -246,7 +241,7 @@ class ChunkExecutor:
         return _array(self.policy.refine(encoded, action, mode=self.mode, generator=self._generator))
 
     def _sample(self, shown: dict[str, Tensor], rows: Array) -> ChunkSample:
-        """Returns fresh chunks (N, H, A) for the rows, given what is shown of them."""
+        """Returns new chunks (N, H, A) for the rows, given their observations or encoding."""
         return self._answer(self._question(shown, rows))
 
     def _question(self, shown: dict[str, Tensor], rows: Array) -> Question:
@@ -287,13 +282,13 @@ class ChunkExecutor:
     def _span(self, sample: ChunkSample) -> int | Array:
         """Returns how many actions to execute before planning again, for each row.
 
-        With a delay the next chunk takes over that much later: what the policy vouches for is what
-        is followed of its chunk in all. Less than the delay is impossible, as plans do not overlap.
+        `ChunkSample.n_exec` counts all actions of a chunk that are executed. With a delay the next chunk
+        begins that much later. Fewer than the delay is impossible, because plans do not overlap.
         """
         if sample.n_exec is None:
             return self.n_exec
-        vouched = sample.n_exec.cpu().numpy() - self.delay
-        return np.clip(vouched, max(self.delay, 1), self.n_exec)
+        steps = sample.n_exec.cpu().numpy() - self.delay
+        return np.clip(steps, max(self.delay, 1), self.n_exec)
 
     def _rest(self, rows: Array, ago: int = 0) -> tuple[NDArray[np.float32], Array]:
         """Returns what was left of the plans `ago` steps ago, moved to begin then, and how much it was.

@@ -1,6 +1,6 @@
 """Policies for ONNX Runtime: one graph from observation and noise to the chunk, normaliser included.
 
-    encode.onnx   observation -> features (1, F): once, whatever is asked of it
+    encode.onnx   observation -> features (1, F), once for each observation
     chunk.onnx    features, z -> actions (1, H, A): every denoising step, unrolled
     refine.onnx   features, action -> action (1, A): the residual's correction, where there is one
 
@@ -16,9 +16,9 @@ from __future__ import annotations
 import importlib
 import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -59,17 +59,27 @@ def export_policy(folder: Path | str, policy: SavedPolicy, obs: Mapping[str, Arr
     temporary = folder.with_name(f".writing-{folder.name}")
     temporary.mkdir(parents=True, exist_ok=True)
     z, features = torch.zeros(1, base.horizon, base.action_dim), torch.zeros(1, base.feature_dim)
-    _write(temporary / ENCODE, _Encode(base, names), shown, names)
-    _write(temporary / CHUNK, _Chunk(base), (features, z), ("features", "z"))
+
+    def encode(*values: Tensor) -> Tensor:
+        return base.encode(dict(zip(names, values, strict=True)))["features"]
+
+    def chunk(features: Tensor, z: Tensor) -> Tensor:
+        return base.sample(Encoded({"features": features}), z=z).actions
+
+    def refine(features: Tensor, action: Tensor) -> Tensor:
+        return policy.refine(Encoded({"features": features}), action)
+
+    _write(temporary / ENCODE, _Graph(base, encode), shown, names)
+    _write(temporary / CHUNK, _Graph(base, chunk), (features, z), ("features", "z"))
     if isinstance(policy, ResidualPolicy):
-        _write(temporary / REFINE, _Refine(policy), (features, z[:, 0]), ("features", "action"))
+        _write(temporary / REFINE, _Graph(policy, refine), (features, z[:, 0]), ("features", "action"))
     head = {"format": FORMAT, "horizon": base.horizon, "action_dim": base.action_dim}
     write_synced(temporary / _HEAD, json.dumps(with_checksum(head)).encode())
     swap_folder(temporary, folder)
 
 
 class ExportedPolicy:
-    """Acts as the policy it was exported from; what only a learner needs is refused."""
+    """Acts like the policy that was exported; it refuses what only a learner needs."""
 
     def __init__(self, folder: Path | str, *, threads: int = 1) -> None:
         """Loads the graphs.
@@ -84,11 +94,11 @@ class ExportedPolicy:
         """
         runtime = _require("onnxruntime", "an exported policy")
         folder = Path(folder)
-        head = read_json(folder / _HEAD, CheckpointError, "`export_policy` makes one anew.")
+        head = read_json(folder / _HEAD, CheckpointError, "Run `export_policy` again.")
         if head.get("format") != FORMAT:
             raise CheckpointError(
                 f"{folder}: export format {head.get('format')!r}, this version reads {FORMAT}. "
-                "`export_policy` makes one anew."
+                "Run `export_policy` again."
             )
         self.horizon, self.action_dim = int(head["horizon"]), int(head["action_dim"])
         options = runtime.SessionOptions()
@@ -127,12 +137,7 @@ class ExportedPolicy:
         return ChunkSample(self._chunk.run({**encoded, "z": z}))
 
     def refine(
-        self,
-        encoded: Encoded,
-        action: Tensor,
-        *,
-        mode: Mode = "ode",
-        generator: Generator | None = None,
+        self, encoded: Encoded, action: Tensor, *, mode: Mode = "ode", generator: Generator | None = None
     ) -> Tensor:
         """Returns the corrected action (1, A), or the action itself if the policy had no residual."""
         _check(mode)
@@ -157,17 +162,10 @@ class ExportedPolicy:
         return self
 
 
-class _Runtime(Protocol):
-    """What this module uses of onnxruntime, which carries no types."""
-
-    SessionOptions: Any
-    InferenceSession: Any
-
-
 class _Session:
     """One graph: named tensors give one output."""
 
-    def __init__(self, runtime: _Runtime, path: Path, options: Any) -> None:
+    def __init__(self, runtime: Any, path: Path, options: Any) -> None:
         self._session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         self._names: list[str] = [entry.name for entry in self._session.get_inputs()]
 
@@ -179,37 +177,15 @@ class _Session:
         return torch.from_numpy(output)
 
 
-class _Encode(nn.Module):
-    """Encoding as a function of tensors."""
+class _Graph(nn.Module):
+    """A function of tensors, as torch.onnx takes it."""
 
-    def __init__(self, policy: ChunkPolicy, names: tuple[str, ...]) -> None:
+    def __init__(self, policy: nn.Module, function: Callable[..., Tensor]) -> None:
         super().__init__()
-        self.policy, self.names = policy, names
+        self.policy, self.function = policy, function
 
-    def forward(self, *shown: Tensor) -> Tensor:
-        return self.policy.encode(dict(zip(self.names, shown, strict=True)))["features"]
-
-
-class _Chunk(nn.Module):
-    """Chunk sampling as a function of tensors."""
-
-    def __init__(self, policy: ChunkPolicy) -> None:
-        super().__init__()
-        self.policy = policy
-
-    def forward(self, features: Tensor, z: Tensor) -> Tensor:
-        return self.policy.sample(Encoded({"features": features}), z=z).actions
-
-
-class _Refine(nn.Module):
-    """The residual's correction as a function of tensors."""
-
-    def __init__(self, policy: ResidualPolicy) -> None:
-        super().__init__()
-        self.policy = policy
-
-    def forward(self, features: Tensor, action: Tensor) -> Tensor:
-        return self.policy.refine(Encoded({"features": features}), action)
+    def forward(self, *tensors: Tensor) -> Tensor:
+        return self.function(*tensors)
 
 
 def _write(path: Path, module: nn.Module, example: tuple[Tensor, ...], names: tuple[str, ...]) -> None:
@@ -241,4 +217,4 @@ def _check(mode: Mode) -> None:
 
 
 def _refuse(what: str) -> NoReturn:
-    raise ConfigError(f"exported policy: it acts, and does not {what}. Load the policy itself for that.")
+    raise ConfigError(f"exported policy: it cannot {what}. Load the policy itself for that.")

@@ -2,9 +2,9 @@
 
     z = bound tanh(mean(features) + std(features) noise),  chunk = base.sample(z=z, mode="ode")
 
-The base is the deterministic decoder, asked once per chunk; which of its modes is decoded is learned, so
-nothing is done that the base could not do. Until it `steers`, it hands on the noise that it is
-given: its first policy is the base itself. B envs, H chunk length, A action dim, F feature dim, L
+The base is a deterministic decoder, called once per chunk. The noise that it decodes is learned, so every
+chunk is one that the base can produce. Until it `steers`, the given noise is decoded as it is: the first
+policy is the base itself. B envs, H chunk length, A action dim, F feature dim, L
 latent dim: H A, or A where one noise vector serves the whole chunk.
 """
 
@@ -12,23 +12,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, replace
-from typing import Any, ClassVar, Self, cast
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Generator, Tensor, nn
 
-from robot_rl.core.policy import ChunkSample, ContinuingPolicy, DemoBatch, Encoded, Mode
-from robot_rl.policies.adapter import PolicyAdapter
+from robot_rl.core.policy import ChunkSample, DemoBatch, Encoded, Mode
+from robot_rl.policies.adapter import FrozenBaseAdapter, refuse_continuing
+from robot_rl.policies.chain import initial_noise
 from robot_rl.policies.config import LatentActorConfig
 from robot_rl.policies.networks import MLP, initialise
-from robot_rl.policies.processes import normal_like
-from robot_rl.policies.spec import build, check_chunk, check_mode, full_spec, read_config
+from robot_rl.policies.spec import build_module, check_mode, full_spec, read_config
 
 LOG_STD_RANGE = (-20.0, 2.0)
 """Of the actor's Gaussian before the tanh, as in SAC."""
 
 
-class LatentSteer(PolicyAdapter):
+class LatentSteer(FrozenBaseAdapter):
     """Chooses the noise of a frozen base policy; only `actor` learns."""
 
     kind: ClassVar[str] = "latent"
@@ -43,30 +43,15 @@ class LatentSteer(PolicyAdapter):
             config: the actor.
             generator: draws the first weights (None: torch's own).
         """
-        if isinstance(base, ContinuingPolicy):
-            raise ValueError(
-                f"latent: the base is {type(base).__name__}, whose chunks would no longer continue each "
-                "other. Steer its base, and put the adapter around the steered one."
-            )
-        super().__init__(base.requires_grad_(False).eval())
+        refuse_continuing(base, self.kind, "Steer its base, and put the adapter around the steered one.")
+        super().__init__(base)
         self.config = config
         self.latent_dim = self.action_dim * (1 if config.repeat else self.horizon)
-        self.actor = MLP(
-            self.feature_dim,
-            2 * self.latent_dim,
-            width=config.width,
-            depth=config.depth,
-            layernorm=config.layernorm,
-        )
+        size: dict[str, Any] = {"width": config.width, "depth": config.depth}
+        self.actor = MLP(self.feature_dim, 2 * self.latent_dim, **size, layernorm=config.layernorm)
         initialise(self.actor, generator)
-        self.register_buffer("steers", torch.tensor(False))
-        self.steers: Tensor
-        """Whether the actor is asked: a buffer, so that it travels with the weights."""
-
-    def encode(self, obs: dict[str, Tensor]) -> Encoded:
-        """Returns what the frozen base makes of observations, without gradient."""
-        with torch.no_grad():
-            return self.policy.encode(obs)
+        self.steers: Tensor = nn.Buffer(torch.tensor(False))
+        """Whether the actor chooses the noise; a buffer, so that it is saved with the weights."""
 
     def sample(
         self,
@@ -85,8 +70,7 @@ class LatentSteer(PolicyAdapter):
         """
         check_mode(mode)
         features = encoded["features"]
-        z = normal_like(features.new_zeros(self._shape(features)), generator) if z is None else z
-        check_chunk("sample", "z", z, self._shape(features))
+        z = initial_noise(self, features, z, "ode", generator)
         if self.steers:
             noise = self.flat(z) if mode == "explore" else torch.zeros_like(self.flat(z))
             flat = self.config.bound * self.choose(features, noise)[0]
@@ -123,34 +107,20 @@ class LatentSteer(PolicyAdapter):
         return flat.unflatten(1, (self.horizon, self.action_dim))
 
     def bc_loss(self, batch: DemoBatch, generator: Generator | None = None) -> Tensor:
-        """Refuses: the base is frozen, and the actor chooses noise, which nobody demonstrates."""
+        """Refuses: the base is frozen, and the actor chooses noise, which no demonstration shows."""
         raise ValueError("bc_loss: the base of a steered policy is frozen. Clone it before it is steered.")
 
     def refine(
-        self,
-        encoded: Encoded,
-        action: Tensor,
-        *,
-        mode: Mode = "ode",
-        generator: Generator | None = None,
+        self, encoded: Encoded, action: Tensor, *, mode: Mode = "ode", generator: Generator | None = None
     ) -> Tensor:
         """Returns what the base makes of the action; exploration is the latent's alone."""
         base_mode: Mode = "ode" if mode == "explore" else mode
         return self.policy.refine(encoded, action, mode=base_mode, generator=generator)
-
-    def train(self, mode: bool = True) -> Self:
-        """Switches the actor only: the base stays in evaluation mode."""
-        super().train(mode)
-        self.base.eval()
-        return self
 
     def spec(self) -> dict[str, Any]:
         return {"base": full_spec(self.policy), "actor": asdict(self.config)}
 
     @classmethod
     def from_spec(cls, spec: Mapping[str, Any], *, at: str) -> Self:
-        base = cast("nn.Module", build(spec["base"], at=f"{at}: base"))
-        return cls(base, read_config(LatentActorConfig, spec["actor"], at=at))
-
-    def _shape(self, features: Tensor) -> tuple[int, int, int]:
-        return len(features), self.horizon, self.action_dim
+        config = read_config(LatentActorConfig, spec["actor"], at=at)
+        return cls(build_module(spec, "base", at=at), config)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Generator, Tensor, nn
@@ -28,13 +27,7 @@ class Trunk(nn.Module):
     """
 
     def __init__(
-        self,
-        outputs: int,
-        *,
-        width: int,
-        depth: int,
-        layernorm: bool = False,
-        residual: bool = False,
+        self, outputs: int, *, width: int, depth: int, layernorm: bool = False, residual: bool = False
     ) -> None:
         super().__init__()
         self.residual = residual
@@ -55,19 +48,11 @@ class Trunk(nn.Module):
 class MLP(nn.Module):
     """`depth` hidden layers of `width` units with SiLU, from (..., inputs) to (..., outputs)."""
 
-    def __init__(
-        self,
-        inputs: int,
-        outputs: int,
-        *,
-        width: int,
-        depth: int,
-        layernorm: bool = False,
-        residual: bool = False,
-    ) -> None:
+    def __init__(self, inputs: int, outputs: int, *, width: int, depth: int, **trunk: bool) -> None:
+        """Args: trunk: layernorm and residual, see `Trunk`."""
         super().__init__()
         self.input = nn.Linear(inputs, width)
-        self.trunk = Trunk(outputs, width=width, depth=depth, layernorm=layernorm, residual=residual)
+        self.trunk = Trunk(outputs, width=width, depth=depth, **trunk)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.trunk(self.input(x))
@@ -89,9 +74,9 @@ class DenoiseNet(nn.Module):
         width: int,
         depth: int,
         time_dim: int,
-        layernorm: bool = False,
-        residual: bool = False,
+        **trunk: bool,
     ) -> None:
+        """Args: trunk: layernorm and residual, see `Trunk`."""
         super().__init__()
         flat = horizon * action_dim
         self.chunk_in = nn.Linear(flat, width)
@@ -99,7 +84,7 @@ class DenoiseNet(nn.Module):
         self.time_in = nn.Sequential(
             nn.Linear(time_dim, 2 * time_dim), nn.SiLU(), nn.Linear(2 * time_dim, width, bias=False)
         )
-        self.trunk = Trunk(flat, width=width, depth=depth, layernorm=layernorm, residual=residual)
+        self.trunk = Trunk(flat, width=width, depth=depth, **trunk)
 
     def condition(self, features: Tensor) -> Tensor:
         """Returns the features' part of the first layer, (B, W)."""
@@ -182,7 +167,7 @@ class KeypointEncoder(nn.Module):
             nn.Conv2d(channels[0], channels[1], 3, stride=2, padding=1),
             nn.SiLU(),
             nn.Conv2d(channels[1], keypoints, 3, padding=1),
-        ).to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+        )
         self.log_sharpness = nn.Parameter(torch.zeros(keypoints))
         self.dim = 3 * keypoints
 
@@ -225,9 +210,9 @@ class ObservationEncoder(nn.Module):
         super().__init__()
         self.normaliser = normaliser
         self.keys = tuple(f"{camera}.rgb" for camera in cameras)
-        self.images = nn.ModuleList(_image_encoder(image_encoder, image_features) for _ in cameras)
-        seen = sum(net.dim for net in self.images)
-        self.dim = normaliser.feature_dims["state"] + seen
+        encoders = [_image_encoder(image_encoder, image_features) for _ in cameras]
+        self.images = nn.ModuleList(encoders)
+        self.dim = normaliser.feature_dims["state"] + sum(encoder.dim for encoder in encoders)
         self.guess = MLP(self.dim, predicts, width=192, depth=2, layernorm=True) if predicts else None
         self.dim += predicts
 
@@ -269,7 +254,7 @@ class ObservationEncoder(nn.Module):
         }
 
 
-def _image_encoder(name: str, features: int) -> Any:
+def _image_encoder(name: str, features: int) -> KeypointEncoder | ImageEncoder:
     return KeypointEncoder() if name == "keypoints" else ImageEncoder(features)
 
 

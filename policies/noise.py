@@ -1,4 +1,4 @@
-"""Noise: what acts where nothing has been learned yet, and what came of looking at the observations.
+"""A policy of noise, which acts before anything is learned, and the scale of what it observed.
 
 B envs, H chunk length, A action dim.
 """
@@ -12,10 +12,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Generator, Tensor
 
-from robot_rl.core.policy import Chain, ChunkSample, DemoBatch, Encoded, Mode
+from robot_rl.core.errors import require_fields
+from robot_rl.core.policy import ChunkSample, DemoBatch, Mode
+from robot_rl.policies.chain import initial_noise
 from robot_rl.policies.encoded import EncodedPolicy
-from robot_rl.policies.processes import normal_like
-from robot_rl.policies.spec import check_chunk, check_mode
+from robot_rl.policies.spec import Chainless
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,47 +28,25 @@ class NoisePolicyConfig:
     """It sees nothing."""
 
     def __post_init__(self) -> None:
-        if self.horizon < 1:
-            raise ValueError(f"noise horizon must be at least 1, got {self.horizon}")
+        require_fields(self, "noise ", "1 or more", "horizon")
 
 
-class NoisePolicy(EncodedPolicy):
-    """Every action is even over [-1, 1]; its normaliser is of the observations that noise came to.
+class NoisePolicy(Chainless, EncodedPolicy):
+    """Every action is uniform over [-1, 1]; its normaliser is that of the observations made by noise.
 
     It is the base of methods that learn from nothing: they take the scale of the state from it.
     """
 
     kind: ClassVar[str] = "noise"
+    name: ClassVar[str] = "noise"
     config_class: ClassVar[type[Any]] = NoisePolicyConfig
 
-    def sample(
-        self,
-        encoded: Encoded,
-        *,
-        z: Tensor | None = None,
-        mode: Mode = "ode",
-        record: bool = False,
-        generator: Generator | None = None,
+    def _decide(
+        self, features: Tensor, z: Tensor | None, mode: Mode, generator: Generator | None
     ) -> ChunkSample:
-        """Returns a chunk (B, H, A): the share of a normal distribution below `z`, from -1 to 1.
-
-        Raises:
-            ValueError: a chain is asked for; there is none to score.
-        """
-        check_mode(mode)
-        if record:
-            raise ValueError("sample: noise has no chain to record. Use a gaussian or flow policy.")
-        features = encoded["features"]
-        shape = (len(features), self.horizon, self.action_dim)
-        if z is None:
-            z = normal_like(torch.zeros(shape, device=features.device), generator)
-        check_chunk("sample", "z", z, shape)
-        return ChunkSample(torch.erf(z / math.sqrt(2.0)))
-
-    def log_prob(self, encoded: Encoded, chain: Chain) -> tuple[Tensor, Tensor]:
-        """Refuses: there is no chain to score."""
-        raise ValueError("log_prob: noise has no chains. Use a gaussian or flow policy.")
+        """Returns the share of a normal distribution below `z`, from -1 to 1."""
+        return ChunkSample(torch.erf(initial_noise(self, features, z, "ode", generator) / math.sqrt(2.0)))
 
     def bc_loss(self, batch: DemoBatch, generator: Generator | None = None) -> Tensor:
-        """Refuses: nothing of it learns."""
+        """Refuses: it has nothing to learn."""
         raise ValueError("bc_loss: noise learns nothing. Clone a gaussian or flow policy.")

@@ -28,7 +28,7 @@ class OneStepPolicy(ChunkPolicy):
 
     @classmethod
     def student_of(cls, teacher: ChunkPolicy, *, generator: Generator | None = None) -> Self:
-        """Returns a student with the teacher's sizes, normaliser and encoder, and weights of its own.
+        """Returns a student with the teacher's sizes, normaliser and encoder, whose weights are copies.
 
         Args:
             teacher: a flow, whose weights the student starts from, or a diffusion policy.
@@ -59,7 +59,7 @@ class OneStepPolicy(ChunkPolicy):
     def bc_loss(self, batch: DemoBatch, generator: Generator | None = None) -> Tensor:
         """Returns the squared error to the demonstrated chunk, whatever the noise.
 
-        What minimises it is the mean of the demonstrations. Distil a teacher to have their spread.
+        Its minimum is the mean of the demonstrations. Distil a teacher to keep their spread.
         """
         features, actions = self._demonstration(batch, generator)
         error = (self.decode(features, normal_like(actions, generator)) - actions).square()

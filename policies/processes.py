@@ -28,6 +28,9 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from torch import Generator, Tensor
 
+    Step = tuple[Tensor, float | Tensor | None]
+    """Mean and standard deviation of x_{k+1}; None where the step is deterministic."""
+
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 
 
@@ -80,10 +83,8 @@ class Process(Protocol):
         """Returns the grid of `steps` denoising steps."""
         ...
 
-    def step(
-        self, net_out: Tensor, x: Tensor, grid: TimeGrid, k: int | Tensor
-    ) -> tuple[Tensor, float | Tensor | None]:
-        """Returns mean and standard deviation of x_{k+1}; None where the step is deterministic."""
+    def step(self, net_out: Tensor, x: Tensor, grid: TimeGrid, k: int | Tensor) -> Step:
+        """Returns mean and standard deviation of x_{k+1}."""
         ...
 
     def ode_step(self, net_out: Tensor, x: Tensor, grid: TimeGrid, k: int | Tensor) -> Tensor:
@@ -110,9 +111,7 @@ class FlowODE:
         times = _flow_times(steps)
         return TimeGrid(str(self), times, {"delta": _differences(times)})
 
-    def step(
-        self, net_out: Tensor, x: Tensor, grid: TimeGrid, k: int | Tensor
-    ) -> tuple[Tensor, float | Tensor | None]:
+    def step(self, net_out: Tensor, x: Tensor, grid: TimeGrid, k: int | Tensor) -> Step:
         return _euler(net_out, x, grid, k), None
 
     def ode_step(self, net_out: Tensor, x: Tensor, grid: TimeGrid, k: int | Tensor) -> Tensor:
@@ -128,7 +127,7 @@ class FlowODE:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FlowSDE:
+class FlowSDE(FlowODE):
     """Flow matching with noise that keeps the marginals of the ODE (Flow-GRPO, pi_RL).
 
     sigma = eta sqrt(t / (1 - t)), where the first step takes the next time instead of t = 1;
@@ -161,7 +160,8 @@ class FlowSDE:
         self.check(steps)
         times = _flow_times(steps)
         deltas = _differences(times)
-        sigmas = [self._sigma(times[max(k, 1)]) for k in range(steps)]
+        noisy = [times[max(k, 1)] for k in range(steps)]
+        sigmas = [self.eta * math.sqrt(t / (1 - t)) for t in noisy]
         pulls = [s * s * d / (2 * t) for s, d, t in zip(sigmas, deltas, times[:-1], strict=True)]
         stds = tuple(s * math.sqrt(d) for s, d in zip(sigmas, deltas, strict=True))
         columns = {
@@ -173,15 +173,10 @@ class FlowSDE:
         }
         return TimeGrid(str(self), times, columns)
 
-    def step(
-        self, net_out: Tensor, x: Tensor, grid: TimeGrid, k: int | Tensor
-    ) -> tuple[Tensor, float | Tensor | None]:
+    def step(self, net_out: Tensor, x: Tensor, grid: TimeGrid, k: int | Tensor) -> Step:
         noise = x + grid.at("velocity_to_noise", k, x) * net_out
         mean = _euler(net_out, x, grid, k) - grid.at("pull", k, x) * noise
         return mean, (grid.at("std", k, x) if self.eta > 0 else None)
-
-    def ode_step(self, net_out: Tensor, x: Tensor, grid: TimeGrid, k: int | Tensor) -> Tensor:
-        return _euler(net_out, x, grid, k)
 
     def stochastic_index(self, grid: TimeGrid, batch: int, generator: Generator | None) -> Tensor:
         import torch
@@ -193,11 +188,10 @@ class FlowSDE:
         device = generator.device if generator is not None else "cpu"
         return torch.randint(grid.steps, (batch, 1), generator=generator, device=device)
 
-    def corrupt(self, actions: Tensor, noise: Tensor, generator: Generator | None) -> Corrupted:
-        return _flow_corrupt(actions, noise, generator)
 
-    def _sigma(self, t: float) -> float:
-        return self.eta * math.sqrt(t / (1 - t))
+def flow_process(name: str, *, eta: float, stochastic_steps: str) -> FlowODE:
+    """Returns the process `flow_ode` or `flow_sde`; the ODE has no options."""
+    return FlowODE() if name == "flow_ode" else FlowSDE(eta=eta, stochastic_steps=stochastic_steps)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -304,9 +298,7 @@ class DDIM:
         times = tuple((level + 1) / self.train_steps for level in levels)
         return TimeGrid(str(self), (*times, 0.0), columns)
 
-    def step(
-        self, net_out: Tensor, x: Tensor, grid: TimeGrid, k: int | Tensor
-    ) -> tuple[Tensor, float | Tensor | None]:
+    def step(self, net_out: Tensor, x: Tensor, grid: TimeGrid, k: int | Tensor) -> Step:
         action = _predicted_action(net_out, x, grid, k)
         mean = grid.at("action_gain", k, x) * action + grid.at("x_gain", k, x) * x
         return mean, (grid.at("std", k, x) if self.eta > 0 else None)

@@ -23,17 +23,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, Protocol, Self, cast, runtime_checkable
+from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
 import torch
 from torch import Generator, Tensor, nn
 
+from robot_rl.core.errors import require_fields
 from robot_rl.core.policy import ChunkSample, Encoded, Mode
 from robot_rl.policies.adapter import PolicyAdapter
 from robot_rl.policies.chain import Net, denoise
 from robot_rl.policies.processes import Process, TimeGrid
 from robot_rl.policies.residual import ResidualPolicy
-from robot_rl.policies.spec import build, check_chunk, check_mode, full_spec, read_config
+from robot_rl.policies.spec import build_module, check_chunk, check_mode, full_spec, read_config
 
 
 @runtime_checkable
@@ -69,8 +70,7 @@ class RealTimeConfig:
     """beta, the largest weight of the guidance (paper, section 4.1); 0 ignores the old chunk."""
 
     def __post_init__(self) -> None:
-        if not self.max_guidance >= 0:
-            raise ValueError(f"real_time max_guidance must be at least 0, got {self.max_guidance}")
+        require_fields(self, "real_time ", "0 or more", "max_guidance")
 
 
 class RealTimeChunks(PolicyAdapter):
@@ -114,7 +114,9 @@ class RealTimeChunks(PolicyAdapter):
         flow = _flow(self.base)
         # The pull is a derivative by x, also for callers that have derivatives switched off.
         with torch.inference_mode(False), torch.no_grad():
-            encoded, before, known = _usable(encoded), before.clone(), known.clone()
+            # Autograd cannot keep tensors of inference mode.
+            encoded = Encoded({name: value.clone() for name, value in encoded.items()})
+            before, known = before.clone(), known.clone()
             target = flow.to_chain(before, encoded)
             padding = (0, target.shape[-1] - self.action_dim)
             weights = soft_mask(known, frozen=frozen, horizon=self.horizon).to(target)
@@ -137,8 +139,8 @@ class RealTimeChunks(PolicyAdapter):
 
     @classmethod
     def from_spec(cls, spec: Mapping[str, Any], *, at: str) -> Self:
-        base = cast("nn.Module", build(spec["base"], at=f"{at}: base"))
-        return cls(base, read_config(RealTimeConfig, spec["config"], at=at))
+        config = read_config(RealTimeConfig, spec["config"], at=at)
+        return cls(build_module(spec, "base", at=at), config)
 
 
 def guided(net: Net, grid: TimeGrid, target: Tensor, weights: Tensor, *, max_guidance: float) -> Net:
@@ -196,10 +198,3 @@ def _flow(base: nn.Module) -> GuidablePolicy:
             "(flow, small_vla, lerobot_flow), or a residual on one of them."
         )
     return found
-
-
-def _usable(encoded: Encoded) -> Encoded:
-    """Returns tensors that autograd may keep: those of inference mode are copied."""
-    return Encoded(
-        {name: value.clone() if value.is_inference() else value for name, value in encoded.items()}
-    )

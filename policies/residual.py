@@ -9,20 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any, ClassVar, Self, cast
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Generator, Tensor, nn
 
-from robot_rl.core.policy import ChunkSample, ContinuingPolicy, DemoBatch, Encoded, Mode
-from robot_rl.policies.adapter import PolicyAdapter
+from robot_rl.core.policy import ChunkSample, DemoBatch, Encoded, Mode
+from robot_rl.policies.adapter import FrozenBaseAdapter, refuse_continuing
 from robot_rl.policies.config import ResidualHeadConfig
 from robot_rl.policies.networks import MLP, initialise, zero_last_layer
 from robot_rl.policies.processes import normal_like
-from robot_rl.policies.spec import build, check_chunk, full_spec, read_config
+from robot_rl.policies.spec import build_module, check_demonstration, full_spec, read_config
 
 
-class ResidualPolicy(PolicyAdapter):
+class ResidualPolicy(FrozenBaseAdapter):
     """Corrects a frozen base policy; only `head` learns. Chains, and their scores, are the base's."""
 
     kind: ClassVar[str] = "residual"
@@ -50,32 +50,20 @@ class ResidualPolicy(PolicyAdapter):
                 "residual: the base is a residual itself, whose correction would be skipped. "
                 "Train that one further, or take its base."
             )
-        if isinstance(base, ContinuingPolicy):
-            raise ValueError(
-                f"residual: the base is {type(base).__name__}, whose chunks would no longer continue "
-                "each other. Put the residual on its base, and the adapter around the residual."
-            )
-        super().__init__(base.requires_grad_(False).eval())
+        remedy = "Put the residual on its base, and the adapter around the residual."
+        refuse_continuing(base, self.kind, remedy)
+        super().__init__(base)
         self.head_config = head_config
         self.scale = scale
-        self.head = MLP(
-            self.feature_dim + self.action_dim,
-            self.action_dim,
-            width=head_config.width,
-            depth=head_config.depth,
-            layernorm=head_config.layernorm,
-        )
+        inputs = self.feature_dim + self.action_dim
+        size: dict[str, Any] = {"width": head_config.width, "depth": head_config.depth}
+        self.head = MLP(inputs, self.action_dim, **size, layernorm=head_config.layernorm)
         initialise(self.head, generator)
         zero_last_layer(self.head)
 
     @property
     def refines(self) -> bool:
         return True
-
-    def encode(self, obs: dict[str, Tensor]) -> Encoded:
-        """Returns what the frozen base makes of observations, without gradient."""
-        with torch.no_grad():
-            return self.policy.encode(obs)
 
     def sample(
         self,
@@ -91,12 +79,7 @@ class ResidualPolicy(PolicyAdapter):
         return self.policy.sample(encoded, z=z, mode=base_mode, record=record, generator=generator)
 
     def refine(
-        self,
-        encoded: Encoded,
-        action: Tensor,
-        *,
-        mode: Mode = "ode",
-        generator: Generator | None = None,
+        self, encoded: Encoded, action: Tensor, *, mode: Mode = "ode", generator: Generator | None = None
     ) -> Tensor:
         """Returns the corrected action (B, A); mode `explore` adds clipped Gaussian noise."""
         corrected = action + self.residual(encoded["features"], action)
@@ -116,9 +99,7 @@ class ResidualPolicy(PolicyAdapter):
 
     def bc_loss(self, batch: DemoBatch, generator: Generator | None = None) -> Tensor:
         """Returns the squared error of the first corrected action of each chunk."""
-        shape = (len(batch.actions), self.horizon, self.action_dim)
-        check_chunk("bc_loss", "actions", batch.actions, shape)
-        check_chunk("bc_loss", "valid", batch.valid, shape[:2])
+        check_demonstration(batch, self.horizon, self.action_dim)
         encoded = self.encode(batch.obs)
         with torch.no_grad():
             base_action = self.policy.sample(encoded, generator=generator).actions[:, 0]
@@ -126,21 +107,11 @@ class ResidualPolicy(PolicyAdapter):
         weight = batch.valid[:, 0].to(error.dtype)
         return (error * weight).sum() / weight.sum().clamp_min(1.0)
 
-    def train(self, mode: bool = True) -> Self:
-        """Switches the head only: the base stays in evaluation mode."""
-        super().train(mode)
-        self.base.eval()
-        return self
-
     def spec(self) -> dict[str, Any]:
-        return {
-            "base": full_spec(self.policy),
-            "head": asdict(self.head_config),
-            "scale": self.scale,
-        }
+        head = asdict(self.head_config)
+        return {"base": full_spec(self.policy), "head": head, "scale": self.scale}
 
     @classmethod
     def from_spec(cls, spec: Mapping[str, Any], *, at: str) -> Self:
-        base = cast("nn.Module", build(spec["base"], at=f"{at}: base"))
         head = read_config(ResidualHeadConfig, spec["head"], at=at)
-        return cls(base, head, float(spec["scale"]))
+        return cls(build_module(spec, "base", at=at), head, float(spec["scale"]))

@@ -1,4 +1,4 @@
-"""Where policies are saved and what their heads say; without torch, so that a mistake is answered at once."""
+"""Finds saved policies and reads their policy.json; without torch, so that a mistake is reported at once."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def policy_folder(given: str) -> Path:
 
 
 def read_head(folder: Path) -> dict[str, Any]:
-    """Returns what policy.json says of a saved policy: `policy` is how to build it, `meta` what it is for.
+    """Returns the policy.json of a saved policy: `policy` is how to build it, `meta` what it was made for.
 
     Raises:
         CheckpointError: it is missing, or not what was written.

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Generator, Tensor, nn
 
-from robot_rl.core.errors import DatasetError
+from robot_rl.core.errors import DatasetError, require_fields
 from robot_rl.core.policy import DemoBatch
 from robot_rl.data.episodes import Episodes
 from robot_rl.policies.networks import MLP, initialise
@@ -52,14 +52,9 @@ class CoinFlipConfig:
     """Highest learning rate of the one-cycle schedule."""
 
     def __post_init__(self) -> None:
-        for name in ("coins", "width", "depth", "epochs", "batch"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"coin flips {name} must be at least 1, got {getattr(self, name)}")
-        if self.prefix is not None and self.prefix < 1:
-            raise ValueError(f"coin flips prefix must be None or at least 1, got {self.prefix}")
-        for name in ("scale", "lr"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"coin flips {name} must be above 0, got {getattr(self, name)}")
+        require_fields(self, "coin flips ", "1 or more", "coins", "width", "depth", "epochs", "batch")
+        require_fields(self, "coin flips ", "1 or more, or null", "prefix")
+        require_fields(self, "coin flips ", "above 0", "scale", "lr")
 
 
 class CoinFlips(nn.Module):

@@ -1,7 +1,7 @@
 """A policy of action tokens: each element of a chunk is one of `bins` intervals.
 
 As OpenVLA-OFT decodes them (Kim et al. 2025) and SimpleVLA-RL improves them (Li et al. 2025): all tokens of a
-chunk at once, each from the observation alone, so that two ways to act are mixed element by element.
+chunk at once, each from the observation alone, so that a chunk can mix two ways to act, element by element.
 RT-2 and OpenVLA decode one token after another instead; that is not here. The chain has one step, and
 every executed token is a scored transition, so the ratio that PPO clips is that of one token.
 B envs, H chunk length, A action dim, V bins, S = h A scored tokens of the first h actions.
@@ -144,7 +144,7 @@ class TokenPolicy(EncodedPolicy):
 
 
 def _grid(config: ChunkPolicyConfig) -> TimeGrid:
-    """Returns a grid of one step; its name tells apart what is scored in another way."""
+    """Returns a grid of one step; its name differs where chains are scored in another way."""
     scored = config.scored or config.horizon
     name = f"Token(bins={config.bins}, temperature={config.temperature}) of {scored} actions"
     return TimeGrid(name, (1.0, 0.0), {})

@@ -1,8 +1,8 @@
-"""Which hardware a station moves, and the right to it: one process of the machine at a time.
+"""The hardware of a station, and the exclusive claim on it: one process of the machine at a time.
 
-The name of the station file, the user and ROBOT_RL_STATE do not matter: what counts is the serial port, or
-the joints of a controller_manager. Each has a file in /var/tmp that the driver host locks for its life, and
-in which it writes the newest fencing token: an older one is refused, also after a restart of the machine.
+The hardware is the serial port, or the joints of a controller_manager; the name of the station file, the
+user and ROBOT_RL_STATE do not matter. Each has a file in /var/tmp that the driver host locks for its life,
+and in which it writes the newest fencing token: an older one is refused, also after a restart of the machine.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import zlib
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from robot_rl.core.errors import DeviceError
@@ -30,13 +29,13 @@ from robot_rl.real.ros2.names import names
 from robot_rl.real.station import LeRobotConfig, Ros2Config, StationConfig
 
 _FOLDER = Path("/var/tmp")
-"""Of Linux and macOS: all users write to it, none deletes another's file, a restart leaves it alone."""
+"""On Linux and macOS all users write to it, nobody deletes another's file, and it outlives a restart."""
 _PAGE_BYTES = 4096
 _SLOTS = (1, 2)
 """Pages of the file that hold the newest token and the one before: a torn write spoils one of them."""
 _RECORD_BYTES = 128
 _PSEUDO_TERMINALS = "/dev/pts/"
-"""Arms that are simulated behind one have it open too."""
+"""A simulated arm has the other end of such a port open."""
 _REMEDY = (
     "It is shared by all users of this machine. Look at its owner and rights; if it is damaged, delete it "
     "with the arm switched off. ROBOT_RL_CLAIMS names another folder, for everybody who uses the arm."
@@ -44,7 +43,7 @@ _REMEDY = (
 
 
 def hardware(station: StationConfig) -> tuple[str, ...]:
-    """Returns a name for each piece of hardware that a station moves; an arm simulated in process has none.
+    """Returns a name for each piece of hardware of a station; an arm simulated in process has none.
 
     Raises:
         Ros2Error: a name or ROS_DOMAIN_ID that ROS does not allow.
@@ -58,7 +57,7 @@ def hardware(station: StationConfig) -> tuple[str, ...]:
 
 
 def device_of(station: StationConfig) -> DeviceSpec:
-    """Returns what is leased: an arm has one slot."""
+    """Returns the device to lease: an arm has one slot."""
     return DeviceSpec(
         name=f"arm-{station.name}",
         kind="robot",
@@ -78,16 +77,16 @@ def last_token(station: StationConfig) -> int:
 
 
 class Claim:
-    """A station's hardware in the hands of this process, until `release` or the end of the process.
+    """A claim on a station's hardware, until `release` or the end of this process.
 
-    A process that is stopped (SIGSTOP) or hangs keeps it: the arm is still in its hands.
+    A process that is stopped (SIGSTOP) or hangs keeps its claim: it may still move the arm.
     """
 
     def __init__(self, station: StationConfig) -> None:
         """Takes the hardware; the arm is not touched.
 
         Raises:
-            DeviceError: another process has it; says which, of whom and for which station.
+            DeviceError: another process has it; names the process, its user and its station.
         """
         self._at = f"station {station.name}"
         self._locks: dict[str, ProcessLock] = {}
@@ -107,18 +106,18 @@ class Claim:
         """Returns the hardware's fence, behind a token that is now its newest.
 
         Args:
-            token: of the lease under which the arm is driven; 0 for a person who starts it by hand: then
-                the right to the hardware is all there is, and the first token that comes counts.
+            token: of the arm's lease; 0 for a person who starts the driver by hand: then there is only the
+                claim, and the first token that comes is the newest.
 
         Raises:
-            LeaseError: a newer one was seen, maybe before the machine was started again.
+            LeaseError: a newer token was seen, maybe before a restart of the machine.
         """
         fence = Fence(self._at, newest=self.newest if token else 0, record=self.record)
         fence.check(token)
         return fence
 
     def record(self, token: int) -> None:
-        """Writes a token down, so that it outlives a power cut; it never goes down.
+        """Stores a token so that it outlives a power cut; the stored one never decreases.
 
         Raises:
             DeviceError: it cannot be written.
@@ -134,16 +133,14 @@ class Claim:
         self.newest = max(self.newest, token)
 
     def release(self) -> None:
-        """Lets another process in."""
+        """Ends the claim."""
         while self._locks:
             self._locks.popitem()[1].release()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
     def _take(self, name: str, note: str) -> ProcessLock:
@@ -160,7 +157,7 @@ class Claim:
 
 
 def keep_others_out(port: int) -> None:
-    """Takes an open serial port for this process alone; what is no terminal is left as it is.
+    """Makes an open serial port exclusive to this process; does nothing to other files.
 
     Raises:
         BlockingIOError: a program that locks its ports (pyserial's `exclusive`, picocom) has it.
@@ -168,8 +165,8 @@ def keep_others_out(port: int) -> None:
     if not os.isatty(port):
         return
     fcntl.flock(port, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    if not os.ttyname(port).startswith(_PSEUDO_TERMINALS):  # it would outlive us there: the other end is open
-        fcntl.ioctl(port, termios.TIOCEXCL)  # who opens it from now on is told that it is busy
+    if not os.ttyname(port).startswith(_PSEUDO_TERMINALS):  # there it would outlive this process
+        fcntl.ioctl(port, termios.TIOCEXCL)  # from now on it is busy for others
 
 
 # Names
@@ -177,7 +174,7 @@ def keep_others_out(port: int) -> None:
 
 def _lerobot(config: LeRobotConfig) -> Iterator[str]:
     ports = list(_ports(config.options))
-    if not ports:  # an arm that is not on a serial bus: what else leads to it
+    if not ports:  # an arm that is not on a serial bus: its other options identify it
         reached = {key: value for key, value in config.options.items() if key not in ("id", "cameras")}
         yield f"{config.type} {json.dumps(reached, sort_keys=True, default=str)}"
     for port in ports:
@@ -203,7 +200,7 @@ def _manager(config: Ros2Config) -> str:
 
 
 def _path(name: str) -> Path:
-    # Another folder is for tests, and for containers that share an arm and not their /var/tmp.
+    # Another folder is for tests, and for containers that share an arm but not /var/tmp.
     folder = Path(os.environ.get("ROBOT_RL_CLAIMS") or _FOLDER)
     readable = re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-")[:80]
     return folder / f"robot_rl.{readable}.{hashlib.sha256(name.encode()).hexdigest()[:8]}.claim"
@@ -262,9 +259,9 @@ def _checksum(digits: bytes) -> bytes:
 
 
 def _refuse_rivals(at: str, name: str) -> None:
-    """Raises a DeviceError if a program that knows nothing of claims has a serial port open.
+    """Raises a DeviceError if a program that does not use claims has a serial port open.
 
-    Linux shows the files of the user's own processes, root those of all.
+    Linux shows users the files of their own processes, and root those of all.
     """
     if not name.startswith("/dev/") or name.startswith(_PSEUDO_TERMINALS):
         return
@@ -277,7 +274,7 @@ def _refuse_rivals(at: str, name: str) -> None:
 
 
 def openers(path: Path, processes: Path = Path("/proc")) -> list[tuple[int, str]]:
-    """Returns number and name of other processes that have a file open, as far as this user may see."""
+    """Returns id and name of other processes that have a file open, as far as this user may see them."""
     found: list[tuple[int, str]] = []
     for folder in processes.glob("[0-9]*"):
         if int(folder.name) == os.getpid():

@@ -1,11 +1,10 @@
-"""A policy's, or a watcher's, end of the supervisor."""
+"""The supervisor's client, for policies and watchers."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from robot_rl.core.errors import DeviceError
@@ -13,21 +12,17 @@ from robot_rl.real.link import connect
 from robot_rl.real.messages import Answer, Control, Operation, Plan, Status
 
 _FRESH_S = 0.05
-"""An older status is of before the socket was full: the reader slept; one that is new follows at once."""
+"""An older status is from before the socket was full, while the reader slept; a new one follows at once."""
 
 
 class ArmClient:
     """One arm behind its supervisor; for one thread."""
 
     def __init__(self, path: Path, *, token: int = 0) -> None:
-        """Connects to the supervisor's socket.
-
-        Args:
-            path: of the socket.
-            token: of the arm's lease; 0 for a watcher, who may stop the arm.
+        """Connects to a supervisor; `token` is that of the arm's lease, 0 for a watcher, which may stop it.
 
         Raises:
-            LinkError: no supervisor is there.
+            LinkError: there is no supervisor.
         """
         self._path, self._token = path, token
         self._link = connect(path)
@@ -36,7 +31,7 @@ class ArmClient:
 
     @property
     def status(self) -> Status:
-        """The newest; waits for the first."""
+        """The newest status; waits for the first."""
         self._fetch()
         if self._status is None or self._age_s() > _FRESH_S:
             return self.wait(time.monotonic_ns() - round(1e9 * _FRESH_S))
@@ -46,7 +41,7 @@ class ArmClient:
         """Returns the newest status, once that is stamped after `newer_than_ns` and fresh.
 
         Raises:
-            DeviceError: the supervisor is gone, or says nothing for `timeout_s`.
+            DeviceError: the supervisor is gone, or sends nothing for `timeout_s`.
         """
         until_s = time.monotonic() + timeout_s
         while True:
@@ -57,7 +52,7 @@ class ArmClient:
             self._wait_until(until_s, "says nothing new")
 
     def send(self, plan: Plan) -> None:
-        """Sends joint targets; dropped if the supervisor has not fetched those before.
+        """Sends joint targets; they are dropped if the supervisor has not fetched those before.
 
         Raises:
             DeviceError: the supervisor is gone.
@@ -68,13 +63,13 @@ class ArmClient:
     def control(
         self, operation: Operation, *, by: str = "", seed: int = 0, timeout_s: float = 20.0
     ) -> Answer:
-        """Gives an order and returns the answer: it is done.
+        """Sends an order and returns the answer when it is done.
 
         Raises:
             DeviceError: it was refused, with the reason; or the supervisor is gone, or did not answer.
         """
         self._fetch()
-        self._answers.clear()  # of orders that were given up
+        self._answers.clear()  # to orders that timed out
         until_s = time.monotonic() + timeout_s
         order = Control(operation=operation, by=by, seed=seed, token=self._token)
         while not self._link.send(order):
@@ -94,9 +89,7 @@ class ArmClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _age_s(self) -> float:
@@ -109,7 +102,7 @@ class ArmClient:
                 self._status = message
             elif isinstance(message, Answer):
                 self._answers.append(message)
-                self._status = None  # of before the order was carried out; the next one follows at once
+                self._status = None  # from before the order was done; the next one follows at once
 
     def _wait_until(self, until_s: float, what: str) -> None:
         self._require_open()

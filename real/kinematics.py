@@ -1,4 +1,4 @@
-"""Where an arm's tool is at given joint positions: the chain as in the arm's URDF, numpy only.
+"""Forward kinematics of an arm's tool: the chain as in the arm's URDF, numpy only.
 
 n joints, all of which turn, from the base on; joint positions are those of the robot model.
 """
@@ -19,12 +19,12 @@ Array = NDArray[Any]
 Vector = tuple[float, float, float]
 
 _UNIT_SLACK = 1e-3
-"""An axis may be this far from length 1, as 0.7071 is; it is made 1."""
+"""An axis may be this far from length 1, for rounded numbers; it is normalised."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """Where a frame is in the one before it: a URDF's <origin>."""
+    """The pose of a frame in the one before it: a URDF's <origin>."""
 
     xyz: Vector = (0.0, 0.0, 0.0)
     """In m."""
@@ -42,7 +42,7 @@ class JointConfig(Origin):
     """A joint's frame at 0 rad in the frame of the joint before it, and its axis: a URDF's <joint>."""
 
     axis: Vector
-    """About which the joint turns, in its own frame; of length 1."""
+    """The axis about which the joint turns, in its own frame; of length 1."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -78,7 +78,7 @@ class Kinematics:
         self._tool = _transform(config.tool)
 
     def base_from_tool(self, position_rad: Array) -> Array:
-        """Returns the tool's frame (..., 4, 4) in the base frame, of joint positions (..., n)."""
+        """Returns the tool's frame (..., 4, 4) in the base frame, at joint positions (..., n)."""
         angle = np.asarray(position_rad)[..., None, None]
         links = self._ones + np.cos(angle) * self._cosines + np.sin(angle) * self._sines
         frame = links[..., 0, :, :]
@@ -87,12 +87,12 @@ class Kinematics:
         return frame @ self._tool
 
     def tool_m(self, position_rad: Array) -> Array:
-        """Returns where the tool is (..., 3) in the base frame, of joint positions (..., n)."""
+        """Returns the tool's position (..., 3) in the base frame, at joint positions (..., n)."""
         return self.base_from_tool(position_rad)[..., :3, 3]
 
 
 def _transform(origin: Origin) -> Array:
-    """Returns (4, 4); a point in the new frame times it is the point in the frame before."""
+    """Returns (4, 4): from a point in the new frame to the point in the frame before."""
     (cr, cp, cy), (sr, sp, sy) = np.cos(origin.rpy), np.sin(origin.rpy)
     about_x = np.array([[1.0, 0.0, 0.0], [0.0, cr, -sr], [0.0, sr, cr]])
     about_y = np.array([[cp, 0.0, sp], [0.0, 1.0, 0.0], [-sp, 0.0, cp]])

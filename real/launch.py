@@ -1,6 +1,6 @@
-"""Starts what stands between a policy and an arm: the driver's host and the supervisor.
+"""Starts the two processes between a policy and an arm: the driver host and the supervisor.
 
-The host takes the hardware for itself before it touches the arm, so whoever comes second ends here.
+The host claims the hardware before it touches the arm, so a second host for the same arm ends at once.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from robot_rl.core.errors import DeviceError
@@ -23,16 +22,16 @@ from robot_rl.real.drivers.host import DRIVER_SOCKET
 from robot_rl.real.supervisor.main import SUPERVISOR_SOCKET
 
 LINGER_S = 10.0
-"""How long both live on without a client: then whoever started them is gone."""
+"""How long both live on without a client: the process that started them is gone then."""
 _END_S = 10.0
 _POLL_S = 0.02
 
 
 class StationProcesses:
-    """Driver host and supervisor of a station, in sessions of their own; a context manager.
+    """Driver host and supervisor of a station, in their own sessions; a context manager.
 
-    Neither dies with the policy's terminal: if the policy does, the supervisor holds the arm, stops
-    it, and after `linger_s` both end.
+    Neither ends with the policy's terminal: when the policy ends, the supervisor holds the arm, stops it,
+    and both end after `linger_s`.
     """
 
     def __init__(
@@ -44,14 +43,14 @@ class StationProcesses:
         linger_s: float = LINGER_S,
         timeout_s: float = 30.0,
     ) -> None:
-        """Nothing is started yet.
+        """Starts nothing yet.
 
         Args:
             station: name of a shipped one, or a YAML file.
             folder: gets driver.log, supervisor.log, events.jsonl, flight/ and supervisor.json.
-            token: of the arm's lease; 0 for a person who drives it by hand.
-            linger_s: how long they live on without a client.
-            timeout_s: how long each may take until it is ready.
+            token: of the arm's lease; 0 without one.
+            linger_s: how long both live on without a client.
+            timeout_s: longest start of each.
         """
         self._station, self._folder, self._token = station, folder, token
         self._linger_s, self._timeout_s = linger_s, timeout_s
@@ -62,24 +61,18 @@ class StationProcesses:
     def __enter__(self) -> Self:
         self._folder.mkdir(parents=True, exist_ok=True)
         self.sockets = Path(tempfile.mkdtemp(prefix="robot-rl-"))
-        station, linger = ["--station", self._station], ["--linger", str(self._linger_s)]
-        station += ["--token", str(self._token)]
+        given = ["--station", self._station, "--token", str(self._token), "--linger", str(self._linger_s)]
         sockets, folder = str(self.sockets), str(self._folder)
+        supervised = [*given, "--sockets", sockets, "--folder", folder]
         try:
-            self._start("drivers.host", DRIVER_SOCKET, [*station, *linger, "--folder", sockets])
-            self._start(
-                "supervisor.main",
-                SUPERVISOR_SOCKET,
-                [*station, *linger, "--sockets", sockets, "--folder", folder],
-            )
+            self._start("drivers.host", DRIVER_SOCKET, [*given, "--folder", sockets])
+            self._start("supervisor.main", SUPERVISOR_SOCKET, supervised)
         except BaseException:
             self.close()
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property

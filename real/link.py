@@ -1,7 +1,7 @@
 """Messages between processes over stream sockets: unix sockets on a host, TLS between hosts.
 
-Neither end ever waits for the other: what the peer does not fetch is dropped, whole messages at a
-time, and counted; a peer that is gone shows at once.
+Neither end ever waits for the other: messages that the peer does not fetch are dropped as a whole, and
+counted. A lost peer is noticed at once.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import ssl
 import struct
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from robot_rl.core.errors import DeviceError
@@ -41,11 +40,11 @@ class Link:
         self._inbox = bytearray()
         self._outbox = memoryview(b"")
         self.max_message_bytes = MAX_MESSAGE_BYTES
-        """Smaller for a peer that has not said yet who it is."""
+        """Smaller for a peer that is not identified yet."""
         self.closed = False
         """The peer is gone, or `close` was called."""
         self.error = ""
-        """What the system said when the connection broke."""
+        """The system's error when the connection broke."""
         self.dropped = 0
         """Messages not sent because the peer did not fetch those before."""
 
@@ -54,7 +53,7 @@ class Link:
         return self.send_encoded(encode(message))
 
     def send_encoded(self, octets: bytes) -> bool:
-        """Sends what `encode` returned, or drops it: to encode once for many peers."""
+        """Sends an encoded message, or drops it: one encoding serves many peers."""
         if self.closed or not self._flush():
             self.dropped += 1
             return False
@@ -63,10 +62,10 @@ class Link:
         return True
 
     def receive(self) -> list[Message]:
-        """Returns all that has arrived, oldest first, without waiting.
+        """Returns all messages that have arrived, oldest first, without waiting.
 
         Raises:
-            MessageError: something that is no message of ours; the link is closed then.
+            MessageError: bytes that are no message of ours; the link is closed then.
         """
         self._flush()
         self._fill()
@@ -77,7 +76,7 @@ class Link:
             raise
 
     def is_idle(self) -> bool:
-        """Returns whether all that was sent has gone out, after trying once more."""
+        """Returns whether all sent messages have gone out, after one more try."""
         return self._flush()
 
     def wait(self, timeout_s: float) -> bool:
@@ -90,7 +89,7 @@ class Link:
         return bool(poll.poll(1e3 * max(0.0, timeout_s)))
 
     def peer(self) -> str:
-        """Returns who is at the other end of a unix socket, as `process 1234` where the system tells."""
+        """Returns the process at the other end of a unix socket, as `process 1234` if the system shows it."""
         credentials: int | None = getattr(socket, "SO_PEERCRED", None)
         try:
             if credentials is None:
@@ -112,13 +111,11 @@ class Link:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _flush(self) -> bool:
-        """Sends what a full socket had refused; returns whether nothing is left."""
+        """Sends the bytes that a full socket had refused; returns whether nothing is left."""
         while self._outbox and not self.closed:
             try:
                 self._outbox = self._outbox[self._socket.send(self._outbox) :]
@@ -161,11 +158,11 @@ class Link:
 
 
 class Listener:
-    """Waits at a unix socket for peers."""
+    """Accepts peers at a unix socket."""
 
     def __init__(self, path: Path) -> None:
-        """Takes the path over: whoever listened there before is gone, or was asked to leave."""
-        # The name appears when a connection would be taken, not before: others wait for it.
+        """Replaces an earlier socket of this path."""
+        # The name appears when the socket accepts connections, not before: others wait for it.
         early = path.with_name(f"{path.name}~")
         with contextlib.suppress(FileNotFoundError):
             early.unlink()
@@ -185,7 +182,7 @@ class Listener:
         self.path = path
 
     def accept(self) -> Link | None:
-        """Returns the next peer, or None if nobody knocks."""
+        """Returns the next peer, or None if there is none."""
         try:
             return Link(self._socket.accept()[0])
         except BlockingIOError:
@@ -200,10 +197,10 @@ class Listener:
 
 
 def connect(path: Path) -> Link:
-    """Opens a link to whoever listens at a unix socket.
+    """Opens a link to the listener at a unix socket.
 
     Raises:
-        LinkError: nobody does.
+        LinkError: there is none.
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:

@@ -1,4 +1,4 @@
-"""What travels between policy, supervisor and driver, each in a process of its own.
+"""The messages between policy, supervisor and driver, each in its own process.
 
     policy --Plan--> supervisor --Command | Plan | Beat--> driver --> arm
            <-Status--           <-------- ArmState -------
@@ -36,12 +36,12 @@ class MessageError(DeviceError):
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Joint targets at equal intervals: what the policy wants, or what the supervisor lets pass of it."""
+    """Joint targets at equal intervals: those of the policy, or those that the supervisor passes on."""
 
     number: int
-    """Counts up; an older one than the last is ignored."""
+    """Counts up; a plan older than the last is ignored."""
     start_ns: int
-    """When the first target is due, monotonic; a plan replaces what the one before held from then on."""
+    """When the first target is due, monotonic; from then on the plan replaces the one before."""
     period_ns: int
     targets_rad: Array
     """(H, n)"""
@@ -73,7 +73,7 @@ class Beat:
 
 @dataclass(frozen=True, kw_only=True)
 class Control:
-    """An order about the arm as a whole, from a policy, a person or a program."""
+    """An order for the whole arm, from a policy, a person or a program."""
 
     operation: Operation
     """`start` lets plans through; `pause` holds, and forgets the plan; `hold` is pause for the driver;
@@ -81,15 +81,15 @@ class Control:
     `home` and `park` move to the station's home and safe pose; `reset` puts a simulated scene back, of
     episode `seed`."""
     by: str
-    """Who: a person's name for `clear`."""
+    """The sender: a person's name for `clear`."""
     seed: int = 0
     token: int = 0
-    """As in `Plan`; 0 of a watcher, who may stop an arm and not move it."""
+    """As in `Plan`; 0 of a watcher, who may stop an arm but not move it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Status:
-    """What the supervisor tells the policy, once a cycle."""
+    """The supervisor's report to its clients, once a cycle."""
 
     stamp_ns: int
     state: ArmState | None
@@ -110,7 +110,7 @@ class Status:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """To a `Control`, from whoever carried it out."""
+    """The answer to a `Control`."""
 
     operation: Operation
     done: bool
@@ -130,26 +130,26 @@ class Frame:
 
 @dataclass(frozen=True, kw_only=True)
 class Hello:
-    """A client's first word to a policy server."""
+    """A client's first message to a policy server."""
 
     version: int
     token: str
-    """Empty for who has shown a certificate."""
+    """Empty for a client that has shown a certificate."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Offer:
-    """What a policy server serves: its first word to a client that it lets in."""
+    """A policy server's first message to a client that it accepts: the facts about its policy."""
 
     facts: dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ask:
-    """A question to a policy server: the arguments of a policy's method, B rows each."""
+    """A request to a policy server: the arguments of a policy's method, B rows each."""
 
     number: int
-    """Its answer carries the same."""
+    """That of the answer too."""
     what: Literal["sample", "sample_after", "refine"]
     mode: Mode
     obs: dict[str, Array]
@@ -170,7 +170,7 @@ class Reply:
 
 @dataclass(frozen=True, kw_only=True)
 class Refusal:
-    """Why a policy server lets nobody in, or answers nothing."""
+    """Why a policy server does not accept a client, or does not answer a request."""
 
     reason: str
 
@@ -217,7 +217,7 @@ _FIELDS: dict[str, dict[str, tuple[Any, ...]]] = {
 
 def encode(message: Message) -> bytes:
     """Returns one message as bytes."""
-    # msgpack's default buffer of 256 KiB would be mapped anew for each small message.
+    # msgpack would map its default buffer of 256 KiB again for each small message.
     arrays = [message.array] if isinstance(message, Frame) else []
     arrays += message.obs.values() if isinstance(message, Ask) else []
     size = _SMALL_BYTES + sum(array.nbytes for array in arrays)
@@ -277,12 +277,12 @@ def _unpack_array(code: int, octets: bytes) -> Array:
 
 @functools.cache
 def _header(kind: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
-    """Returns what an array's bytes begin with: the header's length, dtype and shape."""
+    """Returns the first bytes of an array: the header's length, dtype and shape."""
     header = cast("bytes", msgpack.packb([kind.str, shape]))
     return bytes([1 + len(header)]) + header
 
 
-@functools.lru_cache(maxsize=256)  # of what peers send: theirs to choose, so bounded
+@functools.lru_cache(maxsize=256)  # bounded: peers choose the headers
 def _read_header(octets: bytes) -> tuple[np.dtype[Any], tuple[int, ...]]:
     name, shape = msgpack.unpackb(octets)
     kind = np.dtype(name)

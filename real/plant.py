@@ -1,4 +1,4 @@
-"""What a simulated arm's server moves: MuJoCo in `robot_rl.sim.plant`, or what behaves like it."""
+"""The physics of a simulated arm: MuJoCo in `robot_rl.sim.plant`, or another implementation."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from robot_rl.real.messages import ArmState, Array
 
 
 class Plant(Protocol):
-    """An arm, its gripper and what is around it, advanced by whoever holds the clock."""
+    """An arm, its gripper and its surroundings; the caller advances the time."""
 
     @property
     def joint_names(self) -> tuple[str, ...]: ...
 
     @property
     def finger_names(self) -> tuple[str, ...]:
-        """Joints the gripper moves; published in /joint_states beside the arm's."""
+        """Joints of the gripper; published in /joint_states with the arm's."""
         ...
 
     @property
@@ -46,15 +46,13 @@ class Plant(Protocol):
 
     def command(self, target_rad: Array, gripper: float) -> None:
         """Sets the servos' targets; they hold until the next command."""
-        ...
 
     def targets(self) -> tuple[Array, float]:
-        """Returns what the servos hold: arm (n,) and gripper."""
+        """Returns the targets of the servos: arm (n,) and gripper."""
         ...
 
     def step(self, dt_s: float) -> None:
-        """Advances time; whole physics steps only, the rest is kept for the next call."""
-        ...
+        """Advances time by whole physics steps; keeps the rest for the next call."""
 
     def measure(self) -> ArmState:
         """Returns position, velocity, torque and gripper opening; stamps are 0, the server sets them."""
@@ -65,11 +63,11 @@ class Plant(Protocol):
         ...
 
     def objects(self) -> Mapping[str, Array]:
-        """Returns the pose (7,) of each object a tracker would see: position and quaternion (w, x, y, z)."""
+        """Returns the pose (7,) of each tracked object: position and quaternion (w, x, y, z)."""
         ...
 
     def tool_pose(self) -> Array:
-        """Returns where the tool is in the base frame, (7,) as those of objects."""
+        """Returns the tool's pose in the base frame, (7,) as those of objects."""
         ...
 
     def jacobian(self) -> Array:
@@ -77,7 +75,7 @@ class Plant(Protocol):
         ...
 
     def state(self) -> Array:
-        """Returns all that determines the future, as one row; `set_state` of an equal plant takes it."""
+        """Returns the full state as one row, for `set_state` of an equal plant."""
         ...
 
     def set_state(self, row: Array) -> None: ...
@@ -88,6 +86,5 @@ class Plant(Protocol):
 
     def reset(self, seed: int) -> None:
         """Begins the episode of a seed: arm at its start, objects at theirs."""
-        ...
 
     def close(self) -> None: ...

@@ -3,9 +3,9 @@
     robot: PolicyClient --Hello, Ask-->          Door, then `robot_rl.train.serve`: computer with the GPU
                         <--Offer, Reply, Refusal--
 
-TLS 1.3. The client trusts a server whose certificate `ca` signed; the server lets in who shows a
-certificate that `client_ca` signed, or a token, or both if both are asked for. Without TLS a server
-listens on the loopback only (`tcp://127.0.0.1:...`), and asks for a token all the same.
+TLS 1.3. The client trusts a server whose certificate `ca` signed. The server accepts clients with a
+certificate that `client_ca` signed, or with a token; it requires both if it has both settings. Without TLS a
+server listens on the loopback only (`tcp://127.0.0.1:...`), and still requires a token.
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ VERSION = 1
 """Raised when `Hello`, `Offer`, `Ask` or `Reply` change their meaning."""
 DEFAULT_PORT = 7710
 IDENTITY = ("task", "robot", "control_hz", "state_names", "action_names")
-"""Facts in which a server's policy and an arm must agree."""
+"""Facts that must be equal for a server's policy and an arm."""
 _HANDSHAKE_S = 5.0
 _HELLO_BYTES = 4096
 _MIN_TOKEN_LETTERS = 16
 _BACK_OFF_S = (0.1, 2.0)
-"""Between attempts to connect again: the first and the longest."""
+"""Pauses between attempts to connect again: the first and the longest."""
 _MOST_DROPS = 3
-"""A question at which the connection ends so often is what ends it: it is not asked again."""
+"""A question at which the connection ends this often causes that: it is not asked again."""
 _SILENT_MS = 5000
-"""After so long without an acknowledgement by TCP the peer is taken for gone."""
+"""After this time without an acknowledgement by TCP the peer counts as gone."""
 
 
 class ServerGoneError(DeviceError):
-    """A policy server that cannot be reached now; it may come back."""
+    """A policy server that cannot be reached now, but may come back."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DoorConfig:
-    """Where a policy server listens, and whom it lets in."""
+    """The address of a policy server, and the clients that it accepts."""
 
     host: str = "127.0.0.1"
     """Address to listen at; 0.0.0.0 for every network of this computer, which needs TLS."""
@@ -86,13 +86,13 @@ class DoorConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RemoteKeys:
-    """What a policy server is shown, and how it is trusted."""
+    """The credentials of a policy client, and how it trusts the server."""
 
     token_file: str | None = None
     ca: str | None = None
     """Authority that signed the server's certificate; those that the system trusts if None."""
     cert: str | None = None
-    """This robot's certificate, where the server asks for one."""
+    """This robot's certificate, where the server requires one."""
     key: str | None = None
     patience_s: float = 60.0
     """How long a question may stay unanswered, by a server that is gone or silent, before the run ends;
@@ -107,7 +107,7 @@ class RemoteKeys:
 
 @dataclass(frozen=True, kw_only=True)
 class RemoteConfig(RemoteKeys):
-    """Which policy server to ask."""
+    """A policy server and its credentials."""
 
     address: str
     """tls://host:port, or tcp://127.0.0.1:port of a server on this computer."""
@@ -123,11 +123,10 @@ class RemoteConfig(RemoteKeys):
     @property
     def parts(self) -> tuple[str, str, int]:
         """Scheme, host and port of the address."""
-        try:
+        scheme, host, port = "", None, None
+        with contextlib.suppress(ValueError):
             parts = urlsplit(self.address)
             scheme, host, port = parts.scheme, parts.hostname, parts.port
-        except ValueError:
-            scheme, host, port = "", None, None
         if scheme not in ("tls", "tcp") or not host:
             raise ConfigError(
                 f"policy: got {self.address!r}, allowed: tls://<host>:<port>, or tcp://127.0.0.1:<port> of a "
@@ -137,7 +136,7 @@ class RemoteConfig(RemoteKeys):
 
 
 class Door:
-    """The listening socket of a policy server: who comes in has been checked."""
+    """The listening socket of a policy server, which checks every client."""
 
     def __init__(self, config: DoorConfig, facts: Mapping[str, Any]) -> None:
         """Listens.
@@ -150,9 +149,8 @@ class Door:
         self._token = None if config.token_file is None else read_token(config.token_file)
         self._context = None if config.cert is None else _server_context(config)
         try:
-            self._socket = socket.create_server(
-                (config.host, config.port), family=_family(config.host), backlog=16
-            )
+            family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+            self._socket = socket.create_server((config.host, config.port), family=family, backlog=16)
         except OSError as error:
             raise DeviceError(
                 f"policy server: cannot listen at {config.host}:{config.port}: {error}"
@@ -162,7 +160,7 @@ class Door:
         self.address = f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
 
     def knock(self, timeout_s: float) -> socket.socket | None:
-        """Waits for somebody, about whom nothing is known yet."""
+        """Waits for a client, which is not checked yet."""
         self._socket.settimeout(timeout_s)
         try:
             return self._socket.accept()[0]
@@ -170,10 +168,10 @@ class Door:
             return None
 
     def admit(self, connection: socket.socket) -> Link:
-        """Checks who it is and says what is served.
+        """Checks a client and sends it the facts.
 
         Raises:
-            DeviceError: the reason why not, which the client was told; the connection is closed.
+            DeviceError: it is refused; the client got the reason, and the connection is closed.
         """
         try:
             host = connection.getpeername()[0]
@@ -205,9 +203,9 @@ class Door:
         try:
             hello = receive_one(link, _HANDSHAKE_S)
         except DeviceError:
-            return f"no greeting of this version: {link.error or 'something else was said'}"
+            return f"no greeting of this version: {link.error or 'another message came first'}"
         if not isinstance(hello, Hello):
-            return "no greeting: something else was said"
+            return "no greeting: another message came first"
         if self._token is not None and not hmac.compare_digest(hello.token.encode(), self._token.encode()):
             return "wrong token" if hello.token else "no token: this server asks for one (token_file=<file>)"
         if hello.version != VERSION:
@@ -222,16 +220,12 @@ class PolicyClient:
     """Asks a policy server, one question at a time; for one thread. Connects again by itself."""
 
     def __init__(self, config: RemoteConfig, expect: Mapping[str, Any] | None = None) -> None:
-        """Connects.
-
-        Args:
-            config: where, and as whom.
-            expect: what the policy must have been made for, of `IDENTITY`.
+        """Connects; `expect` has the required facts of the policy, of `IDENTITY`.
 
         Raises:
-            ServerGoneError: nobody is there.
-            DeviceError: the server lets us not in, or is not the one that `ca` vouches for.
-            CheckpointError: its policy was made for something else.
+            ServerGoneError: there is no server.
+            DeviceError: the server refuses us, or `ca` did not sign its certificate.
+            CheckpointError: its policy was made for another arm or task.
         """
         self.config = config
         self._token = "" if config.token_file is None else read_token(config.token_file)
@@ -253,12 +247,12 @@ class PolicyClient:
         mode: Mode = "ode",
         frozen: int = 0,
     ) -> Reply:
-        """Returns the answer; while the server is gone this waits, and asks again when it is back.
+        """Returns the answer; while the server is gone it waits, and asks again when the server is back.
 
         Raises:
-            DeviceError: it gave no answer for `patience_s`, refuses the question, or ended the
-                connection each of the `_MOST_DROPS` times that it was asked.
-            CheckpointError: what came back serves another policy.
+            DeviceError: the server gave no answer for `patience_s`, refuses the question, or ended the
+                connection each of the `_MOST_DROPS` times that it got the question.
+            CheckpointError: the server that came back has another policy.
         """
         self._number += 1
         question = Ask(
@@ -270,7 +264,7 @@ class PolicyClient:
             try:
                 return self._answer(question, until_s)
             except ServerGoneError as error:
-                self._link.close()  # a late answer is not taken for that of a later question
+                self._link.close()  # so that a late answer is not that of a later question
                 if self._closing.is_set():
                     raise
                 self.lost, drops = self.lost + 1, drops + 1
@@ -283,7 +277,7 @@ class PolicyClient:
                 self._reconnect(error, until_s, pauses)
 
     def close(self) -> None:
-        """Ends the connection, and what another thread waits for."""
+        """Ends the connection, and the waiting of other threads."""
         self._closing.set()
         self._link.close()
 
@@ -347,7 +341,7 @@ class PolicyClient:
         try:
             first = receive_one(link, timeout_s)
         except ServerGoneError as error:
-            # In TLS 1.3 a server looks at the client's certificate after the client's handshake.
+            # In TLS 1.3 a server checks the client's certificate after the client's handshake.
             if "certificate" in link.error or "unknown ca" in link.error:
                 raise DeviceError(
                     f"{self._at()}: the server refuses our certificate ({link.error}). Give cert=<file> "
@@ -361,7 +355,7 @@ class PolicyClient:
         return first.facts
 
     def _check(self, facts: dict[str, Any]) -> None:
-        """Refuses a policy that is none for this arm, or not the one that was here before."""
+        """Refuses a policy that is not for this arm, or not the same as before."""
         if self.facts and facts != self.facts:
             raise CheckpointError(
                 f"{self._at()}: it serves another policy than before. End this run and begin a new one."
@@ -382,7 +376,7 @@ class PolicyClient:
 
 
 def _pauses() -> Iterator[float]:
-    """Yields how long to wait before each attempt to connect again: twice as long each time."""
+    """Yields the pause before each attempt to connect again: twice as long each time."""
     pause_s, longest_s = _BACK_OFF_S
     while True:
         yield pause_s
@@ -412,7 +406,7 @@ def receive_one(link: Link, timeout_s: float, closing: threading.Event | None = 
 
 
 def read_token(path: str) -> str:
-    """Returns the first line of a file that nobody else may read.
+    """Returns the first line of a file that no other user may read.
 
     Raises:
         ConfigError: it is missing, readable by others, or too short to be a secret.
@@ -433,7 +427,7 @@ def read_token(path: str) -> str:
 
 
 def watch_peer(connection: socket.socket) -> None:
-    """Sends at once, and finds out soon when the network is cut."""
+    """Makes a connection send at once, and notice a cut network soon."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     options = {"TCP_USER_TIMEOUT": _SILENT_MS, "TCP_KEEPIDLE": 2, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 3}
@@ -478,7 +472,7 @@ def _load_authority(context: ssl.SSLContext, name: str, path: str) -> None:
 
 
 def _hang_up(connection: socket.socket) -> None:
-    """Closes so that the peer hears why: closing beside unread bytes would take back what was sent."""
+    """Closes so that the peer gets the reason: to close with unread bytes would discard what was sent."""
     with contextlib.suppress(OSError):
         connection.shutdown(socket.SHUT_WR)
         connection.settimeout(1.0)
@@ -499,7 +493,3 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET

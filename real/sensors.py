@@ -1,7 +1,7 @@
-"""What the policy sees besides the arm: cameras and tracked objects, from the ROS graph or from the driver.
+"""Cameras and tracked objects of a policy, from the ROS graph or from the driver.
 
-Stamps are monotonic. A publisher's own stamp says that something is new: the same twice is the same
-picture, and a camera that repeats itself grows stale. What it shows counts from its arrival.
+Stamps are monotonic, of the arrival. A publisher's own stamp only shows what is new: the same stamp twice is
+the same picture, and a camera that repeats itself grows stale.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _CHANNELS: dict[str, tuple[Any, int]] = {
     "mono16": (np.uint16, 1),
     "32FC1": (np.float32, 1),
 }
-"""Encodings of sensor_msgs/Image that are understood: element type and channels."""
+"""Supported encodings of sensor_msgs/Image: element type and channels."""
 _DEPTH_HEADER_BYTES = 12
 """compressed_depth_image_transport puts its ConfigHeader before the PNG."""
 
@@ -52,7 +52,7 @@ class Sensors(Protocol):
     """The newest frame of every camera and object."""
 
     def read(self) -> Mapping[str, Frame]:
-        """Returns what is known now; a name is missing until its first frame."""
+        """Returns the newest frames; a name is missing until its first frame."""
         ...
 
     @property
@@ -66,17 +66,11 @@ class Sensors(Protocol):
 class Ros2Sensors:
     """Cameras and objects on the ROS graph, decoded on the node's thread.
 
-    Subscriptions are best effort: they hear reliable and best-effort publishers alike.
+    Subscriptions are best effort: they match reliable and best-effort publishers.
     """
 
     def __init__(self, station: StationConfig, node: Node, *, clock_ns: Clock = time.monotonic_ns) -> None:
-        """Subscribes, and closes the node in the end.
-
-        Args:
-            station: cameras and objects with a topic are subscribed.
-            node: in the station's namespace.
-            clock_ns: monotonic.
-        """
+        """Subscribes to the cameras and objects with a topic; closes the node at the end."""
         self._node, self._clock_ns = node, clock_ns
         self._frames: dict[str, Frame] = {}
         self._stamps: dict[str, int] = {}
@@ -117,7 +111,7 @@ class Ros2Sensors:
 
 
 class LinkSensors:
-    """Cameras and objects that come through the driver's process, received on a thread of its own."""
+    """Cameras and objects that come through the driver's process, received on its own thread."""
 
     def __init__(self, station: StationConfig, path: Path) -> None:
         """Connects.
@@ -161,8 +155,8 @@ class LinkSensors:
             self._frames[frame.name] = replace(frame, array=array)
 
 
-class _Several:
-    """Sensors from more than one place."""
+class _SeveralSensors:
+    """Sensors from more than one source."""
 
     def __init__(self, parts: list[Sensors]) -> None:
         self._parts = parts
@@ -180,14 +174,12 @@ class _Several:
 
 
 def open_sensors(station: StationConfig, folder: Path) -> Sensors:
-    """Returns all sensors of a station.
+    """Returns all sensors of a station: those with a topic from the ROS graph, the others from the driver.
 
-    Args:
-        station: what has a topic comes from the ROS graph, all else through the driver.
-        folder: where the driver host has its sockets.
+    The driver host has its sockets in `folder`.
 
     Raises:
-        DeviceError: the driver host or ROS 2 is not there.
+        DeviceError: the driver host or ROS 2 is missing.
     """
     entries = [*station.cameras.values(), *station.objects.values()]
     parts: list[Sensors] = []
@@ -195,11 +187,11 @@ def open_sensors(station: StationConfig, folder: Path) -> Sensors:
         parts.append(LinkSensors(station, folder / SENSORS_SOCKET))
     if any(entry.topic for entry in entries):
         parts.append(Ros2Sensors(station, open_station_node(station, "sensors")))
-    return parts[0] if len(parts) == 1 else _Several(parts)
+    return parts[0] if len(parts) == 1 else _SeveralSensors(parts)
 
 
 def open_station_node(station: StationConfig, role: str) -> Node:
-    """Returns a node of our own in the station's namespace, `robot_rl_<role>`, with its parameters."""
+    """Returns a new node in the station's namespace, `robot_rl_<role>`, with its parameters."""
     config = station.ros2 or Ros2Config()
     node = open_node(
         f"robot_rl_{role}",
@@ -214,7 +206,7 @@ def open_station_node(station: StationConfig, role: str) -> Node:
 
 
 def frame_name(camera: str) -> str:
-    """Returns the observation's name of a station's camera: `front` gives `front.rgb`."""
+    """Returns the name of a station's camera in observations: `front` gives `front.rgb`."""
     return camera if "." in camera else f"{camera}.rgb"
 
 
@@ -222,7 +214,7 @@ def decode_image(message: Message) -> Array:
     """Returns uint8 (h, w, 3) of a colour or grey Image, float32 (h, w) metres of a depth one.
 
     Raises:
-        PictureError: an encoding that is not understood, or too few bytes.
+        PictureError: an unknown encoding, or too few bytes.
     """
     encoding, height, width = str(message.encoding), int(message.height), int(message.width)
     if encoding not in _CHANNELS:
@@ -277,7 +269,7 @@ def cropped(picture: Array, crop: tuple[int, int, int, int] | None) -> Array:
 
 
 def _metres(depth: Array) -> Array:
-    """Returns float32 metres: whole numbers are millimetres (REP 118)."""
+    """Returns float32 metres; integers are millimetres (REP 118)."""
     scale = 1e-3 if depth.dtype.kind in "ui" else 1.0
     return (depth * scale).astype(np.float32)
 

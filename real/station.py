@@ -1,6 +1,6 @@
-"""Station files: which arm, cameras and tracked objects stand where, and what the arm may do.
+"""Station files: the arm, its cameras and tracked objects, and its limits.
 
-One YAML file per place, in `configs/stations/` or anywhere: `station=sim_arm` or
+One YAML file per station, in `configs/stations/` or anywhere: `station=sim_arm` or
 `station=path/to/mine.yaml`. n arm joints, in the order of `joints`.
 """
 
@@ -61,7 +61,7 @@ class Ros2Config:
     gripper_effort_n: float = 40.0
     """Largest effort of gripper goals."""
     command_timeout_s: float | None = None
-    """After so long without a command the arm stops by itself, though the driver's host is dead: by a
+    """The arm stops by itself this long after the last command, also when the driver host is dead: by a
     time-out of its controller or its firmware. Needed for `command: velocity`, since ros2_control's own
     forward controllers have none and go on at the last speed for ever. twist and pose: the
     incoming_command_timeout of MoveIt Servo, 0.1 if None."""
@@ -69,16 +69,15 @@ class Ros2Config:
     servo_scale: tuple[float, float] | None = (0.4, 0.8)
     """MoveIt Servo's linear (m/s) and rotational (rad/s) scale; None for `command_in_type: speed_units`."""
     base_frame: str = "base_link"
-    """In which twists and poses are given."""
+    """Frame of twists and poses."""
     controller_manager: str = "controller_manager"
     finger_joints: tuple[str, ...] = ()
     """Joints of /joint_states whose mean is the gripper's opening."""
     estop_max_age_s: float | None = None
-    """Longest silence of an e-stop button on the driver's `~/estop` (std_msgs/Bool, false while it is let
-    go): a button that was not heard for longer stops the arm, and without one it does not start. None: the
-    button need not talk."""
+    """Longest silence of an e-stop button on the driver's `~/estop` (std_msgs/Bool, false while it is not
+    pressed): a longer silence stops the arm, and without a button it does not start. None: no limit."""
     safety_status: str = ""
-    """Topic (std_msgs/String) on which the arm says why it has stopped itself; none if empty."""
+    """Topic (std_msgs/String) with the reason why the arm has stopped itself; none if empty."""
     clear_service: str = ""
     """std_srvs/Trigger that lifts the arm's own stop; none if empty."""
     reset_service: str = ""
@@ -92,6 +91,12 @@ class Ros2Config:
     def __post_init__(self) -> None:
         age_s = self.estop_max_age_s
         require(age_s is None or age_s > 0, "ros2.estop_max_age_s", age_s, "above 0, or null")
+
+    @property
+    def controller(self) -> str:
+        """Gets the station's commands; with twist and pose, it gets those of MoveIt Servo."""
+        own = {"position": self.position_controller, "velocity": self.velocity_controller}
+        return own.get(self.command, self.trajectory_controller)
 
     @property
     def coasts_s(self) -> float | None:
@@ -113,16 +118,16 @@ class LeRobotConfig:
     """LeRobot's name of it: so101_follower, koch_follower, ..."""
     options: dict[str, Any] = field(default_factory=lambda: dict[str, Any]())
     """Fields of LeRobot's own config class: port, id, cameras, ... The servos stay stiff when the driver
-    ends, whatever LeRobot's default is."""
+    ends, in contrast to LeRobot's default."""
     rad_per_unit: Floats | None = None
-    """What one of LeRobot's units is, joint by joint, with the sign of the robot model: pi / 180 of a
-    degree, if None. `joint_offset_rad` is added after that."""
+    """Radians per unit of LeRobot, one a joint, with the sign of the robot model: pi / 180, for degrees, if
+    None. `joint_offset_rad` is added after that."""
     gripper: str = "gripper"
     """LeRobot's name of the gripper's motor."""
     gripper_units: tuple[float, float] = (0.0, 100.0)
-    """What LeRobot says of the closed and of the open gripper."""
+    """LeRobot's values of the closed and of the open gripper."""
     state_hz: float = 100.0
-    """How often the arm is asked where it is; the serial bus may allow less."""
+    """Rate of the arm's states; the serial bus may allow less."""
 
     def __post_init__(self) -> None:
         require(self.state_hz > 0, "state_hz", self.state_hz, "above 0")
@@ -142,7 +147,7 @@ class SimConfig:
     """A simulated arm within the driver's process: no ROS, same time."""
 
     task: str | None = None
-    """Whose scene it stands in; that of the policy that is deployed (without one, pick_cube's) if None."""
+    """Task of the scene; the deployed policy's (without one, pick_cube) if None."""
     robot: str | None = None
     """Name or file; the task's own if None."""
     plant: str = "mujoco"
@@ -187,13 +192,13 @@ class SupervisorConfig:
     """Rate of targets to the arm."""
     interpolate: Literal["hold", "linear", "jerk_limited"] = "jerk_limited"
     """Between a plan's targets: hold each (soft servos, as in simulation), straight lines, or the
-    fastest motion (ruckig) that targets of an arm within its limits make. Of no meaning to trajectories."""
+    fastest motion (ruckig) of the targets of an arm within its limits. Trajectories do not use it."""
     jerk_rad_s3: Floats | None = None
     """Largest joint jerks of homing and of jerk_limited; 100 times the acceleration limits per s if None."""
     hold_after_s: float = 0.25
-    """After so long without a plan the arm holds where it is."""
+    """After this time without a plan the arm holds where it is."""
     stop_after_s: float = 2.0
-    """After so long it stops and latches."""
+    """After this time it stops and latches."""
     max_state_age_s: float = 0.1
     """Joint states older than that stop the arm."""
     tracking_rad: Floats | None = None
@@ -201,8 +206,8 @@ class SupervisorConfig:
     if None."""
     tracking_s: float = 0.5
     max_plan_s: float = 1.0
-    """Longest piece of a plan that an arm gets which follows plans by itself (ros2.command: trajectory);
-    longer plans go out piece by piece. So long may it move while nobody watches it."""
+    """Longest piece of a plan for an arm that follows plans by itself (ros2.command: trajectory); longer
+    plans are sent piece by piece. The arm may move for this long without a watcher."""
     flight_s: float = 30.0
     """Seconds that the flight recorder keeps."""
 
@@ -213,17 +218,17 @@ class StationConfig:
 
     name: str
     robot: str
-    """Name or file of the robot, as in training; the policy's must be equal."""
+    """Name or file of the robot; equal to that of the policy."""
     joints: tuple[str, ...]
     driver: Literal["ros2", "lerobot", "sim"]
     gripper: GripperConfig
     home_rad: Floats
     """Where episodes begin."""
     safe_rad: Floats
-    """Where the arm may be left alone, and may be preempted."""
+    """Where the arm may be left alone."""
     limits: SafetyLimits
     real: bool = True
-    """Whether matter moves: simulated arms say false, and only then may a scene be reset by a program."""
+    """False for simulated arms: only their scenes may be reset by a program."""
     ros2: Ros2Config | None = None
     lerobot: LeRobotConfig | None = None
     sim: SimConfig | None = None
@@ -233,33 +238,22 @@ class StationConfig:
     joint_offset_rad: Floats | None = None
     """Calibration: what to add to the arm's joint positions to get the robot model's; zeros if None."""
     kinematics: KinematicsConfig | None = None
-    """Where the tool is; a box for it (limits.workspace_low_m) needs that."""
+    """The chain to the tool; a box for the tool (limits.workspace_low_m) needs it."""
 
     def __post_init__(self) -> None:
+        count, limits = len(self.joints), self.limits
         for key in ("home_rad", "safe_rad", "joint_offset_rad"):
             given = getattr(self, key)
-            if given is not None and len(given) != len(self.joints):
-                raise ConfigError(
-                    f"{key}: got {len(given)} entries, allowed: {len(self.joints)}, one a joint."
-                )
+            if given is not None and len(given) != count:
+                raise ConfigError(f"{key}: got {len(given)} entries, allowed: {count}, one a joint.")
         units = None if self.lerobot is None else self.lerobot.rad_per_unit
-        if units is not None and (len(units) != len(self.joints) or 0.0 in units):
-            raise ConfigError(
-                f"lerobot.rad_per_unit: got {units}, allowed: {len(self.joints)} entries, none of them 0."
-            )
-        if self.limits.num_joints != len(self.joints):
-            raise ConfigError(
-                f"limits: got {self.limits.num_joints} entries in every list, allowed: {len(self.joints)}."
-            )
+        if units is not None and (len(units) != count or 0.0 in units):
+            raise ConfigError(f"lerobot.rad_per_unit: got {units}, allowed: {count} entries, none of them 0.")
+        if limits.num_joints != count:
+            raise ConfigError(f"limits: got {limits.num_joints} entries in every list, allowed: {count}.")
         for key in ("home_rad", "safe_rad"):
-            rows = zip(
-                self.joints,
-                self.limits.position_low_rad,
-                getattr(self, key),
-                self.limits.position_high_rad,
-                strict=True,
-            )
-            for joint, low, given, high in rows:
+            ranges = zip(self.joints, limits.position_low_rad, limits.position_high_rad, strict=True)
+            for (joint, low, high), given in zip(ranges, getattr(self, key), strict=True):
                 if not low <= given <= high:
                     raise ConfigError(f"{key}: {joint} is {given}, allowed: {low} to {high}.")
         if getattr(self, self.driver) is None:
@@ -291,7 +285,7 @@ class StationConfig:
             "ros2.command_timeout_s",
             coasts_s,
             f"above {shortest_s:g} (a period of supervisor.command_hz), at most {supervisor.max_plan_s:g} "
-            "(supervisor.max_plan_s: so long may an arm move while nobody watches it)",
+            "(supervisor.max_plan_s: the longest time that an arm may move without a watcher)",
         )
 
     def _check_box(self) -> None:

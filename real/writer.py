@@ -1,4 +1,4 @@
-"""A thread for what may fail or wait: lines of a log, files. Whoever moves an arm does not wait for it."""
+"""A thread for jobs that may fail or wait, log lines and files, so that the caller never waits for a disk."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _PATIENCE_S = 2.0
 
 
 class Writer:
-    """Does jobs one after another on a thread of its own; what fails is counted and does no harm."""
+    """Does jobs one after another on its own thread; failures are counted and do no harm."""
 
     def __init__(self, *, capacity: int = _CAPACITY, patience_s: float = _PATIENCE_S) -> None:
         """Starts the thread.
 
         Args:
-            capacity: more jobs do not wait, they are lost.
-            patience_s: how long `flush` and `close` wait for a disk that may hang for good.
+            capacity: of the queue; more jobs are lost.
+            patience_s: how long `flush` and `close` wait for a disk that may hang for ever.
         """
         self._capacity, self._patience_s = capacity, patience_s
-        # Not Queue: its lock could be held by the thread while a busy machine lets that wait.
+        # Not Queue: on a busy machine its thread may hold the lock while it waits for the processor.
         self._jobs = queue.SimpleQueue[Callable[[], object] | None]()
         self._refused = self._failed = 0  # one counter a thread: no lock
         self._is_shown = False
@@ -40,7 +40,7 @@ class Writer:
         return self._refused + self._failed
 
     def put(self, job: Callable[[], object]) -> None:
-        """Has a job done soon; never waits and never raises."""
+        """Queues a job; never waits and never raises."""
         try:
             if self._jobs.qsize() < self._capacity:
                 self._jobs.put(job)
@@ -50,17 +50,17 @@ class Writer:
         self.lose()
 
     def lose(self) -> None:
-        """Counts what could not even be handed over; for the thread that calls `put`."""
+        """Counts a job that was not queued; for the thread that calls `put`."""
         self._refused += 1
 
     def flush(self) -> bool:
-        """Waits until all jobs of before are done; returns whether they are."""
+        """Waits until all earlier jobs are done; returns whether they are."""
         done = threading.Event()
         self.put(done.set)
         return done.wait(self._patience_s)
 
     def close(self) -> None:
-        """Waits for the jobs in hand, and ends the thread."""
+        """Waits for the queued jobs, and ends the thread."""
         self._jobs.put(None)
         self._thread.join(self._patience_s)
 
@@ -80,13 +80,9 @@ class Writer:
 
 @contextlib.contextmanager
 def process_log(file: int | None = None) -> Generator[Writer]:
-    """Has the root logger's records written by a thread; for a process that must not wait for its disk.
-
-    Args:
-        file: descriptor that lines are written to; that of stderr if None.
-    """
+    """Writes the root logger's records on a thread, to a file descriptor, or to stderr if None."""
     root, writer = logging.getLogger(), Writer()
-    # Unbuffered: what fails is lost, and does not come out later.
+    # Unbuffered: a failed line is lost, and does not appear later.
     with FileIO(sys.stderr.fileno() if file is None else file, "wb", closefd=False) as lines:
         handler = _Handler(writer, lines)
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
@@ -100,18 +96,18 @@ def process_log(file: int | None = None) -> Generator[Writer]:
 
 
 class _Handler(logging.Handler):
-    """Log records to a file by a writer: a full or hanging disk holds nobody up."""
+    """Writes log records to a file on a writer's thread: the caller never waits for a disk."""
 
     def __init__(self, writer: Writer, file: FileIO) -> None:
         super().__init__()
         self._writer, self._file = writer, file
-        self._told = 0
+        self._reported = 0
 
     def emit(self, record: logging.LogRecord) -> None:
         self._writer.put(lambda: self._write(record))
 
     def _write(self, record: logging.LogRecord) -> None:
         lost = self._writer.lost
-        gap = f"({lost - self._told} writes before this one failed)\n" if lost > self._told else ""
+        gap = f"({lost - self._reported} writes before this one failed)\n" if lost > self._reported else ""
         self._file.write(f"{gap}{self.format(record)}\n".encode(errors="replace"))
-        self._told = lost
+        self._reported = lost

@@ -66,7 +66,9 @@ class Renderer:
         ModelError: the model has no camera of a given name.
     """
 
-    def __init__(self, model: mujoco.MjModel, cameras: Sequence[Camera]) -> None:
+    def __init__(self, model: mujoco.MjModel, cameras: Sequence[Camera], batch: Batch | None = None) -> None:
+        """Opens an OpenGL context; `batch` is what `render_batch` draws."""
+        self._batch = batch
         self._cameras = {camera.name: camera for camera in cameras}
         self._ids = {camera.name: _camera_id(model, camera.name) for camera in cameras}
         self._model = _drawing_model(model, cameras)
@@ -94,7 +96,7 @@ class Renderer:
         """
         return self._depth(self._model, data, self._camera(camera))
 
-    def render_batch(self, batch: Batch, ids: Array, camera: str, *, depth: bool = False) -> Array:
+    def render_batch(self, ids: Array, camera: str, *, depth: bool = False) -> Array:
         """Returns images of the simulations `ids`: uint8 (B, h, w, 3), or depth float32 (B, h, w) in metres.
 
         Each is drawn with its own model fields (colours, lights, camera poses) and its present state.
@@ -104,7 +106,7 @@ class Renderer:
         images = np.empty(shape, np.float32) if depth else np.empty((*shape, 3), np.uint8)
         draw = self._depth if depth else self._rgb
         for row, sim in enumerate(ids):
-            images[row] = draw(*self._materialise(batch, int(sim)), asked)
+            images[row] = draw(*self._materialise(int(sim)), asked)
         return images
 
     def close(self) -> None:
@@ -118,8 +120,10 @@ class Renderer:
             )
         return self._cameras[name]
 
-    def _materialise(self, batch: Batch, sim: int) -> tuple[mujoco.MjModel, mujoco.MjData]:
+    def _materialise(self, sim: int) -> tuple[mujoco.MjModel, mujoco.MjData]:
         """Copies one simulation into scratch space (made once: it costs a hundred times the copy)."""
+        batch = self._batch
+        assert batch is not None, "the renderer was made without a batch"
         if self._scratch is None:
             self._scratch = batch.get_model(sim), batch.get_data(sim)
         model, data = batch.get_model(sim, self._scratch[0]), batch.get_data(sim, self._scratch[1])
@@ -179,10 +183,7 @@ def _drawing_model(model: mujoco.MjModel, cameras: Sequence[Camera]) -> mujoco.M
 def _camera_id(model: mujoco.MjModel, name: str) -> int:
     number = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_CAMERA.value, name)
     if number < 0:
-        names = [
-            mujoco.mj_id2name(model, mujoco.mjtObj.mjOBJ_CAMERA.value, i) or f"#{i}"
-            for i in range(model.ncam)
-        ]
+        names = [model.camera(i).name or f"#{i}" for i in range(model.ncam)]
         raise ModelError(f"cameras: the model has no camera {name!r}.{nearest(name, names)}")
     return number
 
@@ -198,9 +199,9 @@ _finalizers: list[weakref.finalize[Any, Any]] = []
 
 
 def _free_at_exit(finalizer: weakref.finalize[Any, Any]) -> None:
-    """Has a renderer freed before the libraries below it, whose own exit hooks came earlier, are gone."""
+    """Frees a renderer at exit, before the exit hooks of the libraries that it uses."""
     finalizer.atexit = False
-    if not _finalizers:  # registered twice is harmless: what is freed is freed
+    if not _finalizers:  # registering it twice is harmless
         atexit.register(_free_all)
     _finalizers[:] = [known for known in _finalizers if known.alive] + [finalizer]
 

@@ -1,7 +1,7 @@
-"""What `robot-rl doctor robot=...` says of an arm: its servos, gripper and home, and every task it may do.
+"""The checks of `robot-rl doctor robot=...`: servos, gripper, home, and every task that the arm can do.
 
-Everything is measured, on the robot alone or in the task's own scene: a limit of this page is a number that
-was seen to matter (docs/tasks.md, "A robot of your own").
+Everything is measured, on the robot alone or in the task's own scene; docs/tasks.md, "A robot of your own",
+lists the limits.
 """
 
 from __future__ import annotations
@@ -27,32 +27,32 @@ from robot_rl.sim.vector import SimVectorEnv
 Array = NDArray[Any]
 
 EPISODES = 16
-"""Of the scripted expert, for each task."""
+"""Episodes of the scripted expert for each task."""
 _LAG_S = (0.3, 0.5)
-"""Slower joints are noted, and failed: a step of the tool then takes longer than the tasks leave it."""
+"""Slower joints are noted, or fail: a step of the tool then takes longer than the tasks allow."""
 _OVERSHOOT, _SETTLE_S = 0.6, 1.0
-"""More is noted; what does not settle while it is watched is failed."""
+"""More is noted; a joint that does not settle within `WATCHED_S` fails."""
 _SAG_M = (0.003, 0.01)
-"""A tool that hangs lower is noted, and failed: the tasks' tolerances are 1 to 2.5 cm."""
+"""A tool that hangs lower is noted, or fails: the tasks' tolerances are 1 to 2.5 cm."""
 _POINTS_DOWN, _FACES_FORWARD = math.cos(math.radians(15.0)), math.cos(math.radians(30.0))
 _REACHED_M = 0.02
 _REACHED = (0.98, 0.8)
-"""Shares of a task's places; fewer are noted, and failed."""
+"""Shares of a task's places; fewer are noted, or fail."""
 _SOLVED = (0.95, 0.8)
-"""Shares of the expert's episodes; fewer are noted, and failed."""
+"""Shares of the expert's episodes; fewer are noted, or fail."""
 _APPROACH, _REACH_S = 0.4, 5.0
-"""What a good servo closes of its lead in a control step of 20 Hz, and how long it is given."""
+"""Share of its lead that a good servo closes in a control step of 20 Hz, and the time limit."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checkup:
-    """All that was found."""
+    """The results of a checkup."""
 
     robot: str
     joints: list[JointReport]
     checks: list[Check]
     servos: str
-    """A block for the robot file, where its servos or its gripper are at fault; else empty."""
+    """A block for the robot file that repairs its servos or its gripper; empty if both are well."""
 
 
 def check_robot(name_or_path: str, tasks: Sequence[str] = ()) -> Checkup:
@@ -60,10 +60,10 @@ def check_robot(name_or_path: str, tasks: Sequence[str] = ()) -> Checkup:
 
     Args:
         name_or_path: of the registry, or of a robot file.
-        tasks: which; all shipped ones that its gripper, or the lack of one, allows if empty.
+        tasks: to check; if empty, all shipped ones that the robot can do.
 
     Raises:
-        RobotRLError: the robot cannot be built, or a task that was named needs a gripper that it has not.
+        RobotRLError: the robot cannot be built, or a named task needs a gripper and there is none.
     """
     robot = load_robot(name_or_path)
     for task in tasks:
@@ -71,17 +71,14 @@ def check_robot(name_or_path: str, tasks: Sequence[str] = ()) -> Checkup:
     bench = ServoCheck(robot)
     joints = bench.joints()
     checks = [_actuators(bench), _servos(joints, bench), _gripper(robot, bench), _home(robot, bench)]
-    is_driven_badly = bool(bench.unlike_servos()) or any(check.state != "ok" for check in checks[1:3])
-    for task in tasks or _possible(robot):
-        checks += task_checks(task, name_or_path)
-    block = bench.servos_block() if is_driven_badly else ""
-    return Checkup(robot=robot.name, joints=joints, checks=checks, servos=block)
-
-
-def _possible(robot: Robot) -> list[str]:
-    return [
+    needs_servos = bool(bench.unlike_servos()) or any(check.state != "ok" for check in checks[1:3])
+    possible = [
         name for name in TABLE["task"] if robot.gripper_actuator or not resolve("task", name).needs_gripper
     ]
+    for task in tasks or possible:
+        checks += task_checks(task, name_or_path)
+    block = bench.servos_block() if needs_servos else ""
+    return Checkup(robot=robot.name, joints=joints, checks=checks, servos=block)
 
 
 def _actuators(bench: ServoCheck) -> Check:
@@ -100,26 +97,28 @@ def _actuators(bench: ServoCheck) -> Check:
 def _servos(joints: Sequence[JointReport], bench: ServoCheck) -> Check:
     """Judges how the joints follow, and how the arm stands under its own weight and under a load."""
     own_m, load_m = bench.tool_sag_m(), bench.load_sag_m()
-    said: list[tuple[State, str]] = []
+    findings: list[tuple[State, str]] = []
     for joint in joints:
         if not math.isfinite(joint.settle_s):
-            said.append(("fail", f"{joint.joint} does not settle within {WATCHED_S:g} s of a step"))
+            findings.append(("fail", f"{joint.joint} does not settle within {WATCHED_S:g} s of a step"))
         elif joint.settle_s > _SETTLE_S or joint.overshoot > _OVERSHOOT:
             swings = f"overshoots a step by {joint.overshoot:.0%} and settles after {joint.settle_s:.2f} s"
-            said.append(("note", f"{joint.joint} {swings}"))
+            findings.append(("note", f"{joint.joint} {swings}"))
         slow = _graded(joint.lag_s, _LAG_S)
         if slow != "ok":
-            said.append((slow, f"{joint.joint} takes {joint.lag_s:.2f} s for 63 % of a step"))
+            findings.append((slow, f"{joint.joint} takes {joint.lag_s:.2f} s for 63 % of a step"))
     for sag_m, why in ((own_m, "its own weight"), (load_m, f"{LOAD_KG:g} kg")):
         state = _graded(sag_m, _SAG_M)
         if state != "ok":
-            said.append((state, f"under {why} the tool sinks by {1e3 * sag_m:.1f} mm"))
-    if not said:
+            findings.append((state, f"under {why} the tool sinks by {1e3 * sag_m:.1f} mm"))
+    if not findings:
         lag_s = max(joint.lag_s for joint in joints)
         detail = f"the slowest joint takes {lag_s:.2f} s for 63 % of a step, all settle; "
         return Check("servos", "ok", f"{detail}under {LOAD_KG:g} kg the tool sinks by {1e3 * load_m:.1f} mm")
-    state: State = "fail" if any(state == "fail" for state, _ in said) else "note"
-    return Check("servos", state, "; ".join(text for _, text in said), "Put the block below into the file.")
+    state: State = "fail" if any(state == "fail" for state, _ in findings) else "note"
+    return Check(
+        "servos", state, "; ".join(text for _, text in findings), "Put the block below into the file."
+    )
 
 
 def _gripper(robot: Robot, bench: ServoCheck) -> Check:
@@ -159,15 +158,15 @@ def _home(robot: Robot, bench: ServoCheck) -> Check:
 
 
 def task_checks(task: str, robot: str) -> Iterator[Check]:
-    """Yields whether the arm gets where a task wants it, in time, and whether the scripted expert solves it.
+    """Yields whether the arm reaches the places of a task, how fast, and whether the expert solves the task.
 
-    An arm that reaches nothing is not asked for more.
+    An arm that reaches none of the places is not tested further.
     """
     made_for, env = (
         SimVectorEnv(EnvConfig(task=task, robot=each), EPISODES, autoreset="disabled")
         for each in (None, robot)
     )
-    # Where the tool has to go says the robot that the task is made for: one that drops things chases them.
+    # The places are those of the robot that the task is made for: a robot that drops things chases them.
     places, _ = _expert(made_for)
     error_m, took_s = reach(env, load_robot(robot), places)
     reached = error_m < _REACHED_M
@@ -198,7 +197,7 @@ def _in_time(task: str, longest_s: float, horizon_s: float) -> Check:
 
 
 def _expert(env: SimVectorEnv) -> tuple[Array, float]:
-    """Plays the scripted expert; returns where it wanted the tool (P, 3), and its share of success."""
+    """Plays the scripted expert; returns its targets for the tool (P, 3), and its share of success."""
     env.reset(seed=0)
     expert, live = env.expert(), np.ones(env.num_envs, bool)
     solved, wanted = np.zeros(env.num_envs, bool), list[Array]()
@@ -211,34 +210,35 @@ def _expert(env: SimVectorEnv) -> tuple[Array, float]:
         live &= ~(terminated | truncated)
         if not live.any():
             break
-    # Places nearer to each other than a centimetre are one.
+    # Places within a centimetre of each other count as one.
     return np.unique(np.concatenate(wanted).round(2), axis=0), float(solved.mean())
 
 
 def reach(env: SimVectorEnv, robot: Robot, places_m: Array) -> tuple[Array, Array]:
     """Returns how far the tool stays from places (P, 3), and after how many seconds it is there.
 
-    By the inverse kinematics that the tasks' actions go through, from home, with servos that do as they
-    are told: at any speed for the first, so that what is not reached so is not reached at all; as fast as
-    the joints' limits allow for the second, infinite after twice the time of an episode.
+    From home, by the inverse kinematics of the tasks' actions, with perfect servos. The distance is for
+    joints of any speed, so a place that is not reached is out of reach. The time is for joints at their
+    speed limits; it is infinite after twice the time of an episode.
     """
     error_m = np.full(len(places_m), np.inf)
     took_s = np.full(len(places_m), np.inf)
+    longest_s = 2 * env.horizon / env.control_hz
     for first in range(0, len(places_m), env.num_envs):
         rows = np.arange(first, min(first + env.num_envs, len(places_m)))
         goal = places_m[np.resize(rows, env.num_envs)]
-        for distance in _ways(env, robot, goal, _REACH_S, fastest=math.inf):
+        for distance in _distances(env, robot, goal, _REACH_S, fastest=math.inf):
             error_m[rows] = distance[: len(rows)]
-        for step, distance in enumerate(_ways(env, robot, goal, 2 * env.horizon / env.control_hz)):
+        for step, distance in enumerate(_distances(env, robot, goal, longest_s)):
             arrived = rows[distance[: len(rows)] < _REACHED_M]
             took_s[arrived] = np.minimum(took_s[arrived], step / env.control_hz)
     return error_m, took_s
 
 
-def _ways(
+def _distances(
     env: SimVectorEnv, robot: Robot, goal_m: Array, seconds: float, *, fastest: float = 1.0
 ) -> Iterator[Array]:
-    """Yields how far the tools are from their goals (B,), control step after control step.
+    """Yields the distances (B,) of the tools from their goals after each control step.
 
     Args: fastest: share of the joints' speed limits.
     """

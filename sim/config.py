@@ -1,4 +1,4 @@
-"""What a simulated task is: without MuJoCo, so that a mistake is answered before it is loaded."""
+"""Settings of simulated tasks, without MuJoCo: a mistake is reported before MuJoCo is loaded."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from robot_rl.core.errors import ConfigError, nearest, require
 from robot_rl.core.registry import resolve, table
 
 MANY_SIMS = 2000
-"""So many take half a second or more to make: 0.3 ms each were measured, on an idle core."""
+"""Making this many takes half a second or more: 0.3 ms each were measured on an idle core."""
 _BYTES_PER_SIM = 2**18
-"""Memory of a simulation: 190 kB were measured for pick_cube; what a learner keeps of each comes to it."""
+"""Memory of one simulation and of what a learner keeps of it; 190 kB were measured for pick_cube alone."""
 _OTHER_MAPS = 8000
 """Memory maps of a process besides one of each simulation; Linux allows 65530 in all."""
 
@@ -82,7 +82,7 @@ class EnvConfig:
 
 
 def check_names(task: str | None, robot: str | None, *, at: str) -> None:
-    """Refuses a task or a robot that is not there, and a task that this robot cannot do without a gripper.
+    """Refuses an unknown task or robot, and a task that needs a gripper where the robot has none.
 
     `at` begins the keys of the message.
     """
@@ -101,7 +101,7 @@ def check_names(task: str | None, robot: str | None, *, at: str) -> None:
 
 
 def _may_lack_gripper(robot: str) -> bool:
-    """Returns whether a robot file is silent about a gripper; those of the registry have one."""
+    """Returns whether a robot file may have no gripper; the robots of the registry have one."""
     try:
         return robot not in table("robot") and b"gripper_actuator" not in Path(robot).read_bytes()
     except OSError:
@@ -109,7 +109,7 @@ def _may_lack_gripper(robot: str) -> bool:
 
 
 def check_num_envs(num_envs: int, *, at: str = "num_envs") -> None:
-    """Refuses more simulations than memory holds: MuJoCo takes a minute, deaf to Ctrl-C, to fail itself."""
+    """Refuses more simulations than memory holds: MuJoCo itself fails after a minute without Ctrl-C."""
     memory, maps = Path("/proc/meminfo"), Path("/proc/sys/vm/max_map_count")
     if not (memory.is_file() and maps.is_file()):
         return  # not Linux
@@ -121,7 +121,7 @@ def check_num_envs(num_envs: int, *, at: str = "num_envs") -> None:
 
 
 def making(num_envs: int) -> str:
-    """Returns what is said while many simulations are made, nothing of a few."""
+    """Returns the message to show while many simulations are made; empty for a few."""
     return "" if num_envs < MANY_SIMS else f"making {num_envs:,} simulations first (Ctrl-C ends it)"
 
 

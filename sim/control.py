@@ -1,19 +1,17 @@
 """From actions in [-1, 1] to joint position targets, for all simulations at once.
 
 B envs, n arm joints, A action dim. The target is the measured position plus a step, so the
-controller has no state of its own: what a simulation will do next is in its state row alone.
+controller has no state: the state row of a simulation alone determines its future.
 The servo closes part of the step (kp / kd = 10 per second for the Panda), like an impedance
 controller with its set-point on a short lead.
 """
 
-import mujoco
 import numpy as np
 
 from robot_rl.core.arrays import Array, namespace
 from robot_rl.sim.backends.backend import Backend
-from robot_rl.sim.model_index import ModelIndex
 from robot_rl.sim.poses import compose, cross
-from robot_rl.sim.robots.robot import Robot
+from robot_rl.sim.robots.robot import RobotNames
 from robot_rl.sim.task import Control
 
 _DAMPING = 0.05
@@ -28,12 +26,12 @@ class Controller:
     """Damped least squares on the geometric Jacobian, which the joint frames give directly.
 
     Buss, "Introduction to Inverse Kinematics" (2009), section 5; the null-space posture term is
-    section 4 of the same text. Deviation: the posture is weighted, not optimised.
+    section 4 of the same text. Deviation: the posture has a weight and is not optimised.
     """
 
-    def __init__(self, control: Control, robot: Robot, backend: Backend, index: ModelIndex) -> None:
-        self.control, self._index = control, index
-        self.num_joints = index.num_joints
+    def __init__(self, control: Control, robot: RobotNames, backend: Backend) -> None:
+        self.control, self._index = control, backend.index
+        self.num_joints = self._index.num_joints
         self._damping = backend.asarray(_DAMPING**2 * np.eye(6))
         self._axis, self._anchor = backend.bind("xaxis"), backend.bind("xanchor")
         self._site_pos, self._site_mat = backend.bind("site_xpos"), backend.bind("site_xmat")
@@ -44,12 +42,8 @@ class Controller:
             (robot.gripper_open + robot.gripper_closed) / 2,
             (robot.gripper_open - robot.gripper_closed) / 2,
         )
-        self._names = action_names(control, robot)
-        self._home_mat = backend.asarray(_home_orientation(backend.model, robot))
-
-    @property
-    def action_names(self) -> tuple[str, ...]:
-        return self._names
+        self.action_names = action_names(control, robot)
+        self._home_mat = backend.tool_orientation(robot.home_rad)
 
     def joint_positions(self) -> Array:
         """Returns measured arm joint positions, (B, n)."""
@@ -78,8 +72,8 @@ class Controller:
     def towards(self, target: Array, opening: Array) -> Array:
         """Returns actions (B, A) that move the arm from where it is towards joint targets (B, n).
 
-        What `targets` does, the other way round and to first order: for a person's leader arm, whose
-        targets are never far. `opening` (B,) of the gripper is -1 closed to +1 open.
+        The inverse of `targets`, to first order: for a person's leader arm, whose targets are near.
+        `opening` (B,) of the gripper is -1 closed to +1 open.
         """
         control, step = self.control, target - self.joint_positions()
         if control.kind == "joint_delta":
@@ -97,7 +91,7 @@ class Controller:
         xp, rows = namespace(position), self._jacobian_rows()
         num_rows, num_joints, _ = rows.shape
         jacobian = xp.empty((num_rows, 6, num_joints), dtype=rows.dtype, device=rows.device)
-        jacobian[...] = rows.mT  # contiguous, as products of small matrices want it
+        jacobian[...] = rows.mT  # contiguous: products of small matrices are then faster
         twist = xp.empty((num_rows, 6), dtype=rows.dtype, device=rows.device)
         twist[:, :3] = self.control.linear_m * action[:, :3]
         self._rotation(action, out=twist[:, 3:])
@@ -128,19 +122,10 @@ class Controller:
         out *= 0.5 * _ROTATION_GAIN
 
 
-def action_names(control: Control, robot: Robot) -> tuple[str, ...]:
+def action_names(control: Control, robot: RobotNames) -> tuple[str, ...]:
     """Returns the names of the elements of an action."""
     gripper = ("gripper",) if control.gripper == "action" else ()
     if control.kind == "joint_delta":
         return (*(f"{joint}.delta" for joint in robot.arm_joints), *gripper)
     turns = {"none": (), "yaw": ("tool.yaw",), "full": ("tool.rx", "tool.ry", "tool.rz")}
     return ("tool.dx", "tool.dy", "tool.dz", *turns[control.rotation], *gripper)
-
-
-def _home_orientation(model: mujoco.MjModel, robot: Robot) -> Array:
-    """Returns the tool's orientation at the home posture, (3, 3), world from tool."""
-    scratch = mujoco.MjData(model)
-    for joint, angle in zip(robot.arm_joints, robot.home_rad, strict=True):
-        scratch.joint(joint).qpos[:] = angle
-    mujoco.mj_kinematics(model, scratch)
-    return scratch.site(robot.tool_site).xmat.reshape(3, 3).copy()

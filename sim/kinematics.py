@@ -8,7 +8,7 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from robot_rl.sim.model_index import ModelIndex
+from robot_rl.sim.backends.model_index import ModelIndex
 from robot_rl.sim.robots.loading import load_robot
 
 Array = NDArray[Any]

@@ -1,7 +1,7 @@
-"""What was measured on an arm, seen as training saw simulation: observation, targets, success, expert.
+"""Measurements of an arm in the terms of simulation: observation, targets, success, expert.
 
-One simulation that is never stepped: measured joints and poses are written into it, and the very
-code of simulation reads them. World frame and arm's base frame are the same. n arm joints, A action dim.
+One simulation that is never stepped: measured joints and poses are written into it, and the code of
+simulation reads them. World frame and arm's base frame are the same. n arm joints, A action dim.
 """
 
 from __future__ import annotations
@@ -11,16 +11,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import mujoco
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from robot_rl.core.errors import ConfigError
 from robot_rl.core.registry import resolve
 from robot_rl.hal.vector import Obs
+from robot_rl.sim.backends.model_index import Tracked
 from robot_rl.sim.experts import Expert
 from robot_rl.sim.robots.loading import load_robot
-from robot_rl.sim.scene import tracked_bodies
 from robot_rl.sim.vector import EnvConfig, SimVectorEnv
 
 Array = NDArray[Any]
@@ -30,60 +29,43 @@ class Mirror:
     """A task as it stands on a table, in the terms of `SimVectorEnv` with one env."""
 
     def __init__(self, config: EnvConfig) -> None:
-        """Builds the scene; cameras are not drawn, as real ones take their pictures.
+        """Builds the scene without cameras: real cameras take the pictures.
 
         Raises:
             ConfigError: the scene has a part whose position a tracked pose does not give.
         """
         quiet = replace(config, cameras=(), depth=False, randomize=False, num_threads=1)
         self.env = SimVectorEnv(quiet, 1, autoreset="disabled")
-        """Describes the task: names, spaces, rates; and draws what is shown."""
+        """Describes the task (names, spaces, rates), and draws."""
         task = resolve("task", config.task, at="env.task")
         self.robot = load_robot(config.robot or task.default_robot)
-        self._camera: str = task.camera
-        backend = self.env.backend
-        model, bind = backend.model, backend.bind
+        self.camera: str = task.camera
+        """The camera of the model that shows the task best."""
+        bind = self.env.backend.bind
         self._qpos, self._qvel = bind("qpos")[0], bind("qvel")[0]
         self._mocap_pos, self._mocap_quat = bind("mocap_pos")[0], bind("mocap_quat")[0]
         self._body_pos, self._axis = bind("xpos")[0], bind("xaxis")[0]
-        self._place(model)
+        self._sort_objects()
 
-    def _place(self, model: mujoco.MjModel) -> None:
+    def _sort_objects(self) -> None:
         """Sorts the tracked bodies by what their pose is written to."""
-        self._mocap: dict[str, int] = {}
-        self._free: dict[str, tuple[int, int]] = {}
-        self._slides: dict[str, tuple[int, int]] = {}
-        for name, body in tracked_bodies(model, self.robot.arm_joints[0]).items():
-            joint = int(model.body_jntadr[body])
-            kind = int(model.jnt_type[joint]) if joint >= 0 else -1
-            if joint < 0:
-                self._mocap[name] = int(model.body_mocapid[body])
-            elif kind == int(mujoco.mjtJoint.mjJNT_FREE):
-                self._free[name] = int(model.jnt_qposadr[joint]), int(model.jnt_dofadr[joint])
-            elif kind == int(mujoco.mjtJoint.mjJNT_SLIDE) and model.body_jntnum[body] == 1:
-                self._slides[name] = body, joint
-            else:
+        by_kind: dict[str, dict[str, Tracked]] = {"mocap": {}, "free": {}, "slide": {}}
+        for name, thing in self.env.index.tracked.items():
+            if thing.held_by not in by_kind:
                 raise ConfigError(
                     f"mirror of {self.env.task}: the pose of {name!r} does not give its joints, allowed: "
                     "bodies that are free, fixed, or on one slide."
                 )
-        self._slide_at = [
-            (int(model.jnt_qposadr[joint]), int(model.jnt_dofadr[joint]))
-            for _, joint in self._slides.values()
-        ]
+            by_kind[thing.held_by][name] = thing
+        self._mocap, self._free, self._slides = by_kind.values()
 
     @property
     def objects(self) -> tuple[str, ...]:
-        """Whose poses the task needs."""
+        """Names of the bodies whose poses the task needs."""
         return (*self._mocap, *self._free, *self._slides)
 
-    @property
-    def camera(self) -> str:
-        """The camera of the model that shows the task best."""
-        return self._camera
-
     def begin(self, seed: int) -> None:
-        """Notes which episode it is: the expert's misjudgements depend on it."""
+        """Begins an episode: the expert's noise depends on its seed."""
         self.env.reset(seed=[seed])
 
     def show(
@@ -94,7 +76,7 @@ class Mirror:
         objects: Mapping[str, Array],
         object_velocity_m_s: Mapping[str, Array] | None = None,
     ) -> Obs:
-        """Takes over what was measured, and returns the observation of it, one row.
+        """Writes a measurement into the simulation and returns its observation, one row.
 
         Args:
             position_rad: (n,)
@@ -117,30 +99,31 @@ class Mirror:
         self._qpos[index.arm_qpos], self._qvel[index.arm_dof] = position_rad, velocity_rad_s
         self._qpos[index.finger_qpos] = fingers
         moving = object_velocity_m_s or {}
-        for name, mocap in self._mocap.items():
-            self._mocap_pos[mocap], self._mocap_quat[mocap] = objects[name][:3], objects[name][3:]
-        for name, (first, dof) in self._free.items():
-            self._qpos[first : first + 7] = objects[name]
-            self._qvel[dof : dof + 3] = moving.get(name, 0.0)
+        for name, thing in self._mocap.items():
+            self._mocap_pos[thing.mocap] = objects[name][:3]
+            self._mocap_quat[thing.mocap] = objects[name][3:]
+        for name, thing in self._free.items():
+            self._qpos[thing.qpos : thing.qpos + 7] = objects[name]
+            self._qvel[thing.dof : thing.dof + 3] = moving.get(name, 0.0)
         if self._slides:
             self._slide(objects, moving)
         return self.env.set_state(self.env.backend.state)
 
     def _slide(self, objects: Mapping[str, Array], moving: Mapping[str, Array]) -> None:
-        """Finds how far slides are out: from where their bodies would be at 0 to where they are."""
-        for at, _ in self._slide_at:
-            self._qpos[at] = 0.0
+        """Sets each slide to the distance of its body from where the body would be at 0."""
+        for thing in self._slides.values():
+            self._qpos[thing.qpos] = 0.0
         self.env.backend.forward()
-        for (name, (body, joint)), (at, dof) in zip(self._slides.items(), self._slide_at, strict=True):
-            axis = self._axis[joint]
-            self._qpos[at] = axis @ (objects[name][:3] - self._body_pos[body])
-            self._qvel[dof] = axis @ np.broadcast_to(moving.get(name, 0.0), 3)
+        for name, thing in self._slides.items():
+            axis = self._axis[thing.joint]
+            self._qpos[thing.qpos] = axis @ (objects[name][:3] - self._body_pos[thing.body])
+            self._qvel[thing.dof] = axis @ np.broadcast_to(moving.get(name, 0.0), 3)
 
     def targets(self, actions: Array, *, servo_s: float = math.inf) -> tuple[Array, Array]:
         """Returns joint targets (T, n) and gripper commands (T,) of actions (T, A) from now on.
 
-        The first is what simulation would command now. The others are predicted with the Jacobian of
-        now, for an arm that closes its lead with the time constant `servo_s`.
+        The first is the target of simulation. The others are predicted with the present Jacobian, for an
+        arm that closes its lead with the time constant `servo_s`.
         """
         controller = self.env.controller
         share = -math.expm1(-1.0 / (self.env.control_hz * servo_s))
@@ -152,12 +135,12 @@ class Mirror:
         return targets, controller.gripper(actions)
 
     def judge(self) -> tuple[bool, bool, float]:
-        """Returns success, failure and reward of what is shown."""
+        """Returns success, failure and reward of the measured state."""
         success, failed, reward = self.env.judge()
         return bool(success[0]), bool(failed[0]), float(reward[0])
 
     def expert(self, bias_m: float = 0.0, noise_m: float = 0.0, noise_seed: int = 0) -> Expert:
-        """Returns the task's scripted expert, who acts on what is shown."""
+        """Returns the task's scripted expert, which acts on the measured state."""
         return self.env.expert(bias_m, noise_m, noise_seed)
 
     def close(self) -> None:

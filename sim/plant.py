@@ -1,4 +1,4 @@
-"""The body of a simulated arm: one simulation of a task, advanced by whoever holds the clock.
+"""A simulated arm: one simulation of a task, which the caller advances.
 
 Scene, servos and starts are those of `SimVectorEnv`, so what is measured on the arm can be compared
 with what was measured in training. World frame and arm's base frame are the same. n arm joints.
@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
@@ -19,7 +18,6 @@ from robot_rl.hal.arm import ArmState
 from robot_rl.sim.cameras import Camera, Renderer
 from robot_rl.sim.robots.loading import load_robot
 from robot_rl.sim.robots.robot import Robot
-from robot_rl.sim.scene import tracked_bodies
 from robot_rl.sim.vector import EnvConfig, SimVectorEnv
 
 Array = NDArray[Any]
@@ -49,20 +47,19 @@ class MujocoPlant:
         self._env = SimVectorEnv(EnvConfig(task=task, robot=robot, num_threads=1), 1, autoreset="disabled")
         self._backend, self._index, self._size = self._env.backend, self._env.index, image_size
         self._renderer: Renderer | None = None
-        self._timestep_ns = round(1e9 * self._backend.model.opt.timestep)
+        self._timestep_ns = round(1e9 * self._backend.timestep_s)
         self._rest_ns = 0
-        self._bind(self._backend.model)
+        self._bind()
         if friction_n_m:
             self._backend.expand("dof_frictionloss")[:, self._index.arm_dof] = friction_n_m
         self.reset(0)
 
-    def _bind(self, model: mujoco.MjModel) -> None:
-        robot, bind = self._robot, self._backend.bind
+    def _bind(self) -> None:
+        bind = self._backend.bind
         self._qpos, self._qvel = bind("qpos")[0], bind("qvel")[0]
         self._ctrl, self._force = bind("ctrl")[0], bind("actuator_force")[0]
         self._body_pos, self._body_quat = bind("xpos")[0], bind("xquat")[0]
         self._axis, self._anchor = bind("xaxis"), bind("xanchor")
-        self._tracked = tracked_bodies(model, robot.arm_joints[0])
 
     @property
     def joint_names(self) -> tuple[str, ...]:
@@ -91,12 +88,7 @@ class MujocoPlant:
 
     @property
     def servo_s(self) -> Array:
-        model = self._backend.model
-        stiffness, bias = (
-            model.actuator_gainprm[self._index.arm_ctrl, 0],
-            model.actuator_biasprm[self._index.arm_ctrl],
-        )
-        return (model.dof_damping[self._index.arm_dof] - bias[:, 2]) / stiffness
+        return self._backend.servo_time_s()
 
     def command(self, target_rad: Array, gripper: float) -> None:
         self._ctrl[self._index.arm_ctrl] = target_rad
@@ -120,7 +112,7 @@ class MujocoPlant:
     def measure(self) -> ArmState:
         effort = self._force[self._index.arm_ctrl].copy()
         if not self._has_moved:
-            effort[:] = 0.0  # what is there is of the episode before
+            effort[:] = 0.0  # it still holds the value of the previous episode
         return ArmState(
             stamp_ns=0,
             position_rad=self._qpos[self._index.arm_qpos].copy(),
@@ -134,8 +126,8 @@ class MujocoPlant:
 
     def objects(self) -> Mapping[str, Array]:
         return {
-            name: np.concatenate([self._body_pos[body], self._body_quat[body]])
-            for name, body in self._tracked.items()
+            name: np.concatenate([self._body_pos[thing.body], self._body_quat[thing.body]])
+            for name, thing in self._index.tracked.items()
         }
 
     def tool_pose(self) -> Array:
@@ -153,10 +145,9 @@ class MujocoPlant:
     def picture(self, camera: str) -> Array:
         if self._renderer is None:
             height, width = self._size
-            names = [self._backend.model.camera(i).name for i in range(self._backend.model.ncam)]
-            cameras = [Camera(name=name, height=height, width=width) for name in names]
-            self._renderer = Renderer(self._backend.model, cameras)
-        return self._renderer.render_batch(self._backend.batch, np.zeros(1, int), camera)[0]
+            cameras = [Camera(name=name, height=height, width=width) for name in self._backend.cameras]
+            self._renderer = self._backend.renderer(cameras)
+        return self._renderer.render_batch(np.zeros(1, int), camera)[0]
 
     def reset(self, seed: int) -> None:
         self._env.reset(seed=[seed])

@@ -3,28 +3,13 @@
 from dataclasses import dataclass
 from typing import Literal
 
-import mujoco
-import numpy as np
-
 from robot_rl.core.arrays import Array
-from robot_rl.core.errors import ModelError, nearest
+from robot_rl.core.errors import ModelError
 from robot_rl.core.seeding import EpisodeRng
 from robot_rl.sim.backends.backend import Backend
 
 _DERIVED = frozenset({"body_mass", "body_inertia", "body_ipos"})
 """Fields after which MuJoCo must recompute constants."""
-_COUNTS = {
-    "actuator": "nu",
-    "body": "nbody",
-    "cam": "ncam",
-    "dof": "njnt",
-    "geom": "ngeom",
-    "jnt": "njnt",
-    "light": "nlight",
-    "mat": "nmat",
-    "site": "nsite",
-}
-"""First word of a field's name -> the size of its list of names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,8 +36,7 @@ class Randomizer:
 
     def __init__(self, terms: tuple[Vary, ...], backend: Backend) -> None:
         self._backend = backend
-        located = [(term, *_locate(term, backend.model)) for term in terms]
-        self._terms = [(term, row, backend.asarray(nominal)) for term, row, nominal in located]
+        self._terms = [(term, *backend.locate(term.field, term.element)) for term in terms]
         self._fields = {term.field: backend.expand(term.field) for term in terms}
 
     @property
@@ -79,20 +63,3 @@ class Randomizer:
             target[ids, row, columns] = new[:, columns]
         if _DERIVED & self._fields.keys():
             self._backend.recompute_constants(ids)
-
-
-def _locate(term: Vary, model: mujoco.MjModel) -> tuple[int, Array]:
-    """Returns the row of the named object in the field, and its nominal value."""
-    kind = term.field.split("_")[0]
-    if kind not in _COUNTS or not hasattr(model, term.field):
-        fields = [name for name in dir(model) if name.split("_")[0] in _COUNTS]
-        raise ModelError(f"vary: the model has no field {term.field!r}.{nearest(term.field, fields)}")
-    access = getattr(model, "jnt" if kind == "dof" else kind)
-    objects = [access(i).name for i in range(getattr(model, _COUNTS[kind]))]
-    if term.element not in objects:
-        raise ModelError(
-            f"vary {term.field}: no {kind} named {term.element!r}.{nearest(term.element, objects)}"
-        )
-    row = objects.index(term.element)
-    row = int(model.jnt_dofadr[row]) if kind == "dof" else row
-    return row, np.atleast_1d(np.asarray(getattr(model, term.field)[row], dtype=float)).reshape(-1).copy()

@@ -1,11 +1,9 @@
-"""Names for `gymnasium.make` and `make_vec`: `robot_rl/PickCube-v0` and one for every task, plugins' too.
+"""Ids for `gymnasium.make` and `make_vec`, such as `robot_rl/PickCube-v0`: one for every task, plugins' too.
 
 Strings only; nothing is imported until an env is made. `import robot_rl` registers them, and
 Gymnasium's own form `gymnasium.make("robot_rl:robot_rl/PickCube-v0")` imports it by itself.
 (Gymnasium dropped registration by entry points in version 1.0.)
 """
-
-from typing import Any
 
 from robot_rl.core.registry import table
 
@@ -23,7 +21,7 @@ def register_envs() -> None:
     Other people's learners expect shaping, so the reward is "dense" here, where `EnvConfig` has
     "sparse". All fields of `EnvConfig` are keywords of `make`: `make(id, reward="sparse")`.
     """
-    import gymnasium  # not above: gymnasium's import has these registered, and asks this module to
+    import gymnasium  # not above: importing gymnasium calls this function
 
     for task in table("task"):
         if env_id(task) not in gymnasium.registry:
@@ -31,9 +29,5 @@ def register_envs() -> None:
                 id=env_id(task),
                 entry_point="robot_rl.sim.single:SingleEnv",
                 vector_entry_point="robot_rl.sim.single:make_vector",
-                kwargs=_defaults(task),
+                kwargs={"task": task, "reward": "dense"},
             )
-
-
-def _defaults(task: str) -> dict[str, Any]:
-    return {"task": task, "reward": "dense"}

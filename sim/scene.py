@@ -1,15 +1,19 @@
-"""Small pieces that tasks build scenes from: table, cubes, goals, cameras, sensors.
+"""Parts that tasks build scenes from: table, cubes, goals, cameras.
 
 World frame: z up, the robot's base at the origin, the table top at z = 0.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import mujoco
 import numpy as np
-from mujoco import mjtBuiltin, mjtGeom, mjtObj, mjtOrientation, mjtSensor, mjtTexture
-from numpy.typing import ArrayLike
+from mujoco import mjtBuiltin, mjtGeom, mjtOrientation, mjtTexture
+from numpy.typing import NDArray
 
+from robot_rl.sim.poses import rotate
+
+Array = NDArray[Any]
 Rgba = tuple[float, float, float, float]
 WOOD: Rgba = (0.80, 0.72, 0.62, 1.0)
 RED: Rgba = (0.85, 0.22, 0.18, 1.0)
@@ -66,21 +70,22 @@ def add_camera(
 ) -> None:
     """Adds a fixed camera that looks at a point."""
     camera = spec.worldbody.add_camera(name=name, pos=list(position_m), fovy=fovy_deg)
-    _look(camera, np.subtract(target_m, position_m), up=(0.0, 0.0, 1.0))
+    _look(camera, np.subtract(target_m, position_m), up=np.array([0.0, 0.0, 1.0]))
 
 
 def add_wrist_camera(spec: mujoco.MjSpec, tool_site: str, *, fovy_deg: float = 75.0) -> None:
     """Adds the camera `wrist` on the body of the tool: behind the fingers, looking past their tips."""
     site = spec.site(tool_site)
-    tool = np.zeros(9)
-    mujoco.mju_quat2Mat(tool, np.asarray(site.quat, float))
-    body_from_tool = tool.reshape(3, 3)
-    position_m = site.pos + body_from_tool @ _WRIST_M
+
+    def in_body(vector: Sequence[float]) -> Array:
+        return rotate(np.asarray(site.quat, float)[None], np.asarray(vector, float)[None])[0]
+
+    position_m = np.add(site.pos, in_body(_WRIST_M))
     camera = site.parent.add_camera(name="wrist", pos=position_m.tolist(), fovy=fovy_deg)
-    _look(camera, body_from_tool @ _WRIST_FORWARD, up=body_from_tool @ [1.0, 0.0, 0.0])
+    _look(camera, in_body(_WRIST_FORWARD), up=in_body((1.0, 0.0, 0.0)))
 
 
-def _look(camera: mujoco.MjsCamera, forward: ArrayLike, *, up: ArrayLike) -> None:
+def _look(camera: Any, forward: Array, *, up: Array) -> None:
     """Turns a camera into a direction of its body's frame; `up` is upright in the picture."""
     forward = np.asarray(forward) / np.linalg.norm(forward)
     right = np.cross(forward, up)
@@ -145,8 +150,8 @@ def add_hole_block(
 ) -> None:
     """Adds a mocap body of four smooth walls around a square hole; its origin is the hole's floor.
 
-    The walls' friction goes before that of what touches them (priority), so that a peg which the
-    fingers hold well still slides.
+    The walls' friction counts, whatever touches them (priority): a peg slides there, although the fingers
+    hold it well.
     """
     body = spec.worldbody.add_body(name=name, mocap=True, pos=[0.5, 0.0, 0.0])
     outer, middle = hole_half_m + wall_m, hole_half_m + 0.5 * wall_m
@@ -159,52 +164,3 @@ def add_hole_block(
             friction=[0.2, 0.005, 0.0001],
             priority=1,
         )
-
-
-def sense(
-    spec: mujoco.MjSpec, name: str, kind: str, of: tuple[str, str], relative_to: tuple[str, str] | None = None
-) -> None:
-    """Adds a frame sensor.
-
-    Args:
-        name: how the observation names it.
-        kind: `pos`, `quat`, `xaxis`, `zaxis`, `linvel` or `angvel`.
-        of: ("site" | "body" | "geom", its name); a body means its inertial-free frame.
-        relative_to: the frame to express it in; the world if None.
-    """
-    sensor = spec.add_sensor(
-        name=name,
-        type=getattr(mjtSensor, f"mjSENS_FRAME{kind.upper()}"),
-        objtype=_object(of[0]),
-        objname=of[1],
-    )
-    if relative_to is not None:
-        sensor.reftype, sensor.refname = _object(relative_to[0]), relative_to[1]
-
-
-def sense_joints(spec: mujoco.MjSpec, joints: Sequence[str], *, velocity: bool = False) -> list[str]:
-    """Adds a position (or velocity) sensor for each joint; returns their names."""
-    kind = mjtSensor.mjSENS_JOINTVEL if velocity else mjtSensor.mjSENS_JOINTPOS
-    names = [f"{joint}.{'vel' if velocity else 'pos'}" for joint in joints]
-    for name, joint in zip(names, joints, strict=True):
-        spec.add_sensor(name=name, type=kind, objtype=mjtObj.mjOBJ_JOINT, objname=joint)
-    return names
-
-
-def tracked_bodies(model: mujoco.MjModel, arm_joint: str) -> dict[str, int]:
-    """Returns name -> id of the bodies that a tracker would see: all that moves or is put somewhere.
-
-    Args:
-        model: robot and scene.
-        arm_joint: any joint of the arm.
-    """
-    arm_root = model.body_rootid[model.jnt_bodyid[model.joint(arm_joint).id]]
-    return {
-        model.body(i).name: i
-        for i in range(1, model.nbody)
-        if model.body_rootid[i] != arm_root and (model.body_mocapid[i] >= 0 or model.body_jntnum[i] > 0)
-    }
-
-
-def _object(kind: str) -> mjtObj:
-    return {"site": mjtObj.mjOBJ_SITE, "body": mjtObj.mjOBJ_XBODY, "geom": mjtObj.mjOBJ_GEOM}[kind]

@@ -1,4 +1,4 @@
-"""One simulation as a `gymnasium.Env`, and the vector env by keyword: what Gymnasium's ids stand for."""
+"""What Gymnasium's ids make: one simulation as a `gymnasium.Env`, or a vector env."""
 
 from dataclasses import fields
 from typing import Any
@@ -96,8 +96,8 @@ def make_vector(
     Args:
         num_envs: how many.
         render_mode: as of `SingleEnv`.
-        autoreset_mode: SAME_STEP, or DISABLED, where the caller resets those that ended by
-            `reset(options={"reset_mask": mask})`; also as Gymnasium's words, "SameStep" and "Disabled".
+        autoreset_mode: SAME_STEP, or DISABLED: the caller resets ended episodes by
+            `reset(options={"reset_mask": mask})`. Gymnasium's words "SameStep" and "Disabled" work too.
         config: fields of `EnvConfig`.
     """
     mode = _checked(render_mode)

@@ -41,7 +41,7 @@ class StableBaselinesEnv(VecEnv):
         super().__init__(env.num_envs, env.single_observation_space, env.single_action_space)
 
     def reset(self) -> Obs:
-        """Begins an episode in every env; seeds are those of `seed`, once."""
+        """Begins an episode in every env; the seeds of `seed` count once."""
         seeds = None if all(seed is None for seed in self._seeds) else self._seeds
         obs, _ = self.env.reset(seed=seeds)
         self._reset_seeds()
@@ -54,14 +54,14 @@ class StableBaselinesEnv(VecEnv):
     def step_wait(self) -> tuple[Obs, Array, Array, list[dict[str, Any]]]:
         obs, reward, terminated, truncated, infos = self.env.step(self._actions)
         done = terminated | truncated
-        told: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
+        row_infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
         for row in np.flatnonzero(done).tolist():
-            told[row] = {
+            row_infos[row] = {
                 "terminal_observation": _row(infos["final_obs"], row),
                 "TimeLimit.truncated": bool(truncated[row]),
                 "is_success": bool(infos["success"][row]),
             }
-        return obs, reward.astype(np.float32), done, told
+        return obs, reward.astype(np.float32), done, row_infos
 
     def close(self) -> None:
         self.env.close()
@@ -91,7 +91,7 @@ class StableBaselinesEnv(VecEnv):
     def env_method(
         self, method_name: str, *method_args: Any, indices: VecEnvIndices = None, **method_kwargs: Any
     ) -> list[Any]:
-        """There are no single envs to call.
+        """Refuses: there are no single envs to call.
 
         Raises:
             ConfigError: always; `env` is the vector env, whose methods act on all at once.

@@ -1,7 +1,7 @@
 """A task on a robot in many simulations at once, as a Gymnasium vector env.
 
 B envs, n arm joints, A action dim. There is no Python per env anywhere in `step`: observations,
-success and rewards are array operations on MuJoCo's sensors, and episodes draw their start from
+success and rewards are array operations on the back end's view, and episodes draw their start from
 (seed, episode number), so env i of a thousand is env i alone. Arrays are the back end's, numpy's or
 torch tensors; what a person looks at and what is saved (`picture`, `state_dict`) is numpy's.
 """
@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import gymnasium
-import mujoco
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
@@ -24,17 +23,17 @@ from robot_rl.core.registry import resolve
 from robot_rl.core.seeding import EpisodeRng
 from robot_rl.hal.safety import SafetyEnvelope
 from robot_rl.hal.vector import Obs, VectorEnv, next_episodes, row_mask
+from robot_rl.sim.backends.model_index import cells
 from robot_rl.sim.backends.mujoco_cpu import MujocoCpu
-from robot_rl.sim.cameras import Camera, Renderer
+from robot_rl.sim.cameras import Camera
 from robot_rl.sim.config import EnvConfig, check_num_envs, check_reward
 from robot_rl.sim.control import Controller
 from robot_rl.sim.experts import Expert
-from robot_rl.sim.model_index import ModelIndex, cells
 from robot_rl.sim.poses import compose
 from robot_rl.sim.randomize import Randomizer
 from robot_rl.sim.robots.loading import load_robot
 from robot_rl.sim.robots.robot import Robot
-from robot_rl.sim.task import Task, View, compile_task, control_of, state_layout
+from robot_rl.sim.task import Task, build_scene, control_of, state_quantities
 
 MOST_SHAPING = 0.5
 """Largest dense reward of a step without success, which is 1."""
@@ -72,13 +71,19 @@ class SimVectorEnv(VectorEnv):
         check_reward(config)
         self._task: Task = resolve("task", config.task, at="env.task")()
         self._robot: Robot = load_robot(config.robot or self._task.default_robot)
-        model = compile_task(self._task, self._robot)
-        self.backend = MujocoCpu(model, num_envs, config.num_threads, array=array)
+        self._state = state_quantities(self._task, self._robot)
+        self.backend = MujocoCpu(
+            build_scene(self._task, self._robot),
+            self._robot,
+            (*self._state, "tool.zaxis", *self._task.privileged),
+            num_envs,
+            config.num_threads,
+            array=array,
+        )
         self.xp, self.device = self.backend.xp, self.backend.device
-        self.index = ModelIndex(model, self._robot, self.backend.asarray)
+        self.index, self.view = self.backend.index, self.backend.view
         control = control_of(self._task, self._robot)
-        self.controller = Controller(control, self._robot, self.backend, self.index)
-        self.view = View(self.backend.model, self.backend.bind("sensordata"), self._robot)
+        self.controller = Controller(control, self._robot, self.backend)
         self._describe(autoreset)
         self._bind()
         self._randomizer = Randomizer(self._task.vary if config.randomize else (), self.backend)
@@ -86,7 +91,7 @@ class SimVectorEnv(VectorEnv):
             Camera(name=name, height=config.image_size[0], width=config.image_size[1])
             for name in config.cameras
         ]
-        self._renderer = Renderer(self.backend.model, cameras) if cameras else None
+        self._renderer = self.backend.renderer(cameras) if cameras else None
         self._pictures: dict[str, Array] = {}
         """The newest picture of every simulation, by its key."""
         self._changed = np.ones(num_envs, bool)
@@ -97,12 +102,12 @@ class SimVectorEnv(VectorEnv):
         self._is_seen = True
 
     def _describe(self, autoreset: str) -> None:
-        task, robot, model = self._task, self._robot, self.backend.model
+        task, robot = self._task, self._robot
         self.task, self.robot, self.instruction = task.name, robot.name, task.instruction
         self.control_hz, self.caps = task.control.hz, self.backend.caps
         self.horizon = round((self.config.horizon_s or task.horizon_s) * task.control.hz)
-        self.num_substeps = round(1.0 / (task.control.hz * model.opt.timestep))
-        index, names = state_layout(task, robot, model)
+        self.num_substeps = round(1.0 / (task.control.hz * self.backend.timestep_s))
+        index, names = self.view.elements(self._state)
         shown = chosen(names, self.config.state, at="env.state")
         self._state_index = self.backend.asarray(index[shown])
         self.state_names = tuple(names[i] for i in shown)
@@ -110,13 +115,10 @@ class SimVectorEnv(VectorEnv):
         self._hidden_index = self.backend.asarray(index[hidden])
         self.privileged_names = tuple(names[i] for i in hidden)
         self.action_names = self.controller.action_names
-        mode = AutoresetMode.SAME_STEP if autoreset == "same_step" else AutoresetMode.DISABLED
-        self.metadata = {
-            "autoreset_mode": mode,
-            "render_modes": ["rgb_array"],
-            "render_fps": int(task.control.hz),
-        }
         self.autoreset = autoreset == "same_step"
+        mode = AutoresetMode.SAME_STEP if self.autoreset else AutoresetMode.DISABLED
+        fps = int(task.control.hz)
+        self.metadata = {"autoreset_mode": mode, "render_modes": ["rgb_array"], "render_fps": fps}
         self.single_action_space = gymnasium.spaces.Box(-1.0, 1.0, (len(self.action_names),), np.float32)
         self.action_space = gymnasium.vector.utils.batch_space(self.single_action_space, self.num_envs)
         self.single_observation_space, self.observation_space = observation_spaces(
@@ -124,20 +126,15 @@ class SimVectorEnv(VectorEnv):
         )
 
     def _bind(self) -> None:
-        backend, robot, model = self.backend, self._robot, self.backend.model
-        self._sensordata, self._qpos, self._qvel = (backend.bind(f) for f in ("sensordata", "qpos", "qvel"))
+        backend, robot = self.backend, self._robot
+        self._qpos, self._qvel = backend.bind("qpos"), backend.bind("qvel")
         self._ctrl, self._mocap_pos = backend.bind("ctrl"), backend.bind("mocap_pos")
         self._asarray, self._home = backend.asarray, backend.asarray(np.asarray(robot.home_rad))
         self._all_rows = self._asarray(np.arange(self.num_envs))
-        self._qpos_at = {model.joint(i).name: int(model.jnt_qposadr[i]) for i in range(model.njnt)}
-        self._mocap_at = {model.body(i).name: int(model.body_mocapid[i]) for i in range(model.nbody)}
         self.limits = robot.limits
+        dt_s, xp, device = 1.0 / self.control_hz, self.xp, self.device
         self.safety = SafetyEnvelope(
-            self.limits,
-            control_dt_s=1.0 / self.control_hz,
-            num_envs=self.num_envs,
-            xp=self.xp,
-            device=self.device,
+            self.limits, control_dt_s=dt_s, num_envs=self.num_envs, xp=xp, device=device
         )
 
     # The step is the specification: act, simulate, judge, observe, reset.
@@ -189,7 +186,7 @@ class SimVectorEnv(VectorEnv):
         return obs, reward, terminated, truncated, infos
 
     def _command(self, actions: Array, active: Array | None) -> tuple[Array, Array]:
-        """Writes actuator targets; returns the clipped actions and where safety limited what came of them."""
+        """Writes actuator targets; returns the clipped actions, and where safety limited their targets."""
         xp = self.xp
         actions = self._asarray(actions, xp.float32)
         if actions.shape != (self.num_envs, len(self.action_names)):
@@ -208,10 +205,8 @@ class SimVectorEnv(VectorEnv):
         commanded[broken] = 0.0
         gripper = self.controller.gripper(commanded)
         if active is None and not len(broken):
-            self._ctrl[:, self.index.arm_ctrl], self._ctrl[:, self.index.gripper_ctrl] = (
-                safe,
-                gripper[:, None],
-            )
+            self._ctrl[:, self.index.arm_ctrl] = safe
+            self._ctrl[:, self.index.gripper_ctrl] = gripper[:, None]
         else:
             is_commanded = xp.ones_like(limited) if active is None else copied(active)
             rows = xp.nonzero(is_commanded)[0]
@@ -222,7 +217,7 @@ class SimVectorEnv(VectorEnv):
         return commanded, limited
 
     def judge(self, is_valid: Array | bool = True) -> tuple[Array, Array, Array]:
-        """Returns success, failure and reward of what is so now, (B,) each; where not valid, no success."""
+        """Returns success, failure and reward of the present states, (B,); invalid rows have no success."""
         verdict = self._task.evaluate(self.view)
         success = verdict["success"] & is_valid
         failed = verdict.get("fail")
@@ -235,7 +230,7 @@ class SimVectorEnv(VectorEnv):
     def _contain(self, diverged: Array, before: Array) -> None:
         """Counts and dumps simulations that blew up, and gives them back their last good state.
 
-        Where the state was bad before the step, somebody wrote it: that row takes the model's own.
+        A row whose state was bad before the step takes the model's default state.
         """
         self.num_diverged += int(diverged.sum())
         (ids,) = self.xp.nonzero(diverged)
@@ -251,7 +246,7 @@ class SimVectorEnv(VectorEnv):
                 control_step=to_numpy(self._elapsed[ids]),
             )
         self.backend.clear(ids)
-        good = ids[(self.xp.abs(before[ids]) < mujoco.mjMAXVAL).all(axis=1)]
+        good = ids[(self.xp.abs(before[ids]) < self.backend.largest_state).all(axis=1)]
         self.backend.state[good] = before[good]
         self.backend.forward(ids)
 
@@ -319,10 +314,10 @@ class SimVectorEnv(VectorEnv):
         self._ctrl[cells(ids, self.index.arm_ctrl)] = arm
         self._ctrl[cells(ids, self.index.gripper_ctrl)] = robot.gripper_open
         for joint, value in start.joints.items():
-            first = self._qpos_at[joint]
+            first = self.index.qpos_of[joint]
             self._qpos[ids, first : first + value.shape[1]] = value
         for body, value in start.mocap.items():
-            self._mocap_pos[ids, self._mocap_at[body]] = value
+            self._mocap_pos[ids, self.index.mocap_of[body]] = value
         if start.held:
             self._put_in_hand(ids, start.held)
 
@@ -331,7 +326,7 @@ class SimVectorEnv(VectorEnv):
         self.backend.forward(ids)
         world_from_tool = self.controller.tool_poses(ids)
         for joint, tool_from_thing in held.items():
-            first = self._qpos_at[joint]
+            first = self.index.qpos_of[joint]
             self._qpos[ids, first : first + 7] = compose(world_from_tool, tool_from_thing)
         self._ctrl[cells(ids, self.index.gripper_ctrl)] = self._robot.gripper_closed
         closing = self.xp.zeros_like(self._elapsed, dtype=self.xp.bool)
@@ -340,10 +335,10 @@ class SimVectorEnv(VectorEnv):
 
     def _observe(self, ids: Array | None = None) -> Obs:
         """Returns fresh arrays: the caller may keep them."""
-        data = self._sensordata if ids is None else self._sensordata[ids]
-        obs: Obs = {"state": self._asarray(data[:, self._state_index], self.xp.float32)}
+        values = self.view.values if ids is None else self.view.values[ids]
+        obs: Obs = {"state": self._asarray(values[:, self._state_index], self.xp.float32)}
         if len(self._hidden_index):
-            obs[PRIVILEGED] = self._asarray(data[:, self._hidden_index], self.xp.float32)
+            obs[PRIVILEGED] = self._asarray(values[:, self._hidden_index], self.xp.float32)
         if self._renderer is not None:
             rows = to_numpy(self._all_rows if ids is None else ids)
             if len(changed := rows[self._changed[rows]]):
@@ -351,10 +346,10 @@ class SimVectorEnv(VectorEnv):
             obs |= {key: self._asarray(pictures[rows]) for key, pictures in self._pictures.items()}
         return obs
 
-    def _draw(self, renderer: Renderer, rows: Array) -> None:
+    def _draw(self, renderer: Any, rows: Array) -> None:
         """Draws simulations that changed since they were drawn."""
         for camera in self.config.cameras:
-            draw = partial(renderer.render_batch, self.backend.batch, rows, camera)
+            draw = partial(renderer.render_batch, rows, camera)
             found = {f"{camera}.rgb": draw()}
             if self.config.depth:
                 found[f"{camera}.depth"] = draw(depth=True)
@@ -408,11 +403,7 @@ class SimVectorEnv(VectorEnv):
         kept = {name: to_numpy(copied(array)) for name, array in arrays.items()}
         for name in ("seed", "episode"):
             kept[name] = kept[name].view(np.uint64)
-        return {
-            **kept,
-            "num_diverged": self.num_diverged,
-            "safety": self.safety.state_dict(),
-        }
+        return {**kept, "num_diverged": self.num_diverged, "safety": self.safety.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> Obs:
         """Restores `state_dict`; the future is then the same, byte for byte."""
@@ -425,7 +416,7 @@ class SimVectorEnv(VectorEnv):
         return obs
 
     def progress(self) -> Array:
-        """Returns (B,) how far each episode is, in [0, 1], by the task's shaped reward: for who looks on."""
+        """Returns the progress (B,) of each episode in [0, 1], by the task's shaped reward, for displays."""
         return self.xp.clip(self._task.dense_reward(self.view), 0.0, 1.0)
 
     def action_towards(self, target_rad: Array, opening: Array) -> Array:
@@ -442,9 +433,9 @@ class SimVectorEnv(VectorEnv):
     ) -> Array:
         """Returns an RGB image (height, width, 3) of one env, by the task's own camera if None."""
         camera = camera or self._task.camera
-        renderer = Renderer(self.backend.model, [Camera(name=camera, height=height, width=width)])
+        renderer = self.backend.renderer([Camera(name=camera, height=height, width=width)])
         try:
-            return renderer.render_batch(self.backend.batch, np.array([env]), camera)[0]
+            return renderer.render_batch(np.array([env]), camera)[0]
         finally:
             renderer.close()
 

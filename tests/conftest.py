@@ -16,7 +16,7 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 
 
 _ALONE = ("real", "interop", "faults", "train/deploy", "rollout/test_process.py", "train/test_serve.py")
-"""Where tests keep time themselves or start processes that do: another test beside them takes it away."""
+"""Where tests keep time themselves or start processes that do: a test beside them takes it from them."""
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -36,12 +36,30 @@ def own_lease_file(tmp_path_factory: pytest.TempPathFactory):
         yield
 
 
+def _check_handle(handle: int) -> None:
+    os.fstat(handle)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def syncs_do_not_wait(request: pytest.FixtureRequest) -> Generator[None]:
+    """Has a sync check its file and not wait for the disk: a tiny run syncs 400 times. Speed claims do wait.
+
+    Processes that tests start sync as ever; so do those whose power the tests cut.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        if not any(item.get_closest_marker("benchmark") for item in request.session.items):
+            for name in ("fsync", "fdatasync"):
+                patch.setattr(os, name, _check_handle)
+        yield
+
+
 @pytest.fixture
-def whole_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For whole runs: leases of the test's own, and no report, which takes longer than a tiny run."""
-    monkeypatch.setenv("ROBOT_RL_STATE", str(tmp_path / "state"))
-    for kind in ("phases", "finetune.run"):
-        monkeypatch.setattr(f"robot_rl.train.{kind}.write_report", lambda folder: folder / "report.html")
+def whole_runs(tmp_path: Path) -> Generator[None]:
+    """For whole runs: leases of the test's own, and no report."""
+    from tests.runs import undisturbed
+
+    with undisturbed(tmp_path / "state"):
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -93,10 +111,12 @@ _watcher: Callable[[str], None] | None = None
 
 
 def _on_event(event: str, args: tuple[Any, ...]) -> None:
+    if _watcher is None:
+        return
     is_write = event in _WRITES or (
         event == "open" and isinstance(args[2], int) and args[2] & (os.O_WRONLY | os.O_RDWR)
     )
-    if _watcher is not None and is_write:
+    if is_write:
         _watcher(os.fsdecode(args[0]) if isinstance(args[0], str | bytes) else "")
 
 

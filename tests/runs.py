@@ -64,6 +64,16 @@ SMALL_FINETUNING: dict[str, Any] = {
 """Every phase of fine-tuning, with looks at the held-out error; ACT only where LeRobot is there."""
 
 
+@contextmanager
+def undisturbed(state: Path) -> Generator[None]:
+    """Gives whole runs inside their own leases, and no report, which takes longer than a tiny run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ROBOT_RL_STATE", str(state))
+        for kind in ("phases", "finetune.run"):
+            patch.setattr(f"robot_rl.train.{kind}.write_report", lambda folder: folder / "report.html")
+        yield
+
+
 class Killed(BaseException):
     """What a run gets here instead of SIGKILL; nothing catches it."""
 

@@ -6,6 +6,7 @@ the review, with its reason in the change.
 
 import ast
 import dataclasses
+import functools
 import importlib
 import io
 import os
@@ -20,6 +21,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from robot_rl.config import options
+from robot_rl.sim.backends.backend import Backend
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "robot_rl"
@@ -74,9 +76,20 @@ def module_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+@functools.cache
+def read(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+@functools.cache
+def nodes(path: Path) -> list[ast.AST]:
+    """Returns every node of a file's syntax tree; the first is the module."""
+    return list(ast.walk(ast.parse(read(path))))
+
+
 def functions(path: Path) -> Iterator[tuple[str, int]]:
     """Yields `file:function` and its number of lines, for every function of a file."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes(path):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             assert node.end_lineno is not None
             yield f"{relative(path)}:{node.name}", node.end_lineno - node.lineno + 1
@@ -114,7 +127,7 @@ for name in {modules!r}:
 def imports(path: Path, names: set[str]) -> set[str]:
     """Returns the modules among `names` that a file imports: at the top, for types alone, or later."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module is not None:
@@ -132,7 +145,7 @@ def test_no_file_imports_itself_by_way_of_others() -> None:
 def test_fakes_stand_in_testing_and_nothing_else_ships_with_them() -> None:
     others = [path for path in sources() if not module_name(path).startswith("robot_rl.testing")]
     marks = ("class Fake", "robot_rl.testing")
-    texts = {relative(path): path.read_text(encoding="utf-8") for path in others}
+    texts = {relative(path): read(path) for path in others}
     assert [(name, mark) for name, text in texts.items() for mark in marks if mark in text] == []
 
 
@@ -161,9 +174,7 @@ def over(found: dict[str, int], limit: int) -> dict[str, int]:
 
 
 def test_files_stay_small() -> None:
-    lines = {
-        relative(path): len(path.read_text(encoding="utf-8").splitlines()) for path in sources() + suite()
-    }
+    lines = {relative(path): len(read(path).splitlines()) for path in sources() + suite()}
     assert over(lines, MAX_FILE_LINES) == LONG_FILES
 
 
@@ -193,7 +204,7 @@ def test_no_test_file_is_empty() -> None:
 
 
 def comments(path: Path) -> Iterator[str]:
-    for token in tokenize.generate_tokens(io.StringIO(path.read_text(encoding="utf-8")).readline):
+    for token in tokenize.generate_tokens(io.StringIO(read(path)).readline):
         if token.type == tokenize.COMMENT:
             yield token.string
 
@@ -227,9 +238,7 @@ def test_no_file_names_a_package_registry() -> None:
         "CHANGELOG.md",
     ]
     files = [*sources(), *suite(), *(ROOT / "configs").rglob("*.yaml"), *(ROOT / name for name in top)]
-    found = [
-        (relative(path), host) for path in files for host in hosts if host in path.read_text(encoding="utf-8")
-    ]
+    found = [(relative(path), host) for path in files for host in hosts if host in read(path)]
     assert found == []
 
 
@@ -241,7 +250,7 @@ def config_classes() -> list[tuple[str, str]]:
     return [
         (module_name(path), node.name)
         for path in sources()
-        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        for node in ast.parse(read(path)).body
         if isinstance(node, ast.ClassDef) and node.name.endswith("Config") and node.decorator_list
     ]
 
@@ -303,7 +312,7 @@ def test_all_that_acts_opens_a_device_under_a_lease() -> None:
         f"{relative(path)}:{getattr(node, 'lineno', 0)} makes {name}"
         for path in others
         if relative(path) not in (*DEVICES, *APART)
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in nodes(path)
         if (name := makes_env(node))
     ]
     assert found == []
@@ -325,3 +334,67 @@ def test_all_that_acts_opens_a_device_under_a_lease() -> None:
 def test_every_other_way_to_make_an_env_is_seen(code: str, name: str) -> None:
     seen = [found for node in ast.walk(ast.parse(code)) if (found := makes_env(node))]
     assert seen[:1] == ([name] if name else [])
+
+
+# --- back ends -----------------------------------------------------------------------------------
+
+BACK_END = ("sim/backends/", "sim/robots/", "sim/kinematics.py", "sim/cameras.py", "sim/gl.py")
+"""What may name MuJoCo's models: the back ends, robots alone and the checks of their models, cameras."""
+SCENES = ("sim/scene.py", "sim/task.py", "sim/tasks/")
+"""What builds MJCF, which every back end loads."""
+MEASURES_MUJOCO = ("robot_rl/bench/sim.py", "robot_rl/bench/physics.py")
+BUILDS = ("MjSpec", "MjsBody", "MjsJoint")
+
+
+def breaches(path: str, code: str) -> list[str]:
+    """Returns what a file above the back end takes of MuJoCo beyond building scenes."""
+    if path.startswith((*BACK_END, *MEASURES_MUJOCO)):
+        return []
+    offered = {*vars(Backend), *Backend.__annotations__}
+    found: list[str] = []
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            module = getattr(node, "module", None) or ""
+            names = [alias.name for alias in node.names]
+            whole = [module] if module else names
+            if any(name.split(".")[0] == "mujoco" for name in whole):
+                is_scene = path.startswith(SCENES) and set(whole) == {"mujoco"}
+                taken = names if module else []
+                found += (
+                    [] if is_scene and all(map(builds, taken)) else [f"imports {' '.join(whole + taken)}"]
+                )
+        elif isinstance(node, ast.Attribute):
+            owner = ast.unparse(node.value)
+            if owner == "mujoco" and not builds(node.attr):
+                found.append(f"mujoco.{node.attr}")
+            elif owner.rpartition(".")[2].strip("_") == "backend" and node.attr not in offered:
+                found.append(f"backend.{node.attr}")
+    return found
+
+
+def builds(name: str) -> bool:
+    """Returns whether a name of MuJoCo serves to write MJCF."""
+    return name in BUILDS or name.startswith("mjt")
+
+
+def test_nothing_above_the_back_end_names_an_object_of_mujoco() -> None:
+    """A second back end gives arrays to tasks, controller, safety, env and resets, and they run."""
+    found = {relative(path): breaches(relative(path), path.read_text(encoding="utf-8")) for path in sources()}
+    assert {name: names for name, names in found.items() if names} == {}
+
+
+@pytest.mark.parametrize(
+    ("path", "code", "found"),
+    [
+        ("sim/vector.py", "import mujoco", ["imports mujoco"]),
+        ("sim/control.py", "self._backend.model.opt", ["backend.model"]),
+        ("sim/vector.py", "self.backend.view; backend.bind('qpos')", []),
+        ("robot_rl/train/pictures.py", "from mujoco.batch import Batch", ["imports mujoco.batch Batch"]),
+        ("sim/tasks/reach.py", "import mujoco\ndef scene(spec: mujoco.MjSpec): ...", []),
+        ("sim/tasks/reach.py", "from mujoco import MjModel", ["imports mujoco MjModel"]),
+        ("sim/tasks/reach.py", "import mujoco\nmujoco.MjData(model)", ["mujoco.MjData"]),
+        ("sim/robots/servo_check.py", "import mujoco\nmujoco.MjData(model)", []),
+    ],
+)
+def test_every_object_of_mujoco_is_seen(path: str, code: str, found: list[str]) -> None:
+    assert breaches(path, code) == found

@@ -84,8 +84,7 @@ def test_commands_and_their_keys_exist(
         for job in sweep(told) if "-m" in words else [told]:
             load(RunConfig, job, config_name="train")
     elif name == "bench":
-        measure = __import__(f"robot_rl.bench.{words[0]}", fromlist=["run"]).run
-        bench.options(measure, [word for word in words if "=" in word], name=words[0])
+        bench.settings_of(words[0], [word for word in words if "=" in word])
     else:
         assert [key for key in keys if not re.search(rf"\b{re.escape(key)}\b", text)] == []
 

@@ -1,4 +1,4 @@
-"""Options of the small VLA: sizes, acting, and what keeps it from learning few episodes by heart."""
+"""Options of the small VLA: sizes, acting, and regularisation for few episodes."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
-from robot_rl.core.errors import ConfigError, nearest, require
+from robot_rl.core.errors import ConfigError, nearest, require, require_fields
 from robot_rl.core.language import encode_text
 from robot_rl.policies.config import ProcessConfig
-from robot_rl.policies.processes import FlowODE, FlowSDE, Process
-from robot_rl.policies.vla.vision import SMALLEST
+from robot_rl.policies.processes import Process, flow_process
+from robot_rl.policies.spec import as_tuple
+from robot_rl.policies.vla.encoders import SMALLEST
 
 PRESETS: dict[str, dict[str, Any]] = {
     "tiny": {"width": 32, "depth": 1, "heads": 2, "context_depth": 1, "text_depth": 1, "channels": 4},
@@ -21,7 +22,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class SmallVLAConfig:
-    """Sizes of the small VLA, how it acts, and what keeps it from learning few episodes by heart."""
+    """Sizes of the small VLA, how it acts, and what keeps it from overfitting few episodes."""
 
     horizon: int = 16
     """H, the number of control steps that a chunk covers."""
@@ -44,7 +45,7 @@ class SmallVLAConfig:
     text_tokens: int = 4
     """Tokens that an instruction becomes."""
     instruction: str = ""
-    """What it does when the observation brings no instruction."""
+    """The instruction where the observation has none."""
     steps: int = 5
     """K, the number of denoising steps when acting."""
     process: str = "flow_ode"
@@ -85,25 +86,22 @@ class SmallVLAConfig:
     """Share of the training observations that show the mean state, so that the pictures are learned too."""
 
     def __post_init__(self) -> None:
-        for name in ("horizon", "width", "depth", "heads", "text_tokens", "channels", "draws"):
-            require(getattr(self, name) >= 1, f"small_vla {name}", getattr(self, name), "at least 1")
-        for name in ("context_depth", "text_depth", "random_shift_px"):
-            require(getattr(self, name) >= 0, f"small_vla {name}", getattr(self, name), "0 or more")
-        for name in ("regression", "balance", "colour_jitter", "state_noise", "linear"):
-            require(getattr(self, name) >= 0, f"small_vla {name}", getattr(self, name), "0 or more")
-        for name in ("dropout", "state_dropout"):
-            require(0 <= getattr(self, name) < 1, f"small_vla {name}", getattr(self, name), "0 to below 1")
-        require(
-            self.width % self.heads == 0, "small_vla heads", self.heads, f"a divisor of width {self.width}"
-        )
+        at = "small_vla "
+        require_fields(self, at, "1 or more", "horizon", "width", "depth", "heads", "text_tokens")
+        require_fields(self, at, "1 or more", "channels", "draws")
+        require_fields(self, at, "0 or more", "context_depth", "text_depth", "random_shift_px")
+        require_fields(self, at, "0 or more", "regression", "balance", "colour_jitter", "state_noise")
+        require_fields(self, at, "0 or more", "linear")
+        require_fields(self, at, "0 to below 1", "dropout", "state_dropout")
+        require_fields(self, at, "above 0", "agreement_ratio")
+        require_fields(self, at, "flow_ode, flow_sde", "process")
+        divides = self.width % self.heads == 0
+        require(divides, at + "heads", self.heads, f"a divisor of width {self.width}")
         require(
             len(self.picture) == 2 and min(self.picture) >= SMALLEST,
             "small_vla picture",
             self.picture,
             f"height and width, {SMALLEST} pixels or more",
-        )
-        require(
-            self.process in ("flow_ode", "flow_sde"), "small_vla process", self.process, "flow_ode, flow_sde"
         )
         rising = all(a < b for a, b in zip((0, *self.horizons), self.horizons, strict=False))
         require(
@@ -112,7 +110,6 @@ class SmallVLAConfig:
             self.horizons,
             f"rising, the last equal to the horizon {self.horizon}",
         )
-        require(self.agreement_ratio > 0, "small_vla agreement_ratio", self.agreement_ratio, "above 0")
         first, last = self.agreement_first, self.horizon
         require(1 <= first <= last, "small_vla agreement_first", first, f"1 to the horizon {last}")
         scored, allowed = self.scored, f"1 to the horizon {last}, or null for all"
@@ -138,9 +135,7 @@ class SmallVLAConfig:
 
 def make_process(config: SmallVLAConfig) -> Process:
     """Builds the process that a config names."""
-    if config.process == "flow_ode":
-        return FlowODE()
-    return FlowSDE(eta=config.eta, stochastic_steps=config.stochastic_steps)
+    return flow_process(config.process, eta=config.eta, stochastic_steps=config.stochastic_steps)
 
 
 def read_options(options: Mapping[str, Any], known: Mapping[str, Any]) -> SmallVLAConfig:
@@ -159,10 +154,6 @@ def read_options(options: Mapping[str, Any], known: Mapping[str, Any]) -> SmallV
             raise ConfigError(f"small_vla: no option {name!r}.{nearest(name, [*names, 'preset'])}")
     values = {**known, **PRESETS[preset], **options}
     try:
-        return SmallVLAConfig(**{name: _tuples(value) for name, value in values.items()})
+        return SmallVLAConfig(**{name: as_tuple(value) for name, value in values.items()})
     except (TypeError, ValueError) as error:
         raise ConfigError(str(error)) from error
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from robot_rl.policies.vla.attention import Attention, feed_forward
+from robot_rl.policies.vla.encoders import Attention, feed_forward
 
 Cache = list[tuple[Tensor, Tensor]]
 """Keys and values of the context, (B, heads, S, W / heads) each, for every layer."""
@@ -51,12 +51,9 @@ class ActionExpert(nn.Module):
         lengths = torch.tensor(tuple(horizons))
         member = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
         reached = torch.arange(horizons[-1]) < lengths[:, None]
-        self.register_buffer("reached", reached, persistent=False)  # (M, H)
-        self.register_buffer("step", reached.nonzero()[:, 1], persistent=False)  # (P,)
-        self.register_buffer("same", member[:, None] == member, persistent=False)  # (P, P)
-        self.reached: Tensor
-        self.step: Tensor
-        self.same: Tensor
+        self.reached = nn.Buffer(reached, persistent=False)  # (M, H)
+        self.step = nn.Buffer(reached.nonzero()[:, 1], persistent=False)  # (P,)
+        self.same = nn.Buffer(member[:, None] == member, persistent=False)  # (P, P)
 
     def cache(self, context: Tensor) -> Cache:
         """Returns the context's keys and values: computed once per chunk, not once per step."""
@@ -140,7 +137,7 @@ def fuse(each: Tensor, gate: Tensor) -> Tensor:
 
 
 def disagreement(found: Velocities) -> Tensor:
-    """Returns how far the horizons' velocities are from their mix, (B, H), for one chunk per row.
+    """Returns the distance of the horizons' velocities from their mix, (B, H), for one chunk per row.
 
     The L1 distance, averaged over the action's elements and the horizons that reach the step.
     """
@@ -176,7 +173,7 @@ def agreed_prefix(disagreement: Tensor, reached: Tensor, *, ratio: float, first:
     Args:
         disagreement: (B, H), L1 distance of the horizons from their mix.
         reached: (M, H), whether a horizon covers a step.
-        ratio: how much more disagreement than at the start is borne.
+        ratio: largest disagreement, as a multiple of that at the start.
         first: n, at least 1.
     """
     limit = ratio * disagreement[:, :first].mean(dim=1, keepdim=True)

@@ -24,7 +24,7 @@ from robot_rl.core.errors import CheckpointError, ConfigError, nearest
 from robot_rl.core.language import INSTRUCTION, decode_text
 from robot_rl.core.policy import Chain, ChunkSample, DemoBatch, Encoded, Mode
 from robot_rl.data.facts import DatasetFacts
-from robot_rl.policies.spec import check_chunk, check_mode, read_config
+from robot_rl.policies.spec import Unrefined, check_chunk, check_demonstration, check_mode, read_config
 from robot_rl.policies.vla import lerobot_files as files
 from robot_rl.policies.vla.lerobot_build import (
     FlowOptions,
@@ -39,11 +39,10 @@ from robot_rl.policies.vla.lerobot_fit import IMAGES, STATE
 from robot_rl.policies.vla.lora import LoraOptions, add_adapters, merged_state, save_adapters
 
 
-class LeRobotPolicy(nn.Module):
+class LeRobotPolicy(Unrefined, nn.Module):
     """A LeRobot policy as it is: chunks and imitation loss are LeRobot's own."""
 
     kind: ClassVar[str] = "lerobot"
-    refines = False
 
     def __init__(
         self,
@@ -85,7 +84,7 @@ class LeRobotPolicy(nn.Module):
         Raises:
             ConfigError: an option that does not exist, fit its type, or fit the dataset.
             CheckpointError: a checkpoint that is incomplete, damaged, of other cameras, or needs a
-                file that is neither here nor to be had.
+                file that is neither here nor on the hub.
         """
         chosen = read_options(options)
         instruction = chosen.instruction or (facts.instructions or (facts.meta.instruction,))[0]
@@ -137,7 +136,9 @@ class LeRobotPolicy(nn.Module):
         """
         folder = Path(folder).resolve()
         content = describe(self._parts, root=folder, instruction=self.instruction)
-        files.write_folder(folder, content, _untied(merged_state(self.policy)))
+        state = merged_state(self.policy)
+        spare = {name for group in files.tied_names(state) for name in group[1:]}
+        files.write_folder(folder, content, {n: tensor for n, tensor in state.items() if n not in spare})
 
     def save_adapters(self, folder: Path | str) -> None:
         """Writes adapters and trained heads alone, in peft's format.
@@ -168,10 +169,9 @@ class LeRobotPolicy(nn.Module):
         return cls(parts, instruction=spec["instruction"], lora=lora, flow=flow)
 
     def encode(self, obs: dict[str, Tensor]) -> Encoded:
-        """Returns what ACT or Diffusion makes of observations; of a VLA LeRobot's inputs, no `features`.
+        """Returns the encoding of ACT or Diffusion; for a VLA the model's inputs, without `features`.
 
-        The `features` (B, F) are what the action head is conditioned on. ACT decodes no noise: its chunk
-        is there as soon as it has looked.
+        The `features` (B, F) condition the action head. ACT decodes no noise: its encoding holds its chunk.
 
         Raises:
             ValueError: the observation lacks a camera or the state.
@@ -238,9 +238,7 @@ class LeRobotPolicy(nn.Module):
         Padded steps are marked `action_is_pad`; pi0 and pi0.5 learn them all the same, and Diffusion
         unless `do_mask_loss_for_padding`.
         """
-        shape = (len(batch.actions), self.horizon, self.action_dim)
-        check_chunk("bc_loss", "actions", batch.actions, shape)
-        check_chunk("bc_loss", "valid", batch.valid, shape[:2])
+        check_demonstration(batch, self.horizon, self.action_dim)
         inputs = self.preprocess(batch.obs, batch.actions, batch.valid)
         with seeded(generator, self.device):
             return self.policy(inputs)[0]
@@ -253,19 +251,8 @@ class LeRobotPolicy(nn.Module):
                 self.config.diffusion_step_embed_dim
             )
         if self.policy_type != "act":
-            raise self._no_features()
+            raise ValueError(f"features: use policy 'lerobot_flow' with {self.policy_type}.")
         return self.config.dim_model
-
-    def refine(
-        self,
-        encoded: Encoded,
-        action: Tensor,
-        *,
-        mode: Mode = "ode",
-        generator: Generator | None = None,
-    ) -> Tensor:
-        """Returns the chunk's action as it is."""
-        return action
 
     @property
     def device(self) -> torch.device:
@@ -325,9 +312,6 @@ class LeRobotPolicy(nn.Module):
             return [self.instruction] * rows
         return decode_text(obs[INSTRUCTION].cpu().numpy())
 
-    def _no_features(self) -> ValueError:
-        return ValueError(f"features: use policy 'lerobot_flow' with {self.policy_type}.")
-
     def _noise(self, rows: int, z: Tensor | None, mode: Mode) -> Tensor | None:
         if self.policy_type == "act" or (z is None and mode != "mean"):
             return None
@@ -368,9 +352,9 @@ def _check_names(prefix: str, values: Mapping[str, Any], config_class: type[Any]
 
 @contextmanager
 def seeded(generator: Generator | None, device: torch.device) -> Yields[None]:
-    """Lets torch's global generator, which LeRobot draws from, follow `generator` for a while.
+    """Seeds torch's global generator, which LeRobot draws from, by `generator`, and restores it afterwards.
 
-    None leaves it alone; otherwise its own state is back afterwards.
+    None leaves it alone.
     """
     if generator is None:
         yield
@@ -379,12 +363,6 @@ def seeded(generator: Generator | None, device: torch.device) -> Yields[None]:
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(int(seed))
         yield
-
-
-def _untied(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Leaves out all but the first name of tensors that share a memory."""
-    spare = {name for group in files.tied_names(state) for name in group[1:]}
-    return {name: tensor for name, tensor in state.items() if name not in spare}
 
 
 def _drop_tied(module: nn.Module, state: dict[str, Tensor], prefix: str, _metadata: Any) -> None:

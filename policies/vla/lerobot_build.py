@@ -16,6 +16,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save
 
 from robot_rl.core.errors import CheckpointError, ConfigError, nearest, require
@@ -136,7 +137,7 @@ class Parts:
         return next(found, None)
 
     def move(self, device: torch.device) -> None:
-        """Lets the preprocessor deliver to a device."""
+        """Makes the preprocessor return tensors on a device."""
         step = self.step("device_processor")
         if step is not None and step.tensor_device != device:
             step.device, step.tensor_device = device.type, device
@@ -167,7 +168,7 @@ def new_parts(options: LeRobotOptions, facts: DatasetFacts) -> Parts:
 
     Raises:
         ConfigError: options that LeRobot refuses for this dataset.
-        CheckpointError: a file that is neither here nor to be had.
+        CheckpointError: a file that is neither here nor on the hub.
     """
     at = f"policy {options.type}"
     cameras, sizes = _check_new(options, facts, at=at)
@@ -194,7 +195,7 @@ def open_parts(
     Raises:
         ConfigError: options that the checkpoint cannot have.
         CheckpointError: it is incomplete, damaged, of other cameras or sizes, or needs a file that
-            is neither here nor to be had.
+            is neither here nor on the hub.
     """
     at = at or options.pretrained
     folder, kind, table, pipelines = _read(options, at=at, weights=True)
@@ -250,12 +251,13 @@ def describe(parts: Parts, *, root: Path | None, instruction: str) -> files.File
 
 
 def relocate(folder: Path) -> None:
-    """Writes the present place of a moved checkpoint folder of ours into it, for LeRobot's loading.
+    """Writes the new path of a moved checkpoint folder into its files, for LeRobot's loading.
 
     Raises:
-        CheckpointError: it is no checkpoint folder.
+        CheckpointError: it is no checkpoint folder, or damaged.
     """
     folder = folder.resolve()
+    files.verify(folder, at=str(folder))
     config = files.read_json(folder / files.CONFIG, at=str(folder))
     asset = files.ASSETS.get(str(config.get("type")))
     if asset is None or not (folder / asset).is_dir():
@@ -268,6 +270,7 @@ def relocate(folder: Path) -> None:
         if "tokenizer_name" in step.get("config", {}):
             step["config"]["tokenizer_name"] = str(folder / asset)
     path.write_bytes(_json(table))
+    files.write_checksums(folder)
 
 
 def _check_new(
@@ -291,6 +294,8 @@ def _read(
         revision=options.revision,
         weights=weights,
     )
+    if weights:
+        files.verify(folder, at=at)
     table = files.read_json(folder / files.CONFIG, at=at)
     pipelines = [files.read_json(folder / f"{name}.json", at=at) for name in files.PIPELINES]
     kind = table.pop("type", None)
@@ -422,7 +427,7 @@ def _open_pipelines(
                 preprocessor_overrides=overrides[0],
                 postprocessor_overrides=overrides[1],
             )
-    except (ValueError, KeyError, ImportError, OSError) as error:
+    except (ValueError, KeyError, ImportError, OSError, SafetensorError) as error:
         raise CheckpointError(f"{at}: LeRobot refuses the pipelines: {error}") from error
     check_statistics(pre, {**config.input_features, **config.output_features}, config, at=at)
     check_statistics(post, config.output_features, config, at=at)
@@ -450,7 +455,7 @@ def _vlm_of(
 
 @contextlib.contextmanager
 def _tokenizer_of_pi(config: Any, vlm: Path | None) -> Generator[None]:
-    """Lets LeRobot's new pi0 pipelines read a tokenizer folder: its hub name is written in their code."""
+    """Gives LeRobot's pi0 pipelines a tokenizer folder instead of the hub name in their code."""
     if config.type not in ("pi0", "pi05") or vlm is None:
         yield
         return

@@ -1,9 +1,9 @@
 """LeRobot checkpoint folders: where their files come from, what they hold, how they are written.
 
 A folder holds `config.json`, `model.safetensors`, the two processor pipelines as JSON with their
-statistics beside them and, in ours, the tokenizer (and for SmolVLA the configuration of its VLM) in
-a subfolder, so that nothing is left on the hub. Everything a hub could be asked for is resolved to
-a local folder here, before LeRobot sees it: the one place where a network can be missing.
+statistics and, in ours, the tokenizer (and for SmolVLA the configuration of its VLM) in a subfolder, so
+that no file has to come from the hub. Hub names are resolved to local folders here, before LeRobot sees
+them: this is the one place that can need a network.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import logging
 import os
 import shutil
 import warnings
+import zlib
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -26,9 +27,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from robot_rl.core.errors import CheckpointError, ConfigError
-from robot_rl.core.files import restore_folder, swap_folder, write_synced
+from robot_rl.core.files import listed, restore_folder, swap_folder, write_json, write_synced
+from robot_rl.core.files import read_json as read_checked_json
+from robot_rl.core.refusal import refusals
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
+CHECKSUMS = "robot_rl_checksums.json"
+"""Of every other file of a folder that we wrote; LeRobot does not read it."""
 PIPELINES = ("policy_preprocessor", "policy_postprocessor")
 ASSETS = {"smolvla": "vlm", "pi0": "tokenizer", "pi05": "tokenizer"}
 """Subfolder of the tokenizer, and of the VLM's configuration, for the types that have one."""
@@ -62,7 +67,7 @@ def extra(module: str) -> Any:
 
 
 def option(setting: str) -> str:
-    """Returns how a setting is said, by Python callers and on the command line."""
+    """Returns how to give a setting, in Python and on the command line."""
     return f"{setting} (for `robot-rl finetune`: options.{setting})"
 
 
@@ -71,10 +76,10 @@ def hub_folder(
 ) -> Path:
     """Returns the local folder `name`, or that of the hub repository `name` in the local cache.
 
-    `remedy` says how the downloaded FOLDER is given.
+    `remedy` ends the message: how to give the downloaded FOLDER.
 
     Raises:
-        CheckpointError: neither a folder nor to be had from the hub; says where to put it.
+        CheckpointError: it is no folder, and the hub cannot be reached or does not have it.
     """
     restore_folder(Path(name).absolute())
     if Path(name).is_dir():
@@ -91,7 +96,7 @@ def hub_folder(
     except (OSError, ValueError) as error:  # the hub's own errors are OSErrors, a bad name a ValueError
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise CheckpointError(
-            f"{at}: {what} {name!r} is neither a folder nor to be had from the hub ({reason}). Where there "
+            f"{at}: {what} {name!r} is no folder, and cannot be fetched from the hub ({reason}). Where there "
             f"is a network: `hf download {name} --local-dir FOLDER`; then give that folder: {remedy}."
         ) from error
 
@@ -100,7 +105,7 @@ def assets_folder(policy_type: str, name: str, *, at: str, weights: bool = False
     """Returns a local folder with the tokenizer, and the VLM's configuration, of a policy type.
 
     Raises:
-        CheckpointError: it cannot be had, or lacks a file.
+        CheckpointError: it cannot be fetched, or lacks a file.
     """
     what = "the VLM" if policy_type == "smolvla" else "the tokenizer"
     folder = hub_folder(name, at=at, what=what, remedy=option("vlm=FOLDER"), weights=weights)
@@ -138,9 +143,8 @@ def read_json(path: Path, *, at: str) -> dict[str, Any]:
 def load_weights(model: nn.Module, path: Path, *, at: str) -> None:
     """Loads every tensor of a safetensors file, and leaves none of the model's untouched.
 
-    LeRobot's own loading passes over missing names, and for pi0 over any failure at all; what comes
-    back then is untrained. Tied tensors may be stored under one of their names. Values are cast to
-    the types the model was built with.
+    LeRobot's own loading ignores missing names, and for pi0 any failure; its policy is then untrained.
+    Tied tensors may be stored under one of their names. Values are cast to the types of the model.
 
     Raises:
         CheckpointError: the file is missing or cut short, or a tensor is missing, unexpected or of
@@ -184,6 +188,46 @@ def tied_names(state: Mapping[str, Tensor]) -> list[list[str]]:
     return [names for names in groups.values() if len(names) > 1]
 
 
+def write_checksums(folder: Path) -> None:
+    """Writes the checksum of every file of a folder, below it too."""
+    paths = [path for path in listed(folder) if path.is_file() and path != folder / CHECKSUMS]
+    checksums = {path.relative_to(folder).as_posix(): file_checksum(path) for path in paths}
+    write_json(folder / CHECKSUMS, {"files": checksums}, is_checked=True)
+
+
+def verify(folder: Path, *, at: str) -> None:
+    """Compares every file of a folder with its checksum; a folder of others has none.
+
+    Raises:
+        CheckpointError: a file is missing, cut short or altered.
+    """
+    if not (folder / CHECKSUMS).exists():
+        return
+    remedy = f"Take another copy of the folder; if you changed a file on purpose, remove {CHECKSUMS}."
+    for name, checksum in read_checksums(folder, remedy).items():
+        with refusals(CheckpointError, folder / name, remedy):
+            found = file_checksum(folder / name)
+        if found != checksum:
+            raise CheckpointError(f"{at}: {name} was cut short or altered. {remedy}")
+
+
+def read_checksums(folder: Path, remedy: str) -> dict[str, int]:
+    """Returns the checksums that a folder has, by the path of the file."""
+    found = read_checked_json(folder / CHECKSUMS, CheckpointError, remedy).get("files")
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{folder / CHECKSUMS}: damaged: it names no files. {remedy}")
+    return found
+
+
+def file_checksum(path: Path) -> int:
+    """Returns the CRC-32 of a file, read piece by piece."""
+    checksum = 0
+    with path.open("rb") as file:
+        while piece := file.read(1 << 24):
+            checksum = zlib.crc32(piece, checksum)
+    return checksum
+
+
 def unpack(files: Mapping[str, bytes], folder: Path) -> None:
     """Writes files under a folder."""
     for name, content in files.items():
@@ -213,6 +257,7 @@ def write_folder(folder: Path, files: Mapping[str, bytes], weights: Mapping[str,
         save_file(tensors, temporary / WEIGHTS, metadata={"format": "pt"})
         with (temporary / WEIGHTS).open("rb") as file:
             os.fsync(file.fileno())
+        write_checksums(temporary)
         swap_folder(temporary, folder)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -255,5 +300,5 @@ def _present_names(model: nn.Module, saved: dict[str, Tensor]) -> dict[str, Tens
 
 
 def module_of(config: Any, part: str) -> ModuleType:
-    """Imports `modeling_<type>` or `processor_<type>` beside a policy's configuration class."""
+    """Imports `modeling_<type>` or `processor_<type>` of a policy, given its configuration."""
     return extra(type(config).__module__.replace("configuration_", f"{part}_"))

@@ -17,9 +17,9 @@ STD_FLOOR = 1e-3
 """Smallest standard deviation, and half-range, in the dataset's units: a joint that never moved."""
 
 _PADS = ("smolvla", "pi0", "pi05")
-"""Types whose state and action are padded to a largest size, and that do with fewer cameras."""
+"""Types that pad state and action to a largest size, and accept fewer cameras."""
 _PADDED = 32
-"""That size in LeRobot's configurations."""
+"""The largest size in LeRobot's configurations."""
 _IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 
 

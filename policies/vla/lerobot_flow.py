@@ -6,7 +6,7 @@ the network predicts noise - action, an Euler step subtracts it (`VLAFlowMatchin
 The VLM sees each observation once; its keys and values serve every step of sampling and scoring.
 
 The model denoises D = `max_action_dim` numbers a step, of which the first A are the action. The chain
-lives there, (B, K + 1, H, D), because what the model says of the first A depends on the rest. Only
+lives there, (B, K + 1, H, D), because the velocity of the first A depends on the rest. Only
 the first A get a stochastic step's noise, and the log-probability is over them: it is then the
 density of all the noise there is. The rest, whose velocity no loss ever trained, take the Euler step.
 B rows, H chunk length, S scored transitions, N rows of a network call, P prefix tokens, W its width.
@@ -22,7 +22,7 @@ from torch import Generator, Tensor, nn
 from robot_rl.core.errors import ConfigError
 from robot_rl.core.policy import Chain, ChunkSample, Encoded, Mode, rows_of
 from robot_rl.policies.chain import Net, denoise, score
-from robot_rl.policies.processes import FlowODE, FlowSDE, Process, normal_like
+from robot_rl.policies.processes import Process, flow_process, normal_like
 from robot_rl.policies.spec import check_mode
 from robot_rl.policies.vla.lerobot import LeRobotPolicy
 from robot_rl.policies.vla.lerobot_build import FlowOptions, Parts
@@ -67,10 +67,8 @@ class LeRobotFlowPolicy(LeRobotPolicy):
         if flow.steps is not None:
             setattr(self.config, steps, flow.steps)  # is saved, so that LeRobot takes as many
         try:
-            self.process: Process = (
-                FlowODE()
-                if flow.process == "flow_ode"
-                else FlowSDE(eta=flow.eta, stochastic_steps=flow.stochastic_steps)
+            self.process: Process = flow_process(
+                flow.process, eta=flow.eta, stochastic_steps=flow.stochastic_steps
             )
             self.grid = self.process.grid(getattr(self.config, steps))
         except ValueError as error:
@@ -90,8 +88,7 @@ class LeRobotFlowPolicy(LeRobotPolicy):
         """
         with self.acting():
             batch = self.preprocess(obs)
-            prefix = self._smolvla_prefix if self.policy_type == "smolvla" else self._pi_prefix
-            cache, mask, hidden = prefix(batch)
+            cache, mask, hidden = self._prefix(batch)
             weight = mask.unsqueeze(-1).to(hidden.dtype)
             pooled = (hidden * weight).sum(dim=1) / weight.sum(dim=1)
             encoded = {"features": torch.cat([batch[STATE], pooled.float()], dim=-1), "mask": mask}
@@ -186,39 +183,25 @@ class LeRobotFlowPolicy(LeRobotPolicy):
 
         return velocity
 
-    def _smolvla_prefix(self, batch: dict[str, Any]) -> tuple[Any, Tensor, Tensor]:
+    def _prefix(self, batch: dict[str, Any]) -> tuple[Any, Tensor, Tensor]:
         """Returns the cache of keys and values, the mask (B, P), and the last layer's output (B, P, W)."""
-        model, pictures = self.policy.model, self.policy.prepare_images(batch)
-        state = self.policy.prepare_state(batch)
-        embedded, pad, attention = model.embed_prefix(*pictures, batch[_TOKENS], batch[_MASK], state=state)
-        (hidden, _), cache = model.vlm_with_expert.forward(
-            attention_mask=self._square(pad, attention),
-            position_ids=torch.cumsum(pad, dim=1) - 1,
-            past_key_values=None,
-            inputs_embeds=[embedded, None],
-            use_cache=True,
-        )
-        return cache, pad, hidden
-
-    def _pi_prefix(self, batch: dict[str, Any]) -> tuple[Any, Tensor, Tensor]:
-        """As `_smolvla_prefix`."""
-        model, pictures = self.policy.model, self.policy._preprocess_images(batch)
-        embedded, pad, attention = model.embed_prefix(*pictures, batch[_TOKENS], batch[_MASK])
-        vlm = model.paligemma_with_expert
-        vlm.paligemma.model.language_model.config._attn_implementation = "eager"  # as LeRobot does
-        additive = extra("lerobot.policies.common.vla_utils").prepare_attention_masks_4d
+        policy, model, is_smol = self.policy, self.policy.model, self.policy_type == "smolvla"
+        pictures = (policy.prepare_images if is_smol else policy._preprocess_images)(batch)
+        known = {"state": policy.prepare_state(batch)} if is_smol else {}
+        embedded, pad, attention = model.embed_prefix(*pictures, batch[_TOKENS], batch[_MASK], **known)
+        mask = module_of(self.config, "modeling").make_att_2d_masks(pad, attention)  # (B, P, P)
+        vlm = model.vlm_with_expert if is_smol else model.paligemma_with_expert
+        if not is_smol:
+            vlm.paligemma.model.language_model.config._attn_implementation = "eager"  # as LeRobot does
+            mask = extra("lerobot.policies.common.vla_utils").prepare_attention_masks_4d(mask)
         (hidden, _), cache = vlm.forward(
-            attention_mask=additive(self._square(pad, attention)),
+            attention_mask=mask,
             position_ids=torch.cumsum(pad, dim=1) - 1,
             past_key_values=None,
             inputs_embeds=[embedded, None],
             use_cache=True,
         )
         return cache, pad, hidden
-
-    def _square(self, pad: Tensor, attention: Tensor) -> Tensor:
-        """Returns which token sees which, (B, P, P)."""
-        return module_of(self.config, "modeling").make_att_2d_masks(pad, attention)
 
 
 def _cache(encoded: Encoded) -> Any:

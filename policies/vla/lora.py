@@ -16,8 +16,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from robot_rl.core.errors import CheckpointError, ConfigError
-from robot_rl.policies.vla.lerobot_files import extra, quiet
+from robot_rl.core.errors import CheckpointError, ConfigError, require_fields
+from robot_rl.policies.vla.lerobot_files import extra, quiet, verify, write_checksums
 
 _HEADS = r"model\.(state_proj|action_in_proj|action_out_proj|(action_)?time_mlp_(in|out))"
 _ADAPTER = "default"
@@ -43,10 +43,8 @@ class LoraOptions:
     """Regular expression of the modules that learn in full; '' for none."""
 
     def __post_init__(self) -> None:
-        if self.rank < 1:
-            raise ValueError(f"lora.rank must be at least 1, got {self.rank}")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"lora.dropout must be in [0, 1), got {self.dropout}")
+        require_fields(self, "lora.", "1 or more", "rank")
+        require_fields(self, "lora.", "0 to below 1", "dropout")
         for name in ("targets", "heads"):
             try:
                 re.compile(getattr(self, name))
@@ -116,6 +114,7 @@ def save_adapters(policy: nn.Module, options: LoraOptions | None, folder: Path, 
         folder.mkdir(parents=True, exist_ok=True)
         save_file(_adapter_tensors(policy), folder / _TENSORS, metadata={"format": "pt"})
         (folder / _CONFIG).write_text(json.dumps(settings, indent=2))
+        write_checksums(folder)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{folder}: cannot write the adapters: {error}.") from error
 
@@ -126,6 +125,7 @@ def load_adapters(policy: nn.Module, folder: Path) -> None:
     Raises:
         CheckpointError: the file is missing or damaged, or made for other layers.
     """
+    verify(folder, at=str(folder))
     try:
         saved = load_file(folder / _TENSORS)
     except (OSError, SafetensorError) as error:

@@ -2,8 +2,8 @@
 
 A relative action is the distance from the state that the chunk starts at: on real arms the next half
 second lies much closer to the present pose than to the mean of all poses. Where the state has the last
-action, it is the distance from that, which lies closer still. A ridge regression may take away what of
-the distance is linear in the state. The statistics of what is left differ from step to step of the chunk,
+action, it is the distance from that, which lies closer still. A ridge regression can remove the part
+of the distance that is linear in the state. The statistics of the rest differ from step to step of the chunk,
 so they are measured on chunks.
 B rows, H chunk length, A action dim, S state dim.
 """
@@ -56,28 +56,18 @@ class ChunkScale(nn.Module):
                 f"relative_to: got {self.relative_to}, "
                 f"allowed: {action_dim} indices from -1 to {state_dim - 1}"
             )
-        self.register_buffer("state_mean", torch.zeros(state_dim))
-        self.register_buffer("state_std", torch.ones(state_dim))
-        self.register_buffer("centre", torch.zeros(horizon, action_dim))
-        self.register_buffer("half_range", torch.ones(horizon, action_dim))
-        self.register_buffer("low", torch.full((action_dim,), -torch.inf))
-        self.register_buffer("high", torch.full((action_dim,), torch.inf))
-        self.register_buffer("is_measured", torch.tensor(not self.needs_chunks))
+        self.state_mean = nn.Buffer(torch.zeros(state_dim))
+        self.state_std = nn.Buffer(torch.ones(state_dim))
+        self.centre = nn.Buffer(torch.zeros(horizon, action_dim))
+        self.half_range = nn.Buffer(torch.ones(horizon, action_dim))
+        self.low = nn.Buffer(torch.full((action_dim,), -torch.inf))
+        self.high = nn.Buffer(torch.full((action_dim,), torch.inf))
+        self.is_measured = nn.Buffer(torch.tensor(not self.needs_chunks))
         if linear > 0:
-            self.register_buffer("weights", torch.zeros(state_dim + 1, horizon, action_dim))
+            self.weights = nn.Buffer(torch.zeros(state_dim + 1, horizon, action_dim))
         index = torch.tensor(self.relative_to)
-        self.register_buffer("_index", index.clamp_min(0), persistent=False)
-        self.register_buffer("_relative", (index >= 0).float(), persistent=False)
-        self.state_mean: Tensor
-        self.state_std: Tensor
-        self.centre: Tensor
-        self.half_range: Tensor
-        self.low: Tensor
-        self.high: Tensor
-        self.is_measured: Tensor
-        self.weights: Tensor
-        self._index: Tensor
-        self._relative: Tensor
+        self._index = nn.Buffer(index.clamp_min(0), persistent=False)
+        self._relative = nn.Buffer((index >= 0).float(), persistent=False)
 
     @property
     def needs_chunks(self) -> bool:
@@ -157,8 +147,8 @@ class ChunkScale(nn.Module):
     def unaction(self, scaled: Tensor, state: Tensor) -> Tensor:
         """Maps chunks back to the dataset's units, inside the dataset's range.
 
-        A joint that stands outside the range may stay where it is, but go no further: sending it into
-        the range at once would be a jump that nobody demonstrated.
+        A joint outside the range may stay where it is, but not move further out. A jump into the range
+        would be a motion that the data does not have.
         """
         actions = torch.addcmul(self.centre, scaled, self.half_range) + self.origin(state)
         is_relative, start = self._relative > 0, self._start(state)

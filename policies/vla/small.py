@@ -3,7 +3,7 @@
 Pictures, instruction and state become context tokens, read once per chunk; an action expert turns
 noise into a chunk by flow matching, as pi0 and SmolVLA do, with the conventions of
 `robot_rl.policies.processes`. Actions leave in the dataset's own units. With `horizons` the expert
-is a Mixture of Horizons, which says how much of a chunk to execute.
+is a Mixture of Horizons, which also decides how much of a chunk is executed.
 
 Besides noise, a share of the training chunks starts at zero noise and learns the L1 regression of
 the action (ACT's loss): mode `mean` decodes exactly that, in one step.
@@ -24,14 +24,21 @@ from robot_rl.core.errors import ConfigError, DatasetError, nearest
 from robot_rl.core.language import INSTRUCTION, MAX_BYTES, encode_text
 from robot_rl.core.policy import Chain, ChunkSample, DemoBatch, Encoded, Mode
 from robot_rl.data.facts import DatasetFacts
-from robot_rl.policies.chain import Net, denoise, score, scored_grid
+from robot_rl.policies.chain import Net, denoise, initial_noise, score, scored_grid
 from robot_rl.policies.chunk import ProcessConfig
 from robot_rl.policies.encoded import valid_mean
 from robot_rl.policies.networks import initialise, random_shift, sinusoidal, zero_last_layer
 from robot_rl.policies.processes import FlowODE, Process, TimeGrid, normal_like
-from robot_rl.policies.spec import check_chunk, check_mode, read_config, read_size
-from robot_rl.policies.vla.attention import Block
+from robot_rl.policies.spec import Unrefined, check_demonstration, check_mode, read_config, read_size
 from robot_rl.policies.vla.config import SmallVLAConfig, make_process, read_options
+from robot_rl.policies.vla.encoders import (
+    Block,
+    InstructionEncoder,
+    PictureEncoder,
+    dropped,
+    jitter_colour,
+    to_pixels,
+)
 from robot_rl.policies.vla.expert import (
     ActionExpert,
     AdaptiveNorm,
@@ -41,19 +48,16 @@ from robot_rl.policies.vla.expert import (
     balance_loss,
     disagreement,
 )
-from robot_rl.policies.vla.language import InstructionEncoder
 from robot_rl.policies.vla.scale import ChunkScale, relative_indices
-from robot_rl.policies.vla.vision import PictureEncoder, dropped, jitter_colour, to_pixels
 
 TIME_DIM = 32
 """Size of the sinusoidal time embedding."""
 
 
-class SmallVLA(nn.Module):
+class SmallVLA(Unrefined, nn.Module):
     """Flow matching over chunks of actions, given pictures, an instruction and the state."""
 
     kind: ClassVar[str] = "small_vla"
-    refines = False
 
     def __init__(
         self,
@@ -108,10 +112,9 @@ class SmallVLA(nn.Module):
         )
         self.process: Process = make_process(config)
         self.grid = scored_grid(self.process, config.steps, config.scored)
-        self.register_buffer(
-            "default_instruction", torch.from_numpy(encode_text([config.instruction])), persistent=False
+        self.default_instruction = nn.Buffer(
+            torch.from_numpy(encode_text([config.instruction])), persistent=False
         )
-        self.default_instruction: Tensor
         _initialise(self, generator)
 
     @classmethod
@@ -194,7 +197,7 @@ class SmallVLA(nn.Module):
                 net,
                 process,
                 grid,
-                self._initial_noise(encoded, z, mode, generator),
+                initial_noise(self, encoded["features"], z, mode, generator),
                 explore=mode == "explore",
                 record=record,
                 generator=generator,
@@ -213,9 +216,7 @@ class SmallVLA(nn.Module):
 
         With several horizons: the sum of every horizon's and the mix's, plus the gate's balance.
         """
-        shape = (len(batch.actions), self.horizon, self.action_dim)
-        check_chunk("bc_loss", "actions", batch.actions, shape)
-        check_chunk("bc_loss", "valid", batch.valid, shape[:2])
+        check_demonstration(batch, self.horizon, self.action_dim)
         self.normaliser.check()
         config = self.config
         encoded = self._encoded(batch.obs, generator, augment=self.training)
@@ -253,17 +254,6 @@ class SmallVLA(nn.Module):
         """Returns the keys and values of the context, for every layer of the expert."""
         return [(encoded[f"keys.{i}"], encoded[f"values.{i}"]) for i in range(self.config.depth)]
 
-    def refine(
-        self,
-        encoded: Encoded,
-        action: Tensor,
-        *,
-        mode: Mode = "ode",
-        generator: Generator | None = None,
-    ) -> Tensor:
-        """Returns the chunk's action as it is."""
-        return action
-
     def spec(self) -> dict[str, Any]:
         sizes = {"state_dim": self.state_dim, "action_dim": self.action_dim}
         relative_to = list(self.normaliser.relative_to)
@@ -278,7 +268,7 @@ class SmallVLA(nn.Module):
     def _encoded(
         self, obs: Mapping[str, Tensor], generator: Generator | None = None, *, augment: bool = False
     ) -> Encoded:
-        """Encodes an observation; `augment` varies and hides parts of it, as training does."""
+        """Encodes an observation; `augment` perturbs and drops parts of it, for training."""
         config = self.config
         state = self.state_in(self._state(obs, generator, augment=augment))
         tokens = [state[:, None], self.ears(self._instructions(obs, len(state)))]
@@ -365,21 +355,9 @@ class SmallVLA(nn.Module):
         each = sum(valid_mean(errors[:, :, m], weight & reached[m]) for m in range(len(self.config.horizons)))
         return each + mix + self.config.balance * balance_loss(found.gate, reached)
 
-    def _initial_noise(
-        self, encoded: Encoded, z: Tensor | None, mode: Mode, generator: Generator | None
-    ) -> Tensor:
-        features = encoded["features"]
-        shape = (len(features), self.horizon, self.action_dim)
-        if z is not None:
-            check_chunk("sample", "z", z, shape)
-        zeros = features.new_zeros(shape)
-        if mode == "mean":
-            return zeros
-        return normal_like(zeros, generator) if z is None else z
-
 
 class _Net:
-    """The expert bound to an observation and a grid; notes how far its horizons are apart."""
+    """The expert with the encoding and grid it is called with; measures how far its horizons disagree."""
 
     def __init__(self, policy: SmallVLA, encoded: Encoded, grid: TimeGrid) -> None:
         self._policy, self._grid = policy, grid
@@ -395,7 +373,7 @@ class _Net:
             condition = condition[rows]
         found = self._policy.expert(x[:, None], (condition + self._times[k])[:, None], cache)
         if isinstance(k, int) and self._policy.config.horizons:
-            # Each horizon alone would go its own way by this much, in units of the action.
+            # How far the step of each horizon alone would be from the mix, in units of the action.
             length = self._grid.times[k] - self._grid.times[k + 1]
             apart = length * disagreement(found).detach()
             self._disagreement = apart if self._disagreement is None else self._disagreement + apart

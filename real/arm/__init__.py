@@ -1,1 +1,1 @@
-"""A simulated arm behind the ros2_control conventions."""
+"""A simulated arm behind the conventions of ros2_control."""

@@ -3,8 +3,8 @@
     commands --line--> controllers --targets--> body --> plant
     states   <--line-- measured, with noise  <----------'
 
-One cycle reads, takes the commands that are due, updates the controllers and writes. Everything here
-is guarded by `lock`: services and actions run on threads of their own. n joints, K objects.
+One cycle reads, takes the commands that are due, updates the controllers and writes. `lock` guards
+everything here: services and actions run on their own threads. n joints, K objects.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from robot_rl.telemetry.flight import FlightRecorder
 
 Handler = Callable[[Any], None]
 _LONGEST_S = 0.1
-"""Time that one cycle lets pass at most: after a longer stall the simulation is late, not torn."""
+"""Longest time step of a cycle: after a longer stall the simulation is late, but continuous."""
 
 
 class SimArm:
@@ -67,24 +67,24 @@ class SimArm:
         self.manager = ControllerManager(known, self.body, config.active)
         self.servo = Servo(config.servo)
         self.commands = Channel[tuple[Handler, Any]](config.channel, commands)
-        """From the network: who takes a message, and the message."""
+        """From the network: the handler of a message, and the message."""
         self.states = Channel[tuple[Handler, Any]](config.channel, states)
-        """To the network: who publishes a message, and the message."""
+        """To the network: the function that publishes a message, and the message."""
         self.lock = threading.RLock()
         self.num_cycles = self.num_ignored = 0
-        """Cycles; messages to controllers that were not active, of another length, or after a stop."""
+        """Ignored are messages to inactive controllers, of a wrong length, or after a stop."""
         self.sim_ns = 0
-        self._look()
+        self._measure_scene()
         self._episode = config.seed
         self._halted = ""
         self._recorder = FlightRecorder(max(1, round(config.log_s * config.rate_hz)))
 
     def cycle(self, now_ns: int, ros_ns: int, dt_s: float) -> Cycle:
-        """Reads, takes what has arrived, updates, writes; returns what was read."""
+        """Reads, takes the messages that are due, updates, writes; returns the cycle with its state."""
         dt_s = min(dt_s, _LONGEST_S)
         with self.lock:
             cycle = Cycle(now_ns=now_ns, ros_ns=ros_ns, dt_s=dt_s, state=self.body.read(now_ns))
-            self._look()
+            self._measure_scene()
             for handler, message in self.commands.receive(now_ns):
                 handler(message)
             if not self.body.stop_reason:
@@ -99,7 +99,7 @@ class SimArm:
         return cycle
 
     def listens(self, controller: str) -> bool:
-        """Returns whether a command for a controller counts now; counts those that do not."""
+        """Returns whether a controller takes commands now; counts ignored commands."""
         counts = self.manager.is_active(controller) and not self.body.stop_reason
         self.num_ignored += not counts
         return counts
@@ -148,18 +148,18 @@ class SimArm:
     def close(self) -> None:
         self.plant.close()
 
-    def _look(self) -> None:
-        """Notes what is measured beside the joints, at the same moment."""
+    def _measure_scene(self) -> None:
+        """Measures fingers and objects at the time of the joints."""
         self.fingers, self.objects = self.plant.fingers(), self.plant.objects()
 
     def _lifted(self, why_not: str, what: str) -> Answer:
         if not self.body.stop_reason:
             self._halted = ""
-            self.commands.clear()  # what was said during the stop is not carried out after it
+            self.commands.clear()  # commands from during the stop do not count after it
         return not why_not, why_not or what
 
     def _follow_servo(self, cycle: Cycle) -> None:
-        """Hands Cartesian commands to whichever controller of the joints' positions is active."""
+        """Hands Cartesian commands to the active controller of the joints' positions."""
         target = self.servo.update(cycle, self.body)
         if target is None:
             return
@@ -171,7 +171,7 @@ class SimArm:
         self.num_ignored += 1
 
     def _halt_if_stopped(self) -> None:
-        """Ends what controllers do, once for every stop."""
+        """Ends the work of controllers, once for every stop."""
         if self.body.stop_reason and not self._halted:
             self.manager.halt(f"Aborted: {self.body.stop_reason}")
             self.servo.stop()

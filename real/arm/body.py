@@ -1,7 +1,7 @@
 """The arm's own electronics around a plant: encoders, limits, power, protective stop.
 
-A protective stop brings the arm to rest by itself, and then nothing that controllers say counts
-until somebody clears it. n arm joints.
+A protective stop brings the arm to rest by itself; then the arm ignores its controllers until a person clears
+the stop. n arm joints.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class StopConfig:
     torque_s: float = 1.0
     """How long a servo may be at its largest torque; simulated policies press for half a second."""
     ramp_s: float = 0.2
-    """From whatever speed to rest, evenly."""
+    """Time from any speed to rest, at constant deceleration."""
 
     def __post_init__(self) -> None:
         require(self.over_position_rad >= 0, "stop.over_position_rad", self.over_position_rad, "0 or more")
@@ -65,11 +65,11 @@ class Body:
         self.truth = self.plant.measure()
         """The newest state without noise."""
         self.state = self._measured(0)
-        """The newest state as the encoders give it."""
+        """The newest state as the encoders measure it."""
         self.target_rad, self.gripper = self.plant.targets()
-        """What controllers command, (n,) and the gripper: unlimited, so that a record shows what came."""
+        """The controllers' targets, (n,) and the gripper: unlimited, for the record."""
         self.applied_rad = self.target_rad.copy()
-        """(n,) what the servos were given."""
+        """The servos' targets (n,)."""
         self._gripper_applied = self.gripper
         self._saturated_s = np.zeros(len(self.target_rad))
         self._stop_elapsed_s = 0.0
@@ -144,7 +144,7 @@ class Body:
         return replace(self.truth, stamp_ns=now_ns, position_rad=position, stop_reason=self.stop_reason)
 
     def _check(self, dt_s: float) -> None:
-        """Trips on what real arms trip on: joint positions, speeds, torques, and nonsense commands."""
+        """Stops the arm as real arms do: for positions, speeds, torques, and commands that are not finite."""
         truth = self.truth
         assert truth.effort_n_m is not None, "a plant's arm has torques"
         if not (np.isfinite(self.target_rad).all() and np.isfinite(self.gripper)):
@@ -166,7 +166,7 @@ class Body:
                 )
 
     def _ramp(self, dt_s: float) -> Array:
-        """Returns the targets of a stop: from the speed it began at evenly to rest, then there."""
+        """Returns the targets of a stop: a constant deceleration from its first speed to rest."""
         position, velocity = self._stop_from
         ramp_s = self._stop.ramp_s
         self._stop_elapsed_s = min(ramp_s, self._stop_elapsed_s + dt_s)

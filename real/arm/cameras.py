@@ -1,9 +1,8 @@
-"""Cameras of the simulated arm, in a process of their own: drawing must not hold up the control loop.
+"""Cameras of the simulated arm, in their own process: drawing must not delay the control loop.
 
     arm --state row, ROS time--> cameras: set_state, draw, JPEG, publish
 
-The arm hands over states at the rate of the cameras and never waits; a camera that cannot keep up
-draws the newest.
+The arm sends states at the rate of the cameras and never waits; slow cameras draw the newest state.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ from robot_rl.real.ros2.api import Message, Node, Publisher, QoS
 from robot_rl.real.ros2.node import open_node
 
 _START_S = 90.0
-"""To find OpenGL, which starts a process for each way to it."""
+"""Longest start: the search for OpenGL starts a process for each candidate."""
 _JPEG_QUALITY = 90
 _QOS = QoS(depth=2)
-"""Reliable, as most drivers offer: subscribers may ask for less."""
+"""Reliable, as with most drivers: it matches all subscribers."""
 
 
 class Cameras:
@@ -43,7 +42,7 @@ class Cameras:
         """Starts the process and waits until it has drawn.
 
         Raises:
-            RenderError: it cannot; the message says what to install, or which camera there is not.
+            RenderError: it cannot; the message names what to install, or the missing camera.
         """
         ours, theirs = socket.socketpair()
         words = [sys.executable, "-m", "robot_rl.real.arm.cameras"]
@@ -60,7 +59,7 @@ class Cameras:
             raise RenderError(f"cameras={list(config.cameras)}: {why}")
 
     def show(self, row: Array, ros_ns: int) -> None:
-        """Hands over a state of the plant; ignored by cameras that have not fetched the last."""
+        """Sends a state of the plant; it is dropped if the cameras have not fetched the last one."""
         self._link.send(Frame(name="state", stamp_ns=ros_ns, array=row))
 
     def close(self) -> None:
@@ -73,7 +72,7 @@ class Cameras:
 
 
 class CameraTopics:
-    """Publishes pictures of one camera: raw, compressed or both, as they are subscribed to."""
+    """Publishes pictures of one camera: raw and compressed, each if it has subscribers."""
 
     def __init__(self, node: Node, camera: str) -> None:
         self._node, self._name = node, camera
@@ -119,7 +118,7 @@ class CameraTopics:
 
 
 def serve(link: Link, config: SimArmConfig, plant: Plant) -> None:
-    """Draws and publishes until the arm is gone."""
+    """Draws and publishes until the arm's process ends."""
     node = open_node(
         "sim_arm_cameras",
         namespace=config.namespace,
@@ -152,7 +151,7 @@ def main(words: list[str]) -> int:
         link.send(Answer(operation="start", done=False, message=str(error)))
         return 2
     except KeyboardInterrupt:
-        return 0  # of the terminal: the arm ends by the same
+        return 0  # from the terminal: it ends the arm, too
     plant.close()
     return 0
 

@@ -19,11 +19,11 @@ class ChannelConfig:
     """How bad a line is, one way."""
 
     delay_ms: float = 0.0
-    """Time on the way."""
+    """Delay of every message."""
     jitter_ms: float = 0.0
-    """On top, uniform from 0 to this; nothing overtakes, as on a DDS topic."""
+    """Additional delay, uniform from 0 to this; messages stay in order, as on a DDS topic."""
     loss: float = 0.0
-    """Share that never arrives, each message for itself."""
+    """Probability that a message is lost."""
 
     def __post_init__(self) -> None:
         require(self.delay_ms >= 0, "delay_ms", self.delay_ms, "0 or more")
@@ -32,7 +32,7 @@ class ChannelConfig:
 
 
 class Channel(Generic[T]):
-    """Takes messages on any thread and gives them out when they are due."""
+    """Takes messages on any thread and returns them when they are due."""
 
     def __init__(self, config: ChannelConfig, rng: np.random.Generator) -> None:
         self._config, self._rng = config, rng
@@ -55,7 +55,7 @@ class Channel(Generic[T]):
             self._queue.append((due_ns, message))
 
     def receive(self, now_ns: int) -> list[T]:
-        """Returns what is due, in the order it was sent."""
+        """Returns the messages that are due, in the order of sending."""
         due: list[T] = []
         with self._lock:
             while self._queue and self._queue[0][0] <= now_ns:
@@ -63,6 +63,6 @@ class Channel(Generic[T]):
         return due
 
     def clear(self) -> None:
-        """Forgets what is on the way."""
+        """Drops the messages on the way."""
         with self._lock:
             self._queue.clear()

@@ -1,4 +1,4 @@
-"""What a simulated arm is made of and how badly it is connected."""
+"""Settings of a simulated arm and of its line."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class SimArmConfig:
     seed: int = 0
     """Episode at the start, and of all noise."""
     delay_ms: float = 0.0
-    """Time of every message on the way, commands and states each."""
+    """Delay of every message, commands and states each."""
     jitter_ms: float = 0.0
     """On top, uniform from 0 to this."""
     loss: float = 0.0
-    """Share of messages that never arrive. Services and actions are spared: they are asked again."""
+    """Share of messages that never arrive. Services and actions lose none."""
     friction_n_m: float = 0.0
     """Dry friction of every joint."""
     encoder_noise_rad: float = 0.0
@@ -52,18 +52,14 @@ class SimArmConfig:
     use_sim_time: bool = False
     """Publish /clock and stamp with simulated time, which stands when this process does."""
     velocity_timeout_s: float | None = 0.25
-    """After so long without a message the forward velocity controller stops; null goes on for ever, as
-    ros2_control's own does."""
-    active: tuple[str, ...] = (
-        "joint_state_broadcaster",
-        "joint_trajectory_controller",
-        "gripper_controller",
-    )
+    """After this time without a message the forward velocity controller stops; null goes on for ever, like
+    ros2_control's own."""
+    active: tuple[str, ...] = ("joint_state_broadcaster", "joint_trajectory_controller", "gripper_controller")
     """Controllers that are active at the start."""
     log: str | None = None
-    """File (.npz) for what every cycle commanded and measured, without noise; not kept if None."""
+    """File (.npz) for the commands and true states of every cycle; none if None."""
     log_s: float = 600.0
-    """The log holds the last so many seconds."""
+    """Length of the log: the last seconds."""
     stop: StopConfig = field(default_factory=StopConfig)
     trajectory: TrajectoryRules = field(default_factory=TrajectoryRules)
     servo: ServoConfig = field(default_factory=ServoConfig)
@@ -72,20 +68,12 @@ class SimArmConfig:
         require(1 <= self.rate_hz <= 1000, "rate_hz", self.rate_hz, "1 to 1000")
         require(self.seconds is None or self.seconds > 0, "seconds", self.seconds, "above 0, or null")
         require(self.encoder_noise_rad >= 0, "encoder_noise_rad", self.encoder_noise_rad, "0 or more")
-        require(
-            self.velocity_timeout_s is None or self.velocity_timeout_s > 0,
-            "velocity_timeout_s",
-            self.velocity_timeout_s,
-            "above 0, or null",
-        )
+        timeout_s = self.velocity_timeout_s
+        require(timeout_s is None or timeout_s > 0, "velocity_timeout_s", timeout_s, "above 0, or null")
         for key in ("camera_hz", "object_hz", "log_s"):
             require(getattr(self, key) > 0, key, getattr(self, key), "above 0")
-        require(
-            self.log is None or self.log.endswith(".npz"),
-            "log",
-            self.log,
-            "a file that ends in .npz, or null",
-        )
+        is_log = self.log is None or self.log.endswith(".npz")
+        require(is_log, "log", self.log, "a file that ends in .npz, or null")
         _ = self.channel
 
     @property

@@ -1,7 +1,7 @@
 """Controllers as ros2_control has them: each commands some joints while it is active.
 
-They hold no clock and no ROS: `update` is called once a cycle with the newest state and writes the
-body's targets. Calls come from two threads; whoever calls holds the arm's lock. n joints.
+They use no clock and no ROS: `update` is called once a cycle with the newest state and writes the
+body's targets. Calls come from two threads; the caller holds the arm's lock. n joints.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -28,7 +28,7 @@ from robot_rl.real.messages import Array
 from robot_rl.real.ros2.api import nanoseconds
 
 LEAD_S = 0.15
-"""How far a target that is integrated may lead the arm, times the speed limit: a soft servo lags by 0.1 s."""
+"""Largest lead of an integrated target, times the speed limit: a soft servo lags by 0.1 s."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,41 +42,35 @@ class Cycle:
     state: ArmState
 
 
-class Controller(Protocol):
-    """What the controller manager switches."""
+class Controller:
+    """A controller of the controller manager; this one commands nothing."""
 
     name: str
     kind: str
     """Type, as ros2_control names it."""
-    interfaces: tuple[str, ...]
-    """Command interfaces it claims, `joint1/position`."""
+    quantity = "position"
+    """That its command interfaces set."""
 
-    def activate(self, body: Body) -> None: ...
-
-    def halt(self, why: str, body: Body) -> None:
-        """Ends whatever it was doing; the arm stays where it is."""
-        ...
-
-    def update(self, cycle: Cycle, body: Body) -> None: ...
-
-
-class JointStateBroadcaster:
-    """Commands nothing; while it is active, joint states are published."""
-
-    kind = "joint_state_broadcaster/JointStateBroadcaster"
-    interfaces: tuple[str, ...] = ()
-
-    def __init__(self, name: str = "joint_state_broadcaster") -> None:
-        self.name = name
+    def __init__(self, joints: Sequence[str] = ()) -> None:
+        self.joints = tuple(joints)
+        self.interfaces = tuple(f"{joint}/{self.quantity}" for joint in joints)
+        """Command interfaces that it claims, `joint1/position`."""
 
     def activate(self, body: Body) -> None:
-        """Nothing to prepare."""
+        """Prepares its work."""
 
     def halt(self, why: str, body: Body) -> None:
-        """Nothing to end: states go on."""
+        """Ends its work; the arm stays where it is."""
 
     def update(self, cycle: Cycle, body: Body) -> None:
-        """The server publishes."""
+        """Writes its targets."""
+
+
+class JointStateBroadcaster(Controller):
+    """Commands nothing; while it is active, the server publishes joint states."""
+
+    name = "joint_state_broadcaster"
+    kind = "joint_state_broadcaster/JointStateBroadcaster"
 
 
 class Execution:
@@ -93,20 +87,15 @@ class Execution:
             self.done.set()
 
 
-class JointTrajectoryController:
+class JointTrajectoryController(Controller):
     """Follows trajectories from its topic and its action; the newest replaces the one before."""
 
+    name = "joint_trajectory_controller"
     kind = "joint_trajectory_controller/JointTrajectoryController"
 
-    def __init__(
-        self,
-        joints: Sequence[str],
-        rules: TrajectoryRules | None = None,
-        name: str = "joint_trajectory_controller",
-    ) -> None:
-        self.name, self.joints = name, tuple(joints)
+    def __init__(self, joints: Sequence[str], rules: TrajectoryRules | None = None) -> None:
+        super().__init__(joints)
         self.rules = rules or TrajectoryRules()
-        self.interfaces = tuple(f"{joint}/position" for joint in joints)
         self.reference = Sample(np.zeros(len(joints)), np.zeros(len(joints)), is_over=True)
         """The newest desired state."""
         self._execution: Execution | None = None
@@ -124,7 +113,7 @@ class JointTrajectoryController:
         self._streamed = np.array(values, float)
 
     def cancel(self, execution: Execution, body: Body) -> None:
-        """Ends a trajectory at the wish of whoever sent it; the arm holds."""
+        """Ends a trajectory for its sender; the arm holds."""
         if execution is self._execution:
             self._end(Code.SUCCESSFUL, "Goal cancelled; holding position.")
             self._hold(body)
@@ -145,7 +134,7 @@ class JointTrajectoryController:
             return
         motion = self._motion or self._begin(execution, cycle)
         self.reference = sample = motion.sample(cycle.now_ns)
-        # A real arm's drives follow a trajectory closely; soft servos do if their target leads them.
+        # A real arm's drives follow a trajectory closely; soft servos do the same if their target leads.
         body.target_rad = sample.position_rad + body.plant.servo_s * sample.velocity_rad_s
         self._judge(execution, motion, cycle, body)
 
@@ -164,7 +153,7 @@ class JointTrajectoryController:
     def _judge(self, execution: Execution, motion: Motion, cycle: Cycle, body: Body) -> None:
         """Ends a trajectory that is off its path, at its goal, or too late for it."""
         if execution.verdict is not None:
-            return  # over: the arm stays at the last way point
+            return  # it has ended: the arm stays at the last way point
         allowed, state = execution.tolerances, cycle.state
         error = self.reference.position_rad - state.position_rad
         error_speed = self.reference.velocity_rad_s - state.velocity_rad_s
@@ -196,15 +185,12 @@ class JointTrajectoryController:
         self.reference = Sample(body.target_rad, np.zeros(len(self.joints)), is_over=True)
 
 
-class ForwardPositionController:
+class ForwardPositionController(Controller):
     """Passes joint targets on as they come."""
 
+    name = "forward_position_controller"
     kind = "position_controllers/JointGroupPositionController"
-
-    def __init__(self, joints: Sequence[str], name: str = "forward_position_controller") -> None:
-        self.name, self.joints = name, tuple(joints)
-        self.interfaces = tuple(f"{joint}/position" for joint in joints)
-        self._wanted: Array | None = None
+    _wanted: Array | None = None
 
     def set(self, values: Array) -> None:
         """Takes the values of one message, one a joint."""
@@ -222,24 +208,19 @@ class ForwardPositionController:
             body.target_rad = self._wanted
 
 
-class ForwardVelocityController:
+class ForwardVelocityController(Controller):
     """Moves joints at given speeds.
 
-    Stricter than ros2_control's: within the speed limits, and at rest once nobody has said a speed
-    for `timeout_s`, which None leaves out. No target leads the arm by more than `LEAD_S`.
+    Stricter than ros2_control's: within the speed limits, and at rest after `timeout_s` without a message,
+    or never if None. No target leads the arm by more than `LEAD_S`.
     """
 
+    name = "forward_velocity_controller"
     kind = "velocity_controllers/JointGroupVelocityController"
+    quantity = "velocity"
 
-    def __init__(
-        self,
-        joints: Sequence[str],
-        *,
-        timeout_s: float | None = 0.25,
-        name: str = "forward_velocity_controller",
-    ) -> None:
-        self.name, self.joints = name, tuple(joints)
-        self.interfaces = tuple(f"{joint}/velocity" for joint in joints)
+    def __init__(self, joints: Sequence[str], *, timeout_s: float | None = 0.25) -> None:
+        super().__init__(joints)
         self._timeout_s, self._silent_s = timeout_s, 0.0
         self._speed: Array | None = None
         self._reference: Array | None = None
@@ -265,7 +246,7 @@ class ForwardVelocityController:
         largest, (low, high) = body.plant.velocity_limits_rad_s, body.plant.position_limits_rad
         here_rad, speed = cycle.state.position_rad, np.clip(self._speed, -largest, largest)
         before = body.target_rad if self._reference is None else self._reference
-        # As trajectories: a real arm's drives have a speed at once; soft servos do if their target leads.
+        # As with trajectories: real drives have a speed at once; soft servos if their target leads.
         servo_rad = body.plant.servo_s * speed
         lead = before + cycle.dt_s * speed + servo_rad - here_rad
         lead = np.clip(lead, -LEAD_S * largest, LEAD_S * largest)
@@ -274,7 +255,7 @@ class ForwardVelocityController:
 
 
 class Grip:
-    """A wish for the gripper, until it is there or cannot go on."""
+    """A goal of the gripper, until it is reached or the gripper stalls."""
 
     def __init__(self, position: float) -> None:
         self.position = position
@@ -282,24 +263,24 @@ class Grip:
         self.done = threading.Event()
 
 
-class GripperController:
-    """Opens and closes, from its topic and its action; the newest wish replaces the one before."""
+class GripperController(Controller):
+    """Opens and closes, from its topic and its action; the newest goal replaces the one before."""
 
+    name = "gripper_controller"
     kind = "position_controllers/GripperActionController"
     goal_tolerance = 0.002
     """Unit of the gripper, m for most."""
     stall_velocity_threshold = 0.001
     stall_timeout_s = 0.5
 
-    def __init__(self, fingers: Sequence[str], name: str = "gripper_controller") -> None:
-        self.name = name
-        self.interfaces = tuple(f"{finger}/position" for finger in fingers)
+    def __init__(self, fingers: Sequence[str]) -> None:
+        super().__init__(fingers)
         self._grip: Grip | None = None
         self._before = np.nan
         self._still_s = 0.0
 
     def set(self, position: float) -> None:
-        """Takes a wish from the topic."""
+        """Takes a goal from the topic."""
         self.go(Grip(position))
 
     def go(self, grip: Grip) -> None:

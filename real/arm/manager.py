@@ -1,4 +1,4 @@
-"""The controller manager: which controllers run, and that no two command the same joint."""
+"""The controller manager: switches controllers so that no two command the same joint."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from robot_rl.real.arm.controllers import Controller, Cycle
 
 State = Literal["unconfigured", "inactive", "active"]
 Answer = tuple[bool, str]
-"""Whether it was done, and why not or what was."""
+"""Whether it was done, and a text: the reason if not, else the result."""
 
 
 class ControllerManager:
-    """Switches controllers as ros2_control does; whoever calls holds the arm's lock."""
+    """Switches controllers as ros2_control does; the caller holds the arm's lock."""
 
     def __init__(self, controllers: Sequence[Controller], body: Body, active: Sequence[str]) -> None:
         self._known = {controller.name: controller for controller in controllers}
@@ -41,7 +41,7 @@ class ControllerManager:
         return self._states.get(name) == "active"
 
     def claimed(self) -> dict[str, str]:
-        """Returns which active controller commands which interface."""
+        """Returns the active controller of every claimed interface."""
         return {
             interface: name
             for name, controller in self._known.items()
@@ -50,13 +50,13 @@ class ControllerManager:
         }
 
     def update(self, cycle: Cycle) -> None:
-        """Lets every active controller write its targets."""
+        """Updates every active controller."""
         for name, controller in self._known.items():
             if self.is_active(name):
                 controller.update(cycle, self._body)
 
     def halt(self, why: str) -> None:
-        """Ends what active controllers do; they stay active and hold."""
+        """Ends the work of active controllers; they stay active and hold."""
         for name, controller in self._known.items():
             if self.is_active(name):
                 controller.halt(why, self._body)
@@ -64,7 +64,7 @@ class ControllerManager:
     def switch(self, activate: Sequence[str], deactivate: Sequence[str], *, strict: bool) -> Answer:
         """Deactivates, then activates.
 
-        With `strict` nothing changes unless all of it can be done; without, what can be done is.
+        With `strict` it does all or nothing; without, all that is possible.
         """
         problems: list[str] = []
         leaving = [
@@ -115,10 +115,7 @@ class ControllerManager:
         state = self._states.get(name)
         if state == needed:
             return True
-        if state is None:
-            problems.append(f"Could not {what} controller {name!r}: it is not loaded.")
-        else:
-            problems.append(f"Could not {what} controller {name!r}: it is {state}.")
+        problems.append(f"Could not {what} controller {name!r}: it is {state or 'not loaded'}.")
         return False
 
     def _claim(self, name: str, owners: dict[str, str], problems: list[str]) -> bool:

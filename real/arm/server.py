@@ -20,20 +20,15 @@ from robot_rl.real.ros2.node import open_node
 from robot_rl.real.supervisor.pace import Pace, be_punctual
 
 _SWITCH_S = 5e-4
-"""How long a callback may keep Python from the loop; ten times less than usual."""
+"""How long a callback may keep the interpreter from the loop; ten times less than by default."""
 
 
 def serve(
-    config: SimArmConfig,
-    stop: threading.Event,
-    on_ready: Callable[[str], None] = lambda _: None,
+    config: SimArmConfig, stop: threading.Event, on_ready: Callable[[str], None] = lambda _: None
 ) -> dict[str, Any]:
-    """Serves until `stop` is set or `config.seconds` are over; returns how it went.
+    """Serves until `stop` is set or `config.seconds` are over; returns statistics.
 
-    Args:
-        config: the arm.
-        stop: ends it at the next cycle.
-        on_ready: called with the node's name once the arm can be found.
+    It calls `on_ready` with the node's name when the arm is on the graph.
 
     Raises:
         RobotRLError: no ROS transport, no such scene, or nothing to draw cameras with.
@@ -42,8 +37,8 @@ def serve(
         cameras = Cameras(config) if config.cameras else None
         if cameras is not None:
             stack.callback(cameras.close)
-        # After the cameras, which have processes of their own. For this thread alone, as in ros2_control:
-        # what hears commands has the priority of others.
+        # After the cameras' process has started. For this thread only, as in ros2_control: the thread that
+        # receives commands has normal priority.
         scheduling = be_punctual()
         arm = SimArm(config)
         stack.callback(arm.close)
@@ -87,13 +82,13 @@ def serve(
 def _run(
     arm: SimArm, states: States, cameras: Cameras | None, ros_ns: Callable[[], int], stop: threading.Event
 ) -> Pace:
-    """Turns the loop: one cycle a period, at absolute times."""
+    """Runs the loop: one cycle a period, at absolute times."""
     config = arm.config
     period_s, seconds = 1.0 / config.rate_hz, config.seconds
     picture_every = max(1, round(config.rate_hz / config.camera_hz))
     sys.setswitchinterval(_SWITCH_S)
     now_ns = time.monotonic_ns()
-    # Once before the clock runs: the first message of a type takes milliseconds to make.
+    # Once before the clock runs: the first message of a type takes milliseconds.
     states.publish(Cycle(now_ns=now_ns, ros_ns=ros_ns(), dt_s=period_s, state=arm.body.read(now_ns)))
     pace = Pace(config.rate_hz)
     begun_ns = time.monotonic_ns()
@@ -101,7 +96,7 @@ def _run(
     while not stop.is_set():
         pace.wait()
         now_ns = time.monotonic_ns()
-        # Whole periods since the beginning, so that lateness never makes the simulation run slower.
+        # Whole periods since the beginning, so that late cycles do not slow the simulation down.
         due = round(1e-9 * (now_ns - begun_ns) / period_s)
         states.publish(arm.cycle(now_ns, ros_ns(), max(1, due - passed) * period_s))
         passed = max(due, passed + 1)
@@ -126,6 +121,6 @@ def _counts(arm: SimArm) -> dict[str, Any]:
 
 
 def _cpu_s() -> float:
-    """Processor seconds of this process; cameras have their own."""
+    """Processor seconds of this process, without the cameras."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime

@@ -13,7 +13,7 @@ from robot_rl.real.arm.manager import Answer
 from robot_rl.real.arm.servo import PoseTarget, Twist
 from robot_rl.real.arm.topics import points, where_known
 from robot_rl.real.arm.trajectory import Code, Verdict, refusal, tolerances
-from robot_rl.real.ros2.api import GoalHandle, Message, Node
+from robot_rl.real.ros2.api import GoalCallbacks, GoalHandle, Message, Node
 from robot_rl.real.ros2.parameters import Parameter, Parameters
 
 logger = logging.getLogger(__name__)
@@ -26,12 +26,11 @@ _BEST_EFFORT = 1
 _INACTIVE, _ACTIVE = 2, 3
 """lifecycle_msgs/State."""
 _FEEDBACK_S = 0.05
-"""Period of feedback and of looking for cancels: action_monitor_rate is 20 Hz by default."""
-
+"""Period of feedback and of checks for cancels: action_monitor_rate is 20 Hz by default."""
 _CLOSE_S = 1.0
 _SERVO = "servo_node"
 _SERVO_KINDS: dict[int, type[Twist | PoseTarget]] = {1: Twist, 2: PoseTarget}
-"""moveit_msgs/srv/ServoCommandType; joints are jogged by their own controllers here."""
+"""moveit_msgs/srv/ServoCommandType, without joint jogs."""
 
 
 class ManagerServices:
@@ -130,7 +129,7 @@ class ManagerServices:
         return self._response("ListHardwareComponents", component=[component])
 
     def _set_component(self, request: Message) -> Message:
-        """Active is power on, inactive is power off; the arm knows no other states."""
+        """Active is power on, inactive is power off; the arm has no other states."""
         wanted = {_ACTIVE: "active", _INACTIVE: "inactive"}.get(
             request.target_state.id, request.target_state.label
         )
@@ -162,7 +161,7 @@ class ManagerServices:
 
 
 class ArmServices:
-    """What node `sim_arm` offers: its scene, its safety, its power."""
+    """The services of node `sim_arm`: its scene, its safety, its power."""
 
     def __init__(self, node: Node, arm: SimArm) -> None:
         self._node, self._arm = node, arm
@@ -201,7 +200,7 @@ class ArmServices:
 
 
 class ServoServices:
-    """What MoveIt Servo's node is asked: which commands it is to take, and whether it takes any."""
+    """The services of MoveIt Servo's node: the type of commands it takes, and a pause."""
 
     def __init__(self, node: Node, arm: SimArm) -> None:
         self._node, self._arm = node, arm
@@ -225,32 +224,34 @@ class ServoServices:
 
 
 class Actions:
-    """FollowJointTrajectory and GripperCommand; each goal runs on a thread of its own."""
+    """FollowJointTrajectory and GripperCommand; each goal runs on its own thread."""
 
     def __init__(self, node: Node, arm: SimArm, ros_ns: Callable[[], int]) -> None:
         self._node, self._arm, self._ros_ns = node, arm, ros_ns
         self._running: set[threading.Thread] = set()
-        self._follow, self._grip = (
-            "control_msgs/action/FollowJointTrajectory",
-            "control_msgs/action/GripperCommand",
-        )
+        self._follow = "control_msgs/action/FollowJointTrajectory"
+        self._grip = "control_msgs/action/GripperCommand"
         node.create_action_server(
             self._follow,
             f"{arm.trajectory.name}/follow_joint_trajectory",
-            execute=self._tracked(self._execute_trajectory),
-            accept=self._accepts_trajectory,
-            cancel=_always,
+            GoalCallbacks(
+                execute=self._tracked(self._execute_trajectory),
+                accept=self._accepts_trajectory,
+                cancel=lambda _: True,
+            ),
         )
         node.create_action_server(
             self._grip,
             f"{arm.gripper.name}/gripper_cmd",
-            execute=self._tracked(self._execute_grip),
-            accept=lambda _: self._arm.listens(self._arm.gripper.name),
-            cancel=_always,
+            GoalCallbacks(
+                execute=self._tracked(self._execute_grip),
+                accept=lambda _: self._arm.listens(self._arm.gripper.name),
+                cancel=lambda _: True,
+            ),
         )
 
     def close(self) -> None:
-        """Ends all goals and waits until their clients are told."""
+        """Ends all goals and waits until their clients have the results."""
         with self._arm.lock:
             self._arm.manager.halt("The arm was shut down.")
         for thread in tuple(self._running):
@@ -267,7 +268,7 @@ class Actions:
         return run
 
     def _accepts_trajectory(self, goal: Message) -> bool:
-        """As in ros2_controllers: a bad goal is rejected, and the log says why."""
+        """Rejects a bad goal and logs the reason, as in ros2_controllers."""
         controller = self._arm.trajectory
         why: Verdict | None = None
         if not self._arm.listens(controller.name):
@@ -327,7 +328,7 @@ class Actions:
             if handle.cancel_requested:
                 break
             handle.feedback(self._gripped("Feedback", grip))
-        # A stall is what holding a thing looks like: it succeeds, and says `stalled`.
+        # A gripper that holds an object stalls: that is a success, with `stalled`.
         _end(handle, self._gripped("Result", grip), done=grip.reached or grip.stalled)
 
     def _gripped(self, what: str, grip: Grip) -> Message:
@@ -346,10 +347,6 @@ def _end(handle: GoalHandle, result: Message, *, done: bool) -> None:
         handle.succeed(result)
     else:
         handle.abort(result)
-
-
-def _always(_: GoalHandle) -> bool:
-    return True
 
 
 def _snake(name: str) -> str:

@@ -1,7 +1,7 @@
-"""Cartesian commands in MoveIt Servo's form: a twist or a pose, as joint targets while they are fresh.
+"""Cartesian commands as in MoveIt Servo: fresh twists and poses become joint targets.
 
-A stream that falls silent, or whose stamps are old, halts the arm after `incoming_command_timeout_s`.
-Names and defaults are those of MoveIt Servo's parameters. n joints.
+The arm halts `incoming_command_timeout_s` after the last stamp. Names and defaults are those of MoveIt
+Servo's parameters. n joints.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from robot_rl.real.arm.controllers import LEAD_S, Cycle
 from robot_rl.real.messages import Array
 
 _DAMPING = 0.05
-"""Of the least squares, in metres and radians: finite at singularities."""
+"""Of the least squares, in metres and radians; it keeps them finite at singularities."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServoConfig:
-    """How Cartesian commands are taken."""
+    """Settings of Cartesian commands."""
 
     command_in_type: str = "unitless"
     """`unitless`: -1 to 1 times the scales below; `speed_units`: m/s and rad/s."""
@@ -29,15 +29,13 @@ class ServoConfig:
     rotational_scale_rad_s: float = 0.8
     incoming_command_timeout_s: float = 0.1
     joint_limit_margin_rad: float = 0.1
-    """Nearer to a limit, no joint moves on towards it."""
+    """Closer to a limit, no joint moves towards it."""
     pose_gain_hz: float = 5.0
     """Speed towards a pose over the distance to it."""
 
     def __post_init__(self) -> None:
-        kinds = ("unitless", "speed_units")
-        require(
-            self.command_in_type in kinds, "servo.command_in_type", self.command_in_type, " or ".join(kinds)
-        )
+        kind, kinds = self.command_in_type, ("unitless", "speed_units")
+        require(kind in kinds, "servo.command_in_type", kind, " or ".join(kinds))
 
 
 @dataclass(frozen=True)
@@ -73,7 +71,7 @@ class Servo:
         self.num_stale = 0
         """Commands that were too old when they were to be followed."""
         self.num_refused = 0
-        """Commands of another type than the one that was switched to, or during a pause."""
+        """Commands of a type that is not switched on, or during a pause."""
 
     def take(self, command: Twist | PoseTarget) -> None:
         if self._is_paused or not isinstance(command, self._takes or (Twist, PoseTarget)):
@@ -82,12 +80,12 @@ class Servo:
             self._newest = command
 
     def switch(self, kind: type[Twist | PoseTarget]) -> None:
-        """Takes commands of one type only; both before the first switch, as older Servos do."""
+        """Takes commands of one type only; before the first switch both types count, as in older Servos."""
         self._takes = kind
         self.stop()
 
     def pause(self, *, is_on: bool) -> None:
-        """Takes no commands while it is on."""
+        """Ignores all commands while it is on."""
         self._is_paused = is_on
         self.stop()
 
@@ -100,7 +98,7 @@ class Servo:
         command = self._newest
         if command is None:
             return None
-        # As in MoveIt Servo, a command without a stamp is as old as can be.
+        # As in MoveIt Servo, a command without a stamp is always too old.
         if cycle.ros_ns - command.stamp_ns > 1e9 * self._config.incoming_command_timeout_s:
             self.num_stale += self._target is None
             held, self._newest, self._target = self._target, None, None
@@ -138,7 +136,7 @@ class Servo:
         jacobian, largest = plant.jacobian(), plant.velocity_limits_rad_s
         gram = jacobian @ jacobian.T + _DAMPING**2 * np.eye(6)
         speed = jacobian.T @ np.linalg.solve(gram, twist)
-        speed /= max(1.0, float(np.max(np.abs(speed) / largest)))  # all joints alike: the direction stays
+        speed /= max(1.0, float(np.max(np.abs(speed) / largest)))  # the direction stays
         low, high = plant.position_limits_rad
         margin = self._config.joint_limit_margin_rad
         measured = cycle.state.position_rad

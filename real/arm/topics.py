@@ -10,7 +10,12 @@ from typing import Any
 import numpy as np
 
 from robot_rl.real.arm.arm import SimArm
-from robot_rl.real.arm.controllers import Cycle, Execution
+from robot_rl.real.arm.controllers import (
+    Cycle,
+    Execution,
+    ForwardPositionController,
+    ForwardVelocityController,
+)
 from robot_rl.real.arm.servo import PoseTarget, Twist
 from robot_rl.real.arm.trajectory import Verdict, refusal, tolerances
 from robot_rl.real.messages import Array
@@ -44,14 +49,14 @@ def fill_pose(pose: Message, values: Array) -> None:
 
 
 class Commands:
-    """Subscriptions; every message goes down the bad line before anyone looks at it."""
+    """Subscriptions; every message passes the bad line first."""
 
     def __init__(self, node: Node, arm: SimArm, ros_ns: Callable[[], int]) -> None:
         self._arm, self._ros_ns = arm, ros_ns
         array, trajectory = "std_msgs/msg/Float64MultiArray", "trajectory_msgs/msg/JointTrajectory"
         for kind, topic, handler in (
-            (array, f"{arm.position.name}/commands", self._on_position),
-            (array, f"{arm.velocity.name}/commands", self._on_velocity),
+            (array, f"{arm.position.name}/commands", self._forwarded(arm.position)),
+            (array, f"{arm.velocity.name}/commands", self._forwarded(arm.velocity)),
             (array, f"{arm.gripper.name}/commands", self._on_gripper),
             (trajectory, f"{arm.trajectory.name}/joint_trajectory", self._on_trajectory),
             ("geometry_msgs/msg/TwistStamped", "servo_node/delta_twist_cmds", self._on_twist),
@@ -65,13 +70,12 @@ class Commands:
 
         return on_message
 
-    def _on_position(self, message: Message) -> None:
-        if self._fits(self._arm.position.name, message, len(self._arm.plant.joint_names)):
-            self._arm.position.set(message.data)
+    def _forwarded(self, controller: ForwardPositionController | ForwardVelocityController) -> Any:
+        def on_message(message: Message) -> None:
+            if self._fits(controller.name, message, len(controller.joints)):
+                controller.set(message.data)
 
-    def _on_velocity(self, message: Message) -> None:
-        if self._fits(self._arm.velocity.name, message, len(self._arm.plant.joint_names)):
-            self._arm.velocity.set(message.data)
+        return on_message
 
     def _on_gripper(self, message: Message) -> None:
         if self._fits(self._arm.gripper.name, message, 1):
@@ -115,7 +119,7 @@ class Commands:
 
 
 class States:
-    """Publishers; joint states every cycle, the rest at rates of their own."""
+    """Publishers; joint states every cycle, the rest at their own rates."""
 
     def __init__(self, node: Node, arm: SimArm) -> None:
         self._node, self._arm = node, arm
@@ -133,7 +137,7 @@ class States:
         self._clock = make("rosgraph_msgs/msg/Clock", "/clock") if config.use_sim_time else None
         self._description = make("std_msgs/msg/String", "robot_description", LATCHED)
         self._description.publish(node.message("std_msgs/msg/String", data=urdf(arm)))
-        self._told: str | None = None
+        self._published: str | None = None
         self._fingers = arm.fingers
         self._every = {
             what: max(1, round(config.rate_hz / hz))
@@ -145,7 +149,7 @@ class States:
         }
 
     def publish(self, cycle: Cycle) -> None:
-        """Sends what is due in this cycle, and what the line has held back long enough."""
+        """Sends the messages of this cycle, and publishes those that the line has delayed long enough."""
         if self._clock is not None:
             message = self._node.message("rosgraph_msgs/msg/Clock")
             set_stamp(message.clock, cycle.ros_ns)
@@ -160,8 +164,8 @@ class States:
         if self._is_due("controller") and self._arm.manager.is_active(self._arm.trajectory.name):
             self._send(self._controller, self._controller_state(cycle))
         reason = self._arm.body.stop_reason
-        if reason != self._told or self._is_due("status"):
-            self._told = reason
+        if reason != self._published or self._is_due("status"):
+            self._published = reason
             self._send(self._status, self._node.message("std_msgs/msg/String", data=reason))
         for publish, message in self._arm.states.receive(time.monotonic_ns()):
             publish(message)
@@ -182,7 +186,7 @@ class States:
         state = cycle.state
         fingers = self._arm.fingers
         speed, self._fingers = (fingers - self._fingers) / cycle.dt_s, fingers
-        # Not measured is NaN, by ROS's custom.
+        # NaN is a value that is not measured, as usual in ROS.
         effort = np.full(len(state.position_rad), np.nan) if state.effort_n_m is None else state.effort_n_m
         return self._stamped(
             "sensor_msgs/msg/JointState",
@@ -223,7 +227,7 @@ def points(
 
 
 def urdf(arm: SimArm) -> str:
-    """Returns joint names and limits as a URDF: what programs look limits up in."""
+    """Returns joint names and limits as a URDF, in which programs look limits up."""
     plant = arm.plant
     low, high = plant.position_limits_rad
     closed, opened = sorted(plant.gripper_range)

@@ -1,7 +1,7 @@
 """Joint trajectories by the rules of ros2_control's joint_trajectory_controller.
 
-Which messages are refused and why, what lies between way points, and when a goal counts as reached
-follow ros2_controllers; where this arm is stricter, it is said. n joints, H way points.
+Refusals, the motion between way points, and the judgement of goals follow ros2_controllers; comments name
+where this arm is stricter. n joints, H way points.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ class Verdict:
 
 @dataclass(frozen=True, kw_only=True)
 class TrajectoryRules:
-    """What the controller's parameters say; names as in ros2_controllers where they exist there."""
+    """The controller's parameters; names as in ros2_controllers where they exist there."""
 
     allow_partial_joints_goal: bool = False
-    """Joints that a trajectory leaves out stay where they are; else it is refused."""
+    """Joints that a trajectory leaves out stay where they are; if false, it is refused."""
     allow_nonzero_velocity_at_trajectory_end: bool = False
     path_tolerance_rad: float = 0.0
     """Largest |desired - measured| on the way; 0 for none."""
@@ -52,7 +52,7 @@ class TrajectoryRules:
     stopped_velocity_tolerance_rad_s: float = 0.01
     """Faster joints are not at their goal."""
     goal_time_s: float = 5.0
-    """How long after the last way point the goal may still be reached; 0 for ever."""
+    """The goal may be reached this long after the last way point; 0 for ever."""
 
 
 def seconds(stamp: Any) -> float:
@@ -63,13 +63,9 @@ def seconds(stamp: Any) -> float:
 def refusal(
     trajectory: Any, joints: Sequence[str], now_ns: int, rules: TrajectoryRules | None = None
 ) -> Verdict | None:
-    """Returns why a trajectory_msgs/JointTrajectory is refused, None if it is accepted.
+    """Returns why the controller of `joints` refuses a trajectory_msgs/JointTrajectory, None if it does not.
 
-    Args:
-        trajectory: the message.
-        joints: those of the controller.
-        now_ns: ROS time, for a stamp that is not 0.
-        rules: the defaults if None.
+    `now_ns` is ROS time, for a stamp that is not 0.
     """
     rules = rules or TrajectoryRules()
     names, points = list(trajectory.joint_names), list(trajectory.points)
@@ -153,7 +149,7 @@ class Sample:
 
 
 class Motion:
-    """A trajectory on its way: from the state it began in, through its way points, to rest at the last."""
+    """The motion of a trajectory: from the first state, through its way points, to rest at the last."""
 
     def __init__(
         self,
@@ -165,22 +161,17 @@ class Motion:
         position_rad: Array,
         velocity_rad_s: Array,
     ) -> None:
-        """Takes an accepted message.
+        """Takes an accepted message for the controller's `joints`; those that it lacks hold.
 
-        Args:
-            trajectory: the message.
-            joints: those of the controller; others of the message do not exist, missing ones hold.
-            start_ns: when its time 0 is, on the clock of `now_ns`.
-            now_ns: when it begins to be followed.
-            position_rad: (n,) where the joints are now.
-            velocity_rad_s: (n,)
+        Its time 0 is `start_ns`, on the clock of `now_ns`, at which the joints are at `position_rad` (n,) and
+        move at `velocity_rad_s` (n,).
         """
         points = list(trajectory.points)
         columns = [list(joints).index(name) for name in trajectory.joint_names]
         self._times_ns = np.array([start_ns + nanoseconds(point.time_from_start) for point in points])
         shape = (len(points), len(joints))
         self._position = np.tile(np.asarray(position_rad, float), (len(points), 1))
-        # NaN rows are what a way point does not say: between two of them, fewer terms are used.
+        # NaN rows are missing values of a way point: such segments use fewer terms.
         self._velocity, self._acceleration = np.full(shape, np.nan), np.full(shape, np.nan)
         for row, point in enumerate(points):
             self._position[row, columns] = point.positions
@@ -246,7 +237,7 @@ class Motion:
 
 @dataclass(frozen=True, kw_only=True)
 class Tolerances:
-    """Largest |desired - measured| of each joint; 0 does not ask."""
+    """Largest |desired - measured| of each joint; 0 for none."""
 
     path_rad: Array
     """(n,)"""
@@ -261,12 +252,9 @@ class Tolerances:
 
 
 def tolerances(goal: Any, joints: Sequence[str], rules: TrajectoryRules) -> Tolerances | Verdict:
-    """Returns what a goal asks for: 0 leaves the rules' own, -1 asks for none.
+    """Returns the tolerances of a control_msgs/action/FollowJointTrajectory goal; None is one from the topic.
 
-    Args:
-        goal: control_msgs/action/FollowJointTrajectory goal; None for a trajectory from the topic.
-        joints: those of the controller.
-        rules: the controller's own.
+    In a goal, 0 leaves the controller's own tolerance, and -1 sets none.
     """
     full = np.ones(len(joints))
     found = {
@@ -297,5 +285,5 @@ def tolerances(goal: Any, joints: Sequence[str], rules: TrajectoryRules) -> Tole
 
 
 def exceeds(error: Array, allowed: Array) -> Array:
-    """Returns (n,) where an error is over an allowance that asks."""
+    """Returns (n,), where an error is over its tolerance, if there is one."""
     return (allowed > 0) & (np.abs(error) > allowed)

@@ -10,7 +10,7 @@ from robot_rl.real.messages import Array
 
 
 class VelocityEstimate:
-    """Differences of positions over `window_s`: a longer window is smoother and later (by half of it)."""
+    """Differences of positions over `window_s`: a longer window is smoother, and later by half of it."""
 
     def __init__(self, window_s: float) -> None:
         self._window_ns = round(1e9 * window_s)

@@ -1,4 +1,4 @@
-"""Pictures and poses from a driver to whoever listens, on a thread of its own: no picture delays the arm."""
+"""Pictures and poses from a driver to its listeners, on a separate thread: no picture delays the arm."""
 
 from __future__ import annotations
 
@@ -24,13 +24,7 @@ class SensorFeed:
     def __init__(
         self, frames: Callable[[], Sequence[Frame]], path: Path, on_error: Callable[[str], None]
     ) -> None:
-        """Listens at once.
-
-        Args:
-            frames: of the driver; only called while somebody listens.
-            path: of the socket.
-            on_error: gets what `frames` raised; the feed ends then.
-        """
+        """Listens at socket `path`; calls `frames` while there are listeners, `on_error` when that fails."""
         self._frames, self._on_error = frames, on_error
         self._listener = Listener(path)
         self._peers: list[_Peer] = []
@@ -47,13 +41,13 @@ class SensorFeed:
         try:
             while not self._closing.is_set():
                 self._cycle()
-        except Exception as error:  # a camera's library may throw anything: the arm is stopped, by name
+        except Exception as error:  # a camera's library may raise anything: the arm is stopped
             self._on_error(f"frames: {error}")
         for peer in self._peers:
             peer.link.close()
 
     def _cycle(self) -> None:
-        full = [peer.link for peer in self._peers if peer.is_full]
+        full = [peer.link for peer in self._peers if not peer.link.is_idle()]  # they have to drain first
         ends = [self._listener, *(peer.link for peer in self._peers)]
         select.select(ends, full, [], _PERIOD_S if self._peers else _IDLE_S)
         link = self._listener.accept()
@@ -67,23 +61,18 @@ class SensorFeed:
 
 
 class _Peer:
-    """A listener and what it has not got yet."""
+    """A listener and the frames that it has not got yet."""
 
     def __init__(self, link: Link) -> None:
         self.link = link
         self._waiting: dict[str, Frame] = {}
 
-    @property
-    def is_full(self) -> bool:
-        """Whether its socket has to drain first."""
-        return not self.link.is_idle()
-
     def offer(self, frames: Sequence[Frame]) -> None:
-        """Sends what fits, those first that wait longest; a newer frame takes the place of an older."""
+        """Sends what fits, the longest waiting first; a newer frame replaces an older one of its name."""
         for frame in frames:
             self._waiting[frame.name] = frame
         with contextlib.suppress(MessageError):
-            self.link.receive()  # nobody says anything here: it shows who has gone
+            self.link.receive()  # there are no messages: this only notices a closed link
         while self._waiting and self.link.is_idle() and not self.link.closed:
             name = next(iter(self._waiting))
             self.link.send(self._waiting.pop(name))

@@ -1,4 +1,4 @@
-"""The last look at a command before an arm gets it: what no supervisor may send is refused here too.
+"""The last check of a command before an arm gets it: what no supervisor may send is refused here too.
 
 n arm joints, H points of a plan.
 """
@@ -15,14 +15,14 @@ from robot_rl.real.station import StationConfig
 _SLACK_RAD = 1e-6
 """Float noise of a target clamped to its limit."""
 _PLAN_SLACK_S = 0.25
-"""So much later than `supervisor.max_plan_s` from now may a plan end: it is sent before its start."""
+"""A plan may end this much later than `supervisor.max_plan_s` from now: it is sent before its start."""
 
 
 class Gate:
-    """Says why a command is refused; an empty reason lets it pass."""
+    """Returns the reasons to refuse a command; an empty one lets it pass."""
 
     def __init__(self, station: StationConfig, fence: Fence | None = None) -> None:
-        """Makes the gate of an arm; behind a fence of its own, if None, which remembers nothing."""
+        """Makes the gate of an arm; without a fence it makes one that remembers nothing."""
         self._fence = fence or Fence(station.name)
         self._joints = station.joints
         self._low = np.asarray(station.limits.position_low_rad) - _SLACK_RAD
@@ -46,7 +46,7 @@ class Gate:
         return reason
 
     def overtaken(self, token: int) -> str:
-        """Returns why nobody may move the arm under a fencing token, or an empty text."""
+        """Returns why the arm must not move under a fencing token, or an empty text."""
         try:
             self._fence.check(token)
         except (LeaseError, DeviceError) as error:
@@ -54,7 +54,7 @@ class Gate:
         return ""
 
     def is_fresh(self, message: Command | Plan | Beat, now_ns: int) -> bool:
-        """Returns whether its sender is alive: what waited in a queue for long says nothing about now."""
+        """Returns whether its sender is alive now: a message that waited in a queue does not show that."""
         # The first target of a plan is due at the end of its first period.
         stamp_ns = message.start_ns + message.period_ns if isinstance(message, Plan) else message.stamp_ns
         ahead_ns = self._max_plan_ns if isinstance(message, Plan) else self._max_age_ns

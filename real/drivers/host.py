@@ -4,11 +4,11 @@
                --Command, Plan, Control-->          -- commands   ->
     policy     <--Frame------------- F/sensors.sock <- frames     --
 
-The arm is held and stopped by the host itself when its supervisor is gone or silent, when the driver
-raises anything, and when the host is asked to end. A hold is repeated until the arm is seen at rest, a
-stop until it is done. F/driver.sock appears when the arm is connected.
+The host itself holds and stops the arm when its supervisor is gone or silent, when the driver raises
+anything, and when the host has to end. It repeats a hold until the arm is seen at rest, and a stop until
+it is done. F/driver.sock appears when the arm is connected.
 
-    nobody --link--> idle --start--> live --stop--> idle
+    alone  --link--> idle --start--> live --stop--> idle
                       ^               |--no Command or Beat for hold_after_s--> held, until the next
                       |               v                for stop_after_s, or the link closed: fault
                       '--clear--- stopped with a fault <--any error
@@ -46,7 +46,7 @@ from robot_rl.real.drivers.gate import Gate
 from robot_rl.real.drivers.orders import Order, Orders
 from robot_rl.real.drivers.rest import Holding
 from robot_rl.real.link import Link, Listener
-from robot_rl.real.messages import Answer, Beat, Command, Control, MessageError, Operation, Plan
+from robot_rl.real.messages import Answer, Beat, Command, Control, MessageError, Plan
 from robot_rl.real.station import StationConfig, load_station
 from robot_rl.real.supervisor.pace import WATCHER_PRIORITY, take_priority
 from robot_rl.real.writer import process_log
@@ -56,11 +56,11 @@ logger = logging.getLogger(__name__)
 DRIVER_SOCKET = "driver.sock"
 SENSORS_SOCKET = "sensors.sock"
 LINGER_S = 30.0
-"""How long a host without a supervisor keeps the connection to the arm."""
+"""A host without a supervisor keeps the connection to the arm for this long."""
 EXIT_NO_ARM = 3
 EXIT_HUNG = 4
 STUBBORN_S = 60.0
-"""So much longer does a host live that nobody wants while it cannot take the arm's controller away."""
+"""A host without a supervisor lives this much longer while it cannot take the arm's controller away."""
 _TICK_S = 0.05
 """Longest sleep of the loop: how late the watchdogs may be."""
 _WAIT_S = 0.2
@@ -68,7 +68,7 @@ _MAX_COSTS = 100_000
 _STOP_AGAIN_NS = 500_000_000
 """From a stop that failed to the next."""
 _SAME_ERROR_S = 10.0
-"""An error that repeats itself is told so often."""
+"""Time between two log lines of an error that repeats itself."""
 _MAX_ERRORS = 32
 _END_S = 5.0
 """Longest time for the last stop: two calls of a controller manager that does not answer."""
@@ -79,11 +79,11 @@ _JOIN_S = 1.0
 _CLOSE_S = 2.0
 """Longest wait for a driver that may hang, at the end."""
 _LAST_S = 9.5
-"""From being asked to end to the end, whatever hangs; whoever started us waits for 10 s."""
+"""Longest time from the request to end to the end, even if something hangs; the parent waits for 10 s."""
 
 
 class Host:
-    """One driver and its supervisor; `run` is the loop, everything else happens within it."""
+    """One driver and its supervisor; `run` is the loop, and calls everything else."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class Host:
         self._wake = _Wake()
         self._closing = threading.Event()
         self._arm_errors: deque[str] = deque()
-        self._told: dict[str, float] = {}  # errors and when they were logged
+        self._logged: dict[str, float] = {}  # errors and when they were logged
         self._orders = Orders(self._wake.set)
         self._holding = Holding(station.limits, lambda: self._try("hold", self._driver.hold))
         self._link: Link | None = None
@@ -118,7 +118,7 @@ class Host:
         self._heard_ns = 0  # the last sign of life of a supervisor
         self._is_silent = self._refusing = False
         self._stop_again_ns: int | None = None  # a stop failed
-        self._end_ns: int | None = None  # asked to end
+        self._end_ns: int | None = None  # when the end began
         self._seen: ArmState | None = None
         self._state: ArmState | None = None
         self._num_clipped = 0
@@ -126,10 +126,9 @@ class Host:
     # The loop
 
     def run(self, *, priority: int | None = None) -> None:
-        """Connects and serves, until `close` or until nobody wanted the arm for `linger_s`.
+        """Connects and serves, until `close` or until there was no supervisor for `linger_s`.
 
-        Args:
-            priority: real-time one of the loop, to be asked for once the arm is connected.
+        Once the arm is connected, the loop asks for the real-time `priority`.
 
         Raises:
             DeviceError: the arm cannot be connected.
@@ -148,7 +147,7 @@ class Host:
                 self._alone_since_ns = time.monotonic_ns()
                 try:
                     self._serve(door)
-                except BaseException:  # a vendor's library may want to end the process: the arm comes first
+                except BaseException:  # a vendor's library may end the process: the arm is stopped first
                     self.close()
                     self._serve(door)
                     raise
@@ -168,12 +167,12 @@ class Host:
             self._turn(door)
 
     def _turn(self, door: Listener) -> None:
-        """Does one cycle: whatever goes wrong in a part of it, the arm is held all the same."""
+        """Does one cycle: if a part of it fails, the arm is still held."""
         is_broken = False
         begun_ns = 0
         for step in (
             functools.partial(self._wait, door),
-            functools.partial(self._meet, door),
+            functools.partial(self._accept, door),
             self._obey,
             self._finish_orders,
             self._report,
@@ -198,14 +197,14 @@ class Host:
         self._wake.drain()
 
     def _keep_safe(self) -> None:
-        """Holds an arm that nobody commands, and one that did not heed the hold or the stop before."""
+        """Holds an arm without commands; repeats a hold or a stop that had no effect."""
         now_ns = time.monotonic_ns()
         self._watch_silence(now_ns)
         self._holding.update(self._state, now_ns)
         self._stop_again(now_ns)
 
-    def _meet(self, door: Listener) -> None:
-        """Takes one supervisor; another one is turned away while it lives."""
+    def _accept(self, door: Listener) -> None:
+        """Accepts one supervisor; refuses others while it lives."""
         link = door.accept()
         if link is None:
             return
@@ -234,7 +233,7 @@ class Host:
                 case Beat():
                     self._hear(message)
                 case Control():
-                    newest = None  # what came before an order is overtaken by it
+                    newest = None  # an order overtakes the commands before it
                     self._control(message)
                 case _:
                     self._fail(f"the supervisor sent a {type(message).__name__}, which a driver does not get")
@@ -251,7 +250,7 @@ class Host:
             self._stop("the supervisor is gone")
 
     def _report(self) -> None:
-        """Sends the newest state, once; the arm's own stop ends its obedience at once."""
+        """Sends the newest state, once; after the arm's own stop no command passes any more."""
         while self._arm_errors:
             self._fail(self._arm_errors.popleft())
         state = self._newest()
@@ -275,7 +274,7 @@ class Host:
         except Exception as error:
             self._fail(f"read: {error}")
             state = None
-        if state is None and self.fault:  # the reason has to reach the supervisor all the same
+        if state is None and self.fault:  # the supervisor has to get the reason without a state, too
             nowhere = np.full(len(self._station.joints), np.nan)
             state = ArmState(position_rad=nowhere, velocity_rad_s=nowhere, stamp_ns=0)
         return state
@@ -298,12 +297,12 @@ class Host:
             self._heard_ns, self._is_silent = now_ns, False
 
     def _is_forgotten(self, now_ns: int) -> bool:
-        """Whether nobody has wanted the arm for long; one that is not stopped yet keeps the host longer."""
+        """Whether there was no supervisor for long; an arm that is not stopped keeps the host longer."""
         linger_s = self._linger_s + (0.0 if self._stop_again_ns is None else STUBBORN_S)
         return self._link is None and now_ns - self._alone_since_ns > 1e9 * linger_s
 
     def _is_over(self) -> bool:
-        """Whether to return: asked to, or forgotten, and the arm is stopped or will not be."""
+        """Whether to return: closed or forgotten, and the arm is stopped, or cannot be."""
         now_ns = time.monotonic_ns()
         if self._end_ns is None:
             if self._closing.is_set() or self._is_forgotten(now_ns):
@@ -357,41 +356,36 @@ class Host:
                 self._answer(control, f"{self._at()} ends.")
             case "start":
                 self._is_ours, self._stop_again_ns = True, None
-                self._order("start", control, self._driver.start)
+                self._orders.add("start", control, self._driver.start)
             case "clear" if not control.by.strip():
                 self._answer(
                     control, f"clear: got by={control.by!r}, need the name of who looked at the arm."
                 )
             case "clear":
-                self._order("clear", control, self._driver.clear, control.by)
+                self._orders.add("clear", control, functools.partial(self._driver.clear, control.by))
             case "reset" if self._station.real:
                 self._answer(
                     control, f"{self._at()}: a real scene is put back by a person, not by a program."
                 )
             case "reset":
-                self._order("reset", control, self._driver.reset, control.seed)
+                self._orders.add("reset", control, functools.partial(self._driver.reset, control.seed))
             case "home" | "park":
                 self._answer(
                     control, f"a driver does not {control.operation}; the supervisor moves the arm there."
                 )
 
     def _stop(self, reason: str, control: Control | None = None) -> None:
-        """Holds at once; the controllers are taken away as soon as orders before this one are done."""
+        """Holds at once; takes the controllers away after the orders before this one."""
         self._live = False
         self._holding.begin(time.monotonic_ns())
-        self._order("stop", control, self._driver.stop, reason)
+        self._orders.add("stop", control, functools.partial(self._driver.stop, reason))
         logger.info("%s: stopping: %s", self._at(), reason)
 
     def _stop_again(self, now_ns: int) -> None:
         """Repeats a stop that failed: a controller manager may answer later."""
         due_ns = self._stop_again_ns
         if due_ns is not None and now_ns >= due_ns and not self._orders.has("stop"):
-            self._order("stop", None, self._driver.stop, "the stop before failed")
-
-    def _order(
-        self, operation: Operation, control: Control | None, action: Callable[..., None], *values: Any
-    ) -> None:
-        self._orders.add(operation, control, functools.partial(action, *values))
+            self._orders.add("stop", None, functools.partial(self._driver.stop, "the stop before failed"))
 
     def _finish_orders(self) -> None:
         while (order := self._orders.fetch()) is not None:
@@ -426,7 +420,7 @@ class Host:
                 )
                 self.fault, self._seen = "", None
             case "start":
-                # Whoever stopped while this was under way has the last word.
+                # A stop that came meanwhile wins.
                 self._live = not self.fault and not stops_later and self._end_ns is None
                 self._heard_ns, self._is_silent = time.monotonic_ns(), False
             case _:
@@ -439,7 +433,7 @@ class Host:
     # Faults
 
     def _try(self, what: str, action: Callable[..., object], *values: Any) -> bool:
-        """Calls the driver; whatever a vendor's library throws ends in a stop."""
+        """Calls the driver; any error of a vendor's library ends in a stop."""
         try:
             action(*values)
         except Exception as error:
@@ -453,21 +447,21 @@ class Host:
             self.fault, self._seen = f"{self._at()}: {reason}", None
             if can_stop:
                 self._stop(reason)
-        self._tell(reason)
+        self._log_error(reason)
         self._wake.set()
 
-    def _tell(self, error: str) -> None:
-        """Logs an error, once in a while if it repeats itself."""
+    def _log_error(self, error: str) -> None:
+        """Logs an error; one that repeats itself only once in a while."""
         now_s = time.monotonic()
-        if now_s - self._told.get(error, -_SAME_ERROR_S) < _SAME_ERROR_S:
+        if now_s - self._logged.get(error, -_SAME_ERROR_S) < _SAME_ERROR_S:
             return
-        if len(self._told) >= _MAX_ERRORS:
-            self._told.clear()
-        self._told[error] = now_s
+        if len(self._logged) >= _MAX_ERRORS:
+            self._logged.clear()
+        self._logged[error] = now_s
         logger.error("%s: %s", self._at(), error)
 
     def _note_error(self, reason: str) -> None:
-        """Takes an error of another thread to the loop."""
+        """Hands an error of another thread to the loop."""
         self._arm_errors.append(reason)
         self._wake.set()
 
@@ -532,7 +526,7 @@ class _Wake:
 
 
 def _close_within(seconds: float, driver: Driver) -> None:
-    """Closes a driver; one that hangs or fails is left to the end of the process."""
+    """Closes a driver; if it hangs or fails, only the end of the process closes it."""
 
     def run() -> None:
         try:
@@ -553,7 +547,7 @@ def open_driver(station: StationConfig) -> Driver:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs a host until SIGTERM, SIGINT, or until it is forgotten."""
+    """Runs a host until SIGTERM, SIGINT, or until it had no supervisor for long."""
     parser = argparse.ArgumentParser(prog="python -m robot_rl.real.drivers.host", description=__doc__)
     parser.add_argument("--station", required=True, help="name of a shipped station, or a YAML file")
     parser.add_argument("--folder", required=True, type=Path, help="where the sockets are made")
@@ -563,7 +557,7 @@ def main(argv: list[str] | None = None) -> int:
     with process_log():
         try:
             station = load_station(given.station)
-            with Claim(station) as claim:  # before anything reaches the arm, and until it is let go
+            with Claim(station) as claim:  # from before the first contact with the arm until the end
                 fence = claim.fence(given.token)
                 host = Host(open_driver(station), station, given.folder, linger_s=given.linger, fence=fence)
                 for number in (signal.SIGTERM, signal.SIGINT):
@@ -576,7 +570,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _end(host: Host) -> None:
-    """Ends the host, and the process if the host cannot: the arm stays as it is then, its servos stiff."""
+    """Ends the host, or the process if the host hangs: the arm then stays as it is, its servos stiff."""
     host.close()
     last = threading.Timer(_LAST_S, os._exit, (EXIT_HUNG,))
     last.daemon = True

@@ -1,6 +1,6 @@
 """Arms that LeRobot drives: SO-101, Koch, and every other robot of `lerobot.robots`.
 
-One thread owns the bus: it sends the newest target and asks where the arm is. n arm joints.
+One thread owns the bus: it sends the newest target and reads the arm's state. n arm joints.
 """
 
 from __future__ import annotations
@@ -49,22 +49,15 @@ class LeRobotArm:
     def __init__(
         self, station: StationConfig, make_robot: Callable[[LeRobotConfig], Robot] | None = None
     ) -> None:
-        """Makes the driver; the robot is made by `connect`.
-
-        Args:
-            station: with `lerobot`.
-            make_robot: how; LeRobot's own factory if None.
-        """
+        """Makes the driver; `connect` makes the robot, by LeRobot's own factory if `make_robot` is None."""
         if station.lerobot is None:
             raise ConfigError("lerobot: missing. An arm that LeRobot drives needs it.")
         self._config, self._joints, self._name = station.lerobot, station.joints, station.name
         self._make_robot = make_robot or open_robot
         units = station.lerobot.rad_per_unit or [math.pi / 180] * len(station.joints)
         self._rad_per_unit = np.asarray(units)
-        self._grip, self._grip_units = (
-            (station.gripper.closed, station.gripper.open),
-            station.lerobot.gripper_units,
-        )
+        self._grip = (station.gripper.closed, station.gripper.open)
+        self._grip_units = station.lerobot.gripper_units
         self._robot: Robot = None
         self._velocity = VelocityEstimate(_VELOCITY_WINDOW_S)
         self._held = HoldTarget(station.limits)
@@ -82,7 +75,7 @@ class LeRobotArm:
 
     @property
     def joint_names(self) -> tuple[str, ...]:
-        """Those the station asks for; `connect` has checked that the robot has them all."""
+        """The station's; `connect` has checked that the robot has them all."""
         return self._joints
 
     def connect(self) -> None:
@@ -90,7 +83,7 @@ class LeRobotArm:
         self._keep_others_out()
         self._check()
         self._read()
-        self.hold()  # the goals of a moment long ago may still stand in the servos
+        self.hold()  # the servos may still have old goals
         self._thread.start()
 
     def wait(self, timeout_s: float) -> bool:
@@ -164,7 +157,7 @@ class LeRobotArm:
             _stay_stiff(getattr(self._robot, "config", None))
             try:
                 return self._robot.connect(calibrate=False)
-            except Exception as refusal:  # whatever LeRobot and the vendor's library raise
+            except Exception as refusal:  # LeRobot and the vendor's library raise all kinds
                 error = refusal
                 _let_go(self._robot)
         raise DeviceError(
@@ -195,14 +188,14 @@ class LeRobotArm:
                 self._write()
                 self._read()
                 self._check_health()
-            except Exception as error:  # told to whoever waits for states: the host stops the arm
+            except Exception as error:  # `wait` raises it: the host stops the arm
                 self._note(f"{self._name}: {self._explain(error)}")
         with contextlib.suppress(Exception):
             self._write()  # where it is held from now on
 
     def _drain(self) -> None:
-        # An answer that came too late would be taken for that of the next question, and so on for ever:
-        # neither LeRobot nor the SDK throws it away.
+        # A late answer would count as that of the next question, and so on for ever: neither LeRobot nor
+        # the SDK discards it.
         port: Any = getattr(getattr(self._robot, "bus", None), "port_handler", None)
         if port is not None and hasattr(port, "ser"):
             port.ser.reset_input_buffer()
@@ -216,7 +209,7 @@ class LeRobotArm:
             self._robot.send_action(target)
         except Exception:
             with self._lock:
-                self._target = self._target or target  # of no use to the arm yet: sent again
+                self._target = self._target or target  # the arm did not get it: sent again
             raise
 
     def _read(self) -> None:
@@ -238,7 +231,7 @@ class LeRobotArm:
             self._lock.notify_all()
 
     def _check_health(self) -> None:
-        """Looks at the servos' error flags, which LeRobot does not, where the bus has such a register."""
+        """Reads the servos' error flags, which LeRobot does not, where the bus has such a register."""
         now_s = time.monotonic()
         register = _health_register(self._robot)
         if not register or now_s - self._checked_s < _HEALTH_EVERY_S:
@@ -251,7 +244,7 @@ class LeRobotArm:
             self._stop_reason = f"{self._name}: {', '.join(bad)}. Free the arm, then clear."
 
     def _explain(self, error: Exception) -> str:
-        """Returns the error with the motors that do not answer, where the bus can be asked."""
+        """Returns the error with the motors that do not answer, where the bus still works."""
         bus: Any = getattr(self._robot, "bus", None)
         silent: list[str] = []
         with contextlib.suppress(Exception):  # the bus itself may be what is gone
@@ -312,7 +305,7 @@ def open_robot(config: LeRobotConfig) -> Robot:
         raise DeviceError(
             f"lerobot: {error}. Arms of LeRobot need `pip install -e '.[lerobot]'` (Python >= 3.12)."
         ) from error
-    # Configs register when they are imported; robots whose libraries are absent are left out.
+    # Configs register at import; robots without their libraries are left out.
     for package in (lerobot.robots, lerobot.cameras):
         for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
             with contextlib.suppress(ImportError):
@@ -322,7 +315,7 @@ def open_robot(config: LeRobotConfig) -> Robot:
         raise ConfigError(f"lerobot.type: got {config.type!r}, allowed: {', '.join(sorted(known))}.")
     try:
         options = draccus.decode(lerobot.robots.RobotConfig, {"type": config.type, **config.options})
-        _stay_stiff(options)  # before the robot is made: one of two arms copies its options
+        _stay_stiff(options)  # before the robot is made: a robot of two arms copies its options
         return lerobot.robots.make_robot_from_config(options)
     except (draccus.utils.DecodingError, ValueError, TypeError, ImportError) as error:
         raise ConfigError(
@@ -331,9 +324,9 @@ def open_robot(config: LeRobotConfig) -> Robot:
 
 
 def _stay_stiff(options: Any) -> None:
-    """Sets LeRobot's options so that no end of the connection, wanted or not, takes the servos' torque.
+    """Sets LeRobot's options so that no end of the connection, wanted or not, takes the servos' torque away.
 
-    `Robot.__del__` disconnects too, as of a robot that could only half be connected.
+    `Robot.__del__` disconnects too, also a robot that is only half connected.
     """
     if hasattr(options, _LIMP):
         setattr(options, _LIMP, False)
@@ -345,7 +338,7 @@ def _stay_stiff(options: Any) -> None:
 
 
 def _let_go(robot: Robot) -> None:
-    """Ends a connection, also one that was half made: what is gone cannot be told good-bye."""
+    """Ends a connection, also a half-made one; errors of devices that are gone are ignored."""
     with contextlib.suppress(Exception):
         robot.disconnect()
     arms = [robot, *(getattr(robot, side, None) for side in ("left_arm", "right_arm"))]

@@ -20,30 +20,25 @@ HUNG_S = 5.0
 
 @dataclass(eq=False, kw_only=True)
 class Order:
-    """One thing that the driver is asked to do."""
+    """One call of the driver."""
 
     operation: Operation
     control: Control | None
-    """Who waits for the answer; None if the host itself gave the order."""
+    """The message to answer; None if the host itself gave the order."""
     work: Callable[[], None]
     begun_s: float | None = None
     is_done: bool = False
     error: BaseException | None = None
     is_given_up: bool = False
     is_late: bool = False
-    """It came back after it was given up: what it did, it did after the orders behind it."""
+    """It returned after it was given up: its effects came after the orders behind it."""
 
 
 class Orders:
-    """Does orders in turn; a stop does not wait for ever behind one that hangs."""
+    """Does orders in turn; a stop does not wait for ever behind a hanging order."""
 
     def __init__(self, on_done: Callable[[], None], *, hung_s: float = HUNG_S) -> None:
-        """Starts the thread.
-
-        Args:
-            on_done: called on the orders' thread after each.
-            hung_s: see `HUNG_S`.
-        """
+        """Starts the thread, which calls `on_done` after each order; `hung_s` as `HUNG_S`."""
         self._on_done, self._hung_s = on_done, hung_s
         self._news = threading.Condition()
         self._orders: deque[Order] = deque()  # given and not fetched
@@ -71,7 +66,7 @@ class Orders:
     def fetch(self) -> Order | None:
         """Returns the oldest order if it is done, each once; gives up one that hangs before a stop.
 
-        One at a time: whoever reads that a start was done has to know of a stop behind it.
+        One at a time: the reader of a start that is done must see a stop behind it.
         """
         with self._news:
             self._give_up()
@@ -80,7 +75,7 @@ class Orders:
             return self._orders.popleft() if self._orders and self._orders[0].is_done else None
 
     def close(self) -> None:
-        """Lets the thread end; one that hangs ends with the process."""
+        """Lets the thread end; a hanging one ends with the process."""
         with self._news:
             self._turn += 1
             self._news.notify_all()
@@ -105,7 +100,7 @@ class Orders:
             error: BaseException | None = None
             try:
                 order.work()
-            except BaseException as raised:  # whatever it is, whoever gave the order has to know
+            except BaseException as raised:  # any kind: the caller has to know
                 error = raised
             with self._news:
                 if turn == self._turn:

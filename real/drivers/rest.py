@@ -11,13 +11,13 @@ from robot_rl.hal.safety import SafetyLimits
 from robot_rl.real.messages import Array
 
 STILL_SHARE = 0.02
-"""Slower than this share of the velocity limits is at rest."""
+"""A joint slower than this share of its velocity limit is at rest."""
 _AGAIN_NS = 100_000_000
-"""From one hold to the next, while the arm still moves or is not seen."""
+"""Time from one hold to the next, while the arm still moves or is not seen."""
 _SETTLE_NS = 50_000_000
-"""States younger than a hold by less than this are of before it."""
+"""A state that is younger than a hold by less than this may be from before it."""
 _REST_NS = 100_000_000
-"""So long an arm has to be still to count as at rest: one that turns round is still for a moment."""
+"""How long an arm has to be still to count as at rest: one that turns round is still for a moment."""
 _SLACK_RAD = 1e-6
 
 
@@ -33,15 +33,15 @@ class HoldTarget:
         self._target_rad: Array | None = None
 
     def note(self, target_rad: Array) -> None:
-        """Takes a target that was sent, (n,)."""
+        """Remembers a target that was sent, (n,)."""
         self._target_rad = target_rad
 
     def forget(self) -> None:
-        """Says that others may have moved the arm since: it is held where it is measured."""
+        """Forgets the target: others may have moved the arm, so it is held where it is measured."""
         self._target_rad = None
 
     def choose(self, position_rad: Array) -> Array:
-        """Returns the target (n,) of a hold, which is the last target from then on."""
+        """Returns the target (n,) of a hold, which becomes the last target."""
         target_rad = position_rad if self._target_rad is None else self._target_rad
         self._target_rad = np.where(self.is_far(target_rad, position_rad), position_rad, target_rad)
         return self._target_rad
@@ -55,12 +55,7 @@ class Holding:
     """Holds an arm again and again until it is seen at rest: a hold may be lost, or refused."""
 
     def __init__(self, limits: SafetyLimits, hold: Callable[[], bool]) -> None:
-        """Holds nothing yet.
-
-        Args:
-            limits: of the arm.
-            hold: holds the arm, at the same place as the time before; returns whether that was done.
-        """
+        """Takes `hold`, which holds the arm at the same place each time, and returns whether it did."""
         self._hold, self._still_rad_s = hold, STILL_SHARE * np.asarray(limits.velocity_rad_s)
         self._held_ns: int | None = None
         self._still_since_ns: int | None = None
@@ -78,16 +73,11 @@ class Holding:
         return self._is_held
 
     def end(self) -> None:
-        """Says that a command moves the arm again."""
+        """Ends the hold: a command moves the arm again."""
         self._held_ns = None
 
     def update(self, state: ArmState | None, now_ns: int) -> None:
-        """Judges the newest state, and holds again if it is time to.
-
-        Args:
-            state: None before the first.
-            now_ns: monotonic, as the state's stamp.
-        """
+        """Judges the newest state, None before the first, and holds again if that is due."""
         if self._held_ns is None:
             return
         if state is not None and state.stamp_ns > self._held_ns + _SETTLE_NS:
@@ -98,7 +88,7 @@ class Holding:
                 return
         is_seen = state is not None and now_ns - state.stamp_ns < _AGAIN_NS
         if self._is_held and is_seen and self._still_since_ns is not None:
-            return  # all but at rest
+            return  # nearly at rest
         if now_ns - self._held_ns >= _AGAIN_NS:
             self._held_ns = now_ns
             self._is_held = self._hold()

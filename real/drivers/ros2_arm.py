@@ -1,7 +1,7 @@
 """An arm behind ros2_control, with genuine ROS 2 or without it (`robot_rl.real.ros2`).
 
-n arm joints. A state counts as measured when it arrives. Stamps of the arm are ROS time: one that does
-not change is a measurement that was not made. Wall-clock steps do no harm.
+n arm joints. The time of a state is that of its arrival. The arm's own stamps are ROS time: a state with
+the same stamp as before is no new measurement. Wall-clock steps do no harm.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ _FIRST_STATE_S = 10.0
 _VELOCITY_WINDOW_S = 0.02
 _RIVALS_EVERY_S = 0.5
 _GAP_NS = 250_000_000
-"""After so long without a state this process, or the line, stood still."""
+"""After this time without a state this process, or the line, stood still."""
 _DOUBT_NS = 100_000_000
-"""What comes first after that may have waited in a queue: it says where the arm was, not where it is."""
+"""The first states after that may have waited in a queue: they show where the arm was before."""
 _LONG_AGO_NS = 10_000_000_000
 
 
 class Ros2Arm:
     """Joint states in, commands out, controllers switched; e-stop inputs at `~/estop`.
 
-    Another driver of the same arm is heard before anything is taken (`ros2_presence`), and while it is held.
+    It listens for other drivers of the arm (`ros2_presence`) before it takes the arm, and while it has it.
     """
 
     def __init__(
@@ -58,13 +58,7 @@ class Ros2Arm:
         *,
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        """Makes the driver; the node is opened by `connect`.
-
-        Args:
-            station: with `ros2`.
-            open_node: how; in the station's namespace if None.
-            clock_ns: monotonic.
-        """
+        """Makes the driver; `connect` opens the node, in the station's namespace by default."""
         if station.ros2 is None:
             raise ConfigError("ros2: missing. An arm behind ros2_control needs it.")
         self._station, self._config = station, station.ros2
@@ -90,14 +84,14 @@ class Ros2Arm:
         self._presence = PresenceBeat(
             self._node, config.controller_manager, self._station.name, self._clock_ns
         )
-        # Best effort hears reliable and best-effort publishers alike.
+        # Best effort matches reliable and best-effort publishers.
         self._node.create_subscription(
             "sensor_msgs/msg/JointState", config.joint_states, self._on_joints, SENSOR
         )
         with self._news:
             if not self._news.wait_for(lambda: self._state is not None, _FIRST_STATE_S):
                 raise DeviceError(self._silence())
-        # Whoever hears the arm would hear another driver of it, too.
+        # A node that receives the arm's states would receive another driver's messages, too.
         self._presence.take()
         self._subscribe(config)
         kinematics = None
@@ -105,8 +99,9 @@ class Ros2Arm:
             kinematics = resolve("kinematics", "mujoco", at="ros2.command")(self._station.robot)
         self._stream: Stream = make_stream(self._node, self._station, config, kinematics, self._clock_ns)
         self._gripper = Gripper(self._node, self._station, self._clock_ns)
+        ours = config.position_controller, config.velocity_controller, config.trajectory_controller
         self._switch = ControllerSwitch(
-            self._node, config.controller_manager, _controller(config), self._station.joints, _ours(config)
+            self._node, config.controller_manager, config.controller, self._station.joints, ours
         )
         self._watch = ControllerWatch(self._node, config.controller_manager, self._switch.lost)
         self._switch.check()
@@ -135,7 +130,7 @@ class Ros2Arm:
         if reason:
             raise DeviceError(f"ros2: {reason}")
         self._stream.forget()
-        self._is_active = True  # from here on there is something to stop
+        self._is_active = True  # from here on a stop is needed
         self._presence.set_phase(Phase.DRIVING)
         self._watch.end()
         self._switch.activate()
@@ -161,7 +156,7 @@ class Ros2Arm:
         self._check_gripper()
 
     def hold(self) -> None:
-        """Overrides the last command; an arm that does not listen to us is left alone."""
+        """Overrides the last command; does nothing while the controller is not ours."""
         if self._is_active:
             state = self._measured()
             if self._clock_ns() < self._doubted_until_ns:
@@ -223,7 +218,7 @@ class Ros2Arm:
     def _subscribe(self, config: Ros2Config) -> None:
         node = self._node
         if config.safety_status:
-            # A latched publisher repeats its last word to latched subscribers only; others match SENSOR.
+            # A latched publisher repeats its last message to latched subscribers only; others match SENSOR.
             for qos in (SENSOR, LATCHED):
                 node.create_subscription("std_msgs/msg/String", config.safety_status, self._on_safety, qos)
         self._button = EstopButton(node, config.estop_max_age_s, self._press, self._clock_ns)
@@ -254,7 +249,7 @@ class Ros2Arm:
             self._press(f"e-stop: {silence}")
 
     def _renew(self) -> None:
-        """Tells a new stop reason at once, with the last measurement."""
+        """Publishes a new stop reason at once, with the last measurement."""
         with self._news:
             if self._state is not None:
                 self._state = replace(self._state, stop_reason=self._estop or self._safety)
@@ -317,7 +312,7 @@ class Ros2Arm:
         if rival is None:
             return
         if self._presence.is_lost:
-            self._is_active = False  # nothing here is ours to stop any more
+            self._is_active = False  # the arm is no longer ours to stop
         raise DeviceError(f"ros2: {rival} has this arm, too. End it first.")
 
     def _refuse_rivals(self) -> None:
@@ -334,7 +329,7 @@ class Ros2Arm:
 
 
 class _JointStates:
-    """Picks one arm out of JointState messages: any order, other joints between, fields missing."""
+    """Reads one arm from JointState messages: in any order, among other joints, with fields missing."""
 
     def __init__(self, joints: Sequence[str], fingers: Sequence[str]) -> None:
         self._names, self._fingers = tuple(joints), tuple(fingers)
@@ -349,12 +344,7 @@ class _JointStates:
         self.others: tuple[str, ...] = ()
 
     def take(self, message: Message, now_ns: int) -> ArmState | None:
-        """Returns the arm's state, or None of a message that says nothing new about it.
-
-        Args:
-            message: as published.
-            now_ns: monotonic.
-        """
+        """Returns the arm's state, or None if a message has nothing new about it; `now_ns` is monotonic."""
         if message.name != self._order:
             self._index(list(message.name))
         position = np.asarray(message.position, np.float64)
@@ -395,18 +385,3 @@ def _finite(values: Any, rows: Array, instead: Any) -> Any:
         return instead
     chosen = np.asarray(values, np.float64)[rows]
     return chosen if np.isfinite(chosen).all() else instead
-
-
-def _controller(config: Ros2Config) -> str:
-    """Returns the controller that takes the station's commands; Servo's output goes to the trajectories'."""
-    match config.command:
-        case "position":
-            return config.position_controller
-        case "velocity":
-            return config.velocity_controller
-        case _:
-            return config.trajectory_controller
-
-
-def _ours(config: Ros2Config) -> tuple[str, ...]:
-    return config.position_controller, config.velocity_controller, config.trajectory_controller

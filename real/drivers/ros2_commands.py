@@ -1,6 +1,6 @@
 """How targets become messages: forward controllers, JointTrajectory, MoveIt Servo, and grippers.
 
-Joint targets mean one thing everywhere: soft servos close the distance with a time constant of
+Joint targets have one meaning everywhere: soft servos close the distance with a time constant of
 `limits.lookahead_s` (`robot_rl.hal.safety`). Velocities, without such servos, close it in the same
 way here; twists close it more slowly. n arm joints, H points of a plan.
 """
@@ -27,31 +27,31 @@ _POINT_S = 0.05
 _SOONEST_S = 0.075
 """First point of a plan that is sent, if there is a later one.
 
-A controller begins a message when it arrives, at the measured position. To a point 50 ms away, a line of
-20 ms makes it lose 20 of 50 ms of its way, brake for that, and hurry after it: the simulated arm swung
-between a fifth of its speed and 1.2 times its limit, and ran away on a line of 30 ms. To one 100 ms away
-it does not."""
+A controller begins a message when it arrives, at the measured position. With a point 50 ms away and a line
+of 20 ms it loses 20 of 50 ms of its way, brakes for that, and then hurries: the simulated arm swung between
+a fifth of its speed and 1.2 times its limit, and ran away on a line of 30 ms. With one 100 ms away it does
+not."""
 _BRAKE_S = 0.1
 _STEP_S = 0.03
 """From a hold until joints at rest are at their target again; three periods of a slow controller.
 
-In less, a moving arm brakes by jerks on a line that is late: at 20 ms, one of 20 ms takes 0.73 of the speed
-limit within 10 ms, at 30 ms 0.43, and rest comes as soon; from 40 ms on it comes later."""
+With less, a moving arm brakes in jerks on a late line. On a line of 20 ms, 20 ms take away 0.73 of the speed
+limit within 10 ms, 30 ms 0.43, and the arm rests as soon; from 40 ms on it rests later."""
 _SAME = 0.9
-"""A joint that has this share of the speed at which it was held did not heed that."""
+"""A joint that still has this share of the speed at which it was held did not get the hold."""
 _MAX_RAMPS = 4
-"""A joint that swings for long is not led on for ever."""
+"""Most ramps in a row: a joint that swings for long does not get new ones for ever."""
 _KNOWN_NS = 50_000_000
-"""An arm that was measured before that may be elsewhere by now."""
+"""After this time without a measurement the arm may be elsewhere."""
 _FARTHEST_S = 0.25
-"""An arm that was not seen for longer is where its own controllers have stopped it."""
+"""After this time without a measurement the arm's own controllers have stopped it."""
 CALL_S = 2.0
 _SERVO_S = 0.5
 _TWIST_LOOKAHEADS = 3.0
-"""Time constant of twists. An arm that Servo moves lags by a lookahead itself, and by its line: at one
-lookahead and 50 ms of line the simulated arm swings by 5 cm for good, at three it settles in a second."""
+"""Time constant of twists. An arm that Servo moves lags by a lookahead, and by its line: at one lookahead and
+50 ms of line the simulated arm swings by 5 cm for ever, at three it settles in a second."""
 _MIN_GRIP_CHANGE = 0.005
-"""Of the gripper's range: smaller changes are not worth a goal."""
+"""Share of the gripper's range: smaller changes make no goal."""
 _GRIP_TICK_S = 0.01
 _MAX_STEP_S = 0.1
 
@@ -59,14 +59,14 @@ Clock = Callable[[], int]
 
 
 class Kinematics(Protocol):
-    """What Cartesian commands need; the registry's kind `kinematics` finds it by name."""
+    """The kinematics of Cartesian commands; in the registry under the kind `kinematics`."""
 
     def tool_pose(self, position_rad: Array) -> Array:
         """Returns the tool's pose (7,) in the base frame: metres, quaternion (w, x, y, z)."""
         ...
 
     def jacobian(self, position_rad: Array) -> Array:
-        """Returns (6, n): the tool's velocity, linear and angular, of each joint's."""
+        """Returns (6, n): the tool's linear and angular velocity per joint velocity."""
         ...
 
 
@@ -74,17 +74,15 @@ class Stream(Protocol):
     """One way of commanding the arm."""
 
     topic: str
-    """Where commands go; nobody else may publish there."""
+    """Where commands go; no other node may publish there."""
 
     def send(self, target_rad: Array, state: ArmState) -> None: ...
 
     def hold(self, state: ArmState) -> None:
-        """Stays where the arm is; held again without a command between, at the same place."""
-        ...
+        """Stays where the arm is; a repeated hold, without a command between, at the same place."""
 
     def forget(self) -> None:
-        """Says that others may have moved the arm since the last command."""
-        ...
+        """Forgets the last command: others may have moved the arm since."""
 
 
 class PositionStream:
@@ -105,8 +103,8 @@ class PositionStream:
     def hold(self, state: ArmState) -> None:
         """Stays at the last target, or where the arm is if that is not near.
 
-        If it is not known any more where the arm is, it comes to rest at its last target. That is a lead
-        away at most; to be called back to where it was would be a jerk.
+        An arm whose place is unknown comes to rest at its last target, a lead away at most; a target where
+        it was before would be a jerk.
         """
         if self._clock_ns() - state.stamp_ns <= _KNOWN_NS:
             self._publish(self._held.choose(state.position_rad))
@@ -150,13 +148,13 @@ class VelocityStream:
 
     def _publish(self, speed_rad_s: Array) -> None:
         self._publisher.publish(self._node.message("std_msgs/msg/Float64MultiArray", data=speed_rad_s))
-        # When it has left: a machine that stood still before that does not allow the next one more.
+        # The time after sending: if the machine stood still before it, the next change is not larger.
         self._sent, self._sent_ns = speed_rad_s, self._clock_ns()
 
 
 @dataclass(frozen=True)
 class _Ramp:
-    """To rest at constant deceleration in `_BRAKE_S`; joints that were held again later began later."""
+    """To rest at constant deceleration in `_BRAKE_S`; joints that were held again began later."""
 
     start_rad: Array
     """(n,)"""
@@ -165,12 +163,12 @@ class _Ramp:
     begun_ns: Array
     """(n,)"""
     tries: int = _MAX_RAMPS
-    """Ramps that are left for joints which go on."""
+    """Ramps that are left for joints that go on."""
 
     def left(self, now_ns: int, speed_rad_s: Array) -> Array:
         """Returns the share (n,) that is left, by the clock or by the speed of the joints (n,).
 
-        The later one counts: a ramp that was sent a moment ago has not reached the arm yet.
+        The larger one counts: a ramp that was just sent has not reached the arm yet.
         """
         by_clock = 1.0 - 1e-9 * (now_ns - self.begun_ns) / _BRAKE_S
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -221,19 +219,19 @@ class TrajectoryStream:
     def hold(self, state: ArmState) -> None:
         """Comes to rest at constant deceleration; a target where the arm is now would jerk it back.
 
-        Joints at rest stay at their last target. Held again, joints go on with the ramp before, except
-        those that kept their speed as if no hold had come: a call back would be a jerk as well.
+        Joints at rest stay at their last target. In a repeated hold, joints go on with the ramp before,
+        except those that kept their speed as if they got no hold: to call them back would be a jerk too.
         """
         now_ns, speed_rad_s = self._clock_ns(), state.velocity_rad_s
         here_rad = self._here_rad(now_ns, state)
-        if now_ns - state.stamp_ns > _KNOWN_NS:  # it follows what was sent last, if anything
+        if now_ns - state.stamp_ns > _KNOWN_NS:  # it follows the last message, if there is one
             if self._path is None or self._held is not None:
                 return
             speed_rad_s = (self._wanted_rad(now_ns + round(1e9 * _STEP_S), state) - here_rad) / _STEP_S
         ramp = self._ramp(now_ns, here_rad, speed_rad_s, state)
         left = ramp.left(now_ns, speed_rad_s)
-        # A controller begins at the measured position, below the target of a loaded arm: were the way to
-        # it as long as the ramp, the arm would sink on it, and sink with every hold.
+        # A controller begins at the measured position, below the target of a loaded arm. If the way to the
+        # target took as long as the ramp, the arm would sink on it, with every hold.
         soon, rest = ramp.at(np.maximum(left - _STEP_S / _BRAKE_S, 0.0)), ramp.at(np.zeros_like(left))
         points_rad, speeds = np.clip([soon[0], rest[0]], *self._limits), np.array([soon[1], rest[1]])
         if not self._publish(points_rad, [_STEP_S, _BRAKE_S], speeds, now_ns):
@@ -266,14 +264,14 @@ class TrajectoryStream:
         self._path = self._held = None
 
     def _here_rad(self, now_ns: int, state: ArmState) -> Array:
-        """Returns where the arm is now (n,): one that was not seen for a while follows what was sent last."""
+        """Returns where the arm is now (n,): without a fresh state, where the last message has it."""
         age_ns = now_ns - state.stamp_ns
         if age_ns > _KNOWN_NS:
             return self._wanted_rad(now_ns, state)
         return _soon_rad(state, now_ns)
 
     def _wanted_rad(self, now_ns: int, state: ArmState) -> Array:
-        """Returns where the arm should be now (n,), on straight lines through what was sent last."""
+        """Returns where the arm should be now (n,), on straight lines through the last message."""
         if self._path is None:
             return state.position_rad
         times_s, points_rad = self._path
@@ -283,7 +281,7 @@ class TrajectoryStream:
         now_ns = self._clock_ns()
         here_rad = self._here_rad(now_ns, state)
         speeds = _speeds(targets_rad, np.asarray(times_s), here_rad)
-        # An arm that lags behind what was sent before is not told to catch up beyond its limits.
+        # An arm that lags behind the message before must not catch up faster than its limits.
         speeds = np.clip(speeds, -self._fastest_rad_s, self._fastest_rad_s)
         if not self._publish(targets_rad, times_s, speeds, now_ns):
             return
@@ -291,7 +289,7 @@ class TrajectoryStream:
         self._path = 1e-9 * now_ns + np.array([0.0, *times_s]), np.vstack([here_rad, targets_rad])
 
     def _publish(self, targets_rad: Array, times_s: list[float], speeds: Array, now_ns: int) -> bool:
-        """Sends what begins at `now_ns`, unless this process stood still since: the arm would move late."""
+        """Sends a message that begins at `now_ns`, unless this process stood still since."""
         points = [
             self._node.message(
                 "trajectory_msgs/msg/JointTrajectoryPoint",
@@ -332,7 +330,7 @@ class ServoStream:
         self._publisher = node.create_publisher(kind, self.topic)
 
     def start(self) -> None:
-        """Tells Servo which commands will come, and to take them."""
+        """Switches Servo to our kind of commands, and unpauses it."""
         kind = 2 if self._is_pose else 1  # moveit_msgs/srv/ServoCommandType: POSE, TWIST
         self._ask("moveit_msgs/srv/ServoCommandType", "switch_command_type", command_type=kind)
         self._ask("std_srvs/srv/SetBool", "pause_servo", data=False)
@@ -351,8 +349,8 @@ class ServoStream:
     def hold(self, state: ArmState) -> None:
         """Stays at the last target.
 
-        Where Servo has had no pose for long, or nobody has seen the arm, Servo has stopped it by itself:
-        a pose would move it once more.
+        Where Servo got no pose for long, or there is no fresh state, Servo has stopped the arm by itself: a
+        pose would move it once more.
         """
         if not self._is_pose:
             self._publish_twist(np.zeros(6))
@@ -388,7 +386,7 @@ class ServoStream:
         self._publisher.publish(self._node.message(kind, header=header, **body))
 
     def _ask(self, kind: str, service: str, **fields: object) -> None:
-        """Calls a service of Servo, if it has it: older ones listen to every topic at once."""
+        """Calls a service of Servo, if there is one: older Servos listen to every topic at once."""
         name = f"{self._config.servo_node}/{service}"
         client = self._node.create_client(kind, name)
         is_there = client.wait(_SERVO_S)
@@ -398,7 +396,7 @@ class ServoStream:
 
 
 class Gripper:
-    """Commands the gripper's controller, each opening at its time, from a thread: goals take a while."""
+    """Commands the gripper's controller, each opening at its time, on a thread: goals take a while."""
 
     def __init__(self, node: Node, station: StationConfig, clock_ns: Clock = time.monotonic_ns) -> None:
         config = station.ros2 or Ros2Config()
@@ -424,7 +422,7 @@ class Gripper:
         self._schedule(list(zip(starts_ns, map(float, plan.gripper), strict=True)))
 
     def hold(self) -> None:
-        """Forgets what was to come; what is gripped stays gripped."""
+        """Forgets the openings to come; what is gripped stays gripped."""
         self._schedule([])
 
     def close(self) -> None:
@@ -454,7 +452,7 @@ class Gripper:
                     self.error = f"gripper: {error}"
 
     def _is_worth(self, opening: float) -> bool:
-        """Streams to a topic repeat themselves, so that a lost message does no harm; goals do not."""
+        """Whether to send it: streams to a topic repeat themselves, so a lost message does no harm."""
         is_stream = self._config.gripper_command == "position"
         return is_stream or self._sent is None or abs(opening - self._sent) >= self._least
 
@@ -462,7 +460,7 @@ class Gripper:
         return self._is_closing or bool(self._due and self._due[0][0] <= self._clock_ns())
 
     def _make_sender(self, controller: str) -> Callable[[float], str]:
-        """Returns what sends one opening, and returns why it could not."""
+        """Returns the function that sends one opening, and returns why it could not."""
         node, fingers = self._node, list(self._config.finger_joints)
         match self._config.gripper_command:
             case "action":
@@ -519,16 +517,11 @@ def make_stream(
     clock_ns: Clock = time.monotonic_ns,
 ) -> Stream:
     """Returns the stream of `ros2.command`."""
-    match config.command:
-        case "position":
-            return PositionStream(node, config.position_controller, station, clock_ns)
-        case "velocity":
-            return VelocityStream(node, config.velocity_controller, station, clock_ns)
-        case "trajectory":
-            return TrajectoryStream(node, config.trajectory_controller, station, clock_ns)
-        case "twist" | "pose":
-            assert kinematics is not None
-            return ServoStream(node, config, kinematics, station, clock_ns)
+    kinds = {"position": PositionStream, "velocity": VelocityStream, "trajectory": TrajectoryStream}
+    if config.command in kinds:
+        return kinds[config.command](node, config.controller, station, clock_ns)
+    assert kinematics is not None
+    return ServoStream(node, config, kinematics, station, clock_ns)
 
 
 def duration(node: Node, seconds: float) -> Message:
@@ -538,7 +531,7 @@ def duration(node: Node, seconds: float) -> Message:
 
 
 def _soon_rad(state: ArmState, now_ns: int) -> Array:
-    """Returns where an arm is (n,) a moment after it was measured; a loop without this swings longer."""
+    """Returns where an arm is (n,) shortly after it was measured; a loop without this swings longer."""
     return state.position_at(min(max(now_ns, state.stamp_ns), state.stamp_ns + _KNOWN_NS))
 
 

@@ -1,12 +1,11 @@
 """The e-stop inputs of a driver's node: a button on a topic, and a service.
 
-    ~/estop  std_msgs/Bool    true stops; whoever publishes false all the time shows that the button lives
+    ~/estop  std_msgs/Bool    true stops; false, published all the time, shows that the button works
     ~/estop  std_srvs/Trigger stops
 
-ROS matches no best-effort publisher with a reliable subscription, and gives the last word of a latched one
-to latched subscriptions only. So there is one of each: a reliable button is heard reliably, a best-effort one
-is heard at all, and one that was pressed before we came is not missed. A word that comes more than once does
-no harm.
+ROS matches no best-effort publisher with a reliable subscription, and repeats a latched message to latched
+subscriptions only. So there is one subscription of each kind: it gets reliable buttons reliably, best-effort
+ones at all, and also a button that was pressed before it existed. Repeated messages do no harm.
 """
 
 from __future__ import annotations
@@ -19,23 +18,12 @@ _TOPIC = "~/estop"
 
 
 class EstopButton:
-    """Listens to the button, and knows for how long it has been silent."""
+    """Listens to the button, and measures its silence, at most `max_age_s` (`ros2.estop_max_age_s`)."""
 
     def __init__(
-        self,
-        node: Node,
-        max_age_s: float | None,
-        press: Callable[[str], None],
-        clock_ns: Callable[[], int],
+        self, node: Node, max_age_s: float | None, press: Callable[[str], None], clock_ns: Callable[[], int]
     ) -> None:
-        """Subscribes and serves.
-
-        Args:
-            node: of the driver.
-            max_age_s: `ros2.estop_max_age_s`.
-            press: is called with the reason, on the node's thread.
-            clock_ns: monotonic.
-        """
+        """Subscribes and serves; calls `press` with the reason, on the node's thread."""
         self._node, self._max_age_s, self._press, self._clock_ns = node, max_age_s, press, clock_ns
         self._heard_ns: int | None = None
         for qos in (SENSOR, DEFAULT, LATCHED):
@@ -43,7 +31,7 @@ class EstopButton:
         node.create_service("std_srvs/srv/Trigger", _TOPIC, self._on_call)
 
     def silence(self) -> str:
-        """Returns what is wrong with a button that has to be heard; empty if nothing is."""
+        """Returns the error of a button that is silent for too long; empty if there is none."""
         age_s = self._age_s()
         if self._max_age_s is None or age_s <= self._max_age_s:
             return ""

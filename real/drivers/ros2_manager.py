@@ -19,15 +19,15 @@ _STRICT = 2
 _SWITCH_S = 1.0
 _LIST = "controller_manager_msgs/srv/ListControllers"
 _LOOK_S = 0.25
-"""From an answer to the next question: sooner than an arm that does not follow is stopped for that."""
+"""From an answer to the next request: shorter than `supervisor.tracking_s`, after which the arm stops."""
 _TIMEOUTS = {
     "velocity": ("command_timeout", "cmd_timeout", "cmd_vel_timeout", "watchdog_timeout"),
     "servo": ("moveit_servo.incoming_command_timeout", "incoming_command_timeout"),
 }
-"""Names that controllers and MoveIt Servo have for it."""
+"""Names of that parameter in controllers and in MoveIt Servo."""
 _FIND_S = 0.5
 _ANSWER_S = 3.0
-"""A manager that takes longer is told in the log."""
+"""A manager that takes longer is named in the log."""
 
 
 class ControllerSwitch:
@@ -36,14 +36,9 @@ class ControllerSwitch:
     def __init__(
         self, node: Node, manager: str, wanted: str, joints: Sequence[str], ours: Sequence[str]
     ) -> None:
-        """Looks at nothing yet.
+        """Takes the controller_manager's name, the controller to switch to, and the arm's joints.
 
-        Args:
-            node: of the driver.
-            manager: name of the controller_manager node.
-            wanted: the controller to switch to.
-            joints: of the arm.
-            ours: controllers that may be deactivated for it; any other that holds a joint is a rival.
+        The controllers `ours` may be deactivated for it; any other that holds a joint is a rival.
         """
         self._node, self._manager, self._wanted = node, manager, wanted
         self._joints, self._ours = set(joints), set(ours)
@@ -83,13 +78,13 @@ class ControllerSwitch:
         """Makes the controller inactive, if it is not.
 
         Raises:
-            DeviceError: nobody answers, or the switch failed: the arm may still be under control.
+            DeviceError: no answer, or the switch failed: the arm may still be under control.
         """
         if self._state(self._list()) == "active":
             self._switch([], [self._wanted])
 
     def lost(self, listed: Sequence[Message]) -> str:
-        """Returns who has the joints of a controller that was activated; empty if it has them alone."""
+        """Returns what took our controller's joints away; empty if it has them alone."""
         rivals, state = self._holders(listed), self._state(listed)
         if rivals:
             others = f", and {self._wanted} is {state}" if state != "active" else ""
@@ -139,20 +134,14 @@ class ControllerSwitch:
 
 
 class ControllerWatch:
-    """Asks again and again who has the joints, on a thread of its own: nobody waits for the answer."""
+    """Asks again and again which controllers have the joints, on a separate thread: the arm never waits."""
 
     def __init__(self, node: Node, manager: str, lost: Callable[[Sequence[Message]], str]) -> None:
-        """Asks nothing before `begin`.
-
-        Args:
-            node: of the driver.
-            manager: name of the controller_manager node.
-            lost: says of its controllers what is wrong; `ControllerSwitch.lost`.
-        """
+        """Asks nothing before `begin`; `lost` judges the answer (`ControllerSwitch.lost`)."""
         self._node, self._manager, self._lost = node, manager, lost
         self._news = threading.Condition()
         self._is_on = self._is_closing = self._is_silent = False
-        self._turn = 0  # answers to what was asked before the last begin or end do not count
+        self._turn = 0  # answers to requests from before the last begin or end do not count
         self._found = ""
         self._thread = threading.Thread(target=self._run, name="controllers", daemon=True)
         self._thread.start()
@@ -162,7 +151,7 @@ class ControllerWatch:
         self._set(is_on=True)
 
     def end(self) -> None:
-        """Watches no more, and forgets what was found: whoever calls this switches."""
+        """Ends the watch, and forgets what was found: the caller is about to switch controllers."""
         self._set(is_on=False)
 
     def take(self) -> str:
@@ -219,10 +208,10 @@ class ControllerWatch:
 
 
 def check_command_timeout(node: Node, config: Ros2Config) -> None:
-    """Passes if whoever carries out the commands agrees that it stops when they cease, or does not say.
+    """Checks that the controller, or Servo, stops when commands cease, where it has a parameter for that.
 
     Raises:
-        DeviceError: its own parameter says that it does not, or later than the station file says.
+        DeviceError: the parameter says that it does not stop, or later than the station file says.
     """
     if config.coasts_s is None:
         return
@@ -234,7 +223,7 @@ def check_command_timeout(node: Node, config: Ros2Config) -> None:
     if not is_there:
         logger.warning("ros2: %s has no parameters: that it stops by itself is not checked", of)
         return
-    # One by one: of several names a node answers to none if it lacks one.
+    # One by one: a node that lacks one of several names answers none.
     for name in _TIMEOUTS["velocity" if is_velocity else "servo"]:
         given = get_remote(node, of, [name], CALL_S)[name]
         if not isinstance(given, int | float):

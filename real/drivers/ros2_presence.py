@@ -1,11 +1,11 @@
-"""Which driver has an arm: every one says so on the ROS graph, and listens before it takes it.
+"""Keeps two drivers off one arm: each publishes its presence on the ROS graph, and listens before it starts.
 
     <controller_manager>/robot_rl_driver  std_msgs/String, JSON, ten times a second
 
-Nothing is shared but the graph: this works on two computers, and under two lease folders. Who hears another
-driver gives way to the one that is further: starting, connected, driving. Of two that are equally far the
-one with the lower id stays; two that drive at once both stop. A driver that was frozen for so long that
-others may have taken it for dead counts as connected for a while: it gives way to one that took over.
+Only the graph is shared: this works on two computers, and under two lease folders. Of two drivers, the one
+in the earlier phase gives way: starting, connected, driving. In the same phase the one with the lower id
+stays; two that drive at once both stop. A driver that was frozen for so long that others may have thought it
+dead counts as connected for a while: it gives way to one that took over.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ logger = logging.getLogger(__name__)
 _LISTEN_S = 1.0
 """Before a driver takes an arm: ten beats of another that it has found."""
 _REMAINS_S = 22.0
-"""Until the publishers of a driver that was killed have gone: a participant's lease is 10 s with CycloneDDS,
-20 s with Fast DDS."""
+"""Time until the publishers of a killed driver have gone: a participant's lease is 10 s with CycloneDDS, 20 s
+with Fast DDS."""
 _EVERY_S = 0.1
 _ALIVE_NS = 1_000_000_000
 """A driver that is silent for longer is dead, or frozen."""
@@ -41,7 +41,7 @@ class Phase(IntEnum):
     """How far a driver is with an arm."""
 
     STARTING = 0
-    """It listens; nothing of it commands."""
+    """It listens, and sends no commands."""
     CONNECTED = 1
     DRIVING = 2
     """It has activated its controller."""
@@ -49,7 +49,7 @@ class Phase(IntEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Presence:
-    """What a driver says of itself."""
+    """What a driver publishes about itself."""
 
     id: str
     """Random, of this driver alone."""
@@ -65,19 +65,12 @@ class Presence:
 
 
 class PresenceBeat:
-    """Says that this driver is there, on a thread of its own, and knows what others say."""
+    """Publishes this driver's presence, on a separate thread, and receives those of others."""
 
     def __init__(
         self, node: Node, manager: str, station: str, clock_ns: Callable[[], int] = time.monotonic_ns
     ) -> None:
-        """Begins, as one that is starting.
-
-        Args:
-            node: of the driver.
-            manager: name of the controller_manager node: the arm's own, whatever the station is called.
-            station: for the messages of others.
-            clock_ns: monotonic.
-        """
+        """Begins in phase STARTING; `manager`, the controller_manager's name, identifies the arm."""
         self._node, self._clock_ns = node, clock_ns
         self._own = Presence(
             id=uuid.uuid4().hex,
@@ -88,9 +81,9 @@ class PresenceBeat:
         )
         self._news = threading.Condition()
         self._others: dict[str, tuple[Presence, int]] = {}
-        self._said_ns = self._since_ns = clock_ns()
+        self._sent_ns = self._since_ns = clock_ns()
         self._was_frozen = False
-        # By a service of it after remapping: that is where two stations mean the same arm.
+        # By a service of it after remapping: there two stations of one arm have the same name.
         self.topic = f"{node.resolve(f'{manager}/list_controllers').rpartition('/')[0]}/robot_rl_driver"
         self._subscription = node.create_subscription(_STRING, self.topic, self._on_beat, SENSOR)
         self._publisher = node.create_publisher(_STRING, self.topic, QoS(depth=1))
@@ -108,14 +101,14 @@ class PresenceBeat:
             self._listen(_LISTEN_S)
             self._await_remains()
         except DeviceError:
-            self._closing.set()  # who is refused says no more
+            self._closing.set()  # a refused driver publishes no more
             raise
         self.set_phase(Phase.CONNECTED)
 
     def set_phase(self, phase: Phase) -> None:
-        """Says from now on, and at once, how far this driver is."""
+        """Publishes another phase, at once and from now on."""
         self._own = replace(self._own, phase=phase)
-        self._say()
+        self._send()
 
     def rival(self) -> Presence | None:
         """Returns a living driver to which this one has to give way."""
@@ -145,7 +138,7 @@ class PresenceBeat:
 
     def _await_remains(self) -> None:
         end_s = time.monotonic() + _REMAINS_S
-        # Besides this one's publisher are those of drivers that are heard, and give way.
+        # The others have this one's publisher, and those of known drivers, which give way.
         while len(self._node.publishers_of(self.topic)) > 1 + len(self._living()):
             if time.monotonic() > end_s:
                 raise DeviceError(
@@ -155,29 +148,29 @@ class PresenceBeat:
             self._listen(_EVERY_S)
 
     def _living(self) -> list[Presence]:
-        """Returns the other drivers that are heard."""
+        """Returns the other drivers whose messages are recent."""
         now_ns = self._clock_ns()
         with self._news:
             return [other for other, heard_ns in self._others.values() if now_ns - heard_ns <= _ALIVE_NS]
 
     def _phase(self, now_ns: int) -> Phase:
-        is_late = now_ns - self._said_ns > _ALIVE_NS
+        is_late = now_ns - self._sent_ns > _ALIVE_NS
         frozen = is_late or (self._was_frozen and now_ns - self._since_ns <= _ALIVE_NS)
         return min(self._own.phase, Phase.CONNECTED) if frozen else self._own.phase
 
     def _run(self) -> None:
         while not self._closing.wait(_EVERY_S):
-            self._say()
+            self._send()
 
-    def _say(self) -> None:
+    def _send(self) -> None:
         now_ns = self._clock_ns()
-        if now_ns - self._said_ns > _ALIVE_NS:
+        if now_ns - self._sent_ns > _ALIVE_NS:
             self._was_frozen, self._since_ns = True, now_ns
-        self._said_ns = now_ns
-        said = replace(self._own, phase=self._phase(now_ns))
+        self._sent_ns = now_ns
+        sent = replace(self._own, phase=self._phase(now_ns))
         try:
-            self._publisher.publish(self._node.message(_STRING, data=json.dumps(asdict(said))))
-        except DeviceError as error:  # silence makes others take the arm; whoever drives it must know
+            self._publisher.publish(self._node.message(_STRING, data=json.dumps(asdict(sent))))
+        except DeviceError as error:  # others may take the arm now: the log has to show it
             logger.error("ros2: %s: %s", self.topic, error)
 
     def _on_beat(self, message: Message) -> None:
@@ -190,7 +183,7 @@ class PresenceBeat:
 
 
 def _read(text: str) -> Presence:
-    """Returns what a beat says; one that cannot be read is of another version, and has the arm."""
+    """Returns the presence in a message; an unreadable one is of another version, and has the arm."""
     try:
         fields = json.loads(text)
         return Presence(

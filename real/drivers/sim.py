@@ -1,4 +1,4 @@
-"""A simulated arm in the driver's own process: no ROS between, physics in real time."""
+"""A simulated arm in the driver's own process: no ROS, physics in real time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from robot_rl.real.plant import Plant
 from robot_rl.real.station import StationConfig
 
 _TASK = "pick_cube"
-"""Whose scene it is when neither the station file nor a policy says so."""
+"""The scene where neither the station file nor a policy names one."""
 _LATEST_S = 0.1
 """A thread that was away for longer loses the rest of that time: an arm must not catch up in a jump."""
 
@@ -27,12 +27,7 @@ class SimArm:
     """A plant that a thread advances with the monotonic clock; it moves only while it is started."""
 
     def __init__(self, station: StationConfig, make_plant: Callable[[], Plant] | None = None) -> None:
-        """Makes the driver; the plant is built by `connect`.
-
-        Args:
-            station: with `sim`.
-            make_plant: how; the registry's `station.sim.plant` if None.
-        """
+        """Makes the driver; `connect` makes the plant, the registry's `station.sim.plant` by default."""
         if station.sim is None:
             raise ConfigError("sim: missing. A simulated arm within the driver needs it.")
         self._config, self._cameras = station.sim, [name for name in station.cameras if "." not in name]
@@ -72,7 +67,7 @@ class SimArm:
     def frames(self) -> Sequence[Frame]:
         """Returns poses of every new state, and pictures at `camera_hz`.
 
-        Pictures are drawn by a second plant at the state of the first, which meanwhile goes on.
+        A second plant draws the pictures at the state of the first, which goes on meanwhile.
         """
         state = self._state
         if state is None or state.stamp_ns == self._objects_ns:
@@ -164,7 +159,7 @@ class SimArm:
             now_s = time.monotonic()
             try:
                 self._advance(min(now_s - last_s, _LATEST_S))
-            except Exception as error:  # told to whoever waits for states: the host stops the arm
+            except Exception as error:  # `wait` raises it: the host stops the arm
                 with self._lock:
                     self._error = self._error or DeviceError(f"sim: the plant failed: {error}")
                     self._lock.notify_all()

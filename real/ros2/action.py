@@ -4,7 +4,7 @@
     cancel_goal  asks to cancel one, all, or all up to a time
     get_result   answers when the goal has ended
     feedback     of all goals
-    status       of all goals the server knows; who comes late gets it, too
+    status       of all goals that the server knows; latched
 
 What is answered when is as in rclcpp_action.
 """
@@ -18,12 +18,11 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from robot_rl.real.ros2.api import LATCHED, GoalHandle, Message, Node, Ros2Error, Service, nanoseconds
+from robot_rl.real.ros2.api import LATCHED, GoalCallbacks, Message, Node, Ros2Error, Service, nanoseconds
 from robot_rl.real.ros2.api import GoalStatus as Status
 from robot_rl.real.ros2.service import Deferred
 
 logger = logging.getLogger(__name__)
-
 
 ENDED = frozenset({Status.SUCCEEDED, Status.CANCELED, Status.ABORTED})
 _ALLOWED = {
@@ -32,7 +31,6 @@ _ALLOWED = {
     Status.CANCELED: {Status.CANCELING},
     Status.CANCELING: {Status.ACCEPTED, Status.EXECUTING},
 }
-
 RESULT_KEPT_S = 10.0
 """rcl_action's default."""
 # action_msgs/srv/CancelGoal
@@ -48,21 +46,18 @@ class DeferringNode(Node, Protocol):
 
 
 class ServerGoal:
-    """A goal as its server sees it; may be used from any thread."""
+    """A goal as its server sees it; for any thread.
+
+    `succeed`, `cancel` and `abort` raise a Ros2Error if the goal has ended before, `cancel` also if nobody
+    asked for it.
+    """
 
     def __init__(self, server: DdsActionServer, goal_id: bytes, goal: Message, stamp_ns: int) -> None:
-        self._server = server
-        self._goal = goal
-        self.id = goal_id
-        self.stamp_ns = stamp_ns
+        self._server, self.goal, self.id, self.stamp_ns = server, goal, goal_id, stamp_ns
         self.status = Status.ACCEPTED
         self.result: Message | None = None
         self.ended_s = 0.0
         self.waiting: list[Deferred] = []
-
-    @property
-    def goal(self) -> Message:
-        return self._goal
 
     @property
     def cancel_requested(self) -> bool:
@@ -72,46 +67,27 @@ class ServerGoal:
         self._server.publish_feedback(self.id, feedback)
 
     def succeed(self, result: Message) -> None:
-        """Ends the goal.
-
-        Raises:
-            Ros2Error: it has ended already.
-        """
         self._server.move(self, Status.SUCCEEDED, result)
 
     def cancel(self, result: Message) -> None:
-        """Ends the goal as cancelled.
-
-        Raises:
-            Ros2Error: it has ended already, or nobody asked to cancel it.
-        """
         self._server.move(self, Status.CANCELED, result)
 
     def abort(self, result: Message) -> None:
-        """Ends the goal as failed.
-
-        Raises:
-            Ros2Error: it has ended already.
-        """
         self._server.move(self, Status.ABORTED, result)
 
 
 class DdsActionServer:
-    """Serves one action; each accepted goal is executed on a thread of its own."""
+    """Serves one action; each accepted goal is executed on its own thread."""
 
     def __init__(
         self,
         node: DeferringNode,
         kind: str,
         name: str,
-        *,
-        execute: Callable[[GoalHandle], None],
-        accept: Callable[[Message], bool],
-        cancel: Callable[[GoalHandle], bool],
+        callbacks: GoalCallbacks,
         result_kept_s: float = RESULT_KEPT_S,
     ) -> None:
-        self._node, self._kind = node, kind
-        self._execute, self._accept, self._cancel = execute, accept, cancel
+        self._node, self._kind, self._callbacks = node, kind, callbacks
         self._result_kept_s = result_kept_s
         self._lock = threading.RLock()
         self._goals: dict[bytes, ServerGoal] = {}
@@ -129,7 +105,7 @@ class DdsActionServer:
             service.close()
 
     def move(self, goal: ServerGoal, status: Status, result: Message | None = None) -> None:
-        """Takes a goal to its next state and tells everybody."""
+        """Takes a goal to its next state and publishes that."""
         with self._lock:
             allowed = _ALLOWED[status]
             if goal.status not in allowed:
@@ -148,7 +124,7 @@ class DdsActionServer:
             deferred.complete(self._result_of(goal))
 
     def publish_feedback(self, goal_id: bytes, feedback: Message) -> None:
-        """Tells everybody how a goal is getting on."""
+        """Publishes the feedback of a goal."""
         message = self._node.message(f"{self._kind}_FeedbackMessage", feedback=feedback)
         message.goal_id.uuid = goal_id
         self._feedback.publish(message)
@@ -156,7 +132,7 @@ class DdsActionServer:
     def _on_goal(self, request: Message) -> Message:
         goal_id = bytes(request.goal_id.uuid)
         stamp_ns = self._node.now_ns()
-        accepted = goal_id not in self._goals and bool(self._accept(request.goal))
+        accepted = goal_id not in self._goals and bool(self._callbacks.accept(request.goal))
         if accepted:
             goal = ServerGoal(self, goal_id, request.goal, stamp_ns)
             with self._lock:
@@ -172,10 +148,10 @@ class DdsActionServer:
     def _run(self, goal: ServerGoal) -> None:
         try:
             with self._lock:
-                if goal.status == Status.ACCEPTED:  # else cancelled before it began: `execute` sees that
+                if goal.status == Status.ACCEPTED:  # else it was cancelled before: `execute` sees that
                     goal.status = Status.EXECUTING
                     self._publish_status()
-            self._execute(goal)
+            self._callbacks.execute(goal)
         except Exception:
             logger.exception("action %s: executing a goal failed; it is aborted", self._kind)
         if goal.status not in ENDED:
@@ -185,7 +161,7 @@ class DdsActionServer:
     def _on_cancel(self, request: Message) -> Message:
         goal_id, stamp = bytes(request.goal_info.goal_id.uuid), request.goal_info.stamp
         code, asked = self._to_cancel(goal_id, nanoseconds(stamp))
-        agreed = [goal for goal in asked if self._cancel(goal)]
+        agreed = [goal for goal in asked if self._callbacks.cancel(goal)]
         canceling: list[ServerGoal] = []
         for goal in agreed:
             with self._lock:
@@ -201,7 +177,7 @@ class DdsActionServer:
         )
 
     def _to_cancel(self, goal_id: bytes, stamp_ns: int) -> tuple[int, list[ServerGoal]]:
-        """Returns the goals that a request means: one by its id, those up to a time, or all."""
+        """Returns the goals of a cancel request: one by its id, those up to a time, or all."""
         has_id = any(goal_id)
         with self._lock:
             if has_id and goal_id not in self._goals and not stamp_ns:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from robot_rl.real.ros2.action import ENDED
-from robot_rl.real.ros2.api import DEFAULT, Message, Node, QoS, Ros2Error, Subscription
+from robot_rl.real.ros2.api import DEFAULT, Client, Message, Node, QoS, Ros2Error, Subscription
 from robot_rl.real.ros2.api import GoalStatus as Status
 
 _FOREVER_S = 1e6
@@ -17,14 +17,14 @@ _POLL_S = 0.01
 
 
 class MatchedSubscription(Subscription, Protocol):
-    """A subscription that knows whether anybody publishes to it."""
+    """A subscription that knows whether there is a publisher."""
 
     @property
     def is_matched(self) -> bool: ...
 
 
 class MatchingNode(Node, Protocol):
-    """A node whose subscriptions know that."""
+    """A node with such subscriptions."""
 
     def create_subscription(
         self, kind: str, topic: str, callback: Callable[[Message], None], qos: QoS = DEFAULT
@@ -35,14 +35,18 @@ class ClientGoal:
     """A goal as its client sees it."""
 
     def __init__(
-        self, client: DdsActionClient, goal_id: bytes, on_feedback: Callable[[Message], None] | None
+        self,
+        node: Node,
+        what: str,
+        cancel: Client,
+        goal_id: bytes,
+        on_feedback: Callable[[Message], None] | None,
     ) -> None:
-        self._client = client
-        self.id = goal_id
-        self.on_feedback = on_feedback
+        self._node, self._what, self._cancel = node, what, cancel
+        self.id, self.on_feedback = goal_id, on_feedback
         self.accepted = False
         self.status = Status.UNKNOWN
-        """As the status topic has it."""
+        """From the status topic."""
         self.response: Message | None = None
         self.error: Ros2Error | None = None
         self.over = threading.Event()
@@ -54,7 +58,19 @@ class ClientGoal:
         Raises:
             Ros2Error: it did not end in time, the server is gone, or it was rejected.
         """
-        return self._client.result_of(self, timeout_s)
+        if not self.accepted:
+            raise Ros2Error(f"{self._what}: the goal was rejected: it has no result.")
+        if not self.over.wait(timeout_s):
+            raise Ros2Error(
+                f"{self._what}: the goal has not ended within {timeout_s:g} s (it is "
+                f"{self.status.name.lower()}). Wait longer, or cancel it."
+            )
+        if self.response is None:
+            raise Ros2Error(
+                f"{self._what}: no result; the goal was {self.status.name.lower()}, what became "
+                "of it is not known. Stop the arm by other means, then start the controller again."
+            ) from self.error
+        return int(self.response.status), self.response.result
 
     def cancel(self, timeout_s: float) -> bool:
         """Asks to cancel; returns whether the server will. The result says how the goal ended.
@@ -62,7 +78,10 @@ class ClientGoal:
         Raises:
             Ros2Error: the server does not answer.
         """
-        return self._client.cancel(self, timeout_s)
+        request = self._node.message("action_msgs/srv/CancelGoal_Request")
+        request.goal_info.goal_id.uuid = self.id
+        response = self._cancel.call(request, timeout_s)
+        return any(bytes(info.goal_id.uuid) == self.id for info in response.goals_canceling)
 
 
 class DdsActionClient:
@@ -70,12 +89,12 @@ class DdsActionClient:
 
     def __init__(self, node: MatchingNode, kind: str, name: str) -> None:
         self._node, self._kind = node, kind
-        self._name = node.resolve(name)
+        self._what = f"action {node.resolve(name)}"
         self._goals: dict[bytes, ClientGoal] = {}
-        base = f"{self._name}/_action"
+        base = f"{node.resolve(name)}/_action"
         self._topics = [
             node.create_subscription(f"{kind}_FeedbackMessage", f"{base}/feedback", self._on_feedback),
-            # Not latched: what was before our goals does not matter, and some servers do not latch it.
+            # Not latched: earlier goals do not matter, and some servers do not latch it.
             node.create_subscription("action_msgs/msg/GoalStatusArray", f"{base}/status", self._on_status),
         ]
         self._send = node.create_client(f"{kind}_SendGoal", f"{base}/send_goal")
@@ -83,7 +102,7 @@ class DdsActionClient:
         self._result = node.create_client(f"{kind}_GetResult", f"{base}/get_result")
 
     def wait(self, timeout_s: float) -> bool:
-        """Waits until the server is there with all its services and topics."""
+        """Waits until all services and topics of the server are there; returns whether they are."""
         end_s = time.monotonic() + timeout_s
         for client in (self._send, self._cancel, self._result):
             if not client.wait(max(0.0, end_s - time.monotonic())):
@@ -105,11 +124,11 @@ class DdsActionClient:
         end_s = time.monotonic() + timeout_s
         if not self.wait(timeout_s):
             raise Ros2Error(
-                f"action {self._name}: no server (waited {timeout_s:g} s). Start the controller; check "
+                f"{self._what}: no server (waited {timeout_s:g} s). Start the controller; check "
                 "ROS_DOMAIN_ID, namespace and remapping."
             )
-        sent = ClientGoal(self, uuid.uuid4().bytes, on_feedback)
-        self._goals[sent.id] = sent  # before it is sent: feedback may be faster than the answer
+        sent = ClientGoal(self._node, self._what, self._cancel, uuid.uuid4().bytes, on_feedback)
+        self._goals[sent.id] = sent  # before the request: feedback may be faster than the answer
         request = self._node.message(f"{self._kind}_SendGoal_Request", goal=goal)
         request.goal_id.uuid = sent.id
         try:
@@ -118,33 +137,10 @@ class DdsActionClient:
             if not sent.accepted:
                 self._goals.pop(sent.id, None)
         if sent.accepted:
-            # Asked for at once, as every client does: some servers end a goal only when they are asked.
+            # Requested at once, as every client does: some servers end a goal only after this request.
             name = f"result {sent.id.hex()[:8]}"
             threading.Thread(target=self._fetch, args=(sent,), name=name, daemon=True).start()
         return sent
-
-    def result_of(self, goal: ClientGoal, timeout_s: float) -> tuple[int, Message]:
-        """Waits for the end of a goal; see `ClientGoal.result`."""
-        if not goal.accepted:
-            raise Ros2Error(f"action {self._name}: the goal was rejected: it has no result.")
-        if not goal.over.wait(timeout_s):
-            raise Ros2Error(
-                f"action {self._name}: the goal has not ended within {timeout_s:g} s (it is "
-                f"{goal.status.name.lower()}). Wait longer, or cancel it."
-            )
-        if goal.response is None:
-            raise Ros2Error(
-                f"action {self._name}: no result; the goal was {goal.status.name.lower()}, what became "
-                "of it is not known. Stop the arm by other means, then start the controller again."
-            ) from goal.error
-        return int(goal.response.status), goal.response.result
-
-    def cancel(self, goal: ClientGoal, timeout_s: float) -> bool:
-        """Asks to cancel a goal; see `ClientGoal.cancel`."""
-        request = self._node.message("action_msgs/srv/CancelGoal_Request")
-        request.goal_info.goal_id.uuid = goal.id
-        response = self._cancel.call(request, timeout_s)
-        return any(bytes(info.goal_id.uuid) == goal.id for info in response.goals_canceling)
 
     def _fetch(self, goal: ClientGoal) -> None:
         request = self._node.message(f"{self._kind}_GetResult_Request")

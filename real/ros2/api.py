@@ -1,7 +1,7 @@
-"""The node that everything ROS of this project is written against; names as in rclpy.
+"""The node interface of all ROS code in this project; names as in rclpy.
 
-Two transports implement it: genuine `rclpy` where ROS 2 is installed, and a pip-only one that
-speaks the same wire (CycloneDDS). Types are ROS names, `sensor_msgs/msg/JointState`; messages are
+Two transports implement it: genuine `rclpy` where ROS 2 is installed, and a pip-only one on the
+same wire (CycloneDDS). Types are ROS names, `sensor_msgs/msg/JointState`; messages are
 attribute objects made by `Node.message`, the same for both. Callbacks run on one thread of the
 node, one at a time, and should return soon.
 """
@@ -20,7 +20,7 @@ Message = Any
 
 
 class Ros2Error(DeviceError):
-    """ROS 2 is not there, or does not answer."""
+    """ROS 2 is missing, or does not answer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ def nanoseconds(stamp: Message) -> int:
 
 
 def unheard(topic: str, policy: str) -> str:
-    """Returns what a person has to know about a publisher that ROS never matches with our subscription."""
+    """Returns the warning about a publisher that ROS never matches with our subscription."""
     return (
         f"ros2: {topic}: there is a publisher of which nothing is heard: its {policy} is less than our "
         f"subscription asks for. Compare them with `ros2 topic info -v {topic}`, and change the publisher's."
@@ -92,7 +92,7 @@ class Subscription(Protocol):
 
 
 class Service(Protocol):
-    """Answers requests."""
+    """Answers requests, or serves the goals of an action."""
 
     def close(self) -> None: ...
 
@@ -101,14 +101,14 @@ class Client(Protocol):
     """Asks a service."""
 
     def wait(self, timeout_s: float) -> bool:
-        """Waits until a server is there; returns whether it is."""
+        """Waits for a server; returns whether there is one."""
         ...
 
     def call(self, request: Message, timeout_s: float) -> Message:
         """Calls and returns the response; not from within a callback.
 
         Raises:
-            Ros2Error: nobody answered in time, or the server cannot answer this transport; says which.
+            Ros2Error: no answer in time, or the server cannot answer this transport.
         """
         ...
 
@@ -133,10 +133,16 @@ class GoalHandle(Protocol):
     def abort(self, result: Message) -> None: ...
 
 
-class ActionServer(Protocol):
-    """Serves goals."""
+@dataclass(frozen=True, kw_only=True)
+class GoalCallbacks:
+    """The callbacks of an action's server."""
 
-    def close(self) -> None: ...
+    execute: Callable[[GoalHandle], None]
+    """Runs on its own thread for each accepted goal."""
+    accept: Callable[[Message], bool]
+    """Whether to accept a goal."""
+    cancel: Callable[[GoalHandle], bool]
+    """Whether to cancel a goal."""
 
 
 class ClientGoal(Protocol):
@@ -186,7 +192,7 @@ class Node(Protocol):
         ...
 
     def message(self, kind: str, **fields: Any) -> Message:
-        """Returns a message of a type; fields that are left out are zero or empty, as ROS has it."""
+        """Returns a message of a type; fields that are left out are zero or empty, as in ROS."""
         ...
 
     def create_publisher(self, kind: str, topic: str, qos: QoS = DEFAULT) -> Publisher: ...
@@ -199,17 +205,7 @@ class Node(Protocol):
 
     def create_client(self, kind: str, name: str) -> Client: ...
 
-    def create_action_server(
-        self,
-        kind: str,
-        name: str,
-        *,
-        execute: Callable[[GoalHandle], None],
-        accept: Callable[[Message], bool],
-        cancel: Callable[[GoalHandle], bool],
-    ) -> ActionServer:
-        """Serves an action: `execute` runs on a thread of its own for each accepted goal."""
-        ...
+    def create_action_server(self, kind: str, name: str, callbacks: GoalCallbacks) -> Service: ...
 
     def create_action_client(self, kind: str, name: str) -> ActionClient: ...
 
@@ -229,10 +225,10 @@ class Node(Protocol):
 
 
 def call_once(node: Node, kind: str, name: str, timeout_s: float, **fields: Any) -> Message:
-    """Calls a service and returns its response; nothing of the client stays on the graph.
+    """Calls a service with a client of this one call, and returns the response.
 
     Raises:
-        Ros2Error: nobody serves it, or nobody answers.
+        Ros2Error: no server, or no answer.
     """
     client = node.create_client(kind, name)
     try:

@@ -7,6 +7,7 @@ cyclonedds-python is used (it is pure Python).
 from __future__ import annotations
 
 import ctypes
+import itertools
 import logging
 import threading
 import time
@@ -34,7 +35,7 @@ OnSample = Callable[[bytes, Any], None]
 """Gets the CDR bytes of a sample and its SampleInfo."""
 
 WRITE_TIMEOUT_S = 0.02
-"""A reliable writer whose readers do not keep up drops after this: it must not stop a control loop."""
+"""After this a reliable writer with slow readers drops a sample: it must not stop a control loop."""
 VENDORS = {
     b"\x01\x01": "RTI Connext",
     b"\x01\x0f": "Fast DDS",
@@ -48,15 +49,15 @@ _ROOM = (
     "ROS_DOMAIN_ID. If that is not it: is CYCLONEDDS_URI valid, and is there a network?"
 )
 _SLOW_S = 0.1
-"""A callback that takes longer is named: an arm that hears nothing for so long stops."""
+"""A slower callback is logged: an arm without messages for this long stops."""
 _FOREVER_NS = (1 << 63) - 1
 _AT_ONCE = 64
 _ANY = core.ViewState.Any | core.InstanceState.Any | core.SampleState.Any
 _RETCODE_TIMEOUT = -10
 _MAKING_TOPICS = threading.Lock()
-"""cyclonedds-python fills in a type with the first topic of it: for one thread at a time."""
+"""cyclonedds-python completes a type with its first topic: only one thread at a time may do that."""
 READING_POLICIES = threading.Lock()
-"""It reads the policies of an endpoint into variables of its class: for one thread at a time, too."""
+"""It reads the policies of an endpoint into class variables: only one thread at a time may do that."""
 
 
 class _Sample(ctypes.Structure):
@@ -64,7 +65,7 @@ class _Sample(ctypes.Structure):
 
 
 def _function(name: str, *arguments: Any) -> Any:
-    # Indexing makes a function object of our own: cyclonedds-python sets other argument types on its.
+    # Indexing makes a new function object: cyclonedds-python sets other argument types on its own.
     function = core.Entity._dll_handle[name]
     function.argtypes = arguments
     function.restype = ctypes.c_int32
@@ -79,16 +80,59 @@ _wait = _function("dds_waitset_wait", ctypes.c_int32, ctypes.c_void_p, ctypes.c_
 _delete = _function("dds_delete", ctypes.c_int32)
 
 
-class Writer:
+class _Peer(NamedTuple):
+    participant: bytes | None
+    user_data: bytes
+
+
+class _Endpoint:
+    """A reader or writer of this process, and the endpoints that it is matched with."""
+
+    def __init__(self, entity: Any, handles: Callable[[], list[int]], policies: Callable[[int], Any]) -> None:
+        self.entity = entity
+        self.guid: bytes = entity.guid.bytes
+        self._handles, self._policies = handles, policies
+        self._peers: dict[int, _Peer] = {}
+
+    def matched(self) -> list[int]:
+        """Returns the handles of the matched endpoints."""
+        while True:
+            try:
+                return [handle % 2**64 for handle in self._handles()]  # as samples have it, without a sign
+            except core.DDSException:
+                return []  # closed: nothing is matched
+            except IndexError:
+                continue  # cyclonedds-python counts first and reads then: one more came in between
+
+    def participant_of(self, handle: int) -> bytes | None:
+        """Returns the GUID of a matched endpoint's participant."""
+        return self._peer(handle).participant
+
+    def user_data_of(self, handle: int) -> bytes:
+        """Returns the user data of a matched endpoint."""
+        return self._peer(handle).user_data
+
+    def _peer(self, handle: int) -> _Peer:
+        if handle not in self._peers:
+            with READING_POLICIES:
+                found = self._policies(handle)  # slow: all policies
+            if found is None:
+                return _Peer(None, b"")  # gone
+            user_data = found.qos[qos.Policy.Userdata]
+            self._peers[handle] = _Peer(found.participant_key.bytes, user_data.data if user_data else b"")
+        return self._peers[handle]
+
+
+class Writer(_Endpoint):
     """Writes ready CDR on one topic."""
 
     def __init__(self, entity: Any, topic: str) -> None:
-        self.entity = entity
-        self.guid: bytes = entity.guid.bytes
+        super().__init__(
+            entity, lambda: entity.get_matched_subscriptions(), entity.get_matched_subscription_data
+        )
         self._topic = topic
         self.dropped = 0
         """Samples that readers were too slow to take."""
-        self._peers = _Peers(entity.get_matched_subscription_data)
 
     def write(self, octets: bytearray) -> None:
         """Writes a sample; its length is a multiple of four.
@@ -110,70 +154,15 @@ class Writer:
         elif code < 0:
             raise Ros2Error(f"ros2: writing failed: {core.DDSException(code)}. Is the node closed?")
 
-    def matched(self) -> list[int]:
-        return _matched(self.entity.get_matched_subscriptions)
 
-    def participant_of(self, handle: int) -> bytes | None:
-        """Returns whose a matched reader is: the GUID of its participant."""
-        return self._peers.of(handle).participant
-
-    def user_data_of(self, handle: int) -> bytes:
-        """Returns what a matched reader says of itself."""
-        return self._peers.of(handle).user_data
-
-
-class Reader:
+class Reader(_Endpoint):
     """Takes samples of one topic."""
 
     def __init__(self, entity: Any, condition: Any) -> None:
-        self.entity = entity
+        super().__init__(
+            entity, lambda: entity.get_matched_publications(), entity.get_matched_publication_data
+        )
         self.condition = condition
-        self.guid: bytes = entity.guid.bytes
-        self._peers = _Peers(entity.get_matched_publication_data)
-
-    def matched(self) -> list[int]:
-        return _matched(self.entity.get_matched_publications)
-
-    def participant_of(self, handle: int) -> bytes | None:
-        """Returns whose a matched writer is: the GUID of its participant."""
-        return self._peers.of(handle).participant
-
-    def user_data_of(self, handle: int) -> bytes:
-        """Returns what a matched writer says of itself."""
-        return self._peers.of(handle).user_data
-
-
-def _matched(look_up: Callable[[], list[int]]) -> list[int]:
-    while True:
-        try:
-            return [handle % 2**64 for handle in look_up()]  # as samples have it, without a sign
-        except core.DDSException:
-            return []  # closed: nobody is matched
-        except IndexError:
-            continue  # cyclonedds-python counts first and looks then: one more came in between
-
-
-class _Peer(NamedTuple):
-    participant: bytes | None
-    user_data: bytes
-
-
-class _Peers:
-    """The endpoints that one endpoint is matched with."""
-
-    def __init__(self, look_up: Callable[[int], Any]) -> None:
-        self._look_up = look_up
-        self._known: dict[int, _Peer] = {}
-
-    def of(self, handle: int) -> _Peer:
-        if handle not in self._known:
-            with READING_POLICIES:
-                found = self._look_up(handle)  # slow: all policies
-            if found is None:
-                return _Peer(None, b"")  # gone
-            said = found.qos[qos.Policy.Userdata]
-            self._known[handle] = _Peer(found.participant_key.bytes, said.data if said else b"")
-        return self._known[handle]
 
 
 class Participant:
@@ -185,20 +174,20 @@ class Participant:
         self._types = types
         user_data = qos.Qos(qos.Policy.Userdata(b"enclave=/;"))
         try:
-            self._entity: Any = domain.DomainParticipant(settings.domain_id, qos=user_data)
+            self.entity: Any = domain.DomainParticipant(settings.domain_id, qos=user_data)
         except core.DDSException as error:
             _Domains.leave(settings.domain_id)
             raise Ros2Error(f"ros2: no participant in domain {settings.domain_id}: {error}{_ROOM}") from error
-        self.guid: bytes = self._entity.guid.bytes
-        self._publisher = pub.Publisher(self._entity)
-        self._subscriber = sub.Subscriber(self._entity)
+        self.guid: bytes = self.entity.guid.bytes
+        self._publisher = pub.Publisher(self.entity)
+        self._subscriber = sub.Subscriber(self.entity)
         self._topics: dict[tuple[str, str, bool], Any] = {}
-        self._waitset: Any = core.WaitSet(self._entity)
-        self._guard: Any = core.GuardCondition(self._entity)
+        self._waitset: Any = core.WaitSet(self.entity)
+        self._guard: Any = core.GuardCondition(self.entity)
         self._handlers: dict[int, tuple[Reader | None, Callable[..., None], str]] = {}
         self._lock = threading.Lock()
-        self._next = 1
-        self._endpoints: set[Reader | Writer] = set()  # cyclonedds-python deletes what nobody holds
+        self._keys = itertools.count(1)
+        self._endpoints: set[Reader | Writer] = set()  # cyclonedds-python deletes unreferenced ones
         self.bad_samples: Counter[str] = Counter()
         """Samples that no message could be made of, per topic of the wire."""
         self.failures: Counter[str] = Counter()
@@ -212,10 +201,6 @@ class Participant:
     def start(self) -> None:
         self._thread.start()
 
-    @property
-    def entity(self) -> Any:
-        return self._entity
-
     def on_thread(self) -> bool:
         """Returns whether the caller is a callback."""
         return threading.current_thread() is self._thread
@@ -223,7 +208,7 @@ class Participant:
     def writer(
         self, name: str, kind: str, quality: QoS, user_data: bytes = b"", *, opaque: bool = False
     ) -> Writer:
-        """Returns a writer on a topic by its name on the wire; `opaque` writes bytes around the type."""
+        """Returns a writer on a topic by its name on the wire; `opaque` for bytes of another layout."""
         policies = self._policies(kind, quality, user_data)
         make = partial(pub.DataWriter, self._publisher, qos=policies)
         writer = Writer(self._endpoint(make, name, kind, opaque), name)
@@ -246,12 +231,17 @@ class Participant:
         entity = self._endpoint(make, name, kind, opaque)
         reader = Reader(entity, core.ReadCondition(entity, _ANY))
         self._endpoints.add(reader)
-        self._watch(reader, on_sample, name)
+        self.watch(reader.condition, on_sample, reader, name)
         return reader
 
-    def watch(self, condition: Any, callback: Callable[[], None]) -> None:
-        """Calls back on this participant's thread whenever a condition holds."""
-        self._watch(None, callback, "", condition)
+    def watch(
+        self, condition: Any, callback: Callable[..., None], reader: Reader | None = None, name: str = ""
+    ) -> None:
+        """Calls back on this thread of ours when a condition holds, with each new sample of a reader."""
+        with self._lock:
+            key = next(self._keys)
+            self._handlers[key] = (reader, callback, name)
+        _attach(self._waitset._ref, condition._ref, key)
 
     def close_endpoint(self, endpoint: Reader | Writer) -> None:
         """Ends a reader or writer; its peers see that at once."""
@@ -265,14 +255,14 @@ class Participant:
         self._endpoints.discard(endpoint)
 
     def close(self) -> None:
-        """Ends everything; peers see it at once. Callbacks have ended when it returns, but one's own."""
+        """Ends everything; peers see it at once. All other callbacks have ended when it returns."""
         if self._closed:
             return
         self._closed = True
         self._guard.set(True)
         if not self.on_thread() and self._thread.ident is not None:
             self._thread.join()
-        _delete(self._entity._ref)
+        _delete(self.entity._ref)
         _Domains.leave(self._settings.domain_id)
 
     def _endpoint(self, make: Callable[[Any], Any], name: str, kind: str, opaque: bool) -> Any:
@@ -280,7 +270,7 @@ class Participant:
         try:
             with _MAKING_TOPICS:
                 if key not in self._topics:
-                    self._topics[key] = topic.Topic(self._entity, name, self._types.idl(kind, opaque=opaque))
+                    self._topics[key] = topic.Topic(self.entity, name, self._types.idl(kind, opaque=opaque))
             return make(self._topics[key])
         except core.DDSException as error:
             raise Ros2Error(f"ros2: {name} of {kind}: {error} Is the node closed?") from error
@@ -303,15 +293,6 @@ class Participant:
         if user_data:
             chosen.append(policy.Userdata(user_data))
         return qos.Qos(*chosen)
-
-    def _watch(
-        self, reader: Reader | None, callback: Callable[..., None], name: str, condition: Any = None
-    ) -> None:
-        with self._lock:
-            key, self._next = self._next, self._next + 1
-            self._handlers[key] = (reader, callback, name)
-        attached = reader.condition if reader is not None else condition
-        _attach(self._waitset._ref, attached._ref, key)
 
     def _run(self) -> None:
         keys = (ctypes.c_ssize_t * 256)()
@@ -356,19 +337,19 @@ class Participant:
 
 
 def _is_first(counter: Counter[str], name: str) -> bool:
-    """Counts one more; returns whether there was none before: then it is logged."""
+    """Counts one more; returns whether it is the first, which is logged."""
     counter[name] += 1
     return counter[name] == 1
 
 
 class _Domains:
-    """The domains of this process: participants of one share its sockets and settings."""
+    """The domains of this process: the participants of a domain share its sockets and settings."""
 
     _open: ClassVar[dict[int, tuple[Any, str, int]]] = {}
     _lock = threading.Lock()
 
     @classmethod
-    def enter(cls, settings: Discovery) -> Any:
+    def enter(cls, settings: Discovery) -> None:
         config = settings.config()
         with cls._lock:
             entity, present, users = cls._open.get(settings.domain_id, (None, config, 0))
@@ -385,7 +366,6 @@ class _Domains:
                         f"ros2: domain {settings.domain_id} cannot be opened: {error}{_ROOM}"
                     ) from error
             cls._open[settings.domain_id] = (entity, config, users + 1)
-            return entity
 
     @classmethod
     def leave(cls, domain_id: int) -> None:

@@ -1,6 +1,6 @@
-"""Who finds whom: ROS 2's environment variables, as rmw_cyclonedds_cpp turns them into settings.
+"""Discovery: ROS 2's environment variables as settings, as in rmw_cyclonedds_cpp.
 
-A node that reads them otherwise is not seen by the others, without any message. Humble knows only
+Other nodes do not see a node that reads them otherwise, and no message says so. Humble has only
 ROS_DOMAIN_ID and ROS_LOCALHOST_ONLY.
 """
 
@@ -22,7 +22,7 @@ _MAX_DOMAIN = 232
 """Ports are 7400 + 250 * domain: higher ones do not exist."""
 _LOOPBACK = '<NetworkInterface address="127.0.0.1"/>'
 MAX_PARTICIPANTS = 32
-"""Highest index of a participant that is looked for on a host; ROS's choice."""
+"""Highest index of a participant on a host that others search for; as in ROS."""
 # Room for a whole raw picture, as far as the kernel allows (net.core.rmem_max).
 _BUFFER = (
     '<CycloneDDS><Domain><Internal><SocketReceiveBufferSize min="default" max="8MB"/></Internal></Domain>'
@@ -32,7 +32,7 @@ _BUFFER = (
 
 @dataclass(frozen=True, kw_only=True)
 class Discovery:
-    """How this process takes part."""
+    """Discovery settings of this process."""
 
     distro: str = "jazzy"
     domain_id: int = 0
@@ -51,7 +51,7 @@ def discovery(environment: Mapping[str, str] = os.environ, *, domain_id: int | N
     """Returns the settings of an environment.
 
     Raises:
-        Ros2Error: a distribution or domain that does not exist, or a graph that is to be secure.
+        Ros2Error: an unknown distribution or domain, or a secure graph.
     """
     if environment.get("ROS_SECURITY_ENABLE", "") == "true":
         raise Ros2Error(
@@ -62,10 +62,10 @@ def discovery(environment: Mapping[str, str] = os.environ, *, domain_id: int | N
     distro = {"rolling": DISTROS[-1]}.get(distro, distro)
     if distro not in DISTROS:
         raise Ros2Error(f"ros2: ROS_DISTRO is {distro!r}, allowed: {', '.join(DISTROS)}. Set or unset it.")
-    said = environment.get("ROS_DOMAIN_ID", "") or "0"
-    if domain_id is None and not said.isdecimal():
-        raise Ros2Error(f"ros2: ROS_DOMAIN_ID is {said!r}, allowed: 0 to {_MAX_DOMAIN}. Set or unset it.")
-    domain = int(said) if domain_id is None else domain_id
+    given = environment.get("ROS_DOMAIN_ID", "") or "0"
+    if domain_id is None and not given.isdecimal():
+        raise Ros2Error(f"ros2: ROS_DOMAIN_ID is {given!r}, allowed: 0 to {_MAX_DOMAIN}. Set or unset it.")
+    domain = int(given) if domain_id is None else domain_id
     if not 0 <= domain <= _MAX_DOMAIN:
         raise Ros2Error(f"ros2: domain {domain}, allowed: 0 to {_MAX_DOMAIN} (ROS_DOMAIN_ID).")
     reach = environment.get("ROS_AUTOMATIC_DISCOVERY_RANGE", "") or "SUBNET"
@@ -99,7 +99,7 @@ def _ranged(settings: Discovery) -> str:
         general += f"<Interfaces>{_LOOPBACK}</Interfaces>"
     general = general and f"<General>{general}</General>"
     if settings.range == "OFF":
-        # A tag of its own keeps every other participant out.
+        # A unique tag keeps all other participants out.
         inner = f"<ParticipantIndex>none</ParticipantIndex><Tag>ros_discovery_off_{os.getpid()}</Tag>"
     else:
         inner = (

@@ -1,4 +1,4 @@
-"""Who is there: ROS's `ros_discovery_info` (nodes and their endpoints) and DDS's own discovery."""
+"""The nodes and endpoints of a domain: ROS's `ros_discovery_info` and DDS's own discovery."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Endpoint:
 
 
 class Graph:
-    """What one node knows of all others, and tells of itself."""
+    """What one node knows of all others, and what it announces of itself."""
 
     def __init__(self, participant: Participant, types: Types, node: str, namespace: str) -> None:
         self._participant = participant
@@ -73,24 +73,24 @@ class Graph:
 
     def node_names(self) -> list[str]:
         """Returns the full names of all nodes that live."""
-        return sorted({_full_name(node) for _, node in self._live_nodes()})
+        return sorted({_full_name(node) for node in self._live_nodes()})
 
     def publishers_of(self, wire_topic: str) -> list[str]:
         """Returns the full names of the nodes that write a topic, one entry for each writer.
 
-        A second program may have a node of the same name: only their number tells.
+        Two programs may have nodes of one name: only their number shows that.
         """
         with self._lock:
             writers = {one.guid for one in self._writers.values() if one.topic == wire_topic}
         return sorted(
             _full_name(node)
-            for _, node in self._live_nodes()
+            for node in self._live_nodes()
             for gid in node.writer_gid_seq
             if bytes(gid.data[:16]) in writers
         )
 
     def watch(self, wire_topic: str, callback: Callable[[Endpoint], None]) -> None:
-        """Calls back for every writer of a topic, those there are and those to come."""
+        """Calls back for every writer of a topic, present and future."""
         with self._lock:
             self._watchers.append((wire_topic, callback))
             present = [one for one in self._writers.values() if one.topic == wire_topic]
@@ -116,12 +116,12 @@ class Graph:
     def _gid(self, guid: bytes) -> Any:
         return self._types.codec(_GID).cls(data=np.frombuffer(guid.ljust(self._gid_bytes, b"\0"), np.uint8))
 
-    def _live_nodes(self) -> list[tuple[bytes, Any]]:
+    def _live_nodes(self) -> list[Any]:
         # A participant that died leaves its last message; its writers are gone.
         with self._lock:
             live = {one.participant for one in self._writers.values() if one.topic == _TOPIC}
             return [
-                (gid, node)
+                node
                 for gid, info in self._nodes.items()
                 if gid in live
                 for node in info.node_entities_info_seq
@@ -163,7 +163,7 @@ class Graph:
 
 
 def _quality(policies: Any) -> QoS:
-    """Returns what a writer offers; what it does not say is DDS's default: reliable, volatile."""
+    """Returns what a writer offers; DDS's default where it says nothing: reliable, volatile."""
     policy = qos.Policy
     return QoS(
         reliable=policies[policy.Reliability] != policy.Reliability.BestEffort,

@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 class State(IntEnum):
-    """Where a node stands; ten and above while a callback runs."""
+    """The state of a node; ten and above while a callback runs."""
 
     UNKNOWN = 0
     UNCONFIGURED = 1
@@ -80,10 +80,10 @@ class Lifecycle:
     """The life cycle of one node; the node starts unconfigured."""
 
     def __init__(self, node: Node, callbacks: Mapping[str, Callable[[], bool]]) -> None:
-        """Takes what to do in each transition, by its label, or on an "error".
+        """Takes the callbacks of transitions by their labels, and that of "error".
 
-        A callback returns whether it worked; one that raises leads to "error", and that, where it
-        is missing or does not work either, to the end. What is left out always works.
+        A callback returns whether it worked; one that raises leads to "error". Without a callback, or if it
+        fails too, "error" leads to the end. All other transitions without a callback work.
 
         Raises:
             Ros2Error: a callback of another name.
@@ -105,35 +105,8 @@ class Lifecycle:
             "get_available_transitions": ("GetAvailableTransitions", self._on_transitions),
             "get_transition_graph": ("GetAvailableTransitions", self._on_graph),
         }
-        self._services = [
+        for name, (kind, answer) in answers.items():
             node.create_service(f"lifecycle_msgs/srv/{kind}", f"~/{name}", answer)
-            for name, (kind, answer) in answers.items()
-        ]
-
-    @property
-    def state(self) -> State:
-        return self._state
-
-    def trigger(self, label: str) -> bool:
-        """Goes through a transition; returns whether its callback worked.
-
-        Raises:
-            Ros2Error: there is none of this label from the present state.
-        """
-        with self._lock:
-            possible = [one for one in TRANSITIONS if one.start == self._state]
-            found = next((one for one in possible if one.label == label), None)
-            if found is None:
-                allowed = ", ".join(one.label for one in possible) or "none"
-                raise Ros2Error(
-                    f"lifecycle of {self._node.name}: no transition {label!r} from {_label(self._state)}, "
-                    f"allowed: {allowed}."
-                )
-            return self._go(found)
-
-    def close(self) -> None:
-        for service in self._services:
-            service.close()
 
     def _go(self, transition: Transition) -> bool:
         self._enter(transition)

@@ -1,4 +1,4 @@
-"""Names of nodes, topics and services: rules, namespaces, `~`, remapping, and what the wire calls them.
+"""Names of nodes, topics and services: rules, namespaces, `~`, remapping, and names on the wire.
 
 Rules as in ROS 2's rmw and rcl: https://design.ros2.org/articles/topic_and_service_names.html
 """
@@ -18,7 +18,7 @@ _KIND = re.compile(r"[a-z][a-z0-9_]*/(msg|srv|action)/[A-Za-z][A-Za-z0-9_]*")
 
 @dataclass(frozen=True, kw_only=True)
 class Names:
-    """What a node is called and how it resolves the names it uses."""
+    """The names of a node, and how it resolves others."""
 
     node: str
     namespace: str
@@ -55,12 +55,12 @@ class Names:
             expanded = _join(self.full_name, expanded[2:])
         elif not expanded.startswith("/"):
             expanded = _join(self.namespace, expanded)
-        _check(expanded, said=name, what="topic or service")
+        _check(expanded, given=name, what="topic or service")
         return expanded
 
 
 def names(node: str, namespace: str = "", remap: Mapping[str, str] | None = None) -> Names:
-    """Returns the names of a node, its own remapped by `__node` (or `__name`) and `__ns`.
+    """Returns the names of a node; `__node` (or `__name`) and `__ns` remap its own.
 
     Raises:
         Ros2Error: a name that ROS does not allow.
@@ -75,7 +75,7 @@ def names(node: str, namespace: str = "", remap: Mapping[str, str] | None = None
         )
     absolute = "/" + namespace.strip("/")
     if absolute != "/":
-        _check(absolute, said=namespace, what="namespace")
+        _check(absolute, given=namespace, what="namespace")
     found = Names(node=node, namespace=absolute, remap=rules)
     for source, target in rules.items():
         if not source.startswith("__"):
@@ -100,17 +100,17 @@ def dds_type(kind: str) -> str:
 
 
 def topic_on_wire(name: str) -> str:
-    """Returns what DDS calls a topic."""
+    """Returns the DDS name of a topic."""
     return f"rt{name}"
 
 
 def request_on_wire(name: str) -> str:
-    """Returns what DDS calls the requests to a service."""
+    """Returns the DDS topic of the requests to a service."""
     return f"rq{name}Request"
 
 
 def reply_on_wire(name: str) -> str:
-    """Returns what DDS calls the replies of a service."""
+    """Returns the DDS topic of the replies of a service."""
     return f"rr{name}Reply"
 
 
@@ -118,10 +118,10 @@ def _join(namespace: str, name: str) -> str:
     return f"{namespace.rstrip('/')}/{name}"
 
 
-def _check(absolute: str, *, said: str, what: str) -> None:
+def _check(absolute: str, *, given: str, what: str) -> None:
     tokens = absolute[1:].split("/")
     if not all(_TOKEN.fullmatch(token) for token in tokens) or len(absolute) > _MAX_LETTERS - 8:
         raise Ros2Error(
-            f"ros2: {what} name {said!r} (in full {absolute!r}), allowed: words of letters, digits and _, no "
-            "digit first, between single slashes; ~/ first for the node's own."
+            f"ros2: {what} name {given!r} (in full {absolute!r}), allowed: words of letters, digits and _, "
+            "no digit first, between single slashes; ~/ first for the node's own."
         )

@@ -1,4 +1,4 @@
-"""Opens a node: genuine rclpy where ROS 2 is, else the same wire with what pip installs."""
+"""Opens a node: genuine rclpy where ROS 2 is installed, else the same wire with pip packages only."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from robot_rl.core.errors import nearest
 from robot_rl.real.ros2.api import (
     DEFAULT,
     ActionClient,
-    ActionServer,
-    GoalHandle,
+    GoalCallbacks,
     Message,
     Node,
     QoS,
     Ros2Error,
+    Service,
     nanoseconds,
     unheard,
 )
@@ -28,7 +28,7 @@ from robot_rl.real.ros2.types import Codec, types_of
 if TYPE_CHECKING:
     from robot_rl.real.ros2.dds import Participant, Reader, Writer
     from robot_rl.real.ros2.graph import Endpoint, Graph
-    from robot_rl.real.ros2.service import DdsClient, DdsService, Deferred, Refusal
+    from robot_rl.real.ros2.service import DdsClient, DdsService, Deferred
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ def open_node(
         name: Without its namespace.
         namespace: `left/arm`; empty for none.
         transport: `auto` takes rclpy if it can be imported, else `dds` (pip install -e '.[ros2]'), and
-            says so in the log where rclpy is found and cannot be imported.
+            logs a warning where rclpy is found and cannot be imported.
         domain_id: None for ROS_DOMAIN_ID.
         remap: Names from -> to; `__node` and `__ns` for the node's own.
         use_sim_time: Whether `now_ns` follows /clock.
@@ -71,7 +71,7 @@ def open_node(
 
 
 def _has_rclpy() -> bool:
-    """Whether rclpy is there; one of another Python is found on the path, and cannot be imported."""
+    """Whether rclpy can be imported; one of another Python is found on the path, and cannot."""
     if importlib.util.find_spec("rclpy") is None:
         return False
     from robot_rl.real.ros2.rclpy_guards import rclpy_module
@@ -88,8 +88,7 @@ class DdsPublisher:
     """Sends messages on a topic; `publish` may be called from any thread and never waits long."""
 
     def __init__(self, writer: Writer, codec: Codec) -> None:
-        self._writer = writer
-        self._codec = codec
+        self._writer, self._codec = writer, codec
 
     def publish(self, message: Message) -> None:
         self._writer.write(self._codec.encode(message))
@@ -98,18 +97,12 @@ class DdsPublisher:
     def num_subscriptions(self) -> int:
         return len(self._writer.matched())
 
-    @property
-    def dropped(self) -> int:
-        """Messages that reliable subscribers were too slow to take."""
-        return self._writer.dropped
-
 
 class DdsSubscription:
     """Receives messages of a topic."""
 
     def __init__(self, node: DdsNode, reader: Reader, topic: str, wanted: QoS) -> None:
-        self._node = node
-        self._reader = reader
+        self._node, self._reader = node, reader
         self.topic, self.wanted = topic, wanted
 
     @property
@@ -119,11 +112,11 @@ class DdsSubscription:
 
     @property
     def is_matched(self) -> bool:
-        """Whether anybody publishes to it, this very node included."""
+        """Whether there is a publisher, of this node or another."""
         return bool(self._reader.matched())
 
     def on_publisher(self, found: Endpoint) -> None:
-        """Warns of a publisher that no subscription of this node hears."""
+        """Warns of a publisher that matches no subscription of this node."""
         lacks = self.wanted.lacks(found.offered)
         if lacks and all(one.wanted.lacks(found.offered) for one in self._node.subscriptions_of(self.topic)):
             logger.warning(unheard(self.topic, lacks))
@@ -136,7 +129,7 @@ class DdsSubscription:
 
 
 class DdsNode:
-    """A node that speaks ROS 2's wire without ROS; one participant and one thread."""
+    """A node on ROS 2's wire without ROS; it has one participant and one thread."""
 
     def __init__(
         self,
@@ -156,8 +149,6 @@ class DdsNode:
         self.participant: Participant = Participant(settings, self.types, name=self._names.full_name)
         self.graph: Graph = Graph(self.participant, self.types, self.name, self.namespace)
         self.graph.add()
-        self.refused: list[Refusal] = []
-        """Clients of other middlewares whom services of this node cannot answer."""
         self._subscriptions: dict[str, list[DdsSubscription]] = {}
         self._clock: DdsSubscription | None = None
         self._sim_time_ns = 0
@@ -185,18 +176,7 @@ class DdsNode:
             self._clock.close()
             self._clock, self._sim_time_ns = None, 0
 
-    @property
-    def bad_samples(self) -> Mapping[str, int]:
-        """Foreign samples that were ignored, per topic of the wire."""
-        return self.participant.bad_samples
-
-    @property
-    def failures(self) -> Mapping[str, int]:
-        """Callbacks that raised, per topic of the wire; the first of each is logged."""
-        return self.participant.failures
-
     def resolve(self, name: str) -> str:
-        """Returns the absolute name of a topic, service or action after remapping."""
         return self._names.resolve(name)
 
     def message(self, kind: str, **fields: Any) -> Message:
@@ -236,9 +216,7 @@ class DdsNode:
 
         check_kind(kind)
         full_name = self.resolve(name)
-        return DdsService(
-            self.participant, self.graph, self.types, kind, full_name, callback, self.refused.append
-        )
+        return DdsService(self.participant, self.graph, self.types, kind, full_name, callback)
 
     def create_client(self, kind: str, name: str) -> DdsClient:
         from robot_rl.real.ros2.service import DdsClient
@@ -246,18 +224,10 @@ class DdsNode:
         check_kind(kind)
         return DdsClient(self.participant, self.graph, self.types, kind, self.resolve(name))
 
-    def create_action_server(
-        self,
-        kind: str,
-        name: str,
-        *,
-        execute: Callable[[GoalHandle], None],
-        accept: Callable[[Message], bool],
-        cancel: Callable[[GoalHandle], bool],
-    ) -> ActionServer:
+    def create_action_server(self, kind: str, name: str, callbacks: GoalCallbacks) -> Service:
         from robot_rl.real.ros2.action import DdsActionServer
 
-        return DdsActionServer(self, kind, name, execute=execute, accept=accept, cancel=cancel)
+        return DdsActionServer(self, kind, name, callbacks)
 
     def create_action_client(self, kind: str, name: str) -> ActionClient:
         from robot_rl.real.ros2.action_client import DdsActionClient

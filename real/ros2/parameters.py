@@ -1,4 +1,4 @@
-"""Parameters of a node as ROS 2 has them: typed, described, checked; six services and /parameter_events.
+"""Parameters of a node as in ROS 2: typed, described, checked; six services and /parameter_events.
 
 `ros2 param list`, `get`, `set`, `describe` and `dump` work on a node that has a `Parameters`. Names may
 have dots; a type never changes. As every node of ROS it has `use_sim_time`, which takes effect at once.
@@ -6,13 +6,14 @@ have dots; a type never changes. As every node of ROS it has `use_sim_time`, whi
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from robot_rl.core.errors import nearest
-from robot_rl.real.ros2.api import Message, Node, QoS, Ros2Error, Service, call_once
+from robot_rl.real.ros2.api import Message, Node, QoS, Ros2Error, call_once
 
 Value = (
     bool
@@ -39,15 +40,16 @@ _ARRAYS: dict[type, tuple[int, str]] = {
     float: (8, "double_array_value"),
     str: (9, "string_array_value"),
 }
-_TYPES = {
-    0: "not set", 1: "bool", 2: "integer", 3: "double", 4: "string", 5: "byte array",
-    6: "bool array", 7: "integer array", 8: "double array", 9: "string array",
-}  # fmt: skip
+_TYPES = (
+    "not set", "bool", "integer", "double", "string", "byte array", "bool array", "integer array",
+    "double array", "string array",
+)  # fmt: skip
+"""Names of rcl_interfaces/msg/ParameterType, in its order."""
 _EVENTS = QoS(depth=1000)
 _SIM_TIME = "use_sim_time"
 
 Check = Callable[[Mapping[str, Value]], str | None]
-"""Gets the values that are to change; returns why they may not, or None."""
+"""Gets the new values; returns why they are refused, or None."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,14 +62,18 @@ class Parameter:
     """Of an array that is empty at first."""
     description: str = ""
     read_only: bool = False
-    minimum: float | None = None
+    minimum: float = -math.inf
     """Of a number; with `maximum`, the range that `ros2 param describe` shows."""
-    maximum: float | None = None
+    maximum: float = math.inf
 
     @property
     def type(self) -> int:
         """rcl_interfaces/msg/ParameterType."""
         return _kind_of(self.value, self.element)[0]
+
+    @property
+    def has_range(self) -> bool:
+        return (self.minimum, self.maximum) != (-math.inf, math.inf)
 
 
 class Parameters:
@@ -81,7 +87,7 @@ class Parameters:
         self._events = node.create_publisher(
             "rcl_interfaces/msg/ParameterEvent", "/parameter_events", _EVENTS
         )
-        self._services = self._serve()
+        self._serve()
         about = "Whether the node's time is that of /clock"
         sim_time = Parameter(name=_SIM_TIME, value=node.use_sim_time, description=about)
         for parameter in (sim_time, *parameters):
@@ -91,7 +97,7 @@ class Parameters:
         """Adds a parameter.
 
         Raises:
-            Ros2Error: there is one of this name, or its value is outside of its own range.
+            Ros2Error: it is declared already, or its value is outside of its own range.
         """
         with self._lock:
             reason = f"{parameter.name!r} is declared already" if parameter.name in self._known else None
@@ -103,28 +109,9 @@ class Parameters:
 
     def __getitem__(self, name: str) -> Value:
         with self._lock:
-            self._require(name)
+            if name not in self._known:
+                raise Ros2Error(f"parameter of {self._node.name}: no {name!r}.{nearest(name, self._known)}")
             return self._known[name].value
-
-    def set(self, values: Mapping[str, Value]) -> None:
-        """Sets all, or none.
-
-        Raises:
-            Ros2Error: one that is not declared, of another type, read-only, out of range, or refused.
-        """
-        for name in values:
-            self._require(name)
-        reason = self._apply(dict(values))
-        if reason:
-            raise Ros2Error(f"parameter of {self._node.name}: {reason}.")
-
-    def close(self) -> None:
-        for service in self._services:
-            service.close()
-
-    def _require(self, name: str) -> None:
-        if name not in self._known:
-            raise Ros2Error(f"parameter of {self._node.name}: no {name!r}.{nearest(name, self._known)}")
 
     def _apply(self, values: dict[str, Value]) -> str | None:
         """Sets all, or none and returns why."""
@@ -165,7 +152,7 @@ class Parameters:
 
     # Services. Where a name is not declared, ROS answers with an empty list.
 
-    def _serve(self) -> list[Service]:
+    def _serve(self) -> None:
         answers = {
             "DescribeParameters": ("describe_parameters", self._on_describe),
             "GetParameters": ("get_parameters", self._on_get),
@@ -174,10 +161,8 @@ class Parameters:
             "SetParameters": ("set_parameters", self._on_set),
             "SetParametersAtomically": ("set_parameters_atomically", self._on_set_atomically),
         }
-        return [
+        for kind, (name, answer) in answers.items():
             self._node.create_service(f"rcl_interfaces/srv/{kind}", f"~/{name}", answer)
-            for kind, (name, answer) in answers.items()
-        ]
 
     def _asked(self, names: Iterable[str]) -> list[Parameter]:
         with self._lock:
@@ -237,7 +222,7 @@ def get_remote(node: Node, of: str, names: Iterable[str], timeout_s: float = 5.0
 
     asked = list(names)
     values = ask(asked)
-    if len(values) != len(asked):  # one that is unknown or not set makes the whole answer empty: one by one
+    if len(values) != len(asked):  # an unknown or unset one makes the whole answer empty: one by one
         values = [next(iter(ask([name])), None) for name in asked]
     return dict(zip(asked, values, strict=True))
 
@@ -246,7 +231,7 @@ def set_remote(node: Node, of: str, values: Mapping[str, Value], timeout_s: floa
     """Sets parameters of another node, all or none.
 
     Raises:
-        Ros2Error: the node does not answer, or refuses; says why.
+        Ros2Error: the node does not answer, or refuses.
     """
     parameters = [
         node.message("rcl_interfaces/msg/Parameter", name=name, value=encode(node, value))
@@ -285,18 +270,13 @@ def _kind_of(value: Value, element: type) -> tuple[int, str]:
 
 
 def _out_of_range(parameter: Parameter, value: Value) -> str | None:
-    if parameter.minimum is None and parameter.maximum is None:
+    if not parameter.has_range:
         return None
-    least, most = _limits(parameter)
+    least, most = parameter.minimum, parameter.maximum
     for number in value if isinstance(value, tuple) else (value,):
         if not least <= cast(float, number) <= most:
             return f"{parameter.name!r} must be within {least:g} and {most:g}, got {number!r}"
     return None
-
-
-def _limits(parameter: Parameter) -> tuple[float, float]:
-    least = float("-inf") if parameter.minimum is None else parameter.minimum
-    return least, float("inf") if parameter.maximum is None else parameter.maximum
 
 
 def _described(node: Node, parameter: Parameter) -> Message:
@@ -307,9 +287,9 @@ def _described(node: Node, parameter: Parameter) -> Message:
         description=parameter.description,
         read_only=parameter.read_only,
     )
-    if parameter.minimum is None and parameter.maximum is None:
+    if not parameter.has_range:
         return descriptor
-    least, most = _limits(parameter)
+    least, most = parameter.minimum, parameter.maximum
     if parameter.type in (_SCALARS[int][0], _ARRAYS[int][0]):
         big = 2**63 - 1
         limits = {"from_value": int(max(least, -big)), "to_value": int(min(most, big))}

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from robot_rl.real.ros2.api import GoalHandle, GoalStatus, Message, Ros2Error
+from robot_rl.real.ros2.api import GoalCallbacks, GoalStatus, Message, Ros2Error
 from robot_rl.real.ros2.rclpy_guards import guarded, rclpy_module, translated
 from robot_rl.real.ros2.rclpy_messages import RosMessages
 
@@ -17,11 +17,11 @@ logger = logging.getLogger(__name__)
 
 _LOOK_S = 0.02
 _ASK_S = 5.0
-"""How long the node's thread may take until it asks for a result."""
+"""Longest wait for the node's thread to ask for a result."""
 
 
 class SpinningNode(Protocol):
-    """What an action needs of the node that serves or calls it, see `rclpy_node.RclpyNode`."""
+    """The used part of `rclpy_node.RclpyNode`."""
 
     ros: Any
     messages: RosMessages
@@ -45,12 +45,8 @@ class RclpyGoal:
 
     def __init__(self, node: SpinningNode, handle: Any) -> None:
         self._node, self._handle = node, handle
-        self._goal = node.messages.from_ros(handle.request)
+        self.goal = node.messages.from_ros(handle.request)
         self.result: Message | None = None
-
-    @property
-    def goal(self) -> Message:
-        return self._goal
 
     @property
     def cancel_requested(self) -> bool:
@@ -79,27 +75,18 @@ class RclpyGoal:
 
 
 class RclpyActionServer:
-    """Serves one action; rclpy waits, while `execute` runs on a thread of its own."""
+    """Serves one action; `execute` runs on its own thread, and rclpy awaits it."""
 
-    def __init__(
-        self,
-        node: SpinningNode,
-        kind: str,
-        name: str,
-        *,
-        execute: Callable[[GoalHandle], None],
-        accept: Callable[[Message], bool],
-        cancel: Callable[[GoalHandle], bool],
-    ) -> None:
-        self._node, self._kind, self._execute = node, kind, execute
+    def __init__(self, node: SpinningNode, kind: str, name: str, callbacks: GoalCallbacks) -> None:
+        self._node, self._kind, self._execute = node, kind, callbacks.execute
         action = rclpy_module("action")
 
         def on_goal(request: Any) -> Any:
-            agreed = _agreed(lambda: accept(node.messages.from_ros(request)), name)
+            agreed = _agreed(lambda: callbacks.accept(node.messages.from_ros(request)), name)
             return action.GoalResponse.ACCEPT if agreed else action.GoalResponse.REJECT
 
         def on_cancel(handle: Any) -> Any:
-            agreed = _agreed(lambda: cancel(RclpyGoal(node, handle)), name)
+            agreed = _agreed(lambda: callbacks.cancel(RclpyGoal(node, handle)), name)
             return action.CancelResponse.ACCEPT if agreed else action.CancelResponse.REJECT
 
         cls = node.messages.ros_class(kind)
@@ -156,7 +143,7 @@ class RclpyClientGoal:
         if self._result is None:
             raise Ros2Error(f"{self._what}: the goal was rejected: it has no result.")
         end_s = time.monotonic() + timeout_s
-        while not self._result.done():  # the future is kept: a result may be asked for again
+        while not self._result.done():  # the future is kept for later calls
             if not self._is_there():
                 raise Ros2Error(
                     f"{self._what}: no result; the goal was {self._status()}, what became of it is not "
@@ -177,7 +164,7 @@ class RclpyClientGoal:
         return any(bytes(one.goal_id.uuid) == self.id for one in response.goals_canceling)
 
     def _status(self) -> str:
-        """Returns where the goal stands by the status topic."""
+        """Returns the goal's status from the status topic."""
         return GoalStatus(self._handle.status).name.lower()
 
 
@@ -221,7 +208,7 @@ class RclpyActionClient:
 
 
 def _agreed(ask: Callable[[], bool], name: str) -> bool:
-    """Whether a callback says yes; one that fails says no, and does not end the executor."""
+    """Whether a callback agrees; a failure means no, and does not end the executor."""
     try:
         return bool(ask())
     except Exception:

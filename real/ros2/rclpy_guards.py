@@ -1,4 +1,4 @@
-"""What stands between rclpy and the rest: it may not be installed, and it raises errors of its own."""
+"""Imports rclpy, which may be missing, and translates its errors."""
 
 from __future__ import annotations
 
@@ -27,11 +27,7 @@ def guarded(callback: Callable[[Any], None], what: str) -> Callable[[Any], None]
 
 @contextlib.contextmanager
 def translated(what: str) -> Generator[None]:
-    """Turns what rclpy raises (RCLError, InvalidHandle, InvalidNodeNameException, ...) into a Ros2Error.
-
-    Args:
-        what: was being done.
-    """
+    """Turns errors of rclpy (RCLError, InvalidHandle, InvalidNodeNameException, ...) into a Ros2Error."""
     try:
         yield
     except Ros2Error:

@@ -1,7 +1,7 @@
-"""Messages of genuine ROS 2 as the attribute objects of this project, and back, by a walk over their fields.
+"""Converts messages of genuine ROS 2 to the attribute objects of this project, and back, field by field.
 
-rosidl's own classes check every assignment and know no numpy in sequences; ours take what
-`api.Message` says. What has to be done for a type is worked out once.
+rosidl's own classes check every assignment and take no numpy arrays in sequences; ours take the values of
+`api.Message`. The converters of a type are made once.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""A node on genuine rclpy: what `api.Node` promises, in rclpy's own terms.
+"""A node on genuine rclpy: an implementation of `api.Node`.
 
-Written against the documented API of rclpy (Humble to Lyrical). Where this project is developed is no
-ROS 2: there it is tested against a stand-in, which has the faults that genuine rclpy (Jazzy) showed.
-Where rclpy can be imported, the tests of the transport run with it.
+It uses the documented API of rclpy (Humble to Lyrical). Without ROS 2 it is tested against a stand-in with
+the faults that genuine rclpy (Jazzy) showed; where rclpy can be imported, the tests of the transport use it.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ from typing import Any
 from robot_rl.real.ros2.api import (
     DEFAULT,
     ActionClient,
-    ActionServer,
-    GoalHandle,
+    GoalCallbacks,
     Message,
     QoS,
     Ros2Error,
+    Service,
     unheard,
 )
 from robot_rl.real.ros2.rclpy_action import RclpyActionClient, RclpyActionServer
@@ -38,7 +37,7 @@ _CYCLONE = "rmw_cyclonedds_cpp"
 
 
 class RclpyNode:
-    """One node with a context, an executor and a thread of its own."""
+    """One node with its own context, executor and thread."""
 
     def __init__(
         self,
@@ -49,7 +48,7 @@ class RclpyNode:
         remap: Mapping[str, str] | None = None,
         use_sim_time: bool = False,
     ) -> None:
-        """Opens the node, in a context of its own.
+        """Opens the node.
 
         Raises:
             Ros2Error: rclpy cannot be imported, or refuses a name or a rule.
@@ -58,8 +57,8 @@ class RclpyNode:
         self._context: Any = self._rclpy.Context()
         rules = [word for source, target in (remap or {}).items() for word in ("-r", f"{source}:={target}")]
         with translated(f"node {name!r} in namespace {namespace!r}, remapping {dict(remap or {})}"):
-            # Not sys.argv: --ros-args there would move this process of a station, and not its others. Names
-            # are in the station file: ros2.namespace, ros2.remap.
+            # Not sys.argv: --ros-args there would change one process of a station only. Names are in the
+            # station file: ros2.namespace, ros2.remap.
             no_signals = rclpy_module("signals").SignalHandlerOptions.NO  # those are the program's
             self._rclpy.init(
                 args=[], context=self._context, domain_id=domain_id, signal_handler_options=no_signals
@@ -78,7 +77,7 @@ class RclpyNode:
                 raise
         self.messages = RosMessages()
         self.unfinished: set[object] = set()
-        """Goals whose results are still to be sent."""
+        """Goals without a sent result."""
         self._wanted: dict[str, list[QoS]] = {}
         self._executor: Any = rclpy_module("executors").SingleThreadedExecutor(context=self._context)
         self._executor.add_node(self.ros)
@@ -103,7 +102,6 @@ class RclpyNode:
             self.ros.set_parameters([_sim_time(value)])
 
     def resolve(self, name: str) -> str:
-        """Returns the absolute name of a topic, service or action after remapping."""
         with translated(f"name {name!r}"):
             return self.ros.resolve_topic_name(name)
 
@@ -126,7 +124,7 @@ class RclpyNode:
                 made = self.ros.create_subscription(
                     cls, topic, heard, _profile(qos), event_callbacks=self._events(name)
                 )
-            except RuntimeError:  # UnsupportedEventTypeError: a middleware that does not tell
+            except RuntimeError:  # UnsupportedEventTypeError: this middleware has no such events
                 made = self.ros.create_subscription(cls, topic, heard, _profile(qos))
         return RclpySubscription(self, made, lambda: self._wanted[name].remove(qos))
 
@@ -147,16 +145,8 @@ class RclpyNode:
         with translated(f"client of {name!r} ({kind})"):
             return RclpyClient(self, self.ros.create_client(cls, name))
 
-    def create_action_server(
-        self,
-        kind: str,
-        name: str,
-        *,
-        execute: Callable[[GoalHandle], None],
-        accept: Callable[[Message], bool],
-        cancel: Callable[[GoalHandle], bool],
-    ) -> ActionServer:
-        return RclpyActionServer(self, kind, name, execute=execute, accept=accept, cancel=cancel)
+    def create_action_server(self, kind: str, name: str, callbacks: GoalCallbacks) -> Service:
+        return RclpyActionServer(self, kind, name, callbacks)
 
     def create_action_client(self, kind: str, name: str) -> ActionClient:
         return RclpyActionClient(self, kind, name)
@@ -177,11 +167,10 @@ class RclpyNode:
     def run(self, function: Callable[[], Any], timeout_s: float, what: str) -> Any:
         """Runs a function on the executor's thread and returns what it returns.
 
-        rclpy's clients remember what they have asked after they have asked it: from any other thread, an
-        answer that is faster than that is lost.
+        rclpy's clients note a request after sending it: from any other thread, a faster answer is lost.
 
         Raises:
-            Ros2Error: what the function raised, or the thread has not come to it in time or has ended.
+            Ros2Error: an error of the function, or the thread did not run it in time or has ended.
         """
         if threading.current_thread() is self._thread:
             raise Ros2Error(f"ros2: {what} called from within a callback: call from another thread.")
@@ -210,7 +199,7 @@ class RclpyNode:
         return outcome[0]
 
     def run_soon(self, function: Callable[[], Any], what: str) -> None:
-        """Gives the executor's thread something to do; it must not raise.
+        """Runs a function on the executor's thread; it must not raise.
 
         Raises:
             Ros2Error: the node is closed.
@@ -261,17 +250,17 @@ class RclpyNode:
         self._rclpy.shutdown(context=self._context)
 
     def _drain(self) -> None:
-        """Lets the results of goals that have ended go out: their clients would wait for them for ever."""
+        """Waits until the results of ended goals are sent: their clients would wait for ever."""
         end_s = time.monotonic() + _DRAIN_S
         while self.unfinished and time.monotonic() < end_s:
             time.sleep(_TICK_S)
-        with contextlib.suppress(Ros2Error):  # one more turn: the step that has ended a goal sends its result
+        with contextlib.suppress(Ros2Error):  # once more: the step that ended a goal sends its result
             self.run(lambda: None, max(0.0, end_s - time.monotonic()), "closing")
 
     def _events(self, topic: str) -> Any:
-        """Returns callbacks that warn of publishers which no subscription of this node hears.
+        """Returns callbacks that warn of publishers that match no subscription of this node.
 
-        rclpy's own warning does not know that a second subscription of the topic may hear them.
+        rclpy's own warning ignores that a second subscription of the topic may match them.
         """
 
         def warn(event: Any) -> None:
@@ -372,7 +361,7 @@ def _sim_time(value: bool) -> Any:
 
 
 def _middleware() -> str:
-    """Returns what a client has to know that is not on CycloneDDS: servers without rclpy do not answer it."""
+    """Returns a hint for clients on other middlewares: servers without rclpy do not answer them."""
     own = str(rclpy_module("utilities").get_rmw_implementation_identifier())
     if own == _CYCLONE:
         return ""

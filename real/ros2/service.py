@@ -1,9 +1,9 @@
 """Services as rmw_cyclonedds_cpp lays them out, and calls to servers of other middlewares.
 
 With CycloneDDS a request and its reply carry a header in the payload: the client and a number. Fast
-DDS sends the bare message and keeps both in RTPS's inline QoS, which CycloneDDS neither sends nor
-shows. So a client of ours can call a Fast DDS server, one call at a time; a server of ours cannot
-answer a Fast DDS client, and says so.
+DDS sends the bare message and has both in RTPS's inline QoS, which CycloneDDS neither sends nor
+shows. So our clients can call a Fast DDS server, one call at a time; our servers cannot answer a Fast DDS
+client, and log that.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import struct
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from robot_rl.real.ros2 import dds
@@ -34,12 +33,12 @@ _CLIENT, _SERVER = "clientid", "serviceid"
 _POLL_S = 0.005
 _LOOK_S = 0.2
 _REPLY_WAIT_S = 1.0
-"""A client's reply reader may be found later than its request. rmw_cyclonedds_cpp waits 0.1 s: the reply
-is lost where the machine was busy for longer."""
+"""A client's reply reader may be found later than its request. rmw_cyclonedds_cpp waits 0.1 s, and loses the
+reply if the machine is busy for longer."""
 
 
 class Deferred:
-    """A reply to come: a service callback may return one and complete it later, from any thread."""
+    """A later reply: a service callback may return one and complete it from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -54,20 +53,11 @@ class Deferred:
             send(response)
 
     def attach(self, reply: Callable[[Message], None]) -> None:
-        """Says how to reply; called by the service."""
+        """Sets the way to reply; called by the service."""
         with self._lock:
             self._reply, response = reply, self._response
         if response is not None:
             reply(response)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Refusal:
-    """A client that a server of this transport cannot answer."""
-
-    service: str
-    vendor: str
-    guid: bytes
 
 
 class DdsService:
@@ -81,10 +71,9 @@ class DdsService:
         kind: str,
         name: str,
         callback: Callable[[Message], Message | Deferred],
-        on_refused: Callable[[Refusal], None],
     ) -> None:
         self._participant, self._graph = participant, graph
-        self._name, self._callback, self._on_refused = name, callback, on_refused
+        self._name, self._callback = name, callback
         self._requests, self._responses = types.codec(f"{kind}_Request"), types.codec(f"{kind}_Response")
         self._seen: set[bytes] = set()
         self._ready: set[int] = set()
@@ -110,15 +99,13 @@ class DdsService:
         if client.participant[:2] == dds.CYCLONE or client.guid in self._seen:
             return
         self._seen.add(client.guid)
-        vendor = vendor_of(client.participant)
         logger.error(
             "ros2: service %s: a client on %s is there, which a server without rclpy cannot answer: its "
             "calls will time out. Give it RMW_IMPLEMENTATION=rmw_cyclonedds_cpp, or run this server where "
             "rclpy can be imported.",
             self._name,
-            vendor,
+            _vendor_of(client.participant),
         )
-        self._on_refused(Refusal(service=self._name, vendor=vendor, guid=client.guid))
 
     def _on_request(self, octets: bytes, info: Any) -> None:
         sender = info.publication_handle
@@ -136,7 +123,7 @@ class DdsService:
             if self._has_reader(sender):
                 self._writer.write(octets)
                 return
-            # Not on this thread, which has all callbacks of the node: an arm would miss its commands.
+            # Not on this thread, which runs all callbacks of the node: an arm would miss its commands.
             threading.Thread(
                 target=self._reply_later, args=(sender, octets), name=f"reply {self._name}", daemon=True
             ).start()
@@ -148,7 +135,7 @@ class DdsService:
             reply(response)
 
     def _reply_later(self, sender: int, octets: bytearray) -> None:
-        """Replies once the client's reader of replies is known: a reply before that is lost."""
+        """Replies when the client's reader of replies is known: an earlier reply is lost."""
         end = time.monotonic() + _REPLY_WAIT_S
         while not self._has_reader(sender) and time.monotonic() < end:
             if sender not in self._reader.matched():
@@ -160,7 +147,7 @@ class DdsService:
     def _has_reader(self, sender: int) -> bool:
         """Returns whether the client's own reader of replies is known.
 
-        The participant may have others: of the client before, which is closed and not yet gone.
+        The participant may have others, of a client that is closed and not yet gone.
         """
         if sender in self._ready:
             return True
@@ -168,7 +155,7 @@ class DdsService:
         if client in _identities(self._writer, _CLIENT):
             self._ready.add(sender)
             return True
-        return not client  # nothing is known of it: there is nothing to wait for
+        return not client  # unknown: there is nothing to wait for
 
 
 class _Call:
@@ -181,7 +168,7 @@ class _Call:
 
 
 class DdsClient:
-    """Calls a service, whatever middleware its server uses."""
+    """Calls a service on any middleware."""
 
     def __init__(self, participant: Participant, graph: Graph, types: Types, kind: str, name: str) -> None:
         self._participant, self._graph, self._name = participant, graph, name
@@ -203,7 +190,7 @@ class DdsClient:
         graph.add(writers=(self._writer.guid,), readers=(self._reader.guid,))
 
     def wait(self, timeout_s: float) -> bool:
-        """Waits until a server is there that can take a request and whose reply would arrive."""
+        """Waits until a server is matched in both directions; returns whether there is one."""
         end = time.monotonic() + timeout_s
         while not (found := self._server()) and time.monotonic() < end:
             time.sleep(_POLL_S)
@@ -230,8 +217,8 @@ class DdsClient:
         bare = bool(server) and server[:2] != dds.CYCLONE
         if not bare:
             return self._call_numbered(request, end, timeout_s)
-        with self._bare_lock:  # replies carry nothing to tell them apart
-            return self._call_bare(request, end, timeout_s, vendor_of(server))
+        with self._bare_lock:  # bare replies have no number
+            return self._call_bare(request, end, timeout_s, _vendor_of(server))
 
     def close(self) -> None:
         self._graph.remove(self._writer.guid, self._reader.guid)
@@ -312,19 +299,19 @@ class DdsClient:
         return self._bare_servers[handle]
 
     def _server(self) -> bytes:
-        """Returns the participant that takes requests and replies, one on CycloneDDS first; or nothing."""
+        """Returns the participant of a server matched both ways, one on CycloneDDS first; or nothing."""
         takes, replies = (_identities(endpoint, _SERVER) for endpoint in (self._writer, self._reader))
         both = [takes[server] for server in takes.keys() & replies]
         return min(both, key=lambda guid: guid[:2] != dds.CYCLONE, default=b"")
 
 
-def vendor_of(participant: bytes) -> str:
+def _vendor_of(participant: bytes) -> str:
     """Returns the middleware of a participant: RTPS has it in the first two octets of the GUID."""
     return dds.VENDORS.get(participant[:2], f"middleware {participant[:2].hex()}")
 
 
 def _identities(endpoint: Reader | Writer, key: str) -> dict[bytes, bytes]:
-    """Returns who is matched, each with its participant."""
+    """Returns the matched clients or servers, each with its participant."""
     found = {
         _identity_of(endpoint, handle, key): endpoint.participant_of(handle) for handle in endpoint.matched()
     }
@@ -333,8 +320,8 @@ def _identities(endpoint: Reader | Writer, key: str) -> dict[bytes, bytes]:
 
 def _identity_of(endpoint: Reader | Writer, handle: int, key: str) -> bytes:
     """Returns what the two endpoints of a client or server have in common: at least their participant."""
-    said = re.search(rf"{key}=[^;]*".encode(), endpoint.user_data_of(handle))
-    return said.group() if said else endpoint.participant_of(handle) or b""
+    found = re.search(rf"{key}=[^;]*".encode(), endpoint.user_data_of(handle))
+    return found.group() if found else endpoint.participant_of(handle) or b""
 
 
 def _identity(participant: Participant, key: str) -> bytes:

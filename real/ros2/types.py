@@ -33,14 +33,14 @@ _BASES = {
     "int16": np.int16, "uint16": np.uint16, "int32": np.int32, "uint32": np.uint32, "int64": np.int64,
     "uint64": np.uint64, "float32": np.float32, "float64": np.float64,
 }  # fmt: skip
-# What stands in a struct that has no fields: DDS knows no empty ones.
+# The field of a struct without fields: DDS has no empty ones.
 _EMPTY = ("structure_needs_at_least_one_member", (BASE, ("uint8", 0)))
-# Short samples are copied once, so that their arrays are aligned; pictures are not worth it.
+# Short samples are copied once, so that their arrays are aligned; pictures are too large for that.
 _COPY_BYTES = 4096
 
 
 class SampleError(Ros2Error):
-    """Bytes from the network that are not what their topic says."""
+    """Bytes from the network that do not fit their topic."""
 
 
 class Codec:
@@ -99,14 +99,14 @@ class Codec:
         reads = definition.deserialize_cdr_le if octets[1] else definition.deserialize_cdr_be
         try:
             message, end = reads(body, 0, self.cls, self._store)
-        except Exception as error:  # whatever foreign bytes make rosbags raise
+        except Exception as error:  # foreign bytes may make rosbags raise anything
             raise SampleError(f"ros2: {self.kind}: {len(octets)} bytes of another type: {error}") from error
         if end > len(body) or end + 3 < len(body):
             raise SampleError(f"ros2: {self.kind}: {len(octets)} bytes of another type: {end + 4} expected.")
         return message
 
     def settle(self, message: Message) -> None:
-        """Turns what stands in number arrays into arrays of the very type: rosbags does not look."""
+        """Converts number fields to arrays of the exact type, which rosbags does not check."""
         for name, dtype, length in self._arrays:
             value = getattr(message, name)
             if type(value) is not np.ndarray or value.dtype != dtype or not value.flags.c_contiguous:
@@ -172,7 +172,7 @@ class Types:
         """Returns the codec of a message type.
 
         Raises:
-            Ros2Error: a type that nobody defined.
+            Ros2Error: an undefined type.
         """
         found = self._codecs.get(kind)
         if found is not None:
@@ -238,7 +238,7 @@ class Types:
         self.store.fielddefs[kind] = (constants, fields or [_EMPTY])
 
     def _define_service(self, kind: str) -> None:
-        """Adds what service introspection exchanges; the hash of a service contains it (not in Humble)."""
+        """Adds the types of service introspection; the hash of a service contains them (not in Humble)."""
         if self.distro == "humble":
             return
         event = [("info", (NAME, "service_msgs/msg/ServiceEventInfo"))]
@@ -331,11 +331,11 @@ def _parse(lines: Iterable[str], package: str, kind: str) -> tuple[list[Any], li
 
 
 def _tree(match: re.Match[str], package: str) -> Tree:
-    said = match["type"]
-    if said in _BASES or said == "string":
-        inner: Tree = (BASE, ("uint8" if said == "char" else said, int(match["bound"] or 0)))
+    kind = match["type"]
+    if kind in _BASES or kind == "string":
+        inner: Tree = (BASE, ("uint8" if kind == "char" else kind, int(match["bound"] or 0)))
     else:
-        parts = said.split("/")
+        parts = kind.split("/")
         inner = (NAME, f"{parts[0] if len(parts) > 1 else package}/msg/{parts[-1]}")
     if match["array"] is None:
         return inner
@@ -352,7 +352,7 @@ def _constant(kind: str, text: str) -> Any:
 
 
 def _without_char(tree: Tree) -> Tree:
-    """Replaces char by uint8: that is what .msg files mean by it, and what ROS hashes."""
+    """Replaces char by uint8: its meaning in .msg files, and in the hashes of ROS."""
     node, inner = tree
     if node == BASE:
         return (BASE, ("uint8", 0)) if inner[0] == "char" else tree

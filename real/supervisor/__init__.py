@@ -1,1 +1,1 @@
-"""What stands between a policy and an arm, in a process of its own; it never imports torch."""
+"""The process between a policy and an arm; it never imports torch."""

@@ -1,4 +1,4 @@
-"""Who is connected to the supervisor: one commander, many watchers."""
+"""The clients of the supervisor: one commander, many watchers."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Client:
         self._answers: deque[Answer] = deque()
 
     def answer(self, answer: Answer) -> None:
-        """Sends an answer, later if the client is slow: unlike a status it is never dropped."""
+        """Queues an answer: unlike a status it is never dropped."""
         self._answers.append(answer)
 
-    def tell(self, status: bytes) -> None:
-        """Sends what was to be answered, then an encoded status."""
+    def send_status(self, status: bytes) -> None:
+        """Sends the queued answers, then an encoded status."""
         while self._answers:
             if not self.link.send(self._answers[0]):
                 return
@@ -34,7 +34,7 @@ class Client:
 
 
 class Clients:
-    """Takes clients in, and forgets those that went."""
+    """Accepts clients, and forgets those that are gone."""
 
     def __init__(self, listener: Listener) -> None:
         self._listener = listener
@@ -42,40 +42,40 @@ class Clients:
         self._poll = select.poll()
         self._poll.register(listener, select.POLLIN)
         self.commander: Client | None = None
-        """Who may move the arm: the first that asked, until it goes."""
+        """The client that may move the arm: the first that asked, until it is gone."""
 
     def __len__(self) -> int:
         return len(self._clients)
 
-    def hear(self) -> list[tuple[Client, Message]]:
-        """Returns what clients said since the last call, oldest first of each."""
-        # A closed file's number is given to the next client: forget the old one before.
+    def receive(self) -> list[tuple[Client, Message]]:
+        """Returns the new messages, the oldest of each client first."""
+        # The next client may get a closed file's number: forget the old client first.
         for handle in [handle for handle, client in self._clients.items() if client.link.closed]:
             self._drop(handle)
-        heard: list[tuple[Client, Message]] = []
+        received: list[tuple[Client, Message]] = []
         for handle, _ in self._poll.poll(0):
             client = self._clients.get(handle)
             if client is None:
                 self._accept()
                 continue
             try:
-                heard += [(client, message) for message in client.link.receive()]
+                received += [(client, message) for message in client.link.receive()]
             except MessageError as error:
                 logger.error("%s: %s", client.name, error)
             if client.link.closed:
                 self._drop(handle)
-        return heard
+        return received
 
     def take_command(self, client: Client) -> str:
-        """Makes a client the commander; returns who is it already, if another one lives."""
+        """Makes a client the commander; returns the present one's name if there is another."""
         if self.commander is None and not client.link.closed:
             self.commander = client
         return "" if self.commander in (client, None) else self.commander.name
 
-    def tell(self, status: bytes) -> None:
-        """Sends an encoded status to all; who does not read misses it."""
+    def send_status(self, status: bytes) -> None:
+        """Sends an encoded status to all; a client that does not read misses it."""
         for client in self._clients.values():
-            client.tell(status)
+            client.send_status(status)
 
     def close(self) -> None:
         for client in self._clients.values():

@@ -1,6 +1,6 @@
-"""What a supervisor leaves behind: a line per event, and the last seconds before every stop.
+"""The log of a supervisor: a line per event, and the last seconds before every stop.
 
-All of it is written by a thread: nothing here waits for a disk, and nothing here raises after the start.
+A thread writes it: nothing here waits for a disk, and nothing here raises after the start.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ class Log:
     """Events go to <folder>/events.jsonl, flights to <folder>/flight/."""
 
     def __init__(self, folder: Path, station: StationConfig, writer: Writer | None = None) -> None:
-        """Makes the folder; `writer` is shared with who else has something to write.
+        """Makes the folder; `writer` may be shared with others.
 
         Raises:
             OSError: nothing can be written there.
         """
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
-        # Without a buffer: what fails is lost, and does not come out later in the middle of other lines.
+        # Without a buffer: a failed line is lost, and does not appear later in the middle of others.
         self._events = (folder / "events.jsonl").open("ab", buffering=0)
         self._is_torn = False
         config = station.supervisor
@@ -51,7 +51,7 @@ class Log:
         return self._writer.lost
 
     def begin(self, now_ns: int) -> None:
-        """Says when the run began, on both clocks: all other lines are on the monotonic one."""
+        """Writes the begin of the run on both clocks: all other lines have the monotonic one."""
         self.event(now_ns, "begin", station=self._station, wall_clock=datetime.now(UTC).isoformat())
 
     def event(self, now_ns: int, event: str, **facts: object) -> None:
@@ -59,7 +59,7 @@ class Log:
         self._writer.put(lambda: self._append(now_ns, event, **facts))
 
     def moment(self, status: Status, asked_rad: Array, age_s: float) -> None:
-        """Remembers a cycle."""
+        """Records a cycle."""
         state = status.state
         if state is None:
             return
@@ -83,7 +83,7 @@ class Log:
             self._writer.lose()
 
     def dump(self, now_ns: int, reason: str) -> None:
-        """Writes the last seconds to a file: they are copied now."""
+        """Writes the last seconds to a file; they are copied now."""
         try:
             write = self._flight.snapshot(self._folder / "flight", reason, phases=np.array(PHASES))
         except MemoryError:
@@ -97,11 +97,11 @@ class Log:
         self._writer.put(lambda: _replace(path, json.dumps(content, indent=1) + "\n"))
 
     def flush(self) -> bool:
-        """Waits a while for what is to be written; returns whether it was tried."""
+        """Waits a while for the waiting jobs; returns whether all were tried."""
         return self._writer.flush()
 
     def close(self) -> None:
-        """Writes what is left, if the disk lets it within a while."""
+        """Writes the rest, if the disk takes it within a while."""
         self._writer.put(self._events.close)
         self.flush()
 

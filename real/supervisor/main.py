@@ -1,7 +1,7 @@
 """The supervisor's process: `python -m robot_rl.real.supervisor.main --station X --sockets D --folder F`.
 
-D/supervisor.sock appears when it is ready. It ends when asked to (SIGTERM), or when nobody has been
-connected for a while; the arm is stopped first. SIGUSR1 writes F/supervisor.json, the end does too.
+D/supervisor.sock appears when it is ready. It ends at SIGTERM, or after a while without clients; it stops
+the arm first. It writes F/supervisor.json at SIGUSR1 and at the end.
 """
 
 from __future__ import annotations
@@ -31,20 +31,15 @@ SUPERVISOR_SOCKET = "supervisor.sock"
 EXIT_REFUSED = 3
 _CONNECT_S = 30.0
 _END_S = 3.0
-"""Longest time from being asked to end until the driver has stopped the arm."""
+"""Longest time from the request to end until the driver has stopped the arm."""
 
 
 class SupervisorRequests:
-    """What signals asked for."""
+    """The requests of signals: to stop the arm and end, and to write the statistics."""
 
     def __init__(self) -> None:
-        self.end = False
-        """Stop the arm and return."""
-        self.report = False
-        """Write the statistics."""
-
-    def listen(self) -> None:
-        """Takes the signals of this process."""
+        """Handles the signals of this process."""
+        self.end = self.report = False
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: setattr(self, "end", True))
         signal.signal(signal.SIGUSR1, lambda *_: setattr(self, "report", True))
@@ -64,10 +59,10 @@ class Process:
         token: int = 0,
         writer: Writer | None = None,
     ) -> None:
-        """Takes the station's driver.
+        """Connects to the station's driver.
 
         Raises:
-            DeviceError: another supervisor has the driver, or none is there.
+            DeviceError: another supervisor has the driver, or there is no driver.
         """
         self._station, self._requests, self._linger_s = station, requests, linger_s
         self._lock = lock_driver(sockets, station.name)
@@ -77,7 +72,7 @@ class Process:
         self._supervisor = Supervisor(station, driver, self._clients, self._log, token=token)
 
     def run(self) -> None:
-        """Watches the arm until the end."""
+        """Runs the cycles until the end."""
         self._scheduling = be_punctual()
         pace = Pace(self._station.supervisor.command_hz)
         logger.info("supervisor of %s: %g Hz, %s", self._station.name, pace.rate_hz, self._scheduling)
@@ -110,7 +105,7 @@ class Process:
 
 
 def lock_driver(sockets: Path, station: str) -> ProcessLock:
-    """Returns the right to supervise the driver host of these sockets, which alone has the hardware.
+    """Returns the lock of the only supervisor of the driver host at these sockets.
 
     Raises:
         DeviceError: another process has it.
@@ -137,7 +132,7 @@ def _connect_driver(path: Path) -> Link:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs a supervisor until SIGTERM, SIGINT, or until nobody is connected."""
+    """Runs a supervisor until SIGTERM, SIGINT, or until it had no client for a while."""
     parser = argparse.ArgumentParser(prog="python -m robot_rl.real.supervisor.main", description=__doc__)
     parser.add_argument("--station", required=True, help="name of a shipped station, or a YAML file")
     parser.add_argument("--sockets", required=True, type=Path, help="where driver.sock is")
@@ -148,7 +143,6 @@ def main(argv: list[str] | None = None) -> int:
     with process_log() as writer:
         try:
             requests = SupervisorRequests()
-            requests.listen()
             station = load_station(given.station)
             where = (given.sockets, given.folder)
             Process(station, *where, requests, linger_s=given.linger, token=given.token, writer=writer).run()

@@ -13,33 +13,33 @@ from robot_rl.real.supervisor.clients import Client
 _ORDER_NS = 15_000_000_000
 """Longest time a driver may take for an order."""
 _SETTLE_NS = 50_000_000
-"""After a scene or a stop was reset: states younger than this may be of before."""
+"""After a reset or a clear, states younger than this may be from before it."""
 _AGAIN_NS = 100_000_000
-"""Between two tries of a hold or a stop."""
+"""Time between two tries of a hold or a stop."""
 _REST_NS = 2_000_000_000
 """Longest time from a hold until the arm rests; then it is stopped."""
 
 
 @dataclass(kw_only=True)
 class Order:
-    """What the driver is asked to do."""
+    """An order to the driver."""
 
     control: Control
     client: Client | None
-    """Who waits for the answer; None if the supervisor itself."""
+    """The client that waits for the answer; None if the supervisor itself gave the order."""
     then: Operation | None = None
-    """What the client asked for, if the driver has to start first."""
+    """The client's order, if the driver has to start first."""
     until_ns: int
     sent: bool = False
     answered_ns: int | None = None
     refusal: str = ""
     """Why it was not done, once it is over."""
     is_unanswered: bool = False
-    """Over, because the driver said nothing."""
+    """Over, because the driver did not answer."""
 
     @property
     def asked(self) -> Operation:
-        """What the client asked for."""
+        """The client's order."""
         return self.then or self.control.operation
 
 
@@ -48,12 +48,12 @@ class _Hold:
     since_ns: int
     sent_ns: int | None = None
     done_ns: int | None = None
-    """When the driver last said that it holds."""
+    """Time of the driver's last answer that it holds."""
     refusal: str = ""
 
 
 class DriverOrders:
-    """Sends orders and hears the answers; a stop and a hold are tried again until the arm rests."""
+    """Sends orders and takes the answers; repeats a stop and a hold until the arm rests."""
 
     def __init__(self, driver: Link, still_rad_s: Array) -> None:
         """Takes the link, and the speeds (n,) below which a joint is at rest."""
@@ -61,14 +61,14 @@ class DriverOrders:
         self.pending: Order | None = None
         """The order under way."""
         self.refusal = ""
-        """Why the driver does not stop the arm, while that is so."""
+        """Why the driver does not stop the arm; empty if it does."""
         self._again_ns = 0
         self._hold: _Hold | None = None
 
     def give(
         self, control: Control, client: Client | None, now_ns: int, then: Operation | None = None
     ) -> None:
-        """Sends an order; whoever waits for the one before waits in vain: see `take`."""
+        """Sends an order; the one before gets no answer any more, see `take`."""
         self._hold, self.refusal, self._again_ns = None, "", now_ns
         self.pending = Order(control=control, client=client, then=then, until_ns=now_ns + _ORDER_NS)
         self._send(self.pending, now_ns)
@@ -78,14 +78,14 @@ class DriverOrders:
         order, self.pending = self.pending, None
         return order
 
-    def hear(self, answer: Answer, now_ns: int) -> Order | None:
-        """Takes an answer of the driver; returns the order that is over with it."""
+    def take_answer(self, answer: Answer, now_ns: int) -> Order | None:
+        """Takes an answer of the driver; returns the order that it ends."""
         refusal = "" if answer.done else answer.message or "refused"
         if answer.operation == "hold" and self._hold is not None:
             self._hold.done_ns, self._hold.refusal = now_ns if answer.done else None, refusal
         order = self.pending
         if order is None or order.control.operation != answer.operation or order.answered_ns is not None:
-            return None  # of an order that a stop overtook, or of a hold
+            return None  # to an order that a stop overtook, or to a hold
         if answer.operation == "stop" and refusal:
             self.refusal, order.sent, self._again_ns = refusal, False, now_ns + _AGAIN_NS
         elif answer.operation == "stop" or refusal:
@@ -96,7 +96,7 @@ class DriverOrders:
         return None
 
     def attend(self, state: ArmState | None, now_ns: int) -> Order | None:
-        """Sends what waits; returns an order that is over: done and measured since, refused, or lost."""
+        """Sends a waiting order; returns an order that is over: done and measured since, refused, or lost."""
         order = self.pending
         if order is None:
             return None
@@ -116,7 +116,7 @@ class DriverOrders:
         return None
 
     def hold(self, now_ns: int) -> None:
-        """Has the driver hold the arm, until it is seen at rest."""
+        """Orders the driver to hold the arm, until it is seen at rest."""
         self._hold = _Hold(since_ns=now_ns)
         self._send_hold(self._hold, now_ns)
 
@@ -130,14 +130,14 @@ class DriverOrders:
         self._hold = None
 
     def attend_hold(self, state: ArmState, now_ns: int) -> str:
-        """Repeats a hold; returns why the arm has to be stopped instead."""
+        """Repeats a hold; returns a reason to stop the arm instead."""
         hold = self._hold
         if hold is None:
             return ""
         if hold.done_ns is not None and state.stamp_ns > hold.done_ns and self._is_at_rest(state):
             self._hold = None
         elif now_ns - hold.since_ns > _REST_NS:
-            why = f"the driver refused: {hold.refusal}" if hold.refusal else "the driver said nothing"
+            why = f"the driver refused: {hold.refusal}" if hold.refusal else "the driver did not answer"
             speed = float(np.abs(state.velocity_rad_s).max())
             return (
                 f"the arm did not come to rest within {1e-9 * _REST_NS:g} s of a hold: it moves at "

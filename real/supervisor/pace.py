@@ -16,7 +16,7 @@ _BINS = 50_000
 """Of 1 us each; the last one is for all that is longer."""
 _PRIORITY = 50
 WATCHER_PRIORITY = 60
-"""Of who watches the process above: one that spins must not keep its watcher from its processor."""
+"""Of the process that watches the one above, and that must run even if the watched one spins."""
 _NICE = -10
 _PR_SET_TIMERSLACK = 29
 _SWITCH_S = 2e-4
@@ -24,7 +24,7 @@ _SWITCH_S = 2e-4
 
 
 class Pace:
-    """Wakes at the beginning of each period: the times are absolute, so that delays do not add up."""
+    """Wakes at the beginning of each period; the times are absolute, so that delays do not add up."""
 
     def __init__(self, rate_hz: float) -> None:
         self.rate_hz = rate_hz
@@ -35,7 +35,7 @@ class Pace:
         self._next_ns = time.monotonic_ns() + self._period_ns
 
     def wait(self) -> None:
-        """Ends a period and sleeps until the next one; what is past already was missed, and counts."""
+        """Ends a period and sleeps until the next one; periods that are over already count as missed."""
         now_ns = time.monotonic_ns()
         if self._begun_ns:
             self._cost.add(now_ns - self._begun_ns)
@@ -54,7 +54,7 @@ class Pace:
     def statistics(self) -> dict[str, Any]:
         """Returns percentiles in microseconds.
 
-        `late`: wake-up after the beginning of a period; `jitter`: |period - nominal|; `cost`: of
+        `late`: wake-up after the beginning of a period; `jitter`: |period - nominal|; `cost`: time of
         the work. `missed`: beginnings that passed before the work of the period before was done.
         """
         return {
@@ -85,7 +85,7 @@ class _Histogram:
 
 
 def be_punctual() -> str:
-    """Asks for priority and short timers, and ends garbage collection; says what was got."""
+    """Asks for priority and short timers, and ends garbage collection; returns what it got."""
     gc.collect()
     gc.freeze()
     gc.disable()
@@ -96,17 +96,16 @@ def be_punctual() -> str:
 
 
 def take_priority(priority: int) -> str:
-    """Asks for real-time priority for this thread, or a better one than others have; says what was got.
+    """Asks for real-time priority for this thread, or else for a better nice value; returns what it got.
 
-    It is of this thread alone: a library's thread that spins must not take the machine.
+    Only this thread gets it: a library's thread that spins must not take the machine.
     """
-    refused: list[str] = []
     try:
         os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(priority))
         return f"SCHED_FIFO {priority}"
     except (OSError, AttributeError) as error:
-        refused.append(f"SCHED_FIFO: {error}")
+        refused = f"SCHED_FIFO: {error}"
     try:
-        return f"nice {os.nice(_NICE)} ({refused[0]})"
+        return f"nice {os.nice(_NICE)} ({refused})"
     except OSError as error:
-        return f"normal ({refused[0]}; nice: {error})"
+        return f"normal ({refused}; nice: {error})"

@@ -1,19 +1,19 @@
-"""What an arm that follows plans by itself gets: the way that soft servos would take it, piece by piece.
+"""The pieces for an arm that follows plans by itself: the motion of soft servos, piece by piece.
 
-Joint targets mean one thing everywhere: soft servos close the distance with a time constant of
-`limits.lookahead_s` (`robot_rl.hal.safety`). An arm with a trajectory controller goes where it is told
-when it is told, so it is told where those servos would be. A piece begins now and ends at most
-`max_plan_s` ahead: so long may nobody watch the arm. The next one follows when half of that is left,
-before the arm slows down for the end. A controller begins a piece at the measured position: an arm that lags
-is given back only as much of the way as its speed limits leave over. n arm joints, H points of a plan,
+Joint targets have one meaning everywhere: soft servos close the distance with a time constant of
+`limits.lookahead_s` (`robot_rl.hal.safety`). An arm with a trajectory controller is at each target in time,
+so it gets the positions that such servos would have. A piece begins now and ends at most `max_plan_s`
+ahead: the arm may move for this long without a watcher. The next one follows when half of that is left,
+before the arm slows down for the end. A controller begins a piece at the measured position: an arm that
+lags makes up only as much of the lag as its speed limits leave over. n arm joints, H points of a plan,
 N of a piece.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Protocol
 
 import numpy as np
 
@@ -24,54 +24,49 @@ from robot_rl.real.station import StationConfig
 POINT_NS = 50_000_000
 """Between two points of a piece."""
 _STEPS = 5
-"""Of the servos from one point to the next."""
+"""Steps of the servos from one point to the next."""
 _SOON = 4
-"""Points whose motion bounds how fast a lag is made up: those of the next pieces of a policy."""
+"""The motion of this many points bounds how fast a lag is made up: those of a policy's next pieces."""
 _HARD = 3.0
-"""Acceleration of an arm that catches up, over its limit.
+"""Acceleration of an arm that catches up, as a multiple of its limit.
 
-A piece arrives some time after it was cut, which is lost to the arm: on a line of 20 ms the simulated arm
+A piece arrives some time after it was cut, and the arm loses that time: on a line of 20 ms the simulated arm
 has 0.6 of its mean speed at 1, and 0.75 at 3, and stays below its speed limit at both."""
 _CLOSED = 5.0
 """Time constants after which the last target is reached."""
 
 
-class Way(Protocol):
-    """A motion that is known in advance, such as the way home."""
-
-    def ahead(self, now_ns: int, most: int) -> Plan:
-        """Returns where it is at the ends of the next periods of `POINT_NS`: fewer than `most` if it ends."""
-        ...
+Way = Callable[[int, int], Plan]
+"""A motion that is known in advance, like the way home: for a time and a largest number of points it gives
+the positions at the ends of the next periods of `POINT_NS`, fewer if it ends."""
 
 
 class Pieces:
-    """Cuts the newest plan, or the way home."""
+    """Cuts the newest plan, or the way home, into pieces."""
 
     def __init__(self, station: StationConfig) -> None:
         limits, longest_s = station.limits, station.supervisor.max_plan_s
         require(longest_s >= 2e-9 * POINT_NS, "supervisor.max_plan_s", longest_s, "0.1 or more")
         self._most = round(1e9 * longest_s) // POINT_NS
         self._servo_s = limits.lookahead_s
-        self._speed, self._acceleration = (
-            np.asarray(limits.velocity_rad_s),
-            np.asarray(limits.acceleration_rad_s2),
-        )
+        self._speed = np.asarray(limits.velocity_rad_s)
+        self._acceleration = np.asarray(limits.acceleration_rad_s2)
         self._plan: Plan | None = None
         self._next: Plan | None = None
         self._way: Way | None = None
         self._again_ns = self._end_ns = 0
 
     def follow(self, plan: Plan) -> None:
-        """Takes a plan from its start on; the one before is followed until then."""
+        """Follows a plan from its start on, and the one before until then."""
         self._next = plan
 
     def home(self, way: Way) -> None:
-        """Takes a way from now on."""
+        """Follows a way from now on."""
         self.drop()
         self._way = way
 
     def drop(self) -> None:
-        """Forgets what was to be followed."""
+        """Forgets plans and way."""
         self._plan = self._next = self._way = None
         self._again_ns = self._end_ns = 0
 
@@ -80,13 +75,13 @@ class Pieces:
         return self._next is None and self._plan is None and self._way is None and now_ns >= self._end_ns
 
     def due(self, now_ns: int, position_rad: Array, velocity_rad_s: Array) -> Plan | None:
-        """Returns the piece that is to be sent now, from where the arm should be (n,) and how fast (n,)."""
+        """Returns the piece to send now, if any, from the arm's intended position (n,) and speed (n,)."""
         if self._next is not None and now_ns >= self._next.start_ns:
             self._plan, self._next, self._way, self._again_ns = self._next, None, None, now_ns
         if now_ns < self._again_ns:
             return None
         if self._way is not None:
-            piece = self._way.ahead(now_ns, self._most)
+            piece = self._way(now_ns, self._most)
         elif self._plan is not None:
             piece = self._followed(self._plan, now_ns, position_rad, velocity_rad_s)
         else:
@@ -98,13 +93,13 @@ class Pieces:
         return piece
 
     def caught_up(self, piece: Plan, aimed_rad: Array, measured_rad: Array, speed_rad_s: Array) -> Plan:
-        """Returns a piece as it is sent to an arm that is not where it should be when the piece begins.
+        """Returns a piece changed for an arm that is not where it should be when the piece begins.
 
-        The lag is made up at the speed that the limits leave over during the motion of the next few points,
-        and that the acceleration limit reaches within one. A policy sends a piece each 50 ms: were all of the
-        lag made up in that time, as the controller does by itself, the arm would be told to go too fast.
-        No point is farther than an arm gets from its own speed: one that stands when its aim is at full speed
-        would overshoot that speed on the controller's cubic.
+        The arm makes up the lag at the speed that the limits leave over during the motion of the next few
+        points, and that it reaches within one by the acceleration limit. A policy sends a piece each 50 ms:
+        to make up all of the lag in that time, as the controller does by itself, the arm would move too fast.
+        No point is farther than the arm gets from its own speed: an arm that stands when its aim is at full
+        speed would overshoot that speed on the controller's cubic.
 
         Args:
             piece: where the arm should be.
@@ -125,13 +120,13 @@ class Pieces:
         return replace(piece, targets_rad=np.clip(piece.targets_rad - left, low, high))
 
     def _reach_rad(self, speed_rad_s: Array, ahead_s: Array) -> Array:
-        """Returns how far (N, n) a joint gets at most from a speed (n,) within times (N, 1)."""
+        """Returns the largest way (N, n) of a joint from a speed (n,) within times (N, 1)."""
         hard = _HARD * self._acceleration
         rise_s = np.minimum((self._speed - speed_rad_s) / hard, ahead_s)
         return speed_rad_s * rise_s + 0.5 * hard * rise_s**2 + self._speed * (ahead_s - rise_s)
 
     def _followed(self, plan: Plan, now_ns: int, position_rad: Array, velocity_rad_s: Array) -> Plan:
-        """Returns where soft servos would be, with each target for its period and the last one for good."""
+        """Returns the positions of soft servos, with each target for its period and then the last one."""
         last, step_ns = len(plan.gripper) - 1, POINT_NS // _STEPS
         end_ns = plan.start_ns + (last + 1) * plan.period_ns + round(1e9 * _CLOSED * self._servo_s)
         points = max(1, min(self._most, -(-(end_ns - now_ns) // POINT_NS)))
@@ -153,8 +148,8 @@ class Pieces:
     def _braked(self, wanted_rad_s: Array, rate: float) -> Array:
         """Returns speeds (n,) from which the acceleration limit suffices to stop at the target.
 
-        Closing a distance at `rate` takes a deceleration of rate x speed: over the limit for speeds above
-        a / rate. There the speed is that of an even deceleration, which joins it without a kink.
+        To close a distance at `rate` takes a deceleration of rate x speed: over the limit for speeds above
+        a / rate. There the speed is that of a constant deceleration, which continues it smoothly.
         """
         size, even = np.abs(wanted_rad_s), self._acceleration / rate
         largest = np.where(size > even, np.sqrt(even * np.maximum(2.0 * size - even, 0.0)), size)

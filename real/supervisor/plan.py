@@ -1,8 +1,8 @@
 """Where the arm should be now: on a plan, on the way to a pose, braking, or at rest.
 
 n arm joints, H points of a plan. Target k of a plan belongs to the interval from start_ns + k
-period_ns to the next: `hold` is there for all of it, as in training; the others get there at its
-end, so that no target is a jump.
+period_ns to the next: `hold` is there for all of it, as in training; the other interpolations reach it
+at the end, so that no target is a jump.
 """
 
 from __future__ import annotations
@@ -29,12 +29,10 @@ class Path(Protocol):
     """A motion through targets that become known one by one."""
 
     def begin(self, position_rad: Array, velocity_rad_s: Array) -> None:
-        """Forgets the target; goes on from here."""
-        ...
+        """Forgets the target, and starts here."""
 
     def aim(self, goal_rad: Array, velocity_rad_s: Array, now_ns: int, due_ns: int) -> None:
-        """Sets the target, where to be at `due_ns`, and how fast to pass it."""
-        ...
+        """Sets the target of time `due_ns`, and the speed there."""
 
     def at(self, now_ns: int) -> tuple[Array, Array]:
         """Returns position and velocity (n,); times only grow."""
@@ -42,7 +40,7 @@ class Path(Protocol):
 
 
 class Hold:
-    """Is at each target at once: soft servos make the motion."""
+    """Jumps to each target: soft servos make the motion."""
 
     def begin(self, position_rad: Array, velocity_rad_s: Array) -> None:
         self._goal, self._still = position_rad, np.zeros(len(position_rad))
@@ -82,10 +80,10 @@ class JerkLimited:
         """Takes the limits.
 
         Args:
-            station: whose they are.
+            station: has the limits.
             share: of the velocity and acceleration limits.
-            leads: whether targets lead the arm, as a policy's do: soft servos are at x where x + servo_s
-                v is their target, so an arm within its limits has targets that move faster than itself.
+            leads: whether targets lead the arm, as a policy's do: soft servos at x, with velocity v, have the
+                target x + servo_s v, so the targets of an arm within its limits move faster than the arm.
         """
         limits, joints = station.limits, len(station.joints)
         velocity, acceleration = np.asarray(limits.velocity_rad_s), np.asarray(limits.acceleration_rad_s2)
@@ -111,7 +109,7 @@ class JerkLimited:
         self._acceleration, self._began_ns = self._still, None
 
     def aim(self, goal_rad: Array, velocity_rad_s: Array, now_ns: int, due_ns: int) -> None:
-        """Sets the target; if ruckig finds no way, as from some states at limits, rests there or brakes."""
+        """Sets the target; if ruckig finds no motion, as at some limits, it rests there or brakes."""
         self._input.control_interface = ruckig.ControlInterface.Position
         self._input.target_position = goal_rad.tolist()
         self._input.target_velocity = np.clip(velocity_rad_s, -self._high, self._high).tolist()
@@ -153,13 +151,13 @@ class JerkLimited:
         return np.array([self._path.at_time(passed_s + period_s * step)[0] for step in range(1, steps + 1)])
 
     def _is_solved(self, now_ns: int, *, in_step: bool = True) -> bool:
-        """Begins the motion that is asked for, if ruckig finds one; `in_step`: all joints end together."""
+        """Begins the motion if ruckig finds one; with `in_step`, all joints end together."""
         kinds = ruckig.Synchronization
         self._input.synchronization = kinds.Time if in_step else kinds.No
         position, velocity = self.at(now_ns)
         self._input.current_position, self._input.current_velocity = position.tolist(), velocity.tolist()
         self._input.current_acceleration = self._acceleration
-        path = ruckig.Trajectory(len(self._still))  # the one before stays, if this fails half-way
+        path = ruckig.Trajectory(len(self._still))  # a failure leaves the one before
         try:
             result = self._solver.calculate(self._input, path)
         except ruckig.RuckigError:
@@ -171,7 +169,7 @@ class JerkLimited:
 
 
 class Aim:
-    """What is aimed at; before `rest` was called once, nothing is."""
+    """The present target; there is none before the first call of `rest`."""
 
     def __init__(self, station: StationConfig, *, streams: bool = True) -> None:
         """Takes the station, and whether its arm gets targets one by one or follows plans by itself."""
@@ -187,7 +185,7 @@ class Aim:
         self._next: Plan | None = None
         self._index = -1
         self.gripper = station.gripper.open
-        """Of the plan's present target, or as it was."""
+        """Opening of the plan's present target; without a plan, the last one."""
 
     @property
     def plan(self) -> int:
@@ -201,7 +199,7 @@ class Aim:
         self._now.begin(position_rad.copy(), self._zeros)
 
     def follow(self, plan: Plan) -> None:
-        """Takes a plan from its start on; the one before is followed until then."""
+        """Follows a plan from its start on, and the one before until then."""
         self._next = plan
 
     def home(self, goal_rad: Array, position_rad: Array, now_ns: int) -> None:
@@ -213,7 +211,7 @@ class Aim:
         self._homing.aim(goal_rad, self._zeros, now_ns, now_ns)
 
     def ahead(self, now_ns: int, most: int) -> Plan:
-        """Returns the next piece of the way `home` takes, for arms that follow plans by themselves."""
+        """Returns the next piece of the way of `home`, for arms that follow plans by themselves."""
         targets = self._homing.sampled(now_ns, POINT_NS, most)
         gripper = np.full(len(targets), self.gripper)
         return Plan(number=-1, start_ns=now_ns, period_ns=POINT_NS, targets_rad=targets, gripper=gripper)
@@ -267,9 +265,9 @@ class Aim:
 
 
 def _passing_speed(before: Array, target: Array, after: Array, period_s: float) -> Array:
-    """Returns how fast (n,) to pass a target: evenly on the way, not at all where the way turns.
+    """Returns the speed (n,) at which to pass a target: the mean of both sides, 0 where the way turns.
 
-    Twice the slower side at most, so that no target is overshot (Fritsch and Carlson 1980).
+    It is at most twice that of the slower side, so that no target is overshot (Fritsch and Carlson 1980).
     """
     come, go = (target - before) / period_s, (after - target) / period_s
     slower = np.minimum(np.abs(come), np.abs(go))
@@ -278,7 +276,7 @@ def _passing_speed(before: Array, target: Array, after: Array, period_s: float) 
 
 
 def plan_error(plan: Plan, joints: int, latest_ns: int, now_ns: int) -> str:
-    """Returns why an arm of that many joints cannot follow a plan that starts by `latest_ns`."""
+    """Returns why an arm of that many joints cannot follow a plan; it may start at `latest_ns` or before."""
     shape, need = plan.targets_rad.shape, (len(plan.gripper), joints)
     if shape != need or not len(plan.gripper) or plan.gripper.ndim != 1:
         return f"targets of shape {shape}, gripper {plan.gripper.shape}; need {need}"

@@ -65,7 +65,7 @@ class Supervisor:
         clock: Clock | None = None,
         token: int = 0,
     ) -> None:
-        """Takes both links; `token` is that of the lease under which the arm is driven, 0 by hand."""
+        """Takes both links; `token` is that of the arm's lease, 0 without one."""
         self._station, self._driver, self._clients, self._log = station, driver, clients, log
         self._clock = clock or MonotonicClock()
         self._fence, self._overtaken = Fence(f"station {station.name}", newest=token), 0
@@ -88,22 +88,22 @@ class Supervisor:
         self._limited = False
         self._live = False  # the driver listens to commands
         self._brake_until_ns: int | None = None  # stopped, but not yet at rest
-        self._is_given_up = self._is_dumped = False  # stopped: the driver was told to take the arm; recorded
+        self._is_given_up = self._is_dumped = False  # stopped: the driver has the order to stop; recorded
         self._homing_for: Client | None = None
         self._homing: Operation = "home"
         self._last_plan, self._number = -1, 0
-        self._covered_ns = 0  # until when there is something to follow
+        self._covered_ns = 0  # end of the newest plan
         log.begin(self._now_ns())
 
     def cycle(self) -> None:
-        """Does one period: hear, watch, move, tell."""
+        """Does one period: receives, watches, moves, reports."""
         now_ns = self._now_ns()
-        self._hear_driver(now_ns)
-        for client, message in self._clients.hear():
-            self._hear(client, message, now_ns)
+        self._receive_from_driver(now_ns)
+        for client, message in self._clients.receive():
+            self._obey(client, message, now_ns)
         self._watch(now_ns)
         self._move(now_ns)
-        self._tell(now_ns)
+        self._report(now_ns)
 
     @property
     def is_released(self) -> bool:
@@ -113,13 +113,13 @@ class Supervisor:
     def stop(self, reason: str, by: str = "supervisor", *, can_brake: bool = True) -> None:
         """Latches a stop; the first one counts until a person clears it.
 
-        Acts before anything else, and again if an earlier stop failed half-way.
+        It acts first and records then; called again, it repeats what failed before.
 
         Args:
             reason: for people.
-            by: whose decision it was.
-            can_brake: whether to come to rest on a ramp before the driver takes over; it stops the
-                arm at once otherwise, as where nobody knows what the arm does.
+            by: the person or program that decided it.
+            can_brake: whether to come to rest on a ramp before the driver takes over. Otherwise the driver
+                stops the arm at once, as where the arm's motion is unknown.
         """
         now_ns, is_first = self._now_ns(), self.stopped is None
         if self.stopped is None:
@@ -136,16 +136,16 @@ class Supervisor:
             self._log.dump(now_ns, self.stopped.reason)
 
     def close(self) -> None:
-        """Ends the links and the log; the driver stops the arm, if that was not done before."""
+        """Ends the links and the log; the driver then stops an arm that is not stopped yet."""
         with ExitStack() as rest:
             rest.callback(self._log.close)
             rest.callback(self._clients.close)
             self._log.event(self._now_ns(), "end", phase=self.phase)
             self._driver.close()
 
-    # Hear
+    # Receive
 
-    def _hear_driver(self, now_ns: int) -> None:
+    def _receive_from_driver(self, now_ns: int) -> None:
         try:
             messages = self._driver.receive()
         except MessageError as error:
@@ -171,7 +171,7 @@ class Supervisor:
             self.phase = "paused"
             self._rebase(self._state)
 
-    def _hear(self, client: Client, message: Message, now_ns: int) -> None:
+    def _obey(self, client: Client, message: Message, now_ns: int) -> None:
         match message:
             case Plan():
                 self._take_plan(client, message, now_ns)
@@ -203,7 +203,7 @@ class Supervisor:
             return
         overtaken = self._overtaken_by(plan.token)
         if overtaken:
-            if plan.token != self._overtaken:  # told once, not with every plan
+            if plan.token != self._overtaken:  # logged once, not with every plan
                 self._overtaken = plan.token
                 self._log.event(now_ns, "refused", plan=plan.number, reason=overtaken)
             return
@@ -214,7 +214,7 @@ class Supervisor:
         assert self._state is not None
         self._last_plan = plan.number
         end_ns = plan.start_ns + len(plan.gripper) * plan.period_ns
-        # A plan keeps a policy that hangs alive for as long as a silent one may be, not for longer.
+        # A long plan must not hide a policy that hangs for longer than a policy may be silent.
         self._covered_ns = min(max(now_ns, end_ns), now_ns + self._stop_ns)
         grippers = self._limiter.clamp_gripper(plan.gripper)
         self._limited |= bool((grippers != plan.gripper).any())
@@ -232,7 +232,7 @@ class Supervisor:
 
     def _refusal(self, client: Client, control: Control) -> str:
         """Returns why a start, home or reset is not done."""
-        # A person without a lease may send an arm to rest that no policy commands.
+        # A person without a lease may send an arm home or park it if no policy commands it.
         if control.token or control.operation not in self._rests_rad:
             overtaken = self._overtaken_by(control.token)
             if overtaken:
@@ -259,7 +259,7 @@ class Supervisor:
         return f"{other} commands this arm. One policy at a time; others may watch." if other else ""
 
     def _overtaken_by(self, token: int) -> str:
-        """Returns why nobody may move the arm under a fencing token, or an empty text."""
+        """Returns why the arm must not move under a fencing token, or an empty text."""
         try:
             self._fence.check(token)
         except LeaseError as error:
@@ -277,13 +277,13 @@ class Supervisor:
             self._orders.give(start, client, now_ns, then=control.operation)
 
     def _go(self, operation: Operation, client: Client | None, now_ns: int) -> None:
-        """Lets plans through, or moves to where the arm rests; the driver listens."""
+        """Lets plans through, or moves home or to the parking pose; the driver is started."""
         if operation in self._rests_rad:
             self.phase, self._homing_for, self._homing = "homing", client, operation
             self._aim.home(self._rests_rad[operation], self._sent_rad, now_ns)
             if not self._streams:
                 self._orders.let_go()
-                self._pieces.home(self._aim)
+                self._pieces.home(self._aim.ahead)
         elif self.phase == "paused":
             self.phase, self._last_plan, self._covered_ns = "running", -1, now_ns
             self._answer(client, "start")
@@ -312,7 +312,7 @@ class Supervisor:
             self._orders.give(control, client, now_ns)
 
     def _attend_order(self, now_ns: int) -> None:
-        """Goes on with the order under way; without an answer to it the arm is stopped."""
+        """Goes on with the order under way; stops the arm if the driver does not answer it."""
         order = self._orders.attend(self._state, now_ns)
         if order is None:
             return
@@ -325,7 +325,7 @@ class Supervisor:
 
     def _driver_answered(self, answer: Answer, now_ns: int) -> None:
         known = self._orders.refusal
-        order = self._orders.hear(answer, now_ns)
+        order = self._orders.take_answer(answer, now_ns)
         if self._orders.refusal not in ("", known):
             self._log.event(now_ns, "refused", operation="stop", reason=self._orders.refusal)
         if order is not None and order.refusal:
@@ -339,7 +339,7 @@ class Supervisor:
         self._log.event(now_ns, event, operation=order.control.operation, reason=order.refusal)
 
     def _settled(self, order: Order, state: ArmState, now_ns: int) -> None:
-        """Goes on after the driver did as asked and the arm measured again."""
+        """Goes on after the driver carried out an order and the arm measured again."""
         if order.control.operation == "clear":
             self._watchdog.restart()
             self._watchdog.note(state)
@@ -359,7 +359,7 @@ class Supervisor:
             self._log.event(now_ns, order.asked, by=order.control.by, seed=order.control.seed)
 
     def _abandon(self, order: Order | None, reason: str) -> None:
-        """Tells who waits for an order, or for the way home, that it will not be done."""
+        """Answers the clients that wait for an order, or for the way home, that it will not be done."""
         if order is not None:
             self._answer(order.client, order.asked, reason)
         if self._homing_for is not None:
@@ -373,14 +373,14 @@ class Supervisor:
     # Watch
 
     def _watch(self, now_ns: int) -> None:
-        """Stops the arm if it is not as it should be, holds it if the policy is silent."""
+        """Stops the arm on any fault, holds it if the policy is silent."""
         state = self._state
         if state is None or (self.stopped is not None and self._brake_until_ns is None):
             return
         reason = self._watchdog.arm_reason(state, now_ns)
         if not reason and self._live and not self._is_resetting():
             reason = self._watchdog.motion_reason(state) or self._watchdog.box_reason(state.position_rad)
-            # Held back by its box, the arm follows what is sent, and that leads by no more than it may.
+            # Where the box holds the arm back, it follows the sent target, which never leads too far.
             goal_rad = state.position_rad if self._limiter.is_boxed else self._asked_rad
             reason = reason or self._watchdog.tracking_reason(goal_rad, state, now_ns)
             reason = reason or self._orders.attend_hold(state, now_ns)
@@ -406,7 +406,7 @@ class Supervisor:
     # Move
 
     def _move(self, now_ns: int) -> None:
-        """Sends the target of now, or the piece of a plan that is due, as far as safety allows."""
+        """Sends the present target, or the piece of a plan that is due, as far as safety allows."""
         if not self._live:
             return
         state = self._state
@@ -445,7 +445,7 @@ class Supervisor:
 
     def _send_piece(self, state: ArmState, now_ns: int) -> None:
         if self._orders.is_holding:
-            self._aim.rest(state.position_rad)  # wherever it comes to rest
+            self._aim.rest(state.position_rad)  # its place of rest is not known yet
         here, speed = self._aim.motion(now_ns)
         is_seen = now_ns - state.stamp_ns <= _KNOWN_NS
         piece = self._pieces.due(now_ns, here, speed) if is_seen else None
@@ -483,17 +483,17 @@ class Supervisor:
             self._limiter.is_boxed = False
 
     def _brake(self, now_ns: int) -> bool:
-        """Begins the ramp of a stop, or is on it; returns whether there is one."""
+        """Begins the ramp of a stop, unless it has begun; returns whether there is one."""
         if self._brake_until_ns is None and self._live and self._streams:
             try:
                 self._aim.brake(self._sent_rad, now_ns)
             except DeviceError:
-                return False  # no way to rest within the limits: at once, then
+                return False  # no way to rest within the limits: the driver stops the arm at once
             self._brake_until_ns = now_ns + _BRAKE_NS
         return self._brake_until_ns is not None
 
     def _release(self, now_ns: int) -> None:
-        """Ends a stop: the driver holds the arm and takes it out of our control."""
+        """Ends a stop: the driver holds the arm and takes its controllers away."""
         assert self.stopped is not None
         if not self._driver.closed:
             self._orders.give(Control(operation="stop", by=self.stopped.by), None, now_ns)
@@ -502,7 +502,7 @@ class Supervisor:
         self._limiter.envelope.trip(self.stopped.reason, self.stopped.by)
 
     def _rebase(self, state: ArmState) -> None:
-        """Begins again from where the arm is."""
+        """Starts again from where the arm is."""
         self._watchdog.restart()
         self._watchdog.note(state)
         self._asked_rad = self._sent_rad = state.position_rad
@@ -517,9 +517,9 @@ class Supervisor:
         is_done = self._aim.is_done(now_ns) if self._streams else self._pieces.is_done(now_ns)
         return is_done and bool((np.abs(state.velocity_rad_s) < self._still_rad_s).all())
 
-    # Tell
+    # Report
 
-    def _tell(self, now_ns: int) -> None:
+    def _report(self, now_ns: int) -> None:
         refusal = self._orders.refusal
         status = Status(
             stamp_ns=now_ns,
@@ -533,8 +533,8 @@ class Supervisor:
             unlogged=self._log.lost,
         )
         try:
-            self._clients.tell(encode(status))
-        except Exception as error:  # not an arm's fault, and no reason to leave it alone
+            self._clients.send_status(encode(status))
+        except Exception as error:  # not the arm's fault, but it must not go on unseen
             self.stop(f"the supervisor cannot say what it does: {error!r}", can_brake=False)
         self._log.moment(status, self._asked_rad, self._watchdog.age_s(now_ns))
         self._limited = False

@@ -1,4 +1,4 @@
-"""What makes an arm unfit to be commanded. n arm joints."""
+"""The reasons to stop an arm. n arm joints."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from robot_rl.core.errors import SafetyStopError
 from robot_rl.hal.safety import SafetyEnvelope
 from robot_rl.real.messages import ArmState, Array
 from robot_rl.real.station import StationConfig
-from robot_rl.real.supervisor.box import Box
+from robot_rl.real.supervisor.limiter import Box
 
 _FOLLOWS_SHARE = 0.25
-"""An arm that has at least this share of the speed its servos should give it follows its target."""
+"""An arm follows its target if it has at least this share of the speed that its servos should give it."""
 
 
 class Watchdog:
-    """Judges each state; an empty reason means that all is well."""
+    """Judges each state; an empty reason is none."""
 
     def __init__(self, station: StationConfig, envelope: SafetyEnvelope, box: Box | None = None) -> None:
         limits, config = station.limits, station.supervisor
@@ -29,22 +29,22 @@ class Watchdog:
         self.restart()
 
     def restart(self) -> None:
-        """Forgets what was seen: the arm was stopped, or its scene put back."""
+        """Forgets the states: the arm was stopped, or its scene was reset."""
         self._device_stamp_ns: int | None = None
         self._fresh_ns = 0
         self._tracked_ns: int | None = None
 
     def age_s(self, now_ns: int) -> float:
-        """Returns how long ago the arm measured anything new."""
+        """Returns the age of the arm's newest measurement."""
         return 1e-9 * (now_ns - self._fresh_ns)
 
     def note(self, state: ArmState) -> None:
-        """Takes a new state; one that repeats the arm's own stamp is no news."""
+        """Takes a new state; one that repeats the arm's own stamp is no new measurement."""
         if state.device_stamp_ns == 0 or state.device_stamp_ns != self._device_stamp_ns:
             self._fresh_ns, self._device_stamp_ns = state.stamp_ns, state.device_stamp_ns
 
     def arm_reason(self, state: ArmState, now_ns: int) -> str:
-        """Returns why the arm must be stopped, whatever it is told."""
+        """Returns why the arm must be stopped, independent of its commands."""
         if state.stop_reason:
             return f"the arm stopped itself: {state.stop_reason}"
         for name, values in (("position", state.position_rad), ("velocity", state.velocity_rad_s)):
@@ -61,7 +61,7 @@ class Watchdog:
         return ""
 
     def motion_reason(self, state: ArmState) -> str:
-        """Returns which joint is faster or stronger than it may be."""
+        """Returns an error if a joint is faster or stronger than its limit."""
         try:
             self._envelope.check_motion(state.velocity_rad_s, state.effort_n_m)
         except SafetyStopError:
@@ -71,7 +71,7 @@ class Watchdog:
         return ""
 
     def box_reason(self, position_rad: Array) -> str:
-        """Returns how far the tool is measured outside of its box, if that is farther than its margin."""
+        """Returns an error if the tool is farther outside of its box than its margin."""
         outside_m = 0.0 if self._box is None else float(self._box.outside_m(position_rad))
         if outside_m <= self._margin_m:
             return ""
@@ -81,13 +81,13 @@ class Watchdog:
         )
 
     def tracking_reason(self, target_rad: Array, state: ArmState, now_ns: int) -> str:
-        """Returns which joint has been far from its target for too long, and does not come nearer."""
+        """Returns an error if a joint was far from its target for too long without coming nearer."""
         way = target_rad - state.position_rad
         error = np.abs(way)
         if not (error > self._tracking_rad).any():
             self._tracked_ns = now_ns
             return ""
-        # Far away and coming is no fault: the servos would close the way at error / lookahead.
+        # A joint that comes nearer is no fault: the servos close the way at error / lookahead.
         due = _FOLLOWS_SHARE * np.minimum(error / self._lookahead_s, self._speed_rad_s)
         over = (error > self._tracking_rad) & (np.sign(way) * state.velocity_rad_s < due)
         if not over.any():

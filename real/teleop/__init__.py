@@ -1,1 +1,1 @@
-"""Teleoperation: people and their devices, as one stream of intents."""
+"""Teleoperation: input devices of people, as one stream of intents."""

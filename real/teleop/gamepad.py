@@ -1,6 +1,6 @@
 """A gamepad, by pygame (extra `teleop`): it needs no window.
 
-A dead man's switch: the person drives while they hold the right shoulder button.
+With a dead man's switch: the person drives while they hold the right shoulder button.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, Protocol
 
 from robot_rl.core.errors import DeviceError
-from robot_rl.real.teleop.hand import Hand
-from robot_rl.real.teleop.intent import Array, Intent
+from robot_rl.real.teleop.intent import Array, Hand, Intent
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +25,7 @@ _AXES = {"tool.dx": (1, -1.0), "tool.dy": (0, -1.0), "tool.dz": (4, -1.0), "tool
 
 
 class Pad(Protocol):
-    """What is used of `pygame.joystick.Joystick`."""
+    """The used part of `pygame.joystick.Joystick`."""
 
     def get_axis(self, axis_number: int, /) -> float: ...
     def get_button(self, button: int, /) -> bool: ...
@@ -38,7 +37,7 @@ class Gamepad:
     """A `Teleop` that reads a gamepad."""
 
     def __init__(self, action_names: Sequence[str], *, pad: Pad | None = None) -> None:
-        """Opens the first pad there is, or uses the one given.
+        """Opens the first pad of the machine by default.
 
         Raises:
             DeviceError: pygame is missing, or there is no pad.
@@ -58,7 +57,7 @@ class Gamepad:
         self._stopped = False
 
     def begin(self) -> None:
-        """Has nothing to forget: verdicts are the pressing of a button."""
+        """Does nothing: verdicts are not kept."""
 
     def read(self, wanted: Array) -> Intent:
         self._pump()
@@ -91,7 +90,7 @@ class Gamepad:
             time.sleep(0.02)
 
     def close(self) -> None:
-        """Gives the pad back."""
+        """Releases the pad."""
         if self._pygame is not None:
             self._pygame.joystick.quit()
             self._pygame = None

@@ -1,7 +1,7 @@
-"""A keyboard in a terminal, also over ssh: no window and no key-up events are needed.
+"""A keyboard in a terminal, also over ssh: it needs no window and no key-up events.
 
-A terminal repeats a key that is held, after a first pause of up to half a second; a key therefore
-counts as held for a while after it was last seen.
+A terminal repeats a held key, after a first pause of up to half a second; so a key counts as held for a while
+after it was last seen.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from robot_rl.core.errors import DeviceError
-from robot_rl.real.teleop.hand import Hand
-from robot_rl.real.teleop.intent import Array, Intent
+from robot_rl.real.teleop.intent import Array, Hand, Intent
 
 KEYS = """\
 keys  w/s forward, back   a/d left, right   r/f up, down   q/e turn   space gripper   (any takes over)
@@ -56,14 +55,14 @@ class Keyboard:
         idle_s: float = 1.5,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Puts the terminal into a mode that gives keys at once, and shows what they do.
+        """Puts the terminal into a mode without line buffering, and shows the keys.
 
         Args:
             action_names: of the policy; empty where keys only judge and stop.
             terminal: an open terminal; the process's own if None.
             speed: share of full scale at which a key moves.
-            held_s: for how long a key counts as held after it was last seen.
-            idle_s: after so long without a key, control goes back to the policy (not after `t`).
+            held_s: how long a key counts as held after it was last seen.
+            idle_s: time without a key until the policy drives again (not after `t`).
             clock: monotonic seconds.
 
         Raises:
@@ -86,8 +85,8 @@ class Keyboard:
         self._last_s = -1e9
         self._stays = False
         self._drives = False
-        self._words: str | None = None
-        self._said: str | None = None
+        self._typed: str | None = None
+        self._instruction: str | None = None
         self._verdict: Literal["success", "fail"] | None = None
         self._stopped = False
         self._write(KEYS if self._hand else KEYS.split("\n", 1)[1])
@@ -101,18 +100,18 @@ class Keyboard:
         now_s = self._clock()
         if self._drives and not self._stays and now_s - self._last_s > self._idle_s:
             self._give_back()
-        said, self._said = self._said, None
+        instruction, self._instruction = self._instruction, None
         verdict, self._verdict = self._verdict, None
         return Intent(
             takes_over=self._drives,
             action=self._action(now_s) if self._drives and self._hand is not None else None,
             verdict=verdict,
-            instruction=said,
+            instruction=instruction,
             stop=self._stopped,
         )
 
     def ask(self, question: str) -> None:
-        """Shows a question and waits for enter; raises `DeviceError` if the person says stop."""
+        """Shows a question and waits for enter; raises `DeviceError` if the person presses stop."""
         self._write(f"{question} [enter]\n")
         while True:
             select.select([self._terminal], [], [], 0.1)
@@ -124,7 +123,7 @@ class Keyboard:
                     raise DeviceError(f"keyboard: the person said stop when asked: {question}")
 
     def close(self) -> None:
-        """Gives the terminal back as it was."""
+        """Resets the terminal to its old mode."""
         if self._before is None:
             return
         before, self._before = self._before, None
@@ -134,7 +133,7 @@ class Keyboard:
             os.close(self._terminal)
 
     def _press(self, key: str, wanted: Array) -> None:
-        if self._words is not None:
+        if self._typed is not None:
             self._spell(key)
             return
         now_s = self._clock()
@@ -145,7 +144,7 @@ class Keyboard:
         elif key in "yn":
             self._verdict = "success" if key == "y" else "fail"
         elif key == "/":
-            self._words = ""
+            self._typed = ""
             self._write("instruction: ")
         elif key == "t" or (self._hand is not None and (key in _MOVES or key == " ")):
             if not self._drives:
@@ -161,19 +160,19 @@ class Keyboard:
                 self._hand.toggle_gripper()
 
     def _spell(self, key: str) -> None:
-        """Adds a letter to the instruction; enter says it, escape forgets it."""
-        assert self._words is not None
+        """Adds a letter to the instruction; enter ends it, escape deletes it."""
+        assert self._typed is not None
         if key in _ENTER or key == _ESCAPE:
-            if key in _ENTER and self._words.strip():
-                self._said = self._words.strip()
-            self._words = None
+            if key in _ENTER and self._typed.strip():
+                self._instruction = self._typed.strip()
+            self._typed = None
             self._write("\n")
         elif key in _ERASE:
-            if self._words:
-                self._words = self._words[:-1]
+            if self._typed:
+                self._typed = self._typed[:-1]
                 self._write("\b \b")
         elif key.isprintable():
-            self._words += key
+            self._typed += key
             self._write(key)
 
     def _give_back(self) -> None:
@@ -192,7 +191,7 @@ class Keyboard:
         return self._hand.action(moves)
 
     def _keys(self) -> str:
-        """Returns what was typed since the last time."""
+        """Returns the new keys."""
         found = b""
         while select.select([self._terminal], [], [], 0)[0]:
             octets = os.read(self._terminal, 1024)

@@ -1,6 +1,6 @@
-"""A leader arm that LeRobot reads: the follower does what the person's arm does.
+"""A leader arm that LeRobot reads: the follower copies its motion.
 
-A leader has no buttons, so a keyboard beside it says who drives and how the episode went.
+A leader has no buttons: the person takes over and judges episodes with a keyboard.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Leader:
 
         Args:
             station: of the follower, with `lerobot`: leader and follower have the same joints and units.
-            keys: says who drives.
+            keys: the device with which the person takes over.
             device: a `lerobot.teleoperators.Teleoperator`, see `open_leader`.
 
         Raises:
@@ -61,7 +61,7 @@ class Leader:
         self._keys.begin()
 
     def read(self, wanted: Array) -> Intent:
-        """Returns the leader's joints while the person drives; the bus is left alone otherwise."""
+        """Returns the leader's joints while the person drives; otherwise it does not use the bus."""
         intent = self._keys.read(wanted)
         if not intent.takes_over:
             return intent
@@ -80,23 +80,23 @@ class Leader:
 
     def close(self) -> None:
         self._keys.close()
-        with contextlib.suppress(Exception):  # a cable that is out cannot be disconnected better
+        with contextlib.suppress(Exception):  # the cable may be out
             self._device.disconnect()
 
 
 def open_leader(kind: str, options: Mapping[str, Any]) -> Any:
-    """Returns a LeRobot teleoperator by LeRobot's own name of it, not yet connected.
+    """Returns a LeRobot teleoperator by LeRobot's name of it, not yet connected.
 
     Raises:
         DeviceError: LeRobot is missing.
-        ConfigError: no such teleoperator, or an option that it does not have.
+        ConfigError: no such teleoperator or option.
     """
     try:
         import draccus
         import lerobot.teleoperators as package
     except ImportError as error:
         raise DeviceError("human.leader: LeRobot is missing. pip install -e '.[lerobot]'") from error
-    # Configs register when they are imported; devices whose libraries are absent are left out.
+    # Configs register at import; devices without their libraries are left out.
     for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
         with contextlib.suppress(ImportError):
             importlib.import_module(module.name)

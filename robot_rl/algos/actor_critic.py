@@ -19,15 +19,11 @@ import torch
 from torch import Generator, Tensor, nn
 
 from robot_rl.algos.actors import Deterministic, Squashed, TanhGaussian
-from robot_rl.algos.config.off_policy import (
-    ActorConfig,
-    ActorCriticConfig,
-    CriticConfig,
-    Norm,
-)
+from robot_rl.algos.config.off_policy import ActorCriticConfig, Norm
 from robot_rl.algos.critics import Critics
 from robot_rl.algos.heads import make_head
-from robot_rl.algos.optim import METRICS_EVERY, Optimiser, copied, keep_freed_memory
+from robot_rl.algos.learner import Learner
+from robot_rl.algos.optim import METRICS_EVERY, Optimiser
 from robot_rl.core.policy import Encoded
 from robot_rl.data.transitions import TransitionBatch
 
@@ -55,7 +51,7 @@ class Steps(NamedTuple):
     """(B, F)"""
 
 
-class ActorCritic:
+class ActorCritic(Learner):
     """Learns an actor and critics over features (B, F)."""
 
     def __init__(
@@ -73,12 +69,25 @@ class ActorCritic:
 
         Args: decides: actions (B, A) that the actor gives at once, side by side; critics judge one.
         """
-        keep_freed_memory()
+        super().__init__()
         self._cfg, self._encode = cfg, encode
         draws = Generator().manual_seed(seed)
-        common = {"matmul": cfg.matmul, "generator": draws, "renorm_warmup": cfg.critic.renorm_warmup}
-        self.actor = _make_actor(feature_dim, decides * action_dim, cfg.actor, common).to(device)
-        self.critics = _make_critics(feature_dim, action_dim, cfg.critic, common).to(device)
+        common: dict[str, Any] = {
+            "matmul": cfg.matmul,
+            "generator": draws,
+            "renorm_warmup": cfg.critic.renorm_warmup,
+        }
+        size: dict[str, Any] = {"width": cfg.actor.width, "depth": cfg.actor.depth, **_norms(cfg.actor.norm)}
+        outputs, log_std_range = decides * action_dim, cfg.actor.log_std_range
+        self.actor = (
+            Deterministic(feature_dim, outputs, **size, **common)
+            if cfg.actor.kind == "deterministic"
+            else TanhGaussian(feature_dim, outputs, log_std_range=log_std_range, **size, **common)
+        ).to(device)
+        critic = cfg.critic
+        head = make_head(critic.value, num=critic.num, atoms=critic.atoms, low=critic.low, high=critic.high)
+        size = {"num": critic.num, "width": critic.width, "depth": critic.depth, **_norms(critic.norm)}
+        self.critics = Critics(feature_dim, action_dim, head=head, **size, **common).to(device)
         self._targets = self.critics.target() if cfg.critic.target == "ema" else None
         # TD3's target acts as well; SAC's next action is the actor's own.
         self._target_actor = (
@@ -97,7 +106,6 @@ class ActorCritic:
         self._generator = Generator(device).manual_seed(seed + 1)
         self._draws = draws
         """Of critics: on the CPU, wherever they are."""
-        self._updates = 0
 
     @torch.no_grad()
     def update(self, batch: TransitionBatch) -> Mapping[str, Tensor]:
@@ -106,8 +114,8 @@ class ActorCritic:
         self._updates += 1
         is_actors = self._updates % self._cfg.actor_every == 0
         sample, after, bonus = self._actions(steps, with_present=is_actors)
-        error = self._learn_values(steps, after, bonus)
-        metrics = self._climb(steps.features, sample) if is_actors else {}
+        error = self._update_critics(steps, after, bonus)
+        metrics = self._update_actor(steps.features, sample) if is_actors else {}
         if self._updates % METRICS_EVERY:
             return {}
         return metrics | {"critic_loss": error.square().mean(dim=1).sum()}
@@ -120,7 +128,7 @@ class ActorCritic:
         self._optimisers["actor"].apply(gradients)
         self._follow_actor()
         _, after, bonus = self._actions(steps, with_present=False)
-        error = self._learn_values(steps, after, bonus)
+        error = self._update_critics(steps, after, bonus)
         return {"cloning_loss": loss, "critic_loss": error.square().mean(dim=1).sum()}
 
     def _read(self, batch: TransitionBatch) -> Steps:
@@ -154,7 +162,7 @@ class ActorCritic:
         noise = torch.empty_like(action).normal_(0.0, self._cfg.target_noise_std, generator=self._generator)
         return action.add_(noise.clamp_(-limit, limit)).clamp_(-1.0, 1.0)
 
-    def _learn_values(self, steps: Steps, after: Tensor, bonus: Tensor) -> Tensor:
+    def _update_critics(self, steps: Steps, after: Tensor, bonus: Tensor) -> Tensor:
         """Takes a step of the critics and their targets; returns the errors (N, B) before it."""
         cfg, critics, targets = self._cfg.critic, self.critics, self._targets
         drawn = critics.draw(cfg.drawn, self._draws)
@@ -176,19 +184,19 @@ class ActorCritic:
             targets.follow_online(critics, cfg.tau)
         return error
 
-    def _climb(self, features: Tensor, sample: Squashed | None) -> dict[str, Tensor]:
+    def _update_actor(self, features: Tensor, sample: Squashed | None) -> dict[str, Tensor]:
         """Takes a step of the actor up the critics' value, and of the temperature."""
         actor, share = self.actor, 1.0 / len(features)
         if isinstance(actor, Deterministic):
             point = actor.sample(features, trains=True)
-            value, by_action = self._slope(features, point.action)
+            value, by_action = self._action_value(features, point.action)
             self._optimisers["actor"].apply(actor.gradients(point, by_action * -share))
             self._follow_actor()
             return {"q": value.mean()}
         if sample is None:
             sample = actor.sample(features, self._generator, trains=True)
         temperature = self._log_temperature.exp()
-        value, by_action = self._slope(features, sample.action)
+        value, by_action = self._action_value(features, sample.action)
         # Loss of the actor: mean of temperature * log_prob - value.
         self._optimisers["actor"].apply(actor.gradients(sample, by_action * -share, temperature * share))
         entropy = -sample.log_prob.mean()
@@ -197,7 +205,7 @@ class ActorCritic:
             self._optimisers["temperature"].apply([entropy - self._target_entropy])
         return {"q": value.mean(), "entropy": entropy, "temperature": temperature}
 
-    def _slope(self, features: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+    def _action_value(self, features: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the value (B,) that the actor climbs, and its derivative by the actor's action."""
         return self.critics.action_gradient(features, action, self._cfg.critic.actor_aggregate)
 
@@ -207,7 +215,7 @@ class ActorCritic:
 
     @torch.no_grad()
     def act(self, features: Tensor, *, explore: bool, generator: Generator | None = None) -> Tensor:
-        """Returns actions (B, A); a deterministic actor has no noise of its own to explore with.
+        """Returns actions (B, A); a deterministic actor explores without noise.
 
         Args: generator: of the noise; None takes the learner's own, never torch's global one.
         """
@@ -220,55 +228,17 @@ class ActorCritic:
         """Returns the actor's weights (in, out) and biases (out,) as it acts, batch norm folded in."""
         return {f"layers.{i}": layer[0] for i, layer in enumerate(self.actor.net.plain())}
 
-    def state_dict(self) -> dict[str, Any]:
+    def _parts(self) -> Mapping[str, Any]:
         return {
-            **{name: copied(module) for name, module in self._modules().items()},
-            "log_temperature": self._log_temperature.detach().clone(),
-            "optimisers": {name: optimiser.state_dict() for name, optimiser in self._optimisers.items()},
-            "generator": self._generator.get_state(),
-            "draws": self._draws.get_state(),
-            "updates": self._updates,
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        for name, module in self._modules().items():
-            module.load_state_dict(state[name])
-        self._log_temperature.data.copy_(state["log_temperature"])
-        for name, optimiser in self._optimisers.items():
-            optimiser.load_state_dict(state["optimisers"][name])
-        self._generator.set_state(state["generator"])
-        self._draws.set_state(state["draws"])
-        self._updates = int(state["updates"])
-
-    def _modules(self) -> dict[str, nn.Module]:
-        modules = {
             "actor": self.actor,
             "critics": self.critics,
             "targets": self._targets,
             "target_actor": self._target_actor,
+            "log_temperature": self._log_temperature,
+            "optimisers": self._optimisers,
+            "generator": self._generator,
+            "draws": self._draws,
         }
-        return {name: module for name, module in modules.items() if module is not None}
-
-
-def _make_actor(
-    feature_dim: int, action_dim: int, cfg: ActorConfig, common: Mapping[str, Any]
-) -> TanhGaussian | Deterministic:
-    size: dict[str, Any] = {"width": cfg.width, "depth": cfg.depth, **_norms(cfg.norm), **common}
-    if cfg.kind == "deterministic":
-        return Deterministic(feature_dim, action_dim, **size)
-    return TanhGaussian(feature_dim, action_dim, log_std_range=cfg.log_std_range, **size)
-
-
-def _make_critics(feature_dim: int, action_dim: int, cfg: CriticConfig, common: Mapping[str, Any]) -> Critics:
-    head = make_head(cfg.value, num=cfg.num, atoms=cfg.atoms, low=cfg.low, high=cfg.high)
-    size: dict[str, Any] = {
-        "num": cfg.num,
-        "width": cfg.width,
-        "depth": cfg.depth,
-        **_norms(cfg.norm),
-        **common,
-    }
-    return Critics(feature_dim, action_dim, head=head, **size)
 
 
 def _norms(norm: Norm) -> dict[str, bool]:

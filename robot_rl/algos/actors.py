@@ -1,4 +1,4 @@
-"""Actors over features, with their way back: a squashed Gaussian, and a deterministic one.
+"""Actors over features, with their backward passes: a squashed Gaussian, and a deterministic one.
 
 B batch, F features, A action dim.
 """
@@ -18,7 +18,7 @@ _MOST_DEMONSTRATED = 0.999  # of an action's range: beyond, atanh has no bound
 
 
 class Squashed(NamedTuple):
-    """A sample of the actor, and what its way back needs."""
+    """A sample of the actor, and what its backward pass needs."""
 
     action: Tensor
     """(B, A) in (-1, 1)."""
@@ -32,14 +32,7 @@ class Squashed(NamedTuple):
 
     def rows(self, rows: slice) -> Squashed:
         """Returns some rows of a sample without batch norm."""
-        return Squashed(
-            action=self.action[rows],
-            log_prob=self.log_prob[rows],
-            noise=self.noise[rows],
-            std=self.std[rows],
-            within=self.within[rows],
-            path=self.path.rows(rows),
-        )
+        return Squashed._make([*(part[rows] for part in self[:-1]), self.path.rows(rows)])
 
 
 def squashed_log_prob(action: Tensor, log_std: Tensor, noise: Tensor) -> Tensor:
@@ -92,7 +85,7 @@ class TanhGaussian(nn.Module):
             to_action: the loss's derivative by the action, (B, A).
             to_log_prob: its derivative by the log-probability, the same for all rows.
         """
-        # u = mean + std noise: da/du = 1 - a^2; d log_prob / du = 2 a, and -1 by log std beside that.
+        # u = mean + std noise: da/du = 1 - a^2; d log_prob / du = 2 a, and -1 more by log std.
         to_u = to_action * (1.0 - sample.action.square()) + sample.action * (2.0 * to_log_prob)
         to_log_std = (to_u * sample.noise).mul_(sample.std).sub_(to_log_prob).mul_(sample.within)
         return self.net.gradients(torch.cat([to_u, to_log_std], dim=-1).unsqueeze(0), [sample.path])
@@ -115,7 +108,7 @@ class TanhGaussian(nn.Module):
 
 
 class Point(NamedTuple):
-    """An action of the deterministic actor, and its way back."""
+    """An action of the deterministic actor, and its path."""
 
     action: Tensor
     """(B, A) in (-1, 1)."""
@@ -136,7 +129,7 @@ class Deterministic(nn.Module):
         return self.net.answer(features)[0][0].tanh_()
 
     def sample(self, features: Tensor, *, trains: bool = False) -> Point:
-        """Returns the action with its way back; `trains` as in `EnsembleMLP.answer`."""
+        """Returns the action with its path; `trains` as in `EnsembleMLP.answer`."""
         out_NBO, (path,) = self.net.answer(features, trains=trains)
         return Point(out_NBO[0].tanh_(), path)
 

@@ -1,4 +1,4 @@
-"""Batch renormalisation (Ioffe 2017) of an ensemble's layers, both ways, as CrossQ has it.
+"""Batch renormalisation (Ioffe 2017) of an ensemble's layers, forward and backward, as in CrossQ.
 
     training: v = (x - batch mean) / batch std * r + d;  otherwise: (x - mean) / std, of the averages
     y = v * scale + shift
@@ -22,7 +22,7 @@ _MOST_R, _MOST_D = 3.0, 5.0
 
 
 class Renormed(NamedTuple):
-    """What the way back needs."""
+    """What the backward pass needs."""
 
     unit: Tensor
     """(B, W), of mean 0 and variance 1 over the batch."""
@@ -41,14 +41,11 @@ class BatchRenorm(nn.Module):
         """Args: warmup: batches until the averages are trusted, during which r is 1 and d is 0."""
         super().__init__()
         self._warmup = warmup
-        self.register_buffer("mean", torch.zeros(num, width))
-        self.register_buffer("variance", torch.ones(num, width))
-        self.register_buffer("batches", torch.zeros(num, dtype=torch.int64))
+        self.mean = nn.Buffer(torch.zeros(num, width))
+        self.variance = nn.Buffer(torch.ones(num, width))
+        self.batches = nn.Buffer(torch.zeros(num, dtype=torch.int64))
         self.scale = nn.Parameter(torch.ones(num, width))
         self.shift = nn.Parameter(torch.zeros(num, width))
-        self.mean: Tensor
-        self.variance: Tensor
-        self.batches: Tensor
 
     def forward(self, x: Tensor, n: int) -> tuple[Tensor, Renormed]:
         """Normalises (B, W) of network n in training, and notes its statistics."""
@@ -69,7 +66,7 @@ class BatchRenorm(nn.Module):
         return torch.addcmul(self.shift[n].detach(), v, scale), Renormed(unit, v, rate, scale)
 
     @staticmethod
-    def back(grad: Tensor, kept: Renormed, to_scale: Tensor, to_shift: Tensor) -> Tensor:
+    def backward(grad: Tensor, kept: Renormed, to_scale: Tensor, to_shift: Tensor) -> Tensor:
         """Returns the gradient by the input, given that by the output; r and d count as constants.
 
         Writes those of scale and shift to `to_scale` and `to_shift`.

@@ -12,38 +12,23 @@ from __future__ import annotations
 from collections.abc import Generator as Yields
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Generator, Tensor
 
 from robot_rl.algos.config.cloning import BCConfig
-from robot_rl.algos.optim import Optimiser, copied, cosine_lr, follow, keep_freed_memory, matmul_precision
+from robot_rl.algos.learner import Learner, PolicyModule
+from robot_rl.algos.optim import Optimiser, cosine_lr, follow, matmul_precision
 from robot_rl.core.policy import DemoBatch
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-class ClonablePolicy(Protocol):
-    """A module with an imitation loss."""
-
-    def bc_loss(self, batch: DemoBatch, generator: Generator | None = None) -> Tensor: ...
-
-    def parameters(self) -> Iterator[torch.nn.Parameter]: ...
-
-    def named_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]: ...
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> Any: ...
-
-
-class BehaviourCloning:
+class BehaviourCloning(Learner):
     """Minimises `policy.bc_loss`; acts with averaged weights."""
 
-    def __init__(
-        self, policy: ClonablePolicy, cfg: BCConfig, seed: int, *, total_updates: int = 4000
-    ) -> None:
+    def __init__(self, policy: PolicyModule, cfg: BCConfig, seed: int, *, total_updates: int = 4000) -> None:
         """Starts from the policy's present weights, which the updates then change in place.
 
         Args:
@@ -52,7 +37,7 @@ class BehaviourCloning:
             seed: seeds the noise of the loss.
             total_updates: length of the learning-rate schedule; it stays at its floor afterwards.
         """
-        keep_freed_memory()
+        super().__init__()
         self._policy, self._cfg, self._total_updates = policy, cfg, total_updates
         self._trained = {name: p for name, p in policy.named_parameters() if p.requires_grad}
         self._average = {name: p.detach().clone() for name, p in self._trained.items()}
@@ -62,7 +47,6 @@ class BehaviourCloning:
         self._device = next(policy.parameters()).device
         self._generator = Generator(self._device).manual_seed(seed)
         self._scaler = LossScaler() if cfg.precision == "fp16" else None
-        self._updates = 0
 
     def update(self, batch: DemoBatch) -> Mapping[str, Tensor | float]:
         """Takes one gradient step on a batch of demonstrations."""
@@ -122,25 +106,14 @@ class BehaviourCloning:
         """Returns the averaged weights, and the policy's buffers as they are."""
         return {**self._policy.state_dict(), **self._average}
 
-    def state_dict(self) -> dict[str, Any]:
+    def _parts(self) -> Mapping[str, Any]:
         return {
-            "policy": copied(self._policy),
-            "average": {name: value.clone() for name, value in self._average.items()},
-            "optimiser": self._optimiser.state_dict(),
-            "generator": self._generator.get_state(),
-            "updates": self._updates,
-            "scaler": None if self._scaler is None else self._scaler.state_dict(),
+            "policy": self._policy,
+            "average": self._average,
+            "optimiser": self._optimiser,
+            "generator": self._generator,
+            "scaler": self._scaler,
         }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._policy.load_state_dict(state["policy"])
-        for name, value in self._average.items():
-            value.copy_(state["average"][name])
-        self._optimiser.load_state_dict(state["optimiser"])
-        self._generator.set_state(state["generator"])
-        self._updates = int(state["updates"])
-        if self._scaler is not None:
-            self._scaler.load_state_dict(state["scaler"])
 
 
 class LossScaler:

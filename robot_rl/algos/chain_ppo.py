@@ -7,8 +7,8 @@
     FPO       flow_cfm                         `joint`     the loss of flow matching for a likelihood
     GRPO      any of them                      any         no value: episodes from the same start are compared
 
-(Chen et al. 2025; Ren et al. 2024; Zhang et al. 2025; McAllister et al. 2025; Li et al. 2025.) What
-scores a chain is the policy's process; this file does not know it. The value is one of features
+(Chen et al. 2025; Ren et al. 2024; Zhang et al. 2025; McAllister et al. 2025; Li et al. 2025.) The
+policy's process scores a chain; this file does not depend on which. The value is one of features
 alone, learned apart from the policy. Deviations: log-probabilities are not clamped, and truncation
 bootstraps from the final observation, which DPPO and ReinFlow leave out.
 B decisions, T of them in each of the envs, H chunk length, A action dim, S scored transitions.
@@ -17,58 +17,29 @@ B decisions, T of them in each of the envs, H chunk length, A action dim, S scor
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Any
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Generator, Tensor
 
 from robot_rl.algos.config.on_policy import ChainPPOConfig
-from robot_rl.algos.critics import EnsembleMLP
+from robot_rl.algos.critics import value_net
+from robot_rl.algos.learner import PolicyModule, restore, saved
 from robot_rl.algos.losses import chain_ratio, clip_schedule, ppo_loss
-from robot_rl.algos.optim import Optimiser, copied, keep_freed_memory
+from robot_rl.algos.optim import Optimiser, keep_freed_memory
 from robot_rl.algos.returns import ReturnScale, episode_weight, gae, group_advantage
-from robot_rl.core.policy import Chain, ChunkSample, DemoBatch, Encoded, Mode
+from robot_rl.core.policy import Chain, DemoBatch, Encoded
 from robot_rl.data.rollout import EpisodeRollout, PPOBatch, Rollout
 
 _REWARD_LIMIT = 10.0  # of a scaled reward (DPPO)
 
 
-class ChainPolicy(Protocol):
-    """A module whose chunks have a recorded chain."""
-
-    horizon: int
-    action_dim: int
-    feature_dim: int
-
-    def encode(self, obs: dict[str, Tensor]) -> Encoded: ...
-
-    def sample(
-        self,
-        encoded: Encoded,
-        *,
-        z: Tensor | None = None,
-        mode: Mode = "ode",
-        record: bool = False,
-        generator: Generator | None = None,
-    ) -> ChunkSample: ...
-
-    def log_prob(self, encoded: Encoded, chain: Chain) -> tuple[Tensor, Tensor]: ...
-
-    def bc_loss(self, batch: DemoBatch, generator: Generator | None = None) -> Tensor: ...
-
-    def parameters(self) -> Iterator[nn.Parameter]: ...
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> Any: ...
-
-
 class ChainPPO:
-    """Learns the policy and a value of its observations from rollouts, each of which is used up."""
+    """Learns the policy and a value of its observations from rollouts; each rollout is used once."""
 
     def __init__(
-        self, policy: ChainPolicy, cfg: ChainPPOConfig, seed: int, *, num_envs: int, group: int = 0
+        self, policy: PolicyModule, cfg: ChainPPOConfig, seed: int, *, num_envs: int, group: int = 0
     ) -> None:
         """Starts from the policy's present weights, which the updates change in place.
 
@@ -85,14 +56,7 @@ class ChainPPO:
         self._origin = None if cfg.regulariser == "none" else copy.deepcopy(policy)
         trained = [parameter for parameter in policy.parameters() if parameter.requires_grad]
         device = trained[0].device
-        self._value = EnsembleMLP(
-            policy.feature_dim,
-            1,
-            width=cfg.width,
-            depth=cfg.depth,
-            matmul=cfg.matmul,
-            generator=Generator().manual_seed(seed),
-        ).to(device)
+        self._value = value_net(policy.feature_dim, cfg, seed).to(device)
         rates = {"weight_decay": cfg.weight_decay, "grad_clip": cfg.grad_clip}
         self.actor_optimiser = Optimiser(trained, lr=cfg.actor_lr, **rates)
         self._critic_optimiser = Optimiser(self._value.parameters(), lr=cfg.critic_lr, **rates)
@@ -100,11 +64,11 @@ class ChainPPO:
         self._scale = ReturnScale(num_envs)
         self._rollouts = 0
         self._waits = False
-        """Whether the policy is as far from the one that acted as it may be."""
+        """Whether the policy waits for the next rollout: it is `target_kl` away from the one that acted."""
 
     @torch.no_grad()
     def prepare(self, rollout: Rollout) -> PPOBatch:
-        """Returns the decisions with their advantages; the next updates are to be on these."""
+        """Returns the decisions with their advantages; the next updates take these."""
         self._rollouts += 1
         self.begin()
         obs = _flat(rollout.obs)
@@ -115,7 +79,7 @@ class ChainPPO:
         return batch
 
     def _compared(self, rollout: Rollout) -> tuple[Tensor, ...]:
-        """Returns what `_valued` does, of which only the advantage says something."""
+        """Returns what `_valued` does; only the advantage is used."""
         assert isinstance(rollout, EpisodeRollout), "groups are of whole episodes"
         advantage = group_advantage(rollout.score.view(-1, self._group)).view(-1, 1)
         advantage = (advantage * episode_weight(rollout.valid)).flatten()
@@ -196,7 +160,10 @@ class ChainPPO:
             advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
         encoded = self._policy.encode(obs)
         log_prob, entropy = self._policy.log_prob(encoded, chain)
-        clip = cfg.clip if cfg.clip_first is None else self._clips(cfg.clip_first, old.shape[1])
+        clip: float | Tensor = cfg.clip
+        if cfg.clip_first is not None:
+            schedule = clip_schedule(cfg.clip_first, cfg.clip, old.shape[1], rate=cfg.clip_rate)
+            clip = schedule.to(self._generator.device)
         loss = ppo_loss(
             log_prob,
             old,
@@ -227,7 +194,7 @@ class ChainPPO:
         self.actor_optimiser.step(loss)
         return metrics
 
-    def _distance(self, origin: ChainPolicy, obs: dict[str, Tensor], encoded: Encoded) -> Tensor:
+    def _distance(self, origin: PolicyModule, obs: dict[str, Tensor], encoded: Encoded) -> Tensor:
         """Returns how far the policy is from the one it began as, in these observations."""
         rows = len(next(iter(obs.values())))
         shape = (rows, self._policy.horizon, self._policy.action_dim)
@@ -240,10 +207,6 @@ class ChainPPO:
         valid = torch.ones(shape[:2], dtype=torch.bool, device=device)
         return self._policy.bc_loss(DemoBatch(obs, chunks, valid), self._generator)
 
-    def _clips(self, first: float, steps: int) -> Tensor:
-        clips = clip_schedule(first, self._cfg.clip, steps, rate=self._cfg.clip_rate)
-        return clips.to(self._generator.device)
-
     def _values(self, features: Tensor) -> Tensor:
         return self._value.answer(features)[0].flatten()
 
@@ -251,29 +214,23 @@ class ChainPPO:
         return self._policy.state_dict()
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns all of it, the policy that the regulariser holds to as well: it may be no base."""
-        return {
-            "policy": copied(self._policy),
-            "origin": None if self._origin is None else copied(self._origin),
-            "value": copied(self._value),
-            "actor_optimiser": self.actor_optimiser.state_dict(),
-            "critic_optimiser": self._critic_optimiser.state_dict(),
-            "generator": self._generator.get_state(),
-            "scale": self._scale.state_dict(),
-            "rollouts": self._rollouts,
-            "waits": self._waits,
-        }
+        return {**saved(self._parts()), "rollouts": self._rollouts, "waits": self._waits}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._policy.load_state_dict(state["policy"])
-        if self._origin is not None:
-            self._origin.load_state_dict(state["origin"])
-        self._value.load_state_dict(state["value"])
-        self.actor_optimiser.load_state_dict(state["actor_optimiser"])
-        self._critic_optimiser.load_state_dict(state["critic_optimiser"])
-        self._generator.set_state(state["generator"])
-        self._scale.load_state_dict(state["scale"])
+        restore(self._parts(), state)
         self._rollouts, self._waits = int(state["rollouts"]), bool(state["waits"])
+
+    def _parts(self) -> Mapping[str, Any]:
+        """Returns everything, the regulariser's origin too: it may be no base of the run."""
+        return {
+            "policy": self._policy,
+            "origin": self._origin,
+            "value": self._value,
+            "actor_optimiser": self.actor_optimiser,
+            "critic_optimiser": self._critic_optimiser,
+            "generator": self._generator,
+            "scale": self._scale,
+        }
 
 
 def _flat(obs: dict[str, Tensor]) -> dict[str, Tensor]:

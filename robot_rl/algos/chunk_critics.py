@@ -10,21 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Generator, Tensor, nn
 
 from robot_rl.algos.config.off_policy import ChunkCriticConfig
 from robot_rl.algos.critics import Critics
-
-
-class ChunkingPolicy(Protocol):
-    """What critics need to know of a policy whose chunks they value."""
-
-    feature_dim: int
-    action_dim: int
-    horizon: int
+from robot_rl.algos.learner import PolicyModule
 
 
 class ChunkCritics(nn.Module):
@@ -55,8 +48,7 @@ class ChunkCritics(nn.Module):
         self.lengths = tuple(range(1, steps + 1)) if config.prefix else (steps,)
         """k of the P values, ascending; the last is h."""
         flags = torch.arange(steps) < torch.tensor(self.lengths)[:, None]
-        self.register_buffer("flags", flags.float(), persistent=False)
-        self.flags: Tensor
+        self.flags = nn.Buffer(flags.float(), persistent=False)
         self.net = Critics(
             feature_dim,
             steps * (action_dim + config.prefix),
@@ -85,11 +77,8 @@ class ChunkCritics(nn.Module):
     ) -> tuple[Tensor, list[Tensor]]:
         """Returns the errors q - target (N, R) of the R values that count, and the gradients of `td_loss`."""
         rows = self._beginnings(actions, self.flags)
-        repeated, target, counts = (
-            features.repeat_interleave(len(self.lengths), dim=0),
-            target_BP.flatten(),
-            counts_BP.flatten(),
-        )
+        repeated = features.repeat_interleave(len(self.lengths), dim=0)
+        target, counts = target_BP.flatten(), counts_BP.flatten()
         if not counts.all():
             rows, repeated, target = rows[counts], repeated[counts], target[counts]
         return self.net.td_gradients(repeated, rows, target)
@@ -107,7 +96,7 @@ class ChunkCritics(nn.Module):
         return {"config": asdict(self.config), "steps": self.steps}
 
     @classmethod
-    def for_policy(cls, spec: Mapping[str, Any], policy: ChunkingPolicy, *, at: str) -> Self:
+    def for_policy(cls, spec: Mapping[str, Any], policy: PolicyModule, *, at: str) -> Self:
         """Builds the critics of a policy's chunks, with weights still to be loaded."""
         steps = spec["steps"]
         if not isinstance(steps, int) or not 1 <= steps <= policy.horizon:

@@ -2,10 +2,10 @@
 
     y = sum_{i<h} gamma^i r_{t+i} + gamma^h Q'(s_{t+h}, a'),   Q on (features, h executed actions)
 
-A flow policy follows all data by its own imitation loss, failures included; what acts, and proposes
-a', is one of two. `best_of_n` (QC): of n chunks of the flow, the one the critics value most. `fql`
-(QC-FQL, flow Q-learning of Park et al. 2025): a one-step student, held near the flow's chunk from the
-same noise, that follows the critics' gradient:
+A flow policy clones all data, failures included. The acting policy, which also proposes a', is one of two.
+`best_of_n` (QC): of n chunks of the flow, the one the critics value most. `fql` (QC-FQL, flow Q-learning
+of Park et al. 2025): a one-step student, held near the flow's chunk from the same noise, that follows the
+critics' gradient:
 
     L = alpha |student(z) - flow(z)|^2 - Q(s, student(z))
 
@@ -18,44 +18,31 @@ B batch, H chunk length, h of it that is executed, A action dim, P lengths that 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Generator, Tensor
 
 from robot_rl.algos.chunk_critics import ChunkCritics
 from robot_rl.algos.config.off_policy import ChunkQConfig
-from robot_rl.algos.optim import METRICS_EVERY, Optimiser, copied, follow, keep_freed_memory, matmul_precision
+from robot_rl.algos.learner import Learner, PolicyModule
+from robot_rl.algos.optim import METRICS_EVERY, Optimiser, follow, matmul_precision
 from robot_rl.algos.returns import td_target
-from robot_rl.core.policy import ChunkSample, DemoBatch, Encoded, rows_of
+from robot_rl.core.policy import DemoBatch, Encoded, rows_of
 from robot_rl.data.transitions import ChunkBatch
 
 Module = Any
 """A policy that is a `torch.nn.Module` as well; Python has no type for both."""
 
 
-class FlowModule(Protocol):
-    """A module that generates chunks from noise and has an imitation loss."""
-
-    horizon: int
-    action_dim: int
-    feature_dim: int
-
-    def encode(self, obs: dict[str, Tensor]) -> Encoded: ...
-
-    def sample(self, encoded: Encoded, *, z: Tensor | None = None) -> ChunkSample: ...
-
-    def bc_loss(self, batch: DemoBatch, generator: Generator | None = None) -> Tensor: ...
-
-    def parameters(self) -> Iterator[nn.Parameter]: ...
-
-
 class Actor(Protocol):
-    """What acts in the flow's place, and proposes the actions of targets."""
+    """The acting policy, which also proposes the actions of targets."""
 
-    modules: dict[str, nn.Module]
-    """What of it learns, by the name of its weights in the policy that acts."""
+    modules: dict[str, Module]
+    """Its modules, by their names in the saved policy."""
+    parts: dict[str, Any]
+    """What of it is saved, see `learner.saved`."""
 
     def propose(self, obs: dict[str, Tensor], encoded: Encoded, generator: Generator) -> Tensor:
         """Returns chunks (R, H, A) of observations (R, ...), which the flow has `encoded`."""
@@ -65,17 +52,14 @@ class Actor(Protocol):
         """Takes a step towards what the critics value; returns metrics."""
         ...
 
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
-
 
 class BestOf:
-    """Of n chunks of the flow, the one that the critics value most: nothing of its own learns."""
+    """Of n chunks of the flow, the one that the critics value most: it has nothing to learn."""
 
-    def __init__(self, flow: FlowModule, critics: ChunkCritics, n: int) -> None:
+    def __init__(self, flow: PolicyModule, critics: ChunkCritics, n: int) -> None:
         self._flow, self._critics, self._n = flow, critics, n
-        self.modules: dict[str, nn.Module] = {"base": _module(flow), "scorer": critics}
+        self.modules: dict[str, Module] = {"base": flow, "scorer": critics}
+        self.parts: dict[str, Any] = {}
 
     def propose(self, obs: dict[str, Tensor], encoded: Encoded, generator: Generator) -> Tensor:
         n, features = self._n, encoded["features"]
@@ -89,20 +73,15 @@ class BestOf:
     def update(self, obs: dict[str, Tensor], encoded: Encoded, generator: Generator) -> dict[str, Tensor]:
         return {}
 
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        pass
-
 
 class Distilled:
     """A one-step student of the flow that follows the critics' gradient."""
 
-    def __init__(self, student: Module, flow: FlowModule, critics: ChunkCritics, cfg: ChunkQConfig) -> None:
+    def __init__(self, student: Module, flow: PolicyModule, critics: ChunkCritics, cfg: ChunkQConfig) -> None:
         self._student, self._flow, self._critics, self._cfg = student, flow, critics, cfg
-        self.modules: dict[str, nn.Module] = {"": student}
         self._optimiser = Optimiser(student.parameters(), lr=cfg.student_lr, grad_clip=cfg.grad_clip)
+        self.modules: dict[str, Module] = {"": student}
+        self.parts: dict[str, Any] = {"student": student, "optimiser": self._optimiser}
 
     def propose(self, obs: dict[str, Tensor], encoded: Encoded, generator: Generator) -> Tensor:
         own, features = self._student.encode(obs), encoded["features"]
@@ -124,30 +103,29 @@ class Distilled:
             self._optimiser.step(self._cfg.alpha * distance + surrogate)
         return {"distance": distance.detach(), "student_q": value.mean()}
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"student": copied(self._student), "optimiser": self._optimiser.state_dict()}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._student.load_state_dict(state["student"])
-        self._optimiser.load_state_dict(state["optimiser"])
-
-
-class ChunkQ:
-    """Learns critics of chunks, the flow, and what acts."""
+class ChunkQ(Learner):
+    """Learns critics of chunks, the flow, and the acting policy."""
 
     def __init__(
-        self, flow: FlowModule, critics: ChunkCritics, cfg: ChunkQConfig, seed: int, *, student: Module = None
+        self,
+        flow: PolicyModule,
+        critics: ChunkCritics,
+        cfg: ChunkQConfig,
+        seed: int,
+        *,
+        student: Module = None,
     ) -> None:
         """Starts from the present weights, which the updates change in place.
 
         Args:
             flow: proposes and teaches, with the average of the weights that learn.
             critics: of the flow's features and chunks.
-            cfg: rates, and what acts.
+            cfg: rates, and which policy acts.
             seed: of all noise.
             student: a `OneStepPolicy`, for `fql`.
         """
-        keep_freed_memory()
+        super().__init__()
         self._flow, self._critics, self._cfg = flow, critics, cfg
         self._target_critics = copy.deepcopy(critics).requires_grad_(False)
         self._learner: Module = copy.deepcopy(flow)
@@ -160,11 +138,10 @@ class ChunkQ:
         self._critic_optimiser = Optimiser(critics.parameters(), lr=cfg.critic_lr, grad_clip=cfg.grad_clip)
         self._flow_optimiser = Optimiser(self._learner.parameters(), lr=cfg.flow_lr, grad_clip=cfg.grad_clip)
         self._generator = Generator(next(flow.parameters()).device).manual_seed(seed)
-        self._updates = 0
 
     @torch.no_grad()
     def update(self, batch: ChunkBatch) -> Mapping[str, Tensor]:
-        """Takes one step of the critics, of the flow, and of what acts."""
+        """Takes one step of the critics, of the flow, and of the acting policy."""
         encoded = self._flow.encode(batch.obs)
         target_BP, counts_BP = self._target(batch)
         error, gradients = self._critics.td_gradients(encoded["features"], batch.action, target_BP, counts_BP)
@@ -198,45 +175,26 @@ class ChunkQ:
         return loss.detach()
 
     def policy_weights(self) -> Mapping[str, Tensor]:
-        """Returns the weights of what acts."""
+        """Returns the weights of the acting policy."""
         return {
             f"{name}.{key}" if name else key: value
             for name, module in self._actor.modules.items()
             for key, value in module.state_dict().items()
         }
 
-    def state_dict(self) -> dict[str, Any]:
+    def _parts(self) -> Mapping[str, Any]:
         return {
-            **{name: copied(module) for name, module in self._modules().items()},
-            "actor": self._actor.state_dict(),
-            "critic_optimiser": self._critic_optimiser.state_dict(),
-            "flow_optimiser": self._flow_optimiser.state_dict(),
-            "generator": self._generator.get_state(),
-            "updates": self._updates,
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        for name, module in self._modules().items():
-            module.load_state_dict(state[name])
-        self._actor.load_state_dict(state["actor"])
-        self._critic_optimiser.load_state_dict(state["critic_optimiser"])
-        self._flow_optimiser.load_state_dict(state["flow_optimiser"])
-        self._generator.set_state(state["generator"])
-        self._updates = int(state["updates"])
-
-    def _modules(self) -> dict[str, nn.Module]:
-        return {
-            "flow": _module(self._flow),
+            "flow": self._flow,
             "learner": self._learner,
             "critics": self._critics,
             "target_critics": self._target_critics,
+            "actor": self._actor.parts,
+            "critic_optimiser": self._critic_optimiser,
+            "flow_optimiser": self._flow_optimiser,
+            "generator": self._generator,
         }
 
 
-def _noise(flow: FlowModule, rows: int, like: Tensor, generator: Generator) -> Tensor:
+def _noise(flow: PolicyModule, rows: int, like: Tensor, generator: Generator) -> Tensor:
     """Returns the noise of `rows` chunks, (rows, H, A)."""
     return torch.empty(rows, flow.horizon, flow.action_dim, device=like.device).normal_(generator=generator)
-
-
-def _module(policy: Any) -> nn.Module:
-    return policy

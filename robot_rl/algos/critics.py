@@ -1,8 +1,8 @@
-"""Ensembles of small networks, and what critics do with their answers.
+"""Ensembles of small networks, and critics.
 
-A 256 x 256 network takes a batch of 256 in less time than autograd and Python need to keep its
-books, so the way back is written out (tests hold it against numerical differences and against
-autograd), and learners call it directly, under `torch.no_grad()`. N networks, B batch, F inputs,
+For a 256 x 256 network and a batch of 256, autograd and Python take longer than the arithmetic. So the
+backward pass is written out (tests compare it with numerical differences and with autograd), and learners
+call it directly, under `torch.no_grad()`. N networks, B batch, F inputs,
 W width, O outputs, A action dim.
 """
 
@@ -20,6 +20,7 @@ from torch import Generator, Tensor, nn
 from robot_rl.algos.batch_renorm import BatchRenorm, Renormed
 from robot_rl.algos.config.cloning import Matmul
 from robot_rl.algos.config.off_policy import Aggregate
+from robot_rl.algos.config.on_policy import ChainPPOConfig
 from robot_rl.algos.heads import Head
 from robot_rl.algos.optim import follow, matmul_precision, rounds_products
 
@@ -28,7 +29,7 @@ _LARGE = 128  # rows and columns from which a product is worth bfloat16, which t
 
 
 class Path(NamedTuple):
-    """What one network's way back needs of its way there."""
+    """What one network's backward pass needs of its forward pass."""
 
     reads: list[Tensor]
     """What each layer read: (B, F), then (B, W)."""
@@ -37,10 +38,10 @@ class Path(NamedTuple):
     halves: dict[int, tuple[Tensor, Tensor]]
     """What a layer read, and its weights, in bfloat16: of the layers that are computed in it."""
     renorms: Sequence[tuple[Tensor, Renormed]] = ()
-    """Input of each batch norm, one before every linear layer, and what its way back needs."""
+    """Input of each batch norm, one before every linear layer, and what its backward pass needs."""
 
     def rows(self, rows: slice) -> Path:
-        """Returns the way back of some rows; a batch that was normalised as one has no parts."""
+        """Returns the path of some rows; a batch that was normalised as one has no parts."""
         assert not self.renorms, "rows of a batch norm"
         norms = [(before[rows], mean[rows], rstd[rows]) for before, mean, rstd in self.norms]
         halves = {i: (read[rows], weight) for i, (read, weight) in self.halves.items()}
@@ -50,9 +51,9 @@ class Path(NamedTuple):
 class EnsembleMLP(nn.Module):
     """N multilayer perceptrons of the same shape, ReLU, optionally with layer norm or batch norm.
 
-    Each network is computed to its end before the next one begins, both ways: its matrices then
+    Each network is computed to its end before the next one begins, forward and backward: its matrices then
     stay in the second-level cache, where a batched product of all networks would not (measured:
-    1.5 times slower). The layer norm has no scale and shift of its own: the next layer can learn
+    1.5 times slower). The layer norm has no scale and shift: the next layer can learn
     them, and they would cost two more passes over the activations. The batch norm (CrossQ) stands
     before every linear layer, the first one included, behind the activation, and has them; outside
     of training it is folded into that layer.
@@ -98,25 +99,25 @@ class EnsembleMLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps (B, F), the same for all networks, to (N, B, O)."""
-        assert not self.renorms, "autograd does not know the way back of a batch norm: use `answer`"
+        assert not self.renorms, "autograd has no backward pass of a batch norm: use `answer`"
         return _Ensemble.apply(x, self, *self.in_order)  # type: ignore[no-any-return]
 
     def answer(
         self, x: Tensor, only: Sequence[int] | None = None, *, trains: bool = False
     ) -> tuple[Tensor, list[Path]]:
-        """Returns what `forward` does, without autograd, and the way back of each network.
+        """Returns what `forward` does, without autograd, and the path of each network.
 
         Args:
             x: inputs, (B, F).
             only: the networks to ask; None asks all.
-            trains: batch norm goes by this batch, and remembers it; otherwise by what it remembers.
+            trains: batch norm uses the statistics of this batch, and updates its averages; else its averages.
         """
         asked = range(self.num) if only is None else only
         out_NBO = x.new_empty(len(asked), len(x), self._nets[0][-1].shape[-1])
         norms = trains and len(self.renorms) > 0
         pairs = zip(asked, out_NBO, strict=True)
         return out_NBO, [
-            self._there_renormed(x, n, out) if norms else self._there(x, self._plain(n), out)
+            self._forward_renormed(x, n, out) if norms else self._forward_net(x, self._plain(n), out)
             for n, out in pairs
         ]
 
@@ -129,7 +130,7 @@ class EnsembleMLP(nn.Module):
         to_layers = [torch.empty_like(parameter) for parameter in self.in_order]
         to_nets = zip(*(to_layer.unbind() for to_layer in to_layers), strict=True)
         for net, to_out, path, to_net in zip(self._nets, to_out_NBO, paths, to_nets, strict=True):
-            self._back(to_out, path, net, to_net)
+            self._backward_net(to_out, path, net, to_net)
         return to_layers
 
     def input_gradient(self, to_out_NBO: Tensor, paths: Sequence[Path]) -> Tensor:
@@ -141,7 +142,7 @@ class EnsembleMLP(nn.Module):
         to_x: Tensor | None = None
         for n, (to_out, path) in enumerate(zip(to_out_NBO, paths, strict=True)):
             net = self._plain(n)
-            grad, weight = self._back(to_out, path, net, ()), net[0]
+            grad, weight = self._backward_net(to_out, path, net, ()), net[0]
             if any(self._halved):  # `grad` is of the precision that they are of
                 grad, weight = grad.bfloat16(), weight.bfloat16()
             part = torch.mm(grad, weight.T).to(to_out.dtype)
@@ -162,7 +163,7 @@ class EnsembleMLP(nn.Module):
     def _bind(self) -> None:
         """Looks up what every call needs: walking a ParameterList and slicing it takes 30 us."""
         self.in_order = list(self.parameters())  # weights and biases, then those of the batch norms
-        # torch would round both matrices of a product anew for each, at 60 us; see `_product`.
+        # torch would round both matrices again for each product, at 60 us; see `_product`.
         self._halved = [
             precision == "bf16" and rounds_products(layer)
             for precision, layer in zip(self._precisions, self.layers[::2], strict=True)
@@ -203,7 +204,7 @@ class EnsembleMLP(nn.Module):
             for layer in cast("BatchRenorm", norm).folded(n, weight, bias)
         ]
 
-    def _there_renormed(self, x: Tensor, n: int, out: Tensor) -> Path:
+    def _forward_renormed(self, x: Tensor, n: int, out: Tensor) -> Path:
         """Writes the answer of network `n` in training to `out`."""
         hidden, path, renorms, layers = x, Path([], [], {}), list[tuple[Tensor, Renormed]](), self._nets[n]
         for i, norm in enumerate(self.renorms):
@@ -216,7 +217,7 @@ class EnsembleMLP(nn.Module):
             hidden = self._product(i, read, layers[2 * i], path).add_(layers[2 * i + 1]).relu_()
         return path._replace(renorms=renorms)
 
-    def _there(self, x: Tensor, layers: Sequence[Tensor], out: Tensor) -> Path:
+    def _forward_net(self, x: Tensor, layers: Sequence[Tensor], out: Tensor) -> Path:
         """Writes the answer of one network to `out`."""
         path, hidden = Path([x], [], {}), x
         for i in range(len(self._precisions) - 1):
@@ -231,14 +232,14 @@ class EnsembleMLP(nn.Module):
         return path
 
     def _product(self, i: int, read: Tensor, weight: Tensor, path: Path) -> Tensor:
-        """Returns what a hidden layer reads, times its weights; notes in `path` what the way back can use."""
+        """Returns what a hidden layer reads, times its weights; `path` keeps what its gradient needs."""
         if not self._halved[i]:
             with matmul_precision(self._precisions[i]):
                 return torch.mm(read, weight)
         path.halves[i] = read, weight = read.bfloat16(), weight.bfloat16()
         return torch.mm(read, weight).float()
 
-    def _back(
+    def _backward_net(
         self, grad: Tensor, path: Path, layers: Sequence[Tensor], to_layers: Sequence[Tensor]
     ) -> Tensor:
         """Returns the gradient before the first activation; writes those of the layers, if asked to."""
@@ -261,7 +262,7 @@ class EnsembleMLP(nn.Module):
                 break
             if path.renorms:
                 read, kept = path.renorms[i]  # the norm read what the activation answered
-                to_read = BatchRenorm.back(to_read, kept, *to_layers[2 * (count + i) :][:2])
+                to_read = BatchRenorm.backward(to_read, kept, *to_layers[2 * (count + i) :][:2])
                 if i == 0:
                     break
             grad = to_read
@@ -274,6 +275,12 @@ class EnsembleMLP(nn.Module):
         return grad
 
 
+def value_net(feature_dim: int, cfg: ChainPPOConfig, seed: int) -> EnsembleMLP:
+    """Returns a network from features (B, F) to one number, of the size that `cfg` has for values."""
+    size: dict[str, Any] = {"width": cfg.width, "depth": cfg.depth, "matmul": cfg.matmul}
+    return EnsembleMLP(feature_dim, 1, **size, generator=Generator().manual_seed(seed))
+
+
 class Critics(EnsembleMLP):
     """N estimates of the value of (features, action), by one of the heads of `heads`."""
 
@@ -283,29 +290,23 @@ class Critics(EnsembleMLP):
         action_dim: int,
         *,
         num: int,
-        width: int = 256,
-        depth: int = 2,
         layernorm: bool = True,
-        batchnorm: bool = False,
-        renorm_warmup: int = 100_000,
         head: Head | None = None,
-        matmul: Matmul = "bf16",
-        generator: Generator | None = None,
+        **network: Any,
     ) -> None:
-        """Args: head: of these `num` critics; None learns the mean return by squared error."""
+        """Builds the networks.
+
+        Args:
+            feature_dim: F.
+            action_dim: A.
+            num: N.
+            layernorm: see `EnsembleMLP`.
+            head: of these `num` critics; None learns the mean return by squared error.
+            network: width, depth, batch norm, matmul, generator: see `EnsembleMLP`.
+        """
         head = head or Head()
-        super().__init__(
-            feature_dim + action_dim,
-            head.outputs,
-            num=num,
-            width=width,
-            depth=depth,
-            layernorm=layernorm,
-            batchnorm=batchnorm,
-            renorm_warmup=renorm_warmup,
-            matmul=matmul,
-            generator=generator,
-        )
+        inputs = feature_dim + action_dim
+        super().__init__(inputs, head.outputs, num=num, layernorm=layernorm, **network)
         self.head = head
         self._action_dim = action_dim
 
@@ -354,7 +355,7 @@ class Critics(EnsembleMLP):
         Args:
             features: (B, F).
             action: (B, A).
-            target: of `Head.target`; without a head of its own, returns (B,) and `losses.td_loss`.
+            target: of `Head.target`; with the default head, returns (B,) and `losses.td_loss`.
         """
         out_NBO, paths = self.answer(torch.cat([features, action], dim=-1), trains=True)
         error_NB, to_out_NBO = self.head.td(out_NBO, target)

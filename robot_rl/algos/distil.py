@@ -2,57 +2,39 @@
 
     L = |student(z, s) - teacher_K(z, s)|^2        in the scale of the chain, over states of the data
 
-The teacher decodes without noise of its own, so it is a function of z, and the student learns that
+The teacher adds no noise when it decodes, so it is a function of z, and the student learns that
 function, not its mean. Deviation: the teacher's own end of the path is the aim; RL-100's consistency loss
 compares steps of it, with an average of the student. R rows, H chunk length, A action dim.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Generator, Tensor
 
 from robot_rl.algos.config.cloning import DistilConfig
-from robot_rl.algos.optim import Optimiser, copied, cosine_lr, keep_freed_memory
-from robot_rl.core.policy import ChunkSample, Encoded
+from robot_rl.algos.learner import Learner, PolicyModule
+from robot_rl.algos.optim import Optimiser, cosine_lr
+from robot_rl.core.policy import Encoded, Policy
 from robot_rl.data.transitions import ChunkBatch
 
 
-class Teacher(Protocol):
-    """Generates chunks from noise."""
-
-    def encode(self, obs: dict[str, Tensor]) -> Encoded: ...
-
-    def sample(self, encoded: Encoded, *, z: Tensor | None = None) -> ChunkSample: ...
-
-
-class Student(Protocol):
-    """Generates them in one network call."""
-
-    horizon: int
-    action_dim: int
-
-    def encode(self, obs: dict[str, Tensor]) -> Encoded: ...
+class Student(PolicyModule, Protocol):
+    """Generates chunks from noise in one network call."""
 
     def decode(self, features: Tensor, z: Tensor) -> Tensor: ...
 
     def to_chain(self, actions: Tensor, encoded: Encoded) -> Tensor: ...
 
-    def parameters(self) -> Iterator[nn.Parameter]: ...
 
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> Any: ...
-
-
-def distance(student: Student, teacher: Teacher, obs: dict[str, Tensor], z: Tensor) -> Tensor:
+def distance(student: Student, teacher: Policy, obs: dict[str, Tensor], z: Tensor) -> Tensor:
     """Returns the mean squared distance of their chunks from the same noise, in the scale of the chain.
 
     Args:
-        student: gets the gradient, if there is to be one.
+        student: gets the gradient, if gradients are enabled.
         teacher: gets none.
         obs: R states.
         z: noise, (R, H, A).
@@ -63,16 +45,15 @@ def distance(student: Student, teacher: Teacher, obs: dict[str, Tensor], z: Tens
     return (student.decode(encoded["features"], z) - aim).square().mean()
 
 
-class Distillation:
+class Distillation(Learner):
     """Learns the student."""
 
-    def __init__(self, student: Student, teacher: Teacher, cfg: DistilConfig, seed: int) -> None:
+    def __init__(self, student: Student, teacher: Policy, cfg: DistilConfig, seed: int) -> None:
         """Starts from the student's present weights; `seed` is of the noise."""
-        keep_freed_memory()
+        super().__init__()
         self._student, self._teacher, self._cfg = student, teacher, cfg
         self._optimiser = Optimiser(student.parameters(), lr=cfg.lr, grad_clip=1.0)
         self._generator = Generator(next(student.parameters()).device).manual_seed(seed)
-        self._updates = 0
 
     def update(self, batch: ChunkBatch) -> Mapping[str, Tensor]:
         """Takes a step in the states of the batch; what was done in them is not read."""
@@ -87,16 +68,5 @@ class Distillation:
     def policy_weights(self) -> Mapping[str, Tensor]:
         return self._student.state_dict()
 
-    def state_dict(self) -> dict[str, Any]:
-        return {
-            "student": copied(self._student),
-            "optimiser": self._optimiser.state_dict(),
-            "generator": self._generator.get_state(),
-            "updates": self._updates,
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._student.load_state_dict(state["student"])
-        self._optimiser.load_state_dict(state["optimiser"])
-        self._generator.set_state(state["generator"])
-        self._updates = int(state["updates"])
+    def _parts(self) -> Mapping[str, Any]:
+        return {"student": self._student, "optimiser": self._optimiser, "generator": self._generator}

@@ -1,4 +1,4 @@
-"""What an episode, or its parts, were worth beyond success: rewards made from the episodes themselves.
+"""Rewards beyond success, computed from the episodes themselves.
 
     ProgressReward  a score of the whole episode   SRPO (Fei et al. 2025)
     ProcessReward   a reward of every decision     VLA-RL (Lu et al. 2025)
@@ -11,27 +11,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
 from robot_rl.algos.chain_ppo import ChainPPOConfig
-from robot_rl.algos.critics import EnsembleMLP
-from robot_rl.algos.optim import Optimiser, copied
+from robot_rl.algos.critics import value_net
+from robot_rl.algos.learner import PolicyModule, restore, saved
+from robot_rl.algos.optim import Optimiser
 from robot_rl.algos.returns import progress_score, td_target
-from robot_rl.core.policy import Encoded
 from robot_rl.data.rollout import EpisodeRollout
 
 _FITS = 20  # steps of the classifier for each rollout, on all of its observations
-
-
-class Featured(Protocol):
-    """What has features of an observation."""
-
-    feature_dim: int
-
-    def encode(self, obs: dict[str, Tensor]) -> Encoded: ...
 
 
 class ProgressReward:
@@ -42,7 +34,7 @@ class ProgressReward:
     normalisation over a group.
     """
 
-    def __init__(self, policy: Featured) -> None:
+    def __init__(self, policy: PolicyModule) -> None:
         self._policy = policy
 
     @torch.no_grad()
@@ -69,17 +61,10 @@ class ProcessReward:
     Deviation: VLA-RL finetunes a vision-language model on milestones that are cut from demonstrations.
     """
 
-    def __init__(self, policy: Featured, cfg: ChainPPOConfig, seed: int, *, device: str = "cpu") -> None:
+    def __init__(self, policy: PolicyModule, cfg: ChainPPOConfig, seed: int, *, device: str = "cpu") -> None:
         """Args: cfg: whose sizes and rate are those of the value, and of this net too."""
         self._policy = policy
-        self._net = EnsembleMLP(
-            policy.feature_dim,
-            1,
-            width=cfg.width,
-            depth=cfg.depth,
-            matmul=cfg.matmul,
-            generator=Generator().manual_seed(seed),
-        ).to(device)
+        self._net = value_net(policy.feature_dim, cfg, seed).to(device)
         self._optimiser = Optimiser(self._net.parameters(), lr=cfg.critic_lr, grad_clip=cfg.grad_clip)
 
     @torch.no_grad()
@@ -109,8 +94,7 @@ class ProcessReward:
         self._optimiser.apply(self._net.gradients(towards.view_as(logit_NBO), paths))
 
     def state_dict(self) -> dict[str, Any]:
-        return {"net": copied(self._net), "optimiser": self._optimiser.state_dict()}
+        return saved({"net": self._net, "optimiser": self._optimiser})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._net.load_state_dict(state["net"])
-        self._optimiser.load_state_dict(state["optimiser"])
+        restore({"net": self._net, "optimiser": self._optimiser}, state)

@@ -1,4 +1,4 @@
-"""Value heads: what a critic's outputs say about the return, and how they learn it.
+"""Value heads: how a critic's outputs describe the return, and how they learn it.
 
 A head reads the outputs of an ensemble as one distribution of the return per row. Its gradients are
 written out, by the network's outputs, so that `EnsembleMLP` carries them the rest of the way.
@@ -72,8 +72,7 @@ class _Atoms(Head):
         super().__init__()
         self.outputs = atoms
         self.low, self.high = low, high
-        self.register_buffer("atoms", torch.linspace(low, high, atoms), persistent=False)
-        self.atoms: Tensor
+        self.atoms = nn.Buffer(torch.linspace(low, high, atoms), persistent=False)
 
     def value_gradient(self, out_NBO: Tensor, share_NB: Tensor) -> Tensor:
         # v = sum p_k z_k and dp_k / dlogit_j = p_k (1[j = k] - p_j): dv / dlogit_k = p_k (z_k - v).
@@ -121,10 +120,7 @@ class HLGauss(_Atoms):
     def __init__(self, atoms: int, low: float, high: float) -> None:
         super().__init__(atoms, low, high)
         width = (high - low) / (atoms - 1)
-        self.register_buffer(
-            "edges", torch.linspace(low - width / 2, high + width / 2, atoms + 1), persistent=False
-        )
-        self.edges: Tensor
+        self.edges = nn.Buffer(torch.linspace(low - width / 2, high + width / 2, atoms + 1), persistent=False)
         self._scale = 1.0 / (0.75 * width * math.sqrt(2.0))
 
     def distribution(self, out_NBO: Tensor) -> Tensor:
@@ -147,8 +143,7 @@ class Quantiles(Head):
     def __init__(self, atoms: int) -> None:
         super().__init__()
         self.outputs = atoms
-        self.register_buffer("levels", (torch.arange(atoms) + 0.5) / atoms, persistent=False)
-        self.levels: Tensor
+        self.levels = nn.Buffer((torch.arange(atoms) + 0.5) / atoms, persistent=False)
 
     def mean(self, distribution: Tensor) -> Tensor:
         return distribution.mean(dim=-1)
@@ -187,8 +182,7 @@ class Gaussian(Head):
         """Args: num: N; rate: share of the way that the average standard deviation follows."""
         super().__init__()
         self._rate = rate
-        self.register_buffer("average_std", torch.zeros(num))  # 0: none yet
-        self.average_std: Tensor
+        self.average_std = nn.Buffer(torch.zeros(num))  # 0: none yet
 
     def distribution(self, out_NBO: Tensor) -> Tensor:
         """Returns mean and standard deviation (N, B, 2)."""
@@ -227,7 +221,7 @@ class Gaussian(Head):
 
 
 def make_head(value: Value, *, num: int, atoms: int, low: float, high: float) -> Head:
-    """Returns the head of `num` critics; those that need no atoms or range do without."""
+    """Returns the head of `num` critics; not every head uses the atoms and the range."""
     if value == "c51":
         return C51(atoms, low, high)
     if value == "hl_gauss":

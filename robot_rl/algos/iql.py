@@ -3,8 +3,8 @@
     V follows the expectile of Q'(s, a) over the actions of the data     |tau - 1(u < 0)| u^2,  u = Q' - V
     Q follows  y = sum_{i<m} gamma^i r_{t+i} + gamma^m V(s_{t+m})        0 in place of V where the task ended
 
-No action outside of the data is asked for. `advantage` = Q' - V says how much better than usual, in the
-data, the executed actions of a chunk are; RL-100 improves its policy by it. Deviation: narrower networks.
+No action outside of the data is valued. `advantage` = Q' - V is how much better the executed actions of a
+chunk are than the data's usual ones; RL-100 improves its policy by it. Deviation: narrower networks.
 B batch, F features, H chunk length, A action dim, P lengths that have a value (one without `prefix`).
 """
 
@@ -15,25 +15,26 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Generator, Tensor
 
 from robot_rl.algos.chunk_critics import ChunkCritics
 from robot_rl.algos.config.on_policy import IQLConfig
 from robot_rl.algos.critics import EnsembleMLP
+from robot_rl.algos.learner import Learner
 from robot_rl.algos.losses import expectile_weight
-from robot_rl.algos.optim import METRICS_EVERY, Optimiser, copied, follow, keep_freed_memory
+from robot_rl.algos.optim import METRICS_EVERY, Optimiser, follow
 from robot_rl.algos.returns import td_target
 from robot_rl.data.transitions import ChunkBatch
 
 
-class IQL:
+class IQL(Learner):
     """Learns Q of (features, executed actions) and V of features, whose encoder is not learned here."""
 
     def __init__(
         self, cfg: IQLConfig, *, feature_dim: int, action_dim: int, steps: int, seed: int, device: str = "cpu"
     ) -> None:
         """Draws the weights; `steps` are the executed actions of a chunk."""
-        keep_freed_memory()
+        super().__init__()
         self._cfg, sizes = cfg, cfg.critics
         generator = Generator().manual_seed(seed)
         self.critics = ChunkCritics(
@@ -52,7 +53,6 @@ class IQL:
         rates = {"lr": cfg.lr, "grad_clip": cfg.grad_clip}
         self._critic_optimiser = Optimiser(self.critics.parameters(), **rates)
         self._value_optimiser = Optimiser(self._value.parameters(), **rates)
-        self._updates = 0
 
     @torch.no_grad()
     def update(self, features: Tensor, batch: ChunkBatch, next_features: Tensor) -> Mapping[str, Tensor]:
@@ -95,23 +95,14 @@ class IQL:
         """Returns Q' - V (B,) of the executed actions of chunks (B, H, A)."""
         return self.target_critics.score(features, actions) - self.value(features)
 
-    def state_dict(self) -> dict[str, Any]:
+    def _parts(self) -> Mapping[str, Any]:
         return {
-            **{name: copied(module) for name, module in self._modules().items()},
-            "critic_optimiser": self._critic_optimiser.state_dict(),
-            "value_optimiser": self._value_optimiser.state_dict(),
-            "updates": self._updates,
+            "critics": self.critics,
+            "target_critics": self.target_critics,
+            "value": self._value,
+            "critic_optimiser": self._critic_optimiser,
+            "value_optimiser": self._value_optimiser,
         }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        for name, module in self._modules().items():
-            module.load_state_dict(state[name])
-        self._critic_optimiser.load_state_dict(state["critic_optimiser"])
-        self._value_optimiser.load_state_dict(state["value_optimiser"])
-        self._updates = int(state["updates"])
-
-    def _modules(self) -> dict[str, nn.Module]:
-        return {"critics": self.critics, "target_critics": self.target_critics, "value": self._value}
 
     def _valued(self, features: Tensor) -> tuple[Tensor, Any]:
         out_NBO, paths = self._value.answer(features)

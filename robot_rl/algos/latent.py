@@ -3,7 +3,7 @@
 Wagenmaker et al. 2025, "Steering your diffusion policy with latent space reinforcement learning".
 
 `sac`: soft actor-critic whose action is the noise w. `na`, noise-aliased: critics Q_A of executed
-chunks learn by TD, from demonstrations too, whose noise nobody knows, and critics Q_W of the noise
+chunks learn by TD, from demonstrations too, whose noise is unknown, and critics Q_W of the noise
 are taught Q_A(s, decode(s, w)) at w ~ N(0, I). In both, the actor maximises Q_W + temperature * entropy.
 
 Deviations: networks of 256 units and not 2048, fewer updates per step, discount per control step
@@ -23,27 +23,22 @@ from torch import Generator, Tensor, nn
 from robot_rl.algos.actors import squashed_log_prob
 from robot_rl.algos.config.off_policy import LatentConfig
 from robot_rl.algos.critics import Critics
-from robot_rl.algos.optim import METRICS_EVERY, Optimiser, copied, keep_freed_memory, matmul_precision
+from robot_rl.algos.learner import Learner, PolicyModule
+from robot_rl.algos.optim import METRICS_EVERY, Optimiser, matmul_precision
 from robot_rl.algos.returns import td_target
 from robot_rl.core.policy import Encoded
 from robot_rl.data.transitions import ChunkBatch
 
 
-class SteeringPolicy(Protocol):
+class SteeringPolicy(PolicyModule, Protocol):
     """A module with a frozen base and an `actor` (a module) that chooses the noise it decodes."""
 
-    feature_dim: int
     latent_dim: int
-    action_dim: int
     config: Any
     """Its `bound` is the largest element of the noise."""
     actor: Any
     steers: Tensor
     """Bool: whether the actor acts, or the base alone."""
-
-    def encode(self, obs: dict[str, Tensor]) -> Encoded:
-        """Returns what the base makes of observations, its `features` (B, F) among it, without gradient."""
-        ...
 
     def choose(self, features: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the share of the bound and log std, (B, L) each; gradients reach the actor."""
@@ -62,7 +57,7 @@ class SteeringPolicy(Protocol):
         ...
 
 
-class LatentSAC:
+class LatentSAC(Learner):
     """Learns which noise a frozen policy should decode."""
 
     def __init__(self, policy: SteeringPolicy, cfg: LatentConfig, seed: int, *, n_exec: int) -> None:
@@ -74,7 +69,7 @@ class LatentSAC:
             seed: of the critics' weights and of the draws.
             n_exec: m, the actions of a chunk that are executed: what `na` has critics of.
         """
-        keep_freed_memory()
+        super().__init__()
         self._policy, self._cfg, self._n_exec = policy, cfg, n_exec
         device = policy.steers.device
         size: dict[str, Any] = {
@@ -100,7 +95,6 @@ class LatentSAC:
         if self._of_chunks is not None:
             self._optimisers["of_chunks"] = Optimiser(self._of_chunks.parameters(), lr=cfg.critic_lr, **clip)
         self._generator = Generator(device).manual_seed(seed)
-        self._updates = 0
 
     @torch.no_grad()
     def update(self, batch: ChunkBatch) -> Mapping[str, Tensor]:
@@ -130,9 +124,9 @@ class LatentSAC:
         return {"critic_loss": error.square().mean(dim=1).sum(), "target": target.mean(), **metrics}
 
     def _target(self, batch: ChunkBatch, now: Encoded, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns reward + bootstrap * next value, and what `noise` (B, L) stands for in the present.
+        """Returns reward + bootstrap * next value, and the present action of `noise` (B, L).
 
-        Noise stands for itself, and its entropy counts; with `na` for what would be executed of it.
+        The action is the noise itself, and its entropy counts; with `na` the executed part of its chunk.
         """
         then = self._policy.encode(batch.next_obs)
         features = then["features"]
@@ -162,8 +156,8 @@ class LatentSAC:
             log_prob = squashed_log_prob(share, log_std, chance)
         bound = self._policy.config.bound
         value, by_noise = self._of_noise.action_gradient(features, bound * share.detach(), "min")
-        # Loss: mean of temperature * log_prob - value. The critics say its derivative by the noise,
-        # the rest of the way autograd goes.
+        # Loss: mean of temperature * log_prob - value. The critics give its derivative by the noise,
+        # and autograd does the rest.
         rows, optimiser = len(value), self._optimisers["actor"]
         towards = [by_noise * (-bound / rows), (temperature / rows).expand(rows)]
         with matmul_precision(self._cfg.matmul):
@@ -235,29 +229,17 @@ class LatentSAC:
         actor = {f"actor.{name}": value for name, value in self._policy.actor.state_dict().items()}
         return {**actor, "steers": self._policy.steers}
 
-    def state_dict(self) -> dict[str, Any]:
-        return {
-            **{name: copied(module) for name, module in self._modules().items()},
-            "log_temperature": self._log_temperature.detach().clone(),
-            "optimisers": {name: optimiser.state_dict() for name, optimiser in self._optimisers.items()},
-            "generator": self._generator.get_state(),
-            "updates": self._updates,
-        }
-
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        for name, module in self._modules().items():
-            module.load_state_dict(state[name])
-        self._log_temperature.data.copy_(state["log_temperature"])
-        for name, optimiser in self._optimisers.items():
-            optimiser.load_state_dict(state["optimisers"][name])
-        self._generator.set_state(state["generator"])
-        self._updates = int(state["updates"])
+        super().load_state_dict(state)
         self._policy.steers.fill_(self._steers)
 
-    def _modules(self) -> dict[str, nn.Module]:
-        modules: dict[str, nn.Module] = {
+    def _parts(self) -> Mapping[str, Any]:
+        return {
             "actor": self._policy.actor,
             "of_noise": self._of_noise,
             "targets": self._targets,
+            "of_chunks": self._of_chunks,
+            "log_temperature": self._log_temperature,
+            "optimisers": self._optimisers,
+            "generator": self._generator,
         }
-        return modules if self._of_chunks is None else {**modules, "of_chunks": self._of_chunks}

@@ -66,7 +66,7 @@ def ppo_loss(
         log_prob_BS: of each scored transition, from the noisiest on, under the learning weights.
         old_log_prob_BS: under the weights that acted.
         advantage_B: one per chunk.
-        clip_low: the ratio is clipped at 1 - clip_low; (S,) for a range of its own for each transition.
+        clip_low: the ratio is clipped at 1 - clip_low; (S,) for one range per transition.
         clip_high: and at 1 + clip_high (None: the same).
         reduction: see `chain_ratio`.
         denoising_discount: the advantage of transition s is weighted by this to the power of

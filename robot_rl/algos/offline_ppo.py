@@ -7,7 +7,7 @@ data, chunks are sampled from the policy of the last gate with their chains, and
 
 where r_k is the ratio against the policy that sampled: the base at first, the last accepted one later
 (Zhuang et al. 2023, whose policy has one step). Every so many updates, and after the last one, the gate
-judges what came of it.
+judges the result.
 Deviations: no model of the dynamics; the clip range does not decay; advantages are normalised in a batch.
 B batch, H chunk length, A action dim.
 """
@@ -21,20 +21,20 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from robot_rl.algos.chain_ppo import ChainPolicy, ChainPPO
+from robot_rl.algos.chain_ppo import ChainPPO
 from robot_rl.algos.config.on_policy import OfflinePPOConfig
 from robot_rl.algos.gate import Gate
 from robot_rl.algos.iql import IQL
-from robot_rl.algos.optim import copied
+from robot_rl.algos.learner import Learner, PolicyModule
 from robot_rl.data.transitions import ChunkBatch
 
 
-class OfflinePPO:
+class OfflinePPO(Learner):
     """Learns critics of the data, then a policy by them."""
 
     def __init__(
         self,
-        policy: ChainPolicy,
+        policy: PolicyModule,
         learner: ChainPPO,
         iql: IQL,
         gate: Gate,
@@ -51,12 +51,12 @@ class OfflinePPO:
             cfg: how long, and when the gate judges.
             seed: of the sampled chains.
         """
+        super().__init__()
         self._policy, self._learner, self._iql, self._gate, self._cfg = policy, learner, iql, gate, cfg
         self._behaviour = copy.deepcopy(policy)
         self._origin = copy.deepcopy(policy)
         """Encodes what the critics read; it stays."""
         self._generator = Generator(next(policy.parameters()).device).manual_seed(seed)
-        self._updates = 0
 
     def update(self, batch: ChunkBatch) -> Mapping[str, Tensor | float]:
         """Takes a step of the critics, or one of the policy."""
@@ -87,21 +87,12 @@ class OfflinePPO:
     def policy_weights(self) -> Mapping[str, Tensor]:
         return self._policy.state_dict()
 
-    def state_dict(self) -> dict[str, Any]:
+    def _parts(self) -> Mapping[str, Any]:
         """Returns all but the base, which is there again on resume."""
         return {
-            "learner": self._learner.state_dict(),
-            "iql": self._iql.state_dict(),
-            "gate": self._gate.state_dict(),
-            "behaviour": copied(self._behaviour),
-            "generator": self._generator.get_state(),
-            "updates": self._updates,
+            "learner": self._learner,
+            "iql": self._iql,
+            "gate": self._gate,
+            "behaviour": self._behaviour,
+            "generator": self._generator,
         }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._learner.load_state_dict(state["learner"])
-        self._iql.load_state_dict(state["iql"])
-        self._gate.load_state_dict(state["gate"])
-        self._behaviour.load_state_dict(state["behaviour"])
-        self._generator.set_state(state["generator"])
-        self._updates = int(state["updates"])

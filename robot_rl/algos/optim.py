@@ -1,4 +1,4 @@
-"""What every algorithm does with its parameters: AdamW, learning rate, gradient clipping, averages."""
+"""AdamW, learning rate, gradient clipping, averages of weights, and the precision of products."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -92,17 +92,6 @@ def follow(target: Iterable[Tensor], online: Iterable[Tensor], rate: float) -> N
         torch._foreach_lerp_(list(target), list(online), rate)  # pyright: ignore[reportPrivateImportUsage]
 
 
-class HasWeights(Protocol):
-    """A module, or a policy that is one."""
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-
-def copied(module: HasWeights) -> dict[str, Tensor]:
-    """Returns a copy of its weights, which training leaves alone."""
-    return {name: value.clone() for name, value in module.state_dict().items()}
-
-
 def cosine_lr(step: int, *, peak: float, warmup: int, total: int, floor: float) -> float:
     """Returns the learning rate: linear from 0 to `peak` over `warmup`, cosine to `floor` at `total`."""
     if step < warmup:
@@ -114,8 +103,8 @@ def cosine_lr(step: int, *, peak: float, warmup: int, total: int, floor: float) 
 class matmul_precision:  # noqa: N801 - reads as a word after `with`
     """Computes float32 products in less precision inside, with `bf16`.
 
-    That is bfloat16 on a processor that is made for it, and TensorFloat-32 on a GPU, whatever processor is
-    beside it. Sums stay float32, and so do weights, moments and targets. The setting is torch's and global:
+    That is bfloat16 on a processor that has it in hardware, and TensorFloat-32 on a GPU, for any
+    processor. Sums stay float32, and so do weights, moments and targets. The setting is torch's and global:
     it is put back on leaving, so that policies act with the same numbers in training as elsewhere.
     """
 

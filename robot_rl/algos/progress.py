@@ -7,8 +7,8 @@ gamma^(steps to go) times the chance of success, in [0, 1], and rises along an e
 critics are distributional. Frames whose chunk loses more than a threshold of it are not cloned.
 Deviations: an episode is valued by critics that did not learn from it, as others remember how each of a
 few hundred episodes ended, and see no fall; the next chunk is the demonstrator's own, not that of an actor
-learned by TD3+BC; nobody marks retries in the demonstrations, failures are there as they are; the end of a
-failure is worth 0, whoever ended it; frames that are hardly anywhere can be left out as well.
+learned by TD3+BC; retries in the demonstrations are not marked, failures are kept as they are; the end of a
+failure is worth 0, whatever ended it; frames of little progress can be left out as well.
 N critics, B batch, H chunk length, A action dim, T frames.
 """
 
@@ -26,7 +26,8 @@ from torch import Generator, Tensor
 from robot_rl.algos.config.cloning import FilterConfig, ProgressConfig
 from robot_rl.algos.critics import Critics
 from robot_rl.algos.heads import make_head
-from robot_rl.algos.optim import METRICS_EVERY, Optimiser, copied, keep_freed_memory
+from robot_rl.algos.learner import Learner
+from robot_rl.algos.optim import METRICS_EVERY, Optimiser
 from robot_rl.core.errors import DatasetError
 from robot_rl.data.demos import ChunkSampler, Episodes
 from robot_rl.data.normalize import Normaliser
@@ -102,14 +103,14 @@ class ProgressSampler:
         )
 
 
-class ProgressCritic:
+class ProgressCritic(Learner):
     """Learns the value of the demonstrator's chunks by TD, once without each part of the episodes."""
 
     def __init__(
         self, cfg: ProgressConfig, *, normaliser: Normaliser, horizon: int, seed: int, device: str = "cpu"
     ) -> None:
         """Args: normaliser: of the demonstrations' state and actions. horizon: H. seed: of the weights."""
-        keep_freed_memory()
+        super().__init__()
         self._cfg, self._normaliser, self._horizon = cfg, normaliser.to(device), horizon
         self._generator = Generator().manual_seed(seed)
         self._critics = [
@@ -130,7 +131,6 @@ class ProgressCritic:
             Optimiser(critics.parameters(), lr=cfg.lr, weight_decay=cfg.weight_decay, grad_clip=1.0)
             for critics in self._critics
         ]
-        self._updates = 0
 
     @torch.no_grad()
     def update(self, batch: ProgressBatch) -> Mapping[str, Tensor]:
@@ -165,26 +165,11 @@ class ProgressCritic:
         return found
 
     def policy_weights(self) -> Mapping[str, Tensor]:
-        """Returns nothing: no policy acts by it."""
+        """Returns nothing: it has no policy."""
         return {}
 
-    def state_dict(self) -> dict[str, Any]:
-        return {
-            "critics": [copied(critics) for critics in self._critics],
-            "targets": [copied(critics) for critics in self._targets],
-            "optimisers": [optimiser.state_dict() for optimiser in self._optimisers],
-            "updates": self._updates,
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        for name, parts in (
-            ("critics", self._critics),
-            ("targets", self._targets),
-            ("optimisers", self._optimisers),
-        ):
-            for part, saved in zip(parts, state[name], strict=True):
-                part.load_state_dict(saved)
-        self._updates = int(state["updates"])
+    def _parts(self) -> Mapping[str, Any]:
+        return {"critics": self._critics, "targets": self._targets, "optimisers": self._optimisers}
 
     def _inputs(self, state: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         return self._normaliser.obs({"state": state})["state"], self._normaliser.action(action).flatten(1)

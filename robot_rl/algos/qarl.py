@@ -1,4 +1,4 @@
-"""An adversary of bounded rationality beside the actor (QARL, Reddi et al. 2024).
+"""An adversary of bounded rationality against the actor (QARL, Reddi et al. 2024).
 
     executed action = clip(a + bound d),  a = actor(s),  d = adversary(s)
     actor:      mean of temperature log pi(a) - critics(s, executed)
@@ -6,9 +6,9 @@
 
 A zero-sum game between two maximum-entropy players. The hotter the adversary, the more its pushes are
 random: its temperature falls from `first` to `last` while it learns, so that the actor meets noise
-first and an opponent later. Both share the critics, for only the executed action matters to the task:
-replay and demonstrations need to know nothing of the game. Deviations: in the paper the adversary has
-forces and a critic of its own, the players learn in turns, and the temperature is drawn from a
+first and an opponent later. Both share the critics, because only the executed action matters to the task:
+replay and demonstrations are the same as without the game. Deviations: in the paper the adversary has
+forces and its own critic, the players learn in turns, and the temperature is drawn from a
 distribution that moves on when the return allows it; here it follows a schedule.
 B batch, A action dim, F features.
 """
@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Generator, Tensor
 
 from robot_rl.algos.actor_critic import ActorCritic, Encode, Steps, state_of
 from robot_rl.algos.actors import Squashed, TanhGaussian
@@ -29,7 +29,7 @@ from robot_rl.data.transitions import TransitionBatch
 
 
 class QARL(ActorCritic):
-    """Learns an actor, its adversary, and critics of the actions that come of both."""
+    """Learns an actor, its adversary, and critics of their combined actions."""
 
     def __init__(
         self,
@@ -64,17 +64,17 @@ class QARL(ActorCritic):
         return {**metrics, "adversary_temperature": torch.tensor(self._temperature())}
 
     def _actions(self, steps: Steps, *, with_present: bool) -> tuple[Squashed | None, Tensor, Tensor]:
-        """Returns what `ActorCritic` does, of the actions that come of both players."""
+        """Returns what `ActorCritic` does, for the combined actions of both players."""
         present, after, bonus = super()._actions(steps, with_present=with_present)
         push = self.adversary.sample(steps.next_features, self._pushes)
         if self._cfg.entropy_backup and self._opponent.bound > 0:
             bonus = bonus + self._temperature() * push.log_prob
         return present, self._executed(after, push), bonus
 
-    def _slope(self, features: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+    def _action_value(self, features: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         """Returns value and derivative as `ActorCritic` does; the adversary takes its step down the same."""
         push = self.adversary.sample(features, self._pushes)
-        value, by_executed = super()._slope(features, self._executed(action, push))
+        value, by_executed = super()._action_value(features, self._executed(action, push))
         moves = (action + self._opponent.bound * push.action).abs() <= 1.0  # what is clipped does not
         by_action, share = by_executed * moves, 1.0 / len(features)
         gradients = self.adversary.gradients(
@@ -95,12 +95,5 @@ class QARL(ActorCritic):
         pushes = {f"adversary.layers.{i}": layer[0] for i, layer in enumerate(self.adversary.net.plain())}
         return {**{f"base.{name}": layer for name, layer in super().policy_weights().items()}, **pushes}
 
-    def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "pushes": self._pushes.get_state()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        super().load_state_dict(state)
-        self._pushes.set_state(state["pushes"])
-
-    def _modules(self) -> dict[str, nn.Module]:
-        return {**super()._modules(), "adversary": self.adversary}
+    def _parts(self) -> Mapping[str, Any]:
+        return {**super()._parts(), "adversary": self.adversary, "pushes": self._pushes}

@@ -11,7 +11,7 @@ B batch, A action dim, F features, N critics.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import torch
@@ -19,39 +19,31 @@ from torch import Generator, Tensor, nn
 
 from robot_rl.algos.config.off_policy import ResidualConfig
 from robot_rl.algos.critics import Critics
-from robot_rl.algos.optim import METRICS_EVERY, Optimiser, copied, follow, keep_freed_memory, matmul_precision
+from robot_rl.algos.learner import Learner, PolicyModule
+from robot_rl.algos.optim import METRICS_EVERY, Optimiser, follow, matmul_precision
 from robot_rl.algos.returns import td_target
-from robot_rl.core.policy import Encoded
 from robot_rl.data.episode import SOURCES
 from robot_rl.data.replay import TransitionBatch
 
 _HUMAN = SOURCES.index("human")
 
 
-class CorrectingPolicy(Protocol):
+class CorrectingPolicy(PolicyModule, Protocol):
     """A module with a frozen base and a `head` (a module) that corrects it."""
 
-    action_dim: int
-    feature_dim: int
     head: Any
-
-    def encode(self, obs: dict[str, Tensor]) -> Encoded:
-        """Returns what the base makes of observations, its `features` (B, F) among it, without gradient."""
-        ...
 
     def residual(self, obs_features: Tensor, base_action: Tensor) -> Tensor:
         """Returns the correction (B, A); gradients reach the head."""
         ...
 
-    def parameters(self) -> Iterator[nn.Parameter]: ...
 
-
-class ResidualTD:
+class ResidualTD(Learner):
     """Learns critics of the combined action, and the head that corrects the base."""
 
     def __init__(self, policy: CorrectingPolicy, cfg: ResidualConfig, seed: int) -> None:
         """Starts from the policy's present head, which the updates change in place."""
-        keep_freed_memory()
+        super().__init__()
         self._policy, self._cfg = policy, cfg
         self._acting_target = _with_own_head(policy)
         self._target_head = list(self._acting_target.head.parameters())
@@ -73,7 +65,6 @@ class ResidualTD:
         self._critic_optimiser = Optimiser(self._critics.parameters(), lr=cfg.critic_lr, **rates)
         self._generator = Generator(device).manual_seed(seed)
         self._draws = Generator().manual_seed(seed + 1)  # of critics: on the CPU, wherever they are
-        self._updates = 0
 
     @torch.no_grad()
     def update(self, batch: TransitionBatch) -> Mapping[str, Tensor]:
@@ -103,7 +94,7 @@ class ResidualTD:
             action = (base_action + correction).clamp(-1.0, 1.0)
         value, by_action = self._critics.action_gradient(features, action.detach(), "mean")
         # Loss: mean over the batch of l2 |correction|^2 / A - value; its derivative by the action
-        # comes from the critics, the rest of the way autograd goes.
+        # comes from the critics, and autograd does the rest.
         outputs, towards = [action], [by_action * (-1.0 / len(value))]
         if self._cfg.human_weight > 0:
             towards[0] += self._cfg.human_weight * _away_from_person(action.detach(), batch)
@@ -137,31 +128,16 @@ class ResidualTD:
         """Returns the head: the rest of the policy is frozen."""
         return {f"head.{name}": value for name, value in self._policy.head.state_dict().items()}
 
-    def state_dict(self) -> dict[str, Any]:
-        return {
-            **{name: copied(module) for name, module in self._modules().items()},
-            "actor_optimiser": self._actor_optimiser.state_dict(),
-            "critic_optimiser": self._critic_optimiser.state_dict(),
-            "generator": self._generator.get_state(),
-            "draws": self._draws.get_state(),
-            "updates": self._updates,
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        for name, module in self._modules().items():
-            module.load_state_dict(state[name])
-        self._actor_optimiser.load_state_dict(state["actor_optimiser"])
-        self._critic_optimiser.load_state_dict(state["critic_optimiser"])
-        self._generator.set_state(state["generator"])
-        self._draws.set_state(state["draws"])
-        self._updates = int(state["updates"])
-
-    def _modules(self) -> dict[str, nn.Module]:
+    def _parts(self) -> Mapping[str, Any]:
         return {
             "head": self._policy.head,
             "target_head": self._acting_target.head,
             "critics": self._critics,
             "target_critics": self._target_critics,
+            "actor_optimiser": self._actor_optimiser,
+            "critic_optimiser": self._critic_optimiser,
+            "generator": self._generator,
+            "draws": self._draws,
         }
 
 

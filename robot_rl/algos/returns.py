@@ -75,7 +75,7 @@ def gae(
 
 
 def group_advantage(score_PG: Tensor) -> Tensor:
-    """Returns how each episode did beside the others of its group, (P, G) (GRPO, Shao et al. 2024).
+    """Returns the advantage of each episode in its group, (P, G) (GRPO, Shao et al. 2024).
 
     (score - mean) / (std + 1e-6), with the sample's standard deviation (of G - 1). A group without
     differences gets zeros.
@@ -114,7 +114,7 @@ def progress_score(success_N: Tensor, features_NF: Tensor) -> Tensor:
     d is a failure's distance to the nearest success, scaled to 0 to 1 over the failures; 0.5 where
     these are all as far. Features are standardised over the N. Without any success, failures are 0.
     Deviation: SRPO measures to the nearest centre of a DBSCAN (eps 0.5, 2 members) of the successes;
-    here each success is a centre of its own.
+    here each success is a centre.
     """
     score_N = success_N.to(features_NF.dtype)
     if success_N.all() or not success_N.any():

@@ -1,11 +1,11 @@
-"""Several actions from one observation, each judged where it would act (SRL, Patel & Siegelmann 2025).
+"""Several actions from one observation, each valued where it is executed (SRL, Patel & Siegelmann 2025).
 
     s_0 = features,  (a_0 .. a_J-1) = actor(s_0),  s_j+1 = s_j + model(s_j, a_j)
     loss of the actor = mean over the batch of sum over j of [temperature log pi(a_j) - critics(s_j, a_j)]
 
 The critics learn on single control steps, as SAC's do: the action that follows is the first of a new
-sequence. The model, learned beside them, serves the actor's loss alone, and nothing passes through it
-backwards; what acts needs neither. Deviations: the actor gives the sequence at once, without a
+sequence. The model is learned at the same time. It serves the actor's loss alone and gets no gradient from
+it; acting needs neither model nor critics. Deviations: the actor gives the sequence at once, without a
 recurrent cell and without the action before; the model predicts the change of the normalised state,
 and no slow copy of it is kept.
 B batch, J actions of a sequence, A action dim, F features.
@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Generator, Tensor
 
 from robot_rl.algos.actor_critic import ActorCritic, Encode, Steps, state_of
 from robot_rl.algos.actors import Squashed, squashed_log_prob
@@ -85,10 +85,10 @@ class SequenceActorCritic(ActorCritic):
             states.append(states[-1] + self.model.answer(torch.cat([states[-1], taken], dim=-1))[0][0])
         return torch.stack(states, dim=1)
 
-    def _slope(self, features: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+    def _action_value(self, features: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the sum (B,) of the values of a sequence's actions, and its derivative (B, J A) by them."""
         shape = (len(features), self._decides)
-        value, by_action = super()._slope(
+        value, by_action = super()._action_value(
             self.imagined(features, action).flatten(0, 1), action.reshape(-1, self._action_dim)
         )
         return value.view(shape).sum(dim=1), by_action.reshape(shape[0], -1)
@@ -101,5 +101,5 @@ class SequenceActorCritic(ActorCritic):
     def _target_action(self, features: Tensor) -> Tensor:
         return super()._target_action(features)[:, : self._action_dim]
 
-    def _modules(self) -> dict[str, nn.Module]:
-        return {**super()._modules(), "model": self.model}
+    def _parts(self) -> Mapping[str, Any]:
+        return {**super()._parts(), "model": self.model}

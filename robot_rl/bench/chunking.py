@@ -1,11 +1,11 @@
-"""What a policy that takes time to plan costs, and how much of it real-time chunking gets back.
+"""Success and jerk of a policy whose planning takes time, with and without real-time chunking.
 
-Inference delay is simulated in control steps: the chunk belongs to the observation it was begun
-with, and until it is there the arm follows the chunk before. `naive` switches to the new chunk as
-it is, `ensemble` averages the chunks that cover a step, `rtc` has the new chunk continue the old.
+The delay is simulated in control steps: a chunk is computed from the observation at its start, and until it
+is ready the arm follows the previous chunk. `naive` then switches to the new chunk, `ensemble` averages all
+chunks of a step, `rtc` lets the new chunk continue the old one.
 
-Demonstrations with an aim of their own in each episode make the policy's chunks differ from
-plan to plan: that is what makes switching costly.
+The aim of the expert differs between demonstrations, so chunks differ from plan to plan, and a switch makes
+the motion jump.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def run(
     """Clones a policy for every seed and plays held-out episodes with every method and delay.
 
     Args:
-        task: as all that is not listed, see `play_clones`.
+        task: see `play_clones`, also for the settings that are not listed here.
         delays: control steps that planning takes.
         n_exec: control steps between two plans.
     """
@@ -75,7 +75,7 @@ def run(
             SUCCESS_NOTE,
             TRIVIAL_NOTE,
             "jerk: mean |a(t) - 2 a(t-1) + a(t-2)| over steps and action elements, of actions in [-1, 1]",
-            "jump: mean |a(t) - a(t-1)| at the steps where a new chunk takes over",
+            "jump: mean |a(t) - a(t-1)| at the first step of each new chunk",
         ],
     }
 
@@ -83,7 +83,7 @@ def run(
 def play(
     env: VectorEnv, policy: Any, method: str, delay: int, n_exec: int, seeds: NDArray[np.uint64]
 ) -> tuple[EvalResult, Roughness]:
-    """Returns the evaluation of one method at one delay, and how rough its actions were."""
+    """Returns the evaluation of one method at one delay, and the roughness of its actions."""
     acting: Policy = RealTimeChunks(policy) if method == "rtc" else policy
     roughness = Roughness(n_exec, delay)
     result = evaluate_in(
@@ -99,7 +99,7 @@ def play(
 
 
 class Roughness:
-    """Watches an evaluation: second differences of the actions, and jumps where chunks change."""
+    """Measures jerk and jumps of the actions during an evaluation."""
 
     def __init__(self, n_exec: int, delay: int) -> None:
         self._n_exec, self._delay = n_exec, delay
@@ -109,12 +109,12 @@ class Roughness:
 
     @property
     def jerk(self) -> float:
-        """Mean |a(t) - 2 a(t-1) + a(t-2)| over the steps of live rows and action elements."""
+        """Mean |a(t) - 2 a(t-1) + a(t-2)| over the steps of live rows and over action elements."""
         return self._second.value
 
     @property
     def jump(self) -> float:
-        """Mean |a(t) - a(t-1)| over the steps at which a new chunk takes over."""
+        """Mean |a(t) - a(t-1)| over the first steps of new chunks."""
         return self._jumps.value
 
     def __call__(self, where: slice, moment: Moment) -> None:
@@ -125,7 +125,7 @@ class Roughness:
         if len(self._last) == 2:
             before, last = self._last
             self._second.add(action - 2.0 * last[rows] + before[rows])
-        # All rows begin an episode together, and plan together.
+        # All rows begin their episodes and plan at the same steps.
         taken_over = self._step > self._delay and (self._step - self._delay) % self._n_exec == 0
         if taken_over:
             self._jumps.add(action - self._last[-1][rows])
@@ -134,7 +134,7 @@ class Roughness:
 
 
 class _Mean:
-    """The mean absolute value of all that was added."""
+    """A running mean of absolute values."""
 
     def __init__(self) -> None:
         self._sum, self._count = 0.0, 0

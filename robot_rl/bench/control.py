@@ -1,9 +1,9 @@
-"""Control over ROS 2: how punctual the supervisor is, and how long an observation takes to become a command.
+"""Control over ROS 2: jitter of the supervisor, and latency from an observation to its command.
 
     simulated arm <--ROS 2--> driver host <--> supervisor <--> policy: this process, at 20 Hz
 
-Each box is a process. The policy samples a chunk of a flow policy of `pick_cube`'s size at every
-step (weights are random, and time does not depend on them); the arm follows a slow sinusoid. n joints.
+Each box is a process. At every step the policy samples a chunk from a flow network of `pick_cube`'s size
+(with random weights, on which the time does not depend). The arm follows a slow sinusoid.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter, deque
@@ -28,7 +27,7 @@ import yaml
 from numpy.typing import NDArray
 
 from robot_rl.bench.metronome import alone, metronome
-from robot_rl.bench.trials import processor_s
+from robot_rl.bench.trials import command_line, processor_s
 from robot_rl.core.errors import DeviceError, require
 from robot_rl.policies.chunk import ChunkPolicyConfig, FlowPolicy
 from robot_rl.real.client import ArmClient
@@ -43,14 +42,14 @@ Array = NDArray[Any]
 
 POLICY_HZ = 20.0
 STATE_DIM, HORIZON = 40, 8
-"""Of the policy: as `recipe=pick_cube` has them."""
+"""Sizes of the policy of `recipe=pick_cube`."""
 _AMPLITUDE_RAD, _SWING_HZ = 0.15, 0.2
 _WARM_UP_S = 2.0
-"""Not counted: processes fill their caches."""
+"""Not measured: processes fill their caches."""
 _READY_S = 60.0
 _QUANTILES = {"p50": 50.0, "p99": 99.0, "p99_9": 99.9, "max": 100.0}
 _RESEARCH = (
-    "beside: JointState round trip of two such processes at 1 kHz p50 0.16-0.29 ms, p99 0.9-2.3 ms; genuine "
+    "compare: JointState round trip of two such processes at 1 kHz p50 0.16-0.29 ms, p99 0.9-2.3 ms; genuine "
     "rclpy on Cyclone p50 0.30 ms, p99 3.4 ms, on Fast DDS 0.29 and 4.0 ms (2 such cores, load 1.4 to 3)"
 )
 
@@ -58,15 +57,15 @@ _RESEARCH = (
 def run(
     *, seconds: float = 600.0, rates_hz: tuple[float, ...] = (100.0, 500.0), figure: str = "control.png"
 ) -> dict[str, Any]:
-    """Measures each rate for so long; returns rows.
+    """Measures each rate; returns rows.
 
     Args:
-        seconds: of each rate.
-        rates_hz: of the supervisor; the arm measures at least at 200 Hz.
+        seconds: for each rate.
+        rates_hz: of the supervisor; the arm measures at 200 Hz or more.
         figure: file for the distribution of periods; none if empty.
 
     Raises:
-        RobotRLError: ROS 2 or the simulated arm is not there, or the arm was stopped meanwhile.
+        RobotRLError: ROS 2 or the simulated arm is missing, or the arm was stopped.
     """
     require(seconds >= 1, "seconds", seconds, "1 or more")
     require(all(10 <= rate <= 1000 for rate in rates_hz), "rates_hz", rates_hz, "10 to 1000 each")
@@ -85,13 +84,13 @@ def run(
         "cpus": os.cpu_count(),
         "figure": figure or None,
         "notes": [
-            "missed: cycles that began more than a period after the one before should have ended; jitter: "
-            "|period - nominal|, of the supervisor's own stamps of all cycles",
-            "bare: a process beside it, of the same rate and priority, that only wakes: what the machine "
-            "itself misses; missed_alone: while that one was on time",
-            "latency: from the driver's receipt of a joint state to the command made of it, received from "
-            "the ROS graph by another process; of the last 30 s. policy_latency: from the joint state that "
-            "the policy observed to the first command of its plan",
+            "missed: cycles that began more than a period late; jitter: |period - nominal|, from the time "
+            "stamps of the supervisor for all cycles",
+            "bare: a second process with the same rate and priority that only wakes up, so it shows what the "
+            "machine misses; missed_alone: missed cycles while that process was on time",
+            "latency: from the driver's receipt of a joint state to its command, received by another process "
+            "from the ROS graph; last 30 s. policy_latency: from the joint state that the policy observed to "
+            "the first command of its plan",
             _RESEARCH,
         ],
     }
@@ -99,17 +98,17 @@ def run(
 
 @dataclass(kw_only=True)
 class Measured:
-    """What was seen at one rate."""
+    """The measurements at one rate."""
 
     command_hz: float
     stamps_ns: list[int] = field(default_factory=lambda: list[int]())
-    """Of the supervisor's cycles."""
+    """Time stamps of the supervisor's cycles."""
     bare_ns: Array = field(default_factory=lambda: np.zeros(0))
     """Wake-ups of the metronome."""
     observed_ns: dict[int, int] = field(default_factory=lambda: dict[int, int]())
-    """Plan number -> receipt of the joint state that it was made from."""
+    """Plan number -> receipt of its joint state."""
     heard: deque[tuple[int, bytes]] = field(default_factory=lambda: deque[tuple[int, bytes]]())
-    """Commands on the ROS graph: receipt, and the targets' bytes."""
+    """Commands on the ROS graph: time of receipt, and the bytes of the targets."""
     late_plans: int = 0
     flight: dict[str, Array] = field(default_factory=lambda: dict[str, Array]())
     supervisor: dict[str, Any] = field(default_factory=lambda: dict[str, Any]())
@@ -144,10 +143,10 @@ class Measured:
         }
 
     def _heard_ns(self) -> tuple[Array, Array]:
-        """Returns which flight rows were heard on the graph, and when."""
+        """Returns the flight rows whose commands were received from the graph, and the times."""
         when = {targets: stamp_ns for stamp_ns, targets in self.heard}
         sent = [row.tobytes() for row in self.flight["sent_rad"]]
-        # Targets at rest repeat themselves: whose command it was cannot be told.
+        # Targets at rest are equal: their commands cannot be told apart.
         times = Counter(sent)
         rows = [row for row, targets in enumerate(sent) if targets in when and times[targets] == 1]
         return np.array(rows, int), np.array([when[sent[row]] for row in rows], float)
@@ -216,7 +215,7 @@ def _act(
     pids: dict[str, int],
     seconds: float,
 ) -> None:
-    """Is the policy: observes, plans and sends, at absolute times."""
+    """Observes, plans and sends at absolute times, as the policy."""
     policy, home = _policy(len(station.joints) + 1), np.array(station.home_rad)
     period_ns = round(1e9 / POLICY_HZ)
     client.control("home", by="bench control")
@@ -274,7 +273,7 @@ def _policy(action_dim: int) -> FlowPolicy:
     config = ChunkPolicyConfig(horizon=HORIZON)
     policy = FlowPolicy(config, state_dim=STATE_DIM, action_dim=action_dim).eval()
     with torch.inference_mode():
-        for _ in range(20):  # the first takes several times as long, and the arm would be held
+        for _ in range(20):  # the first samples are slow, and the arm would be held
             policy.sample(policy.encode({"state": torch.zeros(1, STATE_DIM)}))
     return policy
 
@@ -286,7 +285,7 @@ def _drain(watch: Link) -> list[int]:
 
 @contextmanager
 def _own_graph() -> Generator[int]:
-    """Yields a ROS domain that nobody else uses, on this machine alone."""
+    """Yields a ROS domain of its own, on this machine only."""
     domain = os.getpid() % 100 + 1
     ours = {
         "ROS_DOMAIN_ID": str(domain),
@@ -306,7 +305,7 @@ def _own_graph() -> Generator[int]:
 
 
 def _write_station(path: Path, rate_hz: float, domain: int) -> StationConfig:
-    """Writes `sim_arm` with another rate; targets change in every cycle, so that each can be told."""
+    """Writes `sim_arm` with another rate; targets differ in every cycle, so that each can be found."""
     content = yaml.safe_load((STATIONS / "sim_arm.yaml").read_text())
     content["name"] = f"bench_{os.getpid()}"
     content["objects"] = {}
@@ -318,11 +317,8 @@ def _write_station(path: Path, rate_hz: float, domain: int) -> StationConfig:
 
 @contextmanager
 def _sim_arm(rate_hz: float, domain: int) -> Generator[subprocess.Popen[str]]:
-    words = ["serve-sim-arm", f"rate_hz={rate_hz}", f"domain_id={domain}"]
-    code = "import sys; from robot_rl.cli.main import main; sys.exit(main())"
-    arm = subprocess.Popen(
-        [sys.executable, "-c", code, *words], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    )
+    command = command_line("serve-sim-arm", f"rate_hz={rate_hz}", f"domain_id={domain}")
+    arm = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     assert arm.stderr is not None
     try:
         line = arm.stderr.readline()
@@ -341,7 +337,7 @@ def _sim_arm(rate_hz: float, domain: int) -> Generator[subprocess.Popen[str]]:
 
 
 def _await_flight(folder: Path) -> None:
-    """Waits for the record of the last seconds, which a stop writes."""
+    """Waits for the flight record, which a stop writes."""
     until_s = time.monotonic() + _READY_S
     while not list(folder.glob("*.npz")):
         if time.monotonic() > until_s:
@@ -359,7 +355,7 @@ def _quantiles(name: str, values: Array, unit: str) -> dict[str, float | None]:
 
 
 def _draw(path: Path, measured: list[Measured]) -> None:
-    """Draws how many periods were off by how much, one panel a rate."""
+    """Draws the errors of the periods, one panel for each rate."""
     from matplotlib.figure import Figure
 
     drawing = Figure(figsize=(8.6, 2.6 * len(measured)), layout="constrained")

@@ -1,19 +1,17 @@
-"""CrossQ against SAC on gymnasium's Walker2d and Hopper: an outside check of the actor-critic core.
+"""CrossQ and SAC on Gymnasium's Walker2d and Hopper: an external check of the actor-critic code.
 
 Both are recipes of `robot-rl train` on the same envs, one update for each control step. Published returns
 at 100,000 steps (SimbaV2's tables of both, on the -v4 envs, means of several seeds): Walker2d CrossQ 3914,
-SAC 690; Hopper CrossQ 2764, SAC 1103. CrossQ's critics are 2048 wide there; the width here is a setting,
-and its cost is in the rows.
+SAC 690; Hopper CrossQ 2764, SAC 1103. CrossQ's critics are 2048 wide there; here the width is a setting, and
+the rows have its cost.
 
-Every run is a process with a folder of its own; a repeated call goes on where the last one was cut short.
+Every run is a process with its own folder. A repeated call resumes interrupted runs.
 """
 
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +19,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from robot_rl.bench.trials import Training, over_seeds
+from robot_rl.bench.trials import Training, over_seeds, train_all
 from robot_rl.core.errors import require
 from robot_rl.core.files import write_json
 from robot_rl.core.seeding import eval_seeds
@@ -30,7 +28,6 @@ from robot_rl.rollout.envs import simulation
 from robot_rl.sched.opened import opened
 from robot_rl.sim.vector import EnvConfig
 from robot_rl.telemetry.metrics import FILE_NAME, read_metrics
-from robot_rl.telemetry.progress import ProgressDisplay
 
 Array = NDArray[Any]
 Name = Literal["crossq", "sac"]
@@ -45,7 +42,7 @@ PUBLISHED: dict[tuple[str, str], float] = {
 """Mean return at 100,000 steps."""
 
 _LEARNING = ("collect", "replay", "sample", "update")
-"""Stages of a run that a control step and its update take."""
+"""Stages of a run that belong to a control step and its update."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +73,7 @@ class Trial:
         return Training(f"bench crossq: {name}", self.out / name.replace("/", "-"), words)
 
     def row(self) -> dict[str, Any]:
-        """Returns what it reached and what that cost, once it is finished."""
+        """Returns the return and the cost of a finished run."""
         _, summary = self.training().finished()
         spent_s = sum(summary["timing"].get(stage, 0.0) for stage in _LEARNING)
         return {
@@ -90,7 +87,7 @@ class Trial:
         }
 
     def curve(self) -> list[dict[str, float]]:
-        """Returns the evaluations on the way, and the last one."""
+        """Returns all evaluations of a finished run."""
         folder, _ = self.training().finished()
         rows = [row for row in read_metrics(folder / FILE_NAME) if "eval/return" in row]
         learned = [row for row in rows if row["phase"] != "base"]
@@ -110,24 +107,23 @@ def run(
     jobs: int = 0,
     out: str = "runs/crossq",
 ) -> dict[str, Any]:
-    """Trains every learner in every env for every seed, and returns what came of it.
+    """Trains every learner in every env for every seed; returns the tables.
 
     Args:
-        envs: gymnasium's names.
+        envs: Gymnasium's names.
         learners: `crossq`, `sac`.
         seeds: of the runs.
-        steps: env steps of each, and learner updates but for the first twentieth, 5,000 at most.
+        steps: env steps of each run; one learner update for each after the first twentieth (5,000 at most).
         width: of CrossQ's critics (2048 in the paper).
         sac_width: of SAC's critics.
         evaluate_every: steps between evaluations; the last one is at the end.
-        episodes: of the mean action, played at each.
-        jobs: runs at a time, one core each; 0 takes all cores.
-        out: folder of the runs, and of crossq.json with their curves; what is finished there is not done
-            again.
+        episodes: episodes of an evaluation, with the mean action.
+        jobs: runs at a time, one core each; 0: as many as there are cores.
+        out: folder of the runs and of crossq.json with their curves; finished runs are not repeated.
 
     Raises:
         ConfigError: a run in `out` was begun with other settings.
-        DeviceError: a run failed; its log is named.
+        DeviceError: a run failed; the message names its log.
     """
     require(steps >= 1, "bench crossq: steps", steps, "1 or more")
     same: dict[str, Any] = {"steps": steps, "evaluate_every": evaluate_every, "episodes": episodes}
@@ -145,13 +141,7 @@ def run(
     for trial in trials:
         trial.training().check()
     waiting = [training for trial in trials if (training := trial.training()).done() is None]
-    with (
-        ProgressDisplay() as display,
-        display.phase("runs", len(waiting), unit="runs") as progress,
-        ThreadPoolExecutor(jobs or os.cpu_count()) as pool,
-    ):
-        for number, _ in enumerate(pool.map(Training.train, waiting), start=1):
-            progress.update(number)
+    train_all("runs", [(training, ()) for training in waiting], jobs)
     rows = [trial.row() for trial in trials]
     curves = [{**row, "curve": trial.curve()} for row, trial in zip(rows, trials, strict=True)]
     table = summary(rows)
@@ -162,15 +152,15 @@ def run(
         "runs": rows,
         "trivial": [row for env in envs for row in trivial(env, seeds, episodes)],
         "notes": [
-            "published: at 100,000 steps on the -v4 envs, CrossQ with critics 2048 wide.",
-            "ci: Student's 95 % interval of the mean over seeds; low, high: of single seeds.",
-            "trivial: zeros and uniform noise for actions, on the same episodes.",
+            "published: at 100,000 steps on the -v4 envs; CrossQ with critics 2048 wide.",
+            "ci: Student's 95 % interval of the mean over seeds; low, high: the worst and the best seed.",
+            "trivial: zero actions and uniform random actions, on the same episodes.",
         ],
     }
 
 
 def returns_of(env: VectorEnv, act: Callable[[], Array], seeds: Sequence[int]) -> list[float]:
-    """Returns what an episode from each seed earns; `act` gives actions (1, A)."""
+    """Returns the return of an episode for each seed; `act` returns actions (1, A)."""
     returns: list[float] = []
     for seed in seeds:
         env.reset(seed=[seed])
@@ -184,7 +174,7 @@ def returns_of(env: VectorEnv, act: Callable[[], Array], seeds: Sequence[int]) -
 
 
 def trivial(name: str, seeds: Sequence[int], episodes: int) -> list[dict[str, Any]]:
-    """Returns what the middle of their ranges and uniform noise earn: what any learner is to be above."""
+    """Returns the returns of zero actions (the middle of their range) and of uniform random actions."""
     rows: list[dict[str, Any]] = []
     with opened(simulation(EnvConfig(kind="gym", id=name), 1), holder="bench crossq") as env:
         shape, rng = (1, len(env.action_names)), np.random.default_rng(0)

@@ -1,9 +1,8 @@
-"""Samples per second of our loader beside LeRobot's dataset and DataLoader, on the very same files.
+"""Samples per second of our loader, compared with LeRobot's dataset and DataLoader on the same files.
 
-Ours and LeRobot's take turns in one process, over the same rows in the same order, with the same
-number of workers; pixels, actions and padding are compared before anything is timed. What LeRobot
-does for every sample (decode two pictures) ours does too; rows with `kept` show what keeping decoded
-pictures adds, and rows with `uint8` what LeRobot gains if it does not turn pictures into floats.
+Both take turns in one process, over the same rows in the same order, with the same number of workers. Pixels,
+actions and padding are compared first. Both decode two pictures for every sample. Rows with `kept` show the
+gain from decoded pictures in memory, rows with `uint8` LeRobot's gain without float pictures.
 """
 
 from __future__ import annotations
@@ -24,7 +23,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from robot_rl.bench.peers import cache_folder
 from robot_rl.bench.store import measure
+from robot_rl.bench.trials import Rate, Stopwatch, median_ratio
 from robot_rl.core.errors import RobotRLError
 from robot_rl.data.episode import Episode
 from robot_rl.data.episodes import EpisodesMeta
@@ -39,7 +40,7 @@ Array = NDArray[Any]
 CAMERAS = ("front", "wrist")
 BATCH, CHUNK, FPS, WIDTH = 32, 16, 20, 14
 FORMAT = 1
-"""Of the generated datasets: another number makes them again."""
+"""Version of the generated datasets: a new number makes them again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +53,7 @@ class Case:
     episodes: int
     steps: int
     goal: float
-    """Ratio to LeRobot that we have promised, without keeping decoded pictures."""
+    """Ratio to LeRobot that should be reached, without decoded pictures in memory."""
 
 
 CASES = {
@@ -60,14 +61,6 @@ CASES = {
     "video96": Case(name="h264 96x96", images="video", size=(96, 96), episodes=20, steps=200, goal=5.0),
     "video640": Case(name="h264 640x480", images="video", size=(480, 640), episodes=4, steps=200, goal=1.5),
 }
-
-
-@dataclass(frozen=True)
-class Rate:
-    """Samples per second of the clock on the wall, and of processor time."""
-
-    wall: float
-    cpu: float
 
 
 Reader = Callable[[int], dict[str, Array]]
@@ -86,11 +79,11 @@ def run(
 
     Args:
         cases: of `image96`, `video96`, `video640`.
-        rounds: alternations; medians of the rounds' ratios are reported.
-        batches: of 32 samples, in a round; with workers, many more than the 4 that are decoded ahead.
-        workers: processes of both loaders; with any, only the clock on the wall is measured.
-        recording_s: how long the store is recorded to; 0 leaves it out.
-        folder: where the datasets are made and kept; empty is the user's cache.
+        rounds: turns of each reader; the result is the median ratio of the rounds.
+        batches: of 32 samples in a round; with workers, use many more than the 4 that are decoded ahead.
+        workers: processes of both loaders; with workers only wall-clock time is measured.
+        recording_s: seconds of recording into a store; 0: no recording.
+        folder: for the datasets, which are kept; empty: the user's cache.
     """
     unknown = sorted(set(cases) - set(CASES))
     if unknown or rounds < 1 or batches < 1 or workers < 0:
@@ -98,8 +91,8 @@ def run(
             f"bench data: got cases {list(cases)}, rounds {rounds}, batches {batches}, workers {workers}; "
             f"allowed: {', '.join(CASES)}; 1 or more rounds and batches; 0 or more workers"
         )
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "robot_rl" / "bench"
-    at, peer = Path(folder) if folder else cache, _has_lerobot()
+    at = Path(folder) if folder else cache_folder("bench")
+    peer = importlib.util.find_spec("lerobot") is not None
     rows: list[dict[str, Any]] = []
     ratios: dict[str, dict[str, float]] = {}
     notes = [
@@ -127,18 +120,18 @@ def run(
 def _case(
     at: Path, case: Case, rounds: int, batches: int, workers: int, peer: bool
 ) -> tuple[list[dict[str, Any]], dict[str, float], list[str]]:
-    """Returns rows, ratios and what was missed of one dataset."""
+    """Returns rows, ratios and missed goals of one dataset."""
     folder = dataset(at, case)
     kept = PictureCache(ram_bytes=1 << 33)
     opened = {
         "ours": lambda: _ours(folder, workers, PictureCache()),
     }
-    if not workers:  # a worker keeps its own share, after epochs that nobody waits for here
+    if not workers:  # with workers it takes several epochs until each has kept its pictures
         opened["ours, pictures kept"] = lambda: _ours(folder, 0, kept)
     if peer:
         order = _order(folder, (1 + 2 * rounds) * batches)
         opened["LeRobot"] = lambda: _lerobot(folder, case, order, workers, is_uint8=False)
-        if case.images == "video":  # pictures of a table are floats in any case
+        if case.images == "video":  # LeRobot always turns PNG pictures into floats
             opened["LeRobot, uint8"] = lambda: _lerobot(folder, case, order, workers, is_uint8=True)
     readers = {who: make() for who, make in opened.items()}
     rates: dict[str, list[Rate]] = {who: [] for who in readers}
@@ -166,11 +159,10 @@ def _case(
 
 
 def _ratios(rates: dict[str, list[Rate]], *, has_cpu: bool) -> dict[str, float]:
-    """Returns medians over rounds of ours to theirs, each round being near in time."""
+    """Returns median ratios, ours to theirs, of neighbouring rounds."""
 
     def median(mine: str, theirs: str, what: str) -> float:
-        pairs = zip(rates[mine], rates[theirs], strict=True)
-        return round(statistics.median(getattr(m, what) / getattr(t, what) for m, t in pairs), 2)
+        return round(median_ratio(rates[mine], rates[theirs], what), 2)
 
     found: dict[str, float] = {}
     for what in ("wall", "cpu") if has_cpu else ("wall",):
@@ -183,16 +175,14 @@ def _ratios(rates: dict[str, list[Rate]], *, has_cpu: bool) -> dict[str, float]:
 
 
 def _rate(read: Reader, numbers: range) -> Rate:
-    cpu, began = time.process_time(), time.perf_counter()
+    watch = Stopwatch()
     for number in numbers:
         read(number)
-    samples = BATCH * len(numbers)
-    took_s, cpu_s = time.perf_counter() - began, time.process_time() - cpu
-    return Rate(samples / took_s, samples / max(cpu_s, 1e-9))
+    return watch.rate(BATCH * len(numbers))
 
 
 def _warm(readers: dict[str, tuple[Reader, Callable[[], None]]], batches: int) -> None:
-    """Reads the first round's batches with everyone, and refuses to go on if they differ."""
+    """Reads the batches of the first round with every reader; refuses readers that differ."""
     for number in range(batches):
         found = {who: read(number) for who, (read, _) in readers.items()}
         for who, batch in found.items():
@@ -251,14 +241,14 @@ def _lerobot(
 
     def read(number: int) -> dict[str, Array]:
         batch = next(batches)
-        # Lazily: turning floats back is for the comparison, and must not be timed.
+        # Lazy: the conversion back from floats is only for the comparison and must not be timed.
         return _Lazy(batch, scale)
 
     return read, lambda: None
 
 
 class _Lazy(dict[str, Any]):
-    """LeRobot's batch, turned into ours when somebody compares."""
+    """LeRobot's batch, converted to ours on access."""
 
     def __init__(self, batch: dict[str, Any], scale: int) -> None:
         super().__init__(batch)
@@ -271,10 +261,6 @@ class _Lazy(dict[str, Any]):
             return super().__getitem__("action").numpy()
         pictures = super().__getitem__(f"observation.images.{key}")
         return (pictures * self._scale).round().to(torch.uint8).permute(0, 2, 3, 1).numpy()
-
-
-def _has_lerobot() -> bool:
-    return importlib.util.find_spec("lerobot") is not None
 
 
 def _opening(at: Path, case: Case) -> dict[str, Any]:
@@ -330,7 +316,7 @@ class _Memory:
 
 
 def dataset(at: Path, case: Case) -> Path:
-    """Returns a dataset that both read, made at first use by our writer."""
+    """Returns a dataset for both readers, which our writer makes on first use."""
     key = json.dumps([FORMAT, case.images, case.size, case.episodes, case.steps])
     folder = at / case.name.replace(" ", "-")
     mark = folder.with_suffix(".json")

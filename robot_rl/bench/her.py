@@ -1,9 +1,9 @@
 """Time to 95 % on push_cube with demonstrations, against Stable-Baselines3's SAC with hindsight replay.
 
-Everyone starts from nothing, on the same core, one after the other: programs, demonstrations of the same
-expert, cloning, learning and evaluations are all in the time, which ends with the first quick evaluation
-(same episodes for all) at the target. Whoever has not got there after `times` our processor time is stopped:
-on a machine that others use as well, that is fairer than the wall clock.
+All learners start from nothing and run one after the other on the same core. The time includes the start of
+the program, demonstrations of the same expert, cloning, learning and evaluations. It ends with the first
+quick evaluation (the same episodes for all) at the target. A peer that has not reached it after `times` our
+processor time is stopped: on a shared machine that is fairer than the wall clock.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from robot_rl.bench.trials import check_plan, over_seeds, processor_s, train_command
+from robot_rl.bench.trials import check_plan, command_line, over_seeds, processor_s
 from robot_rl.core.errors import DeviceError, require
 from robot_rl.core.files import write_json
 from robot_rl.telemetry.progress import PhaseProgress, ProgressDisplay
@@ -40,14 +40,14 @@ OURS = (
     "method.algorithm.critic_warmup=2000",
     "evaluate.every_env_steps=2000",
 )
-"""Settings of our run, tried on seed 10: a base from an expert without bias, and small corrections of it."""
+"""Settings of our run, chosen on seed 10: a base from an expert without bias, and small corrections of it."""
 
 _LOOK_EVERY_S = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Where a learner is stopped, whichever comes first."""
+    """A learner is stopped at the first of these."""
 
     wall_s: float
     cpu_s: float
@@ -69,9 +69,9 @@ class Trial:
 
     @property
     def command(self) -> list[str]:
-        """The program, which learns until it is stopped."""
+        """The words of the program, which learns until it is stopped."""
         if self.learner == "robot_rl":
-            return train_command(*OURS, *self._words(), *self.settings)
+            return command_line("train", *OURS, *self._words(), *self.settings)
         peer = {
             "seed": self.seed,
             "curve": str(self.folder / "curve.jsonl"),
@@ -84,7 +84,7 @@ class Trial:
         return [sys.executable, "-m", "robot_rl.bench.her_peer", json.dumps(peer)]
 
     def curve(self) -> list[dict[str, Any]]:
-        """Returns the evaluations so far: rows that have `eval/success`."""
+        """Returns the evaluations so far: rows with `eval/success`."""
         path = next(iter(self.folder.glob("*/metrics.jsonl")), self.folder / "curve.jsonl")
         if not path.exists():
             return []
@@ -126,18 +126,19 @@ def run(
     """Measures every learner for every seed, in turn, and returns rows and ratios.
 
     Args:
-        learners: `robot_rl`; `her`: without demonstrations; `her_demos`: with ours in its replay.
+        learners: `robot_rl`; `her`: without demonstrations; `her_demos`: with our demonstrations in its
+            replay.
         seeds: of the runs.
-        target: success of a quick evaluation.
-        demos: demonstrations.
-        noise_m: of their expert; see `DemosConfig`.
+        target: success rate of a quick evaluation that ends the time.
+        demos: number of demonstrations.
+        noise_m: noise of their expert; see `DemosConfig`.
         episodes: of each evaluation.
-        batch: the peer's (RL Zoo: 2048).
+        batch: batch size of the peer (RL Zoo: 2048).
         width: of the peer's three layers (RL Zoo: 512).
         settings: key=value of `robot-rl train` for our run.
-        times: the peer is stopped after so many times our processor time.
-        minutes: of wall-clock, after which anybody is stopped.
-        out: folder of logs, curves and her.json; what is in that file, stopped or not, is not measured again.
+        times: the peer is stopped after this multiple of our processor time.
+        minutes: limit in wall-clock minutes for every learner.
+        out: folder of logs, curves and her.json; rows in that file are not measured again.
 
     """
     for name in learners:
@@ -174,19 +175,19 @@ def run(
         "means": means(rows),
         "mean_ratios": mean_ratios(rows),
         "notes": [
-            "minutes: until the target, or until it was stopped where reached is no; ratio: theirs by ours, "
-            "at_least where theirs was stopped. best: of all evaluations.",
-            "means, mean_ratios: over seeds; ci: Student's 95 % interval of the mean where none was stopped; "
-            "no mean_ratios where ours was stopped on a seed.",
+            "minutes: until the target, or until the stop if reached is no; ratio: theirs divided by ours, "
+            "at_least if theirs was stopped. best: the best evaluation.",
+            "means, mean_ratios: over seeds; ci: Student's 95 % interval of the mean, if no run was stopped; "
+            "no mean_ratios if ours was stopped on a seed.",
         ],
     }
 
 
 def measure(trial: Trial, target: float, limits: Limits, progress: PhaseProgress) -> dict[str, Any]:
-    """Runs a trial's program until it is at the target or out of time, and returns its row.
+    """Runs the program of a trial until it reaches the target or a limit, and returns its row.
 
     Raises:
-        DeviceError: it failed; its log is named.
+        DeviceError: it failed; the message names its log.
     """
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     began_s = time.perf_counter()
@@ -229,7 +230,7 @@ def measure(trial: Trial, target: float, limits: Limits, progress: PhaseProgress
 
 
 def ratios(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns how many times our time each peer took, or at least took, seed by seed."""
+    """Returns the time of each peer as a multiple of ours, for each seed; a lower bound if it was stopped."""
     return [
         {
             "learner": row["learner"],
@@ -245,14 +246,14 @@ def ratios(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def means(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the minutes of each learner over its seeds, at least so many where one was stopped."""
+    """Returns the mean minutes of each learner over seeds; a lower bound if one was stopped."""
     return _over_seeds([{**row, "at_least": not row["reached"]} for row in rows], "minutes", "cpu_minutes")
 
 
 def mean_ratios(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the ratio of each peer over its seeds, at least so much where one was stopped.
+    """Returns the mean ratio of each peer over seeds; a lower bound if one was stopped.
 
-    None where we were stopped on a seed: a mean over the seeds that we reached would favour us.
+    Returns nothing if our run was stopped on a seed: a mean over the other seeds would favour us.
     """
     if any(row["learner"] == "robot_rl" and not row["reached"] for row in rows):
         return []
@@ -260,7 +261,7 @@ def mean_ratios(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _over_seeds(rows: Sequence[dict[str, Any]], value: str, cpu: str) -> list[dict[str, Any]]:
-    """Returns a row for each learner; a bound has no interval."""
+    """Returns a row for each learner; a lower bound has no interval."""
     stopped = {row["learner"] for row in rows if row["at_least"]}
     found = over_seeds(rows, ("learner",), value, means=(cpu,))
     no_interval = {"ci_low": None, "ci_high": None}
@@ -276,16 +277,16 @@ def _ours(rows: Sequence[dict[str, Any]], seed: int) -> list[dict[str, Any]]:
 
 
 def _kept(path: Path, asked: dict[str, Any]) -> list[dict[str, Any]]:
-    """Returns the rows of earlier calls, which must have asked for the same."""
+    """Returns the rows of earlier calls, which must have the same settings."""
     rows: list[dict[str, Any]] = json.loads(path.read_text()) if path.exists() else []
     for row in rows:
-        begun = {"settings": [], **row["asked"]}  # the first rows were written before there were any
+        begun = {"settings": [], **row["asked"]}  # old rows have no settings
         check_plan("bench her", path, begun, json.loads(json.dumps(asked)))
     return rows
 
 
 def _fresh(out: Path, learner: str, seed: int) -> Path:
-    """Returns a new folder: what an earlier call left unfinished stays beside it."""
+    """Returns a new folder; unfinished ones of earlier calls stay."""
     number = 0
     while (folder := out / f"{learner}-seed{seed}-{number}").exists():
         number += 1

@@ -1,7 +1,7 @@
-"""The other side of `bench her`: Stable-Baselines3's SAC with hindsight experience replay on push_cube.
+"""The peer of `bench her`: Stable-Baselines3's SAC with hindsight experience replay on push_cube.
 
-A program of its own: `python -m robot_rl.bench.her_peer <settings as JSON>` learns until it is stopped
-and appends a row to the curve at every evaluation. B rows.
+`python -m robot_rl.bench.her_peer <settings as JSON>` learns until it is stopped, and appends a row to the
+curve at every evaluation.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ TASK = "push_cube"
 
 @dataclass(frozen=True, kw_only=True)
 class PeerConfig:
-    """What the program is told. The defaults are RL Zoo's for Fetch, but for batch and width (2048, 512)."""
+    """Settings of the program. The defaults are RL Zoo's for Fetch, except batch and width (2048, 512)."""
 
     seed: int
     curve: str
@@ -51,7 +51,7 @@ class PeerConfig:
     demos: int = 0
     """Demonstrations put into the replay at first."""
     noise_m: float = 0.0
-    """Of their expert; see `DemosConfig`."""
+    """Noise of their expert; see `DemosConfig`."""
     learning_rate: float = 1e-3
     gamma: float = 0.95
     tau: float = 0.05
@@ -62,7 +62,7 @@ class PeerConfig:
 
 
 class Goals:
-    """Splits `state` into what Fetch's observations have; the goal must be nowhere else in them."""
+    """Splits `state` into the parts of Fetch's observations, so that only `desired_goal` has the goal."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self._rest = [i for i, name in enumerate(names) if not name.startswith("goal")]
@@ -86,7 +86,7 @@ def reward_of(achieved_goal: Array, desired_goal: Array) -> Array:
 
 
 class PushGoals(gymnasium.Env[Obs, Array]):
-    """push_cube as Fetch has its tasks: reward -1 away from the goal, 0 at it; the clock alone ends it."""
+    """push_cube in the form of Fetch's tasks: reward -1 away from the goal, 0 at it, no early end."""
 
     def __init__(self) -> None:
         self._env = SingleEnv(task=TASK, reward="sparse")
@@ -113,7 +113,7 @@ class PushGoals(gymnasium.Env[Obs, Array]):
         return obs, reward, False, self._steps >= self._env.batch.horizon, {}
 
     def compute_reward(self, achieved_goal: Array, desired_goal: Array, info: Any) -> Array:
-        """Returns `reward_of` the goals; hindsight replay calls it, by this name, for goals of its choice."""
+        """Returns `reward_of` the goals; hindsight replay calls this method for other goals."""
         return reward_of(achieved_goal, desired_goal)
 
     def close(self) -> None:
@@ -133,7 +133,7 @@ def success_of(env: VectorEnv, model: Any, seeds: NDArray[np.uint64]) -> float:
 
 
 def add_demonstrations(replay: Any, episodes: Episodes) -> None:
-    """Puts episodes into a peer's replay; where they end, its episodes are cut by the clock."""
+    """Adds episodes to the peer's replay; their ends are time limits there."""
     goals = Goals(episodes.meta.state_names)
     after = np.concatenate([episodes.obs["state"][1:], episodes.obs["state"][:1]])
     ends = episodes.terminated | episodes.truncated
@@ -152,7 +152,7 @@ def add_demonstrations(replay: Any, episodes: Episodes) -> None:
 
 
 class _Looks(BaseCallback):
-    """Evaluates now and then, and writes the curve."""
+    """Evaluates every `every_env_steps`, and writes the curve."""
 
     def __init__(self, cfg: PeerConfig, env: VectorEnv) -> None:
         super().__init__()
@@ -167,7 +167,7 @@ class _Looks(BaseCallback):
 
 
 def learn(cfg: PeerConfig, env_steps: int) -> None:
-    """Learns for that many control steps, which count neither demonstrations nor evaluations."""
+    """Learns for `env_steps` control steps, without those of demonstrations and evaluations."""
     torch.set_num_threads(1)
     model = SAC(
         "MultiInputPolicy",

@@ -1,17 +1,15 @@
-"""Ways to improve one frozen base, side by side: success against control steps and against minutes.
+"""Compares methods that improve one frozen base: success over control steps and over minutes.
 
-Every method is a recipe of `robot-rl train`. For every task and seed a base is cloned once, and all of
-them begin with its demonstrations and its weights (but for `dppo`, which clones a diffusion policy from
-the same demonstrations, and `rlpd` and `wsrl`, which have no base). Runs are `robot-rl train` in processes
-of their own; what is finished in `out` is not done again, and a run that was cut short goes on.
+Every method is a recipe of `robot-rl train`. For every task and seed a base is cloned once, and all methods
+start from its demonstrations and weights (except `dppo`, which clones a diffusion policy from the same
+demonstrations, and `rlpd` and `wsrl`, which have no base). Each run is a process of `robot-rl train`;
+finished runs in `out` are not repeated, and interrupted runs are resumed.
 """
 
 from __future__ import annotations
 
-import os
 import statistics
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -20,12 +18,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from robot_rl.bench.trials import Training
+from robot_rl.bench.trials import Training, train_all
 from robot_rl.config import load, options
 from robot_rl.core.errors import ConfigError, nearest
 from robot_rl.core.files import write_json
 from robot_rl.telemetry.metrics import FILE_NAME, read_metrics
-from robot_rl.telemetry.progress import ProgressDisplay
 from robot_rl.train.config import RunConfig
 
 METHODS = (
@@ -48,13 +45,13 @@ TASKS = ("pick_cube", "open_drawer")
 """Bases of `configs/base`."""
 Array = NDArray[Any]
 _BASE = "base"
-"""In the place of a method: the run that clones the base."""
+"""Stands for the run that clones the base, instead of a method."""
 _FIXED = ("torch_threads=1", "env.num_threads=1", "lease_wait_s=1e6", "video.episodes=0")
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One run of the table, or with `_BASE` for a method the one that it starts from."""
+    """One run of the table; with `_BASE` as method, the run that it starts from."""
 
     task: str
     method: str
@@ -63,7 +60,7 @@ class Trial:
 
     @property
     def folder(self) -> Path:
-        """In which its run folder is made."""
+        """Holds the run folder."""
         return self.out / self.task / self.method / f"seed{self.seed}"
 
     @property
@@ -71,19 +68,19 @@ class Trial:
         return Trial(self.task, _BASE, self.seed, self.out)
 
     def plan(self) -> list[str]:
-        """Returns the arguments of `robot-rl train`, but for `out` and what it starts from."""
+        """Returns the arguments of `robot-rl train`, without `out` and the base."""
         recipe = (
             ["recipe=residual", "method.env_steps=0"] if self.method == _BASE else [f"recipe={self.method}"]
         )
         return [*recipe, f"base={self.task}", f"seed={self.seed}"]
 
     def training(self, *fixed: str) -> Training:
-        """Returns its run, with `fixed` settings as all others."""
+        """Returns the run, with the `fixed` settings of all runs."""
         at = f"bench improve: {self.method} on {self.task}, seed {self.seed}"
         return Training(at, self.folder, (*fixed, *self.plan()))
 
     def start(self) -> list[str]:
-        """Returns the arguments that give a method the demonstrations, and the policy if it is its kind."""
+        """Returns the arguments for the demonstrations of the base, and for its policy if it is used."""
         if self.method == _BASE:
             return []
         given = self.base.training().done()
@@ -109,20 +106,19 @@ def run(
     """Trains every method on every task from every seed; returns rows.
 
     Args:
-        tasks: of the table: bases of `configs/base`.
+        tasks: bases of `configs/base`.
         methods: recipes.
         seeds: of the runs.
-        settings: key=value for all runs, in quotes of their own: "settings=['video.episodes=0']".
-        equal_steps: control steps at which all methods are compared as well.
-        equal_minutes: minutes at which they are.
-        jobs: runs at a time, one core each; 0 takes all cores.
-        out: folder of the runs, and of improve.json with their curves; what is finished there is not
-            done again.
+        settings: key=value for all runs, with quotes: "settings=['video.episodes=0']".
+        equal_steps: control steps at which all methods are also compared.
+        equal_minutes: minutes at which all methods are also compared.
+        jobs: runs at a time, one core each; 0: as many as there are cores.
+        out: folder of the runs and of improve.json with their curves; finished runs are not repeated.
         figure: file of the curves; none if empty.
 
     Raises:
         ConfigError: an unknown task or method, or a run in `out` was begun with other settings.
-        DeviceError: a run failed; its log is named.
+        DeviceError: a run failed; the message names its log.
     """
     for name, kind in (*((method, "recipe") for method in methods), *((task, "base") for task in tasks)):
         if name not in options(kind):
@@ -136,18 +132,11 @@ def run(
     fixed = (*_FIXED, *settings)
     bases = list(dict.fromkeys(trial.base for trial in trials))
     for trial in (*bases, *trials):
-        trial.training(*fixed).check(but=("demos.path", "bc.policy"))  # of the base, a trial of its own
+        trial.training(*fixed).check(but=("demos.path", "bc.policy"))  # the base is a trial too
     waiting = [trial for trial in trials if trial.training().done() is None]
-    with ProgressDisplay() as display:
-        for phase, part in (("bases", list(dict.fromkeys(one.base for one in waiting))), ("runs", waiting)):
-            begin = [trial for trial in part if trial.training().done() is None]
-            with (
-                display.phase(phase, len(begin), unit="runs") as progress,
-                ThreadPoolExecutor(jobs or os.cpu_count()) as pool,
-            ):
-                trained = pool.map(lambda trial: trial.training(*fixed).train(*trial.start()), begin)
-                for number, _ in enumerate(trained, start=1):
-                    progress.update(number)
+    for phase, part in (("bases", list(dict.fromkeys(one.base for one in waiting))), ("runs", waiting)):
+        begin = [trial for trial in part if trial.training().done() is None]
+        train_all(phase, [(trial.training(*fixed), trial.start()) for trial in begin], jobs)
     runs = [_result(trial) for trial in trials]
     rows = list(_rows(runs, equal_steps, equal_minutes))
     if figure:
@@ -156,28 +145,28 @@ def run(
     for one in runs:
         del one["curve"]  # no table has room for it
     return {
-        "title": "One frozen base, and what each method made of it (held-out episodes)",
+        "title": "One frozen base, and each method that improves it (held-out episodes)",
         "rows": rows,
         "runs": runs,
         "figure": figure or None,
         "notes": [
-            "base, success, env_steps, minutes: means over the seeds; spread: smallest and largest success.",
-            "env_steps: control steps of RL. minutes: from the cloned base to the end of training, quick "
-            "evaluations included, a core for each job.",
+            "base, success, env_steps, minutes: means over seeds; spread: smallest and largest success.",
+            "env_steps: control steps of RL. minutes: from the cloned base to the end of training, with "
+            "quick evaluations, on one core for each job.",
             f"at_steps, at_minutes: quick evaluations after {equal_steps:,} control steps and after "
-            f"{equal_minutes:g} minutes, means over the seeds; a run that was over stays where it ended.",
+            f"{equal_minutes:g} minutes, means over seeds; a shorter run counts with its last value.",
         ],
     }
 
 
 def _cloning(*words: str) -> tuple[Any, ...]:
-    """Returns all that a base comes from, but for task and seed."""
+    """Returns all settings of a base, except task and seed."""
     config = load(RunConfig, words, config_name="train")
     return config.demos, config.policy, config.bc
 
 
 def _result(trial: Trial) -> dict[str, Any]:
-    """Returns what a finished run came to, and its curve."""
+    """Returns the result and the curve of a finished run."""
     folder, summary = trial.training().finished()
     minutes, curve = _curve(folder)
     return {
@@ -193,7 +182,7 @@ def _result(trial: Trial) -> dict[str, Any]:
 
 
 def _curve(folder: Path) -> tuple[float, list[dict[str, float]]]:
-    """Returns the minutes from the base to the end of training, and the quick evaluations on the way."""
+    """Returns the minutes from the base to the end of training, and the quick evaluations."""
     rows = read_metrics(folder / FILE_NAME)
     began = next(row["wall_s"] for row in rows if row["phase"] == "base")
     learned = [row for row in rows if row["phase"] not in ("demos", "bc", "base", "final")]
@@ -208,7 +197,7 @@ def _curve(folder: Path) -> tuple[float, list[dict[str, float]]]:
 
 
 def _at(one: dict[str, Any], against: str, limit: float) -> float:
-    """Returns the last success known of a run at so many control steps or minutes."""
+    """Returns the last success of a run within a limit of control steps or minutes."""
     if one[against] <= limit:
         return one["success"]
     seen = (at["success"] for at in reversed(one["curve"]) if at[against] <= limit)
@@ -240,7 +229,7 @@ def _rows(runs: Sequence[dict[str, Any]], equal_steps: int, equal_minutes: float
 
 
 def _draw(path: Path, runs: Sequence[dict[str, Any]]) -> None:
-    """Draws a row of panels for each task: mean over the seeds, and all between the worst and the best."""
+    """Draws a row of panels for each task: the mean over seeds, and a band from the worst to the best."""
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 
@@ -267,7 +256,7 @@ def _draw(path: Path, runs: Sequence[dict[str, Any]]) -> None:
 
 
 def _aligned(seeds: Sequence[dict[str, Any]], against: str) -> tuple[Array, Array]:
-    """Returns points (N,) up to where the shortest run was looked at last, and success there (seeds, N)."""
+    """Returns points (N,) up to the last evaluation of the shortest run, and success there (seeds, N)."""
     curves = [
         (
             [0.0, *(at[against] for at in one["curve"])],

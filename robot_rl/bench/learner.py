@@ -1,9 +1,9 @@
 """Learner updates per second: SAC here, in Stable-Baselines3 and, if asked, in sbx (JAX).
 
-The same work for all: actor and twin critics of 2 x 256, batch 256, 17 observations, 6 actions,
-one thread, gradient steps only, each sampling from its own filled replay. Ours and
-Stable-Baselines3 take turns in one process, so that a noisy machine is noisy for both; the
-ratio is that of neighbouring rounds. sbx runs in an environment of its own, held to one core.
+All do the same work: actor and twin critics of 2 x 256, batch 256, 17 observations, 6 actions, one thread,
+gradient steps only, each from its own full replay. Ours and Stable-Baselines3 take turns in one process, so
+that other load on the machine affects both; ratios are those of neighbouring rounds. sbx runs in its own
+virtual environment, on one core.
 """
 
 from __future__ import annotations
@@ -13,11 +13,7 @@ import json
 import os
 import statistics
 import subprocess
-import sys
-import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -25,7 +21,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from robot_rl.algos.sac import SAC, SACConfig
+from robot_rl.algos.actor_critic import ActorCritic
+from robot_rl.algos.config.off_policy import ActorCriticConfig
+from robot_rl.bench.peers import environment
+from robot_rl.bench.trials import Rate, Stopwatch, median_ratio, one_torch_thread
 from robot_rl.core.errors import RobotRLError
 from robot_rl.data.replay import ReplayBuffer, StepBatch
 
@@ -63,34 +62,22 @@ print(json.dumps(rates))
 """
 
 
-@dataclass(frozen=True)
-class Rate:
-    """Updates per second of one round."""
-
-    wall: float
-    cpu: float
-
-
 def run(*, seconds_per_round: float = 3.0, rounds: int = 4, sbx: bool = False) -> dict[str, Any]:
     """Measures and returns rows and ratios.
 
     Args:
         seconds_per_round: length of each turn.
-        rounds: turns of each.
-        sbx: also measures sbx, in an environment made under the user's cache on first use.
+        rounds: turns of each learner.
+        sbx: also measures sbx, in a virtual environment that is made in the user's cache on first use.
     """
     if seconds_per_round <= 0 or rounds < 1:
         raise ValueError(
             f"bench learner: got {rounds} rounds of {seconds_per_round} s, "
             "allowed: at least 1 round, above 0 s"
         )
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_torch_thread():
         updates = {"robot_rl": ours(), "stable_baselines3": theirs()}
         rates = alternate(updates, seconds_per_round, rounds)
-    finally:
-        torch.set_num_threads(threads)
     if sbx:
         rates["sbx"] = measure_sbx(seconds_per_round, rounds)
     return {
@@ -101,39 +88,33 @@ def run(*, seconds_per_round: float = 3.0, rounds: int = 4, sbx: bool = False) -
             for name, values in rates.items()
             if name != "robot_rl"
         },
-        "bf16": SACConfig().matmul == "bf16" and bool(torch.cpu.get_capabilities().get("avx512_bf16", False)),
+        "bf16": bool(torch.cpu.get_capabilities().get("avx512_bf16", False)),
         "notes": ["Rates are medians over rounds, ratios medians over neighbouring rounds."],
     }
 
 
 def ratios(mine: list[Rate], peer: list[Rate]) -> dict[str, float]:
     """Returns the median ratio of neighbouring rounds, per wall-clock and per CPU second."""
-    pairs = list(zip(mine, peer, strict=True))
-    return {
-        "wall": statistics.median(a.wall / b.wall for a, b in pairs),
-        "cpu": statistics.median(a.cpu / b.cpu for a, b in pairs),
-    }
+    return {clock: median_ratio(mine, peer, clock) for clock in ("wall", "cpu")}
 
 
 def alternate(updates: dict[str, Callable[[], int]], seconds: float, rounds: int) -> dict[str, list[Rate]]:
-    """Runs each in turn, `rounds` times; each call makes some updates and returns how many."""
+    """Runs each function in turn, `rounds` times; a call makes some updates and returns how many."""
     for update in updates.values():
         update()
     rates: dict[str, list[Rate]] = {name: [] for name in updates}
     for _ in range(rounds):
         for name, update in updates.items():
-            count, wall, cpu = 0, time.perf_counter(), time.process_time()
-            while time.perf_counter() - wall < seconds:
+            count, watch = 0, Stopwatch()
+            while watch.wall_s < seconds:
                 count += update()
-            rates[name].append(
-                Rate(count / (time.perf_counter() - wall), count / (time.process_time() - cpu))
-            )
+            rates[name].append(watch.rate(count))
     return rates
 
 
-def ours(cfg: SACConfig | None = None) -> Callable[[], int]:
+def ours(cfg: ActorCriticConfig | None = None) -> Callable[[], int]:
     """Returns a function that makes 20 updates of this project's SAC and returns 20."""
-    cfg = cfg or SACConfig()
+    cfg = cfg or ActorCriticConfig()
     rng = np.random.default_rng(0)
     replay = ReplayBuffer(STEPS, 1, {"state": ((OBS,), np.float32)}, ACTIONS)
     obs = rng.standard_normal((STEPS, 1, OBS), dtype=np.float32)
@@ -152,7 +133,7 @@ def ours(cfg: SACConfig | None = None) -> Callable[[], int]:
                 next_base_action=actions[t],
             )
         )
-    learner = SAC(OBS, ACTIONS, cfg, seed=0)
+    learner = ActorCritic(OBS, ACTIONS, cfg, seed=0)
 
     def update() -> int:
         for _ in range(20):
@@ -187,7 +168,7 @@ def theirs() -> Callable[[], int]:
 
 
 def measure_sbx(seconds: float, rounds: int) -> list[Rate]:
-    """Measures sbx on one core, in its own environment.
+    """Measures sbx on one core, in its own virtual environment.
 
     Raises:
         RobotRLError: it cannot be installed, or fails.
@@ -195,35 +176,13 @@ def measure_sbx(seconds: float, rounds: int) -> list[Rate]:
     program = _SBX_PROGRAM.format(
         obs=OBS, actions=ACTIONS, steps=STEPS, batch=BATCH, seconds=seconds, rounds=rounds
     )
-    core = str(min(os.sched_getaffinity(0)))
-    command = ["taskset", "-c", core, str(_sbx_python()), "-c", program]
+    remedy = " Use sbx=false to leave it out."
+    python = environment("sbx", _SBX, at="bench learner", remedy=remedy)
+    command = ["taskset", "-c", str(min(os.sched_getaffinity(0))), str(python), "-c", program]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "JAX_PLATFORMS": "cpu"})
     if done.returncode != 0:
-        raise RobotRLError(
-            f"bench learner: sbx failed: {done.stderr.strip()[-400:]} Use sbx=false to leave it out."
-        )
+        raise RobotRLError(f"bench learner: sbx failed: {done.stderr.strip()[-400:]}{remedy}")
     return [Rate(wall, cpu) for wall, cpu in json.loads(done.stdout.strip().splitlines()[-1])]
-
-
-def _sbx_python() -> Path:
-    """Returns the interpreter of sbx's environment, made on first use."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "robot_rl" / "peers" / "sbx"
-    python, ready = cache / "bin" / "python", cache / "ready.json"
-    if ready.exists() and json.loads(ready.read_text()) == list(_SBX):
-        return python
-    uv = Path(sys.prefix) / "bin" / "uv"
-    for command in (
-        [uv, "venv", "--clear", "--quiet", "--python", sys.executable, cache],
-        [uv, "pip", "install", "--quiet", "--python", python, *_SBX],
-    ):
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode != 0:
-            raise RobotRLError(
-                f"bench learner: cannot install sbx: {done.stderr.strip()[-400:]} "
-                "Use sbx=false to leave it out."
-            )
-    ready.write_text(json.dumps(list(_SBX)))
-    return python
 
 
 def _row(name: str, rates: list[Rate]) -> dict[str, Any]:
@@ -236,7 +195,7 @@ def _row(name: str, rates: list[Rate]) -> dict[str, Any]:
 
 
 class _Blank(gymnasium.Env[Array, Array]):
-    """An env of the right sizes that only fills the peer's replay."""
+    """An env of the same sizes, to fill the peer's replay."""
 
     observation_space = gymnasium.spaces.Box(-1, 1, (OBS,), np.float32)
     action_space = gymnasium.spaces.Box(-1, 1, (ACTIONS,), np.float32)

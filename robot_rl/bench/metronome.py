@@ -1,9 +1,9 @@
-"""A process that only wakes, period after period: what it misses is the machine's doing, not the program's.
+"""A process that only wakes up every period: what it misses, the machine misses, not the program.
 
     python -m robot_rl.bench.metronome RATE_HZ FILE
 
-It has the priority of the loops that drive arms, and writes the times of its wake-ups to FILE
-(`.npy`, monotonic ns) when it is told to end (SIGTERM).
+It has the priority of the control loops of arms. At SIGTERM it writes the times of its wake-ups to FILE
+(`.npy`, monotonic ns).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from robot_rl.real.supervisor.pace import Pace, be_punctual
 
 @contextlib.contextmanager
 def metronome(rate_hz: float, path: Path) -> Generator[None]:
-    """Runs one beside the block; afterwards the file is there."""
+    """Runs the process during the block; after it the file exists."""
     process = subprocess.Popen([sys.executable, "-m", "robot_rl.bench.metronome", str(rate_hz), str(path)])
     try:
         yield
@@ -36,9 +36,9 @@ def metronome(rate_hz: float, path: Path) -> Generator[None]:
 
 
 def alone(missed_ns: NDArray[Any], wakes_ns: NDArray[Any], period_ns: float) -> int:
-    """Returns how many of the intervals (M, 2) that were too long had a metronome on time throughout.
+    """Returns how many of the late intervals (M, 2) had a punctual metronome.
 
-    On time: no two of its wake-ups that meet the interval are more than a period and a half apart.
+    It is punctual if no two of its wake-ups in the interval are more than a period and a half apart.
     """
     late = np.flatnonzero(np.diff(wakes_ns) > 1.5 * period_ns)
     asleep_ns = list(zip(wakes_ns[late], wakes_ns[late + 1], strict=True))
@@ -46,7 +46,7 @@ def alone(missed_ns: NDArray[Any], wakes_ns: NDArray[Any], period_ns: float) -> 
 
 
 def main(rate_hz: float, path: Path) -> None:
-    """Wakes until it is told to end."""
+    """Wakes up until SIGTERM."""
     is_over = False
 
     def end(*_: object) -> None:

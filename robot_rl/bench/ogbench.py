@@ -1,46 +1,55 @@
-"""Chunked critics on OGBench's cube tasks: h = 5 against h = 1, offline and then online.
+"""Chunked critics on OGBench's cube tasks: h = 5 and h = 1, offline and then online.
 
 The published comparison (Li et al. 2025, Q-chunking; 1M offline updates, 4 x 512, 1M steps of play data):
 cube-double QC-FQL .42 offline and .99 after .5M control steps, FQL (h = 1) .32 and .72; best of 32 chunks
 .66, of 32 actions .67 offline. Deviations: data from the same oracle but fewer steps of it, networks and
 budgets as set, the default task of the environment.
 
-Every (h, seed) is a run of `robot-rl train recipe=offline` in a folder of its own: the play is its
-demonstrations, the task its environment. A repeated call goes on where the last one ended, whether it was cut
-short or ran out of `minutes`; what came after the last checkpoint, a minute of work at most, is done again.
+Every (h, seed) is a run of `robot-rl train recipe=offline` in its own folder: the play data are its
+demonstrations, the task is its environment. A repeated call resumes a run that was interrupted or ran out of
+`minutes`, from its last checkpoint, which is at most a minute old.
+
+T control steps, E episodes.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from robot_rl.bench.ogbench_env import TASKS, env_id
-from robot_rl.bench.ogbench_play import play_of
+import numpy as np
+from numpy.typing import NDArray
+
+from robot_rl.bench.ogbench_env import TASKS, Program, env_id
+from robot_rl.bench.peers import cache_folder
 from robot_rl.bench.trials import Training, check_plan, over_seeds
 from robot_rl.bench.trivial import solved
 from robot_rl.core.errors import StorageError, require
 from robot_rl.core.files import make_folder, read_json, write_json
-from robot_rl.data.demos import load_episodes
+from robot_rl.data.demos import load_episodes, save_episodes
+from robot_rl.data.episodes import Episodes, EpisodesMeta
 from robot_rl.rollout.envs import simulation
 from robot_rl.sched.opened import opened
 from robot_rl.sim.vector import EnvConfig
 from robot_rl.telemetry.metrics import FILE_NAME, read_metrics
 from robot_rl.telemetry.progress import ProgressDisplay
+from robot_rl.train.demos import episodes_meta
 
 _METHOD = "chunked"
-"""Section of its settings, and phase of its metrics."""
+"""Phase of the metrics."""
 _GAMMA = 0.99
-_ANEW = "Remove the folder; it is run again."
+_ANEW = "Remove the folder to run it again."
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What one row is of."""
+    """The settings of one row."""
 
     task: str
     actor: str
@@ -63,7 +72,7 @@ class Plan:
         return f"{self.task}-{self.actor}-h{self.horizon}-seed{self.seed}"
 
     def words(self, play: Path) -> tuple[str, ...]:
-        """Returns the arguments of `robot-rl train` for this row, learned from a dataset of play."""
+        """Returns the arguments of `robot-rl train` for this row, with a dataset of play."""
         method: dict[str, Any] = {
             "offline_updates": self.offline_updates,
             "env_steps": self.online_steps,
@@ -111,28 +120,28 @@ def run(
     minutes: float = 60.0,
     out: str = "runs/ogbench",
 ) -> dict[str, Any]:
-    """Learns with every h and seed, and returns what came of it so far.
+    """Learns with every h and seed, and returns the rows so far.
 
     Args:
         task: `cube-single` or `cube-double`; its data are those of the play oracle.
         actor: `fql` or `best_of_n`, see `ChunkQConfig`.
         horizons: h; 1 is FQL, or best-of-n, with an ordinary Q.
         seeds: of the learners; the data are the same for all.
-        offline_updates: before the first control step.
+        offline_updates: updates before the first control step.
         online_steps: control steps, with one update each.
         evaluate_every: updates between evaluations.
         episodes: of each evaluation.
         data_steps: control steps of play data.
-        width: of all networks, as are depth, batch and flow_steps (the paper: 512, 4, 256 and 10).
+        width: of all networks (the paper: width 512, depth 4, batch 256, flow_steps 10).
         candidates: of `best_of_n` (the paper: 32).
-        alpha: of `fql`; set it for the task (FQL: 300 for cubes).
-        minutes: of wall-clock that this call may learn; the next one goes on. What needs no learning is
-            played once for each seed, and comes to it.
+        alpha: of `fql`; choose it for the task (FQL: 300 for cubes).
+        minutes: wall-clock minutes of learning in this call; the next call continues. The episodes without
+            learning, once for each seed, take additional time.
         out: folder of the runs and their rows.
 
     Raises:
         ConfigError: a run in `out` was begun with other settings.
-        DeviceError: a run failed; its log is named.
+        DeviceError: a run failed; the message names its log.
     """
     require(task in TASKS, "bench ogbench: task", task, ", ".join(TASKS))
     require(actor in ("fql", "best_of_n"), "bench ogbench: actor", actor, "fql, best_of_n")
@@ -163,11 +172,11 @@ def run(
         "means": means([row for row in rows if row["done"]]),
         "trivial": over_seeds(beside, ("policy",), "success"),
         "notes": [
-            "means: of the runs that are done; ci: Student's 95 % interval of the mean over seeds",
-            "trivial: zeros and noise for actions, and the play data's own oracle, on the same episodes",
+            "means: of finished runs; ci: Student's 95 % interval of the mean over seeds",
+            "trivial: zero actions, random actions, and the oracle of the play data, on the same episodes",
             f"play data: {data_steps:,} steps in {data.num_episodes:,} episodes, of which "
             f"{data.episode_success().sum():,.0f} end in the task's goal",
-            "a row that is not done goes on when the command is repeated",
+            "repeat the command to continue the rows that are not done",
         ],
     }
 
@@ -178,7 +187,7 @@ def means(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def trivial(task: str, seed: int, episodes: int, out: Path) -> list[dict[str, Any]]:
-    """Returns what needs no learning, on the episodes of a seed; what is in its file is not played again."""
+    """Returns success without learning on the episodes of a seed, from its file if there is one."""
     path = out / f"{task}-trivial-{episodes}-seed{seed}.json"
     if path.exists():
         return json.loads(path.read_text())
@@ -195,7 +204,7 @@ def trivial(task: str, seed: int, episodes: int, out: Path) -> list[dict[str, An
 
 
 def learned(trials: Sequence[Trial], minutes: float) -> list[dict[str, Any]]:
-    """Goes on with what is not done, one run after another, while there is time; returns all rows."""
+    """Continues unfinished runs, one after another, until the time is over; returns all rows."""
     waiting = [trial for trial in trials if not trial.is_done]
     for trial in waiting:
         trial.training.check()
@@ -210,8 +219,50 @@ def learned(trials: Sequence[Trial], minutes: float) -> list[dict[str, Any]]:
     return [trial.row() for trial in trials]
 
 
+def play_of(task: str, steps: int, *, seed: int = 0) -> Path:
+    """Returns a dataset of play, which is collected once and kept in the user's cache."""
+    name = f"{task}-{steps}-seed{seed}"
+    folder, columns = (cache_folder("peers", "ogbench_play") / found for found in (name, f"{name}.npz"))
+    if folder.exists():
+        return folder
+    if not columns.exists():
+        columns.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = columns.with_name(f".writing-{os.getpid()}-{columns.name}")
+        with closing(Program(task)) as program:
+            program.ask(do="collect", steps=steps, seed=seed, path=str(unfinished))
+        unfinished.rename(columns)
+    with opened(simulation(EnvConfig(kind="gym", id=env_id(task)), 1), holder="bench ogbench") as env:
+        meta = episodes_meta(env)
+    return save_episodes(folder, episodes_of(meta, dict(np.load(columns))))
+
+
+def episodes_of(meta: EpisodesMeta, play: dict[str, NDArray[Any]]) -> Episodes:
+    """Returns play data as episodes that end where the task ends them, and at the time limit.
+
+    Args:
+        meta: of the episodes.
+        play: state (T, F), action (T, A), reward (T,), solved (T,), ends (T,), and final (E, F), the last
+            observation of each of the E recorded episodes. `solved` is about the state before a step.
+    """
+    state, solved, ends = play["state"], play["solved"].astype(bool), play["ends"].astype(bool)
+    over = solved | ends
+    after = np.concatenate([state[1:], state[:1]])
+    after[ends] = play["final"]
+    return Episodes(
+        meta=meta,
+        obs={"state": state},
+        action=play["action"],
+        reward=play["reward"],
+        terminated=solved,
+        truncated=ends & ~solved,
+        success=solved,
+        episode_index=np.concatenate([[0], np.cumsum(over)[:-1]]),
+        final_obs={"state": after[over]},
+    )
+
+
 class Trial:
-    """One learner: its run, and its row, which is in `row.json` once it is done."""
+    """One learner: its run, and its row, which `row.json` holds after the end of the run."""
 
     def __init__(self, plan: Plan, play: Path, folder: Path) -> None:
         self._plan, self._path = plan, folder / "row.json"
@@ -219,10 +270,10 @@ class Trial:
 
     @property
     def is_done(self) -> bool:
-        """Whether its row is on the disk, of this plan.
+        """Returns whether the file has the final row.
 
         Raises:
-            ConfigError: of another plan.
+            ConfigError: the file is of another plan.
         """
         if not self._path.exists():
             return False
@@ -231,15 +282,15 @@ class Trial:
         return bool(kept["row"]["done"])
 
     def keep(self) -> None:
-        """Writes the row of a run that is done."""
+        """Writes the row of a finished run."""
         write_json(self._path, {"plan": vars(self._plan), "row": self.measured(), "curve": self.curve()})
 
     def row(self) -> dict[str, Any]:
-        """Returns where it is, what it reached and what that cost."""
+        """Returns progress, success and cost."""
         return read_json(self._path, StorageError, _ANEW)["row"] if self.is_done else self.measured()
 
     def curve(self) -> list[dict[str, Any]]:
-        """Returns every evaluation; those on the way are of other episodes than the last one."""
+        """Returns all evaluations; the last one has other episodes than those before."""
         points: dict[tuple[int, int], float] = {}
         for row in self._metrics():
             if row.get("eval/success") is not None:
@@ -247,7 +298,7 @@ class Trial:
         return [{"updates": at[0], "env_steps": at[1], "success": rate} for at, rate in points.items()]
 
     def measured(self) -> dict[str, Any]:
-        """Returns the row from the run's files; what its stages took is known when it is done."""
+        """Returns the row from the files of the run; the cost is known after its end."""
         plan, curve, rows = self._plan, self.curve(), self._metrics()
         updates, env_steps = self._place(rows[-1]) if rows else (0, 0)
         offline = [point["success"] for point in curve if point["updates"] == plan.offline_updates]
@@ -284,7 +335,7 @@ class Trial:
         return [row for row in read_metrics(begun / FILE_NAME) if row["phase"] in phases]
 
     def _place(self, row: dict[str, Any]) -> tuple[int, int]:
-        """Returns updates and control steps so far; a run counts those of each phase, offline and online."""
+        """Returns all updates and control steps so far; a run counts updates for each phase."""
         plan = self._plan
         if row["phase"] == "final":
             return plan.offline_updates + plan.online_steps, plan.online_steps

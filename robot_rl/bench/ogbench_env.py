@@ -1,10 +1,10 @@
-"""OGBench's cube tasks (Park et al. 2025) in an environment of their own: their pins exclude this MuJoCo.
+"""OGBench's cube tasks (Park et al. 2025) in their own virtual environment: their pins exclude our MuJoCo.
 
     env.kind=gym env.id=robot_rl.bench.ogbench_env:ogbench/cube-single-v0
 
-A program there answers one line of JSON with another; play data, which its own scripted oracle collects
-on targets of its choice, go through a file. The reward is the single-task one: minus the number of cubes
-that are not at their goal, 0 and the end where all are.
+A program there answers each line of JSON with a line of JSON. Its scripted oracle collects play data with
+random targets, which go through a file. The reward is that of the single tasks: minus the number of cubes
+that are not at their goal; at 0 the episode ends.
 """
 
 from __future__ import annotations
@@ -118,10 +118,10 @@ for line in sys.stdin:
 
 
 class Program:
-    """OGBench in a process of its own."""
+    """A process of OGBench."""
 
     def __init__(self, task: str, *, oracle: bool = False) -> None:
-        """Starts it; with `oracle` its own one acts, whatever is sent.
+        """Starts the process; with `oracle` OGBench's oracle acts and ignores the actions.
 
         Raises:
             RobotRLError: OGBench cannot be installed.
@@ -139,10 +139,10 @@ class Program:
         )
 
     def ask(self, **question: Any) -> dict[str, Any]:
-        """Returns its answer.
+        """Returns the answer to a question.
 
         Raises:
-            RobotRLError: it failed; the end of what it wrote is told.
+            RobotRLError: the process failed; the message has the end of its output.
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -154,8 +154,8 @@ class Program:
         else:
             answer = self._process.stdout.readline()
         if not answer:
-            told = os.pread(self._log, 2**20, 0).decode(errors="replace")[-800:]
-            raise RobotRLError(f"bench ogbench: {self._task} failed:\n{told}")
+            output = os.pread(self._log, 2**20, 0).decode(errors="replace")[-800:]
+            raise RobotRLError(f"bench ogbench: {self._task} failed:\n{output}")
         return json.loads(answer)
 
     def close(self) -> None:
@@ -165,10 +165,10 @@ class Program:
 
 
 class Cubes(gymnasium.Env[Array, Array]):
-    """A task of OGBench, whose process begins with the first episode."""
+    """A task of OGBench; its process starts with the first episode."""
 
     def __init__(self, task: str, *, oracle: bool = False) -> None:
-        """Args: task: of `TASKS`. oracle: OGBench's own one acts, which sees more than the observation."""
+        """Args: task: of `TASKS`. oracle: OGBench's oracle acts, which knows more than the observation."""
         self.dt = 0.05
         self.observation_space = Box(-np.inf, np.inf, (TASKS[task][0],), np.float32)
         self.action_space = Box(-1.0, 1.0, (NUM_ACTIONS,), np.float32)
@@ -197,7 +197,7 @@ class Cubes(gymnasium.Env[Array, Array]):
 
 
 def env_id(task: str) -> str:
-    """Returns what `env.id` is to be, or `gymnasium.make` is to be given."""
+    """Returns the name for `env.id` and `gymnasium.make`."""
     return f"{__name__}:ogbench/{task}-v0"
 
 

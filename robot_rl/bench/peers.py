@@ -1,7 +1,7 @@
-"""Other projects' environments, each measured in a virtual environment of its own.
+"""Other projects' environments, each measured in its own virtual environment.
 
-Their pins exclude this project's MuJoCo, so they cannot be imported here. The environment is made on
-first use under `$XDG_CACHE_HOME/robot_rl/peers` and kept.
+Their pins exclude our MuJoCo, so they cannot be imported here. The virtual environment is made on first use
+in `$XDG_CACHE_HOME/robot_rl/peers`.
 """
 
 import json
@@ -16,13 +16,13 @@ from robot_rl.core.errors import RobotRLError
 
 @dataclass(frozen=True, kw_only=True)
 class Peer:
-    """What to install, and a program that prints `{"steps_per_s": ...}`."""
+    """Packages to install, and the env to measure."""
 
     packages: tuple[str, ...]
     make_env: str
     """Python that defines `make()`, one single-process Gymnasium-like env with 4-tuple or 5-tuple steps."""
     num_envs: int = 2
-    """Worker processes: one a core."""
+    """Worker processes, one for each core."""
 
 
 PEERS = {
@@ -75,13 +75,12 @@ if __name__ == "__main__":
 
 
 def peer_steps_per_s(name: str, seconds: float = 6.0) -> float:
-    """Returns control steps per second of a peer, all its worker processes together.
+    """Returns control steps per second of a peer, over all worker processes.
 
-    Each worker steps its own env with no coordination at all, which favours the peer: a vector env
-    over them would be slower.
+    Each worker steps its env without coordination. This favours the peer: a vector env would be slower.
 
     Raises:
-        RobotRLError: its environment cannot be installed, or its program fails.
+        RobotRLError: the peer cannot be installed, or its program fails.
     """
     peer = PEERS[name]
     python = environment(name, peer.packages, at="bench sim", remedy=" Use peers=false to leave peers out.")
@@ -94,20 +93,19 @@ def peer_steps_per_s(name: str, seconds: float = 6.0) -> float:
     return float(json.loads(done.stdout.strip().splitlines()[-1])["steps_per_s"])
 
 
-def cache_folder(name: str) -> Path:
-    """Returns where what is called so is kept between runs, in the user's cache."""
-    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "robot_rl" / "peers" / name
+def cache_folder(*names: str) -> Path:
+    """Returns a folder of the user's cache, where benchmarks keep what they need again."""
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")).joinpath("robot_rl", *names)
 
 
 def environment(name: str, packages: tuple[str, ...], *, at: str, remedy: str = "") -> Path:
-    """Returns the Python of an environment with these packages, made on first use.
+    """Returns the Python of a virtual environment with these packages, made on first use.
 
     Raises:
-        RobotRLError: it cannot be installed; `at` begins the message, `remedy` ends it.
+        RobotRLError: the packages cannot be installed; `at` begins the message, `remedy` ends it.
     """
-    cache = cache_folder(name)
-    python = cache / "bin" / "python"
-    ready = cache / "ready.json"
+    cache = cache_folder("peers", name)
+    python, ready = cache / "bin" / "python", cache / "ready.json"
     if ready.exists() and json.loads(ready.read_text()) == list(packages):
         return python
     uv = Path(sys.prefix) / "bin" / "uv"

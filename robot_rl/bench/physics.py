@@ -1,8 +1,8 @@
-"""Why the scenes use the contact shapes, integrator and time step they use: one grasp, many settings.
+"""Compares contact shapes, integrators and time steps on one grasp, to choose those of the scenes.
 
-A Panda closes its gripper on a 4 cm, 50 g cube, lifts it, holds it still for `hold_s`, then moves
-about at random for `shake_s`. Every setting runs the same script in the same number of
-simulations, which differ by where the cube lies.
+A Panda closes its gripper on a 4 cm, 50 g cube, lifts it, holds it still for `hold_s`, then moves at random
+for `shake_s`. Every setting runs the same script in the same number of simulations, with the cube at
+different positions.
 """
 
 import time
@@ -32,7 +32,7 @@ _CUBE_MASS_KG = 0.05
 _CONTROL_S = 0.02
 _CREEP_S = 2.0
 _LOST_M = 0.025
-"""A cube that moved this far in the hand is not held any more."""
+"""A cube that moved this far in the hand is lost."""
 
 _INTEGRATORS = {
     "euler": mujoco.mjtIntegrator.mjINT_EULER,
@@ -46,7 +46,7 @@ class Setting:
     """One row of the table."""
 
     shapes: Shapes = "capsule pads"
-    """What collides; hulls: convex meshes on every link, ten boxes on the fingers, self-collision."""
+    """Collision shapes; hulls: convex meshes on every link, ten boxes on the fingers, self-collision."""
     integrator: Literal["euler", "implicitfast", "discrete"] = "discrete"
     timestep_ms: float = 5.0
     elliptic: bool = True
@@ -85,12 +85,18 @@ SETTINGS = (
 
 
 def run(*, hold_s: float = 10.0, shake_s: float = 4.0, num_sims: int = 8) -> dict[str, Any]:
-    """Returns the table as `{title, rows, notes}`; about half a minute on one core."""
+    """Measures all settings; about half a minute on one core.
+
+    Args:
+        hold_s: seconds of holding the cube still.
+        shake_s: seconds of random motion.
+        num_sims: simulations for each setting.
+    """
     return compare(SETTINGS, hold_s=hold_s, shake_s=shake_s, num_sims=num_sims)
 
 
 def compare(settings: Sequence[Setting], *, hold_s: float, shake_s: float, num_sims: int) -> dict[str, Any]:
-    """Measures the settings one after the other, a row each.
+    """Measures the settings one after the other; returns `{title, rows, notes}`.
 
     Raises:
         ConfigError: no time to hold, or no simulation.
@@ -105,17 +111,17 @@ def compare(settings: Sequence[Setting], *, hold_s: float, shake_s: float, num_s
         "title": f"Physics: lift a cube, hold {hold_s:g} s, move {shake_s:g} s; {num_sims} simulations",
         "rows": rows,
         "notes": [
-            f"held: share still within {_LOST_M * 1e3:g} mm of the grasp after {hold_s:g} s; "
-            f"held_moving: after {shake_s:g} s of random joint motion more",
-            f"creep_mm: mean motion of the cube in the hand in the first {_CREEP_S:g} s of stillness",
-            "cpu_ms: processor time per simulated second while moving; steps_per_cpu_s: physics steps per "
-            f"second of one core, while moving and while still; MuJoCo {mujoco.__version__}",
+            f"held: share of cubes within {_LOST_M * 1e3:g} mm of the grasp after {hold_s:g} s; "
+            f"held_moving: after another {shake_s:g} s of random joint motion",
+            f"creep_mm: mean motion of the cube in the hand in the first {_CREEP_S:g} s without motion",
+            "cpu_ms: processor time per simulated second in motion; steps_per_cpu_s: physics steps per "
+            f"second of one core, in motion and at rest; MuJoCo {mujoco.__version__}",
         ],
     }
 
 
 def measure(setting: Setting, *, hold_s: float, shake_s: float, num_sims: int) -> dict[str, Any]:
-    """Returns one row: does the grasp hold, how much it creeps, what a second costs."""
+    """Returns one row: whether the grasp holds, its creep, and the cost of a second."""
     grasp = Grasp(build_scene(setting), num_sims)
     grasp.close_and_lift()
     before = grasp.cube_in_tool()
@@ -144,7 +150,7 @@ def measure(setting: Setting, *, hold_s: float, shake_s: float, num_sims: int) -
 
 
 class Grasp:
-    """The scripted grasp in several simulations, B of them; times the steps it makes."""
+    """The scripted grasp in B simulations, with the time of their steps."""
 
     def __init__(self, model: mujoco.MjModel, num_sims: int) -> None:
         self._model, self._rng = model, np.random.default_rng(0)
@@ -160,7 +166,7 @@ class Grasp:
         self._grasped = self.cube_in_tool()
 
     def close_and_lift(self) -> None:
-        """Opens, closes in 0.5 s, lifts in 1.5 s, waits 1 s; what is in the hand then is the grasp."""
+        """Opens, closes in 0.5 s, lifts in 1.5 s, and waits 1 s."""
         self._go(_AT_CUBE_RAD, _AT_CUBE_RAD, 0.2, PANDA.gripper_open)
         self._go(_AT_CUBE_RAD, _AT_CUBE_RAD, 0.5, PANDA.gripper_closed)
         self._grasped = self.cube_in_tool()
@@ -171,7 +177,7 @@ class Grasp:
         self._go(_LIFTED_RAD, _LIFTED_RAD, duration_s, PANDA.gripper_closed)
 
     def shake(self, duration_s: float) -> None:
-        """Moves the arm's targets by a filtered random walk that is drawn back to the lifted posture."""
+        """Moves the arm's targets by a filtered random walk with a pull to the lifted posture."""
         offset = np.zeros((len(self._ctrl), 7))
         speed = np.zeros_like(offset)
         for _ in range(round(duration_s / _CONTROL_S)):
@@ -192,7 +198,7 @@ class Grasp:
         return np.linalg.norm(self.cube_in_tool() - self._grasped, axis=1) < _LOST_M
 
     def step_cost_s(self) -> float:
-        """Returns processor time per physics step since the last call, and starts anew."""
+        """Returns processor time per physics step since the last call."""
         cost = self._spent_s / max(self._steps, 1)
         self._spent_s, self._steps = 0.0, 0
         return cost
@@ -215,7 +221,8 @@ def build_scene(setting: Setting) -> mujoco.MjModel:
     spec = PANDA.build()
     add_world(spec)
     add_free_box(spec, "cube", half_size_m=(_HALF_CUBE_M,) * 3, mass_kg=_CUBE_MASS_KG)
-    _RESHAPE[setting.shapes](spec)
+    if setting.shapes in _RESHAPE:
+        _RESHAPE[setting.shapes](spec)
     _set_gains(spec, setting)
     physics_options(spec)
     spec.option.integrator = _INTEGRATORS[setting.integrator]
@@ -248,7 +255,7 @@ def _set_gains(spec: mujoco.MjSpec, setting: Setting) -> None:
 
 
 def _box_pads(spec: mujoco.MjSpec) -> None:
-    """Replaces each pad's capsule by the box it stands for: four contacts with a face, not two."""
+    """Replaces the capsule of each pad by a box: four contacts with a face, not two."""
     for side in ("left", "right"):
         _add_box(spec, side, (0.0, 0.004, 0.045), (0.0095, 0.004, 0.0095))
         spec.delete(spec.geom(f"{side}_pad"))
@@ -307,13 +314,5 @@ def _capsule_points(fromto: Array, radius_m: float) -> Array:
     return np.concatenate(rings)
 
 
-def _as_built(spec: mujoco.MjSpec) -> None:
-    """Leaves the shipped shapes as they are."""
-    del spec
-
-
-_RESHAPE: dict[Shapes, Callable[[mujoco.MjSpec], None]] = {
-    "capsule pads": _as_built,
-    "box pads": _box_pads,
-    "hulls": _hulls,
-}
+_RESHAPE: dict[Shapes, Callable[[mujoco.MjSpec], None]] = {"box pads": _box_pads, "hulls": _hulls}
+"""Replaces the shipped capsule pads."""

@@ -1,7 +1,7 @@
-"""Time of one action chunk at batch 1: what a robot waits for.
+"""Time to sample one action chunk at batch 1, for which a robot waits.
 
-One thread, gradients off, a new observation each time. The policies are untrained: time does not
-depend on the weights' values.
+One thread, no gradients, a new observation each time. The policies are untrained, since the time does not
+depend on the values of the weights.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from robot_rl.bench.trials import one_torch_thread
 from robot_rl.core.errors import UnknownComponentError, nearest
 from robot_rl.core.policy import Policy
 from robot_rl.policies.chunk import ChunkPolicyConfig, DiffusionPolicy, FlowPolicy
@@ -51,7 +52,7 @@ def run(*, samples: int = 1000, policy: str | None = None) -> dict[str, Any]:
 
     Args:
         samples: chunks timed for each policy.
-        policy: name of a row of the table; None measures all.
+        policy: a name in the table; null measures all.
 
     Raises:
         UnknownComponentError: no policy of that name.
@@ -63,16 +64,12 @@ def run(*, samples: int = 1000, policy: str | None = None) -> dict[str, Any]:
         if policy not in chosen:
             raise UnknownComponentError(f"bench policy: no policy {policy!r}.{nearest(policy, chosen)}")
         chosen = {policy: chosen[policy]}
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_torch_thread():
         rows = [measure(name, factory(), samples) for name, factory in chosen.items()]
-    finally:
-        torch.set_num_threads(threads)
     return {
         "title": f"One chunk of {HORIZON} actions at batch 1, state of {STATE}, one thread",
         "rows": rows,
-        "notes": ["p99 on a machine that does other work as well is mostly that work."],
+        "notes": ["On a busy machine, p99 is mostly due to other programs."],
     }
 
 

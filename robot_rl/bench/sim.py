@@ -1,10 +1,9 @@
-"""Control steps per second of the simulator, beside the C limit and the peers people use today.
+"""Control steps per second of the simulator, compared with the C limit and with other simulators.
 
-One run, alternating: ours, the C limit (`mujoco.rollout` over the same model, states, controls and
-substeps, same threads, in one call without a barrier), ours, the limit, and so on; then
-Gymnasium's AsyncVectorEnv over the same task. Ours includes control, observations, reward and
-autoreset. The actions are the scripted expert's with noise, replayed, so that grasping and
-carrying are in the load as they are in training.
+Ours and the C limit take turns in one process. The C limit is `mujoco.rollout` over the same model, states,
+controls and substeps, with the same threads, in one call without a barrier. Then follows Gymnasium's
+AsyncVectorEnv over the same task. Ours includes control, observations, reward and autoreset. The actions are
+recorded from the scripted expert with noise, so that the load includes grasping and carrying, as in training.
 """
 
 import os
@@ -39,11 +38,11 @@ def run(
 
     Args:
         num_envs: simulations at once.
-        rounds: alternations; medians of the rounds' ratios are reported.
-        task: which task.
-        async_envs: AsyncVectorEnv is given the best of these sizes (one process an env); none, no row.
-        peers: also measure other projects' environments, each in an environment of its own that is
-            installed on first use.
+        rounds: turns of each; the result is the median ratio of the rounds.
+        task: name of the task.
+        async_envs: sizes of AsyncVectorEnv (a process for each env), of which the best counts; empty: no row.
+        peers: also measure other projects' environments, each in a virtual environment that is installed
+            on first use.
     """
     rows, ratio_to_limit, ratio_to_async, layers = [], {}, {}, []
     best_async = max((_async_rate(task, n) for n in async_envs), default=None)
@@ -70,7 +69,7 @@ def run(
         "ratio_to_peer": {},
         "notes": [
             f"median of {rounds} alternating rounds of {_SEGMENT_STEPS} control steps; a control step is "
-            "10 physics steps of 5 ms here; the limit writes every substep's state, as mujoco.rollout does",
+            "10 physics steps of 5 ms; the limit writes the state of every substep, as mujoco.rollout does",
             f"AsyncVectorEnv: the best of {async_envs} processes",
         ],
     }
@@ -98,7 +97,7 @@ def _against_limit(task: str, num_envs: int, seed: int) -> dict[str, float]:
 
 @dataclass
 class _Load:
-    """What MuJoCo had to compute in a segment: a row for every control step of every simulation."""
+    """The inputs of MuJoCo in a segment: a row for every control step of every simulation."""
 
     state: Array
     """Physics state before the step, (rows, n)."""
@@ -109,7 +108,7 @@ class _Load:
 
 
 def _record(env: SimVectorEnv, seed: int) -> tuple[list[Array], _Load]:
-    """Returns expert actions over two segments, and what the second asks of the physics."""
+    """Returns expert actions over two segments, and the inputs of the physics in the second."""
     env.reset(seed=seed)
     expert, rng = env.expert(noise_m=0.01), np.random.default_rng(seed)
     physics = _physics_columns(env)
@@ -129,23 +128,23 @@ def _record(env: SimVectorEnv, seed: int) -> tuple[list[Array], _Load]:
 
 
 def _commands(env: SimVectorEnv, action: Array) -> Array:
-    """Steps the env and returns what its actuators were told, (envs, nu): a reset writes over it."""
-    told: list[Array] = []
+    """Steps the env and returns its actuator commands (envs, nu) before a reset overwrites them."""
+    commands: list[Array] = []
     backend: Any = env.backend
     step = backend.step
 
-    def listening(*args: Any) -> Array:
-        told.append(env.backend.bind("ctrl").copy())
+    def recording_step(*args: Any) -> Array:
+        commands.append(env.backend.bind("ctrl").copy())
         return step(*args)
 
-    backend.step = listening
+    backend.step = recording_step
     env.step(action)
     backend.step = step
-    return told[0]
+    return commands[0]
 
 
 def _physics_columns(env: SimVectorEnv) -> slice:
-    """Returns which columns of the state rows are `mujoco.rollout`'s: its state is their beginning."""
+    """Returns the columns of the state rows that `mujoco.rollout` uses: the first ones."""
     model, spec = env.backend.model, int(mujoco.mjtState.mjSTATE_FULLPHYSICS)
     row = np.empty(mujoco.mj_stateSize(model, spec))
     mujoco.mj_getState(model, env.backend.batch.get_data(0), row, spec)
@@ -159,7 +158,7 @@ def _replay(env: SimVectorEnv, actions: list[Array]) -> None:
 
 
 def _rollout_s(env: SimVectorEnv, load: _Load) -> float:
-    """Returns the seconds of the same physics in C: one call, both cores, outputs preallocated."""
+    """Returns the seconds of the same physics in C: one call, all cores, preallocated outputs."""
     model, num_substeps = env.backend.model, env.num_substeps
     control = np.repeat(load.control[:, None], num_substeps, axis=1)
     datas = [mujoco.MjData(model) for _ in range(os.cpu_count() or 1)]
@@ -234,7 +233,7 @@ def _layers(task: str, num_envs: int) -> list[dict[str, Any]]:
 
 
 def _clocked(owner: Any, name: str, layer: str, spent: dict[str, float]) -> None:
-    """Replaces a method of one object by itself with a stopwatch."""
+    """Adds a stopwatch to a method of one object."""
     method = getattr(owner, name)
 
     def timed(*args: Any, **kwargs: Any) -> Any:

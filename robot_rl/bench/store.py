@@ -1,13 +1,11 @@
-"""What recording costs a control loop, and how quickly a large store opens.
+"""The cost of recording for a control loop, and the time to open a large store.
 
-The loop runs at 100 Hz and hands over 32 floats a step and two new 640x480 pictures 30 times a
-second. The time of `append` is all that the robot waits for; the disk and the compression have
-their own thread.
+The loop runs at 100 Hz and records 32 floats at each step, and two new 640x480 pictures 30 times a second.
+The robot waits only for `append`; compression and the disk have their own thread.
 """
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 import time
 from pathlib import Path
@@ -31,8 +29,8 @@ def run(*, seconds: float = 100.0, steps: int = 10_000_000) -> dict[str, Any]:
     """Measures both and returns rows.
 
     Args:
-        seconds: of recording.
-        steps: of the large store.
+        seconds: time of recording.
+        steps: size of the large store.
     """
     return {
         "title": f"Recording {STATE} floats at {CONTROL_HZ:g} Hz and 2 x 640x480 RGB at {CAMERA_HZ:g} Hz",
@@ -45,11 +43,11 @@ def measure(*, seconds: float = 100.0, folder: str | Path | None = None) -> dict
     """Records at the rate of a robot and returns the times of `append`, in one row.
 
     Args:
-        seconds: of recording.
-        folder: where the store is made and removed again; None means the temporary folder.
+        seconds: time of recording.
+        folder: for the store, which is removed again; the temporary folder if None.
     """
-    scratch = Path(tempfile.mkdtemp(prefix="robot-rl-bench-store-", dir=folder))
-    try:
+    with tempfile.TemporaryDirectory(prefix="robot-rl-bench-store-", dir=folder) as name:
+        scratch = Path(name)
         meta, features = _layout(CONTROL_HZ)
         features |= {camera: Feature("uint8", SIZE) for camera in CAMERAS}
         writer = StoreWriter(scratch / "store", meta, features)
@@ -59,8 +57,6 @@ def measure(*, seconds: float = 100.0, folder: str | Path | None = None) -> dict
         writer.close()
         stats = writer.stats
         found = int(StoreReader(scratch / "store").lengths().sum())
-    finally:
-        shutil.rmtree(scratch)
     p50, p99, p999 = np.percentile(1e3 * append_s, [50, 99, 99.9])
     return {
         "seconds": took_s,
@@ -81,15 +77,15 @@ def measure(*, seconds: float = 100.0, folder: str | Path | None = None) -> dict
 
 
 def capacity(*, steps: int = 10_000_000, folder: str | Path | None = None) -> dict[str, Any]:
-    """Writes a large store of numbers and returns how long it takes to open and to read whole.
+    """Writes a large store of numbers and returns the time to open it and to read all of it.
 
     Args:
         steps: control steps of 100 lanes, in episodes of 1,000.
-        folder: where the store is made and removed again (2.5 GB); None means the temporary folder.
+        folder: for the store (2.5 GB), which is removed again; the temporary folder if None.
     """
-    scratch = Path(tempfile.mkdtemp(prefix="robot-rl-bench-store-", dir=folder))
     lanes = np.arange(100)
-    try:
+    with tempfile.TemporaryDirectory(prefix="robot-rl-bench-store-", dir=folder) as name:
+        scratch = Path(name)
         meta, features = _layout(50.0)
         state = np.random.default_rng(0).normal(size=(100, STATE)).astype(np.float32)
         began = time.perf_counter()
@@ -110,8 +106,6 @@ def capacity(*, steps: int = 10_000_000, folder: str | Path | None = None) -> di
         began = time.perf_counter()
         reader.columns(["obs.state", "action", "reward", "terminated", "truncated"])
         read_s = time.perf_counter() - began
-    finally:
-        shutil.rmtree(scratch)
     return {
         "steps": found,
         "episodes": len(reader),

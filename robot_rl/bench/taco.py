@@ -1,8 +1,8 @@
-"""What choosing the best of N chunks by a pseudo-count (TACO) gains over the policy itself.
+"""Compares the best of N chunks by a pseudo-count (TACO) with the policy alone.
 
-The expert aims beside its target, by another distance in each episode, so part of the
-demonstrations fail. The policy is cloned from all of them; what is counted are the observations
-and executed actions of those that succeed.
+The expert aims beside its target, with another error in each episode, so some demonstrations fail. The policy
+is cloned from all of them. The pseudo-count is of the observations and executed actions of the successful
+ones.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def run(
     """Clones a policy for every seed and plays held-out episodes with every N.
 
     Args:
-        task: as all that is not listed, see `play_clones`.
-        candidates: N; 1 is the policy itself.
+        task: see `play_clones`, also for the settings that are not listed here.
+        candidates: N; 1 is the policy alone.
         n_exec: control steps between two plans.
     """
     played: dict[int, list[EvalResult]] = {n: [] for n in candidates}

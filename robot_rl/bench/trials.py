@@ -1,14 +1,17 @@
-"""What benchmarks share: counts over seeds, and how those that learn for long are cut short and go on."""
+"""What benchmarks share: runs of `robot-rl train`, rates, and statistics over seeds."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Generator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 import numpy as np
@@ -18,23 +21,27 @@ from robot_rl.config import load, plain
 from robot_rl.core.errors import ConfigError, DeviceError, StorageError
 from robot_rl.core.files import read_json
 from robot_rl.telemetry.intervals import mean_interval, wilson_interval
+from robot_rl.telemetry.progress import ProgressDisplay
 from robot_rl.telemetry.runs import flatten
 from robot_rl.train.config import RunConfig
 from robot_rl.train.record import load_config
 
-SUCCESS_NOTE = "success: of all episodes of all seeds, 95 % Wilson interval; low and high: of single seeds"
+SUCCESS_NOTE = (
+    "success: share of all episodes of all seeds, with its 95 % Wilson interval; "
+    "low and high: the worst and the best seed"
+)
 
 
 @dataclass(frozen=True)
 class Training:
-    """A run of `robot-rl train` in a process of its own: done once, gone on with where it was cut short."""
+    """A run of `robot-rl train` in its own process: a finished run is kept, an interrupted one is resumed."""
 
     at: str
-    """What the benchmark calls it in its messages."""
+    """Name of the run in error messages."""
     folder: Path
-    """In which its run folder is made."""
+    """Holds the run folder."""
     words: tuple[str, ...]
-    """Arguments of `robot-rl train`, but for `out`."""
+    """Arguments of `robot-rl train`, without `out`."""
 
     def done(self) -> Path | None:
         """Returns the run folder, if it has a summary."""
@@ -45,7 +52,7 @@ class Training:
         return self.done() or max((path.parent for path in self.folder.glob("*/config.yaml")), default=None)
 
     def check(self, *, but: Sequence[str] = ()) -> None:
-        """Refuses a run folder that another recipe or other settings made; `but` lists those that may differ.
+        """Refuses a run folder that another recipe or other settings made; settings in `but` may differ.
 
         Raises:
             ConfigError: a setting differs.
@@ -59,14 +66,14 @@ class Training:
         check_plan(self.at.split(":")[0], begun, flatten(plain(load_config(begun))), asked)
 
     def train(self, *more: str, limit_s: float | None = None) -> bool:
-        """Trains it, or goes on; returns whether it came to its end.
+        """Starts or resumes the run; returns whether it has finished.
 
         Args:
-            more: arguments that only a new run gets.
-            limit_s: of wall-clock, after which it is cut short; the next call goes on with it.
+            more: arguments for a new run alone.
+            limit_s: seconds of wall-clock, after which the run is stopped; the next call resumes it.
 
         Raises:
-            DeviceError: it failed; its log is named.
+            DeviceError: the run failed; the message names its log.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         log, begun = self.folder / "train.log", self.begun()
@@ -74,7 +81,7 @@ class Training:
         with log.open("ab") as output:
             how: dict[str, Any] = {"stdout": output, "stderr": output, "check": False, "timeout": limit_s}
             try:
-                done = subprocess.run(train_command(*words), **how)
+                done = subprocess.run(command_line("train", *words), **how)
             except subprocess.TimeoutExpired:
                 return False
         if done.returncode != 0:
@@ -82,20 +89,38 @@ class Training:
         return True
 
     def finished(self) -> tuple[Path, dict[str, Any]]:
-        """Returns the folder of a run that is done, and what it came to."""
+        """Returns the folder and the summary of a finished run."""
         folder = self.done()
         assert folder is not None, self.at
         return folder, read_json(folder / "summary.json", StorageError, "Remove the folder; it is run again.")
 
 
-def train_command(*words: str) -> list[str]:
-    """Returns the program `robot-rl train` with these arguments."""
+def train_all(phase: str, waiting: Sequence[tuple[Training, Sequence[str]]], jobs: int) -> None:
+    """Trains runs side by side, `jobs` at a time, or one for each core if 0; shows the progress.
+
+    Args:
+        phase: name in the display.
+        waiting: runs, and the arguments that each gets if it is new.
+        jobs: how many run at a time.
+    """
+    with (
+        ProgressDisplay() as display,
+        display.phase(phase, len(waiting), unit="runs") as progress,
+        ThreadPoolExecutor(jobs or os.cpu_count()) as pool,
+    ):
+        trained = pool.map(lambda one: one[0].train(*one[1]), waiting)
+        for number, _ in enumerate(trained, start=1):
+            progress.update(number)
+
+
+def command_line(*words: str) -> list[str]:
+    """Returns a `robot-rl` command as the words of a process."""
     code = "import sys; from robot_rl.cli.main import main; sys.exit(main())"
-    return [sys.executable, "-c", code, "train", *words]
+    return [sys.executable, "-c", code, *words]
 
 
 def check_plan(at: str, folder: Path, begun: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Refuses to go on with a trial under another plan.
+    """Refuses to resume a trial with other settings.
 
     Raises:
         ConfigError: a value differs; `at` begins the message.
@@ -104,20 +129,20 @@ def check_plan(at: str, folder: Path, begun: Mapping[str, Any], now: Mapping[str
         if begun[name] != value:
             raise ConfigError(
                 f"{at}: {folder} was begun with {name}={begun[name]!r}, got {value!r}. "
-                "Go on with that, or give another folder: out=..."
+                "Use the first value, or choose another folder: out=..."
             )
 
 
 def over_seeds(
     rows: Sequence[Mapping[str, Any]], keys: Sequence[str], value: str, *, means: Sequence[str] = ()
 ) -> list[dict[str, Any]]:
-    """Returns one row for each group of runs that differ in their seeds alone.
+    """Returns one row for each group of runs that differ only in their seeds.
 
     Args:
-        rows: of single runs.
-        keys: what the rows of a group have in common.
-        value: what is averaged, with the lowest and highest of single seeds and Student's 95 % interval.
-        means: what is averaged without either.
+        rows: one for each run.
+        keys: columns that are equal within a group.
+        value: column to average, with its lowest and highest value and Student's 95 % interval.
+        means: columns to average without an interval.
     """
     groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for row in rows:
@@ -142,7 +167,7 @@ def over_seeds(
 
 
 def successes_of(played: Sequence[NDArray[np.bool_]]) -> dict[str, float]:
-    """Returns the columns that `SUCCESS_NOTE` explains, of which episodes were solved for each seed."""
+    """Returns the columns that `SUCCESS_NOTE` explains; `played` has the solved episodes of each seed."""
     success = np.concatenate(played)
     rates = [float(solved.mean()) for solved in played]
     low, high = wilson_interval(int(success.sum()), len(success))
@@ -159,3 +184,44 @@ def processor_s(pid: int) -> float:
     """Returns processor seconds of a process and its threads so far; proc(5), fields 14 and 15."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Events per second of wall-clock and of processor time."""
+
+    wall: float
+    cpu: float
+
+
+class Stopwatch:
+    """Measures the rate of events since it was made."""
+
+    def __init__(self) -> None:
+        self._wall_s, self._cpu_s = time.perf_counter(), time.process_time()
+
+    @property
+    def wall_s(self) -> float:
+        return time.perf_counter() - self._wall_s
+
+    def rate(self, count: float) -> Rate:
+        return Rate(count / self.wall_s, count / max(time.process_time() - self._cpu_s, 1e-9))
+
+
+def median_ratio(ours: Sequence[Rate], theirs: Sequence[Rate], clock: str) -> float:
+    """Returns the median ratio of rounds that ran one after the other; `clock` is `wall` or `cpu`."""
+    pairs = zip(ours, theirs, strict=True)
+    return median(getattr(a, clock) / getattr(b, clock) for a, b in pairs)
+
+
+@contextmanager
+def one_torch_thread() -> Generator[None]:
+    """Limits torch to one thread within a block."""
+    import torch  # not every benchmark needs it
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

@@ -1,7 +1,7 @@
-"""What needs no learning: success of noise, of standing still, and of the scripted experts themselves.
+"""Success without learning: random actions, no motion, and the scripted experts.
 
-The rows that a learned policy's success is to be read beside. The episodes are the held-out ones of a run
-with the same seed, those that `robot-rl train` and `bench improve` report.
+These rows are the reference for the success of a learned policy. The episodes are the held-out episodes of a
+run with the same seed, as in `robot-rl train` and `bench improve`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from robot_rl.train.demos import collect_episodes, expert_of
 POLICIES = ("random", "hold", "repeat", "demonstrator", "expert")
 _NUM_ENVS = 50
 _STREAM = 0x7472697669616C
-"""Keeps these draws apart from what an env draws from the same episode seed."""
+"""Separates these draws from those of the env with the same episode seed."""
 
 
 def run(
@@ -38,14 +38,14 @@ def run(
     seeds: tuple[int, ...] = (0, 1, 2),
     episodes: int = 200,
 ) -> dict[str, Any]:
-    """Plays held-out episodes with policies that have learned nothing, and returns a row for each.
+    """Plays held-out episodes with policies without learning, and returns a row for each.
 
     Args:
-        tasks: of the table.
-        policies: `random`: another action at every step; `hold`: every motion zero, the gripper half open;
+        tasks: names of tasks.
+        policies: `random`: a random action at every step; `hold`: no motion, the gripper half open;
             `repeat`: one random action for the whole episode; `demonstrator`: the expert with the bias and
-            noise of `base=<task>`, where there is one; `expert`: the same without either.
-        seeds: of runs, whose held-out episodes are played.
+            noise of `base=<task>`, if there is one; `expert`: the expert without bias and noise.
+        seeds: seeds of runs, whose held-out episodes are played.
         episodes: for every seed.
     """
     for name in policies:
@@ -68,24 +68,24 @@ def run(
             total = episodes * len(seeds)
             rows.append({"task": task, "policy": name, **successes_of(played), "episodes": total})
     return {
-        "title": "What needs no learning (held-out episodes)",
+        "title": "Success without learning (held-out episodes)",
         "rows": rows,
-        "notes": [SUCCESS_NOTE, "policy: `robot-rl bench trivial --help` says what each does"],
+        "notes": [SUCCESS_NOTE, "policy: `robot-rl bench trivial --help` explains them"],
     }
 
 
 def solved(env: VectorEnv, name: str, seed: int, episodes: int) -> NDArray[np.bool_]:
-    """Returns which of the held-out episodes of a run's seed a policy solves."""
+    """Returns for each held-out episode of a run's seed whether the policy solves it."""
     return collect_episodes(env, actor_of(env, name, seed), eval_seeds(seed, episodes)).episode_success()
 
 
 def has_base(task: str) -> bool:
-    """Returns whether the table of `bench improve` has a base of the task, and so a demonstrator."""
+    """Returns whether `configs/base` has the task, and so a demonstrator."""
     return task in options("base")
 
 
 def actor_of(env: VectorEnv, name: str, seed: int) -> Expert:
-    """Returns what acts in all envs at once; `seed` is the run's whose demonstrator it is."""
+    """Returns the actor of all envs; `seed` is that of the demonstrator's run."""
     if name in ("demonstrator", "expert"):
         bias_m = noise_m = 0.0
         if name == "demonstrator":
@@ -106,7 +106,7 @@ def actor_of(env: VectorEnv, name: str, seed: int) -> Expert:
 
 @dataclass(frozen=True)
 class Actor:
-    """A policy that looks at nothing."""
+    """A policy that ignores the observation."""
 
     draw: Callable[[], NDArray[Any]]
 

@@ -1,12 +1,12 @@
-"""`robot-rl arm`: looks at a running station, stops it, clears it, sends it home, parks it."""
+"""`robot-rl arm`: shows the status of a running arm, and stops, clears, homes or parks it."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import tempfile
 from pathlib import Path
 
+from robot_rl.cli.command import parser_of
 from robot_rl.core.errors import DeviceError
 from robot_rl.core.files import at_home
 from robot_rl.real.client import ArmClient
@@ -14,40 +14,34 @@ from robot_rl.real.link import LinkError
 from robot_rl.real.messages import Status
 from robot_rl.real.supervisor.main import SUPERVISOR_SOCKET
 
-SUMMARY = "status of a running arm; stop, estop, clear, home, park"
+SUMMARY = "show the status of a running arm; stop, estop, clear, home, park"
 
 _ABOUT = """\
-status   what the arm does, and why it stands
-stop     brings it to rest, and keeps it there until somebody clears it
-estop    the same at once, without a ramp
-clear    lifts a stop: by=<your name>, after you have looked at the arm
-home     moves to the station's home pose
-park     moves to the station's safe pose, where the arm may be left alone
+status   prints the phase of the arm, and the reason if it is stopped
+stop     brings the arm to rest and keeps it there until a person clears it
+estop    as stop, but at once and without a ramp
+clear    ends a stop, after you have looked at the arm: by=<your name>
+home     moves the arm to the station's home pose
+park     moves the arm to the station's safe pose, where it may be left alone
 
-The newest station of this machine is meant, or that of --folder. An e-stop button is still needed:
-this command is no safety device.
+The command talks to the newest station on this machine, or to that of --folder. It is no safety
+device: you still need an e-stop button.
 """
 _OPERATIONS = ("status", "stop", "estop", "clear", "home", "park")
 
 
 def run(argv: list[str]) -> int:
-    """Does one thing and prints what the arm does then; ends on one JSON object with `--json`."""
-    parser = argparse.ArgumentParser(
-        prog="robot-rl arm",
-        description=SUMMARY,
-        epilog=_ABOUT,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    """Runs one operation and prints the status of the arm; with `--json` the last line is one JSON object."""
+    parser = parser_of("arm", SUMMARY, _ABOUT)
     parser.add_argument("operation", choices=_OPERATIONS)
     parser.add_argument("by", nargs="?", default="", help="by=<your name>")
     parser.add_argument("--folder", type=at_home, help="folder of the station's sockets")
-    parser.add_argument("--json", action="store_true", help="end with one JSON object")
-    words = parser.parse_args(argv)
+    words = parser.parse_args(argv or ["--help"])
     with _connect(None if words.folder is None else Path(words.folder)) as client:
         if words.operation != "status":
             client.control(words.operation, by=words.by.removeprefix("by="))
         status = client.wait()
-    print(_told(status))
+    print(_describe(status))
     if words.json:
         print(json.dumps(_facts(status)))
     return 0
@@ -62,22 +56,22 @@ def _connect(folder: Path | None) -> ArmClient:
         try:
             return ArmClient(path)
         except LinkError:
-            continue  # left over from one that was killed
+            continue  # the socket of a killed supervisor
     where = folder or f"{tempfile.gettempdir()}/robot-rl-*"
     raise DeviceError(
-        f"arm: no supervisor runs at {where}. `robot-rl deploy` starts one; one elsewhere is meant "
-        "by --folder=<folder of its sockets>."
+        f"arm: no supervisor runs at {where}. `robot-rl deploy` starts one. If its sockets are elsewhere, "
+        "give --folder=<folder of its sockets>."
     )
 
 
-def _told(status: Status) -> str:
+def _describe(status: Status) -> str:
     why = f": {status.reason}" if status.reason else ""
     if status.unlogged:
         why += (
             f"\n{status.unlogged} entries of its log could not be written: look at the disk of its run folder"
         )
     if status.state is None:
-        return f"{status.phase}{why}; nothing was measured yet"
+        return f"{status.phase}{why}; no measurement yet"
     joints = ", ".join(f"{angle:.3f}" for angle in status.state.position_rad)
     return f"{status.phase}{why}\njoints {joints} rad, gripper {status.state.gripper:.4f}"
 

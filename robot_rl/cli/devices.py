@@ -1,8 +1,7 @@
-"""`robot-rl devices`: what can be leased on this machine, and who has it."""
+"""`robot-rl devices`: lists the devices of this machine and their leases."""
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -10,32 +9,27 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from robot_rl.cli.command import parser_of
 from robot_rl.core.errors import ConfigError
 from robot_rl.hal.device import DeviceSpec
 from robot_rl.sched.inventory import discover
 from robot_rl.sched.lease import wall_s
 from robot_rl.sched.leases import Lease, LeaseStore
 
-SUMMARY = "list CPU, GPUs, simulators and robots, and who holds them"
+SUMMARY = "list CPU, GPUs, simulators and robots, and the programs that hold them"
 
 _ABOUT = """\
-A real arm that stopped (a protective stop, a limit, a supervisor or driver that was gone) is leased to
-nobody, by no run and after no restart, until a person has looked at it:
+After a real arm has stopped (protective stop, limit, or a supervisor or driver that died), no run can
+lease it, even after a restart. Look at the arm, then end the stop:
 
   robot-rl devices clear=<device> by=<your name>
 """
 
 
 def run(argv: list[str]) -> int:
-    """Prints the inventory with its leases, and with `--json` ends on one JSON object."""
-    parser = argparse.ArgumentParser(
-        prog="robot-rl devices",
-        description=SUMMARY,
-        epilog=_ABOUT,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("words", nargs="*", metavar="clear=DEVICE by=NAME", help="ends a stop")
-    parser.add_argument("--json", action="store_true", help="end with one JSON object")
+    """Prints the devices with their leases; with `--json` the last line is one JSON object."""
+    parser = parser_of("devices", SUMMARY, _ABOUT)
+    parser.add_argument("words", nargs="*", metavar="clear=DEVICE by=NAME", help="ends the stop of an arm")
     words = parser.parse_args(argv)
     store = LeaseStore()
     _clear(store, words.words)
@@ -58,10 +52,10 @@ def run(argv: list[str]) -> int:
 
 
 def _clear(store: LeaseStore, words: Sequence[str]) -> None:
-    """Ends the stop that the words name.
+    """Ends the stop of the device in `clear=`.
 
     Raises:
-        ConfigError: other words, no name, or a device that has not stopped.
+        ConfigError: another word, no name, or the device is not stopped.
     """
     given = {key: value for key, _, value in (word.partition("=") for word in words)}
     for key in given:
@@ -74,7 +68,7 @@ def _clear(store: LeaseStore, words: Sequence[str]) -> None:
 
 
 def device_table(specs: Sequence[DeviceSpec], leases: Sequence[Lease]) -> Table:
-    """Returns one row a device; a device that is leased but no longer found has a row too."""
+    """Returns one row for each device, also for a leased device that is no longer found."""
     table = Table(title="devices")
     for column in ("device", "kind", "free", "caps", "rate", "node", "labels", "held by"):
         table.add_column(column, justify="right" if column == "free" else "left")
@@ -98,7 +92,7 @@ def device_table(specs: Sequence[DeviceSpec], leases: Sequence[Lease]) -> Table:
 
 
 def as_json(specs: Sequence[DeviceSpec], leases: Sequence[Lease], store: LeaseStore) -> dict[str, Any]:
-    """Returns the same for machines; times are seconds since 1970."""
+    """Returns devices, leases and stops for --json; times are seconds since 1970."""
     return {
         "devices": [spec.to_json() for spec in specs],
         "leases": [

@@ -1,8 +1,7 @@
-"""`robot-rl doctor`: what this machine has, what it lacks, and the command that mends it."""
+"""`robot-rl doctor`: checks this machine or a robot, and lists what can be chosen by name."""
 
 from __future__ import annotations
 
-import argparse
 import ast
 import importlib
 import json
@@ -17,11 +16,11 @@ import textwrap
 from collections.abc import Callable
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from robot_rl.cli.command import parser_of, source_of
 from robot_rl.config import CONFIGS, options
 from robot_rl.core.check import Check, State
 from robot_rl.core.errors import ConfigError, RobotRLError, UnknownComponentError, nearest
@@ -32,31 +31,30 @@ from robot_rl.sched.leases import LeaseStore
 if TYPE_CHECKING:
     from robot_rl.sim.checkup import Checkup
 
-SUMMARY = "check this machine or a robot, and list robots, tasks, policies, recipes, bases"
+SUMMARY = "check this machine or a robot; list recipes, bases, tasks, robots, policies"
 
 _COLOURS: dict[State, int] = {"ok": 32, "note": 33, "fail": 31}  # of terminals: green, yellow, red
 _GROUPS = ("base", "recipe")  # of configs
-_LINE = 90  # characters of what a list says of a name
+_LINE = 90  # characters of a description in a list
 _ROBOT_KEYS = ("robot", "task")
 
 MIN_FREE_GB = 2.0
-"""Disk that a training run with videos and checkpoints may need."""
+"""Disk space for a training run with videos and checkpoints."""
 MIN_MEMORY_GB = 4.0
-"""Memory that `recipe=pick_cube` needs with room for the rest of a desktop."""
+"""Memory for `recipe=pick_cube` on a desktop with other programs."""
 
 
 def run(argv: list[str]) -> int:
-    """Prints the report or a list; returns 1 if something needed is missing."""
-    parser = argparse.ArgumentParser(prog="robot-rl doctor", description=SUMMARY)
+    """Prints the report or a list; returns 1 if a check failed."""
+    parser = parser_of("doctor", SUMMARY)
     parser.add_argument(
         "settings",
         nargs="*",
         metavar="key=value",
-        help="robot=<name or file>: measure an arm's servos, gripper, home and reach instead; "
-        "task=<name>,...: for these tasks, not for all it may do",
+        help="robot=<name or file>: measures the servos, gripper, home pose and reach of an arm; "
+        "task=<name>,...: for these tasks only",
     )
-    parser.add_argument("--list", metavar="KIND", help=f"names of a kind: {', '.join(kinds())}")
-    parser.add_argument("--json", action="store_true", help="end with one JSON object")
+    parser.add_argument("--list", metavar="KIND", help=f"lists all names of a kind: {', '.join(kinds())}")
     words = parser.parse_args(argv)
     if words.settings:
         return _robot(_settings(words.settings), as_json=words.json)
@@ -64,12 +62,12 @@ def run(argv: list[str]) -> int:
 
 
 def kinds() -> list[str]:
-    """Returns everything `--list` can list."""
+    """Returns the kinds that `--list` takes."""
     return sorted([*TABLE, *_GROUPS])
 
 
 def names(kind: str) -> list[str]:
-    """Returns the names of one kind, entry points of other packages included."""
+    """Returns the names of one kind, with those of other packages."""
     if kind not in kinds():
         raise UnknownComponentError(f"doctor: no kind {kind!r}.{nearest(kind, kinds())}")
     return options(kind) if kind in _GROUPS else sorted(table(kind))
@@ -98,43 +96,42 @@ def _list(kind: str, *, as_json: bool) -> int:
     }
     width = max(map(len, found), default=0) + 2
     for name in found:
-        lines = textwrap.wrap(about[name], _LINE) or [""]
-        print(f"\n{'':<{width}}".join([f"{name:<{width}}{lines[0]}".rstrip(), *lines[1:]]))
+        lines = textwrap.wrap(about[name], _LINE, break_on_hyphens=False) or [""]
+        print(f"{name:<{width}}{lines[0]}".rstrip(), *(" " * width + line for line in lines[1:]), sep="\n")
     if as_json:
         print(json.dumps({"kind": kind, "names": found, "about": about}))
     return 0
 
 
 def _config_line(kind: str, name: str) -> str:
-    """Returns the first sentence of the comment that begins a config."""
+    """Returns the first sentence of the comment at the top of a config."""
     lines = (CONFIGS / kind / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
     comment = takewhile(lambda line: line.startswith("#"), lines)
     return _sentence(" ".join(line.lstrip("# ") for line in comment if "@package" not in line))
 
 
 def _source_line(kind: str, name: str) -> str:
-    """Returns the first sentence about a component, from its source: nothing is imported for a list."""
+    """Returns the first sentence about a component, without importing it: that of its docstring or file."""
     module, _, attribute = table(kind)[name].partition(":")
-    try:
-        spec = find_spec(module)
-    except ImportError:  # of another package, half installed
-        spec = None
-    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+    tree = source_of(module)
+    if tree is None:
         return ""
-    tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
     for node in tree.body:
         if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == attribute:
             return _sentence(ast.get_docstring(node) or "")
+    if (CONFIGS / f"{kind}s" / f"{name}.yaml").is_file():  # a robot
+        return _config_line(f"{kind}s", name)
     return _sentence(ast.get_docstring(tree) or "")
 
 
 def _sentence(text: str) -> str:
-    """Returns the first sentence, in one line."""
-    return re.split(r"(?<=[\w)])\.(?:\s+(?=[A-Z])|$)", " ".join(text.split()), maxsplit=1)[0]
+    """Returns the first sentence of a text, without its full stop, in one line."""
+    first = " ".join(text.partition("\n\n")[0].split())
+    return re.split(r"(?<=[\w)`])\.(?:\s+(?=[A-Z`])|$)", first, maxsplit=1)[0]
 
 
 def _settings(words: list[str]) -> dict[str, str]:
-    """Returns the settings of a robot's check."""
+    """Returns the settings for the check of a robot."""
     found = dict(word.split("=", 1) for word in words if "=" in word)
     for word in words:
         key = word.partition("=")[0]
@@ -148,7 +145,7 @@ def _settings(words: list[str]) -> dict[str, str]:
 
 
 def _robot(settings: dict[str, str], *, as_json: bool) -> int:
-    """Measures an arm and prints what was found; returns 1 if something has to be mended."""
+    """Measures an arm and prints the results; returns 1 if a check failed."""
     from robot_rl.sim.config import check_names
 
     tasks = settings["task"].split(",") if "task" in settings else []
@@ -156,12 +153,12 @@ def _robot(settings: dict[str, str], *, as_json: bool) -> int:
         check_names(task, settings["robot"], at="")
     from robot_rl.sim.checkup import check_robot  # MuJoCo
 
-    print(f"measuring {settings['robot']}: some seconds for each task", file=sys.stderr)
+    print(f"measuring {settings['robot']}: a few seconds for each task", file=sys.stderr)
     found = check_robot(settings["robot"], tasks)
     _print_joints(found)
     code = _print_checks(found.checks)
     if found.servos:
-        print(f"\ncomputed from the masses of {found.robot}, under `model:` in its file:\n{found.servos}")
+        print(f"\nservos for the masses of {found.robot}, for `model:` in its file:\n{found.servos}")
     if as_json:
         print(json.dumps({"ok": code == 0, **asdict(found), "joints": _rows(found)}))
     return code
@@ -181,7 +178,7 @@ def _print_joints(found: Checkup) -> None:
 
 
 def _rows(found: Checkup) -> list[dict[str, Any]]:
-    """Returns the joints for JSON, which has no infinity: null for what never happens."""
+    """Returns the joints for JSON, which has no infinity: null means never."""
     return [
         {key: None if value == math.inf else value for key, value in asdict(row).items()}
         for row in found.joints
@@ -197,7 +194,7 @@ def _report(*, as_json: bool) -> int:
 
 
 def _print_checks(found: list[Check]) -> int:
-    """Prints a table; returns 1 if a line of it failed."""
+    """Prints a table; returns 1 if a check failed."""
     width = max(len(check.name) for check in found) + 2
     print(f"{'check':<{width}}state  found")
     for check in found:
@@ -210,7 +207,7 @@ def _print_checks(found: list[Check]) -> int:
 
 
 def _coloured(state: State) -> str:
-    """Returns a state in five columns; rich, which colours tables, takes longer to load than all checks."""
+    """Returns a state in five columns, coloured without rich, which takes longer to load than all checks."""
     text = f"{state:<5}"
     return f"\x1b[{_COLOURS[state]}m{text}\x1b[0m" if sys.stdout.isatty() else text
 
@@ -259,11 +256,11 @@ def _disk() -> Check:
 
 
 def _guarded(name: str, state: State, look: Callable[[], str]) -> Check:
-    """Reports what went wrong in `look` as a line of the report."""
+    """Returns the result of `look`, or its error, as a check."""
     try:
         return Check(name, "ok", look())
     except (RobotRLError, ImportError, OSError) as error:
-        found = "fail" if isinstance(error, ConfigError) else state  # what nothing works with
+        found = "fail" if isinstance(error, ConfigError) else state  # a wrong setting breaks every command
         return Check(name, found, str(error).split("\n", 1)[0])
 
 
@@ -272,17 +269,13 @@ def _renderer() -> str:
 
 
 def _leases() -> str:
-    """Opens the lease database for writing, as a training run will."""
+    """Opens the lease database for writing, as a training run does."""
     store = LeaseStore()
     return f"{store.path}, {len(store.active())} held"
 
 
 def _run_folder() -> str:
-    folder = Path("runs")
-    return f"{_written_in(folder if folder.is_dir() else Path.cwd())} is writable"
-
-
-def _written_in(folder: Path) -> Path:
-    """Writes and removes a file, because permission bits do not tell of read-only mounts."""
+    """Writes and removes a file, because permission bits do not show a read-only mount."""
+    folder = Path("runs") if Path("runs").is_dir() else Path.cwd()
     with tempfile.TemporaryFile(dir=folder):
-        return folder
+        return f"{folder} is writable"

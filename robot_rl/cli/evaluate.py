@@ -1,14 +1,14 @@
-"""`robot-rl evaluate`: repeats the evaluation of a run, action for action, or plays any saved policy."""
+"""`robot-rl evaluate`: repeats the evaluation of a run, action for action, or evaluates any saved policy."""
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from robot_rl.cli.command import Outcome, run_command
 from robot_rl.core.errors import CheckpointError, ConfigError, require
 from robot_rl.core.files import read_json
 from robot_rl.policies.saved import policy_folder, read_head
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from robot_rl.hal.vector import VectorEnv
     from robot_rl.rollout.evaluate import EvalResult
 
-SUMMARY = "success of a policy on held-out seeds; of a run, repeated exactly"
+SUMMARY = "measure the success of a policy on held-out seeds"
 
 _HELP = """\
 Usage: robot-rl evaluate run=<folder> [which=final|base] [robot=<name>] [episodes=200] [disturb=0.0]
@@ -28,21 +28,21 @@ Usage: robot-rl evaluate run=<folder> [which=final|base] [robot=<name>] [episode
        robot-rl evaluate policy=<folder> [robot=<name>] [seed=0] [n_exec=<steps>] [device=cpu]
                          [torch_threads=1] [episodes=200] [disturb=0.0] [--json]
 
-Both take lease_wait_s=600: so long they wait where others hold all slots of the simulator.
+lease_wait_s=600 waits up to 600 s if other programs hold all slots of the simulator.
 
-run=: evaluates a policy of a run folder on the run's held-out seeds, with the same batches as
-training did, and compares the SHA-256 of all actions with the one that training wrote down. Exits
-with 1 if they differ.
+run=: repeats the evaluation that training made, with the same held-out seeds and batches, and compares
+the SHA-256 of all actions with the one of training. Exit code 1: they differ.
 
-policy=: evaluates any saved policy, such as the VLA that `robot-rl finetune` left in its run folder,
-on the held-out seeds of `seed`, in the simulation of its task, with the cameras that it reads. n_exec
-control steps of each chunk are executed; the policy's own number, for a VLA the whole chunk, if left out.
+policy=: evaluates any saved policy, for example the VLA of a `robot-rl finetune` run, on the held-out
+seeds of `seed`, in the simulation of its task, with the cameras that it needs. n_exec is the number of
+control steps that it executes of each chunk. The default is the policy's own number; for a VLA that is
+the whole chunk.
 
-A run of several robots is evaluated on each of them, or on the one that robot= names; of a policy of
-such a run, robot= says which of its robots it drives, the first if left out.
+A run of several robots is evaluated on each of them, or only on the robot that robot= names. For a
+policy of such a run, robot= names the robot that it controls. The default is the first.
 
-With disturb every episode has a push of its own, which is added to every action; with adversary the
-one pushes that the policy was trained against (method=qarl).
+disturb adds a constant push to all actions of an episode, another in each episode. adversary lets the
+adversary push that the policy was trained against (method=qarl).
 
 Examples:
   robot-rl evaluate run=runs/20261121-101500-pick_cube-seed3
@@ -56,7 +56,7 @@ Examples:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateCommandConfig:
-    """What to evaluate."""
+    """The policy and the episodes."""
 
     run: str | None = None
     """Run folder."""
@@ -65,23 +65,23 @@ class EvaluateCommandConfig:
     which: Literal["final", "base"] = "final"
     """The policy after reinforcement learning, or the cloned one."""
     robot: str | None = None
-    """Of a run of several robots, the one; all of them if None. Of a `policy`, which it drives."""
+    """One robot of a run of several, all if None. For `policy`: the robot that it controls."""
     episodes: int | None = None
-    """Held-out episodes, of each robot; as many as the run's own evaluation if None."""
+    """Held-out episodes for each robot; as many as in the run's own evaluation if None."""
     disturb: float = 0.0
     """Largest push, as a share of the env's [-1, 1], the same in all actions of an episode."""
     adversary: bool = False
-    """Whether the adversary acts that the policy was trained against."""
+    """Whether the adversary of training pushes the robot."""
     seed: int = 0
-    """Whose held-out seeds a `policy` is evaluated on."""
+    """Selects the held-out episodes of a `policy`."""
     n_exec: int | None = None
-    """Control steps of each chunk that a `policy` executes; its own number if None."""
+    """Control steps that a `policy` executes of each chunk; its own number if None."""
     device: str = "cpu"
-    """Where a `policy` computes."""
+    """Device of a `policy`."""
     torch_threads: int = 1
-    """Of a `policy` on the CPU."""
+    """Threads of a `policy` on the CPU."""
     lease_wait_s: float = 0.0
-    """How long to wait for a slot of the simulator that others hold."""
+    """Longest wait for a free slot of the simulator."""
 
     def __post_init__(self) -> None:
         require(0 <= self.disturb <= 1, "disturb", self.disturb, "0 to 1")
@@ -91,8 +91,8 @@ class EvaluateCommandConfig:
         require(self.n_exec is None or self.n_exec >= 1, "n_exec", self.n_exec, "1 or more")
         if (self.run is None) == (self.policy is None):
             raise ConfigError(
-                "run: give either run=runs/<folder>, whose evaluation is repeated, or policy=<folder>, which "
-                "holds a saved policy."
+                "run: give either run=runs/<folder>, to repeat its evaluation, or policy=<folder>, a saved "
+                "policy."
             )
         require(self.torch_threads >= 1, "torch_threads", self.torch_threads, "1 or more")
         require(self.lease_wait_s >= 0, "lease_wait_s", self.lease_wait_s, "0 or more")
@@ -107,32 +107,33 @@ class EvaluateCommandConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class _Case:
-    """A policy to play, and where."""
+    """A policy to evaluate, and its simulations."""
 
     who: str
     episodes: int
     devices: dict[str, EnvDevice]
-    """By the name of the robot's source; one without a name where there is one."""
+    """By the name of the robot's source; the empty name for a single robot."""
     play: Callable[..., EvalResult]
     """Takes the env, and the `disturb` and `on_batch` of `evaluate_in`."""
-    told: dict[str, Any] | None
-    """What training wrote down of the same evaluation."""
+    recorded: dict[str, Any] | None
+    """The result of the same evaluation in training."""
     facts: dict[str, Any]
-    """Which policy it is, for --json."""
+    """Names the policy, for --json."""
 
-    def told_of(self, source: str) -> dict[str, Any] | None:
-        """Returns what training wrote down of one robot, or of all of them if the name is empty."""
-        if self.told is None or not source:
-            return self.told
-        return self.told["sources"][source]
+    def recorded_of(self, source: str) -> dict[str, Any] | None:
+        """Returns the result in training of one robot, or of all if the name is empty."""
+        if self.recorded is None or not source:
+            return self.recorded
+        return self.recorded["sources"][source]
 
 
 def run(argv: list[str]) -> int:
     """Evaluates and prints success, interval and digest."""
-    if {"-h", "--help"} & set(argv):
-        print(_HELP, end="")
-        return 0
-    options = config([word for word in argv if word != "--json"])
+    return run_command(argv, _HELP, _evaluate)
+
+
+def _evaluate(words: list[str]) -> Outcome:
+    options = config(words)
     from robot_rl.rollout.evaluate import to_json
     from robot_rl.sched.opened import opened
     from robot_rl.telemetry.progress import ProgressDisplay
@@ -152,30 +153,25 @@ def run(argv: list[str]) -> int:
     is_pushed = options.disturb > 0 or options.adversary
     found = to_json(results)
     parts = {**found.get("sources", {}), next(iter(results)) if len(results) == 1 else "": found}
-    verdicts = {
-        name: _matches(None if is_pushed else case.told_of(name), part) for name, part in parts.items()
-    }
+    matches: bool | None = None
     for name, part in parts.items():
+        recorded = case.recorded_of(name)
+        matches = _matches(None if is_pushed else recorded, part)
         who = f"{case.who}, {name}" if name else case.who
-        print(
-            f"{task}, {who}: {_outcome(part)}; actions {part['digest'][:16]}"
-            + ("" if options.run is None else f", {_verdict(verdicts[name], case.told_of(name), options)}")
-        )
-    matches = list(verdicts.values())[-1]
-    if "--json" in argv:
-        print(json.dumps({"task": task, **case.facts, "matches": matches, **found}))
-    return 1 if matches is False else 0
+        compared = "" if options.run is None else f", {_compared(matches, recorded, is_pushed=is_pushed)}"
+        print(f"{task}, {who}: {_outcome(part)}; actions {part['digest'][:16]}{compared}")
+    return int(matches is False), {"task": task, **case.facts, "matches": matches, **found}
 
 
-def _matches(told: Mapping[str, Any] | None, found: Mapping[str, Any]) -> bool | None:
-    """Returns whether the actions are those of the training; None if it evaluated other episodes."""
-    if told is None or told["episodes"] != found["episodes"]:
+def _matches(recorded: Mapping[str, Any] | None, found: Mapping[str, Any]) -> bool | None:
+    """Returns whether the actions are those of training; None if training evaluated other episodes."""
+    if recorded is None or recorded["episodes"] != found["episodes"]:
         return None
-    return told["digest"] == found["digest"]
+    return recorded["digest"] == found["digest"]
 
 
 def config(words: list[str]) -> EvaluateCommandConfig:
-    """Returns the settings, checked as far as that needs no learner."""
+    """Returns the settings, checked as far as possible without the learner."""
     from robot_rl.config import load  # Hydra: not for --help
 
     options = load(EvaluateCommandConfig, words, config_name="evaluate")
@@ -209,7 +205,7 @@ def _of_run(options: EvaluateCommandConfig) -> _Case:
         episodes=total,
         devices={name: evaluator(config, name) for name in names},
         play=lambda env, **seen: evaluate_folder(folder, which, config, env, **how, **seen),
-        told=_told(folder, which),
+        recorded=_recorded(folder, which),
         facts={"run": str(folder), "which": which},
     )
 
@@ -247,13 +243,13 @@ def _of_policy(options: EvaluateCommandConfig) -> _Case:
         episodes=total,
         devices={"": simulation(shown, min(usual.num_envs, total))},
         play=play,
-        told=None,
+        recorded=None,
         facts={"policy": str(options.policy), "seed": options.seed, "n_exec": n_exec},
     )
 
 
 def _outcome(result: Mapping[str, Any]) -> str:
-    """Says what was reached: success, or the return where the env does not tell successes."""
+    """Describes the result: success, or the return if the env reports no success."""
     episodes, (low, high) = result["episodes"], result["ci"]
     if not result["says_success"]:
         return f"return {result['return']:.1f} over {episodes} episodes"
@@ -261,21 +257,19 @@ def _outcome(result: Mapping[str, Any]) -> str:
     return f"success {result['success']:.1%} of {episodes} episodes ({interval})"
 
 
-def _told(folder: Path, which: str) -> dict[str, Any] | None:
-    """Returns what training wrote down, if it came so far."""
+def _recorded(folder: Path, which: str) -> dict[str, Any] | None:
+    """Returns the evaluation that training wrote, if it got that far."""
     path = folder / f"evaluation-{which}.json"
-    return read_json(path, CheckpointError, _REPEAT) if path.is_file() else None
+    remedy = "Move the file away to evaluate without comparing."
+    return read_json(path, CheckpointError, remedy) if path.is_file() else None
 
 
-_REPEAT = "Move the file away to evaluate without comparing."
-
-
-def _verdict(matches: bool | None, told: Mapping[str, Any] | None, options: EvaluateCommandConfig) -> str:
-    """Says whether the actions are those of the training's own evaluation, or why nobody knows."""
-    if matches is None:
-        if options.disturb > 0 or options.adversary:
-            why = "nothing pushed the robot in training's evaluation"
-        else:
-            why = f"training has evaluated {'nothing yet' if told is None else 'other episodes'}"
-        return f"not compared with those of training: {why}"
-    return "the same as in training" if matches else "NOT those of training (other code or processor?)"
+def _compared(matches: bool | None, recorded: Mapping[str, Any] | None, *, is_pushed: bool) -> str:
+    """Says whether the actions are those of training, or why they cannot be compared."""
+    if matches is not None:
+        return "the same as in training" if matches else "NOT those of training (other code or processor?)"
+    if is_pushed:
+        why = "nothing pushed the robot in training's evaluation"
+    else:
+        why = f"training has evaluated {'nothing yet' if recorded is None else 'other episodes'}"
+    return f"not compared with those of training: {why}"

@@ -1,14 +1,13 @@
-"""`robot-rl finetune`: a policy learns from a dataset, measured on episodes that it never saw."""
+"""`robot-rl finetune`: trains a policy on a dataset and measures it on held-out episodes."""
 
 from __future__ import annotations
 
-import json
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from robot_rl.cli.resume import resumed
+from robot_rl.cli.command import resumed, run_command
 from robot_rl.config.words import quoted
 from robot_rl.core.room import check_room
 from robot_rl.train.record import check_kind
@@ -22,74 +21,68 @@ if TYPE_CHECKING:
     from robot_rl.train.finetune.config import FinetuneConfig
     from robot_rl.train.finetune.settings import FinetuneSettings
 
-SUMMARY = "a policy learns from a LeRobot dataset; errors on held-out episodes"
+SUMMARY = "fine-tune a policy on a LeRobot dataset; errors on held-out episodes"
 
 _HELP = """\
 Usage: robot-rl finetune dataset=<folder> [policy=small_vla] [key=value ...] [--json]
        robot-rl finetune resume=runs/<folder>
 
-Trains a policy on a LeRobotDataset (v3, v2.1, or a sealed store) and measures it on the last episodes,
-which nothing is learned from. Beside it stand baselines: the mean action, the present joints, the last action
-repeated, ridge regression, nearest neighbours, and LeRobot's ACT trained for the same processor time.
-It ends with a table of their errors: of all actions, with a 95 % interval over held-out episodes, of the
-first and the last action of a chunk, and of the joints that move. An error of 1 is one standard deviation
-of the training actions. The last line says whether anything trained beats the best of the others; the
-report shows the errors at more places in the chunk and by group of joints.
+Trains a policy on a LeRobotDataset (v3, v2.1, or a sealed store). The last episodes are held out: they
+measure the error and train nothing. Baselines are measured too: the mean action, the present joints, the
+last action repeated, ridge regression, nearest neighbours, and LeRobot's ACT, trained for the same
+processor time. The table at the end has the error of each over all actions, with a 95 % interval over
+held-out episodes, over the first and the last action of a chunk, and over the joints that move. An error
+of 1 is one standard deviation of the training actions. The last line says whether a trained policy beats
+the best baseline without training. The report has the errors at more places of the chunk and by joints.
 
 policy=  small_vla                our own small vision-language-action policy, from scratch
          act diffusion            LeRobot's, from scratch (extra `lerobot`)
-         smolvla pi0 pi05         LeRobot's; tokenizer and VLM come from the hub, for size=tiny from here
-         <folder>                 a run folder, a policy/ of one, or a LeRobot checkpoint
-         <owner>/<name>           a LeRobot model of the hub
+         smolvla pi0 pi05         LeRobot's, with tokenizer and VLM of the hub; size=tiny needs no hub
+         <folder>                 a run folder, its policy/, or a LeRobot checkpoint
+         <owner>/<name>           a LeRobot model on the hub
 
 Examples:
-  robot-rl finetune dataset=demos/pick_cube                         as long as it helps, beside all baselines
-  robot-rl finetune dataset=demos/pick_cube minutes=2 baselines=false   a first look
+  robot-rl finetune dataset=demos/pick_cube                         trains until it stops improving
+  robot-rl finetune dataset=demos/pick_cube minutes=2 baselines=false   a quick test
   robot-rl finetune dataset=demos/pick_cube options.state_noise=0 options.state_dropout=0
-      for simulated episodes, whose states are exact; try it with `robot-rl evaluate policy=<run folder>`
+      for simulated episodes, whose states are exact; then `robot-rl evaluate policy=<run folder>`
   robot-rl finetune dataset=demos/pick_cube policy=smolvla size=tiny updates=50
   robot-rl finetune dataset=demos/pick_cube policy=lerobot/smolvla_base lora.rank=16 device=cuda
   robot-rl finetune dataset=demos/pick_cube policy=runs/<folder> lr=1e-4
   robot-rl finetune dataset=demos/pick_cube robot=panda             refuses data of other joints
-  robot-rl finetune -m dataset=demos/pick_cube seed=0,1,2           several runs, side by side where cores
-      allow, and a table; sweep.jobs=1 one after another
-  robot-rl finetune resume=runs/<folder>                            goes on after a crash, to the same result
+  robot-rl finetune -m dataset=demos/pick_cube seed=0,1,2           several runs at once, if there are
+      enough cores, and a table; sweep.jobs=1 runs them one after another
+  robot-rl finetune resume=runs/<folder>                            continues after a crash, to the same
+      result
 
-What is read of the dataset (a stranger's names, damaged episodes):
+Which parts of the dataset are read:
   rename=actions:action,state:observation.state   names that are not LeRobot's (also as dataset.rename=)
   episodes=0-79,82  cameras=front,wrist           only these
   on_damage=skip                                  leaves damaged episodes out, and names them
 
-Settings (every one of them is in config.yaml of the run folder):
-  heldout  stride  horizon  picture  robot           what is learned, and what is measured
-  history  last_action                               what of the past the learners see
+Settings (config.yaml of the run folder has all of them, as --cfg job prints them):
+  heldout  stride  horizon  picture  robot           episodes and chunks
+  history  last_action                               past observations as inputs
   updates | minutes  batch  accumulate  precision  lr  warmup_updates  weight_decay  ema_decay  grad_clip
-  size  options.<name>  lora.rank  lora.alpha          the policy itself
+  size  options.<name>  lora.rank  lora.alpha          the policy
   baselines  act.lrs  act.batches  act.trial           the comparison
   seed  out  device  torch_threads  lease_wait_s  curve_points  metrics_rows  checkpoint.every_s
-With updates= a run gives the same bytes every time. With minutes= the policy trains as long by the clock (the
-number of updates is measured first), and the whole run takes 2 to 3 times as long with ACT beside it. Without
-both, the number of updates is found on validation episodes among the training ones. The report ends with the
-command that repeats the run, every changed setting in it.
+With updates= a run gives the same bytes every time. With minutes= the policy trains for that time: the number
+of updates is measured first; with ACT the whole run takes 2 to 3 times as long. Without both, validation
+episodes, a part of the training episodes, decide the number of updates. The report ends with the command that
+repeats the run, with all changed settings.
 """
-
 
 _LISTS = ("rename", "cameras")
 
 
 def run(argv: list[str]) -> int:
     """Fine-tunes one policy and prints its summary."""
-    if {"-h", "--help"} & set(argv):
-        print(_HELP, end="")
-        return 0
-    found = result([word for word in argv if word != "--json"])
-    if "--json" in argv:
-        print(json.dumps(found))
-    return 0
+    return run_command(argv, _HELP, lambda words: (0, result(words)))
 
 
 def config(words: list[str]) -> FinetuneConfig:
-    """Returns the settings of a run, checked as far as that needs no learner."""
+    """Returns the settings of a run, checked as far as possible without the learner."""
     from robot_rl.config import load, read  # Hydra: not for --help
     from robot_rl.train.finetune.config import FinetuneConfig
     from robot_rl.train.finetune.names import saved_folder
@@ -106,7 +99,7 @@ def config(words: list[str]) -> FinetuneConfig:
 
 
 def devices(config: FinetuneConfig) -> list[tuple[DeviceSpec, int]]:
-    """Returns what a run takes of this machine."""
+    """Returns the devices that a run needs."""
     from robot_rl.train.devices import devices_of_finetuning, gpu_of
 
     return devices_of_finetuning(config) + gpu_of(config.device)
@@ -138,23 +131,23 @@ def result(words: list[str]) -> dict[str, Any]:
 
 
 def length(settings: FinetuneSettings) -> str:
-    """Says how long the policy trains, and how long the whole run takes."""
+    """Returns how long the policy trains and how long the whole run takes, in words."""
     if settings.updates:
         return f"{settings.updates:,} updates"
     minutes = settings.minutes
     if not minutes:
-        return "as long as it helps"
+        return "until it stops improving"
     trained = f"the policy trains for {minutes:g} minutes"
     has_act = settings.policy != "act" and find_spec("lerobot") is not None
     if not settings.baselines or not has_act:
-        return f"{trained}, reading pictures and measuring come to it"
+        return f"{trained}, plus the time to read pictures and to measure"
     return (
         f"{trained}, the run takes {2 * minutes:g} to {3 * minutes:g} with ACT (baselines=false: without it)"
     )
 
 
 def table(predictors: Mapping[str, Any]) -> Table:
-    """Lays out the errors of the policy and of every baseline, in 80 columns."""
+    """Returns the errors of the policy and of every baseline, as a table of 80 columns."""
     from robot_rl.cli.tables import table_of
     from robot_rl.telemetry.finetune import error_rows
 
@@ -164,13 +157,10 @@ def table(predictors: Mapping[str, Any]) -> Table:
 
 
 def spelled(word: str) -> str:
-    """Returns what Hydra understands: `episodes=0-9,12`, lists without brackets, `dataset.rename={a: b}`."""
+    """Returns a word that Hydra reads, from `episodes=0-9,12`, `cameras=a,b` or `dataset.rename={a: b}`."""
     key, sign, value = word.partition("=")
-    key = (
-        key.removeprefix("dataset.")
-        if key.removeprefix("dataset.") in (*_LISTS, "episodes", "on_damage")
-        else key
-    )
+    if (short := key.removeprefix("dataset.")) in (*_LISTS, "episodes", "on_damage"):
+        key = short
     if key == "episodes" and value not in ("null", ""):
         return f"{key}={quoted(_bare(value).strip('[]'))}"
     if key in _LISTS and value not in ("null", ""):
@@ -180,5 +170,5 @@ def spelled(word: str) -> str:
 
 
 def _bare(text: str) -> str:
-    """Returns text without the quotes around it, if it has some: as a report spells a setting."""
+    """Returns text without its outer quotes: reports write settings with quotes."""
     return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"" else text

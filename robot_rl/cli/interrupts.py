@@ -1,8 +1,8 @@
-"""Ctrl-C while modules load: never raised inside an import.
+"""Ctrl-C while modules load: KeyboardInterrupt is never raised inside an import.
 
-There it may become another exception, or none, and leave half a module behind: `import numpy` within
-`import torch` fails in silence. What the command itself loads comes before its work, so the process ends at
-once; an import that the work asks for is let to its end first.
+Inside an import it may turn into another exception or vanish, and leave half a module: `import numpy` within
+`import torch` then fails silently. A command loads its own modules before its work, so there the process ends
+at once. An import during the work ends first, then KeyboardInterrupt is raised.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
 EXIT_INTERRUPTED = 130
 """128 + SIGINT, as shells count."""
 
-_AGAIN_S = 0.02
+_RETRY_S = 0.02
 _IMPORTLIB = ("<frozen importlib", os.path.dirname(os.__file__) + os.sep + "importlib")
 _COMMANDS = os.path.dirname(__file__)
 
 
 def exit_interrupted(*_: object) -> None:
-    """Ends the process with the one line: nothing was begun that must be tidied up."""
+    """Prints one line and ends the process: no work has begun, so there is nothing to clean up."""
     sys.stdout.flush()
     print("interrupted.", file=sys.stderr, flush=True)
     os._exit(EXIT_INTERRUPTED)
 
 
 def begin() -> None:
-    """Ends the process at Ctrl-C in an import, until `main` is loaded."""
+    """Until `main` is loaded, lets Ctrl-C during an import end the process."""
     _replace(signal.default_int_handler, _while_loading)
 
 
@@ -49,43 +49,43 @@ def _while_loading(number: int, frame: FrameType | None) -> None:
         if frame.f_code.co_filename.startswith(_IMPORTLIB):
             exit_interrupted()
         frame = frame.f_back
-    raise KeyboardInterrupt  # whoever imported a command for its own use is not loading any more
+    raise KeyboardInterrupt  # another program imported a command, and nothing is loading now
 
 
 class Interrupts:
-    """A block in which `main` runs: Ctrl-C is raised in it, but not within imports."""
+    """A block in which `main` runs: Ctrl-C raises KeyboardInterrupt in it, but not within imports."""
 
     def __init__(self, main: CodeType) -> None:
         self._main = main
-        self._again: threading.Timer | None = None
+        self._retry: threading.Timer | None = None
 
     def __enter__(self) -> None:
-        _replace(signal.default_int_handler, self._heard)
+        _replace(signal.default_int_handler, self._on_interrupt)
 
     def __exit__(self, *_: object) -> None:
-        _replace(self._heard, signal.default_int_handler)
-        if self._again is not None:
-            self._again.cancel()
+        _replace(self._on_interrupt, signal.default_int_handler)
+        if self._retry is not None:
+            self._retry.cancel()
 
-    def _heard(self, number: int, frame: FrameType | None) -> None:
+    def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
         asks = asked_for_import(frame, self._main)
         if asks is None:
             raise KeyboardInterrupt
         if os.path.dirname(asks) == _COMMANDS:
             exit_interrupted()
-        if self._again is None:  # however often it is pressed, it is raised once
-            self._again = threading.Timer(_AGAIN_S, self._press)
-            self._again.daemon = True
-            self._again.start()
+        if self._retry is None:  # one interrupt, however often Ctrl-C is pressed
+            self._retry = threading.Timer(_RETRY_S, self._send)
+            self._retry.daemon = True
+            self._retry.start()
 
-    def _press(self) -> None:
-        """Interrupts the main thread: an interrupt of another one would end no sleep."""
-        self._again = None
+    def _send(self) -> None:
+        """Sends SIGINT to the main thread, since only there it ends a sleep."""
+        self._retry = None
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
 
 def asked_for_import(frame: FrameType | None, main: CodeType) -> str | None:
-    """Returns the file below `main` whose import is running in a frame, None if none is."""
+    """Returns the file, called by `main`, whose import statement is running; None if none is."""
     asks, is_importing = None, False
     while frame is not None and frame.f_code is not main:
         file = frame.f_code.co_filename
@@ -98,6 +98,6 @@ def asked_for_import(frame: FrameType | None, main: CodeType) -> str | None:
 
 
 def _replace(before: object, after: Handler) -> None:
-    """Sets the handler of Ctrl-C, unless it is another than before: somebody else's, or ignored."""
+    """Sets the handler of Ctrl-C if it still is `before`; other programs may have set their own."""
     if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) == before:
         signal.signal(signal.SIGINT, after)

@@ -1,4 +1,4 @@
-"""`robot-rl`: finds the command, teaches what there is, and turns mistakes into one line each."""
+"""`robot-rl`: runs a command, and prints each mistake of the user as one line."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ import os
 import select
 import sys
 from collections.abc import Sequence
-from importlib.util import find_spec
-from pathlib import Path
 from types import ModuleType
 
 from robot_rl import __version__
 from robot_rl.cli import interrupts
+from robot_rl.cli.command import source_of
 from robot_rl.cli.interrupts import EXIT_INTERRUPTED, Interrupts
 from robot_rl.core.errors import ConfigError, RobotRLError, StorageError, UnknownComponentError, nearest
 from robot_rl.core.refusal import is_refusal, refusal
 
 EXIT_PIPE = 141
-"""That of a program which SIGPIPE ended, in a shell."""
+"""128 + SIGPIPE, as shells count."""
 
 COMMANDS: dict[str, str] = {
     "train": "robot_rl.cli.train",
@@ -38,14 +37,17 @@ COMMANDS: dict[str, str] = {
     "devices": "robot_rl.cli.devices",
     "doctor": "robot_rl.cli.doctor",
 }
-"""Command -> module, imported when it is run, with `SUMMARY: str` and `run(argv) -> int`; perhaps with
-`config(words)`, its settings, checked, `result(words)`, which runs it and returns what --json prints, and
-`devices(config)`, what that takes of the machine, by which sweeps run several side by side."""
+"""Command -> its module, which is imported when the command runs, with `SUMMARY: str` and `run(argv) -> int`.
+
+A module may have more: `config(words)` returns the checked settings, `result(words)` runs the command and
+returns what --json prints, and `devices(config)` returns the devices of a run, so that sweeps can run several
+jobs at once.
+"""
 
 EXIT_MISTAKE = 2
 
 _HELP = """\
-robot-rl {version}: robot learning where simulated arms and real arms are schedulable devices
+robot-rl {version}: trains robot policies in simulation and on real arms
 
 Usage: robot-rl <command> [key=value ...] [-m] [--json]
 
@@ -53,18 +55,19 @@ Commands:
 {commands}
 
 Type first:
-  robot-rl doctor                        what this machine has, and what it lacks
-  robot-rl train recipe=smoke            the whole chain in under a minute
-  robot-rl train recipe=pick_cube        a Panda arm learns to lift a cube
-  robot-rl evaluate run=runs/<folder>    its success on episodes it has never seen
-  robot-rl finetune dataset=<folder>     a policy learns from a LeRobot dataset, beside its baselines
+  robot-rl doctor                        checks this machine
+  robot-rl train recipe=smoke            runs all stages in under a minute
+  robot-rl train recipe=pick_cube        trains a Panda arm to lift a cube
+  robot-rl evaluate run=runs/<folder>    measures its success on new episodes
+  robot-rl finetune dataset=<folder>     fine-tunes a policy on a LeRobot dataset
 
 Results go to runs/<date-time>-<recipe>-seed<k>/: config.yaml, metrics.jsonl, checkpoints/, videos/,
 report.html (open it in a browser) and summary.json.
 
-Every setting is key=value, with dots into groups: robot-rl train recipe=pick_cube method.utd=2
-Paths need no quotes but the shell's, lists no brackets: robot-rl bench sim num_envs=64,512
--m runs comma lists, side by side where devices allow:  robot-rl train -m recipe=smoke seed=0,1,2
+A setting is key=value, with dots between groups: robot-rl train recipe=pick_cube method.utd=2
+Quote a path only where the shell needs it. A list has no brackets: robot-rl bench sim num_envs=64,512
+-m runs every combination of comma lists, several at once where there is room:
+  robot-rl train -m recipe=smoke seed=0,1,2
 --cfg job prints all settings of a command and runs nothing.
 --json makes the last line of output one JSON object.
 robot-rl <command> --help explains a command.
@@ -72,19 +75,19 @@ robot-rl <command> --help explains a command.
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command line and returns its exit code; who reads its output may leave, as `head` does."""
+    """Runs one command line and returns its exit code; a closed output, as of `head`, ends it quietly."""
     try:
         code = _answer(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
         return code
     except BrokenPipeError:
         if not _reader_left():
-            raise  # another pipe: a fault of ours
+            raise  # another pipe: a bug of ours
         return EXIT_PIPE
 
 
 def _reader_left() -> bool:
-    """Whether nobody reads the output any more; what is printed from now on goes nowhere."""
+    """Returns whether the reader of stdout has gone; if so, later output is discarded."""
     output = select.poll()
     output.register(sys.stdout.fileno(), 0)
     if not output.poll(0):
@@ -107,12 +110,12 @@ def _answer(words: list[str]) -> int:
         return _mistake(error, words)
     except (OSError, MemoryError) as error:
         if not is_refusal(error):
-            raise  # a fault of ours: its traceback is wanted
+            raise  # a bug of ours: show the traceback
         return _mistake(refusal(error, StorageError, f"robot-rl {words[0]}"), words)
     except RuntimeError as error:
         if "environment variable MUJOCO_GL" not in str(error):
             raise
-        from robot_rl.sim.gl import mistaken_environment  # of an import of MuJoCo
+        from robot_rl.sim.gl import mistaken_environment  # raised by `import mujoco`
 
         return _mistake(mistaken_environment(), words)
     except KeyboardInterrupt as error:
@@ -121,10 +124,10 @@ def _answer(words: list[str]) -> int:
 
 
 def _mistake(error: RobotRLError, words: Sequence[str]) -> int:
-    said = " ".join([str(error), *getattr(error, "__notes__", ())])
-    print(f"error: {said}", file=sys.stderr)
+    message = " ".join([str(error), *getattr(error, "__notes__", ())])
+    print(f"error: {message}", file=sys.stderr)
     if "--json" in words:
-        print(json.dumps({"error": said}))
+        print(json.dumps({"error": message}))
     return EXIT_MISTAKE
 
 
@@ -146,7 +149,7 @@ def _dispatch(name: str, words: list[str]) -> int:
 
 
 def _show_settings(command: ModuleType, name: str, words: list[str]) -> int:
-    """Prints the resolved settings of a command without running it, as Hydra programs do."""
+    """Prints the resolved settings of a command and runs nothing, as Hydra programs do."""
     if not hasattr(command, "config"):
         raise ConfigError(f"--cfg: robot-rl {name} has no configuration. See `robot-rl {name} --help`.")
     at = next(i for i, word in enumerate(words) if word.partition("=")[0] == "--cfg")
@@ -163,17 +166,11 @@ def _show_settings(command: ModuleType, name: str, words: list[str]) -> int:
 
 def summary(name: str) -> str:
     """Returns the `SUMMARY` of a command without importing it, so that help stays quick."""
-    spec = find_spec(COMMANDS[name])
-    assert spec is not None, f"{COMMANDS[name]} is missing"
-    assert spec.origin is not None
-    for node in ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body:
-        match node:
-            case ast.Assign(targets=[ast.Name(id="SUMMARY")], value=ast.Constant(value=str(text))):
-                return text
-            case ast.AnnAssign(target=ast.Name(id="SUMMARY"), value=ast.Constant(value=str(text))):
-                return text
-            case _:
-                continue
+    source = source_of(COMMANDS[name])
+    assert source is not None, f"{COMMANDS[name]} is missing"
+    for node in source.body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "SUMMARY":
+            return ast.literal_eval(node.value)
     raise AssertionError(f"{COMMANDS[name]} has no SUMMARY")
 
 

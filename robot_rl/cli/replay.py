@@ -1,11 +1,11 @@
-"""`robot-rl replay`: looks into recorded episodes, checks, repairs, seals and rearranges them."""
+"""`robot-rl replay`: inspects, checks, repairs, seals and edits recorded episodes."""
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -14,6 +14,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from robot_rl.cli import replay_words as words
+from robot_rl.cli.command import parser_of
 from robot_rl.core.errors import ConfigError, DatasetError, nearest
 from robot_rl.data.reading import ReadOptions
 from robot_rl.data.store.check import repair, verify
@@ -27,28 +28,22 @@ from robot_rl.data.store.summary import Summary, summarize
 if TYPE_CHECKING:
     from robot_rl.data.lerobot.damage import Problem as DatasetProblem
 
-SUMMARY = "look into recorded episodes, repair, rearrange: info, verify, seal, merge, filter, upgrade, ..."
+SUMMARY = "inspect, check, repair and edit recorded episodes: info, verify, seal, merge, filter, ..."
 
 _DAMAGED = 1
 
 Result = tuple[int, dict[str, Any]]
-"""Exit code, and what --json prints."""
+"""Exit code, and the object of --json."""
 
 
 def run(argv: list[str]) -> int:
-    """Runs one action and with `--json` ends on one JSON object."""
+    """Runs one action; with `--json` the last line is one JSON object."""
     asked = next((word for word in argv if word in words.HELP), None)
-    parser = argparse.ArgumentParser(
-        prog="robot-rl replay",
-        usage=f"robot-rl replay {asked} PATH [key=value ...] [--json]" if asked else None,
-        description=None if asked else SUMMARY,
-        epilog=words.help_of(asked),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    usage = f"robot-rl replay {asked} PATH [key=value ...] [--json]" if asked else None
+    parser = parser_of("replay", "" if asked else SUMMARY, words.help_of(asked), usage)
     parser.add_argument("action", help=", ".join(_ACTIONS))
     parser.add_argument("words", nargs="*", metavar="PATH or key=value")
-    parser.add_argument("--json", action="store_true", help="end with one JSON object")
-    given = parser.parse_intermixed_args(argv)
+    given = parser.parse_intermixed_args(argv or ["--help"])
     if given.action not in _ACTIONS:
         raise ConfigError(f"replay: no action {given.action!r}.{nearest(given.action, _ACTIONS)}")
     code, result = _ACTIONS[given.action](*words.parsed(given.action, given.words))
@@ -69,8 +64,8 @@ def _info(paths: Sequence[str], settings: dict[str, str]) -> Result:
     shapes = (f"{key} {'x'.join(map(str, shape))}" for key, shape in found.features.items())
     console.print(f"observations: {', '.join(shapes)}; action {found.action}", markup=False)
     more = f" and {len(found.instructions) - 3} more" if len(found.instructions) > 3 else ""
-    said = ", ".join(repr(text) for text in found.instructions[:3])
-    console.print(f"instructions: {said or 'none'}{more}", markup=False)
+    texts = ", ".join(repr(text) for text in found.instructions[:3])
+    console.print(f"instructions: {texts or 'none'}{more}", markup=False)
     where = f"{found.sealed_episodes:,} sealed, {found.journal_episodes:,} in the journal, "
     where = where if found.kind == "store" else ""
     console.print(
@@ -104,14 +99,14 @@ def _verify(paths: Sequence[str], settings: dict[str, str]) -> Result:
         )
         wrong += [str(problem) for problem in report.problems]
         if wrong:
-            remedies.append(f"mend the journal: robot-rl replay repair {folder}")
+            remedies.append(f"to repair the journal: robot-rl replay repair {folder}")
         _print_lost(console, report.lost)
         result |= {"journal": dataclasses.asdict(report)}
     is_sealed = (folder / "meta/info.json").is_file() or (folder / "data").is_dir()
     if is_sealed or not result.get("journal"):
-        problems, said = _check_dataset(console, folder, reading)
+        problems, damage = _check_dataset(console, folder, reading)
         remedies += [] if remedies or reading else _sound_episodes(folder, problems)
-        wrong += said
+        wrong += damage
         result |= {"dataset": [dataclasses.asdict(problem) for problem in problems]}
     for problem in wrong:
         console.print(f"  damaged: {problem}", markup=False, style="red")
@@ -124,34 +119,32 @@ def _verify(paths: Sequence[str], settings: dict[str, str]) -> Result:
 def _check_dataset(
     console: Console, folder: Path, reading: ReadOptions
 ) -> tuple[list[DatasetProblem], list[str]]:
-    """Reads and decodes everything that is read; returns what was found, and what to say of damage."""
+    """Reads and decodes all selected data; returns the problems, and a line for each damage."""
     from robot_rl.data.lerobot.damage import check, lines  # reads videos: loaded where there is a dataset
     from robot_rl.data.lerobot.selection import Reading
 
     chosen = Reading(
         rename=reading.get("rename", {}), episodes=reading.get("episodes"), cameras=reading.get("cameras")
     )
-    bar = Console(stderr=True)
-    with Progress(console=bar, transient=True, disable=not bar.is_terminal) as progress:
-        task = progress.add_task("decoding videos", total=None)
-        videos = 0
+    videos = 0
+    with _progress_bar("decoding videos") as update:
 
         def on_video(done: int, total: int) -> None:
             nonlocal videos
             videos = total
-            progress.update(task, completed=done, total=total)
+            update(done, total)
 
         problems = check(folder, reading=chosen, thorough=True, on_video=on_video)
-    said = lines(problem for problem in problems if problem.is_fatal)
+    damage = lines(problem for problem in problems if problem.is_fatal)
     decoded = f"{_count(videos, 'video')} decoded, " if videos else ""
-    console.print(f"{folder}: dataset, {decoded}{_count(len(said), 'problem')}", markup=False)
+    console.print(f"{folder}: dataset, {decoded}{_count(len(damage), 'problem')}", markup=False)
     for note in lines(problem for problem in problems if not problem.is_fatal):
         console.print(f"  note: {note}", markup=False)
-    return problems, said
+    return problems, damage
 
 
 def _sound_episodes(folder: Path, problems: Sequence[DatasetProblem]) -> list[str]:
-    """Says how to keep the sound episodes, where the damage is that of single ones."""
+    """Returns the command that keeps the sound episodes, if only single episodes are damaged."""
     fatal = [problem.episode for problem in problems if problem.is_fatal]
     if not fatal or None in fatal:
         return []
@@ -161,7 +154,7 @@ def _sound_episodes(folder: Path, problems: Sequence[DatasetProblem]) -> list[st
     numbers, source = Dataset(folder).index.episode, open_source(folder)
     at = [source.sealed(i) if isinstance(source, StoreReader) else i for i in range(len(source))]
     sound = [i for i, place in enumerate(at) if place is None or int(numbers[place]) not in fatal]
-    keep = f"keep what is sound: robot-rl replay filter {folder} out=NEW episodes={spans(sound)}"
+    keep = f"to keep the sound episodes: robot-rl replay filter {folder} out=NEW episodes={spans(sound)}"
     return [keep] if sound else []
 
 
@@ -171,11 +164,8 @@ def _repair(paths: Sequence[str], settings: dict[str, str]) -> Result:
     problems = [str(problem) for problem in repair(folder)]
     for problem in problems:
         print(f"  {problem}")
-    print(
-        f"{folder}: {_count(len(problems), 'problem')} repaired"
-        if problems
-        else f"{folder}: nothing to repair"
-    )
+    found = f"{_count(len(problems), 'problem')} repaired" if problems else "nothing to repair"
+    print(f"{folder}: {found}")
     return 0, {"path": folder, "repaired": problems}
 
 
@@ -184,7 +174,7 @@ def _seal(paths: Sequence[str], settings: dict[str, str]) -> Result:
     try:
         done = seal(folder, SealOptions(**words.pictures("seal", settings)))
     except KeyboardInterrupt as interrupt:
-        interrupt.add_note("Every episode is in the journal or in the dataset; the same command goes on.")
+        interrupt.add_note("Every episode is in the journal or in the dataset; the same command continues.")
         raise
     for reason in done.refused:
         print(f"  not sealed: {reason}")
@@ -245,7 +235,7 @@ def _rename(paths: Sequence[str], settings: dict[str, str]) -> Result:
     folder, names = words.one_path("rename", paths), {o: n for o, n in settings.items() if o != "out"}
     words.refuse_reading("rename", {o: n for o, n in names.items() if not _is_name(Path(folder), o)})
     if not names:
-        raise ConfigError("replay rename: no names. Say <name there>=<new name>, for example actions=action")
+        raise ConfigError("replay rename: no names. Give <name there>=<new name>, for example actions=action")
     return _written([merge([words.opened("rename", folder, {"rename": names})], out)])
 
 
@@ -261,12 +251,8 @@ def _stats(paths: Sequence[str], settings: dict[str, str]) -> Result:
 
     words.allow("stats", settings)
     folder = words.recorded("stats", paths)
-    bar = Console(stderr=True)
-    with Progress(console=bar, transient=True, disable=not bar.is_terminal) as progress:
-        task = progress.add_task("statistics", total=None)
-        episodes = recompute_stats(
-            folder, lambda done, total: progress.update(task, completed=done, total=total)
-        )
+    with _progress_bar("statistics") as update:
+        episodes = recompute_stats(folder, update)
     print(f"{folder}: statistics of {_count(episodes, 'episode')} computed again")
     return 0, {"path": folder, "episodes": episodes}
 
@@ -294,7 +280,7 @@ def _split(paths: Sequence[str], settings: dict[str, str]) -> Result:
     source = words.opened("split", words.one_path("split", paths), words.reading("split", settings))
     kept = {key: settings.pop(key) for key in ("images", "codec", "drop") if key in settings}
     if not settings:
-        raise ConfigError("replay split: no parts. Say FOLDER=0.8 FOLDER=0.2, or FOLDER=0-79 FOLDER=80-99.")
+        raise ConfigError("replay split: no parts. Give FOLDER=0.8 FOLDER=0.2, or FOLDER=0-79 FOLDER=80-99.")
     parts: dict[str | Path, Sequence[int] | float] = {
         folder: words.share("split", folder, text) for folder, text in settings.items()
     }
@@ -306,7 +292,7 @@ def _filter(paths: Sequence[str], settings: dict[str, str]) -> Result:
     from robot_rl.data.lerobot.edit import filter as filter_episodes
 
     reading = words.reading("filter", settings)
-    # Episodes alone are picked of a journal too.
+    # A journal can be filtered by episodes= too.
     picked = cast("dict[str, Any]", reading) if reading.keys() == {"episodes"} else {}
     source = words.opened("filter", words.one_path("filter", paths), {} if picked else reading)
     out = words.out_of("filter", settings)
@@ -342,7 +328,7 @@ _ACTIONS: dict[str, Callable[[Sequence[str], dict[str, str]], Result]] = {
 
 
 def _written(folders: Sequence[Path], options: Mapping[str, Any] | None = None) -> Result:
-    """Says what was written, and what was left out because somebody asked for it."""
+    """Prints the new datasets, and what `drop=` left out."""
     drop = (options or {}).get("drop", [])
     rows: list[dict[str, Any]] = []
     for folder in folders:
@@ -355,7 +341,7 @@ def _written(folders: Sequence[Path], options: Mapping[str, Any] | None = None) 
 
 
 def _groups(found: Summary) -> Table:
-    """Lays out who made the steps, on what, with which policies."""
+    """Returns a table of the steps by source, device and policy version."""
     table = Table()
     for column in ("source", "device", "policy version", "episodes", "steps", "time", "success"):
         table.add_column(column, justify="left" if column in ("source", "device") else "right")
@@ -371,6 +357,15 @@ def _groups(found: Summary) -> Table:
             _share_of(None if found.success is None else group.successes / max(1, group.episodes)),
         )
     return table
+
+
+@contextmanager
+def _progress_bar(name: str) -> Generator[Callable[[int, int], None]]:
+    """Shows a bar on a terminal; yields what takes the number done and the total."""
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task(name, total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
 def _print_lost(console: Console, lost: Sequence[object]) -> None:

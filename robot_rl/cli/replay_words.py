@@ -1,4 +1,4 @@
-"""What `robot-rl replay` is told: its help, and its words as paths, settings, episodes and names."""
+"""The words of `robot-rl replay`: its help texts, and how paths and settings are read and checked."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from robot_rl.core.errors import ConfigError, DatasetError, nearest
+from robot_rl.core.errors import ConfigError, DatasetError, nearest, require
 from robot_rl.core.files import at_home
 from robot_rl.data.episode import EpisodeSource
-from robot_rl.data.reading import OnDamage, ReadingConfig, ReadOptions
-from robot_rl.data.spans import spans_of, whole_number
+from robot_rl.data.reading import OnDamage, ReadingConfig, ReadOptions, spans_of, whole_number
 from robot_rl.data.store.reader import open_source
 
 if TYPE_CHECKING:
@@ -21,90 +20,90 @@ if TYPE_CHECKING:
     from robot_rl.data.lerobot.reader import Dataset
 
 ABOUT = """\
-A store is a folder that a robot or a simulator records into (journal/, safe against crashes); what is
-sealed in it is a LeRobotDataset v3. Plain datasets (v3, v2.1) are read as well: repair and seal are for
-stores, compact for v3, upgrade for v2.1.
+A store is a folder that a robot or a simulator records into. Its journal/ survives crashes; sealed episodes
+form a LeRobotDataset v3. Plain datasets (v3, v2.1) can be read too. repair and seal are for stores, compact
+is for v3, upgrade for v2.1.
 """
 
 HELP = {
     "info": """\
-  info    PATH       episodes, steps, time, success; by source, device and policy; what was lost
+  info    PATH       prints episodes, steps, time and success, by source, device and policy; also losses
             and READING""",
     "verify": """\
   verify  PATH       reads everything, compares checksums, decodes every video; exit code 1 if damaged
-            and episodes=, cameras=, rename= of READING: of these alone""",
+            and episodes=, cameras=, rename= of READING, to check only a part""",
     "repair": """\
-  repair  STORE      takes damage out, notes what is lost; damaged files stay in journal/damaged""",
+  repair  STORE      removes damaged parts and notes what is lost; damaged files move to journal/damaged""",
     "seal": """\
-  seal    STORE      finished episodes of the journal become part of the dataset
+  seal    STORE      moves finished episodes from the journal into the dataset
             images=video|png   pictures as video, or without further loss (default video)
             codec=h264|av1     of the video""",
     "checksum": """\
-  checksum PATH      records every file of a dataset as it is now: after it was changed on purpose""",
+  checksum PATH      records checksums of all files as they are now, after a change on purpose""",
     "compact": """\
   compact PATH       joins the files of many episodes into few; nothing is encoded again""",
     "merge": """\
-  merge   PATH ...   all episodes in one new dataset
-            out=FOLDER         rows, videos and files of others are copied as they are
-            images=, codec=    as of seal: records the episodes anew instead
-            fps=30             gives datasets of another rate this one: at each instant the newest row, which
-                               suits actions that say where to be, not how far to move in one step
-            drop=NAME,NAME     columns, files, entries of meta/info.json to leave out; else losses are refused
-            and READING, of every PATH""",
+  merge   PATH ...   writes all episodes into one new dataset
+            out=FOLDER         rows, videos and other files are copied unchanged
+            images=, codec=    as for seal: records the episodes again instead
+            fps=30             changes datasets of another rate to this one: each instant gets the newest row.
+                               This suits actions that are positions, not steps of one control period
+            drop=NAME,NAME     columns, files, entries of meta/info.json to leave out. Without drop= a loss
+                               is refused
+            and READING, for every PATH""",
     "split": """\
-  split   PATH       new datasets of parts of it
+  split   PATH       writes parts into new datasets
             FOLDER=0.8 FOLDER=0.2 (shares), or FOLDER=0-79 FOLDER=80,82-99 (episodes)
-            and images=, codec=, drop= as of merge, and READING: parts of what is read, counted from 0""",
+            and images=, codec=, drop= as for merge, and READING, after which episodes count from 0""",
     "filter": """\
-  filter  PATH       a new dataset of the episodes that pass every test
-            out=FOLDER         and images=, codec=, drop= as of merge, and READING
+  filter  PATH       writes the episodes that pass every test into a new dataset
+            out=FOLDER         and images=, codec=, drop= as for merge, and READING
             success=true|false by=real,human instruction="..." min_steps=20""",
     "rename": """\
-  rename  PATH       a new dataset with other names; nothing is encoded again
+  rename  PATH       writes a new dataset with other names; nothing is encoded again
             out=FOLDER         actions=action state=observation.state ...""",
     "stats": """\
   stats   PATH       computes the statistics again, in place""",
     "tasks": """\
   tasks   PATH       lists the instructions: number, text, episodes, steps; and READING
-            0="pick up the cube"   gives number 0 another text, in place and in all episodes""",
+            0="pick up the cube"   changes the text of number 0, in place and in all episodes""",
     "upgrade": """\
-  upgrade PATH       a dataset of version 2.1 as version 3; nothing is encoded again
+  upgrade PATH       writes a dataset of version 2.1 as version 3; nothing is encoded again
             out=FOLDER         and READING""",
 }
 
 READING = """
-READING, how a dataset is read:
-            episodes=0-9,12    only these, counted from 0
-            cameras=front,wrist  only these
-            on_damage=skip     without damaged episodes, which are named
-            rename=actions:action,state:observation.state   names that are not LeRobot's
+READING selects what is read of a dataset:
+            episodes=0-9,12    only these episodes, counted from 0
+            cameras=front,wrist  only these cameras
+            on_damage=skip     leaves damaged episodes out and names them
+            rename=actions:action,state:observation.state   maps other names to LeRobot's
 """
 _WITHOUT = """\
-repair, seal, checksum, compact and stats change all of a folder in place, and every word of rename is a name
-of a column: filter writes a part first. Of a journal, filter takes a part by episodes=, split by FOLDER=0-9.
+repair, seal, checksum, compact and stats change a whole folder in place, and to rename every word is a name
+of a column. For a part, write it with filter first. A journal has only episodes: use filter episodes=0-9 or
+split FOLDER=0-9.
 """
 _READING = ("rename", "cameras", "on_damage", "episodes")
 _READS = {
     **dict.fromkeys(("info", "merge", "split", "filter", "tasks", "upgrade"), _READING),
     "verify": ("rename", "cameras", "episodes"),
 }
-"""Which of them an action has a use for."""
-_PART = "Write that part into a dataset of its own first: robot-rl replay filter PATH WORD out=NEW"
+"""The words of READING that each action takes."""
+_FILTER = "robot-rl replay filter PATH WORD out=NEW"
 _WHOLE = {
-    "verify": "verify finds damage, and leaves none out. It is left out by robot-rl replay filter PATH WORD "
-    "out=NEW",
-    "repair": "repair takes the damage out of all of a journal. Choose from what is sealed: robot-rl replay "
-    "filter PATH WORD out=NEW",
-    "seal": "seal moves all finished episodes into the dataset. Choose from what is sealed: robot-rl replay "
-    "filter PATH WORD out=NEW",
-    "checksum": "checksum records every file of the dataset, whatever it is called.",
-    "compact": f"compact joins all files of the dataset where they are. {_PART}",
-    "stats": f"stats computes those of the whole dataset in place, under the names in its files. {_PART}",
-    "tasks": f"a text is changed in all episodes. {_PART}",
-    "rename": "every word but out= is the name of a column. Both at once: robot-rl replay filter PATH "
+    "verify": f"verify finds damage, and leaves none out. To leave it out: {_FILTER}",
+    "repair": f"repair works on a whole journal. To choose from sealed episodes: {_FILTER}",
+    "seal": f"seal moves all finished episodes into the dataset. To choose from sealed episodes: {_FILTER}",
+    "checksum": "checksum records every file of the dataset, whatever its name.",
+    "compact": f"compact joins all files of the dataset in place. Write the part first: {_FILTER}",
+    "stats": "stats computes the statistics of the whole dataset in place, under the names in its files. "
+    f"Write the part first: {_FILTER}",
+    "tasks": f"a text is changed in all episodes. Write the part first: {_FILTER}",
+    "rename": "every word except out= is the name of a column. For both: robot-rl replay filter PATH "
     "rename=<name there>:<new name> WORD out=NEW",
 }
-"""Why an action has no use for the words of `READING`; WORD is what was typed."""
+"""Why an action takes no words of READING; WORD stands for the word that was typed."""
 _COPYING = ("images", "codec", "drop")
 
 EXAMPLES = """
@@ -116,7 +115,7 @@ Type first:
 
 
 def help_of(action: str | None) -> str:
-    """Returns the help of one action, or of all."""
+    """Returns the help of one action, or of all actions."""
     if action is None:
         return "\n".join([ABOUT, *HELP.values(), READING + _WITHOUT, EXAMPLES])
     if action in _READS:
@@ -126,9 +125,9 @@ def help_of(action: str | None) -> str:
 
 
 def parsed(action: str, typed: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """Returns the paths and the settings among the words; `~` at the beginning of a path is the home folder.
+    """Returns the paths and the settings among the words; `~` at the start of a path is the home folder.
 
-    A word with `=` is a path if there is one of that name. The folder of a part may have `=` in its name.
+    A word with `=` is a path if that path exists. The folder of a part may have `=` in its name.
     """
     paths: list[str] = []
     settings: dict[str, str] = {}
@@ -156,7 +155,7 @@ def one_path(action: str, paths: Sequence[str]) -> str:
 
 
 def recorded(action: str, paths: Sequence[str]) -> str:
-    """Returns the one path; of a run folder it says what to look into."""
+    """Returns the only path, of a store or a dataset; for a run folder the error names those inside."""
     path = one_path(action, paths)
     folder = Path(path)
     if not folder.is_dir():
@@ -166,22 +165,20 @@ def recorded(action: str, paths: Sequence[str]) -> str:
         places += [part for place in places if place.is_dir() for part in sorted(place.iterdir())]
         inside = [f"{place}" for place in places if (place / "meta").is_dir()]
         is_run = "a run folder" if (folder / "config.yaml").is_file() else "no store and no dataset"
-        hint = (
-            f"What was recorded lies in {' and '.join(inside)}." if inside else "Nothing is recorded in it."
-        )
+        hint = f"Its recordings are in {' and '.join(inside)}." if inside else "Nothing is recorded in it."
         raise DatasetError(f"{folder}: this is {is_run}. {hint}")
     return path
 
 
 def out_of(action: str, settings: dict[str, str]) -> str:
-    """Returns where to write."""
+    """Returns the folder to write."""
     if "out" not in settings:
-        raise ConfigError(f"replay {action}: out is missing. Say where to write: out=<new folder>")
+        raise ConfigError(f"replay {action}: out is missing. Give a new folder: out=<folder>")
     return settings["out"]
 
 
 def allow(action: str, settings: dict[str, str], *allowed: str) -> None:
-    """Refuses settings that an action does not know, and says why where it reads no part of a dataset."""
+    """Refuses settings that an action does not take; for words of READING the error says why."""
     refuse_reading(action, settings)
     known = (*allowed, *_READS.get(action, ()))
     for key in settings:
@@ -192,7 +189,7 @@ def allow(action: str, settings: dict[str, str], *allowed: str) -> None:
 
 
 def refuse_reading(action: str, settings: Mapping[str, str]) -> None:
-    """Refuses words of how a dataset is read where they mean nothing."""
+    """Refuses words of READING, for an action that always works on the whole dataset."""
     for key, value in settings.items():
         if key in _READING:
             why = _WHOLE[action].replace("WORD", f"{key}={value}")
@@ -200,7 +197,7 @@ def refuse_reading(action: str, settings: Mapping[str, str]) -> None:
 
 
 def pictures(action: str, settings: dict[str, str], *also: str) -> dict[str, Any]:
-    """Returns how pictures are written and what is left out, and refuses settings that are unknown."""
+    """Returns the options `images`, `codec` and `drop`, and refuses unknown settings."""
     allow(action, settings, *(_COPYING[:-1] if action == "seal" else _COPYING), *also)
     choices = {"images": ("video", "png"), "codec": ("h264", "av1")}
     drop = {"drop": settings["drop"].split(",")} if "drop" in settings else {}
@@ -212,30 +209,29 @@ def pictures(action: str, settings: dict[str, str], *also: str) -> dict[str, Any
 
 
 def choice(action: str, key: str, text: str, choices: dict[str, Any]) -> Any:
-    """Returns what one of several words stands for."""
+    """Returns the value of one of several words."""
     if text not in choices:
         raise ConfigError(f"replay {action}.{key}: got {text!r}, allowed: {', '.join(choices)}")
     return choices[text]
 
 
 def number(action: str, key: str, text: str) -> int:
-    """Reads a whole number."""
+    """Parses a whole number."""
     return whole_number(text, f"replay {action}.{key}")
 
 
 def rate(action: str, text: str) -> float:
-    """Reads `fps`."""
+    """Parses `fps`."""
     try:
         rate = float(text)
     except ValueError:
         rate = math.nan
-    if not 0 < rate < math.inf:
-        raise ConfigError(f"replay {action}.fps: got {text!r}, allowed: a rate above 0 in Hz")
+    require(0 < rate < math.inf, f"replay {action}.fps", text, "a rate above 0 in Hz")
     return rate
 
 
 def reading(action: str, settings: dict[str, str]) -> ReadOptions:
-    """Takes out of the settings how a dataset is read, as far as the action has a use for it."""
+    """Removes the words of READING from the settings and returns them as options."""
     given = {key: settings.pop(key) for key in _READS[action] if key in settings}
     if "on_damage" in given:
         choice(action, "on_damage", given["on_damage"], {"raise": "raise", "skip": "skip"})
@@ -248,14 +244,14 @@ def reading(action: str, settings: dict[str, str]) -> ReadOptions:
 
 
 def opened(action: str, path: str, reading: ReadOptions) -> EpisodeSource:
-    """Opens what is read, and says which damaged episodes are left out."""
+    """Opens a dataset or store, and prints which damaged episodes are left out."""
     source = open_source(recorded(action, [path]), **reading)
     _print_skipped(getattr(source, "skipped", []))
     return source
 
 
 def dataset(action: str, path: str, reading: ReadOptions) -> Dataset:
-    """Opens a dataset, or what is sealed of a store, as `opened` does."""
+    """Opens a dataset, or the sealed part of a store, and prints as `opened` does."""
     from robot_rl.data.lerobot.reader import Dataset
 
     source = Dataset(recorded(action, [path]), **reading)
@@ -272,7 +268,7 @@ def _print_skipped(problems: Sequence[DatasetProblem]) -> None:
 
 
 def share(action: str, key: str, text: str) -> float | list[int]:
-    """Reads a share, `0.8`, or episodes, `0-9,12`."""
+    """Parses a share, `0.8`, or episodes, `0-9,12`."""
     if "." not in text:
         return spans_of(text, f"replay {action}.{key}")
     try:

@@ -1,12 +1,12 @@
-"""`robot-rl report`: one self-contained page of a run, of its seeds, or of settings side by side."""
+"""`robot-rl report`: one self-contained page of a run, of several seeds, or of several settings."""
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from robot_rl.cli.command import parser_of
 from robot_rl.core.errors import ConfigError, nearest
 from robot_rl.core.files import at_home
 from robot_rl.core.room import check_room
@@ -16,24 +16,24 @@ from robot_rl.telemetry.report import write_report
 if TYPE_CHECKING:
     from robot_rl.telemetry.settings import Setting
 
-SUMMARY: str = "write report.html of a run, of several seeds, or of several settings side by side"
+SUMMARY = "write report.html of one run, of several seeds, or of several settings"
 
 _KEYS = ("run", "out")
 _USAGE = "Usage: robot-rl report run=runs/<folder> [run=<folder> ...] [out=<file>.html]"
 
 
 def run(argv: list[str]) -> int:
-    """Writes the page and says where it is."""
-    parser = argparse.ArgumentParser(prog="robot-rl report", description=SUMMARY, epilog=_USAGE)
+    """Writes the page and prints its path and the results."""
+    parser = parser_of("report", SUMMARY, _USAGE)
     parser.add_argument("words", nargs="*", metavar="key=value", help="run=<folder> for each run; out=<file>")
-    parser.add_argument("--json", action="store_true", help="end with one JSON object")
     given = parser.parse_intermixed_args(argv)
     folders, out = _read(given.words)
     report = write_report(folders, out)
     print(f"report: {report.path} ({_count([run for s in report.settings for run in s.runs], 'run')})")
     for row in map(_row, report.settings):
+        name = row["setting"] or "success"
         print(
-            f"  {row['setting']}: {_outcome(row['before'])} before, {_outcome(row['after'])} after, "
+            f"  {name}: {_outcome(row['before'])} before, {_outcome(row['after'])} after, "
             f"seed{'s' * (len(row['seeds']) > 1)} {', '.join(map(str, row['seeds']))}"
         )
     for note in report.notes:
@@ -48,7 +48,7 @@ def run(argv: list[str]) -> int:
 
 
 def _row(setting: Setting) -> dict[str, Any]:
-    """Returns what a setting came to; None where nothing was evaluated."""
+    """Returns the results of a setting; None where nothing was evaluated."""
     before, after = setting.outcome("base"), setting.outcome("final")
     return {
         "setting": setting.label,
@@ -69,7 +69,7 @@ def _count(items: list[Any], name: str) -> str:
 
 
 def _read(words: list[str]) -> tuple[list[Path], Path | None]:
-    """Returns the run folders and the file to write."""
+    """Returns the run folders and the output file."""
     folders: list[Path] = []
     out: Path | None = None
     for word in words:

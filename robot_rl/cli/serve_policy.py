@@ -1,32 +1,32 @@
-"""`robot-rl serve-policy`: a run's policy for robots that ask over the network."""
+"""`robot-rl serve-policy`: serves a policy over the network."""
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
+from robot_rl.cli.command import Outcome, run_command, stopped_by_signals
 from robot_rl.core.errors import CheckpointError
 from robot_rl.real.remote import DoorConfig, read_token
 
-SUMMARY = "a run's policy on a computer with a GPU, for robots elsewhere"
+SUMMARY = "serve a policy over the network, for robots elsewhere"
 
 _HELP = """\
 Usage: robot-rl serve-policy run=<folder> token_file=<file> [key=value ...] [--json]
 
-Computes a run's policy here for `robot-rl deploy policy=tls://<this computer>:<port>` elsewhere.
-Everything is TLS 1.3; who may ask knows a token, or shows a certificate. Ctrl-C ends it; a robot
-holds when its chunk ends, and goes on when the server is back.
+Computes the policy of a run for `robot-rl deploy policy=tls://<this computer>:<port>` on other computers.
+Connections use TLS 1.3. A client needs a token or a certificate. Ctrl-C ends the server: a robot holds
+when its chunk ends, and continues when the server is back.
 
-  which=final|base       the policy after residual RL, or the cloned one
-  device=cuda            where to compute: cpu, cuda, cuda:1; cuda if there is one
+  which=final|base       the policy after RL, or the cloned base
+  device=cuda            cpu, cuda, cuda:1; cuda if there is a GPU
   host=127.0.0.1         0.0.0.0 listens on every network; port=7710
-  token_file=<file>      its first line must be known to clients: openssl rand -hex 32 > <file>
-  cert=<pem> key=<pem>   TLS; needed unless it listens at 127.0.0.1
-  client_ca=<pem>        clients must show a certificate signed by this authority
-  torch_threads=1        of one computation
+  token_file=<file>      clients must have its first line: openssl rand -hex 32 > <file>
+  cert=<pem> key=<pem>   for TLS; needed unless host=127.0.0.1
+  client_ca=<pem>        clients must have a certificate that this authority signed
+  torch_threads=1        threads of one computation
 
 Examples:
   openssl rand -hex 32 > token; chmod 600 token
@@ -39,7 +39,7 @@ Examples:
 
 @dataclass(frozen=True, kw_only=True)
 class ServePolicyConfig(DoorConfig):
-    """What to serve, where, and to whom."""
+    """The policy, the address, and the clients that may connect."""
 
     run: str
     """Run folder."""
@@ -50,11 +50,11 @@ class ServePolicyConfig(DoorConfig):
 
 
 def run(argv: list[str]) -> int:
-    """Serves until it is ended."""
-    if {"-h", "--help"} & set(argv):
-        print(_HELP, end="")
-        return 0
-    words = [word for word in argv if word != "--json"]
+    """Serves until Ctrl-C."""
+    return run_command(argv, _HELP, _serve)
+
+
+def _serve(words: list[str]) -> Outcome:
     from robot_rl.config import load  # Hydra: not for --help
 
     config = load(ServePolicyConfig, words, config_name="serve-policy")
@@ -65,7 +65,6 @@ def run(argv: list[str]) -> int:
         read_token(config.token_file)
     import torch  # seconds: not for --help
 
-    from robot_rl.cli.signals import stopped_by_signals
     from robot_rl.policies.checkpoint import load_policy
     from robot_rl.train.serve import PolicyServer
 
@@ -81,6 +80,4 @@ def run(argv: list[str]) -> int:
         f"{counts['clients']} clients, {counts['refused']} refused; {counts['chunks']} chunks, "
         f"{counts['refined']} refinements, {counts['errors']} errors"
     )
-    if "--json" in argv:
-        print(json.dumps({"address": server.address, **counts}))
-    return 0
+    return 0, {"address": server.address, **counts}

@@ -1,29 +1,28 @@
-"""`robot-rl serve-sim-arm`: a simulated arm that ROS 2 programs cannot tell from a real one."""
+"""`robot-rl serve-sim-arm`: a simulated arm with the ROS 2 interface of a real one."""
 
 from __future__ import annotations
 
-import json
 import sys
 
-from robot_rl.cli.signals import stopped_by_signals
+from robot_rl.cli.command import Outcome, run_command, stopped_by_signals
 
-SUMMARY = "a simulated arm behind ros2_control's interface, in real time"
+SUMMARY = "run a simulated arm behind ros2_control's interface, in real time"
 
 _HELP = """\
 Usage: robot-rl serve-sim-arm [task=pick_cube] [key=value ...] [--json]
 
 Runs MuJoCo in real time behind the topics, actions and services of ros2_control, on this machine's
-ROS graph, with or without ROS installed. Ctrl-C ends it and says how punctual it was.
+ROS graph, with or without ROS installed. Ctrl-C ends it and prints how late its cycles began.
 
-The line and the arm:
+The connection and the arm:
   rate_hz=200            update rate of the controller manager, 1 to 1000
-  delay_ms=0 jitter_ms=0 loss=0      every message's way, commands and states each
+  delay_ms=0 jitter_ms=0 loss=0      of every message: commands and states
   friction_n_m=0         dry friction in every joint       encoder_noise_rad=0
   cameras=front,side     also overhead; camera_hz=15 image_size=96,96
-  seed=0                 the episode it begins with, and all noise
-  seconds=null           how long; log=truth.npz keeps what every cycle commanded and measured
+  seed=0                 of the first episode and of all noise
+  seconds=null           how long it runs; log=truth.npz keeps commands and measurements of every cycle
 
-The graph:
+The ROS graph:
   domain_id=null namespace="" transport=auto|rclpy|dds use_sim_time=false
 
 What it offers:
@@ -51,15 +50,14 @@ Examples:
 
 
 def run(argv: list[str]) -> int:
-    """Serves and prints how it went."""
-    if {"-h", "--help"} & set(argv):
-        print(_HELP, end="")
-        return 0
-    from robot_rl.real.arm.config import SimArmConfig  # numpy and the simulator: not for --help
-    from robot_rl.real.arm.server import serve
+    """Serves and prints the number of cycles and their delays."""
+    return run_command(argv, _HELP, _serve)
 
-    words = [word for word in argv if word != "--json"]
-    from robot_rl.config import load  # Hydra: not for --help
+
+def _serve(words: list[str]) -> Outcome:
+    from robot_rl.config import load  # Hydra, numpy and the simulator: not for --help
+    from robot_rl.real.arm.config import SimArmConfig
+    from robot_rl.real.arm.server import serve
 
     config = load(SimArmConfig, words, config_name="serve-sim-arm")
     with stopped_by_signals() as stop:
@@ -74,6 +72,4 @@ def run(argv: list[str]) -> int:
         print(f"stopped: {facts['stop_reason']}")
     if facts["log"]:
         print(f"log: {facts['log']}")
-    if "--json" in argv:
-        print(json.dumps(facts))
-    return 0
+    return 0, facts

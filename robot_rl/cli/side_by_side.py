@@ -1,4 +1,4 @@
-"""Jobs of a sweep at once: each in a process with a log of its own, as many as the devices have slots for."""
+"""Runs several jobs of a sweep at once, each in its own process with a log, as far as devices have slots."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from robot_rl.cli.signals import stopped_by_signals
+from robot_rl.cli.command import stopped_by_signals
 from robot_rl.sched.leases import LeaseStore
 from robot_rl.telemetry.progress import RUN_FOLDER
 
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from robot_rl.hal.device import DeviceSpec
 
 Result = tuple[int, dict[str, Any]]
-"""Place of a job in its sweep, from 0, and what it came to."""
+"""Number of a job, from 0, and its result."""
 
 _POLL_S = 0.2
 _END_S = 60.0
-"""How long an interrupted job may take: it finishes its step and lets go of its devices."""
+"""Time for an interrupted job to finish its step and to release its devices."""
 _TAIL_BYTES = 1 << 20
-"""Of a log: more than its last line, a summary, has."""
+"""Bytes read at the end of a log: enough for its last line, a summary."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,13 +44,13 @@ class Job:
 
     words: Sequence[str]
     label: str
-    """The words by which it differs from the others."""
+    """The words that differ between jobs."""
     devices: Sequence[tuple[DeviceSpec, int]]
-    """What it takes, and how many slots of each."""
+    """Devices, and the number of slots on each."""
 
 
 def held_slots() -> Counter[str]:
-    """Returns how many slots of each device are leased now."""
+    """Returns the number of leased slots of each device."""
     held = Counter[str]()
     for lease in LeaseStore().active():
         held[lease.device] += len(lease.slot_ids)
@@ -58,7 +58,7 @@ def held_slots() -> Counter[str]:
 
 
 def fit_together(jobs: Sequence[Job], held: Mapping[str, int]) -> bool:
-    """Returns whether the devices have slots for all of them, beside those that others hold."""
+    """Returns whether the devices have slots for all jobs; `held` are the slots of other programs."""
     taken, slots = Counter(held), dict[str, int]()
     for spec, count in (wanted for job in jobs for wanted in job.devices):
         taken[spec.name] += count
@@ -69,17 +69,17 @@ def fit_together(jobs: Sequence[Job], held: Mapping[str, int]) -> bool:
 def run_side_by_side(
     command: str, jobs: Sequence[Job], folder: Path, *, at_once: int, held: Mapping[str, int]
 ) -> Iterator[Result]:
-    """Runs the jobs in their order, as many at once as fit, and yields what each came to when it ends.
+    """Runs the jobs in order, as many at once as fit, and yields the result of each when it ends.
 
     Args:
         command: the `robot-rl` command.
-        jobs: what to run.
-        folder: of the logs.
-        at_once: how many there are at most.
-        held: slots of devices that others hold, by the names of the devices.
+        jobs: one for each combination of the sweep.
+        folder: for the logs.
+        at_once: largest number of jobs at once.
+        held: slots that other programs hold, by device name.
 
     Raises:
-        KeyboardInterrupt: Ctrl-C or SIGTERM; the jobs were stopped, a note says how each goes on.
+        KeyboardInterrupt: Ctrl-C or SIGTERM stopped the jobs; a note has the commands that resume them.
     """
     waiting, running = list(enumerate(jobs)), list[_Process]()
     with stopped_by_signals() as stop, _Lines(len(jobs)) as lines:
@@ -100,18 +100,18 @@ def run_side_by_side(
                 lines.write(f"interrupted: waiting for {len(running)} jobs to stop")
                 yield from _stop(running, stop)
                 raise _interrupt(command, running, [job for _, job in waiting])
-        finally:  # whatever else ended the sweep: nothing is left behind
+        finally:  # leave no process behind
             for process in running:
                 process.kill()
 
 
 def _fits(job: Job, running: Sequence[_Process], held: Mapping[str, int]) -> bool:
-    """Whether a job may begin; one that others leave no room says so itself, or waits (`lease_wait_s`)."""
+    """Returns whether a job may start: alone always, since it then waits for slots or fails by itself."""
     return not running or fit_together([job, *(process.job for process in running)], held)
 
 
 def _stop(running: list[_Process], stop: threading.Event) -> Generator[Result]:
-    """Interrupts the processes and waits; yields those that were done by then. A second Ctrl-C kills."""
+    """Interrupts the processes and waits; yields results of those that finished. A second Ctrl-C kills."""
     stop.clear()
     for process in running:
         process.interrupt()
@@ -138,7 +138,7 @@ def _interrupt(command: str, stopped: Sequence[_Process], waiting: Sequence[Job]
 
 
 class _Process:
-    """A job that runs, in a session of its own: a signal that we get, it does not."""
+    """A running job, in its own session, so that it does not get our signals."""
 
     def __init__(self, command: str, number: int, job: Job, folder: Path) -> None:
         self.number, self.job = number, job
@@ -161,26 +161,26 @@ class _Process:
             self._process.send_signal(signal.SIGINT)
 
     def kill(self) -> None:
-        """Ends it and all that it started, if it has not ended."""
+        """Kills the job and all processes that it started, if it still runs."""
         if not self.has_ended():
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
 
     def lines(self) -> list[str]:
-        """Returns the last lines of its log."""
+        """Returns the last lines of the log."""
         with self._path.open("rb") as log:
             log.seek(max(0, os.fstat(log.fileno()).st_size - _TAIL_BYTES))
             text = log.read().decode(errors="replace")
         return [line for line in text.splitlines() if line.strip()]
 
-    def said(self) -> str:
-        """Returns the last line for people: the very last one of a job that ended is its result."""
+    def last_line(self) -> str:
+        """Returns the last line for people, not the JSON result of a finished job."""
         return next((line for line in reversed(self.lines()) if not line.startswith("{")), "")
 
     def resumed(self) -> str | None:
-        """Returns the command that goes on with a stopped job, if it came so far as to have a run."""
-        with self._path.open(encoding="utf-8", errors="replace") as log:  # it says so near its beginning
+        """Returns the command that resumes a stopped job, if the job has a run folder."""
+        with self._path.open(encoding="utf-8", errors="replace") as log:
             found = (line.rstrip().removeprefix(RUN_FOLDER) for line in log if line.startswith(RUN_FOLDER))
             folder = next(found, None)
         if folder is None or not Path(folder).is_dir():
@@ -188,7 +188,7 @@ class _Process:
         return f"robot-rl {self._command} resume={shlex.quote(folder)}"
 
     def result(self) -> dict[str, Any]:
-        """Returns what it came to, or why it came to nothing."""
+        """Returns the result of the job, or its error."""
         code = self._process.wait()
         last = self.lines()[-1:]
         found: Any = None
@@ -202,12 +202,12 @@ class _Process:
 
 
 def program() -> list[str]:
-    """Returns the words of `robot-rl` itself."""
+    """Returns the command line of `robot-rl`."""
     return [sys.executable, "-m", "robot_rl.cli.main"]
 
 
 class _Lines:
-    """A line for each job that runs, on stderr: in place in a terminal; in a log, whenever it changes."""
+    """Shows a line for each running job on stderr: updated in place in a terminal, appended in a log."""
 
     def __init__(self, num_jobs: int) -> None:
         self._num_jobs = num_jobs
@@ -240,6 +240,5 @@ class _Lines:
         self._shown |= now
 
     def _line(self, process: _Process) -> str:
-        return (
-            f"job {process.number + 1}/{self._num_jobs} ({process.job.label}): {process.said() or 'begins'}"
-        )
+        text = process.last_line() or "begins"
+        return f"job {process.number + 1}/{self._num_jobs} ({process.job.label}): {text}"

@@ -1,6 +1,6 @@
-"""`-m`: a command for every combination of comma lists. All are checked before the first begins.
+"""`-m`: runs a command for every combination of comma lists, after all combinations were checked.
 
-Where a command says which devices a job takes (`devices`), as many jobs run at once as those have room for.
+If a command has `devices`, which returns the devices of a job, as many jobs run at once as fit on them.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     Devices = list[tuple[DeviceSpec, int]]
 
 EXIT_FAILED = 1
-"""Some jobs failed; those that did not have left their runs."""
+"""Some jobs failed; the others have their run folders."""
 
 AT_ONCE = "sweep.jobs"
-"""The word that says how many jobs run at once at most; 1: one after another, in this terminal."""
+"""Setting with the largest number of jobs at once; 1: one after another, in this terminal."""
 
 _COLUMNS = (
     "task",
@@ -41,14 +41,14 @@ _COLUMNS = (
     "train_minutes",
     "run",
 )
-"""What the table shows of a job's result, where there is such a thing."""
+"""Columns of the table, if a result has them."""
 
 
 def run_jobs(command: ModuleType, name: str, words: list[str]) -> int:
-    """Runs every job, goes on after one that fails, and ends on one table and one report.
+    """Runs every job, also after one that failed, and ends with one table and one report.
 
     Raises:
-        ConfigError: settings of some job are wrong; none was begun.
+        ConfigError: the settings of a job are wrong; no job was begun.
     """
     as_json = "--json" in words
     at_once, rest = _at_once([word for word in words if word != "--json"])
@@ -59,7 +59,7 @@ def run_jobs(command: ModuleType, name: str, words: list[str]) -> int:
     try:
         for number, result in running:
             found[number] = {"job": " ".join(_swept(jobs[number], jobs)), **result}
-    finally:  # Ctrl-C ends a sweep; what its jobs came to is worth a line each
+    finally:  # after Ctrl-C too, the finished jobs are shown
         results = [found[number] for number in sorted(found)]
         if len(results) < len(jobs):
             print(f"{len(results)} of {len(jobs)} jobs ended", file=sys.stderr)
@@ -71,7 +71,7 @@ def run_jobs(command: ModuleType, name: str, words: list[str]) -> int:
 
 
 def _at_once(words: list[str]) -> tuple[int | None, list[str]]:
-    """Returns how many jobs may run at once, None if nobody said, and the words for the jobs."""
+    """Returns the value of `sweep.jobs`, None without one, and the words for the jobs."""
     given = [word.partition("=")[2] for word in words if word.startswith(f"{AT_ONCE}=")]
     for value in given:
         require(value.isdecimal() and int(value) >= 1, AT_ONCE, value, "1 or more")
@@ -96,7 +96,7 @@ def _check(command: ModuleType, jobs: list[list[str]]) -> list[Any]:
 def _begin(
     command: ModuleType, name: str, jobs: list[list[str]], configs: Sequence[Any], at_once: int | None
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Returns what runs the jobs and yields what each came to, with its place among them."""
+    """Starts the jobs; returns an iterator over the number and the result of each."""
     asked: list[Devices | None] = [None]
     if hasattr(command, "devices"):
         asked = [command.devices(config) for config in configs]
@@ -108,7 +108,7 @@ def _begin(
         return _one_after_another(command, name, jobs)
     from robot_rl.cli.side_by_side import Job, fit_together, held_slots, run_side_by_side
 
-    if at_once is not None:  # who says how many may share a GPU knows whether its memory will do
+    if at_once is not None:  # the user says how many jobs the memory of a GPU can hold
         devices = [[(spec, slots) for spec, slots in wanted if spec.kind != "gpu"] for wanted in devices]
     prepared = [
         Job(words=job, label=" ".join(_swept(job, jobs)), devices=wanted)
@@ -140,24 +140,24 @@ def _one_after_another(
 
 
 def _run(command: ModuleType, name: str, job: list[str]) -> dict[str, Any]:
-    """Returns what a job came to, or the error that ended it."""
+    """Returns the result of a job, or its error."""
     try:
         if hasattr(command, "result"):
             return command.result(job)
         code = int(command.run(job))
         return {"error": f"ended with code {code}"} if code else {}
     except RobotRLError as error:
-        told = str(error)
+        message = str(error)
     except (OSError, MemoryError) as error:
         if not is_refusal(error):
-            raise  # a fault of ours: its traceback is wanted
-        told = str(refusal(error, StorageError, f"robot-rl {name}"))
-    print(f"error: {told}", file=sys.stderr)
-    return {"error": told}
+            raise  # a bug of ours: show the traceback
+        message = str(refusal(error, StorageError, f"robot-rl {name}"))
+    print(f"error: {message}", file=sys.stderr)
+    return {"error": message}
 
 
 def _swept(job: list[str], jobs: list[list[str]]) -> list[str]:
-    """Returns the words by which a job differs from others."""
+    """Returns the words of a job that differ between jobs."""
     return [word for word, *others in zip(job, *jobs, strict=True) if len(set(others)) > 1]
 
 
@@ -185,7 +185,7 @@ def _cell(key: str, value: Any) -> Any:
 
 
 def _report(results: list[dict[str, Any]]) -> str | None:
-    """Writes one page of all training runs that ended, where there are several; returns where."""
+    """Writes one page of all finished training runs, if there are several; returns its path."""
     ended = [result for result in results if result.get("run") and "error" not in result]
     folders = [Path(result["run"]) for result in ended if "final_success" in result]
     if len(folders) < 2:
@@ -194,7 +194,7 @@ def _report(results: list[dict[str, Any]]) -> str | None:
 
     try:
         report = write_report(folders)
-    except (RobotRLError, OSError) as error:  # the runs are worth more than their page
+    except (RobotRLError, OSError) as error:  # keep the results even without a page
         print(f"no report of the sweep: {error}", file=sys.stderr)
         return None
     print(f"report: {report.path} ({len(folders)} runs)")

@@ -8,7 +8,7 @@ from rich.table import Table
 
 
 def table_of(rows: list[dict[str, Any]], title: str) -> Table:
-    """Lays out rows; a column is every key that some row has."""
+    """Returns a table with a column for every key of the rows."""
     columns = list(dict.fromkeys(key for row in rows for key in row))
     table = Table(title=title, title_justify="left")
     for column in columns:
@@ -20,7 +20,7 @@ def table_of(rows: list[dict[str, Any]], title: str) -> Table:
 
 
 def _cell(value: Any) -> str:
-    """Writes numbers so that columns compare: four digits that count, thousands apart."""
+    """Returns a value as text: four significant digits, and commas between thousands."""
     if value is None:
         return "-"
     if isinstance(value, bool):

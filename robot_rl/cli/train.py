@@ -1,15 +1,14 @@
-"""`robot-rl train`: demonstrations, cloning, reinforcement learning and evaluation, in one command."""
+"""`robot-rl train`: demonstrations, behaviour cloning, reinforcement learning and evaluation in one run."""
 
 from __future__ import annotations
 
-import json
 import sys
 import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from robot_rl.cli.command import resumed, run_command
 from robot_rl.cli.finetune import length, table
-from robot_rl.cli.resume import resumed
 from robot_rl.config import options
 from robot_rl.core.room import check_room
 from robot_rl.train.record import check_kind
@@ -19,61 +18,62 @@ if TYPE_CHECKING:
     from robot_rl.train.config import RunConfig
     from robot_rl.train.phases import Summary
 
-SUMMARY = "demonstrations, behaviour cloning, reinforcement learning, evaluation: one run"
+SUMMARY = "collect demonstrations, clone them, improve the policy by RL, evaluate: one run"
 
 _HELP = """\
 Usage: robot-rl train [recipe=<name>] [base=<name>] [key=value ...] [-m] [--json]
        robot-rl train resume=runs/<folder>
 
-Collects demonstrations from a scripted expert, clones them into a base policy, improves it by
-reinforcement learning, and evaluates both on held-out seeds. `stages` gives another list: with
-demos,clone,evaluate it clones alone, with look,evaluate,online,evaluate it begins from nothing, with
-demos,finetune,evaluate,online,evaluate it fine-tunes a small VLA in the place of cloning.
+Collects demonstrations from a scripted expert, clones a base policy from them, improves it by
+reinforcement learning, and evaluates both policies on held-out seeds. `stages` changes this list:
+  stages=demos,clone,evaluate                       behaviour cloning only
+  stages=look,evaluate,online,evaluate              RL without demonstrations
+  stages=demos,finetune,evaluate,online,evaluate    fine-tunes a small VLA instead of cloning
 With --json the last line of output is one JSON object, the content of summary.json in the run
 folder.
 
 {recipes}
 {bases}
 
-A base is a task with its demonstrations and the policy cloned from them; a recipe names its own,
-and base=<name> puts the same method on another. `method` says how the base is improved: residual,
-ppo, grpo, latent, chunked, direct, rl100, sequence or qarl; the settings are in the section of
-that name.
+A base is a task, its demonstrations, and the policy cloned from them. A recipe has its own base;
+base=<name> uses the recipe's method on another. `method` says how RL improves the base: residual,
+ppo, grpo, latent, chunked, direct, rl100, sequence or qarl. Its settings are method.<name>=<value>.
+`robot-rl doctor --list recipe` describes the recipes; --list base, method and task do the same.
 
 Examples:
-  robot-rl train recipe=smoke                        the whole chain in under a minute
+  robot-rl train recipe=smoke                        all stages in under a minute
   robot-rl train recipe=pick_cube seed=3             a Panda arm learns to lift a cube
-  robot-rl train recipe=pick_cube demos.bias_m=0.02  from a worse expert
+  robot-rl train recipe=pick_cube demos.bias_m=0.02  from an expert that aims 2 cm beside the cube
   robot-rl train recipe=reach stages=demos,clone,evaluate    behaviour cloning only
   robot-rl train recipe=scratch                      without demonstrations
   robot-rl train recipe=two_robots                   a Panda and a gantry at once, one policy for both
   robot-rl train recipe=finetune_then_rl             a small VLA is fine-tuned, then improved
   robot-rl train recipe=crossq env.id=Hopper-v5      on any Gymnasium environment
-  robot-rl train recipe=latent base=pick_cube        the same base, improved through its noise
+  robot-rl train recipe=latent base=pick_cube        RL on the noise that the base decodes
   robot-rl train -m recipe=smoke seed=0,1,2          three runs, as many at once as there are cores
   robot-rl train -m recipe=smoke seed=0,1,2 sweep.jobs=1       one after another
-  robot-rl train recipe=reach replay.reuse=runs/<folder>     learns from an earlier run too
-  robot-rl train recipe=online                       one arm learns in real time, a script helps it
-  robot-rl train recipe=online station=sim_arm human.input=keyboard    behind ROS 2, and you help it
-  robot-rl train resume=runs/<folder>                goes on after a crash, to the same result
+  robot-rl train recipe=reach replay.reuse=runs/<folder>     also learns from an earlier run
+  robot-rl train recipe=online                       one arm learns in real time, corrected by a script
+  robot-rl train recipe=online station=sim_arm human.input=keyboard    over ROS 2, corrected by you
+  robot-rl train resume=runs/<folder>                continues after a crash, to the same result
 
-Settings (every one of them is in config.yaml of the run folder):
+Settings (config.yaml of the run folder has all of them, as --cfg job prints them):
   seed  out  device  torch_threads  num_envs  n_exec  lease_wait_s  stages
   env.task  env.robot  env.reward  env.horizon_s  env.randomize  env.num_threads
   env.kind=gym  env.id  env.settings.max_episode_steps=200
   sources.<name>.robot  sources.<name>.num_envs  sources.<name>.env_steps  sources.<name>.share
   demos.episodes  demos.bias_m  demos.noise_m  demos.path
   demos.read.episodes=0-79  demos.read.cameras=front  demos.read.on_damage=skip  demos.read.rename=a:action
-  policy=flow|diffusion|token|gaussian  and its own: policy.horizon  policy.width  policy.depth  policy.steps
+  policy=flow|diffusion|token|gaussian  with policy.horizon  policy.width  policy.depth  policy.steps
   bc.updates  bc.batch  bc.algorithm.lr
   demos.mirror  demos.filter.updates  demos.by=human  bc.policy
   finetune.policy  finetune.updates | finetune.minutes  finetune.heldout  finetune.options.<name>
-  method=residual   and its own: method.env_steps  method.utd  method.batch  method.scale  method.demo_ratio
+  method=residual   with method.env_steps  method.utd  method.batch  method.scale  method.demo_ratio
   method=ppo        method.exploration.process  method.decisions  method.distil.updates
   method=direct     method.algorithm.actor.kind  method.algorithm.critic.width
   transport=process  ahead
   station  real_time  human.input  human.reward  human.reset  human.ratio  human.classifier
-  replay.record  replay.reuse  replay.reuse_ratio  replay.read.episodes (and as of demos.read)
+  replay.record  replay.reuse  replay.reuse_ratio  replay.read.episodes (and others as demos.read)
   evaluate.episodes  evaluate.num_envs  evaluate.every_env_steps
   checkpoint.every_s  video.episodes  video.failures
 """
@@ -81,17 +81,12 @@ Settings (every one of them is in config.yaml of the run folder):
 
 def run(argv: list[str]) -> int:
     """Trains one run and prints its summary."""
-    if {"-h", "--help"} & set(argv):
-        print(_HELP.format(recipes=_listed("Recipes", "recipe"), bases=_listed("Bases", "base")), end="")
-        return 0
-    found = result([word for word in argv if word != "--json"])
-    if "--json" in argv:
-        print(json.dumps(found))
-    return 0
+    help_text = _HELP.format(recipes=_listed("Recipes", "recipe"), bases=_listed("Bases", "base"))
+    return run_command(argv, help_text, lambda words: (0, result(words)))
 
 
 def config(words: list[str]) -> RunConfig:
-    """Returns the settings of a run, checked as far as that needs no learner."""
+    """Returns the settings of a run, checked as far as possible without the learner."""
     from robot_rl.config import load, read  # Hydra: not for --help
     from robot_rl.train.config import RunConfig
 
@@ -106,7 +101,7 @@ def config(words: list[str]) -> RunConfig:
 
 
 def devices(config: RunConfig) -> list[tuple[DeviceSpec, int]] | None:
-    """Returns what a run takes of this machine; None if it is to be alone, with the terminal."""
+    """Returns the devices that a run needs; None if it must run alone, because it needs the terminal."""
     from robot_rl.train.devices import devices_of_training, gpu_of
 
     return None if config.has_arm else devices_of_training(config) + gpu_of(config.device)
@@ -130,26 +125,26 @@ def result(words: list[str]) -> dict[str, Any]:
         print(summary.finetune["verdict"]["text"])
     print(
         f"{summary.task}: {_outcome(summary)} after "
-        f"{summary.env_steps:,} control steps and {summary.train_minutes:.1f} minutes "
+        f"{_bill(summary)} control steps and {summary.train_minutes:.1f} minutes "
         f"({summary.episodes} held-out episodes); see {summary.run}/report.html"
     )
     return summary.to_json()
 
 
 def _plan(settings: RunConfig) -> str:
-    """Says what the stages come to."""
-    said = {
+    """Describes the stages of a run."""
+    described = {
         "demos": _demonstrations(settings),
-        "look": f"{settings.demos.episodes} episodes of noise to look at{_of_each(settings)}",
+        "look": f"{settings.demos.episodes} episodes of random actions{_of_each(settings)}",
         "clone": f"{settings.bc.updates:,} cloning updates",
         "finetune": f"fine-tuning of {settings.finetune.policy}, {length(settings.finetune)}",
         "online": f"{settings.env_steps:,} control steps of {settings.method.kind} RL on {_envs(settings)}",
     }
-    return ", ".join(said[stage] for stage in settings.plan if stage in said)
+    return ", ".join(described[stage] for stage in settings.plan if stage in described)
 
 
 def _outcome(summary: Summary) -> str:
-    """Says what was reached: success, or the return where the env does not tell successes."""
+    """Describes the result: success, or the return if the env reports no success."""
     if summary.says_success:
         name, form, before, after = "success", ".1%", summary.base_success, summary.final_success
     else:
@@ -157,21 +152,30 @@ def _outcome(summary: Summary) -> str:
     return f"{_moved(before, after, name, form)}{_by_robot(summary)}"
 
 
+def _bill(summary: Summary) -> str:
+    """Says who made the control steps that the run took."""
+    words = {"real": "real", "human": "human", "sim": "simulated", "unknown": "earlier"}
+    words |= {"world": "imagined", "demo": "demonstrated"}
+    bill = summary.control_steps
+    parts = [f"{bill[kind]:,} {word}" for kind, word in words.items() if bill.get(kind)]
+    return " and ".join(parts) or "0"
+
+
 def _moved(before: float | None, after: float, name: str, form: str) -> str:
     return f"{name} {'' if before is None else f'{before:{form}} before, '}{after:{form}}"
 
 
 def _by_robot(summary: Summary) -> str:
-    """Says what each of several robots reached."""
+    """Describes the result of each robot, if there are several."""
     found = [
-        _moved(told["base"]["success"] if "base" in told else None, told["final"]["success"], name, ".1%")
-        for name, told in summary.sources.items()
+        _moved(one["base"]["success"] if "base" in one else None, one["final"]["success"], name, ".1%")
+        for name, one in summary.sources.items()
     ]
     return f" ({'; '.join(found)})" if found else ""
 
 
 def _envs(settings: RunConfig) -> str:
-    """Says how many envs collect, and on which robots where they are several."""
+    """Returns how many envs collect, and of which robots if there are several."""
     each = [
         f"{source.num_envs} envs{f' of {name}' if name else ''}" for name, source in settings.acting.items()
     ]
@@ -183,15 +187,11 @@ def _of_each(settings: RunConfig) -> str:
 
 
 def _demonstrations(settings: RunConfig) -> str:
-    """Says how many demonstrations there are, or where: only their dataset knows how many it has."""
-    path = settings.demos.path
-    return (
-        f"demonstrations of {path}"
-        if path
-        else f"{settings.demos.episodes} demonstrations{_of_each(settings)}"
-    )
+    """Returns the number of demonstrations, or their dataset: its size is not known yet."""
+    path, number = settings.demos.path, settings.demos.episodes
+    return f"demonstrations of {path}" if path else f"{number} demonstrations{_of_each(settings)}"
 
 
 def _listed(title: str, group: str) -> str:
-    """Returns the names of a group of configs, in lines of the help's width."""
+    """Returns the names of a group of configs, wrapped for the help."""
     return textwrap.fill(", ".join(options(group)), 100, initial_indent=f"{title}: ", subsequent_indent="  ")

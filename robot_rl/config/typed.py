@@ -24,9 +24,9 @@ _SWEEP = re.compile(r"(choice|range|glob|interval)\(.*\)", re.DOTALL)
 
 
 def as_typed(word: str, schema: type[Any], kinds: Mapping[str, str | None] | None = None) -> str:
-    """Returns `key=value` so that Hydra reads what was meant; what is no text and no list stays as it is.
+    """Returns `key=value` in Hydra's grammar; values that are neither text nor lists stay as they are.
 
-    `kinds` says which kind a field of several kinds is; it is the usual one where nothing is said.
+    `kinds` names the kind of each field of several kinds; without a name it is the usual one.
     """
     key, equals, value = word.partition("=")
     if not equals or not value or key.startswith("~"):
@@ -42,7 +42,7 @@ def as_typed(word: str, schema: type[Any], kinds: Mapping[str, str | None] | Non
 
 
 def split(value: str) -> list[str]:
-    """Returns what stands between commas, those within quotes and brackets left out."""
+    """Splits at commas, except those within quotes and brackets."""
     parts, depth, at = [""], 0, 0
     while at < len(value):
         found = _QUOTED.match(value, at)

@@ -1,4 +1,4 @@
-"""Settings of training runs as plain data: those of earlier versions, and those that a run does not read."""
+"""Settings of training runs as plain data: earlier versions, and settings that a run does not read."""
 
 from __future__ import annotations
 

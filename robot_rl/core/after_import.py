@@ -1,4 +1,4 @@
-"""Something done when another package is imported, without importing it.
+"""Calls a function when another package is imported, without importing it.
 
 Every command begins by importing this one, and Ctrl-C is a traceback until it has: `typing` alone is 10 ms.
 """
@@ -25,7 +25,7 @@ def after_import(name: str, act: Callable[[], object]) -> None:
 
 
 class _Finder:
-    """Finds one module as the others find it, and lets its loader act afterwards."""
+    """Finds one module as usual, and calls `act` after it has been loaded."""
 
     def __init__(self, name: str, act: Callable[[], object]) -> None:
         self._name, self._act = name, act
@@ -55,7 +55,7 @@ class _Finder:
 
 
 class _ThenAct:
-    """Loads a module by its own loader, which is its loader again from then on."""
+    """Loads a module by its own loader, puts that loader back, and calls `act`."""
 
     def __init__(self, loader: Loader, finder: _Finder) -> None:
         self._loader, self._finder = loader, finder

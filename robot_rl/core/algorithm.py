@@ -13,7 +13,7 @@ class Algorithm(Protocol):
     """Anything that learns."""
 
     def update(self, batch: Any) -> Mapping[str, Tensor | float]:
-        """Takes one learner update; metrics may stay tensors until somebody reads them."""
+        """Takes one learner update; metrics may stay tensors until they are read."""
         ...
 
     def policy_weights(self) -> Mapping[str, Tensor]:

@@ -1,4 +1,4 @@
-"""One line of a report about what is good, what is not, and what mends it."""
+"""One line of a report: what was checked, the result, and the remedy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Time that is passed in, so that tests can turn it by hand."""
+"""Clocks that are passed in, so that tests can set the time."""
 
 import time
 from typing import Protocol
@@ -18,7 +18,7 @@ class MonotonicClock:
 
 
 class ManualClock:
-    """A clock that moves only when told to."""
+    """A clock that moves only by `advance`."""
 
     def __init__(self, start_s: float = 0.0) -> None:
         self._now_s = start_s

@@ -1,15 +1,31 @@
-"""The mistakes a user can make, one class each; a message says where, got, allowed and remedy."""
+"""Errors for users, one class for each kind; a message says where, got, allowed and remedy."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
+
+RANGES: dict[str, Callable[[Any], bool]] = {
+    "1 or more": lambda value: value >= 1,
+    "2 or more": lambda value: value >= 2,
+    "0 or more": lambda value: value >= 0,
+    "above 0": lambda value: value > 0,
+    "0 to 1": lambda value: 0 <= value <= 1,
+    "0 to below 1": lambda value: 0 <= value < 1,
+    "above 0, below 1": lambda value: 0 < value < 1,
+    "above 0, at most 1": lambda value: 0 < value <= 1,
+    "1 or more, or null": lambda value: value is None or value >= 1,
+    "0 or more, or null": lambda value: value is None or value >= 0,
+    "above 0, or null for none": lambda value: value is None or value > 0,
+}
+"""The usual ranges of a setting, by their words in messages."""
 
 
 class RobotRLError(ValueError):
-    """Something the user can mend; the command line prints it without a traceback."""
+    """An error that the user can repair; the command line prints it without a traceback."""
 
 
 class UnknownComponentError(RobotRLError):
-    """A name that no table of components holds."""
+    """A name that is in no table of components."""
 
 
 class ConfigError(RobotRLError):
@@ -37,7 +53,7 @@ class RenderError(RobotRLError):
 
 
 class LeaseError(RobotRLError):
-    """A device that somebody else holds, or a lease that expired or was overtaken."""
+    """A device that another process holds, or a lease that expired or was overtaken."""
 
 
 class DeviceError(RobotRLError):
@@ -56,6 +72,21 @@ def require(holds: bool, key: str, got: object, allowed: str) -> None:
     """Raises the one form of message for a setting out of range."""
     if not holds:
         raise ConfigError(f"{key}: got {got!r}, allowed: {allowed}")
+
+
+def require_fields(config: object, at: str, allowed: str, *names: str) -> None:
+    """Refuses fields of a configuration out of range.
+
+    Args:
+        config: has the fields.
+        at: begins the key in the message.
+        allowed: a name in `RANGES`, or the allowed words with ", " between them.
+        names: the fields.
+    """
+    holds = RANGES.get(allowed) or allowed.split(", ").__contains__
+    for name in names:
+        value = getattr(config, name)
+        require(holds(value), at + name, value, allowed)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -28,7 +28,7 @@ TEMPORARY = ".writing-"
 _TEXT_CHECKSUM = "# crc32 "
 _NO_EXCHANGE = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM)
 _RENAME_EXCHANGE = 2  # of renameat2
-_AT_FDCWD = -100  # paths begin where the process stands
+_AT_FDCWD = -100  # paths are relative to the working folder
 
 
 def at_home(path: str) -> str:
@@ -130,8 +130,8 @@ def _checksum(content: Mapping[str, Any]) -> int:
 
 def with_checksum_line(text: str) -> str:
     """Returns a text of lines that begins with a checksum, as a comment of YAML."""
-    told = "of the lines below; delete this line if you change them"
-    return f"{_TEXT_CHECKSUM}{zlib.crc32(text.encode()):08x} {told}\n{text}"
+    note = "of the lines below; delete this line if you change them"
+    return f"{_TEXT_CHECKSUM}{zlib.crc32(text.encode()):08x} {note}\n{text}"
 
 
 def read_checked_text(path: Path, kind: type[RobotRLError], remedy: str) -> str:
@@ -213,14 +213,14 @@ def sync_tree(folder: Path) -> None:
     for path in listed(folder):
         if path.is_dir():
             sync_folder(path)
-        elif not is_dangling(path):  # of a link the folder that it is in holds everything
+        elif not is_dangling(path):  # the folder holds all of a link
             with path.open("rb") as file:
                 os.fsync(file.fileno())
     sync_folder(folder)
 
 
 def is_dangling(path: Path) -> bool:
-    """Returns whether this is a link to what is not there: a file of git-annex that was not fetched."""
+    """Returns whether this is a link without a target: a file of git-annex that was not fetched."""
     return path.is_symlink() and not path.exists()
 
 
@@ -249,7 +249,7 @@ def make_folder(folder: Path, *, is_new: bool = False) -> None:
             except FileExistsError:
                 if (is_new and path == folder) or not path.is_dir():
                     raise
-        for path in missing or [folder]:  # whoever made it may have failed to sync it
+        for path in missing or [folder]:  # its maker may have failed to sync it
             sync_folder(path.parent)
     except OSError:
         for path in reversed(made):
@@ -275,7 +275,7 @@ def swap_folder(temporary: Path, folder: Path) -> None:
 
 
 def exchange_folder(new: Path, folder: Path) -> None:
-    """Lets two folders of one parent take each other's name; in one step, where the system can.
+    """Exchanges the names of two folders of one parent; in one step, where the system can.
 
     Where it cannot (not Linux, or a file system without it), a kill in between: see `restore_folder`.
 
@@ -296,7 +296,7 @@ def exchange_folder(new: Path, folder: Path) -> None:
 
 
 def restore_folder(folder: Path) -> None:
-    """Mends what a kill inside `swap_folder` left: the older folder takes its place again."""
+    """Puts the older folder back after a kill inside `swap_folder`."""
     previous = _previous(folder)
     if previous.exists() and not folder.exists():
         previous.rename(folder)

@@ -1,6 +1,6 @@
 """One process at a time: a lock that ends with the process that holds it, however it ends.
 
-A process that is stopped (SIGSTOP) or hangs keeps its locks: what it holds is still in its hands.
+A process that is stopped (SIGSTOP) or hangs keeps its locks, as it still uses what they guard.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ProcessLock:
 
         Args:
             path: the file; it is made if it is not there.
-            note: what others are told of the holder, besides process and host.
+            note: shown to others with the process and host of the holder.
             public: the folder belongs to all users of the machine. All of them may take the lock then,
                 and only a plain file with one name is opened, never what a link leads to.
 
@@ -74,7 +74,7 @@ def is_held(path: Path) -> bool:
 
 
 def _taken(path: Path, public: bool) -> int:
-    """Returns the locked file that is at the path: one that was deleted meanwhile keeps nobody out."""
+    """Returns the locked file that is at the path: a deleted file would lock nothing."""
     while True:
         handle = _open_public(path) if public else os.open(path, _PLAIN | os.O_CREAT, 0o644)
         if not _take(handle):
@@ -120,7 +120,7 @@ def _make_public(path: Path) -> int:
 
 
 def _take(handle: int) -> bool:
-    """Takes the lock, unless it is held for longer than somebody needs to ask whether it is."""
+    """Takes the lock; waits for as long as `is_held` of another process holds it."""
     for _ in range(_TRIES):
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -132,7 +132,7 @@ def _take(handle: int) -> bool:
 
 
 def _describe(path: Path) -> str:
-    """Returns who holds the lock, as far as the file says."""
+    """Returns who holds the lock, if the file names it."""
     try:
         with path.open("rb") as file:
             holder: dict[str, Any] = json.loads(file.read(NOTE_BYTES))

@@ -9,10 +9,10 @@ PRIVILEGED = "privileged.state"
 
 
 def chosen(names: Sequence[str], beginnings: Sequence[str], *, at: str) -> list[int]:
-    """Returns where in `names` those stand that begin with one of `beginnings`; all without any.
+    """Returns the indices of the names that begin with one of `beginnings`; all if there are none.
 
     Raises:
-        ConfigError: a beginning that no name has; `at` begins the message.
+        ConfigError: no name begins so; `at` begins the message.
     """
     for beginning in beginnings:
         if not any(name.startswith(beginning) for name in names):

@@ -14,22 +14,22 @@ if TYPE_CHECKING:
 
 Mode = Literal["ode", "explore", "mean"]
 Encoded = NewType("Encoded", "dict[str, Tensor]")
-"""What a policy made of B observations: tensors with a leading B, by name.
+"""The encoding of B observations by a policy: tensors with a leading B, by name.
 
-Everything that decides, scores or corrects reads it, so that a picture is encoded once. Only the policy
-that made it can read it, but for `features`, (B, F): what critics and novelty counts read.
+All other methods of the policy read it, so a picture is encoded once. Other objects, such as critics and
+novelty counts, read only `features`, (B, F).
 """
 Tensors = TypeVar("Tensors", bound="dict[str, Tensor]")
 
 
 def rows_of(tensors: Tensors, index: Tensor) -> Tensors:
-    """Returns some rows of observations, or of what is encoded, each as often as `index` (N,) names it."""
+    """Returns the rows `index` (N,) of observations or encodings; a row may be repeated."""
     return cast("Tensors", {name: value[index] for name, value in tensors.items()})
 
 
 @dataclass
 class Chain:
-    """The stochastic path behind a chunk: what a likelihood-based learner scores."""
+    """The stochastic path of a chunk, which a likelihood-based learner scores."""
 
     x: Tensor
     """Latent path, (B, K + 1, H, A); never clamped, so that its density is the sampler's."""
@@ -38,9 +38,9 @@ class Chain:
     log_prob: Tensor
     """Their behaviour log-probability, (B, S), averaged over H and A."""
     grid: Any
-    """The very TimeGrid the sampler used."""
+    """The TimeGrid of the sampler."""
     noise: Tensor | None = None
-    """(B, S, H, A): of the pairs that stand in for a likelihood; None where there is one."""
+    """(B, S, H, A): of the pairs that replace a likelihood; None where there is a likelihood."""
     time: Tensor | None = None
     """(B, S), of the pairs."""
 
@@ -52,13 +52,13 @@ class Chain:
 
 @dataclass
 class ChunkSample:
-    """A chunk of actions, and the chain that made it if it was recorded."""
+    """A chunk of actions, and its chain if it was recorded."""
 
     actions: Tensor
     """(B, H, A) in [-1, 1]."""
     chain: Chain | None = None
     n_exec: Tensor | None = None
-    """(B,) int64: how many of the actions the policy vouches for; None leaves it to the executor."""
+    """(B,) int64: how many of the actions to execute; None leaves it to the executor."""
     latent: Tensor | None = None
     """(B, H, A): the noise that the actions were decoded from, by a policy that steers it."""
 
@@ -88,11 +88,11 @@ class Policy(Protocol):
 
     @property
     def refines(self) -> bool:
-        """Whether `refine` changes anything: if so every control step is encoded, else only decisions are."""
+        """Whether `refine` changes actions: then every control step is encoded, else only decisions are."""
         ...
 
     def encode(self, obs: dict[str, Tensor]) -> Encoded:
-        """Returns what the policy makes of observations; the one place that reads their pictures."""
+        """Returns the encoding of observations; the one method that reads their pictures."""
         ...
 
     def sample(
@@ -129,7 +129,7 @@ class Policy(Protocol):
 
 @runtime_checkable
 class ContinuingPolicy(Protocol):
-    """A policy whose next chunk can follow on from the one that is being executed."""
+    """A policy whose next chunk can continue the one that is being executed."""
 
     def sample_after(
         self,
@@ -145,10 +145,10 @@ class ContinuingPolicy(Protocol):
         """Returns a chunk (B, H, A) that continues the one before.
 
         Args:
-            encoded: what the chunk is planned from.
-            before: (B, H, A), what is left of the chunk before, beginning now.
+            encoded: of the observation that the chunk is planned from.
+            before: (B, H, A), the rest of the previous chunk, beginning now.
             known: (B,) int64, how many of these actions there are; 0 at the start of an episode.
-            frozen: how many of them will have been executed before the new chunk is there.
+            frozen: how many of them are executed before the new chunk is ready.
             z: (B, H, A), the initial noise.
             mode: as in `sample`.
             generator: as in `sample`.

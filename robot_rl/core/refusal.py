@@ -15,7 +15,7 @@ T = TypeVar("T")
 E = TypeVar("E", bound=RobotRLError)
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""What a system says of a disk that is full."""
+"""Error numbers of a full disk."""
 
 
 @contextlib.contextmanager
@@ -25,8 +25,8 @@ def refusals(kind: type[RobotRLError], at: object, kept: str = "", *, sure: bool
     Args:
         kind: of the error.
         at: where, such as a folder.
-        kept: a sentence that says what of the older content is whole.
-        sure: only what cannot be anything else, for a block that does more than read and write.
+        kept: a sentence about the older content that is still whole.
+        sure: only errors that are certainly refusals, for a block that does more than read and write.
     """
     try:
         yield
@@ -37,7 +37,7 @@ def refusals(kind: type[RobotRLError], at: object, kept: str = "", *, sure: bool
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Returns whether the disk or the memory refused something, and no mistake of a program did."""
+    """Returns whether the disk or the memory refused something, as opposed to a mistake of a program."""
     if isinstance(error, OSError):
         return error.errno in (*NO_SPACE, errno.ENOMEM, errno.EIO, errno.EROFS)
     return isinstance(error, MemoryError)
@@ -70,27 +70,27 @@ def refusing(
 
 def refusal(error: Exception, kind: type[E], at: object, kept: str = "") -> E:
     """Returns what `refusals` raises."""
-    what, remedy = _told(error)
+    what, remedy = _explained(error)
     return kind(" ".join(part for part in (f"{at}: {what}.", kept, remedy) if part))
 
 
-def _told(error: Exception) -> tuple[str, str]:
+def _explained(error: Exception) -> tuple[str, str]:
     """Returns what went wrong, and what to do about it."""
-    said = str(error) or type(error).__name__
+    text = str(error) or type(error).__name__
     if not isinstance(error, OSError | MemoryError):
-        return f"a library gave up ({said})", "See whether memory and disk suffice, then do it again."
+        return f"a library gave up ({text})", "See whether memory and disk suffice, then do it again."
     number = error.errno if isinstance(error, OSError) else errno.ENOMEM
     match number:
         case errno.ENOSPC | errno.EDQUOT | errno.EFBIG:
-            return f"the disk is full ({said})", "Make room, then do it again."
+            return f"the disk is full ({text})", "Make room, then do it again."
         case errno.ENOMEM:
-            return f"the memory does not suffice ({said})", "End other programs, then do it again."
+            return f"the memory does not suffice ({text})", "End other programs, then do it again."
         case errno.EACCES | errno.EPERM | errno.EROFS:
-            return f"the right to read or write is missing ({said})", "Give it, or choose another folder."
+            return f"the right to read or write is missing ({text})", "Give it, or choose another folder."
         case errno.ENOENT:
-            return f"a file or folder is not there ({said})", "Choose another, or see who else uses this one."
+            return f"a file or folder is not there ({text})", "Choose another, or see who else uses this one."
         case errno.EEXIST | errno.ENOTDIR | errno.EISDIR | errno.ENOTEMPTY:
-            return f"another file than expected is there ({said})", "See who else uses the folder."
+            return f"another file than expected is there ({text})", "See who else uses the folder."
         case _:
             remedy = "See what the system says of the disk (`dmesg`), then do it again."
-            return f"the disk refuses ({said})", remedy
+            return f"the disk refuses ({text})", remedy

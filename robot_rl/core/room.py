@@ -1,4 +1,4 @@
-"""Whether something can be written, asked before hours of work are to go there."""
+"""Checks that a place can be written to, before hours of work."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MIN_FREE_BYTES = 16 * 2**20
 
 
 def check_room(path: Path, *, at: str) -> None:
-    """Tries to write where `path` goes, or to the nearest folder above it that exists; leaves nothing behind.
+    """Tries to write at `path`, or in the nearest folder above it that exists; leaves no file behind.
 
     Args:
         path: a file or a folder that is to be made.

@@ -32,9 +32,9 @@ def eval_seeds(run_seed: int, num_episodes: int) -> NDArray[np.uint64]:
 
 
 def quick_eval_seeds(run_seed: int, num_episodes: int) -> NDArray[np.uint64]:
-    """Returns seeds for looking on during training: disjoint from training and from `eval_seeds`.
+    """Returns seeds of the evaluations during training, disjoint from training and from `eval_seeds`.
 
-    Whoever tunes by what a run shows while it trains, tunes on these and never on the held-out ones.
+    A person who tunes by the curves of a run tunes on these seeds, never on the held-out ones.
     """
     start = QUICK_EVAL_SEED_START + (run_seed % 100_000) * 10_000
     return np.arange(start, start + num_episodes, dtype=np.uint64)

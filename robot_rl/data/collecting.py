@@ -1,14 +1,14 @@
-"""A dataset while its episodes are collected: on the disk batch by batch, in its place when it is whole.
+"""An unfinished dataset: its episodes are on the disk batch by batch, and it gets its place when complete.
 
-    .collecting-NAME/settings.json       which episodes these are: nobody goes on with other settings
+    .collecting-NAME/settings.json       settings of the episodes: a run with others is refused
     .collecting-NAME/lock                held by the process that collects
     .collecting-NAME/episodes/           a dataset: episodes within the limits, in the order of their seeds
-    .collecting-NAME/begun/000000.json   what the episodes of a batch are judged by; written after them, so
-                                         that a batch counts when this is there
+    .collecting-NAME/begun/000000.json   facts about the episodes of a batch; written after them, so a batch
+                                         counts when this file exists
     .collecting-NAME/whole/              the new dataset while it is copied; then it becomes NAME
 
-A batch that does not count is played again, from the same seeds to the same episodes: those of it that are on
-the disk already are not written twice, and the new dataset is the one of a collection that nothing broke.
+A batch that does not count is played again, with the same seeds and so the same episodes. Episodes of it that
+are on the disk are not written twice, so the dataset equals that of an uninterrupted collection.
 """
 
 from __future__ import annotations
@@ -36,35 +36,30 @@ if TYPE_CHECKING:
     from robot_rl.data.lerobot.writer import DatasetWriter
 
 COLLECTED = "meta/collected.json"
-"""Of a dataset: who acted, what was refused, and the settings."""
+"""Of a dataset: the actor, the refused episodes, and the settings."""
 _SETTINGS, _LOCK, _BEGUN, _EPISODES, _WHOLE = "settings.json", "lock", "begun", "episodes", "whole"
 
 
 def unfinished(out: Path) -> Path:
-    """Returns where the episodes of a dataset are until it is whole.
+    """Returns the folder of the episodes until the dataset is complete.
 
     Raises:
-        ConfigError: the dataset cannot have a folder beside it.
+        ConfigError: the dataset has no name from which to make one.
     """
     if out.name in ("", ".."):
         out = Path(os.path.abspath(out))
     if not out.name:
         raise ConfigError(
             f"out: got {str(out)!r}, allowed: a folder that has a name, such as demos/pick_cube. Its "
-            "episodes are kept beside it until it is whole."
+            "episodes are kept next to it until it is whole."
         )
     return out.with_name(f".collecting-{out.name}")
 
 
 def check_settings(out: Path, settings: Mapping[str, Any]) -> None:
-    """Refuses to go on with episodes that other settings began.
+    """Raises `ConfigError` if episodes of the dataset `out` were begun with other settings.
 
-    Args:
-        out: the dataset.
-        settings: name -> value as JSON has it; those that one side lacks are not compared.
-
-    Raises:
-        ConfigError: names what differs.
+    Args: settings: name -> JSON value; those that one side lacks are not compared.
     """
     folder = unfinished(out)
     if not _is_begun(folder):
@@ -74,13 +69,13 @@ def check_settings(out: Path, settings: Mapping[str, Any]) -> None:
     if names:
         got, wanted = (_spelled({name: of[name] for name in names}) for of in (settings, begun))
         raise ConfigError(
-            f"collect: got {got}, but the episodes in {folder} were begun with {wanted}. Say so to go on "
-            f"with them, or give another out=. {_anew(folder)}"
+            f"collect: got {got}, but the episodes in {folder} were begun with {wanted}. Give these to go "
+            f"on with them, or give another out=. {_anew(folder)}"
         )
 
 
 def is_published(out: Path, settings: Mapping[str, Any]) -> bool:
-    """Returns whether a dataset of these settings is in its place, and what it was made of still there."""
+    """Returns whether a dataset of these settings is in its place, and its unfinished folder still exists."""
     if not (unfinished(out) / _SETTINGS).is_file() or not (out / COLLECTED).is_file():
         return False
     return read_json(out / COLLECTED, DatasetError, _anew(out)).get("settings") == settings
@@ -88,7 +83,7 @@ def is_published(out: Path, settings: Mapping[str, Any]) -> bool:
 
 @refusing(DatasetError, kept="The dataset is whole.")
 def remove(out: Path) -> None:
-    """Removes what a dataset in its place was made of; after a kill inside, `is_published` is still true."""
+    """Removes the unfinished folder of a dataset; if this is killed, `is_published` stays true."""
     sync_folder(out.parent)
     folder = unfinished(out)
     _clear(folder)
@@ -98,27 +93,22 @@ def remove(out: Path) -> None:
 
 
 class UnfinishedCollection:
-    """The episodes of a dataset until it is whole; one process has them."""
+    """The episodes of a dataset until it is complete, locked by one process."""
 
     def __init__(
         self, out: Path, settings: Mapping[str, Any], *, images: Literal["png", "video"] = "png"
     ) -> None:
-        """Begins a collection, or goes on with the one that the same settings began.
-
-        Args:
-            out: the new dataset.
-            settings: as of `check_settings`.
-            images: how pictures are kept.
+        """Begins a collection, or goes on with the one of the same settings.
 
         Raises:
-            ConfigError: it was begun with other settings.
+            ConfigError: it was begun with other settings; see `check_settings`.
             DatasetError: it is damaged, or another process collects it.
         """
         self.out, self.folder = out, unfinished(out)
         self.batches: list[Facts] = []
-        """Of all episodes that were begun, batch by batch."""
+        """Facts about all episodes that ended, by batch."""
         self.num_kept = 0
-        """Episodes within the limits, of these batches."""
+        """Number of episodes within the limits, of these batches."""
         self._images: Literal["png", "video"] = images
         self._is_whole = False
         self._writer: DatasetWriter | None = None
@@ -146,7 +136,7 @@ class UnfinishedCollection:
         self.close()
 
     def kept(self) -> str:
-        """Returns a sentence that says what of the collection is on the disk."""
+        """Returns a sentence on what of the collection is on the disk."""
         if self._is_whole:
             return f"The dataset is whole: {self.out}"
         begun = sum(len(facts) for facts in self.batches)
@@ -158,12 +148,7 @@ class UnfinishedCollection:
         )
 
     def add(self, facts: Facts, episodes: Sequence[Episode]) -> None:
-        """Keeps a batch; it is on the disk then.
-
-        Args:
-            facts: of all its episodes.
-            episodes: those within the limits.
-        """
+        """Writes a batch to the disk: `facts` of all its episodes, and the `episodes` within the limits."""
         if episodes:
             self._write(episodes)
         path = self._batch(len(self.batches))
@@ -174,17 +159,12 @@ class UnfinishedCollection:
         self.batches.append(facts)
 
     def forget(self, first: int) -> None:
-        """Takes the batches from this one on for such that were not begun."""
+        """Forgets the batches from this one on, so that they are played again."""
         del self.batches[first:]
         self.num_kept = self._kept_until(first)
 
-    def publish(self, chosen: Sequence[int], told: Mapping[str, Any]) -> None:
-        """Puts the dataset in its place, whole.
-
-        Args:
-            chosen: of the episodes that were kept, in ascending order.
-            told: what `COLLECTED` is to say.
-        """
+    def publish(self, chosen: Sequence[int], collected: Mapping[str, Any]) -> None:
+        """Makes the dataset of the `chosen` kept episodes (ascending), with `collected` as `COLLECTED`."""
         from robot_rl.data.lerobot.checksums import record  # pyarrow
         from robot_rl.data.lerobot.edit import filter as copy_chosen
         from robot_rl.data.lerobot.reader import Dataset
@@ -193,16 +173,16 @@ class UnfinishedCollection:
             shutil.rmtree(path)
         whole = self.folder / _WHOLE
         copy_chosen(Dataset(self.folder / _EPISODES, backend="pyav"), whole, episodes=chosen)
-        write_json(whole / COLLECTED, told, is_checked=True)
+        write_json(whole / COLLECTED, collected, is_checked=True)
         record(whole)
         if self.out.exists():
-            raise DatasetError(f"{self.out}: exists by now, made by somebody else. Remove it, or rename it.")
+            raise DatasetError(f"{self.out}: exists by now: another process made it. Remove or rename it.")
         whole.rename(self.out)
         sync_folder(self.out.parent)
         self._is_whole = True
 
     def close(self) -> None:
-        """Lets others go on with it; where the dataset is in its place, or nothing was kept, removes it."""
+        """Releases the lock; removes the folder if the dataset is in its place, or no batch counts."""
         if self._writer is not None:
             self._writer.close()
         try:
@@ -211,13 +191,12 @@ class UnfinishedCollection:
             elif not _is_begun(self.folder):
                 shutil.rmtree(self.folder, ignore_errors=True)
                 for path in self._made[1:]:
-                    with contextlib.suppress(OSError):  # somebody uses it by now
+                    with contextlib.suppress(OSError):  # another process uses it by now
                         path.rmdir()
         finally:
             self._lock.release()
 
     def _read(self) -> None:
-        """Takes up the batches that count."""
         while (path := self._batch(len(self.batches))).exists():
             columns = read_json(path, DatasetError, _anew(self.folder))
             self.batches.append(
@@ -235,7 +214,7 @@ class UnfinishedCollection:
         return int(read_json(self._batch(batch - 1), DatasetError, _anew(self.folder))["kept"])
 
     def _write(self, episodes: Sequence[Episode]) -> None:
-        """Adds episodes to those on the disk; a kill may have left some of them there."""
+        """Adds episodes to those on the disk; some may be there after a kill."""
         from robot_rl.data.lerobot.writer import DatasetWriter  # pyarrow
 
         if self._writer is None:
@@ -257,7 +236,7 @@ class UnfinishedCollection:
 def collecting(
     out: Path, settings: Mapping[str, Any], *, images: Literal["png", "video"] = "png"
 ) -> Generator[UnfinishedCollection]:
-    """Opens an `UnfinishedCollection`; whatever ends the block says what is kept.
+    """Opens an `UnfinishedCollection`; an error that ends the block gets a note on what is kept.
 
     Raises:
         DatasetError: the disk or the memory refused something.
@@ -265,13 +244,13 @@ def collecting(
     with (
         refusals(DatasetError, out, sure=True),
         UnfinishedCollection(out, settings, images=images) as into,
-        refusals(DatasetError, out, sure=True),  # what is kept stands beside this one
+        refusals(DatasetError, out, sure=True),  # this error gets the note on what is kept
     ):
         yield into
 
 
 def as_json(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns settings flat, with dots in their names, and as they are read back from JSON."""
+    """Returns settings flat, with dots in their names, and with the values that JSON reads back."""
     found: dict[str, Any] = {}
     for name, value in json.loads(json.dumps(settings)).items():
         inner = as_json(value) if isinstance(value, dict) else {}
@@ -280,7 +259,7 @@ def as_json(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _spelled(settings: Mapping[str, Any]) -> str:
-    """Returns settings as they are typed."""
+    """Returns settings as they are typed on a command line."""
     return ", ".join(f"{name}={json.dumps(value).strip(chr(34))}" for name, value in settings.items())
 
 
@@ -298,12 +277,11 @@ def _lock(folder: Path) -> ProcessLock:
 
 
 def _is_begun(folder: Path) -> bool:
-    """Returns whether a batch counts."""
     return (folder / _SETTINGS).is_file() and bool(listed(folder / _BEGUN, "[0-9]*.json"))
 
 
 def _clear(folder: Path) -> None:
-    """Removes what never counted, or counts no more: batches before their episodes."""
+    """Removes batches and episodes that do not count: batches before their episodes."""
     for path in listed(folder, "*"):
         if path.is_dir():
             shutil.rmtree(path)

@@ -1,4 +1,4 @@
-"""Demonstrations: whole episodes in memory, kept on the disk as a LeRobotDataset v3, and windows of them.
+"""Demonstrations: complete episodes in memory, read from a LeRobotDataset v3, and windows of them.
 
 B windows, H chunk length, T control steps, E episodes.
 """
@@ -18,6 +18,7 @@ from robot_rl.core.errors import DatasetError, nearest
 from robot_rl.core.policy import DemoBatch
 from robot_rl.data.episode import EXECUTED, POLICY_ACTION, SOURCES, Episode, feature_of
 from robot_rl.data.episodes import Array, Episodes, EpisodesMeta
+from robot_rl.data.fit import misfit
 from robot_rl.data.lerobot.damage import left_out
 from robot_rl.data.lerobot.edit import write_new
 from robot_rl.data.lerobot.layout import INFO, OWN
@@ -33,7 +34,7 @@ _REQUIRED = {"state": "observation.state", "action": "action"} | {
 
 
 class ChunkSampler:
-    """Draws windows of H actions with the observation they begin at."""
+    """Draws windows of H actions with the observation of their first step."""
 
     def __init__(
         self, episodes: Episodes, horizon: int, kept: Array | None = None, by: Array | None = None
@@ -43,12 +44,12 @@ class ChunkSampler:
         Args:
             episodes: to draw from.
             horizon: H.
-            kept: (T,) bool, the steps at which windows may begin; None means all.
-            by: (T,) bool, the steps whose actions are learned from: a window begins at one, and is valid
-                up to the first that is not. None means all.
+            kept: (T,) bool, steps at which windows may begin; None: all.
+            by: (T,) bool, steps whose actions are learned from: a window begins at one, and is valid up to
+                the first other step. None: all.
 
         Raises:
-            DatasetError: no window may begin anywhere.
+            DatasetError: no window may begin.
         """
         if horizon < 1:
             raise ValueError(f"chunk sampler: got horizon {horizon}, allowed: 1 or more")
@@ -61,11 +62,11 @@ class ChunkSampler:
             raise DatasetError("chunk sampler: no step of the episodes is kept. Keep more of them.")
 
     def __len__(self) -> int:
-        """Returns the number of windows: one begins at every step that is kept."""
+        """Returns the number of windows: one begins at every kept step."""
         return len(self._starts)
 
     def sample(self, batch: int, rng: np.random.Generator) -> DemoBatch:
-        """Returns B windows that begin at steps which are kept; see `rows`."""
+        """Returns B windows that begin at kept steps; see `rows`."""
         return self.at(rng.integers(0, len(self), batch))
 
     def at(self, numbers: Array) -> DemoBatch:
@@ -73,7 +74,7 @@ class ChunkSampler:
         return self.rows(self._starts[numbers])
 
     def rows(self, start: Array) -> DemoBatch:
-        """Returns the windows at these steps; beyond an episode's end its last action repeats, not valid."""
+        """Returns the windows at these steps; after an episode its last action repeats, not valid."""
         last = self._last[start]
         rows = start[:, None] + self._offsets
         within = np.minimum(rows, last[:, None])
@@ -96,9 +97,9 @@ def save_episodes(
 
     Args:
         folder: the new dataset.
-        episodes: what to write; many share a file, they are short.
+        episodes: to write; many share a file.
         images: pictures without loss, or as video, which is smaller.
-        source: who acted: an expert, or a policy in simulation.
+        source: an expert acted (`demo`), or a policy in simulation (`sim`).
 
     Raises:
         DatasetError: the folder exists, or the episodes do not pass their checks.
@@ -142,23 +143,23 @@ def load_episodes(
     """Reads a dataset into memory and verifies it.
 
     Args:
-        folder: what `save_episodes` or a recording wrote.
+        folder: of a dataset that `save_episodes` or a recording wrote.
         expect: robot, task, rate and names of elements that the episodes must have.
-        read: what of it is read, and under which names; None: all.
-        say: called with a line for the damaged episodes that are left out.
+        read: selects what is read, and under which names; None: all.
+        say: called with a line on damaged episodes that are left out.
 
     Raises:
         DatasetError: no dataset, a missing or misnamed feature, another robot or task, other
-            shapes, NaN, no episode that is whole. The message names the feature, the row and the remedy.
+            shapes, NaN, no sound episode. The message names the feature, the row and the remedy.
     """
     folder = Path(folder)
     if (folder / INFO).is_file() and not (folder / OWN).is_file():
         raise DatasetError(
-            f"{folder}: no {OWN} in it, so nobody knows the task, rewards and ends of its episodes. "
+            f"{folder}: no {OWN} in it, so task, rewards and ends of its episodes are unknown. "
             "Collect demonstrations with `robot-rl collect out=<new folder>`."
         )
     options = ReadOptions() if read is None else read.options("demos.read.")
-    # torchcodec takes longer to import than this to read
+    # importing torchcodec takes longer than reading this
     dataset = Dataset(folder, backend="pyav", **options)
     for line in left_out(dataset.skipped):
         if say is not None:
@@ -182,7 +183,7 @@ def _joined(dataset: Dataset, meta: EpisodesMeta) -> Episodes:
     lengths = dataset.lengths()
     steps, ends = int(lengths.sum()), np.cumsum(lengths)
 
-    # What a run recorded beside the observation is none: no policy will see it.
+    # What a run recorded in addition to the observation is no input of a policy.
     shown = {key: f for key, f in dataset.features.items() if key not in (POLICY_ACTION, EXECUTED)}
 
     def empty(rows: int) -> dict[str, Array]:
@@ -205,7 +206,7 @@ def _joined(dataset: Dataset, meta: EpisodesMeta) -> Episodes:
             getattr(joined, name)[rows] = getattr(episode, name)
         if not episode.final_obs:
             raise DatasetError(
-                f"{dataset.folder}: nobody recorded what the last step of episode "
+                f"{dataset.folder}: it was not recorded what the last step of episode "
                 f"{dataset.index.episode[number]} led to. Leave it "
                 "out with demos.read.episodes=<the others>, or robot_rl.data.lerobot.edit.filter(..., "
                 "keep=lambda episode: episode.is_complete)."
@@ -228,33 +229,10 @@ def _check_required(folder: Path, dataset: Dataset) -> None:
 
 
 def check_meta(folder: Path, got: EpisodesMeta, expect: EpisodesMeta) -> None:
-    """Refuses data of another robot, task, rate, or with other elements.
-
-    Raises:
-        DatasetError: says what they differ in.
-    """
-    for field, remedy in (
-        ("robot", "Collect demonstrations with this robot, or set env.robot to the dataset's."),
-        ("task", "Collect demonstrations of this task, or set env.task to the dataset's."),
-        ("control_hz", "Collect demonstrations at this rate: actions are per control step."),
-    ):
-        if getattr(got, field) != getattr(expect, field):
-            raise DatasetError(
-                f"{folder}: recorded with {field} {getattr(got, field)!r}, this run has "
-                f"{getattr(expect, field)!r}. {remedy}"
-            )
-    for feature, names, wanted in (
-        ("observation.state", got.state_names, expect.state_names),
-        ("action", got.action_names, expect.action_names),
-    ):
-        if len(names) != len(wanted):
-            raise DatasetError(
-                f"{folder}: feature {feature!r} has shape ({len(names)},), this run has ({len(wanted)},). "
-                "Collect the dataset again with this task and controller."
-            )
-        for index, (name, want) in enumerate(zip(names, wanted, strict=True)):
-            if name != want:
-                raise DatasetError(
-                    f"{folder}: feature {feature!r}, element {index} is named {name!r}, "
-                    f"this run has {want!r}. Put the elements in this run's order, or collect again."
-                )
+    """Raises `DatasetError` for data of another robot, task or rate, or with other elements."""
+    problem = misfit(got, expect, also=("robot", "task"))
+    if problem is not None:
+        raise DatasetError(
+            f"{folder}: the dataset does not fit this run: {problem}. Collect demonstrations with the env "
+            "settings of this run, or set env to those of the dataset."
+        )

@@ -1,7 +1,7 @@
-"""One episode: what stores, datasets and replays hand to one another.
+"""One episode, which stores, datasets and replays exchange.
 
-Numbers are arrays with one row per control step. Pictures may still be compressed: they are read
-one at a time, when somebody looks at them. T control steps, A action dim.
+Numbers are arrays with one row per control step. Pictures may be compressed until they are indexed.
+T control steps, A action dim.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from robot_rl.data.episodes import EpisodesMeta
 
 Array = NDArray[Any]
 
-SOURCES = ("demo", "sim", "real", "human")
-"""Who made a step; stored as the index into this table."""
+SOURCES = ("demo", "sim", "real", "human", "world")
+"""Who made a step: a demonstrator, a policy in simulation, on a robot, a person who took over, a policy in a
+world model. Files store the index into this table."""
 POLICY_ACTION = "policy_action"
-"""Group of a recording: what the policy wanted, beside `action`, which was sent."""
+"""Group of a recording: the action of the policy, where another `action` was sent."""
 EXECUTED = "executed_target_rad"
-"""Group of a recording: the joint targets that safety let through of `action`."""
+"""Group of a recording: the joint targets of `action` after the safety envelope."""
 
 
 @dataclass(frozen=True)
@@ -51,18 +52,18 @@ class Frames(Protocol):
 
 @dataclass(kw_only=True)
 class Episode:
-    """One episode, or the recovered part of one that was cut short."""
+    """One episode, or a recovered part of one."""
 
     meta: EpisodesMeta
-    """Of what; `meta.instruction` is this episode's own."""
+    """`meta.instruction` is that of this episode."""
     obs: dict[str, Any]
-    """Key -> (T, ...) array, or `Frames` for pictures: what each step began with."""
+    """Key -> (T, ...) array, or `Frames` for pictures: at the beginning of each step."""
     final_obs: dict[str, Any]
-    """Key -> (...): what the last step led to; empty if nobody knows (the dataset has none)."""
+    """Key -> (...): after the last step; empty if unknown."""
     action: Array
-    """(T, A): what was commanded, clipped into [-1, 1], before safety."""
+    """(T, A): commanded actions, clipped to [-1, 1], before safety."""
     base_action: Array
-    """(T, A): what the base policy proposed; equals `action` where there was none."""
+    """(T, A): actions of the base policy; equal to `action` where there was none."""
     reward: Array
     """(T,) float32"""
     terminated: Array
@@ -74,21 +75,19 @@ class Episode:
     source: Array
     """(T,) uint8: index into `SOURCES`."""
     policy_version: Array
-    """(T,) int64: learner updates behind the weights that acted."""
+    """(T,) int64: number of learner updates of the weights that acted."""
     stamp_ns: Array
-    """(T,) int64: measured monotonic time of the observation; (k / control_hz) if nobody measured."""
+    """(T,) int64: measured monotonic time of the observation; k / control_hz if not measured."""
     picture_stamp_ns: dict[str, Array] = field(default_factory=dict)
-    """Key -> (T,) int64: when the picture that this step saw was taken."""
+    """Key -> (T,) int64: time of the picture that this step saw."""
     device: str = ""
     """Name of the device that acted."""
 
     def __len__(self) -> int:
-        """Returns T."""
         return len(self.action)
 
     @property
     def is_complete(self) -> bool:
-        """Whether the last step ended the episode."""
         return bool(len(self) and (self.terminated[-1] or self.truncated[-1]))
 
     def features(self) -> dict[str, Feature]:
@@ -97,20 +96,20 @@ class Episode:
 
 
 class EpisodeSource(Protocol):
-    """Where episodes are read from: a store, or a dataset. Read-only; opening it costs an index."""
+    """A store or a dataset that episodes are read from; opening it reads metadata alone."""
 
     @property
     def meta(self) -> EpisodesMeta:
-        """Returns what all episodes are of; `instruction` is that of the first."""
+        """Meta of all episodes; `instruction` is that of the first."""
         ...
 
     @property
     def features(self) -> Mapping[str, Feature]:
-        """Returns type and shape of every element of the observation."""
+        """Type and shape of every element of the observation."""
         ...
 
     def __len__(self) -> int:
-        """Returns how many episodes can be read, the unfinished one of a live store included."""
+        """Returns the number of episodes that can be read, unfinished ones of a store included."""
         ...
 
     def lengths(self) -> NDArray[np.int64]:
@@ -122,7 +121,7 @@ class EpisodeSource(Protocol):
         ...
 
     def refresh(self) -> None:
-        """Takes in what a writer flushed since; lengths may only grow."""
+        """Reads what a writer flushed since; lengths may only grow."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Episodes in memory: flat arrays, one row per control step, with the checks every dataset passes.
+"""Episodes in memory: flat arrays, one row per control step, and checks of them.
 
 T control steps in all, E episodes, A action dim.
 """
@@ -20,7 +20,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, kw_only=True)
 class EpisodesMeta:
-    """What the episodes are of: data of another robot or task is refused by these."""
+    """Robot, task, rate and names of elements: other data is refused by these."""
 
     task: str
     robot: str
@@ -32,34 +32,34 @@ class EpisodesMeta:
 
 @dataclass(kw_only=True)
 class Episodes:
-    """Whole episodes, one after the other."""
+    """Complete episodes, one after the other."""
 
     meta: EpisodesMeta
     obs: dict[str, Array]
-    """(T, ...): what each step began with."""
+    """(T, ...): at the beginning of each step."""
     action: Array
-    """(T, A): what was executed, in [-1, 1]."""
+    """(T, A): executed actions, in [-1, 1]."""
     reward: Array
     """(T,)"""
     terminated: Array
     """(T,): the task ended here."""
     truncated: Array
-    """(T,): the clock, or whoever recorded, ended it here."""
+    """(T,): a time limit, or the person who recorded, ended it here."""
     success: Array
     """(T,): the task's success predicate after the step."""
     episode_index: Array
     """(T,): 0 to E - 1, ascending."""
     final_obs: dict[str, Array]
-    """(E, ...): what each episode's last step led to."""
+    """(E, ...): after the last step of each episode."""
     source: Array | None = None
-    """(T,) uint8: who made each step, an index into `SOURCES`; None: nobody noted it."""
+    """(T,) uint8: source of each step, an index into `SOURCES`; None: not recorded."""
 
     @property
     def num_episodes(self) -> int:
         return int(self.episode_index[-1]) + 1 if len(self.episode_index) else 0
 
     def bounds(self) -> tuple[Array, Array]:
-        """Returns the first row (E,) of every episode, and the row after its last (E,)."""
+        """Returns the first row of every episode, and the row after its last, (E,) each."""
         lengths = np.bincount(self.episode_index, minlength=self.num_episodes)
         ends = np.cumsum(lengths)
         return ends - lengths, ends
@@ -71,10 +71,10 @@ class Episodes:
         return reached
 
     def with_state(self, beginnings: Sequence[str], *, at: str) -> Episodes:
-        """Returns the same episodes with those elements of the state whose names begin so; all without any.
+        """Returns the episodes with the elements of the state whose names begin so, or with all.
 
         Raises:
-            ConfigError: a beginning that no name has; `at` begins the message.
+            ConfigError: no name begins so; `at` begins the message.
         """
         kept = chosen(self.meta.state_names, beginnings, at=at)
         return replace(
@@ -88,7 +88,7 @@ class Episodes:
         """Verifies shapes, order, ends and numbers.
 
         Raises:
-            DatasetError: the first thing found wrong, with feature, row and episode.
+            DatasetError: the first problem, with feature, row and episode.
         """
         self._check_shapes(at)
         self._check_order(at)
@@ -148,11 +148,10 @@ class Episodes:
 
 
 def together(parts: Sequence[Episodes]) -> Episodes:
-    """Returns the episodes of robots that observe and do the same, one robot after the other."""
+    """Returns the episodes of several robots with equal observations and actions, in this order."""
     first = parts[0]
     if len(parts) == 1:
         return first
-
     begun = np.cumsum([0, *(part.num_episodes for part in parts)])
     made = [part.source for part in parts if part.source is not None]
     columns = ("action", "reward", "terminated", "truncated", "success")

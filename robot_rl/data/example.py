@@ -1,4 +1,4 @@
-"""A recording to try things on, made in a moment without a robot or a simulator."""
+"""Makes a small recording for examples, without a robot or a simulator."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ STEPS = 20
 
 
 def record_example(folder: str | Path) -> Path:
-    """Records one more episode into a store, which is made if it is not there; returns its folder.
+    """Records one more episode into a store, which is made if it does not exist; returns its folder.
 
     The episode is that of the first example in docs/data.md: 20 steps, state, pictures and action of a
     made-up arm with two joints. Step t has state (t, t), and a picture of brightness t at every third step.
 
     Raises:
-        DatasetError: the store has episodes of another kind, or somebody is writing to it.
+        DatasetError: the store has other episodes, or another process writes to it.
     """
     joints = ("q0", "q1")
     meta = EpisodesMeta(

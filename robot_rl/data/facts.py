@@ -1,4 +1,4 @@
-"""What a policy must know of a dataset before it can be built: sizes, names, statistics, words."""
+"""Sizes, names, statistics and instructions of a dataset, which a policy needs when it is built."""
 
 from __future__ import annotations
 

@@ -1,16 +1,22 @@
-"""Whether recorded episodes fit the robot they are wanted for; if not, which joints differ."""
+"""Whether recorded episodes fit the robot or the dataset they are used for; if not, what differs."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from robot_rl.core.errors import DatasetError
 from robot_rl.data.episode import EpisodeSource, Feature
 from robot_rl.data.episodes import EpisodesMeta
 
 
-def misfit(got: EpisodesMeta, want: EpisodesMeta) -> str | None:
-    """Returns what differs between recorded episodes and what they are wanted for, or None."""
+def misfit(got: EpisodesMeta, want: EpisodesMeta, also: Sequence[str] = ()) -> str | None:
+    """Returns what differs between recorded episodes and those that are wanted, or None.
+
+    Args: also: other fields that must be equal: `robot`, `task`.
+    """
+    for name in also:
+        if getattr(got, name) != getattr(want, name):
+            return f"it was recorded with {name} {getattr(got, name)!r}, not {getattr(want, name)!r}"
     for what, names, wanted in (
         ("joints (action)", got.action_names, want.action_names),
         ("state elements", got.state_names, want.state_names),
@@ -29,11 +35,21 @@ def misfit(got: EpisodesMeta, want: EpisodesMeta) -> str | None:
     return None
 
 
+def feature_misfit(
+    got: Mapping[str, Feature], want: Mapping[str, Feature], keys: Collection[str]
+) -> str | None:
+    """Returns the first of these observations that differs in type or shape, or None."""
+    for key in keys:
+        if got.get(key) != want.get(key):
+            return f"observation {key!r} is {_words(got.get(key))}, not {_words(want.get(key))}"
+    return None
+
+
 def common_features(sources: Sequence[EpisodeSource], keys: Collection[str] | None) -> dict[str, Feature]:
-    """Returns the observations `keys` (None: all) that the sources share.
+    """Returns the observations `keys` (None: all of the first source) that the sources share.
 
     Raises:
-        DatasetError: a source that lacks one, or is of another robot than the first.
+        DatasetError: a source lacks one, or is of another robot than the first.
     """
     first = sources[0]
     for missing in sorted(set(keys or ()) - set(first.features)):
@@ -42,10 +58,7 @@ def common_features(sources: Sequence[EpisodeSource], keys: Collection[str] | No
         )
     features = {key: first.features[key] for key in first.features if keys is None or key in keys}
     for index, source in enumerate(sources[1:], 1):
-        problem = misfit(source.meta, first.meta)
-        for key, feature in features.items():
-            if problem is None and source.features.get(key) != feature:
-                problem = f"observation {key!r} is {source.features.get(key)}, not {feature}"
+        problem = misfit(source.meta, first.meta) or feature_misfit(source.features, features, features)
         if problem is not None:
             raise DatasetError(
                 f"pool: source {index} does not fit source 0: {problem}. Make one pool of each."
@@ -56,3 +69,7 @@ def common_features(sources: Sequence[EpisodeSource], keys: Collection[str] | No
 def _few(names: list[str]) -> str:
     shown = ", ".join(names[:8])
     return f"{shown} and {len(names) - 8} more" if len(names) > 8 else shown
+
+
+def _words(feature: Feature | None) -> str:
+    return "missing" if feature is None else f"{feature.dtype} {feature.shape}"

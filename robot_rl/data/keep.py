@@ -1,4 +1,4 @@
-"""Which episodes are worth learning from: limits, and shares of what is within them.
+"""Selects episodes to learn from: by limits, and by shares of those within them.
 
 T control steps, A action dim.
 """
@@ -18,18 +18,18 @@ from robot_rl.core.errors import require
 
 @dataclass(frozen=True, kw_only=True)
 class KeepConfig:
-    """Which episodes are kept: those within the limits, and of these the best shares, in this order."""
+    """Keeps the episodes within the limits, and of these the best shares, in this order."""
 
     success: bool | None = None
-    """Only episodes that succeed; of a policy yes and of an expert no if None."""
+    """Only episodes that succeed; None: yes for a policy, no for an expert."""
     max_steps: int | None = None
     """Longest episode, in control steps; any if None."""
     max_roughness: float | None = None
     """Largest mean squared change of the action from one control step to the next; any if None."""
     fastest: float = 1.0
-    """Share of what is left: the episodes with the fewest control steps."""
+    """Share of the rest: the episodes with the fewest control steps."""
     smoothest: float = 1.0
-    """Share of what is left then: the episodes with the least roughness."""
+    """Share of the rest after that: the episodes with the least roughness."""
 
     def __post_init__(self) -> None:
         steps, rough = self.max_steps, self.max_roughness
@@ -47,7 +47,7 @@ class KeepConfig:
 
 @dataclass(frozen=True)
 class Facts:
-    """What n episodes are judged by."""
+    """The measures of n episodes that limits and shares use."""
 
     success: NDArray[np.bool_]
     """(n,) reached at any step."""
@@ -60,7 +60,7 @@ class Facts:
         return len(self.steps)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the share of successes, and the 10, 50 and 90 % points of what a limit may be set on."""
+        """Returns the share of successes, and the 10, 50 and 90 % points of steps and roughness."""
         points = {
             name: [float(point) for point in np.quantile(getattr(self, name), (0.1, 0.5, 0.9))]
             for name in ("steps", "roughness")
@@ -79,7 +79,7 @@ def together(parts: Sequence[Facts]) -> Facts:
 
 
 def sift(facts: Facts, keep: KeepConfig) -> tuple[NDArray[np.int64], dict[str, int]]:
-    """Returns which episodes pass, ascending, and how many each setting refused: the first that did."""
+    """Returns the episodes that pass, ascending, and how many each setting refused; the first one counts."""
     left, refused = np.arange(len(facts)), dict[str, int]()
     limits = {
         "success": facts.success | (not keep.success),
@@ -91,13 +91,13 @@ def sift(facts: Facts, keep: KeepConfig) -> tuple[NDArray[np.int64], dict[str, i
         left = left[passes[left]]
     shares = {"fastest": (facts.steps, keep.fastest), "smoothest": (facts.roughness, keep.smoothest)}
     for name, (measure, share) in shares.items():
-        count = math.ceil(share * len(left) - 1e-9)  # rounding must not make 4 of 0.3 times 10
+        count = math.ceil(share * len(left) - 1e-9)  # rounding must not give 4 for 0.3 * 10
         refused[name] = len(left) - count
         left = np.sort(left[np.argsort(measure[left], kind="stable")[:count]])
     return left, refused
 
 
-def said(refused: Mapping[str, int], started: int) -> str:
+def describe_refused(refused: Mapping[str, int], started: int) -> str:
     """Returns `refused 12 of 50: success 10, fastest 2`."""
     reasons = ", ".join(f"{name} {count:,}" for name, count in refused.items() if count)
     return f"refused {sum(refused.values()):,} of {started:,}" + (f": {reasons}" if reasons else "")

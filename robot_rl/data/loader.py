@@ -1,15 +1,15 @@
-"""Batches of action chunks out of a dataset, for behaviour cloning; seeded, resumed exactly.
+"""Draws batches of action chunks from a dataset, for behaviour cloning; seeded, with exact resume.
 
-Every epoch is a permutation of all steps, drawn from the seed and the epoch's number, so the state of
-the loader is one number, and neither workers nor caches change what comes.
+Every epoch is a permutation of all steps, drawn from the seed and the number of the epoch. So the state of
+the loader is one number, and neither workers nor caches change the batches.
 B batch, H chunk length, A action dim.
 """
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -21,17 +21,17 @@ from robot_rl.core.language import INSTRUCTION, encode_text
 from robot_rl.core.policy import DemoBatch
 from robot_rl.data.lerobot.pictures import PictureCache, PictureReader, Size
 from robot_rl.data.lerobot.reader import Dataset
-from robot_rl.data.lerobot.windows import Windows
+from robot_rl.data.lerobot.windows import ReadPictures, Windows
 from robot_rl.data.lerobot.workers import PictureWorkers, WorkerTask
 
 Array = NDArray[Any]
 
 
 class ChunkLoader:
-    """Draws windows of H actions with the observation that they begin at.
+    """Draws windows of H actions with the observation at their first step.
 
-    Actions are in the dataset's own units. Beyond the end of an episode its last action repeats,
-    not valid. Pictures of the steps after the first are never decoded.
+    Actions have the units of the dataset. After the end of an episode its last action repeats and is not
+    valid. Only pictures of the first step are decoded.
     """
 
     def __init__(
@@ -52,18 +52,18 @@ class ChunkLoader:
         """Prepares to draw.
 
         Args:
-            dataset: what to draw from.
+            dataset: to draw from.
             horizon: H.
             batch: B.
             seed: of the order.
-            episodes: those to draw from; None takes all.
-            resize: height and width of pictures; None leaves them as they are.
-            num_workers: processes that decode ahead; 0 decodes here, in threads.
-            cache: where decoded pictures are kept.
+            episodes: to draw from; None: all.
+            resize: height and width of pictures; None: unchanged.
+            num_workers: processes that decode ahead; 0 decodes in threads of this process.
+            cache: of decoded pictures.
             deltas: observation key -> offsets in steps, for policies that see more than one step: the
                 observation becomes (B, n, ...), with `<key>_is_pad` (B, n).
-            keys: observations to load; None loads all but depth, which is no column.
-            progress: called with pictures done and in all while they are decoded into `cache.folder`.
+            keys: observations to load; None: all but depth, which is no column.
+            progress: called with the number of decoded pictures, and of all, while `cache.folder` is filled.
 
         Raises:
             DatasetError: nothing to draw from, or an unknown episode or key.
@@ -71,7 +71,6 @@ class ChunkLoader:
         if horizon < 1 or batch < 1:
             raise ValueError(f"chunk loader: got horizon {horizon}, batch {batch}, allowed: 1 or more")
         self.dataset = dataset
-        """What is drawn from."""
         self._batch = batch
         self._seed = seed
         self._horizon = horizon
@@ -86,30 +85,28 @@ class ChunkLoader:
         )
         self._workers = self._start_workers(num_workers, resize, cache) if num_workers else None
         self._number = 0  # of the next batch
-        self._asked: deque[tuple[int, Array]] = deque()  # batches on their way, and their rows
+        self._asked: deque[tuple[int, Array]] = deque()  # batches that were requested, and their rows
         self._order: tuple[int, Array] | None = None
 
     def __enter__(self) -> ChunkLoader:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def __len__(self) -> int:
-        """Returns the number of windows of an epoch: one begins at every step."""
+        """Returns the number of windows of an epoch, one for every step."""
         return len(self._rows)
 
     @property
     def hit_rate(self) -> float:
-        """Returns the share of pictures that needed no decoding."""
+        """Share of the pictures that needed no decoding."""
         counts = self._workers.counts if self._workers else self._pictures.counts
         total = sum(counts.values())
         return 1 - counts["decoded"] / total if total else 0.0
 
     def sample(self) -> DemoBatch:
-        """Returns the next batch of B windows, in random order without repetition within an epoch."""
+        """Returns the next B windows, in random order without repetition within an epoch."""
         number, self._number = self._number, self._number + 1
         if self._workers is None:
             return self._read(self._drawn(number))
@@ -119,8 +116,7 @@ class ChunkLoader:
             self._ask(self._asked[-1][0] + 1)
         asked, rows = self._asked.popleft()
         assert asked == number, f"chunk loader: batch {asked} is first in line, not {number}"
-        wanted = self._flat_picture_rows(rows)
-        return self._read(rows, self._workers.collect(number, wanted))
+        return self._read(rows, functools.partial(self._workers.collect, number))
 
     def batches(self, steps_stride: int = 1) -> Iterator[DemoBatch]:
         """Yields every `steps_stride`-th window once, in order; the last batch may be smaller."""
@@ -129,14 +125,14 @@ class ChunkLoader:
             yield self._read(rows[begin : begin + self._batch])
 
     def state_dict(self) -> dict[str, int]:
-        """Returns where the loader is."""
+        """Returns the number of the next batch, and the settings that `load_state_dict` compares."""
         return {"number": self._number, **self._identity()}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Goes on where `state_dict` was called, of a loader of the same data and settings.
+        """Goes on with the batch after `state_dict`.
 
         Raises:
-            CheckpointError: other data or settings, with which the order would be another.
+            CheckpointError: the state is of other data or settings, so that the order would differ.
         """
         for name, mine in self._identity().items():
             if state[name] != mine:
@@ -144,14 +140,13 @@ class ChunkLoader:
                     f"chunk loader: the checkpoint has {name} {state[name]}, this run has {mine}. "
                     "Resume with the same dataset, episodes and settings."
                 )
-        while self._asked:  # what is on its way was asked for another place
+        while self._asked:  # batches that were requested for another position
             number, rows = self._asked.popleft()
             assert self._workers is not None
-            self._workers.collect(number, self._flat_picture_rows(rows))
+            self._workers.collect(number, self._windows.picture_rows(rows))
         self._number = state["number"]
 
     def close(self) -> None:
-        """Ends workers and threads."""
         if self._workers is not None:
             self._workers.close()
         self._pictures.close()
@@ -160,7 +155,7 @@ class ChunkLoader:
         return {"seed": self._seed, "batch": self._batch, "horizon": self._horizon, "windows": len(self)}
 
     def _drawn(self, number: int) -> Array:
-        """Returns the rows of a batch: positions B k to B (k + 1) of all epochs' permutations."""
+        """Returns the rows of batch k: positions B k to B (k + 1) of the permutations of all epochs."""
         positions = np.arange(number * self._batch, (number + 1) * self._batch)
         epochs, places = np.divmod(positions, len(self))
         parts = [self._permutation(int(e))[places[epochs == e]] for e in np.unique(epochs)]
@@ -171,13 +166,8 @@ class ChunkLoader:
             self._order = epoch, np.random.default_rng([self._seed, epoch]).permutation(len(self))
         return self._order[1]
 
-    def _read(self, rows: Array, pictures: Mapping[str, Array] | None = None) -> DemoBatch:
-        if pictures is None:
-            read = self._windows.read(rows, self._pictures)
-        else:
-            read = self._windows.read(rows)
-            for key, at in self._windows.picture_rows(rows).items():
-                read[key] = pictures[key].reshape(*at.shape, *pictures[key].shape[1:])
+    def _read(self, rows: Array, pictures: ReadPictures | None = None) -> DemoBatch:
+        read = self._windows.read(rows, pictures or self._pictures.read)
         actions, is_pad = read.pop("action"), read.pop("action_is_pad")
         episode = np.searchsorted(self.dataset.episode_ends, rows, side="right")
         obs = {key: torch.from_numpy(values) for key, values in read.items()}
@@ -193,16 +183,13 @@ class ChunkLoader:
     def _ask(self, number: int) -> None:
         assert self._workers is not None
         rows = self._drawn(number)
-        self._workers.submit(number, self._flat_picture_rows(rows))
+        self._workers.submit(number, self._windows.picture_rows(rows))
         self._asked.append((number, rows))
-
-    def _flat_picture_rows(self, rows: Array) -> dict[str, Array]:
-        return {key: at.reshape(-1) for key, at in self._windows.picture_rows(rows).items()}
 
     def _start_workers(self, num_workers: int, resize: Size | None, cache: PictureCache) -> PictureWorkers:
         """Starts the workers; each has its share of the memory for decoded pictures."""
         shapes = self._pictures.shapes
-        per_batch = self._flat_picture_rows(np.zeros(self._batch, np.int64))
+        per_batch = self._windows.picture_rows(np.zeros(self._batch, np.int64))
         size = sum(len(rows) * int(np.prod(shapes[key])) for key, rows in per_batch.items())
         page = -(-size // 4096) * 4096
         task = WorkerTask(

@@ -1,4 +1,4 @@
-"""Normalisation that travels with the policy: its statistics are buffers of the checkpoint.
+"""Normalisation as part of the policy: its statistics are buffers of the checkpoint.
 
 State-like features are standardised, actions are scaled from their range in the data to [-1, 1],
 uint8 images become floats in [0, 1]; depth in metres passes unchanged.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from robot_rl.core.errors import DatasetError, nearest
 
 STD_FLOOR = 0.01
-"""Smallest standard deviation divided by: an element that never moved stays near zero."""
+"""Smallest divisor of a state element: one that never moved stays near zero."""
 RANGE_FLOOR = 0.1
 """Smallest half-range of an action element, in the env's [-1, 1]."""
 

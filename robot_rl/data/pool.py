@@ -1,6 +1,6 @@
 """Replay over episodes: windows from stores and datasets, however many writers are still at it.
 
-If nobody knows where an episode's last step led to (it is being recorded, or was cut short), that
+If it is unknown where an episode's last step led to (it is being recorded, or was cut short), that
 step is left out and its observation ends the episode: nothing bootstraps from what was not seen.
 Numbers are copied into flat arrays; pictures stay compressed in their source and pass through a
 cache. B rows of a batch, R rows of the ring, T steps, H chunk length, A action dim.

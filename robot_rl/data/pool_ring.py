@@ -64,7 +64,7 @@ class EpisodeRing:
         """Row of each number's first step; -1 when it is not here."""
 
     def usable_steps(self, episode: Episode) -> int:
-        """Returns how many steps have a known outcome: all but the last if nobody saw where it led."""
+        """Returns how many steps have a known outcome: all but a last one without its next observation."""
         length = len(episode)
         seen = length and all(key in episode.final_obs for key in self._needed)
         return length if seen or (length and episode.terminated[-1]) else max(0, length - 1)

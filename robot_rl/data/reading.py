@@ -1,17 +1,18 @@
-"""How a dataset is read, in the words of settings: names, episodes, cameras, and what becomes of damage."""
+"""Settings of reading a dataset: names, episodes, cameras, and damaged episodes."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypedDict
 
-from robot_rl.data.spans import pairs, spans_of
+from robot_rl.core.errors import ConfigError
 
 OnDamage = Literal["raise", "skip"]
 
 
 class ReadOptions(TypedDict, total=False):
-    """What `Dataset` and `open_source` take."""
+    """Options of `Dataset` and `open_source`."""
 
     rename: dict[str, str]
     episodes: list[int]
@@ -21,7 +22,7 @@ class ReadOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class ReadingConfig:
-    """What of a dataset is read, and under which names."""
+    """Selects what of a dataset is read, and under which names."""
 
     rename: tuple[str, ...] = ()
     """Names in the dataset that are not LeRobot's, each `<name there>:<LeRobot's name>`: `actions:action`."""
@@ -30,13 +31,13 @@ class ReadingConfig:
     cameras: tuple[str, ...] | None = None
     """The only cameras that are read; None: all."""
     on_damage: OnDamage = "raise"
-    """`skip`: damaged episodes are found first, named and left out."""
+    """`skip`: damaged episodes are found at the start, named and left out."""
 
     def options(self, at: str = "") -> ReadOptions:
-        """Returns what was asked for, and no more.
+        """Returns the options that differ from the defaults.
 
         Raises:
-            ConfigError: words that are no names or no episodes; `at` and the field begin the message.
+            ConfigError: texts that are no names or no episodes; `at` and the field begin the message.
         """
         found = ReadOptions()
         if self.rename:
@@ -48,3 +49,47 @@ class ReadingConfig:
         if self.on_damage != "raise":
             found["on_damage"] = self.on_damage
         return found
+
+
+def spans_of(text: str, at: str) -> list[int]:
+    """Returns the numbers of `0-9,12`.
+
+    Raises:
+        ConfigError: a text that is no number, or a number twice; `at` begins the message.
+    """
+    numbers: list[int] = []
+    for span in text.split(","):
+        first, dash, last = span.partition("-")
+        begin = whole_number(first, at)
+        end = whole_number(last, at) if dash else begin
+        if end < begin:
+            raise ConfigError(f"{at}: got {span!r}, allowed: the smaller number first, {end}-{begin}")
+        numbers += range(begin, end + 1)
+    if len(set(numbers)) < len(numbers):
+        twice = next(number for number in numbers if numbers.count(number) > 1)
+        raise ConfigError(f"{at}: got {twice} twice in {text!r}, allowed: each number once")
+    return numbers
+
+
+def whole_number(text: str, at: str) -> int:
+    """Returns a number that is 0 or more; raises `ConfigError` for anything else."""
+    if not text.isdecimal():
+        raise ConfigError(f"{at}: got {text!r}, allowed: a whole number")
+    return int(text)
+
+
+def pairs(texts: Sequence[str], at: str) -> dict[str, str]:
+    """Returns the mapping of texts such as `actions:action`.
+
+    Raises:
+        ConfigError: a text without a colon, or with more than one; `at` begins the message.
+    """
+    found: dict[str, str] = {}
+    for text in texts:
+        old, colon, new = (part.strip() for part in text.partition(":"))
+        if not colon or not old or not new or ":" in new:
+            raise ConfigError(f"{at}: got {text!r}, allowed: <name there>:<LeRobot's name>, `actions:action`")
+        if old in found:
+            raise ConfigError(f"{at}: got {old!r} twice, allowed: one new name for each")
+        found[old] = new
+    return found

@@ -2,7 +2,7 @@
 
 A lane is a ring of frames. A step is stored as the frame it began in; the frame it led to is the
 next one in the lane, so that no observation is stored twice. An episode of L steps therefore
-takes L + 1 frames, the last of which (`final_obs`) is nobody's start. A lane is that of one env of one
+takes L + 1 frames, the last of which (`final_obs`) begins no step. A lane is that of one env of one
 actor: no transition links two sources.
 B rows of a batch, N lanes, C frames per lane, H chunk length, A action dim, L latent dim.
 """
@@ -40,7 +40,7 @@ __all__ = ["SOURCES", "Mixture", "ReplayBuffer", "StepBatch", "TransitionBatch",
 
 Array = NDArray[Any]
 
-_FINAL, _STEP = 0, 1  # what a frame is: somebody's start, or only where an episode ended
+_FINAL, _STEP = 0, 1  # what a frame is: the start of a step, or only the end of an episode
 
 
 class ReplayBuffer:
@@ -55,6 +55,7 @@ class ReplayBuffer:
         *,
         latent_dim: int = 0,
         actors: int = 1,
+        imagined: bool = False,
     ) -> None:
         """Reserves the memory.
 
@@ -65,6 +66,7 @@ class ReplayBuffer:
             action_dim: number of action elements.
             latent_dim: L, if the noise behind each chunk is kept, and where it begins; 0 keeps neither.
             actors: sources that add steps.
+            imagined: it keeps the steps of world models, and no others; else all but those.
         """
         lanes = num_envs * actors
         if lanes < 1 or capacity < 2 * lanes:
@@ -72,7 +74,7 @@ class ReplayBuffer:
                 f"replay: got capacity {capacity} for {lanes} envs, allowed: at least 2 steps "
                 "per env. Raise the capacity, or use fewer envs."
             )
-        self.num_envs, self._actors = num_envs, actors
+        self.num_envs, self._actors, self._imagined = num_envs, actors, imagined
         self.action_dim = action_dim
         self._frames = -(-capacity // lanes) + 1
         rows = lanes * self._frames
@@ -114,8 +116,8 @@ class ReplayBuffer:
         """Returns the number of control steps that can be sampled."""
         return self._steps
 
-    def add(self, steps: StepBatch) -> int:
-        """Appends one control step per row and returns how many they are.
+    def add(self, steps: StepBatch) -> None:
+        """Appends one control step per row.
 
         Where a lane's episode goes on, `obs` is what its last step led to.
 
@@ -123,7 +125,7 @@ class ReplayBuffer:
             ValueError: steps of another actor, env, observation or action than it has room for.
         """
         lanes = np.arange(len(steps.reward)) if steps.lanes is None else np.asarray(steps.lanes)
-        steps.check(self.num_envs, self.action_dim, self._obs, actors=self._actors)
+        steps.check(self.num_envs, self.action_dim, self._obs, actors=self._actors, imagined=self._imagined)
         lanes = lanes + steps.actor * self.num_envs
         if steps.begins:
             self._cut(lanes)
@@ -147,7 +149,6 @@ class ReplayBuffer:
         self._write_observation(there, steps.next_obs, steps.next_base_action)
         self._head[lanes] += 1 + ended
         self._forget(self._row(lanes, self._head[lanes]))
-        return len(lanes)
 
     def add_episodes(
         self,
@@ -156,8 +157,8 @@ class ReplayBuffer:
         base_action: Array,
         final_base_action: Array,
         source: str = "demo",
-    ) -> int:
-        """Appends whole episodes, each to the shortest lane; returns the control steps added.
+    ) -> None:
+        """Appends whole episodes, each to the shortest lane.
 
         Args:
             episodes: E episodes of T steps in all.
@@ -192,7 +193,6 @@ class ReplayBuffer:
             final = {key: value[episode] for key, value in episodes.final_obs.items()}
             self._write_observation(rows[-2], final, final_base_action[episode])
             self._head[lane] += end - start + 1
-        return len(episodes.reward)
 
     def sample(
         self,
@@ -326,7 +326,7 @@ class ReplayBuffer:
         self._steps = int(self._columns["kind"].sum())
 
     def unrecorded(self) -> dict[str, Any]:
-        """Returns what a record of every step lacks: which frames are steps, and what is known between them.
+        """Returns what a record of every step lacks: which frames are steps, and observations between them.
 
         An episode that goes on, or was cut short, ends in an observation that no record has.
         """
@@ -434,8 +434,8 @@ class ReplayBuffer:
     def decisions(self, n_exec: int = 1) -> Array:
         """Returns the frames at which chunks begin, for `sample_chunks`; needs `latent_dim`.
 
-        Chunks that began within the newest `n_exec` - 1 frames of their lane are left out: what
-        became of them is not known yet.
+        Chunks that began within the newest `n_exec` - 1 frames of their lane are left out: their
+        outcome is not known yet.
         """
         columns = self._columns
         begin = (columns["kind"] == _STEP) & columns["decides"]

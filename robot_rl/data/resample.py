@@ -1,8 +1,8 @@
-"""Episodes at another rate: rows are picked, never mixed.
+"""Episodes at another rate: rows are picked, never interpolated.
 
-At each instant of the new clock stands the newest row at or before it, as an arm that holds its last
-command would have it. That fits actions that say where to be; actions that say how far to move in one
-control step would move the arm farther, or less far, and are the caller's to refuse.
+Each instant of the new clock gets the newest row at or before it, as for an arm that holds its last command.
+That fits actions that are positions. Actions that say how far to move in one control step would move the arm
+farther, or less far; the caller must refuse them.
 T control steps of an episode, N of the resampled one.
 """
 
@@ -19,7 +19,7 @@ from robot_rl.data.episode import Episode, EpisodeSource, Feature, Frames
 from robot_rl.data.episodes import EpisodesMeta
 
 _SLACK = 1e-6
-"""Of a row: an instant that is a row's own is not missed by a rounding."""
+"""Part of a row: rounding must not miss a row at exactly this instant."""
 
 
 class Resampled:
@@ -51,17 +51,17 @@ class Resampled:
 
 
 def rows_at(steps: int, from_hz: float, to_hz: float) -> NDArray[np.int64]:
-    """Returns (N,): the newest of `steps` rows at each instant of the new rate, while the episode lasts."""
+    """Returns (N,): the newest of `steps` rows at each instant of the new rate, during the episode."""
     count = int(np.ceil(steps * to_hz / from_hz - _SLACK))
     rows = np.floor(np.arange(count) * from_hz / to_hz + _SLACK).astype(np.int64)
-    return np.minimum(rows, steps - 1)  # the slack may reach beyond the last one
+    return np.minimum(rows, steps - 1)  # the slack may reach after the last one
 
 
 def resampled(episode: Episode, control_hz: float) -> Episode:
     """Returns the episode at another rate.
 
-    Rewards are summed, and ends and successes kept, over the rows that a new step stands for: the row it
-    shows and those that are skipped after it. Of rows shown several times, the last one has them.
+    A new step stands for the row that it shows and the skipped rows after it: their rewards are summed, and
+    their ends and successes kept. If several new steps show one row, the last of them gets these.
     """
     rows = rows_at(len(episode), episode.meta.control_hz, control_hz)
     # The last new step that shows this row, or a row before it.

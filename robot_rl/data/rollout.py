@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from robot_rl.core.policy import Chain
+from robot_rl.data.transitions import Segment
 
 
 @dataclass
-class Rollout:
+class Rollout(Segment):
     """T decisions in each of N envs, as they were made; everything but the chain is (N, T, ...)."""
 
     obs: dict[str, Tensor]
@@ -30,6 +31,10 @@ class Rollout:
     """bool: terminated or truncated."""
     steps: Tensor
     """m, int64."""
+
+    @property
+    def cost(self) -> int:
+        return int(self.steps.sum())
 
 
 @dataclass

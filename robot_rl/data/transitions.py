@@ -1,4 +1,4 @@
-"""Control steps on their way to a learner: what sources give, what learners get, and the arithmetic between.
+"""Control steps on their way to a learner: segments of sources, batches of learners, and their arithmetic.
 
 B rows of a batch, n steps of a window, H chunk length, A action dim.
 """
@@ -22,7 +22,28 @@ T = TypeVar("T")
 
 
 @dataclass(kw_only=True)
-class StepBatch:
+class Segment:
+    """What a source yields: control steps of one actor. What learns, records or counts reads these fields."""
+
+    source: str = "sim"
+    """One of `SOURCES`."""
+    actor: int = 0
+    """Which source acted. Lanes are an actor's own: lane 0 of one is another lane than lane 0 of the next."""
+    policy_version: int = 0
+    """Learner updates behind the weights that acted."""
+    stamp_ns: int | None = None
+    """Measured monotonic time of the first observation; None where time is simulated."""
+    begins: bool = False
+    """Episodes begin here. Those before that had not ended were cut short."""
+
+    @property
+    def cost(self) -> int:
+        """Control steps that it took, over all envs, whatever a replay keeps of them."""
+        raise NotImplementedError
+
+
+@dataclass(kw_only=True)
+class StepBatch(Segment):
     """One control step of B envs."""
 
     obs: dict[str, Array]
@@ -33,7 +54,7 @@ class StepBatch:
     reward: Array
     """(B,)"""
     terminated: Array
-    """(B,): the task ended; nothing is to be had after it."""
+    """(B,): the task ended; no reward follows."""
     truncated: Array
     """(B,): the clock ended it; the value goes on."""
     next_obs: dict[str, Array]
@@ -42,38 +63,36 @@ class StepBatch:
     """(B, A): what the base proposes at `next_obs`."""
     success: Array | None = None
     """(B,); None means nowhere."""
-    source: str = "sim"
-    """One of `SOURCES`."""
-    policy_version: int = 0
-    """Learner updates behind the weights that acted."""
     lanes: Array | None = None
     """(B,): the lane of each row, for sources that step some envs only; None means 0 to B - 1."""
-    actor: int = 0
-    """Which source acted. Lanes are an actor's own: lane 0 of one is another lane than lane 0 of the next."""
     policy_action: Array | None = None
-    """(B, A): what the policy wanted, where a person may have sent something else; None where nobody can."""
+    """(B, A): what the policy wanted, where a person may have sent something else; None without a person."""
     instruction: str | None = None
-    """What the arm was told to do; None means what the env is about."""
-    stamp_ns: int | None = None
-    """Measured monotonic time of `obs`; None where time is simulated."""
+    """The instruction that held; None means that of the env."""
     latent: Array | None = None
-    """(B, L): the noise behind the chunk that is being executed; None if nobody knows."""
+    """(B, L): the noise behind the chunk that is being executed; None if unknown."""
     decides: Array | None = None
-    """(B,): whether a chunk begins here; None if nobody knows."""
+    """(B,): whether a chunk begins here; None if unknown."""
     picture_stamp_ns: Mapping[str, int] | None = None
     """Camera -> when its picture in `obs` was taken; None where all were at `stamp_ns`."""
     executed_target_rad: Array | None = None
     """(B, n): the joint targets that safety let through; None where there is no arm."""
-    limited: Array | None = None
-    """(B,): whether safety changed a target of this step; None if nobody knows."""
     expert_action: Array | None = None
     """(B, A): what an expert would have done at `obs`; None where none was asked."""
-    diverged: Array | None = None
-    """(B,): whether a simulation diverged in this step and was put back; None means nowhere."""
-    begins: bool = False
-    """Episodes begin here, whatever became of those before: they were cut short if they had not ended."""
 
-    def check(self, num_envs: int, action_dim: int, keys: Collection[str], *, actors: int = 1) -> None:
+    @property
+    def cost(self) -> int:
+        return len(self.reward)
+
+    def check(
+        self,
+        num_envs: int,
+        action_dim: int,
+        keys: Collection[str],
+        *,
+        actors: int = 1,
+        imagined: bool = False,
+    ) -> None:
         """Refuses steps that a replay of `num_envs` lanes an actor and observations `keys` cannot hold."""
         rows = len(self.reward)
         if not 0 <= self.actor < actors:
@@ -90,6 +109,12 @@ class StepBatch:
             )
         if self.source not in SOURCES:
             raise ValueError(f"replay: source {self.source!r} is unknown.{nearest(self.source, SOURCES)}")
+        if (self.source == "world") != imagined:
+            own = "imagined" if imagined else "real and simulated"
+            raise ValueError(
+                f"replay: got steps of source {self.source!r} for the {own} ones: they are never mixed. Keep "
+                "imagined steps in a buffer of their own, made with imagined=True."
+            )
         missing = set(keys) - set(self.obs)
         if missing:
             raise ValueError(
@@ -131,7 +156,7 @@ class TransitionBatch:
     source: Tensor
     """(B,): index into `SOURCES`, uint8."""
     origin: Origin | None = None
-    """Where each row comes from; None if nobody noted it."""
+    """Where each row comes from; None if unknown."""
     weight: Tensor | None = None
     """(B,): importance weights of prioritised draws; None means 1 everywhere."""
 
@@ -179,10 +204,10 @@ class ChunkBatch:
     latent: Tensor | None = None
     """(B, L): the noise that the chunk was decoded from, where that is kept."""
     prefix: Prefixes | None = None
-    """What its beginnings come to, if asked for."""
+    """The returns of its beginnings, if asked for."""
     whole: Tensor | None = None
-    """(B,) bool: all H steps were executed, or the episode ended within; else the data ends there, and nobody
-    knows what the chunk would have come to. None means everywhere."""
+    """(B,) bool: all H steps were executed, or the episode ended within; else the data ends there, and
+    the return of the chunk is unknown. None means everywhere."""
 
     def __len__(self) -> int:
         return len(self.reward)
@@ -243,27 +268,13 @@ class Mixture:
         rows = exact_counts(shares, batch_size)
         return dict(zip(self._parts, rows.tolist(), strict=True))
 
-    def sample(
-        self, batch_size: int, *, n_step: int, gamma_step: float, rng: np.random.Generator
-    ) -> TransitionBatch:
-        """Returns one batch, part after part, in the order they were named."""
-        return self._mixed(
-            batch_size,
-            lambda part, count: part.sample(count, n_step=n_step, gamma_step=gamma_step, rng=rng),
-        )
+    def sample(self, batch_size: int, **how: Any) -> TransitionBatch:
+        """Returns one batch, part after part, in the order they were named; see `ReplayBuffer.sample`."""
+        return self._mixed(batch_size, lambda part, count: part.sample(count, **how))
 
-    def sample_chunks(
-        self,
-        batch_size: int,
-        *,
-        horizon: int,
-        gamma_step: float,
-        rng: np.random.Generator,
-        prefixes: Sequence[int] = (),
-    ) -> ChunkBatch:
-        """Returns one batch of chunks, part after part; all parts have to know chunks."""
-        how: dict[str, Any] = {"horizon": horizon, "gamma_step": gamma_step, "prefixes": prefixes}
-        return self._mixed(batch_size, lambda part, count: part.sample_chunks(count, rng=rng, **how))
+    def sample_chunks(self, batch_size: int, **how: Any) -> ChunkBatch:
+        """Returns one batch of chunks, part after part; all parts have to have `sample_chunks`."""
+        return self._mixed(batch_size, lambda part, count: part.sample_chunks(count, **how))
 
     def _mixed(self, batch_size: int, draw: Callable[[Any, int], Batch]) -> Batch:
         batches: list[Batch] = []
@@ -294,8 +305,8 @@ def exact_counts(shares: Sequence[float], rows: int) -> NDArray[np.int64]:
 def concatenate(batches: Sequence[Batch]) -> Batch:
     """Returns the rows of all batches in one.
 
-    Rows without a weight count 1 beside those with one; origins and latents stay if all have them. Chunks of
-    which nothing is said are whole.
+    Rows without a weight count 1 if others have one. Origins and latents stay if all have them. Chunks
+    without `whole` are whole.
     """
     if any(batch.weight is not None for batch in batches):
         for batch in batches:
@@ -373,7 +384,7 @@ def prefixes_of(
     ended: Callable[[Array], Array],
     observe: Callable[[Array], dict[str, Tensor]],
 ) -> Prefixes | None:
-    """Returns what the beginnings of chunks come to; None if no lengths are asked for.
+    """Returns the returns of the beginnings of chunks; None if no lengths are asked for.
 
     Args:
         lengths: k of each, in control steps.

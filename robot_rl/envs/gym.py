@@ -31,7 +31,7 @@ _NO_FILMS = "Without films: video.episodes=0 video.failures=0."
 class GymVectorEnv(VectorEnv):
     """Several Gymnasium environments of one kind, one after the other in this process.
 
-    Success is what `info` says under `is_success` or `success`; without either, never, and `says_success`
+    Success is `is_success` or `success` of `info`; without either there is none, and `says_success`
     stays false. A control step lasts the env's `dt`, or a frame of its `render_fps`, or else a second.
     """
 
@@ -48,7 +48,7 @@ class GymVectorEnv(VectorEnv):
         Args:
             env_id: as `gymnasium.make` takes it, `package:Name-v0` too.
             num_envs: B.
-            autoreset: who begins the next episode.
+            autoreset: whether the env begins the next episode itself.
             settings: keyword arguments of `gymnasium.make`, `max_episode_steps` among them. With
                 `render_mode="rgb_array"` there are pictures, where the environment can draw.
 
@@ -63,7 +63,7 @@ class GymVectorEnv(VectorEnv):
         self.render_mode = first.render_mode
         if self.render_mode == "rgb_array":
             for env in self._envs:
-                _draw_plainly(env)
+                _draw_without_shadows(env)
         self.num_envs, self.task, self.robot, self.instruction = num_envs, env_id, env_id, env_id
         self.caps, self.says_success = frozenset[str](), False
         steps = first.spec.max_episode_steps if first.spec else None
@@ -125,8 +125,8 @@ class GymVectorEnv(VectorEnv):
         terminated, truncated = np.zeros(self.num_envs, bool), np.zeros(self.num_envs, bool)
         for i in np.flatnonzero(row_mask(active, self.num_envs)).tolist():
             seen, reward[i], terminated[i], truncated[i], info = self._play(i, commanded[i])
-            said = info.get("is_success", info.get("success"))
-            success[i], self.says_success = bool(said), self.says_success or said is not None
+            verdict = info.get("is_success", info.get("success"))
+            success[i], self.says_success = bool(verdict), self.says_success or verdict is not None
             self._write(obs, i, seen)
             if not np.isfinite(reward[i]):
                 raise RobotRLError(
@@ -283,8 +283,8 @@ def _make_first(env_id: str, settings: dict[str, Any]) -> gymnasium.Env[Any, Any
     return _make(env_id, settings)
 
 
-def _draw_plainly(env: gymnasium.Env[Any, Any]) -> None:
-    """Leaves out shadows and smoothing of MuJoCo's: most of what a picture costs without a GPU."""
+def _draw_without_shadows(env: gymnasium.Env[Any, Any]) -> None:
+    """Turns off shadows and smoothing of MuJoCo: most of the time of a picture without a GPU."""
     look = getattr(getattr(env.unwrapped, "model", None), "vis", None)
     if look is not None:
         look.quality.shadowsize = look.quality.offsamples = 0

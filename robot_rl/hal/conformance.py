@@ -1,9 +1,9 @@
-"""The rules of `VectorEnv` and `Device` as checks that anybody can run over their own.
+"""The rules of `VectorEnv` and `Device` as checks for envs and devices of any package.
 
     from robot_rl.hal.conformance import check_vector_env
     check_vector_env(lambda num_envs: MyEnv(num_envs, horizon=20))
 
-A broken rule raises `ConformanceError`, which says what was got and what is needed.
+A broken rule raises `ConformanceError`, which says got and needed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from robot_rl.hal.vector import Array, VectorEnv
 __all__ = ["ConformanceError", "check_device", "check_vector_env"]
 
 _MORE_STEPS = 3
-"""Steps that comparisons go on for after the first end of an episode."""
+"""Steps of comparisons after the first end of an episode."""
 
 
 def check_vector_env(
@@ -33,7 +33,7 @@ def check_vector_env(
 
     Args:
         make_env: returns a fresh env with the given number of envs, all of one kind.
-        num_envs: 1 for what exists only once.
+        num_envs: 1 for a device that exists only once.
         max_steps: an episode must end within as many control steps of random actions.
         deterministic: False for real arms; then nothing is run twice and compared.
 

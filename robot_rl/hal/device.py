@@ -1,4 +1,4 @@
-"""What a scheduler knows of a device, and how a device refuses those whose lease has been overtaken.
+"""What a scheduler knows about a device, and how a device refuses commands under an overtaken lease.
 
 A robot, a simulator, a world model and a compute device are described by the same `DeviceSpec`
 and, where they can be acted on, opened as the same `VectorEnv`.
@@ -83,7 +83,7 @@ class DeviceSpec:
 
 
 class LeaseLike(Protocol):
-    """What a device needs to know of a lease; `robot_rl.sched.leases.Lease` is one."""
+    """A lease as a device sees it; `robot_rl.sched.leases.Lease` is one."""
 
     @property
     def device(self) -> str: ...
@@ -121,14 +121,14 @@ class Device(Protocol):
         ...
 
     def close(self) -> None:
-        """Lets go of the device; may be called twice."""
+        """Closes the device; may be called twice."""
         ...
 
 
 class Fence:
     """Remembers the newest fencing token seen on every slot, and refuses commands under older ones.
 
-    The lease store decides who may act; the fence is the device's own last word. It holds even if
+    The lease store decides who may act; the fence is the device's own check. It holds even if
     an old holder slept through the end of its lease and wakes up in the middle of a command
     (Kleppmann, "Designing Data-Intensive Applications", section 8.4, fencing tokens).
     """
@@ -141,9 +141,9 @@ class Fence:
         Args:
             device: its name.
             slots: of the device.
-            newest: what the device remembers from before it was switched on.
-            record: makes the device remember a new token; called before the token counts. What it raises
-                keeps the token out.
+            newest: the newest token that the device remembers from before it was switched on.
+            record: makes the device remember a new token; called before the token counts. If it raises,
+                the token is refused.
         """
         self._device, self._record = device, record
         self._newest = [newest] * slots

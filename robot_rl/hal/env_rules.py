@@ -1,6 +1,6 @@
 """The rules of `VectorEnv`, one function each; `robot_rl.hal.conformance` runs them.
 
-What is random here comes from the case's seed. Envs are compared byte for byte: a row among many
+Random numbers come from the case's seed. Envs are compared byte for byte: a row among many
 with the same row alone, chunks with single steps, and what follows a restored state with what
 followed the first time, each across the end of an episode.
 """
@@ -32,7 +32,7 @@ class ConformanceError(AssertionError):
 
 @dataclass(frozen=True)
 class Case:
-    """What is checked, and how hard."""
+    """The env to check, and the number of envs and steps."""
 
     make_env: MakeEnv
     num_envs: int
@@ -41,7 +41,7 @@ class Case:
 
     @contextmanager
     def env(self, num_envs: int | None = None) -> Generator[VectorEnv]:
-        """Yields a fresh env, in numpy arrays whichever it has, and closes it."""
+        """Yields a fresh env in numpy arrays, and closes it."""
         env = self.make_env(self.num_envs if num_envs is None else num_envs)
         try:
             yield env if env.xp is np else HostEnv(env)
@@ -69,7 +69,7 @@ def require_same(rule: str, got: Obs, need: Obs) -> None:
 
 
 def require_near(rule: str, got: Obs, need: Obs) -> None:
-    """Requires the same observation but for rounding: it may have been computed from the state anew."""
+    """Requires the same observation but for rounding: it may be computed again from the state."""
     for key, value in need.items():
         is_near = np.allclose(got[key].astype(float), value.astype(float), atol=1e-4)
         require(is_near, f"{rule}: {key}", got[key].tolist(), value.tolist())
@@ -161,10 +161,10 @@ def _arrays(tree: Any, at: str) -> Iterator[tuple[str, Array]]:
 
 
 def check_what_is_executed(case: Case, steps: int = 8) -> None:
-    """Checks that an env says what was commanded of an action, and what safety let through of it.
+    """Checks that an env reports the commanded action and the targets after safety.
 
-    The actions leave their range and change sides, faster than an arm may follow. What is said to be
-    executed is within the arm's limits all the same, or it is not what was executed.
+    The actions leave their range and change sign, faster than an arm may follow. The reported targets
+    must be within the arm's limits all the same.
     """
     with case.env() as env:
         env.reset(seed=case.seed)
@@ -201,7 +201,7 @@ def _check_target(env: VectorEnv, target_rad: Array, before: Array | None) -> No
 
 
 def check_bad_actions(case: Case) -> None:
-    """Checks that wrong shapes are refused with both numbers, and that NaN goes nowhere."""
+    """Checks that wrong shapes are refused with both numbers, and that NaN has no effect."""
     with case.env() as env:
         env.reset(seed=case.seed)
         need = len(env.action_names)
@@ -223,7 +223,7 @@ def check_bad_actions(case: Case) -> None:
 
 
 def check_fresh_arrays(case: Case) -> None:
-    """Checks that what was returned belongs to the caller."""
+    """Checks that returned arrays belong to the caller: they do not change later."""
     with case.env() as env:
         first, _ = env.reset(seed=case.seed)
         for when, action in zip(("reset", "step"), case.actions(env, 2), strict=True):
@@ -237,7 +237,7 @@ def check_fresh_arrays(case: Case) -> None:
 
 
 def check_episode_end(case: Case) -> int:
-    """Checks the first end of an episode and returns after how many steps it came."""
+    """Checks the first end of an episode and returns the number of its step."""
     with case.env() as env:
         env.reset(seed=case.seed)
         for step, action in enumerate(case.actions(env, case.max_steps), start=1):
@@ -304,7 +304,7 @@ def check_some_seeds(case: Case) -> None:
 
 
 def check_next_episodes(case: Case) -> None:
-    """Checks that with such a list env 0 begins at its seed, and that the others go on as without seeds."""
+    """Checks that with such a list env 0 begins at its seed, and the others go on as without seeds."""
     first = case.seed + 1000
     with case.env() as some, case.env() as others, case.env() as seeded:
         some.reset(seed=case.seed)
@@ -402,7 +402,7 @@ def check_resume(case: Case, length: int) -> None:
             require_same(f"after load_state_dict: step {step}", _advance(fresh, action), future[step])
 
 
-# What one step or one chunk shows, in comparable form
+# The results of one step or one chunk, in comparable form
 
 
 def _is_same_step(env: VectorEnv) -> bool:
@@ -469,7 +469,7 @@ def _advance_chunk(env: VectorEnv, actions: Array, n_exec: int) -> dict[str, Arr
 
 
 def _repeat_step(env: VectorEnv, actions: Array) -> dict[str, Array]:
-    """Does with `step` in one env what `_advance_chunk` does in many; rows without the leading axis."""
+    """Does `_advance_chunk` by `step` in one env; the results have no leading axis."""
     n_exec, _, action_dim = actions.shape
     reward, valid = np.zeros(n_exec), np.zeros(n_exec, bool)
     commanded = np.zeros((n_exec, action_dim), np.float32)

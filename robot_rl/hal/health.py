@@ -1,4 +1,4 @@
-"""How well a device is: a state machine that takes a faulty device out of a run and lets it back in.
+"""The health of a device: a state machine that takes a faulty device out of a run and lets it back in.
 
     ok --failure--> suspect --too many, or too long--> quarantined --waited, or a person--> recovering
      ^                 |                                    ^                                  |  |
@@ -67,7 +67,7 @@ class Health:
 
 
 class HealthMonitor:
-    """The state machine; whoever talks to the device reports every success and failure here."""
+    """The state machine; callers report every success and failure of the device here."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class HealthMonitor:
             device: its name.
             config: None: as usual.
             clock: None: the monotonic one.
-            on_stop: told the reason of a stop that needs a person, once until that person has been there.
+            on_stop: called with the reason of a stop that needs a person, once until `recover`.
         """
         self._device, self._on_stop = device, on_stop
         self._config = config or HealthConfig()
@@ -96,7 +96,7 @@ class HealthMonitor:
         self._counts: dict[str, int] = {"success": 0, "failure": 0, "quarantine": 0, "recovery": 0}
 
     def health(self) -> Health:
-        """Returns the present health, after whatever time alone has changed."""
+        """Returns the present health; time alone may change it."""
         self._pass_time()
         return Health(
             state=self._state,

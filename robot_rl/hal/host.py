@@ -1,4 +1,4 @@
-"""An env whose arrays are on a device, for who has numpy arrays on the host: both ways are converted."""
+"""Numpy arrays for an env whose arrays are torch tensors: actions and observations are converted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from robot_rl.hal.vector import ChunkStep, Obs, VectorEnv
 
 
 class HostEnv(VectorEnv):
-    """The env inside, in numpy arrays; memory of a CPU is shared, of a GPU it is copied.
+    """The env inside, in numpy arrays; memory of a CPU is shared, memory of a GPU is copied.
 
     Attributes that are not named here are those of the env inside.
     """

@@ -1,4 +1,4 @@
-"""A device that is made of an env: what simulators, foreign environments and stations have in common.
+"""A device around an env: simulators, foreign environments and stations.
 
 EnvDevice.open(lease) -> LeasedEnv -> the env inside
                          checks token and health, reports success and failure, parks when closed
@@ -65,7 +65,7 @@ class LeasedEnv(VectorEnv):
             self._monitor.failure(str(error))
             raise
         self._monitor.success()
-        self.says_success = self.env.says_success  # an env may learn it with its first success
+        self.says_success = self.env.says_success  # known from the first success on
         return done
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Obs, dict[str, Any]]:
@@ -103,13 +103,13 @@ class LeasedEnv(VectorEnv):
         """Stops under any lease; commands are refused until a person calls `recover` of its monitor."""
         try:
             self.env.safe_stop()
-        finally:  # the brake first, whatever is noted of it later
+        finally:  # the brake comes first
             self._monitor.stop("safe_stop")
 
     def close_extras(self, **kwargs: Any) -> None:
         """Parks the device if it is well, and closes the env.
 
-        What has failed or stopped stays where it is, for a person to look at. A park that fails is logged.
+        A device that failed or stopped stays where it is, for a person to look at. A failed park is logged.
         """
         try:
             if self._monitor.health().state == "ok" and not self.env.closed:
@@ -121,10 +121,10 @@ class LeasedEnv(VectorEnv):
 
 
 def open_under(leases: Iterable[LeaseLike], device: EnvDevice) -> LeasedEnv:
-    """Opens a device under the one of the leases that is of it.
+    """Opens a device under the one of the leases that is for it.
 
     Raises:
-        LeaseError: none is.
+        LeaseError: there is none.
         DeviceError: the device is quarantined.
     """
     for lease in leases:
@@ -152,7 +152,7 @@ class EnvDevice:
             make: returns a fresh env for a lease; the env is the device's from then on.
             health: when failures quarantine the device, and what ends a quarantine.
             clock: of its health.
-            on_stop: told why, when it stops and a person is needed: so that nobody leases it before.
+            on_stop: called with the reason of a stop that needs a person, who has to clear the device.
         """
         self.spec = spec
         self.monitor = HealthMonitor(spec.name, health, clock, on_stop=on_stop)
@@ -180,7 +180,7 @@ class EnvDevice:
             for _, env in self._open:
                 if not env.closed:
                     env.safe_stop()
-        finally:  # the brake first, whatever is noted of it later
+        finally:  # the brake comes first
             self.monitor.stop("safe_stop")
 
     def close(self) -> None:

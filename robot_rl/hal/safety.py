@@ -58,7 +58,7 @@ class SafetyLimits:
     motion_tolerance: float = 0.2
     """By what share measured speed and torque may exceed their limits before the arm is stopped."""
     max_observation_age_s: float = 0.2
-    """Older observations are refused."""
+    """Largest age of an observation; older ones are refused."""
 
     def __post_init__(self) -> None:
         names = [*_PER_JOINT, *(["action_rate_rad_s"] if self.action_rate_rad_s is not None else [])]
@@ -103,7 +103,7 @@ class SafetyLimits:
 
 @dataclass(frozen=True)
 class Stop:
-    """A latched stop: who, why and when."""
+    """A latched stop: by whom, why and when."""
 
     by: str
     reason: str
@@ -170,7 +170,7 @@ class SafetyEnvelope:
     def filter(
         self, target_rad: Array, position_rad: Array, velocity_rad_s: Array, active: Array | None = None
     ) -> tuple[Array, Array]:
-        """Returns the nearest allowed targets (B, n), and which rows differ from what was asked (B,).
+        """Returns the nearest allowed targets (B, n), and which rows differ from the asked ones (B,).
 
         In this order, so that the later wins: the change since the previous target, the lead over
         the measured position, the position limits.

@@ -1,4 +1,4 @@
-"""What a leased robot, simulator or world model looks like to the training loop.
+"""The interface of leased robots, simulators and world models to the training loop.
 
 B envs, H chunk length, A action dim. Observations are dicts of batched arrays: always
 `state`, float32 (B, D); cameras add `<camera>.rgb`, uint8 (B, h, w, 3), and `<camera>.depth`,
@@ -22,7 +22,7 @@ Obs = dict[str, Array]
 
 @dataclass
 class ChunkStep:
-    """What happened while a chunk was executed; a row stops at the end of its episode."""
+    """The result of a chunk; a row stops at the end of its episode."""
 
     obs: Obs
     """After the chunk; the first observation of the next episode where one ended."""
@@ -45,8 +45,8 @@ class VectorEnv(gymnasium.vector.VectorEnv[Obs, Array, Array]):
 
     `step` returns in `infos`, for every env: `success` (B,) bool and `commanded_action` (B, A), the
     action clipped into [-1, 1], which learners learn from. An arm (`limits`) adds `executed_target_rad`
-    (B, n), the joint targets that safety let through. There is no action for those: safety limits them
-    joint by joint, and what it leaves of a step of the tool is a step that no action asks for.
+    (B, n), the joint targets after safety. They have no equivalent action: safety limits joint by joint,
+    so a limited step of the tool is in general a step of no action.
 
     With SAME_STEP autoreset it returns `final_obs`, a dict of batched arrays whose rows hold where
     `_final_obs` (B,) is True, and the returned observation of those rows is already the next episode's.
@@ -68,15 +68,15 @@ class VectorEnv(gymnasium.vector.VectorEnv[Obs, Array, Array]):
     """One name for each element of `state`: a dataset with other names is refused."""
     action_names: tuple[str, ...]
     limits: SafetyLimits | None = None
-    """What safety keeps the arm's joint targets within; None where there is no arm."""
+    """Safety limits of the arm; None where there is no arm."""
     says_success: bool = True
-    """Whether it tells successes from failures; where it never has, the return counts."""
+    """Whether the env reports successes; if not, the return counts."""
     xp: Any = np
     """The array API functions of its arrays."""
     device: Any = "cpu"
     """Where its arrays are, as `xp.asarray` takes it."""
     caps: frozenset[str]
-    """Of `set_state`, `fork`, `render`, `batch`: code asks these, never the type."""
+    """Some of `set_state`, `fork`, `render`, `batch`: code asks for these, never for the type."""
 
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
@@ -93,7 +93,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Obs, Array, Array]):
     ) -> tuple[Obs, Array, Array, Array, dict[str, Any]]:
         """Advances the active envs (all if None) by one control step; returns what `step` does.
 
-        The one method an env adds to have chunks. Rows that are not active keep their state and
+        An env that has this method has chunks. Rows that are not active keep their state and
         clock, show their present observation, and have reward 0 and no end.
         """
         raise NotImplementedError
@@ -101,7 +101,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Obs, Array, Array]):
     def step_unseen(
         self, actions: Array, active: Array | None
     ) -> tuple[Obs, Array, Array, Array, dict[str, Any]]:
-        """As `step_masked`, for a step whose observation nobody reads unless an episode ends in it.
+        """As `step_masked`, for a step whose observation is read only where an episode ends.
 
         Where none ends, the observation may be empty: an env with cameras then draws nothing.
         """
@@ -110,8 +110,8 @@ class VectorEnv(gymnasium.vector.VectorEnv[Obs, Array, Array]):
     def step_chunk(self, actions: Array, n_exec: int, active: Array | None = None) -> ChunkStep:
         """Executes the first `n_exec` of (B, H, A); an env whose episode ends waits for the rest.
 
-        Only the `active` envs move (all if None); one at least. Of its steps those are observed that
-        somebody reads: the last one, and where an episode ends.
+        Only the `active` envs move (all if None); at least one. Only the last step is observed, and steps
+        in which an episode ends.
         """
         xp, num_envs = self.xp, self.num_envs
         actions = xp.asarray(actions, dtype=xp.float32, device=self.device)
@@ -164,10 +164,10 @@ class VectorEnv(gymnasium.vector.VectorEnv[Obs, Array, Array]):
         raise NotImplementedError
 
     def park(self) -> None:
-        """Brings what it acts on to where it may be left alone, and works on; simulations may be anywhere."""
+        """Brings the arm to where it may be left alone; the env still works. Simulations do nothing."""
 
     def safe_stop(self) -> None:
-        """Brings it to rest now, and latches; a simulation rests when nobody steps it."""
+        """Brings the arm to rest now, and latches. Simulations do nothing."""
 
     def state_dict(self) -> dict[str, Any]:
         """Returns all that an exact resume needs (states, seeds, episode counters), as arrays."""
@@ -216,7 +216,7 @@ def next_episodes(
 
 
 def set_state_spaces(env: VectorEnv) -> None:
-    """Gives an env whose names are known the spaces of a state without bounds and of actions in [-1, 1]."""
+    """Sets the spaces of an env from its names: a state without bounds, actions in [-1, 1]."""
     box, batch = gymnasium.spaces.Box, gymnasium.vector.utils.batch_space
     state = box(-np.inf, np.inf, (len(env.state_names),), np.float32)
     env.single_observation_space = gymnasium.spaces.Dict({"state": state})

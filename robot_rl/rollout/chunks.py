@@ -1,6 +1,6 @@
-"""Sources of whole chunks with their chains: rollouts, for learners that score what they did.
+"""Sources of whole chunks with their chains: rollouts, for learners that score their own actions.
 
-N envs, T decisions, H chunk length, A action dim.
+N envs, T decisions (of the longest episode, in groups), H chunk length, A action dim, G episodes in a group.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Generator, Tensor
 
 from robot_rl.algos.returns import chunk_return
 from robot_rl.core.policy import Chain, ChunkSample
-from robot_rl.data.rollout import Rollout
+from robot_rl.data.rollout import EpisodeRollout, Rollout
 from robot_rl.hal.vector import ChunkStep, Obs, VectorEnv
 from robot_rl.rollout.sources import EpisodeLog
 from robot_rl.rollout.stepping import merge_rows
@@ -26,6 +26,8 @@ Array = NDArray[Any]
 
 class ChunkSource:
     """Synchronous simulators in which chunks are sampled and executed, and kept with their chains."""
+
+    is_ahead = False
 
     def __init__(
         self,
@@ -52,19 +54,7 @@ class ChunkSource:
         self._seed, self._device = seed, device
         self._generator = Generator(device).manual_seed(seed)
         self._weights = Subscriber(policy)
-        self._episodes = EpisodeLog(env.num_envs)
-
-    @property
-    def episodes(self) -> EpisodeLog:
-        return self._episodes
-
-    @property
-    def nan_resets(self) -> int:
-        return self._episodes.nan_resets
-
-    @property
-    def is_ahead(self) -> bool:
-        return False
+        self.episodes = EpisodeLog(env.num_envs)
 
     def close(self) -> None:
         """Closes the env."""
@@ -75,13 +65,13 @@ class ChunkSource:
         return {
             **self._weights.state_dict(),
             "generator": self._generator.get_state(),
-            "episodes": self._episodes.state_dict(),
+            "episodes": self.episodes.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._weights.load_state_dict(state)
         self._generator.set_state(state["generator"])
-        self._episodes.load_state_dict(state["episodes"])
+        self.episodes.load_state_dict(state["episodes"])
 
     def _execute(self, obs: Obs, active: Array | None = None) -> tuple[ChunkSample, ChunkStep]:
         """Samples a chunk for every env and executes it in the active ones."""
@@ -89,7 +79,7 @@ class ChunkSource:
             encoded = self._policy.encode(self._tensors(obs))
             sample = self._policy.sample(encoded, mode="explore", record=True, generator=self._generator)
         done = self._env.step_chunk(sample.actions.cpu().numpy(), self._n_exec, active)
-        self._episodes.add(done.reward.sum(axis=1), ended(done), done.infos, steps=done.valid.sum(axis=1))
+        self.episodes.add(done.reward.sum(axis=1), ended(done), done.infos, steps=done.valid.sum(axis=1))
         return sample, done
 
     def _rollout(self, obs: list[Obs], samples: list[ChunkSample], executed: list[ChunkStep]) -> Rollout:
@@ -108,6 +98,7 @@ class ChunkSource:
             next_obs=self._stacked(after),
             ended=self._tensor(np.stack([ended(done) for done in executed], axis=1)),
             steps=self._tensor(np.stack([done.valid.sum(axis=1) for done in executed], axis=1)),
+            policy_version=self._weights.version,
         )
 
     def _worth(self, done: ChunkStep) -> tuple[Tensor, Tensor]:
@@ -128,7 +119,7 @@ class ChunkSource:
 
 
 class RolloutSource(ChunkSource):
-    """Collects so many decisions of every env at a time; episodes go on from one rollout into the next."""
+    """Collects T decisions of every env at a time; episodes continue from one rollout to the next."""
 
     def __init__(self, env: VectorEnv, policy: Any, *, decisions: int, **how: Any) -> None:
         """Args: env: with autoreset SAME_STEP; decisions: T; how: see `ChunkSource`."""
@@ -163,8 +154,53 @@ class RolloutSource(ChunkSource):
         self._obs = dict(state["obs"])
 
 
+class GroupSource(ChunkSource):
+    """Plays one episode in every env at a time, for learners that compare episodes (GRPO).
+
+    Each G envs, one after another, begin in the same state. Every start is a seed that is never used again.
+    """
+
+    def __init__(self, env: VectorEnv, policy: Any, *, group: int, **how: Any) -> None:
+        """Args: env: with autoreset DISABLED; group: G, a divisor of N; how: see `ChunkSource`."""
+        super().__init__(env, policy, **how)
+        assert env.num_envs % group == 0, "the envs are whole groups"
+        self._group = group
+        self._next_seed = self._seed
+
+    def collect(self, published: Published) -> EpisodeRollout:
+        """Returns the episodes, all with the newest weights; an env whose episode ended does not move."""
+        self._weights.refresh(published)
+        starts = range(self._next_seed, self._next_seed + self._env.num_envs // self._group)
+        self._next_seed = starts.stop
+        first, _ = self._env.reset(seed=[start for start in starts for _ in range(self._group)])
+        obs, samples, executed, made = [first], list[ChunkSample](), list[ChunkStep](), []
+        live, success = np.ones(self._env.num_envs, bool), np.zeros(self._env.num_envs, bool)
+        while live.any():
+            sample, done = self._execute(obs[-1], live)
+            samples.append(sample)
+            executed.append(done)
+            obs.append(done.obs)
+            made.append(live)
+            success |= done.infos["success"] & live
+            live = live & ~ended(done)
+        rollout = self._rollout(obs[:-1], samples, executed)
+        valid, solved = self._tensor(np.stack(made, axis=1)), self._tensor(success)
+        rollout.bootstrap = rollout.bootstrap * valid
+        rollout.ended = rollout.ended | ~valid
+        score = solved.to(rollout.reward.dtype)
+        return EpisodeRollout(**vars(rollout), valid=valid, success=solved, score=score)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what every source does, and the next start; between two rollouts no episode is open."""
+        return {**super().state_dict(), "next_seed": self._next_seed}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._next_seed = int(state["next_seed"])
+
+
 def ended(done: ChunkStep) -> Array:
-    """Returns whose episode ended, (N,)."""
+    """Returns which episodes ended, (N,)."""
     return done.terminated | done.truncated
 
 

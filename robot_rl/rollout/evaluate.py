@@ -1,6 +1,6 @@
 """Evaluation: every started episode counts once, on held-out seeds, with the same actions every time.
 
-Training and `robot-rl evaluate` call the same function with the same batch size, so identical
+Training and `robot-rl evaluate` call `evaluate_in` with the same batch size, so identical
 (checkpoint, seeds) give identical actions; the digest over all actions shows that they did.
 """
 
@@ -19,15 +19,12 @@ from robot_rl.core.policy import Policy
 from robot_rl.core.seeding import EpisodeRng
 from robot_rl.hal.vector import Obs, VectorEnv
 from robot_rl.policies.executor import ChunkExecutor
-from robot_rl.rollout.envs import simulation
 from robot_rl.rollout.stepping import Moment, lockstep, seed_batches
-from robot_rl.sched.opened import opened
-from robot_rl.sim.vector import EnvConfig
 from robot_rl.telemetry.intervals import wilson_interval
 
 Array = NDArray[Any]
 _PUSHES = np.uint64(0x7075736865730000)
-"""Keeps the pushes apart from what env and policy draw from the same episode seed."""
+"""Separates the draws of pushes from those of env and policy with the same episode seed."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +34,7 @@ class EvalResult:
     success: NDArray[np.bool_]
     """(n,) solved at any step of the episode, or already at reset."""
     solved_at_reset: NDArray[np.bool_]
-    """(n,) solved before the policy did anything: to be reported beside the success, not inside it."""
+    """(n,) solved before the policy did anything: reported in addition to the success."""
     steps: NDArray[np.int64]
     """(n,) control steps until the episode ended."""
     returns: NDArray[np.float64]
@@ -48,11 +45,11 @@ class EvalResult:
     nan_resets: int
     """Episodes cut short because their simulation diverged; they count as failures."""
     says_success: bool = True
-    """Whether the env tells successes at all."""
+    """Whether the env reports successes."""
 
     @property
     def rate(self) -> float:
-        """Share of solved episodes among all started ones; `solved_at_reset` stands beside it."""
+        """Share of solved episodes among all started ones; `solved_at_reset` is reported too."""
         return float(self.success.mean())
 
     @property
@@ -61,7 +58,7 @@ class EvalResult:
         return wilson_interval(int(self.success.sum()), len(self.success))
 
     def shown(self) -> dict[str, Any]:
-        """Returns what a progress line says of it."""
+        """Returns its part of a progress line."""
         if self.says_success:
             return {"success": self.rate}
         return {"note": f"return {self.returns.mean():.0f}"}
@@ -97,24 +94,9 @@ def of_all(results: Mapping[str, EvalResult]) -> EvalResult:
 
 
 def to_json(results: Mapping[str, EvalResult]) -> dict[str, Any]:
-    """Returns what is written down of an evaluation: of all sources together, and of each of several."""
+    """Returns the JSON form of an evaluation: of all sources together, and of each of several."""
     each = {name: one.to_json() for name, one in results.items()}
     return of_all(results).to_json() | ({"sources": each} if len(each) > 1 else {})
-
-
-def evaluate(
-    policy: Policy,
-    env_config: EnvConfig,
-    *,
-    seeds: NDArray[np.uint64],
-    n_exec: int,
-    num_envs: int,
-    device: str = "cpu",
-    on_batch: Callable[[int], None] | None = None,
-) -> EvalResult:
-    """Evaluates on fresh simulations; see `evaluate_in`."""
-    with opened(simulation(env_config, num_envs), holder="an evaluation") as env:
-        return evaluate_in(env, policy, seeds=seeds, n_exec=n_exec, device=device, on_batch=on_batch)
 
 
 def evaluate_in(
@@ -149,7 +131,7 @@ def evaluate_in(
     parts: list[dict[str, Array]] = []
     for where, batch in seed_batches(seeds, env.num_envs):
         kept = where.stop - where.start
-        pushed = functools.partial(_pushed, batch, disturb) if disturb else _same
+        pushed = functools.partial(_pushed, batch, disturb) if disturb else lambda action: action
         seen = functools.partial(watch, where) if watch else None
         played = _play(env, executor, batch, kept, digest, pushed, seen)
         parts.append({name: values[:kept] for name, values in played.items()})
@@ -209,7 +191,3 @@ def _pushed(seeds: Array, disturb: float, action: Array) -> Array:
     draws = EpisodeRng(seeds ^ _PUSHES, np.zeros_like(seeds))
     push = draws.uniform(-disturb, disturb, action.shape[1]).astype(action.dtype)
     return np.clip(action + push, -1.0, 1.0)
-
-
-def _same(action: Array) -> Array:
-    return action

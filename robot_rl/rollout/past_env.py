@@ -1,4 +1,4 @@
-"""An env whose state has its past behind it, by the names that `robot-rl finetune` gives it.
+"""An env that appends its past to the state, with the names of `robot-rl finetune`.
 
     <name>.change_3                how far an element has moved in the last 3 control steps
     <name>.last_action             the last action that was sent

@@ -1,18 +1,18 @@
-"""Acting in a process of its own, beside the learner: an arm in real time, simulators on another core.
+"""Acting in another process than the learner: an arm in real time, simulators on another core.
 
     learner process                        actor process (spawned)
     collect() <----- steps, tally ------ [thread] <- any source <- env, policy, person
     collect() -----> weights, version, checksum ----> Inbox -> the next act
               -----> turns, where it may not run ahead
 
-An arm never waits for the learner: a thread of its own sends the steps. Simulators may be a few turns of
-the loop ahead and wait then. Weights lie in shared memory, where the newest replace those before. Their
-checksum tells a half-written copy from a whole one; then the actor goes on with what it has and looks again
-at the next act.
+An arm never waits for the learner: a thread sends the steps. Simulators may be a few turns of
+the loop ahead and wait then. Weights lie in shared memory, where the newest replace those before. A
+checksum shows whether a copy is whole. If not, the actor goes on with what it has and looks again at the
+next act.
 
 Steps travel pickled through a pipe. Its two ends belong to this process and the child it spawned, which
-run the same code for the same user, and nobody else can open it: pickle is refused where bytes come from
-elsewhere, and here they cannot.
+run the same code for the same user, and no other process can open it. Where bytes can come from elsewhere,
+this project refuses pickle.
 """
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from robot_rl.core.errors import DeviceError
-from robot_rl.data.rollout import Rollout
-from robot_rl.data.transitions import StepBatch
+from robot_rl.data.transitions import Segment
 from robot_rl.rollout.sources import EpisodeLog, Source, Tally
 from robot_rl.rollout.weights import Published, Snapshot, WeightsError, checksum
 
@@ -49,14 +48,14 @@ _MOST_WAITING = 6000
 """Turns that may wait to be sent: five minutes of an arm at 20 Hz."""
 
 _LOOK_S = 0.2
-"""How often an actor that waits for its turn looks whether it is to leave."""
+"""Period at which an actor that waits for its turn checks whether it should end."""
 
 _EXIT_S = 10.0
-"""How long an actor may take to bring its arm to rest and leave."""
+"""How long an actor may take to bring its arm to rest and end."""
 
 
 class ActorError(DeviceError):
-    """The process that moves the arm has failed or gone."""
+    """The process that acts has failed or is gone."""
 
 
 @dataclass
@@ -68,14 +67,14 @@ class _Failure:
 
 @dataclass
 class _Turn:
-    """What an actor sends: what it collected, and what that adds to the figures of the episodes."""
+    """What an actor sends: a segment, and what it adds to the figures of the episodes."""
 
-    steps: StepBatch | Rollout
+    segment: Segment
     tally: Tally
 
 
 class ProcessSource:
-    """A `Source` that carries another one, which acts in a process of its own."""
+    """A `Source` that runs another source in another process."""
 
     def __init__(
         self, build: Build, *, ahead: int | None = None, wait_s: float = 0.05, period_s: float = 0.0
@@ -85,29 +84,21 @@ class ProcessSource:
         Args:
             build: makes the source inside of the actor.
             ahead: turns of the loop that the actor may be ahead; 0: it acts when it is asked, and what it
-                collects is what it would collect in this process. None: it waits for nobody.
+                collects is what it would collect in this process. None: it never waits.
             wait_s: how long `collect` waits for what does not wait before it returns None.
             period_s: time between two turns; 0 where the env keeps time itself, or time does not matter.
         """
         self._build, self._ahead, self._wait_s, self._period_s = build, ahead, wait_s, period_s
-        self._episodes = EpisodeLog(0)
+        self.episodes = EpisodeLog(0)
         self._actor: _Actor | None = None
         self._begins = True
-
-    @property
-    def episodes(self) -> EpisodeLog:
-        return self._episodes
-
-    @property
-    def nan_resets(self) -> int:
-        return self._episodes.nan_resets
 
     @property
     def is_ahead(self) -> bool:
         return self._ahead is None and self._actor is not None and self._actor.has_steps()
 
-    def collect(self, published: Published) -> StepBatch | Rollout | None:
-        """Returns the next steps that are complete; None if what waits for nobody has none within `wait_s`.
+    def collect(self, published: Published) -> Segment | None:
+        """Returns the next segment; None if a source that never waits has none within `wait_s`.
 
         Raises:
             ActorError: the actor failed or is gone.
@@ -123,18 +114,17 @@ class ProcessSource:
             turn = self._actor.receive(None)
         if turn is None:
             return None
-        if isinstance(turn.steps, StepBatch):
-            turn.steps.begins, self._begins = self._begins, False
-        self._episodes.merge(turn.tally)
-        return turn.steps
+        turn.segment.begins, self._begins = self._begins, False
+        self.episodes.merge(turn.tally)
+        return turn.segment
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the episodes' figures alone: an arm cannot be put back to where it was."""
-        return {"episodes": self._episodes.state_dict()}
+        return {"episodes": self.episodes.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores the figures; the actor begins new episodes, and those before are cut short there."""
-        self._episodes.load_state_dict(state["episodes"])
+        self.episodes.load_state_dict(state["episodes"])
         self._begins = True
 
     @property
@@ -143,7 +133,7 @@ class ProcessSource:
         return None if self._actor is None else self._actor.pid
 
     def close(self) -> None:
-        """Has the actor finish its step, close the env and leave."""
+        """Makes the actor finish its step, close the env and end."""
         if self._actor is not None:
             self._actor.close()
             self._actor = None
@@ -180,7 +170,7 @@ class _Actor:
 
     def allow(self) -> None:
         """Lets the actor take one more turn."""
-        assert self._turns is not None, "an actor that waits for nobody needs no leave"
+        assert self._turns is not None, "an actor that never waits takes no turns"
         self._turns.release()
 
     def receive(self, wait_s: float | None) -> _Turn | None:
@@ -294,7 +284,7 @@ class _Outbox:
             ) from None
 
     def close(self, failure: _Failure | None = None) -> None:
-        """Waits until all is sent, the failure at last, or the learner is gone."""
+        """Waits until all is sent, with the failure as the last message, or until the learner is gone."""
         for last in (failure, None) if failure else (None,):
             with contextlib.suppress(queue.Full):
                 self._waiting.put(last, timeout=_EXIT_S)
@@ -310,7 +300,7 @@ class _Outbox:
 
 
 def _act(build: Build, period_s: float, turns: Any, pipe: Connection, memory: str, stop: Any) -> None:
-    """Is the actor: acts until the learner says stop, or is gone, as often as `turns` lets it."""
+    """Runs the actor: acts until the learner stops it or is gone, as often as `turns` allows."""
     outbox, inbox = _Outbox(pipe), _Inbox(memory)
     source: Source | None = None
     failure: _Failure | None = None
@@ -322,16 +312,16 @@ def _act(build: Build, period_s: float, turns: Any, pipe: Connection, memory: st
         while not (stop.is_set() or outbox.is_closed):
             if turns is not None and not turns.acquire(timeout=_LOOK_S):
                 continue
-            steps = source.collect(inbox)
-            if steps is not None:
-                outbox.put(_Turn(steps, source.episodes.drain()))
+            segment = source.collect(inbox)
+            if segment is not None:
+                outbox.put(_Turn(segment, source.episodes.drain()))
             if period_s:  # a late step is not made up for by a hasty one
                 now_s = time.monotonic()
                 due_s = max(due_s + period_s, now_s)
                 time.sleep(due_s - now_s)
     except KeyboardInterrupt:
         failure = _Failure("interrupted from the keyboard")
-    except Exception as error:  # whatever it was, the learner is told, and saves the run
+    except Exception as error:  # the learner gets any error, and saves the run
         failure = _Failure(f"{type(error).__name__}: {error}")
     finally:
         if source is not None:

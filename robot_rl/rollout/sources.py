@@ -1,7 +1,7 @@
-"""Where steps come from.
+"""Sources of segments.
 
-A source acts with a policy whose weights it takes from a `Publisher`, and returns what was experienced.
-In this process or in another, simulated or real: that differs here, never in the loop.
+A source acts with a policy whose weights it takes from a `Publisher`, and returns segments. The loop is the
+same for this process and another one, for simulated and real arms.
 B envs, A action dim.
 """
 
@@ -15,8 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from robot_rl.data.rollout import Rollout
-from robot_rl.data.transitions import StepBatch
+from robot_rl.data.transitions import Segment, StepBatch
 from robot_rl.hal.vector import Obs, VectorEnv
 from robot_rl.policies.executor import Act, ChunkExecutor
 from robot_rl.rollout.stepping import step
@@ -26,15 +25,15 @@ Array = NDArray[Any]
 
 
 class Source(Protocol):
-    """Anything that yields steps: leased simulators, leased robots, imagination."""
+    """What yields segments: leased simulators, leased robots, imagination."""
 
-    def collect(self, published: Published) -> StepBatch | Rollout | None:
-        """Returns the steps that are complete now, or None if there are none yet."""
+    def collect(self, published: Published) -> Segment | None:
+        """Returns the segment that is complete now, or None if there is none yet."""
         ...
 
     @property
     def is_ahead(self) -> bool:
-        """Whether more steps wait to be collected: it does not wait for the learner, which is behind."""
+        """Whether more segments wait to be collected, of a source that does not wait for the learner."""
         ...
 
     @property
@@ -43,12 +42,7 @@ class Source(Protocol):
         ...
 
     def close(self) -> None:
-        """Brings what acts to rest, and gives it back."""
-        ...
-
-    @property
-    def nan_resets(self) -> int:
-        """Episodes cut short because a simulation diverged, since the run began."""
+        """Brings the arm to rest, and closes the env."""
         ...
 
     def state_dict(self) -> dict[str, Any]: ...
@@ -58,6 +52,8 @@ class Source(Protocol):
 
 class InlineSource:
     """Acts in all envs, in this process: steps them, and returns the step at once."""
+
+    is_ahead = False
 
     def __init__(
         self,
@@ -84,19 +80,7 @@ class InlineSource:
         self._weights = Subscriber(policy)
         self._obs: Obs | None = None
         self._act: Act | None = None
-        self._episodes = EpisodeLog(env.num_envs)
-
-    @property
-    def episodes(self) -> EpisodeLog:
-        return self._episodes
-
-    @property
-    def nan_resets(self) -> int:
-        return self._episodes.nan_resets
-
-    @property
-    def is_ahead(self) -> bool:
-        return False
+        self.episodes = EpisodeLog(env.num_envs)
 
     def collect(self, published: Published) -> StepBatch:
         """Returns one control step of all envs, complete with the base's next action."""
@@ -109,7 +93,7 @@ class InlineSource:
         final_obs, final_base = moment.next_obs, None
         if ended.any():
             final_obs = moment.final_obs
-            # Asked before the reset: the noise is the ended episode's, not the next one's.
+            # Before the reset: the noise is that of the ended episode, not of the next one.
             final_base = self._executor.base_action(final_obs, ended)
             self._executor.reset(ended)
         if "human" in infos:  # a plan from before a person moved the arm is of another state
@@ -118,7 +102,7 @@ class InlineSource:
         next_base = self._act.base_action
         if final_base is not None:
             next_base = np.where(ended[:, None], final_base, next_base)
-        self._episodes.add(moment.reward, ended, infos)
+        self.episodes.add(moment.reward, ended, infos)
         return StepBatch(
             obs=obs,
             action=infos["commanded_action"],
@@ -138,9 +122,7 @@ class InlineSource:
             latent=act.latent,
             decides=act.decides,
             picture_stamp_ns=infos.get("picture_stamp_ns"),
-            limited=infos.get("limited"),
             expert_action=expert_action,
-            diverged=infos.get("diverged"),
         )
 
     def close(self) -> None:
@@ -165,12 +147,12 @@ class InlineSource:
             "executor": self._executor.state_dict(),
             "pending": None if act is None else dict(vars(act)),
             "obs": self._obs,
-            "episodes": self._episodes.state_dict(),
+            "episodes": self.episodes.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._weights.load_state_dict(state)
-        self._episodes.load_state_dict(state["episodes"])
+        self.episodes.load_state_dict(state["episodes"])
         if state["pending"] is None:
             return
         self._env.reset(seed=self._seed)
@@ -181,7 +163,7 @@ class InlineSource:
 
 @dataclass(frozen=True)
 class Tally:
-    """What an `EpisodeLog` has counted since it was last asked."""
+    """What an `EpisodeLog` has counted since the last `drain`."""
 
     ended: Array
     """(n, 3), of each episode that ended: return, length, success."""
@@ -199,9 +181,10 @@ class EpisodeLog:
         self._ended = np.zeros((0, 3))
         self._limited = 0
         self.nan_resets = 0
+        """Episodes cut short because a simulation diverged, since the run began."""
 
     def add(self, reward: Array, ended: Array, infos: Mapping[str, Any], *, steps: int | Array = 1) -> None:
-        """Takes what `steps` control steps of each env came to."""
+        """Adds the rewards and ends of `steps` control steps of each env."""
         self._return += reward
         self._length += steps
         self._limited += int(np.sum(infos.get("limited", 0)))
@@ -212,7 +195,7 @@ class EpisodeLog:
             self._return[ended], self._length[ended] = 0.0, 0
 
     def drain(self) -> Tally:
-        """Returns what was counted, and counts anew: for a log in another process."""
+        """Returns the counts since the last call, for a log in another process."""
         tally = Tally(self._ended, self._limited, self.nan_resets)
         self._ended, self._limited, self.nan_resets = np.zeros((0, 3)), 0, 0
         return tally
@@ -224,7 +207,7 @@ class EpisodeLog:
         self.nan_resets += tally.nan_resets
 
     def take(self) -> dict[str, float]:
-        """Returns their means and counts, and starts anew."""
+        """Returns their means and counts since the last call."""
         means: dict[str, float] = {"episodes": float(len(self._ended)), "safety_clamps": float(self._limited)}
         if len(self._ended):
             names = ("return", "length", "success")

@@ -1,4 +1,4 @@
-"""The one stepper: what a control step of all envs came to, and whole episodes of such steps."""
+"""The one stepper: single control steps of all envs, and whole episodes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Moment:
     action: Array
     """(B, A) as sent."""
     next_obs: Obs
-    """What to act on next: of the next episode where one ended and the env begins anew by itself."""
+    """What to act on next: of the next episode where one ended and the env resets itself."""
     reward: Array
     terminated: Array
     truncated: Array
@@ -38,7 +38,7 @@ class Moment:
 
     @property
     def final_obs(self) -> Obs:
-        """What the step led to: before the reset, where the env begins anew by itself."""
+        """What the step led to: before the reset, where the env resets itself."""
         if "final_obs" not in self.infos:
             return self.next_obs
         return merge_rows(self.next_obs, self.infos["final_obs"], self.ended)

@@ -1,4 +1,4 @@
-"""How the newest weights get from the learner to those who act.
+"""How the newest weights get from the learner to the sources.
 
     learner -> Publisher.offer -> Snapshot (version, checksum, weights) -> Subscriber.refresh -> acting policy
 
@@ -21,12 +21,12 @@ from robot_rl.core.errors import RobotRLError
 
 
 class WeightsError(RobotRLError):
-    """There are no weights to act with, or they were damaged on the way."""
+    """No weights were published, or they were damaged on the way."""
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The learner's weights as they were once: what it changes later does not reach those who act."""
+    """A copy of the learner's weights, which later updates do not change."""
 
     version: int
     """Learner updates behind them."""
@@ -36,7 +36,7 @@ class Snapshot:
 
 
 class Published(Protocol):
-    """Where those who act find the newest weights: the publisher, or what another process sees of it."""
+    """Where sources find the newest weights: the publisher, or its image in another process."""
 
     @property
     def newest(self) -> Snapshot | None:
@@ -45,7 +45,7 @@ class Published(Protocol):
 
 
 class Publisher:
-    """The learner's end: takes a snapshot of its weights now and then."""
+    """The learner's end: takes a snapshot of its weights every few updates."""
 
     def __init__(self, *, publish_every: int = 1) -> None:
         """Has published nothing yet.
@@ -85,7 +85,7 @@ class Publisher:
 
 
 class Subscriber:
-    """The end of those who act: a policy, and the version of its weights."""
+    """The source's end: a policy, and the version of its weights."""
 
     def __init__(self, policy: torch.nn.Module) -> None:
         """Args: policy: the acting copy; the learner never touches it."""

@@ -1,7 +1,6 @@
-"""What this machine offers: CPU cores, GPUs, installed simulators, and devices that packages add.
+"""The devices of this machine: CPU cores, GPUs, installed simulators, and devices that packages add.
 
-Nothing heavy is imported to find out: GPUs are asked of the driver, simulators of the installed
-package metadata.
+Nothing heavy is imported: GPUs come from the driver, simulators from the metadata of installed packages.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ def discover() -> list[DeviceSpec]:
 
 
 def cpu_spec(node: str = "localhost", *, cgroup: Path = Path("/sys/fs/cgroup")) -> DeviceSpec:
-    """Returns the CPU with one slot for each core that this process may really use."""
+    """Returns the CPU with one slot for each core that this process may use."""
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
     quota = cgroup_cores(cgroup, _own_cgroups(Path("/proc/self/cgroup")))
     slots = affinity if quota is None else max(1, min(affinity, int(quota)))
@@ -52,7 +51,7 @@ def cpu_spec(node: str = "localhost", *, cgroup: Path = Path("/sys/fs/cgroup")) 
 
 
 def _own_cgroups(table: Path) -> dict[str, str]:
-    """Returns controller -> path of this process; the key of the unified hierarchy is empty."""
+    """Returns controller -> path of this process; the unified hierarchy has an empty key."""
     try:
         lines = table.read_text().splitlines()
     except OSError:
@@ -99,7 +98,7 @@ def _read(path: Path) -> str | None:
 def gpu_specs(node: str = "localhost", *, proc: Path = Path("/proc/driver/nvidia/gpus")) -> list[DeviceSpec]:
     """Returns the NVIDIA GPUs that this process may see (CUDA_VISIBLE_DEVICES), one slot each.
 
-    Asks nvidia-smi; without it the driver's own table, which knows no memory size.
+    They come from nvidia-smi; without it from the driver's own table, which has no memory size.
     """
     rows = _ask_nvidia_smi()
     if rows is None:
@@ -118,7 +117,7 @@ def gpu_specs(node: str = "localhost", *, proc: Path = Path("/proc/driver/nvidia
 
 
 def _ask_nvidia_smi() -> list[dict[str, str]] | None:
-    """Returns what nvidia-smi knows, or None if there is none or it does not answer."""
+    """Returns the rows of nvidia-smi, or None if it is missing or does not answer."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return None
@@ -133,7 +132,7 @@ def _ask_nvidia_smi() -> list[dict[str, str]] | None:
 
 
 def parse_nvidia_smi(text: str) -> list[dict[str, str]]:
-    """Returns one row a GPU from the lines `index, uuid, memory in MiB, name`."""
+    """Returns one row per GPU from the lines `index, uuid, memory in MiB, name`."""
     rows: list[dict[str, str]] = []
     for line in text.splitlines():
         fields = [field.strip() for field in line.split(",", 3)]
@@ -170,7 +169,7 @@ def is_visible(row: Mapping[str, str], visible: str) -> bool:
 
 
 def simulator_of(kind: str) -> DeviceSpec:
-    """Returns what is leased to act in envs of a kind: sim, gym, or that of a package of one's own."""
+    """Returns the device to lease for envs of a kind: sim, gym, or the kind of another package."""
     slots = cpu_spec().slots
     name = {"sim": "mujoco", "gym": "gymnasium"}.get(kind, kind)
     found = [spec for spec in simulator_specs(cpu_slots=slots) if spec.name == name]
@@ -182,8 +181,8 @@ def simulator_specs(
 ) -> list[DeviceSpec]:
     """Returns the installed simulators, by package metadata only.
 
-    A CPU simulator has eight slots a core, a GPU simulator one a GPU (one if there is none: it then
-    runs on the CPU).
+    A CPU simulator has eight slots per core, a GPU simulator one per GPU, or one without any: it then
+    runs on the CPU.
     """
     specs: list[DeviceSpec] = []
     for name, package, caps, runs_on in _SIMULATORS:
@@ -197,7 +196,7 @@ def simulator_specs(
 
 
 def _added_specs() -> list[DeviceSpec]:
-    """Returns the devices of other packages; one that cannot be listed is an error, not a gap."""
+    """Returns the devices of other packages; a failure to list one is an error."""
     specs: list[DeviceSpec] = []
     for point in entry_points(group=ENTRY_POINTS):
         try:

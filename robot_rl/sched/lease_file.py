@@ -1,17 +1,19 @@
-"""The SQLite file behind the leases: where it is, its tables, and one writer at a time."""
+"""The SQLite file behind the leases: its place, its tables, its one writer; waiters and stopped devices."""
 
 from __future__ import annotations
 
 import os
 import sqlite3
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
-from robot_rl.core.errors import LeaseError
+from robot_rl.core.clock import Clock
+from robot_rl.core.errors import ConfigError, LeaseError
 from robot_rl.core.files import make_folder
-from robot_rl.sched.holder import Holder, this_process
+from robot_rl.sched.lease import Holder, this_process
 
 _BUSY_TIMEOUT_S = 30.0
 _VERSION = 2
@@ -31,20 +33,31 @@ CREATE TABLE seen (
     PRIMARY KEY (clock, row)
 );
 """
-"""Times are by the clock of the row's own process (`Holder.shares_clock`); `seen` says since when, by a
-clock of those who look, a row of another clock has not changed."""
+"""Times are by the clock of the row's own process (`Holder.shares_clock`). `seen` has, for a row of another
+clock, since when a reader's clock has seen it unchanged."""
 _CREATE_DEVICES, *_CREATE_OTHERS = (statement for statement in _SCHEMA.split(";") if statement.strip())
+_CREATE_STOPPED = """
+CREATE TABLE IF NOT EXISTS stopped (
+    device TEXT PRIMARY KEY, reason TEXT NOT NULL, holder TEXT NOT NULL, wall_s REAL NOT NULL
+)
+"""
+_SILENCE_S = 5.0
+"""A waiter that has not asked for this long has given up."""
+_ALIVE_SILENCE_S = 60.0
+"""The same, where its process is known to live: on a busy machine it may wait seconds for the processor."""
+_ASK_AGAIN_S = 1.0
+"""How often a waiter notes that it still waits; each note is a write to the disk."""
 
 
 class LeaseFileError(LeaseError):
-    """The lease file itself cannot be read or written; who holds what is unknown."""
+    """The lease file cannot be read or written: the leases are unknown."""
 
 
 class LeaseFile:
-    """A lease file; every transaction opens it anew, so threads and forks need no care.
+    """A lease file; every transaction opens it again, so that threads and forks may use it.
 
-    A rollback journal, not a write-ahead log: everyone here writes, and the switch to a log
-    does not wait for another process that switches too, it fails at once.
+    It has a rollback journal, not a write-ahead log: all users write, and two processes that switch
+    to a log at the same time do not wait for each other, one fails.
     """
 
     def __init__(self, path: Path) -> None:
@@ -75,7 +88,7 @@ class LeaseFile:
                 rows.execute(f"PRAGMA user_version = {_VERSION}")
 
     def _drop_version_1(self, rows: sqlite3.Connection) -> None:
-        """Keeps the tokens; times were by the wall clock, so leases of then must be over."""
+        """Keeps the tokens; old times were by the wall clock, so all old leases must have ended."""
         me = this_process()
         held = rows.execute("SELECT device, holder, process, expires_s FROM leases").fetchall()
         for device, holder, text, expires_s in held:
@@ -120,14 +133,9 @@ class LeaseFile:
 
 
 def unchanged_s(rows: sqlite3.Connection, row: str, stamp_s: float, observer: Holder, now_s: float) -> float:
-    """Returns for how long a row of another clock has stayed as it is, as far as this clock has seen.
+    """Returns how long this clock, that of `observer` and `now_s`, has seen a row of another clock unchanged.
 
-    Args:
-        rows: within a transaction.
-        row: name of the row.
-        stamp_s: what changes with the row.
-        observer: a process of this clock.
-        now_s: by this clock.
+    `row` names the row, and `stamp_s` changes whenever the row does.
     """
     clock = f"{observer.boot} {observer.time_space}"
     rows.execute(
@@ -138,6 +146,119 @@ def unchanged_s(rows: sqlite3.Connection, row: str, stamp_s: float, observer: Ho
     )
     since_s = rows.execute("SELECT since_s FROM seen WHERE clock = ? AND row = ?", (clock, row)).fetchone()[0]
     return now_s - float(since_s)
+
+
+class Line:
+    """The queue for a device: the larger priority goes first, then the smaller ticket.
+
+    Every call is within a transaction. `clock` stands still while the machine sleeps, since no process can
+    ask then; `process` returns the one that asks, `is_alive` None where that is unknown.
+    """
+
+    def __init__(
+        self, clock: Clock, process: Callable[[], Holder], is_alive: Callable[[Holder], bool | None]
+    ) -> None:
+        self._clock, self._process, self._is_alive = clock, process, is_alive
+
+    def keep(self, rows: sqlite3.Connection, device: str, priority: int, ticket: int | None) -> int:
+        """Takes a ticket, or notes that its owner still waits: a ticket that was removed is put back."""
+        now_s = self._clock.now_s()
+        rows.execute(
+            "INSERT INTO waiting (ticket, device, priority, process, asked_s) VALUES (?, ?, ?, ?, ?) "
+            "ON CONFLICT (ticket) DO UPDATE SET asked_s = excluded.asked_s WHERE asked_s < ?",
+            (ticket, device, priority, self._process().to_text(), now_s, now_s - _ASK_AGAIN_S),
+        )
+        if ticket is None:
+            (ticket,) = rows.execute("SELECT last_insert_rowid()").fetchone()
+            assert ticket is not None
+        return ticket
+
+    def count_ahead(self, rows: sqlite3.Connection, device: str, priority: int, ticket: int | None) -> int:
+        """Removes the tickets of waiters that gave up, and counts those that go first."""
+        me = self._process()
+        waiting = rows.execute(
+            "SELECT ticket, priority, process, asked_s FROM waiting WHERE device = ?", (device,)
+        )
+        ahead = 0
+        for other, other_priority, text, asked_s in waiting.fetchall():
+            if other == ticket:
+                continue
+            if self._gave_up(rows, other, Holder.from_text(text), asked_s, me):
+                self.leave(rows, other)
+            elif other_priority > priority or (
+                other_priority == priority and (ticket is None or other < ticket)
+            ):
+                ahead += 1
+        return ahead
+
+    def leave(self, rows: sqlite3.Connection, ticket: int) -> None:
+        """Gives a ticket back."""
+        rows.execute("DELETE FROM waiting WHERE ticket = ?", (ticket,))
+        rows.execute("DELETE FROM seen WHERE row = ?", (f"waiter {ticket}",))
+
+    def _gave_up(
+        self, rows: sqlite3.Connection, ticket: int, owner: Holder, asked_s: float, me: Holder
+    ) -> bool:
+        is_alive = self._is_alive(owner)
+        if is_alive is False:
+            return True
+        now_s = self._clock.now_s()
+        if owner.shares_clock(me):
+            silent_s = now_s - asked_s
+        else:
+            silent_s = unchanged_s(rows, f"waiter {ticket}", asked_s, me, now_s)
+        return silent_s > (_ALIVE_SILENCE_S if is_alive else _SILENCE_S)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stop:
+    """A device that latched: it is leased to nobody until a person clears it."""
+
+    device: str
+    reason: str
+    holder: str
+    """Who had it then."""
+    wall_s: float
+    """When, by the wall clock: for people only."""
+
+    def refusal(self) -> str:
+        """Returns the error for those who ask for a lease."""
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.wall_s))
+        return (
+            f"lease of {self.device}: it stopped at {when}, held by {self.holder!r}: {self.reason} "
+            f"Look at it; then `robot-rl devices clear={self.device} by=<your name>` lets it be used again."
+        )
+
+
+def add_stop(rows: sqlite3.Connection, stop: Stop) -> None:
+    """Notes a stop; the first one of a device stays until it is cleared."""
+    rows.execute(_CREATE_STOPPED)
+    rows.execute("INSERT OR IGNORE INTO stopped VALUES (?, ?, ?, ?)", astuple(stop))
+
+
+def find_stops(rows: sqlite3.Connection) -> dict[str, Stop]:
+    """Returns the stops that nobody has cleared, by device."""
+    rows.execute(_CREATE_STOPPED)
+    found = rows.execute("SELECT device, reason, holder, wall_s FROM stopped ORDER BY wall_s")
+    return {
+        device: Stop(device=device, reason=reason, holder=holder, wall_s=wall_s)
+        for device, reason, holder, wall_s in found
+    }
+
+
+def clear_stop(rows: sqlite3.Connection, device: str, by: str) -> Stop:
+    """Removes a device's stop, and returns it.
+
+    Raises:
+        ConfigError: no name was given, or the device did not stop.
+    """
+    if not by.strip():
+        raise ConfigError(f"clear={device}: who looked at it? Say by=<your name>.")
+    stops = find_stops(rows)
+    if device not in stops:
+        raise ConfigError(f"clear={device}: it has not stopped. Stopped are: {', '.join(stops) or 'none'}.")
+    rows.execute("DELETE FROM stopped WHERE device = ?", (device,))
+    return stops[device]
 
 
 def default_path() -> Path:

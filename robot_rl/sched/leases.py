@@ -1,30 +1,28 @@
 """Leases of devices between processes of one machine, in one SQLite file.
 
-Two jobs cannot drive one arm: who wants to act takes a lease, which ends unless it is renewed,
-and whose fencing token is larger than that of every lease of the device before it. The device
-itself refuses older tokens (`robot_rl.hal.device.Fence`), so even a holder that slept through
-the end of its lease does no harm.
+A lease keeps two jobs from driving one arm. It ends unless it is renewed, and its fencing token is
+larger than those of all earlier leases of the device. The device itself refuses older tokens
+(`robot_rl.hal.device.Fence`), so that a holder that slept through the end of its lease does no harm.
 
-A lease ends by `release`, by expiry, or at once when its holder's process is gone: that is seen
-by process id and start time, and only believed on the same boot of the same host and in the same
-process namespace. Holders elsewhere (a container that shares the file) end by expiry alone.
+A lease ends by `release`, by expiry, or at once when its holder's process has ended. The process is known
+by its id and start time, and only on the same boot of the same host and in the same process namespace.
+Leases of holders elsewhere (a container that shares the file) end by expiry alone.
 
-Lease times are seconds since the machine was started, sleep included (`BootClock`): all its processes
-share them and nobody can set them, so a step of the wall clock neither ends a lease nor prolongs one.
-Leases of another boot of this host are over. A holder whose clock is another one (a container with a
-time namespace, another host that shares the file) is believed for its lease's whole life after we last
-saw the lease change. Wall-clock times are shown to people, and decide nothing.
+Lease times are seconds since the machine was started, sleep included (`BootClock`). All processes share
+them and nobody can set them, so a step of the wall clock neither ends a lease nor prolongs one. Leases of
+another boot of this host are over. The lease of a holder with another clock (a container with a time
+namespace, another host that shares the file) counts for its whole life after its last change that we saw.
+Wall-clock times are shown to people only.
 
-Who waits keeps a ticket: its place in the line. A ticket that was not renewed for 5 s (60 s, if its
-process is known to live), by a clock that stands still while the machine sleeps, belongs to somebody who
-gave up. If that was a mistake (the waiter had been stopped), the waiter puts the same ticket back and has
-its old place again.
+A waiter has a ticket: its place in the line. A ticket that was not renewed for 5 s (60 s, if its process
+is known to live), by a clock that stands still while the machine sleeps, was given up. A waiter that had
+only been stopped puts the same ticket back and has its old place again.
 
 The tokens of a device that remembers them itself (`DeviceSpec.last_token`) go on from the largest it has
-seen, so those of several lease files can be compared.
+seen, so that those of several lease files can be compared.
 
-A device that latched is leased to nobody until a person clears it (`stops`), whatever process, restart or
-machine start lies between.
+A device that latched is leased to nobody until a person clears it (`lease_file.Stop`), also after a restart
+of the process or of the machine.
 
 Devices of one name and of different machines are different devices: a lease file is for one host.
 Deleting the file starts the tokens again; do it with every device switched off.
@@ -44,11 +42,18 @@ from typing import TYPE_CHECKING
 
 from robot_rl.core.clock import Clock, MonotonicClock
 from robot_rl.core.errors import LeaseError
-from robot_rl.sched.holder import Holder, this_process
-from robot_rl.sched.lease import DEFAULT_TTL_S, BootClock, Lease, clock_time
-from robot_rl.sched.lease_file import LeaseFile, LeaseFileError, default_path, unchanged_s
-from robot_rl.sched.line import Line
-from robot_rl.sched.stops import Stop, Stops
+from robot_rl.sched.lease import DEFAULT_TTL_S, BootClock, Holder, Lease, clock_time, this_process
+from robot_rl.sched.lease_file import (
+    LeaseFile,
+    LeaseFileError,
+    Line,
+    Stop,
+    add_stop,
+    clear_stop,
+    default_path,
+    find_stops,
+    unchanged_s,
+)
 
 if TYPE_CHECKING:
     from robot_rl.hal.device import DeviceSpec  # and Gymnasium, which holding a lease does not need
@@ -61,7 +66,7 @@ _POLL_S = 0.1
 
 
 class HeldLease:
-    """A lease that a thread keeps renewing; ask `check()` before every chunk of commands."""
+    """A lease that a thread renews; call `check()` before every chunk of commands."""
 
     def __init__(self, store: LeaseStore, lease: Lease) -> None:
         self._store, self.lease = store, lease
@@ -90,7 +95,7 @@ class HeldLease:
         """
         if self._lost is not None:
             raise self._lost
-        if self._store.has_expired(self.lease):  # the machine slept, or the file could not be written
+        if self._store.has_expired(self.lease):  # the machine slept, or the file was not writable
             self.lease = self._store.renew(self.lease)
 
     def end(self) -> None:
@@ -117,7 +122,7 @@ class HeldLease:
 
 
 class LeaseStore:
-    """All leases of this host. Cheap to make; every call opens and closes the file."""
+    """All leases of this host. It is cheap to make; every call opens and closes the file."""
 
     def __init__(
         self,
@@ -127,13 +132,9 @@ class LeaseStore:
         process: Holder | None = None,
         is_alive: Callable[[Holder], bool | None] | None = None,
     ) -> None:
-        """Opens or creates the file.
+        """Opens or creates the file, `default_path()` if None.
 
-        Args:
-            path: `default_path()` if None.
-            clock: for tests; see the head of this module.
-            process: who asks; this process if None.
-            is_alive: True, False, or None for unknown; asks the operating system if None.
+        Tests give a clock, the process that asks, and `is_alive`, which returns None for unknown.
 
         Raises:
             LeaseError: the file cannot be made or read, or is of another version.
@@ -142,17 +143,16 @@ class LeaseStore:
         self._clock = clock or BootClock()
         self._given_process = process
         self._is_alive = is_alive or (lambda holder: holder.is_alive(seen_from=self._process))
-        self._stops = Stops()
         self._line = Line(clock or MonotonicClock(), lambda: self._process, self._is_alive)
 
     @property
     def path(self) -> Path:
-        """The file; its folder also holds SQLite's own two beside it."""
+        """The file; SQLite keeps two files of its own in the same folder."""
         return self._file.path
 
     @property
     def _process(self) -> Holder:
-        # Not kept: a store that was made before a fork is also used after it.
+        # Not kept: a store that was made before a fork may be used after it.
         return self._given_process or this_process()
 
     def acquire(
@@ -168,16 +168,16 @@ class LeaseStore:
         """Takes slots of a device.
 
         Args:
-            spec: which device, and how many slots it has.
-            holder: what the asker calls itself; others read it in their errors.
-            slots: how many; None for all of them and no company.
+            spec: the device, and how many slots it has.
+            holder: name of the caller, for the errors of others.
+            slots: how many; None for all of them, exclusively.
             ttl_s: life unless renewed.
-            priority: among those who wait, the larger goes first, then the earlier. Nobody is
-                put out of a lease, and nobody who does not wait overtakes an equal who does.
-            wait_s: how long to wait for others to finish.
+            priority: of the waiters, the larger goes first, then the earlier. Nobody loses a lease to a
+                larger one, and a caller that does not wait never overtakes an equal one that does.
+            wait_s: how long to wait for free slots.
 
         Raises:
-            LeaseError: not enough free slots: says who has them since when and until when; or the device has
+            LeaseError: not enough free slots, with who has them since when and until when; or the device has
                 stopped, and nobody has cleared it.
         """
         if slots is not None and not 1 <= slots <= spec.slots:
@@ -207,8 +207,7 @@ class LeaseStore:
     def renew(self, lease: Lease, ttl_s: float | None = None) -> Lease:
         """Extends a lease by `ttl_s` (its own if None) from now.
 
-        A lease that expired but that nobody has overtaken is extended too: its token is still
-        the newest of its slots.
+        A lease that expired is extended too if no other has taken its slots: its token is still their newest.
 
         Raises:
             LeaseError: released or overtaken.
@@ -260,29 +259,26 @@ class LeaseStore:
         return [lease for lease in leases if not self._is_over(lease, now_s)]
 
     def stop(self, device: str, reason: str, holder: str) -> None:
-        """Refuses leases of a device from now on, whoever asks, until a person has cleared it.
+        """Refuses all leases of a device from now on, until a person has cleared it.
 
-        Args:
-            device: its name.
-            reason: what stopped it, a sentence.
-            holder: who had it.
+        `reason` is a sentence; `holder` had the device.
         """
         with self._file.transaction() as rows:
-            self._stops.add(rows, Stop(device=device, reason=reason, holder=holder, wall_s=time.time()))
+            add_stop(rows, Stop(device=device, reason=reason, holder=holder, wall_s=time.time()))
 
     def stopped(self) -> dict[str, Stop]:
         """Returns the stops that nobody has cleared, by device."""
         with self._file.transaction() as rows:
-            return self._stops.found(rows)
+            return find_stops(rows)
 
     def clear(self, device: str, by: str) -> Stop:
-        """Lets a device be leased again that has stopped; returns what had stopped it.
+        """Allows leases of a stopped device again; returns its stop.
 
         Raises:
             ConfigError: no name was given, or the device did not stop.
         """
         with self._file.transaction() as rows:
-            return self._stops.clear(rows, device, by)
+            return clear_stop(rows, device, by)
 
     def has_expired(self, lease: Lease) -> bool:
         """Returns whether the lease's time is up, renewable or not."""
@@ -300,12 +296,12 @@ class LeaseStore:
         priority: int,
         ticket: int | None,
     ) -> Lease | str:
-        """Returns a lease, or in words why there is none now.
+        """Returns a lease, or the reason why there is none now.
 
         Raises:
-            LeaseError: the device has stopped; nobody waits for that.
+            LeaseError: the device has stopped: waiting does not help.
         """
-        if spec.name in (stops := self._stops.found(rows)):
+        if spec.name in (stops := find_stops(rows)):
             raise LeaseError(stops[spec.name].refusal())
         now_s = self._clock.now_s()
         held = self._purge(rows, spec.name, now_s)
@@ -338,7 +334,7 @@ class LeaseStore:
         return lease
 
     def _next_token(self, rows: sqlite3.Connection, spec: DeviceSpec) -> int:
-        """Returns a token that no lease of the device has had, and notes it."""
+        """Returns a new token of the device, larger than all before, and notes it."""
         found = rows.execute("SELECT last_token FROM devices WHERE name = ?", (spec.name,)).fetchone()
         seen = 0 if spec.last_token is None else spec.last_token()
         token = 1 + max(seen, 0 if found is None else found[0])
@@ -382,7 +378,7 @@ class LeaseStore:
         return sorted((self._by_our_clock(rows, lease, now_s) for lease in leases), key=lambda it: it.since_s)
 
     def _by_our_clock(self, rows: sqlite3.Connection, lease: Lease, now_s: float) -> Lease:
-        """Returns a lease of another clock as if it had been renewed when we last saw it change."""
+        """Returns a lease; one of another clock as if it had been renewed at its last change that we saw."""
         if lease.process.shares_clock(self._process):
             return lease
         since_s = now_s - unchanged_s(rows, _row(lease), lease.expires_s, self._process, now_s)

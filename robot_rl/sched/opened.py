@@ -1,4 +1,4 @@
-"""Opens a device under a lease of its own: for evaluation, collection and benchmarks; and keeps its stops."""
+"""Opens a device under its own lease, for evaluation, collection and benchmarks; and stores its stops."""
 
 from __future__ import annotations
 
@@ -16,12 +16,10 @@ logger = logging.getLogger(__name__)
 
 @contextmanager
 def opened(device: EnvDevice, *, holder: str, wait_s: float = 0.0) -> Generator[LeasedEnv]:
-    """Leases one slot, opens the device, and lets go of both at the end.
+    """Leases one slot, opens the device, and closes both at the end.
 
-    Args:
-        device: what to act on.
-        holder: who acts; others read it in their errors and in `robot-rl devices`.
-        wait_s: how long to wait for a free slot.
+    `holder` is the caller's name in the errors of others and in `robot-rl devices`; a free slot is awaited
+    for `wait_s`.
 
     Raises:
         LeaseError: others have all slots.
@@ -35,13 +33,9 @@ def opened(device: EnvDevice, *, holder: str, wait_s: float = 0.0) -> Generator[
 
 
 def keeping_stops(spec: DeviceSpec, holder: str) -> Callable[[str], None] | None:
-    """Returns what keeps the stops of an `EnvDevice`, so that nobody leases it until a person has cleared it.
+    """Returns a function that stores a stop of an `EnvDevice`: nobody leases it before a person clears it.
 
-    Those of a real arm: a simulated one is as good as new when its process is, and has None.
-
-    Args:
-        spec: of the device.
-        holder: who has it, for the refusal of those who ask later.
+    Simulated devices get None: they are as new in a new process. `holder` is named in later refusals.
     """
     if not spec.real:
         return None
@@ -49,7 +43,7 @@ def keeping_stops(spec: DeviceSpec, holder: str) -> Callable[[str], None] | None
     def stopped(reason: str) -> None:
         try:
             LeaseStore().stop(spec.name, reason, holder)
-        except LeaseError as error:  # the stop itself is what is to be heard of
+        except LeaseError as error:  # the stop itself is the news
             logger.error("%s: that it stopped could not be noted: %s", spec.name, error)
 
     return stopped

@@ -1,4 +1,4 @@
-"""The figures of the report, as SVG text: matplotlib without a display and without global state."""
+"""The figures of the report, as SVG text."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from robot_rl.telemetry.runs import Curve, Floats, Moment, Outcome, RunRecord
-from robot_rl.telemetry.settings import Setting, pooled
+from robot_rl.telemetry.runs import Curve, Floats, Outcome, RunRecord
+from robot_rl.telemetry.settings import Setting, outcome_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,7 +22,7 @@ SEEDS = ("#1f5fa8", "#c2571a", "#2f7d4f", "#8a4a9e", "#a8873a", "#3c8c99")
 
 WIDTH_IN = 8.6
 MAX_POINTS = 300
-"""A longer curve is shown by the means of so many pieces."""
+"""Points of a curve; a longer one is drawn as the means of as many pieces."""
 
 _STYLE: Any = {
     "font.family": "sans-serif",
@@ -55,7 +55,7 @@ _STYLE: Any = {
 def learning_curve(runs: Sequence[RunRecord]) -> str | None:
     """Draws success over control steps; None without evaluations.
 
-    One run has the binomial band of its evaluations, several have their mean, extremes and single curves.
+    For one run the band is the interval of each evaluation; for several it goes from the worst to the best.
     """
     found = [run.evaluations() for run in runs]
     found = [(steps, outcomes) for steps, outcomes in found if len(steps) > 0]
@@ -68,13 +68,11 @@ def learning_curve(runs: Sequence[RunRecord]) -> str | None:
             _binomial_band(axes, *found[0])
         else:
             _spread_band(axes, [(steps, np.array([o.share for o in outcomes])) for steps, outcomes in found])
-        base = _pooled(runs, "base")
+        base = outcome_of(runs, "base")
         if base is not None:
             axes.axhline(base.share, color=MUTED, linewidth=1.2, linestyle=(0, (4, 3)), label="base policy")
-        _final_marker(axes, max(float(steps[-1]) for steps, _ in found), _pooled(runs, "final"))
-        _percent_axis(axes.yaxis)
-        axes.set_ylim(0, 1.02)
-        _step_axis(axes, "control steps")
+        _final_marker(axes, max(float(steps[-1]) for steps, _ in found), outcome_of(runs, "final"))
+        _success_over_steps(axes)
         figure.legend(loc="outside upper left", ncols=4)
 
     return render(draw, height_in=3.3)
@@ -111,9 +109,7 @@ def learning_curves(settings: Sequence[Setting]) -> str | None:
             known = [(x, np.array([o.share for o in outcomes])) for x, outcomes in curves if len(x)]
             if known:
                 _setting_curve(axes, setting, known, SEEDS[number % len(SEEDS)])
-        _percent_axis(axes.yaxis)
-        axes.set_ylim(0, 1.02)
-        _step_axis(axes, "control steps")
+        _success_over_steps(axes)
         figure.legend(loc="outside upper left", ncols=2)
 
     return render(draw, height_in=3.3 + 0.12 * len(found))
@@ -202,10 +198,6 @@ def render(draw: Callable[[Figure], None], *, height_in: float) -> str:
     return text.getvalue()
 
 
-def _pooled(runs: Sequence[RunRecord], moment: Moment) -> Outcome | None:
-    return pooled([outcome for run in runs if (outcome := run.outcome(moment)) is not None])
-
-
 def _binomial_band(axes: Axes, steps: Floats, outcomes: Sequence[Outcome]) -> None:
     low, high = np.array([outcome.interval for outcome in outcomes]).T
     axes.fill_between(steps, low, high, color=AFTER, alpha=0.16, linewidth=0, label="95 % interval")
@@ -214,15 +206,12 @@ def _binomial_band(axes: Axes, steps: Floats, outcomes: Sequence[Outcome]) -> No
 
 
 def _spread_band(axes: Axes, curves: Sequence[tuple[Floats, Floats]]) -> None:
-    """Draws mean and extremes where all curves exist, and each curve thinly."""
-    start, end = max(x[0] for x, _ in curves), min(x[-1] for x, _ in curves)
-    grid = np.unique(np.concatenate([x for x, _ in curves]))
-    grid = grid[(grid >= start) & (grid <= end)]
+    """Draws mean and extremes over the common range, and each curve thinly."""
+    grid, rows = _common(curves)
     for x, y in curves:
         axes.plot(x, y, color=AFTER, linewidth=0.8, alpha=0.35)
     if len(grid) == 0:
         return
-    rows = np.array([np.interp(grid, x, y) for x, y in curves])
     low, high = rows.min(axis=0), rows.max(axis=0)
     label = f"lowest to highest of {len(curves)} runs"
     axes.fill_between(grid, low, high, color=AFTER, alpha=0.16, linewidth=0, label=label)
@@ -231,14 +220,12 @@ def _spread_band(axes: Axes, curves: Sequence[tuple[Floats, Floats]]) -> None:
 
 def _setting_curve(axes: Axes, setting: Setting, curves: Sequence[tuple[Floats, Floats]], color: str) -> None:
     """Draws the mean of a setting's seeds, single seeds thinly, and the final success."""
-    start, end = max(x[0] for x, _ in curves), min(x[-1] for x, _ in curves)
-    grid = np.unique(np.concatenate([x for x, _ in curves]))
-    grid = grid[(grid >= start) & (grid <= end)]
+    grid, rows = _common(curves)
     if len(curves) > 1:
         for x, y in curves:
             axes.plot(x, y, color=color, linewidth=0.8, alpha=0.35)
     if len(grid):
-        mean = np.mean([np.interp(grid, x, y) for x, y in curves], axis=0)
+        mean = rows.mean(axis=0)
         axes.plot(grid, mean, color=color, linewidth=2, marker="o", markersize=2.5, label=setting.label)
     final = setting.outcome("final")
     if final is not None:
@@ -246,16 +233,22 @@ def _setting_curve(axes: Axes, setting: Setting, curves: Sequence[tuple[Floats, 
         axes.plot([last], [final.share], "D", color=color, markersize=5, clip_on=False, zorder=5)
 
 
+def _common(curves: Sequence[tuple[Floats, Floats]]) -> tuple[Floats, Floats]:
+    """Returns the points (n,) that all curves cover, and the curves there (curves, n)."""
+    start, end = max(x[0] for x, _ in curves), min(x[-1] for x, _ in curves)
+    grid = np.unique(np.concatenate([x for x, _ in curves]))
+    grid = grid[(grid >= start) & (grid <= end)]
+    return grid, np.array([np.interp(grid, x, y) for x, y in curves])
+
+
 def _final_marker(axes: Axes, step: float, outcome: Outcome | None) -> None:
     """Marks the last evaluation, on held-out episodes, at the end of the curve."""
     if outcome is None:
         return
-    low, high = outcome.interval
-    reach = [[max(0.0, outcome.share - low)], [max(0.0, high - outcome.share)]]
     axes.errorbar(
         [step],
         [outcome.share],
-        reach,
+        _error_bar(outcome),
         fmt="D",
         color=SEEDS[1],
         markersize=5,
@@ -268,12 +261,16 @@ def _final_marker(axes: Axes, step: float, outcome: Outcome | None) -> None:
 
 
 def _bar(axes: Axes, place: float, outcome: Outcome, color: str, name: str) -> None:
-    low, high = outcome.interval
-    reach = [[max(0.0, outcome.share - low)], [max(0.0, high - outcome.share)]]
     axes.barh(place, outcome.share, height=0.34, color=color)
-    axes.errorbar(outcome.share, place, xerr=reach, color=INK, capsize=3, linewidth=1)
-    text = f"{percent(outcome.share)} {name}"
-    axes.text(high + 0.012, place, text, ha="left", va="center", fontsize=8.5, color=INK)
+    axes.errorbar(outcome.share, place, xerr=_error_bar(outcome), color=INK, capsize=3, linewidth=1)
+    text, end = f"{percent(outcome.share)} {name}", outcome.interval[1] + 0.012
+    axes.text(end, place, text, ha="left", va="center", fontsize=8.5, color=INK)
+
+
+def _error_bar(outcome: Outcome) -> list[list[float]]:
+    """Returns how far the interval reaches below and above the share."""
+    low, high = outcome.interval
+    return [[max(0.0, outcome.share - low)], [max(0.0, high - outcome.share)]]
 
 
 def _metric_panel(axes: Axes, runs: Sequence[RunRecord], name: str) -> None:
@@ -286,13 +283,13 @@ def _metric_panel(axes: Axes, runs: Sequence[RunRecord], name: str) -> None:
             continue
         unit = curve.unit
         short = shorten(curve)
-        # Of several settings each has a colour; of one, each run.
+        # One colour for each setting; for each run if there is one setting.
         number, label = (
             (settings.index(run.setting), run.setting) if len(settings) > 1 else (number, run.label)
         )
         style: dict[str, Any] = {"label": "_" if label in shown else label, "linewidth": 1.2}
         shown.add(label)
-        alone = np.isfinite(short.y).sum() == 1  # a line of one point is nothing
+        alone = np.isfinite(short.y).sum() == 1  # a line of one point is invisible
         axes.plot(short.x, short.y, color=SEEDS[number % len(SEEDS)], marker="o" if alone else "", **style)
     axes.set_title(name)
     _step_axis(axes, unit)
@@ -319,6 +316,12 @@ def _percent_axis(axis: Axis) -> None:
     axis.set_major_locator(MultipleLocator(0.25))
     axis.set_major_formatter(FuncFormatter(lambda share, _: percent(share, 0)))
     axis.set_label_text("success", fontsize=8)
+
+
+def _success_over_steps(axes: Axes) -> None:
+    _percent_axis(axes.yaxis)
+    axes.set_ylim(0, 1.02)
+    _step_axis(axes, "control steps")
 
 
 def _step_axis(axes: Axes, unit: str) -> None:

@@ -1,4 +1,4 @@
-"""The page of a fine-tuning run: the held-out error beside its baselines, over time, steps and joints."""
+"""The page of a fine-tuning run: held-out errors of policy and baselines, over time, steps and joints."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _CURVES = (("policy", "policy", AFTER), ("act", "ACT", SEEDS[1]))
 _BY_JOINTS = ("policy", "ACT", "ridge", "last action", "nearest neighbour")
 """Predictors in the tables by group of joints."""
 _STEPS = 5
-"""Places in a chunk that the table shows, the first and the last among them."""
+"""Places in a chunk that the table shows, with the first and the last."""
 
 
 def is_finetuning(run: RunRecord) -> bool:
-    """Whether a run folder is of `robot-rl finetune`: its settings name a dataset and a policy."""
+    """Returns whether `robot-rl finetune` made the run: its settings have a dataset and a policy."""
     return "heldout_error" in run.summary or {"dataset", "policy", "heldout"} <= set(run.config)
 
 
 def title(runs: Sequence[RunRecord]) -> str:
-    """Returns name, result and small numbers."""
+    """Returns the title, the result and the key numbers."""
     run = runs[0]
     error, beside = run.number("heldout_error"), run.number("nearest_neighbour_error")
     parts = [
@@ -57,7 +57,7 @@ def title(runs: Sequence[RunRecord]) -> str:
 
 
 def verdict_text(run: RunRecord) -> str:
-    """Returns the sentence on whether training was worth it; empty while there is none."""
+    """Returns the sentence that compares training with the baselines; empty before the end of a run."""
     text = str((run.summary.get("verdict") or {}).get("text", ""))
     return f"{text[0].upper()}{text[1:]}." if text else ""
 
@@ -70,14 +70,14 @@ def errors(runs: Sequence[RunRecord], missing: list[str]) -> str:
         return ""
     caption = (
         "Mean absolute error of the chunk on the held-out episodes, in standard deviations of the training "
-        "actions, over processor time of the training loop (on a GPU: wall-clock). It was shown while "
-        "training, and nothing was chosen by it; the result is the last point."
+        "actions, over processor time of the training loop (on a GPU: wall-clock). Nothing was "
+        "selected by this curve; the result is its last point."
     )
     return page.heading("Held-out error") + page.drawing(svg, "held-out error over time", caption)
 
 
 def predictors(runs: Sequence[RunRecord], missing: list[str]) -> str:
-    """Returns the errors of everything that was measured: with intervals, by place and by motion."""
+    """Returns the errors of all predictors: with intervals, by place in the chunk and by motion."""
     found: Mapping[str, Any] = runs[0].summary.get("predictors") or {}
     if not found:
         missing.append("errors by predictor: summary.json has no predictors")
@@ -85,9 +85,9 @@ def predictors(runs: Sequence[RunRecord], missing: list[str]) -> str:
     rows = error_rows(found, places=_STEPS)
     titles = {"predictor": "", "moving": "joints that move", "still": "other joints"}
     text = (
-        "In standard deviations of the training actions. The interval is of a bootstrap over the held-out "
-        "episodes; with few of them it is rather too narrow. Joints move if, within a training episode, they "
-        "go at least a tenth as far as the one that goes farthest, in the dataset's units."
+        "In standard deviations of the training actions. The interval is a bootstrap over the held-out "
+        "episodes; with few episodes it is too narrow. A joint moves if its range within a training episode "
+        "is at least a tenth of the largest range of all joints, in the dataset's units."
     )
     return "".join(
         [
@@ -102,9 +102,9 @@ def error_rows(found: Mapping[str, Any], *, places: int, style: str = ".4f") -> 
     """Returns a row for every predictor, the best first.
 
     Args:
-        found: predictor -> what summary.json says of its errors.
-        places: how many places in the chunk are shown, the first and the last among them.
-        style: of numbers.
+        found: predictor -> its errors in summary.json.
+        places: number of places in the chunk, with the first and the last.
+        style: format of numbers.
     """
     length = len(next(iter(found.values()))["by_step"])
     shown = sorted({round(place) for place in np.linspace(0, length - 1, places)})
@@ -122,7 +122,7 @@ def error_rows(found: Mapping[str, Any], *, places: int, style: str = ".4f") -> 
 
 
 def joints(runs: Sequence[RunRecord], missing: list[str]) -> str:
-    """Returns the errors by group of joints, of the policy and of some baselines."""
+    """Returns the errors of the policy and of some baselines by group of joints."""
     summary = runs[0].summary
     groups: Mapping[str, Any] = summary.get("groups") or {}
     units: Mapping[str, Any] = summary.get("units") or {}
@@ -152,7 +152,7 @@ def joints(runs: Sequence[RunRecord], missing: list[str]) -> str:
 
 
 def baselines(runs: Sequence[RunRecord], missing: list[str]) -> str:
-    """Returns what was chosen for the baselines, and what the comparison cost."""
+    """Returns the tuned values of the baselines, and the cost of the comparison."""
     summary = runs[0].summary
     neighbours = (summary.get("nearest_neighbour") or {}).get("neighbours")
     learners = [
@@ -179,11 +179,11 @@ def baselines(runs: Sequence[RunRecord], missing: list[str]) -> str:
         parts.append(page.paragraph(text, "note"))
     neighbour, act = summary.get("nearest_neighbour"), summary.get("act")
     if isinstance(neighbour, Mapping):
-        manner = "distances from the state" if neighbour.get("relative") else "they are"
+        manner = "as offsets from the state" if neighbour.get("relative") else "as they are"
         text = (
-            f"Nearest neighbours: the mean of {neighbour.get('neighbours')}, their chunks taken as {manner}, "
-            f"pictures weighted by {neighbour.get('picture_weight')}; chosen by leaving out one training "
-            "episode at a time. The best choice with one neighbour stands below it."
+            f"Nearest neighbours: the mean of {neighbour.get('neighbours')}, their chunks taken {manner}, "
+            f"pictures weighted by {neighbour.get('picture_weight')}; tuned by leaving out one training "
+            "episode at a time. The row below it is the best choice with one neighbour."
         )
         parts.append(page.paragraph(text, "note"))
     if isinstance(act, Mapping):
@@ -240,9 +240,9 @@ def _curve(run: RunRecord, phase: str) -> tuple[Floats, Floats]:
 
 
 def _flat(run: RunRecord) -> float | None:
-    """Returns the error of the nearest neighbours, which do not learn over time."""
-    if (told := run.number("nearest_neighbour_error")) is not None:
-        return told
+    """Returns the error of the nearest neighbours, which is constant over time."""
+    if (error := run.number("nearest_neighbour_error")) is not None:
+        return error
     found = [row.get("heldout/error") for row in run.rows if row["phase"] == "neighbour"]
     return found[-1] if found else None
 
@@ -251,7 +251,7 @@ def _sentence(run: RunRecord, error: float | None, beside: float | None) -> str:
     if error is None:
         return "This run has not ended: there is no held-out error yet."
     episodes = run.summary.get("heldout_episodes") or []
-    text = f"Held-out error {error:.3f} on {len(episodes)} episodes that nothing was learned from"
+    text = f"Held-out error {error:.3f} on {len(episodes)} episodes that were not used for training"
     others = (("nearest neighbours", beside), ("LeRobot's ACT", run.number("act_error")))
     compared = [
         f"{percent(abs(1 - error / other))} {'below' if error < other else 'above'} {name} ({other:.3f})"

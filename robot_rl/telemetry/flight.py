@@ -1,4 +1,4 @@
-"""The flight recorder: the last moments before a NaN or a fault, kept for inspection.
+"""The flight recorder keeps the last moments before a NaN or a fault.
 
 B envs, N recorded moments. (The idea is the NaN guard of mjlab; ours keeps any named arrays.)
 """
@@ -18,9 +18,9 @@ Array = NDArray[Any]
 
 
 class FlightRecorder:
-    """Remembers the last `capacity` moments of named arrays and writes them when something broke.
+    """Keeps the last `capacity` moments of named arrays in memory, and writes them when asked to.
 
-    Memory is taken at the first `record`, and nothing is ever written unless `dump` is called.
+    The first `record` allocates the memory. Only `dump` and `snapshot` write.
     """
 
     def __init__(self, capacity: int, *, max_dumps: int = 16) -> None:
@@ -43,31 +43,22 @@ class FlightRecorder:
             self._rings[name][self._count % self._capacity] = values
         self._count += 1
 
-    def clear(self) -> None:
-        """Forgets what was recorded; keeps the memory."""
-        self._count = 0
-
-    def dump(
-        self, folder: Path, reason: str, *, rows: Array | None = None, **extra: ArrayLike
-    ) -> Path | None:
+    def dump(self, folder: Path, reason: str, **extra: ArrayLike) -> Path | None:
         """Writes an .npz: every array as (N, ...), oldest moment first, `reason`, and `extra`.
 
         Args:
             folder: made if it does not exist.
             reason: becomes part of the file's name.
-            rows: bool mask or indices of the envs to keep, of the axis after N; all if None.
-            extra: arrays that stand beside the recorded ones, such as seeds.
+            extra: further arrays, such as seeds.
 
         Returns:
             The file's path; None once `max_dumps` files were written (a fault that repeats must not
             fill the disk).
         """
-        return self.snapshot(folder, reason, rows=rows, **extra)()
+        return self.snapshot(folder, reason, **extra)()
 
-    def snapshot(
-        self, folder: Path, reason: str, *, rows: Array | None = None, **extra: ArrayLike
-    ) -> Callable[[], Path | None]:
-        """Copies the moments; what is returned does the rest of `dump`, later and on any thread."""
+    def snapshot(self, folder: Path, reason: str, **extra: ArrayLike) -> Callable[[], Path | None]:
+        """Copies the moments and returns a function that writes them as `dump`, on any thread."""
         if self._left == 0:
             return lambda: None
         self._left -= 1
@@ -78,19 +69,7 @@ class FlightRecorder:
             else np.concatenate([ring[oldest:], ring[:oldest]])
             for name, ring in self._rings.items()
         }
-        if rows is not None:
-            chosen = np.flatnonzero(rows) if np.asarray(rows).dtype == bool else np.asarray(rows)
-            moments = {name: values[:, chosen] for name, values in moments.items()}
-            extra = {**extra, "rows": chosen}
         return lambda: _write(folder, reason, {**moments, **extra})
-
-
-def bad_rows(*arrays: Array) -> NDArray[np.bool_]:
-    """Returns (B,): which envs have a value that is not finite in any of the (B, ...) arrays."""
-    bad = np.zeros(len(arrays[0]), bool)
-    for values in arrays:
-        bad |= ~np.isfinite(values).reshape(len(values), -1).all(axis=1)
-    return bad
 
 
 def _write(folder: Path, reason: str, arrays: dict[str, ArrayLike]) -> Path:

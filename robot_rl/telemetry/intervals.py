@@ -1,4 +1,4 @@
-"""How sure one is of a share of solved episodes, and of a mean over seeds."""
+"""Confidence intervals of a success rate, and of a mean over seeds."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def wilson_interval(successes: float, trials: float, z: float = 1.96) -> tuple[f
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float] | tuple[None, None]:
-    """Returns Student's 95 % interval of a mean, as of one number a seed; a single number has none.
+    """Returns Student's 95 % interval of a mean over seeds; a single number has none.
 
-    Few seeds make it wide: for three it reaches 2.5 standard deviations to either side.
+    It is wide for few seeds: 2.5 standard deviations to either side for three.
     """
     if len(values) < 2:
         return None, None

@@ -40,12 +40,12 @@ EVENTS_FOLDER = "tensorboard"
 class MetricsWriter:
     """Appends rows to `<folder>/metrics.jsonl`.
 
-    A row that was written survives the end of the process, however it ends. A power cut may cost the rows
-    since the last `state_dict`, which a checkpoint holds, or `close`: both wait for the disk.
+    A written row survives the end of the process, even a kill. A power cut may lose the rows since the last
+    `state_dict` (for a checkpoint) or `close`, which both wait for the disk.
 
-    A resumed run opens the same folder: a torn last line is dropped, `wall_s` goes on where it
-    stood, and `load_state_dict` (or `truncate_after`) drops the rows that were written after the
-    checkpoint, so that no curve has a point twice. Damaged lines stay, for a person to look at.
+    A resumed run opens the same folder: a torn last line is dropped, `wall_s` continues, and
+    `load_state_dict` drops the rows after the checkpoint, so that no curve has a point twice. Damaged lines
+    stay, for a person to look at.
     """
 
     def __init__(self, folder: Path, *, tensorboard: bool = True, clock: Clock | None = None) -> None:
@@ -75,18 +75,13 @@ class MetricsWriter:
         if self._events is not None:
             self._events.add(row)
 
-    def truncate_after(self, step: int) -> int:
-        """Drops the rows later than control step `step`; returns how many."""
-        lines = _read_lines(self._path)
-        return self._keep([line for line in lines if line.row is None or line.row["step"] <= step], lines)
-
     def state_dict(self) -> dict[str, Any]:
-        """Returns the place in the file; phases that make no control steps need it to resume exactly.
+        """Returns the position in the file, after all rows before it are on the disk.
 
-        The rows before it are on the disk: whoever resumes from here has them.
+        Phases without control steps need it to resume exactly.
 
         Raises:
-            OSError: they are not; asked again, it tries again.
+            OSError: the disk refuses; the next call tries again.
         """
         self._sync()
         return {"rows": self._num_rows}
@@ -95,7 +90,9 @@ class MetricsWriter:
         """Drops the rows that were written after `state_dict`."""
         lines, rows = _read_lines(self._path), int(state["rows"])
         ends = itertools.accumulate(line.num_rows for line in lines)
-        self._keep([line for line, end in zip(lines, ends, strict=True) if end <= rows], lines)
+        kept = [line for line, end in zip(lines, ends, strict=True) if end <= rows]
+        if len(kept) < len(lines):
+            self._start(kept)
         if self._num_rows < rows:
             logger.warning("%s: %d rows at its end are gone", self._path, rows - self._num_rows)
 
@@ -122,7 +119,7 @@ class MetricsWriter:
             self._events.rewrite(rows)
 
     def _rewrite(self, lines: list[_Line]) -> None:
-        """Puts a new file in the place of the one before, which stays as it is if that fails."""
+        """Replaces the file; if that fails the old file stays as it is."""
         content, temporary = b"".join(line.content for line in lines), self._path.with_suffix(".tmp")
         write_synced(temporary, content)
         file = temporary.open("ab", buffering=0)
@@ -138,7 +135,7 @@ class MetricsWriter:
         self._is_in_doubt = False
 
     def _append(self, line: str) -> None:
-        """Adds a line, or nothing: half of one would take the next with it."""
+        """Adds a whole line or nothing, since half a line would damage the next one."""
         if os.fstat(self._file.fileno()).st_size != self._size:
             self._file.truncate(self._size)
         content = line.encode("ascii")
@@ -148,24 +145,19 @@ class MetricsWriter:
         self._size += written
 
     def _sync(self) -> None:
-        """Waits for the disk; it takes no page that it refused before, so all rows are written again then."""
+        """Waits for the disk. After a failure all rows are written again: the system drops refused pages."""
         if self._is_in_doubt:
             self._rewrite(_read_lines(self._path))
         self._is_in_doubt = True
         os.fsync(self._file.fileno())
         self._is_in_doubt = False
 
-    def _keep(self, kept: list[_Line], lines: list[_Line]) -> int:
-        if len(kept) < len(lines):
-            self._start(kept)
-        return sum(line.num_rows for line in lines) - self._num_rows
-
     def _wall_s(self) -> float:
         return round(self._before_s + self._clock.now_s() - self._opened_s, 3)
 
 
 class _EventCopy:
-    """TensorBoard's copy of the rows; written anew when rows were dropped."""
+    """TensorBoard's copy of the rows; rewritten when rows were dropped."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -173,7 +165,7 @@ class _EventCopy:
         self._epoch_s = 0.0
 
     def rewrite(self, rows: list[Row]) -> None:
-        """Replaces whatever the folder holds by these rows; costs nothing while there are none."""
+        """Replaces the content of the folder by these rows."""
         self.close()
         shutil.rmtree(self._folder, ignore_errors=True)
         self._epoch_s = time.time() - (rows[-1]["wall_s"] if rows else 0.0)  # the date TensorBoard shows
@@ -190,7 +182,7 @@ class _EventCopy:
             for name, value in row.items()
             if "/" in name
         ]
-        # Before the first control step it is the updates that move.
+        # Before the first control step only the updates increase.
         step = row["step"] or row.get("updates", 0)
         event = Event(wall_time=self._epoch_s + row["wall_s"], step=step, summary=Summary(value=values))
         self._open().add_event(event)
@@ -209,7 +201,7 @@ class _EventCopy:
 
 
 def read_metrics(path: Path) -> list[Row]:
-    """Reads the rows of a metrics.jsonl; a line that a crash tore, or that was altered, is left out."""
+    """Reads the rows of a metrics.jsonl; torn and altered lines are left out with a warning."""
     lines = _read_lines(path, with_torn=True)
     for problem in _problems(lines):
         logger.warning("%s: %s", path, problem)
@@ -217,7 +209,7 @@ def read_metrics(path: Path) -> list[Row]:
 
 
 def read_run(path: Path) -> tuple[list[Row], list[str]]:
-    """Returns the rows of a metrics.jsonl, and what is to be said of lines that are left out."""
+    """Returns the rows of a metrics.jsonl, and a message for each line that is left out."""
     lines = _read_lines(path, with_torn=True)
     return [line.row for line in lines if line.row is not None], _problems(lines)
 
@@ -243,16 +235,16 @@ class _Line:
 
     content: bytes
     row: Row | None
-    """None: the line is no whole row, or not the one that was written."""
+    """None if the line is torn or was altered."""
 
     @property
     def num_rows(self) -> int:
-        """Returns how many rows it was written as: two, where the end of a line was altered."""
+        """Returns how many rows were written here: two if the end of a line was altered."""
         return 1 if self.row is not None else max(1, self.content.count(b'"phase"'))
 
 
 def _read_lines(path: Path, *, with_torn: bool = False) -> list[_Line]:
-    """Reads the lines of a file; the last, if a crash tore it, only `with_torn`."""
+    """Reads the lines of a file; a torn last line only if `with_torn`."""
     *whole, last = path.read_bytes().split(b"\n")
     lines = [_Line(content + b"\n", _parse(content)) for content in whole]
     row = _parse(last)

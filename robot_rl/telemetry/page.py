@@ -106,7 +106,7 @@ def scores(before: tuple[str, str, str], after: tuple[str, str, str]) -> str:
 
 
 def compared(main: tuple[str, str, str], *others: tuple[str, str, str]) -> str:
-    """Returns large numbers side by side, of which none came before another."""
+    """Returns large numbers side by side, without an arrow."""
     return f'<div class="scores">{_score("after", main)}{"".join(_score("before", o) for o in others)}</div>'
 
 
@@ -117,13 +117,13 @@ def tiles(pairs: Sequence[tuple[str, str]]) -> str:
 
 
 def missing(parts: Sequence[str]) -> str:
-    """Returns the box that names what the page lacks."""
+    """Returns the box with the missing parts."""
     items = "".join(f"<li>{escape(part)}</li>" for part in parts)
     return f'<div class="missing">Missing from this report:<ul>{items}</ul></div>'
 
 
 def drawing(svg: str, alternative: str, caption: str = "") -> str:
-    """Returns a figure; the SVG goes in as an image, so that its ids meet no others."""
+    """Returns a figure; the SVG is an image, so that its ids cannot collide with others."""
     source = base64.b64encode(svg.encode()).decode()
     below = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
     image = f'<img src="data:image/svg+xml;base64,{source}" alt="{escape(alternative)}">'

@@ -1,13 +1,14 @@
 """Progress on stderr: a live bar in a terminal, a line every ten seconds in a log.
 
-Nothing is ever written to stdout: the last line there belongs to the command's JSON.
+Nothing is written to stdout, whose last line is the command's JSON.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Self
 
 from rich.console import Console
@@ -19,9 +20,9 @@ LINE_INTERVAL_S = 10.0
 RATE_WINDOW_S = 15.0
 REFRESH_INTERVAL_S = 0.2
 RUN_FOLDER = "run folder: "
-"""How the line begins that names the folder of a run; sweeps read it."""
+"""Beginning of the line with the folder of a run; sweeps read it."""
 _WIDE = 110
-"""Columns of a terminal that has room for everything."""
+"""Columns of a terminal in which a bar and all numbers fit."""
 
 
 class RateMeter:
@@ -32,7 +33,7 @@ class RateMeter:
         self._points: deque[tuple[float, float]] = deque()
 
     def update(self, count: float) -> None:
-        """Notes how many there have been until now; calls closer than a refresh share one point."""
+        """Records the count so far; calls closer together than a refresh share one point."""
         now_s = self._clock.now_s()
         if len(self._points) > 1 and now_s - self._points[-2][0] < REFRESH_INTERVAL_S:
             self._points.pop()
@@ -41,7 +42,7 @@ class RateMeter:
             self._points.popleft()
 
     def per_s(self) -> float:
-        """Returns the rate, 0 as long as nothing is known."""
+        """Returns the rate; 0 while it is unknown."""
         if len(self._points) < 2:
             return 0.0
         (first_s, first), (last_s, last) = self._points[0], self._points[-1]
@@ -49,7 +50,7 @@ class RateMeter:
 
 
 class _WorkClock:
-    """Seconds of another clock, without those of pauses."""
+    """A clock that stands still during pauses."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -61,7 +62,7 @@ class _WorkClock:
 
     @contextmanager
     def pause(self) -> Generator[None]:
-        """Lets the time of a block pass uncounted."""
+        """Pauses the clock within a block."""
         began_s = self._clock.now_s()
         try:
             yield
@@ -69,16 +70,28 @@ class _WorkClock:
             self.paused_s += self._clock.now_s() - began_s
 
     def stretch(self) -> float:
-        """Returns the time that has passed, in units of that which was worked."""
+        """Returns the ratio of all time to the time without pauses."""
         worked_s = self.now_s() - self._began_s
         return 1.0 + self.paused_s / worked_s if worked_s > 0 else 1.0
 
 
 class PhaseProgress:
-    """One phase of a run; `update` may be called as often as one likes."""
+    """One phase of a run; `update` is cheap, since it shows something only every `interval_s`."""
 
-    def __init__(self, name: str, total: int, unit: str, start: int, clock: Clock) -> None:
+    def __init__(
+        self,
+        name: str,
+        total: int,
+        unit: str,
+        start: int,
+        clock: Clock,
+        show: Callable[[PhaseProgress], None] = lambda phase: None,
+        *,
+        interval_s: float = LINE_INTERVAL_S,
+    ) -> None:
         self.name, self.total, self.unit, self.done = name, total, unit, start
+        self._clock, self._show, self._interval_s = clock, show, interval_s
+        self._shown_s = clock.now_s()
         self._success: float | None = None
         self._note = ""
         self._work = _WorkClock(clock)
@@ -89,13 +102,13 @@ class PhaseProgress:
     def update(
         self, done: int, *, updates: int | None = None, success: float | None = None, note: str | None = None
     ) -> None:
-        """Notes where the phase stands.
+        """Records the progress.
 
         Args:
             done: units done, of `total`.
-            updates: learner updates so far, where they are not the unit.
-            success: share of solved episodes of the last evaluation.
-            note: what else is to be known, in words.
+            updates: learner updates so far, if they are not the unit.
+            success: share of solved episodes in the last evaluation.
+            note: further text.
         """
         self.done = done
         self._rate.update(done)
@@ -106,16 +119,23 @@ class PhaseProgress:
             self._success = success
         if note is not None:
             self._note = note
+        if self._clock.now_s() - self._shown_s >= self._interval_s:
+            self.show()
+
+    def show(self) -> None:
+        """Shows the progress now."""
+        self._show(self)
+        self._shown_s = self._clock.now_s()
 
     def paused(self) -> AbstractContextManager[None]:
-        """Returns a block that the rates leave out, such as an evaluation; more of them are expected."""
+        """Returns a block that the rates ignore, for example an evaluation; the time left includes it."""
         return self._work.pause()
 
     def status(self, width: int | None = None) -> str:
-        """Returns counts, rates, time left and the last success as one line, the least of them left out.
+        """Returns counts, rates, time left and the last success as one line.
 
         Args:
-            width: columns there are; None for as many as it takes.
+            width: columns of the line; what matters least is left out to fit. None: no limit.
         """
         rate = self._rate.per_s()
         left_s = max(0, self.total - self.done) / rate * self._work.stretch() if rate > 0 else None
@@ -136,12 +156,13 @@ class PhaseProgress:
 
 
 class ProgressDisplay:
-    """Shows the phases of a run; use it as a context manager, so that a crash leaves a clean terminal."""
+    """Shows the phases of a run; a context manager, so that an error leaves a clean terminal."""
 
     def __init__(self, *, console: Console | None = None, clock: Clock | None = None) -> None:
         self._console = console or Console(stderr=True)
         self._clock = clock or MonotonicClock()
         self._live = self._console.is_terminal and not self._console.is_dumb_terminal
+        self._last_line = ""
         self._bars = Progress(
             TextColumn("[bold]{task.description}"),
             BarColumn(bar_width=24 if self._console.width >= _WIDE else 10),
@@ -165,70 +186,35 @@ class ProgressDisplay:
         self, name: str, total: int, *, unit: str = "steps", start: int = 0
     ) -> Generator[PhaseProgress]:
         """Opens a phase of `total` units, of which `start` were done before (a resumed run)."""
-        shown: PhaseProgress
         if self._live:
-            shown = _Bar(name, total, unit, start, self._clock, self._bars)
+            task = self._bars.add_task(name, total=total, completed=start, status="")
+            show, interval_s = partial(self._update_bar, task), REFRESH_INTERVAL_S
         else:
-            shown = _Lines(name, total, unit, start, self._clock, self._console)
+            task, show, interval_s = None, self._print_line, LINE_INTERVAL_S
+        phase = PhaseProgress(name, total, unit, start, self._clock, show, interval_s=interval_s)
         try:
-            yield shown
+            yield phase
         finally:
-            shown.finish()
+            phase.show()
+            if task is not None:
+                self._bars.stop_task(task)
 
     def message(self, text: str) -> None:
         """Writes a line above the bars."""
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-
-class _Bar(PhaseProgress):
-    def __init__(self, name: str, total: int, unit: str, start: int, clock: Clock, bars: Progress) -> None:
-        super().__init__(name, total, unit, start, clock)
-        self._clock, self._bars = clock, bars
-        self._shown_s = -REFRESH_INTERVAL_S
-        self._task: TaskID = bars.add_task(name, total=total, completed=start, status="")
-
-    def update(
-        self, done: int, *, updates: int | None = None, success: float | None = None, note: str | None = None
-    ) -> None:
-        super().update(done, updates=updates, success=success, note=note)
-        if self._clock.now_s() - self._shown_s >= REFRESH_INTERVAL_S:
-            self._show()
-
-    def finish(self) -> None:
-        self._show()
-        self._bars.stop_task(self._task)
-
-    def _show(self) -> None:
-        width = self._bars.console.width
-        named = max(len(task.description) for task in self._bars.tasks)  # the column is as wide as its widest
+    def _update_bar(self, task: TaskID, phase: PhaseProgress) -> None:
+        width = self._console.width
+        named = max(len(one.description) for one in self._bars.tasks)  # the width of the column of names
         beside = named + (24 if width >= _WIDE else 10) + len(" 100 % ") + 2
-        self._bars.update(self._task, completed=self.done, status=self.status(width - beside))
-        self._shown_s = self._clock.now_s()
+        self._bars.update(task, completed=phase.done, status=phase.status(width - beside))
 
-
-class _Lines(PhaseProgress):
-    def __init__(self, name: str, total: int, unit: str, start: int, clock: Clock, console: Console) -> None:
-        super().__init__(name, total, unit, start, clock)
-        self._clock, self._console = clock, console
-        self._shown_s = clock.now_s()
-        self._shown = ""
-
-    def update(
-        self, done: int, *, updates: int | None = None, success: float | None = None, note: str | None = None
-    ) -> None:
-        super().update(done, updates=updates, success=success, note=note)
-        if self._clock.now_s() - self._shown_s >= LINE_INTERVAL_S:
-            self._show()
-
-    def finish(self) -> None:
-        self._show()
-
-    def _show(self) -> None:
-        share = self.done / self.total if self.total else 1.0
-        line = f"{self.name}  {share:4.0%}  {self.status()}"
-        if line != self._shown:
-            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
-        self._shown, self._shown_s = line, self._clock.now_s()
+    def _print_line(self, phase: PhaseProgress) -> None:
+        share = phase.done / phase.total if phase.total else 1.0
+        line = f"{phase.name}  {share:4.0%}  {phase.status()}"
+        if line != self._last_line:
+            self.message(line)
+        self._last_line = line
 
 
 def _quantity(number: float) -> str:

@@ -1,4 +1,4 @@
-"""report.html: one file that shows what a run, the seeds of one setting, or several settings came to."""
+"""report.html: one page with the results of a run, of several seeds, or of several settings."""
 
 from __future__ import annotations
 
@@ -16,38 +16,38 @@ from robot_rl.core.files import replace_file
 from robot_rl.telemetry import figures, finetune, page
 from robot_rl.telemetry.figures import percent
 from robot_rl.telemetry.runs import Moment, Outcome, RunRecord, flatten, load_run
-from robot_rl.telemetry.settings import Setting, differing, grouped, pooled
+from robot_rl.telemetry.settings import Setting, differing, grouped, outcome_of
 
 _MOMENTS: tuple[Moment, Moment] = ("base", "final")
 _FINETUNED = ("policy/", "act/")
-"""Metrics of what fine-tuning trains."""
+"""Metrics of the learners of fine-tuning."""
 MAX_PANELS = 18
 MAX_PICTURES = 24
 
 
 @dataclass(frozen=True)
 class Report:
-    """Where the page went and what it lacks."""
+    """The page, and what is missing in it."""
 
     path: Path
     missing: tuple[str, ...]
     settings: tuple[Setting, ...]
-    """What was compared: runs that differ in their seed alone are one setting."""
+    """Runs that differ only in their seed are one setting."""
     notes: tuple[str, ...]
-    """Runs that did not count again."""
+    """Names runs that were not counted twice."""
 
 
 def write_report(folders: Sequence[Path], out: Path | None = None) -> Report:
-    """Writes the page of one run, of several seeds, or of several settings side by side.
+    """Writes the page of one run, of several seeds, or of several settings.
 
-    Episodes are counted together only of runs that differ in their seed alone.
+    Only episodes of runs that differ only in their seed are counted together.
 
     Args:
         folders: run folders.
         out: the file; if None, `report.html` in the run's folder, or beside the folders of several runs.
 
     Raises:
-        ConfigError: a folder is no run folder, or is one of several of `robot-rl finetune`.
+        ConfigError: a folder is no run folder, or one of several is of `robot-rl finetune`.
     """
     loaded = [load_run(folder) for folder in folders]
     is_finetuned = any(map(finetune.is_finetuning, loaded))
@@ -60,7 +60,7 @@ def write_report(folders: Sequence[Path], out: Path | None = None) -> Report:
     ]
     title, chosen, name = _title, _SECTIONS, f"{_task(runs)}, {_recipe(runs)}"
     if len(settings) > 1:
-        title, chosen, name = _title_of_several, _SECTIONS_OF_SEVERAL, f"{len(settings)} settings"
+        title, name = _title_of_several, f"{len(settings)} settings"
     if is_finetuned:
         title, chosen, name = finetune.title, _FINETUNE_SECTIONS, f"finetune, {runs[0].folder.name}"
     sections = [section(runs, missing) for section in chosen]
@@ -72,11 +72,11 @@ def write_report(folders: Sequence[Path], out: Path | None = None) -> Report:
     return Report(path, tuple(missing), tuple(settings), tuple(notes))
 
 
-# Sections: each returns HTML, or "" and says in `missing` what it lacked.
+# Sections: each returns HTML, or "" and adds to `missing` what it needs.
 
 
 def _title(runs: Sequence[RunRecord]) -> str:
-    before, after = _pooled(runs, "base"), _pooled(runs, "final")
+    before, after = outcome_of(runs, "base"), outcome_of(runs, "final")
     known = before is not None or after is not None
     scores = _score(before), _score(after)
     if _counts_returns(runs):
@@ -95,23 +95,26 @@ def _learning(runs: Sequence[RunRecord], missing: list[str]) -> str:
     if _counts_returns(runs) and (svg := figures.return_curve(runs)) is not None:
         caption = "Mean return over control steps of reinforcement learning, of few episodes each."
         return page.heading("Learning") + page.drawing(svg, "return over control steps", caption)
-    robots = _robots(runs)
-    svg = figures.learning_curves(robots) if robots else figures.learning_curve(runs)
+    settings, robots = _settings_of(runs), _robots(runs)
+    over, last = "Success over control steps of reinforcement learning", "last point"
+    if len(settings) > 1:
+        svg, last = figures.learning_curves(settings), "diamond"
+        over += ": the mean of a setting's seeds, single seeds thinly"
+    elif robots:
+        svg, last = figures.learning_curves(robots), "diamond"
+        over = "Success of each robot over the control steps of all robots"
+    else:
+        svg = figures.learning_curve(runs)
+        if len(runs) > 1:
+            over += "; the band goes from the lowest to the highest run, thin lines are single runs"
+        else:
+            over += "; the band is the 95 % interval of each evaluation"
     if svg is None:
         missing.append("learning curve: no rows with eval/success and eval/episodes")
         return ""
-    if robots:
-        caption = (
-            "Success of each robot over the control steps of all of them. Evaluations during training play "
-            "few episodes; the diamond is the one on held-out episodes."
-        )
-        return page.heading("Learning") + page.drawing(svg, "success over control steps", caption)
-    spread = "the band is the 95 % interval of each evaluation"
-    if len(runs) > 1:
-        spread = "the band goes from the lowest to the highest run, thin lines are single runs"
     caption = (
-        f"Success over control steps of reinforcement learning; {spread}. Evaluations during training play "
-        "few episodes; the last point is the evaluation on held-out episodes."
+        f"{over}. Evaluations during training play few episodes; the {last} is the evaluation on held-out "
+        "episodes."
     )
     return page.heading("Learning") + page.drawing(svg, "success over control steps", caption)
 
@@ -119,14 +122,18 @@ def _learning(runs: Sequence[RunRecord], missing: list[str]) -> str:
 def _success(runs: Sequence[RunRecord], missing: list[str]) -> str:
     if _counts_returns(runs):
         return ""
-    robots = _robots(runs)
-    together = [Setting("together", tuple(runs))]
-    svg = figures.before_after([*robots, *together] if robots else runs)
+    settings, robots = _settings_of(runs), _robots(runs)
+    title, alternative = "Success before and after", "success before and after"
+    caption = "Share of held-out episodes solved, with 95 % Wilson intervals; every started episode counts."
+    shown = [*robots, Setting("together", tuple(runs))] if robots else runs
+    if len(settings) > 1:
+        title, alternative, shown = "Success", "success of every setting", settings
+        caption = "Share of held-out episodes solved, all seeds together, with 95 % Wilson intervals."
+    svg = figures.before_after(shown)
     if svg is None:
         missing.append("success before and after: summary.json lacks base_success, final_success or episodes")
         return ""
-    caption = "Share of held-out episodes solved, with 95 % Wilson intervals; every started episode counts."
-    parts = [page.heading("Success before and after"), page.drawing(svg, "success before and after", caption)]
+    parts = [page.heading(title), page.drawing(svg, alternative, caption)]
     if len(runs) > 1:
         header = ["run", "before", "after", "episodes", "control steps", "minutes"]
         parts.append(page.table(header, [_run_row(run) for run in runs]))
@@ -136,7 +143,7 @@ def _success(runs: Sequence[RunRecord], missing: list[str]) -> str:
 def _title_of_several(runs: Sequence[RunRecord]) -> str:
     settings = _settings_of(runs)
     tasks = dict.fromkeys(run.task or "unknown task" for run in runs)
-    text = "Episodes are counted together only of runs that differ in their seed alone."
+    text = "Episodes are counted together only for runs that differ only in their seed."
     where = f"robot-rl - {len(settings)} settings - {len(runs)} runs"
     return "\n".join(
         [
@@ -148,37 +155,8 @@ def _title_of_several(runs: Sequence[RunRecord]) -> str:
     )
 
 
-def _learning_of_several(runs: Sequence[RunRecord], missing: list[str]) -> str:
-    if _counts_returns(runs):
-        return _learning(runs, missing)
-    svg = figures.learning_curves(_settings_of(runs))
-    if svg is None:
-        missing.append("learning curves: no rows with eval/success and eval/episodes")
-        return ""
-    caption = (
-        "Success over control steps of reinforcement learning: the mean of a setting's seeds, single seeds "
-        "thinly. Evaluations during training play few episodes; the diamond is the one on held-out episodes."
-    )
-    return page.heading("Learning") + page.drawing(svg, "success over control steps", caption)
-
-
-def _success_of_several(runs: Sequence[RunRecord], missing: list[str]) -> str:
-    if _counts_returns(runs):
-        return ""
-    svg = figures.before_after(_settings_of(runs))
-    if svg is None:
-        missing.append("success before and after: summary.json lacks base_success, final_success or episodes")
-        return ""
-    caption = (
-        "Share of held-out episodes solved, all seeds of a setting together, with 95 % Wilson intervals."
-    )
-    header = ["run", "before", "after", "episodes", "control steps", "minutes"]
-    table = page.table(header, [_run_row(run) for run in runs])
-    return page.heading("Success") + page.drawing(svg, "success of every setting", caption) + table
-
-
 def _metrics(runs: Sequence[RunRecord], missing: list[str]) -> str:
-    """What made the base first, then critics, actors and whatever else the rows hold."""
+    """Draws the metrics of the base first, then critics, actors and all others."""
     names = list(dict.fromkeys(name for run in runs for name in run.names()))
     left_out = ("eval/", "eval.", "heldout/")
     drawn = [name for name in names if not name.startswith(left_out) and any(r.drawn(name) for r in runs)]
@@ -202,7 +180,7 @@ def _failures(runs: Sequence[RunRecord], missing: list[str]) -> str:
     if not found and _counts_returns(runs):
         return ""
     if not found:
-        after = _pooled(runs, "final")
+        after = outcome_of(runs, "final")
         if after is None or after.successes < after.episodes:
             missing.append(
                 "failure gallery: no failures/index.json (does `robot-rl doctor` find a renderer?)"
@@ -276,15 +254,15 @@ def _settings(runs: Sequence[RunRecord], missing: list[str]) -> str:
     if len(firsts) > 1:
         keys = differing(firsts)
         rows = [[key, *[_text(run.config.get(key)) for run in firsts]] for key in keys]
-        parts.append(page.paragraph("What differs beside the seeds:", "note"))
+        parts.append(page.paragraph("Settings that differ, except seeds:", "note"))
         parts.append(page.table(["", *[run.setting for run in firsts]], rows))
-        parts.append(page.paragraph(f"All of {firsts[0].setting}:", "note"))
+        parts.append(page.paragraph(f"All settings of {firsts[0].setting}:", "note"))
     parts.append(page.name_values([(key, _text(value)) for key, value in configs[0].items()]))
     return "".join(parts)
 
 
 def _finetuning(runs: Sequence[RunRecord], missing: list[str]) -> str:
-    """The held-out errors of a run that fine-tuned its base; of several runs each has its own page."""
+    """Shows the held-out errors of a single run that fine-tuned its base."""
     told = runs[0].summary.get("finetune")
     if len(runs) > 1 or not isinstance(told, Mapping):
         return ""
@@ -307,11 +285,9 @@ _SECTIONS: tuple[Callable[[Sequence[RunRecord], list[str]], str], ...] = (
     _settings,
 )
 
-_SECTIONS_OF_SEVERAL = (_learning_of_several, _success_of_several, *_SECTIONS[3:])
-
 
 def _curves(runs: Sequence[RunRecord], missing: list[str]) -> str:
-    """What the learners of a fine-tuning run reported."""
+    """Draws the metrics of a fine-tuning run."""
     names = [name for name in runs[0].names() if name.startswith(_FINETUNED)]
     svg = figures.metric_grid(runs, names[:MAX_PANELS])
     if svg is None:
@@ -337,13 +313,13 @@ _FINETUNE_SECTIONS: tuple[Callable[[Sequence[RunRecord], list[str]], str], ...] 
 
 
 def _settings_of(runs: Sequence[RunRecord]) -> list[Setting]:
-    """Returns the settings that `grouped` told apart."""
+    """Returns the settings that `grouped` found."""
     labels = dict.fromkeys(run.setting for run in runs)
     return [Setting(label, tuple(run for run in runs if run.setting == label)) for label in labels]
 
 
 def _robots(runs: Sequence[RunRecord]) -> list[Setting]:
-    """Returns the robots that learned together in every run, each with its own evaluations; none of one."""
+    """Returns the robots that learn together in every run, each with its evaluations; empty for one robot."""
     names = runs[0].sources
     if any(run.sources != names for run in runs):
         return []
@@ -376,9 +352,9 @@ def _counts_returns(runs: Sequence[RunRecord]) -> bool:
 
 
 def _shown(runs: Sequence[RunRecord], moment: Moment) -> str:
-    """Returns the success of runs together, or their mean return where no success was ever told."""
+    """Returns the success over all runs, or their mean return if the env reports no success."""
     if not _counts_returns(runs):
-        outcome = _pooled(runs, moment)
+        outcome = outcome_of(runs, moment)
         return percent(outcome.share) if outcome else "-"
     known = [value for run in runs if (value := run.number(f"{moment}_return")) is not None]
     return f"{np.mean(known):,.1f}" if known else "-"
@@ -387,7 +363,7 @@ def _shown(runs: Sequence[RunRecord], moment: Moment) -> str:
 def _sentence(runs: Sequence[RunRecord], before: Outcome | None, after: Outcome | None) -> str:
     if _counts_returns(runs):
         came, went = (_shown(runs, moment) for moment in _MOMENTS)
-        return f"Mean return of held-out episodes: {came} before, {went} after. The env tells no successes."
+        return f"Mean return of held-out episodes: {came} before, {went} after. The env reports no success."
     if before is None and after is not None:
         low, high = after.interval
         return f"Success on held-out episodes is {percent(after.share)} ({100 * low:.1f} to {percent(high)})."
@@ -458,10 +434,6 @@ def _range(values: Sequence[float | None], style: str) -> str:
         return "-"
     low, high = format(known[0], style), format(known[-1], style)
     return low if low == high else f"{low} to {high}"
-
-
-def _pooled(runs: Sequence[RunRecord], moment: Moment) -> Outcome | None:
-    return pooled([outcome for run in runs if (outcome := run.outcome(moment)) is not None])
 
 
 def _rank(name: str) -> tuple[int, str]:

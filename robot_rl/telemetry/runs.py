@@ -1,4 +1,4 @@
-"""Reads run folders back: what a report needs to know, and what of it is missing."""
+"""Reads run folders for reports, and names what is missing in them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Floats = NDArray[np.float64]
 Moment = Literal["base", "final"]
 
 FILES = ("config.yaml", FILE_NAME, "summary.json")
-"""What makes a folder a run folder; any of them may be missing, not all."""
+"""A run folder has at least one of them."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Curve:
     x: Floats
     y: Floats
     unit: str
-    """What x counts: control steps, updates, or rows where neither moves."""
+    """What x counts: control steps, updates, or rows if neither changes."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class RunRecord:
     missing: Sequence[str]
     """What could not be read, in words."""
     setting: str = ""
-    """What its settings have that those of others beside it have not; empty where there is nothing."""
+    """Label of its settings among several; empty for one setting."""
 
     @property
     def label(self) -> str:
@@ -94,13 +94,13 @@ class RunRecord:
 
     @property
     def sources(self) -> list[str]:
-        """Names of the robots that learned together in this run; empty for one."""
+        """Names of the robots that learned together in this run; empty for one robot."""
         return list(dict.fromkeys(key.split(".")[1] for key in self.config if key.startswith("sources.")))
 
     def of_source(self, name: str) -> RunRecord:
-        """Returns the evaluations of one of several robots, as if it had been alone."""
-        told = _mapping(_mapping(self.summary.get("sources")).get(name))
-        base, final = _mapping(told.get("base")), _mapping(told.get("final"))
+        """Returns a record with the evaluations of one of several robots only."""
+        found = _mapping(_mapping(self.summary.get("sources")).get(name))
+        base, final = _mapping(found.get("base")), _mapping(found.get("final"))
         summary = {
             "base_success": base.get("success"),
             "final_success": final.get("success"),
@@ -122,7 +122,7 @@ class RunRecord:
 
     @property
     def counts_returns(self) -> bool:
-        """Whether its env never told a success, so that its returns are what to look at."""
+        """Whether the env reports no success, so that returns are the result."""
         return self.summary.get("says_success") is False
 
     def drawn(self, name: str) -> bool:
@@ -130,18 +130,18 @@ class RunRecord:
         return any(np.isfinite(_column(self.rows, name)))
 
     def number(self, key: str) -> float | None:
-        """Returns a number of summary.json, None if it is not there."""
+        """Returns a number of summary.json; None if it is missing."""
         value = self.summary.get(key)
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             return None
         return float(value)
 
     def names(self) -> list[str]:
-        """Returns the metrics that any row holds, in the order they first appear."""
+        """Returns the names of all metrics, in the order of their first rows."""
         return list(dict.fromkeys(name for row in self.rows for name in row if "/" in name))
 
     def curve(self, name: str) -> Curve:
-        """Returns a metric over control steps; over updates in a phase that makes no steps."""
+        """Returns a metric over control steps; over updates in a phase without steps."""
         rows = [row for row in self.rows if name in row]
         for key, unit in (("step", "control steps"), ("updates", "updates")):
             x = np.array([row.get(key, 0) for row in rows], float)
@@ -159,21 +159,21 @@ class RunRecord:
         return np.array(steps, float), [at[step] for step in steps]
 
     def counted(self, name: str, *, cumulative: bool) -> int | None:
-        """Returns how often something happened, from summary.json or else from the rows.
+        """Returns a count of summary.json, or else of the rows.
 
         Args:
             name: key of summary.json, and the metric `<group>/<name>`.
             cumulative: the metric counts from the start of the run, not since the last row.
         """
-        if (told := self.number(name)) is not None:
-            return int(told)
+        if (count := self.number(name)) is not None:
+            return int(count)
         columns = [_column(self.rows, metric) for metric in self.names() if metric.endswith(f"/{name}")]
         finite = [known for column in columns if len(known := column[np.isfinite(column)])]
         return int(sum(known.max() if cumulative else known.sum() for known in finite)) if finite else None
 
 
 def load_run(folder: Path) -> RunRecord:
-    """Reads a run folder; what is missing or damaged is named in the record, not raised.
+    """Reads a run folder; the record names what is missing or damaged.
 
     Raises:
         ConfigError: the folder is not a run folder.
@@ -205,12 +205,12 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _mapping(found: Any) -> Mapping[str, Any]:
-    """Returns a part of summary.json, or nothing where it is damaged."""
+    """Returns a part of summary.json, or an empty mapping if it is damaged."""
     return found if isinstance(found, Mapping) else {}
 
 
 def _outcome(share: float | None, episodes: float | None) -> Outcome | None:
-    """Returns the outcome behind a share; None unless both numbers make sense."""
+    """Returns the outcome for a share; None unless both numbers are valid."""
     if share is None or episodes is None or not 0 <= share <= 1 or not 1 <= episodes < math.inf:
         return None
     return Outcome(round(share * episodes), int(episodes))

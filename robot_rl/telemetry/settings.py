@@ -1,4 +1,4 @@
-"""Which runs may be counted together: those that differ in their seed alone."""
+"""Groups runs by their settings: runs that differ only in their seed are counted together."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from robot_rl.telemetry.runs import Moment, Outcome, RunRecord
 
 _BESIDE = ("seed", "out", "run", "lease_wait_s")
-"""Settings that have no say in what is learned, and the seed."""
+"""The seed, and settings without influence on what is learned."""
 _MAX_NAMED = 3
 
 
@@ -18,25 +18,26 @@ class Setting:
     """Runs of the same settings, one for each seed."""
 
     label: str
-    """What it has that the others have not; empty where there is one setting."""
+    """The settings that the others do not share; empty if there is one setting."""
     runs: tuple[RunRecord, ...]
 
     def outcome(self, moment: Moment) -> Outcome | None:
-        """Returns the episodes of all seeds together."""
-        return pooled([outcome for run in self.runs if (outcome := run.outcome(moment)) is not None])
+        """Returns the outcome over the episodes of all seeds."""
+        return outcome_of(self.runs, moment)
 
 
-def pooled(outcomes: Sequence[Outcome]) -> Outcome | None:
-    """Returns all episodes of several evaluations together."""
+def outcome_of(runs: Sequence[RunRecord], moment: Moment) -> Outcome | None:
+    """Returns the outcome over the episodes of several runs; None if none was evaluated."""
+    outcomes = [outcome for run in runs if (outcome := run.outcome(moment)) is not None]
     if not outcomes:
         return None
     return Outcome(sum(o.successes for o in outcomes), sum(o.episodes for o in outcomes))
 
 
 def grouped(runs: Sequence[RunRecord]) -> tuple[list[Setting], list[str]]:
-    """Returns the settings of runs, in the order they are given, and a note for each run that was left out.
+    """Returns the settings in the order of the runs, and a note for each run that does not count.
 
-    A seed counts once: its held-out episodes are the same every time.
+    A seed counts once, because its held-out episodes are always the same.
     """
     groups: dict[tuple[Any, ...], list[RunRecord]] = {}
     notes: list[str] = []
@@ -61,13 +62,13 @@ def grouped(runs: Sequence[RunRecord]) -> tuple[list[Setting], list[str]]:
 
 
 def differing(runs: Sequence[RunRecord]) -> list[str]:
-    """Returns the settings, besides seeds and folders, in which runs differ."""
+    """Returns the names of settings in which runs differ, except seeds and folders."""
     keys = dict.fromkeys(key for run in runs for key in _settings(run))
     return [key for key in keys if len({_text(_settings(run).get(key)) for run in runs}) > 1]
 
 
 def _settings(run: RunRecord) -> dict[str, Any]:
-    """Returns what was set; where config.yaml is missing, what the summary knows of it."""
+    """Returns the settings of a run; without config.yaml those in its summary."""
     known = {key: value for key, value in run.config.items() if key.split(".")[0] not in _BESIDE}
     return {"env.task": run.task, "recipe": run.recipe, **known}
 
@@ -77,7 +78,7 @@ def _key(run: RunRecord) -> tuple[Any, ...]:
 
 
 def _labels(runs: Sequence[RunRecord]) -> list[str]:
-    """Says in few words what each has that the others have not: task, recipe, else the settings."""
+    """Returns a short name for each setting: task and recipe if they differ, and settings that differ."""
     if len(runs) == 1:
         return [""]
     parts = {key: getattr(run, key) for key in ("task", "recipe") for run in runs[:1]}
@@ -91,13 +92,13 @@ def _labels(runs: Sequence[RunRecord]) -> list[str]:
         words += [f"and {len(keys) - _MAX_NAMED} more"] if len(keys) > _MAX_NAMED else []
         labels.append(", ".join([*([head] if head else []), *words]))
     is_unique = len(set(labels)) == len(labels)
-    if not is_unique:  # more differs than is named
+    if not is_unique:  # more settings differ than the label names
         labels = [f"{label} ({run.folder.name})" for label, run in zip(labels, runs, strict=True)]
     return labels
 
 
 def _by_seed(seed: Any) -> tuple[bool, float, str]:
-    """Sorts seeds as numbers, and what is none after them."""
+    """Returns a sort key: numbers first, in their order, then other seeds."""
     is_number = isinstance(seed, int | float)
     return (not is_number, float(seed) if is_number else 0.0, str(seed))
 

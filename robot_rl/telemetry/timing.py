@@ -1,17 +1,17 @@
-"""Where the time of a run goes: wall-clock and processor seconds of every named stage."""
+"""Wall-clock and processor seconds of the named stages of a run."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from robot_rl.core.clock import Clock, MonotonicClock
 
 OTHER = "other"
-"""What lies between the stages."""
+"""Time outside all stages."""
 
 
 @dataclass
@@ -23,8 +23,6 @@ class StageTime:
     cpu_s: float = 0.0
     """Processor seconds of all threads of this process."""
     calls: int = 0
-    share: float = 0.0
-    """Of the wall-clock since the timer was made; all shares add up to 1."""
 
 
 class StageTimer:
@@ -57,35 +55,22 @@ class StageTimer:
 
     def summary(self) -> list[StageTime]:
         """Returns the stages, longest first, and `other` at the end."""
-        total_s, total_cpu_s = self._total_s(), self._total_cpu_s()
         stages = sorted(self._stages.values(), key=lambda stage: -stage.wall_s)
-        rest = StageTime(
-            OTHER,
-            wall_s=max(0.0, total_s - sum(stage.wall_s for stage in stages)),
-            cpu_s=max(0.0, total_cpu_s - sum(stage.cpu_s for stage in stages)),
-        )
-        return [replace(stage, share=stage.wall_s / total_s if total_s else 0.0) for stage in [*stages, rest]]
+        wall_s = max(0.0, self._total_s() - sum(stage.wall_s for stage in stages))
+        cpu_s = max(0.0, self._total_cpu_s() - sum(stage.cpu_s for stage in stages))
+        return [*stages, StageTime(OTHER, wall_s, cpu_s)]
 
     def seconds(self) -> dict[str, float]:
         """Returns wall-clock seconds by stage, `other` included, as summary.json keeps them."""
         return {stage.name: round(stage.wall_s, 3) for stage in self.summary()}
 
-    def table(self) -> str:
-        """Returns the summary as aligned text."""
-        lines = [f"{'stage':<16}{'wall s':>10}{'cpu s':>10}{'calls':>10}{'share':>8}"]
-        lines += [
-            f"{stage.name:<16}{stage.wall_s:>10.2f}{stage.cpu_s:>10.2f}{stage.calls:>10}{stage.share:>8.1%}"
-            for stage in self.summary()
-        ]
-        return "\n".join(lines)
-
     def state_dict(self) -> dict[str, Any]:
-        """Returns what was counted so far, for a checkpoint."""
+        """Returns the times so far, for a checkpoint."""
         stages = {stage.name: [stage.wall_s, stage.cpu_s, stage.calls] for stage in self._stages.values()}
         return {"stages": stages, "wall_s": self._total_s(), "cpu_s": self._total_cpu_s()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on counting where `state_dict` stood, as if the time between had not been."""
+        """Continues from `state_dict`, without the time in between."""
         self._stages = {name: StageTime(name, *numbers) for name, numbers in state["stages"].items()}
         self._before_s, self._before_cpu_s = state["wall_s"], state["cpu_s"]
         self._start_s = self._mark_s = self._clock.now_s()

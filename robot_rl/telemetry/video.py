@@ -1,4 +1,4 @@
-"""Films of episodes: mp4 that a browser plays."""
+"""Videos of episodes: mp4 that a browser plays."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _OPTIONS = {"libx264": {"crf": "23", "preset": "veryfast"}, "mpeg4": {"qscale": 
 
 
 def write_video(path: Path, frames: NDArray[np.uint8], fps: float) -> Path:
-    """Writes frames (T, h, w, 3), uint8 RGB, as an mp4; an odd side is repeated to an even one.
+    """Writes frames (T, h, w, 3), uint8 RGB, as an mp4; an odd side is padded to an even one.
 
-    The file appears when it is whole. Its folder is made if it does not exist.
+    The file appears when it is complete. Its folder is made if it does not exist.
     """
     frames = np.asarray(frames)
     if frames.ndim != 4 or frames.shape[-1] != 3 or frames.dtype != np.uint8 or len(frames) == 0:

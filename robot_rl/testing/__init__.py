@@ -1,1 +1,1 @@
-"""Envs, robots, arms and servos that lie on purpose: for our tests and for those who extend the platform."""
+"""Fake envs, robots, arms and servos that misbehave on purpose, for our tests and those of other packages."""

@@ -1,4 +1,4 @@
-"""An arm that lies on purpose: for tests of what watches it. n arm joints."""
+"""A fake arm that misbehaves on purpose, for tests of the supervisor and its clients."""
 
 from __future__ import annotations
 
@@ -16,12 +16,10 @@ from robot_rl.testing.devices import Behaviour, ok
 
 
 class FakeArm:
-    """A driver of an arm whose soft servos close a lead with the time constant `lookahead_s`.
+    """A driver of an arm whose soft servos follow a target with the time constant `lookahead_s`.
 
-    A whole plan it follows stiffly.
-
-    It measures every `period_s`, each time as the next entry of its script says; `ok` once the
-    script is over. `drop` lasts until `reconnect`, `protective_stop` until a person's `clear`.
+    It follows a whole plan exactly. It measures every `period_s`, each time by the next entry of its script,
+    and by `ok` after the script. `drop` lasts until `reconnect`, `protective_stop` until a person's `clear`.
     """
 
     def __init__(
@@ -37,13 +35,13 @@ class FakeArm:
         self._clock = clock or MonotonicClock()
         self._home, self._tau_s, self._period_s = station.home_rad, station.limits.lookahead_s, period_s
         self.calls: list[str] = []
-        """What was asked, in order, without `send`."""
+        """Calls in order, except `send`."""
         self.sent: list[Command] = []
         """Commands that reached the arm."""
         self.plans: list[Plan] = []
         self.is_started = False
         self.is_blocked = False
-        """Whether something holds the arm where it is."""
+        """Whether something blocks the motion of the arm."""
         self.position_rad = np.asarray(station.home_rad)
         self._velocity = np.zeros(len(station.joints))
         self._target, self._gripper = self.position_rad, station.gripper.open
@@ -116,7 +114,7 @@ class FakeArm:
         self.calls.append("close")
 
     def push(self, position_rad: Array) -> None:
-        """Puts the arm elsewhere, at rest."""
+        """Moves the arm to a position, at rest."""
         self._advance()
         self.position_rad = self._target = np.array(position_rad)
         self._velocity = np.zeros(len(position_rad))

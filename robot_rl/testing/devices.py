@@ -1,8 +1,8 @@
-"""Envs and robots that lie on purpose: for tests, for trying a loop without a simulator, for conformance.
+"""Fake envs and robots that misbehave on purpose: for tests, loops without a simulator, and conformance.
 
-`FakeEnv` counts: from an observation and a reward one can tell the env, the episode and the step
-they belong to, so that nothing can leak across an episode's end unseen. `FakeRobot` behaves as
-its script says: answers late, drops the connection, measures nonsense, stops.
+`FakeEnv` counts: an observation and a reward show their env, episode and step, so that tests see any leak
+across the end of an episode. `FakeRobot` follows its script: it answers late, drops the connection, measures
+NaN, stops.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Lengths = int | Sequence[int | None] | None
 
 
 class FakeEnv(VectorEnv):
-    """A point that goes where it is told, and counts; deterministic to the bit.
+    """A point that follows its actions, and counts; deterministic to the bit.
 
     `state` is (step, episode, seed, x0, x1, ...): control steps since the episode began, episodes
     since the seed was given, the seed, and the position, which starts at a draw of (seed,
@@ -47,7 +47,7 @@ class FakeEnv(VectorEnv):
         autoreset: Literal["same_step", "disabled"] = "same_step",
         control_hz: float = 20.0,
     ) -> None:
-        """Makes `num_envs` points; episode lengths are in control steps, for all or one an env."""
+        """Makes `num_envs` points; episode lengths in control steps are for all envs or one for each."""
         self.num_envs = num_envs
         self.task, self.robot, self.instruction = "count", "point", "Count to the end."
         self.control_hz = control_hz
@@ -136,7 +136,7 @@ class FakeEnv(VectorEnv):
 
 @dataclass(frozen=True)
 class Behaviour:
-    """What the fake robot does in one control step."""
+    """The behaviour of the fake robot in one control step."""
 
     kind: Literal["ok", "late", "drop", "faulty", "freeze", "protective_stop"] = "ok"
     age_s: float = 0.0
@@ -185,10 +185,10 @@ FAKE_DELTA_RAD = 0.1
 
 
 class FakeRobot:
-    """A three-joint arm that is where it was sent one control step later; a `Device`.
+    """A `Device`: a three-joint arm that reaches its target one control step later.
 
-    The script is consumed one entry a control step, then the arm is ok for ever. Everything that
-    goes wrong is an exception for whoever commands, and its env (`LeasedEnv`) counts it in `health`.
+    Each control step takes one entry of the script; after the script all is ok. A failure is an exception for
+    the caller, and the env (`LeasedEnv`) counts it in `health`.
     """
 
     def __init__(
@@ -251,7 +251,7 @@ class FakeRobot:
         self.monitor.require_usable()
 
     def act(self, target_rad: Array) -> tuple[Array, Array]:
-        """Sends one target (n,), as far as safety allows; returns the sent one and the measured position."""
+        """Sends one target (n,), as far as safety allows; returns the sent target and the measured state."""
         self.require_ready()
         behaviour = self.script.pop(0) if self.script else ok
         self._disturb(behaviour)
@@ -345,7 +345,7 @@ class FakeRobotEnv(VectorEnv):
         self._robot.safe_stop()
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the clock and what was measured last; where the arm is, only the arm knows."""
+        """Returns the step and the last measured state; only the arm knows its true position."""
         return {"step": self._step, "state": self._state.copy()}
 
     def load_state_dict(self, state: dict[str, Any]) -> Obs:

@@ -1,4 +1,4 @@
-"""Feetech STS3215 servos that answer packets on a pseudo-terminal, for an SO-101 without an SO-101.
+"""Fake Feetech STS3215 servos that answer packets on a pseudo-terminal, for tests without an SO-101.
 
 LeRobot and the vendor's SDK talk to it as to /dev/ttyACM0. Packets as in Feetech's STS protocol 0:
 `FF FF id length instruction parameters checksum`, answered by `FF FF id length error data checksum`.
@@ -32,7 +32,7 @@ class FakeServo:
         self.number = number
         self.registers = bytearray(128)
         self.silent = False
-        """It answers nothing, as with a cable pulled."""
+        """It does not answer, as with an unplugged cable."""
         self.corrupt = False
         """Its answers have a wrong checksum."""
         self._position, self._speed_per_s, self._moved_s = float(position), speed_per_s, time.monotonic()
@@ -67,7 +67,7 @@ class FakeServo:
         self.registers[_STATUS] = OVERLOAD if is_on else 0
 
     def answer(self, instruction: int, parameters: bytes) -> bytes | None:
-        """Returns the status packet, or None from a servo that says nothing."""
+        """Returns the status packet, or None if the servo is silent."""
         self._move()
         content = b""
         if instruction == _READ:
@@ -81,7 +81,7 @@ class FakeServo:
         return packet[:-1] + bytes([packet[-1] ^ 0x55]) if self.corrupt else packet
 
     def store(self, address: int, content: bytes) -> None:
-        """Writes registers; what comes from a servo without power is lost."""
+        """Writes registers; a silent servo ignores it."""
         self._move()
         if not self.silent:
             self.registers[address : address + len(content)] = content
@@ -121,7 +121,7 @@ class FakeFeetechBus:
         self.close()
 
     def close(self) -> None:
-        """Ends the bus, as a pulled USB plug does."""
+        """Ends the bus, as an unplugged USB cable does."""
         if not self._closing.is_set():
             self._closing.set()
             self._thread.join()
@@ -141,7 +141,7 @@ class FakeFeetechBus:
                     os.write(self._master, answers)
 
     def _packets(self) -> Iterator[tuple[int, int, bytes]]:
-        """Yields id, instruction and parameters of whole packets; what is damaged is passed over."""
+        """Yields id, instruction and parameters of whole packets; damaged packets are skipped."""
         while (start := self._inbox.find(_HEADER)) >= 0 and len(self._inbox) >= start + 4:
             if self._inbox[start + 2] == 0xFF:  # no id: the header begins one byte later
                 self._inbox = self._inbox[start + 1 :]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping
 from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,12 +25,11 @@ from robot_rl.hal.leased import EnvDevice
 from robot_rl.hal.vector import VectorEnv
 from robot_rl.policies.checkpoint import PolicyMeta
 from robot_rl.rollout.envs import simulation
-from robot_rl.rollout.weights import Publisher
 from robot_rl.train.config import RunConfig
-from robot_rl.train.experience import DemoExperience
+from robot_rl.train.demos import episodes_meta
+from robot_rl.train.experience import Draws
 from robot_rl.train.hooks import checkpoint_hooks, show_progress, updates, write_metrics
-from robot_rl.train.loop import Experience, Hook, Pacer, Run
-from robot_rl.train.meter import Meter
+from robot_rl.train.loop import Batches, Hook, Learner, Pacer, Run
 from robot_rl.train.schedule import Always, Every
 from robot_rl.train.session import Session
 
@@ -39,16 +39,8 @@ Module = Any
 
 def policy_meta(config: RunConfig, env: VectorEnv, *others: VectorEnv) -> PolicyMeta:
     """Returns what the run's policies are made for; `others` are those of its further sources."""
-    return PolicyMeta(
-        task=env.task,
-        robot=env.robot,
-        control_hz=env.control_hz,
-        state_names=env.state_names,
-        action_names=env.action_names,
-        instruction=env.instruction,
-        n_exec=config.n_exec,
-        robots=tuple(one.robot for one in (env, *others)) if others else (),
-    )
+    robots = tuple(one.robot for one in (env, *others)) if others else ()
+    return PolicyMeta(**vars(episodes_meta(env)), n_exec=config.n_exec, robots=robots)
 
 
 def assemble_cloning(
@@ -69,13 +61,11 @@ def assemble_cloning(
     algorithm = resolve("algorithm", "bc", at="bc")(
         policy, config.bc.algorithm, train_seed(seed, "bc"), total_updates=config.bc.updates
     )
-    experience = DemoExperience(
-        ChunkSampler(episodes, config.policy.horizon, kept, by),
-        batch=config.bc.batch,
-        seed=train_seed(seed, "bc batches"),
-        device=config.device,
+    sampler = ChunkSampler(episodes, config.policy.horizon, kept, by)
+    batches = Draws(
+        partial(sampler.sample, config.bc.batch), seed=train_seed(seed, "bc batches"), device=config.device
     )
-    return assemble_offline(session, "bc", experience, algorithm, config.bc.updates), policy
+    return assemble_offline(session, "bc", batches, algorithm, config.bc.updates), policy
 
 
 def assemble_progress(session: Session, episodes: Episodes) -> Run:
@@ -88,28 +78,22 @@ def assemble_progress(session: Session, episodes: Episodes) -> Run:
         seed=train_seed(seed, "progress"),
         device=config.device,
     )
-    experience = DemoExperience(
-        ProgressSampler(episodes, config.policy.horizon, cfg.algorithm),
-        batch=cfg.batch,
-        seed=train_seed(seed, "progress batches"),
-        device=config.device,
+    sampler = ProgressSampler(episodes, config.policy.horizon, cfg.algorithm)
+    batches = Draws(
+        partial(sampler.sample, cfg.batch), seed=train_seed(seed, "progress batches"), device=config.device
     )
-    return assemble_offline(session, "progress", experience, algorithm, cfg.updates)
+    return assemble_offline(session, "progress", batches, algorithm, cfg.updates)
 
 
 def assemble_offline(
-    session: Session, phase: str, experience: Experience, algorithm: Algorithm, budget: int
+    session: Session, phase: str, batches: Batches, algorithm: Algorithm, budget: int
 ) -> Run:
     """Returns the loop of a phase that takes `budget` updates on demonstrations alone."""
     config, counters = session.config, session.counters
     counters.updates = 0
     run = Run(
-        sources=[],
-        experience=experience,
-        algorithm=algorithm,
-        publisher=Publisher(),
-        pacer=Pacer(finished=lambda at: at.updates >= budget, updates=Always()),
-        meter=Meter(),
+        learners=[Learner(algorithm, batches, Always())],
+        pacer=Pacer(finished=lambda at: at.updates >= budget),
         stage=session.timer.stage,
         counters=counters,
     )

@@ -1,4 +1,4 @@
-"""How a run comes to its base: demonstrations, which of their frames to clone, cloning; or noise.
+"""The base of a run: demonstrations, which of their frames to clone, cloning; or noise.
 
 demos -> [progress ->] bc, or look
 """
@@ -42,7 +42,7 @@ from robot_rl.train.improve.config import DENOISING, ChainSettings, OffPolicySet
 from robot_rl.train.session import Session, learn
 
 LOOK = "look"
-"""The phase of noise that is looked at, and the folder of its episodes."""
+"""The phase that plays noise, and the folder of its episodes."""
 PROGRESS = "progress"
 """The phase of `demos.filter`, its metrics and its file."""
 
@@ -89,6 +89,7 @@ def _note(session: Session, phase: str, parts: Mapping[str, Episodes]) -> None:
     session.results[phase] = found(together(list(parts.values()))) | (
         {"sources": each} if len(each) > 1 else {}
     )
+    session.counters.bill("sim" if phase == LOOK else "demo", session.results[phase]["env_steps"])
     rows = {"": session.results[phase], **each}
     session.write(
         phase,
@@ -117,9 +118,9 @@ def _check_pictures(session: Session, obs: Obs) -> None:
 
 
 def look(session: Session) -> None:
-    """Plays noise: what it comes to gives the observations their scale. No learner sees it.
+    """Plays noise, whose observations give the scale of all later ones. No learner sees it.
 
-    The base is that noise, so what is learned from nothing is compared with it.
+    The base is that noise: a policy learned from nothing is compared with it.
     """
     config = session.config
     shutil.rmtree(session.folder / LOOK, ignore_errors=True)
@@ -148,7 +149,7 @@ def _played_by_noise(session: Session, env: VectorEnv, source: str) -> Episodes:
 
 
 class _Noise:
-    """An expert of nothing."""
+    """An expert that draws random actions."""
 
     def __init__(self, env: VectorEnv, seed: int) -> None:
         self._shape, self._rng = (env.num_envs, len(env.action_names)), np.random.default_rng(seed)
@@ -164,7 +165,7 @@ def value_progress(session: Session) -> None:
     with session.timer.stage("build"):
         loop = assemble_progress(session, episodes)
     learn(session, loop, PROGRESS, cfg.updates, unit="updates")
-    progress = cast(ProgressCritic, loop.algorithm).progress(episodes)
+    progress = cast(ProgressCritic, loop.leader.algorithm).progress(episodes)
     cloned = kept(cfg, progress, episodes.episode_index, config.policy.horizon)
     if not cloned.any():
         raise DatasetError(
@@ -211,10 +212,10 @@ def clone(session: Session) -> None:
 
 
 def made_by(episodes: Episodes, by: Sequence[str], *, at: Path) -> NDArray[np.bool_]:
-    """Returns (T,): the steps that these made.
+    """Returns (T,): which steps were made by these sources.
 
     Raises:
-        DatasetError: they made none; says who made how many.
+        DatasetError: they made none; the message counts the steps of each source.
     """
     assert episodes.source is not None  # the reader fills it
     found = np.isin(episodes.source, [SOURCES.index(name) for name in by])
@@ -290,9 +291,9 @@ def _check_cameras(
 
 
 def demo_folder(session: Session) -> Path:
-    """Returns where the run's demonstrations are, or what it looked at.
+    """Returns where the run's demonstrations are, or the episodes of noise.
 
-    Each of several sources has a folder of its own in it.
+    Each of several sources has its own folder in it.
     """
     path = session.config.demos.path
     if path is not None:

@@ -135,7 +135,7 @@ class CheckpointStore:
         return [path for path in listed(self._folder, "[0-9]*-*") if path.is_dir()]
 
     def _kept(self) -> str:
-        """Returns what a run that cannot save goes on from."""
+        """Returns from where a run that cannot save can be resumed."""
         latest = self.latest()
         kept = f"The last good checkpoint is {latest}" if latest else "There is no earlier checkpoint"
         return f"{kept}; `robot-rl {self._command} resume={self._folder.parent}` goes on from there."

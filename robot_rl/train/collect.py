@@ -1,4 +1,4 @@
-"""Episodes of a policy or an expert, of which the good ones are kept: data for the policy that comes next.
+"""Plays episodes of a policy or an expert and keeps the good ones: data for the next policy.
 
 A policy that reinforcement learning improved makes the demonstrations that a VLA learns from (Yang et al.
 2025, Beyond Human Demonstrations; there a diffusion policy, smoother and more uniform than people). Here
@@ -19,7 +19,7 @@ from robot_rl.core.seeding import train_seed
 from robot_rl.data.collecting import UnfinishedCollection
 from robot_rl.data.demos import each
 from robot_rl.data.episode import Episode
-from robot_rl.data.keep import Facts, KeepConfig, roughness, said, sift, together
+from robot_rl.data.keep import Facts, KeepConfig, describe_refused, roughness, sift, together
 from robot_rl.hal.vector import Obs, VectorEnv
 from robot_rl.policies.checkpoint import PolicyMeta, check_meta, load_policy
 from robot_rl.policies.executor import ChunkExecutor
@@ -34,10 +34,10 @@ from robot_rl.train.record import load_config
 
 @dataclass(frozen=True)
 class Actor:
-    """Who acts in all envs."""
+    """What acts in all envs."""
 
     begin: Callable[[NDArray[np.uint64]], None]
-    """Told the seeds (B,) of the episodes that begin now."""
+    """Receives the seeds (B,) of the episodes that begin now."""
     act: Callable[[Obs], Array]
     """Returns actions (B, A)."""
     first_seed: int
@@ -46,7 +46,7 @@ class Actor:
 
 @dataclass(frozen=True)
 class Collection:
-    """What was kept, and what it was chosen from."""
+    """The episodes that were kept, and all that were played."""
 
     started: Facts
     """Of all episodes that were begun, in the order of their seeds."""
@@ -79,17 +79,17 @@ def collect(
 
     Args:
         env: autoreset DISABLED.
-        actor: who acts.
+        actor: acts.
         keep: which episodes pass; its shares are of all that were played.
         into: where they are kept; batches that it has are not played again.
         episodes: how many are wanted: the first that pass, in the order of their seeds.
         attempts: how many are begun at most.
         state: elements of the state that are recorded; see `Episodes.with_state`.
-        source: who acts: an expert, or a policy.
+        source: `demo` for an expert, `sim` for a policy.
         on_batch: called with the number of episodes that pass so far, and what was refused in words.
 
     Raises:
-        DatasetError: too few passed; says which setting refused how many.
+        DatasetError: too few passed; the message counts the refusals of each setting.
     """
     seeds = np.arange(actor.first_seed, actor.first_seed + attempts, dtype=np.uint64)
     parts, passed, refused = list[Facts](), np.arange(0), dict[str, int]()
@@ -106,13 +106,13 @@ def collect(
         started = together(parts)
         passed, refused = sift(started, keep)
         if on_batch is not None:
-            on_batch(min(len(passed), episodes), said(refused, len(started)))
+            on_batch(min(len(passed), episodes), describe_refused(refused, len(started)))
         if len(passed) >= episodes:
             kept = passed[:episodes]
             return Collection(started, kept, np.searchsorted(sift(started, _limits(keep))[0], kept), refused)
     raise DatasetError(
-        f"collect: {len(passed)} of {episodes} episodes passed; {said(refused, attempts)}. Loosen that "
-        f"setting of keep, allow more attempts than {attempts}, or ask for fewer episodes."
+        f"collect: {len(passed)} of {episodes} episodes passed; {describe_refused(refused, attempts)}. "
+        f"Loosen that setting of keep, allow more attempts than {attempts}, or ask for fewer episodes."
     )
 
 
@@ -158,10 +158,10 @@ def check_fits(meta: PolicyMeta, env: VectorEnv) -> None:
 
 
 def open_policy(given: str) -> tuple[SavedPolicy, PolicyMeta, EnvConfig]:
-    """Opens a policy, and says in which env it acts: its run's, or one that shows what it reads.
+    """Returns a policy, and the env in which it acts: its run's, or one that shows what it reads.
 
     Args:
-        given: a run folder, whose final policy is meant, or the folder of a saved policy.
+        given: a run folder, for its final policy, or the folder of a saved policy.
 
     Raises:
         CheckpointError: there is none, or it cannot be read.

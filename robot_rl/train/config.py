@@ -1,4 +1,4 @@
-"""What a training run is: one nested, frozen configuration; the parts stand beside their owners."""
+"""The configuration of a training run: nested and frozen; most parts are defined by their owners."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from robot_rl.train.improve.config import (
     FINETUNED,
     NOISE,
     ChainSettings,
+    DaggerSettings,
     GRPOSettings,
     LatentSettings,
     MethodSettings,
@@ -54,7 +55,7 @@ def check_device(device: str) -> None:
 
 
 def _check_read(read: ReadingConfig, is_given: bool, at: str, remedy: str) -> None:
-    """Refuses words that say nothing, or of which there is nothing to read."""
+    """Refuses options of reading without a dataset to read."""
     if read.options(f"{at}.") and not is_given:
         raise ConfigError(f"{at}: says how a dataset is read, and there is none. Name it: {remedy}")
 
@@ -66,15 +67,15 @@ class DemosConfig:
     episodes: int = 100
     """Episodes started; failures stay in, they are what the critic learns contrast from."""
     bias_m: float = 0.0
-    """The expert aims this far beside the target, along world x."""
+    """Offset of the expert's aim from the target, along world x."""
     noise_m: float = 0.01
     """Standard deviation of its aim between episodes, in x and y."""
     path: str | None = None
     """Folder of an existing dataset (`robot-rl collect`); nothing is collected then."""
     read: ReadingConfig = field(default_factory=ReadingConfig)
     """How `path` is read: `demos.read.episodes=0-79`, `demos.read.on_damage=skip`."""
-    by: tuple[Literal["demo", "sim", "real", "human"], ...] = ()
-    """Whose steps of `path` are cloned: `human` for a person's corrections alone; empty: everybody's."""
+    by: tuple[Literal["demo", "sim", "real", "human", "world"], ...] = ()
+    """Whose steps of `path` are cloned: `human` for a person's corrections alone; empty: all."""
     mirror: bool = False
     """Each episode's left-right mirror image is a demonstration too."""
     filter: FilterConfig = field(default_factory=FilterConfig)
@@ -102,7 +103,7 @@ class CloningSettings:
     algorithm: BCConfig = field(default_factory=BCConfig)
     policy: str | None = None
     """Folder of a base that is taken as it is: one that an earlier run cloned (`<run>/policy/base`), or a
-    small VLA (`<finetune run>/policy`). It says itself what it is: the section `policy` is not read."""
+    small VLA (`<finetune run>/policy`). The section `policy` is not read then."""
 
     def __post_init__(self) -> None:
         require(self.updates >= 0, "bc.updates", self.updates, "0 or more")
@@ -111,7 +112,7 @@ class CloningSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayConfig:
-    """Experience that outlives the run: what this one leaves, and what it takes from earlier ones."""
+    """Experience on the disk: what this run records, and what it reuses of earlier runs."""
 
     record: bool = True
     """Keep every control step of RL in `experience/` of the run folder, safe from a crash."""
@@ -135,7 +136,7 @@ class ReplayConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ScriptedPersonConfig:
-    """How attentive and how able the person is."""
+    """Attention and skill of the scripted person."""
 
     patience_s: float = 0.8
     """Without progress for so long, the episode looks bad; at once where the gripper closes too early."""
@@ -168,12 +169,12 @@ class ScriptedPersonConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class HumanConfig:
-    """The person beside the arm."""
+    """The person at the arm."""
 
     input: Literal["none", "scripted", "keyboard", "gamepad", "leader"] = "none"
-    """What they hold: nothing; a script stands in for them; keyboard, gamepad, or a leader arm."""
+    """Their input device: none; a script that imitates a person; keyboard, gamepad, or a leader arm."""
     reward: Literal["task", "key", "classifier"] = "task"
-    """Who says that an episode succeeded: the task's predicate, the person, a classifier of pictures."""
+    """The judge of success: the task's predicate, the person, a classifier of pictures."""
     classifier: str | None = None
     """Folder that `robot-rl reward train` wrote, for reward=classifier."""
     reset: Literal["automatic", "assisted"] = "automatic"
@@ -211,7 +212,7 @@ class EvaluateConfig:
     num_envs: int = 50
     """Batch size of every evaluation: part of what makes a repetition exact."""
     every_env_steps: int = 10_000
-    """Control steps between quick evaluations during RL, on seeds of their own; 0 means never."""
+    """Control steps between quick evaluations during RL, on separate seeds; 0 means never."""
     every_updates: int = 0
     """The same for what a method learns before its first control step, in learner updates."""
     quick_episodes: int = 50
@@ -227,7 +228,7 @@ class EvaluateConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
-    """How much work a crash may cost."""
+    """When checkpoints are written, and how many stay."""
 
     every_s: float = 60.0
     """Seconds of wall-clock between checkpoints; 0 means only by steps."""
@@ -288,11 +289,11 @@ class RunConfig:
     station: str | None = None
     """A station by name or path, whose arm collects; simulations without ROS if None."""
     real_time: bool = False
-    """One arm moves in a process of its own, at the task's rate, and waits for nobody."""
+    """One arm acts in another process, at the task's rate, and does not wait for the learner."""
     transport: Literal["inline", "process"] = "inline"
     """Where simulations act: between the learner's updates, or meanwhile, in a process of each source."""
     ahead: int = 1
-    """Turns of the loop by which simulations in a process of their own may be ahead of the learner. 0: they
+    """Turns of the loop by which simulations in other processes may be ahead of the learner. 0: they
     act when they are asked, and the run's numbers are those of `inline`."""
     env: EnvConfig = field(default_factory=EnvConfig)
     sources: dict[str, SourceConfig] = field(default_factory=lambda: dict[str, SourceConfig]())
@@ -343,6 +344,8 @@ class RunConfig:
             )
             reuse, allowed = self.replay.reuse, f"none with method={self.method.kind}, which has no replay"
             require(not reuse, "replay.reuse", list(reuse), allowed)
+        if isinstance(self.method, DaggerSettings) and "online" in self.plan:
+            self._check_labelled()
         if "finetune" in self.plan:
             self._check_finetuned()
         elif self.bc.policy is None and "clone" in self.plan:
@@ -388,7 +391,7 @@ class RunConfig:
 
     @cached_property
     def acting(self) -> dict[str, SourceConfig]:
-        """Who collects, by name: `sources`, or one without a name."""
+        """What collects, by name: `sources`, or one source without a name."""
         if self.sources:
             return self.sources
         alone = SourceConfig(
@@ -411,16 +414,16 @@ class RunConfig:
 
     @property
     def has_arm(self) -> bool:
-        """Whether one arm collects, perhaps with a person beside it, and no batch of simulations."""
+        """Whether one arm collects, perhaps with a person, and no batch of simulations."""
         return self.station is not None or self.real_time or self.human.input != "none"
 
     @property
     def acts_alone(self) -> bool:
-        """Whether what collects lives in a process of its own."""
+        """Whether each source acts in another process."""
         return self.station is not None or self.real_time or self.transport == "process"
 
     def _check_plan(self) -> None:
-        """Refuses stages that the other settings do not go with."""
+        """Refuses stages that do not fit the other settings."""
         plan, filtered = self.plan, self.demos.filter.updates
         is_filter = "filter" in plan
         require(is_filter == (filtered > 0), "demos.filter.updates", filtered, _UPDATES[is_filter])
@@ -450,7 +453,7 @@ class RunConfig:
         require(not self.has_arm, "stages", list(plan), "no `look` beside an arm, which noise would break")
 
     def _check_sources(self) -> None:
-        """Refuses robots that cannot be, and settings that say otherwise or that are of one robot alone."""
+        """Refuses wrong sources, and settings that contradict them or are for one robot alone."""
         alone = "one robot alone, for now: leave it out beside sources"
         require(not self.has_arm, "sources", list(self.sources), "none beside an arm or a person, for now")
         require(self.env.kind == "sim", "env.kind", self.env.kind, "sim beside sources, for now")
@@ -489,7 +492,7 @@ class RunConfig:
             )
 
     def _check_cloned(self) -> None:
-        """Refuses a base whose chunks are too short, or that cannot explore as it is to."""
+        """Refuses a base whose chunks are too short, or that cannot explore by the given process."""
         horizon = self.policy.horizon
         require(self.n_exec <= horizon, "n_exec", self.n_exec, f"1 to policy.horizon, which is {horizon}")
         kind, own = self.policy.chosen, self.policy
@@ -499,6 +502,18 @@ class RunConfig:
             self.method.explored(own, self.n_exec)
             distils, at = self.method.distil.updates, "method.distil.updates"
             require(distils == 0 or kind in DENOISING, at, distils, f"0 with policy.kind={kind}")
+
+    def _check_labelled(self) -> None:
+        """Refuses what DAgger cannot label: an arm, other simulators, several sources, chunks."""
+        require(not self.has_arm, "method", "dagger", "methods with a replay, with an arm or a person")
+        require(
+            self.env.kind == "sim", "env.kind", self.env.kind, "sim with method=dagger: it asks the expert"
+        )
+        require(not self.sources, "sources", list(self.sources), "none with method=dagger")
+        require(self.n_exec == 1, "n_exec", self.n_exec, "1 with method=dagger, which labels single actions")
+        guess = getattr(self.policy, "guess_weight", 0.0)
+        allowed = "0 without env.privileged=true, the truth of the guess"
+        require(guess == 0 or self.env.privileged, "policy.guess_weight", guess, allowed)
 
     def _check_finetuned(self) -> None:
         """Refuses what cannot be fine-tuned, or not improved by the run's method."""
@@ -529,7 +544,7 @@ class RunConfig:
             require(own.heldout <= most, "finetune.heldout", own.heldout, allowed)
 
     def _check_latent(self) -> None:
-        """Refuses experience whose noise nobody knows."""
+        """Refuses experience whose noise is unknown."""
         if not isinstance(self.method, LatentSettings):
             return
         if self.human.input != "none":

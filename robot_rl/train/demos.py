@@ -1,4 +1,4 @@
-"""Demonstrations for a run: collected from the scripted expert, and what the base policy makes of them.
+"""Demonstrations for a run: collected from the scripted expert, and relabelled by the base policy.
 
 T control steps in all, E episodes, F = T + E frames (final observations included), H chunk length.
 """
@@ -33,7 +33,7 @@ _BATCH = 1024
 
 
 def episodes_meta(env: VectorEnv) -> EpisodesMeta:
-    """Returns what episodes of this env are of."""
+    """Returns the metadata of episodes of this env."""
     return EpisodesMeta(
         task=env.task,
         robot=env.robot,
@@ -185,4 +185,4 @@ def chunks_of(obs: Obs, policy: Policy, seed: int, device: str) -> Array:
 
 
 def _nothing(obs: Obs, infos: dict[str, Any]) -> None:
-    """Has nothing to prepare: the expert reads the state itself."""
+    """Prepares nothing: the expert reads the state itself."""

@@ -1,4 +1,4 @@
-"""What a run takes of this machine, in slots of its devices: without torch, for sweeps to plan by."""
+"""The slots of this machine's devices that a run leases; without torch, for the planning of sweeps."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 def devices_of_training(config: RunConfig) -> list[tuple[DeviceSpec, int]]:
     """Returns which devices a run of `robot-rl train` leases, and how many slots of each.
 
-    The learner takes a slot of the CPU per thread, so as many runs fit on a machine as it has cores, and
-    the next one is told who has them. The simulator has more slots than that: evaluations use them.
-    A station's arm has one slot.
+    The learner takes a slot of the CPU per thread, so as many runs fit on a machine as it has cores; the
+    next one is refused, with the names of their holders. The simulator has more slots, for evaluations. A
+    station's arm has one.
     """
     cpu = cpu_spec()
     found = [(cpu, min(config.torch_threads, cpu.slots)), (simulator_of(config.env.kind), 1)]
@@ -36,7 +36,7 @@ def devices_of_finetuning(config: FinetuneConfig) -> list[tuple[DeviceSpec, int]
 
 
 def gpu_of(device: str) -> list[tuple[DeviceSpec, int]]:
-    """Returns the GPU of a learner, if it has one; nobody leases it, but sweeps put one run on each."""
+    """Returns the GPU of a learner, if it has one. It is not leased; sweeps put one run on each."""
     if not device.startswith("cuda"):
         return []
     name = device if ":" in device else f"{device}:0"

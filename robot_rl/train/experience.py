@@ -1,4 +1,4 @@
-"""What the learner draws from: replayed steps, or windows of demonstrations."""
+"""What the sources collect, replayed and recorded, and how learners draw their batches."""
 
 from __future__ import annotations
 
@@ -8,47 +8,35 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from robot_rl.algos.progress import ProgressBatch, ProgressSampler
 from robot_rl.core.errors import CheckpointError, DatasetError
-from robot_rl.core.policy import DemoBatch
-from robot_rl.data.demos import ChunkSampler
 from robot_rl.data.pool import EpisodePool
-from robot_rl.data.replay import ReplayBuffer, StepBatch, TransitionBatch
-from robot_rl.data.transitions import ChunkBatch
+from robot_rl.data.replay import ReplayBuffer
+from robot_rl.data.transitions import StepBatch
+from robot_rl.train.loop import Experience
 from robot_rl.train.recording import Recorder
 
 
-class Keeper(Protocol):
-    """Keeps the steps of one source: a replay, with its record or without."""
-
-    def add(self, steps: StepBatch) -> int: ...
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
-
-
 class OneForEach:
-    """Keepers of several sources: the steps of each go to its own, in which it is the only actor."""
+    """The replays of several sources: the steps of each go to its own, in which it is the only actor."""
 
-    def __init__(self, keepers: Sequence[Keeper]) -> None:
-        """Args: keepers: one of each source, in the order of the run's sources."""
-        self._keepers = keepers
+    def __init__(self, replays: Sequence[Experience]) -> None:
+        """Args: replays: one of each source, in the order of the run's sources."""
+        self._replays = replays
 
-    def add(self, steps: StepBatch) -> int:
-        return self._keepers[steps.actor].add(replace(steps, actor=0))
+    def add(self, segment: StepBatch) -> None:
+        self._replays[segment.actor].add(replace(segment, actor=0))
 
     def state_dict(self) -> dict[str, Any]:
-        return {"sources": [keeper.state_dict() for keeper in self._keepers]}
+        return {"sources": [replay.state_dict() for replay in self._replays]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        for keeper, saved in zip(self._keepers, state["sources"], strict=True):
-            keeper.load_state_dict(saved)
+        for replay, saved in zip(self._replays, state["sources"], strict=True):
+            replay.load_state_dict(saved)
 
 
 @dataclass
 class StaleSteps:
-    """What a replay does with steps whose policy is older than a bound."""
+    """The rule of a replay for steps whose policy is older than a bound."""
 
     bound: int
     """Learner updates by which the weights that acted may be older than the learner's."""
@@ -62,14 +50,14 @@ class StaleSteps:
         """Counts the steps if they are stale, and returns whether the replay leaves them out."""
         if self.learner() - steps.policy_version <= self.bound:
             return False
-        self.count += len(steps.reward)
+        self.count += steps.cost
         return self.then == "drop"
 
 
 class SourceReplay:
-    """The replay of one source, whose every step a recorder keeps, if there is one.
+    """The replay of one source, and the recorder of its steps, if there is one.
 
-    A checkpoint then says how far the record was, and what it lacks.
+    A checkpoint then has the length of the record, and what the record lacks.
     """
 
     def __init__(
@@ -80,21 +68,21 @@ class SourceReplay:
         Args:
             replay: of the source.
             recorder: new, or of a run whose checkpoint follows; its pictures are exact.
-            stale: what becomes of steps of an old policy; None: they are as good as any.
+            stale: what becomes of steps of an old policy; None: they are kept.
         """
         self._replay, self._recorder, self._stale = replay, recorder, stale
         self._is_recorded = recorder is not None
         self._is_cut = False  # the last steps were dropped: what follows does not continue what is there
 
-    def add(self, steps: StepBatch) -> int:
+    def add(self, steps: StepBatch) -> None:
         if self._recorder is not None:
             self._recorder.add(steps)
         if self._stale is not None and self._stale.drops(steps):
             self._is_cut, self._is_recorded = True, False  # the record has more than the replay from now on
-            return len(steps.reward)
+            return
         if self._is_cut:
             self._is_cut, steps = False, replace(steps, begins=True)
-        return self._replay.add(steps)
+        self._replay.add(steps)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns where record and replay stand, after everything so far is on the disk."""
@@ -129,15 +117,12 @@ class SourceReplay:
 
 
 class ReplayExperience:
-    """Keeps the steps of the sources, and draws learners' batches from them."""
+    """Keeps the steps of the sources, and counts what becomes of them."""
 
     def __init__(
         self,
-        replay: Keeper,
+        replay: Experience,
         *,
-        draw: Callable[[np.random.Generator], TransitionBatch | ChunkBatch],
-        seed: int,
-        device: str = "cpu",
         earlier: EpisodePool | None = None,
         stale: StaleSteps | None = None,
         has_person: bool = False,
@@ -146,28 +131,17 @@ class ReplayExperience:
 
         Args:
             replay: takes the steps of the sources.
-            draw: returns a learner's batch, from that replay or from what mixes it with others.
-            seed: of the draws.
-            device: where the batches go.
-            earlier: what earlier runs experienced, if `draw` takes from it.
+            earlier: what earlier runs experienced, if learners draw from it.
             stale: counts the steps of an old policy.
             has_person: whether a person can take over; then their share is counted.
         """
-        self._earlier, self._stale, self._has_person = earlier, stale, has_person
-        self._replay, self._draw = replay, draw
-        self._rng = np.random.default_rng(seed)
-        self._device = device
+        self._replay, self._earlier, self._stale, self._has_person = replay, earlier, stale, has_person
         self._added, self._by_person = 0, 0
 
-    def add(self, steps: StepBatch) -> int:
-        count = self._replay.add(steps)
-        self._added += count
-        self._by_person += count * (steps.source == "human")
-        return count
-
-    def sample(self) -> TransitionBatch | ChunkBatch:
-        batch = self._draw(self._rng)
-        return batch if self._device == "cpu" else batch.to(self._device)
+    def add(self, segment: StepBatch) -> None:
+        self._replay.add(segment)
+        self._added += segment.cost
+        self._by_person += segment.cost * (segment.source == "human")
 
     def metrics(self) -> dict[str, float]:
         """Returns how reuse does, and since the last call the stale steps and a person's share of all."""
@@ -182,8 +156,8 @@ class ReplayExperience:
         return row
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the online replay and the generator; demonstrations are built again from their files."""
-        state: dict[str, Any] = {"replay": self._replay.state_dict(), "rng": self._rng.bit_generator.state}
+        """Returns the online replay; demonstrations are built again from their files."""
+        state: dict[str, Any] = {"replay": self._replay.state_dict()}
         if self._has_person:
             state["shares"] = [self._added, self._by_person]
         return state if self._earlier is None else state | {"earlier": self._earlier.state_dict()}
@@ -193,24 +167,27 @@ class ReplayExperience:
         self._replay.load_state_dict(_joined(replay, state["recorder"]) if "recorder" in state else replay)
         if self._earlier is not None:
             self._earlier.load_state_dict(state["earlier"])
-        self._rng.bit_generator.state = state["rng"]
         self._added, self._by_person = state.get("shares", (0, 0))
 
 
-class DemoExperience:
-    """Windows of demonstrations; there is nothing to add to them."""
+class Batch(Protocol):
+    """What a learner reads at once."""
+
+    def to(self, device: str) -> Any: ...
+
+
+class Draws:
+    """A batch recipe: each batch is drawn with the recipe's own generator."""
 
     def __init__(
-        self, sampler: ChunkSampler | ProgressSampler, *, batch: int, seed: int, device: str = "cpu"
+        self, draw: Callable[[np.random.Generator], Batch], *, seed: int, device: str = "cpu"
     ) -> None:
-        self._sampler, self._batch, self._device = sampler, batch, device
+        """Args: draw: returns a batch; seed: of the draws; device: where the batches go."""
+        self._draw, self._device = draw, device
         self._rng = np.random.default_rng(seed)
 
-    def add(self, steps: StepBatch) -> int:
-        raise RuntimeError("demonstrations are read only: a run that collects needs a ReplayExperience")
-
-    def sample(self) -> DemoBatch | ProgressBatch:
-        batch = self._sampler.sample(self._batch, self._rng)
+    def sample(self) -> Any:
+        batch = self._draw(self._rng)
         return batch if self._device == "cpu" else batch.to(self._device)
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What every loop does now and then: show where it stands, write metrics, save."""
+"""Hooks that every loop has: show progress, write metrics, save."""
 
 from __future__ import annotations
 
@@ -35,7 +35,11 @@ def write_metrics(
     more: Mapping[str, float] | None = None,
 ) -> None:
     """Writes what the learner and the sources, by name, reported since the last row, and `more`."""
-    row = {name if "/" in name else f"{phase}/{name}": value for name, value in run.meter.take().items()}
+    row: dict[str, float] = {}
+    for learner in run.learners:
+        group = learner.name or phase
+        means = learner.meter.take().items()
+        row |= {name if "/" in name and not learner.name else f"{group}/{name}": mean for name, mean in means}
     for number, (name, source) in enumerate((sources or {}).items()):
         group = group_of("collect", name)
         row |= {f"{group}/{metric}": value for metric, value in source.episodes.take().items()}
@@ -51,7 +55,7 @@ def group_of(group: str, source: str) -> str:
 
 
 def show_progress(session: RunSession, done: int, updates: int | None = None) -> None:
-    """Tells the progress display where the present phase stands."""
+    """Updates the progress display of the present phase."""
     if session.progress is not None:
         session.progress.update(done, updates=updates)
 

@@ -1,10 +1,11 @@
 """The one loop. Every phase of every run is this function with other objects in it.
 
     collect  ->  replay  ->  sample  ->  update  ->  whatever is due
-    sources      experience              algorithm    publish, metrics, evaluation, checkpoint
+    sources      experience  learners                publish, metrics, evaluation, checkpoint
 
-Behaviour cloning has no source and a pacer that always owes an update; residual RL has one
-source, or several with a budget each, and pays its updates by a ratio of all their steps.
+Behaviour cloning has no source and a pace that always owes an update. Residual RL has one source, or several
+with a budget each, and pays its updates by a ratio of all their steps. Several learners, such as a policy and
+a student of it, each have an algorithm, a batch recipe and a pace.
 """
 
 from __future__ import annotations
@@ -15,34 +16,102 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 from robot_rl.core.algorithm import Algorithm
-from robot_rl.data.transitions import StepBatch
+from robot_rl.data.transitions import Segment
 from robot_rl.rollout.sources import Source
 from robot_rl.rollout.weights import Publisher, load_weights
-from robot_rl.train.meter import Meter
 from robot_rl.train.schedule import Always, Counters, Every, Ratio
 
 
-class Experience(Protocol):
-    """What the learner draws from: a replay, or demonstrations."""
-
-    def add(self, steps: Any) -> int:
-        """Keeps what its sources collect and returns how many control steps that is."""
-        ...
-
-    def sample(self) -> Any:
-        """Returns one learner batch."""
-        ...
+class Stateful(Protocol):
+    """A part of a run that a checkpoint restores."""
 
     def state_dict(self) -> dict[str, Any]: ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
+class Experience(Stateful, Protocol):
+    """What keeps the segments that the sources collect."""
+
+    def add(self, segment: Any, /) -> None: ...
+
+
+class Batches(Stateful, Protocol):
+    """A batch recipe: draws a learner's batches from experience, or from demonstrations."""
+
+    def sample(self) -> Any:
+        """Returns one batch."""
+        ...
+
+
+class Meter:
+    """Means of metrics between two rows of metrics.jsonl; adds them up without waiting for the device."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Tensor] = {}
+        self._counts: dict[str, int] = {}
+
+    def add(self, metrics: Mapping[str, Tensor | float]) -> None:
+        for name, value in metrics.items():
+            number = torch.as_tensor(value).detach().to(torch.float64)
+            self._sums[name] = self._sums[name] + number if name in self._sums else number
+            self._counts[name] = self._counts.get(name, 0) + 1
+
+    def take(self) -> dict[str, float]:
+        """Returns the means since the last call."""
+        means = {name: float(total) / self._counts[name] for name, total in self._sums.items()}
+        self._sums, self._counts = {}, {}
+        return means
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"sums": dict(self._sums), "counts": dict(self._counts)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._sums, self._counts = dict(state["sums"]), dict(state["counts"])
+
+
+@dataclass
+class Learner:
+    """An algorithm, what it learns from, and how often."""
+
+    algorithm: Algorithm
+    batches: Batches
+    pace: Ratio | Always
+    """How many updates it owes."""
+    publisher: Publisher | None = None
+    """Takes snapshots of its weights for its sources; None if no source acts with them."""
+    name: str = ""
+    """Group of its metrics; empty for that of the phase."""
+    meter: Meter = field(default_factory=Meter)
+    updates: int = 0
+
+    def update(self, stage: Callable[[str], AbstractContextManager[Any]]) -> None:
+        """Takes one update."""
+        with stage("sample"):
+            batch = self.batches.sample()
+        with stage("update"):
+            self.meter.add(self.algorithm.update(batch))
+        self.updates += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"updates": self.updates} | {name: part.state_dict() for name, part in self._parts()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.updates = int(state["updates"])
+        for name, part in self._parts():
+            part.load_state_dict(state[name])
+
+    def _parts(self) -> list[tuple[str, Stateful]]:
+        names = ("algorithm", "batches", "pace", "publisher", "meter")
+        return [(name, getattr(self, name)) for name in names if getattr(self, name) is not None]
+
+
 @dataclass
 class Hook:
-    """Something to do now and then; `read` says which clock its schedule follows."""
+    """Something to do now and then; `read` returns the clock of its schedule."""
 
     name: str
     every: Every
@@ -52,17 +121,16 @@ class Hook:
 
 @dataclass
 class Pacer:
-    """When the run ends, how many updates it owes, and what is due."""
+    """When the run ends, which sources still collect, and what is due."""
 
     finished: Callable[[Counters], bool]
-    updates: Ratio | Always
     budgets: Sequence[int] = ()
     """Control steps that each source may collect; without any, sources collect until the run is finished."""
     hooks: Sequence[Hook] = ()
     """In the order they run; the checkpoint comes last, so that it holds what the others changed."""
 
     def is_spent(self, source: int, counters: Counters) -> bool:
-        """Whether a source has spent its budget."""
+        """Returns whether a source has spent its budget."""
         return bool(self.budgets) and counters.of_source(source) >= self.budgets[source]
 
     def run_due(self, counters: Counters) -> None:
@@ -71,13 +139,9 @@ class Pacer:
                 hook.action(counters)
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "updates": self.updates.state_dict(),
-            "hooks": {h.name: h.every.state_dict() for h in self.hooks},
-        }
+        return {"hooks": {hook.name: hook.every.state_dict() for hook in self.hooks}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.updates.load_state_dict(state["updates"])
         for hook in self.hooks:
             hook.every.load_state_dict(state["hooks"][hook.name])
 
@@ -86,33 +150,63 @@ class Pacer:
 class Run:
     """Everything the loop needs; `assemble` builds it, a checkpoint restores it."""
 
-    sources: Sequence[Source]
-    experience: Experience
-    algorithm: Algorithm
-    publisher: Publisher
+    learners: Sequence[Learner]
+    """The first one leads: its updates are those of `counters`, and its weights are those that act."""
     pacer: Pacer
-    meter: Meter
     stage: Callable[[str], AbstractContextManager[Any]]
     """Times a named stage."""
+    sources: Sequence[Source] = ()
+    experience: Experience | None = None
+    """Keeps what the sources collect; None without sources. It may be the batches of a learner too."""
     counters: Counters = field(default_factory=Counters)
+
+    @property
+    def leader(self) -> Learner:
+        return self.learners[0]
+
+    @property
+    def publisher(self) -> Publisher:
+        """The publisher of the weights that act."""
+        assert self.leader.publisher is not None, "a run with sources publishes the leader's weights"
+        return self.leader.publisher
+
+    def keep(self, segment: Segment) -> None:
+        """Keeps and counts what a source collected."""
+        assert self.experience is not None, "a run with sources keeps what they collect"
+        self.experience.add(segment)
+        self.counters.add(segment)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns all that influences learning, between two turns of the loop."""
-        parts = {name: getattr(self, name).state_dict() for name in self._parts}
-        return {**parts, "sources": [source.state_dict() for source in self.sources]}
+        kept = None if self._is_batches else self.experience
+        return {
+            "counters": self.counters.state_dict(),
+            "pacer": self.pacer.state_dict(),
+            "sources": [source.state_dict() for source in self.sources],
+            "experience": None if kept is None else kept.state_dict(),
+            "learners": [learner.state_dict() for learner in self.learners],
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        for name in self._parts:
-            old = {"publisher": "handle"}.get(name, name)  # its name in earlier checkpoints
-            getattr(self, name).load_state_dict(state[name] if name in state else state[old])
-        for source, saved in zip(self.sources, state["sources"], strict=True):
-            source.load_state_dict(saved)
+        """Restores `state_dict`, also of versions in which a run had one learner."""
+        state = state if "learners" in state else _with_learners(state)
+        self.counters.load_state_dict(state["counters"])
+        self.pacer.load_state_dict(state["pacer"])
+        if self.experience is not None and not self._is_batches:
+            self.experience.load_state_dict(state["experience"])
+        for parts, saved in ((self.sources, state["sources"]), (self.learners, state["learners"])):
+            for part, one in zip(parts, saved, strict=True):
+                part.load_state_dict(one)
 
     def hand_over(self, policy: torch.nn.Module) -> None:
-        """Gives `policy` the learner's newest weights; what acts may be `publish_every` updates behind."""
-        load_weights(policy, self.algorithm.policy_weights())
+        """Gives `policy` the leader's newest weights; what acts may be `publish_every` updates behind."""
+        load_weights(policy, self.leader.algorithm.policy_weights())
 
-    _parts = ("counters", "experience", "algorithm", "publisher", "pacer", "meter")
+    @property
+    def _is_batches(self) -> bool:
+        """Returns whether the experience is a learner's batches too: then its state is the learner's."""
+        experience: Any = self.experience
+        return any(learner.batches is experience for learner in self.learners)
 
 
 def train(run: Run) -> None:
@@ -123,16 +217,26 @@ def train(run: Run) -> None:
             if run.pacer.is_spent(actor, counters):
                 continue
             with run.stage("collect"):
-                steps = source.collect(run.publisher)
-            if isinstance(steps, StepBatch):
-                steps.actor = actor
-            if steps is not None:
+                segment = source.collect(run.publisher)
+            if segment is not None:
+                segment.actor = actor
                 with run.stage("replay"):
-                    counters.add(actor, run.experience.add(steps))
-        for _ in range(run.pacer.updates.owed(counters.env_steps)):
-            with run.stage("sample"):
-                batch = run.experience.sample()
-            with run.stage("update"):
-                run.meter.add(run.algorithm.update(batch))
-            counters.updates += 1
+                    run.keep(segment)
+        for learner in run.learners:
+            for _ in range(learner.pace.owed(counters.env_steps)):
+                learner.update(run.stage)
+        counters.updates = run.leader.updates
         run.pacer.run_due(counters)
+
+
+def _with_learners(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the state of a run from that of versions in which it had one learner."""
+    leader = {
+        "updates": state["counters"]["updates"],
+        "algorithm": state["algorithm"],
+        "batches": state["experience"],
+        "pace": state["pacer"]["updates"],
+        "publisher": state["publisher"] if "publisher" in state else state["handle"],
+        "meter": state["meter"],
+    }
+    return {**state, "learners": [leader]}

@@ -15,23 +15,26 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from robot_rl.config import dump, load, options, plain, shell, words
 from robot_rl.core.errors import CheckpointError, RenderError, require
 from robot_rl.core.files import replace_file, with_checksum_line, write_json
-from robot_rl.core.seeding import eval_seeds
+from robot_rl.core.registry import resolve
+from robot_rl.core.seeding import eval_seeds, train_seed
 from robot_rl.data.episode import Feature
 from robot_rl.data.episodes import EpisodesMeta
 from robot_rl.hal.vector import VectorEnv
 from robot_rl.policies.checkpoint import load_policy, save_policy
+from robot_rl.policies.chunk import ChunkPolicy
+from robot_rl.policies.one_step import OneStepPolicy
 from robot_rl.real.station import load_station
 from robot_rl.rollout.evaluate import EvalResult, evaluate_in, to_json
 from robot_rl.sched.opened import opened
 from robot_rl.sim.config import making
-from robot_rl.train.assemble import evaluator, evaluators, policy_meta
+from robot_rl.train.assemble import evaluator, evaluators, generator, policy_meta
 from robot_rl.train.base import (
     LOOK,
     PROGRESS,
@@ -48,9 +51,9 @@ from robot_rl.train.deploy.online import check_arm, make_arm
 from robot_rl.train.finetune.names import saved_folder
 from robot_rl.train.finetune.stage import check_finetuned, finetuning_phases
 from robot_rl.train.improve.acting import open_sim
-from robot_rl.train.improve.distil import PHASE as DISTIL
-from robot_rl.train.improve.distil import distil
-from robot_rl.train.improve.method import Method, Start, eval_metrics, method_of
+from robot_rl.train.improve.config import ChainSettings
+from robot_rl.train.improve.method import Method, Start, eval_metrics, method_of, settings_of
+from robot_rl.train.improve.offline import learn_offline
 from robot_rl.train.pictures import Photographer
 from robot_rl.train.record import (
     load_config,
@@ -63,10 +66,13 @@ from robot_rl.train.record import (
 from robot_rl.train.recording import Recorder, check_earlier, check_spaces, observed
 from robot_rl.train.session import Session, execute, learn
 
+DISTIL = "distil"
+"""The phase in which a student of the improved policy learns to act in one network call."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """What a run came to: the content of summary.json."""
+    """The result of a run: the content of summary.json."""
 
     task: str
     recipe: str
@@ -78,6 +84,8 @@ class Summary:
     """Held-out episodes behind each success."""
     env_steps: int
     """Control steps of reinforcement learning, over all envs."""
+    control_steps: dict[str, int]
+    """The bill: control steps by who made them, of `SOURCES`. It has the demonstrations too."""
     train_minutes: float
     """From the start to this summary, evaluations included, over all lives of the run."""
     run: str
@@ -91,7 +99,7 @@ class Summary:
     """Mean undiscounted sum of rewards of the same episodes."""
     final_return: float | None
     says_success: bool
-    """Whether the env tells successes; where it never did, the return counts."""
+    """Whether the env reports successes; if not, the return counts."""
     demo_success: float | None
     """Share of the demonstrations that succeed; None without any."""
     demo_env_steps: int
@@ -122,11 +130,11 @@ def run(config: RunConfig) -> Summary:
     """Trains from the beginning, in a new run folder below `config.out`.
 
     Raises:
-        RobotRLError: a mistake in the configuration, a device that somebody else holds, a full
+        RobotRLError: a mistake in the configuration, a device that another run holds, a full
             disk; the message says what to do.
     """
     config = _absolute(config)
-    _look_at_envs(config)  # a mistake is worth neither a folder nor the demonstrations
+    _look_at_envs(config)  # before there is a folder
     if config.has_arm:
         check_arm(config)
     folder = new_folder(config.out, f"{config.recipe}-seed{config.seed}")
@@ -136,7 +144,7 @@ def run(config: RunConfig) -> Summary:
 
 
 def _look_at_envs(config: RunConfig) -> None:
-    """Refuses experience, a base or sources that do not go with the run's envs."""
+    """Refuses experience, a base or sources that do not fit the run's envs."""
     is_finetuned = "finetune" in config.plan
     if not (config.replay.reuse or config.bc.policy or config.sources or is_finetuned):
         return
@@ -205,24 +213,39 @@ def _improve(session: Session) -> None:
         loop.hand_over(policy)
         meta = policy_meta(config, *eval_envs.values())
         save_policy(session.folder / "policy" / "final", policy, meta=meta)
-        session.results["nan_resets"] = sum(source.nan_resets for source in loop.sources)
+        session.results["nan_resets"] = sum(source.episodes.nan_resets for source in loop.sources)
 
 
 def _distil(session: Session) -> None:
-    """Puts a one-step student in the place of the improved policy, which stays beside it."""
+    """Replaces the improved policy by a one-step student; the teacher stays in policy/improved."""
     folder = session.folder / "policy"
     if not (folder / "improved").is_dir():  # else this phase was begun before
         (folder / "final").rename(folder / "improved")
-    teacher, meta = load_policy(folder / "improved")
-    episodes = load_demonstrations(demo_folder(session), session.config)
+    improved, meta = load_policy(folder / "improved")
+    config, cfg = session.config, settings_of(session.config, ChainSettings).distil
+    teacher = cast("ChunkPolicy", improved).to(config.device)
+    student = OneStepPolicy.student_of(teacher, generator=generator(config.seed, "student"))
+    how: dict[str, Any] = {"horizon": student.horizon, "gamma_step": 1.0}
+    algorithm = resolve("algorithm", "distil", at=DISTIL)(
+        student, teacher, cfg, train_seed(config.seed, DISTIL)
+    )
+    episodes = load_demonstrations(demo_folder(session), config)
     with evaluators(session) as envs:
-        start = Start(episodes=episodes, base=teacher, envs={}, eval_envs=envs)
-        save_policy(folder / "final", distil(session, start), meta=meta)
+        learn_offline(
+            session,
+            Start(episodes=episodes, base=improved, envs={}, eval_envs=envs),
+            student,
+            algorithm,
+            lambda sampler, rng: sampler.sample_chunks(cfg.batch, **how, rng=rng),
+            cfg.updates,
+            phase=DISTIL,
+        )
+        save_policy(folder / "final", student, meta=meta)
 
 
 @contextmanager
 def _acting_envs(method: Method, session: Session) -> Generator[Mapping[str, VectorEnv]]:
-    """Opens what collects, by the name of the source; nothing where it lives in a process of its own."""
+    """Opens the envs that collect, by the name of the source; none where sources act in other processes."""
     config, envs = session.config, dict[str, VectorEnv]()
     leases = [held.lease for held in session.leases]
     with ExitStack() as stack:
@@ -239,7 +262,7 @@ def _acting_envs(method: Method, session: Session) -> Generator[Mapping[str, Vec
 
 @contextmanager
 def _recorders(session: Session, envs: Mapping[str, VectorEnv]) -> Generator[list[Recorder]]:
-    """Opens what keeps the run's experience, one recorder of each source, if it is to be kept."""
+    """Opens the recorders of the run's experience, one of each source, if it is recorded."""
     config, folder = session.config, session.folder / "experience"
     if session.loop_state(config.method.kind) is None:
         shutil.rmtree(folder, ignore_errors=True)  # of a life that was cut short before its first checkpoint
@@ -351,7 +374,7 @@ def evaluate_folder(
 
 
 def _photographer(session: Session, env: VectorEnv, seeds: Any) -> Photographer | None:
-    """Returns who takes the pictures, or says in a line why there is nobody."""
+    """Returns what takes the pictures, or None after a message why not."""
     config = session.config.video
     if not config.is_wanted:
         return None
@@ -377,6 +400,7 @@ def _conclude(session: Session) -> Summary:
         final_success=final["success"],
         episodes=final["episodes"],
         env_steps=session.counters.env_steps,
+        control_steps=session.counters.by_kind,
         train_minutes=round(session.elapsed_s / 60.0, 3),
         run=str(session.folder),
         base_ci=tuple(base["ci"]) if base else None,

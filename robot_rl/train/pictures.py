@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from robot_rl.core.errors import RenderError
 from robot_rl.hal.vector import VectorEnv
 from robot_rl.rollout.stepping import Moment
-from robot_rl.sim.cameras import Camera, Renderer
+from robot_rl.sim.cameras import Camera
 from robot_rl.sim.gl import find_backend
 from robot_rl.telemetry.video import write_video
 from robot_rl.train.config import VideoConfig
@@ -86,16 +86,13 @@ def _pencil(env: VectorEnv, camera: str) -> tuple[Callable[[int], Array], Callab
     """
     backend, picture = getattr(env, "backend", None), getattr(env, "picture", None)
     if "render" in env.caps and backend is not None:
-        renderer = Renderer(
-            backend.model, [Camera(name=camera, height=HEIGHT, width=WIDTH, shadows=_CAMERA_SHADOWS)]
-        )
-        return lambda row: renderer.render_batch(backend.batch, np.array([row]), camera)[0], renderer.close
+        view = Camera(name=camera, height=HEIGHT, width=WIDTH, shadows=_CAMERA_SHADOWS)
+        renderer = backend.renderer([view])
+        return lambda row: renderer.render_batch(np.array([row]), camera)[0], renderer.close
     if picture is None:
         raise RenderError(f"videos: {env.task!r} on {env.robot!r} cannot draw")
-    os.environ.setdefault(
-        "SDL_VIDEODRIVER", "dummy"
-    )  # pygame draws without a display, and says nothing of it
-    with contextlib.suppress(RenderError):  # MuJoCo's take what this says; others draw without
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame draws without a display, and prints nothing
+    with contextlib.suppress(RenderError):  # MuJoCo's envs use this backend; others need none
         os.environ["MUJOCO_GL"] = find_backend()
     env.reset(seed=0)
     picture(0)

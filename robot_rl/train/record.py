@@ -1,4 +1,4 @@
-"""What stays of a run besides its results: its folder, what made its numbers, its page."""
+"""A run's folder, the versions and the machine behind its numbers, and its report."""
 
 from __future__ import annotations
 

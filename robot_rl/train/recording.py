@@ -1,4 +1,4 @@
-"""What a run experienced, kept in a store of its own; and what earlier runs kept, drawn from again.
+"""The recorder of a run's experience, and the recorded experience of earlier runs.
 
 T steps of an episode, A action dim.
 """
@@ -55,10 +55,10 @@ class Recorder:
             meta: what the episodes are of.
             features: what is observed.
             person: whether a person can take over; then what the policy wanted is kept too, as the
-                group `policy_action` beside the observation.
+                group `policy_action`.
             joints: of the arm, if there is one; then the targets that safety let through are kept too,
                 as the group `executed_target_rad`.
-            device: whose steps they are; simulators of the robot if None.
+            device: that acts; simulators of the robot if None.
             is_exact: whether pictures keep every bit: larger on the disk, as a replay that is restored from
                 them needs it.
 
@@ -105,31 +105,35 @@ class Recorder:
         self._inside = (self._inside | set(lanes.tolist())) - set(lanes[ended].tolist())
 
     def _beside(self, steps: StepBatch) -> dict[str, Array]:
-        """Returns what is kept beside the observation."""
+        """Returns what is kept in addition to the observation."""
         kept: dict[str, Array] = {}
         if self._person:
             kept[POLICY_ACTION] = steps.action if steps.policy_action is None else steps.policy_action
         if self._has_arm:
-            assert steps.executed_target_rad is not None, "an arm says what safety let through"
+            assert steps.executed_target_rad is not None, "an arm reports the executed targets"
             kept[EXECUTED] = steps.executed_target_rad.astype(np.float32)
         return kept
 
     def _mark_episodes(self, lanes: Array, steps: StepBatch) -> None:
-        """Cuts episodes short that go on no more, or go on under another instruction."""
-        said = self._instruction if steps.instruction is None else steps.instruction
-        if steps.begins or said != self._instruction:
+        """Ends episodes that were cut short, or whose instruction has changed."""
+        instruction = self._instruction if steps.instruction is None else steps.instruction
+        if steps.begins or instruction != self._instruction:
             for lane in self._inside.intersection(lanes.tolist()):
                 self._writer.end_episode(lane)
                 self._inside.remove(lane)
-        self._instruction = said
-        if said != self._writer.layout.meta.instruction:  # else the writer begins them by itself
+        self._instruction = instruction
+        if instruction != self._writer.layout.meta.instruction:  # else the writer begins them by itself
             for lane in set(lanes.tolist()) - self._inside:
-                self._writer.begin_episode(lane, instruction=said)
+                self._writer.begin_episode(lane, instruction=instruction)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns where the store stands, after everything so far is on the disk."""
-        said = {"instruction": self._instruction, "inside": sorted(self._inside)}
-        return {"store": self._writer.mark(), "turns": self._turns, **said}
+        return {
+            "store": self._writer.mark(),
+            "turns": self._turns,
+            "instruction": self._instruction,
+            "inside": sorted(self._inside),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Cuts off what was recorded after the checkpoint: the run makes those steps again."""
@@ -139,7 +143,7 @@ class Recorder:
         self._inside = set(state.get("inside", ()))
 
     def newest_first(self) -> Callable[[int], Iterator[Episode]]:
-        """Returns who reads the episodes of a lane that are on the disk now, the newest first."""
+        """Returns a function that reads the episodes of a lane that are on the disk now, the newest first."""
         reader = StoreReader(self._writer.folder)
         return lambda lane: (reader.read(episode) for episode in reversed(reader.of_lane(lane)))
 
@@ -248,7 +252,7 @@ def pool_of(
 
 
 def _relabel(base: Policy, *, n_exec: int, seed: int, device: str) -> Relabel:
-    """Returns who asks the base: as when acting, it plans at every `n_exec`-th frame of an episode."""
+    """Returns a function that asks the base, which plans at every `n_exec`-th frame, as when acting."""
 
     def ask(number: int, episode: Episode) -> Array:
         frames = np.arange(len(episode) + bool(episode.final_obs))
@@ -307,7 +311,7 @@ def check_spaces(metas: Mapping[str, EpisodesMeta], features: Mapping[str, Mappi
 
 
 def _remedy(metas: Mapping[str, EpisodesMeta]) -> str:
-    """Says which beginnings of names all sources share."""
+    """Returns a remedy: the groups of the state that all sources share."""
     lists = [meta.state_names for meta in metas.values()]
     beginnings = dict.fromkeys(name.split(".")[0] for name in lists[0])
 

@@ -1,7 +1,7 @@
-"""Several robots in one run: each is a source of its own, with envs, a budget and a share of the batches.
+"""Several robots in one run: each is a source with its own envs, a budget and a share of the batches.
 
 One policy serves all of them, so they have to observe the same elements and to take the same actions. Without
-torch, MuJoCo and numpy, so that a mistake is answered at once.
+torch, MuJoCo and numpy, so that mistakes are refused at once.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class SourceConfig:
 
 
 def check_sources(sources: Mapping[str, SourceConfig], task: str) -> None:
-    """Refuses names, robots, numbers and shares that cannot be.
+    """Refuses wrong names, robots, numbers and shares.
 
     Raises:
         ConfigError: the message says which.

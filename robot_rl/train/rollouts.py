@@ -3,7 +3,7 @@
     RolloutSource: T decisions in N envs  ->  RolloutExperience: advantages once, then minibatches
     GroupSource: G episodes of each start ->  GroupExperience: groups without contrast dropped, then the same
 
-An experience counts control steps. A block of updates pays for each rollout, so that between two turns of
+A block of updates pays for each rollout, so that between two turns of
 the loop nothing of a rollout is left, and a checkpoint needs none of it.
 N envs, T decisions, H chunk length, A action dim.
 """
@@ -20,13 +20,13 @@ from numpy.typing import NDArray
 
 from robot_rl.algos.returns import kept_groups
 from robot_rl.data.rollout import EpisodeRollout, PPOBatch, Rollout
-from robot_rl.train.schedule import Always
+from robot_rl.train.loop import Stateful
 
 Array = NDArray[Any]
 
 
 class PreparingLearner(Protocol):
-    """Knows what decisions were worth."""
+    """A learner that computes advantages."""
 
     def prepare(self, rollout: Rollout) -> PPOBatch:
         """Returns the decisions, N T of them, with their advantages."""
@@ -42,10 +42,9 @@ class RolloutExperience:
         self._batch: PPOBatch | None = None
         self._rows: list[Array] = []
 
-    def add(self, steps: Rollout) -> int:
-        """Takes the place of the rollout before; returns how many control steps it is."""
-        self._batch, self._rows = self._learner.prepare(steps), []
-        return int(steps.steps.sum())
+    def add(self, segment: Rollout) -> None:
+        """Takes the place of the rollout before."""
+        self._batch, self._rows = self._learner.prepare(segment), []
 
     def sample(self) -> PPOBatch:
         """Returns the next minibatch; an epoch follows on another."""
@@ -64,14 +63,10 @@ class RolloutExperience:
         self._rng.bit_generator.state = state["rng"]
 
 
-class EpisodeReward(Protocol):
-    """Says what episodes were worth, in the place of the env; see `algos.episode_rewards`."""
+class EpisodeReward(Stateful, Protocol):
+    """Judges what episodes were worth, in the place of the env; see `algos.episode_rewards`."""
 
     def judge(self, rollout: EpisodeRollout) -> EpisodeRollout: ...
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
 class GroupExperience(RolloutExperience):
@@ -91,7 +86,7 @@ class GroupExperience(RolloutExperience):
         """Has nothing yet.
 
         Args:
-            learner: knows the advantages.
+            learner: computes the advantages.
             reward: what episodes are worth; None: 1 where they succeed.
             group: G.
             keep: shares of successes between which a group is learned from.
@@ -106,10 +101,10 @@ class GroupExperience(RolloutExperience):
         self.owed = 0
         """Minibatches of all epochs over the newest episodes: none if every group was dropped."""
 
-    def add(self, steps: Rollout) -> int:
-        """Takes the place of the episodes before; returns their control steps, dropped or not."""
-        assert isinstance(steps, EpisodeRollout), "groups are of whole episodes"
-        rollout = steps if self._reward is None else self._reward.judge(steps)
+    def add(self, segment: Rollout) -> None:
+        """Takes the place of the episodes before."""
+        assert isinstance(segment, EpisodeRollout), "groups are of whole episodes"
+        rollout = segment if self._reward is None else self._reward.judge(segment)
         shape = (-1, self._group)
         kept = kept_groups(rollout.success.view(shape), rollout.score.view(shape), self._keep)
         self._seen, self._dropped = self._seen + len(kept), self._dropped + int((~kept).sum())
@@ -120,7 +115,6 @@ class GroupExperience(RolloutExperience):
             self.owed = self._epochs * self._minibatches
         else:
             self._batch, self.owed = None, 0
-        return int(steps.steps.sum())
 
     def metrics(self) -> dict[str, float]:
         """Returns how many groups were played and how many of them dropped, since the last call."""
@@ -137,14 +131,3 @@ class GroupExperience(RolloutExperience):
         self._seen, self._dropped = state["groups"]
         if self._reward is not None:
             self._reward.load_state_dict(state["reward"])
-
-
-class AllOf(Always):
-    """Owes as many updates as the newest episodes have minibatches."""
-
-    def __init__(self, experience: GroupExperience) -> None:
-        super().__init__()
-        self._experience = experience
-
-    def owed(self, step: int) -> int:
-        return self._experience.owed

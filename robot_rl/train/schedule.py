@@ -12,23 +12,35 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from robot_rl.data.transitions import Segment
+
+UNKNOWN = "unknown"
+"""Kind of the control steps that a checkpoint of an earlier version counted."""
+
 
 @dataclass
 class Counters:
-    """Where a run stands; every schedule reads these."""
+    """The progress of a run; every schedule reads it."""
 
     env_steps: int = 0
-    """Control steps put into the replay, summed over all envs of all sources."""
+    """Control steps of reinforcement learning, over all envs of all sources."""
     updates: int = 0
-    """Learner updates of the current phase."""
+    """Updates of the leading learner in the current phase."""
     by_source: list[int] = field(default_factory=lambda: list[int]())
     """What each source of the run collected, in their order."""
+    by_kind: dict[str, int] = field(default_factory=lambda: dict[str, int]())
+    """The bill: control steps by who made them, of `SOURCES`. It has the demonstrations too."""
 
-    def add(self, source: int, steps: int) -> None:
-        """Counts control steps that a source collected."""
-        self.by_source += [0] * (source + 1 - len(self.by_source))
-        self.by_source[source] += steps
-        self.env_steps += steps
+    def add(self, segment: Segment) -> None:
+        """Counts what a source collected."""
+        self.by_source += [0] * (segment.actor + 1 - len(self.by_source))
+        self.by_source[segment.actor] += segment.cost
+        self.env_steps += segment.cost
+        self.bill(segment.source, segment.cost)
+
+    def bill(self, kind: str, steps: int) -> None:
+        """Adds control steps to the bill."""
+        self.by_kind[kind] = self.by_kind.get(kind, 0) + steps
 
     def of_source(self, source: int) -> int:
         """Returns the control steps that a source has collected."""
@@ -39,8 +51,9 @@ class Counters:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.env_steps, self.updates = int(state["env_steps"]), int(state["updates"])
-        # Checkpoints from before a run could have several sources do not say which collected.
+        # Checkpoints of earlier versions name neither the sources nor who made the steps.
         self.by_source = list(state.get("by_source", [self.env_steps]))
+        self.by_kind = dict(state.get("by_kind", {UNKNOWN: self.env_steps} if self.env_steps else {}))
 
 
 class Ratio:
@@ -58,8 +71,8 @@ class Ratio:
         Args:
             updates_per_step: the ratio.
             after_steps: steps before this one earn nothing.
-            is_late: whether an arm that does not wait is ahead of the learner: what is owed then is
-                forgone, and counted.
+            is_late: whether an arm that does not wait is ahead of the learner. Updates owed then are
+                left out, and counted.
         """
         if not (math.isfinite(updates_per_step) and updates_per_step >= 0):
             raise ValueError(f"updates_per_step must be finite and >= 0, got {updates_per_step}")
@@ -68,7 +81,7 @@ class Ratio:
         self._credit = 0.0
         self._is_late = is_late
         self.forgone = 0
-        """Updates that there was no time for."""
+        """Updates that were left out because the arm does not wait."""
 
     def owed(self, step: int) -> int:
         """Returns the whole updates due at `step`; steps before `after_steps` earn nothing."""
@@ -92,13 +105,14 @@ class Ratio:
 
 
 class Always:
-    """Owes `block` updates at every turn: learning without collecting."""
+    """Owes `block` updates at every turn, whatever was collected."""
 
-    def __init__(self, block: int = 1) -> None:
+    def __init__(self, block: int | Callable[[], int] = 1) -> None:
+        """Args: block: updates, or a function that returns how many they are at this turn."""
         self._block = block
 
     def owed(self, step: int) -> int:
-        return self._block
+        return self._block() if callable(self._block) else self._block
 
     def state_dict(self) -> dict[str, Any]:
         return {}

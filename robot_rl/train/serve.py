@@ -1,4 +1,4 @@
-"""A policy server: answers robots that ask from elsewhere what their policy would do.
+"""A policy server: computes actions for robots that are connected to it.
 
 One thread a client. Chunks are computed one at a time, as they fill the device; refinements, small
 and due within a control step, beside them. B rows, H chunk length, A action dim.
@@ -66,14 +66,14 @@ class PolicyServer:
         device: torch.device | str = "cpu",
         seed: int = 0,
     ) -> None:
-        """Listens; nobody is let in before `run`.
+        """Listens; `run` lets clients in.
 
         Args:
             policy: a flow policy, or a residual on one, is served with real-time chunking.
             meta: what it was made for.
             config: where to listen, and whom to let in.
             device: where to compute.
-            seed: of exploration noise, which each client draws from a generator of its own.
+            seed: of exploration noise, which each client draws from its own generator.
 
         Raises:
             RobotRLError: see `Door`.
@@ -137,7 +137,7 @@ class PolicyServer:
         try:
             with self._chunks if message.what != "refine" else nullcontext(), torch.inference_mode():
                 reply = self._computed(message, generator)
-        except Exception as error:  # a policy may fail in any way: its client is told, others are served
+        except Exception as error:  # its client gets the error, others are served
             self.counts.errors += 1
             logger.exception("%s: a question could not be answered", message.what)
             return Refusal(reason=f"{message.what}: {type(error).__name__}: {error}")
@@ -215,7 +215,7 @@ def continuing(policy: SavedPolicy) -> SavedPolicy:
 
 
 def facts_of(policy: SavedPolicy, meta: PolicyMeta) -> dict[str, Any]:
-    """Returns what a client is told of a policy."""
+    """Returns the facts of a policy that clients get."""
     module = cast("nn.Module", policy)
     return {
         **asdict(meta),

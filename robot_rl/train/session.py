@@ -1,4 +1,4 @@
-"""What all phases of one run share: its folder, leases, clocks, metrics, progress and checkpoints."""
+"""A run's session: its folder, leases, clocks, metrics, progress and checkpoints."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class RunSession:
         Args:
             folder: the run folder.
             command: the `robot-rl` command that resumes the run.
-            holder: who holds the leases, for those who wait for them.
+            holder: name of the holder of the leases, for messages to others.
             devices: what the run uses, and how many slots of each.
             lease_wait_s: how long to wait for devices that others hold.
             keep: checkpoints that stay on the disk.
@@ -115,7 +115,7 @@ class RunSession:
             self.progress = None
 
     def paused(self) -> AbstractContextManager[None]:
-        """Returns a block that the rates of the present phase leave out, such as an evaluation."""
+        """Returns a context whose time is not part of the rates of the phase, such as an evaluation."""
         return nullcontext() if self.progress is None else self.progress.paused()
 
     def write(self, phase: str, metrics: Mapping[str, Any], counters: Counters | None = None) -> None:
@@ -201,7 +201,7 @@ def execute(session: S, phases: Mapping[str, Callable[[S], None]], conclude: Cal
 
 @contextmanager
 def saying_how_to_resume(folder: Path, command: str) -> Generator[None]:
-    """A block in which Ctrl-C, and what the disk or the memory refuses, say how the run goes on."""
+    """A context in which errors of Ctrl-C, disk and memory tell how to resume the run."""
     resume = f"robot-rl {command} resume={shlex.quote(str(folder))}"
     kept = f"Nothing that a checkpoint holds is lost; `{resume}` goes on from there."
     try:

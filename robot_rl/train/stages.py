@@ -1,11 +1,11 @@
-"""What a run does, as an ordered list of stages: each needs what stages before it left.
+"""The stages of a run, in order: each needs what the stages before it left.
 
     demos [filter] clone evaluate online [distil] evaluate    the usual list: improves a clone
     demos clone evaluate                                      cloning alone
     demos finetune evaluate online evaluate                   improves a policy that was fine-tuned
     look evaluate online evaluate                             from nothing, with noise to compare with
 
-Plain words without torch, so that a list that cannot be is refused before anything is built.
+Without torch, so that a wrong list is refused before anything is built.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def check_stages(stages: Sequence[str], online_needs: Sequence[str] = ()) -> Non
 
     Args:
         stages: in their order.
-        online_needs: what the run's method needs besides.
+        online_needs: what else the run's method needs.
 
     Raises:
         ConfigError: says which stage, what it needs, and which stages leave that.

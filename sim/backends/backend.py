@@ -1,36 +1,133 @@
-"""What a physics engine must offer to run a task: batched fields, masked stepping, state rows."""
+"""What a physics engine must offer to run a task; this module is free of MuJoCo.
 
-from typing import Any, Protocol
+A scene is an MJCF file, which every engine loads. The back end compiles the names of what a task observes
+(docs/tasks.md, "Names of quantities") and hands out arrays. B simulations, the leading axis of every array.
+"""
 
-import mujoco
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
 
 from robot_rl.core.arrays import Array
+from robot_rl.core.errors import ModelError, nearest
+
+if TYPE_CHECKING:
+    from robot_rl.sim.backends.model_index import ModelIndex
+    from robot_rl.sim.cameras import Camera, Renderer
+
+
+class View:
+    """Named, live, read-only arrays over all simulations: the quantities of a task, and `fingers.width`."""
+
+    def __init__(self, values: Array, columns: Mapping[str, slice], fingers: Sequence[str]) -> None:
+        """Names the columns of `values` (B, N); `fingers` are the names whose sum is `fingers.width`."""
+        self.values = values
+        self._columns, self._fingers = columns, fingers
+        self._arrays = {name: values[:, where] for name, where in columns.items()}
+
+    def __getitem__(self, name: str) -> Array:
+        """Returns (B, dim), current as of the end of the last control step.
+
+        Raises:
+            ModelError: the task does not name the quantity.
+        """
+        if name == "fingers.width":
+            width: Any = sum(self._arrays[finger] for finger in self._fingers)
+            return width
+        if name not in self._arrays:
+            raise ModelError(
+                f"view: the task has no quantity {name!r}.{nearest(name, self._arrays)} Name it in the "
+                "task's `observation`, or in `privileged` if the policy does not observe it."
+            )
+        return self._arrays[name]
+
+    def elements(self, names: Sequence[str]) -> tuple[Array, tuple[str, ...]]:
+        """Returns the columns of `values` that the quantities have, and a name for each column."""
+        columns: list[int] = []
+        elements: list[str] = []
+        for name in names:
+            where = range(*self._columns[name].indices(self.values.shape[1]))
+            columns += where
+            elements += [name] if len(where) == 1 else [f"{name}.{i}" for i in range(len(where))]
+        return np.array(columns), tuple(elements)
 
 
 class Backend(Protocol):
-    """Many simulations of one MuJoCo model; the leading axis of every array is the simulation."""
+    """Many simulations of one robot in one scene."""
 
     xp: Any
     """The array API functions of its arrays."""
     device: Any
     """Where its arrays are, as `xp.asarray` takes it."""
     caps: frozenset[str]
-    model: mujoco.MjModel
+    timestep_s: float
+    """Of one substep."""
+    largest_state: float
+    """A state with a larger number than this has diverged."""
+    cameras: tuple[str, ...]
+    """Names of the scene's cameras."""
     state: Array
-    """One row a simulation that determines its future, (sims, n) float64; writable."""
+    """One row a simulation that determines its future, (B, n) float64; writable."""
+    view: View
+    """The quantities that the task names."""
+    index: ModelIndex
+    """Which columns of the fields of `bind` belong to which joint, servo or body."""
 
-    def asarray(self, values: Any, dtype: Any = None) -> Array: ...
+    def asarray(self, values: Any, dtype: Any = None) -> Array:
+        """Returns values as an array of the back end."""
+        ...
 
-    def bind(self, field: str) -> Array: ...
+    def bind(self, field: str) -> Array:
+        """Returns a live (B, ...) array of a field of the state, named and ordered as MuJoCo's MjData.
 
-    def expand(self, field: str) -> Array: ...
+        `qpos`, `qvel`, `ctrl`, `mocap_pos` and `mocap_quat` may be written; `forward` or `step` reads them.
+        """
+        ...
 
-    def recompute_constants(self, ids: Array) -> None: ...
+    def expand(self, field: str) -> Array:
+        """Gives a field of the model, named as MuJoCo's, a value for each simulation, and returns it."""
+        ...
 
-    def step(self, num_substeps: int, mask: Array | None = None) -> Array: ...
+    def locate(self, field: str, element: str) -> tuple[int, Array]:
+        """Returns the row of a named object in a field of the model, and its nominal value (k,).
 
-    def clear(self, ids: Array) -> None: ...
+        Raises:
+            ModelError: there is no such field, or no such object.
+        """
+        ...
 
-    def forward(self, ids: Array | None = None) -> None: ...
+    def recompute_constants(self, ids: Array) -> None:
+        """Derives again what depends on expanded masses and inertias."""
+        ...
 
-    def materialise(self, sim: int) -> tuple[mujoco.MjModel, mujoco.MjData]: ...
+    def step(self, num_substeps: int, mask: Array | None = None) -> Array:
+        """Advances all or the masked simulations; returns which of them diverged, (B,) bool."""
+        ...
+
+    def clear(self, ids: Array) -> None:
+        """Puts simulations into the default state, without computing anything."""
+        ...
+
+    def forward(self, ids: Array | None = None) -> None:
+        """Makes poses, velocities and the view current after a write to the state."""
+        ...
+
+    def tool_orientation(self, posture_rad: Sequence[float]) -> Array:
+        """Returns the tool's orientation at a posture of the arm, (3, 3), world from tool."""
+        ...
+
+    def servo_time_s(self) -> Array:
+        """Returns the time constants of the arm's servos, (n,) numpy."""
+        ...
+
+    def renderer(self, cameras: Sequence[Camera]) -> Renderer:
+        """Returns what draws these simulations.
+
+        Raises:
+            RenderError: this machine cannot draw.
+            ModelError: the scene has no camera of a given name.
+        """
+        ...

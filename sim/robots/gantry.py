@@ -13,13 +13,17 @@ joints `x`, `y`, `z`, `yaw`, `finger_joint1`, `finger_joint2`; actuators of the 
 from collections.abc import Sequence
 
 import mujoco
-import numpy as np
 from mujoco import mjtGeom, mjtJoint
 
 from robot_rl.hal.safety import SafetyLimits
 from robot_rl.sim.robots.physics import physics_options
 from robot_rl.sim.robots.robot import Robot
-from robot_rl.sim.robots.servo import add_finger_coupling, add_position_servo
+from robot_rl.sim.robots.servo import (
+    add_capsule,
+    add_finger_coupling,
+    add_position_servo,
+    add_sliding_fingers,
+)
 
 LIMITS = SafetyLimits(
     position_low_rad=(0.15, -0.45, 0.005, -3.0),
@@ -72,9 +76,9 @@ def build() -> mujoco.MjSpec:
 
 def _add_frame_shapes(frame: mujoco.MjsBody) -> None:
     """Adds a beam along x on two posts, behind the scene; they are drawn and touch nothing."""
-    _add_bar(frame, (0.05, _BEAM_Y_M, _BEAM_Z_M), (0.95, _BEAM_Y_M, _BEAM_Z_M), 0.025, _GREY)
+    add_capsule(frame, (0.05, _BEAM_Y_M, _BEAM_Z_M), (0.95, _BEAM_Y_M, _BEAM_Z_M), 0.025, _GREY)
     for x in (0.05, 0.95):
-        _add_bar(frame, (x, _BEAM_Y_M, 0.02), (x, _BEAM_Y_M, _BEAM_Z_M), 0.025, _GREY)
+        add_capsule(frame, (x, _BEAM_Y_M, 0.02), (x, _BEAM_Y_M, _BEAM_Z_M), 0.025, _GREY)
 
 
 def _add_slides(frame: mujoco.MjsBody) -> mujoco.MjsBody:
@@ -91,11 +95,11 @@ def _add_slides(frame: mujoco.MjsBody) -> mujoco.MjsBody:
             range=(LIMITS.position_low_rad[index], LIMITS.position_high_rad[index]),
         )
         if name == "bridge":
-            _add_bar(parent, (0.0, -0.5, _BEAM_Z_M), (0.0, _BEAM_Y_M, _BEAM_Z_M), 0.022, _WHITE)
+            add_capsule(parent, (0.0, -0.5, _BEAM_Z_M), (0.0, _BEAM_Y_M, _BEAM_Z_M), 0.022, _WHITE)
         elif name == "carriage":
             _add_box(parent, (0.0, 0.0, _BEAM_Z_M), (0.035, 0.035, 0.04), _ORANGE)
         else:
-            _add_bar(parent, (0.0, 0.0, 0.14), (0.0, 0.0, _BEAM_Z_M), 0.016, _WHITE)
+            add_capsule(parent, (0.0, 0.0, 0.14), (0.0, 0.0, _BEAM_Z_M), 0.016, _WHITE)
             parent.gravcomp = 1.0
     return parent
 
@@ -112,18 +116,16 @@ def _add_hand(column: mujoco.MjsBody) -> None:
         armature=0.05,
     )
     hand.add_site(name="tool", pos=(0, 0, _TOOL_FROM_HAND_M), size=(0.006, 0.006, 0.006), group=4)
-    _add_bar(hand, (0.0, -0.065, 0.025), (0.0, 0.065, 0.025), 0.028, _DARK, touches=True)
-    for index, (side, quat) in enumerate((("left", (1, 0, 0, 0)), ("right", (0, 0, 0, 1)))):
-        finger = hand.add_body(name=f"{side}_finger", pos=(0, 0, _FINGER_MOUNT_M), quat=quat, gravcomp=1.0)
+    add_capsule(hand, (0.0, -0.065, 0.025), (0.0, 0.065, 0.025), 0.028, _DARK, touches=True)
+    fingers = add_sliding_fingers(
+        hand,
+        mount_m=_FINGER_MOUNT_M,
+        travel_m=FINGER_TRAVEL_M,
+        armature_kg=_FINGER_ARMATURE_KG,
+        damping_n_s_m=_FINGER_DAMPING_N_S_M,
+    )
+    for side, finger in fingers.items():
         _set_inertia(finger, 0.015)
-        finger.add_joint(
-            name=f"finger_joint{index + 1}",
-            type=mjtJoint.mjJNT_SLIDE,
-            axis=(0, 1, 0),
-            range=(0.0, FINGER_TRAVEL_M),
-            armature=_FINGER_ARMATURE_KG,
-            damping=np.array([_FINGER_DAMPING_N_S_M, 0.0, 0.0]),
-        )
         _add_box(finger, (0.0, 0.009, 0.5 * _TIP_M), (0.009, 0.005, 0.5 * _TIP_M), _GREY)
         _add_pad(finger, f"{side}_pad")
 
@@ -153,26 +155,6 @@ def _set_inertia(body: mujoco.MjsBody, mass_kg: float) -> None:
     body.mass = mass_kg
     body.ipos = (0.0, 0.0, 0.0)
     body.inertia = [0.4 * mass_kg * 0.05**2] * 3
-
-
-def _add_bar(
-    body: mujoco.MjsBody,
-    start: Sequence[float],
-    end: Sequence[float],
-    radius_m: float,
-    rgba: Rgba,
-    *,
-    touches: bool = False,
-) -> None:
-    """Adds a capsule; no geom of the gantry collides with another of it (contype 0)."""
-    body.add_geom(
-        type=mjtGeom.mjGEOM_CAPSULE,
-        fromto=(*start, *end),
-        size=(radius_m, 0.0, 0.0),
-        rgba=rgba,
-        contype=0,
-        conaffinity=int(touches),
-    )
 
 
 def _add_box(body: mujoco.MjsBody, at: Sequence[float], half_size_m: Sequence[float], rgba: Rgba) -> None:

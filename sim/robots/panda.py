@@ -20,7 +20,12 @@ import numpy as np
 from robot_rl.hal.safety import SafetyLimits
 from robot_rl.sim.robots.physics import physics_options
 from robot_rl.sim.robots.robot import Robot
-from robot_rl.sim.robots.servo import add_finger_coupling, add_position_servo
+from robot_rl.sim.robots.servo import (
+    add_capsule,
+    add_finger_coupling,
+    add_position_servo,
+    add_sliding_fingers,
+)
 
 LIMITS = SafetyLimits(
     position_low_rad=(-2.8973, -1.7628, -2.8973, -3.0718, -2.8973, -0.0175, -2.8973),
@@ -156,27 +161,25 @@ def _add_hand(bodies: dict[str, mujoco.MjsBody]) -> None:
     _set_inertia(hand, 0.73, (-0.01, 0.0, 0.03), (1.0e-3, 2.5e-3, 1.7e-3, 0.0, 0.0, 0.0))
     hand.add_site(name="tool", pos=(0, 0, _TOOL_FROM_HAND_M), size=(0.006, 0.006, 0.006), group=4)
     bodies["hand"] = hand
-    for index, (side, quat) in enumerate((("left", (1, 0, 0, 0)), ("right", (0, 0, 0, 1)))):
-        finger = hand.add_body(name=f"{side}_finger", pos=(0, 0, _FINGER_MOUNT_M), quat=quat, gravcomp=1.0)
+    fingers = add_sliding_fingers(
+        hand,
+        mount_m=_FINGER_MOUNT_M,
+        travel_m=FINGER_TRAVEL_M,
+        armature_kg=_FINGER_ARMATURE_KG,
+        damping_n_s_m=_FINGER_DAMPING_N_S_M,
+    )
+    for finger in fingers.values():
         _set_inertia(finger, 0.015, (0.0, 0.01, 0.02), (2.4e-6, 2.4e-6, 7.5e-7, 0.0, 0.0, 0.0))
-        finger.add_joint(
-            name=f"finger_joint{index + 1}",
-            type=mujoco.mjtJoint.mjJNT_SLIDE,
-            axis=(0, 1, 0),
-            range=(0.0, FINGER_TRAVEL_M),
-            armature=_FINGER_ARMATURE_KG,
-            damping=np.array([_FINGER_DAMPING_N_S_M, 0.0, 0.0]),
-        )
         bodies[finger.name] = finger
 
 
 def _add_shapes(bodies: dict[str, mujoco.MjsBody]) -> None:
     """Adds the capsules that are drawn, some of which touch the scene, and the finger pads."""
     for body, start, end, radius_m, colour, touches in _CAPSULES:
-        _add_capsule(bodies[body], start, end, radius_m, colour, touches)
+        add_capsule(bodies[body], start, end, radius_m, colour, touches=touches)
     for side in ("left", "right"):
         finger = bodies[f"{side}_finger"]
-        _add_capsule(finger, (0.0, 0.0165, 0.004), (0.0, 0.0150, 0.042), 0.0105, _DARK, True)
+        add_capsule(finger, (0.0, 0.0165, 0.004), (0.0, 0.0150, 0.042), 0.0105, _DARK, touches=True)
         _add_pad(finger, f"{side}_pad")
 
 
@@ -208,44 +211,15 @@ def _add_pad(finger: mujoco.MjsBody, name: str) -> None:
     )
 
 
-def _add_capsule(
-    body: mujoco.MjsBody,
-    start: tuple[float, float, float],
-    end: tuple[float, float, float],
-    radius_m: float,
-    colour: tuple[float, float, float, float],
-    touches: bool,
-) -> None:
-    """Adds one capsule; no robot geom ever collides with another of the same robot (contype 0)."""
-    body.add_geom(
-        type=mujoco.mjtGeom.mjGEOM_CAPSULE,
-        fromto=(*start, *end),
-        size=(radius_m, 0.0, 0.0),
-        rgba=colour,
-        contype=0,
-        conaffinity=int(touches),
-    )
-
-
 def _add_servos(spec: mujoco.MjSpec) -> None:
     """Adds a servo per joint; the gripper's acts on one finger, the other follows it."""
-    for index in range(7):
-        add_position_servo(
-            spec,
-            name=f"actuator{index + 1}",
-            joint=spec.joint(f"joint{index + 1}"),
-            kp=_KP[index],
-            kd=_KD[index],
-            effort=LIMITS.effort_n_m[index],
-        )
+    rows = zip(PANDA.arm_actuators, PANDA.arm_joints, _KP, _KD, LIMITS.effort_n_m, strict=True)
+    for name, joint, kp, kd, effort in rows:
+        add_position_servo(spec, name=name, joint=spec.joint(joint), kp=kp, kd=kd, effort=effort)
     add_position_servo(
-        spec,
-        name="gripper",
-        joint=spec.joint("finger_joint1"),
-        kp=GRIPPER_KP_N_M,
-        kd=_GRIPPER_KD_N_S_M,
-        effort=_GRIPPER_FORCE_N,
-    )
+        spec, name="gripper", joint=spec.joint("finger_joint1"),
+        kp=GRIPPER_KP_N_M, kd=_GRIPPER_KD_N_S_M, effort=_GRIPPER_FORCE_N,
+    )  # fmt: skip
     add_finger_coupling(spec, leader="finger_joint1", follower="finger_joint2")
 
 

@@ -1,4 +1,4 @@
-"""What a task knows of a robot: element names, limits and a function that builds its model.
+"""A robot as tasks see it: element names, limits and a function that builds its model.
 
 One convention holds for every robot's tool site: the origin lies between the finger tips, z is
 the approach direction (out of the hand), y the direction the fingers open along.

@@ -2,7 +2,7 @@
 
 The file's `model` says where the MJCF is (a path beside the file, or a path inside an installed
 package, which is located but never imported) and which body to keep: scene, cameras, lights and
-other arms fall away. `configs/robots/viperx.yaml` is an example with every key.
+other arms are deleted. `configs/robots/viperx.yaml` is an example with every key.
 
 What the built spec has in common for all robots: the prefix is gone from element names; sliding
 fingers run from 0 (closed) upwards and are coupled, so that one servo moves them; weight is
@@ -12,6 +12,7 @@ collide with each other.
 
 import importlib
 import importlib.util
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -66,7 +67,7 @@ class Servos:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSource:
-    """Where the MJCF is, and what of it to keep."""
+    """Where the MJCF is, and which part of it to keep."""
 
     builder: str | None = None
     """`module:function` that returns the spec; excludes every other key."""
@@ -79,7 +80,7 @@ class ModelSource:
     keep: str | None = None
     """Root body of the one arm to keep; the whole MJCF if absent."""
     prefix: str = ""
-    """What to take off element names."""
+    """Prefix to remove from element names."""
     collide: tuple[str, ...] | None = None
     """Bodies that touch the scene; the others are only drawn. All, if absent."""
     tool: Tool | None = None
@@ -90,7 +91,7 @@ class ModelSource:
 
 @dataclass(frozen=True, kw_only=True)
 class RobotFile(RobotNames):
-    """What a robot file says."""
+    """The content of a robot file."""
 
     model: ModelSource
 
@@ -150,7 +151,7 @@ def _build(robot: RobotNames, source: ModelSource, folder: Path) -> mujoco.MjSpe
     spec.modelname = robot.name
     if source.keep is not None:
         _keep_only(spec, source.keep, robot.name)
-    _take_off_prefix(spec, source.prefix, robot.name)
+    _remove_prefix(spec, source.prefix, robot.name)
     for body in spec.bodies[1:]:
         body.gravcomp = 1.0
     _set_collisions(spec, source.collide)
@@ -185,7 +186,7 @@ def _keep_only(spec: mujoco.MjSpec, root: str, robot_name: str) -> None:
     bodies[root].pos = np.zeros(3)
 
 
-def _take_off_prefix(spec: mujoco.MjSpec, prefix: str, robot_name: str) -> None:
+def _remove_prefix(spec: mujoco.MjSpec, prefix: str, robot_name: str) -> None:
     """Renames elements and what refers to them; tendon paths cannot be renamed."""
     if not prefix:
         return
@@ -193,18 +194,14 @@ def _take_off_prefix(spec: mujoco.MjSpec, prefix: str, robot_name: str) -> None:
         raise ModelError(f"robot {robot_name}: model.prefix must be absent: the MJCF has tendons.")
     for element in (*spec.bodies[1:], *spec.joints, *spec.geoms, *spec.sites, *spec.actuators):
         element.name = element.name.removeprefix(prefix)
-    for actuator in spec.actuators:
-        actuator.target = actuator.target.removeprefix(prefix)
-    for equality in spec.equalities:
-        equality.name1, equality.name2 = (
-            equality.name1.removeprefix(prefix),
-            equality.name2.removeprefix(prefix),
-        )
-    for sensor in spec.sensors:
-        sensor.objname, sensor.refname = (
-            sensor.objname.removeprefix(prefix),
-            sensor.refname.removeprefix(prefix),
-        )
+    referring = (
+        (spec.actuators, ("target",)),
+        (spec.equalities, ("name1", "name2")),
+        (spec.sensors, ("objname", "refname")),
+    )
+    for elements, keys in referring:
+        for element, key in itertools.product(elements, keys):
+            setattr(element, key, getattr(element, key).removeprefix(prefix))
 
 
 def _set_collisions(spec: mujoco.MjSpec, touching: tuple[str, ...] | None) -> None:
@@ -311,7 +308,7 @@ def _check_limits(robot: RobotNames, spec: mujoco.MjSpec) -> None:
 
 
 def _check_gripper_servo(given: set[str], has_gripper: bool, at: str) -> None:
-    """Refuses half a servo of a gripper, and one for a gripper that the file does not name."""
+    """Refuses an incomplete servo of a gripper, and one for a gripper that the file does not name."""
     if has_gripper and (missing := _GRIPPER_SERVO_KEYS - given):
         raise ModelError(f"{at}: model.servos: missing {', '.join(sorted(missing))}.")
     if given and not has_gripper:

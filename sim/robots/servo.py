@@ -1,4 +1,6 @@
-"""Position servos and finger coupling, written once for every robot."""
+"""Servos, sliding fingers and capsules, written once for every robot."""
+
+from collections.abc import Sequence
 
 import mujoco
 import numpy as np
@@ -40,3 +42,42 @@ def add_finger_coupling(spec: mujoco.MjSpec, *, leader: str, follower: str) -> N
         solref=(0.005, 1.0),
     )
     coupling.data[:2] = (0.0, 1.0)
+
+
+def add_sliding_fingers(
+    hand: mujoco.MjsBody, *, mount_m: float, travel_m: float, armature_kg: float, damping_n_s_m: float
+) -> dict[str, mujoco.MjsBody]:
+    """Adds `left_finger` and `right_finger` on `finger_joint1` and `finger_joint2`; returns them by side."""
+    fingers: dict[str, mujoco.MjsBody] = {}
+    for index, (side, quat) in enumerate((("left", (1, 0, 0, 0)), ("right", (0, 0, 0, 1)))):
+        finger = hand.add_body(name=f"{side}_finger", pos=(0, 0, mount_m), quat=quat, gravcomp=1.0)
+        finger.add_joint(
+            name=f"finger_joint{index + 1}",
+            type=mujoco.mjtJoint.mjJNT_SLIDE,
+            axis=(0, 1, 0),
+            range=(0.0, travel_m),
+            armature=armature_kg,
+            damping=np.array([damping_n_s_m, 0.0, 0.0]),
+        )
+        fingers[side] = finger
+    return fingers
+
+
+def add_capsule(
+    body: mujoco.MjsBody,
+    start: Sequence[float],
+    end: Sequence[float],
+    radius_m: float,
+    rgba: tuple[float, float, float, float],
+    *,
+    touches: bool = False,
+) -> None:
+    """Adds a capsule that may touch the scene, never another geom of a robot (contype 0)."""
+    body.add_geom(
+        type=mujoco.mjtGeom.mjGEOM_CAPSULE,
+        fromto=(*start, *end),
+        size=(radius_m, 0.0, 0.0),
+        rgba=rgba,
+        contype=0,
+        conaffinity=int(touches),
+    )

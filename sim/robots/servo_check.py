@@ -1,4 +1,4 @@
-"""Whether an arm's servos suit its masses: every joint in a step, under its own weight, and under a load.
+"""Measures whether an arm's servos suit its masses: in a step, under its weight, and under a load.
 
 The robot alone, simulated with the options of the shipped scenes. n arm joints; a slide's numbers are in
 m and N where a hinge's are in rad and N m.
@@ -15,28 +15,28 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from robot_rl.sim.model_index import ModelIndex
+from robot_rl.sim.backends.model_index import ModelIndex
 from robot_rl.sim.robots.robot import Robot
 
 Array = NDArray[Any]
 
 STEP_RAD, STEP_M = 0.1, 0.05
-"""Steps of a hinge and of a slide: what a full-scale action asks for, about."""
+"""Steps of a hinge and of a slide: about those of a full-scale action."""
 WATCHED_S = 2.5
-"""How long a step and a sag are watched."""
+"""Simulated time of each measurement."""
 LOAD_KG = 0.1
 """Twice the shipped tasks' cubes, as `randomize` makes them; its weight is not compensated."""
 _SETTLED = 0.1
-"""Of the step: nearer than that a joint is settled."""
+"""A joint within this share of the step is settled."""
 _POSES = 256
-"""Random postures within the limits, among which the heaviest of each joint is looked for."""
+"""Random postures within the limits, to find the heaviest of each joint."""
 _RATE_HZ = 10.0
 """kp / kd of a good servo: it closes its lead with a time constant of 0.1 s, as the shipped arms do."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class JointReport:
-    """What one joint does."""
+    """Measurements of one joint."""
 
     joint: str
     unit: str
@@ -47,7 +47,7 @@ class JointReport:
     lag_s: float
     """Until 63 % of a step is made; infinite if never."""
     overshoot: float
-    """Of the step, beyond its end."""
+    """Largest share of the step beyond its end."""
     settle_s: float
     """Until it stays within a tenth of the step; infinite if it does not."""
     weight: float
@@ -74,13 +74,8 @@ class ServoCheck:
         self._high = np.asarray(robot.limits.position_high_rad)
         self._is_slide = ~index.is_hinge
 
-    @property
-    def model(self) -> mujoco.MjModel:
-        """The robot alone."""
-        return self._model
-
     def unlike_servos(self) -> list[str]:
-        """Returns the actuators that are no position servos: to them a target would be a torque."""
+        """Returns the actuators that are no position servos: they take a target for a torque."""
         model, found = self._model, []
         for name in (*self._robot.arm_actuators, *self._robot.gripper_actuators):
             actuator = model.actuator(name)
@@ -89,7 +84,7 @@ class ServoCheck:
         return found
 
     def joints(self) -> list[JointReport]:
-        """Returns what every joint does."""
+        """Returns the measurements of every joint."""
         weights, poses = self._heaviest()
         bare = self._robot.build().compile()
         bare.body_gravcomp[:] = 0.0
@@ -116,7 +111,7 @@ class ServoCheck:
         ]
 
     def load_sag_m(self) -> float:
-        """Returns by how much the tool sinks at home under a load that nobody compensates."""
+        """Returns how far the tool sinks at home under a load that is not compensated."""
         spec = self._robot.build()
         site = spec.site(self._robot.tool_site)
         load = site.parent.add_body(name="load", pos=site.pos)
@@ -126,12 +121,12 @@ class ServoCheck:
         return float(np.linalg.norm(loaded - empty))
 
     def tool_sag_m(self) -> float:
-        """Returns by how much the tool stands away from where home has it, under the arm's own weight."""
+        """Returns the distance of the tool from its place at home, under the arm's own weight."""
         data = self._at(self._model, self._home)
         return float(np.linalg.norm(self._held_tool(self._model) - data.site(self._robot.tool_site).xpos))
 
     def idle_fingers(self) -> list[str]:
-        """Returns the fingers that do not go where the gripper's servo is told to."""
+        """Returns the fingers that do not follow the gripper's servo."""
         robot = self._robot
         travel = abs(robot.gripper_open - robot.gripper_closed)
         ends: list[list[float]] = []
@@ -144,7 +139,7 @@ class ServoCheck:
         return [name for name, way in zip(robot.finger_joints, moved, strict=True) if not way > 0.5 * travel]
 
     def unnamed_joints(self) -> list[str]:
-        """Returns the joints that the robot file names nowhere, and no equality couples to another."""
+        """Returns the joints that the robot file does not name and no equality couples to another."""
         model, named = self._model, {*self._robot.arm_joints, *self._robot.finger_joints}
         couples = model.eq_type == mujoco.mjtEq.mjEQ_JOINT
         coupled = {*model.eq_obj1id[couples].tolist(), *model.eq_obj2id[couples].tolist()}
@@ -224,13 +219,13 @@ class ServoCheck:
         return np.abs(data.qpos[self._qpos] - pose)
 
     def _held_tool(self, model: mujoco.MjModel) -> Array:
-        """Returns where the tool is (3,) after the servos were told to hold home."""
+        """Returns the tool's position (3,) after the servos have held home."""
         data = self._at(model, self._home)
         self._run(model, data)
         return data.site(self._robot.tool_site).xpos.copy()
 
     def _at(self, model: mujoco.MjModel, pose: Array) -> mujoco.MjData:
-        """Returns the robot at rest in a posture, its servos told to stay there."""
+        """Returns the robot at rest in a posture, which its servos hold."""
         data = mujoco.MjData(model)
         data.qpos[self._qpos] = pose
         data.ctrl[self._ctrl] = pose
@@ -251,6 +246,6 @@ class ServoCheck:
 
 
 def _two_digits(value: float, rounding: Callable[[float], int]) -> float:
-    """Returns a number of two digits: up or down, so that a bound that it has to keep is kept."""
+    """Returns a number rounded to two digits, up or down."""
     unit = 10.0 ** (math.floor(math.log10(value)) - 1)
     return float(f"{rounding(round(value / unit, 6)) * unit:.2g}")

@@ -22,16 +22,16 @@ def grasp_aim(
     shut_width_m: float = 0.055,
     centred_m: float = 2 * _AT_TARGET_M,
 ) -> Aim:
-    """Returns an aim that depends on the present state only, so that a policy can imitate it.
+    """Returns an aim that depends on the present state alone, so that a policy can imitate it.
 
     Args:
         view: needs `tool.pos`, `tool.xaxis`, `fingers.width`, `<thing>.pos` and `<thing>.xaxis`.
         thing: what to grasp.
-        offset_m: (B, 3) by how much the expert misjudges where it is.
-        carry_to_m: (B, 3) where the tool should go once the thing is held.
-        carry_yaw_rad: by how much it should turn then.
-        shut_width_m: the fingers hold something or nothing when they are closer than this.
-        centred_m: how near to the thing's axis the tool must be for the fingers to begin to close.
+        offset_m: (B, 3) error of the expert about the place of the thing.
+        carry_to_m: (B, 3) target of the tool when the thing is held.
+        carry_yaw_rad: its turn then.
+        shut_width_m: fingers closer than this are shut, around something or nothing.
+        centred_m: largest distance of the tool from the thing's axis at which the fingers begin to close.
     """
     xp = namespace(carry_to_m)
     tool, target = view["tool.pos"], view[f"{thing}.pos"] + offset_m
@@ -53,13 +53,13 @@ def grasp_aim(
 
 
 def carry_to(thing_m: Array, place_m: Array, *, clearance_m: float, aligned_m: float) -> Array:
-    """Returns which way (B, 3) a held thing should move: up, over the place, and down.
+    """Returns the motion (B, 3) of a held thing to a place: up, over the place, and down.
 
     Args:
-        thing_m: (B, 3) where the thing is, at the point that should come to the place.
+        thing_m: (B, 3) the point of the thing that goes to the place.
         place_m: (B, 3)
         clearance_m: height above the place in which it moves sideways.
-        aligned_m: how near above the place it must be to go down; on the way, twice as near.
+        aligned_m: largest sideways distance at which it begins to go down; three times as much on the way.
     """
     xp = namespace(thing_m)
     error = thing_m - place_m

@@ -8,7 +8,7 @@ from robot_rl.core.arrays import copied, like, namespace, norm
 from robot_rl.core.seeding import EpisodeRng
 from robot_rl.sim.randomize import Vary
 from robot_rl.sim.robots.robot import Robot
-from robot_rl.sim.scene import BLUE, Rgba, sense, sense_joints
+from robot_rl.sim.scene import BLUE, Rgba
 from robot_rl.sim.task import Aim, Array, Start, Task, View, closeness
 from robot_rl.sim.tasks.grasping import half_turn, heading
 
@@ -49,12 +49,6 @@ class OpenDrawer(Task):
 
     def scene(self, spec: mujoco.MjSpec, robot: Robot) -> None:
         add_chest(spec)
-        tool, handle = ("site", robot.tool_site), ("site", "handle")
-        sense(spec, "tool.linvel", "linvel", tool)
-        sense_joints(spec, ["drawer"])
-        sense_joints(spec, ["drawer"], velocity=True)
-        sense(spec, "handle.pos", "pos", handle)
-        sense(spec, "handle_in_tool.pos", "pos", handle, tool)
 
     def start(self, rng: EpisodeRng) -> Start:
         chest = rng.uniform((0.66, -0.12, 0.0), (0.72, 0.12, 0.0), size=3)

@@ -7,7 +7,7 @@ from robot_rl.core.seeding import EpisodeRng
 from robot_rl.sim.poses import free_pose
 from robot_rl.sim.randomize import Vary
 from robot_rl.sim.robots.robot import Robot
-from robot_rl.sim.scene import add_free_box, add_hole_block, sense
+from robot_rl.sim.scene import add_free_box, add_hole_block
 from robot_rl.sim.task import Aim, Array, Start, Task, View, closeness
 from robot_rl.sim.tasks.grasping import carry_to, grasp_aim, heading, quarter_turn
 
@@ -41,6 +41,7 @@ class PegInsert(Task):
         "peg_in_tool.xaxis",
         "tip_in_hole.pos",
     )
+    privileged = ("tip.pos", "grip.pos", "grip.xaxis", "hole.pos")
     vary = (
         Vary(field="geom_friction", element="peg", low=0.8, high=1.3, component=0),
         Vary(field="body_mass", element="peg", low=0.5, high=2.0),
@@ -51,18 +52,6 @@ class PegInsert(Task):
         peg.add_site(name="grip", pos=[0.0, 0.0, _GRIP_M], group=4)
         peg.add_site(name="tip", pos=[0.0, 0.0, -PEG_HALF_M[2]], group=4)
         add_hole_block(spec, "hole", hole_half_m=PEG_HALF_M[0] + CLEARANCE_M, height_m=BLOCK_HEIGHT_M)
-        tool, tip, hole = ("site", robot.tool_site), ("site", "tip"), ("body", "hole")
-        sense(spec, "tool.linvel", "linvel", tool)
-        sense(spec, "peg.pos", "pos", ("body", "peg"))
-        sense(spec, "peg.xaxis", "xaxis", ("body", "peg"))
-        sense(spec, "peg.zaxis", "zaxis", ("body", "peg"))
-        sense(spec, "peg_in_tool.pos", "pos", ("body", "peg"), tool)
-        sense(spec, "peg_in_tool.xaxis", "xaxis", ("body", "peg"), tool)
-        sense(spec, "tip_in_hole.pos", "pos", tip, hole)
-        sense(spec, "tip.pos", "pos", tip)
-        sense(spec, "grip.pos", "pos", ("site", "grip"))
-        sense(spec, "grip.xaxis", "xaxis", ("site", "grip"))
-        sense(spec, "hole.pos", "pos", hole)
 
     def start(self, rng: EpisodeRng) -> Start:
         peg = rng.uniform((0.42, -0.18, PEG_HALF_M[2]), (0.56, -0.04, PEG_HALF_M[2]), size=3)

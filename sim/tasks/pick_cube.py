@@ -7,7 +7,7 @@ from robot_rl.core.seeding import EpisodeRng
 from robot_rl.sim.poses import free_pose
 from robot_rl.sim.randomize import Vary
 from robot_rl.sim.robots.robot import Robot
-from robot_rl.sim.scene import add_free_box, add_goal, sense
+from robot_rl.sim.scene import add_free_box, add_goal
 from robot_rl.sim.task import Aim, Array, Start, Task, View, closeness
 from robot_rl.sim.tasks.grasping import grasp_aim
 
@@ -34,6 +34,7 @@ class PickCube(Task):
         "cube_in_tool.xaxis",
         "goal_in_tool.pos",
     )
+    privileged = ("goal.pos",)
     vary = (
         Vary(field="geom_friction", element="cube", low=0.7, high=1.3, component=0),
         Vary(field="body_mass", element="cube", low=0.5, high=2.0),
@@ -42,14 +43,6 @@ class PickCube(Task):
     def scene(self, spec: mujoco.MjSpec, robot: Robot) -> None:
         add_free_box(spec, "cube", half_size_m=[HALF_SIZE_M] * 3, mass_kg=0.05)
         add_goal(spec)
-        tool, cube, goal = ("site", robot.tool_site), ("body", "cube"), ("body", "goal")
-        sense(spec, "tool.linvel", "linvel", tool)
-        sense(spec, "cube.pos", "pos", cube)
-        sense(spec, "cube.xaxis", "xaxis", cube)
-        sense(spec, "cube_in_tool.pos", "pos", cube, tool)
-        sense(spec, "cube_in_tool.xaxis", "xaxis", cube, tool)
-        sense(spec, "goal_in_tool.pos", "pos", goal, tool)
-        sense(spec, "goal.pos", "pos", goal)
 
     def start(self, rng: EpisodeRng) -> Start:
         low, high = (0.40, -0.15, HALF_SIZE_M), (0.60, 0.15, HALF_SIZE_M)

@@ -9,7 +9,7 @@ from robot_rl.core.seeding import EpisodeRng
 from robot_rl.sim.poses import free_pose
 from robot_rl.sim.randomize import Vary
 from robot_rl.sim.robots.robot import Robot
-from robot_rl.sim.scene import add_free_box, add_mark, sense
+from robot_rl.sim.scene import add_free_box, add_mark
 from robot_rl.sim.task import Aim, Array, Control, Start, Task, View, closeness
 from robot_rl.sim.tasks.grasping import half_turn, heading, level
 
@@ -53,14 +53,6 @@ class PushCube(Task):
     def scene(self, spec: mujoco.MjSpec, robot: Robot) -> None:
         add_free_box(spec, "cube", half_size_m=[HALF_SIZE_M] * 3, mass_kg=0.1, friction=0.5)
         add_mark(spec, radius_m=GOAL_RADIUS_M)
-        tool, cube, goal = ("site", robot.tool_site), ("body", "cube"), ("body", "goal")
-        sense(spec, "tool.linvel", "linvel", tool)
-        sense(spec, "cube.pos", "pos", cube)
-        sense(spec, "cube.xaxis", "xaxis", cube)
-        sense(spec, "cube.linvel", "linvel", cube)
-        sense(spec, "cube_in_tool.pos", "pos", cube, tool)
-        sense(spec, "goal.pos", "pos", goal)
-        sense(spec, "goal_in_tool.pos", "pos", goal, tool)
 
     def start(self, rng: EpisodeRng) -> Start:
         cube = rng.uniform((0.47, -0.12, HALF_SIZE_M), (0.57, 0.12, HALF_SIZE_M), size=3)

@@ -5,7 +5,7 @@ import mujoco
 from robot_rl.core.arrays import namespace, norm
 from robot_rl.core.seeding import EpisodeRng
 from robot_rl.sim.robots.robot import Robot
-from robot_rl.sim.scene import add_goal, sense
+from robot_rl.sim.scene import add_goal
 from robot_rl.sim.task import Aim, Array, Control, Start, Task, View, closeness
 
 GOAL_RADIUS_M = 0.02
@@ -27,9 +27,6 @@ class Reach(Task):
 
     def scene(self, spec: mujoco.MjSpec, robot: Robot) -> None:
         add_goal(spec)
-        sense(spec, "tool.linvel", "linvel", ("site", robot.tool_site))
-        sense(spec, "goal.pos", "pos", ("body", "goal"))
-        sense(spec, "goal_in_tool.pos", "pos", ("body", "goal"), ("site", robot.tool_site))
 
     def start(self, rng: EpisodeRng) -> Start:
         return Start(mocap={"goal": rng.uniform((0.35, -0.25, 0.08), (0.65, 0.25, 0.40), size=3)})

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Generator
 
-from robot_rl.algos.actor_critic import ActorConfig, ActorCritic, ActorCriticConfig, CriticConfig
+from robot_rl.algos.actor_critic import ActorCritic
 from robot_rl.algos.actors import Deterministic, TanhGaussian
+from robot_rl.algos.config.off_policy import ActorConfig, ActorCriticConfig, CriticConfig
 from robot_rl.data.transitions import TransitionBatch
 
 
@@ -64,7 +65,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", SETTINGS)
 def test_every_setting_finds_the_best_action(name: str) -> None:
     learner = build(**SETTINGS[name])
-    for seed in range(600):
+    for seed in range(400):
         learner.update(batch(seed))
     states = torch.randn(16, 3, generator=Generator().manual_seed(1000))
     assert (learner.act(states, explore=False) - 0.5).abs().mean().item() < 0.12
@@ -118,10 +119,10 @@ class Recorded(ActorCritic):
 
     target: torch.Tensor
 
-    def _learn_values(self, steps: Any, after: torch.Tensor, bonus: torch.Tensor) -> torch.Tensor:
+    def _update_critics(self, steps: Any, after: torch.Tensor, bonus: torch.Tensor) -> torch.Tensor:
         self.after, self.bonus = after, bonus
         q = self.critics.q(steps.features, steps.action)
-        error = super()._learn_values(steps, after, bonus)
+        error = super()._update_critics(steps, after, bonus)
         self.target = q - error
         return error
 

@@ -383,7 +383,7 @@ def test_whole_episodes_with_a_value_leave_out_what_was_not_made() -> None:
     learner = learner_with_values({0.1: 1.0, 0.2: 2.0, 0.3: 4.0}, gamma_step=0.5, lam=0.5)
     two = rollout([1.0, 0.0], [0.0, 0.0], [True, True], [2, 0])
     other = rollout([1.0, 3.0], [0.25, 0.5], [False, True], [2, 1])
-    joined = {
+    joined: dict[str, Any] = {
         name: torch.cat([getattr(two, name), getattr(other, name)])
         for name in ("reward", "bootstrap", "ended", "steps")
     }

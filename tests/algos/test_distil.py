@@ -31,6 +31,10 @@ def batch(seed: int) -> Any:
     return SimpleNamespace(obs={"state": torch.randn(128, 1, generator=seeded(seed))})
 
 
+def far() -> Any:
+    return Far()
+
+
 class Far(Plain):
     """Answers 0.5 to whatever it is asked."""
 
@@ -42,7 +46,7 @@ def test_the_distance_is_in_the_chain() -> None:
     student: Any = OneStepPolicy.student_of(flow())
     student.decode = lambda features, z: torch.full_like(z, 2.0)  # the chain is not clamped
     z = torch.zeros(3, 2, 1)
-    assert float(distance(student, Far(), {"state": torch.zeros(3, 1)}, z)) == pytest.approx(1.5**2)
+    assert float(distance(student, far(), {"state": torch.zeros(3, 1)}, z)) == pytest.approx(1.5**2)
 
 
 def test_the_student_learns_what_the_noise_decides() -> None:
@@ -52,7 +56,8 @@ def test_the_student_learns_what_the_noise_decides() -> None:
             return ChunkSample(0.5 * torch.tanh(4 * z))
 
     student = OneStepPolicy.student_of(flow())
-    learner = Distillation(student, Sign(), DistilConfig(updates=1200, lr=3e-3), 0)
+    teacher: Any = Sign()
+    learner = Distillation(student, teacher, DistilConfig(updates=1200, lr=3e-3), 0)
     found = [float(learner.update(batch(seed))["distance"]) for seed in range(1200)]
     assert found[-1] < 0.01
     z = torch.tensor([[[1.0], [-1.0]]])
@@ -61,7 +66,7 @@ def test_the_student_learns_what_the_noise_decides() -> None:
 
 
 def test_the_rate_falls_as_a_cosine() -> None:
-    learner: Any = Distillation(OneStepPolicy.student_of(flow()), Far(), DistilConfig(updates=2, lr=0.1), 0)
+    learner: Any = Distillation(OneStepPolicy.student_of(flow()), far(), DistilConfig(updates=2, lr=0.1), 0)
     rates: list[float] = []
     learner._optimiser.step = lambda loss, lr: rates.append(lr)
     for seed in range(2):

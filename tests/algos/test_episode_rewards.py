@@ -19,8 +19,12 @@ class Seeing(Plain):
     feature_dim = 1
 
 
+def seeing() -> Any:
+    return Seeing()
+
+
 def episodes(
-    after: list[list[float]], valid: list[list[bool]], success: list[bool], **parts: Tensor
+    after: list[list[float]], valid: list[list[bool]], success: list[bool], **parts: Any
 ) -> EpisodeRollout:
     next_state, made, solved = torch.tensor(after), torch.tensor(valid), torch.tensor(success)
     state = torch.cat([torch.zeros(len(after), 1), next_state[:, :-1]], dim=1)
@@ -41,7 +45,7 @@ def episodes(
         next_obs={"state": next_state.unsqueeze(-1)},
         valid=made,
         success=solved,
-        **{**usual, **parts},
+        **(usual | parts),
     )
 
 
@@ -53,14 +57,14 @@ def test_a_failure_is_worth_how_near_its_last_observation_came_to_a_success() ->
         [[True, True], [True, True], [True, False], [True, True], [True, False]],
         [True, True, False, False, False],
     )
-    score = ProgressReward(Seeing()).judge(rollout).score
+    score = ProgressReward(seeing()).judge(rollout).score
     expected = [1.0, 1.0, *(0.6 / (1 + math.exp(-10 * (0.5 - d))) for d in (0.0, 1.0, 1 / 3))]
     assert score.tolist() == pytest.approx(expected, abs=1e-5)
     assert expected[2:] == pytest.approx([0.59598, 0.00402, 0.50468], abs=1e-5)
 
 
 def make_process(**options: Any) -> ProcessReward:
-    return ProcessReward(Seeing(), GRPOConfig(width=16, depth=1, critic_lr=1e-2, **options), seed=0)
+    return ProcessReward(seeing(), GRPOConfig(width=16, depth=1, critic_lr=1e-2, **options), seed=0)
 
 
 def test_the_chance_of_success_is_a_potential(monkeypatch: pytest.MonkeyPatch) -> None:

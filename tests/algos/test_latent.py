@@ -11,7 +11,7 @@ from torch import Generator, Tensor, nn
 
 from robot_rl.algos.latent import LatentConfig, LatentSAC
 from robot_rl.core.policy import Encoded
-from robot_rl.data.at_decisions import AtDecisions
+from robot_rl.data.parts import AtDecisions
 from robot_rl.data.replay import ReplayBuffer, StepBatch
 from robot_rl.data.transitions import ChunkBatch
 from robot_rl.policies.latent import LatentActorConfig
@@ -46,11 +46,9 @@ class TinyPolicy(Plain, nn.Module):
         return flat[:, None].expand(-1, 2, -1)
 
 
-def build(
-    seed: int = 0, *, n_exec: int = 1, bound: float = 1.5, **changes: Any
-) -> tuple[TinyPolicy, LatentSAC]:
+def build(seed: int = 0, *, n_exec: int = 1, bound: float = 1.5, **changes: Any) -> tuple[Any, LatentSAC]:
     torch.manual_seed(9)
-    policy = TinyPolicy(bound)
+    policy: Any = TinyPolicy(bound)
     defaults: dict[str, Any] = {"width": 64, "actor_lr": 1e-2, "critic_lr": 3e-3, "matmul": "fp32"}
     return policy, LatentSAC(policy, LatentConfig(**(defaults | changes)), seed, n_exec=n_exec)
 
@@ -286,8 +284,8 @@ def test_a_resumed_learner_is_the_unbroken_one(variant: Any, saved_at: int) -> N
     learn(second, saved_at, 12)
     for name, value in whole.policy_weights().items():
         assert value.equal(second.policy_weights()[name]), name
-    for name, value in whole._modules()["targets"].state_dict().items():
-        assert value.equal(second._modules()["targets"].state_dict()[name]), name
+    for name, value in whole._parts()["targets"].state_dict().items():
+        assert value.equal(second._parts()["targets"].state_dict()[name]), name
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Generator, Tensor
 
-from robot_rl.algos.actor_critic import ActorConfig, ActorCritic, CriticConfig
+from robot_rl.algos.actor_critic import ActorCritic
 from robot_rl.algos.actors import Squashed, TanhGaussian
-from robot_rl.algos.config.off_policy import AdversaryConfig
+from robot_rl.algos.config.off_policy import ActorConfig, AdversaryConfig, CriticConfig
 from robot_rl.algos.qarl import QARL, QARLConfig
 from robot_rl.data.transitions import TransitionBatch
 
@@ -116,7 +116,7 @@ def test_nothing_is_climbed_where_the_sum_is_clipped(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(learner.adversary, "gradients", recorded)
     with torch.no_grad():
-        value, by_action = learner._slope(torch.zeros(2, 3), torch.tensor([[0.5], [0.9]]))
+        value, by_action = learner._action_value(torch.zeros(2, 3), torch.tensor([[0.5], [0.9]]))
     torch.testing.assert_close(value, torch.tensor([0.7, 1.0]))
     torch.testing.assert_close(by_action, torch.tensor([[2.0], [0.0]]))
     # Loss of the adversary: mean over two rows of value + 0.01 log prob.

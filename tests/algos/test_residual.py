@@ -52,9 +52,9 @@ def batch(seed: int, *, bootstrap: float = 0.0) -> TransitionBatch:
     )
 
 
-def build(seed: int = 0, **changes: Any) -> tuple[TinyPolicy, ResidualTD]:
+def build(seed: int = 0, **changes: Any) -> tuple[Any, ResidualTD]:
     torch.manual_seed(9)
-    policy = TinyPolicy()
+    policy: Any = TinyPolicy()
     defaults: dict[str, Any] = {"width": 64, "actor_lr": 1e-2, "critic_lr": 3e-3, "critic_warmup": 5}
     return policy, ResidualTD(policy, ResidualConfig(**(defaults | changes)), seed)
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Generator, Tensor
 
-from robot_rl.algos.actor_critic import ActorConfig, CriticConfig
 from robot_rl.algos.actors import TanhGaussian, squashed_log_prob
+from robot_rl.algos.config.off_policy import ActorConfig, CriticConfig
 from robot_rl.algos.sequence import SequenceActorCritic, SequenceConfig
 from robot_rl.data.transitions import ChunkBatch, Prefixes
 
@@ -78,7 +78,7 @@ def test_the_derivative_is_autograds_with_the_states_as_given() -> None:
     learner = build()
     state, action = torch.tensor([[0.3], [-0.7]]), torch.tensor([[0.1, 0.2], [-0.5, 0.4]])
     with torch.no_grad():
-        value, by_action = learner._slope(state, action)
+        value, by_action = learner._action_value(state, action)
         met = learner.imagined(state, action)
     leaf = action.clone().requires_grad_()
     q = [learner.critics(torch.cat([met[:, j], leaf[:, j : j + 1]], dim=1))[..., 0] for j in range(2)]

@@ -1,5 +1,6 @@
 """The table of methods: rows and curves by hand, what is finished stays, what was cut short goes on."""
 
+import functools
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,13 +18,25 @@ def row(step: int, phase: str, wall_s: float, **metrics: float) -> str:
     return json.dumps({"step": step, "updates": 0, "phase": phase, "wall_s": wall_s, **metrics}) + "\n"
 
 
+@functools.cache
+def composed(*words: str) -> RunConfig:
+    return load(RunConfig, list(words), config_name="train")
+
+
+@pytest.fixture(autouse=True)
+def composes_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Composes the same settings once: Hydra takes a tenth of a second, and a table asks again and again."""
+    for module in (trials, improve):
+        monkeypatch.setattr(module, "load", lambda schema, words, *, config_name: composed(*words))
+
+
 def begin(folder: Path, *settings: str) -> None:
     """A run folder <out>/<task>/<method>/seed<k>/<name> with the configuration that the table gives it."""
     *_, task, method, seed, _ = folder.parts
     trial = improve.Trial(task, method, int(seed.removeprefix("seed")), folder.parents[3])
     folder.mkdir(parents=True)
     words = [*improve._FIXED, *trial.plan(), f"out={trial.folder}", *settings]
-    (folder / "config.yaml").write_text(dump(load(RunConfig, words, config_name="train")))
+    (folder / "config.yaml").write_text(dump(composed(*words)))
 
 
 def write_run(folder: Path, *, base: float, final: float, env_steps: int, minutes: float) -> None:
@@ -174,11 +187,7 @@ def test_unknown_names_are_refused() -> None:
 def test_the_table_is_of_recipes_on_one_base() -> None:
     assert set(improve.METHODS) <= set(options("recipe"))
     assert set(improve.TASKS) <= set(options("base"))
-    runs = [
-        load(RunConfig, [f"recipe={name}", f"base={task}"], config_name="train")
-        for task in improve.TASKS
-        for name in improve.METHODS
-    ]
+    runs = [composed(f"recipe={name}", f"base={task}") for task in improve.TASKS for name in improve.METHODS]
     for config in runs:
         first = next(one for one in runs if one.env.task == config.env.task)
         assert (config.env, config.demos, config.bc, config.n_exec) == (

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from robot_rl.bench import ogbench, ogbench_env, ogbench_play, trials
-from robot_rl.bench.ogbench import Plan, Trial
+from robot_rl.bench import ogbench, ogbench_env, trials
+from robot_rl.bench.ogbench import Plan, Trial, episodes_of, play_of
 from robot_rl.bench.ogbench_env import Program, env_id
-from robot_rl.bench.ogbench_play import episodes_of, play_of
 from robot_rl.cli.main import main
 from robot_rl.config import dump, load
 from robot_rl.core.errors import ConfigError, RobotRLError
@@ -102,7 +101,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> type[FakeProgram
     """Stands in for OGBench's process, and for the user's cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     FakeProgram.started, FakeProgram.seeds = [], []
-    for module in (ogbench_env, ogbench_play):
+    for module in (ogbench_env, ogbench):
         monkeypatch.setattr(module, "Program", FakeProgram)
     return FakeProgram
 

@@ -1,6 +1,5 @@
 """Benchmarks of acting: roughness by hand, and a run of each that is too short to say anything."""
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,18 +29,16 @@ def test_roughness_by_hand() -> None:
     assert rough.jump == pytest.approx(3.0)
 
 
-def test_every_method_at_every_delay(tmp_path: Path) -> None:
-    result = chunking.run(
-        task="reach",
-        delays=(0, 2),
-        seeds=(3,),
-        episodes=4,
-        horizon=8,
-        n_exec=4,
-        updates=5,
-        demos=4,
-        out=str(tmp_path),
-    )
+@pytest.fixture(scope="module")
+def options(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Names one clone for all tests: the first trains it, in a process, and the others take it."""
+    options: dict[str, Any] = {"task": "reach", "seeds": (3,), "episodes": 4, "horizon": 8, "n_exec": 4}
+    clone: dict[str, Any] = {"updates": 5, "demos": 20, "noise_m": 0.01}
+    return options | clone | {"out": str(tmp_path_factory.mktemp("clone"))}
+
+
+def test_every_method_at_every_delay(options: dict[str, Any]) -> None:
+    result = chunking.run(**options, delays=(0, 2))
     assert [(row["delay"], row["method"]) for row in result["rows"]] == [
         (delay, method) for delay in (0, 2) for method in ("naive", "ensemble", "rtc")
     ]
@@ -50,11 +47,9 @@ def test_every_method_at_every_delay(tmp_path: Path) -> None:
     assert rough["rtc"] != rough["naive"] != rough["ensemble"]
 
 
-def test_one_candidate_is_the_policy_itself(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"task": "reach", "seeds": (3,), "episodes": 4, "horizon": 8, "n_exec": 4}
-    options["out"] = str(tmp_path)  # of both: the clone is the same
-    result = taco.run(**options, updates=5, demos=20, noise_m=0.01, candidates=(1, 3))
+def test_one_candidate_is_the_policy_itself(options: dict[str, Any]) -> None:
+    result = taco.run(**options, candidates=(1, 3))
     assert [row["n"] for row in result["rows"]] == [1, 3]
-    naive = chunking.run(**options, updates=5, demos=20, noise_m=0.01, delays=(0,))["rows"][0]
+    naive = chunking.run(**options, delays=(0,))["rows"][0]
     assert result["rows"][0]["success"] == naive["success"]
     assert result["rows"][0]["steps"] == naive["steps"]

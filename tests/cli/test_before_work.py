@@ -88,6 +88,7 @@ TRAINED = Told(
     base_success=0.5,
     final_success=1.0,
     env_steps=9,
+    control_steps={"sim": 9},
     train_minutes=1.0,
     episodes=2,
     finetune=None,
@@ -123,7 +124,7 @@ def test_only_who_asks_for_json_gets_it(
     monkeypatch.setattr(train, "_demonstrations", lambda settings: "none")
     assert main(["train", "recipe=smoke"]) == 0
     plain = capsys.readouterr().out
-    assert plain.startswith("reach: success 50.0% before, 100.0% after 9 control steps")
+    assert plain.startswith("reach: success 50.0% before, 100.0% after 9 simulated control steps")
     assert "{" not in plain
     assert main(["train", "recipe=smoke", "--json"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -142,7 +143,7 @@ def test_a_run_that_fine_tunes_says_what_the_errors_are_and_ends_with_its_succes
     lines = said.out.splitlines()
     assert any(line.startswith("\u2502 ridge") for line in lines)
     assert lines[-2] == "Nothing beats ridge."
-    assert lines[-1].startswith("reach: success 50.0% before, 100.0% after 9 control steps")
+    assert lines[-1].startswith("reach: success 50.0% before, 100.0% after 9 simulated control steps")
 
 
 def test_finetune_prints_no_json_unless_asked(
@@ -164,10 +165,10 @@ def test_finetune_prints_no_json_unless_asked(
             ["minutes=2"],
             "the policy trains for 2 minutes, the run takes 4 to 6 with ACT (base",
         ),
-        (["minutes=2", "policy=act"], "the policy trains for 2 minutes, reading pictures and measuring"),
-        (["minutes=2", "baselines=false"], "the policy trains for 2 minutes, reading pictures and measuring"),
+        (["minutes=2", "policy=act"], "the policy trains for 2 minutes, plus the time to read pictures"),
+        (["minutes=2", "baselines=false"], "the policy trains for 2 minutes, plus the time to read pictures"),
         (["updates=3000"], ": 3,000 updates, batch"),
-        ([], ": as long as it helps, batch"),
+        ([], ": until it stops improving, batch"),
     ],
 )
 def test_finetune_says_at_the_start_how_long_it_takes(

@@ -86,7 +86,10 @@ def test_other_settings_are_refused_but_more_episodes_are_not(
         assert main([*WORDS, "out=demos", *words]) == 2
         said = capsys.readouterr().err
         assert said.startswith(f"error: collect: got {got}, but the episodes in .collecting-demos were begun")
-        assert f"with {begun}. Say so to go on with them, or give another out=. To begin anew, remove" in said
+        assert (
+            f"with {begun}. Give these to go on with them, or give another out=. To begin anew, remove"
+            in said
+        )
     assert main([*WORDS[:2], "num_envs=2", "episodes=4", "out=demos"]) == 0
     assert load_episodes("demos").num_episodes == 4
 

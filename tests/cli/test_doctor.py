@@ -52,8 +52,31 @@ def test_lists_every_kind(kind: str, capsys: pytest.CaptureFixture[str]) -> None
 def test_a_list_says_what_a_recipe_is(capsys: pytest.CaptureFixture[str]) -> None:
     doctor.run(["--list", "recipe"])
     words = " ".join(capsys.readouterr().out.split())
-    assert "smoke The whole chain in under a minute on two cores: every phase, little learning" in words
+    assert "smoke All stages in under a minute on two cores, with little learning" in words
     assert "..." not in words, "no sentence is cut"
+
+
+@pytest.mark.parametrize(
+    ("text", "first"),
+    [
+        ("As in `robot-rl bench crossq`. `robot-rl train` runs it.", "As in `robot-rl bench crossq`"),
+        ("QARL (Reddi et al. 2024). Next.", "QARL (Reddi et al. 2024)"),
+        ("Uses the base unless it `is_contested`.", "Uses the base unless it `is_contested`"),
+        (
+            "Trains a chain; one step at\nlast.\n\ndemonstrations -> critics",
+            "Trains a chain; one step at last",
+        ),
+        ("Walker2d-v5 in 0.5 s, no end", "Walker2d-v5 in 0.5 s, no end"),
+    ],
+)
+def test_the_first_sentence_is_whole_and_alone(text: str, first: str) -> None:
+    assert doctor._sentence(text) == first
+
+
+def test_a_robot_of_a_file_is_described_by_its_file(capsys: pytest.CaptureFixture[str]) -> None:
+    doctor.run(["--list", "robot"])
+    words = " ".join(capsys.readouterr().out.split())
+    assert "so_arm100 The Robot Studio SO-ARM100, five joints and a jaw viperx Trossen ViperX 300" in words
 
 
 def test_a_wrong_name_of_a_renderer_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:

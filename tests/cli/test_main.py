@@ -1,5 +1,6 @@
 """The command table: help that teaches, one line for every mistake, sweeps, interruption."""
 
+import contextlib
 import errno
 import os
 import subprocess
@@ -55,6 +56,18 @@ def test_help_teaches_what_to_type_and_where_results_go(
 def test_help_imports_no_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli.importlib, "import_module", lambda name: pytest.fail(f"imported {name}"))
     cli.main(["--help"])
+
+
+@pytest.mark.parametrize("name", ["arm", "bench", "replay", "reward"])
+def test_a_command_that_needs_words_explains_itself_without_any(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def output(words: list[str]) -> str:
+        with contextlib.suppress(SystemExit):  # argparse ends so after its help
+            assert cli.main(words) == 0
+        return capsys.readouterr().out
+
+    assert output([name]) == output([name, "--help"]) != ""
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

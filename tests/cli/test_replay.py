@@ -140,12 +140,12 @@ def test_info_of_a_run_folder_points_inside(
     store.rename(tmp_path / "run/experience")
     assert main(["replay", "info", str(tmp_path / "run")]) == 2
     said = capsys.readouterr().err
-    assert f"this is a run folder. What was recorded lies in {tmp_path / 'run/experience'}." in said
+    assert f"this is a run folder. Its recordings are in {tmp_path / 'run/experience'}." in said
     (tmp_path / "run/experience").rename(tmp_path / "panda")
     (tmp_path / "run/experience").mkdir()
     (tmp_path / "panda").rename(tmp_path / "run/experience/panda")
     assert main(["replay", "info", str(tmp_path / "run")]) == 2
-    assert f"What was recorded lies in {tmp_path / 'run/experience/panda'}." in capsys.readouterr().err
+    assert f"Its recordings are in {tmp_path / 'run/experience/panda'}." in capsys.readouterr().err
 
 
 def test_compact_joins_what_is_sealed_and_keeps_the_journal(store: Path, replay: Any) -> None:

@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from robot_rl.cli.command import resumed
 from robot_rl.cli.main import main
-from robot_rl.cli.resume import resumed
 from robot_rl.cli.train import _demonstrations as announced
 from robot_rl.config import build, dump, load, options
 from robot_rl.core.errors import CheckpointError, ConfigError, DatasetError, DeviceError
@@ -96,7 +96,7 @@ def test_help_names_the_recipes(capsys: pytest.CaptureFixture[str]) -> None:
             ["train", "resume=runs/x", "seed=2"],
             "resume: got other settings beside it (seed=2), allowed: none.",
         ),
-        (["evaluate"], "run: give either run=runs/<folder>, whose evaluation is repeated, or policy="),
+        (["evaluate"], "run: give either run=runs/<folder>, to repeat its evaluation, or policy="),
         (["evaluate", "run=x", "policy=y"], "run: give either run=runs/<folder>"),
         (["evaluate", "run=x", "n_exec=4"], "n_exec: got 4, allowed: left out beside run="),
         (["evaluate", "policy=x", "which=base"], "which: got 'base', allowed: left out beside policy="),
@@ -111,6 +111,9 @@ def test_help_names_the_recipes(capsys: pytest.CaptureFixture[str]) -> None:
         (["collect", "task=reach", "out=x", "attempts=9"], "attempts: got 9, allowed: 100 or more"),
         (["collect", "task=reach", "out=x", "keep.fast=1"], "keep.fast: no such key. Did you mean"),
         (["collect", "task=reach", "out=/tmp"], "out: '/tmp' exists already. Choose another folder"),
+        (["collect", "task=reach", "out="], "out: got '', allowed: a new folder"),
+        (["train", "recipe=smoke", "out="], "out: got '', allowed: a folder"),
+        (["reward", "train", "data=.", "out="], "out: got '', allowed: a new folder"),
         (["collect", "task=reach", "out=/x/y", "episodes=0"], "episodes: got 0, allowed: 1 or more"),
     ],
 )

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from robot_rl.data.at_decisions import AtDecisions
+from robot_rl.data.parts import AtDecisions
 from robot_rl.data.replay import ReplayBuffer, StepBatch
 
 

@@ -231,13 +231,13 @@ def test_a_misnamed_feature_is_offered(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"robot": "viperx"}, r"recorded with robot 'panda', this run has 'viperx'\. Collect"),
-        ({"task": "reach"}, r"recorded with task 'pick_cube', this run has 'reach'\. Collect"),
-        ({"control_hz": 10.0}, r"recorded with control_hz 20.0, this run has 10.0\. Collect"),
-        ({"action_names": ("x",)}, r"'action' has shape \(2,\), this run has \(1,\)"),
+        ({"robot": "viperx"}, r"this run: it was recorded with robot 'panda', not 'viperx'\. Collect"),
+        ({"task": "reach"}, r"this run: it was recorded with task 'pick_cube', not 'reach'\. Collect"),
+        ({"control_hz": 10.0}, r"this run: it was recorded at 20 Hz, not 10 Hz\. Collect"),
+        ({"action_names": ("x",)}, r"its joints \(action\) differ: it has gripper\. Collect"),
         (
             {"state_names": ("joint_1", "joint_3", "cube_x")},
-            r"'observation.state', element 1 is named 'joint_2', this run has 'joint_3'",
+            r"its state elements differ: it has joint_2 and lacks joint_3\. Collect",
         ),
     ],
 )

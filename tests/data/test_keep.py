@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from robot_rl.core.errors import ConfigError
-from robot_rl.data.keep import Facts, KeepConfig, roughness, said, sift, together
+from robot_rl.data.keep import Facts, KeepConfig, describe_refused, roughness, sift, together
 
 # Episode                    0     1     2     3     4     5
 FACTS = Facts(
@@ -72,8 +72,9 @@ def test_the_points_are_those_of_all_episodes() -> None:
 
 
 def test_what_was_refused_in_words() -> None:
-    assert said({**NONE, "success": 10, "fastest": 2}, 50) == "refused 12 of 50: success 10, fastest 2"
-    assert said(NONE, 3) == "refused 0 of 3"
+    refused = {**NONE, "success": 10, "fastest": 2}
+    assert describe_refused(refused, 50) == "refused 12 of 50: success 10, fastest 2"
+    assert describe_refused(NONE, 3) == "refused 0 of 3"
 
 
 @pytest.mark.parametrize(

@@ -484,7 +484,7 @@ def mistakes() -> list[tuple[Any, type[Exception], str]]:
         (
             lambda: EpisodePool([wide, source], capacity=9),
             DatasetError,
-            "source 1 does not fit source 0: observation 'cam.rgb' is None, not Feature",
+            "source 1 does not fit source 0: observation 'cam.rgb' is missing, not uint8",
         ),
         (
             lambda: EpisodePool([source], capacity=9, keys=["goal"]),

@@ -25,9 +25,8 @@ from robot_rl.policies.executor import ChunkExecutor
 from robot_rl.rollout.sources import InlineSource
 from robot_rl.rollout.weights import Publisher
 from robot_rl.train.checkpoint import read_state, write_state
-from robot_rl.train.experience import ReplayExperience
-from robot_rl.train.loop import Hook, Pacer, Run, train
-from robot_rl.train.meter import Meter
+from robot_rl.train.experience import Draws, ReplayExperience
+from robot_rl.train.loop import Hook, Learner, Pacer, Run, train
 from robot_rl.train.schedule import Counters, Every, Ratio
 from tests.plain import Plain
 
@@ -189,19 +188,18 @@ def build(
         handle.offer(counters.updates, algorithm.policy_weights)
 
     offer(Counters())
+    batches = Draws(
+        lambda rng: replay.sample(32, n_step=N_STEP, gamma_step=GAMMA, rng=rng),
+        seed=1,
+    )
     run = Run(
         sources=[source(number) for number in range(sources)],
-        experience=ReplayExperience(
-            replay, draw=lambda rng: replay.sample(32, n_step=N_STEP, gamma_step=GAMMA, rng=rng), seed=1
-        ),
-        algorithm=algorithm,
-        publisher=handle,
+        experience=ReplayExperience(replay),
+        learners=[Learner(algorithm, batches, Ratio(0.5, after_steps=20), handle)],
         pacer=Pacer(
             finished=lambda counters: counters.env_steps >= env_steps,
-            updates=Ratio(0.5, after_steps=20),
             hooks=[Hook("offer", Every(1), lambda counters: counters.updates, offer)],
         ),
-        meter=Meter(),
         stage=lambda name: nullcontext(),
     )
     return run, algorithm, policy
@@ -221,7 +219,7 @@ def test_two_sources_never_share_a_lane() -> None:
     run, algorithm, _ = build(1200, sources=2, actors=2)
     train(run)
     assert min(algorithm.ends.values()) > 100
-    state = run.experience.state_dict()["replay"]
+    state = run.state_dict()["experience"]["replay"]
     env = state["obs"]["state"][:, :, 0]
     assert (env == np.arange(10)[:, None]).all()
 
@@ -250,7 +248,7 @@ def test_a_resumed_run_is_the_unbroken_one(tmp_path: Path) -> None:
     second.load_state_dict(read_state(tmp_path / "state"))
     train(second)
     assert got.state_dict() == expected.state_dict()
-    assert second.meter.take() == whole.meter.take()
+    assert second.leader.meter.take() == whole.leader.meter.take()
     one, other = whole.state_dict(), second.state_dict()
     np.testing.assert_array_equal(one["experience"]["replay"]["head"], other["experience"]["replay"]["head"])
     for name, column in one["experience"]["replay"]["columns"].items():

@@ -39,7 +39,7 @@ import numpy as np
 import torch
 
 from robot_rl.cli import replay
-from robot_rl.cli.evaluate import _told as read_evaluation
+from robot_rl.cli.evaluate import _recorded as read_evaluation
 from robot_rl.config import build
 from robot_rl.core.errors import RobotRLError
 from robot_rl.core.files import listed

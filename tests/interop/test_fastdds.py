@@ -81,9 +81,7 @@ def test_a_fast_dds_client_of_ours_is_refused_loudly(fastdds, start, node, domai
     node.create_service(TRIGGER, "/power_on", asked.append)
     client = start(fastdds, "client", domain, "power_on")
     client.expect("no reply")
-    until(lambda: node.refused)
-    assert (node.refused[0].service, node.refused[0].vendor) == ("/power_on", "Fast DDS")
-    assert "service /power_on: a client on Fast DDS is there" in caplog.text
+    until(lambda: "service /power_on: a client on Fast DDS is there" in caplog.text)
     assert "RMW_IMPLEMENTATION=rmw_cyclonedds_cpp" in caplog.text
     assert asked == []
     assert not any(line.startswith("reply") for line in client.lines)

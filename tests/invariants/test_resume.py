@@ -17,7 +17,7 @@ from robot_rl.core.files import without_checksum
 from robot_rl.data.store.reader import open_source
 from robot_rl.train import phases
 from robot_rl.train.config import RunConfig
-from tests.runs import killed_after, rows_of
+from tests.runs import killed_after, rows_of, undisturbed
 
 pytestmark = pytest.mark.usefixtures("whole_runs")
 
@@ -80,12 +80,15 @@ def experience(folder: Path) -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def unbroken(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("unbroken")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ROBOT_RL_STATE", str(out / "state"))
-        patch.setattr(phases, "write_report", lambda folder: folder / "report.html")
-        return result(Path(phases.run(tiny(out)).run))
+    with undisturbed(out / "state"):
+        return Path(phases.run(tiny(out)).run)
+
+
+@pytest.fixture(scope="module")
+def unbroken(finished: Path) -> dict[str, Any]:
+    return result(finished)
 
 
 def test_the_same_seed_twice_gives_the_same_bytes(tmp_path: Path, unbroken: dict[str, Any]) -> None:
@@ -104,10 +107,9 @@ def test_a_run_cut_short_ends_as_the_unbroken_one(
     assert result(folder) == unbroken
 
 
-def test_a_finished_run_may_be_resumed_and_stays_as_it_is(tmp_path: Path, unbroken: dict[str, Any]) -> None:
-    folder = Path(phases.run(tiny(tmp_path)).run)
-    phases.resume(folder)
-    assert result(folder) == unbroken
+def test_a_finished_run_may_be_resumed_and_stays_as_it_is(finished: Path, unbroken: dict[str, Any]) -> None:
+    phases.resume(finished)
+    assert result(finished) == unbroken
 
 
 def wait_for(folder: Path, phase: str, rows: int, process: subprocess.Popen[str]) -> None:

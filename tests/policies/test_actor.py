@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Generator, Tensor
 
-from robot_rl.algos.actor_critic import ActorConfig, ActorCritic, ActorCriticConfig
+from robot_rl.algos.actor_critic import ActorCritic, ActorCriticConfig
+from robot_rl.algos.config.off_policy import ActorConfig
 from robot_rl.core.policy import DemoBatch
 from robot_rl.data.normalize import Normaliser
 from robot_rl.policies.actor import ActorPolicy, ActorPolicyConfig
@@ -133,7 +134,7 @@ def test_it_has_no_chain() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"width": 0}, "actor width must be at least 1, got 0"),
+        ({"width": 0}, "actor width: got 0, allowed: 1 or more"),
         ({"horizon": 4, "decides": 5}, "actor decides must be at most horizon, 4, got 5"),
         ({"log_std_range": (1.0, 0.0)}, "actor log_std_range must have the smaller first"),
         ({"explore_std": (0.1, -0.1)}, "actor explore_std must be at least 0"),

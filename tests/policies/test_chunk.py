@@ -205,10 +205,10 @@ def test_bad_inputs_are_named() -> None:
     ("options", "message"),
     [
         ({"kind": "flw"}, "kind: 'flw' is unknown. Did you mean 'flow'"),
-        ({"horizon": 0}, "horizon must be at least 1, got 0"),
-        ({"steps": 0}, "steps must be at least 1, got 0"),
+        ({"horizon": 0}, "horizon: got 0, allowed: 1 or more"),
+        ({"steps": 0}, "steps: got 0, allowed: 1 or more"),
         ({"time_dim": 7}, "time_dim must be even and at least 2, got 7"),
-        ({"random_shift_px": -1}, "random_shift_px must be at least 0, got -1"),
+        ({"random_shift_px": -1}, "random_shift_px: got -1, allowed: 0 or more"),
         ({"process": "ddpm"}, "process: 'ddpm' does not fit kind 'flow'"),
         ({"process": "flow_sd"}, "Did you mean 'flow_sde'"),
         ({"process": "flow_sde", "steps": 1}, "needs at least 2 denoising steps"),

@@ -111,7 +111,7 @@ def test_bad_inputs_are_named() -> None:
         policy.bc_loss(DemoBatch(obs(), torch.zeros(6, 2, 2), torch.ones(6, 2, dtype=torch.bool)))
     with pytest.raises(ValueError, match=r"initial_std must be between min_std and max_std"):
         GaussianPolicyConfig(initial_std=3.0)
-    with pytest.raises(ValueError, match=r"width must be at least 1, got 0"):
+    with pytest.raises(ValueError, match=r"width: got 0, allowed: 1 or more"):
         GaussianPolicyConfig(width=0)
-    with pytest.raises(ValueError, match=r"random_shift_px must be at least 0, got -2"):
+    with pytest.raises(ValueError, match=r"random_shift_px: got -2, allowed: 0 or more"):
         GaussianPolicyConfig(random_shift_px=-2)

@@ -222,7 +222,7 @@ def test_a_loaded_policy_acts_as_the_saved_one(tmp_path: Path, change: dict[str,
     [
         (lambda: make(bound=-1.0), "latent bound must be at least 0 and finite, got -1.0"),
         (lambda: make(bound=float("nan")), "latent bound must be at least 0 and finite, got nan"),
-        (lambda: make(depth=0), "latent depth must be at least 1, got 0"),
+        (lambda: make(depth=0), "latent depth: got 0, allowed: 1 or more"),
         (
             lambda: LatentSteer(RealTimeChunks(base_policy()), LatentActorConfig()),
             "latent: the base is RealTimeChunks, whose chunks would no longer continue each other",

@@ -53,5 +53,5 @@ def test_what_it_refuses() -> None:
         policy.sample(policy.encode(obs), record=True)
     with pytest.raises(ValueError, match="noise learns nothing"):
         policy.bc_loss(DemoBatch(obs=obs, actions=torch.zeros(1, 2, 3), valid=torch.ones(1, 2)))
-    with pytest.raises(ValueError, match="noise horizon must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="noise horizon: got 0, allowed: 1 or more"):
         NoisePolicyConfig(horizon=0)

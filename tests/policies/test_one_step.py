@@ -131,5 +131,5 @@ def test_a_counter_saved_before_there_were_other_scorers_is_read() -> None:
     del spec["scorer"]["kind"]
     assert isinstance(BestOfN.from_spec(spec, at="here").scorer, CoinFlips)
     spec["scorer"]["coins"] = 0
-    with pytest.raises(CheckpointError, match="coins must be at least 1"):
+    with pytest.raises(CheckpointError, match="coins: got 0, allowed: 1 or more"):
         BestOfN.from_spec(spec, at="here")

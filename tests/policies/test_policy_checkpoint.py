@@ -203,7 +203,7 @@ def edit(folder: Path, change: Any) -> None:
         (lambda h: h["policy"].pop("config"), "policy 'flow' lacks 'config'"),
         (lambda h: h["policy"].update(config=3), "ChunkPolicyConfig is no table of keys: 3"),
         (lambda h: h["policy"]["config"].update(wdth=3), "has no 'wdth'. Did you mean 'width'"),
-        (lambda h: h["policy"]["config"].update(width=0), "width must be at least 1, got 0"),
+        (lambda h: h["policy"]["config"].update(width=0), "width: got 0, allowed: 1 or more"),
         (
             lambda h: h["policy"].update(state_dim="3"),
             "state_dim must be a positive integer, got '3'",
@@ -213,8 +213,8 @@ def edit(folder: Path, change: Any) -> None:
             "needs kind 'flow', got 'diffusion'",
         ),
         (lambda h: h["meta"].pop("robot"), "meta: PolicyMeta lacks 'robot'"),
-        (lambda h: h["meta"].update(control_hz=0), "control_hz must be above 0, got 0"),
-        (lambda h: h["meta"].update(n_exec=0), "n_exec must be at least 1, got 0"),
+        (lambda h: h["meta"].update(control_hz=0), "control_hz: got 0, allowed: above 0"),
+        (lambda h: h["meta"].update(n_exec=0), "n_exec: got 0, allowed: 1 or more"),
         (
             lambda h: h["policy"].update(state_dim=4),
             r"mean_state is .*\(3,\), not torch.float32 \(4,\)",

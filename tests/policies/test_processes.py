@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from diffusers.schedulers.scheduling_ddim import DDIMScheduler
 from torch import Tensor
 
 from robot_rl.policies.chain import Net, denoise, score
@@ -146,6 +145,8 @@ def test_ddpm_step_by_hand_clips_the_action_and_floors_the_noise() -> None:
 
 @pytest.mark.parametrize("eta", [0.0, 0.6])
 def test_ddim_matches_diffusers(eta: float) -> None:
+    from diffusers.schedulers.scheduling_ddim import DDIMScheduler  # takes seconds
+
     scheduler = DDIMScheduler(20, beta_schedule="squaredcos_cap_v2", clip_sample=True)
     scheduler.set_timesteps(20)
     process = DDIM(eta=eta, train_steps=20)

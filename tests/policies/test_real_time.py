@@ -252,7 +252,7 @@ def test_bad_inputs_are_named() -> None:
         with pytest.raises(ValueError, match=r"Policy shows no velocity field to steer\. Allowed: flow"):
             RealTimeChunks(base)
     for value in (-1.0, math.nan):
-        with pytest.raises(ValueError, match=rf"max_guidance must be at least 0, got {value}"):
+        with pytest.raises(ValueError, match=rf"max_guidance: got {value}, allowed: 0 or more"):
             RealTimeConfig(max_guidance=value)
     policy, given = RealTimeChunks(flow()), inputs()
     with pytest.raises(ValueError, match=r"before has shape \(5, 3, 2\), allowed \(5, 6, 2\)"):

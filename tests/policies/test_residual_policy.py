@@ -127,11 +127,11 @@ def test_bad_inputs_are_named() -> None:
     for scale in (0.0, 1.5):
         with pytest.raises(ValueError, match=rf"scale must be in \(0, 1\], got {scale}"):
             make(scale)
-    with pytest.raises(ValueError, match=r"explore_std must be at least 0, got -0.1"):
+    with pytest.raises(ValueError, match=r"explore_std: got -0.1, allowed: 0 or more"):
         ResidualHeadConfig(explore_std=-0.1)
-    with pytest.raises(ValueError, match=r"noise_clip must be above 0, got 0"):
+    with pytest.raises(ValueError, match=r"noise_clip: got 0, allowed: above 0"):
         ResidualHeadConfig(noise_clip=0)
-    with pytest.raises(ValueError, match=r"depth must be at least 1, got 0"):
+    with pytest.raises(ValueError, match=r"depth: got 0, allowed: 1 or more"):
         ResidualHeadConfig(depth=0)
     with pytest.raises(ValueError, match=r"the base is a residual itself, whose correction"):
         ResidualPolicy(make(), ResidualHeadConfig())

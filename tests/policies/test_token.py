@@ -105,8 +105,8 @@ def test_another_temperature_shares_the_weights() -> None:
     ("options", "message"),
     [
         ({"steps": 4}, "steps must be 1 for kind 'token', got 4"),
-        ({"bins": 0}, "bins must be at least 1, got 0"),
-        ({"temperature": 0.0}, "temperature must be above 0, got 0"),
+        ({"bins": 0}, "bins: got 0, allowed: 1 or more"),
+        ({"temperature": 0.0}, "temperature: got 0.0, allowed: above 0"),
     ],
 )
 def test_options_are_checked(options: dict[str, Any], message: str) -> None:

@@ -82,7 +82,7 @@ def test_a_file_of_ones_own_is_read(tmp_path):
         (
             {"driver": "ros2", "ros2": {"command": "velocity", "command_timeout_s": 1.5}},
             "ros2.command_timeout_s: got 1.5, allowed: above 0.01 (a period of supervisor.command_hz), at "
-            "most 1 (supervisor.max_plan_s: so long may an arm move while nobody watches it)",
+            "most 1 (supervisor.max_plan_s: the longest time that an arm may move without a watcher)",
         ),
         (
             {"driver": "ros2", "ros2": {"command": "twist", "command_timeout_s": 0.0}},

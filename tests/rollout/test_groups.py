@@ -11,12 +11,12 @@ from torch import Generator, Tensor, nn
 
 from robot_rl.core.policy import Chain, ChunkSample
 from robot_rl.data.rollout import EpisodeRollout, PPOBatch, Rollout
+from robot_rl.rollout.chunks import GroupSource
 from robot_rl.rollout.envs import make_env
-from robot_rl.rollout.groups import GroupSource
 from robot_rl.rollout.weights import Publisher
 from robot_rl.sim.vector import EnvConfig
 from robot_rl.testing.devices import FakeEnv
-from robot_rl.train.rollouts import AllOf, GroupExperience
+from robot_rl.train.rollouts import GroupExperience
 from tests.plain import Plain
 
 H, A = 4, 2
@@ -168,8 +168,10 @@ def make_experience(**options: Any) -> GroupExperience:
 def test_groups_without_contrast_are_dropped_and_their_steps_count() -> None:
     # Successes: 1 of 2, and 2 of 2, which is dropped. Left are 2 + 2 decisions: 2 minibatches of at most 3.
     experience = make_experience()
-    assert experience.add(make_source(points()).collect(offered())) == 5 + 4 + 8 + 2
-    assert experience.owed == AllOf(experience).owed(19) == 2 * 2
+    episodes = make_source(points()).collect(offered())
+    experience.add(episodes)
+    assert episodes.cost == 5 + 4 + 8 + 2
+    assert experience.owed == 2 * 2
     epochs = [sorted(torch.cat([experience.sample().advantage for _ in range(2)]).tolist()) for _ in range(2)]
     assert (
         epochs == [[0.0, 1.0, 3.0, 4.0]] * 2
@@ -189,7 +191,7 @@ def test_groups_without_contrast_are_dropped_and_their_steps_count() -> None:
 )
 def test_nothing_is_owed_where_nothing_can_be_learned(options: Any, lengths: Any) -> None:
     experience = make_experience(**options)
-    assert experience.add(make_source(points(**lengths)).collect(offered())) > 0
+    experience.add(make_source(points(**lengths)).collect(offered()))
     assert experience.owed == 0
     assert experience.metrics()["collect/groups_dropped"] == 2.0
 

@@ -151,11 +151,11 @@ def actor(make: Any, handle: Publisher, turns: Any = None) -> Any:
 def test_steps_come_in_order_and_new_weights_act_in_time() -> None:
     handle = offered(0)
     with actor(build, handle) as (pipe, shared):
-        first = [pipe.recv().steps for _ in range(12)]
+        first = [pipe.recv().segment for _ in range(12)]
         handle.offer(7, lambda: weights(7.0))
         shared.publish(handle)
         deadline = time.monotonic() + 20.0
-        while (steps := pipe.recv().steps).policy_version != 7:
+        while (steps := pipe.recv().segment).policy_version != 7:
             assert time.monotonic() < deadline
     # Every step of every episode of five, none twice: (step, episode) as the env counts them.
     counts = [tuple(step.obs["state"][0, :2].astype(int)) for step in first]
@@ -181,10 +181,10 @@ def test_clamps_and_resets_of_another_process_are_counted() -> None:
         for _ in range(16):
             source.collect(handle)
     # Of 16 steps, 3, 6, 9, 12 and 15 were limited; 5, 10 and 15 diverged.
-    assert source.nan_resets == 3
+    assert source.episodes.nan_resets == 3
     assert source.episodes.take()["safety_clamps"] == 5
     assert source.episodes.take()["safety_clamps"] == 0
-    assert source.nan_resets == 3
+    assert source.episodes.nan_resets == 3
 
 
 def test_an_actor_whose_learner_is_gone_leaves() -> None:
@@ -268,7 +268,7 @@ def test_clamps_and_resets_in_a_spawned_actor_are_those_of_one_here() -> None:
     collect_until(there, handle, 22)
     there.close()
     here.close()
-    assert here.nan_resets == there.nan_resets == 3  # steps 7, 14 and 21 of 22
+    assert here.episodes.nan_resets == there.episodes.nan_resets == 3  # steps 7, 14 and 21 of 22
     clamps = here.episodes.take()["safety_clamps"]
     assert there.episodes.take()["safety_clamps"] == clamps > 0
 
@@ -284,13 +284,13 @@ def test_a_spawned_actor_that_fails_says_why() -> None:
 def test_an_actor_that_may_not_run_ahead_waits_to_be_asked() -> None:
     publisher, turns = offered(0), threading.Semaphore(2)
     with actor(build, publisher, turns) as (pipe, shared):
-        assert [pipe.recv().steps.policy_version for _ in range(2)] == [0, 0]
+        assert [pipe.recv().segment.policy_version for _ in range(2)] == [0, 0]
         publisher.offer(5, lambda: weights(5.0))
         shared.publish(publisher)
         assert not pipe.poll(0.3), "two turns were allowed"
         turns.release(2)
         # Its next action was decided at the end of the second turn, with the weights of then.
-        assert [pipe.recv().steps.policy_version for _ in range(2)] == [0, 5]
+        assert [pipe.recv().segment.policy_version for _ in range(2)] == [0, 5]
         assert not pipe.poll(0.3)
 
 

@@ -98,7 +98,7 @@ def test_a_diverged_simulation_is_counted_and_bootstraps() -> None:
 
     source = make_source(Diverging(1, truncate_after=5))
     rollout = source.collect(offered())
-    assert source.nan_resets == 2
+    assert source.episodes.nan_resets == 2
     assert rollout.bootstrap[0].tolist() == [0.125, 0.25, 0.125, 0.25, 0.125]
 
 
@@ -144,7 +144,8 @@ def test_an_epoch_takes_every_decision_once_and_advantages_are_computed_once() -
     learner = Numbering()
     experience = RolloutExperience(learner, minibatches=4, seed=0)
     rollout = make_source(FakeEnv(3, truncate_after=[5, 4, 9])).collect(offered())
-    assert experience.add(rollout) == int(rollout.steps.sum())  # control steps, not chunks
+    experience.add(rollout)
+    assert rollout.cost == int(rollout.steps.sum())  # control steps, not chunks
     orders = []
     for _ in range(2):
         batches = [experience.sample() for _ in range(4)]

@@ -14,9 +14,8 @@ import pytest
 from robot_rl.core.clock import ManualClock
 from robot_rl.core.errors import DeviceError, LeaseError
 from robot_rl.hal.device import DeviceSpec
-from robot_rl.sched import holder as holder_module
-from robot_rl.sched.holder import Holder, this_process
-from robot_rl.sched.lease import BootClock, _since_boot, wall_s
+from robot_rl.sched import lease as lease_module
+from robot_rl.sched.lease import BootClock, Holder, _since_boot, this_process, wall_s
 from robot_rl.sched.leases import LeaseStore
 
 ARM = DeviceSpec(name="arm1", kind="robot")
@@ -223,9 +222,9 @@ def test_a_boot_of_macos_has_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
         return 0 if name == b"kern.bootsessionuuid" else -1
 
     monkeypatch.setattr(ctypes, "CDLL", lambda _: SimpleNamespace(sysctlbyname=read))
-    assert holder_module._macos_boot() == "4F1C0A53"
+    assert lease_module._macos_boot() == "4F1C0A53"
     monkeypatch.setattr(ctypes, "CDLL", lambda _: SimpleNamespace())
-    assert holder_module._macos_boot() == ""
+    assert lease_module._macos_boot() == ""
 
 
 # Tokens that the device remembers

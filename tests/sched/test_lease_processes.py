@@ -11,7 +11,7 @@ import pytest
 
 from robot_rl.core.errors import LeaseError
 from robot_rl.hal.device import DeviceSpec
-from robot_rl.sched.holder import Holder, this_process
+from robot_rl.sched.lease import Holder, this_process
 from robot_rl.sched.leases import LeaseStore
 
 ARM = DeviceSpec(name="arm1", kind="robot")

@@ -11,8 +11,7 @@ import pytest
 from robot_rl.core.clock import ManualClock
 from robot_rl.core.errors import LeaseError
 from robot_rl.hal.device import DeviceSpec, Fence
-from robot_rl.sched.holder import Holder, this_process
-from robot_rl.sched.lease import clock_time
+from robot_rl.sched.lease import Holder, clock_time, this_process
 from robot_rl.sched.leases import Lease, LeaseStore, default_path
 
 ARM = DeviceSpec(name="arm1", kind="robot")

@@ -108,7 +108,7 @@ def test_a_stop_that_cannot_be_noted_is_still_raised(
     def full(*_: object) -> None:
         raise sqlite3.OperationalError("database or disk is full")
 
-    monkeypatch.setattr("robot_rl.sched.stops.Stops.add", full)
+    monkeypatch.setattr("robot_rl.sched.leases.add_stop", full)
     with caplog.at_level(logging.ERROR), pytest.raises(SafetyStopError, match="protective stop"):
         act(ARM)
     assert "arm1: that it stopped could not be noted: " in caplog.text

@@ -16,7 +16,7 @@ from robot_rl.hal import env_rules
 from robot_rl.sim.cameras import Camera, Renderer, find_backend
 from robot_rl.sim.gl import BACKENDS, no_renderer_message
 from robot_rl.sim.robots.loading import load_robot
-from robot_rl.sim.task import compile_task
+from robot_rl.sim.task import build_scene
 from robot_rl.sim.vector import EnvConfig, SimVectorEnv
 
 # Two cameras 2 m above a grey floor look straight down. The red cube, 0.4 m wide, stands 0.5 m
@@ -136,13 +136,14 @@ def test_a_batch_is_drawn_with_each_simulations_own_state_and_colours(renderer, 
     batch.bind("qpos")[:, 0] = [0.0, 0.5, -0.5]
     cube = model.geom("cube").id
     batch.expand("geom_rgba")[2, cube] = [0, 0, 1, 1]
-    images = renderer.render_batch(batch, np.array([2, 1]), "top")
+    renderer = Renderer(model, [Camera(name="top")], batch)
+    images = renderer.render_batch(np.array([2, 1]), "top")
     assert images.shape == (2, 96, 96, 3)
     blue = (images[0, ..., 2] > 120) & (images[0, ..., 0] < 60)
     assert np.nonzero(blue)[0].min() > 47
     assert not is_red(images[0]).any()
     assert np.nonzero(is_red(images[1]))[0].max() < 48
-    depth = renderer.render_batch(batch, np.array([0]), "top", depth=True)
+    depth = renderer.render_batch(np.array([0]), "top", depth=True)
     assert depth.shape == (1, 96, 96)
     assert depth[0, 48, 78] == pytest.approx(1.6, abs=1e-3)
 
@@ -198,9 +199,7 @@ def test_a_chunk_draws_its_last_step_and_the_ends_of_episodes(renderer, monkeypa
     monkeypatch.setattr(
         Renderer,
         "render_batch",
-        lambda self, batch, ids, camera, **how: (
-            drawn.append(len(ids)) or draw(self, batch, ids, camera, **how)
-        ),
+        lambda self, ids, camera, **how: drawn.append(len(ids)) or draw(self, ids, camera, **how),
     )
     env = env_with_a_camera(2)
     env.reset(seed=0)
@@ -263,7 +262,7 @@ def test_the_error_lists_every_back_end_with_its_reason():
 
 @pytest.mark.parametrize("robot", sorted(TABLE["robot"]))
 def test_every_robot_has_the_cameras_that_policies_see(robot):
-    model = compile_task(resolve("task", "reach")(), load_robot(robot))
+    model = build_scene(resolve("task", "reach")(), load_robot(robot)).compile()
     assert {"left", "right", "wrist"} <= {model.camera(i).name for i in range(model.ncam)}
     data = mujoco.MjData(model)
     mujoco.mj_forward(model, data)
@@ -280,15 +279,14 @@ def test_what_stands_still_is_not_drawn_again(renderer, monkeypatch):
     monkeypatch.setattr(
         Renderer,
         "render_batch",
-        lambda self, batch, ids, camera, **how: (
-            drawn.append(list(ids)) or draw(self, batch, ids, camera, **how)
-        ),
+        lambda self, ids, camera, **how: drawn.append(list(ids)) or draw(self, ids, camera, **how),
     )
     config = EnvConfig(task="reach", cameras=("left",), image_size=(16, 16))
     env = SimVectorEnv(config, 3, autoreset="disabled")
     before, _ = env.reset(seed=0)
     up = np.tile(np.array([0.0, 0.0, 1.0, 0.0], np.float32)[: len(env.action_names)], (3, 1))
     only = np.array([False, True, False])
+    after = before
     for _ in range(8):
         after, *_ = env.step_masked(up, only)
     assert drawn == [[0, 1, 2], *[[1]] * 8]
@@ -308,6 +306,9 @@ def test_what_a_policy_does_not_see_is_shown_apart():
     (obs, _), (full, _) = env.reset(seed=0), whole.reset(seed=0)
     for names, key in ((env.state_names, "state"), (env.privileged_names, PRIVILEGED)):
         assert np.array_equal(obs[key], full["state"][:, [whole.state_names.index(name) for name in names]])
-    assert env.single_observation_space[PRIVILEGED].shape == (18,)  # the tool's speed, and five of 3 elements
+    assert dict(env.observation_space)[PRIVILEGED].shape == (
+        2,
+        18,
+    )  # the tool's speed, and five of 3 elements
     env.close()
     whole.close()

@@ -7,9 +7,9 @@ from numpy.typing import NDArray
 
 from robot_rl.core.errors import ModelError
 from robot_rl.core.registry import table
+from robot_rl.sim.backends.model_index import ModelIndex
 from robot_rl.sim.backends.mujoco_cpu import MujocoCpu
 from robot_rl.sim.control import Controller
-from robot_rl.sim.model_index import ModelIndex
 from robot_rl.sim.poses import compose, quaternion_product, rotate, yaw_quaternion
 from robot_rl.sim.robots.loading import load_robot
 from robot_rl.sim.task import Control
@@ -27,9 +27,16 @@ def make(robot: str, task: str = "pick_cube", num_envs: int = 4) -> SimVectorEnv
     return env
 
 
+def one_simulation(env: SimVectorEnv, sim: int) -> tuple[mujoco.MjModel, mujoco.MjData]:
+    batch = env.backend.batch
+    model, data = batch.get_model(sim), batch.get_data(sim)
+    mujoco.mj_forward(model, data)
+    return model, data
+
+
 def jacobian_of_mujoco(env: SimVectorEnv, sim: int) -> NDArray[np.float64]:
     """Returns (6, n): linear and angular velocity of the tool for unit joint speeds."""
-    model, data = env.backend.materialise(sim)
+    model, data = one_simulation(env, sim)
     rows = np.zeros((6, model.nv))
     robot = load_robot(env.robot)
     mujoco.mj_jacSite(model, data, rows[:3], rows[3:], model.site(robot.tool_site).id)
@@ -46,7 +53,7 @@ def test_the_step_is_damped_least_squares_on_mujocos_jacobian(robot: str) -> Non
     step = env.controller.targets(action, position) - position
     for sim in range(4):
         jacobian = jacobian_of_mujoco(env, sim)
-        data = env.backend.materialise(sim)[1]
+        data = one_simulation(env, sim)[1]
         rotation = data.site("tool").xmat.reshape(3, 3)
         # The tool points down: what turns its z axis back to -z is half their cross product.
         turn = 0.5 * np.cross(rotation[:, 2], env.controller._home_mat[:, 2])
@@ -135,9 +142,9 @@ def test_action_names_say_what_moves() -> None:
 
 def controller_of(control: Control, robot: str = "gantry") -> Controller:
     loaded = load_robot(robot)
-    backend = MujocoCpu(loaded.build().compile(), 2, 1)
+    backend = MujocoCpu(loaded.build(), loaded, [], 2, 1)
     backend.forward()
-    return Controller(control, loaded, backend, ModelIndex(backend.model, loaded))
+    return Controller(control, loaded, backend)
 
 
 def test_joint_deltas_are_leads_over_the_measured_position() -> None:

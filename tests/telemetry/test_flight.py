@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from robot_rl.telemetry.flight import FlightRecorder, bad_rows
+from robot_rl.telemetry.flight import FlightRecorder
 
 
 def record(recorder: FlightRecorder, moments: range) -> None:
@@ -52,17 +52,6 @@ def test_a_ring_that_is_not_full_holds_only_what_was_recorded(tmp_path):
     assert np.load(path)["state"][:, 1, 0].tolist() == [0, 10]
 
 
-@pytest.mark.parametrize("rows", [np.array([False, True]), np.array([1])])
-def test_only_the_bad_envs_are_written(tmp_path, rows):
-    recorder = FlightRecorder(2)
-    record(recorder, range(2))
-    path = recorder.dump(tmp_path, "fault", rows=rows)
-    assert path is not None
-    with np.load(path) as found:
-        assert found["state"].tolist() == [[[0, 0]], [[10, 0]]]
-        assert found["rows"].tolist() == [1]
-
-
 def test_a_repeating_fault_does_not_fill_the_disk(tmp_path):
     recorder = FlightRecorder(1, max_dumps=2)
     record(recorder, range(1))
@@ -78,17 +67,6 @@ def test_another_process_does_not_overwrite_a_dump(tmp_path):
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_nothing_is_kept_before_the_first_record_and_after_clear(tmp_path):
-    recorder = FlightRecorder(2)
-    assert recorder._rings == {}
-    record(recorder, range(2))
-    recorder.clear()
-    record(recorder, range(7, 8))
-    path = recorder.dump(tmp_path, "fault")
-    assert path is not None
-    assert np.load(path)["action"].ravel().tolist() == [7, 7]
-
-
 def test_moments_with_other_names_are_refused():
     recorder = FlightRecorder(2)
     recorder.record(state=np.zeros(3))
@@ -99,10 +77,3 @@ def test_moments_with_other_names_are_refused():
 def test_a_recorder_needs_room():
     with pytest.raises(ValueError, match="capacity is 0, allowed is 1 moment or more"):
         FlightRecorder(0)
-
-
-def test_bad_rows_are_those_with_any_value_that_is_not_finite():
-    state = np.zeros((3, 2, 2))
-    state[1, 0, 1] = np.nan
-    reward = np.array([0.0, 1.0, np.inf])
-    assert bad_rows(state, reward).tolist() == [False, True, True]

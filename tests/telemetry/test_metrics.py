@@ -137,11 +137,11 @@ def test_rows_that_a_resumed_writer_misses_are_counted(tmp_path, caplog):
     assert "metrics.jsonl: 2 rows at its end are gone" in caplog.text
 
 
-def test_truncate_after_drops_later_rows_and_their_events(tmp_path):
+def test_a_resume_drops_later_rows_and_their_events(tmp_path):
     with MetricsWriter(tmp_path) as writer:
         for step in (10, 20, 30, 40):
             writer.write(step, "residual", {"critic/loss": step})
-        assert writer.truncate_after(20) == 2
+        writer.load_state_dict({"rows": 2})
         writer.write(30, "residual", {"critic/loss": 0.5})
     assert [row["step"] for row in read_metrics(tmp_path / "metrics.jsonl")] == [10, 20, 30]
     assert events(tmp_path) == [

@@ -189,7 +189,9 @@ def test_settings_that_differ_beyond_the_seed_are_counted_apart(tmp_path):
     assert "method.scale=0.4 0 40.0 % 90.0 % 85.1 to 93.4 % 200 1,000 2.5" in words
     assert "73.3 %" not in words
     assert "method.scale=0.4, seed 0 40.0 % 90.0 % 200" in words
-    assert "What differs beside the seeds: method.scale=0.2 method.scale=0.4 method.scale 0.2 0.4" in words
+    assert (
+        "Settings that differ, except seeds: method.scale=0.2 method.scale=0.4 method.scale 0.2 0.4" in words
+    )
     assert "success of every setting" in drawings(report.path)
 
 

@@ -1,5 +1,7 @@
 """Runs of chunked Q-learning: offline before the first control step, online after it, exact resume."""
 
+import functools
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -20,7 +22,7 @@ from robot_rl.train.config import RunConfig
 from robot_rl.train.improve.config import ChunkedSettings
 from robot_rl.train.improve.method import settings_of
 from robot_rl.train.phases import Summary, resume, run
-from tests.runs import folder_of
+from tests.runs import folder_of, undisturbed
 
 pytestmark = pytest.mark.usefixtures("whole_runs")
 
@@ -51,10 +53,23 @@ def small(out: Path, **algorithm: Any) -> RunConfig:
     return build(RunConfig, {**SMALL, "method": method, "out": str(out)})
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Summary]:
+    """Trains with an actor, once; returns what the run came to."""
+
+    @functools.cache
+    def train(actor: str) -> Summary:
+        out = tmp_path_factory.mktemp("whole")
+        with undisturbed(out / "state"):
+            return run(small(out, actor=actor))
+
+    return train
+
+
 @pytest.mark.parametrize(("actor", "kind"), [("fql", "one_step"), ("best_of_n", "best_of_n")])
-def test_it_learns_offline_then_online(tmp_path: Path, actor: str, kind: str) -> None:
-    summary = run(small(tmp_path, actor=actor))
-    folder = folder_of(tmp_path)
+def test_it_learns_offline_then_online(actor: str, kind: str, whole: Callable[[str], Summary]) -> None:
+    summary = whole(actor)
+    folder = Path(summary.run)
     rows = read_metrics(folder / "metrics.jsonl")
     names = list(dict.fromkeys(row["phase"] for row in rows))
     assert names == ["demos", "bc", "base", "chunked offline", "chunked", "final"]
@@ -71,9 +86,13 @@ def test_it_learns_offline_then_online(tmp_path: Path, actor: str, kind: str) ->
 @pytest.mark.parametrize("fails_at", [14, 35])
 @pytest.mark.parametrize("actor", ["fql", "best_of_n"])
 def test_a_run_cut_short_offline_or_online_ends_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, actor: str, fails_at: int
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    actor: str,
+    fails_at: int,
+    whole: Callable[[str], Summary],
 ) -> None:
-    whole = run(small(tmp_path / "whole", actor=actor))
+    unbroken = whole(actor)
     update, left = ChunkQ.update, [fails_at]
 
     def fails(self: ChunkQ, batch: Any) -> Any:
@@ -86,8 +105,8 @@ def test_a_run_cut_short_offline_or_online_ends_the_same(
     with pytest.raises(KeyboardInterrupt):
         run(small(tmp_path / "cut", actor=actor))
     resumed: Summary = resume(folder_of(tmp_path / "cut"))
-    assert resumed.final_digest == whole.final_digest
-    rows = [read_metrics(folder_of(tmp_path / name) / "metrics.jsonl") for name in ("whole", "cut")]
+    assert resumed.final_digest == unbroken.final_digest
+    rows = [read_metrics(Path(summary.run) / "metrics.jsonl") for summary in (unbroken, resumed)]
     learned = [[(r["phase"], r["step"], r.get("updates")) for r in found] for found in rows]
     assert learned[0] == learned[1]
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from robot_rl.train.meter import Meter
+from robot_rl.train.loop import Meter
 
 
 def test_means_are_over_what_was_reported() -> None:

@@ -18,10 +18,11 @@ from robot_rl.hal.vector import Array
 from robot_rl.policies.checkpoint import load_policy
 from robot_rl.rollout.envs import make_env
 from robot_rl.rollout.stepping import Moment
+from robot_rl.sim.backends import mujoco_cpu
 from robot_rl.sim.vector import EnvConfig
 from robot_rl.telemetry.metrics import read_metrics
 from robot_rl.testing.devices import FakeEnv
-from robot_rl.train import base, checkpoint, pictures
+from robot_rl.train import base, checkpoint
 from robot_rl.train.config import CloningSettings, DemosConfig, ReplayConfig, RunConfig, VideoConfig
 from robot_rl.train.phases import resume, run
 from robot_rl.train.pictures import Photographer
@@ -135,7 +136,7 @@ def test_demonstrations_of_another_task_are_refused(tmp_path: Path) -> None:
     run(small(tmp_path))
     config = small(tmp_path / "other")
     demos = replace(config.demos, path=str(folder_of(tmp_path) / "demos"))
-    with pytest.raises(DatasetError, match="recorded with task 'reach', this run has 'pick_cube'"):
+    with pytest.raises(DatasetError, match="recorded with task 'reach', not 'pick_cube'"):
         run(replace(config, env=replace(config.env, task="pick_cube"), demos=demos))
 
 
@@ -145,7 +146,7 @@ def test_a_machine_that_cannot_draw_says_so_and_trains_on(
     def blind(*_: Any) -> None:
         raise RenderError("no renderer: install libegl1")
 
-    monkeypatch.setattr(pictures, "Renderer", blind)
+    monkeypatch.setattr(mujoco_cpu, "Renderer", blind)
     run(small(tmp_path, video=VideoConfig(episodes=1)))
     assert "no video: no renderer: install libegl1" in capsys.readouterr().err
     assert not (folder_of(tmp_path) / "videos").exists()
@@ -154,10 +155,10 @@ def test_a_machine_that_cannot_draw_says_so_and_trains_on(
 class Chalk:
     """A renderer that draws the number of the simulation."""
 
-    def __init__(self, model: Any, cameras: Any) -> None:
+    def __init__(self, model: Any, cameras: Any, batch: Any) -> None:
         self.is_closed = False
 
-    def render_batch(self, batch: Any, rows: Array, camera: str) -> Array:
+    def render_batch(self, rows: Array, camera: str) -> Array:
         return np.full((1, 32, 32, 3), rows[0], np.uint8)
 
     def close(self) -> None:
@@ -167,7 +168,7 @@ class Chalk:
 def test_the_photographer_films_the_first_and_keeps_the_last_picture_of_failures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pictures, "Renderer", Chalk)
+    monkeypatch.setattr(mujoco_cpu, "Renderer", Chalk)
     env = make_env(EnvConfig(task="reach", num_threads=1), 3, autoreset="disabled")
     seeds = np.arange(100, 105, dtype=np.uint64)
     photographer = Photographer(env, seeds, VideoConfig(episodes=1, failures=2))

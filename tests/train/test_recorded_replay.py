@@ -201,9 +201,7 @@ def test_checkpoints_that_hold_the_whole_replay_stay_readable(
     for _ in range(2):
         again = [kept(tmp_path / str(i), capacity=60) for i in range(sources)]
         keepers = [keeper for keeper, *_ in again]
-        experience = ReplayExperience(
-            OneForEach(keepers) if sources > 1 else keepers[0], draw=lambda rng: pytest.fail("drawn"), seed=0
-        )
+        experience = ReplayExperience(OneForEach(keepers) if sources > 1 else keepers[0])
         experience.load_state_dict(state)
         state = experience.state_dict()
         for (_, restored, recorder), replay in zip(again, mine, strict=True):

@@ -40,8 +40,7 @@ from robot_rl.train.improve.config import OffPolicySettings
 from robot_rl.train.improve.method import Start, settings_of
 from robot_rl.train.improve.off_policy import _replay as replay_of
 from robot_rl.train.improve.off_policy import steps
-from robot_rl.train.loop import Experience, Pacer, Run, train
-from robot_rl.train.meter import Meter
+from robot_rl.train.loop import Batches, Experience, Learner, Pacer, Run, train
 from robot_rl.train.phases import Summary, resume, run
 from robot_rl.train.record import write_report
 from robot_rl.train.recording import check_spaces, experience_of
@@ -208,8 +207,8 @@ def test_spaces_that_differ(other: dict[str, Any], features: Mapping[str, Featur
 
 def test_counters_know_who_collected_and_old_checkpoints_do_not() -> None:
     counters = Counters()
-    counters.add(1, 3)
-    counters.add(0, 2)
+    counters.add(batch(1, 3))
+    counters.add(batch(0, 2))
     assert (counters.env_steps, counters.by_source, counters.of_source(7)) == (5, [2, 3], 0)
     later = Counters()
     later.load_state_dict(counters.state_dict())
@@ -245,7 +244,7 @@ class Collector:
         return batch(0, self.rows)
 
 
-class Learner:
+class Counting:
     """Counts its updates."""
 
     def __init__(self) -> None:
@@ -262,28 +261,24 @@ class Tally:
     def __init__(self) -> None:
         self.by_actor = [0, 0]
 
-    def add(self, steps: StepBatch) -> int:
+    def add(self, steps: StepBatch) -> None:
         self.by_actor[steps.actor] += len(steps.reward)
-        return len(steps.reward)
 
     def sample(self) -> None:
         return None
 
 
 def test_a_source_collects_no_more_than_its_budget_and_the_learner_is_paid_for_all_steps() -> None:
-    sources, tally, learner = [Collector(2), Collector(1)], Tally(), Learner()
+    sources, tally, learner = [Collector(2), Collector(1)], Tally(), Counting()
     budgets = (4, 7)
     loop = Run(
         sources=cast("list[Source]", sources),
         experience=cast(Experience, tally),
-        algorithm=cast(Algorithm, learner),
-        publisher=Publisher(),
+        learners=[Learner(cast(Algorithm, learner), cast(Batches, tally), Ratio(2.0), Publisher())],
         pacer=Pacer(
             finished=lambda at: all(at.of_source(i) >= budget for i, budget in enumerate(budgets)),
-            updates=Ratio(2.0),
             budgets=budgets,
         ),
-        meter=Meter(),
         stage=lambda name: nullcontext(),
     )
     train(loop)
@@ -299,7 +294,8 @@ def test_the_steps_of_each_source_have_a_buffer_of_their_own() -> None:
 
     mine = buffers()
     keeper = OneForEach(mine)
-    assert [keeper.add(batch(0, 2)), keeper.add(batch(1, 3)), keeper.add(batch(1, 3))] == [2, 3, 3]
+    for one in (batch(0, 2), batch(1, 3), batch(1, 3)):
+        keeper.add(one)
     assert [len(buffer) for buffer in mine] == [2, 6]
     with pytest.raises(IndexError):
         keeper.add(batch(2, 2))
@@ -314,17 +310,16 @@ def test_batches_mix_demonstrations_and_sources_in_their_shares(finished: tuple[
     episodes = load_demonstrations(folder / "demos", config)
     base, _ = load_policy(folder / "policy/base")
     start = Start(episodes=episodes, base=base, envs={}, eval_envs={})
-    experience = replay_of(
-        config, start, steps(settings_of(config, OffPolicySettings)), 0, lambda replay: replay, lambda: 0
-    )
+    experience, sampler = replay_of(config, start, 0, lambda replay: replay, lambda: 0)
+    draw = steps(settings_of(config, OffPolicySettings))
     width, actions = episodes.obs["state"].shape[1], episodes.action.shape[1]
     for actor, (rows, value) in enumerate(((2, 7.0), (3, 9.0))):
         one = batch(actor, rows, value)
         ones, action = np.ones((rows, width), np.float32), np.ones((rows, actions), np.float32)
         one.obs = one.next_obs = {"state": value * ones}
         one.action = one.base_action = one.next_base_action = action
-        assert experience.add(one) == rows
-    found: Any = experience.sample()
+        experience.add(one)
+    found: Any = draw(sampler, np.random.default_rng(0))
     # 8 rows: half demonstrations, and of the other 4 three quarters of the Panda, one of the gantry.
     assert torch.bincount(found.origin.pool).tolist() == [4, 3, 1]
     assert (found.obs["state"][4:7] == 7.0).all()
@@ -458,7 +453,7 @@ def test_the_report_shows_both_curves(
     for figure in ("metric_grid", "stage_bars"):
         monkeypatch.setattr(figures, figure, lambda *_: None)
     page = write_report(folder).read_text()
-    assert "Success of each robot over the control steps of all of them" in page
+    assert "Success of each robot over the control steps of all robots" in page
     each = [(name, record.of_source(name).outcome("final")) for name in ROBOTS]
     assert drawn["learning_curves"] == each
     assert drawn["before_after"] == [*each, ("together", record.outcome("final"))]

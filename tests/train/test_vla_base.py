@@ -1,5 +1,6 @@
 """Whole runs from a small VLA: what each method learns of it, and what is refused before anything is made."""
 
+import functools
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +26,8 @@ from robot_rl.train.demos import collect_demonstrations
 from robot_rl.train.finetune import run as finetune
 from robot_rl.train.finetune.config import FinetuneConfig
 from robot_rl.train.improve.method import method_of
-from tests.runs import folder_of, killed_after, rows_of
+from robot_rl.train.phases import Summary
+from tests.runs import folder_of, killed_after, rows_of, undisturbed
 
 pytestmark = pytest.mark.usefixtures("whole_runs")
 
@@ -48,14 +50,14 @@ TINY: dict[str, Any] = {
 }
 METHODS: dict[str, dict[str, Any]] = {
     "residual": {
-        "env_steps": 20,
+        "env_steps": 40,
         "batch": 4,
         "explore_steps": 6,
         "capacity": 1000,
         "algorithm": {"num_critics": 2, "width": 8, "depth": 1, "critic_warmup": 2},
     },
     "latent": {
-        "env_steps": 20,
+        "env_steps": 40,
         "batch": 4,
         "explore_steps": 6,
         "capacity": 1000,
@@ -125,6 +127,24 @@ def vla(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     return save
 
 
+@pytest.fixture(scope="module")
+def base(vla: Callable[..., Path]) -> Path:
+    return vla()
+
+
+@pytest.fixture(scope="module")
+def unbroken(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Summary]:
+    """Trains that VLA with a method, once; returns what the run came to."""
+
+    @functools.cache
+    def train(method: str) -> Summary:
+        out = tmp_path_factory.mktemp("unbroken")
+        with undisturbed(out / "state"):
+            return phases.run(tiny(out, base, method))
+
+    return train
+
+
 def tiny(out: Path, base: Path, method: str, **changes: Any) -> RunConfig:
     # The section `policy` is of what would be cloned: the VLA says itself what it is.
     words = {**TINY, "policy": {"horizon": 2}, "bc": {"policy": str(base)}}
@@ -139,14 +159,14 @@ def weights(folder: Path, which: str) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize(("method", "learns"), [("residual", {"head"}), ("latent", {"actor", "steers"})])
 def test_around_a_frozen_vla_the_head_alone_learns(
-    method: str, learns: set[str], tmp_path: Path, vla: Callable[..., Path]
+    method: str, learns: set[str], tmp_path: Path, base: Path, unbroken: Callable[[str], Summary]
 ) -> None:
-    config = tiny(tmp_path, vla(), method)
-    summary = phases.run(config)
+    summary = unbroken(method)
     folder = Path(summary.run)
-    assert summary.env_steps == 20
-    final, base = weights(folder, "final"), load_policy(folder / "policy" / "base")[0]
-    before = method_of(config).make_policy(config, base).state_dict()
+    assert summary.env_steps == 40
+    final, frozen = weights(folder, "final"), load_policy(folder / "policy" / "base")[0]
+    config = tiny(tmp_path, base, method)
+    before = method_of(config).make_policy(config, frozen).state_dict()
     changed = {name.split(".")[0] for name in final if not torch.equal(final[name], before[name])}
     assert changed == learns
     meta = load_policy(folder / "policy" / "base")[1]
@@ -166,8 +186,8 @@ def test_what_finetune_leaves_is_a_base(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["ppo", "grpo"])
-def test_ppo_trains_the_vla_through_its_chain(method: str, tmp_path: Path, vla: Callable[..., Path]) -> None:
-    folder = Path(phases.run(tiny(tmp_path, vla(), method)).run)
+def test_ppo_trains_the_vla_through_its_chain(method: str, unbroken: Callable[[str], Summary]) -> None:
+    folder = Path(unbroken(method).run)
     base, final = weights(folder, "base"), weights(folder, "final")
     changed = {name.split(".")[0] for name in final if not torch.equal(final[name], base[name])}
     assert {"eyes", "ears", "state_in", "blocks", "expert"} <= changed
@@ -179,31 +199,30 @@ def test_ppo_trains_the_vla_through_its_chain(method: str, tmp_path: Path, vla: 
     assert first[f"{method}/kl"] < 0.1
 
 
-def test_ppo_of_a_vla_cut_short_ends_as_the_unbroken_run(tmp_path: Path, vla: Callable[..., Path]) -> None:
-    base = vla()
-    unbroken = phases.run(tiny(tmp_path / "unbroken", base, "ppo"))
+def test_ppo_of_a_vla_cut_short_ends_as_the_unbroken_run(
+    tmp_path: Path, base: Path, unbroken: Callable[[str], Summary]
+) -> None:
     with killed_after(1):
         phases.run(tiny(tmp_path / "cut", base, "ppo"))
     (folder,) = (tmp_path / "cut").glob("*-tiny-seed0")
-    assert phases.resume(folder).final_digest == unbroken.final_digest
+    assert phases.resume(folder).final_digest == unbroken("ppo").final_digest
 
 
 @pytest.mark.parametrize("method", ["residual", "latent"])
 def test_a_replay_with_pictures_cut_short_goes_on_from_its_record(
-    method: str, tmp_path: Path, vla: Callable[..., Path]
+    method: str, tmp_path: Path, base: Path, unbroken: Callable[[str], Summary]
 ) -> None:
-    base, longer = vla(), {"settings": {**METHODS[method], "env_steps": 40}}
-    unbroken = Path(phases.run(tiny(tmp_path / "unbroken", base, method, **longer)).run)
+    whole = Path(unbroken(method).run)
     with killed_after(19):  # the first episodes have ended
-        phases.run(tiny(tmp_path / "cut", base, method, **longer))
+        phases.run(tiny(tmp_path / "cut", base, method))
     folder = folder_of(tmp_path / "cut")
     state = CheckpointStore(folder / "checkpoints").load()
     assert state is not None
     assert "unrecorded" in state["loop"]["experience"]["replay"]
     phases.resume(folder)
-    assert rows_of(folder) == rows_of(unbroken)
+    assert rows_of(folder) == rows_of(whole)
     for path in ("policy/final/policy.safetensors", "evaluation-final.json"):
-        assert (folder / path).read_bytes() == (unbroken / path).read_bytes()
+        assert (folder / path).read_bytes() == (whole / path).read_bytes()
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,11 @@
-"""Settings of what learns from recorded chunks: cloning, distilling, and how far a frame is."""
+"""Settings of cloning, of distillation, and of the progress critics that filter demonstrations."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Literal
 
-from robot_rl.core.errors import require
+from robot_rl.core.errors import require_fields
 
 Matmul = Literal["bf16", "fp32"]
 """How products of float32 matrices are computed, see `matmul_precision`."""
@@ -38,16 +38,14 @@ class BCConfig:
     """`bf16` and `fp16` compute the loss by autocast in half precision; `fp16` scales it (GPUs)."""
 
     def __post_init__(self) -> None:
-        require(self.lr > 0, "bc.algorithm.lr", self.lr, "above 0")
-        require(self.warmup_updates >= 0, "bc.algorithm.warmup_updates", self.warmup_updates, "0 or more")
-        require(0 <= self.final_lr_ratio <= 1, "bc.algorithm.final_lr_ratio", self.final_lr_ratio, "0 to 1")
-        require(self.weight_decay >= 0, "bc.algorithm.weight_decay", self.weight_decay, "0 or more")
-        require(0 <= self.ema_decay < 1, "bc.algorithm.ema_decay", self.ema_decay, "0 to below 1")
-        require(self.grad_clip >= 0, "bc.algorithm.grad_clip", self.grad_clip, "0 or more")
-        require(self.matmul in ("bf16", "fp32"), "bc.algorithm.matmul", self.matmul, "bf16, fp32")
-        require(self.accumulate >= 1, "bc.algorithm.accumulate", self.accumulate, "1 or more")
-        kinds = get_args(Precision)
-        require(self.precision in kinds, "bc.algorithm.precision", self.precision, ", ".join(kinds))
+        at = "bc.algorithm."
+        require_fields(self, at, "above 0", "lr")
+        require_fields(self, at, "0 or more", "warmup_updates", "weight_decay", "grad_clip")
+        require_fields(self, at, "0 to 1", "final_lr_ratio")
+        require_fields(self, at, "0 to below 1", "ema_decay")
+        require_fields(self, at, "1 or more", "accumulate")
+        require_fields(self, at, "bf16, fp32", "matmul")
+        require_fields(self, at, "fp32, bf16, fp16", "precision")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,16 +70,14 @@ class ProgressConfig:
     """`bf16`: products of float32 matrices in bfloat16 where the processor can (GPU: TF32); `fp32`: never."""
 
     def __post_init__(self) -> None:
-        at = "demos.filter.algorithm"
-        require(0 < self.gamma_step < 1, f"{at}.gamma_step", self.gamma_step, "above 0, below 1")
-        require(self.folds >= 2, f"{at}.folds", self.folds, "2 or more")
-        for name in ("num", "width", "depth"):
-            require(getattr(self, name) >= 1, f"{at}.{name}", getattr(self, name), "1 or more")
-        require(self.atoms >= 2, f"{at}.atoms", self.atoms, "2 or more")
-        require(0 < self.tau <= 1, f"{at}.tau", self.tau, "above 0, at most 1")
-        require(self.lr > 0, f"{at}.lr", self.lr, "above 0")
-        require(self.weight_decay >= 0, f"{at}.weight_decay", self.weight_decay, "0 or more")
-        require(self.matmul in ("bf16", "fp32"), f"{at}.matmul", self.matmul, "bf16, fp32")
+        at = "demos.filter.algorithm."
+        require_fields(self, at, "above 0, below 1", "gamma_step")
+        require_fields(self, at, "2 or more", "folds", "atoms")
+        require_fields(self, at, "1 or more", "num", "width", "depth")
+        require_fields(self, at, "above 0, at most 1", "tau")
+        require_fields(self, at, "above 0", "lr")
+        require_fields(self, at, "0 or more", "weight_decay")
+        require_fields(self, at, "bf16, fp32", "matmul")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,14 +90,14 @@ class FilterConfig:
     max_fall: float = 0.1
     """Frames within whose chunk the progress falls by more than this are not cloned."""
     min_progress: float = 0.0
-    """Nor are frames that are less far: what fails from the start has nothing to lose. 0 is GR-RL's."""
+    """Frames of less progress are not cloned either: a failure from the start cannot fall. 0 is GR-RL's."""
     algorithm: ProgressConfig = field(default_factory=ProgressConfig)
 
     def __post_init__(self) -> None:
-        require(self.updates >= 0, "demos.filter.updates", self.updates, "0 or more")
-        require(self.batch >= 1, "demos.filter.batch", self.batch, "1 or more")
-        require(0 <= self.max_fall <= 1, "demos.filter.max_fall", self.max_fall, "0 to 1")
-        require(0 <= self.min_progress < 1, "demos.filter.min_progress", self.min_progress, "0 to below 1")
+        require_fields(self, "demos.filter.", "0 or more", "updates")
+        require_fields(self, "demos.filter.", "1 or more", "batch")
+        require_fields(self, "demos.filter.", "0 to 1", "max_fall")
+        require_fields(self, "demos.filter.", "0 to below 1", "min_progress")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +111,6 @@ class DistilConfig:
     """At first; it falls to 0 as a cosine."""
 
     def __post_init__(self) -> None:
-        require(self.updates >= 0, "distil.updates", self.updates, "0 or more")
-        require(self.batch >= 1, "distil.batch", self.batch, "1 or more")
-        require(self.lr > 0, "distil.lr", self.lr, "above 0")
+        require_fields(self, "distil.", "0 or more", "updates")
+        require_fields(self, "distil.", "1 or more", "batch")
+        require_fields(self, "distil.", "above 0", "lr")

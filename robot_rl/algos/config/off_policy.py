@@ -1,4 +1,4 @@
-"""Settings of what learns from replayed steps: actors, critics, and what is between them."""
+"""Settings of learners from replayed steps: actors, critics, and their models and adversaries."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from robot_rl.algos.config.cloning import Matmul
-from robot_rl.core.errors import require
+from robot_rl.core.errors import require, require_fields
 
 Aggregate = Literal["min", "mean"]
 """How several critics' values become one: `min` (TD3, SAC), or `mean`, without pessimism."""
@@ -57,13 +57,12 @@ class CriticConfig:
 
     def __post_init__(self) -> None:
         at = "critic."
-        for name in ("num", "width", "depth", "drawn"):
-            require(getattr(self, name) >= 1, at + name, getattr(self, name), "1 or more")
+        require_fields(self, at, "1 or more", "num", "width", "depth", "drawn")
         require(self.drawn <= self.num, at + "drawn", self.drawn, f"at most critic.num, which is {self.num}")
-        require(self.atoms >= 2, at + "atoms", self.atoms, "2 or more")
+        require_fields(self, at, "2 or more", "atoms")
         require(self.low < self.high, at + "low", self.low, f"below critic.high, which is {self.high}")
-        require(0 < self.tau <= 1, at + "tau", self.tau, "above 0, at most 1")
-        require(self.renorm_warmup >= 0, at + "renorm_warmup", self.renorm_warmup, "0 or more")
+        require_fields(self, at, "above 0, at most 1", "tau")
+        require_fields(self, at, "0 or more", "renorm_warmup")
         follows, allowed = self.norm != "batch" or self.target == "none", "none with critic.norm batch"
         require(follows, at + "target", self.target, f"{allowed}, which sees present and next rows as one")
 
@@ -81,8 +80,7 @@ class ActorConfig:
     """Of the Gaussian, before it is squashed."""
 
     def __post_init__(self) -> None:
-        for name in ("width", "depth"):
-            require(getattr(self, name) >= 1, f"actor.{name}", getattr(self, name), "1 or more")
+        require_fields(self, "actor.", "1 or more", "width", "depth")
         low, high = self.log_std_range
         require(low < high, "actor.log_std_range", self.log_std_range, "the smaller first")
 
@@ -120,26 +118,18 @@ class ActorCriticConfig:
 
     def __post_init__(self) -> None:
         at = "algorithm."
-        for name in ("n_step", "actor_every"):
-            require(getattr(self, name) >= 1, at + name, getattr(self, name), "1 or more")
-        for name in ("actor_lr", "critic_lr", "initial_temperature"):
-            require(getattr(self, name) > 0, at + name, getattr(self, name), "above 0")
-        for name in (
-            "temperature_lr",
-            "weight_decay",
-            "grad_clip",
-            "target_noise_std",
-            "target_noise_clip",
-        ):
-            require(getattr(self, name) >= 0, at + name, getattr(self, name), "0 or more")
-        require(0 <= self.gamma_step <= 1, at + "gamma_step", self.gamma_step, "0 to 1")
-        require(0 <= self.beta1 < 1, at + "beta1", self.beta1, "0 to below 1")
-        require(self.matmul in ("bf16", "fp32"), at + "matmul", self.matmul, "bf16, fp32")
+        require_fields(self, at, "1 or more", "n_step", "actor_every")
+        require_fields(self, at, "above 0", "actor_lr", "critic_lr", "initial_temperature")
+        require_fields(self, at, "0 or more", "temperature_lr", "weight_decay", "grad_clip")
+        require_fields(self, at, "0 or more", "target_noise_std", "target_noise_clip")
+        require_fields(self, at, "0 to 1", "gamma_step")
+        require_fields(self, at, "0 to below 1", "beta1")
+        require_fields(self, at, "bf16, fp32", "matmul")
 
 
 @dataclass(frozen=True, kw_only=True)
 class AdversaryConfig:
-    """Who pushes, how far, and how wisely."""
+    """The adversary: how far it pushes, and its temperature."""
 
     bound: float = 0.2
     """Largest push, as a share of the env's [-1, 1]; 0 leaves the actor alone."""
@@ -155,13 +145,11 @@ class AdversaryConfig:
 
     def __post_init__(self) -> None:
         at = "algorithm.adversary."
-        require(0 <= self.bound <= 1, at + "bound", self.bound, "0 to 1")
-        require(self.last > 0, at + "last", self.last, "above 0")
+        require_fields(self, at, "0 to 1", "bound")
+        require_fields(self, at, "above 0", "last", "lr")
+        require_fields(self, at, "0 or more", "curriculum")
+        require_fields(self, at, "1 or more", "width", "depth")
         require(self.first >= self.last, at + "first", self.first, f"at least last, which is {self.last}")
-        require(self.curriculum >= 0, at + "curriculum", self.curriculum, "0 or more")
-        require(self.lr > 0, at + "lr", self.lr, "above 0")
-        for name in ("width", "depth"):
-            require(getattr(self, name) >= 1, at + name, getattr(self, name), "1 or more")
 
     def temperature(self, updates: int) -> float:
         """Returns the adversary's temperature after so many updates."""
@@ -178,7 +166,7 @@ class QARLConfig(ActorCriticConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class SequenceConfig(ActorCriticConfig):
-    """Actor, critics, and the model between them."""
+    """Actor, critics, and the model of one step."""
 
     credit: Literal["steps", "decisions"] = "steps"
     """`steps`: each action is judged alone, where the model puts it; `decisions`: the sequence as a whole,
@@ -190,9 +178,8 @@ class SequenceConfig(ActorCriticConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.model_lr > 0, "algorithm.model_lr", self.model_lr, "above 0")
-        for name in ("model_width", "model_depth"):
-            require(getattr(self, name) >= 1, f"algorithm.{name}", getattr(self, name), "1 or more")
+        require_fields(self, "algorithm.", "above 0", "model_lr")
+        require_fields(self, "algorithm.", "1 or more", "model_width", "model_depth")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,17 +220,14 @@ class ResidualConfig:
     """`bf16`: products of float32 matrices in bfloat16 where the processor can; `fp32`: never."""
 
     def __post_init__(self) -> None:
-        for name in ("num_critics", "width", "depth", "n_step", "actor_every"):
-            require(getattr(self, name) >= 1, f"method.algorithm.{name}", getattr(self, name), "1 or more")
-        for name in ("actor_lr", "critic_lr"):
-            require(getattr(self, name) > 0, f"method.algorithm.{name}", getattr(self, name), "above 0")
-        for name in ("critic_warmup", "target_noise_std", "target_noise_clip", "grad_clip"):
-            require(getattr(self, name) >= 0, f"method.algorithm.{name}", getattr(self, name), "0 or more")
-        for name in ("weight_decay", "residual_l2", "human_weight"):
-            require(getattr(self, name) >= 0, f"method.algorithm.{name}", getattr(self, name), "0 or more")
-        require(0 <= self.gamma_step <= 1, "method.algorithm.gamma_step", self.gamma_step, "0 to 1")
-        require(0 < self.tau <= 1, "method.algorithm.tau", self.tau, "above 0, at most 1")
-        require(self.matmul in ("bf16", "fp32"), "method.algorithm.matmul", self.matmul, "bf16, fp32")
+        at = "method.algorithm."
+        require_fields(self, at, "1 or more", "num_critics", "width", "depth", "n_step", "actor_every")
+        require_fields(self, at, "above 0", "actor_lr", "critic_lr")
+        require_fields(self, at, "0 or more", "critic_warmup", "target_noise_std", "target_noise_clip")
+        require_fields(self, at, "0 or more", "grad_clip", "weight_decay", "residual_l2", "human_weight")
+        require_fields(self, at, "0 to 1", "gamma_step")
+        require_fields(self, at, "above 0, at most 1", "tau")
+        require_fields(self, at, "bf16, fp32", "matmul")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -278,19 +262,14 @@ class LatentConfig:
     """`bf16`: products of float32 matrices in bfloat16 where the processor can (GPU: TF32); `fp32`: never."""
 
     def __post_init__(self) -> None:
-        for name in ("num_critics", "width", "depth"):
-            self._require(name, getattr(self, name) >= 1, "1 or more")
-        for name in ("actor_lr", "critic_lr", "temperature_lr", "initial_temperature"):
-            self._require(name, getattr(self, name) > 0, "above 0")
-        for name in ("actor_warmup", "grad_clip"):
-            self._require(name, getattr(self, name) >= 0, "0 or more")
-        self._require("variant", self.variant in ("sac", "na"), "sac, na")
-        self._require("gamma_step", 0 <= self.gamma_step <= 1, "0 to 1")
-        self._require("tau", 0 < self.tau <= 1, "above 0, at most 1")
-        self._require("matmul", self.matmul in ("bf16", "fp32"), "bf16, fp32")
-
-    def _require(self, field: str, holds: bool, allowed: str) -> None:
-        require(holds, f"method.algorithm.{field}", getattr(self, field), allowed)
+        at = "method.algorithm."
+        require_fields(self, at, "1 or more", "num_critics", "width", "depth")
+        require_fields(self, at, "above 0", "actor_lr", "critic_lr", "temperature_lr", "initial_temperature")
+        require_fields(self, at, "0 or more", "actor_warmup", "grad_clip")
+        require_fields(self, at, "sac, na", "variant")
+        require_fields(self, at, "0 to 1", "gamma_step")
+        require_fields(self, at, "above 0, at most 1", "tau")
+        require_fields(self, at, "bf16, fp32", "matmul")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -307,15 +286,14 @@ class ChunkCriticConfig:
     aggregate: Aggregate = "mean"
     """Over the critics: `mean` (Q-chunking), or `min`, with pessimism."""
     prefix: bool = False
-    """Values every beginning of a chunk, each with a target of its own; else the executed actions alone."""
+    """Values every beginning of a chunk, each with its own target; else the executed actions alone."""
     matmul: Matmul = "bf16"
     """`bf16`: products of float32 matrices in bfloat16 where the processor can (GPU: TF32); `fp32`: never."""
 
     def __post_init__(self) -> None:
-        for name in ("num", "width", "depth"):
-            require(getattr(self, name) >= 1, f"critics.{name}", getattr(self, name), "1 or more")
-        require(self.aggregate in ("mean", "min"), "critics.aggregate", self.aggregate, "mean, min")
-        require(self.matmul in ("bf16", "fp32"), "critics.matmul", self.matmul, "bf16, fp32")
+        require_fields(self, "critics.", "1 or more", "num", "width", "depth")
+        require_fields(self, "critics.", "mean, min", "aggregate")
+        require_fields(self, "critics.", "bf16, fp32", "matmul")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -342,13 +320,11 @@ class ChunkQConfig:
     """Largest norm of a gradient; 0 switches clipping off."""
 
     def __post_init__(self) -> None:
-        at = "method.algorithm"
-        require(self.actor in ("best_of_n", "fql"), f"{at}.actor", self.actor, "best_of_n, fql")
-        require(self.candidates >= 1, f"{at}.candidates", self.candidates, "1 or more")
-        for name in ("alpha", "grad_clip"):
-            require(getattr(self, name) >= 0, f"{at}.{name}", getattr(self, name), "0 or more")
-        for name in ("critic_lr", "flow_lr", "student_lr"):
-            require(getattr(self, name) > 0, f"{at}.{name}", getattr(self, name), "above 0")
-        require(0 <= self.gamma_step <= 1, f"{at}.gamma_step", self.gamma_step, "0 to 1")
-        require(0 < self.tau <= 1, f"{at}.tau", self.tau, "above 0, at most 1")
-        require(0 <= self.flow_ema < 1, f"{at}.flow_ema", self.flow_ema, "0 to below 1")
+        at = "method.algorithm."
+        require_fields(self, at, "best_of_n, fql", "actor")
+        require_fields(self, at, "1 or more", "candidates")
+        require_fields(self, at, "0 or more", "alpha", "grad_clip")
+        require_fields(self, at, "above 0", "critic_lr", "flow_lr", "student_lr")
+        require_fields(self, at, "0 to 1", "gamma_step")
+        require_fields(self, at, "above 0, at most 1", "tau")
+        require_fields(self, at, "0 to below 1", "flow_ema")

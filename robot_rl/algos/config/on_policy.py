@@ -1,4 +1,4 @@
-"""Settings of what learns by PPO: from rollouts, and offline."""
+"""Settings of PPO: from rollouts, and offline."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Literal
 
 from robot_rl.algos.config.cloning import Matmul
 from robot_rl.algos.config.off_policy import ChunkCriticConfig
-from robot_rl.core.errors import require
+from robot_rl.core.errors import require, require_fields
 
 Reduction = Literal["per_step", "joint", "single"]
 
 
 Regulariser = Literal["none", "w2", "bc"]
-"""What holds the policy near the one it began as: `w2`, the same chunk from the same noise (ReinFlow);
+"""What keeps the policy near its first weights: `w2`, the same chunk from the same noise (ReinFlow);
 `bc`, the imitation loss on that one's chunks."""
 
 
@@ -67,32 +67,23 @@ class ChainPPOConfig:
     """Of the value's products; those of the policy stay float32, or the ratio would not begin at 1."""
 
     def __post_init__(self) -> None:
-        reductions = ("per_step", "joint", "single")
-        self._require("reduction", self.reduction in reductions, ", ".join(reductions))
-        self._require("regulariser", self.regulariser in ("none", "w2", "bc"), "none, w2, bc")
-        for name in ("epochs", "batch", "width", "depth"):
-            self._require(name, getattr(self, name) >= 1, "1 or more")
-        for name in ("actor_lr", "critic_lr"):
-            self._require(name, getattr(self, name) > 0, "above 0")
-        for name in ("gamma_step", "lam", "denoising_discount"):
-            self._require(name, 0 <= getattr(self, name) <= 1, "0 to 1")
-        for name in ("clip", "clip_high", "clip_first"):
-            value = getattr(self, name)
-            self._require(name, value is None or 0 < value < 1, "above 0, below 1")
-        for name in ("target_kl", "value_clip"):
-            value = getattr(self, name)
-            self._require(name, value is None or value > 0, "above 0, or null for none")
-        for name in ("weight_decay", "critic_warmup", "entropy_weight", "regulariser_weight", "grad_clip"):
-            self._require(name, getattr(self, name) >= 0, "0 or more")
-        self._require("clip_rate", self.clip_rate >= 0, "0 or more")
+        at = "method.algorithm."
+        require_fields(self, at, "per_step, joint, single", "reduction")
+        require_fields(self, at, "none, w2, bc", "regulariser")
+        require_fields(self, at, "1 or more", "epochs", "batch", "width", "depth")
+        require_fields(self, at, "above 0", "actor_lr", "critic_lr")
+        require_fields(self, at, "0 to 1", "gamma_step", "lam", "denoising_discount")
+        require_fields(self, at, "0 or more", "weight_decay", "critic_warmup", "entropy_weight")
+        require_fields(self, at, "0 or more", "regulariser_weight", "grad_clip", "clip_rate")
+        clips = (name for name in ("clip", "clip_high", "clip_first") if getattr(self, name) is not None)
+        require_fields(self, at, "above 0, below 1", *clips)
+        require_fields(self, at, "above 0, or null for none", "target_kl", "value_clip")
         if self.clip_first is not None:
-            self._require("clip_high", self.clip_high is None, "null with clip_first")
+            require(self.clip_high is None, at + "clip_high", self.clip_high, "null with clip_first")
         if self.reduction != "per_step":
-            self._require("clip_first", self.clip_first is None, "null without reduction=per_step")
-            self._require("denoising_discount", self.denoising_discount == 1, "1 without reduction=per_step")
-
-    def _require(self, name: str, holds: bool, allowed: str) -> None:
-        require(holds, f"method.algorithm.{name}", getattr(self, name), allowed)
+            unless, discount = "without reduction=per_step", self.denoising_discount
+            require(self.clip_first is None, at + "clip_first", self.clip_first, f"null {unless}")
+            require(discount == 1, at + "denoising_discount", discount, f"1 {unless}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,10 +118,9 @@ class GateConfig:
     """For scorer=simulator."""
 
     def __post_init__(self) -> None:
-        require(self.scorer in ("critics", "simulator"), "gate.scorer", self.scorer, "critics, simulator")
-        require(self.margin is None or self.margin >= 0, "gate.margin", self.margin, "0 or more, or null")
-        for name in ("every", "states", "episodes"):
-            require(getattr(self, name) >= 1, f"gate.{name}", getattr(self, name), "1 or more")
+        require_fields(self, "gate.", "critics, simulator", "scorer")
+        require_fields(self, "gate.", "0 or more, or null", "margin")
+        require_fields(self, "gate.", "1 or more", "every", "states", "episodes")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,11 +140,11 @@ class IQLConfig:
     """Largest norm of a gradient; 0 switches clipping off."""
 
     def __post_init__(self) -> None:
-        require(0 < self.expectile < 1, "iql.expectile", self.expectile, "above 0, below 1")
-        require(0 <= self.gamma_step <= 1, "iql.gamma_step", self.gamma_step, "0 to 1")
-        require(0 < self.tau <= 1, "iql.tau", self.tau, "above 0, at most 1")
-        require(self.lr > 0, "iql.lr", self.lr, "above 0")
-        require(self.grad_clip >= 0, "iql.grad_clip", self.grad_clip, "0 or more")
+        require_fields(self, "iql.", "above 0, below 1", "expectile")
+        require_fields(self, "iql.", "0 to 1", "gamma_step")
+        require_fields(self, "iql.", "above 0, at most 1", "tau")
+        require_fields(self, "iql.", "above 0", "lr")
+        require_fields(self, "iql.", "0 or more", "grad_clip")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,13 +166,11 @@ class OfflinePPOConfig:
     gate: GateConfig = field(default_factory=GateConfig)
 
     def __post_init__(self) -> None:
-        for name in ("critic_updates", "updates"):
-            require(getattr(self, name) >= 0, f"offline.{name}", getattr(self, name), "0 or more")
-        require(self.batch >= 2, "offline.batch", self.batch, "2 or more")
-        require(self.actor_lr > 0, "offline.actor_lr", self.actor_lr, "above 0")
-        require(0 < self.clip < 1, "offline.clip", self.clip, "above 0, below 1")
-        limit = self.target_kl
-        require(limit is None or limit > 0, "offline.target_kl", limit, "above 0, or null for none")
+        require_fields(self, "offline.", "0 or more", "critic_updates", "updates")
+        require_fields(self, "offline.", "2 or more", "batch")
+        require_fields(self, "offline.", "above 0", "actor_lr")
+        require_fields(self, "offline.", "above 0, below 1", "clip")
+        require_fields(self, "offline.", "above 0, or null for none", "target_kl")
 
     @property
     def total_updates(self) -> int:

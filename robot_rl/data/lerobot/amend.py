@@ -1,24 +1,21 @@
-"""Changes a dataset's metadata in place: statistics computed again, instructions with another text.
+"""Changes the metadata of a dataset in place: new statistics, other texts of instructions.
 
-A copy out of hard links is changed and takes the folder's place in one step; rows and videos are not touched.
+A copy made of hard links is changed and replaces the folder in one step; rows and videos stay as they are.
 """
 
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Generator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from robot_rl.core.errors import DatasetError
 from robot_rl.core.files import (
-    exchange_folder,
     link_again,
     listed,
     replace_file,
@@ -29,29 +26,27 @@ from robot_rl.core.files import (
 from robot_rl.core.refusal import refusing
 from robot_rl.data.lerobot import layout as lay
 from robot_rl.data.lerobot.checksums import Checksums
-from robot_rl.data.lerobot.compact import journal_lock, refuse_linked_meta
+from robot_rl.data.lerobot.compact import rebuilt
 from robot_rl.data.lerobot.copying import Source, number_stats, stats_columns
 from robot_rl.data.lerobot.index import DatasetIndex, read_info, read_stats, read_table
 from robot_rl.data.lerobot.opening import open_index
+from robot_rl.data.lerobot.parquet import table_bytes
 from robot_rl.data.lerobot.reader import Dataset
-from robot_rl.data.lerobot.stats import PictureStats, sampled_steps, to_json
-from robot_rl.data.lerobot.v21 import joined_stats, read_lines
-from robot_rl.data.lerobot.writer import DatasetLock
+from robot_rl.data.lerobot.stats import PictureStats, aggregate, sampled_steps, to_json
+from robot_rl.data.lerobot.v21 import read_lines
 
 
 @refusing(DatasetError, kept="The dataset is whole.")
 def recompute_stats(folder: str | Path, on_episode: Callable[[int, int], None] | None = None) -> int:
     """Computes all statistics again, those of pictures over the frames that LeRobot samples.
 
-    Args:
-        folder: the dataset.
-        on_episode: called with the episodes that are done and all of them.
+    Args: on_episode: called with the number of episodes that are done, and of all.
 
     Returns:
         The number of episodes.
 
     Raises:
-        DatasetError: damage, or somebody is writing to the dataset; nothing was changed.
+        DatasetError: damage, or another process writes to the dataset; nothing was changed.
     """
     with amended(Path(folder)) as new:
         dataset = Dataset(folder)
@@ -62,7 +57,7 @@ def recompute_stats(folder: str | Path, on_episode: Callable[[int, int], None] |
         else:
             for path in listed(new / "meta/episodes", "*/*.parquet"):
                 _replace_table(path, lambda table: _with_stats(table, stats))
-            found = _other_stats(dataset) | to_json(joined_stats(list(stats.values())))
+            found = _other_stats(dataset) | to_json(aggregate(list(stats.values())))
             in_order = {name: found[name] for name in dataset.index.features if name in found}
             write_json(new / lay.STATS, in_order)
     return len(stats)
@@ -71,7 +66,7 @@ def recompute_stats(folder: str | Path, on_episode: Callable[[int, int], None] |
 def _computed_stats(
     dataset: Dataset, on_episode: Callable[[int, int], None] | None
 ) -> dict[int, dict[str, Any]]:
-    """Returns the statistics of every episode, by its number; of depth as video, those that are recorded."""
+    """Returns the statistics of every episode, by its number; for depth as video, the recorded ones."""
     index = dataset.index
     recorded = Source(index) if set(index.named("image", "video")) - set(dataset.names.values()) else None
     stats: dict[int, dict[str, Any]] = {}
@@ -89,7 +84,7 @@ def _computed_stats(
 
 
 def _other_stats(dataset: Dataset) -> dict[str, Any]:
-    """Returns what meta/stats.json has; nothing where it is damaged."""
+    """Returns the content of meta/stats.json; nothing where it is damaged."""
     try:
         return dict(read_stats(dataset.folder, dataset.index.sums))
     except DatasetError:  # it is written anew
@@ -97,7 +92,7 @@ def _other_stats(dataset: Dataset) -> dict[str, Any]:
 
 
 def tasks_of_rows(dataset: Dataset) -> dict[int, tuple[str, int, int]]:
-    """Returns number -> instruction, in how many episodes it is, and in how many steps."""
+    """Returns number -> instruction, and the numbers of its episodes and steps."""
     episodes = dict.fromkeys(sorted(dataset.index.tasks), 0)
     steps = dict(episodes)
     for place in range(len(dataset)):
@@ -113,13 +108,13 @@ def tasks_of_rows(dataset: Dataset) -> dict[int, tuple[str, int, int]]:
 
 @refusing(DatasetError, kept="The dataset is whole.")
 def rename_tasks(folder: str | Path, texts: Mapping[int, str]) -> None:
-    """Gives instructions, by number, another text, wherever the dataset names them; all or none.
+    """Gives instructions, by number, another text in all of the dataset; all or none.
 
     Raises:
         DatasetError: no such instruction, or two would have one text.
     """
     with amended(Path(folder)) as new:
-        index = open_index(Path(folder))  # whatever its columns are called
+        index = open_index(Path(folder))  # its columns may have any names
         tasks = index.tasks
         for number in texts:
             if number not in tasks:
@@ -136,7 +131,7 @@ def rename_tasks(folder: str | Path, texts: Mapping[int, str]) -> None:
 
 
 def _rename_tasks(new: Path, index: DatasetIndex, texts: Mapping[int, str]) -> None:
-    """Writes the new texts; `index` is of the dataset as it was, in which two tasks may have one text."""
+    """Writes the new texts; `index` is of the old dataset, in which two tasks may have the same text."""
     before, after = index.tasks, {**index.tasks, **texts}
     found: dict[str, set[str]] = {}
     for number, text in before.items():
@@ -147,7 +142,7 @@ def _rename_tasks(new: Path, index: DatasetIndex, texts: Mapping[int, str]) -> N
 
     def renamed(listed_of: list[str] | None, episode: int) -> list[str] | None:
         if listed_of is None or (not shared.isdisjoint(listed_of) and episode not in places):
-            return listed_of  # of a commit that a kill cut short
+            return listed_of  # of an unfinished commit
         if shared.isdisjoint(listed_of):
             return [by_text.get(text, text) for text in listed_of]
         return [after[number] for number in _tasks_of_rows(index, places[episode])]
@@ -180,39 +175,32 @@ def _tasks_of_rows(index: DatasetIndex, place: int) -> list[int]:
 
 @contextmanager
 def amended(folder: Path) -> Generator[Path]:
-    """Gives a copy in hard links, which becomes the dataset if the block succeeds.
+    """Gives a copy made of hard links, which becomes the dataset if the block succeeds.
 
-    In the block files are replaced and never written into: they are the dataset's own.
+    The block replaces files and never writes into them: they are also files of the old dataset.
 
     Raises:
-        DatasetError: no dataset, or somebody is writing to it.
+        DatasetError: no dataset, or another process writes to it.
     """
     folder = folder.resolve()
     restore_folder(folder)
     read_info(folder)
-    with journal_lock(folder), closing(DatasetLock(folder)):
-        refuse_linked_meta(folder)
-        new = folder.with_name(f".amending-{folder.name}")
-        shutil.rmtree(new, ignore_errors=True)  # of an attempt that was cut short
-        try:
-            for path in listed(folder):
-                target = new / path.relative_to(folder)
-                if not path.is_dir() or path.is_symlink():
-                    link_again(path, target)
-                else:
-                    target.mkdir(parents=True, exist_ok=True)
-            yield new
-            Checksums(folder).renew(new)
-            sync_tree(new)
-            exchange_folder(new, folder)
-        finally:
-            shutil.rmtree(new, ignore_errors=True)
+    with rebuilt(folder, "amending") as new:
+        for path in listed(folder):
+            target = new / path.relative_to(folder)
+            if not path.is_dir() or path.is_symlink():
+                link_again(path, target)
+            else:
+                target.mkdir(parents=True, exist_ok=True)
+        yield new
+        Checksums(folder).renew(new)
+        sync_tree(new)
 
 
 def _with_stats(table: Any, stats: dict[int, dict[str, Any]]) -> Any:
-    """Returns rows of meta/episodes with these statistics instead of theirs, where the episodes count."""
+    """Returns the rows of meta/episodes of committed episodes, with these statistics."""
     numbers = table["episode_index"].to_pylist()
-    if not stats.keys() & set(numbers):  # a commit that a kill cut short: nobody reads it
+    if not stats.keys() & set(numbers):  # of an unfinished commit: it is not read
         return table
     table = table.take([row for row, number in enumerate(numbers) if number in stats])
     names: list[str] = table.column_names
@@ -224,7 +212,6 @@ def _with_stats(table: Any, stats: dict[int, dict[str, Any]]) -> Any:
 
 
 def _with_texts(table: Any, before: Mapping[int, str], texts: Mapping[int, str]) -> Any:
-    """Returns the table of tasks with the new texts of some."""
     numbers = table["task_index"].to_pylist()
     for name in table.column_names:
         values = table[name].to_pylist()
@@ -252,11 +239,8 @@ def _with_column(table: Any, name: str, values: list[Any]) -> Any:
 def _replace_table(path: Path, edit: Callable[[Any], Any]) -> None:
     table = read_table(path)
     edited = edit(table)
-    if edited is table:
-        return
-    sink = pa.BufferOutputStream()
-    pq.write_table(edited, sink, **lay.PARQUET)
-    replace_file(path, sink.getvalue().to_pybytes())
+    if edited is not table:
+        replace_file(path, table_bytes(edited))
 
 
 def _replace_lines(path: Path, lines: list[dict[str, Any]]) -> None:

@@ -1,4 +1,4 @@
-"""The files of one commit, under temporary names until all of them are on the disk.
+"""The files of one commit, with temporary names until the disk has all of them.
 
 T control steps.
 """
@@ -20,20 +20,19 @@ from robot_rl.data.episode import Episode
 from robot_rl.data.lerobot import layout as lay
 from robot_rl.data.lerobot.checksums import of_files
 from robot_rl.data.lerobot.encode import ArrayFile, PngEncoder, VideoFile
-from robot_rl.data.lerobot.layout import Layout, place
+from robot_rl.data.lerobot.layout import Layout, place, placed
 from robot_rl.data.lerobot.parquet import TableFile, write_table
 from robot_rl.data.lerobot.stats import PictureStats, Stats, aggregate, of_columns, sampled_steps, to_json
 
 Array = NDArray[Any]
 
 _ONE_ROW: Any = {
-    **lay.PARQUET,
     "use_dictionary": False,
     "write_statistics": False,
     "store_schema": False,
     "compression": "none",
 }
-"""Of meta/episodes: 200 columns and more of one row each, 104 kB with pyarrow's defaults, 43 kB so."""
+"""Of meta/episodes: over 200 columns of one row each, 104 kB with pyarrow's defaults, 43 kB with these."""
 _ROW_GROUP_BYTES = 64 << 20
 """Compressed pictures held in memory before they are written."""
 
@@ -51,7 +50,7 @@ class Batch:
         self._layout = layout
         self._number = number
         self._files: list[Path] = []
-        self._data = TableFile(self._part(lay.DATA), layout.schema, **lay.PARQUET)
+        self._data = TableFile(self._part(lay.DATA), layout.schema)
         self._videos: dict[str, VideoFile] = {}
         self._final: list[dict[str, Any]] = []
         self._arrays: dict[str, ArrayFile] = {}
@@ -59,21 +58,23 @@ class Batch:
     def add(
         self, episode: Episode, *, index: int, first_row: int, task: int, store_episode: int | None
     ) -> None:
-        """Writes an episode's data and pictures.
+        """Writes data and pictures of an episode.
 
         Args:
-            episode: pictures are read one at a time.
-            index: the episode's number.
+            episode: its pictures are read one at a time.
+            index: number of the episode.
             first_row: rows of the dataset before it.
             task: index of its instruction.
             store_episode: see `DatasetWriter.write`.
         """
         columns = self._layout.rows(episode, index=index, first_row=first_row, task=task)
         stats = of_columns(columns)
-        videos = self._video_places()
+        begin_s, videos = self.steps / self._layout.fps, dict[str, Any]()
         if self._layout.images == "video":
             for key, name in self._layout.pictures.items():
                 stats[name] = self._add_video(key, episode.obs[key])
+                videos |= placed(f"videos/{name}", self._number)
+                videos[f"videos/{name}/from_timestamp"] = begin_s
             self._data.add(pa.table([lay.to_arrow(v) for v in columns.values()], schema=self._layout.schema))
         else:
             stats |= self._add_rows_and_pictures(columns, episode)
@@ -81,44 +82,35 @@ class Batch:
             self._array(key).add(episode.obs[key])
         self._final.append(_final_row(self._layout, episode, index))
         self.steps += len(episode)
-        chunk, file = divmod(self._number, lay.FILES_PER_CHUNK)
+        end_s, names = self.steps / self._layout.fps, self._layout.pictures.values() if videos else ()
         self.rows.append(
             {
                 "episode_index": index,
                 "tasks": [episode.meta.instruction],
                 "length": len(episode),
-                "data/chunk_index": chunk,
-                "data/file_index": file,
+                **placed("data", self._number),
                 "dataset_from_index": first_row,
                 "dataset_to_index": first_row + len(episode),
                 **videos,
-                **{
-                    f"videos/{name}/to_timestamp": self.steps / self._layout.fps
-                    for name in self._videos_named()
-                },
-                "meta/episodes/chunk_index": chunk,
-                "meta/episodes/file_index": file,
+                **{f"videos/{name}/to_timestamp": end_s for name in names},
+                **placed("meta/episodes", self._number),
                 "device": episode.device,
                 "store_episode": store_episode,
                 **{f"stats/{n}/{key}": v for n, of in to_json(stats).items() for key, v in of.items()},
             }
         )
-        self.stats = aggregate(self.stats, stats)
+        self.stats = aggregate([self.stats, stats]) if self.stats else stats
 
     def is_full(self, data_bytes: int, video_bytes: int) -> bool:
-        """Returns whether a file has reached its size."""
         is_long = any(video.bytes >= video_bytes for video in self._videos.values())
         return is_long or self._data.bytes >= data_bytes
 
     def seal(self) -> None:
         """Completes all files and gives them their names; they count when meta/info.json counts them."""
-        self._data.finish()
-        for video in self._videos.values():
-            video.finish()
-        for array in self._arrays.values():
-            array.finish()
-        final = _table(self._final, _final_schema(self._layout))
-        write_table(self._part(lay.FINAL), final, **lay.PARQUET)
+        for file in (self._data, *self._videos.values(), *self._arrays.values()):
+            file.finish()
+        final = pa.Table.from_pylist(self._final, _final_schema(self._layout))
+        write_table(self._part(lay.FINAL), final)
         write_table(self._part(lay.EPISODES), episode_table(self.rows), **_ONE_ROW)
         parts = list(self._files)
         names = [str(path.relative_to(self._folder)).removesuffix(lay.TEMPORARY) for path in parts]
@@ -128,7 +120,6 @@ class Batch:
         publish(parts)
 
     def abandon(self) -> None:
-        """Removes what was written."""
         for file in (self._data, *self._videos.values(), *self._arrays.values()):
             file.abandon()
         for path in self._files:
@@ -139,18 +130,6 @@ class Batch:
         make_folder(path.parent)
         self._files.append(path)
         return path
-
-    def _videos_named(self) -> list[str]:
-        return list(self._layout.pictures.values()) if self._layout.images == "video" else []
-
-    def _video_places(self) -> dict[str, Any]:
-        chunk, file = divmod(self._number, lay.FILES_PER_CHUNK)
-        places: dict[str, Any] = {}
-        for name in self._videos_named():
-            places[f"videos/{name}/chunk_index"] = chunk
-            places[f"videos/{name}/file_index"] = file
-            places[f"videos/{name}/from_timestamp"] = self.steps / self._layout.fps
-        return places
 
     def _array(self, key: str) -> ArrayFile:
         if key not in self._arrays:
@@ -216,7 +195,7 @@ def episode_table(rows: list[dict[str, Any]]) -> Any:
 
 
 def check_episode(layout: Layout, episode: Episode, at: str) -> None:
-    """Refuses an episode of something else, or with columns of different lengths."""
+    """Refuses an episode with other observations, or with columns of different lengths."""
     steps = len(episode)
     if steps == 0:
         raise DatasetError(f"{at}: the episode has no steps. Leave it out.")
@@ -244,7 +223,7 @@ def _final_schema(layout: Layout) -> Any:
 
 
 def _final_row(layout: Layout, episode: Episode, index: int) -> dict[str, Any]:
-    """Returns what the last step led to, flat; null where nobody knows."""
+    """Returns the observation after the last step, flat; null where it is unknown."""
     row: dict[str, Any] = {"episode_index": index}
     for key, feature in layout.observations.items():
         value: Any = episode.final_obs.get(key)
@@ -254,7 +233,3 @@ def _final_row(layout: Layout, episode: Episode, index: int) -> dict[str, Any]:
             value = np.ascontiguousarray(value, feature.dtype).reshape(-1)
         row[lay.feature_name(key, feature)] = value
     return row
-
-
-def _table(rows: list[dict[str, Any]], schema: Any) -> Any:
-    return pa.table([pa.array([row[f.name] for row in rows], f.type) for f in schema], schema=schema)

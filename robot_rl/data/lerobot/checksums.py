@@ -1,16 +1,16 @@
-"""Checksums of a dataset's files: one that is not as it was written is refused, not read.
+"""Checksums of a dataset's files: a file that has changed since it was written is refused.
 
     meta/checksums.json             of the files that a commit replaces (info, stats, tasks, robot_rl), and
                                     of other tables in meta/
     meta/checksums/CHUNK/FILE.json  of all files with that number: data, videos, meta/episodes ...
-    meta/checksums/others.json      of files that nobody here knows: descriptions, annotations, masks
+    meta/checksums/others.json      of files of others: descriptions, annotations, masks
 
-Pages of parquet have checksums too, but the file's footer has none: a bit of it that turns over can make
-other values of sound pages. A commit writes its numbered files and their checksums, then
-meta/checksums.json with those of the other files before and after it, then those files: a kill leaves each
-as one of the two. Files of others are recorded when a dataset is copied or joined, and by `replay checksum`;
-what is put there later has no checksum until then. All three kinds of file hold a checksum of themselves.
-Datasets of others have none of them and are read as they are.
+Pages of parquet have checksums too, but the footer of the file has none: a flipped bit in it can change the
+values of sound pages. A commit writes its numbered files and their checksums, then meta/checksums.json with
+the old and the new checksums of the replaced files, then those files: a kill leaves each old or new. Files of
+others are recorded when a dataset is copied or joined, and by `replay checksum`; a file that is added later
+has no checksum until then. All three kinds of file hold a checksum of themselves. Datasets of others have no
+checksums and are read as they are.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MAIN = "meta/checksums.json"
 _FOLDER = "meta/checksums"
 _OTHERS = f"{_FOLDER}/others.json"
 FETCHED = (".git", ".cache")
-"""Folders of programs that download datasets: what lies there is of the files as they came."""
+"""Folders of programs that download datasets: they describe the downloaded files."""
 _FOLDERS = "|".join(
     kind.removesuffix("/*/*").replace("*", "[^/]*") for kind in (*lay.NUMBERED, f"{_FOLDER}/*/*")
 )
@@ -48,25 +48,20 @@ Checksum = tuple[int, int]
 
 
 class Checksums:
-    """Compares the files of one dataset with what was recorded of them."""
+    """Compares the files of one dataset with their recorded checksums."""
 
     def __init__(self, folder: Path) -> None:
-        """Reads what was recorded; nothing, of a dataset by others.
-
-        Raises:
-            DatasetError: meta/checksums.json is damaged itself.
-        """
+        """Reads the checksums; a dataset of others has none. Raises `DatasetError` if they are damaged."""
         self.folder = folder
         self._sound: dict[str, tuple[tuple[int, int, int], bool]] = {}
         self.reload()
 
     @property
     def exist(self) -> bool:
-        """Returns whether anything was recorded."""
         return self._first_file is not None
 
     def reload(self) -> None:
-        """Reads again what was recorded: a writer may have gone on."""
+        """Reads the checksums again, after a writer may have gone on."""
         content = _unpacked(self.folder, MAIN) if (self.folder / MAIN).is_file() else {}
         self._first_file: int | None = content.get("first_file")
         self._replaced: dict[str, list[Checksum]] = _files(content)
@@ -93,15 +88,11 @@ class Checksums:
         raise DatasetError(_changed(self.folder, path))
 
     def json(self, name: str) -> dict[str, Any]:
-        """Returns a file of JSON that commits replace; see `read`.
-
-        Raises:
-            DatasetError: it has changed, or is no JSON object.
-        """
+        """Returns a JSON file as `read` does; raises `DatasetError` if it has changed, or is no object."""
         path, raw = self.folder / name, self.read(name)
         try:
             content = json.loads(raw)
-        except (ValueError, RecursionError) as error:  # UTF-8 that is none is a ValueError too
+        except (ValueError, RecursionError) as error:  # invalid UTF-8 is a ValueError too
             raise DatasetError(f"{path}: no JSON ({error}). Restore the file from a copy.") from error
         if not isinstance(content, dict):
             kind = type(content).__name__
@@ -112,16 +103,16 @@ class Checksums:
         """Refuses a file that has changed; it is read once, and again if its time or size differ.
 
         Returns:
-            Whether a checksum of the whole file was recorded; else its pages may still have their own.
+            Whether a checksum of the whole file was recorded; else its pages may still have checksums.
 
         Raises:
-            DatasetError: it has changed, or nothing was recorded of it although it should have been.
+            DatasetError: it has changed, or its checksum should have been recorded and was not.
         """
-        path = f"{self.folder}/{name}"  # a Path costs as much as a small file's bytes
+        path = f"{self.folder}/{name}"  # a Path costs as much time as reading a small file
         try:
             stat = os.stat(path)
         except FileNotFoundError:
-            return False  # whoever reads it says so
+            return False  # reading it raises
         stamp = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
         sound = self._sound.get(name)
         if sound is not None and sound[0] == stamp:
@@ -133,7 +124,7 @@ class Checksums:
         return recorded is not None
 
     def recorded(self, name: str) -> list[Checksum] | None:
-        """Returns what a file may be; None if that was never recorded.
+        """Returns the allowed checksums of a file; None if none was recorded.
 
         Raises:
             DatasetError: the checksums of its number, or of files of others, are missing or damaged.
@@ -158,11 +149,7 @@ class Checksums:
         return self._numbered[of][name]
 
     def require_all_others(self) -> None:
-        """Refuses a dataset that has lost a file of others.
-
-        Raises:
-            DatasetError: names the first.
-        """
+        """Raises `DatasetError` if a file of others is missing; names the first."""
         for name in (*self._replaced, *self._of_others()):
             if name not in _REPLACED and number_of(name) is None and not (self.folder / name).is_file():
                 raise DatasetError(f"{self.folder / name}: this file is missing. {_remedy(self.folder)}")
@@ -173,9 +160,9 @@ class Checksums:
         """Reads every file; yields name and message of those that have changed or are missing.
 
         Args:
-            last_file: number of the last that was committed; a kill may leave files with higher ones.
-            wanted: whether a file is looked at.
-            others: also looks at files that nobody here knows; no reading needs them.
+            last_file: number of the last committed file; a kill may leave files with higher numbers.
+            wanted: whether a file is compared.
+            others: also compares files of others, which no reading needs.
         """
         if not self.exist:
             return
@@ -208,7 +195,7 @@ class Checksums:
                 yield name, _changed(self.folder, path)
 
     def renew(self, new: Path) -> None:
-        """Writes the checksums of a copy out of hard links: those of files that were replaced in it are new.
+        """Writes the checksums of a copy made of hard links: files that were replaced in it get new ones.
 
         Raises:
             DatasetError: the checksums of such a file are damaged.
@@ -224,7 +211,7 @@ class Checksums:
             if number is None:
                 main[name] = [of_file(new / name)]
             elif number >= self._first_file:
-                self.recorded(name)  # reads the others of its number
+                self.recorded(name)  # reads the checksums of its number
                 of = lay.place(lay.CHECKSUMS, number)
                 self._numbered[of][name] = [of_file(new / name)]
                 groups.add(of)
@@ -233,7 +220,6 @@ class Checksums:
         replace_file(new / MAIN, _main(self._first_file, main, self._has_others))
 
     def _of_others(self) -> dict[str, list[Checksum]]:
-        """Returns the checksums of the files of others."""
         if self._others is None:
             if self._has_others and not (self.folder / _OTHERS).is_file():
                 raise DatasetError(f"{self.folder / _OTHERS}: this file is missing. {_remedy(self.folder)}")
@@ -245,7 +231,7 @@ class ReplacedFiles:
     """The files that commits replace, and their checksums."""
 
     def __init__(self, folder: Path, first_file: int = 0) -> None:
-        """Args: folder: the dataset; first_file: number of the first file whose checksums are recorded."""
+        """Args: first_file: number of the first file whose checksums are recorded."""
         self._folder = folder
         self._first_file = first_file
         self._present: dict[str, Checksum] = {}
@@ -254,14 +240,9 @@ class ReplacedFiles:
 
     @classmethod
     def found(cls, sums: Checksums, next_file: int) -> ReplacedFiles:
-        """Returns those of a dataset that has some.
+        """Returns those of a dataset; raises `DatasetError` if one has changed.
 
-        Args:
-            sums: of the dataset.
-            next_file: number that the next file will have.
-
-        Raises:
-            DatasetError: one of them has changed.
+        Args: next_file: number of the next file; without checksums so far it is the first one with them.
         """
         files = cls(sums.folder, next_file if sums._first_file is None else sums._first_file)
         names = [name for name in _REPLACED if (sums.folder / name).is_file()]
@@ -271,7 +252,7 @@ class ReplacedFiles:
         return files
 
     def replace(self, contents: Mapping[str, bytes]) -> None:
-        """Replaces files, each in one step, in this order; a kill leaves some as they were."""
+        """Replaces files, each in one step, in this order; a kill leaves the rest unchanged."""
         after = {name: of_bytes(content) for name, content in contents.items()}
         names = dict.fromkeys((*self._present, *after))
         both = {name: [s[name] for s in (self._present, after) if name in s] for name in names}
@@ -282,8 +263,8 @@ class ReplacedFiles:
 
 
 def record(folder: Path) -> int:
-    """Records the checksums of a dataset as it is, whatever was recorded before; returns how many."""
-    (folder / MAIN).unlink(missing_ok=True)  # without it the rest does not count
+    """Records the checksums of all files of a dataset anew; returns their number."""
+    (folder / MAIN).unlink(missing_ok=True)  # without it the other files of checksums do not count
     shutil.rmtree(folder / _FOLDER, ignore_errors=True)
     names = [*dict.fromkeys((*_unnumbered(folder), *numbered_files(folder, every=True)))]
     groups: dict[int | None, dict[str, list[Checksum]]] = {None: {}}
@@ -303,48 +284,35 @@ def record(folder: Path) -> int:
 
 
 def of_files(parts: Iterable[tuple[str, Path]]) -> bytes:
-    """Returns what meta/checksums/CHUNK/FILE.json holds of files: their names, and where they are by now."""
+    """Returns the content of meta/checksums/CHUNK/FILE.json for files: (name, present path)."""
     return _packed({"files": {name: [of_file(path)] for name, path in parts}})
 
 
 def numbered_files(folder: Path, *, every: bool = False) -> list[str]:
-    """Returns the files with numbers, and with `every` whatever else lies beside them."""
+    """Returns the files with numbers, and with `every` all other files in their folders."""
     paths = [path for kind in lay.NUMBERED for path in listed(folder, kind) if path.is_file()]
     names = [str(path.relative_to(folder)) for path in paths if not path.name.endswith(lay.TEMPORARY)]
     return [name for name in names if every or number_of(name) is not None]
 
 
 def _unnumbered(folder: Path) -> list[str]:
-    """Returns the metadata without numbers: what commits replace, and tables of others."""
+    """Returns the metadata files without numbers: those that commits replace, and tables of others."""
     others = [path for kind in ("*.parquet", "*.jsonl") for path in listed(folder / "meta", kind)]
     names = dict.fromkeys((*_REPLACED, *(f"meta/{path.name}" for path in others)))
     return [name for name in names if (folder / name).is_file()]
 
 
 def _others(folder: Path, known: Iterable[str]) -> list[str]:
-    """Returns all other files, but those that some program goes on writing to, and links to nothing."""
-    left_out = {*known, MAIN, STORE_JSON}
-    folders = folders_beside(folder)
-    return [
-        name
-        for name in files_below(folder)
-        if name not in left_out
-        and not is_below(name, folders)
-        and not is_temporary(name)
-        and not is_dangling(folder / name)
-    ]
+    """Returns all other files, but those that a program still writes to, and links to missing files."""
+    left_out, folders = {*known, MAIN, STORE_JSON}, other_folders(folder)
+    names = [name for name in files_below(folder) if name not in left_out and not is_below(name, folders)]
+    return [name for name in names if not is_temporary(name) and not is_dangling(folder / name)]
 
 
 def refuse_dangling(folder: Path, names: Iterable[str], remedy: str) -> None:
-    """Refuses links to what is not there: nobody can read such a file.
+    """Raises `DatasetError` for the first of these files that is a link to a missing file.
 
-    Args:
-        folder: the dataset.
-        names: of its files.
-        remedy: what to do but to fetch it, given its name as {name}.
-
-    Raises:
-        DatasetError: names the first.
+    Args: remedy: what to do other than to fetch it, given its name as {name}.
     """
     for path in (folder / name for name in names):
         if is_dangling(path):
@@ -354,17 +322,14 @@ def refuse_dangling(folder: Path, names: Iterable[str], remedy: str) -> None:
             )
 
 
-def folders_beside(folder: Path) -> tuple[str, ...]:
-    """Returns folders whose files are no dataset's: of these checksums, of a download, of a recorder."""
+def other_folders(folder: Path) -> tuple[str, ...]:
+    """Returns folders whose files do not belong to the dataset: of checksums, a download, a recorder."""
     is_recorded_into = is_store(folder) or (folder / "journal/writer.lock").is_file()
     return (_FOLDER, *FETCHED, *(["journal"] if is_recorded_into else []))
 
 
 def files_below(folder: Path) -> list[str]:
-    """Returns the files below a folder, relative to it.
-
-    Also those below folders that it links to, and links to what is not there.
-    """
+    """Returns the files below a folder and below folders that it links to, and links to missing files."""
     found = listed(folder)
     links = [path for path in found if path.is_symlink() and path.is_dir()]
     paths = [*found, *(path for link in links for path in listed(link))]
@@ -372,12 +337,12 @@ def files_below(folder: Path) -> list[str]:
 
 
 def is_below(name: str, folders: Iterable[str]) -> bool:
-    """Returns whether a file is one of these, or lies in one of these folders."""
+    """Returns whether a file is one of these files, or lies in one of these folders."""
     return any(name == folder or name.startswith(f"{folder}/") for folder in folders)
 
 
 def is_temporary(name: str) -> bool:
-    """Returns whether a kill left this file of robot_rl, before it was complete."""
+    """Returns whether this is an incomplete file that a kill of robot_rl left."""
     place, _, file = name.rpartition("/")
     return (place == "meta" and file.startswith(TEMPORARY)) or (
         file.endswith(lay.TEMPORARY) and _OF_KIND.fullmatch(name) is not None
@@ -385,7 +350,7 @@ def is_temporary(name: str) -> bool:
 
 
 def of_bytes(content: bytes) -> Checksum:
-    """Returns the checksum of what a file holds."""
+    """Returns the checksum of the content of a file."""
     return len(content), zlib.crc32(content)
 
 
@@ -400,9 +365,9 @@ def of_file(path: Path | str) -> Checksum:
 
 
 def number_of(name: str) -> int | None:
-    """Returns the number of a file, if it lies where the files with numbers are and has one."""
+    """Returns the number of a file in a folder of files with numbers; None if it has none."""
     found = _NUMBER.fullmatch(name)
-    return None if found is None else lay.number_through(*found.groups())
+    return None if found is None else int(found[1]) * lay.FILES_PER_CHUNK + int(found[2])
 
 
 def _main(first_file: int, files: Mapping[str, list[Checksum]], has_others: bool) -> bytes:
@@ -414,11 +379,7 @@ def _packed(content: dict[str, Any]) -> bytes:
 
 
 def _unpacked(folder: Path, name: str) -> dict[str, Any]:
-    """Returns what a file of checksums says.
-
-    Raises:
-        DatasetError: it is not what was written.
-    """
+    """Returns the content of a file of checksums; raises `DatasetError` if it has changed."""
     try:
         with open(f"{folder}/{name}", "rb") as file:
             found = json.loads(file.read())
@@ -426,7 +387,7 @@ def _unpacked(folder: Path, name: str) -> dict[str, Any]:
         if found["crc32"] == _crc_of(content):
             return content
     except (ValueError, LookupError, TypeError, RecursionError):
-        pass  # said below
+        pass  # the error below
     raise DatasetError(
         f"{folder / name}: the checksums in it have changed since they were written. {_remedy(folder)}"
     )
@@ -450,5 +411,5 @@ def _changed(folder: Path, path: Path) -> str:
 def _remedy(folder: Path) -> str:
     return (
         f"`robot-rl replay verify {folder}` says what is sound; if the dataset was changed on purpose, "
-        f"`robot-rl replay checksum {folder}` takes it as it is."
+        f"`robot-rl replay checksum {folder}` accepts it as it is."
     )

@@ -1,8 +1,7 @@
-"""Copies episodes of LeRobotDatasets into a new one of version 3, with everything that was put into them.
+"""Copies episodes of LeRobotDatasets into a new one of version 3, with everything that they hold.
 
-Rows are copied whole, columns nobody here knows included; only the numbers of episodes, rows and texts
-change. Videos are copied packet by packet. Statistics of numbers are computed again, those of pictures
-kept.
+Rows are copied whole, unknown columns included; only the numbers of episodes, rows and texts change. Videos
+are copied packet by packet. Statistics of numbers are computed again, those of pictures are kept.
 """
 
 from __future__ import annotations
@@ -16,30 +15,28 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from robot_rl.core.errors import DatasetError
-from robot_rl.core.files import json_bytes, listed, write_synced
+from robot_rl.core.files import json_bytes, write_synced
 from robot_rl.data.lerobot import layout as lay
 from robot_rl.data.lerobot.batch import episode_table
-from robot_rl.data.lerobot.beside import Beside
 from robot_rl.data.lerobot.encode import ArrayFile
 from robot_rl.data.lerobot.foreign import (
     Moved,
     copy_foreign,
     refuse_not_fetched,
     refuse_unlisted,
-    say_left_out,
 )
-from robot_rl.data.lerobot.index import DatasetIndex, first_line, read_stats, read_table
-from robot_rl.data.lerobot.layout import place
-from robot_rl.data.lerobot.parquet import TableFile, write_table
+from robot_rl.data.lerobot.index import DatasetIndex, episode_tables, first_line, read_stats
+from robot_rl.data.lerobot.layout import place, placed
+from robot_rl.data.lerobot.own_files import OwnFiles
+from robot_rl.data.lerobot.parquet import TableFile, table_bytes, write_table
 from robot_rl.data.lerobot.remux import Stretch, copy_stretches
-from robot_rl.data.lerobot.stats import of_columns, to_json
+from robot_rl.data.lerobot.stats import aggregate, of_columns, to_json
 from robot_rl.data.lerobot.tables import Tables, flat_names, numbers, row_problems, rows_of
-from robot_rl.data.lerobot.v21 import joined_stats, read_episode_stats, read_lines
-from robot_rl.data.lerobot.words import Words, tasks_of, word_tables
+from robot_rl.data.lerobot.texts import JoinedTexts, tasks_of, text_tables
+from robot_rl.data.lerobot.v21 import read_episode_stats, read_lines
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +48,7 @@ _ROW_GROUP_BYTES = 64 * _MB
 _OF_OLD = ("total_chunks", "total_videos")
 _TASK = "task_index"
 PLACED = ("episode_index", "tasks", "length", "dataset_from_index", "dataset_to_index", "store_episode")
-"""Columns of meta/episodes that the new dataset has values of its own for, and those that begin with: """
+"""Columns of meta/episodes that the new dataset writes anew; so are those that begin with `PLACES`."""
 PLACES = ("data/", "videos/", "meta/episodes/", "stats/")
 _SIZES = ("chunks_size", "data_files_size_in_mb", "video_files_size_in_mb")
 _TOTALS = ("total_episodes", "total_frames", "total_tasks")
@@ -85,12 +82,12 @@ def copy_episodes(
         parts: of datasets with the same features.
         new: the folder.
         drop: columns, files and entries of meta/info.json that are left out.
-        apart: every data and video file becomes one of its own, as it was; else they are joined.
+        apart: each data and video file becomes one new file; else they are joined.
         keep_texts: also keeps instructions that no row names; of one part.
 
     Raises:
         DatasetError: damage, a number without a text, files of one name or entries of meta/info.json that
-            differ, files that nobody knows the episodes of, or links to files that were not fetched.
+            differ, files whose episodes are unknown, or links to files that were not fetched.
     """
     for part in parts:
         refuse_unlisted(part.index, drop)
@@ -104,7 +101,7 @@ def copy_episodes(
                 copy.add(number, episode)
         copy.finish()
     except BaseException:
-        copy.abandon()
+        copy.files.abandon()
         raise
     numbers: list[dict[int, list[int]]] = [{} for _ in parts]
     for new_number, (part, episode) in enumerate(copy.order):
@@ -115,8 +112,6 @@ def copy_episodes(
     ]
     copy_foreign(moved, new, drop)
     _write_info(parts, copy, info, drop)
-    for part in parts:
-        say_left_out(part.index)
 
 
 class Source:
@@ -125,16 +120,24 @@ class Source:
     def __init__(self, index: DatasetIndex) -> None:
         self.index = index
         self.tables = Tables(index.folder, _CACHED_BYTES, index.sums, renamed=index.renamed)
-        self.beside = Beside(index, self.tables)
+        self.own_files = OwnFiles(index, self.tables)
         self.rows = episode_rows(index)
         self.row_of = {n: row for row, n in enumerate(self.rows["episode_index"].to_pylist())}
         self.old_stats = {} if _is_v3(index) else read_episode_stats(index.folder, index.sums)
-        self.words = word_tables(index.folder, index.sums)
+        self.words = text_tables(index.folder, index.sums)
         if not _is_v3(index):
             self.words[_TASK] = tasks_of(index.tasks)
 
+    def path(self, episode: int) -> Path:
+        return self.index.folder / self.index.files[self.index.file[episode]]
+
+    def table(self, episode: int) -> Any:
+        """Returns the rows of an episode, all columns."""
+        at, first = self.index, int(self.index.first[episode])
+        return self.tables.rows(at.files[at.file[episode]], first, int(at.lengths[episode]), None)
+
     def picture_stats(self, episode: int) -> dict[str, Any]:
-        """Returns the statistics that the dataset has of an episode's pictures."""
+        """Returns the recorded statistics of an episode's pictures."""
         names = self.index.named("image", "video")
         number = int(self.index.episode[episode])
         if not _is_v3(self.index):
@@ -170,7 +173,7 @@ class _Copy:
         self.sources = [Source(part.index) for part in parts]
         columns = dict.fromkeys(column for source in self.sources for column in source.words)
         self.words = {
-            column: Words(
+            column: JoinedTexts(
                 column,
                 [source.words.get(column) for source in self.sources],
                 keep_all=keep_texts or column != _TASK,
@@ -178,13 +181,13 @@ class _Copy:
             for column in columns
             if column not in drop
         }
-        self._limit = float(parts[0].index.info.get("data_files_size_in_mb", 100)) * _MB
         self._rows: list[dict[str, Any]] = []
-        self._file: _DataFile | None = None
+        limit = float(parts[0].index.info.get("data_files_size_in_mb", 100)) * _MB
+        self.files = DataFiles(new, limit, apart=apart)
 
     @cached_property
     def whole_stats(self) -> list[dict[str, Any]]:
-        """What meta/stats.json of every part has of its pictures, under the names that they are read by."""
+        """Statistics of pictures in meta/stats.json of every part, under the names that are read."""
         found: list[dict[str, Any]] = []
         for index in (part.index for part in self._parts):
             stats = read_stats(index.folder, index.sums)
@@ -193,13 +196,10 @@ class _Copy:
         return found
 
     def add(self, part: int, episode: int) -> None:
-        """Copies the rows of an episode."""
         source, number = self.sources[part], len(self.order)
-        index = source.index
-        path = index.files[index.file[episode]]
+        index, table = source.index, source.table(episode)
         length = int(index.lengths[episode])
-        table = source.tables.rows(path, int(index.first[episode]), length, None)
-        rows = rows_of(table, index, path)
+        rows = rows_of(table, index, index.files[index.file[episode]])
         at = f"{index.folder}: episode {index.episode[episode]}"
         for kind, problem in row_problems(index, episode, rows):
             raise DatasetError(f"{at}: {kind}: {problem}. Repair it first, or leave it out.")
@@ -218,19 +218,17 @@ class _Copy:
         rows |= {column: values for column, values in changed.items() if column in rows}
         drop = {*self.drop, *index.left_out}
         table = table.drop_columns([name for name in table.column_names if name in drop])
-        file = self._file_for(table, (part, path))
-        file.add(table, source, episode, number, drop)
+        file = self.files.add(table, source, episode, number, drop)
         self._rows.append(
             {
                 "episode_index": number,
                 "tasks": tasks,
                 "length": length,
-                **_placed("data", file.number),
+                **placed("data", file),
                 "dataset_from_index": self.steps,
                 "dataset_to_index": self.steps + length,
                 "store_episode": None,
-                "meta/episodes/chunk_index": 0,
-                "meta/episodes/file_index": 0,
+                **placed("meta/episodes", 0),
             }
         )
         stats = {**number_stats(rows, index), **source.picture_stats(episode)}
@@ -242,27 +240,21 @@ class _Copy:
         """Completes the data files, and writes videos, meta/episodes and the tables of texts."""
         if not self.order:
             raise DatasetError("no episode is left to write. Choose other episodes, or a weaker test.")
-        assert self._file is not None
-        self._file.finish()
+        self.files.finish()
+        picked = [(self.sources[part].index, episode) for part, episode in self.order]
+        limit = float(self._parts[0].index.info.get("video_files_size_in_mb", 200)) * _MB
         for name in self._parts[0].index.videos:
             if name not in self.drop:
-                self._copy_videos(name)
+                copy_videos(name, picked, self.new, self._rows, limit=limit, apart=self._apart)
         path = self.new / place(lay.EPISODES, 0)
         path.parent.mkdir(parents=True)
-        write_table(path, self._episode_table(), **lay.PARQUET)
+        write_table(path, self._episode_table())
         for column, words in self.words.items():
-            sink = pa.BufferOutputStream()
-            pq.write_table(words.table(), sink, **lay.PARQUET)
             name = f"meta/{column.removesuffix('_index')}s.parquet"
-            write_synced(self.new / name, sink.getvalue().to_pybytes())
-
-    def abandon(self) -> None:
-        """Closes what is open, whatever it holds."""
-        if self._file is not None:
-            self._file.abandon()
+            write_synced(self.new / name, table_bytes(words.table()))
 
     def _tasks(self, part: int, episode: int, rows: dict[str, Any]) -> list[str]:
-        """Returns the instructions of an episode: those that meta/ has of it, then others of its rows."""
+        """Returns the instructions of an episode: those in meta/, then others of its rows."""
         source = self.sources[part]
         tasks, row = source.index.tasks, source.row_of[int(source.index.episode[episode])]
         texts: list[str] = []
@@ -276,44 +268,8 @@ class _Copy:
                 self.words[_TASK].number(part, number)
         return list(dict.fromkeys(texts))
 
-    def _file_for(self, table: Any, source: tuple[int, str]) -> _DataFile:
-        """Returns the data file that rows go into, a new one where they do not fit into the last."""
-        last = self._file
-        if last is not None:
-            is_of_it = not self._apart or last.source == source
-            if is_of_it and last.schema.equals(table.schema) and last.bytes < self._limit:
-                return last
-            last.finish()
-        number = 0 if last is None else last.number + 1
-        self._file = _DataFile(self.new, number, table.schema, source)
-        return self._file
-
-    def _copy_videos(self, name: str) -> None:
-        stretches: list[Stretch] = []
-        for part, episode in self.order:
-            index = self.sources[part].index
-            spans = index.videos[name]
-            file = spans.files[spans.file[episode]]
-            index.sums.require(file)
-            path = index.folder / file
-            first, frames = int(spans.first[episode]), int(index.lengths[episode])
-            stretches.append(Stretch(path=path, first=first, frames=frames))
-        info = self._parts[0].index.info
-        places = copy_stretches(
-            stretches,
-            lambda number: self.new / place(lay.VIDEO, number, video_key=name),
-            fps=info["fps"],
-            limit=float(info.get("video_files_size_in_mb", 200)) * _MB,
-            apart=self._apart,
-        )
-        at = f"videos/{name}"
-        for row, (number, first) in zip(self._rows, places, strict=True):
-            row |= _placed(at, number)
-            row[f"{at}/from_timestamp"] = first / info["fps"]
-            row[f"{at}/to_timestamp"] = (first + row["length"]) / info["fps"]
-
     def _episode_table(self) -> Any:
-        """Returns meta/episodes: what changed, statistics, then the columns of others."""
+        """Returns meta/episodes: columns written anew, statistics, then the columns of others."""
         columns = stats_columns(self.stats)
         rows = [{**row, **of} for row, of in zip(self._rows, columns, strict=True)]
         table = episode_table(rows)
@@ -330,62 +286,124 @@ class _Copy:
         return table
 
 
-class _DataFile:
-    """A data file that is being written, and what lies beside it."""
+class DataFiles:
+    """The data files of a new dataset, with our own files of each; the last one is being written."""
 
-    def __init__(self, new: Path, number: int, schema: Any, source: tuple[int, str]) -> None:
-        self.number, self.schema, self.source = number, schema, source
-        self._new = new
+    def __init__(self, new: Path, limit: float, *, apart: bool = False) -> None:
+        """Args: limit: bytes at which the next file begins; apart: each old file becomes one new file."""
+        self._new, self._limit, self._apart = new, limit, apart
+        self._number = -1
+        self._schema: Any = None
+        self._origin: Path | None = None
         self._finals: list[Any] = []
         self._arrays: dict[str, ArrayFile] = {}
-        self._file = TableFile(self._path(lay.DATA), schema, **lay.PARQUET)
+        self._file: TableFile | None = None
 
-    @property
-    def bytes(self) -> int:
-        return self._file.bytes
+    def add(self, table: Any, source: Source, episode: int, number: int, drop: Collection[str] = ()) -> int:
+        """Appends an episode, in row groups that fit into the memory; returns the number of its file.
 
-    def add(self, table: Any, source: Source, episode: int, number: int, drop: Collection[str]) -> None:
-        """Appends an episode, in row groups that fit into the memory; of what lies beside it, not `drop`."""
+        Args:
+            table: its rows.
+            source: of the episode.
+            episode: place in the index.
+            number: of the new episode.
+            drop: columns of `final/` that are left out.
+        """
+        file = self._file_for(table, source.path(episode))
         step = max(1, len(table) * _ROW_GROUP_BYTES // max(1, table.nbytes))
         for first in range(0, len(table), step):
-            self._file.add(table.slice(first, step))
-        if not source.beside.own:
-            return
-        final = source.beside.final_row(episode)
+            file.add(table.slice(first, step))
+        final = source.own_files.final_row(episode) if source.own_files.own else None
         if final is not None:
             final = final.drop_columns([name for name in final.column_names if name in drop])
             at = final.column_names.index("episode_index")
             self._finals.append(final.set_column(at, "episode_index", pa.array([number], pa.int64())))
-        for key in source.beside.arrays():
-            values = source.beside.steps(key, episode, 0)
+        for key in source.own_files.arrays():
+            values = source.own_files.steps(key, episode, 0)
             if key not in self._arrays:
                 path = self._path(lay.ARRAYS, key=key)
                 self._arrays[key] = ArrayFile(path, str(values.dtype), values.shape[1:])
             self._arrays[key].add(values)
+        return self._number
 
     def finish(self) -> None:
+        """Completes the file that is being written, if there is one."""
+        if self._file is None:
+            return
         self._file.finish()
         for array in self._arrays.values():
             array.finish()
         if self._finals:
-            write_table(self._path(lay.FINAL), pa.concat_tables(self._finals), **lay.PARQUET)
+            write_table(self._path(lay.FINAL), pa.concat_tables(self._finals))
+        self._file, self._finals, self._arrays = None, [], {}
 
     def abandon(self) -> None:
         for file in (self._file, *self._arrays.values()):
-            file.abandon()
+            if file is not None:
+                file.abandon()
+
+    def _file_for(self, table: Any, origin: Path) -> TableFile:
+        """Returns the file that rows go into: a new one where they do not fit into the last."""
+        if self._file is not None:
+            is_of_it = not self._apart or origin == self._origin
+            if is_of_it and self._schema.equals(table.schema) and self._file.bytes < self._limit:
+                return self._file
+            self.finish()
+        self._number += 1
+        self._schema, self._origin = table.schema, origin
+        self._file = TableFile(self._path(lay.DATA), table.schema)
+        return self._file
 
     def _path(self, template: str, **names: str) -> Path:
-        path = self._new / place(template, self.number, **names)
+        path = self._new / place(template, self._number, **names)
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
 
 
+def copy_videos(
+    name: str,
+    picked: Sequence[tuple[DatasetIndex, int]],
+    new: Path,
+    rows: Sequence[dict[str, Any]],
+    *,
+    limit: float,
+    apart: bool = False,
+) -> None:
+    """Copies the videos of one camera, and notes in `rows` of meta/episodes where each episode lies.
+
+    Args:
+        name: LeRobot's name of the camera.
+        picked: index and place in it of every new episode.
+        new: folder of the new dataset.
+        rows: one of each new episode.
+        limit: largest new file, in bytes.
+        apart: each old file becomes one new file.
+    """
+    stretches: list[Stretch] = []
+    for index, episode in picked:
+        spans = index.videos[name]
+        file = spans.files[spans.file[episode]]
+        index.sums.require(file)
+        first, frames = int(spans.first[episode]), int(index.lengths[episode])
+        stretches.append(Stretch(path=index.folder / file, first=first, frames=frames))
+    fps, at = picked[0][0].info["fps"], f"videos/{name}"
+
+    def target(number: int) -> Path:
+        return new / place(lay.VIDEO, number, video_key=name)
+
+    places = copy_stretches(stretches, target, fps=fps, limit=limit, apart=apart)
+    for row, stretch, (number, first) in zip(rows, stretches, places, strict=True):
+        row |= placed(at, number)
+        row[f"{at}/from_timestamp"] = first / fps
+        row[f"{at}/to_timestamp"] = (first + stretch.frames) / fps
+
+
 def _write_info(parts: Sequence[Part], copy: _Copy, info: dict[str, Any], drop: Collection[str]) -> None:
-    """Writes statistics, meta/robot_rl.json, and last meta/info.json; `info` is what the parts say there."""
+    """Writes statistics, meta/robot_rl.json, and last meta/info.json, from `info` of the parts."""
     new = copy.new
     write_synced(new / lay.STATS, json_bytes(to_json(_joined_stats(parts, copy, drop))))
     first = parts[0].index
-    own = [source.beside.own for source in copy.sources]
+    own = [source.own_files.own for source in copy.sources]
     if own[0]:
         drop = (*drop, *first.left_out)
         kept = {name: key for name, key in own[0]["features"].items() if name not in drop}
@@ -412,7 +430,7 @@ def _joined_stats(parts: Sequence[Part], copy: _Copy, drop: Collection[str]) -> 
     Those of pictures that meta/episodes lacks are taken from meta/stats.json, of parts that are a whole
     dataset.
     """
-    stats: dict[str, Any] = joined_stats(copy.stats)
+    stats: dict[str, Any] = aggregate(copy.stats)
     lost: list[str] = []
     for name in [n for n in parts[0].index.named("image", "video") if n not in drop and n not in stats]:
         found = [pieces for pieces in _picture_stats(parts, copy, name) if pieces is not None]
@@ -422,11 +440,11 @@ def _joined_stats(parts: Sequence[Part], copy: _Copy, drop: Collection[str]) -> 
         elif len(pieces) == 1:
             stats[name] = pieces[0]
         else:
-            stats |= joined_stats([{name: piece} for piece in pieces])
+            stats |= aggregate([{name: piece} for piece in pieces])
     if lost:
         logger.warning(
             "%s: statistics of pictures are kept there for all episodes together; those of the chosen ones "
-            "nobody knows: %s. `robot-rl replay stats` computes them",
+            "are unknown: %s. `robot-rl replay stats` computes them",
             parts[0].index.folder,
             ", ".join(lost),
         )
@@ -434,11 +452,7 @@ def _joined_stats(parts: Sequence[Part], copy: _Copy, drop: Collection[str]) -> 
 
 
 def _joined_info(parts: Sequence[Part], drop: Collection[str]) -> dict[str, Any]:
-    """Returns what meta/info.json of all parts says, but what is counted anew.
-
-    Raises:
-        DatasetError: entries that differ, and nobody knows how to join them.
-    """
+    """Returns the entries of meta/info.json of all parts; raises `DatasetError` for entries that differ."""
     info: dict[str, Any] = {}
     for part in parts:
         for name, value in part.index.info.items():
@@ -447,7 +461,7 @@ def _joined_info(parts: Sequence[Part], drop: Collection[str]) -> dict[str, Any]
             if info.setdefault(name, value) != value and name not in ENTRIES:
                 raise DatasetError(
                     f"{part.index.folder / lay.INFO}: {name} is {str(value)[:60]!r}, in another one "
-                    f"{str(info[name])[:60]!r}, and nobody knows how to join them. Give all the same, or "
+                    f"{str(info[name])[:60]!r}, and they cannot be joined. Give all the same, or "
                     f"leave it out: drop={','.join([*drop, name])}"
                 )
     features = {
@@ -459,10 +473,10 @@ def _joined_info(parts: Sequence[Part], drop: Collection[str]) -> dict[str, Any]
 
 
 def joined_features(indexes: Sequence[DatasetIndex], drop: Collection[str] = ()) -> dict[str, Any]:
-    """Returns the features but `drop`; of how videos were encoded, what is so in all of them.
+    """Returns the features but `drop`; of the description of videos, the entries that all share.
 
     Raises:
-        DatasetError: they say different things of a feature, and nobody knows how to join them.
+        DatasetError: other entries of a feature differ.
     """
     features = {name: dict(of) for name, of in indexes[0].features.items() if name not in drop}
     for index in indexes[1:]:
@@ -474,17 +488,16 @@ def joined_features(indexes: Sequence[DatasetIndex], drop: Collection[str] = ())
                 if feature.setdefault(entry, other[entry]) != other[entry]:
                     raise DatasetError(
                         f"{index.folder / lay.INFO}: {entry!r} of {name!r} is {str(other[entry])[:60]!r}, in "
-                        f"the first {str(feature[entry])[:60]!r}, and nobody knows how to join them. Give "
-                        "both the same."
+                        f"the first {str(feature[entry])[:60]!r}, and they cannot be joined. Give the same."
                     )
     return features
 
 
 def _splits(parts: Sequence[Part], total: int, drop: Collection[str]) -> dict[str, str]:
-    """Returns the named ranges of episodes, where one dataset's episodes keep their order.
+    """Returns the named ranges of episodes, where the episodes of one dataset keep their order.
 
     Raises:
-        DatasetError: nobody knows what they are of these episodes.
+        DatasetError: several ranges, of merged or reordered episodes.
     """
     named = parts[0].index.info.get("splits") or {}
     numbers = parts[0].index.episode[list(parts[0].episodes)]
@@ -510,7 +523,7 @@ def _splits(parts: Sequence[Part], total: int, drop: Collection[str]) -> dict[st
 
 
 def _picture_stats(parts: Sequence[Part], copy: _Copy, name: str) -> Iterator[list[dict[str, Any]] | None]:
-    """Yields a camera's statistics in every part: of each episode, or of all; None where some are unknown."""
+    """Yields the statistics of a camera in every part: of each episode, or of all; None if unknown."""
     begin = 0
     for part, whole in zip(parts, copy.whole_stats, strict=True):
         end = begin + len(part.episodes)
@@ -525,11 +538,6 @@ def _picture_stats(parts: Sequence[Part], copy: _Copy, name: str) -> Iterator[li
         begin = end
 
 
-def _placed(at: str, number: int) -> dict[str, int]:
-    chunk, file = divmod(number, lay.FILES_PER_CHUNK)
-    return {f"{at}/chunk_index": chunk, f"{at}/file_index": file}
-
-
 def number_stats(rows: dict[str, Any], index: DatasetIndex) -> dict[str, Any]:
     """Returns the statistics of an episode's numbers, in the shape of the feature."""
     stats = of_columns(rows)
@@ -541,7 +549,7 @@ def number_stats(rows: dict[str, Any], index: DatasetIndex) -> dict[str, Any]:
 
 
 def stats_columns(stats: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the columns of meta/episodes that hold statistics, of every episode; None where it has none."""
+    """Returns the columns of meta/episodes with statistics, for every episode; None where it has none."""
     rows = [
         {f"stats/{name}/{key}": value for name, of in to_json(one).items() for key, value in of.items()}
         for one in stats
@@ -551,19 +559,16 @@ def stats_columns(stats: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def episode_rows(index: DatasetIndex) -> Any:
-    """Returns what meta/ has of every episode, as a table."""
+    """Returns the metadata of every episode as a table."""
     if not _is_v3(index):
         return _table_of(
             read_lines(index.folder, "meta/episodes.jsonl"), index.folder / "meta/episodes.jsonl"
         )
-    paths = listed(index.folder / "meta/episodes", "*/*.parquet")
-    for path in paths:
-        index.sums.require(str(path.relative_to(index.folder)))
-    return pa.concat_tables([read_table(path) for path in paths], promote_options="permissive")
+    return pa.concat_tables(episode_tables(index.folder, index.sums), promote_options="permissive")
 
 
 def _table_of(lines: list[dict[str, Any]], path: Path) -> Any:
-    """Returns JSON lines as a table with the columns of all of them; null where a line has no such entry."""
+    """Returns JSON lines as a table with the entries of all lines; null where a line lacks one."""
     columns: dict[str, Any] = {}
     for name in dict.fromkeys(name for line in lines for name in line):
         try:

@@ -1,4 +1,4 @@
-"""What may be wrong with a recorded dataset, found and said by name."""
+"""Finds and names what is wrong with a dataset."""
 
 from __future__ import annotations
 
@@ -16,15 +16,8 @@ from numpy.typing import NDArray
 
 from robot_rl.core.errors import DatasetError
 from robot_rl.core.files import listed
-from robot_rl.data.lerobot.beside import Beside
 from robot_rl.data.lerobot.checksums import MAIN, Checksums, number_of
-from robot_rl.data.lerobot.decode import (
-    VideoHeader,
-    decode_pictures,
-    lost_frames,
-    other_size,
-    read_header,
-)
+from robot_rl.data.lerobot.decode import VideoHeader, decode_pictures, lost_frames, other_size, read_header
 from robot_rl.data.lerobot.index import (
     NOT_UNDERSTOOD,
     DatasetIndex,
@@ -37,6 +30,7 @@ from robot_rl.data.lerobot.index import (
 )
 from robot_rl.data.lerobot.layout import OWN, STATS
 from robot_rl.data.lerobot.opening import open_index
+from robot_rl.data.lerobot.own_files import OwnFiles
 from robot_rl.data.lerobot.selection import Reading, odd_names
 from robot_rl.data.lerobot.stats import of_columns
 from robot_rl.data.lerobot.tables import Tables, element, file_damage, read_rows, row_problems
@@ -52,7 +46,7 @@ _STATS_REMEDY = "Policies normalise with them. Compute them again: robot-rl repl
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """One thing that is wrong."""
+    """One defect of a dataset."""
 
     kind: str
     """`missing-metadata`, `nothing-written`, `damaged-metadata`, `odd-names`, `changed-file`,
@@ -64,11 +58,11 @@ class Problem:
     episode: int | None = None
     """By the dataset's own number; None if it concerns all."""
     is_fatal: bool = True
-    """Whether the episode cannot be trained on; recorded statistics are not needed for that."""
+    """Whether the episode cannot be trained on; wrong statistics do not prevent that."""
 
 
 NO_LOOK = frozenset({"missing-metadata", "damaged-metadata", "odd-names"})
-"""Kinds of problems after which nothing else is looked at."""
+"""Kinds of problems after which nothing else is checked."""
 
 
 def check(
@@ -79,23 +73,21 @@ def check(
     thorough: bool = False,
     on_video: Callable[[int, int], None] | None = None,
 ) -> list[Problem]:
-    """Reads every row and every video packet of a dataset and returns what is wrong.
+    """Reads every row and every video packet of a dataset and returns the problems.
 
     Args:
-        folder: of the dataset.
-        index: of it, where the caller has one.
-        reading: what of it is checked, and under which names; None: all.
+        reading: selects what is checked, and under which names; None: all.
         thorough: also decode every video, and compare the page checksums of every parquet file whole.
-        on_video: called with videos decoded and in all.
+        on_video: called with the number of decoded videos, and of all.
 
     Raises:
-        DatasetError: `reading` asks for names, cameras or episodes that are not there.
+        DatasetError: `reading` selects names, cameras or episodes that do not exist.
     """
     folder = Path(folder)
     if thorough:
         texts = map(file_damage, [path for path in listed(folder / "meta") if path.suffix == ".parquet"])
         damaged = [Problem(kind="damaged-metadata", message=text) for text in texts if text]
-        if damaged:  # nothing that it says can be relied on
+        if damaged:  # its content is not reliable
             return damaged
     try:
         if index is None and not read_info(folder)["total_episodes"]:
@@ -105,8 +97,8 @@ def check(
         return [Problem(kind="missing-metadata", message=str(error))]
     index = index if reading is None else reading.apply(index)
     try:
-        tables = Tables(folder, 1 << 28, renamed=index.renamed)  # what differs from its sum is said below
-        beside = Beside(index, tables)
+        tables = Tables(folder, 1 << 28, renamed=index.renamed)  # changed files are reported below
+        own_files = OwnFiles(index, tables)
         stats = read_stats(folder, index.sums)
         episode_stats = read_episode_stats(folder, index.sums)
         odd = None if (folder / OWN).is_file() else odd_names(index)
@@ -114,7 +106,7 @@ def check(
         return [Problem(kind="missing-metadata", message=str(error))]
     if odd:
         return [Problem(kind="odd-names", message=odd)]
-    changed, problems = _changed_files(index, beside, thorough)
+    changed, problems = _changed_files(index, own_files.own, thorough)
     if thorough:
         problems += _table_problems(index, changed)
     unreadable = {problem.episode for problem in problems if problem.kind == "unreadable-rows"}
@@ -137,10 +129,10 @@ def check(
 
 
 def _nothing_written(folder: Path) -> Iterator[Problem]:
-    """Yields what is wrong with a dataset without an episode: nothing, if one of ours was only begun."""
+    """Yields the problems of a dataset without an episode; if we only began it, none is fatal."""
     is_ours = (folder / OWN).is_file()
     yield Problem(kind="nothing-written", message=not_written(folder), is_fatal=not is_ours)
-    # What the first commit puts beside meta/info.json may not be there yet.
+    # Other files of the first commit may be missing.
     for _, message in Checksums(folder).problems(-1, lambda name: (folder / name).is_file()):
         yield Problem(kind="changed-file", message=message)
 
@@ -151,19 +143,16 @@ def last_file(index: DatasetIndex) -> int:
     return max((number for number in map(number_of, files) if number is not None), default=-1)
 
 
-def _changed_files(index: DatasetIndex, beside: Beside, others: bool) -> tuple[set[str], list[Problem]]:
-    """Compares every file with its checksum; returns those that differ, and the episodes that lie in them.
+def _changed_files(index: DatasetIndex, own: dict[str, Any], others: bool) -> tuple[set[str], list[Problem]]:
+    """Compares every file with its checksum; returns those that differ, and the episodes in them.
 
-    Args:
-        index: of the dataset.
-        beside: of it.
-        others: also looks at files that nobody here knows.
+    Args: own: meta/robot_rl.json; others: also compares files of others.
     """
     sums, changed, problems = index.sums, set[str](), list[Problem]()
-    if not sums.exist and beside.own.get("checksums"):
+    if not sums.exist and own.get("checksums"):
         message = (
-            f"{index.folder / MAIN}: this file is missing, so nobody knows whether the others are as they "
-            f"were written. Restore it, or take them as they are: robot-rl replay checksum {index.folder}"
+            f"{index.folder / MAIN}: this file is missing, so changes of the other files cannot be found. "
+            f"Restore it, or accept the files as they are: robot-rl replay checksum {index.folder}"
         )
         problems.append(Problem(kind="missing-checksums", message=message))
     is_whole = len(index) == index.info["total_episodes"] and not index.left_out
@@ -173,7 +162,7 @@ def _changed_files(index: DatasetIndex, beside: Beside, others: bool) -> tuple[s
 
     for name, message in sums.problems(last_file(index), is_read, others=others):
         if name.startswith(("data/", "videos/")) and not (index.folder / name).is_file():
-            continue  # whoever reads it says so
+            continue  # reading its rows or frames reports it
         changed.add(name)
         numbers = index.episode[_episodes_in(index, name)].tolist() or [None]
         problems += [Problem(kind="changed-file", message=message, episode=number) for number in numbers]
@@ -181,25 +170,25 @@ def _changed_files(index: DatasetIndex, beside: Beside, others: bool) -> tuple[s
 
 
 def _episodes_in(index: DatasetIndex, name: str) -> list[int]:
-    """Returns the episodes of which a file holds a part; empty of metadata, which concerns all."""
+    """Returns the episodes that lie in a file; none for metadata, which concerns all."""
     for spans in index.videos.values():
         if name in spans.files:
             return np.flatnonzero(spans.file == spans.files.index(name)).tolist()
     if name.startswith(("data/", "final/", "arrays/")):
         own = number_of(name)  # version 2.1 has none
-        beside = [
+        files = [
             number
             for number, file in enumerate(index.files)
             if file == name or (own is not None and number_of(file) == own)
         ]
-        return np.flatnonzero(np.isin(index.file, beside)).tolist()
+        return np.flatnonzero(np.isin(index.file, files)).tolist()
     return []
 
 
 def _row_problems(
     index: DatasetIndex, tables: Tables, episode: int
 ) -> tuple[list[Problem], dict[str, Array]]:
-    """Returns what is wrong with the numbers of an episode, and the numbers."""
+    """Returns the problems of the numbers of an episode, and the numbers."""
     number = int(index.episode[episode])
     try:
         rows = read_rows(tables, index, episode)
@@ -219,7 +208,6 @@ def _row_problems(
 
 
 def _picture_problems(index: DatasetIndex, tables: Tables, episode: int) -> Iterator[Problem]:
-    """Decodes the PNG and JPEG pictures of an episode."""
     file, number = index.files[index.file[episode]], int(index.episode[episode])
     first, count = int(index.first[episode]), int(index.lengths[episode])
     for name in index.named("image"):
@@ -237,14 +225,14 @@ def _picture_problems(index: DatasetIndex, tables: Tables, episode: int) -> Iter
 
 
 def lines(problems: Iterable[Problem]) -> list[str]:
-    """Returns what to print: what differs by the episode alone, wrong rates, missing files in one line."""
+    """Returns lines to print; problems that differ by the episode alone, and missing files, share one."""
     groups: dict[str, list[Problem]] = {}
     for problem in problems:
         shared = re.sub(rf"\bepisode {problem.episode}\b", "{}", problem.message)
         if "file is missing" in shared:
             shared = re.sub(r"(file-|episode_)\d+", "", shared)
         groups.setdefault("wrong-fps" if problem.kind == "wrong-fps" else shared, []).append(problem)
-    said: list[str] = []
+    printed: list[str] = []
     for group in groups.values():
         message = group[0].message
         numbers = sorted({problem.episode for problem in group if problem.episode is not None})
@@ -255,13 +243,13 @@ def lines(problems: Iterable[Problem]) -> list[str]:
         elif numbers:
             message = f"{name}: {message}"
         if "file is missing" in message and len({problem.message for problem in group}) > 1:
-            message += f" So are {len({problem.message for problem in group}) - 1} more beside it."
-        said.append(message)
-    return said
+            message += f" So are {len({problem.message for problem in group}) - 1} more."
+        printed.append(message)
+    return printed
 
 
 def left_out(problems: Iterable[Problem]) -> list[str]:
-    """Returns what to print of the episodes that a dataset was opened without."""
+    """Returns lines to print about the episodes that a dataset was opened without."""
     damaged = (problem for problem in problems if problem.is_fatal and problem.episode is not None)
     return [f"left out: {line}" for line in lines(damaged)]
 
@@ -273,7 +261,7 @@ def spans(numbers: Iterable[int]) -> str:
 
 
 def _table_problems(index: DatasetIndex, changed: set[str]) -> Iterator[Problem]:
-    """Yields the episodes of parquet files that are damaged, also in pictures and in `final/`."""
+    """Yields the episodes of damaged parquet files, also of pictures and of `final/`."""
     for number, file in enumerate(index.files):
         for name in (file, file.replace("data/", "final/", 1)):
             path = index.folder / name
@@ -286,7 +274,7 @@ def _table_problems(index: DatasetIndex, changed: set[str]) -> Iterator[Problem]
 def _decoding_problems(
     index: DatasetIndex, changed: set[str], on_video: Callable[[int, int], None]
 ) -> Iterator[Problem]:
-    """Decodes every video, several at a time; yields the episodes with frames that nobody can decode."""
+    """Decodes every video, several at a time; yields the episodes with frames that cannot be decoded."""
     files = [
         (of, number)
         for of in index.videos.values()
@@ -299,7 +287,7 @@ def _decoding_problems(
         try:
             return lost_frames(path)
         except DatasetError:
-            return None  # said of its header already
+            return None  # its header is reported already
 
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
         for done, (result, (of, number)) in enumerate(zip(pool.map(decode, files), files, strict=True)):
@@ -319,17 +307,22 @@ def _decoding_problems(
 
 
 def _video_problems(index: DatasetIndex, changed: set[str]) -> Iterator[Problem]:
-    headers: dict[str, VideoHeader | DatasetError] = {}
+    headers: dict[str, VideoHeader | str] = {}
     for name, spans in index.videos.items():
         for episode, number in enumerate(index.episode.tolist()):
             file = spans.files[spans.file[episode]]
             if file in changed:
                 continue
             if file not in headers:
-                headers[file] = _header(index.folder / file)
+                try:
+                    headers[file] = read_header(index.folder / file)
+                except DatasetError as error:
+                    headers[file] = str(error)
             header = headers[file]
-            if isinstance(header, DatasetError):
-                yield Problem(kind=_video_kind(str(header)), message=str(header), episode=number)
+            if isinstance(header, str):
+                kinds = {"is missing": "missing-video", "no decoder": "unknown-codec"}
+                kind = next((kind for words, kind in kinds.items() if words in header), "unreadable-video")
+                yield Problem(kind=kind, message=header, episode=number)
                 continue
             at = f"{index.folder / file}: episode {number}"
             needed = int(spans.first[episode] + index.lengths[episode])
@@ -352,26 +345,13 @@ def _video_problems(index: DatasetIndex, changed: set[str]) -> Iterator[Problem]
                 )
 
 
-def _header(path: Path) -> VideoHeader | DatasetError:
-    try:
-        return read_header(path)
-    except DatasetError as error:
-        return error
-
-
-def _video_kind(message: str) -> str:
-    if "is missing" in message:
-        return "missing-video"
-    return "unknown-codec" if "no decoder" in message else "unreadable-video"
-
-
 def _stats_problems(
     index: DatasetIndex,
     recorded: dict[str, dict[str, Any]],
     of_episodes: dict[int, dict[str, Any]],
     sound: dict[int, dict[str, Array]],
 ) -> Iterator[Problem]:
-    """Compares recorded statistics with those of the rows; those of pictures were sampled, so not them."""
+    """Compares recorded statistics with those of the rows, but not those of pictures, which are samples."""
     path = index.folder / STATS
     if path.is_file() and sound and len(sound) == index.info["total_episodes"]:
         for name in next(iter(sound.values())):
@@ -392,7 +372,7 @@ def _stats_problems(
 
 
 def _difference(index: DatasetIndex, name: str, recorded: dict[str, Any] | None, values: Array) -> str | None:
-    """Says where recorded statistics differ by more than rounding, a thousandth of the range."""
+    """Returns where recorded statistics differ by more than rounding, a thousandth of the range."""
     if recorded is None:
         return f"feature {name!r} has no statistics"
     true = of_columns({name: values})[name]

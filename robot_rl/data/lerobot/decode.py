@@ -1,8 +1,8 @@
-"""Pictures out of video files and PNG or JPEG bytes, by frame number.
+"""Decodes pictures from video files, by frame number, and from PNG or JPEG bytes.
 
-PyAV and torchcodec give the same pixels; PyAV is the default: it needs no FFmpeg of the system, loads
-without torch, and decodes as fast with the care taken here. A request is sorted, and each group of
-pictures that it touches is decoded once. n frames, h x w pixels.
+PyAV and torchcodec give the same pixels. PyAV is the default: it needs no FFmpeg of the system, loads without
+torch, and is as fast in the way it is used here. A request is sorted, and each group of pictures in it is
+decoded once. n frames, h x w pixels.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Backend = Literal["pyav", "torchcodec"]
 
 
 class FrameError(Exception):
-    """A frame that is absent or damaged; `Decoders` says of which file and episode."""
+    """A frame that is absent or damaged; `Decoders` adds file and episode."""
 
     def __init__(self, number: int, *, absent: bool = False) -> None:
         super().__init__(f"frame {number}")
@@ -41,10 +41,10 @@ class Decoder(Protocol):
     """An open video file."""
 
     def frames(self, numbers: Array) -> Iterator[Array]:
-        """Yields (h, w, 3) uint8 for ascending frame numbers; each may be gone when the next comes.
+        """Yields (h, w, 3) uint8 for ascending frame numbers; each is valid until the next.
 
         Raises:
-            FrameError: one that the file does not have, or whose packets are damaged.
+            FrameError: a frame is absent, or its packets are damaged.
         """
         ...
 
@@ -72,17 +72,17 @@ class Decoders:
         out: Array | None = None,
         where: Callable[[int], str] = "frame {}".format,
     ) -> Array:
-        """Returns the frames of a file in the order asked for, (n, h, w, 3) uint8.
+        """Returns frames of a file in the order of `numbers`, (n, h, w, 3) uint8.
 
         Args:
             path: of the file.
             numbers: of the frames, (n,).
             fps: of the dataset.
-            out: where to write them, instead of a new array: a picture is copied once.
-            where: says which episode a frame belongs to, for the message if it is damaged.
+            out: is written, if given: a picture is copied once.
+            where: describes a frame for the message if it is damaged.
 
         Raises:
-            DatasetError: no such file, no readable video, damage, or a frame that it does not have.
+            DatasetError: no such file, no readable video, damage, or an absent frame.
         """
         numbers = np.asarray(numbers, np.int64)
         if not len(numbers):
@@ -106,7 +106,6 @@ class Decoders:
         return out
 
     def close(self) -> None:
-        """Closes every file."""
         with self._lock:
             for decoder, _ in self._open.values():
                 decoder.close()
@@ -114,7 +113,7 @@ class Decoders:
 
     def _get(self, path: Path, fps: float) -> tuple[Decoder, threading.Lock]:
         with self._lock:
-            if self._process != os.getpid():  # forked: these files' positions belong to the parent
+            if self._process != os.getpid():  # forked: the positions in these files belong to the parent
                 self._open, self._process = OrderedDict(), os.getpid()
             entry = self._open.pop(path, None)
             if entry is None:
@@ -137,7 +136,7 @@ class PyavDecoder:
         self._fps = fps
         self._tick_s = float(self._stream.time_base)
         self._start = self._stream.start_time or 0
-        self._to_rgb = VideoReformatter()  # kept: one made for every frame costs as much as a small frame
+        self._to_rgb = VideoReformatter()  # kept: making one costs as much as a small frame
         self._decoded: Any = iter(())
         self._at: int | None = None
         self._key = 0  # the last key frame
@@ -158,8 +157,8 @@ class PyavDecoder:
         self._container.close()
 
     def _reach(self, number: int) -> Any:
-        """Returns one frame: decodes on within a group of pictures, else seeks to its key frame."""
-        # A group's length is learnt from how far behind its target a seek lands.
+        """Returns one frame: goes on decoding within a group of pictures, else seeks to its key frame."""
+        # The distance between the target of a seek and its result shows the length of a group.
         goes_on = self._at is not None and self._at < number < max(self._key + self._group, self._at + 2)
         if not goes_on:
             self._seek(number)
@@ -217,7 +216,7 @@ class TorchcodecDecoder:
         del self._decoder
 
     def _first_damaged(self, numbers: Array) -> int:
-        """Returns which frame fails: torchcodec does not say."""
+        """Returns the frame that fails: torchcodec does not name it."""
         for number in numbers.tolist():
             try:
                 self._decoder.get_frames_at(indices=[number])
@@ -228,7 +227,7 @@ class TorchcodecDecoder:
 
 @dataclass(frozen=True, kw_only=True)
 class VideoHeader:
-    """What a video file says of itself."""
+    """The header of a video file."""
 
     codec: str
     frames: int
@@ -256,7 +255,7 @@ def read_header(path: Path) -> VideoHeader:
 
 
 def lost_frames(path: Path) -> tuple[Array, int]:
-    """Decodes a whole file; returns the frames that cannot be decoded, and how many its packets hold.
+    """Decodes a whole file; returns the frames that cannot be decoded, and the number of all.
 
     Raises:
         DatasetError: as `read_header`.
@@ -265,13 +264,13 @@ def lost_frames(path: Path) -> tuple[Array, int]:
     decoded: set[int] = set()
     with open_video(path) as container:
         stream: Any = container.streams.video[0]
-        stream.thread_type = "NONE"  # as when it is read, and a failure concerns the packet at hand
+        stream.thread_type = "NONE"  # as in reading; a failure then concerns the present packet
         stream.codec_context.thread_count = 1
         try:
             for packet in container.demux(stream):
                 if packet.size and not packet.is_discard:
                     expected.add(packet.pts)
-                with contextlib.suppress(av.error.FFmpegError):  # the frame is absent, which says it all
+                with contextlib.suppress(av.error.FFmpegError):  # the frame is absent then
                     decoded |= {frame.pts for frame in packet.decode()}
         except av.error.FFmpegError as error:  # the container itself
             raise DatasetError(unreadable(path, error)) from error
@@ -307,7 +306,7 @@ def _codec_tag(container: Any) -> str:
 
 
 def no_frame(path: Path, where: str) -> str:
-    """Returns what to say of a frame that a video does not have."""
+    """Returns the message for a frame that a video does not have."""
     return (
         f"{path}: {where} is not in this video: it is shorter than the parquet rows, has gaps or damage, or "
         "another rate than meta/info.json says. Record or copy the episode again, or drop it "
@@ -316,7 +315,7 @@ def no_frame(path: Path, where: str) -> str:
 
 
 def other_size(at: object, got: Sequence[int], want: Sequence[int]) -> str:
-    """Returns what to say of a picture of another size than meta/info.json says."""
+    """Returns the message for a picture whose size differs from meta/info.json."""
     return (
         f"{at}: the picture is {got[1]}x{got[0]}, meta/info.json says {want[1]}x{want[0]}. Correct the shape "
         "there, or leave the episode out."
@@ -324,7 +323,7 @@ def other_size(at: object, got: Sequence[int], want: Sequence[int]) -> str:
 
 
 def undecodable(path: Path, where: str) -> str:
-    """Returns what to say of a frame whose packets are damaged."""
+    """Returns the message for a frame whose packets are damaged."""
     return (
         f"{path}: {where} cannot be decoded: the video is damaged there. Copy it again, or leave the episode "
         "out: `robot-rl replay verify` says which are sound, `robot-rl replay filter` writes those to a new "
@@ -333,7 +332,7 @@ def undecodable(path: Path, where: str) -> str:
 
 
 def unreadable(path: Path, error: Exception) -> str:
-    """Returns what to say of a video that cannot be opened or decoded."""
+    """Returns the message for a video that cannot be opened or decoded."""
     return (
         f"{path}: cannot be read as video ({first_line(error)}); its writer was killed, or the copy "
         "stopped early. Copy it again, or drop its episodes (on_damage=skip)."
@@ -344,7 +343,7 @@ def decode_pictures(encoded: Sequence[bytes], at: str = "picture", out: Array | 
     """Returns PNG or JPEG pictures of one size, (n, h, w, 3) uint8.
 
     Raises:
-        DatasetError: bytes that are neither, or a picture of another size than `out` has.
+        DatasetError: other bytes, or a picture whose size differs from `out`.
     """
     for row, content in enumerate(encoded):
         picture = _decode_picture(content, f"{at} {row}")
@@ -368,7 +367,7 @@ def _decode_picture(content: bytes, at: str) -> Array:
         codec = av.CodecContext.create(name, "r")
         setattr(_LOCAL, name, codec)
     packet = av.Packet(content)
-    packet.is_keyframe = True  # else the decoder adds the picture to the one before
+    packet.is_keyframe = True  # else the decoder adds the picture to the one before it
     try:
         return codec.decode(packet)[0].to_ndarray(format="rgb24")
     except (av.error.FFmpegError, IndexError) as error:

@@ -1,10 +1,9 @@
-"""Makes new datasets out of episodes that exist: merged, split, filtered.
+"""Makes new datasets from existing episodes: merge, split, filter.
 
-Datasets are copied with everything that is in them, and no video is encoded again (see `copying`). Episodes
-of a journal or of another rate, datasets of different layouts, and pictures for which `images` or `codec`
-say how to write them are recorded anew, as robot_rl records: what it has no place for is named and refused,
-unless `drop` lists it. Either way episodes stream one at a time, and the new folder appears when it is
-complete.
+Datasets are copied with everything that they hold, and no video is encoded again (see `copying`). Episodes of
+a journal or of another rate, datasets of different layouts, and all with `images` or `codec` are recorded
+anew as robot_rl records: data that a recording has no place for is named and refused, unless `drop` lists it.
+In both cases one episode is in memory at a time, and the new folder appears when it is complete.
 """
 
 from __future__ import annotations
@@ -26,13 +25,14 @@ from robot_rl.core.files import make_folder, sync_folder, sync_tree
 from robot_rl.core.refusal import refusing
 from robot_rl.data.episode import SOURCES, Episode, EpisodeSource, Feature
 from robot_rl.data.episodes import EpisodesMeta
+from robot_rl.data.fit import feature_misfit, misfit
 from robot_rl.data.lerobot.checksums import record
-from robot_rl.data.lerobot.copying import Part, copy_episodes
+from robot_rl.data.lerobot.copying import ENTRIES, PLACED, PLACES, Part, copy_episodes, episode_rows
 from robot_rl.data.lerobot.damage import spans
 from robot_rl.data.lerobot.encode import VideoCodec
-from robot_rl.data.lerobot.foreign import say_left_out
-from robot_rl.data.lerobot.layout import FORMAT, INFO, stored
-from robot_rl.data.lerobot.losses import CLOCK, is_recorded, losses, refused
+from robot_rl.data.lerobot.foreign import foreign_files, say_left_out, to_drop
+from robot_rl.data.lerobot.index import columns_of
+from robot_rl.data.lerobot.layout import CAMERA_STAMP, CLOCK, ENDS, FORMAT, INFO, OWN_COLUMNS, stored
 from robot_rl.data.lerobot.reader import Dataset
 from robot_rl.data.lerobot.writer import DatasetWriter
 from robot_rl.data.resample import Resampled
@@ -40,14 +40,14 @@ from robot_rl.data.store.reader import StoreReader
 
 
 class PictureOptions(TypedDict, total=False):
-    """How pictures are written; see `DatasetWriter`."""
+    """Options of writing pictures; see `DatasetWriter`."""
 
     images: Literal["video", "png"]
     codec: Literal["h264", "av1"] | VideoCodec
 
 
 class WriteOptions(PictureOptions, total=False):
-    """How pictures are written, and what may be lost."""
+    """Options of writing pictures, and data that may be lost."""
 
     drop: Sequence[str]
     """Columns, files and entries of meta/info.json to leave out."""
@@ -58,7 +58,7 @@ _STEPS = (
     "at another speed. Keep the two apart, or collect both at one rate."
 )
 Picked = Sequence[tuple[EpisodeSource, Sequence[int]]]
-"""Sources, and which of their episodes."""
+"""Sources, and the chosen episodes of each."""
 
 
 def merge(
@@ -73,12 +73,11 @@ def merge(
     Args:
         sources: datasets and stores.
         out: the new folder.
-        fps: gives those of another rate this one, by picking rows; see `robot_rl.data.resample`.
-        options: see `WriteOptions`.
+        fps: new rate of sources with another one; rows are picked, see `robot_rl.data.resample`.
 
     Raises:
-        DatasetError: another robot, rate, or other elements; the message says which joints differ. A rate
-            is asked for of actions that are steps of one control period.
+        DatasetError: another robot, rate, or other elements, named in the message; or `fps` is given and
+            actions are steps of one control period.
     """
     if not sources:
         raise DatasetError("merge: got no source, allowed: one or more. Name the datasets to merge.")
@@ -108,20 +107,21 @@ def split(
     """Writes parts of a dataset into new datasets; returns their folders.
 
     Args:
-        source: what is split.
-        parts: folder -> its episodes, or its share of them: shares take neighbouring episodes in the
-            order given, 0.8 and 0.2 of 10 the first 8 and the last 2.
-        options: see `WriteOptions`.
+        source: of the episodes.
+        parts: folder -> its episodes, or its share of them. Shares take successive episodes: 0.8 and 0.2 of
+            10 are the first 8 and the last 2.
 
     Raises:
-        DatasetError: episodes that do not exist or stand in two parts, or shares that are more than the
-            whole.
+        DatasetError: episodes that do not exist or are in two parts, or shares above 1 in all.
     """
     chosen = {Path(folder): part for folder, part in _chosen(len(source), parts).items()}
     _refuse_overlap(chosen)
     for folder in chosen:
         _require_new(folder)
-    return [_write(folder, [(source, which)], "split", options) for folder, which in chosen.items()]
+    return [
+        _write(folder, [(source, which)], "split", options, is_quiet=number > 0)  # one warning for all parts
+        for number, (folder, which) in enumerate(chosen.items())
+    ]
 
 
 def filter(
@@ -139,15 +139,14 @@ def filter(
     """Writes the episodes that pass every test into a new dataset.
 
     Args:
-        source: what is filtered.
+        source: of the episodes.
         out: the new folder.
         success: whether success was reached at any step.
-        by: who acted, of `SOURCES`; all steps of an episode must be of these.
-        instruction: one of the episode's, exactly.
-        episodes: the only ones looked at.
+        by: names of `SOURCES`; all steps of an episode must be of these.
+        instruction: exactly one of the episode's instructions.
+        episodes: the only ones that are tested.
         min_steps: shortest episode that is kept.
         keep: any other test.
-        options: see `WriteOptions`.
 
     Raises:
         DatasetError: an unknown source, or no episode passed.
@@ -174,7 +173,9 @@ def filter(
 
 
 @refusing(DatasetError, kept="What it is made of is whole.", also=(FFmpegError,))
-def _write(out: str | Path, picked: Picked, at: str, options: WriteOptions) -> Path:
+def _write(
+    out: str | Path, picked: Picked, at: str, options: WriteOptions, *, is_quiet: bool = False
+) -> Path:
     """Copies episodes, or records them anew where they cannot be copied; returns the new folder."""
     folder = Path(out)
     for source, _ in picked:
@@ -191,6 +192,7 @@ def _write(out: str | Path, picked: Picked, at: str, options: WriteOptions) -> P
             _refuse_unknown(drop, [name for found in whole for name in _droppable(*found)], at)
         with new_folder(folder) as temporary:
             copy_episodes([Part(index=d.index, episodes=which) for d, which in whole], temporary, drop=drop)
+        _warn([dataset for dataset, _ in whole], is_quiet)
         return folder
     found: dict[str, str] = {}
     sealed: list[Dataset] = []
@@ -199,14 +201,17 @@ def _write(out: str | Path, picked: Picked, at: str, options: WriteOptions) -> P
         held = in_dataset(recorded, which, partly=True)
         if held is not None:
             held[0].index.sums.require_all_others()
-            found |= losses(*held)
+            found |= _losses(*held)
             sealed.append(held[0])
     _refuse_unknown(drop, list(found), at)
-    lost = refused(found, drop, "the episodes are recorded anew, as robot_rl records", at)
+    lost = [name for name in found if name not in drop]
     if lost:
-        raise DatasetError(lost)
-    for dataset in sealed:
-        say_left_out(dataset.index)
+        raise DatasetError(
+            f"{at}: the episodes are recorded anew, as robot_rl records, which has no place for "
+            f"{', '.join(found[name] for name in lost)}. Leave images= and codec= out where they are given, "
+            f"or name what may be lost: drop={','.join([*drop, *lost])}"
+        )
+    _warn(sealed, is_quiet)
     first = picked[0][0]
     tasks = {source.meta.task for source, _ in picked}
     meta = dataclasses.replace(first.meta, task=first.meta.task if len(tasks) == 1 else "mixed")
@@ -215,24 +220,26 @@ def _write(out: str | Path, picked: Picked, at: str, options: WriteOptions) -> P
     return write_new(folder, meta, first.features, episodes, **pictures)
 
 
-def refuse_inside(out: str | Path, folder: Path) -> None:
-    """Refuses to write into a folder that is copied: the copy would be a part of it, and of all later ones.
+def _warn(datasets: Sequence[Dataset], is_quiet: bool) -> None:
+    """Warns of the files that no copy of some episodes has, unless it was done before."""
+    for dataset in datasets if not is_quiet else ():
+        say_left_out(dataset.index)
 
-    Raises:
-        DatasetError: `out` lies in the folder.
-    """
+
+def refuse_inside(out: str | Path, folder: Path) -> None:
+    """Raises `DatasetError` if `out` lies in a folder that is copied: it would be in all later copies."""
     if Path(out).resolve().is_relative_to(folder.resolve()):
-        raise DatasetError(f"{out}: lies within {folder}, which is copied. Choose a folder beside it.")
+        raise DatasetError(f"{out}: lies within {folder}, which is copied. Choose a folder outside of it.")
 
 
 def _begun(source: EpisodeSource, which: Sequence[int]) -> list[int]:
-    """Returns the episodes that have steps: a live store may hold one that has not begun."""
+    """Returns the episodes that have steps: a store in use may hold one without any."""
     lengths = source.lengths()
     return [episode for episode in which if lengths[episode]]
 
 
 def _instructions(source: EpisodeSource, number: int, episode: Episode) -> set[str]:
-    """Returns every instruction of an episode: rows of a dataset may have another than the first."""
+    """Returns every instruction of an episode: rows of a dataset may have several."""
     found = in_dataset(source, [number])
     if found is None:
         return {episode.meta.instruction}
@@ -246,10 +253,7 @@ def in_dataset(
 ) -> tuple[Dataset, list[int]] | None:
     """Returns the dataset that holds these episodes of a source, and their numbers there.
 
-    Args:
-        source: a dataset, or a store.
-        which: episodes of it.
-        partly: gives those that are sealed; else None where one of them is not.
+    Args: partly: returns the sealed ones; else None if one is not sealed.
     """
     if isinstance(source, Dataset):
         return source, list(which)
@@ -261,10 +265,10 @@ def in_dataset(
 
 
 def _have_one_layout(parts: Sequence[tuple[Dataset, list[int]]], drop: list[str], at: str) -> bool:
-    """Returns whether rows of all parts can lie in one table.
+    """Returns whether rows of all parts fit into one table.
 
     Raises:
-        DatasetError: some have columns that others lack, which nobody knows the values of.
+        DatasetError: some have columns that others lack, so that their values are unknown.
     """
     if any(dataset.own and dataset.own.get("format", 1) != FORMAT for dataset, _ in parts):
         return False
@@ -272,7 +276,7 @@ def _have_one_layout(parts: Sequence[tuple[Dataset, list[int]]], drop: list[str]
     for dataset, _ in parts[1:]:
         features = [{n: f for n, f in d.index.features.items() if n not in drop} for d in (first, dataset)]
         for name in sorted(features[0].keys() ^ features[1].keys()):
-            if not is_recorded(name):
+            if not _is_recorded(name):
                 has = first if name in features[0] else dataset
                 raise DatasetError(
                     f"{at}: only {has.folder} has column {name!r}. Give it to all, or leave it out: "
@@ -284,9 +288,44 @@ def _have_one_layout(parts: Sequence[tuple[Dataset, list[int]]], drop: list[str]
     return True
 
 
+def _is_recorded(name: str) -> bool:
+    """Returns whether robot_rl records this column, so that its value is known where it is missing."""
+    ends = ("next.done", *(f"next.{end}" for end in ENDS))
+    return name in (*OWN_COLUMNS, *ends) or name.startswith(CAMERA_STAMP)
+
+
+def _losses(dataset: Dataset, episodes: Sequence[int]) -> dict[str, str]:
+    """Returns name -> description of everything in these episodes that an `Episode` has no place for."""
+    found: dict[str, str] = {}
+    index = dataset.index
+    files = [index.files[number] for number in np.unique(index.file[list(episodes)])]
+    columns = dict.fromkeys([*index.features, *(name for file in files for name in columns_of(index, file))])
+    kept = {*CLOCK, *dataset.names.values()}
+    for name in columns:
+        if name not in kept and not _is_recorded(name):
+            found[name] = f"column {name!r}"
+    for name in episode_rows(index).column_names:
+        if name not in (*PLACED, "device") and not name.startswith(PLACES):
+            found[name] = f"column {name!r} of meta/episodes"
+    found |= {name: f"file {name}" for name in to_drop(index, foreign_files(index))}
+    found |= {name: f"entry {name!r} of {INFO}" for name in index.info if name not in ENTRIES}
+    if len(index.info.get("splits") or ()) > 1:
+        found["splits"] = f"the splits of {INFO}"
+    several = [e for e in episodes if _num_tasks(dataset, e) > 1]
+    if several:
+        which = spans(index.episode[several].tolist())
+        found["task_index"] = f"all instructions but the first of episodes {which} ('task_index')"
+    return found
+
+
+def _num_tasks(dataset: Dataset, episode: int) -> int:
+    rows = dataset.rows(episode)
+    return len(np.unique(rows["task_index"])) if "task_index" in rows else 1
+
+
 def _droppable(dataset: Dataset, episodes: Sequence[int]) -> list[str]:
     names = [name for name in dataset.index.features if name not in ("action", *CLOCK)]
-    return [*names, *(name for name in losses(dataset, episodes) if name not in CLOCK)]
+    return [*names, *(name for name in _losses(dataset, episodes) if name not in CLOCK)]
 
 
 def _refuse_unknown(drop: Sequence[str], known: Sequence[str], at: str) -> None:
@@ -319,44 +358,17 @@ def write_new(
 
 
 def check_alike(one: EpisodeSource, two: EpisodeSource, at: str) -> None:
-    """Refuses episodes of another robot, rate, or with other elements.
-
-    Raises:
-        DatasetError: names what differs.
-    """
-    for name, remedy in (
-        ("robot", "A policy of one is no policy of the other: keep them apart."),
-        ("control_hz", _STEPS if two.meta.task else f"Give all one rate: fps={one.meta.control_hz:g}"),
-    ):
-        if getattr(one.meta, name) != getattr(two.meta, name):
-            got, want = getattr(two.meta, name), getattr(one.meta, name)
-            raise DatasetError(f"{at}: {name} is {got!r}, in the first {want!r}. {remedy}")
-    for name in ("state_names", "action_names"):
-        _check_names(at, name.removesuffix("_names"), getattr(one.meta, name), getattr(two.meta, name))
-    has, other = stored(one.features), stored(two.features)
-    for key in sorted(has.keys() | other.keys()):
-        first, second = has.get(key), other.get(key)
-        if first != second:
-            raise DatasetError(
-                f"{at}: observation {key!r} is {_said(second)}, in the first {_said(first)}. "
-                "Merge datasets that were recorded with the same observations."
-            )
-
-
-def _check_names(at: str, what: str, one: tuple[str, ...], two: tuple[str, ...]) -> None:
-    if one == two:
-        return
-    only_one, only_two = sorted(set(one) - set(two)), sorted(set(two) - set(one))
-    if only_one or only_two:
-        differ = f"only the first has {only_one}, only this one {only_two}"
-    else:
-        place = next(i for i, (a, b) in enumerate(zip(one, two, strict=True)) if a != b)
-        differ = f"the order differs from element {place} on: {two[place]!r}, in the first {one[place]!r}"
-    raise DatasetError(f"{at}: elements of {what} differ: {differ}. Bring both to the same elements first.")
-
-
-def _said(feature: Feature | None) -> str:
-    return "absent" if feature is None else f"{feature.dtype} {feature.shape}"
+    """Raises `DatasetError` for episodes of another robot or rate, or with other elements."""
+    remedy = "A policy of one is no policy of the other: keep them apart."
+    problem = misfit(two.meta, one.meta, also=("robot",))
+    if problem is None:
+        first, second = stored(one.features), stored(two.features)
+        problem = feature_misfit(second, first, sorted(first.keys() | second.keys()))
+        remedy = "Merge datasets that were recorded with the same observations."
+    elif problem.endswith(" Hz"):
+        remedy = _STEPS if two.meta.task else f"Give all one rate: fps={one.meta.control_hz:g}"
+    if problem is not None:
+        raise DatasetError(f"{at} does not fit the first: {problem}. {remedy}")
 
 
 def _chosen(total: int, parts: Mapping[str | Path, Sequence[int] | float]) -> dict[str | Path, Sequence[int]]:
@@ -375,7 +387,7 @@ def _chosen(total: int, parts: Mapping[str | Path, Sequence[int] | float]) -> di
 
 
 def _refuse_overlap(parts: Mapping[Path, Sequence[int]]) -> None:
-    """Refuses parts that share episodes: what is held out must not be trained on."""
+    """Refuses parts that share episodes: held-out episodes must not be trained on."""
     for (one, first), (two, second) in itertools.combinations(parts.items(), 2):
         both = sorted(set(first) & set(second))
         if both:
@@ -397,7 +409,7 @@ def _require_new(folder: Path) -> None:
 
 @contextmanager
 def new_folder(folder: Path) -> Generator[Path]:
-    """Gives a folder under a temporary name, which becomes `folder`, on the disk, if the block succeeds."""
+    """Gives a folder with a temporary name, which is flushed and becomes `folder` if the block succeeds."""
     _require_new(folder)
     temporary = folder.with_name(f".writing-{os.getpid()}-{folder.name}")
     shutil.rmtree(temporary, ignore_errors=True)

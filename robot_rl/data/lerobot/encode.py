@@ -26,17 +26,17 @@ _PRESETS = {"h264": "veryfast", "av1": "12"}
 
 @dataclass(frozen=True, kw_only=True)
 class VideoCodec:
-    """How pictures become video, always yuv420p, which every decoder reads."""
+    """Options of video encoding; always yuv420p, which every decoder reads."""
 
     name: Literal["h264", "av1"] = "h264"
     crf: int | None = None
     """Quality, lower is better; None: 23 for h264, LeRobot's 30 for av1."""
     preset: str | None = None
-    """Speed against size; None: veryfast for h264, LeRobot's 12 for av1."""
+    """Trades speed against size; None: veryfast for h264, LeRobot's 12 for av1."""
     gop: int = 2
-    """Pictures from one keyframe to the next: 2 as LeRobot has it, for random access."""
+    """Pictures from one keyframe to the next: 2 as in LeRobot, for random access."""
     threads: int = 1
-    """Of the encoder; 0: as many as it likes."""
+    """Of the encoder; 0: the encoder chooses."""
 
     def __post_init__(self) -> None:
         if self.name not in _ENCODERS:
@@ -48,7 +48,6 @@ class VideoCodec:
             )
 
     def options(self) -> dict[str, str]:
-        """Returns the encoder's options."""
         crf = _CRF[self.name] if self.crf is None else self.crf
         common = {"crf": str(crf), "g": str(self.gop), "preset": self.preset or _PRESETS[self.name]}
         if self.name == "h264":
@@ -82,7 +81,7 @@ class VideoFile:
 
     def __init__(self, path: Path, shape: Sequence[int], fps: float, codec: VideoCodec) -> None:
         if codec.name == "av1":
-            os.environ.setdefault("SVT_LOG", "0")  # else it greets on stderr for every file
+            os.environ.setdefault("SVT_LOG", "0")  # else it prints a greeting for every file
         self.frames = 0
         self.bytes = 0
         self._path = path
@@ -95,14 +94,13 @@ class VideoFile:
         self._stream = stream
 
     def add(self, picture: Array) -> None:
-        """Encodes a picture (h, w, 3) uint8."""
         frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(picture), format="rgb24")
         frame.pts, frame.time_base = self.frames, 1 / self._rate
         self._mux(self._stream.encode(frame))
         self.frames += 1
 
     def finish(self) -> None:
-        """Closes the file and counts what is in it: a picture lost in the encoder would shift the rest.
+        """Closes the file and counts its frames: a picture lost in the encoder would shift the rest.
 
         Raises:
             DatasetError: the file holds another number of pictures than were added.
@@ -117,8 +115,7 @@ class VideoFile:
             )
 
     def abandon(self) -> None:
-        """Closes the file, whatever it holds."""
-        with contextlib.suppress(OSError, av.error.FFmpegError):  # a full disk takes no index either
+        with contextlib.suppress(OSError, av.error.FFmpegError):  # a full disk refuses the index too
             self._container.close()
 
     def _mux(self, packets: Sequence[Any]) -> None:
@@ -127,11 +124,10 @@ class VideoFile:
 
 
 def frames_in(path: Path) -> int:
-    """Returns how many frames a video file says it holds."""
+    """Returns the number of frames in the header of a video file."""
     container = av.open(str(path))
-    frames = container.streams.video[0].frames
-    container.close()
-    return frames
+    with contextlib.closing(container):
+        return container.streams.video[0].frames
 
 
 class PngEncoder:
@@ -153,7 +149,7 @@ class PngEncoder:
 
 
 class ArrayFile:
-    """A .npy file that grows by rows; its header leaves room for their number."""
+    """A .npy file that grows by rows; its header has room for their number."""
 
     def __init__(self, path: Path, dtype: str, shape: tuple[int, ...]) -> None:
         self.rows = 0
@@ -174,7 +170,6 @@ class ArrayFile:
         self._file.close()
 
     def abandon(self) -> None:
-        """Closes the file, whatever it holds."""
         with contextlib.suppress(OSError):
             self._file.close()
 

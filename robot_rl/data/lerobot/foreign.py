@@ -1,11 +1,10 @@
-"""Files of a dataset that neither LeRobot nor robot_rl knows: annotations, descriptions, licences.
+"""Files of others in a dataset, which neither LeRobot nor robot_rl writes: annotations, descriptions.
 
-They are known by what meta/ lists, not by where they lie: whatever else is in a dataset, hidden files too, is
-a file of others. Where such a file names episodes, in its own name or by `episode_index` in every line of
-JSON lines or row of parquet, the numbers are changed with those of the episodes; of other texts that have
-this word a warning says that they keep the old ones. Where a file is named as those that hold episodes and
-meta/ does not list it (a video of a camera that meta/info.json does not declare), nobody knows which episodes
-are in it: it is refused.
+Every file that meta/ does not list is a file of others, hidden files too, wherever it lies. If such a file
+names episodes, in its name or by `episode_index` in every line of JSON lines or row of parquet, the numbers
+change with those of the episodes; for other texts that contain this word a warning says that they keep the
+old numbers. A file that is named like those that hold episodes and that meta/ does not list (a video of a
+camera that meta/info.json does not declare) is refused: its episodes are unknown.
 """
 
 from __future__ import annotations
@@ -28,21 +27,21 @@ from robot_rl.data.lerobot.checksums import (
     FETCHED,
     MAIN,
     files_below,
-    folders_beside,
     is_below,
     is_temporary,
     number_of,
+    other_folders,
     refuse_dangling,
 )
 from robot_rl.data.lerobot.damage import last_file
 from robot_rl.data.lerobot.index import DatasetIndex, read_table
 from robot_rl.data.lerobot.parquet import write_table
-from robot_rl.data.lerobot.words import word_tables
+from robot_rl.data.lerobot.texts import text_tables
 
 logger = logging.getLogger(__name__)
 
 _COLLECTED = "meta/collected.json"
-"""Of the episodes as they were collected together."""
+"""Describes the episodes that were collected together."""
 _FILES = (
     MAIN,
     lay.INFO,
@@ -55,7 +54,8 @@ _FILES = (
     "meta/episodes.jsonl",
     "meta/episodes_stats.jsonl",
 )
-_FORMAT_1 = re.compile(r"final/observations\.parquet|arrays/[^/]*\.(steps|final)\.npy")
+FORMAT_1 = re.compile(r"final/observations\.parquet|arrays/[^/]*\.(steps|final)\.npy")
+"""Of a dataset of ours of format 1: one file for all episodes."""
 _EPISODES = re.compile(r"meta/episodes/[^/]+/[^/]+\.parquet")
 _NUMBER = "episode_index"
 _SAID = 3
@@ -66,7 +66,7 @@ _NAMED = re.compile(r"(episode_)(\d+)")
 
 @dataclass(frozen=True, kw_only=True)
 class Moved:
-    """Where the episodes of a dataset are in the new one."""
+    """The new numbers of the episodes of a dataset."""
 
     index: DatasetIndex
     numbers: Mapping[int, Sequence[int]]
@@ -84,18 +84,16 @@ def foreign_files(index: DatasetIndex) -> list[str]:
     found = files_below(index.folder)
     ours = {*_FILES, *episode_files(index, found)}
     ours |= {
-        f"meta/{column.removesuffix('_index')}s.parquet" for column in word_tables(index.folder, index.sums)
+        f"meta/{column.removesuffix('_index')}s.parquet" for column in text_tables(index.folder, index.sums)
     }
-    beside = folders_beside(index.folder)
-    return [name for name in found if name not in ours and not is_below(name, beside)]
+    others = other_folders(index.folder)
+    return [name for name in found if name not in ours and not is_below(name, others)]
 
 
 def episode_files(index: DatasetIndex, found: Sequence[str]) -> set[str]:
-    """Returns the files that hold the episodes, and what a kill left of such that were being written.
+    """Returns the files that hold the episodes, and incomplete ones that a kill left.
 
-    Args:
-        index: of the dataset.
-        found: all files of its folder.
+    Args: found: all files of the dataset's folder.
     """
     files = {*index.files, *index.files_left_out, *(f for v in index.videos.values() for f in v.files)}
     last = max({last_file(index), *_numbers(index.files_left_out)})
@@ -112,7 +110,7 @@ def episode_files(index: DatasetIndex, found: Sequence[str]) -> set[str]:
             for name in found
             if lay.is_among(name, held) and (is_temporary(name) or any(n > last for n in _numbers([name])))
         }
-        files |= {name for name in found if own.get("format", 1) == 1 and _FORMAT_1.fullmatch(name)}
+        files |= {name for name in found if own.get("format", 1) == 1 and FORMAT_1.fullmatch(name)}
     return files
 
 
@@ -121,14 +119,14 @@ def _numbers(names: Iterable[str]) -> set[int]:
 
 
 def say_left_out(index: DatasetIndex) -> None:
-    """Says which files no copy of some episodes has: they are of the dataset as it was."""
+    """Warns of files that are not copied because they describe the old dataset alone."""
     names = [name for name in (_COLLECTED, *FETCHED) if (index.folder / name).exists()]
     if names:
         logger.warning("%s: of this dataset alone, not copied: %s", index.folder, ", ".join(names))
 
 
 def to_drop(index: DatasetIndex, names: Sequence[str]) -> list[str]:
-    """Returns what `drop` may name of files: of a camera that the dataset does not have, its folder."""
+    """Returns the names of files for `drop`; for an undeclared camera, the name of its folder."""
     held = {lay.camera_folder(name) for name in episode_files(index, files_below(index.folder))}
     return [
         *dict.fromkeys(
@@ -139,32 +137,24 @@ def to_drop(index: DatasetIndex, names: Sequence[str]) -> list[str]:
 
 
 def _is_unlisted(name: str) -> bool:
-    """Returns whether a file of others has a name that episodes could have."""
+    """Returns whether a file of others has the name of a file of episodes."""
     return number_of(name) is not None
 
 
 def refuse_unlisted(index: DatasetIndex, drop: Collection[str] = ()) -> None:
-    """Refuses files with names of episode files that meta/ does not list.
-
-    Raises:
-        DatasetError: names them.
-    """
+    """Raises `DatasetError` for files with names of episode files that meta/ does not list."""
     unlisted = [name for name in foreign_files(index) if _is_unlisted(name) and not is_below(name, drop)]
     if unlisted:
         names = to_drop(index, unlisted)
         raise DatasetError(
-            f"{index.folder}: {', '.join(names)}: meta/ does not list this, so nobody knows which episodes "
-            f"are in it. Move it out of the dataset, or leave it out where drop= is taken: "
+            f"{index.folder}: {', '.join(names)}: meta/ does not list this, so its episodes are "
+            f"unknown. Move it out of the dataset, or leave it out where drop= is taken: "
             f"drop={','.join([*drop, *names])}"
         )
 
 
 def refuse_not_fetched(index: DatasetIndex, drop: Collection[str]) -> None:
-    """Refuses files of others that are links to what is not there.
-
-    Raises:
-        DatasetError: names the first.
-    """
+    """Raises `DatasetError` for the first file of others that is a link to a missing file."""
     names = [name for name in foreign_files(index) if not is_below(name, drop)]
     refuse_dangling(index.folder, names, "or leave it out: drop={name}")
 
@@ -197,7 +187,6 @@ def copy_foreign(sources: Sequence[Moved], new: Path, drop: Collection[str]) -> 
 
 
 def _new_numbers(source: Moved, name: str, number: int) -> Sequence[int]:
-    """Returns the new numbers of an episode that a file names."""
     if number not in source.known:
         raise DatasetError(
             f"{source.folder / name}: names episode {number}, which meta/ does not list. Correct the file, "
@@ -207,10 +196,10 @@ def _new_numbers(source: Moved, name: str, number: int) -> Sequence[int]:
 
 
 def _copy_named(source: Moved, name: str, new: Path) -> bool:
-    """Copies the file of one episode to the name that its new number gives it.
+    """Copies the file of one episode to a name with the new number.
 
     Returns:
-        Whether the numbers in it were changed too, its own to the new one; else it was copied as it is.
+        Whether the numbers in its content were changed too; else the content is unchanged.
     """
     path = Path(name)
     found = _NAMED.search(path.name)
@@ -226,7 +215,7 @@ def _copy_named(source: Moved, name: str, new: Path) -> bool:
 
 
 def _copy_numbered(holders: Sequence[Moved], name: str, target: Path) -> bool:
-    """Joins lines or rows that name their episodes; returns whether these files have such."""
+    """Joins files whose lines or rows name their episodes; returns False if these do not."""
     if name.endswith(".jsonl") and all(_numbered_lines(source.folder / name) for source in holders):
         target.write_text("".join(line for source in holders for line in _lines(source, name)))
         return True
@@ -237,13 +226,13 @@ def _copy_numbered(holders: Sequence[Moved], name: str, target: Path) -> bool:
                 joined = pa.concat_tables([joined, _rows(other, name)], promote_options="permissive")
             except pa.ArrowException as error:
                 raise _differ(holders[0], other, name, f" ({error})") from error
-        write_table(target, joined, **lay.PARQUET)
+        write_table(target, joined)
         return True
     return False
 
 
 def _warn_of_numbers(source: Moved, names: Sequence[str]) -> None:
-    """Says which texts, copied as they are, go on naming episodes by their old numbers."""
+    """Warns of texts that keep the old numbers of episodes because they were copied unchanged."""
     is_moved = any(list(source.numbers.get(number, ())) != [number] for number in source.known)
     texts = [name for name in names if name.endswith(_TEXTS)] if is_moved else []
     found = [name for name in texts if _NUMBER.encode() in (source.folder / name).read_bytes()]
@@ -267,13 +256,13 @@ def _refuse_different(holders: Sequence[Moved], name: str) -> None:
 
 def _differ(one: Moved, other: Moved, name: str, why: str = "") -> DatasetError:
     return DatasetError(
-        f"{one.folder / name} and {other.folder / name} differ{why}, and nobody knows how to join them. "
+        f"{one.folder / name} and {other.folder / name} differ{why}, and they cannot be joined. "
         f"Bring them to the same content, or leave them out: drop={name}"
     )
 
 
 def _numbered_lines(path: Path) -> list[dict[str, Any]]:
-    """Returns the lines of a file if every one of them names its episode."""
+    """Returns the lines of a file if every line names its episode, else none."""
     try:
         lines = [json.loads(line) for line in path.read_text().split("\n") if line.strip()]
     except ValueError:

@@ -1,14 +1,15 @@
-"""Where every episode of a LeRobotDataset lies: files, rows and first video frames.
+"""The index of a LeRobotDataset: the files, rows and first video frames of every episode.
 
-Reads `meta/` alone, so that opening a dataset costs an index and no episode. E episodes.
+It is made from `meta/` alone, so opening a dataset reads no episode. E episodes.
 """
 
 from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -29,19 +30,19 @@ Array = NDArray[Any]
 STATE = "observation.state"
 _NUMBERS = ("float", "int", "uint", "bool")
 NOT_UNDERSTOOD = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, pa.ArrowException)
-"""What Python says of metadata that makes no sense."""
+"""Errors that senseless metadata causes."""
 
 
 @dataclass(kw_only=True)
 class VideoSpans:
-    """Where the frames of one camera lie."""
+    """The places of the frames of one camera."""
 
     files: list[str]
     """Paths below the folder."""
     file: Array
     """(E,): which of `files`."""
     first: Array
-    """(E,): the frame of that file at which the episode begins."""
+    """(E,): the first frame, or row, of the episode in that file."""
 
 
 @dataclass(kw_only=True)
@@ -53,7 +54,7 @@ class DatasetIndex:
     tasks: dict[int, str]
     """task_index -> instruction."""
     episode: Array
-    """(E,): the number by which the data names the episode (`episode_index`)."""
+    """(E,): number of the episode in the data (`episode_index`)."""
     lengths: Array
     """(E,)"""
     files: list[str]
@@ -61,21 +62,21 @@ class DatasetIndex:
     file: Array
     """(E,): which of `files`."""
     first: Array
-    """(E,): the row of that file at which the episode begins."""
+    """(E,): the first row of the episode in that file."""
     videos: dict[str, VideoSpans]
-    """LeRobot's feature name -> where its frames lie."""
+    """LeRobot's name of a camera -> places of its frames."""
     instructions: list[str]
     """(E,): the first instruction of every episode."""
     sums: Checksums
-    """What was recorded of its files."""
+    """Checksums of its files."""
     columns: dict[str, list[Any]] = field(default_factory=dict)
     """Other columns of meta/episodes that are ours: `device`, `store_episode`."""
     renamed: dict[str, str] = field(default_factory=dict)
-    """Name of a column, as it is read -> its name in the files, where that is another."""
+    """Name of a column, as it is read -> its name in the files, where the two differ."""
     left_out: tuple[str, ...] = ()
-    """Features that are in the files and are not read."""
+    """Features in the files that are not read."""
     files_left_out: tuple[str, ...] = ()
-    """Videos of cameras among them."""
+    """Videos of these features."""
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -89,16 +90,15 @@ class DatasetIndex:
         return self.info["features"]
 
     def named(self, *dtypes: str) -> list[str]:
-        """Returns the features of these dtypes, by LeRobot's names."""
+        """Returns LeRobot's names of the features of these dtypes."""
         return [name for name, feature in self.features.items() if feature["dtype"] in dtypes]
 
     @property
     def numeric(self) -> list[str]:
-        """Returns the features that are numbers."""
+        """Names of the features that are numbers."""
         return [name for name, feature in self.features.items() if feature["dtype"].startswith(_NUMBERS)]
 
     def kept(self, episodes: Array) -> DatasetIndex:
-        """Returns the index of these episodes alone."""
         return replace(
             self,
             episode=self.episode[episodes],
@@ -115,11 +115,7 @@ class DatasetIndex:
 
 
 def read_info(folder: Path, sums: Checksums | None = None) -> dict[str, Any]:
-    """Returns meta/info.json.
-
-    Raises:
-        DatasetError: it is missing, changed, cut short, or lacks an entry.
-    """
+    """Returns meta/info.json. Raises `DatasetError`: it is missing, changed, cut short, or lacks an entry."""
     path = folder / lay.INFO
     if not path.is_file():
         if is_store(folder) and (folder / "data").is_dir():
@@ -154,7 +150,7 @@ def read_stats(folder: Path, sums: Checksums) -> dict[str, dict[str, Any]]:
     """Returns meta/stats.json; empty if there is none.
 
     Raises:
-        DatasetError: it has changed, or holds something else than numbers.
+        DatasetError: it has changed, or holds other values than numbers.
     """
     if not (folder / lay.STATS).is_file():
         return {}
@@ -169,7 +165,7 @@ def read_stats(folder: Path, sums: Checksums) -> dict[str, dict[str, Any]]:
 
 
 def picture_shape(feature: Mapping[str, Any]) -> tuple[int, ...]:
-    """Returns (h, w, 3) of a camera's pictures; some declare the channels first."""
+    """Returns (h, w, 3) of a camera's pictures; some datasets declare the channels first."""
     shape = tuple(feature["shape"])
     return (*shape[1:], 3) if len(shape) == 3 and shape[2] != 3 and shape[0] == 3 else shape
 
@@ -201,7 +197,7 @@ _ENTRIES: tuple[tuple[str, str, Callable[[Any], bool]], ...] = (
     ("video_path", "a path or null", lambda path: path is None or isinstance(path, str)),
     ("robot_type", "a name or null", lambda name: name is None or isinstance(name, str)),
 )
-"""Entry of meta/info.json, what it may be, and whether it is."""
+"""Entry of meta/info.json, the allowed values in words, and a test of them."""
 
 
 def read_v3(
@@ -209,11 +205,7 @@ def read_v3(
 ) -> DatasetIndex:
     """Returns the index of a dataset of version 3.
 
-    Args:
-        folder: the dataset.
-        info: its meta/info.json.
-        sums: what was recorded of its files.
-        known: tables of files read before, by path; those that did not change are not read again.
+    Args: known: tables read before, by path; those of unchanged files are not read again.
 
     Raises:
         DatasetError: missing or damaged metadata, or an episode that is listed twice or not at all.
@@ -225,15 +217,15 @@ def read_v3(
     _check_columns(folder, table.column_names, videos)
     rows = {name: table[name].to_pylist() for name in table.column_names}
     order = np.argsort(np.asarray(rows["episode_index"], np.int64), kind="stable")
-    # meta/info.json is replaced last: what it does not count yet is not committed.
+    # meta/info.json is replaced last: episodes that it does not count are not committed.
     order = order[np.asarray(rows["episode_index"], np.int64)[order] < info["total_episodes"]]
     columns = {name: [values[i] for i in order] for name, values in rows.items()}
     episode = np.asarray(columns["episode_index"], np.int64)
-    _check_listed(folder, episode, int(info["total_episodes"]))
+    check_listed(f"{folder}: meta/episodes", episode, int(info["total_episodes"]))
     tasks = _read_tasks(folder, sums)
     start = np.asarray(columns["dataset_from_index"], np.int64)
     lengths = np.asarray(columns["length"], np.int64)
-    files, file = _files(columns, "data", lambda chunk, index: _data_path(info, chunk, index))
+    files, file = _files(columns, "data", info["data_path"])
     first_of_file = np.full(len(files), np.iinfo(np.int64).max)
     np.minimum.at(first_of_file, file, start)
     first = start - first_of_file[file] if len(file) else start
@@ -267,13 +259,10 @@ def first_instructions(
     """Returns the first instruction of every episode, (E,).
 
     Args:
-        folder: the dataset.
-        listed_of: what meta/ lists for each episode; where that is nothing, its first row names it.
-        tasks: task_index -> instruction.
+        listed_of: instructions that meta/ lists for each episode; if none, the first row of it names one.
         files: data files below the folder.
         file: (E,): which of them.
-        first: (E,): the episode's first row in it.
-        sums: what was recorded of its files.
+        first: (E,): first row of the episode in its file.
     """
     opened: dict[str, Array] = {}
     instructions: list[str] = []
@@ -285,13 +274,13 @@ def first_instructions(
         if at not in opened:
             opened[at] = _task_column(folder, at, sums)
         column, row = opened[at], int(first[episode])
-        # A file that is missing or too short is found, and named, when its episodes are read.
+        # Reading its episodes reports a file that is missing or too short.
         instructions.append(tasks.get(int(column[row]), "") if row < len(column) else "")
     return instructions
 
 
 def columns_of(index: DatasetIndex, file: str) -> list[str]:
-    """Returns the columns that a data file has, as they are read; none where it is missing.
+    """Returns the columns of a data file under the names that are read; none if the file is missing.
 
     Raises:
         DatasetError: it is damaged.
@@ -306,7 +295,7 @@ def columns_of(index: DatasetIndex, file: str) -> list[str]:
 
 
 def _task_column(folder: Path, file: str, sums: Checksums) -> Array:
-    """Returns the task_index of every row of a data file; nothing where it has none."""
+    """Returns the task_index of every row of a data file; nothing if it has no such column."""
     if not (folder / file).is_file():
         return np.zeros(0, np.int64)
     is_whole = sums.require(file)
@@ -318,12 +307,12 @@ def _episode_table(folder: Path, sums: Checksums, known: dict[Path, Any]) -> Any
     paths = listed(folder / "meta/episodes", "*/*.parquet")
     if not paths:
         raise DatasetError(
-            f"{folder}: no meta/episodes/*/*.parquet, so nobody knows where an episode begins. "
+            f"{folder}: no meta/episodes/*/*.parquet, so it is unknown where an episode begins. "
             "Restore the folder from a copy, or write the dataset again from its data files."
         )
 
     changed: dict[Path, tuple[Any, bool]] = {}
-    for path in paths:  # not in the pool: so many short waits for files take turns for Python's lock
+    for path in paths:  # not in the pool: threads with many short waits would compete for Python's lock
         stat = path.stat()
         stamp = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
         if known.get(path, (None,))[0] != stamp:
@@ -345,49 +334,57 @@ def read_table(
 ) -> Any:
     """Returns the columns of a parquet file whose names are wanted.
 
-    Args: is_whole: the file was compared as a whole; else its pages are, one by one.
+    Args: is_whole: the file was compared as a whole; else its pages are compared one by one.
 
     Raises:
-        DatasetError: it is damaged, or its writer was killed: it has no footer then.
+        DatasetError: it is damaged, or it has no footer because its writer was killed.
     """
-    try:
-        with pq.ParquetFile(path, page_checksum_verification=not is_whole) as file:
-            return file.read(columns=[name for name in file.schema_arrow.names if wanted(name)])
-    except (pa.ArrowException, OSError) as error:
-        if isinstance(error, OSError) and error.errno:  # the disk's
-            raise
-        raise DatasetError(cut_short(path, error)) from error
+    with _parquet_errors(path), pq.ParquetFile(path, page_checksum_verification=not is_whole) as file:
+        return file.read(columns=[name for name in file.schema_arrow.names if wanted(name)])
+
+
+def episode_tables(
+    folder: Path, sums: Checksums, wanted: Callable[[str], bool] = lambda name: True
+) -> list[Any]:
+    """Returns the tables in meta/episodes, compared with their checksums, with the wanted columns."""
+    tables: list[Any] = []
+    for path in listed(folder / "meta/episodes", "*/*.parquet"):
+        sums.require(str(path.relative_to(folder)))
+        tables.append(read_table(path, wanted))
+    return tables
 
 
 def read_schema(path: Path) -> Any:
-    """Returns the columns of a parquet file.
-
-    Raises:
-        DatasetError: it has no footer that can be read.
-    """
-    try:
+    """Returns the columns of a parquet file; raises `DatasetError` if its footer cannot be read."""
+    with _parquet_errors(path):
         return pq.read_schema(path)
+
+
+@contextmanager
+def _parquet_errors(path: Path) -> Generator[None]:
+    try:
+        yield
     except (pa.ArrowException, OSError) as error:
-        if isinstance(error, OSError) and error.errno:  # the disk's
+        if isinstance(error, OSError) and error.errno:  # of the disk
             raise
         raise DatasetError(cut_short(path, error)) from error
 
 
 def not_written(folder: Path) -> str:
-    """Returns what to say of a dataset that was begun, and has no episode yet."""
+    """Returns the message for a dataset that was begun, and has no episode yet."""
     if is_store(folder):
         return (
             f"{folder}: nothing is sealed in it yet. Its episodes are in the journal, also where a seal was "
             f"interrupted: `robot-rl replay seal {folder}` begins it, or goes on with it."
         )
     return (
-        f"{folder}: {lay.INFO} counts no episode: whoever began to write them was interrupted, or wrote "
-        "none. Type that command again."
+        f"{folder}: {lay.INFO} counts no episode: the command that writes them was interrupted, or wrote "
+        "none. Run it again."
     )
 
 
 def cut_short(path: Path, error: Exception) -> str:
-    """Returns what to say of a parquet file that cannot be read."""
+    """Returns the message for a parquet file that cannot be read."""
     if "CRC checksum" in str(error):
         return (
             f"{path}: a page does not match its checksum: bytes of the file have changed since it was "
@@ -400,9 +397,9 @@ def cut_short(path: Path, error: Exception) -> str:
 
 
 def not_understood(at: Path, error: Exception) -> str:
-    """Returns what to say of a file or folder whose content makes no sense."""
+    """Returns the message for a file or folder whose content makes no sense."""
     return (
-        f"{at}: what it says makes no sense ({type(error).__name__}: {first_line(error)}): bytes "
+        f"{at}: its content makes no sense ({type(error).__name__}: {first_line(error)}): bytes "
         "have changed, or another program wrote it. Restore it from a copy."
     )
 
@@ -413,7 +410,7 @@ def first_line(error: Exception) -> str:
 
 
 def _check_columns(folder: Path, names: list[str], videos: list[str]) -> None:
-    """Refuses metadata that does not say where an episode lies."""
+    """Refuses metadata without the columns that locate an episode."""
     places = ("data", *(f"videos/{name}" for name in videos))
     needed = ["episode_index", "length", "dataset_from_index"]
     needed += [f"{place}/{number}_index" for place in places for number in ("chunk", "file")]
@@ -421,24 +418,25 @@ def _check_columns(folder: Path, names: list[str], videos: list[str]) -> None:
     absent = [name for name in needed if name not in names]
     if absent:
         raise DatasetError(
-            f"{folder}: meta/episodes has no column {absent[0]!r}, so nobody knows where an episode lies. "
+            f"{folder}: meta/episodes has no column {absent[0]!r}, so the place of an episode is unknown. "
             "Restore meta/episodes from a copy."
         )
 
 
-def _check_listed(folder: Path, episode: Array, total: int) -> None:
-    """Refuses metadata that lists an episode twice, or not at all."""
+def check_listed(at: str, episode: Array, total: int) -> None:
+    """Refuses metadata `at` that lists one of the ascending episodes twice, or not at all."""
     twice = episode[1:][np.diff(episode) == 0]
     if len(twice):
         raise DatasetError(
-            f"{folder}: meta/episodes lists episode {int(twice[0])} more than once. Remove the file that "
-            "repeats it: two writers, or a resumed one, wrote the same number."
+            f"{at} lists episode {int(twice[0])} more than once. Remove the file or line that repeats it: "
+            "two writers, or a resumed one, wrote the same number."
         )
     if len(episode) != total:
         absent = np.setdiff1d(np.arange(total), episode)
+        missing = f"; episode {int(absent[0])} is missing" if len(absent) else ""
         raise DatasetError(
-            f"{folder}: meta/episodes lists {len(episode)} episodes, meta/info.json counts {total}; "
-            f"episode {int(absent[0])} is missing. Restore meta/episodes, or correct total_episodes."
+            f"{at} lists {len(episode)} episodes, meta/info.json counts {total}{missing}. Restore it, or "
+            "correct total_episodes."
         )
 
 
@@ -453,21 +451,15 @@ def _read_tasks(folder: Path, sums: Checksums) -> dict[int, str]:
     return dict(zip(table["task_index"].to_pylist(), table[text].to_pylist(), strict=True))
 
 
-def _data_path(info: dict[str, Any], chunk: int, index: int) -> str:
-    return info["data_path"].format(chunk_index=chunk, file_index=index)
-
-
-def _files(columns: dict[str, list[Any]], at: str, path: Any) -> tuple[list[str], Array]:
-    """Returns the files in order of first use, and which of them each episode lies in."""
+def _files(columns: dict[str, list[Any]], at: str, path: str, **names: str) -> tuple[list[str], Array]:
+    """Returns the files in order of first use, and the one in which each episode lies."""
     pairs = list(zip(columns[f"{at}/chunk_index"], columns[f"{at}/file_index"], strict=True))
     number = {pair: i for i, pair in enumerate(dict.fromkeys(pairs))}
-    return [path(*pair) for pair in number], np.asarray([number[pair] for pair in pairs], np.int64)
+    files = [path.format(chunk_index=chunk, file_index=index, **names) for chunk, index in number]
+    return files, np.asarray([number[pair] for pair in pairs], np.int64)
 
 
 def _spans(info: dict[str, Any], columns: dict[str, list[Any]], name: str) -> VideoSpans:
-    def path(chunk: int, index: int) -> str:
-        return info["video_path"].format(video_key=name, chunk_index=chunk, file_index=index)
-
-    files, file = _files(columns, f"videos/{name}", path)
+    files, file = _files(columns, f"videos/{name}", info["video_path"], video_key=name)
     began_s = np.asarray(columns[f"videos/{name}/from_timestamp"], np.float64)
     return VideoSpans(files=files, file=file, first=np.rint(began_s * info["fps"]).astype(np.int64))

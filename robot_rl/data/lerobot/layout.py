@@ -1,4 +1,4 @@
-"""What lies where in a dataset: LeRobotDataset v3, and beside it what its format has no place for.
+"""The files of a dataset: those of LeRobotDataset v3, and ours for what its format has no place for.
 
     meta/info.json                features, totals; replaced last, so it is the commit point
     meta/stats.json               statistics of all episodes, also the running aggregate of the writer
@@ -8,8 +8,8 @@
     videos/<name>/CHUNK/FILE.mp4  pictures
     meta/robot_rl.json            ours: task, instruction, type and shape of every observation
     meta/checksums.json, meta/checksums/CHUNK/FILE.json   ours: of every file; see `checksums`
-    final/CHUNK/FILE.parquet      ours: a row per episode, what its last step led to (null: nobody knows)
-    arrays/<key>/CHUNK/FILE.npy   ours: depth and the like, row for row beside the data file of the number
+    final/CHUNK/FILE.parquet      ours: a row per episode, the observation after its last step (null: unknown)
+    arrays/<key>/CHUNK/FILE.npy   ours: depth and the like, the same rows as the data file of that number
 
 CHUNK is chunk-000 and FILE file-000. T control steps, A action dim.
 """
@@ -27,6 +27,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from robot_rl.core.errors import DatasetError
+from robot_rl.core.names import PRIVILEGED
 from robot_rl.data.episode import Episode, Feature
 from robot_rl.data.episodes import EpisodesMeta
 from robot_rl.data.lerobot.encode import VideoCodec
@@ -34,10 +35,8 @@ from robot_rl.data.lerobot.encode import VideoCodec
 Array = NDArray[Any]
 
 FORMAT = 2
-"""Of `meta/robot_rl.json`; 1 had all episodes in one file and one array per key."""
+"""Of `meta/robot_rl.json`; format 1 had all episodes in one file and one array per key."""
 FILES_PER_CHUNK = 1000
-PARQUET: Any = {"write_page_checksum": True}
-"""How every parquet file is written: who reads a page finds a byte of it that changed since."""
 _FILE = "chunk-{chunk_index:03d}/file-{file_index:03d}"
 DATA = f"data/{_FILE}.parquet"
 VIDEO = f"videos/{{video_key}}/{_FILE}.mp4"
@@ -46,24 +45,37 @@ FINAL = f"final/{_FILE}.parquet"
 ARRAYS = f"arrays/{{key}}/{_FILE}.npy"
 CHECKSUMS = f"meta/checksums/{_FILE}.json"
 NUMBERED = ("data/*/*", "videos/*/*/*", "meta/episodes/*/*", "final/*/*", "arrays/*/*/*")
-"""Where the files with numbers are."""
+"""Patterns of the files with numbers."""
 TEMPORARY = ".part"
-"""Ends the names of files that are not complete; LeRobot looks at *.parquet only."""
+"""Ends the names of incomplete files; LeRobot reads *.parquet only."""
 INFO, STATS, TASKS, OWN = "meta/info.json", "meta/stats.json", "meta/tasks.parquet", "meta/robot_rl.json"
 
 PNG = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-"""Arrow type of a picture in a table, as LeRobot (datasets.Image) stores it."""
-_CLOCK = ("timestamp", "frame_index", "episode_index", "index", "task_index")
+"""Arrow type of a picture in a table, as in LeRobot (datasets.Image)."""
+CLOCK = ("timestamp", "frame_index", "episode_index", "index", "task_index")
+OWN_COLUMNS = ("action", "base_action", "source", "policy_version", "stamp_ns")
+ENDS = ("reward", "terminated", "truncated", "success")
+"""Columns of an episode; in the files `next.` begins their names."""
+CAMERA_STAMP = "camera_stamp_ns."
+"""Begins the name of the column with the time of the pictures of a camera."""
 
 
 def place(template: str, number: int, **names: str) -> str:
-    """Returns the path below the dataset of a file, files being numbered through all chunks."""
+    """Returns the path of a file below the dataset; `number` counts through all chunks."""
     chunk, index = divmod(number, FILES_PER_CHUNK)
     return template.format(chunk_index=chunk, file_index=index, **names)
 
 
+def placed(at: str, number: int) -> dict[str, int]:
+    """Returns the entries of meta/episodes that name a file, such as `data/chunk_index`."""
+    chunk, file = divmod(number, FILES_PER_CHUNK)
+    return {f"{at}/chunk_index": chunk, f"{at}/file_index": file}
+
+
 def feature_name(key: str, feature: Feature) -> str:
     """Returns LeRobot's name of an observation: `front.rgb` becomes `observation.images.front`."""
+    if key == PRIVILEGED:  # no part of the observation: a policy of others would take it for one
+        return key
     return f"observation.images.{camera(key)}" if feature.is_picture else f"observation.{key}"
 
 
@@ -74,7 +86,7 @@ def camera(key: str) -> str:
 
 @dataclass(frozen=True)
 class Layout:
-    """How one dataset's episodes are stored."""
+    """The form in which the episodes of one dataset are stored."""
 
     meta: EpisodesMeta
     observations: Mapping[str, Feature]
@@ -94,7 +106,7 @@ class Layout:
 
     @cached_property
     def pictures(self) -> dict[str, str]:
-        """Key -> LeRobot's name of every RGB picture."""
+        """Key -> LeRobot's name of every RGB camera."""
         return {k: feature_name(k, f) for k, f in self.observations.items() if f.is_picture}
 
     @cached_property
@@ -104,7 +116,7 @@ class Layout:
 
     @cached_property
     def arrays(self) -> list[str]:
-        """Keys of the others: depth, kept as arrays beside."""
+        """Keys of the others, such as depth: they lie in arrays/."""
         return [key for key in self.observations if key not in self.pictures and key not in self.columns]
 
     @cached_property
@@ -113,19 +125,17 @@ class Layout:
         flag, count, one = Feature("bool", ()), Feature("int64", ()), Feature("float32", ())
         action = Feature("float32", (len(self.meta.action_names),))
         named = {name: self.observations[key] for key, name in self.columns.items()}
-        ends = ("next.done", "next.terminated", "next.truncated", "next.success")
-        counts = ("source", "policy_version", "stamp_ns")
-        stamps = [f"camera_stamp_ns.{camera(key)}" for key in self.pictures]
+        flags = ("next.done", "next.terminated", "next.truncated", "next.success")
+        stamps = [f"{CAMERA_STAMP}{camera(key)}" for key in self.pictures]
         return (
             {**named, "action": action, "base_action": action, "next.reward": one}
-            | dict.fromkeys(ends, flag)
-            | dict.fromkeys((*counts, *stamps), count)
-            | {"timestamp": one, **dict.fromkeys(_CLOCK[1:], count)}
+            | dict.fromkeys(flags, flag)
+            | dict.fromkeys((*OWN_COLUMNS[2:], *stamps), count)
+            | {"timestamp": one, **dict.fromkeys(CLOCK[1:], count)}
         )
 
     @cached_property
     def schema(self) -> Any:
-        """Arrow schema of a data file."""
         fields = [(name, _arrow_type(feature)) for name, feature in self.numbers.items()]
         if self.images == "png":
             fields += [(name, PNG) for name in self.pictures.values()]
@@ -147,7 +157,7 @@ class Layout:
 
     @property
     def fps(self) -> int | float:
-        """Control rate, whole where it is: LeRobot's own datasets have whole ones."""
+        """Control rate; a whole number as an int, as in LeRobot's datasets."""
         rate_hz = self.meta.control_hz
         return int(rate_hz) if float(rate_hz).is_integer() else rate_hz
 
@@ -184,24 +194,15 @@ class Layout:
         }
 
     def rows(self, episode: Episode, *, index: int, first_row: int, task: int) -> dict[str, Array]:
-        """Returns an episode's columns of numbers, by LeRobot's names."""
+        """Returns the number columns of an episode, by LeRobot's names."""
         steps = len(episode)
         frame = np.arange(steps)
         values: dict[str, Array] = {name: episode.obs[key] for key, name in self.columns.items()}
-        values |= {
-            "action": episode.action,
-            "base_action": episode.base_action,
-            "next.reward": episode.reward,
-            "next.done": episode.terminated | episode.truncated,
-            "next.terminated": episode.terminated,
-            "next.truncated": episode.truncated,
-            "next.success": episode.success,
-            "source": episode.source,
-            "policy_version": episode.policy_version,
-            "stamp_ns": episode.stamp_ns,
-        }
+        values |= {name: getattr(episode, name) for name in OWN_COLUMNS}
+        values |= {f"next.{name}": getattr(episode, name) for name in ENDS}
+        values["next.done"] = episode.terminated | episode.truncated
         for key in self.pictures:
-            values[f"camera_stamp_ns.{camera(key)}"] = episode.picture_stamp_ns.get(key, episode.stamp_ns)
+            values[f"{CAMERA_STAMP}{camera(key)}"] = episode.picture_stamp_ns.get(key, episode.stamp_ns)
         values |= {
             "timestamp": frame / self.meta.control_hz,
             "frame_index": frame,
@@ -223,7 +224,7 @@ class Layout:
 
 
 def to_arrow(values: Array) -> Any:
-    """Returns a column of numbers: (T,) or (T, 1) flat, as LeRobot has it, (T, n) as lists of n."""
+    """Returns an Arrow column: (T,) or (T, 1) flat, as in LeRobot, (T, n) as lists of n."""
     if values.ndim == 1 or values.shape[1] == 1:
         return pa.array(values.reshape(-1))
     return pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), values.shape[1])
@@ -232,27 +233,22 @@ def to_arrow(values: Array) -> Any:
 def file_number(path: Path) -> int:
     """Returns the number of a file through all chunks: the inverse of `place`."""
     chunk, index = path.parent.name.removeprefix("chunk-"), path.name.split(".")[0].removeprefix("file-")
-    return number_through(chunk, index)
-
-
-def number_through(chunk: str, index: str) -> int:
-    """Returns the number through all chunks of a file, given its number in its chunk."""
     return int(chunk) * FILES_PER_CHUNK + int(index)
 
 
 def camera_folder(name: str) -> str:
-    """Returns videos/NAME or arrays/KEY of a file below it; of another file, its name."""
+    """Returns videos/NAME or arrays/KEY for a file below it; for another file, its name."""
     first, *rest = name.split("/")
     return f"{first}/{rest[0]}" if first in ("videos", "arrays") and len(rest) > 1 else name
 
 
 def is_among(name: str, held: Collection[str]) -> bool:
-    """Returns whether a numbered file can be of episodes whose videos and arrays lie in these folders."""
+    """Returns whether a numbered file can belong to episodes whose videos and arrays lie in these folders."""
     return not name.startswith(("videos/", "arrays/")) or camera_folder(name) in held
 
 
 def stored(features: Mapping[str, Feature]) -> dict[str, Feature]:
-    """Returns the features as they are kept: all floats are float32, as LeRobot's policies want them."""
+    """Returns the features as they are stored: all floats are float32, as LeRobot's policies expect."""
     return {
         key: Feature("float32", feature.shape) if feature.dtype.startswith("float") else feature
         for key, feature in features.items()

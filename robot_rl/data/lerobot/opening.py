@@ -1,4 +1,4 @@
-"""The index of a dataset, whichever version of LeRobot's format it has."""
+"""Makes the index of a dataset of any version that can be read."""
 
 from __future__ import annotations
 
@@ -16,10 +16,7 @@ def open_index(
 ) -> DatasetIndex:
     """Returns the index of a dataset of version 3 or 2.1.
 
-    Args:
-        folder: the dataset.
-        known: as of `read_v3`.
-        sums: of the dataset, where the caller has them.
+    Args: known: see `read_v3`.
 
     Raises:
         DatasetError: no dataset, another version, or damaged metadata.
@@ -42,7 +39,7 @@ def open_index(
 
 
 def _converter(version: str) -> str:
-    """Says which tool reads a version that this one does not."""
+    """Returns a sentence that names the tool for a version that is not read here."""
     if version.startswith("v2"):
         return (
             "LeRobot 0.3 makes v2.0 into v2.1: `pip install lerobot==0.3.3`, then "

@@ -1,4 +1,4 @@
-"""Parquet files, written in few large pieces: pyarrow alone makes two calls for each column."""
+"""Parquet files, written in few large pieces: pyarrow alone makes two system calls for each column."""
 
 from __future__ import annotations
 
@@ -10,22 +10,23 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 _PIECE_BYTES = 1 << 20
+_PAGES: Any = {"write_page_checksum": True}
+"""Option of every file: a reader finds changed bytes of a page."""
 
 
 class TableFile:
     """A parquet file that is being written."""
 
-    def __init__(self, path: Path, schema: Any, **options: Any) -> None:
+    def __init__(self, path: Path, schema: Any) -> None:
         self._stream: Any = pa.output_stream(str(path), buffer_size=_PIECE_BYTES)
-        self._writer = pq.ParquetWriter(self._stream, schema, **options)
+        self._writer = pq.ParquetWriter(self._stream, schema, **_PAGES)
 
     @property
     def bytes(self) -> int:
-        """Returns its length so far."""
         return self._stream.tell()
 
     def add(self, table: Any) -> None:
-        """Appends rows, as a row group of their own."""
+        """Appends rows as one row group."""
         self._writer.write_table(table)
 
     def finish(self) -> None:
@@ -34,7 +35,6 @@ class TableFile:
         self._stream.close()
 
     def abandon(self) -> None:
-        """Closes the file, whatever it holds."""
         for part in (self._writer, self._stream):
             with contextlib.suppress(OSError, MemoryError, ValueError):  # a full disk takes no footer either
                 part.close()
@@ -42,10 +42,12 @@ class TableFile:
 
 def write_table(path: Path, table: Any, **options: Any) -> None:
     """Writes a file of one row group."""
-    file = TableFile(path, table.schema, **options)
-    try:
-        file.add(table)
-        file.finish()
-    except BaseException:
-        file.abandon()
-        raise
+    with pa.output_stream(str(path), buffer_size=_PIECE_BYTES) as stream:
+        pq.write_table(table, stream, **_PAGES, **options)
+
+
+def table_bytes(table: Any) -> bytes:
+    """Returns the content of a parquet file."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, **_PAGES)
+    return sink.getvalue().to_pybytes()

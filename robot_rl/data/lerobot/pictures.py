@@ -1,7 +1,7 @@
-"""Pictures of any steps of a dataset, resized, from the nearest place that has them.
+"""Reads pictures of any steps of a dataset, resized: from memory, a file of decoded pictures, or a decoder.
 
-Memory first, then a file of decoded pictures, then the decoder. Requests are grouped by file, so
-that each is decoded in one pass. n pictures, h x w pixels; a row counts through all episodes.
+Requests are grouped by file, so that each file is decoded in one pass. n pictures, h x w pixels; a row counts
+through all episodes.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _BLOCK = 64
 
 @dataclass(frozen=True, kw_only=True)
 class PictureCache:
-    """Where decoded pictures are kept, so that they are decoded once."""
+    """Keeps decoded pictures, so that they are decoded once."""
 
     folder: str = ""
     """Files of decoded pictures, mapped into memory; made at first use. Empty: none."""
     ram_bytes: int = 0
-    """Memory for pictures that no such file holds, all cameras together; the first that are read are kept."""
+    """Memory for pictures that no such file holds, all cameras together; it keeps the first that are read."""
 
 
 class PictureReader:
@@ -56,15 +56,15 @@ class PictureReader:
         """Prepares to read; with `cache.folder` this decodes every picture once.
 
         Args:
-            dataset: whose pictures.
-            resize: height and width; None leaves them as they are.
-            cache: where decoded pictures are kept.
-            threads: decoders at work at the same time; 0 is one for each core, at most 4.
-            progress: called with pictures done and in all while a file of decoded pictures is made.
+            dataset: to read from.
+            resize: height and width; None: unchanged.
+            cache: of decoded pictures.
+            threads: decoders that run at the same time; 0: one for each core, at most 4.
+            progress: called with the number of decoded pictures, and of all, while a file is made.
         """
         cache = cache or PictureCache()
         self.counts = {"memory": 0, "disk": 0, "decoded": 0}
-        """Pictures read so far, by where they came from."""
+        """Pictures read so far, by their source."""
         self._dataset = dataset
         self._resize = resize
         threads = threads or min(4, os.cpu_count() or 1)
@@ -73,7 +73,7 @@ class PictureReader:
         self._ends = dataset.episode_ends
         self._starts = dataset.episode_starts
         self.shapes = {key: self._shape(key) for key in dataset.cameras}
-        """Camera -> (h, w, 3) of what is read."""
+        """Camera -> (h, w, 3) after resizing."""
         self._kept = {
             key: _Kept(int(dataset.lengths().sum()), shape, cache.ram_bytes // len(self.shapes))
             for key, shape in self.shapes.items()
@@ -84,12 +84,6 @@ class PictureReader:
             if cache.folder
             else {}
         )
-
-    @property
-    def hit_rate(self) -> float:
-        """Returns the share of pictures that needed no decoding."""
-        total = sum(self.counts.values())
-        return 1 - self.counts["decoded"] / total if total else 0.0
 
     def read(self, wanted: Mapping[str, Array]) -> dict[str, Array]:
         """Returns camera -> (n, h, w, 3) uint8 for camera -> rows (n,), in that order."""
@@ -120,14 +114,13 @@ class PictureReader:
                 kept.put(wanted[key], out[key])
 
     def close(self) -> None:
-        """Ends the threads."""
         if self._pool is not None:
             self._pool.shutdown()
 
     def _jobs(self, camera: str, rows: Array, places: Array, out: Array) -> Iterator[Callable[[], None]]:
-        """Yields what is to be done, file by file: read `rows`, write them to `places` of `out`."""
+        """Yields a job for each file: it reads `rows` and writes them to `places` of `out`."""
         episode = np.searchsorted(self._ends, rows, side="right")
-        group = self._dataset.file_of(camera)[episode]
+        group = self._dataset.spans(camera).file[episode]
         order = np.argsort(group, kind="stable")
         for part in np.split(order, np.flatnonzero(np.diff(group[order])) + 1):
             if len(part):
@@ -150,10 +143,10 @@ class PictureReader:
         return height, width, 3
 
     def _decoded_file(self, folder: Path, camera: str, progress: Callable[[int, int], None] | None) -> Array:
-        """Maps the file of decoded pictures, which is made if it does not exist.
+        """Maps the file of decoded pictures; makes it if it does not exist.
 
-        It is written under another name and renamed when the disk has it, so a crash leaves nothing
-        that looks complete; who comes second waits for the lock and finds it made.
+        It is written under another name and renamed when the disk has it: a crash leaves no file that looks
+        complete. A second process waits for the lock and then finds the file.
         """
         folder.mkdir(parents=True, exist_ok=True)
         shape = (int(self._dataset.lengths().sum()), *self.shapes[camera])
@@ -191,8 +184,8 @@ class PictureReader:
 class _Kept:
     """The first pictures that were read, as many as fit.
 
-    None makes room for another: an epoch reads every picture once, and of a picture that comes
-    before its like has come again nothing would be left.
+    None is replaced: an epoch reads every picture once, so a replaced one would be gone before it is read
+    again.
     """
 
     def __init__(self, rows: int, shape: tuple[int, ...], nbytes: int) -> None:
@@ -201,7 +194,7 @@ class _Kept:
         self._used = 0
 
     def get(self, rows: Array, out: Array) -> Array:
-        """Writes the pictures that are here to `out`, and returns the places of those that are not."""
+        """Writes the kept pictures to `out`, and returns the places of the others."""
         slots = self._slot_of[rows]
         found = np.flatnonzero(slots >= 0)
         out[found] = self._pictures[slots[found]]
@@ -233,14 +226,13 @@ def resize_pictures(pictures: Array, size: Size | None) -> Array:
 
 
 def fingerprint(dataset: Dataset, camera: str, size: Size | None) -> str:
-    """Returns a name that changes with the pictures: files with size and time, episodes, camera, size."""
-    index = dataset.index
-    files = dataset.files_of(camera)
-    stats = [(name, (index.folder / name).stat()) for name in files]
+    """Returns a name that changes with files, their sizes and times, episodes, camera or picture size."""
+    index, spans = dataset.index, dataset.spans(camera)
+    stats = [(name, (index.folder / name).stat()) for name in spans.files]
     content = {
         "files": [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats],
-        "file": dataset.file_of(camera).tolist(),
-        "first": dataset.first_of(camera).tolist(),
+        "file": spans.file.tolist(),
+        "first": spans.first.tolist(),
         "lengths": index.lengths.tolist(),
         "camera": camera,
         "size": size,

@@ -1,9 +1,9 @@
-"""Reads a LeRobotDataset, version 3 or 2.1, whoever wrote it, an episode or a frame at a time.
+"""Reads a LeRobotDataset, version 3 or 2.1, ours or LeRobot's, one episode or frame at a time.
 
-Opening reads `meta/` alone. Episodes come from the disk when they are asked for; pictures stay
-compressed until they are indexed. What LeRobot's own data lacks has these values: reward 0,
-success False (nobody judged), the last step truncated (unless `next.done` says that it
-terminated), base_action = action, source `demo`, stamps = timestamp.
+Opening reads `meta/` alone. Rows are read when an episode is read; pictures stay compressed until they are
+indexed. Columns that LeRobot's own data lacks get these values: reward 0, success False, the last step
+truncated (unless `next.done` marks it, which counts as terminated), base_action = action, source `demo`,
+stamps = timestamp.
 E episodes, T control steps of one, n frames.
 """
 
@@ -19,30 +19,30 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from robot_rl.core.errors import DatasetError
+from robot_rl.core.names import PRIVILEGED
 from robot_rl.core.refusal import refusing
 from robot_rl.data.episode import Episode, Feature
 from robot_rl.data.episodes import EpisodesMeta
 from robot_rl.data.facts import DatasetFacts
-from robot_rl.data.lerobot.beside import Beside
 from robot_rl.data.lerobot.checksums import Checksums
 from robot_rl.data.lerobot.damage import NO_LOOK, Problem, check
 from robot_rl.data.lerobot.decode import Backend, Decoders, decode_pictures
-from robot_rl.data.lerobot.index import STATE, DatasetIndex, picture_shape, read_stats
-from robot_rl.data.lerobot.layout import OWN, feature_name
+from robot_rl.data.lerobot.index import STATE, DatasetIndex, VideoSpans, picture_shape, read_stats
+from robot_rl.data.lerobot.layout import CAMERA_STAMP, OWN, camera, feature_name
 from robot_rl.data.lerobot.opening import open_index
+from robot_rl.data.lerobot.own_files import OwnFiles
 from robot_rl.data.lerobot.selection import Reading, odd_names
-from robot_rl.data.lerobot.stats import PictureStats, of_columns
+from robot_rl.data.lerobot.stats import PictureStats, aggregate, of_columns
 from robot_rl.data.lerobot.tables import Tables, flat_names, memory_dtype, read_rows, row_problems
-from robot_rl.data.lerobot.v21 import joined_stats, read_episode_stats
+from robot_rl.data.lerobot.v21 import read_episode_stats
 
 Array = NDArray[Any]
 
 _PICTURES = ("image", "video")
-_STAMPS = "camera_stamp_ns."
 
 
 class Dataset:
-    """A dataset on the disk; implements `EpisodeSource`. Safe to read from several threads."""
+    """A dataset on the disk, an `EpisodeSource`. Several threads may read it."""
 
     @refusing(DatasetError)
     def __init__(
@@ -64,23 +64,23 @@ class Dataset:
             backend: decoder of videos: PyAV, or torchcodec where it is installed.
             on_damage: `skip` checks every file now and leaves damaged episodes out, see `skipped`;
                 `raise` refuses them when they are read.
-            episodes: places of the only ones that are read and checked; None: all.
+            episodes: the only ones that are read and checked, counted from 0; None: all.
             cameras: the only ones that are read; None: all.
             rename: name in the files -> LeRobot's name: `{"actions": "action"}`.
-            open_files: videos held open.
-            cached_bytes: compressed pictures of parquet columns held in memory.
+            open_files: most videos that are open at a time.
+            cached_bytes: memory for compressed pictures of parquet columns.
 
         Raises:
             DatasetError: no dataset, another version, damaged metadata, or names that are not LeRobot's.
         """
         self.folder = Path(folder)
         self.skipped: list[Problem] = []
-        """What `on_damage='skip'` found; what is fatal was left out."""
+        """Problems that `on_damage='skip'` found; episodes with a fatal one were left out."""
         self._on_damage = on_damage
         self._known: dict[Path, Any] = {}
         self._decoders = Decoders(backend, open_files)
         self.reading = Reading(rename=rename or {}, episodes=episodes, cameras=cameras)
-        """What is read, and under which names."""
+        """Selects what is read, and under which names."""
         self._sums = Checksums(self.folder)
         self._tables = Tables(self.folder, cached_bytes, self._sums, renamed=self.reading.rename_back)
         self._columns: dict[str, Array] | None = None
@@ -104,11 +104,7 @@ class Dataset:
 
     @refusing(DatasetError)
     def read(self, episode: int) -> Episode:
-        """Returns an episode; only its own rows are read.
-
-        Raises:
-            DatasetError: rows that are missing, not finite, or out of order.
-        """
+        """Returns an episode; raises `DatasetError` for rows that are missing, not finite or out of order."""
         if not 0 <= episode < len(self):
             raise DatasetError(f"{self.folder}: episode {episode} is unknown, allowed 0 to {len(self) - 1}.")
         rows = self.rows(episode)
@@ -122,7 +118,7 @@ class Dataset:
             elif key in columns:
                 obs[key] = rows[columns[key]].reshape(steps, *feature.shape)
             else:
-                obs[key] = self._beside.steps(key, episode, first)
+                obs[key] = self._own_files.steps(key, episode, first)
         last = np.zeros(steps, bool)
         last[-1:] = True
         done = rows["next.done"].astype(bool) if "next.done" in rows else np.zeros(steps, bool)
@@ -131,7 +127,7 @@ class Dataset:
         return Episode(
             meta=self._meta_of(self.index.instructions[episode]),
             obs=obs,
-            final_obs=self._beside.final(episode),
+            final_obs=self._own_files.final(episode),
             action=action,
             base_action=rows.get("base_action", action).reshape(action.shape),  # one element is stored flat
             reward=rows.get("next.reward", np.zeros(steps, np.float32)).astype(np.float32),
@@ -143,7 +139,7 @@ class Dataset:
             stamp_ns=self._stamps(rows),
             picture_stamp_ns={
                 key: rows[name].astype(np.int64)
-                for name, key in ((f"{_STAMPS}{key.removesuffix('.rgb')}", key) for key in self.cameras)
+                for name, key in ((f"{CAMERA_STAMP}{camera(key)}", key) for key in self.cameras)
                 if name in rows
             },
             device=str(self.index.columns.get("device", [""] * len(self))[episode] or ""),
@@ -153,53 +149,50 @@ class Dataset:
 
     @property
     def backend(self) -> Backend:
-        """Returns the decoder of videos."""
         return self._decoders.backend
 
     def keep(self, episodes: Array) -> None:
-        """Leaves out all but these episodes, by the dataset's own numbers (`episode_index`)."""
+        """Keeps these episodes alone, by the dataset's numbers (`episode_index`)."""
         kept = np.flatnonzero(np.isin(self.index.episode, episodes))
         if len(kept) < len(self):
             self._use(self.index.kept(kept))
 
     @property
     def own(self) -> dict[str, Any]:
-        """Returns meta/robot_rl.json; empty for a dataset of others."""
-        return self._beside.own
+        """The content of meta/robot_rl.json; empty for a dataset of others."""
+        return self._own_files.own
 
     @property
     def names(self) -> dict[str, str]:
-        """Returns LeRobot's names of the observations that can be read, by our keys."""
+        """Our key -> LeRobot's name of the observations that can be read."""
         return {key: name for key, name in self._names.items() if key in self.features}
 
     @property
     def info(self) -> dict[str, Any]:
-        """Returns meta/info.json."""
         return self.index.info
 
     @property
     def episode_starts(self) -> Array:
-        """Returns the first row of every episode in `columns`, (E,)."""
+        """First row of every episode in `columns`, (E,)."""
         return self.episode_ends - self.index.lengths
 
     @property
     def episode_ends(self) -> Array:
-        """Returns the row after the last of every episode in `columns`, (E,)."""
+        """Row after the last of every episode in `columns`, (E,)."""
         return np.cumsum(self.index.lengths)
 
     @property
     def cameras(self) -> tuple[str, ...]:
-        """Returns the observation keys of pictures."""
         return tuple(key for key, feature in self.features.items() if feature.is_picture)
 
     @property
     def instructions(self) -> tuple[str, ...]:
-        """Returns every instruction of the dataset, in the order of their numbers."""
+        """Every instruction of the dataset, in the order of their numbers."""
         return tuple(self.index.tasks[number] for number in sorted(self.index.tasks))
 
     @property
     def columns(self) -> dict[str, Array]:
-        """Returns the numbers of all episodes, our key -> (rows, ...); read once, then kept."""
+        """Numbers of all episodes, our key -> (rows, ...); read once, then kept."""
         if self._columns is None:
             parts = [self.rows(episode) for episode in range(len(self))]
             names = parts[0] if parts else ()
@@ -210,10 +203,10 @@ class Dataset:
 
     @functools.cached_property
     def stats(self) -> dict[str, dict[str, Array]]:
-        """Returns meta/stats.json by our keys; of version 2.1, joined from its episodes'."""
+        """The content of meta/stats.json by our keys; of version 2.1, joined from its episodes'."""
         recorded: Mapping[str, Mapping[str, Any]] = read_stats(self.folder, self._sums)
         if not recorded:
-            recorded = joined_stats(list(read_episode_stats(self.folder, self._sums).values()))
+            recorded = aggregate(list(read_episode_stats(self.folder, self._sums).values()))
         read_as = {old: new for new, old in self.index.renamed.items()}
         named = {read_as.get(name, name): values for name, values in recorded.items()}
         return {
@@ -223,60 +216,44 @@ class Dataset:
         }
 
     def frames(self, camera: str, episode: int, steps: Sequence[int] | Array) -> Array:
-        """Returns the pictures that these steps saw, in the order asked for, (n, h, w, 3) uint8.
+        """Returns the pictures that control steps of an episode saw, in this order, (n, h, w, 3) uint8.
 
-        Args:
-            camera: observation key, `front.rgb`.
-            episode: 0 to E - 1.
-            steps: control steps of the episode.
+        Args: camera: observation key, such as `front.rgb`; episode: 0 to E - 1.
         """
         if not len(steps):
             return np.empty((0, *self.features[camera].shape), np.uint8)
         return self.frames_of(camera, np.full(len(steps), episode), np.asarray(steps, np.int64))
 
     def frames_of(self, camera: str, episodes: Array, steps: Array, out: Array | None = None) -> Array:
-        """Returns pictures of several episodes that lie in one file, in one pass, (n, h, w, 3) uint8.
+        """Returns pictures (n, h, w, 3) uint8 of episodes that lie in one file, in one pass.
 
-        Args:
-            camera: observation key.
-            episodes: of each picture, (n,).
-            steps: of each picture, (n,).
-            out: where to write them, instead of a new array.
+        Args: episodes: of each picture, (n,); steps: of each picture, (n,); out: is written, if given.
         """
-        name, number = self._names[camera], int(self.file_of(camera)[episodes[0]])
+        name, spans = self._names[camera], self.spans(camera)
+        number = int(spans.file[episodes[0]])
         if out is None:
             out = np.empty((len(steps), *self.features[camera].shape), np.uint8)
         if name in self.index.videos:
-            file = self.index.videos[name].files[number]
-            self._sums.require(file)
-            path = self.folder / file
-            numbers = self.first_of(camera)[episodes] + steps
+            self._sums.require(spans.files[number])
+            numbers = spans.first[episodes] + steps
 
             def where(frame: int) -> str:
                 at = int(np.flatnonzero(numbers == frame)[0])
                 return f"episode {self.index.episode[episodes[at]]}, step {steps[at]}, frame {frame}"
 
-            return self._decoders.frames(path, numbers, self.index.fps, out, where)
+            return self._decoders.frames(
+                self.folder / spans.files[number], numbers, self.index.fps, out, where
+            )
         content: list[bytes] = []
         for episode, step in zip(episodes.tolist(), steps.tolist(), strict=True):
             content.append(self._encoded(name, episode)[step].as_py())
         at = f"{self.folder / self.index.files[number]}: {name}, picture"
         return decode_pictures(content, at, out)
 
-    def files_of(self, camera: str) -> list[str]:
-        """Returns the files that hold a camera's pictures, below the folder."""
-        spans = self.index.videos.get(self._names[camera])
-        return spans.files if spans else self.index.files
-
-    def file_of(self, camera: str) -> Array:
-        """Returns (E,): which of `files_of` holds each episode."""
-        spans = self.index.videos.get(self._names[camera])
-        return spans.file if spans else self.index.file
-
-    def first_of(self, camera: str) -> Array:
-        """Returns (E,): the frame, or row, of its file at which each episode begins."""
-        spans = self.index.videos.get(self._names[camera])
-        return spans.first if spans else self.index.first
+    def spans(self, camera: str) -> VideoSpans:
+        """Returns the places of a camera's pictures: in its videos, or in rows of the data files."""
+        at, videos = self.index, self.index.videos.get(self._names[camera])
+        return videos or VideoSpans(files=at.files, file=at.file, first=at.first)
 
     def facts(
         self,
@@ -285,11 +262,11 @@ class Dataset:
         *,
         decode: bool = True,
     ) -> DatasetFacts:
-        """Returns what a policy must know, with statistics over these episodes (None: all) alone.
+        """Returns sizes, names and statistics for a policy.
 
         Args:
-            episodes: whose statistics.
-            resize: height and width that pictures will have; None leaves them as they are.
+            episodes: of the statistics; None: all.
+            resize: height and width that pictures will have; None: unchanged.
             decode: False leaves out the statistics of pictures, which have to be decoded for them.
         """
         chosen = range(len(self)) if episodes is None else list(episodes)
@@ -313,10 +290,10 @@ class Dataset:
         return DatasetFacts(meta=self.meta, features=features, stats=stats, instructions=self.instructions)
 
     def rows(self, episode: int) -> dict[str, Array]:
-        """Returns the numbers of an episode, LeRobot's name -> (T, ...), checked.
+        """Returns the checked numbers of an episode, LeRobot's name -> (T, ...).
 
         Raises:
-            DatasetError: the first thing found wrong.
+            DatasetError: the first problem.
         """
         if self._columns is not None:
             span = self._span(episode)
@@ -351,11 +328,11 @@ class Dataset:
     def _use(self, index: DatasetIndex) -> None:
         """Prepares to read the episodes of an index."""
         self.index = index
-        """Where every episode lies."""
+        """Metadata and place of every episode."""
         self._columns = None
         self.__dict__.pop("stats", None)
-        self._beside = Beside(index, self._tables)
-        named = self._beside.names
+        self._own_files = OwnFiles(index, self._tables)
+        named = self._own_files.names
         fixed = next((old for old in self.reading.rename if old in named), None)
         if fixed is not None:
             raise DatasetError(
@@ -363,7 +340,8 @@ class Dataset:
                 "and its depth, final observations and types go by the names it has, which are LeRobot's. "
                 "Leave it out; a policy that wants other cameras maps them: options.rename={front: camera1}"
             )
-        self._keys = {n: named.get(n, key_of(n)) for n in index.features if n.startswith("observation.")}
+        shown = [name for name in index.features if name.startswith("observation.") or name == PRIVILEGED]
+        self._keys = {name: named.get(name, key_of(name)) for name in shown}
         self._names = {key: name for name, key in self._keys.items()}
         self.features = self._features()
         self.meta = self._meta_of(index.instructions[0] if len(index) else "")
@@ -371,15 +349,15 @@ class Dataset:
     def _without_damaged(self, index: DatasetIndex) -> DatasetIndex:
         self.skipped = check(self.folder, index)
         whole = next((problem for problem in self.skipped if problem.kind in NO_LOOK), None)
-        if whole is not None:  # nothing else was looked at
+        if whole is not None:  # nothing else was checked
             raise DatasetError(f"on_damage=skip leaves out episodes, and this concerns all: {whole.message}")
         damaged = [p.episode for p in self.skipped if p.is_fatal and p.episode is not None]
         return index.kept(np.flatnonzero(~np.isin(index.episode, damaged)))
 
     def _features(self) -> dict[str, Feature]:
-        """Returns the observations that can be read; depth as LeRobot packs it into video is left out."""
+        """Returns the observations that can be read, without depth that LeRobot packs into video."""
         left_out = self.index.left_out
-        found = self._beside.features()
+        found = self._own_files.features()
         recorded = {key: f for key, f in found.items() if feature_name(key, f) not in left_out}
         features: dict[str, Feature] = {}
         for name, key in self._keys.items():
@@ -399,7 +377,7 @@ class Dataset:
             return flat if len(flat) == width else tuple(f"{short}_{i}" for i in range(width))
 
         return EpisodesMeta(
-            task=self._beside.own.get("task", ""),
+            task=self._own_files.own.get("task", ""),
             robot=self.index.info.get("robot_type") or "",
             control_hz=self.index.fps,
             instruction=instruction,

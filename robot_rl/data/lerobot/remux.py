@@ -1,7 +1,7 @@
-"""Copies stretches of videos into new files, packet by packet: nothing is decoded or encoded again.
+"""Copies parts of videos into new files, packet by packet, without decoding or encoding.
 
-A stretch begins at the last key frame at or before its first frame, so up to a group of pictures of what
-lies before it stays in the new file, ahead of the frame at which the episode begins.
+A stretch of frames is cut at the last key frame at or before its first frame, so up to one group of pictures
+before it stays in the new file, ahead of the first frame of the episode.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Stretch:
-    """Frames of one file, one after the other."""
+    """Successive frames of one file."""
 
     path: Path
     first: int
@@ -39,10 +39,10 @@ class Piece:
 
     path: Path
     begin: int
-    """In the order of the file."""
+    """First packet, in the order of the file."""
     end: int
     lead: int
-    """Frames that are copied before the first one wanted."""
+    """Frames that are copied before the first one of the stretch."""
     bytes: int
     pts: int
     """Of the first frame that is copied."""
@@ -64,14 +64,14 @@ def copy_stretches(
     """Copies frames into as few files as their sizes allow.
 
     Args:
-        stretches: what to copy, in this order.
+        stretches: are copied in this order.
         target: number of a new file -> its path.
         fps: of all videos.
         limit: largest new file, in bytes; one piece may be larger.
-        apart: every file of the source becomes one of its own.
+        apart: each old file becomes one new file.
 
     Returns:
-        The new file, and the frame of it with which the stretch begins, for every stretch.
+        For every stretch the number of its new file, and its first frame there.
 
     Raises:
         DatasetError: a file is missing, shorter than the stretch, or not readable.
@@ -82,7 +82,7 @@ def copy_stretches(
     for run in _runs(stretches):
         begin, end = run[0], run[-1]
         piece = _piece(begin.path, begin.first, end.first + end.frames)
-        its = header(piece.path)
+        its = _header(piece.path)
         size = sum(one.bytes for one in group) + piece.bytes
         if number < 0 or apart or size > limit or its != kind:
             _write(group, number, target, fps)
@@ -94,19 +94,14 @@ def copy_stretches(
     return places
 
 
-def header(path: Path) -> Any:
-    """Returns what two video files must share to be joined."""
+def _header(path: Path) -> Any:
+    """Returns the properties that two video files must share to be joined."""
     with open_video(path) as container:
         codec = container.streams.video[0].codec_context
         return (codec.name, codec.width, codec.height, codec.extradata)
 
 
-def whole(path: Path) -> Piece:
-    """Returns all packets of a file."""
-    return _piece(path, 0, None)
-
-
-def join(pieces: Sequence[Piece], target: Path, fps: float) -> None:
+def _join(pieces: Sequence[Piece], target: Path, fps: float) -> None:
     """Writes the packets of several files, one file after the other, into a new one.
 
     Raises:
@@ -143,7 +138,7 @@ def _write(group: Sequence[Piece], number: int, target: Callable[[int], Path], f
         path.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(group[0].path, path)
     elif group:
-        join(group, target(number), fps)
+        _join(group, target(number), fps)
 
 
 def _runs(stretches: Sequence[Stretch]) -> Iterator[list[Stretch]]:
@@ -162,13 +157,12 @@ def _packets(container: Any) -> Iterator[Any]:
     return (p for p in container.demux(container.streams.video[0]) if p.size and p.pts is not None)
 
 
-def _piece(path: Path, first: int, after: int | None) -> Piece:
-    """Returns the fewest packets that hold the frames from `first` to before `after` (None: all)."""
+def _piece(path: Path, first: int, after: int) -> Piece:
+    """Returns the fewest packets that hold the frames from `first` to before `after`."""
     with open_video(path) as container:
         found = [(packet.pts, packet.is_keyframe, packet.size) for packet in _packets(container)]
     pts, is_key, sizes = np.array(found, np.int64).reshape(-1, 3).T
     total = len(found)
-    after = total if after is None else after
     if after > total or not total:
         raise DatasetError(
             f"{path}: has {total} frames, meta/ says that an episode lies in frames {first} to {after - 1}. "
@@ -190,14 +184,14 @@ def _piece(path: Path, first: int, after: int | None) -> Piece:
 
 
 def _cut_before(shown: Array, is_key: Array, first: int) -> int:
-    """Returns the last packet with which decoding can begin to show a frame and all after it."""
+    """Returns the last packet from which decoding can begin and show frame `first` and all after it."""
     earliest = np.minimum.accumulate(shown[::-1])[::-1]
     usable = is_key & (earliest == shown) & (shown <= first) & (shown == np.arange(len(shown)))
     return int(np.flatnonzero(usable)[-1]) if usable.any() else 0
 
 
 def _cut_after(shown: Array, begin: int, after: int) -> int:
-    """Returns the packet before which decoding can stop: those up to it are shown without a gap."""
+    """Returns the packet before which decoding can stop and has shown all frames before `after`."""
     latest = np.maximum.accumulate(shown[begin:])
     closed = latest == begin + np.arange(len(latest))
     ends = begin + 1 + np.flatnonzero(closed & (latest >= after - 1))

@@ -1,6 +1,6 @@
-"""What of a dataset is read, and under which names: renamed features, chosen episodes and cameras.
+"""Selects what of a dataset is read, and under which names: features, episodes and cameras.
 
-Names that are not LeRobot's are found here, all of them at once, with a proposal for each.
+It also finds all names that are not LeRobot's, and proposes one for each.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ _ACTION = re.compile(r"(actions?|action[._]\w+|\w+[._]actions?|ctrl|commands?)",
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """How a dataset is read."""
+    """Selects what is read of a dataset."""
 
     rename: Mapping[str, str]
     """Name in the files -> LeRobot's; also of the folder `videos`."""
     episodes: Sequence[int] | None = None
-    """Places of the only episodes that are read; None: all."""
+    """The only episodes that are read, counted from 0; None: all."""
     cameras: Sequence[str] | None = None
     """The only cameras that are read; None: all."""
 
     @property
     def rename_back(self) -> dict[str, str]:
-        """Returns name of a column, as it is read -> its name in the files."""
+        """Name of a column, as it is read -> its name in the files."""
         return {new: old for old, new in self.rename.items() if new != VIDEOS}
 
     def apply(self, index: DatasetIndex) -> DatasetIndex:
@@ -61,7 +61,7 @@ class Reading:
 
 
 def odd_names(index: DatasetIndex) -> str | None:
-    """Returns what to say of names that are not LeRobot's: one line each, and a mapping that mends all."""
+    """Returns a message on names that are not LeRobot's, with a mapping that corrects all, or None."""
     found = [*_odd_numbers(index), *_odd_pictures(index), *_odd_folder(index)]
     if not found:
         return None
@@ -79,7 +79,7 @@ def odd_names(index: DatasetIndex) -> str | None:
 
 
 def _odd_numbers(index: DatasetIndex) -> list[tuple[str, str, str]]:
-    """Yields old name, new name and what is wrong, of actions and states."""
+    """Returns old name, new name and the problem, of actions and states."""
     columns = _columns(index)
     found: list[tuple[str, str, str]] = []
     for name, pattern in (("action", _ACTION), (STATE, _STATE)):
@@ -101,7 +101,7 @@ def _odd_numbers(index: DatasetIndex) -> list[tuple[str, str, str]]:
 def _columns(index: DatasetIndex) -> list[str]:
     """Returns the columns of the first data file that is not damaged; none if all are."""
     for file in index.files:
-        with suppress(DatasetError):  # whoever reads its episodes says so
+        with suppress(DatasetError):  # reading its episodes reports the damage
             if columns := columns_of(index, file):
                 return columns
     return []
@@ -155,7 +155,7 @@ def _in_folder(file: str, folders: Mapping[str, str]) -> str:
 
 
 def _with_cameras(index: DatasetIndex, cameras: Sequence[str]) -> DatasetIndex:
-    """Leaves all other cameras out; one is named by its key, its name, or the last part of that."""
+    """Leaves all other cameras out; a camera is given by its key, its name, or the last part of the name."""
     there = index.named("image", "video")
     wanted: set[str] = set()
     for camera in cameras:

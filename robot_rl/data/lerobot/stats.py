@@ -1,14 +1,14 @@
 """Statistics as LeRobot keeps them: per episode, and aggregated over episodes.
 
-Numbers: exact, where LeRobot reads quantiles off a histogram of 5000 bins. Pictures: per channel in
-[0, 1] over the frames and pixels that LeRobot samples, from a histogram of the 256 values, hence exact too.
-Quantiles of several episodes are averaged, weighted by their counts, as LeRobot does.
+Those of numbers are exact; LeRobot reads quantiles from a histogram of 5000 bins. Those of pictures are per
+channel in [0, 1], over the frames and pixels that LeRobot samples, from a histogram of the 256 values, and
+exact too. Quantiles of several episodes are averaged, weighted by their counts, as in LeRobot.
 T control steps, n elements.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ QUANTILES = {"q01": 0.01, "q10": 0.1, "q50": 0.5, "q90": 0.9, "q99": 0.99}
 
 
 def of_columns(columns: Mapping[str, Array]) -> Stats:
-    """Returns the statistics of columns (T,) or (T, n); what is not finite is left out."""
+    """Returns the statistics of columns (T,) or (T, n); values that are not finite are left out."""
     steps = len(next(iter(columns.values())))
     wide = np.concatenate([v.reshape(steps, -1).astype(np.float64) for v in columns.values()], axis=1)
     table = _of_matrix(wide)
@@ -40,7 +40,7 @@ def _of_matrix(values: Array) -> dict[str, Array]:
     if not np.isfinite(values).all():
         return _of_gaps(values)
     ordered = np.sort(values, axis=0)
-    # Around a middle value: stamps are large beside their spread, squares of them would lose it.
+    # Around a middle value: squares of large stamps would lose their small spread.
     middle = ordered[len(ordered) // 2]
     centred = values - middle
     stats = {"min": ordered[0], "max": ordered[-1], "mean": middle + centred.mean(0), "std": centred.std(0)}
@@ -53,7 +53,7 @@ def _of_matrix(values: Array) -> dict[str, Array]:
 
 
 def _of_gaps(values: Array) -> dict[str, Array]:
-    """Returns the statistics of columns with gaps; a column of nothing but gaps counts as zeros."""
+    """Returns the statistics of columns with gaps; a column of gaps alone counts as zeros."""
     columns = [column[np.isfinite(column)] for column in values.T]
     parts = [_of_matrix((column if len(column) else np.zeros(1))[:, None]) for column in columns]
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
@@ -73,7 +73,7 @@ class PictureStats:
         self._pictures = 0
 
     def add(self, picture: Array) -> None:
-        """Takes in a picture (h, w, 3) uint8; from 300 pixels on every second or further one."""
+        """Adds a picture (h, w, 3) uint8; from 300 pixels on only every second pixel, or fewer."""
         longer = max(picture.shape[:2])
         stride = longer // 150 if longer >= 300 else 1
         pixels = picture[::stride, ::stride].reshape(-1, 3)
@@ -101,26 +101,26 @@ class PictureStats:
         return {**shaped, "count": np.array([self._pictures])}
 
 
-def aggregate(one: Stats, two: Stats) -> Stats:
-    """Returns the statistics of both, weighted by count; either may be empty."""
-    if not one or not two:
-        return one or two
-    return {name: _aggregate(one[name], two[name]) for name in two}
-
-
-def _aggregate(one: dict[str, Array], two: dict[str, Array]) -> dict[str, Array]:
-    count = one["count"] + two["count"]
-    share = two["count"][0] / count[0]
-    step = two["mean"] - one["mean"]
-    variance = (1 - share) * one["std"] ** 2 + share * two["std"] ** 2 + share * (1 - share) * step**2
-    merged = {
-        "min": np.minimum(one["min"], two["min"]),
-        "max": np.maximum(one["max"], two["max"]),
-        "mean": one["mean"] + share * step,
-        "std": np.sqrt(variance),
-        "count": count,
-    }
-    return merged | {name: one[name] + share * (two[name] - one[name]) for name in QUANTILES}
+def aggregate(parts: Sequence[Mapping[str, Mapping[str, Any]]]) -> Stats:
+    """Returns the statistics of all parts together; what some part has no statistics of is left out."""
+    joined: Stats = {}
+    for name in [name for name in (parts[0] if parts else ()) if all(name in part for part in parts)]:
+        each = [{k: np.asarray(v, np.float64) for k, v in part[name].items()} for part in parts]
+        count = np.asarray([float(e["count"].reshape(-1)[0]) for e in each])
+        share = (count / count.sum()).reshape(-1, *[1] * each[0]["mean"].ndim)
+        mean = (share * np.stack([e["mean"] for e in each])).sum(0)
+        spread = np.stack([e["std"] ** 2 + (e["mean"] - mean) ** 2 for e in each])
+        joined[name] = {
+            "min": np.min([e["min"] for e in each], axis=0),
+            "max": np.max([e["max"] for e in each], axis=0),
+            "mean": mean,
+            "std": np.sqrt((share * spread).sum(0)),
+            "count": np.asarray([int(count.sum())]),
+        }
+        quantiles = [key for key in each[0] if key not in joined[name] and all(key in e for e in each)]
+        for quantile in quantiles:
+            joined[name][quantile] = (share * np.stack([e[quantile] for e in each])).sum(0)
+    return joined
 
 
 def to_json(stats: Stats) -> dict[str, Any]:

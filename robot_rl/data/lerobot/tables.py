@@ -1,4 +1,4 @@
-"""Rows of one episode out of parquet files, and what may be wrong with them. T rows."""
+"""Reads the rows of one episode from parquet files, and checks them. T rows."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from robot_rl.core.errors import DatasetError
+from robot_rl.core.names import PRIVILEGED
 from robot_rl.data.lerobot.checksums import Checksums
 from robot_rl.data.lerobot.index import STATE, DatasetIndex, cut_short
 
@@ -22,7 +23,7 @@ Array = NDArray[Any]
 
 
 class Tables:
-    """Reads row groups; those read last stay in memory, up to a number of bytes."""
+    """Reads row groups; the last ones stay in memory, up to a number of bytes."""
 
     def __init__(
         self,
@@ -32,14 +33,7 @@ class Tables:
         *,
         renamed: Mapping[str, str] | None = None,
     ) -> None:
-        """Prepares to read.
-
-        Args:
-            folder: of the dataset.
-            cached_bytes: held in memory.
-            sums: files that differ from them are refused.
-            renamed: name of a column -> its name in the files.
-        """
+        """Args: sums: refuse files that differ from them; renamed: name of a column -> that in the files."""
         self._renamed = dict(renamed or {})
         self._read_as = {old: new for new, old in self._renamed.items()}
         self._folder = folder
@@ -52,7 +46,7 @@ class Tables:
         self._lock = threading.Lock()
 
     def rows(self, file: str, first: int, count: int, names: Sequence[str] | None) -> Any:
-        """Returns a table of `count` rows from `first` on, with those of the columns that exist; None: all.
+        """Returns `count` rows from `first` on as a table, with the `names` that exist; None: all columns.
 
         Raises:
             DatasetError: the file is missing, cut short, or has fewer rows.
@@ -94,7 +88,7 @@ class Tables:
             return self._groups[key]
         opened = self._open(file)
         known = set(opened.schema_arrow.names)
-        # What lies beside the data may have LeRobot's name already.
+        # Our own files may have LeRobot's name already.
         wanted = names and [old if (old := self._renamed.get(n, n)) in known else n for n in names]
         there = None if wanted is None else [name for name in wanted if name in known]
         try:
@@ -127,7 +121,7 @@ class Tables:
 
 
 def file_damage(path: Path) -> str | None:
-    """Reads a whole parquet file, compares the checksums of its pages, and says what is wrong."""
+    """Reads a whole parquet file, compares the checksums of its pages, and returns the damage, or None."""
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
             for number in range(file.num_row_groups):
@@ -148,11 +142,11 @@ def read_rows(tables: Tables, index: DatasetIndex, episode: int) -> dict[str, Ar
 
 
 def rows_of(table: Any, index: DatasetIndex, at: str) -> dict[str, Array]:
-    """Returns the numbers of a table, as `read_rows`; `at` is the file that it is of."""
+    """Returns the numbers of a table, as `read_rows`; `at` is its file."""
     if "action" not in table.column_names:
         close = get_close_matches("action", table.column_names, n=1) or ["<column>"]
         raise DatasetError(
-            f"{index.folder / at}: feature 'action' is missing. Say which column it is: "
+            f"{index.folder / at}: feature 'action' is missing. Name its column: "
             f"rename={close[0]}:action, or `robot-rl replay rename {index.folder} {close[0]}=action "
             f"out=<new folder>`. It has: {', '.join(table.column_names)}."
         )
@@ -160,7 +154,7 @@ def rows_of(table: Any, index: DatasetIndex, at: str) -> dict[str, Array]:
     for name in [name for name in index.numeric if name in table.column_names]:
         feature = index.features[name]
         values = numbers(table[name], feature["shape"])
-        if name == "action" or name.startswith("observation."):
+        if name in ("action", PRIVILEGED) or name.startswith("observation."):
             values = values.astype(memory_dtype(name, feature["dtype"]), copy=False)
             values = values.reshape(len(values), -1) if values.ndim == 1 else values
         rows[name] = values
@@ -168,7 +162,7 @@ def rows_of(table: Any, index: DatasetIndex, at: str) -> dict[str, Array]:
 
 
 def memory_dtype(name: str, dtype: str) -> str:
-    """Returns the type in memory: states, actions and other float observations are float32."""
+    """Returns the type in memory: float32 for states, actions and other float observations."""
     return "float32" if dtype.startswith("float") or name in ("action", STATE) else dtype
 
 
@@ -195,7 +189,7 @@ def numbers(column: Any, shape: Sequence[int]) -> Array:
 
 
 def row_problems(index: DatasetIndex, episode: int, rows: Mapping[str, Array]) -> Iterator[tuple[str, str]]:
-    """Yields kind and description of everything that is wrong with the numbers of an episode."""
+    """Yields kind and description of every problem of the numbers of an episode."""
     number = int(index.episode[episode])
     for name, want in (("episode_index", np.full(len(rows["action"]), number)), ("frame_index", None)):
         got = rows.get(name)
@@ -239,7 +233,7 @@ def row_problems(index: DatasetIndex, episode: int, rows: Mapping[str, Array]) -
 
 
 def element(feature: Mapping[str, Any], number: int) -> str:
-    """Returns how to call one element of a feature, by its name if it has one."""
+    """Returns a description of one element of a feature, with its name if it has one."""
     names = flat_names(feature)
     return f"element {number}" + (f" ({names[number]})" if number < len(names) else "")
 

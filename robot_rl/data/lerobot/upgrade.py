@@ -1,4 +1,4 @@
-"""Makes a dataset of version 2.1 into one of version 3: files are copied, no video is encoded again."""
+"""Writes a dataset of version 2.1 as version 3: files are copied, no video is encoded again."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from robot_rl.core.errors import DatasetError
 from robot_rl.core.refusal import refusing
 from robot_rl.data.lerobot.copying import Part, copy_episodes
 from robot_rl.data.lerobot.edit import new_folder, refuse_inside
+from robot_rl.data.lerobot.foreign import say_left_out
 from robot_rl.data.lerobot.opening import open_index
 from robot_rl.data.lerobot.reader import Dataset
 
@@ -16,9 +17,8 @@ from robot_rl.data.lerobot.reader import Dataset
 def upgrade(given: str | Path | Dataset, out: str | Path) -> Path:
     """Writes a dataset of version 2.1 as version 3, one data and video file for each episode; returns `out`.
 
-    Episodes and rows are numbered from 0, whatever their numbers were. Statistics of numbers are computed
-    again (version 2.1 has no quantiles); those of pictures are kept. Of an open dataset, what it reads is
-    written, under the names it reads.
+    Episodes and rows get new numbers from 0. Statistics of numbers are computed again (version 2.1 has no
+    quantiles); those of pictures are kept. An open dataset is written as it is read, with its names.
 
     Raises:
         DatasetError: not version 2.1, `out` exists, or damage.
@@ -32,4 +32,5 @@ def upgrade(given: str | Path | Dataset, out: str | Path) -> Path:
     refuse_inside(out, index.folder)
     with new_folder(Path(out)) as new:
         copy_episodes([Part(index=index, episodes=range(len(index)))], new, apart=True, keep_texts=True)
+    say_left_out(index)
     return Path(out)

@@ -1,12 +1,11 @@
-"""LeRobotDataset v2.1: read as it lies, or made into version 3 without encoding a video again.
+"""Reads LeRobotDataset v2.1.
 
-Version 2.1 has one parquet and one video file for each episode, and its metadata in JSON lines.
+Version 2.1 has one parquet file and one video file for each episode, and its metadata in JSON lines.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 
 from robot_rl.core.errors import DatasetError
 from robot_rl.data.lerobot.checksums import Checksums
-from robot_rl.data.lerobot.index import DatasetIndex, VideoSpans, first_instructions
+from robot_rl.data.lerobot.index import DatasetIndex, VideoSpans, check_listed, first_instructions
 
 Array = NDArray[Any]
 
@@ -32,18 +31,7 @@ def read_v21(folder: Path, info: dict[str, Any], sums: Checksums) -> DatasetInde
         sums.require(name)
     episodes = sorted(read_lines(folder, "meta/episodes.jsonl"), key=lambda e: e["episode_index"])
     number = np.asarray([e["episode_index"] for e in episodes], np.int64)
-    twice = number[1:][np.diff(number) == 0]
-    if len(twice):
-        raise DatasetError(
-            f"{folder}: meta/episodes.jsonl lists episode {int(twice[0])} more than once. Remove one line."
-        )
-    if len(number) != info["total_episodes"]:
-        absent = np.setdiff1d(np.arange(info["total_episodes"]), number)
-        missing = f"; episode {int(absent[0])} is missing" if len(absent) else ""
-        raise DatasetError(
-            f"{folder}: meta/episodes.jsonl lists {len(number)} episodes, meta/info.json counts "
-            f"{info['total_episodes']}{missing}. Restore meta/episodes.jsonl, or correct total_episodes."
-        )
+    check_listed(f"{folder}: meta/episodes.jsonl", number, info["total_episodes"])
     each, zeros = np.arange(len(number)), np.zeros(len(number), np.int64)
     tasks = {t["task_index"]: t["task"] for t in read_lines(folder, "meta/tasks.jsonl")}
     files = [_path(info, "data_path", int(n)) for n in number]
@@ -80,37 +68,8 @@ def read_episode_stats(folder: Path, sums: Checksums) -> dict[int, dict[str, Any
     return {line["episode_index"]: line["stats"] for line in read_lines(folder, _EPISODES_STATS)}
 
 
-def joined_stats(parts: Sequence[Mapping[str, Mapping[str, Any]]]) -> dict[str, dict[str, Array]]:
-    """Returns the statistics of all episodes together; quantiles are averaged by count, as LeRobot does.
-
-    What some episode has no statistics of is left out.
-    """
-    joined: dict[str, dict[str, Array]] = {}
-    for name in [name for name in (parts[0] if parts else ()) if all(name in part for part in parts)]:
-        each = [{k: np.asarray(v, np.float64) for k, v in part[name].items()} for part in parts]
-        count = np.asarray([float(e["count"].reshape(-1)[0]) for e in each])
-        share = (count / count.sum()).reshape(-1, *[1] * each[0]["mean"].ndim)
-        mean = (share * np.stack([e["mean"] for e in each])).sum(0)
-        spread = np.stack([e["std"] ** 2 + (e["mean"] - mean) ** 2 for e in each])
-        joined[name] = {
-            "min": np.min([e["min"] for e in each], axis=0),
-            "max": np.max([e["max"] for e in each], axis=0),
-            "mean": mean,
-            "std": np.sqrt((share * spread).sum(0)),
-            "count": np.asarray([int(count.sum())]),
-        }
-        quantiles = [key for key in each[0] if key not in joined[name] and all(key in e for e in each)]
-        for quantile in quantiles:
-            joined[name][quantile] = (share * np.stack([e[quantile] for e in each])).sum(0)
-    return joined
-
-
 def read_lines(folder: Path, name: str) -> list[dict[str, Any]]:
-    """Returns a file of JSON lines.
-
-    Raises:
-        DatasetError: it is missing, or a line is no JSON.
-    """
+    """Returns the lines of a file; raises `DatasetError` if it is missing, or a line is no JSON."""
     path = folder / name
     if not path.is_file():
         raise DatasetError(

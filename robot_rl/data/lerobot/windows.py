@@ -1,24 +1,25 @@
-"""Delta timestamps: what lies before and after a step, without crossing its episode's ends.
+"""Delta timestamps: rows before and after a step, within its episode.
 
 B rows, n offsets of one key.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from robot_rl.core.errors import DatasetError, nearest
-from robot_rl.data.lerobot.pictures import PictureReader
 from robot_rl.data.lerobot.reader import Dataset
 
 Array = NDArray[Any]
 
+ReadPictures = Callable[[Mapping[str, Array]], dict[str, Array]]
+"""Camera -> rows (n,), to camera -> pictures (n, h, w, 3); such as `PictureReader.read`."""
 _TOLERANCE_S = 1e-4
-"""How far a delta in seconds may lie from a control step, as in LeRobot."""
+"""Largest distance of a delta in seconds from a control step, as in LeRobot."""
 
 
 class Windows:
@@ -35,11 +36,11 @@ class Windows:
         """Prepares to read.
 
         Args:
-            dataset: what to read from.
-            deltas: our key -> offsets from the row; keys without read the row itself.
+            dataset: to read from.
+            deltas: our key -> offsets from the row; a key without offsets reads the row itself.
             unit: of the offsets.
-            keys: what to read; None reads every column and camera. Only these pictures are decoded,
-                and of keys with deltas only those that the deltas name.
+            keys: what to read; None: every column and camera. Only their pictures are decoded, and of keys
+                with deltas only those at the offsets.
 
         Raises:
             DatasetError: an unknown key, or a delta that lies between two steps.
@@ -56,38 +57,35 @@ class Windows:
         self._starts, self._ends = dataset.episode_starts, dataset.episode_ends
 
     def rows(self, rows: Array, key: str) -> tuple[Array, Array]:
-        """Returns the rows (B, n) that a key reads, within the episode, and which are padding (B, n)."""
+        """Returns the rows (B, n) that a key reads, clipped to the episode, and which are padding (B, n)."""
         episode = np.searchsorted(self._ends, rows, side="right")
         first, last = self._starts[episode][:, None], self._ends[episode][:, None] - 1
         wanted = rows[:, None] + self.offsets[key]
         return np.clip(wanted, first, last), (wanted < first) | (wanted > last)
 
-    def read(self, rows: Array, pictures: PictureReader | None = None) -> dict[str, Array]:
+    def read(self, rows: Array, pictures: ReadPictures | None = None) -> dict[str, Array]:
         """Returns key -> (B, ...), or (B, n, ...) and `<key>_is_pad` (B, n) for keys with deltas.
 
-        Args:
-            rows: of `Dataset.columns`.
-            pictures: reads the cameras; None leaves them out.
+        Args: rows: of `Dataset.columns`; pictures: reads the cameras, None leaves them out.
         """
         found: dict[str, Array] = {}
-        wanted: dict[str, Array] = {}
         for key in self.keys:
             at = rows
             if key in self.offsets:
                 at, found[f"{key}_is_pad"] = self.rows(rows, key)
-            if key in self._dataset.cameras:
-                wanted[key] = at
-            else:
+            if key not in self._dataset.cameras:
                 found[key] = self._dataset.columns[key][at]
-        if pictures is not None and wanted:
-            read = pictures.read({key: at.reshape(-1) for key, at in wanted.items()})
-            found |= {key: read[key].reshape(*at.shape, *read[key].shape[1:]) for key, at in wanted.items()}
+
+        if pictures is not None:
+            for key, values in pictures(self.picture_rows(rows)).items():
+                n = self.offsets[key].shape if key in self.offsets else ()
+                found[key] = values.reshape(*rows.shape, *n, *values.shape[1:])
         return found
 
     def picture_rows(self, rows: Array) -> dict[str, Array]:
-        """Returns camera -> rows (B,) or (B, n) of the pictures that `read` reads."""
+        """Returns camera -> rows (B,) or (B n,) of the pictures that `read` reads."""
         cameras = [key for key in self.keys if key in self._dataset.cameras]
-        return {key: self.rows(rows, key)[0] if key in self.offsets else rows for key in cameras}
+        return {key: self.rows(rows, key)[0].reshape(-1) if key in self.offsets else rows for key in cameras}
 
 
 def _steps(key: str, deltas: Sequence[float], rate_hz: float) -> Array:

@@ -1,7 +1,7 @@
 """Processes that decode pictures ahead of the learner.
 
-A worker is a fresh interpreter that imports neither torch (unless pictures are resized) nor the
-caller's script. Pictures come back through shared memory; when either side dies, the other ends.
+A worker is a new interpreter that imports neither torch (unless pictures are resized) nor the script of
+the caller. Pictures come back through shared memory; when one side dies, the other ends.
 """
 
 from __future__ import annotations
@@ -50,24 +50,24 @@ class WorkerTask:
 
 
 class PictureWorkers:
-    """Decodes batches in turn: batch k is the work of process k modulo their number."""
+    """Decodes batches: process k modulo the number of processes decodes batch k."""
 
     def __init__(
         self, task: WorkerTask, num_workers: int, shapes: Mapping[str, tuple[int, int, int]]
     ) -> None:
         self._shapes = dict(shapes)
         self.counts: dict[str, int] = {}
-        """Pictures read so far, by where they came from; see `PictureReader.counts`."""
+        """Pictures read so far, by their source; see `PictureReader.counts`."""
         self._workers = [_Worker(task) for _ in range(num_workers)]
         self._slot_bytes = task.slot_bytes
 
     @property
     def ahead(self) -> int:
-        """Returns how many batches may be on their way."""
+        """The most batches that may be requested at a time."""
         return _SLOTS * len(self._workers)
 
     def submit(self, number: int, wanted: Mapping[str, Array]) -> None:
-        """Asks for batch `number`: camera -> rows."""
+        """Requests batch `number`: camera -> rows."""
         self._worker(number).send((number, self._slot(number), dict(wanted)))
 
     def collect(self, number: int, wanted: Mapping[str, Array]) -> dict[str, Array]:
@@ -88,7 +88,6 @@ class PictureWorkers:
         return {key: pictures.copy() for key, pictures in places.items()}  # the slot is used again
 
     def close(self) -> None:
-        """Ends all workers."""
         for worker in self._workers:
             worker.close()
 
@@ -100,7 +99,7 @@ class PictureWorkers:
 
 
 class _Worker:
-    """One process, as its parent sees it."""
+    """The parent's side of one process."""
 
     def __init__(self, task: WorkerTask) -> None:
         near = Path("/dev/shm")
@@ -160,7 +159,7 @@ def slots(
 
 
 def work(connection: Connection, memory: mmap.mmap) -> None:
-    """Decodes what the parent asks for, until it is gone."""
+    """Decodes what the parent requests, until the parent ends."""
     task: WorkerTask = pickle.loads(connection.recv_bytes())
     reader: PictureReader | None = None
     while True:
@@ -177,7 +176,7 @@ def work(connection: Connection, memory: mmap.mmap) -> None:
             counts = {place: count - before[place] for place, count in reader.counts.items()}
         except DatasetError as problem:
             error = str(problem)
-        except Exception as problem:  # whatever it is, the parent must know instead of waiting
+        except Exception as problem:  # of any kind: the parent must not wait forever
             error = f"loader: a worker failed with {type(problem).__name__}: {problem}"
         connection.send_bytes(pickle.dumps((number, counts, error)))
 
@@ -190,7 +189,7 @@ def main() -> None:
     try:
         work(connection, memory)
     except (EOFError, OSError):
-        os._exit(0)  # the parent is gone, or has closed the loader; nothing here needs tidying up
+        os._exit(0)  # the parent has ended, or has closed the loader
 
 
 if __name__ == "__main__":

@@ -1,10 +1,9 @@
 """Writes LeRobotDataset v3 so that a crash at any instant leaves every earlier episode readable.
 
 All files of a commit (one episode, or the episodes of one `write_all`) are written under temporary
-names and flushed, then renamed; `meta/info.json`, which counts the episodes, is replaced last. Whoever
-opens the folder to write next removes what a torn commit left. Nothing that exists is read again to
-append: the aggregate of the statistics is `meta/stats.json`, and one row of metadata says where to go on.
-T control steps.
+names and flushed, then renamed; `meta/info.json`, which counts the episodes, is replaced last. The next
+writer removes what an unfinished commit left. Appending reads no earlier episode: `meta/stats.json` holds the
+aggregate of the statistics, and the last row of metadata holds the next numbers. T control steps.
 """
 
 from __future__ import annotations
@@ -15,11 +14,8 @@ import os
 from collections.abc import Iterable, Mapping
 from contextlib import closing
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 from av.error import FFmpegError
 
 from robot_rl.core.errors import DatasetError
@@ -34,17 +30,18 @@ from robot_rl.data.lerobot.checksums import (
     Checksums,
     ReplacedFiles,
     files_below,
-    folders_beside,
     is_below,
     number_of,
+    other_folders,
     record,
     refuse_dangling,
 )
 from robot_rl.data.lerobot.encode import VideoCodec
-from robot_rl.data.lerobot.index import read_info, read_table
+from robot_rl.data.lerobot.index import episode_tables, read_info, read_table
 from robot_rl.data.lerobot.layout import Layout
+from robot_rl.data.lerobot.parquet import table_bytes
 from robot_rl.data.lerobot.stats import Stats, aggregate, from_json, to_json
-from robot_rl.data.lerobot.words import tasks_of
+from robot_rl.data.lerobot.texts import tasks_of
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +72,7 @@ class DatasetWriter:
             codec: of the video.
 
         Raises:
-            DatasetError: the folder holds something else, or another process writes to it.
+            DatasetError: the folder holds other data, or another process writes to it.
         """
         if not isinstance(codec, VideoCodec):
             codec = VideoCodec(name=codec)
@@ -99,7 +96,7 @@ class DatasetWriter:
                 self._files.replace(
                     {
                         lay.OWN: json_bytes(self._layout.own()),
-                        lay.TASKS: tasks_file(self._tasks),
+                        lay.TASKS: table_bytes(tasks_of(dict(enumerate(self._tasks)))),
                         lay.INFO: json_bytes(self._info),
                     }
                 )
@@ -110,22 +107,19 @@ class DatasetWriter:
     def __enter__(self) -> DatasetWriter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def __len__(self) -> int:
-        """Returns the number of episodes."""
         return self._info["total_episodes"]
 
     @refusing(DatasetError, kept=_KEPT, also=(FFmpegError,))
     def write(self, episode: Episode, *, store_episode: int | None = None) -> int:
-        """Adds an episode in files of its own; returns its number when the disk has it.
+        """Adds an episode in separate files; returns its number when the disk has it.
 
         Args:
             episode: its pictures are read one at a time.
-            store_episode: number of the store's episode that this is, kept in meta/episodes.
+            store_episode: its number in a store, kept in meta/episodes.
         """
         batch = self._batch()
         try:
@@ -138,10 +132,10 @@ class DatasetWriter:
 
     @refusing(DatasetError, kept=_KEPT, also=(FFmpegError,))
     def write_all(self, episodes: Iterable[Episode]) -> int:
-        """Adds many episodes in few files; returns how many the dataset has then.
+        """Adds many episodes in few files; returns the number of episodes of the dataset.
 
         A commit comes whenever a file reaches LeRobot's size (100 MB of data, 200 MB of video) and at
-        the end: a crash loses the episodes since the last.
+        the end: a crash loses the episodes after the last commit.
         """
         limits = [int(self._info[f"{kind}_files_size_in_mb"]) * _MB for kind in ("data", "video")]
         batch: Batch | None = None
@@ -161,7 +155,6 @@ class DatasetWriter:
         return len(self)
 
     def close(self) -> None:
-        """Lets others write."""
         self._lock.close()
 
     def _batch(self) -> Batch:
@@ -185,8 +178,8 @@ class DatasetWriter:
         """Commits: files, instructions, statistics, and last the count of episodes."""
         batch.seal()
         new_tasks = len(self._tasks) != self._info["total_tasks"]
-        tasks = {lay.TASKS: tasks_file(self._tasks)} if new_tasks else {}
-        stats = aggregate(self._stats, batch.stats)
+        tasks = {lay.TASKS: table_bytes(tasks_of(dict(enumerate(self._tasks))))} if new_tasks else {}
+        stats = aggregate([self._stats, batch.stats]) if self._stats else batch.stats
         total = len(self) + len(batch.rows)
         info = {
             **self._info,
@@ -201,18 +194,20 @@ class DatasetWriter:
         self.last_store_episode = batch.rows[-1]["store_episode"]
 
     def _give_up(self, batch: Batch) -> None:
-        """Goes back to what the disk says: nobody knows how far a commit came that failed."""
+        """Reads the state from the disk again: it is unknown how much of a failed commit is there."""
         batch.abandon()
         self._resume()
 
     def _resume(self) -> None:
-        """Takes up an existing dataset, and removes what a torn commit left in it."""
+        """Reads an existing dataset, and removes what an unfinished commit left in it."""
         sums = Checksums(self.folder)
         info = read_info(self.folder, sums)
         written = sums.json(lay.OWN) if (self.folder / lay.OWN).exists() else {}
         _check_same(self.folder, info, self._info, written, self._layout.own())
         self._info = info
-        self._tasks = read_tasks(self.folder, sums)
+        sums.read(lay.TASKS)
+        tasks = read_table(self.folder / lay.TASKS).sort_by("task_index")
+        self._tasks = tasks["task"].to_pylist()
         last = self._last_row(sums)
         if last is not None:
             numbers = [key.removesuffix("chunk_index") for key in last if key.endswith("chunk_index")]
@@ -221,7 +216,7 @@ class DatasetWriter:
             self.last_store_episode = last["store_episode"]
         self._files = ReplacedFiles.found(sums, self._next_file)
         self._remove_torn()
-        sync_folder(self.folder / "meta")  # a commit that failed at the last may be there
+        sync_folder(self.folder / "meta")  # a commit may have failed at this sync
         if last is not None:
             self._stats = self._read_stats(sums)
         if not written.get("checksums"):  # of an earlier version
@@ -238,14 +233,14 @@ class DatasetWriter:
         return None
 
     def _remove_torn(self) -> None:
-        """Removes files that no committed episode refers to: all numbers of ours from the next one on."""
+        """Removes files of ours that no committed episode refers to: all numbers from the next one on."""
         kinds = (*lay.NUMBERED, "meta/checksums/*/*")
         held = {f"arrays/{key}" for key in self._layout.arrays}
         if self._layout.images == "video":
             held |= {f"videos/{name}" for name in self._layout.pictures.values()}
         for path in [path for kind in kinds for path in listed(self.folder, kind) if path.is_file()]:
             name = path.relative_to(self.folder).as_posix()
-            if not lay.is_among(name, held):  # of a camera that nobody declared
+            if not lay.is_among(name, held):  # of a camera that is not declared
                 continue
             number = number_of(name)
             if path.name.endswith(lay.TEMPORARY) or (number is not None and number >= self._next_file):
@@ -255,46 +250,19 @@ class DatasetWriter:
             temporary_of(self.folder / name).unlink(missing_ok=True)
 
     def _read_stats(self, sums: Checksums) -> Stats:
-        """Returns the aggregate; summed up again if the torn commit is in it already."""
+        """Returns the aggregate; computed again if an unfinished commit is in it already."""
         path = self.folder / lay.STATS
         if path.exists():
             stats = from_json(sums.json(lay.STATS))
             if stats["index"]["count"][0] == self._info["total_frames"]:
                 return stats
-        stats = aggregate_of(self.folder, sums)
+        tables = episode_tables(self.folder, sums)
+        stats = aggregate([_stats_of_row(row) for table in tables for row in table.to_pylist()])
         self._files.replace({lay.STATS: json_bytes(to_json(stats))})
         return stats
 
 
-def tasks_file(tasks: list[str]) -> bytes:
-    """Returns what meta/tasks.parquet holds."""
-    sink = pa.BufferOutputStream()
-    pq.write_table(tasks_of(dict(enumerate(tasks))), sink, **lay.PARQUET)
-    return sink.getvalue().to_pybytes()
-
-
-def read_tasks(folder: Path, sums: Checksums) -> list[str]:
-    """Returns the instructions in the order of their index."""
-    sums.read(lay.TASKS)
-    table = read_table(folder / lay.TASKS)
-    return [
-        task
-        for _, task in sorted(zip(table["task_index"].to_pylist(), table["task"].to_pylist(), strict=True))
-    ]
-
-
-def aggregate_of(folder: Path, sums: Checksums) -> Stats:
-    """Returns the statistics of all episodes, from those of each."""
-    stats: Stats = {}
-    for path in listed(folder / "meta/episodes", "*/*.parquet"):
-        sums.require(str(path.relative_to(folder)))
-        for row in read_table(path).to_pylist():
-            stats = aggregate(stats, stats_of_row(row))
-    return stats
-
-
-def stats_of_row(row: Mapping[str, Any]) -> Stats:
-    """Returns the statistics in a row of meta/episodes."""
+def _stats_of_row(row: Mapping[str, Any]) -> Stats:
     stats: dict[str, dict[str, Any]] = {}
     for name, value in row.items():
         if name.startswith("stats/"):
@@ -305,17 +273,17 @@ def stats_of_row(row: Mapping[str, Any]) -> Stats:
 
 @refusing(DatasetError)
 def record_checksums(folder: str | Path) -> int:
-    """Records every file of a dataset as it is now, whatever was recorded before; returns how many files.
+    """Records the checksums of all files of a dataset anew; returns their number.
 
     Raises:
         DatasetError: no dataset, another writer has it open, or a link in it leads nowhere.
     """
     folder = Path(folder)
     if not (folder / lay.INFO).is_file():
-        read_info(folder)  # says what is missing
+        read_info(folder)  # raises: it is missing
     with closing(DatasetLock(folder)):
-        beside = folders_beside(folder)
-        names = [name for name in files_below(folder) if not is_below(name, beside)]
+        others = other_folders(folder)
+        names = [name for name in files_below(folder) if not is_below(name, others)]
         refuse_dangling(folder, names, "or remove the link.")
         return record(folder)
 
@@ -324,32 +292,27 @@ class DatasetLock:
     """The right to write to a dataset, until it is closed or the process ends."""
 
     def __init__(self, folder: Path) -> None:
-        """Takes the right.
-
-        Raises:
-            DatasetError: another writer has it.
-        """
+        """Raises `DatasetError` if another writer has it."""
         self._handle = os.open(folder / "meta", os.O_RDONLY | os.O_CLOEXEC)
         try:
             fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             is_same = os.path.samestat(os.fstat(self._handle), (folder / "meta").stat())
         except BlockingIOError:
             is_same = False
-        if not is_same:  # held by another, or exchanged by `compact` a moment ago
+        if not is_same:  # another has it, or `compact` exchanged the folder just now
             self.close()
             raise DatasetError(
                 f"{folder}: another writer has this dataset open. Close it first; reading needs no lock."
             )
 
     def close(self) -> None:
-        """Lets others write."""
         if self._handle >= 0:
             os.close(self._handle)
             self._handle = -1
 
 
 def _require_empty(folder: Path) -> None:
-    """Refuses a folder with episodes in it, but without the file that counts them."""
+    """Refuses a folder that holds episodes but not the file that counts them."""
     for name in ("data", "videos", "meta/episodes"):
         if (folder / name).exists():
             raise DatasetError(
@@ -360,7 +323,6 @@ def _require_empty(folder: Path) -> None:
 def _check_same(
     folder: Path, got: dict[str, Any], want: dict[str, Any], own: dict[str, Any], want_own: dict[str, Any]
 ) -> None:
-    """Refuses to append episodes of something else."""
     at = f"{folder}: cannot append: "
     if own.get("format") != lay.FORMAT:
         raise DatasetError(

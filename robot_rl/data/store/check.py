@@ -1,4 +1,4 @@
-"""Verifying and repairing a store: every checksum, every gap, and the dataset part."""
+"""Verifies and repairs a store: every checksum and every gap of its journal."""
 
 from __future__ import annotations
 
@@ -12,12 +12,7 @@ from robot_rl.core.files import make_folder, sync_tree
 from robot_rl.core.refusal import refusing
 from robot_rl.data.store.finished import forget_finished, known_losses, missing_segments, note_all
 from robot_rl.data.store.index import JournalIndex
-from robot_rl.data.store.journal import (
-    Kind,
-    Problem,
-    Segment,
-    segment_numbers,
-)
+from robot_rl.data.store.journal import Kind, Problem, Segment, segment_numbers
 from robot_rl.data.store.layout import STORE_JSON, Layout, read_layout, read_store_json, write_store_json
 from robot_rl.data.store.lock import WriterLock, is_being_written
 from robot_rl.data.store.recovery import cut_torn, note_lost, take_out
@@ -28,16 +23,16 @@ class StoreReport:
     """What `verify` found."""
 
     episodes: int
-    """In the journal; parts that a gap separates count one each."""
+    """In the journal; each part of an episode with gaps counts."""
     steps: int
     pictures: int
     records: int
     num_bytes: int
     """Of the journal."""
     problems: tuple[Problem, ...]
-    """Damage that nobody has repaired."""
+    """Damage that is not repaired."""
     lost: tuple[Problem, ...]
-    """What earlier crashes have cost, as far as the journal can tell; nothing is wrong now."""
+    """Known losses of earlier crashes and repairs; nothing is wrong now."""
     is_being_written: bool
 
 
@@ -45,7 +40,7 @@ class StoreReport:
 def verify(folder: str | Path) -> StoreReport:
     """Reads every record of the journal and compares it with its checksum; changes nothing.
 
-    An unfinished write at the end of a store that is being written is no problem but today's news.
+    While a process writes to the store, an unfinished write at its end is no problem.
 
     Raises:
         DatasetError: no store, or one of a later format.
@@ -54,7 +49,7 @@ def verify(folder: str | Path) -> StoreReport:
     problems: list[Problem] = []
     lost: list[Problem] = []
     if not (folder / STORE_JSON).is_file() and not segment_numbers(folder / "journal"):
-        read_store_json(folder)  # says what is missing
+        read_store_json(folder)  # raises: it is missing
     live = is_being_written(folder)
     try:
         layout = read_layout(folder)
@@ -84,13 +79,13 @@ def verify(folder: str | Path) -> StoreReport:
 
 @refusing(DatasetError, kept="What was whole is whole.")
 def repair(folder: str | Path) -> tuple[Problem, ...]:
-    """Takes damage out of the journal and notes in store.json what was lost with it.
+    """Takes damage out of the journal, lists in store.json what was lost with it, and returns that.
 
     Unfinished writes are cut off. A segment that is damaged inside is written again without the
     damaged records; the original is kept in `journal/damaged`.
 
     Raises:
-        DatasetError: a writer has the store, or nothing is left to tell its layout from.
+        DatasetError: a writer has the store, or neither store.json nor a segment holds its layout.
     """
     folder = Path(folder)
     if not (folder / STORE_JSON).is_file() and not segment_numbers(folder / "journal"):
@@ -118,31 +113,25 @@ def repair(folder: str | Path) -> tuple[Problem, ...]:
 
 
 def _segments(problems: Iterable[Problem]) -> set[int]:
-    """Returns the segments that problems are in."""
     return {int(problem.where[len("journal/") :][:6]) for problem in problems}
 
 
 def _gaps(index: JournalIndex, layout: Layout | None, noted: Sequence[Problem]) -> list[Problem]:
-    """Returns missing steps, and the episodes that have lost all pictures of a camera, unless noted."""
+    """Returns gaps that are not noted: missing steps, and episodes without any picture of a camera."""
     gaps = index.gaps(noted)
     known = {problem.where for problem in noted}
-    for episode in index.episodes.values() if layout is not None else ():
-        cameras = {record.d for record in episode.pictures}
-        gaps += [
-            Problem(
-                kind="gap",
-                where=f"episode {episode.episode}, {camera}",
-                episode=episode.episode,
-                detail="No picture is left.",
-            )
-            for number, camera in enumerate(layout.cameras if layout is not None else ())
-            if number not in cameras and episode.steps
-        ]
+    cameras = () if layout is None else layout.cameras
+    for episode in index.episodes.values():
+        seen = {record.d for record in episode.pictures}
+        for number, camera in enumerate(cameras):
+            if number not in seen and episode.steps:
+                where, detail = f"episode {episode.episode}, {camera}", "No picture is left."
+                gaps.append(Problem(kind="gap", where=where, episode=episode.episode, detail=detail))
     return [gap for gap in gaps if gap.first is not None or gap.where not in known]
 
 
 def _restore_store_json(folder: Path) -> None:
-    """Writes meta/store.json again from the head of a segment, if it cannot be read."""
+    """Writes meta/store.json again from the head of a segment if it cannot be read."""
     try:
         read_layout(folder)
         known_losses(folder)
@@ -156,9 +145,7 @@ def _restore_store_json(folder: Path) -> None:
             if content is not None:
                 make_folder(folder / "meta")
                 write_store_json(folder, {**json.loads(content), "lost": []})
-                note_lost(
-                    folder,
-                    [Problem(kind="damaged", where=STORE_JSON, detail="Written again from the journal.")],
-                )
+                detail = "Written again from the journal."
+                note_lost(folder, [Problem(kind="damaged", where=STORE_JSON, detail=detail)])
                 return
         raise

@@ -1,6 +1,6 @@
-"""Turns what a caller hands over into columns of steps, or says what is wrong with it.
+"""The columns of the steps that a caller appends, checked, and the lanes that they belong to.
 
-B lanes of one call, A action dim.
+B lanes of one call, L lanes in all, C cameras, A action dim.
 """
 
 from __future__ import annotations
@@ -16,15 +16,23 @@ from robot_rl.core.errors import DatasetError, nearest
 from robot_rl.data.episode import SOURCES, Array
 from robot_rl.data.store.layout import Layout
 
+NONE = -1
+"""No episode, no picture, no stamp."""
+
 
 class Columns:
-    """The columns of one store."""
+    """Makes the columns of one store; refuses what does not fit its layout."""
 
     def __init__(self, folder: Path, layout: Layout) -> None:
-        """Raises `DatasetError` where the layout has no state that fits its names."""
+        """Raises `DatasetError` if the layout has no state that fits its names."""
         self._folder = folder
         self._layout = layout
-        self._check_features()
+        state, names = layout.features.get("state"), layout.meta.state_names
+        if state is None or state.shape != (len(names),):
+            got = "is missing" if state is None else f"has shape {state.shape}"
+            raise DatasetError(
+                f"store {folder}: feature 'state' {got}, its {len(names)} names need ({len(names)},)."
+            )
 
     def of_vectors(
         self, lanes: NDArray[np.int64], obs: Mapping[str, Array], action: Array, base_action: Array | None
@@ -83,18 +91,39 @@ class Columns:
                 f"{nearest(unknown, features)} The features are fixed when a store is made."
             )
 
-    def _check_features(self) -> None:
-        state = self._layout.features.get("state")
-        names = self._layout.meta.state_names
-        if state is None or state.shape != (len(names),):
-            got = "is missing" if state is None else f"has shape {state.shape}"
-            raise DatasetError(
-                f"store {self._folder}: feature 'state' {got}, its {len(names)} names need ({len(names)},)."
-            )
+
+class Lanes:
+    """The state of every lane that was ever written to: its open episode, and the newest pictures."""
+
+    def __init__(self, num_cameras: int) -> None:
+        self.episode = np.full(0, NONE, np.int64)
+        """(L,), `NONE` outside an episode."""
+        self.step = np.zeros(0, np.int64)
+        """(L,), the next one of the episode."""
+        self.picture = np.full((0, num_cameras), NONE, np.int64)
+        """(L, C), the newest one."""
+        self.stamp = np.full((0, num_cameras), NONE, np.int64)
+        """(L, C), in ns, when the newest one was taken."""
+
+    def grow(self, lane: int) -> None:
+        """Makes room for lanes up to this one."""
+        more = lane + 1 - len(self.episode)
+        if more > 0:
+            empty = np.full((more, self.picture.shape[1]), NONE)
+            self.episode = np.r_[self.episode, np.full(more, NONE)]
+            self.step = np.r_[self.step, np.zeros(more, np.int64)]
+            self.picture, self.stamp = np.r_[self.picture, empty], np.r_[self.stamp, empty]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: values.copy() for name, values in vars(self).items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for name in vars(self):
+            setattr(self, name, np.array(state[name], np.int64))
 
 
 def source_index(source: str | Array) -> Any:
-    """Returns what is written for a source: an index into `SOURCES`, or (B,) of them."""
+    """Returns the index of a source in `SOURCES`; given indices (B,) are checked and returned."""
     if not isinstance(source, str):
         if np.max(source) >= len(SOURCES) or np.min(source) < 0:
             raise DatasetError(

@@ -1,7 +1,7 @@
-"""Which segments of a journal are finished, and how long; which are missing, and what is known to be lost.
+"""The list of finished segments in store.json: their lengths, those that are missing, and known losses.
 
-store.json lists them. The list is behind the journal, never ahead of it: a segment is noted after the
-disk has all of it, and taken off the list before it is removed.
+The list is behind the journal, never ahead of it: a segment is listed after the disk has all of it, and
+taken off the list before it is removed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _KEY = "segments"
 
 
 def note_finished(folder: Path, num_bytes: Mapping[int, int]) -> None:
-    """Adds segments to the list, but those that are gone by now; one that is on it gets another length."""
+    """Adds number -> bytes of segments that still exist to the list, or replaces their length."""
 
     def added(content: dict[str, Any]) -> dict[str, Any]:
         there = {n: size for n, size in num_bytes.items() if segment_path(folder / "journal", n).is_file()}
@@ -30,7 +30,7 @@ def note_finished(folder: Path, num_bytes: Mapping[int, int]) -> None:
 
 
 def note_all(folder: Path) -> None:
-    """Adds the segments that a crash, or an earlier version, left off the list; nobody writes to them now."""
+    """Adds the segments that a crash or an earlier version left off the list; no process writes to them."""
     journal, listed = folder / "journal", _finished(read_store_json(folder))
     left: dict[int, int] = {}
     for number in segment_numbers(journal):
@@ -57,11 +57,9 @@ def last_finished(folder: Path) -> int:
 
 
 def missing_segments(folder: Path, torn: Collection[int] = ()) -> list[Problem]:
-    """Returns the finished segments that are gone, or shorter than they were.
+    """Returns the finished segments that are gone or shorter than they were, but those in `torn`.
 
-    Args:
-        folder: of the store.
-        torn: segments whose end is known to be unfinished: that they are short is no news.
+    `torn` are segments whose end is known to be unfinished.
     """
     # A writer may have trimmed them just after the first look.
     return _missing(folder, torn) and _missing(folder, torn)
@@ -92,11 +90,7 @@ def _with(content: Mapping[str, Any], finished: Mapping[int, int]) -> dict[str, 
 
 
 def known_losses(folder: Path) -> list[Problem]:
-    """Returns what was lost and is noted.
-
-    Raises:
-        DatasetError: store.json is damaged.
-    """
+    """Returns the losses that store.json lists; raises `DatasetError` if it is damaged."""
     try:
         return [Problem(**entry) for entry in read_store_json(folder).get("lost", [])]
     except TypeError as error:  # written before there was a checksum

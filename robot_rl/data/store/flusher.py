@@ -1,13 +1,13 @@
-"""The thread that brings steps and pictures to the disk while the robot moves.
+"""The thread that writes steps and pictures to the disk while the robot moves.
 
 The control thread fills a block and hands over pictures; it never waits for the disk. Every
-`flush_s` the thread takes the block, whatever is in it, and writes it behind the pictures that
-it refers to: one write and one fdatasync.
+`flush_s` the thread takes the block and writes it behind the pictures that it refers to: one write and
+one fdatasync.
 
-What is handed over stays in the queue until the records of it are packed, and those stay in memory
-until the disk has them. So a failure loses nothing, whatever failed and where: the segment is cut
-back to the last good flush, the thread stops, every call of the writer says so, and the next `flush`
-begins again where it stopped. A picture that cannot be compressed holds up the steps behind it.
+A block or picture stays in the queue until its records are packed, and these stay in memory until the
+disk has them. So no failure loses anything: the segment is cut back to the last good flush, the thread
+stops, every call of the writer raises, and the next `flush` begins again where it stopped. A picture
+that cannot be compressed holds up the steps behind it.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ from robot_rl.data.store.layout import Layout, PictureFormat, encode_picture
 logger = logging.getLogger(__name__)
 
 _WRITE_BYTES = 32 << 20
-"""As much is written before its time."""
+"""So much is written at once, before `flush_s` is over."""
 _SPARE = 8
-"""Buffers for pictures that are there from the beginning, for each size of picture."""
+"""Buffers for pictures that are made at the start, for each size of picture."""
 _LOOK_S = 1.0
-"""How often one who waits for the thread looks whether it is still there."""
+"""A thread that waits looks this often whether the writing thread still runs."""
 
 
 class WritingError(Exception):
-    """The thread cannot write; `__cause__` is why."""
+    """The thread cannot write; `__cause__` holds the reason."""
 
 
 @dataclass
 class Block:
-    """Steps of all lanes in the order in which they came, by columns."""
+    """Steps of all lanes in the order of appending, by columns."""
 
     columns: dict[str, Array]
     episode: Array
@@ -58,11 +58,10 @@ class Block:
     begun: list[tuple[int, int, bytes]] = field(default_factory=list[tuple[int, int, bytes]])
     """Episode, lane, JSON."""
     ended: list[tuple[int, int, bytes]] = field(default_factory=list[tuple[int, int, bytes]])
-    """Episode, steps, final observation (empty: not known)."""
+    """Episode, steps, final observation (empty: unknown)."""
 
     @classmethod
     def of(cls, layout: Layout, capacity: int) -> Block:
-        """Returns an empty block."""
         columns = {
             name: np.zeros((capacity, *feature.shape), feature.dtype)
             for name, feature in layout.columns.items()
@@ -74,7 +73,6 @@ class Block:
         return not (self.size or self.begun or self.ended)
 
     def clear(self) -> None:
-        """Makes room again."""
         self.size = 0
         self.begun.clear()
         self.ended.clear()
@@ -93,7 +91,7 @@ class Picture:
 
 @dataclass(eq=False)
 class _Mark:
-    """Everything before it is to be on the disk now."""
+    """Asks that everything before it is written to the disk now."""
 
     rotates: bool = False
     """Whether the next record begins another segment."""
@@ -108,45 +106,38 @@ class JournalFile:
         self._journal = folder / "journal"
         self._layout = layout
         self._segment_bytes = segment_bytes
-        self._number = first - 1
+        self.number = first - 1
+        """The segment being written; segments below it are finished."""
         self._fd = -1
         self._size = 0
         self._is_cut = True
         """Whether the file ends where the last good flush did."""
         self._open: dict[int, tuple[int, bytes]] = {}
         self._finished: dict[int, int] = {}
-        """Segment -> bytes, of those that store.json does not list yet."""
+        """Segment -> bytes of those that store.json does not list yet."""
         self.flushes = 0
         self.written_bytes = 0
 
-    @property
-    def number(self) -> int:
-        """Returns the segment being written; segments below it are finished."""
-        return self._number
-
     def pack(self, kind: Kind, payload: bytes, *keys: int) -> bytes:
-        """Returns a record of the flush that comes next."""
+        """Returns a record of the next flush."""
         a, b, c, d = (*keys, 0, 0, 0, 0)[:4]
         return pack(kind, payload, (a, b, c, d), self.flushes + 1)
 
     def pack_begin(self, episode: int, lane: int, content: bytes) -> bytes:
-        """Returns the record that begins an episode; every segment it continues in repeats it."""
+        """Returns the record that begins an episode; every segment in which it continues repeats it."""
         self._open[episode] = (lane, content)
         return self.pack(Kind.EPISODE, content, episode, lane)
 
     def pack_end(self, episode: int, steps: int, final: bytes) -> bytes:
-        """Returns the record that ends an episode."""
         self._open.pop(episode, None)
         return self.pack(Kind.END, final, episode, steps, int(bool(final)))
 
     def write(self, records: list[bytes]) -> None:
         """Appends records and waits until the disk has them; all of them, or an error and none."""
         if self._fd < 0:
-            number = self._number + 1
-            self._fd = os.open(
-                segment_path(self._journal, number), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644
-            )
-            self._number = number
+            path = segment_path(self._journal, self.number + 1)
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self.number += 1
         is_new = self._size == 0
         content = b"".join([*(self._head() if is_new else ()), *records])
         flushes, written = self.flushes + 1, self.written_bytes + len(content)
@@ -171,14 +162,14 @@ class JournalFile:
             self.rotate()
 
     def _cut(self) -> None:
-        """Takes what an attempt to write has left off the end."""
+        """Cuts off what a failed write has left at the end."""
         os.ftruncate(self._fd, self._size)
         self._is_cut = True
 
     def rotate(self) -> None:
         """Finishes the segment; the next write begins another."""
         if self._fd >= 0 and self._size:
-            self._finished[self._number] = self._size
+            self._finished[self.number] = self._size
             handle, self._fd, self._size = self._fd, -1, 0
             with contextlib.suppress(OSError):  # the disk has all of it
                 os.close(handle)
@@ -189,22 +180,22 @@ class JournalFile:
         return [(episode, lane, content.decode()) for episode, (lane, content) in self._open.items()]
 
     def rewind(self, segment: int, unfinished: Iterable[tuple[int, int, str]]) -> None:
-        """Lets the next write begin a segment again, which these episodes go on in."""
+        """Lets the next write begin this segment again, in which these episodes go on."""
         assert self._fd < 0, "a segment is being written"
-        self._number = segment - 1
+        self.number = segment - 1
         self._finished = {number: size for number, size in self._finished.items() if number < segment}
         self._open = {episode: (lane, content.encode()) for episode, lane, content in unfinished}
 
     def close(self) -> None:
-        """Closes the segment, and leaves none behind in which nothing was written."""
+        """Closes the segment; one in which nothing was written is removed."""
         if self._fd >= 0 and not self._size:
             handle, self._fd = self._fd, -1
             os.close(handle)
-            segment_path(self._journal, self._number).unlink(missing_ok=True)
+            segment_path(self._journal, self.number).unlink(missing_ok=True)
         self.rotate()
 
     def _note(self) -> None:
-        """Lists what is finished in store.json; where the disk refuses, the next time will do."""
+        """Lists finished segments in store.json; if the disk refuses, the next call does it."""
         try:
             note_finished(self._journal.parent, self._finished)
             self._finished.clear()
@@ -216,11 +207,11 @@ class JournalFile:
         begun = [
             self.pack(Kind.EPISODE, content, episode, lane) for episode, (lane, content) in self._open.items()
         ]
-        return [self.pack(Kind.SEGMENT, layout, FORMAT, self._number), *begun]
+        return [self.pack(Kind.SEGMENT, layout, FORMAT, self.number), *begun]
 
 
 class Flusher:
-    """Thread, queue, and the block that the control thread fills while it holds `changed`."""
+    """The thread, its queue, and the block that the control thread fills while it holds `changed`."""
 
     def __init__(
         self,
@@ -236,7 +227,7 @@ class Flusher:
         self.changed = threading.Condition(threading.Lock())
         self.block = Block.of(layout, capacity)
         self.error: BaseException | None = None
-        """Why the thread has stopped, until `flush` lets it try again."""
+        """The reason why the thread has stopped, until `flush` lets it try again."""
         self.appended_steps = 0
         self.waiting_bytes = 0
         """Pixels that wait to be compressed."""
@@ -252,7 +243,7 @@ class Flusher:
         self._quality = quality
         self._queue: deque[Block | Picture | _Mark] = deque()
         self._free_blocks: list[Block] = []
-        # Filled, not only reserved: the first touch of fresh memory takes half a millisecond.
+        # Filled, not only reserved: the first write to fresh memory takes half a millisecond.
         sizes = [int(np.prod(layout.features[camera].shape)) for camera in layout.cameras]
         self._free_pixels = {size: [bytearray(b"\1") * size for _ in range(_SPARE)] for size in sizes}
         self._pending: list[bytes] = []
@@ -265,12 +256,12 @@ class Flusher:
 
     @property
     def waiting_steps(self) -> int:
-        """Returns how many steps were appended and are not yet on the disk."""
+        """Steps that were appended and are not yet on the disk."""
         return self.appended_steps - self.flushed_steps
 
     @property
     def is_alive(self) -> bool:
-        """Returns whether the thread is there, which only `close` should end."""
+        """Whether the thread runs; only `close` should end it."""
         return self._thread.is_alive()
 
     def check(self) -> None:
@@ -283,7 +274,7 @@ class Flusher:
     # --- called by the control thread, which holds `changed` -------------------------------------
 
     def cut(self) -> None:
-        """Hands the block over and takes an empty one."""
+        """Hands the block over and begins an empty one."""
         if not self.block.is_empty:
             fresh = self._free_blocks.pop() if self._free_blocks else Block.of(self._layout, self._capacity)
             self._queue.append(self.block)
@@ -291,39 +282,33 @@ class Flusher:
             self.changed.notify_all()
 
     def take_pixels(self, num_bytes: int) -> bytearray:
-        """Returns a buffer for one picture."""
         free = self._free_pixels.get(num_bytes)
         return free.pop() if free else bytearray(num_bytes)
 
     def put(self, picture: Picture) -> None:
-        """Hands a picture over."""
         self._queue.append(picture)
         self.waiting_bytes += len(picture.pixels)
         self.changed.notify_all()
 
     def wait_until(self, holds: Callable[[], bool]) -> None:
-        """Waits for the thread.
-
-        Raises:
-            WritingError: it has stopped.
-        """
+        """Waits for the thread; raises `WritingError` if it has stopped."""
         while not holds():
             self.check()
             self.changed.wait(_LOOK_S)
 
-    # --- called by the control thread, which does not --------------------------------------------
+    # --- called by the control thread, which does not hold it ------------------------------------
 
     def flush(self) -> int:
-        """Waits until everything appended so far is on the disk; returns the steps of it in all.
+        """Waits until everything appended so far is on the disk; returns the steps on the disk.
 
         Raises:
-            WritingError: what kept the thread from writing; it tries again at the next call.
+            WritingError: the thread cannot write; it tries again at the next call.
         """
         self._send(_Mark())
         return self.flushed_steps
 
     def rotate(self) -> int:
-        """Flushes and finishes the segment; returns the number that the next one will have."""
+        """Flushes and finishes the segment; returns the number of the next one."""
         mark = _Mark(rotates=True)
         self._send(mark)
         return mark.next_segment
@@ -332,7 +317,7 @@ class Flusher:
         with self.changed:
             self.cut()
             if self.error is not None and self._queue and not isinstance(self._queue[0], _Mark):
-                self._queue.appendleft(_Mark())  # what was packed before the thread stopped goes first
+                self._queue.appendleft(_Mark())  # what was packed before the thread stopped is written first
             self._queue.append(mark)
             self.error = None
             self.changed.notify_all()
@@ -356,14 +341,17 @@ class Flusher:
         while goes_on:
             try:
                 goes_on = self._turn()
-            except BaseException as error:  # whatever it is: those who append are told
+            except BaseException as error:  # every later call of the writer raises it
                 self.error = error
-                with contextlib.suppress(MemoryError), self.changed:  # they look by themselves, too
+                with (
+                    contextlib.suppress(MemoryError),
+                    self.changed,
+                ):  # waiting threads look by themselves
                     self.changed.notify_all()
                     logger.error("store: writing stopped: %s: %s", type(error).__name__, error)
 
     def _turn(self) -> bool:
-        """Waits for something to do and does it; returns False when it is time to end."""
+        """Waits for an item and handles it; returns False when the thread must end."""
         with self.changed:
             if self._is_closing and (self.error is not None or not self._queue):
                 return False
@@ -384,7 +372,7 @@ class Flusher:
         return True
 
     def _handle(self, item: Block | Picture | _Mark) -> None:
-        """Does what an item asks for, and only then takes it off the queue."""
+        """Handles an item, and only then takes it off the queue."""
         match item:
             case Picture():
                 self._take([self._encoded(item)], item)
@@ -403,7 +391,7 @@ class Flusher:
             self._write()
 
     def _take(self, records: list[bytes], item: Block | Picture) -> None:
-        """Takes packed records in the place of their item, which is free for the next."""
+        """Replaces an item by its packed records, and reuses its memory."""
         with self.changed:
             self._pending += records
             self._queue.popleft()
@@ -420,7 +408,7 @@ class Flusher:
     def _write(self) -> None:
         if not self._pending:
             return
-        after: list[bytes] = []
+        after: list[bytes] = []  # made before the write: afterwards nothing may fail
         flushed = self.flushed_steps + self._pending_steps
         self._file.write(self._pending)
         with self.changed:
@@ -434,7 +422,7 @@ class Flusher:
         return self._file.pack(Kind.PICTURE, encoded, item.episode, item.picture, item.stamp_ns, item.camera)
 
     def _records(self, block: Block) -> list[bytes]:
-        """Returns a block as records: what begins, the steps of each episode, what ends."""
+        """Returns a block as records: beginnings, the steps of each episode, ends."""
         records = [self._file.pack_begin(*begun) for begun in block.begun]
         if block.size:
             records += self._steps(block)
@@ -444,7 +432,7 @@ class Flusher:
         episode, size = block.episode[: block.size], block.size
         columns: dict[str, Any] = {name: values[:size] for name, values in block.columns.items()}
         step = block.step[:size]
-        if (episode[1:] < episode[:-1]).any():  # lanes take turns: bring the steps of each together
+        if (episode[1:] < episode[:-1]).any():  # steps of several lanes: those of one episode come together
             order = np.argsort(episode, kind="stable")
             episode, step = episode[order], step[order]
             columns = {name: values[order] for name, values in columns.items()}
@@ -464,5 +452,5 @@ class Flusher:
 
 
 def block_capacity(layout: Layout) -> int:
-    """Returns how many steps a block holds: about 8 MiB, so that a store costs little memory."""
+    """Returns the steps of a block: about 8 MiB of them, so that a store needs little memory."""
     return int(np.clip((8 << 20) // (layout.step_bytes + HEADER.size), 16, 1 << 16))

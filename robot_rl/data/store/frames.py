@@ -1,4 +1,4 @@
-"""Pictures of a journal episode, decoded when somebody looks at them."""
+"""Pictures of an episode in the journal, decoded when they are indexed."""
 
 from __future__ import annotations
 
@@ -15,19 +15,12 @@ from robot_rl.data.store.layout import decode_picture
 
 
 class JournalFrames:
-    """T pictures of one camera: what each step saw."""
+    """T pictures of one camera: the one that each step saw."""
 
     def __init__(
         self, index: JournalIndex, records: list[Record], rows: NDArray[np.int64], shape: tuple[int, ...]
     ) -> None:
-        """Refers to pictures.
-
-        Args:
-            index: reads them.
-            records: the pictures of the camera.
-            rows: (T,) which of them each step saw.
-            shape: (h, w, 3)
-        """
+        """Args: records: pictures of the camera; rows: (T,) which of them each step saw; shape: (h, w, 3)."""
         self._index = index
         self._records = records
         self._rows = rows
@@ -48,12 +41,8 @@ class JournalFrames:
             out[rows == row] = self._decode(int(row))
         return out
 
-    def encoded(self, step: int) -> bytes:
-        """Returns the picture of a step as it was written (JPEG or PNG)."""
-        return self._index.payload(self._records[int(self._rows[step])])
-
     def _decode_cached(self, row: int) -> Array:
-        """Decodes once for the steps in a row that saw the same picture."""
+        """Decodes once for successive steps that saw the same picture."""
         last = self._last
         if last is None or last[0] != row:
             self._last = last = (row, self._decode(row))
@@ -62,7 +51,7 @@ class JournalFrames:
     def _decode(self, row: int) -> Array:
         if not self._records:
             raise DatasetError(
-                "A camera has no picture left in this episode. `robot-rl replay verify` says what happened; "
+                "A camera has no picture left in this episode. `robot-rl replay verify` names the damage; "
                 "the numbers of the episode can be read."
             )
         record = self._records[row]
@@ -76,10 +65,10 @@ class JournalFrames:
 
 
 def rows_of(wanted: NDArray[np.int64], records: list[Record]) -> NDArray[np.int64]:
-    """Returns which record each step refers to: its own picture, else the last one before it.
+    """Returns the record that each step refers to: its own picture, else the last one before it.
 
-    A picture that is gone (dropped by a writer that was behind, or damaged) leaves its steps to
-    the one before; steps at the beginning, which have none before, see the first that there is.
+    Steps whose picture is gone (dropped by a writer that was behind, or damaged) see the one before it.
+    Steps at the beginning, which have none before, see the first.
     """
     there = np.array([record.b for record in records], np.int64)
     return np.maximum(np.searchsorted(there, wanted, side="right") - 1, 0)

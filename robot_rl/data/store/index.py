@@ -1,13 +1,13 @@
-"""Index of a journal: which records make up which episode. Made from headers alone.
+"""Index of a journal: the records of each episode. It is made from headers alone.
 
-A step that is missing splits an episode: no window may reach across it. The parts are episodes of
-their own, all but the last one unfinished.
+A missing step splits an episode, because no window may reach across it. Each part is an episode; all
+but the last are unfinished.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from robot_rl.core.errors import DatasetError
@@ -38,7 +38,7 @@ class EpisodeIndex:
         return parts
 
     def gaps(self) -> Iterator[tuple[int, int]]:
-        """Yields first missing step and number of missing steps."""
+        """Yields the first missing step and the number of missing steps of each gap."""
         expected = 0
         for record in self.steps:
             if record.b > expected:
@@ -49,15 +49,14 @@ class EpisodeIndex:
 
 
 class JournalIndex:
-    """Every episode in the journal of a store; `refresh` adds what came since."""
+    """Every episode in the journal of a store; `refresh` adds what was appended since."""
 
     def __init__(self, folder: Path, *, check_all: bool = False) -> None:
         """Reads the headers of all records.
 
         Args:
-            folder: of the store.
-            check_all: also read every payload, and leave damaged ones out. Otherwise that is done
-                for the last flush only: what came before it had reached the disk.
+            check_all: also read every payload, and leave damaged ones out. Otherwise only the payloads of
+                the last flush are read: the disk had everything before it.
         """
         self.journal = folder / "journal"
         self.episodes: dict[int, EpisodeIndex] = {}
@@ -66,17 +65,17 @@ class JournalIndex:
         self.torn: dict[int, Problem] = {}
         """Segment -> unfinished write at its end."""
         self.hurt: list[Problem] = []
-        """The part of `damage` inside of the last write, of which a power cut may leave out any page."""
+        """The part of `damage` inside the last write: a power cut may lose any page of that write."""
         self.last_flush = 0
         """The number of that write."""
         self.num_records = 0
         self.touched: set[int] = set()
-        """Episodes with new records; whoever takes them in clears it."""
+        """Episodes with new records; the reader that takes them in clears it."""
         self._check_all = check_all
         self.refresh()
 
     def refresh(self) -> bool:
-        """Takes in what was appended since; returns whether there was anything."""
+        """Reads what was appended since; returns whether there was anything."""
         before = self.num_records
         numbers = segment_numbers(self.journal)
         for number in numbers:
@@ -90,15 +89,10 @@ class JournalIndex:
 
     @property
     def problems(self) -> list[Problem]:
-        """Returns all damage, and the unfinished writes."""
         return [*self.damage, *(self.torn[number] for number in sorted(self.torn))]
 
     def gaps(self, noted: Iterable[Problem] = ()) -> list[Problem]:
-        """Returns the steps that are missing inside of episodes, and that no other problem counts.
-
-        Args:
-            noted: losses that are known already.
-        """
+        """Returns the missing steps inside episodes, unless a problem or a `noted` loss counts them."""
         counted: dict[int, list[Problem]] = {}
         for problem in (*noted, *self.problems):
             if problem.episode is not None and problem.first is not None:
@@ -112,11 +106,10 @@ class JournalIndex:
                     if problem.first is not None and first <= problem.first < first + steps
                 )
                 if explained < steps:
-                    where = f"episode {episode.episode}, step {first}"
                     gaps.append(
                         Problem(
                             kind="gap",
-                            where=where,
+                            where=f"episode {episode.episode}, step {first}",
                             steps=steps - explained,
                             episode=episode.episode,
                             first=first,
@@ -126,7 +119,7 @@ class JournalIndex:
         return gaps
 
     def payload(self, record: Record) -> bytes:
-        """Returns the payload of a record; raises `DatasetError` where it is damaged."""
+        """Returns the payload of a record; raises `DatasetError` if it is damaged."""
         return self.segments[record.segment].read(record)
 
     def drop(self, episodes: set[int]) -> None:
@@ -146,7 +139,7 @@ class JournalIndex:
 
     def _scan(self, segment: Segment, *, is_last: bool) -> None:
         records: list[Record] = []
-        unread: list[tuple[int, Problem]] = []  # and how many records come before it
+        unread: list[tuple[int, Problem]] = []  # with the number of records before it
         self.torn.pop(segment.number, None)
         for found in segment.scan(segment.scanned):
             if isinstance(found, Record):
@@ -165,7 +158,7 @@ class JournalIndex:
             or segment.payload(record) is not None
             for record in records
         ]
-        while is_last and records and not good[-1]:  # a power cut: the file's length arrived, its end did not
+        while is_last and records and not good[-1]:  # a power cut: the disk lacks the file's end
             self._tear(segment, records.pop())
             good.pop()
         begin = next((i for i, record in enumerate(records) if record.flush == last_flush), len(records))
@@ -180,10 +173,7 @@ class JournalIndex:
     def _take(
         self, segment: Segment, records: list[Record], good: list[bool], *, checks: bool = False
     ) -> list[Problem]:
-        """Adds the good records and returns the damage.
-
-        Args: checks: whether to leave steps out that need records which are not there.
-        """
+        """Adds the good records and returns the damage; `checks` leaves out steps that need a lost record."""
         kept = [record for record, is_good in zip(records, good, strict=True) if is_good]
         spoiled = self._spoiled(segment, kept) if checks else set()
         found: list[Problem] = []
@@ -195,18 +185,20 @@ class JournalIndex:
             detail = f"The checksum of {what} does not match."
             if is_good:
                 detail = f"A picture of {what}, or the beginning of the episode, was lost."
-            found.append(_damaged(segment, record, detail))
+            found.append(
+                segment.problem("damaged", record.offset, record.end - record.offset, record, detail)
+            )
         self.damage += found
         return found
 
     def _spoiled(self, segment: Segment, records: list[Record]) -> set[Record]:
-        """Returns the steps and ends of a write whose pictures, or the beginning of whose episode, it lost.
+        """Returns the steps and ends of a write that need a lost picture or a lost beginning of an episode.
 
         They would show an earlier picture, or have the instruction of another episode.
         """
         try:
             layout = read_layout(self.journal.parent)
-        except DatasetError:  # damaged as well: nobody reads the store before `repair`
+        except DatasetError:  # damaged as well: the store cannot be read before `repair`
             return set()
         begun = {episode.episode for episode in self.episodes.values() if episode.begin is not None}
         begun |= {record.a for record in records if record.kind == Kind.EPISODE}
@@ -223,21 +215,14 @@ class JournalIndex:
         return {record for record in records if not is_whole(record)}
 
     def _tear(self, segment: Segment, record: Record) -> None:
-        """Counts a whole-looking record at the end among what was never written to the end."""
-        after = self.torn.get(segment.number)
-        steps = record.c if record.kind == Kind.STEPS else 0
+        """Adds a record at the end, whose header is whole and payload is not, to the unfinished write."""
+        after, num_bytes = self.torn.get(segment.number), segment.size() - record.offset
+        torn = segment.problem("torn", record.offset, num_bytes, record, "A write that did not finish.")
         if after is not None:
-            steps = None if after.steps is None else steps + after.steps
+            steps = None if torn.steps is None or after.steps is None else torn.steps + after.steps
+            torn = replace(torn, steps=steps)
         segment.scanned = record.offset
-        self.torn[segment.number] = Problem(
-            kind="torn",
-            where=f"{segment.name}, byte {record.offset}",
-            num_bytes=segment.size() - record.offset,
-            steps=steps,
-            episode=record.a,
-            first=record.b if record.kind == Kind.STEPS else None,
-            detail="A write that did not finish.",
-        )
+        self.torn[segment.number] = torn
 
     def _add(self, record: Record) -> None:
         self.num_records += 1
@@ -259,16 +244,3 @@ class JournalIndex:
                 episode.end = record
             case _:  # of a later format, which may add kinds but not change these
                 pass
-
-
-def _damaged(segment: Segment, record: Record, detail: str) -> Problem:
-    is_steps = record.kind == Kind.STEPS
-    return Problem(
-        kind="damaged",
-        where=f"{segment.name}, byte {record.offset}",
-        num_bytes=record.end - record.offset,
-        steps=record.c if is_steps else 0,
-        episode=record.a,
-        first=record.b if is_steps else None,
-        detail=detail,
-    )

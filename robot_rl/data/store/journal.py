@@ -1,14 +1,14 @@
-"""Framing of the journal: records that say where they end and whether they are whole.
+"""Framing of the journal: records that hold their own length and checksum.
 
-A segment `journal/NNNNNN.log` is a row of records, the first of which (SEGMENT) holds the format
-and the layout of the store. A record is a header of 64 bytes and a payload:
+A segment `journal/NNNNNN.log` is a sequence of records. The first (SEGMENT) holds the format and the
+layout of the store. A record is a header of 64 bytes and a payload:
 
     magic 4s | kind u16 | format u16 | length u32 | payload crc32 u32 | flush u64 | keys 4 x i64 |
     4 bytes of zero | crc32 of the above u32
 
-The header's own crc makes a jump over a payload trustworthy, so an index reads headers alone; what
-an index needs to know stands in the keys. After damage, reading resumes at the next magic whose
-header is whole. Everything is little-endian.
+The header has its own crc, so an index can trust the length and read headers alone; the keys hold what
+an index needs. After damage, reading resumes at the next magic whose header is whole. Everything is
+little-endian.
 """
 
 from __future__ import annotations
@@ -66,13 +66,12 @@ class Record(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Returns the offset of what follows."""
         return self.offset + HEADER.size + self.length
 
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """Bytes that hold no whole record, or steps that are missing."""
+    """Bytes that hold no whole record, or missing steps."""
 
     kind: str
     """torn (an unfinished write at the end), damaged (in the middle), gap (steps are missing)."""
@@ -80,10 +79,10 @@ class Problem:
     """File and byte, or episode and step."""
     num_bytes: int = 0
     steps: int | None = 0
-    """Steps lost with it; None means nobody can know."""
+    """Steps lost with it; None: unknown."""
     episode: int | None = None
     first: int | None = None
-    """First of the steps lost, where it is known."""
+    """First of the lost steps, where it is known."""
     detail: str = ""
 
     def __str__(self) -> str:
@@ -110,25 +109,24 @@ def segment_numbers(journal: Path) -> list[int]:
 
 
 class Segment:
-    """A segment that is read; it stays readable after it was removed."""
+    """A segment that is being read; it stays readable after its file was removed."""
 
     def __init__(self, journal: Path, number: int) -> None:
         self.number = number
         self.name = f"journal/{number:06d}.log"
         self.fd = os.open(segment_path(journal, number), os.O_RDONLY | os.O_CLOEXEC)
         self.scanned = 0
-        """Everything before this byte is in the index."""
+        """The index holds everything before this byte."""
 
     def __del__(self) -> None:
         if hasattr(self, "fd"):
             os.close(self.fd)
 
     def size(self) -> int:
-        """Returns the bytes of the file now."""
         return os.fstat(self.fd).st_size
 
     def header(self, offset: int) -> Record | None:
-        """Returns the record whose header begins at a byte, None if no whole header does."""
+        """Returns the record whose header begins at a byte, None if there is no whole header."""
         head = os.pread(self.fd, HEADER.size, offset)
         if len(head) < HEADER.size:
             return None
@@ -138,23 +136,19 @@ class Segment:
         return Record(self.number, offset, kind, length, crc, flush, a, b, c, d)
 
     def payload(self, record: Record) -> bytes | None:
-        """Returns the payload, None if it is not what was written."""
+        """Returns the payload, None if it is damaged."""
         payload = os.pread(self.fd, record.length, record.offset + HEADER.size)
         if len(payload) != record.length or zlib.crc32(payload) != record.crc:
             return None
         return payload
 
     def read(self, record: Record) -> bytes:
-        """Returns the payload.
-
-        Raises:
-            DatasetError: it is damaged; the message says where and what to do.
-        """
+        """Returns the payload; raises `DatasetError` if it is damaged."""
         payload = self.payload(record)
         if payload is None:
             raise DatasetError(
                 f"{self.name}, byte {record.offset}: the checksum of {self.describe(record)} does not match. "
-                "`robot-rl replay repair` takes it out of the store and says what is lost; "
+                "`robot-rl replay repair` takes it out of the store and prints what is lost; "
                 "all other records stay."
             )
         return payload
@@ -162,22 +156,18 @@ class Segment:
     @staticmethod
     def describe(record: Record) -> str:
         """Returns what a record holds, in words."""
-        match record.kind:
-            case Kind.STEPS:
-                return f"steps {record.b} to {record.b + record.c - 1} of episode {record.a}"
-            case Kind.PICTURE:
-                return f"picture {record.b} of episode {record.a}"
-            case Kind.EPISODE:
-                return f"the beginning of episode {record.a}"
-            case Kind.END:
-                return f"the end of episode {record.a}"
-            case _:
-                return "the head of the segment"
+        words: dict[int, str] = {
+            Kind.STEPS: f"steps {record.b} to {record.b + record.c - 1} of episode {record.a}",
+            Kind.PICTURE: f"picture {record.b} of episode {record.a}",
+            Kind.EPISODE: f"the beginning of episode {record.a}",
+            Kind.END: f"the end of episode {record.a}",
+        }
+        return words.get(record.kind, "the head of the segment")
 
     def scan(self, start: int) -> Iterator[Record | Problem]:
-        """Yields the records from a byte on, and what is between them that is no record.
+        """Yields the records from a byte on, and problems where bytes between them are no record.
 
-        A problem of kind `torn` is the last thing yielded: nothing whole follows it.
+        A problem of kind `torn` comes last: no whole record follows it.
         """
         offset, size = start, self.size()
         last: Record | None = None
@@ -187,32 +177,30 @@ class Segment:
                 yield record
                 last, offset = record, record.end
                 continue
-            # A record that lost bytes claims the beginning of its successor: look inside it as well.
+            # A record that lost bytes covers the beginning of its successor: look inside it as well.
             inside = last is not None and self.payload(last) is None
             begin = last.offset + HEADER.size if inside and last is not None else offset + 1
             found = None if record is not None else self._next_record(begin, size)
             if found is None:
-                lost = _steps_of(record)
-                where = f"{self.name}, byte {offset}"
-                yield Problem(
-                    kind="torn",
-                    where=where,
-                    num_bytes=size - offset,
-                    steps=lost,
-                    episode=None if record is None else record.a,
-                    first=record.b if record is not None and record.kind == Kind.STEPS else None,
-                    detail="A write that did not finish.",
-                )
+                yield self.problem("torn", offset, size - offset, record, "A write that did not finish.")
                 return
             if found > offset:
-                yield Problem(
-                    kind="damaged",
-                    where=f"{self.name}, byte {offset}",
-                    num_bytes=found - offset,
-                    steps=None,
-                    detail="No record can be read there; reading resumed at the next one.",
-                )
+                detail = "No record can be read there; reading resumed at the next one."
+                yield self.problem("damaged", offset, found - offset, None, detail)
             offset, last = found, None
+
+    def problem(self, kind: str, offset: int, num_bytes: int, record: Record | None, detail: str) -> Problem:
+        """Returns the problem of some bytes; `record` is the one that they hold, where it is known."""
+        is_steps = record is not None and record.kind == Kind.STEPS
+        return Problem(
+            kind=kind,
+            where=f"{self.name}, byte {offset}",
+            num_bytes=num_bytes,
+            steps=None if record is None else record.c if is_steps else 0,
+            episode=None if record is None else record.a,
+            first=record.b if record is not None and is_steps else None,
+            detail=detail,
+        )
 
     def _next_record(self, start: int, size: int) -> int | None:
         """Returns the first byte from `start` where a whole record begins."""
@@ -226,10 +214,3 @@ class Segment:
                 at = window.find(MAGIC, at + 1)
             start += _WINDOW
         return None
-
-
-def _steps_of(record: Record | None) -> int | None:
-    """Returns how many steps are lost with a record that is not whole; None if nobody can know."""
-    if record is None:
-        return None
-    return record.c if record.kind == Kind.STEPS else 0

@@ -1,4 +1,4 @@
-"""What a store holds: columns of its steps, its cameras, and meta/store.json.
+"""The layout of a store: columns of its steps, cameras, and meta/store.json.
 
 T steps of one record, A action dim.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import math
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -39,15 +40,15 @@ _FIXED = {
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Meta and features of a store, and the columns that follow from them."""
+    """Meta and features of a store, and the columns made from them."""
 
     meta: EpisodesMeta
     features: Mapping[str, Feature]
     """Of the observation, pictures included."""
     columns: Mapping[str, Feature] = field(init=False)
-    """What is written of every step; the widest types first, so that nothing is misaligned."""
+    """Written for every step; the widest types first, so that all are aligned."""
     cameras: tuple[str, ...] = field(init=False)
-    """Observation keys of the pictures; a picture names its camera by the index."""
+    """Observation keys of the pictures; a picture names its camera by the index in this tuple."""
 
     def __post_init__(self) -> None:
         cameras = tuple(key for key, feature in self.features.items() if feature.is_picture)
@@ -62,11 +63,10 @@ class Layout:
 
     @property
     def step_bytes(self) -> int:
-        """Returns the bytes of one step's numbers."""
-        return sum(_num_bytes(feature) for feature in self.columns.values())
+        return sum(_size(f) * np.dtype(f.dtype).itemsize for f in self.columns.values())
 
     def unpack(self, payload: bytes, steps: int) -> dict[str, Array]:
-        """Returns the columns of a record, (T, ...) each, without copying."""
+        """Returns the columns of a STEPS record, (T, ...) each, without copying."""
         found: dict[str, Array] = {}
         at = 0
         for name, feature in self.columns.items():
@@ -76,33 +76,29 @@ class Layout:
         return found
 
     def pack_final(self, obs: Mapping[str, Array], pictures: Mapping[str, int]) -> bytes:
-        """Returns the payload of an END record: the observation, by columns, one row."""
-        parts: list[bytes] = []
-        for name, feature in self.columns.items():
-            kind, _, key = name.partition(".")
-            if kind in ("obs", "picture"):
-                value = obs[key] if kind == "obs" else pictures[key]
-                parts.append(np.asarray(value, feature.dtype).tobytes())
-        return b"".join(parts)
+        """Returns the payload of an END record: the columns of the final observation, one row."""
+        values = {f"obs.{key}": value for key, value in obs.items()}
+        values |= {f"picture.{key}": np.asarray(number) for key, number in pictures.items()}
+        observed = self._observed().items()
+        return b"".join(np.asarray(values[name], feature.dtype).tobytes() for name, feature in observed)
 
     def unpack_final(self, payload: bytes) -> tuple[dict[str, Array], dict[str, int]]:
-        """Returns what `pack_final` packed."""
+        """Returns the observation and the numbers of the pictures that `pack_final` packed."""
         obs: dict[str, Array] = {}
         pictures: dict[str, int] = {}
         at = 0
-        for name, feature in self.columns.items():
+        for name, feature in self._observed().items():
             kind, _, key = name.partition(".")
-            if kind in ("obs", "picture"):
-                value = np.frombuffer(payload, feature.dtype, _size(feature), at).reshape(feature.shape)
-                at += value.nbytes
-                if kind == "obs":
-                    obs[key] = value.copy()
-                else:
-                    pictures[key] = int(value)
+            value = np.frombuffer(payload, feature.dtype, _size(feature), at).reshape(feature.shape)
+            at += value.nbytes
+            if kind == "obs":
+                obs[key] = value.copy()
+            else:
+                pictures[key] = int(value)
         return obs, pictures
 
     def pictures_in(self, payload: bytes, steps: int | None) -> set[int]:
-        """Returns the pictures that a record refers to: of its steps, or (None) of the end of an episode."""
+        """Returns the pictures that a record refers to; `steps` is None for an END record."""
         if steps is None:
             return set(self.unpack_final(payload)[1].values()) if payload else set()
         columns = self.unpack(payload, steps)
@@ -110,14 +106,17 @@ class Layout:
             int(picture) for camera in self.cameras for picture in np.unique(columns[f"picture.{camera}"])
         }
 
+    def _observed(self) -> dict[str, Feature]:
+        return {name: f for name, f in self.columns.items() if name.startswith(("obs.", "picture."))}
+
     def to_json(self) -> dict[str, Any]:
-        """Returns what store.json and the head of every segment say."""
+        """Returns the content of store.json and of the head of every segment."""
         features = {key: [feature.dtype, list(feature.shape)] for key, feature in self.features.items()}
         return {"format": FORMAT, "meta": dataclasses.asdict(self.meta), "features": features}
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Layout:
-        """Reads what `to_json` wrote."""
+        """Returns the layout of which `to_json` made the content."""
         meta: dict[str, Any] = dict(content["meta"])
         meta |= {key: tuple(meta[key]) for key in ("state_names", "action_names")}
         return cls(
@@ -129,18 +128,11 @@ class Layout:
 
 
 def _size(feature: Feature) -> int:
-    size = 1
-    for length in feature.shape:
-        size *= length
-    return size
-
-
-def _num_bytes(feature: Feature) -> int:
-    return _size(feature) * np.dtype(feature.dtype).itemsize
+    return math.prod(feature.shape)
 
 
 def is_store(folder: Path) -> bool:
-    """Returns whether a folder holds a store of any format that has a store.json."""
+    """Returns whether a folder holds a store; format 1 had no store.json."""
     return (folder / STORE_JSON).is_file()
 
 
@@ -148,13 +140,13 @@ def read_store_json(folder: Path) -> dict[str, Any]:
     """Reads meta/store.json.
 
     Raises:
-        DatasetError: there is none, it is damaged, or a later robot_rl wrote it.
+        DatasetError: it is missing or damaged, or a later robot_rl wrote it.
     """
     path = folder / STORE_JSON
     if not path.exists():
         if (folder / "meta/info.json").is_file():
             raise DatasetError(
-                f"{folder}: no {STORE_JSON} in it, so it is no store but a dataset already: there is nothing "
+                f"{folder}: no {STORE_JSON} in it, so this is a dataset and no store: there is nothing "
                 f"to seal or to repair. Use it as it is: `robot-rl replay info {folder}`, `robot-rl finetune "
                 f"dataset={folder}`."
             )
@@ -178,11 +170,7 @@ _RESTORE = "`robot-rl replay repair` writes it again from the journal."
 
 
 def read_layout(folder: Path) -> Layout:
-    """Reads the layout in meta/store.json.
-
-    Raises:
-        DatasetError: as `read_store_json`, or it describes no layout.
-    """
+    """Reads the layout in meta/store.json; raises `DatasetError` as `read_store_json`."""
     content = read_store_json(folder)
     try:
         return Layout.from_json(content)
@@ -199,9 +187,9 @@ _changing = threading.Lock()
 
 
 def change_store_json(folder: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-    """Replaces the content of meta/store.json by what `change` makes of it; one thread at a time.
+    """Replaces the content of meta/store.json by `change(content)`, one thread at a time.
 
-    Other processes stay away: whoever writes has the store's lock.
+    The caller holds the store's lock, so no other process writes.
     """
     with _changing:
         write_store_json(folder, change(read_store_json(folder)))
@@ -225,10 +213,9 @@ def decode_picture(encoded: bytes) -> Array:
 
 
 def check_picture_options(picture: str, quality: int) -> None:
-    """Verifies how pictures are to be kept."""
-    if picture not in get_args(PictureFormat):
-        raise ValueError(
-            f"store: got picture format {picture!r}, allowed: {', '.join(get_args(PictureFormat))}"
-        )
+    """Verifies format and quality of pictures."""
+    formats = get_args(PictureFormat)
+    if picture not in formats:
+        raise ValueError(f"store: got picture format {picture!r}, allowed: {', '.join(formats)}")
     if not 1 <= quality <= 100:
         raise ValueError(f"store: got picture quality {quality}, allowed: 1 to 100")

@@ -1,4 +1,4 @@
-"""One writer per store, many readers: a lock that ends with the process that holds it."""
+"""The lock of a store: one writer, many readers; it ends with the process that holds it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,7 @@ class WriterLock:
     """The right to append to a store, until `release` or the end of the process."""
 
     def __init__(self, folder: Path) -> None:
-        """Takes the lock.
-
-        Raises:
-            DatasetError: another writer has it; the message names its process and host.
-        """
+        """Raises `DatasetError` if another writer has it; the message names its process and host."""
         make_folder((folder / _FILE).parent)
         try:
             self._lock = ProcessLock(folder / _FILE)
@@ -30,10 +26,9 @@ class WriterLock:
             ) from holder
 
     def release(self) -> None:
-        """Lets another writer in."""
         self._lock.release()
 
 
 def is_being_written(folder: Path) -> bool:
-    """Returns whether some process holds the lock now."""
+    """Returns whether a process holds the lock now."""
     return is_held(folder / _FILE)

@@ -1,4 +1,4 @@
-"""Reading a store, also while it is written: what is sealed, then what is in the journal.
+"""Reads a store, also while it is written: its sealed episodes and those of the journal.
 
 T steps of an episode, E episodes.
 """
@@ -35,28 +35,27 @@ logger = logging.getLogger(__name__)
 
 
 class _Entry(NamedTuple):
-    """Where an episode is read from."""
+    """The place of an episode."""
 
     sealed: int | None
-    """Episode of the dataset; None: of the journal."""
+    """Number in the dataset; None: it is in the journal."""
     episode: int
-    """Store episode; -1 where the dataset has it from elsewhere."""
+    """Store episode; -1 if it was never in the journal."""
     part: int = 0
-    """Which run of steps of it, where steps are missing."""
+    """Number of the part, where missing steps split the episode."""
 
 
 class StoreReader:
-    """An `EpisodeSource` over a store. Numbers of episodes stay the same as long as it is open."""
+    """An `EpisodeSource` over a store. Numbers of episodes stay the same while it is open."""
 
     @refusing(DatasetError)
     def __init__(self, folder: str | Path, *, check_all: bool = False) -> None:
         """Makes an index from the headers of the journal and the meta files of the dataset.
 
         Args:
-            folder: of the store.
-            check_all: also read every record and leave damaged ones out: their steps are missing, a step
-                without its picture sees the one before. Otherwise reading such an episode raises
-                `DatasetError`; either way, what is known to be damaged is said.
+            check_all: also read every record and leave damaged ones out: their steps are missing, and a
+                step without its picture sees the one before. Otherwise reading such an episode raises
+                `DatasetError`. Either way, a warning names known damage.
 
         Raises:
             DatasetError: no store, or one of a later format.
@@ -66,7 +65,8 @@ class StoreReader:
         self._is_tolerant = check_all
         self.index = JournalIndex(self.folder, check_all=check_all)
         self._missing = missing_segments(self.folder, self.index.torn)
-        self._dataset: Dataset | None = None
+        self.dataset: Dataset | None = None
+        """The sealed part, None where nothing was sealed yet."""
         self._entries: list[_Entry] = []
         self._places: dict[tuple[int, int], int] = {}
         self._num_sealed = 0
@@ -74,20 +74,20 @@ class StoreReader:
         self._take_in()
         self.meta: EpisodesMeta = self.layout.meta
         self.features: Mapping[str, Feature] = self.layout.features
-        self._tell()
+        self._warn()
 
     def __len__(self) -> int:
         return len(self._entries)
 
     @refusing(DatasetError)
     def refresh(self) -> None:
-        """Takes in what a writer flushed or sealed since."""
+        """Reads what a writer flushed or sealed since."""
         self.index.refresh()
         self._take_in()
 
     def lengths(self) -> NDArray[np.int64]:
         """Returns the steps of every episode, (E,)."""
-        sealed = self._dataset.lengths() if self._dataset is not None else np.zeros(0, np.int64)
+        sealed = self.dataset.lengths() if self.dataset is not None else np.zeros(0, np.int64)
         found = [
             int(sealed[entry.sealed]) if entry.sealed is not None else sum(r.c for r in self._part(entry))
             for entry in self._entries
@@ -96,15 +96,15 @@ class StoreReader:
 
     @refusing(DatasetError)
     def read(self, episode: int) -> Episode:
-        """Returns an episode; raises `DatasetError` where a record of it is damaged."""
+        """Returns an episode; raises `DatasetError` if a record of it is damaged."""
         entry = self._entries[episode]
         if entry.sealed is not None:
-            assert self._dataset is not None
-            return self._dataset.read(entry.sealed)
+            assert self.dataset is not None
+            return self.dataset.read(entry.sealed)
         index, records = self.index.episodes[entry.episode], self._part(entry)
         columns = self._read_columns(records, list(self.layout.columns))
         is_last = records[-1] is index.steps[-1]
-        words = self._words(index)
+        words = self.words(episode)
         obs: dict[str, Any] = {}
         stamps: dict[str, Array] = {}
         final, final_pictures = self._final(index) if is_last else ({}, {})
@@ -135,51 +135,43 @@ class StoreReader:
         Args:
             names: `obs.<key>`, `action`, `base_action`, `reward`, `terminated`, `truncated`,
                 `success`, `source`, `policy_version` or `stamp_ns`.
-            episodes: which; None means all. Sealed ones are read through `dataset`.
+            episodes: None: all. Sealed ones are read through `dataset`.
         """
         chosen = range(len(self)) if episodes is None else episodes
         records = [r for i in chosen if self._entries[i].sealed is None for r in self._part(self._entries[i])]
         return self._read_columns(records, list(names))
 
-    @property
-    def dataset(self) -> Dataset | None:
-        """Returns the sealed part, None where nothing was sealed yet."""
-        return self._dataset
-
     def sealed(self, episode: int) -> int | None:
-        """Returns which episode of `dataset` it is, None while it is in the journal."""
+        """Returns the number of an episode in `dataset`, None while it is in the journal."""
         return self._entries[episode].sealed
 
     def store_episode(self, episode: int) -> int:
-        """Returns the number that the writer gave it; -1 for one that was never in the journal."""
+        """Returns the number that the writer gave an episode; -1 if it was never in the journal."""
         return self._entries[episode].episode
 
     def first_step(self, episode: int) -> int:
-        """Returns the step that it begins with: not 0 where the steps before it are lost."""
+        """Returns the first step of an episode: not 0 where the steps before it are lost."""
         entry = self._entries[episode]
         return 0 if entry.sealed is not None else self._part(entry)[0].b
 
-    def device_of(self, episode: int) -> str:
-        """Returns the name of the device that acted; of a journal episode without reading its steps."""
-        entry = self._entries[episode]
-        if entry.sealed is not None:
-            return self.read(episode).device
-        return self._words(self.index.episodes[entry.episode])["device"]
+    def words(self, episode: int) -> dict[str, str]:
+        """Returns instruction and device of a journal episode, without reading its steps.
 
-    def instruction_of(self, episode: int) -> str:
-        """Returns the instruction of an episode; as `device_of`."""
-        entry = self._entries[episode]
-        if entry.sealed is not None:
-            return self.read(episode).meta.instruction
-        return self._words(self.index.episodes[entry.episode])["instruction"]
+        Where repair took out the record of them, those of the store.
+        """
+        index = self.index.episodes[self._entries[episode].episode]
+        if index.begin is None:
+            self._refuse_guesses(index, "its beginning, with instruction and device,")
+            return {"instruction": self.layout.meta.instruction, "device": ""}
+        return json.loads(self.index.payload(index.begin))
 
     def of_lane(self, lane: int) -> list[int]:
-        """Returns the episodes of a lane that are in the journal, in the order they began."""
+        """Returns the episodes of a lane that are in the journal, in the order in which they began."""
         mine = {number for number, episode in self.index.episodes.items() if episode.lane == lane}
         return [i for i, entry in enumerate(self._entries) if entry.sealed is None and entry.episode in mine]
 
     def problems(self) -> list[Problem]:
-        """Returns what cannot be read or is missing now, and was not noted by a repair."""
+        """Returns what cannot be read or is missing, unless a repair noted it."""
         return [*self._missing, *self.index.problems, *self.index.gaps(self.lost())]
 
     def lost(self) -> list[Problem]:
@@ -189,11 +181,16 @@ class StoreReader:
     # --- helpers -----------------------------------------------------------------------------------
 
     def _take_in(self) -> None:
-        """Adds new episodes at the end, and finds again those that moved into the dataset."""
+        """Adds new episodes at the end, and notes those that moved into the dataset."""
         info = read_info(self.folder)
         total = 0 if info is None else info["total_episodes"]
         if total > self._num_sealed:
-            self._open_dataset()
+            from robot_rl.data.lerobot.reader import Dataset  # only where something is sealed
+
+            if self.dataset is None:
+                self.dataset = Dataset(self.folder)
+            else:
+                self.dataset.refresh()
             self._sealed = sealed_episodes(self.folder)
             parts = {
                 at: (episode, part) for episode, ats in self._sealed.items() for part, at in enumerate(ats)
@@ -220,19 +217,10 @@ class StoreReader:
             self._places[entry.episode, entry.part] = len(self._entries)
         self._entries.append(entry)
 
-    def _open_dataset(self) -> None:
-        from robot_rl.data.lerobot.reader import Dataset  # only where something is sealed
-
-        if self._dataset is None:
-            self._dataset = Dataset(self.folder)
-        else:
-            self._dataset.refresh()
-
     def _part(self, entry: _Entry) -> list[Record]:
         return self.index.episodes[entry.episode].parts()[entry.part]
 
     def _read_columns(self, records: list[Record], names: list[str]) -> dict[str, Array]:
-        """Returns the columns of records, one after the other."""
         for name in names:
             if name not in self.layout.columns:
                 raise DatasetError(
@@ -252,13 +240,6 @@ class StoreReader:
             at += record.c
         return out
 
-    def _words(self, index: EpisodeIndex) -> dict[str, str]:
-        """Returns instruction and device; the store's own where the record of them is lost."""
-        if index.begin is None:
-            self._refuse_guesses(index, "its beginning, with instruction and device,")
-            return {"instruction": self.layout.meta.instruction, "device": ""}
-        return json.loads(self.index.payload(index.begin))
-
     def _final(self, index: EpisodeIndex) -> tuple[dict[str, Any], dict[str, int]]:
         if index.end is None or not index.end.c:
             return {}, {}
@@ -268,21 +249,21 @@ class StoreReader:
     def _rows_of(
         self, index: EpisodeIndex, key: str, wanted: NDArray[np.int64], pictures: list[Record]
     ) -> NDArray[np.int64]:
-        """Returns which of the pictures of a camera steps saw."""
+        """Returns the rows of `pictures` that steps saw."""
         if not {record.b for record in pictures}.issuperset(wanted.tolist()):
             self._refuse_guesses(index, f"a picture of {key}")
         return rows_of(wanted, pictures)
 
     def _refuse_guesses(self, index: EpisodeIndex, lost: str) -> None:
-        """Raises where damage is not repaired yet; afterwards, the next best stands for what is lost."""
+        """Raises while damage is not repaired; after a repair the next best replaces what is lost."""
         if not self._is_tolerant and (self._missing or self.index.problems):
             raise DatasetError(
                 f"{self.folder}: episode {index.episode}: {lost} is lost. `robot-rl replay repair` notes "
                 "that; the rest of the episode can be read then."
             )
 
-    def _tell(self) -> None:
-        """Says what is damaged; a write that is under way is not."""
+    def _warn(self) -> None:
+        """Warns of damage; an unfinished write is none while a process writes."""
         live = bool(self.index.torn) and is_being_written(self.folder)
         found = [problem for problem in self.problems() if not (live and problem.kind == "torn")]
         if found:
@@ -304,10 +285,10 @@ def open_source(path: str | Path, **reading: Any) -> EpisodeSource:
 
     Args:
         path: its folder.
-        reading: of a dataset, what `Dataset` takes: `episodes`, `cameras`, `on_damage`, `rename`.
+        reading: options of `Dataset`: `episodes`, `cameras`, `on_damage`, `rename`.
 
     Raises:
-        DatasetError: it is neither, or damaged, or has episodes in a journal that `reading` cannot reach.
+        DatasetError: it is neither, or damaged, or a store with `reading` and episodes in its journal.
     """
     folder = Path(path)
     if is_store(folder):
@@ -321,11 +302,7 @@ def open_source(path: str | Path, **reading: Any) -> EpisodeSource:
 
 
 def refuse_journal(store: StoreReader, words: Iterable[str]) -> None:
-    """Refuses a store with episodes in its journal, which words of how a dataset is read cannot reach.
-
-    Raises:
-        DatasetError: names the words.
-    """
+    """Refuses options of `Dataset` for a store with episodes in its journal; names the options."""
     if store.dataset is None or any(store.sealed(episode) is None for episode in range(len(store))):
         raise DatasetError(
             f"{store.folder}: {', '.join(words)} is for datasets, and episodes of this store are in its "

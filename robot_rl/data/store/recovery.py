@@ -1,17 +1,23 @@
-"""What a writer does before it appends: makes the store, or mends what a crash left of it."""
+"""What a writer does before it appends: it makes a store, mends one after a crash, or cuts it back.
+
+A run that resumes from a checkpoint makes the steps after it a second time, and the store must hold them
+once. So a checkpoint finishes a segment of the journal; resuming removes the later segments and goes on
+inside the episodes that were open.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
 import os
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from robot_rl.core.errors import DatasetError
 from robot_rl.core.files import make_folder, sync_folder
+from robot_rl.data.fit import feature_misfit, misfit
 from robot_rl.data.store.finished import (
     forget_finished,
     known_losses,
@@ -35,12 +41,12 @@ from robot_rl.data.store.upgrade import upgrade
 logger = logging.getLogger(__name__)
 
 DAMAGED = "journal/damaged"
-"""Where the segments are kept that were written again without their damage."""
+"""Holds the originals of segments that were written again without their damage."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recovered:
-    """Where to go on."""
+    """What was lost, and the numbers with which the writer goes on."""
 
     lost: tuple[Problem, ...]
     next_segment: int
@@ -49,13 +55,13 @@ class Recovered:
 
 
 def recover(folder: Path, layout: Layout) -> Recovered:
-    """Makes the store if there is none, takes out what a crash left unfinished, and says where to go on.
+    """Makes the store if there is none, and takes out what a crash left unfinished.
 
     Raises:
         DatasetError: the store is of another robot, task or layout.
     """
     if is_store(folder):
-        sync_folder(folder / "meta")  # whoever made it may have failed to
+        sync_folder(folder / "meta")  # the process that made it may have failed to
         sync_folder(folder)
         check_layout(folder, read_layout(folder), layout)
     else:
@@ -88,34 +94,19 @@ def recover(folder: Path, layout: Layout) -> Recovered:
 
 
 def check_layout(folder: Path, found: Layout, layout: Layout) -> None:
-    """Verifies that what is there is of this robot, task and layout.
-
-    Raises:
-        DatasetError: the first thing that differs.
-    """
-    for name in ("task", "robot", "control_hz", "state_names", "action_names"):
-        got, wanted = getattr(found.meta, name), getattr(layout.meta, name)
-        if got != wanted:
-            raise DatasetError(
-                f"{folder}: the store was recorded with {name} {got!r}, this is {wanted!r}. "
-                "Record into another folder."
-            )
-    for key in sorted({*found.features, *layout.features}):
-        got, wanted = found.features.get(key), layout.features.get(key)
-        if got != wanted:
-            raise DatasetError(
-                f"{folder}: observation {key!r} is {_words(got)} in the store, {_words(wanted)} here. "
-                "Record into another folder."
-            )
+    """Refuses a store of another robot, task or layout; `DatasetError` names the first difference."""
+    keys = sorted({*found.features, *layout.features})
+    problem = misfit(found.meta, layout.meta, also=("task", "robot"))
+    problem = problem or feature_misfit(found.features, layout.features, keys)
+    if problem is not None:
+        raise DatasetError(f"{folder}: the store does not fit: {problem}. Record into another folder.")
 
 
 def mend(folder: Path) -> tuple[Problem, ...]:
-    """Takes out what a crash left of the last write; what was lost with it is noted in store.json.
+    """Takes out what a crash left of the last write, lists the losses in store.json and returns them.
 
-    An unfinished end is cut off. Where records are damaged before the end, the segment is written again
-    without them, and the episodes that they were of can be read. Older damage is left to `repair`.
-
-    Returns: what was lost now.
+    An unfinished end is cut off. Where records before the end are damaged, the segment is written again
+    without them, and their episodes can be read. Older damage is left to `repair`.
     """
     index = JournalIndex(folder)
     lost = [*index.hurt, *(index.torn[number] for number in sorted(index.torn))]
@@ -137,7 +128,7 @@ def mend(folder: Path) -> tuple[Problem, ...]:
 
 
 def cut_torn(folder: Path, index: JournalIndex) -> None:
-    """Cuts unfinished writes off the ends of segments; the caller has noted what is lost."""
+    """Cuts unfinished writes off the ends of segments; the caller has listed the losses."""
     forget_finished(folder, index.torn)
     for number in index.torn:
         path = segment_path(index.journal, number)
@@ -151,7 +142,7 @@ def cut_torn(folder: Path, index: JournalIndex) -> None:
 
 
 def take_out(folder: Path, number: int, places: Collection[str]) -> None:
-    """Replaces a segment by its good records, but for those at `places`; the original is kept aside."""
+    """Writes a segment again with its good records, but those at `places`; the original is kept."""
     forget_finished(folder, [number])
     journal, kept = folder / "journal", folder / DAMAGED
     path, fresh = segment_path(journal, number), journal / f".{number:06d}.new"
@@ -165,19 +156,15 @@ def take_out(folder: Path, number: int, places: Collection[str]) -> None:
         file.flush()
         os.fsync(file.fileno())
     kept.mkdir(exist_ok=True)
-    original = kept / path.name
-    for copy in range(1, 1000):
-        if not original.exists():
-            break
-        original = kept / f"{path.stem}-{copy}.log"
-    os.link(path, original)
+    names = [path.name, *(f"{path.stem}-{copy}.log" for copy in range(1, 1000))]
+    os.link(path, next(kept / name for name in names if not (kept / name).exists()))
     fresh.replace(path)
     sync_folder(kept)
     sync_folder(journal)
 
 
 def note_lost(folder: Path, problems: Iterable[Problem]) -> None:
-    """Adds to the losses that store.json lists; one that it has already is not listed twice."""
+    """Adds to the losses that store.json lists, each once."""
     entries = [dataclasses.asdict(problem) for problem in problems]
 
     def add(content: dict[str, Any]) -> dict[str, Any]:
@@ -187,5 +174,51 @@ def note_lost(folder: Path, problems: Iterable[Problem]) -> None:
     change_store_json(folder, add)
 
 
-def _words(feature: Any) -> str:
-    return "missing" if feature is None else f"{feature.dtype} {feature.shape}"
+def lengths_below(folder: Path, segment: int) -> list[tuple[int, int]]:
+    """Returns the number and the bytes of every segment before this one."""
+    journal = folder / "journal"
+    return [(n, segment_path(journal, n).stat().st_size) for n in segment_numbers(journal) if n < segment]
+
+
+def cut_off(
+    folder: Path,
+    *,
+    segment: int,
+    lengths: Sequence[Sequence[int]] | None,
+    next_episode: int,
+    unfinished: Collection[int],
+) -> None:
+    """Removes the journal from a segment on; the caller holds the store's lock.
+
+    Args:
+        segment: the first that is removed.
+        lengths: of `lengths_below` when the checkpoint was made; None: unknown.
+        next_episode: the first episode that began in the removed segments.
+        unfinished: earlier episodes that went on in them.
+
+    Raises:
+        DatasetError: some of it was sealed meanwhile, or what stays has changed; nothing was removed.
+    """
+    there = dict(lengths_below(folder, segment))
+    for number, length in there.items() if lengths is None else lengths:
+        if there.get(number) != length:
+            path = segment_path(folder / "journal", number)
+            raise DatasetError(
+                f"{path}: {there.get(number, 0)} bytes, there were {length} when the checkpoint was made "
+                "that is resumed: the store was sealed, repaired or cut since. "
+                "Bring the folder back as it was, or begin a new run; this one can be reused by its path."
+            )
+    sealed = [number for number in sealed_episodes(folder) if number >= next_episode or number in unfinished]
+    if sealed:
+        raise DatasetError(
+            f"{folder}: episode {sealed[0]} was sealed after the checkpoint that is resumed, and would be "
+            "recorded once more. Begin a new run; this one can be reused by its path."
+        )
+    journal = folder / "journal"
+    later = [number for number in segment_numbers(journal) if number >= segment]
+    forget_finished(folder, range(segment, max(last_finished(folder), segment) + 1))
+    for number in reversed(later):
+        segment_path(journal, number).unlink()
+    sync_folder(journal)
+    if later:
+        logger.info("store %s: %d segments after the checkpoint were cut off", folder, len(later))

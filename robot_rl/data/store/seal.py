@@ -1,8 +1,7 @@
-"""Sealing: finished episodes move from the journal into the LeRobotDataset of the same folder.
+"""Sealing moves finished episodes from the journal into the LeRobotDataset of the same folder.
 
-A crash at any point leaves every episode exactly once: the dataset names the store episode that
-each of its episodes was, so that one is not sealed twice, and the journal is trimmed only behind
-what the dataset has.
+A crash at any point leaves every episode exactly once: the dataset lists the store episode of each of its
+episodes, so none is sealed twice, and the journal loses only segments whose episodes the dataset has.
 """
 
 from __future__ import annotations
@@ -28,33 +27,29 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class SealOptions:
-    """How pictures go into the dataset."""
+    """How pictures are kept in the dataset."""
 
     images: Literal["video", "png"] | None = None
-    """As video, or without further loss; None: as the dataset has them, video for a new one."""
+    """As video, or without further loss; None: as the dataset keeps them, video for a new one."""
     codec: Literal["h264", "av1"] = "h264"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sealed:
-    """What sealing did."""
+    """The result of sealing."""
 
     episodes: int
     steps: int
     trimmed_segments: int
     refused: tuple[str, ...]
-    """Why episodes stayed in the journal."""
+    """Reasons why episodes stayed in the journal."""
 
 
 @refusing(DatasetError, kept="Every episode is in the journal or in the dataset.")
 def seal(folder: str | Path, options: SealOptions | None = None) -> Sealed:
-    """Seals every episode of a store that nobody writes to; the unfinished ones will not go on.
-
-    Raises:
-        DatasetError: a writer has the store.
-    """
+    """Seals every episode of a store, unfinished ones too; raises `DatasetError` if a writer has it."""
     folder = Path(folder)
-    StoreReader(folder)  # refuses what is no store before a lock file is made
+    StoreReader(folder)  # before a lock file is made: raises if it is no store
     lock = WriterLock(folder)
     try:
         mend(folder)
@@ -74,12 +69,11 @@ def seal_episodes(
     """Seals the episodes of a store whose lock the caller holds.
 
     Args:
-        folder: of the store.
         options: how pictures are kept.
-        goes_on: whether an episode is being written, and therefore stays.
-        below: segments from this one on are being written, and stay; None: no one writes.
+        goes_on: whether an episode is still being written, so that it stays.
+        below: segments from this one on are still being written, and stay; None: none is.
     """
-    from robot_rl.data.lerobot.writer import DatasetWriter  # a recorder that never seals needs none of it
+    from robot_rl.data.lerobot.writer import DatasetWriter  # a recorder that never seals does not load it
 
     source = StoreReader(folder)
     waiting = [
@@ -100,7 +94,7 @@ def seal_episodes(
                     episode = source.read(i)
                     out.write(episode, store_episode=number)
                 except DatasetError as error:
-                    if isinstance(error.__cause__, OSError | MemoryError):  # no fault of the episode's
+                    if isinstance(error.__cause__, OSError | MemoryError):  # the episode is not at fault
                         raise
                     spoiled.add(number)
                     refused.append(str(error))
@@ -112,7 +106,6 @@ def seal_episodes(
 
 
 def _images(folder: Path) -> Literal["video", "png"]:
-    """Returns how the dataset keeps its pictures."""
     features = {} if (info := read_info(folder)) is None else info["features"]
     return "png" if any(feature["dtype"] == "image" for feature in features.values()) else "video"
 
@@ -129,7 +122,7 @@ def _trim(folder: Path, goes_on: Callable[[int], bool], below: int | None) -> in
         needed = False
         for found in Segment(journal, number).scan(0):
             if not isinstance(found, Record):
-                needed = True  # damaged: `repair` says what is lost before anything goes
+                needed = True  # damaged: `repair` lists the loss before it is removed
             elif found.kind != Kind.SEGMENT:
                 needed |= (
                     found.a in kept or goes_on(found.a) or (found.a not in done and found.kind == Kind.STEPS)
@@ -139,7 +132,7 @@ def _trim(folder: Path, goes_on: Callable[[int], bool], below: int | None) -> in
     forget_finished(folder, surplus)
     for number in surplus:
         segment_path(journal, number).unlink()
-    forget_finished(folder, surplus)  # a writer whose list was behind may just have added some
+    forget_finished(folder, surplus)  # a writer whose list was behind may have added some just now
     if surplus:
         sync_folder(journal)
     return len(surplus)

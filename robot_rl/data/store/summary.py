@@ -1,4 +1,4 @@
-"""What a store or a dataset holds, in numbers."""
+"""Summary of a store or a dataset: its episodes, sources and losses."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class Group:
     source: str
     device: str
     episodes: int = 0
-    """That have such steps."""
+    """Episodes with such steps."""
     steps: int = 0
     minutes: float = 0.0
     successes: int = 0
     """Episodes that reached success at some step."""
     first_version: int = 0
     last_version: int = 0
-    """Of the policies that acted."""
+    """Versions of the policies that acted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ class Summary:
     steps: int
     minutes: float
     success: float | None
-    """Share of the episodes that reached success; None where nobody judged."""
+    """Share of the episodes that reached success; None where success was not recorded."""
     sealed_episodes: int
     journal_episodes: int
     num_bytes: int
@@ -60,16 +60,16 @@ class Summary:
     action: int
     """Elements of an action."""
     instructions: tuple[str, ...]
-    """In the order they first come."""
+    """In the order in which they first appear."""
 
     @property
     def lost_steps(self) -> int:
-        """Returns how many steps are known to be lost."""
+        """Steps that are known to be lost."""
         return sum(problem.steps or 0 for problem in self.lost)
 
 
 def summarize(path: str | Path, opened: EpisodeSource | None = None) -> Summary:
-    """Reads the numbers of all episodes, no pictures; `opened` is the source, where it is open already."""
+    """Reads the numbers of all episodes, no pictures; `opened` is the source if it is open already."""
     folder, source = Path(path), open_source(path) if opened is None else opened
     groups: dict[tuple[str, str], Group] = {}
     unfinished = successes = 0
@@ -83,10 +83,8 @@ def summarize(path: str | Path, opened: EpisodeSource | None = None) -> Summary:
             of_source = columns["source"] == number
             versions = columns["policy_version"][of_source]
             name = SOURCES[number]
-            group = groups.get((name, device))
-            if group is None:
-                first = int(versions.min())
-                group = groups[name, device] = Group(source=name, device=device, first_version=first)
+            fresh = Group(source=name, device=device, first_version=int(versions.min()))
+            group = groups.setdefault((name, device), fresh)
             group.episodes += 1
             group.steps += int(of_source.sum())
             group.minutes = group.steps / source.meta.control_hz / 60
@@ -120,11 +118,12 @@ def summarize(path: str | Path, opened: EpisodeSource | None = None) -> Summary:
 
 
 def _episodes(source: EpisodeSource) -> Iterator[tuple[str, str, dict[str, Array]]]:
-    """Yields device, instruction and the columns that a summary needs."""
+    """Yields device, instruction and the columns that a summary needs, of every episode."""
     names = ("success", "terminated", "truncated", "source", "policy_version")
     for i in range(len(source)):
         if isinstance(source, StoreReader) and source.sealed(i) is None:
-            yield source.device_of(i), source.instruction_of(i), source.columns(names, [i])
+            words = source.words(i)
+            yield words["device"], words["instruction"], source.columns(names, [i])
         else:
             episode = source.read(i)
             columns = {name: getattr(episode, name) for name in names}
@@ -132,18 +131,16 @@ def _episodes(source: EpisodeSource) -> Iterator[tuple[str, str, dict[str, Array
 
 
 def _is_judged(source: EpisodeSource) -> bool:
-    """Returns whether success was recorded; most datasets of others have no such column."""
+    """Returns whether success was recorded; most datasets of others lack its column."""
     info: dict[str, Any] | None = getattr(source, "info", None)
     return info is None or "next.success" in info["features"]
 
 
 def _lost(store: StoreReader) -> tuple[Problem, ...]:
-    """Returns all losses; a write that is under way is none."""
+    """Returns all losses; an unfinished write is none while a process writes."""
     live = is_being_written(store.folder)
-    return (
-        *store.lost(),
-        *(problem for problem in store.problems() if not (live and problem.kind == "torn")),
-    )
+    now = [problem for problem in store.problems() if not (live and problem.kind == "torn")]
+    return (*store.lost(), *now)
 
 
 def _num_bytes(folder: Path) -> int:

@@ -1,7 +1,7 @@
-"""A dataset becomes a store; one of an older format is written anew, and the original kept.
+"""Makes a dataset into a store; one of an older format is written anew, and the original is kept.
 
-Format 1 is what robot_rl recorded before there were stores: a dataset with one file for all
-episodes, without who acted, policy versions and stamps. Sealing could not append to it.
+Format 1 is older than stores: a dataset with one file for all episodes, without sources, policy versions
+and stamps. Sealing cannot append to it.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _OWN = "meta/robot_rl.json"
 
 @refusing(DatasetError, kept="The original is whole.")
 def upgrade(folder: Path) -> Path | None:
-    """Brings the dataset in a folder to the present format; returns where the original is, if it had to.
+    """Brings a dataset to the present format; returns the path of the original, None if unchanged.
 
     The upgraded folder takes the place of the original in one step: a crash leaves one or the other.
 
     Raises:
-        DatasetError: robot_rl did not write the dataset, or writes another format by now.
+        DatasetError: robot_rl did not write the dataset, or its format is no number.
     """
     if is_store(folder) or not (folder / "meta/info.json").is_file():
         return None
@@ -51,13 +51,13 @@ def upgrade(folder: Path) -> Path | None:
         fresh.rename(original)
     shutil.rmtree(fresh, ignore_errors=True)
     if found >= FORMAT:
-        sync_folder(folder.parent)  # an upgrade that failed at the last may have given names
+        sync_folder(folder.parent)  # an upgrade that failed at its end may have renamed
         return None
     merge([Dataset(folder)], fresh, images="png")  # as format 1 had them: without loss
     make_folder(fresh / "journal")
     lock = folder / "journal/writer.lock"
     if lock.exists():
-        os.link(lock, fresh / "journal/writer.lock")  # whoever holds it holds it there as well
+        os.link(lock, fresh / "journal/writer.lock")  # the process that holds it holds it there as well
     exchange_folder(fresh, folder)
     fresh.rename(original)
     sync_folder(original.parent)
@@ -67,7 +67,7 @@ def upgrade(folder: Path) -> Path | None:
 
 
 def _format(folder: Path) -> int | None:
-    """Returns the format of a dataset of ours."""
+    """Returns the format of a dataset that robot_rl wrote, None of another."""
     if not (folder / _OWN).is_file():
         return None
     from robot_rl.data.lerobot.checksums import Checksums  # only where there is a dataset
@@ -81,7 +81,6 @@ def _format(folder: Path) -> int | None:
 
 
 def _free(folder: Path, number: int) -> Path:
-    """Returns a name for the original that nothing has."""
     name = f"{folder.name}.format-{number}"
     names = [name, *(f"{name}-{copy}" for copy in range(2, 1000))]
     return next(path for path in map(folder.with_name, names) if not path.exists())

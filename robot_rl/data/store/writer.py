@@ -1,21 +1,21 @@
-"""Appending to a store from the control thread, in less than a millisecond.
+"""Appends to a store from the control thread, in less than a millisecond.
 
-Many lanes (robots, envs) write side by side; each has one open episode at a time. B lanes of one
-call, A action dim.
+Many lanes (robots, envs) write to one store; each has one open episode at a time. B lanes of one call,
+A action dim.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import logging
 import os
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -25,14 +25,12 @@ from robot_rl.core.errors import DatasetError
 from robot_rl.core.refusal import refusing
 from robot_rl.data.episode import Array, Feature
 from robot_rl.data.episodes import EpisodesMeta
-from robot_rl.data.store.columns import Columns, source_index
+from robot_rl.data.store.columns import NONE, Columns, Lanes, source_index
 from robot_rl.data.store.flusher import Flusher, JournalFile, Picture, WritingError, block_capacity
 from robot_rl.data.store.journal import Problem
-from robot_rl.data.store.lanes import NONE, Lanes
 from robot_rl.data.store.layout import Layout, PictureFormat, check_picture_options
 from robot_rl.data.store.lock import WriterLock
-from robot_rl.data.store.recovery import recover
-from robot_rl.data.store.rewind import cut_off, lengths_below
+from robot_rl.data.store.recovery import cut_off, lengths_below, recover
 from robot_rl.data.store.seal import Sealed, SealOptions, seal_episodes
 
 logger = logging.getLogger(__name__)
@@ -42,16 +40,16 @@ _WAITING = "Steps that are not on the disk wait in memory."
 
 @dataclass(frozen=True, kw_only=True)
 class StoreStats:
-    """What a writer has done so far."""
+    """Counts of a writer so far."""
 
     steps: int
     flushed_steps: int
     """On the disk."""
     pictures: int
     repeated_pictures: int
-    """Steps that refer to the picture of an earlier step, because their camera had no new one."""
+    """Pictures of steps whose camera had no new one: they refer to that of an earlier step."""
     dropped_pictures: int
-    """Not kept because too many waited to be compressed; their steps refer to the one before."""
+    """Not kept because too many waited to be compressed; their steps refer to the picture before."""
     waits: int
     """Calls of `append` that waited for the disk."""
     waited_s: float
@@ -63,11 +61,10 @@ class StoreStats:
 class StoreWriter:
     """The one writer of a store.
 
-    Numbers are never dropped. `queue_steps` may wait for the disk (an hour of a robot, by
-    default); beyond that `append` waits, and counts it. Pictures may: beyond `queue_bytes` of
-    pixels waiting to be compressed a picture is dropped and counted, and its step refers to the
-    one before, with that one's stamp (`when_behind="wait"`, for simulators: `append` waits). The first
-    of an episode, which has none before, is kept.
+    Numbers are never dropped. `queue_steps` may wait for the disk (by default an hour of a robot); beyond
+    that `append` waits and counts it. Pictures may be dropped: when `queue_bytes` of pixels wait to be
+    compressed, a picture is dropped and counted, and its step refers to the picture before, with its stamp
+    (`when_behind="wait"`, for simulators: `append` waits). The first picture of an episode is always kept.
     """
 
     @refusing(DatasetError)
@@ -86,18 +83,17 @@ class StoreWriter:
         quality: int = 90,
         segment_bytes: int = 256 << 20,
     ) -> None:
-        """Opens a store to append to, made on the spot if there is none; mends what a crash left.
+        """Opens a store to append to, or makes it; mends what a crash left.
 
         Args:
-            folder: of the store.
             meta: what the episodes are of; `instruction` is the default of every episode.
             features: type and shape of every element of the observation.
-            flush_s: at most so much is lost by a crash.
+            flush_s: a crash loses at most so much.
             queue_steps: steps that may wait for the disk.
             queue_bytes: pixels that may wait to be compressed.
             when_behind: what happens to a picture beyond that.
             device: default name of the device that acts.
-            picture: how pictures are kept: jpeg, or png (without loss, 30 times slower).
+            picture: jpeg, or png (without loss, 30 times slower).
             quality: of jpeg, 1 to 100.
             segment_bytes: size at which the next file of the journal begins.
 
@@ -117,7 +113,7 @@ class StoreWriter:
         try:
             found = recover(self.folder, self.layout)
             self.recovered: tuple[Problem, ...] = found.lost
-            """What a crash before had left unfinished, and was cut off now."""
+            """What an earlier crash left unfinished; it was cut off now."""
             self._file = JournalFile(
                 self.folder, self.layout, first=found.next_segment, segment_bytes=segment_bytes
             )
@@ -149,13 +145,13 @@ class StoreWriter:
     def begin_episode(
         self, lane: int = 0, *, instruction: str | None = None, device: str | None = None
     ) -> int:
-        """Begins an episode and returns its number; `append` begins one by itself with the defaults."""
+        """Begins an episode and returns its number; without it `append` begins one with the defaults."""
         self._check_open()
         with self._flusher.changed:
             self._lanes.grow(lane)
             if self._lanes.episode[lane] != NONE:
                 raise DatasetError(
-                    f"store {self.folder}: lane {lane} is inside of episode {self._lanes.episode[lane]}. "
+                    f"store {self.folder}: lane {lane} is inside episode {self._lanes.episode[lane]}. "
                     "End it first with end_episode."
                 )
             return self._begin(lane, instruction, device)
@@ -178,9 +174,13 @@ class StoreWriter:
         lane: int = 0,
     ) -> None:
         """Appends one step of one lane; see `append_lanes`."""
+
+        def one_row(values: Mapping[str, ArrayLike]) -> dict[str, Array]:
+            return {key: np.asarray(value)[None] for key, value in values.items()}
+
         self.append_lanes(
             np.array([lane]),
-            obs={key: np.asarray(value)[None] for key, value in obs.items()},
+            obs=one_row(obs),
             action=np.asarray(action)[None],
             base_action=None if base_action is None else np.asarray(base_action)[None],
             reward=reward,
@@ -191,9 +191,7 @@ class StoreWriter:
             policy_version=policy_version,
             stamp_ns=stamp_ns,
             picture_stamp_ns=picture_stamp_ns,
-            final_obs=None
-            if final_obs is None
-            else {key: np.asarray(value)[None] for key, value in final_obs.items()},
+            final_obs=None if final_obs is None else one_row(final_obs),
         )
 
     @refusing(DatasetError)
@@ -218,22 +216,22 @@ class StoreWriter:
 
         Args:
             lanes: (B,) numbers from 0 on.
-            obs: (B, ...) of every feature, what the step began with. A picture may be missing, or
+            obs: (B, ...) of every feature, at the beginning of the step. A picture may be missing, or
                 repeat its stamp: then its camera had no new one, and the step refers to the last.
-            action: (B, A), what was executed.
-            base_action: (B, A), what the base policy proposed; None where there was none.
-            reward: (B,) or one.
-            terminated: (B,) or one.
-            truncated: (B,) or one.
-            success: (B,) or one.
+            action: (B, A), the executed actions.
+            base_action: (B, A), the actions that the base policy proposed; None: there is no base policy.
+            reward: (B,) or one; so are `terminated`, `truncated`, `success` and `policy_version`.
+            terminated: the task ended.
+            truncated: a time limit, or a person, ended the episode.
+            success: the task's predicate after the step.
             source: one of `SOURCES`, or (B,) indices into it.
-            policy_version: (B,) or one.
+            policy_version: number of learner updates of the weights that acted.
             stamp_ns: (B,) or one: monotonic time of the observation; None: now.
-            picture_stamp_ns: camera -> when its picture was taken, (B,) or one; `stamp_ns` if missing.
-            final_obs: (B, ...), looked at where the step ended the episode; None: not known.
+            picture_stamp_ns: camera -> time of its picture, (B,) or one; `stamp_ns` if missing.
+            final_obs: (B, ...), read where the step ended the episode; None: unknown.
 
         Raises:
-            DatasetError: a wrong key or shape, or the disk does not take it (see `flush`).
+            DatasetError: a wrong key or shape, or the disk refuses the steps (see `flush`).
         """
         self._check_open()
         lanes = np.asarray(lanes, np.int64)
@@ -288,29 +286,23 @@ class StoreWriter:
 
     @refusing(DatasetError, kept=_WAITING)
     def flush(self) -> int:
-        """Waits until all steps are on the disk; returns how many this writer has brought there.
+        """Waits until all steps are on the disk; returns how many this writer has written there.
 
         After a failure it tries again, so nothing is lost if there is room now.
 
         Raises:
-            DatasetError: the disk does not take it; the steps wait in memory.
+            DatasetError: the disk refuses the steps; they wait in memory.
         """
         return self._flushed(self._flusher.flush)
 
     def _flushed(self, flush: Callable[[], int]) -> int:
         self._check_not_closed()
-        try:
+        with self._failures():
             return flush()
-        except WritingError as error:
-            raise self._failure(error) from error.__cause__
 
     @refusing(DatasetError, kept=_WAITING)
     def mark(self) -> dict[str, Any]:
-        """Brings everything to the disk and returns where this writer stands, for `rewind`.
-
-        Raises:
-            DatasetError: the disk does not take it.
-        """
+        """Flushes everything and returns the state of this writer for `rewind`."""
         segment = self._flushed(self._flusher.rotate)
         return {
             "segment": segment,
@@ -323,11 +315,11 @@ class StoreWriter:
 
     @refusing(DatasetError, kept="Nothing before the mark is lost.")
     def rewind(self, state: Mapping[str, Any]) -> None:
-        """Takes this writer, just opened, back to where another one of the same store made its `mark`.
+        """Takes this newly opened writer back to the `mark` that an earlier one of the same store made.
 
         Raises:
             DatasetError: what was recorded after the mark was sealed meanwhile, or what was recorded before
-                is not as it was.
+                it has changed.
         """
         segment, next_episode = int(state["segment"]), int(state["next_episode"])
         unfinished = [(int(episode), int(lane), str(words)) for episode, lane, words in state["open"]]
@@ -344,10 +336,7 @@ class StoreWriter:
 
     @refusing(DatasetError, kept=_WAITING)
     def seal(self, options: SealOptions | None = None) -> Sealed:
-        """Moves finished episodes into the dataset of this folder; takes as long as encoding takes.
-
-        Other threads may go on appending.
-        """
+        """Moves finished episodes into the dataset of this folder; other threads may go on appending."""
         with self._flusher.changed:
             before, unfinished = self._next_episode, self.open_episodes()
         below = self._flushed(self._flusher.rotate)
@@ -363,7 +352,7 @@ class StoreWriter:
         """Flushes, and lets another writer in; episodes that are open stay unfinished.
 
         Raises:
-            DatasetError: the disk does not take the last steps, which are lost.
+            DatasetError: the disk refuses the last steps, which are lost.
         """
         if self._is_closed:
             return
@@ -385,14 +374,11 @@ class StoreWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     @property
     def stats(self) -> StoreStats:
-        """Returns the counts so far."""
         return StoreStats(
             steps=self._flusher.appended_steps,
             flushed_steps=self._flusher.flushed_steps,
@@ -406,7 +392,7 @@ class StoreWriter:
         )
 
     def open_episodes(self) -> set[int]:
-        """Returns the episodes that lanes are inside of."""
+        """Returns the open episodes of all lanes."""
         return {int(episode) for episode in self._lanes.episode if episode != NONE}
 
     # --- helpers, `changed` held ---------------------------------------------------------------------
@@ -428,7 +414,7 @@ class StoreWriter:
         content = b""
         if final is not None:
             pictures = {key: value[None] for key, value in final.items() if key in self.layout.cameras}
-            # Nobody measured when they were taken; with the stamp of the step they would pass for its own.
+            # Their time was not measured; with the stamp of the step they would count as repeated pictures.
             after_ns = stamp_ns + round(1e9 / self.layout.meta.control_hz)
             self._take_pictures(np.array([lane]), pictures, np.array([after_ns]), {})
             ids = dict(zip(self.layout.cameras, self._lanes.picture[lane].tolist(), strict=True))
@@ -438,7 +424,7 @@ class StoreWriter:
         self._lanes.episode[lane] = NONE
 
     def _put_rows(self, lanes: NDArray[np.int64], numbers: Mapping[str, Any]) -> None:
-        """Writes the steps into the block, and hands it over where it is full."""
+        """Writes the steps into the block, and hands it over when it is full."""
         count, done = len(lanes), 0
         while done < count:
             if self._flusher.block.size == self._capacity:
@@ -451,7 +437,7 @@ class StoreWriter:
                 column[rows] = value[at] if isinstance(value, np.ndarray) and value.ndim else value
             block.episode[rows] = self._lanes.episode[lanes[at]]
             block.step[rows] = self._lanes.step[lanes[at]]
-            # From here on they are appended, whatever fails in the rows after them.
+            # From here on they count as appended, whatever fails in later rows.
             self._lanes.step[lanes[at]] += 1
             block.size += take
             self._flusher.appended_steps += take
@@ -464,7 +450,7 @@ class StoreWriter:
         step_stamps: Array,
         stamps: Mapping[str, ArrayLike],
     ) -> None:
-        """Copies the pictures that are new, and notes which one each lane saw last."""
+        """Copies the pictures that are new, and notes the last one of each lane."""
         last = self._lanes
         for camera, key in enumerate(self.layout.cameras):
             if key not in obs:
@@ -487,7 +473,7 @@ class StoreWriter:
     def _put_picture(
         self, picture: Array, episode: int, stamp_ns: int, camera: int, *, is_first: bool
     ) -> bool:
-        """Hands a copy over; returns False where it had to be dropped: never the first of an episode."""
+        """Hands a copy over; returns False if it was dropped, which never happens to `is_first`."""
         flusher = self._flusher
         limit = max(0, self._queue_bytes - picture.nbytes)
         if flusher.waiting_bytes > limit:
@@ -497,7 +483,7 @@ class StoreWriter:
             if not self._drops:
                 self._wait(lambda: flusher.waiting_bytes <= limit)
         pixels = flusher.take_pixels(picture.nbytes)
-        # memoryview keeps the GIL, which numpy gives up for a copy and has to wait for afterwards.
+        # memoryview keeps the GIL; numpy releases it for a copy and has to wait for it afterwards.
         memoryview(pixels)[:] = np.ascontiguousarray(picture).data.cast("B")
         number = self._next_picture
         self._next_picture += 1
@@ -506,27 +492,23 @@ class StoreWriter:
         return True
 
     def _wait(self, is_free: Any) -> None:
-        """Waits until the thread has caught up."""
         began = time.perf_counter()
         self._waits += 1
         if self._flusher.block.size:
             self._flusher.cut()
         try:
-            self._flusher.wait_until(is_free)
-        except WritingError as error:
-            raise self._failure(error) from error.__cause__
+            with self._failures():
+                self._flusher.wait_until(is_free)
         finally:
             self._waited_s += time.perf_counter() - began
 
     # --- checks ------------------------------------------------------------------------------------
 
     def _check_first_pictures(self, lanes: NDArray[np.int64], obs: Mapping[str, Array]) -> None:
-        """Refuses an episode that would begin without a picture to refer to."""
+        """Refuses an episode whose first step has no picture."""
         for key in self.layout.cameras:
-            if (
-                key not in obs
-                and ((self._lanes.episode[lanes] == NONE) | (self._lanes.step[lanes] == 0)).any()
-            ):
+            begins = (self._lanes.episode[lanes] == NONE) | (self._lanes.step[lanes] == 0)
+            if key not in obs and begins.any():
                 raise DatasetError(
                     f"store {self.folder}: the first step of an episode has no {key!r}. "
                     "Give it the newest picture of each camera, with its stamp."
@@ -534,10 +516,8 @@ class StoreWriter:
 
     def _check_open(self) -> None:
         self._check_not_closed()
-        try:
+        with self._failures():
             self._flusher.check()
-        except WritingError as error:
-            raise self._failure(error) from error.__cause__
 
     def _check_not_closed(self) -> None:
         if self._is_closed:
@@ -546,8 +526,15 @@ class StoreWriter:
                 "forked from. Open another."
             )
 
-    def _failure(self, stopped: WritingError) -> DatasetError:
-        error = stopped.__cause__
+    @contextlib.contextmanager
+    def _failures(self) -> Generator[None]:
+        """Turns an error of the writing thread into one that counts the steps and names a remedy."""
+        try:
+            yield
+        except WritingError as error:
+            raise self._failure(error.__cause__) from error.__cause__
+
+    def _failure(self, error: BaseException | None) -> DatasetError:
         full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         what, mend = ("the disk is full", "make room") if full else ("writing failed", "mend it")
         why = error if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
@@ -561,7 +548,7 @@ class StoreWriter:
 
 
 def _forgetting(writer: weakref.ref[StoreWriter]) -> Any:
-    """Returns what makes a forked child forget the writer: the lock and the thread are its parent's."""
+    """Returns a function that makes a forked child forget the writer: lock and thread are its parent's."""
 
     def forget() -> None:
         mine = writer()

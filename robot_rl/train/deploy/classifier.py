@@ -1,4 +1,4 @@
-"""A success classifier of pictures, from a few labelled frames, that says how often it is wrong.
+"""A success classifier of pictures from a few labelled frames, with a report of its error rates.
 
     frames, by episode --> held-out episodes (a fifth)        how often it is wrong: the report
                        --> the rest: k folds, by episode      where the threshold lies
@@ -100,7 +100,7 @@ class Report:
     missed_rate: float
     missed_ci: tuple[float, float]
     unfit: str
-    """Why it may not be used; empty if it may."""
+    """Why it is not fit for use; empty if it is."""
 
 
 class SuccessClassifier:

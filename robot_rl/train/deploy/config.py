@@ -47,7 +47,7 @@ class DeployConfig:
     device: str = "cpu"
     """Where the policy computes."""
     lease_wait_s: float = 0.0
-    """How long to wait for an arm that somebody else holds."""
+    """How long to wait for an arm that another program holds."""
 
     def __post_init__(self) -> None:
         require(1 <= self.episodes <= 10_000, "episodes", self.episodes, "1 to 10000")

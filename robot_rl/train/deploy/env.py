@@ -1,4 +1,4 @@
-"""One arm behind its supervisor, as an env: what trains and evaluates in simulation acts on it unchanged.
+"""One arm behind its supervisor, as an env: training and evaluation use it as they use simulation.
 
     measured --Mirror--> observation -> policy -> action --Mirror--> joint targets -> supervisor -> arm
 
@@ -14,7 +14,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from gymnasium.vector import AutoresetMode
@@ -23,8 +23,9 @@ from robot_rl.core.clock import Clock
 from robot_rl.core.errors import ConfigError, DeviceError, SafetyStopError, StaleObservationError
 from robot_rl.core.seeding import EVAL_SEED_START, EpisodeRng
 from robot_rl.hal.vector import Array, Obs, VectorEnv, given_seeds
+from robot_rl.real.client import ArmClient
 from robot_rl.real.drivers.rest import STILL_SHARE
-from robot_rl.real.messages import Answer, Operation, Plan, Status
+from robot_rl.real.messages import Plan, Status
 from robot_rl.real.sensors import Sensors
 from robot_rl.real.station import StationConfig
 from robot_rl.sim.mirror import Mirror
@@ -33,29 +34,12 @@ from robot_rl.train.deploy.measured import Measured, Scene
 from robot_rl.train.deploy.pace import Pace, RunningMedian, Sleep
 
 BY = "robot-rl"
-"""Who gives the orders, for the supervisor's journal."""
+"""Name of this client in the supervisor's journal."""
 _SETTLE_S = 5.0
 """Longest wait for the first measurements of an episode, and for an arm to rest before it."""
 _REST_S = 0.2
 """So long a simulated arm rests before its scene is put back: holds are repeated every 0.1 s until it does,
 and one that is still on its way then would pull the arm back to where it was in the episode before."""
-
-
-class Arm(Protocol):
-    """The supervisor's client; `robot_rl.real.client.ArmClient` is one."""
-
-    @property
-    def status(self) -> Status: ...
-
-    def wait(self, newer_than_ns: int = -1, timeout_s: float = 1.0) -> Status: ...
-
-    def send(self, plan: Plan) -> None: ...
-
-    def control(
-        self, operation: Operation, *, by: str = "", seed: int = 0, timeout_s: float = 20.0
-    ) -> Answer: ...
-
-    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +63,7 @@ class StationEnv(VectorEnv):
         self,
         station: StationConfig,
         config: EnvConfig,
-        arm: Arm,
+        arm: ArmClient,
         sensors: Sensors,
         *,
         compensate: bool = True,
@@ -152,7 +136,7 @@ class StationEnv(VectorEnv):
         return self._scene.show(measured)
 
     def set_planned_actions(self, actions: Array) -> None:
-        """Notes what will follow the next action (k, A) if nothing else comes: a plan's tail."""
+        """Sets the actions (k, A) after the next one: the tail of a plan, if no other action comes."""
         self._planned = np.asarray(actions, np.float32)
 
     # Episodes
@@ -163,7 +147,7 @@ class StationEnv(VectorEnv):
         """Puts arm and scene back, and observes; a person puts back what a program cannot.
 
         Args:
-            seed: of the episode, for simulated stations; None goes on to another of the same seed.
+            seed: of the episode, for simulated stations; None begins another one of the same seed.
             options: `reset_mask` only: matter cannot be put into a state.
         """
         options = options or {}
@@ -204,7 +188,7 @@ class StationEnv(VectorEnv):
         self.mirror.begin(seed)
 
     def _await_rest(self) -> None:
-        """Waits until the arm has rested for a while; the supervisor stops one that does not come to rest."""
+        """Waits until the arm has rested for a while; the supervisor stops one that keeps moving."""
         began_ns = still_since_ns = self._pace.now_ns()
         while (now_ns := self._pace.now_ns()) - began_ns <= 1e9 * _SETTLE_S:
             status = self._arm.wait(now_ns)
@@ -217,7 +201,7 @@ class StationEnv(VectorEnv):
                 return
 
     def _settle(self) -> None:
-        """Waits until everything has been measured anew."""
+        """Waits for new measurements of everything."""
         began_ns = self._pace.now_ns()
         while True:
             status = self._arm.wait(self._pace.now_ns())
@@ -400,15 +384,15 @@ class StationEnv(VectorEnv):
                 f"station {self.station.name}: somebody paused the arm ({status.phase}). Deploy again."
             )
 
-    # Rest, and who looks on
+    # Rest
 
     def pause(self) -> None:
-        """Has the arm hold where it is, and forgets the plan."""
+        """Makes the arm hold where it is, and forgets the plan."""
         self._is_running = False
         self._arm.control("pause", by=BY)
 
     def park(self) -> None:
-        """Has the arm go to the station's safe pose, and rest there."""
+        """Moves the arm to the station's safe pose, where it rests."""
         self.pause()
         self._arm.control("park", by=BY)
 

@@ -1,4 +1,4 @@
-"""Whether a policy fits a station: everything that differs is said at once, before anything moves."""
+"""Whether a policy fits a station: one message names all differences, before anything moves."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from robot_rl.sim.robots.robot import Robot
 from robot_rl.sim.vector import EnvConfig
 
 _HOME_RAD = 0.05
-"""Episodes may begin so far from where they began in training."""
+"""Largest difference from the home position of training."""
 _SHOWN = 4
 
 
@@ -43,7 +43,7 @@ def check_fit(meta: PolicyMeta, config: EnvConfig, station: StationConfig) -> No
 
 
 def in_scene_of(config: EnvConfig, station: StationConfig) -> StationConfig:
-    """Returns a simulated station that takes any task with the scene of this one; others as they are."""
+    """Returns the station with the scene of this task if it simulates any task; others unchanged."""
     sim = station.sim
     if station.driver != "sim" or sim is None or sim.task is not None:
         return station
@@ -55,7 +55,7 @@ def in_scene_of(config: EnvConfig, station: StationConfig) -> StationConfig:
 
 
 def _of_policy(meta: PolicyMeta, mirror: Mirror) -> Iterator[str]:
-    """Yields what training wrote down and this installation of the task has otherwise."""
+    """Yields the differences between what training recorded and the task that is installed here."""
     env = mirror.env
     pairs = {
         "task": (meta.task, env.task),

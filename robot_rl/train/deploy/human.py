@@ -1,9 +1,9 @@
-"""A person beside the arm: takes over at any time, judges, puts the scene back.
+"""A person at the arm: takes over at any time, judges, puts the scene back.
 
     policy --wanted--> [person: lets pass | takes over] --sent--> env --> judge: success, failure
 
-Both streams are kept: what the policy wanted (`policy_action`) and what was sent (`action`), and who
-it came from (`source`). One arm, so every array has one row; A action dim.
+Both streams are kept: what the policy wanted (`policy_action`), what was sent (`action`), and who
+sent it (`source`). One arm, so every array has one row; A action dim.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ class Intervening(VectorEnv):
         Args:
             env: one row, autoreset DISABLED.
             teleop: the person's input.
-            judge: says when an episode has succeeded or failed.
+            judge: decides when an episode has succeeded or failed.
             reset: `automatic`: the env goes home and puts its scene back; `assisted`: it goes home, a
                 person puts the scene back and confirms.
-            reward: `sparse`: 1 where the judge sees success, else 0; `dense`: the env's shaping besides,
-                as far as success has not been judged.
+            reward: `sparse`: 1 where the judge sees success, else 0; `dense`: the env's shaping too,
+                while the judge sees no success.
             label: the source of steps that the policy makes.
             close: brings the env to rest and gives it back; its own `close` if None.
         """
@@ -92,7 +92,7 @@ class Intervening(VectorEnv):
         obs, infos = self.env.reset(seed=seed, options=options)
         if self._reset == "assisted":
             self._teleop.ask(_PUT_BACK)
-            obs, infos = self.env.reset(options=options)  # what it saw before was the old scene
+            obs, infos = self.env.reset(options=options)  # the observation before shows the old scene
         self._judge.begin()
         self._teleop.begin()
         return obs, infos
@@ -127,7 +127,7 @@ class Intervening(VectorEnv):
         """Returns 1 for success, else the env's shaping, where that is asked for."""
         if success or not self._is_dense:
             return float(success)
-        return min(reward, MOST_SHAPING)  # the judge stands above an env that sees success
+        return min(reward, MOST_SHAPING)  # the judge decides, not the env
 
     def state_dict(self) -> dict[str, Any]:
         """Returns env and person, where both can be put back: a simulation, a script."""
@@ -142,7 +142,7 @@ class Intervening(VectorEnv):
         return self.env.load_state_dict(state["env"])
 
     def _heed(self, intent: Intent) -> None:
-        """Stops if the person says so, and takes in what they typed."""
+        """Stops if the person asks for it, and takes the instruction that they typed."""
         if intent.stop:
             self.env.safe_stop()
             raise SafetyStopError(

@@ -1,4 +1,4 @@
-"""What a deployment came to: successes, latencies, figures, films."""
+"""The result of a deployment: successes, latencies, figures, films."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class EpisodeOutcome:
 
 @dataclass(kw_only=True)
 class Journal:
-    """Collects while the arm moves, and writes `deploy.json` in the end, also if that comes early."""
+    """Collects results while the arm moves, and writes `deploy.json` however the deployment ends."""
 
     folder: Path
     config: DeployConfig
@@ -122,16 +122,16 @@ def film(path: Path, env: LeasedEnv, moments: list[Measured]) -> None:
     Raises:
         RenderError: this machine cannot draw.
     """
-    from robot_rl.sim.cameras import Camera, Renderer
+    from robot_rl.sim.cameras import Camera
     from robot_rl.telemetry.video import write_video
 
     backend, camera = env.mirror.env.backend, env.mirror.camera
-    renderer = Renderer(backend.model, [Camera(name=camera, height=_HEIGHT, width=_WIDTH)])
+    renderer = backend.renderer([Camera(name=camera, height=_HEIGHT, width=_WIDTH)])
     try:
         pictures: list[Array] = []
         for measured in moments:
             env.show(measured)
-            pictures.append(renderer.render_batch(backend.batch, np.zeros(1, int), camera)[0])
+            pictures.append(renderer.render_batch(np.zeros(1, int), camera)[0])
         write_video(path, np.stack(pictures), env.control_hz)
     finally:
         renderer.close()

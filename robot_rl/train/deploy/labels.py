@@ -9,14 +9,15 @@ N frames, T control steps of an episode.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from robot_rl.core.errors import DatasetError
+from robot_rl.core.errors import ConfigError, DatasetError
 from robot_rl.data.episode import Episode, EpisodeSource
+from robot_rl.data.reading import ReadOptions
 from robot_rl.data.store.reader import open_source
 from robot_rl.train.deploy.classifier import Labelled
 from robot_rl.train.recording import experience_of
@@ -27,18 +28,26 @@ _PER_EPISODE = 40
 """Most failures kept of an episode; its frames resemble one another."""
 
 
-def read_labelled(path: Path | str, camera: str) -> Labelled:
+def read_labelled(path: Path | str, camera: str, **read: Unpack[ReadOptions]) -> Labelled:
     """Returns the labelled frames of a folder, a store, a dataset, or a run folder's experience.
 
+    Args:
+        path: of the folder.
+        camera: key of its pictures.
+        read: what of a dataset is read.
+
     Raises:
+        ConfigError: `read` of a folder of pictures.
         DatasetError: nothing of the kind is there, or it lacks the camera.
     """
     folder = Path(path)
     if (folder / "success").is_dir() and (folder / "failure").is_dir():
+        if read:
+            raise ConfigError(f"{next(iter(read))}: is of datasets, and {folder} is a folder of pictures.")
         return _of_pictures(folder, camera)
     if not folder.is_dir():
         raise DatasetError(f"data: no folder {str(folder)!r}.")
-    return _of_episodes(open_source(experience_of(str(folder))), folder, camera)
+    return _of_episodes(open_source(experience_of(str(folder)), **read), folder, camera)
 
 
 def _of_pictures(folder: Path, camera: str) -> Labelled:

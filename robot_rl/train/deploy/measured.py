@@ -1,4 +1,4 @@
-"""What is known of an arm and its scene now, and what it will be like when a command takes effect."""
+"""Measurements of an arm and its scene, and their prediction for when a command takes effect."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from robot_rl.sim.mirror import Mirror
 from robot_rl.sim.vector import EnvConfig
 
 _SHORTEST_S = 0.005
-"""Two readings that are nearer in time give no velocity."""
+"""Shortest time between two readings that give a velocity."""
 _FARTHEST_S = 0.25
-"""Nothing is predicted for longer than that."""
+"""Longest time that anything is predicted for."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """One reading of everything."""
+    """One reading of the arm and of all frames."""
 
     state: ArmState
     frames: Mapping[str, Frame]
@@ -86,7 +86,7 @@ class Scene:
             self._earlier[name] = frame
 
     def show(self, measured: Measured, at_ns: int | None = None) -> Obs:
-        """Shows the mirror what will be so at a moment, or was measured if None; returns the observation."""
+        """Shows the mirror the state predicted for a time, or as measured; returns the observation."""
         state = measured.state
         arm_s = _ahead_s(state.stamp_ns, at_ns)
         position = state.position_rad + arm_s * state.velocity_rad_s

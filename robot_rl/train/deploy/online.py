@@ -1,4 +1,4 @@
-"""One arm that learns on the job: its env, the person beside it, who judges."""
+"""One arm that learns: its env, the person at it, and the judge of success."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ from robot_rl.hal.vector import VectorEnv
 from robot_rl.policies.checkpoint import load_policy
 from robot_rl.real.claim import device_of
 from robot_rl.real.station import StationConfig, load_station
-from robot_rl.real.teleop.intent import Teleop
+from robot_rl.real.teleop.intent import NoTeleop, Teleop
 from robot_rl.real.teleop.keyboard import Keyboard, check_terminal
-from robot_rl.real.teleop.nobody import Nobody
 from robot_rl.rollout.envs import simulation
 from robot_rl.sched.opened import opened
 from robot_rl.train.config import HumanConfig, RunConfig
@@ -52,10 +51,10 @@ def make_arm(config: RunConfig, folder: Path, leases: Iterable[LeaseLike]) -> In
 
 
 def check_arm(config: RunConfig) -> None:
-    """Looks whether the arm and the person's input are there: they are needed after the base is cloned.
+    """Checks that the arm and the person's input are there, before the base is cloned.
 
     Raises:
-        RobotRLError: one is not; the message says what to do.
+        RobotRLError: one is missing; the message has the remedy.
     """
     station = None if config.station is None else load_station(config.station)
     make_judge(config.human.reward, config.human.classifier)
@@ -103,7 +102,7 @@ def _stationed(config: RunConfig, station: StationConfig, folder: Path) -> EnvDe
 def make_teleop(config: HumanConfig, env: VectorEnv, seed: int, station: StationConfig | None) -> Teleop:
     """Returns the person's input device, for the env's actions."""
     if config.input == "none":
-        return Nobody()
+        return NoTeleop()
     if config.input == "scripted":
         return ScriptedPerson(env, config.scripted, train_seed(seed, "person"))
     if config.input == "leader":

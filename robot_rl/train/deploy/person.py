@@ -1,8 +1,8 @@
 """A scripted person, for simulated arms: watches, takes over late and clumsily, gives control back.
 
-It stands in for somebody with a keyboard: sees that nothing comes of an episode only after a while,
-reacts after a delay, moves slower than the expert and beside its aim, and looks less often as time
-goes by. B is 1 here: one arm. A action dim.
+It imitates a person with a keyboard: it notices a failing episode only after a while, reacts after a
+delay, moves slower than the expert and misses its aim a little, and watches less often as time goes by.
+B is 1 here: one arm. A action dim.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _STATE = ("steps", "watches", "best", "best_at", "step", "alarmed_at", "drives_s
 
 
 class ScriptedPerson:
-    """A `Teleop` that looks at the simulated scene instead of a screen."""
+    """A `Teleop` that reads the simulated scene."""
 
     def __init__(self, env: VectorEnv, config: ScriptedPersonConfig, seed: int) -> None:
         """Raises `ConfigError` where the env shows no progress or has no expert."""

@@ -1,7 +1,7 @@
-"""A policy that a server computes elsewhere (`robot-rl serve-policy`), to be executed like any other.
+"""A policy that a server computes (`robot-rl serve-policy`); it acts like any other policy.
 
-While the server is gone a chunk is waited for: `AsyncExecutor` follows the old one to its end, then
-it holds, and goes on from a new observation when the server is back. B rows, H chunk length, A action dim.
+While the server is gone, `AsyncExecutor` follows the last chunk to its end and then holds. It goes on from
+a new observation when the server is back. B rows, H chunk length, A action dim.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _REFINE_SHARE = 0.5
 
 
 class RemotePolicy:
-    """Acts; what only a learner needs is refused."""
+    """Acts, and refuses what only a learner needs."""
 
     def __init__(self, client: PolicyClient, refiner: PolicyClient | None) -> None:
         """Takes connections to one server.
@@ -46,7 +46,7 @@ class RemotePolicy:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="refine")
         self._pending: Future[Reply] | None = None
         self.unrefined = 0
-        """Control steps whose refinement was not there in time: they took the chunk's action."""
+        """Control steps whose refinement came too late: they took the chunk's action."""
 
     @property
     def refines(self) -> bool:
@@ -109,15 +109,15 @@ class RemotePolicy:
         return action
 
     def log_prob(self, encoded: Encoded, chain: Chain) -> tuple[Tensor, Tensor]:
-        """Is not served."""
+        """Raises `DeviceError`: a server does not do that."""
         _refuse("score chains")
 
     def bc_loss(self, batch: DemoBatch, generator: Generator | None = None) -> Tensor:
-        """Is not served."""
+        """Raises `DeviceError`: a server does not do that."""
         _refuse("learn")
 
     def to(self, device: torch.device | str) -> Self:
-        """Returns itself: the server computes where it was told to."""
+        """Returns itself: the server chooses its device."""
         return self
 
     def continuing(self) -> ContinuingRemotePolicy:
@@ -136,7 +136,7 @@ class RemotePolicy:
         return self._client.lost
 
     def close(self) -> None:
-        """Ends the connections, and what an executor's thread waits for: close the executor after this."""
+        """Ends the connections. Close the executor after this: its thread may wait for them."""
         self._client.close()
         if self._refiner is not None:
             self._refiner.close()
@@ -185,7 +185,7 @@ def open_remote(
         real_time: whether chunks continue each other, where the policy can do that.
 
     Raises:
-        DeviceError: nobody is there, or the server lets us not in.
+        DeviceError: no server answers, or it refuses the connection.
         CheckpointError: its policy was made for something else.
     """
     wanted = {} if expect is None else {name: getattr(expect, name) for name in IDENTITY}

@@ -1,8 +1,6 @@
-"""Who says that an episode has succeeded: the task's predicate, a person's key, or a classifier."""
+"""Judges of success: the task's predicate, a person's key, or a classifier."""
 
 from __future__ import annotations
-
-from typing import Protocol
 
 from robot_rl.core.errors import ConfigError, nearest
 from robot_rl.hal.vector import Obs
@@ -10,12 +8,11 @@ from robot_rl.real.teleop.intent import Intent
 from robot_rl.train.deploy.classifier import SuccessClassifier
 
 
-class Judge(Protocol):
-    """Ends episodes."""
+class Judge:
+    """Ends episodes by the person's verdict, or else by the rule of a subclass."""
 
     def begin(self) -> None:
         """Notes that an episode begins."""
-        ...
 
     def __call__(self, obs: Obs, success: bool, terminated: bool, intent: Intent) -> tuple[bool, bool]:
         """Returns (success, failure); the episode goes on while both are False.
@@ -24,34 +21,29 @@ class Judge(Protocol):
             obs: what the step led to, one row.
             success: what the env says.
             terminated: whether the env ended the episode.
-            intent: of the person; their verdict stands above all others.
+            intent: of the person; their verdict overrides all others.
         """
-        ...
-
-
-class TaskJudge:
-    """Believes the env: simulations, and stations that track what the task is about."""
-
-    def begin(self) -> None:
-        """Remembers nothing."""
-
-    def __call__(self, obs: Obs, success: bool, terminated: bool, intent: Intent) -> tuple[bool, bool]:
         if intent.verdict is not None:
             return intent.verdict == "success", intent.verdict == "fail"
+        return self.judge(obs, success, terminated)
+
+    def judge(self, obs: Obs, success: bool, terminated: bool) -> tuple[bool, bool]:
+        """Returns (success, failure) without a verdict of the person."""
+        return False, False
+
+
+class KeyJudge(Judge):
+    """Believes the person alone."""
+
+
+class TaskJudge(Judge):
+    """Believes the env: simulations, and stations that track what the task is about."""
+
+    def judge(self, obs: Obs, success: bool, terminated: bool) -> tuple[bool, bool]:
         return success, terminated and not success
 
 
-class KeyJudge:
-    """Believes the person alone."""
-
-    def begin(self) -> None:
-        """Remembers nothing."""
-
-    def __call__(self, obs: Obs, success: bool, terminated: bool, intent: Intent) -> tuple[bool, bool]:
-        return intent.verdict == "success", intent.verdict == "fail"
-
-
-class ClassifierJudge:
+class ClassifierJudge(Judge):
     """Believes a classifier of pictures that is sure several times in a row."""
 
     def __init__(self, classifier: SuccessClassifier, *, in_a_row: int = 3) -> None:
@@ -61,9 +53,7 @@ class ClassifierJudge:
     def begin(self) -> None:
         self._count = 0
 
-    def __call__(self, obs: Obs, success: bool, terminated: bool, intent: Intent) -> tuple[bool, bool]:
-        if intent.verdict is not None:
-            return intent.verdict == "success", intent.verdict == "fail"
+    def judge(self, obs: Obs, success: bool, terminated: bool) -> tuple[bool, bool]:
         self._count = self._count + 1 if self._classifier.says_success(obs) else 0
         return self._count >= self._in_a_row, False
 

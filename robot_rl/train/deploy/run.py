@@ -55,12 +55,12 @@ _WARM_UP = 3
 
 
 def deploy(config: DeployConfig, display: ProgressDisplay, ask: Callable[[str], None] | None) -> Journal:
-    """Plays the episodes; what was done so far is on the disk however it ends.
+    """Plays the episodes. However it ends, what was done so far is on the disk.
 
     Args:
         config: what and where.
         display: shows progress.
-        ask: has a person put the scene of a real station back.
+        ask: asks a person to put the scene of a real station back.
 
     Raises:
         RobotRLError: the policy does not fit, the arm is not there or stopped; the message says what to do.
@@ -72,7 +72,7 @@ def deploy(config: DeployConfig, display: ProgressDisplay, ask: Callable[[str], 
     torch.set_num_threads(run_config.torch_threads)
     with LeaseStore().hold(
         device_of(station), holder=f"deploy {meta.task}", wait_s=config.lease_wait_s
-    ) as lease:  # who is refused has no folder
+    ) as lease:  # without a lease there is no folder
         folder = new_folder(config.out, f"deploy-{station.name}")
         display.message(f"deployment: {folder}")
         if config.export is not None:
@@ -125,7 +125,7 @@ def station_device(
                 ask=ask,
             )
             gc.collect()
-            gc.freeze()  # what there is now is not looked at again while the arm moves
+            gc.freeze()  # no collection of these objects while the arm moves
             stack.callback(gc.unfreeze)
             env.on_close = stack.pop_all().close
         return env
@@ -165,7 +165,7 @@ class Player:
         self._act: Act | None = None
 
     def play(self, seeds: Array, check: Callable[[], None]) -> None:
-        """Plays one episode for every seed; `check` raises if the arm is no longer ours."""
+        """Plays one episode for every seed; `check` raises if the lease is lost."""
         try:
             with self._display.phase("deploy", len(seeds), unit="episodes") as progress:
                 for done, seed in enumerate(seeds, start=1):
@@ -213,7 +213,7 @@ class Player:
         self._note_execution()
 
     def _acting(self, obs: Obs) -> Array:
-        """Returns the next action, and tells the env what would follow."""
+        """Returns the next action, and gives the env the planned ones after it."""
         assert self._executor is not None
         self._act = self._executor.act(obs)
         self._env.set_planned_actions(self._executor.ahead())
@@ -231,7 +231,7 @@ class Player:
             terminated=moment.terminated,
             truncated=moment.truncated,
             next_obs=moment.next_obs,
-            next_base_action=base,  # of a step that is only kept, nobody asks
+            next_base_action=base,  # not read: the step is only recorded
             success=moment.infos["success"],
             source="real" if self._env.station.real else "sim",
             stamp_ns=moment.infos["stamp_ns"],

@@ -1,4 +1,4 @@
-"""The baseline that learns: LeRobot's ACT of similar size, from random weights, for as much time.
+"""The learned baseline: LeRobot's ACT of similar size, from random weights, for as much time.
 
 It reads the same pictures from the same loader, predicts chunks of the same length, and has the
 schedule and the average of the policy. Learning rate and batch size are chosen for it by short
@@ -31,7 +31,7 @@ from robot_rl.train.loop import train
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """One choice of settings, and what came of it on the validation episodes."""
+    """One choice of settings, and its error on the validation episodes."""
 
     lr: float
     batch: int

@@ -1,20 +1,19 @@
-"""Baselines that need neither pictures nor gradients: what a policy has to beat to be worth its training.
+"""Baselines without pictures and gradients: a policy that is worth its training beats them.
 
     mean action      the mean of all training actions
     present joints   the arm stays where it is
     last action      the last command is repeated
     ridge            a linear map of state, velocities and last action
 
-All are fitted on the training episodes. What is open about the ridge regression is chosen by leaving out
-a part of the training episodes at a time. Each is a linear map of what is known, and so a policy that
-`robot-rl evaluate` can play.
+All are fitted on the training episodes. The settings of the ridge regression are chosen by leaving out a
+part of the training episodes at a time. Each is a linear map, and a policy that `robot-rl evaluate` can play.
 N remembered moments, B queries, F features, H chunk length, A action dim.
 """
 
 from __future__ import annotations
 
 import itertools
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -47,14 +46,11 @@ class RidgeChoice:
 
     strength: float
     sees_action: bool
-    """The last action and its velocities are features, beside the state and its own."""
+    """The last action and its velocities are features, in addition to the state and its velocities."""
     origin: Origin
     """What the predicted distances are from."""
     error: float
     """Of this choice on the training episodes, a part of them left out in turn; normalised."""
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def past_of(data: DemoData) -> Past:
@@ -78,7 +74,7 @@ def seen_meta(data: DemoData) -> EpisodesMeta:
 
 
 def simple_baselines(data: DemoData, past: Past, *, horizon: int) -> dict[str, LinearPolicy]:
-    """Returns the policies that are nothing but one action, held for the whole chunk."""
+    """Returns the policies that hold one action for the whole chunk."""
     size, num_actions = past.width(last_action=True), past.action.shape[1]
     nothing = np.zeros((size, horizon, num_actions))
     found = {
@@ -91,7 +87,7 @@ def simple_baselines(data: DemoData, past: Past, *, horizon: int) -> dict[str, L
 
 
 def predictor(policy: LinearPolicy, past: Past) -> Predict:
-    """Returns what a policy says of chunks of the dataset."""
+    """Returns a policy's predictions of chunks of the dataset."""
     return lambda batch: _chunks(policy, past.of(batch))
 
 
@@ -132,7 +128,7 @@ class Ridge:
         return _chunks(self.policy, known)
 
     def _fitted(self, known: Known, chunks: Array) -> LinearPolicy:
-        """Solves for the weights of the choice, and takes what features are divided by into them."""
+        """Solves for the weights of the choice, for features that are not standardised."""
         choice, shape = self.choice, chunks.shape[1:]
         features, centre, scale = _standardised(known.inputs(last_action=choice.sees_action))
         targets = chunks - _origin(known, choice.origin, shape[-1])

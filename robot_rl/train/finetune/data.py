@@ -1,4 +1,4 @@
-"""The dataset of a fine-tuning run: whole episodes on either side of the line, and what must fit.
+"""The dataset of a fine-tuning run: training and held-out episodes, and what must fit.
 
 E episodes, B chunks, H chunk length, A action dim.
 """
@@ -25,7 +25,6 @@ from robot_rl.data.lerobot.pictures import PictureCache, PictureReader
 from robot_rl.data.lerobot.reader import Dataset
 from robot_rl.data.lerobot.stats import of_columns
 from robot_rl.data.loader import ChunkLoader
-from robot_rl.data.replay import StepBatch
 from robot_rl.data.store.layout import is_store
 from robot_rl.data.store.reader import StoreReader
 from robot_rl.sim.robots.loading import load_robot
@@ -94,9 +93,11 @@ class DemoData:
         chosen = episodes or self.split.train
         return read_facts(self.dataset, chosen, picture=self.picture, past=self._past)
 
-    def experience(self, episodes: Sequence[int], *, horizon: int, batch: int, seed: int) -> ChunkExperience:
+    def random_chunks(
+        self, episodes: Sequence[int], *, horizon: int, batch: int, seed: int
+    ) -> RecordedChunks:
         """Returns random chunks of these episodes for the learner."""
-        return ChunkExperience(self._loader(episodes, horizon, batch, seed, self._workers), self._ready)
+        return RecordedChunks(self._loader(episodes, horizon, batch, seed, self._workers), self._ready)
 
     def batches(
         self, episodes: Sequence[int], *, horizon: int, stride: int, pictures: bool = True
@@ -111,7 +112,7 @@ class DemoData:
         """Returns a batch as the policies see it, on the learner's device."""
         if self._past is not None:
             batch.obs["state"] = torch.from_numpy(self._past.of(batch))
-        return to_device(batch, self._device)
+        return batch if self._device == "cpu" else batch.to(self._device)
 
     def _loader(
         self,
@@ -136,15 +137,15 @@ class DemoData:
 
 
 class PolicyPast:
-    """What of the past a policy sees behind the state: part of the state itself, name by name."""
+    """The part of the past that a policy sees, appended to the state, name by name."""
 
     def __init__(self, dataset: Dataset, *, lags: tuple[int, ...], last_action: bool) -> None:
         """Prepares to look up.
 
         Args:
             dataset: what to read.
-            lags: control steps over which changes are told.
-            last_action: the last action is told too.
+            lags: control steps of the changes.
+            last_action: whether the last action is part of it.
         """
         self._lags = lags
         self._last_action = last_action
@@ -155,7 +156,7 @@ class PolicyPast:
         return self._past.of(batch).inputs(last_action=self._last_action)
 
     def extended(self, facts: DatasetFacts, episodes: Sequence[int]) -> DatasetFacts:
-        """Returns facts whose state has the past behind it."""
+        """Returns facts whose state has the past appended."""
         states = self._past.at(self._past.steps(episodes)).inputs(last_action=self._last_action)
         meta = facts.meta
         names = names_of(meta.state_names, meta.action_names, lags=self._lags, last_action=self._last_action)
@@ -167,14 +168,11 @@ class PolicyPast:
         )
 
 
-class ChunkExperience:
-    """Chunks of recorded episodes; there is nothing to add to them."""
+class RecordedChunks:
+    """A batch recipe: random chunks of recorded episodes."""
 
     def __init__(self, loader: ChunkLoader, ready: Callable[[DemoBatch], DemoBatch]) -> None:
         self._loader, self._ready = loader, ready
-
-    def add(self, steps: StepBatch) -> int:
-        raise RuntimeError("a dataset is read only: a run that collects needs a ReplayExperience")
 
     def close(self) -> None:
         self._loader.close()
@@ -265,7 +263,7 @@ def in_journal(folder: Path) -> int:
 
 
 def split_episodes(episodes: int, heldout: int, *, at: str, key: str = "heldout") -> Split:
-    """Holds out the last episodes; nobody may have to trust a random choice.
+    """Holds out the last episodes: no random choice.
 
     Raises:
         DatasetError: fewer than two episodes are left to learn from.
@@ -320,14 +318,6 @@ def decoded_bytes(dataset: Dataset, picture: tuple[int, int] | None) -> int:
     shapes = [dataset.features[camera].shape for camera in dataset.cameras]
     pixels = sum(math.prod(picture or shape[:2]) for shape in shapes)
     return 3 * pixels * int(dataset.lengths().sum())
-
-
-def to_device(batch: DemoBatch, device: str) -> DemoBatch:
-    """Returns a batch on the learner's device."""
-    if device == "cpu":
-        return batch
-    obs = {key: value.to(device) for key, value in batch.obs.items()}
-    return DemoBatch(obs, batch.actions.to(device), batch.valid.to(device), batch.source)
 
 
 def stream_seed(config: FinetuneConfig, stream: str) -> int:

@@ -1,4 +1,4 @@
-"""How far predicted chunks are from what the demonstrator did, on episodes that nobody learned from.
+"""How far predicted chunks are from what the demonstrator did, on held-out episodes.
 
 The error is the mean absolute difference over the valid steps of a chunk and over the joints, each
 divided by the standard deviation of that joint's actions in the training episodes: 1 is as wrong
@@ -28,6 +28,8 @@ STD_FLOOR = 1e-3
 """Smallest standard deviation divided by, in the dataset's units: joints that never moved."""
 RESAMPLES = 10_000
 """Of the bootstrap."""
+TRAINED = ("policy", "ACT")
+"""Predictors that gradient descent made; all others are baselines."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +49,6 @@ class Difference:
     mean: float
     interval: tuple[float, float] | None
     """95 %, paired, over held-out episodes; None with fewer than two."""
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -79,9 +78,6 @@ class Errors:
         rows = tuple(EpisodeError(**row) for row in values["by_episode"])
         known: dict[str, Any] = {**values, "by_episode": rows}
         return cls(**known)
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
     def minus(self, other: Errors) -> Difference:
         """Returns how much larger this error is than another predictor's on the same episodes."""
@@ -147,6 +143,65 @@ class Ruler:
             by_episode=by_episode,
             interval=interval_of(resampled_means(by_episode)),
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """The best trained predictor and the best baseline, both by their held-out error."""
+
+    trained: str
+    trained_error: float
+    baseline: str
+    baseline_error: float
+    difference: Difference
+    """Trained minus baseline."""
+    episodes: int
+    """Held out."""
+
+    @property
+    def beats(self) -> bool:
+        """Whether the trained one is better over the whole interval."""
+        interval = self.difference.interval
+        return interval is not None and interval[1] < 0
+
+    def text(self) -> str:
+        """Returns one plain sentence."""
+        ratio = 100 * abs(self.difference.mean) / max(self.baseline_error, 1e-12)
+        side = "below" if self.difference.mean < 0 else "above"
+        apart = f"{self.trained} {self.trained_error:.4f} is {ratio:.1f} % {side} {self.baseline} "
+        apart += f"{self.baseline_error:.4f} (difference {self.difference.mean:+.4f}, {self._interval()})"
+        if self.beats:
+            return f"training beats the best baseline: {apart}"
+        if self.difference.mean < 0:
+            return f"nothing trained is surely better than the best baseline: {apart}"
+        return f"nothing trained beats the best baseline: {apart}"
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "beats": self.beats, "text": self.text()}
+
+    def _interval(self) -> str:
+        if self.difference.interval is None:
+            return "no interval from one held-out episode"
+        low, high = self.difference.interval
+        return f"95 % interval {low:+.4f} to {high:+.4f} over {self.episodes} episodes"
+
+
+def judge(errors: Mapping[str, Errors]) -> Verdict:
+    """Compares; choosing the best baseline by the held-out error favours the baselines."""
+
+    def best(names: list[str]) -> str:
+        return min(names, key=lambda name: errors[name].normalised)
+
+    trained = best([name for name in errors if name in TRAINED])
+    baseline = best([name for name in errors if name not in TRAINED])
+    return Verdict(
+        trained=trained,
+        trained_error=errors[trained].normalised,
+        baseline=baseline,
+        baseline_error=errors[baseline].normalised,
+        difference=errors[trained].minus(errors[baseline]),
+        episodes=len(errors[trained].by_episode),
+    )
 
 
 def resampled_means(by_episode: Sequence[EpisodeError]) -> Array | None:

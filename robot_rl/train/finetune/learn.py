@@ -22,7 +22,6 @@ from robot_rl.core.registry import resolve
 from robot_rl.data.lerobot.pictures import PictureCache
 from robot_rl.data.lerobot.reader import Dataset
 from robot_rl.policies.checkpoint import PolicyMeta
-from robot_rl.rollout.weights import Publisher
 from robot_rl.train.finetune.config import FinetuneConfig
 from robot_rl.train.finetune.data import (
     DemoData,
@@ -33,10 +32,9 @@ from robot_rl.train.finetune.data import (
     stream_seed,
 )
 from robot_rl.train.finetune.errors import Errors, Ruler
-from robot_rl.train.finetune.policies import Module, fit_units, picture_size
+from robot_rl.train.finetune.policies import Module, fit_units, picture_size, recipe_of
 from robot_rl.train.hooks import checkpoint_hooks, show_progress, updates, write_metrics
-from robot_rl.train.loop import Hook, Pacer, Run
-from robot_rl.train.meter import Meter
+from robot_rl.train.loop import Hook, Learner, Pacer, Run
 from robot_rl.train.schedule import Always, Counters, Every
 from robot_rl.train.session import RunSession
 
@@ -50,7 +48,7 @@ PACE_UPDATES = 8
 
 
 class Finetuning:
-    """One policy and the episodes that it learns from, within a run: a run of its own, or a stage of one."""
+    """One policy and the episodes that it learns from, as a whole run or as a stage of one."""
 
     def __init__(
         self,
@@ -134,6 +132,16 @@ class TrainingJob:
     """It goes on at its last learning rate until it had this much time."""
 
 
+def job_of_policy(
+    work: Finetuning, policy: Module, *, name: str, episodes: Sequence[int], updates: int
+) -> TrainingJob:
+    """Returns what the run's policy is given, by its authors' recipe."""
+    learning = work.config.learning(recipe_of(policy), updates=updates)
+    return TrainingJob(
+        name=name, episodes=episodes, learning=learning, batch=work.config.batch, updates=updates
+    )
+
+
 def assemble_job(work: Finetuning, job: TrainingJob, policy: Module) -> tuple[Run, BehaviourCloning]:
     """Returns the loop that trains a policy in place, and the algorithm that holds its average."""
     config, name = work.config, job.name
@@ -142,21 +150,15 @@ def assemble_job(work: Finetuning, job: TrainingJob, policy: Module) -> tuple[Ru
         policy, job.learning, stream_seed(config, f"{name} noise"), total_updates=job.updates
     )
     work.session.counters.updates = 0
+    batches = work.data.random_chunks(
+        job.episodes,
+        horizon=policy.horizon,
+        batch=job.batch,
+        seed=stream_seed(config, f"{name} batches"),
+    )
     run = Run(
-        sources=[],
-        experience=work.data.experience(
-            job.episodes,
-            horizon=policy.horizon,
-            batch=job.batch,
-            seed=stream_seed(config, f"{name} batches"),
-        ),
-        algorithm=algorithm,
-        publisher=Publisher(),
-        pacer=Pacer(
-            finished=lambda at: at.updates >= job.updates and work.minutes(name) >= job.minutes,
-            updates=Always(),
-        ),
-        meter=Meter(),
+        learners=[Learner(algorithm, batches, Always())],
+        pacer=Pacer(finished=lambda at: at.updates >= job.updates and work.minutes(name) >= job.minutes),
         stage=work.stage(name),
         counters=work.session.counters,
     )
@@ -164,7 +166,7 @@ def assemble_job(work: Finetuning, job: TrainingJob, policy: Module) -> tuple[Ru
 
 
 def assemble_watched(work: Finetuning, job: TrainingJob, policy: Module) -> tuple[Run, BehaviourCloning]:
-    """Returns a loop that also writes metrics, looks at the held-out error, and saves."""
+    """Returns a loop that also writes metrics, measures the held-out error, and saves."""
     config, session, name = work.config, work.session, job.name
     run, algorithm = assemble_job(work, job, policy)
 
@@ -172,7 +174,7 @@ def assemble_watched(work: Finetuning, job: TrainingJob, policy: Module) -> tupl
         return Every(-(-job.updates // times) if times else 0)
 
     def look(at: Counters) -> None:
-        if at.updates < job.updates:  # the last look is the result
+        if at.updates < job.updates:  # the last measurement is the result
             with session.paused(), algorithm.acting():
                 error = policy_errors(work, policy, work.data.split.heldout)
             write_errors(work, name, error)
@@ -238,7 +240,7 @@ def updates_in(
     for done in range(PACE_UPDATES + 2):
         if done == 2:
             start = _now(work.config, by)
-        algorithm.update(run.experience.sample())
+        algorithm.update(run.leader.batches.sample())
     seconds = (_now(work.config, by) - start) / PACE_UPDATES
     return max(1, round(60.0 * minutes / seconds))
 

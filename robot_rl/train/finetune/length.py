@@ -1,4 +1,4 @@
-"""How long to train, if nobody said: until validation episodes among the training ones get no better.
+"""How long to train, if not given: until validation episodes among the training ones get no better.
 
 Few demonstrations are soon learned by heart, many are not. The policy is trained once without the
 validation episodes and looked at twice in every pass over its data; the run then takes as many
@@ -8,12 +8,11 @@ passes over all its training episodes as that one had taken at its best.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from robot_rl.train.finetune.config import MINUTES
-from robot_rl.train.finetune.learn import Finetuning, TrainingJob, assemble_job, policy_errors
-from robot_rl.train.finetune.policies import Module, recipe_of
+from robot_rl.train.finetune.learn import Finetuning, assemble_job, job_of_policy, policy_errors
+from robot_rl.train.finetune.policies import Module
 from robot_rl.train.hooks import updates
 from robot_rl.train.loop import Hook, train
 from robot_rl.train.schedule import Counters, Every
@@ -35,9 +34,6 @@ class Length:
     curve: tuple[tuple[int, float], ...]
     """Updates without the validation episodes, and the error on them."""
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def choose_length(work: Finetuning, build: Callable[[tuple[int, ...]], Module]) -> Length:
     """Trains a policy, built for the episodes it is given, until it gets no better or `MINUTES` are over."""
@@ -47,14 +43,7 @@ def choose_length(work: Finetuning, build: Callable[[tuple[int, ...]], Module]) 
     lengths = work.data.dataset.lengths()
     rows = int(lengths[list(inner.train)].sum())
     every = max(1, round(rows / config.batch / LOOKS_PER_PASS))
-    most = every * MAX_LOOKS
-    job = TrainingJob(
-        name="length",
-        episodes=inner.train,
-        learning=config.learning(recipe_of(policy), updates=most),
-        batch=config.batch,
-        updates=most,
-    )
+    job = job_of_policy(work, policy, name="length", episodes=inner.train, updates=every * MAX_LOOKS)
     run, algorithm = assemble_job(work, job, policy)
     curve: list[tuple[int, float]] = []
     with work.session.phase("length", MAX_LOOKS, unit="looks") as progress:

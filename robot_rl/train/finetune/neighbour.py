@@ -1,6 +1,6 @@
-"""The baseline that remembers: the chunks of the nearest moments of the training episodes.
+"""The baseline of nearest neighbours: the chunks of the nearest moments of the training episodes.
 
-It sees what a policy sees, the present state and pictures. Everything about it is chosen by leaving
+It sees what a policy sees, the present state and pictures. Its settings are chosen by leaving
 out one training episode at a time: how much the pictures count, how many neighbours are averaged,
 and whether their chunks are taken as they are or carried over to the present state.
 N remembered moments, Q queries, F features, H chunk length, A action dim, K neighbours.
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -45,9 +45,6 @@ class Choice:
     """Chunks are carried over as distances from the state at their start."""
     error: float
     """Of this choice on the training episodes, each left out in turn; normalised."""
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What is known when a chunk begins, besides the pictures: the state, its changes, the last actions.
+"""What is known when a chunk begins, apart from pictures: the state, its changes, the last actions.
 
 B chunks, S state dim, A action dim, L lags.
 """
@@ -25,7 +25,7 @@ class Known:
     state: Array
     """(B, S)"""
     state_change: Array
-    """(B, L S), over each lag; before the first step nothing had changed."""
+    """(B, L S), over each lag; 0 before the first step."""
     last_action: Array
     """(B, A); before the first one the present joints, or what `Past` was given."""
     action_change: Array
@@ -46,7 +46,7 @@ class Past:
 
         Args:
             dataset: what to read.
-            lags: control steps over which changes are told.
+            lags: control steps of the changes.
             first_action: (A,), what stands for the last action before the first one where actions are no
                 joints; None: 0.
         """

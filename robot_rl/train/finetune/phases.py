@@ -1,11 +1,11 @@
-"""What fine-tuning does, phase by phase: of `robot-rl finetune`, and of the stage `finetune` of a run.
+"""The phases of fine-tuning: of `robot-rl finetune`, and of the stage `finetune` of a run.
 
     pictures -> baselines -> neighbour -> length -> policy -> act settings -> act
 
-The last episodes are held out. What repeating, a linear map and remembering alone would do is measured
-on them, then the policy learns from the others, then LeRobot's ACT does for as long. Each is measured on
-the held-out episodes at its end, and nothing is chosen by that. Each phase leaves its result in a
-checkpoint, so a resumed run and an unbroken one go the same way.
+The last episodes are held out. The baselines that repeat, map linearly or
+remember are measured on them. Then the policy learns from the others, then LeRobot's ACT for as long. Each
+is measured on the held-out episodes at its end, and nothing is chosen by that. Each phase leaves its
+result in a checkpoint, so a resumed run and an unbroken one go the same way.
 """
 
 from __future__ import annotations
@@ -22,17 +22,18 @@ from robot_rl.core.errors import ConfigError
 from robot_rl.core.policy import DemoBatch
 from robot_rl.data.facts import DatasetFacts
 from robot_rl.data.lerobot.damage import left_out
-from robot_rl.policies.checkpoint import save_policy
+from robot_rl.policies.checkpoint import PolicyMeta, save_policy
 from robot_rl.train.finetune.act import Trial, act_job, make_act, try_settings, why_no_act
 from robot_rl.train.finetune.baselines import fit_ridge, past_of, predictor, seen_meta, simple_baselines
 from robot_rl.train.finetune.config import FinetuneConfig
 from robot_rl.train.finetune.data import in_journal, stream_seed
-from robot_rl.train.finetune.errors import Errors
+from robot_rl.train.finetune.errors import Errors, judge
 from robot_rl.train.finetune.learn import (
     Finetuning,
     TrainingJob,
     assemble_watched,
     count_parameters,
+    job_of_policy,
     policy_errors,
     prepare,
     updates_in,
@@ -40,14 +41,13 @@ from robot_rl.train.finetune.learn import (
 )
 from robot_rl.train.finetune.length import choose_length
 from robot_rl.train.finetune.neighbour import Choice, NearestNeighbour, read_moments, thumbnails
-from robot_rl.train.finetune.policies import Module, make_policy, policy_meta, recipe_of, save
-from robot_rl.train.finetune.verdict import judge
+from robot_rl.train.finetune.policies import Module, make_policy, save
 from robot_rl.train.session import learn
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What the policy and all that it is compared with came to. Errors are those of `errors.Ruler`."""
+    """The results of the policy and of its baselines. Errors are those of `errors.Ruler`."""
 
     heldout_error: float
     """Mean absolute error on the held-out episodes, in standard deviations of the training actions."""
@@ -80,9 +80,9 @@ class Outcome:
     units: dict[str, dict[str, float]]
     """Predictor -> group of joints -> error in the dataset's units."""
     predictors: dict[str, dict[str, Any]]
-    """Predictor -> everything that `errors.Errors` says of it."""
+    """Predictor -> all fields of `errors.Errors`."""
     verdict: dict[str, Any]
-    """Whether anything trained beats the best baseline: `verdict.Verdict`, with its text."""
+    """Whether anything trained beats the best baseline: `errors.Verdict`, with its text."""
     ridge: dict[str, Any]
     """What was chosen for the ridge regression, on training episodes."""
     nearest_neighbour: dict[str, Any] | None
@@ -122,7 +122,7 @@ def outcome(work: Finetuning) -> Outcome:
         chunks=policy["errors"]["chunks"],
         groups={name: error.groups for name, error in errors.items()},
         units={name: error.units for name, error in errors.items()},
-        predictors={name: error.to_json() for name, error in errors.items()},
+        predictors={name: asdict(error) for name, error in errors.items()},
         verdict=judge(errors).to_json(),
         ridge=results["baselines"]["ridge"],
         nearest_neighbour=neighbour and {**neighbour["choice"], "single": neighbour["single"]},
@@ -132,7 +132,7 @@ def outcome(work: Finetuning) -> Outcome:
 
 
 def _pictures(work: Finetuning) -> None:
-    """Decodes the pictures once, for everybody who reads them."""
+    """Decodes the pictures once, for all readers."""
     data, session = work.data, work.session
     session.display.message(f"{work.config.dataset}: {data.split.text()}")
     if waiting := in_journal(Path(work.config.dataset)):
@@ -152,7 +152,7 @@ def _pictures(work: Finetuning) -> None:
 
 
 def _baselines(work: Finetuning) -> None:
-    """Measures what needs neither pictures nor training, and saves it: `evaluate` can play it."""
+    """Measures and saves the baselines without pictures and training: `evaluate` can play them."""
     data, horizon = work.data, work.config.horizon
     past = past_of(data)
     with work.session.timer.stage("baselines"):
@@ -162,19 +162,19 @@ def _baselines(work: Finetuning) -> None:
         name: work.measure(predictor(policy, past), data.split.heldout, pictures=False)
         for name, policy in policies.items()
     }
-    meta = policy_meta(seen_meta(data), n_exec=horizon)
+    meta = PolicyMeta(**vars(seen_meta(data)), n_exec=horizon)
     for name, policy in policies.items():
         save_policy(work.session.folder / f"baseline-{name.replace(' ', '-')}", policy, meta=meta)
     work.session.results["baselines"] = {
-        "errors": {name: error.to_json() for name, error in errors.items()},
-        "ridge": ridge.choice.to_json(),
+        "errors": {name: asdict(error) for name, error in errors.items()},
+        "ridge": asdict(ridge.choice),
     }
     for name, error in errors.items():
         work.session.write("baselines", {f"heldout/{name.replace(' ', '_')}": error.normalised})
 
 
 def _neighbour(work: Finetuning) -> None:
-    """Measures what remembering alone would do."""
+    """Measures the nearest neighbours."""
     data, config = work.data, work.config
     if not config.baselines:
         return
@@ -189,45 +189,39 @@ def _neighbour(work: Finetuning) -> None:
             for choice in (baseline.choice, baseline.single)
         )
     work.session.results["neighbour"] = {
-        "errors": errors.to_json(),
-        "choice": baseline.choice.to_json(),
-        "single": baseline.single.to_json(),
-        "single_errors": single.to_json(),
+        "errors": asdict(errors),
+        "choice": asdict(baseline.choice),
+        "single": asdict(baseline.single),
+        "single_errors": asdict(single),
     }
     work.session.write("neighbour", {"heldout/error": errors.normalised})
 
 
 def _length(work: Finetuning) -> None:
-    """Finds how long to train, on training episodes alone, if nobody said."""
+    """Finds how long to train, on training episodes alone, if it was not given."""
     config, session = work.config, work.session
     if config.updates is None and config.minutes is None:
         found = choose_length(work, partial(_build, work))
-        session.results["updates"], session.results["length"] = found.updates, found.to_json()
+        session.results["updates"], session.results["length"] = found.updates, asdict(found)
         session.display.message(f"length: {found.updates} updates, read from episodes {found.validation}")
 
 
 def _policy(work: Finetuning) -> None:
     """Trains the policy and saves it."""
     config, train = work.config, work.data.split.train
+
+    def job(updates: int) -> TrainingJob:
+        return job_of_policy(work, policy, name="policy", episodes=train, updates=updates)
+
     policy = _build(work, train)
     updates = work.session.results.get("updates") or config.updates
-    job = TrainingJob(
-        name="policy",
-        episodes=train,
-        learning=config.learning(recipe_of(policy), updates=updates or 1),
-        batch=config.batch,
-        updates=updates or 1,
-    )
     if updates is None:
         # Noted with the first checkpoint: a resumed run does not measure again.
         assert config.minutes is not None, "without both, the length was found before"
-        updates = work.session.results["updates"] = updates_in(work, job, policy, minutes=config.minutes)
+        updates = updates_in(work, job(1), policy, minutes=config.minutes)
+        work.session.results["updates"] = updates
         policy = _build(work, train)  # the first has learned while it was timed
-        learning = config.learning(recipe_of(policy), updates=updates)
-        job = TrainingJob(
-            name="policy", episodes=train, learning=learning, batch=config.batch, updates=updates
-        )
-    _fit(work, job, policy)
+    _fit(work, job(updates), policy)
     save(policy, work.policy_folder, work.facts, work.meta)
 
 
@@ -291,7 +285,7 @@ def _fit(work: Finetuning, job: TrainingJob, policy: Module) -> None:
     errors = policy_errors(work, policy, work.data.split.heldout)
     write_errors(work, job.name, errors)
     work.session.results[job.name] = {
-        "errors": errors.to_json(),
+        "errors": asdict(errors),
         "updates": work.session.counters.updates,
         "minutes": work.minutes(job.name),
         "parameters": count_parameters(policy),

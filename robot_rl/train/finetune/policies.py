@@ -18,7 +18,6 @@ import torch
 from robot_rl.core.errors import CheckpointError, ConfigError
 from robot_rl.core.policy import DemoBatch
 from robot_rl.core.registry import resolve
-from robot_rl.data.episodes import EpisodesMeta
 from robot_rl.data.facts import DatasetFacts
 from robot_rl.policies.checkpoint import PolicyMeta, load_policy, save_policy
 from robot_rl.policies.vla import tiny
@@ -156,20 +155,7 @@ def save(policy: Module, folder: Path, facts: DatasetFacts, meta: PolicyMeta | N
     if hasattr(policy, "save"):
         policy.save(folder)
     else:
-        save_policy(folder, policy, meta=meta or policy_meta(facts.meta, n_exec=policy.horizon))
-
-
-def policy_meta(meta: EpisodesMeta, *, n_exec: int) -> PolicyMeta:
-    """Returns what a policy trained on such episodes is for."""
-    return PolicyMeta(
-        task=meta.task,
-        robot=meta.robot,
-        control_hz=meta.control_hz,
-        state_names=meta.state_names,
-        action_names=meta.action_names,
-        instruction=meta.instruction,
-        n_exec=n_exec,
-    )
+        save_policy(folder, policy, meta=meta or PolicyMeta(**vars(facts.meta), n_exec=policy.horizon))
 
 
 def check_features(at: str, policy: Module, meta: PolicyMeta, facts: DatasetFacts) -> None:

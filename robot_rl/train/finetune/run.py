@@ -1,4 +1,4 @@
-"""`robot-rl finetune`: a run that fine-tunes, and no more. What it does is in `phases`."""
+"""`robot-rl finetune`: a run that only fine-tunes; its phases are in `phases`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from robot_rl.train.session import RunSession, execute
 
 @dataclass(frozen=True, kw_only=True)
 class FinetuneSummary(Outcome):
-    """What a run came to: the content of summary.json."""
+    """The result of a run: the content of summary.json."""
 
     minutes: float
     """From the start to this summary, over all lives of the run."""
@@ -47,7 +47,7 @@ def run(config: FinetuneConfig) -> FinetuneSummary:
 
     Raises:
         RobotRLError: a mistake in the configuration, a dataset or a checkpoint that does not fit or
-            is damaged, a device that somebody else holds, a full disk; the message says what to do.
+            is damaged, a device that another run holds, a full disk; the message has the remedy.
     """
     config = _absolute(config)
     dataset, split = open_data(config)  # mistakes are found before there is a folder

@@ -1,4 +1,4 @@
-"""What fine-tuning has whether it is a run of its own or a stage of one; without torch."""
+"""Settings of fine-tuning, both as a run and as a stage of one; without torch."""
 
 from __future__ import annotations
 

@@ -28,12 +28,12 @@ from robot_rl.train.finetune.run import check
 from robot_rl.train.session import Session
 
 PHASE = "finetune"
-"""The last phase of the stage, and where the run's summary has what it came to."""
+"""The last phase of the stage, and the key of its result in the run's summary."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _StageConfig(FinetuneConfig):
-    """What `robot-rl finetune` would be given, with the keys of a training run in its messages."""
+    """The settings of `robot-rl finetune`, with the keys of a training run in its messages."""
 
     at: ClassVar[str] = "finetune."
 

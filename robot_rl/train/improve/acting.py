@@ -1,4 +1,4 @@
-"""Who acts for a method: in this process, or in one of its own beside the learner's."""
+"""The sources of a method, in this process or each in another one."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def sources_of(session: Session, start: Start, policy: Module) -> list[Source]:
 
     Args:
         session: the run's session.
-        start: its envs are those of this process; if there are none, each source has a process of its own.
-        policy: the learner's; what acts never shares its weights.
+        start: its envs are those of this process; if there are none, each source acts in another process.
+        policy: the learner's; each source acts with a copy.
     """
     config = session.config
     if start.envs:

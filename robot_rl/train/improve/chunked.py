@@ -42,7 +42,7 @@ def make_critics(config: RunConfig, flow: SavedPolicy) -> Module:
 
 
 def assemble(session: Session, start: Start) -> tuple[Run, Module]:
-    """Returns the loop of chunked Q-learning, after its updates on the demonstrations, and what acts."""
+    """Returns the loop of chunked Q-learning, after its updates on the demonstrations, and the policy."""
     config, cfg = session.config, settings_of(session.config, ChunkedSettings)
     policy = make_policy(config, start.base).to(config.device)
     if cfg.algorithm.actor == "fql":

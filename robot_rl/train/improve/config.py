@@ -34,12 +34,12 @@ DENOISING = tuple(kind for kind in PROCESSES if kind != "token")
 FINETUNED = ("small_vla",)
 """Kinds that `robot-rl finetune` makes."""
 NOISE = "noise"
-"""The kind of base that has learned nothing."""
+"""The kind of a base that draws random actions."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MethodSettings(Choice):
-    """What every method of improving the base has."""
+    """Settings of every method."""
 
     kind: ClassVar[str]
     bases: ClassVar[tuple[str, ...]] = CLONED
@@ -71,7 +71,7 @@ class MethodSettings(Choice):
 
     @classmethod
     def improves(cls, kind: str) -> bool:
-        """Whether it improves a base of that kind: one of a plug-in, if it improves all that a run clones."""
+        """Returns whether it improves a base of that kind; a plug-in's, if it improves all clones."""
         return kind in cls.bases or (kind not in TABLE["policy"] and set(CLONED) <= set(cls.bases))
 
     @classmethod
@@ -89,7 +89,7 @@ class MethodSettings(Choice):
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """What it needs besides a base and the observations that belong to it."""
+        """What it needs, apart from a base and its observations."""
         return (DEMONSTRATIONS,)
 
     @property
@@ -123,7 +123,7 @@ class DaggerSettings(MethodSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class OffPolicySettings(MethodSettings):
-    """What methods that learn from replayed steps have."""
+    """Settings of methods that learn from replayed steps."""
 
     utd: float = 1.0
     """Learner updates per control step."""
@@ -154,12 +154,12 @@ class OffPolicySettings(MethodSettings):
     @property
     def n_step(self) -> int:
         """Longest window of rewards before the bootstrap, in control steps."""
-        raise NotImplementedError
+        return vars(self)["algorithm"].n_step
 
     @property
     def gamma_step(self) -> float:
         """Discount per control step."""
-        raise NotImplementedError
+        return vars(self)["algorithm"].gamma_step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,14 +177,6 @@ class ResidualSettings(OffPolicySettings):
         super().__post_init__()
         self._require("scale", 0 < self.scale <= 1, "above 0, at most 1")
 
-    @property
-    def n_step(self) -> int:
-        return self.algorithm.n_step
-
-    @property
-    def gamma_step(self) -> float:
-        return self.algorithm.gamma_step
-
 
 class Explorable(Protocol):
     """The configuration of a policy that can explore by another process."""
@@ -201,13 +193,13 @@ class Explorable(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class ChainSettings(MethodSettings):
-    """What methods have that learn from the denoising chain of what the policy just did."""
+    """Settings of methods that learn from the denoising chains of the newest rollouts."""
 
     exploration: ProcessConfig = field(default_factory=lambda: ProcessConfig(process="flow_sde"))
     """The process put on the base's weights; log-probabilities are of the executed actions by default."""
     algorithm: ChainPPOConfig = field(default_factory=ChainPPOConfig)
     distil: DistilConfig = field(default_factory=DistilConfig)
-    """At last, a student that takes one network call for a chunk; none by default."""
+    """The student that is distilled in the end: one network call for a chunk. None by default."""
 
     def explored(self, policy: Explorable, n_exec: int) -> ProcessConfig:
         """Returns the process for a base of that configuration.
@@ -268,7 +260,7 @@ class GRPOSettings(ChainSettings):
     keep: tuple[float, float] = (0.1, 0.9)
     """Least and largest share of successes of a group that is learned from."""
     reward: Literal["success", "progress", "process"] = "success"
-    """`success`: 1 or 0 (SimpleVLA-RL); `progress`: failures by how near they came to the successes (SRPO);
+    """`success`: 1 or 0 (SimpleVLA-RL); `progress`: failures by their distance to the successes (SRPO);
     `process`: of every decision, by the chance of success, with a value instead of groups (VLA-RL)."""
     algorithm: GRPOConfig = field(default_factory=GRPOConfig)
 
@@ -317,7 +309,7 @@ class LatentSettings(OffPolicySettings):
     kind: ClassVar[str] = "latent"
     bases: ClassVar[tuple[str, ...]] = (*DENOISING, *FINETUNED)
     demo_ratio: float | None = 0.0
-    """Of demonstrations nobody knows the noise: only algorithm.variant=na can learn from them."""
+    """The noise behind demonstrations is unknown: only algorithm.variant=na learns from them."""
     actor: LatentActorConfig = field(default_factory=LatentActorConfig)
     algorithm: LatentConfig = field(default_factory=LatentConfig)
 
@@ -325,10 +317,6 @@ class LatentSettings(OffPolicySettings):
         super().__post_init__()
         if self.algorithm.variant == "sac":
             self._require("demo_ratio", self.demo_ratio == 0, "0 with method.algorithm.variant=sac")
-
-    @property
-    def gamma_step(self) -> float:
-        return self.algorithm.gamma_step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -351,14 +339,10 @@ class ChunkedSettings(OffPolicySettings):
     def leaves_base(self) -> bool:
         return self.env_steps == 0 and self.offline_updates == 0
 
-    @property
-    def gamma_step(self) -> float:
-        return self.algorithm.gamma_step
-
 
 @dataclass(frozen=True, kw_only=True)
 class ActorSettings(OffPolicySettings):
-    """What methods without the base have: an actor of its own."""
+    """Settings of methods that learn a new actor and do not use the base."""
 
     explore_std: tuple[float, float] = (0.1, 0.1)
     """Noise of a deterministic actor: that of the first env and of the last; those between step evenly."""
@@ -367,14 +351,6 @@ class ActorSettings(OffPolicySettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._require("explore_std", min(self.explore_std) >= 0, "0 or more, each")
-
-    @property
-    def n_step(self) -> int:
-        return self.algorithm.n_step
-
-    @property
-    def gamma_step(self) -> float:
-        return self.algorithm.gamma_step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -406,7 +382,7 @@ class SequenceSettings(ActorSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class QARLSettings(ActorSettings):
-    """An actor against an adversary that pushes it, wilder first, wiser later (QARL)."""
+    """An actor against an adversary that pushes it, at random first and by what it learned later (QARL)."""
 
     kind: ClassVar[str] = "qarl"
     algorithm: QARLConfig = field(default_factory=QARLConfig)

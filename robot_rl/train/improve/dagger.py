@@ -31,8 +31,7 @@ from robot_rl.train.config import RunConfig
 from robot_rl.train.improve.acting import sources_of, step_by_step
 from robot_rl.train.improve.config import DaggerSettings
 from robot_rl.train.improve.method import Method, Module, Start, add_hooks, settings_of
-from robot_rl.train.loop import Pacer, Run
-from robot_rl.train.meter import Meter
+from robot_rl.train.loop import Learner, Pacer, Run
 from robot_rl.train.schedule import Ratio
 from robot_rl.train.session import Session
 
@@ -70,10 +69,10 @@ class LabelledSteps:
         self._rng = np.random.default_rng(seed)
         rows = {**episodes.obs, _LABEL: episodes.action}
         self._shapes = {key: ((capacity, *value.shape[1:]), value.dtype) for key, value in rows.items()}
-        self._files: dict[str, Array] = {}
+        self._files: dict[str, np.memmap[Any, Any]] = {}
         self._count = 0
 
-    def add(self, steps: StepBatch) -> int:
+    def add(self, steps: StepBatch) -> None:
         """Keeps a step of every env with its label."""
         assert steps.expert_action is not None, "its source has no expert"
         count = len(steps.reward)
@@ -81,7 +80,6 @@ class LabelledSteps:
         for key, file in self._opened().items():
             file[where] = steps.expert_action if key == _LABEL else steps.obs[key]
         self._count += count
-        return count
 
     def sample(self) -> DemoBatch:
         """Returns windows, each step as likely as any; of a labelled one only the first action is valid."""
@@ -103,7 +101,7 @@ class LabelledSteps:
     def state_dict(self) -> dict[str, Any]:
         """Returns how many steps the files hold, after they are on the disk, and the draws."""
         for file in self._files.values():
-            file.flush()  # type: ignore[attr-defined]
+            file.flush()
         return {"count": self._count, "rng": self._rng.bit_generator.state}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -111,7 +109,7 @@ class LabelledSteps:
         self._rng.bit_generator.state = state["rng"]
         self._files = {key: open_memmap(self._file(key), mode="r+") for key in self._shapes}
 
-    def _opened(self) -> dict[str, Array]:
+    def _opened(self) -> dict[str, np.memmap[Any, Any]]:
         if not self._files:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._files = {
@@ -146,7 +144,7 @@ def assemble(session: Session, start: Start) -> tuple[Run, Module]:
     algorithm = resolve("algorithm", "bc", at="dagger")(
         policy, cfg.algorithm, train_seed(config.seed, "dagger"), total_updates=round(cfg.utd * cfg.env_steps)
     )
-    experience = LabelledSteps(
+    labelled = LabelledSteps(
         start.episodes,
         session.folder / "labels",
         capacity=cfg.env_steps + config.num_envs,
@@ -155,13 +153,12 @@ def assemble(session: Session, start: Start) -> tuple[Run, Module]:
         seed=train_seed(config.seed, "dagger batches"),
         device=config.device,
     )
+    learner = Learner(algorithm, labelled, Ratio(cfg.utd), Publisher(publish_every=cfg.publish_every))
     run = Run(
         sources=sources_of(session, start, policy),
-        experience=experience,
-        algorithm=algorithm,
-        publisher=Publisher(publish_every=cfg.publish_every),
-        pacer=Pacer(finished=lambda at: at.env_steps >= cfg.env_steps, updates=Ratio(cfg.utd)),
-        meter=Meter(),
+        experience=labelled,
+        learners=[learner],
+        pacer=Pacer(finished=lambda at: at.env_steps >= cfg.env_steps),
         stage=session.timer.stage,
         counters=session.counters,
     )

@@ -1,4 +1,4 @@
-"""Reinforcement learning without the base: an actor of its own decides at every control step.
+"""Reinforcement learning without the base: a new actor decides at every control step.
 
 From scratch with demonstrations in every batch (RLPD), or pretrained on them and then without them
 (WSRL), with many envs and distributional critics (FastTD3, FastSAC): all are settings of `direct`.
@@ -26,8 +26,7 @@ from robot_rl.train.config import RunConfig
 from robot_rl.train.improve import off_policy
 from robot_rl.train.improve.config import ActorSettings, DirectSettings
 from robot_rl.train.improve.method import Method, Module, Start, settings_of
-from robot_rl.train.loop import Run
-from robot_rl.train.meter import Meter
+from robot_rl.train.loop import Meter, Run
 from robot_rl.train.schedule import Counters
 from robot_rl.train.session import Session
 
@@ -73,13 +72,13 @@ def assemble(session: Session, start: Start) -> tuple[Run, Module]:
         encode=policy.encode,
         device=config.device,
     )
-    if session.loop_state(config.method.kind) is None:  # else the checkpoint holds what came of it
+    if session.loop_state(config.method.kind) is None:  # else the checkpoint holds the pretrained weights
         _pretrain(session, start.episodes, learner)
     return off_policy.assemble(session, start, policy, learner, off_policy.steps(cfg)), policy
 
 
 def _pretrain(session: Session, episodes: Episodes, learner: ActorCritic) -> None:
-    """Clones the demonstrations, failures included; a run that is killed meanwhile begins it again."""
+    """Clones the demonstrations, failures included; a run that is killed in this phase begins it again."""
     config, cfg = session.config, settings_of(session.config, DirectSettings)
     if not cfg.pretrain_updates:
         return

@@ -2,37 +2,26 @@
 
 from __future__ import annotations
 
-import copy
-
 from robot_rl.algos.episode_rewards import ProcessReward, ProgressReward
 from robot_rl.core.registry import resolve
 from robot_rl.core.seeding import train_seed
 from robot_rl.hal.vector import VectorEnv
-from robot_rl.rollout.groups import GroupSource
+from robot_rl.rollout.chunks import GroupSource
 from robot_rl.rollout.weights import Publisher
 from robot_rl.train.config import RunConfig
-from robot_rl.train.improve.acting import sources_of
 from robot_rl.train.improve.config import GRPOSettings
-from robot_rl.train.improve.method import Method, Module, Start, add_hooks, settings_of
-from robot_rl.train.improve.ppo import make_policy
-from robot_rl.train.loop import Pacer, Run
-from robot_rl.train.meter import Meter
-from robot_rl.train.rollouts import AllOf, EpisodeReward, GroupExperience
+from robot_rl.train.improve.method import Method, Module, Start, settings_of
+from robot_rl.train.improve.ppo import acting_copy, chunk_options, make_policy, on_policy
+from robot_rl.train.loop import Learner, Run
+from robot_rl.train.rollouts import EpisodeReward, GroupExperience
+from robot_rl.train.schedule import Always
 from robot_rl.train.session import Session
 
 
 def make_source(config: RunConfig, policy: Module, env: VectorEnv, name: str) -> GroupSource:
     """Returns a source of groups of episodes; RunConfig refuses those of an arm, and several sources."""
-    cfg = settings_of(config, GRPOSettings)
-    return GroupSource(
-        env,
-        copy.deepcopy(policy).to(config.device).eval(),
-        group=cfg.group,
-        n_exec=config.n_exec,
-        gamma_step=cfg.algorithm.gamma_step,
-        seed=train_seed(config.seed, "collect") // 2,
-        device=config.device,
-    )
+    group = settings_of(config, GRPOSettings).group
+    return GroupSource(env, acting_copy(config, policy), group=group, **chunk_options(config))
 
 
 def assemble(session: Session, start: Start) -> tuple[Run, Module]:
@@ -56,18 +45,8 @@ def assemble(session: Session, start: Start) -> tuple[Run, Module]:
         epochs=cfg.algorithm.epochs,
         seed=train_seed(config.seed, "grpo batches"),
     )
-    run = Run(
-        sources=sources_of(session, start, policy),
-        experience=experience,
-        algorithm=algorithm,
-        publisher=Publisher(),
-        pacer=Pacer(finished=lambda at: at.env_steps >= cfg.env_steps, updates=AllOf(experience)),
-        meter=Meter(),
-        stage=session.timer.stage,
-        counters=session.counters,
-    )
-    add_hooks(session, run, policy, start.eval_envs, experience.metrics)
-    return run, policy
+    learner = Learner(algorithm, experience, Always(lambda: experience.owed), Publisher())
+    return on_policy(session, start, policy, learner, experience, experience.metrics), policy
 
 
 def _reward(config: RunConfig, policy: Module) -> EpisodeReward | None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from robot_rl.core.registry import resolve
 from robot_rl.core.seeding import train_seed
-from robot_rl.data.at_decisions import AtDecisions
+from robot_rl.data.parts import AtDecisions
 from robot_rl.policies.spec import SavedPolicy
 from robot_rl.train.assemble import generator
 from robot_rl.train.config import RunConfig

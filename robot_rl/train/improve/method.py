@@ -1,4 +1,4 @@
-"""What every way to improve a base has in common: what it starts from, and how it is looked on."""
+"""What all methods of improving a base share: their start, their hooks and their evaluations."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class Start:
     base: SavedPolicy
     """The policy to improve."""
     envs: Mapping[str, VectorEnv]
-    """What collects, by the name of the source; nothing where it lives in a process of its own."""
+    """What collects, by the name of the source; none where sources act in other processes."""
     eval_envs: Mapping[str, VectorEnv]
     """Simulations of the quick evaluations, by the name of the source; autoreset DISABLED."""
     recorders: Sequence[Recorder] = ()
-    """Keep what is experienced, one of each source; none if it is not kept."""
+    """Recorders of the experience, one of each source; none if it is not recorded."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,7 @@ class Method:
     """Returns what collects in an env, with an acting copy of the policy, for the source of that name;
     None for single control steps."""
     settings: type[MethodSettings] | None = None
-    """Of a plug-in's method, whose name is its `kind`; those of ours stand in `improve.config`."""
+    """Of a plug-in's method, whose name is its `kind`; ours are in `improve.config`."""
     autoreset: Autoreset = "same_step"
     """Of the env that collects."""
     records: bool = True
@@ -82,13 +82,15 @@ def add_hooks(
     eval_envs: Mapping[str, VectorEnv],
     more: Callable[[], dict[str, float]],
 ) -> None:
-    """Gives a loop that collects all that is due now and then; `more` adds to its rows of metrics."""
+    """Adds the hooks of a loop that collects; `more` returns further metrics."""
     config, name = session.config, session.config.method.kind
     sources = dict(zip(config.acting, run.sources, strict=True))
 
     def offer(at: Counters) -> None:
         session.check_leases()
-        run.publisher.offer(at.updates, run.algorithm.policy_weights)
+        for learner in run.learners:
+            if learner.publisher is not None:
+                learner.publisher.offer(at.updates, learner.algorithm.policy_weights)
 
     def look(_: Counters) -> None:
         run.hand_over(policy)
@@ -127,7 +129,7 @@ def eval_metrics(results: Mapping[str, EvalResult]) -> dict[str, float]:
 
 
 def quick_evaluation(session: Session, policy: Module, eval_envs: Mapping[str, VectorEnv]) -> None:
-    """Looks on, on seeds that neither training nor the final evaluation uses."""
+    """Evaluates on seeds that neither training nor the final evaluation uses."""
     config = session.config
     seeds = quick_eval_seeds(config.seed, config.evaluate.quick_episodes)
     with session.timer.stage("evaluate"), session.paused():
@@ -139,8 +141,7 @@ def quick_evaluation(session: Session, policy: Module, eval_envs: Mapping[str, V
 
 
 def _forgone(run: Run) -> dict[str, float]:
-    """Returns how many updates there was no time for, beside an arm that does not wait."""
-    updates = run.pacer.updates
-    if not isinstance(updates, Ratio) or not updates.forgone:
-        return {}
-    return {"collect/updates_forgone": float(updates.forgone)}
+    """Returns how many updates were left out because an arm does not wait."""
+    paces = [learner.pace for learner in run.learners]
+    forgone = sum(pace.forgone for pace in paces if isinstance(pace, Ratio))
+    return {"collect/updates_forgone": float(forgone)} if forgone else {}

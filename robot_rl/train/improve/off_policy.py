@@ -1,4 +1,4 @@
-"""What off-policy methods share: who collects, what is replayed, and at what pace the learner goes.
+"""What off-policy methods share: sources, replay and the pace of the learner.
 
 B envs, A action dim.
 """
@@ -15,18 +15,17 @@ import numpy as np
 from robot_rl.core.algorithm import Algorithm
 from robot_rl.core.seeding import train_seed
 from robot_rl.data.episode import feature_of
-from robot_rl.data.of_source import OfSource
+from robot_rl.data.parts import OfSource
 from robot_rl.data.replay import Mixture, ReplayBuffer
 from robot_rl.data.transitions import ChunkBatch, StepSource, TransitionBatch
 from robot_rl.rollout.weights import Publisher
 from robot_rl.train.config import RunConfig
 from robot_rl.train.demos import relabelled
-from robot_rl.train.experience import Keeper, OneForEach, ReplayExperience, SourceReplay, StaleSteps
+from robot_rl.train.experience import Draws, OneForEach, ReplayExperience, SourceReplay, StaleSteps
 from robot_rl.train.improve.acting import sources_of
 from robot_rl.train.improve.config import OffPolicySettings
 from robot_rl.train.improve.method import Module, Start, add_hooks, settings_of
-from robot_rl.train.loop import Pacer, Run
-from robot_rl.train.meter import Meter
+from robot_rl.train.loop import Learner, Pacer, Run
 from robot_rl.train.recording import open_earlier, pool_of
 from robot_rl.train.robots import shares
 from robot_rl.train.schedule import Ratio
@@ -43,7 +42,7 @@ def steps(phase: OffPolicySettings) -> Draw:
 
 
 def chunks(phase: OffPolicySettings, horizon: int, prefixes: Sequence[int] = ()) -> Draw:
-    """Draws chunks of `horizon` actions that begin anywhere, and what their `prefixes` come to."""
+    """Draws chunks of `horizon` actions that begin anywhere, and returns of their `prefixes`."""
     how: dict[str, Any] = {"horizon": horizon, "gamma_step": phase.gamma_step, "prefixes": prefixes}
     return lambda sampler, rng: sampler.sample_chunks(phase.batch, **how, rng=rng)
 
@@ -73,22 +72,26 @@ def assemble(
     session.counters.updates = 0
     sources = sources_of(session, start, policy)
     budgets = [source.env_steps for source in config.acting.values()]
-    experience = _replay(config, start, draw, latent_dim, online, lambda: session.counters.updates)
+    experience, sampler = _replay(config, start, latent_dim, online, lambda: session.counters.updates)
+    seed = train_seed(config.seed, f"{config.method.kind} batches")
+    learner = Learner(
+        algorithm,
+        Draws(partial(draw, sampler), seed=seed, device=config.device),
+        Ratio(
+            phase.utd,
+            after_steps=phase.explore_steps,
+            is_late=lambda: any(source.is_ahead for source in sources),
+        ),
+        Publisher(publish_every=phase.publish_every),
+    )
     run = Run(
         sources=sources,
         experience=experience,
-        algorithm=algorithm,
-        publisher=Publisher(publish_every=phase.publish_every),
+        learners=[learner],
         pacer=Pacer(
             finished=lambda at: all(at.of_source(i) >= budget for i, budget in enumerate(budgets)),
-            updates=Ratio(
-                phase.utd,
-                after_steps=phase.explore_steps,
-                is_late=lambda: any(source.is_ahead for source in sources),
-            ),
             budgets=budgets,
         ),
-        meter=Meter(),
         stage=session.timer.stage,
         counters=session.counters,
     )
@@ -99,12 +102,11 @@ def assemble(
 def _replay(
     config: RunConfig,
     start: Start,
-    draw: Draw,
     latent_dim: int,
     drawn_from: Callable[[ReplayBuffer], Any],
     learner: Callable[[], int],
-) -> ReplayExperience:
-    """Returns the sources' buffers, mixed in exact shares with demonstrations and earlier experience."""
+) -> tuple[ReplayExperience, Any]:
+    """Returns the sources' replays, and their mixture in exact shares with what was recorded before."""
     phase, seed = settings_of(config, OffPolicySettings), config.seed
     episodes, base = start.episodes, start.base
     shapes = {key: (value.shape[1:], value.dtype) for key, value in episodes.obs.items()}
@@ -133,16 +135,14 @@ def _replay(
             None if phase.demo_ratio is None else new * share,
         )
     stale = StaleSteps(phase.max_staleness, phase.stale, learner)
-    keepers: list[Keeper] = [
+    replays = [
         SourceReplay(buffer, recorder=recorder, stale=stale)
         for buffer, recorder in zip_longest(buffers.values(), start.recorders)
     ]
-    return ReplayExperience(
-        keepers[0] if len(keepers) == 1 else OneForEach(keepers),
-        draw=partial(draw, Mixture(parts) if len(parts) > 1 else parts["online"][0]),
-        seed=train_seed(seed, f"{config.method.kind} batches"),
-        device=config.device,
+    experience = ReplayExperience(
+        replays[0] if len(replays) == 1 else OneForEach(replays),
         earlier=earlier,
         stale=stale,
         has_person=config.human.input != "none",
     )
+    return experience, Mixture(parts) if len(parts) > 1 else parts["online"][0]

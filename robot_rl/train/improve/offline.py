@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from robot_rl.core.algorithm import Algorithm
 from robot_rl.core.seeding import train_seed
 from robot_rl.data.replay import ReplayBuffer
 from robot_rl.train.assemble import assemble_offline
-from robot_rl.train.experience import ReplayExperience
+from robot_rl.train.experience import Draws
 from robot_rl.train.hooks import updates
 from robot_rl.train.improve.method import Module, Start, quick_evaluation
 from robot_rl.train.improve.off_policy import Draw
@@ -27,15 +29,15 @@ def learn_offline(
     *,
     phase: str = "",
 ) -> None:
-    """Takes `budget` updates, in a loop with checkpoints of its own, and looks at what comes of them.
+    """Takes `budget` updates, in a loop with its own checkpoints, and evaluates the result.
 
-    In a run that is resumed after its first control step nothing is done: the checkpoint of the loop
-    that collects holds what was learned here.
+    A run that is resumed after its first control step skips this: the checkpoint of the loop that
+    collects holds what was learned here.
 
     Args:
         session: the run's session.
         start: what the method starts from; failed demonstrations stay in.
-        policy: what is looked at.
+        policy: what is evaluated.
         algorithm: learns from what `draw` returns.
         draw: returns a batch.
         budget: updates.
@@ -49,20 +51,17 @@ def learn_offline(
     demos = ReplayBuffer.from_episodes(  # without a base: its proposals are not read
         start.episodes, base_action=np.zeros_like(actions), final_base_action=finals
     )
-    experience = ReplayExperience(
-        demos,
-        draw=lambda rng: draw(demos, rng),
-        seed=train_seed(config.seed, f"{phase} batches"),
-        device=config.device,
+    batches = Draws(
+        partial(draw, demos), seed=train_seed(config.seed, f"{phase} batches"), device=config.device
     )
-    run = assemble_offline(session, phase, experience, algorithm, budget)
+    run = assemble_offline(session, phase, batches, algorithm, budget)
     run.pacer.hooks = [*_hooks(session, policy, start, budget), *run.pacer.hooks]
     learn(session, run, phase, budget, unit="updates")
     quick_evaluation(session, policy, start.eval_envs)
 
 
 def _hooks(session: Session, policy: Module, start: Start, budget: int) -> list[Hook]:
-    """Returns what is due beside metrics and checkpoints; the last look comes after the loop."""
+    """Returns the hooks other than metrics and checkpoints; the last evaluation comes after the loop."""
     every = session.config.evaluate.every_updates
 
     def look(at: Counters) -> None:

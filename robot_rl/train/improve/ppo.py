@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 from robot_rl.core.registry import resolve
@@ -16,8 +17,7 @@ from robot_rl.train.config import RunConfig
 from robot_rl.train.improve.acting import sources_of
 from robot_rl.train.improve.config import ChainSettings, PPOSettings
 from robot_rl.train.improve.method import Method, Module, Start, add_hooks, settings_of
-from robot_rl.train.loop import Pacer, Run
-from robot_rl.train.meter import Meter
+from robot_rl.train.loop import Learner, Pacer, Run
 from robot_rl.train.rollouts import RolloutExperience
 from robot_rl.train.schedule import Always
 from robot_rl.train.session import Session
@@ -32,16 +32,23 @@ def make_policy(config: RunConfig, base: SavedPolicy) -> Module:
 
 def make_source(config: RunConfig, policy: Module, env: VectorEnv, name: str) -> RolloutSource:
     """Returns a source of rollouts; RunConfig refuses those of an arm, and several sources."""
-    cfg = settings_of(config, PPOSettings)
-    return RolloutSource(
-        env,
-        copy.deepcopy(policy).to(config.device).eval(),
-        decisions=cfg.decisions,
-        n_exec=config.n_exec,
-        gamma_step=cfg.algorithm.gamma_step,
-        seed=train_seed(config.seed, "collect") // 2,
-        device=config.device,
-    )
+    decisions = settings_of(config, PPOSettings).decisions
+    return RolloutSource(env, acting_copy(config, policy), decisions=decisions, **chunk_options(config))
+
+
+def acting_copy(config: RunConfig, policy: Module) -> Module:
+    """Returns a copy of the learner's policy that acts on the learner's device."""
+    return copy.deepcopy(policy).to(config.device).eval()
+
+
+def chunk_options(config: RunConfig) -> dict[str, Any]:
+    """Returns the arguments that sources of chunks share; see `ChunkSource`."""
+    return {
+        "n_exec": config.n_exec,
+        "gamma_step": settings_of(config, ChainSettings).algorithm.gamma_step,
+        "seed": train_seed(config.seed, "collect") // 2,
+        "device": config.device,
+    }
 
 
 def assemble(session: Session, start: Start) -> tuple[Run, Module]:
@@ -58,20 +65,31 @@ def assemble_online(session: Session, start: Start, policy: Module) -> Run:
         policy, cfg.algorithm, train_seed(config.seed, "ppo"), num_envs=config.num_envs
     )
     minibatches = -(-config.num_envs * cfg.decisions // cfg.algorithm.batch)
-    block = cfg.algorithm.epochs * minibatches
+    rollouts = RolloutExperience(
+        algorithm, minibatches=minibatches, seed=train_seed(config.seed, "ppo batches")
+    )
+    pace = Always(cfg.algorithm.epochs * minibatches)
+    return on_policy(session, start, policy, Learner(algorithm, rollouts, pace, Publisher()), rollouts, dict)
+
+
+def on_policy(
+    session: Session,
+    start: Start,
+    policy: Module,
+    learner: Learner,
+    rollouts: RolloutExperience,
+    more: Callable[[], dict[str, float]],
+) -> Run:
+    """Returns the loop in which a learner trains `policy` on its newest rollouts; `more` adds metrics."""
     run = Run(
         sources=sources_of(session, start, policy),
-        experience=RolloutExperience(
-            algorithm, minibatches=minibatches, seed=train_seed(config.seed, "ppo batches")
-        ),
-        algorithm=algorithm,
-        publisher=Publisher(),
-        pacer=Pacer(finished=lambda at: at.env_steps >= cfg.env_steps, updates=Always(block)),
-        meter=Meter(),
+        experience=rollouts,
+        learners=[learner],
+        pacer=Pacer(finished=lambda at: at.env_steps >= session.config.method.env_steps),
         stage=session.timer.stage,
         counters=session.counters,
     )
-    add_hooks(session, run, policy, start.eval_envs, dict)
+    add_hooks(session, run, policy, start.eval_envs, more)
     return run
 
 

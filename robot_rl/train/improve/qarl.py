@@ -16,7 +16,7 @@ from robot_rl.train.session import Session
 
 
 def make_policy(config: RunConfig, base: SavedPolicy) -> Module:
-    """Returns an actor and its adversary; what explores is both, what is evaluated the actor alone."""
+    """Returns an actor and its adversary: both explore, the actor alone is evaluated."""
     actor, opponent = direct.make_policy(config, base), settings_of(config, QARLSettings).algorithm.adversary
     adversary = resolve("policy", "actor", at="qarl")(
         actor.config_class(horizon=actor.horizon, width=opponent.width, depth=opponent.depth),

@@ -1,8 +1,8 @@
-"""RL-100: PPO inside the denoising chain, offline behind a gate and then online; one step at last.
+"""RL-100: PPO inside the denoising chain, offline behind a gate, then online, then distilled into one step.
 
     demonstrations -> critics (IQL) -> gated PPO on their states -> PPO on rollouts -> distillation
 
-The last arrow is a phase of its own, see `distil`.
+The distillation is a phase of its own.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def critic_score(config: RunConfig, start: Start, policy: Module, iql: IQL) -> C
 
 
 def simulator_score(session: Session, start: Start, policy: Module) -> Callable[[], float]:
-    """Returns the gate's score by the success of episodes, whose control steps the run pays for.
+    """Returns the gate's score by the success of episodes; their control steps are counted.
 
     Their seeds are the training's: neither quick evaluations nor the held-out episodes have them.
     """
@@ -112,6 +112,7 @@ def simulator_score(session: Session, start: Start, policy: Module) -> Callable[
         with session.timer.stage("gate"):
             found = evaluate_in(env, acting, seeds=seeds, n_exec=config.n_exec, device=config.device)
         session.counters.env_steps += int(found.steps.sum())
+        session.counters.bill("sim", int(found.steps.sum()))
         return found.rate
 
     return score

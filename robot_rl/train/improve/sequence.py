@@ -1,4 +1,4 @@
-"""Sequence RL: an actor of its own decides on `n_exec` control steps at once (SRL).
+"""Sequence RL: a new actor decides on `n_exec` control steps at once (SRL).
 
 With `credit=steps` the critics know single steps and a model says where the later actions act; with
 `credit=decisions` the learner is the plain actor-critic, whose action is the whole sequence.

@@ -253,7 +253,7 @@ def put(table: Any, name: str, values: Any) -> Any:
 
 def words(name: str, texts: Sequence[str]) -> Any:
     """A table of texts as pandas writes it: the text is the index."""
-    from robot_rl.data.lerobot.words import tasks_of
+    from robot_rl.data.lerobot.texts import tasks_of
 
     table = tasks_of(dict(enumerate(texts)))
     renamed = table.rename_columns([f"{name}_index", name])

@@ -199,7 +199,10 @@ def test_missing_checksums_are_missed(folder: Path, capsys: pytest.CaptureFixtur
     (folder / "meta/checksums.json").unlink()
     everything(folder)  # as a dataset of others
     assert replay.run(["verify", str(folder)]) == 1
-    assert "checksums.json: this file is missing, so nobody knows" in capsys.readouterr().out
+    assert (
+        "checksums.json: this file is missing, so changes of the other files cannot be found"
+        in capsys.readouterr().out
+    )
     assert replay.run(["checksum", str(folder)]) == 0
     assert "checksums of 19 files recorded" in capsys.readouterr().out  # 4 and 5 of each episode
     assert replay.run(["verify", str(folder)]) == 0

@@ -1,5 +1,6 @@
 """Joined files hold what the many held: pixels, numbers, metadata; a crash leaves one or the other."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from robot_rl.data.store.writer import StoreWriter
 
 Made = Callable[..., Episode]
 
+FORMAT_1 = Path(__file__).parents[1] / "format_1"
 LENGTHS = (5, 8, 3, 6)
 
 
@@ -79,6 +81,15 @@ def test_nothing_changes_but_the_files(tmp_path: Path, made: Made, options: dict
     assert np.array_equal(content(folder)[4]["action"], made(4, seed=9, depth=True).action)
 
 
+def test_nothing_of_format_1_is_lost(tmp_path: Path) -> None:
+    """Its depth and final observations are in one file for all episodes."""
+    folder = Path(shutil.copytree(FORMAT_1, tmp_path / "d"))
+    before = content(folder)
+    assert "front.depth" in before[0]["final_obs"]
+    compact(folder)
+    assert_equal(content(folder), before)
+
+
 def test_an_episode_keeps_its_row_group(tmp_path: Path, made: Made) -> None:
     folder = written(tmp_path, made)
     compact(folder)
@@ -89,8 +100,10 @@ def test_an_episode_keeps_its_row_group(tmp_path: Path, made: Made) -> None:
 def test_files_stop_at_their_size(tmp_path: Path, made: Made) -> None:
     folder = written(tmp_path, made)
     before = content(folder)
-    size = (folder / "data/chunk-000/file-000.parquet").stat().st_size
-    compact(folder, data_mb=2.5 * size / (1 << 20))
+    rows = pq.ParquetFile(folder / "data/chunk-000/file-001.parquet").metadata.row_group(0)
+    columns = [rows.column(i).total_compressed_size for i in range(rows.num_columns)]
+    # Three of the four episodes are smaller than the second: two fill more than 1.1 times its size.
+    compact(folder, data_mb=1.1 * sum(columns) / (1 << 20))
     assert len(files(folder, "data/*/*.parquet")) == 2
     assert len(files(folder, "arrays/*/*/*.npy")) == 2
     assert len(files(folder, "*.mp4")) == 2
@@ -149,7 +162,7 @@ def test_somebody_who_writes_meanwhile_is_noticed(
     monkeypatch.setattr(
         "robot_rl.data.lerobot.compact.sync_tree", lambda _: (folder / "journal/1.seg").write_text("new")
     )
-    with pytest.raises(DatasetError, match=r"somebody is writing to it\. Close that writer"):
+    with pytest.raises(DatasetError, match=r"another process writes to it\. Close that writer"):
         compact(folder)
     assert len(files(folder, "*.mp4")) == 8
 

@@ -80,15 +80,18 @@ def test_two_tasks_are_a_mix(tmp_path: Path, source: InMemory) -> None:
 @pytest.mark.parametrize(
     ("meta", "message"),
     [
-        ({"robot": "ur5"}, r"merge: source 1: robot is 'ur5', in the first 'panda'\. .*keep them apart"),
-        ({"control_hz": 50.0}, r"control_hz is 50.0, in the first 20.0\. .*collect both at one rate"),
+        (
+            {"robot": "ur5"},
+            r"source 1 does not fit the first: .*robot 'ur5', not 'panda'\. .*keep them apart",
+        ),
+        ({"control_hz": 50.0}, r"it was recorded at 50 Hz, not 20 Hz\. .*collect both at one rate"),
         (
             {"action_names": ("x", "wrist")},
-            r"elements of action differ: only the first has \['gripper'\], only this one \['wrist'\]",
+            r"its joints \(action\) differ: it has wrist and lacks gripper\. .*keep them apart",
         ),
         (
             {"state_names": ("joint_1", "joint_3", "joint_2")},
-            r"elements of state differ: the order differs from element 1 on: 'joint_3', in the first",
+            r"its state elements are in another order: joint_3, joint_2",
         ),
     ],
 )
@@ -106,9 +109,7 @@ def test_datasets_of_another_rate_are_merged_at_one(tmp_path: Path, made: Made) 
         return dataclasses.replace(episode, meta=dataclasses.replace(episode.meta, control_hz=40.0))
 
     slow, fast = plain(tmp_path / "slow", made), plain(tmp_path / "fast", made_fast)
-    with pytest.raises(
-        DatasetError, match=r"control_hz is 40.0, in the first 20.0\. Give all one rate: fps=20"
-    ):
+    with pytest.raises(DatasetError, match=r"at 40 Hz, not 20 Hz\. Give all one rate: fps=20"):
         merge([Dataset(slow), Dataset(fast)], tmp_path / "out")
     both = Dataset(merge([Dataset(slow), Dataset(fast)], tmp_path / "out", fps=20, images="png"))
     assert (both.index.fps, both.lengths().tolist()) == (20.0, [7, 5, 9, 4, 4, 3, 5, 2])
@@ -139,11 +140,9 @@ def test_another_camera_is_named(tmp_path: Path, made: Made) -> None:
         InMemory([made(cameras=("front.rgb",))]),
         InMemory([made(cameras=("front.rgb",), size=(16, 16))]),
     )
-    with pytest.raises(
-        DatasetError, match=r"'front.rgb' is uint8 \(16, 16, 3\), in the first uint8 \(32, 48"
-    ):
+    with pytest.raises(DatasetError, match=r"'front.rgb' is uint8 \(16, 16, 3\), not uint8 \(32, 48"):
         merge([one, two], tmp_path / "out")
-    with pytest.raises(DatasetError, match=r"'front.rgb' is absent, in the first uint8"):
+    with pytest.raises(DatasetError, match=r"'front.rgb' is missing, not uint8"):
         merge([one, InMemory([made(cameras=())])], tmp_path / "out")
 
 

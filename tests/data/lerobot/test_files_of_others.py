@@ -114,7 +114,7 @@ def test_a_camera_that_is_not_declared_is_refused_until_it_is_dropped(
 ) -> None:
     what = "/".join(name.split("/")[:2])
     put(folder, name)
-    said = rf"{what}: meta/ does not list this, so nobody knows which episodes are in it.*drop={what}$"
+    said = rf"{what}: meta/ does not list this, so its episodes are unknown.*drop={what}$"
     with pytest.raises(DatasetError, match=said):
         filter_episodes(Dataset(folder), tmp_path / "out", episodes=[1])
     with pytest.raises(DatasetError, match=rf"which has no place for file {what}.*drop={what}$"):
@@ -165,7 +165,7 @@ def test_compact_takes_no_place_of_a_link_with_files_of_others(folder: Path, tmp
     put(folder, "data/notes.txt")
     (folder / "data").rename(tmp_path / "big")
     (folder / "data").symlink_to(Path("../big"))
-    with pytest.raises(DatasetError, match=r"data/notes.txt: nobody knows this file, .*behind the link data"):
+    with pytest.raises(DatasetError, match=r"data/notes.txt: this file is unknown, .*behind the link data"):
         compact(folder)
     assert (folder / "data").readlink() == Path("../big")
     (tmp_path / "big/notes.txt").unlink()
@@ -292,6 +292,10 @@ def test_what_is_of_the_old_dataset_alone_is_said(
         out = merge([Dataset(folder)], tmp_path / "out")
     assert f"{folder}: of this dataset alone, not copied: {COLLECTED}, .git, .cache" in caplog.text
     assert not [name for name in (COLLECTED, ".git", ".cache") if (out / name).exists()]
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        split(Dataset(folder), {tmp_path / "a": 0.5, tmp_path / "b": 0.5})
+    assert caplog.text.count("not copied") == 1  # not for each part
     record(folder)
     put(folder, ".git/HEAD.lock")
     (folder / ".git/HEAD").write_text("another commit")
@@ -429,7 +433,7 @@ def test_picture_statistics_of_the_whole_dataset_alone(
     np.testing.assert_allclose(np.ravel(both["std"]), 0.125**0.5, rtol=1e-12)
     assert caplog.text == ""
     assert name not in of(filter_episodes(Dataset(folder), tmp_path / "part", episodes=[2]))
-    assert f"those of the chosen ones nobody knows: {name}. `robot-rl replay stats`" in caplog.text
+    assert f"those of the chosen ones are unknown: {name}. `robot-rl replay stats`" in caplog.text
 
 
 # --- checksums -------------------------------------------------------------------------------------

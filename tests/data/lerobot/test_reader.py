@@ -69,7 +69,7 @@ def test_compacted_files_read_as_the_single_ones(video_dataset: Path, copied: Co
     single, together = Dataset(video_dataset), copied(video_dataset)
     compact(together)
     joined = Dataset(together)
-    assert len(joined.files_of("front.rgb")) == 1
+    assert len(joined.spans("front.rgb").files) == 1
     for number in range(3):
         for camera in single.cameras:
             steps = [5, 0, 5, 3]
@@ -165,7 +165,7 @@ def test_upgrade_copies_videos_and_keeps_every_number(old_dataset: Path, tmp_pat
     assert new.meta == old.meta
     for key, values in old.columns.items():
         np.testing.assert_array_equal(new.columns[key], values, key)
-    for one, two in zip(old.files_of("front.rgb"), new.files_of("front.rgb"), strict=True):
+    for one, two in zip(old.spans("front.rgb").files, new.spans("front.rgb").files, strict=True):
         assert (old.folder / one).read_bytes() == (new.folder / two).read_bytes()
     with pytest.raises(DatasetError, match=r"codebase_version 'v3\.0', allowed: 'v2\.1'"):
         upgrade(tmp_path / "new", tmp_path / "newer")
@@ -190,7 +190,7 @@ def test_windows_stop_at_the_ends_of_episodes(png_dataset: Path, recorded: list[
     windows = Windows(dataset, deltas, keys=("state", "front.rgb"))
     pictures = PictureReader(dataset)
     # Row 0 begins episode 0, row 6 ends it, row 7 begins episode 1.
-    batch = windows.read(np.array([0, 6, 7]), pictures)
+    batch = windows.read(np.array([0, 6, 7]), pictures.read)
     action = [one.action for one in recorded]
     expected = [action[0][[0, 0, 3]], action[0][[5, 6, 6]], action[1][[0, 0, 3]]]
     np.testing.assert_array_equal(batch["action"], np.stack(expected))
@@ -272,7 +272,7 @@ def test_the_real_dataset(g1_bottle: Path) -> None:
     assert dataset.instructions == ("Pick up the yellow bottle on the table.",)
     read = dataset.read(19)
     assert read.action.shape == (int(dataset.lengths()[19]), 26)
-    whole = decoded(g1_bottle / dataset.files_of("cam_high.rgb")[19])
+    whole = decoded(g1_bottle / dataset.spans("cam_high.rgb").files[19])
     np.testing.assert_array_equal(read.obs["cam_high.rgb"][[0, 200, 7]], whole[[0, 200, 7]])
     assert dataset.columns["action"].shape == (6452, 26)
     np.testing.assert_allclose(dataset.stats["action"]["mean"], dataset.columns["action"].mean(0), atol=1e-4)

@@ -60,7 +60,7 @@ def assert_same(folder: Path, dataset: Dataset, rows: list[int]) -> None:
     """Compares rows with those of LeRobot's own reader."""
     front = dataset.cameras[0]
     windows = Windows(dataset, {"action": DELTAS, front: PICTURES})
-    batch = windows.read(np.asarray(rows), PictureReader(dataset))
+    batch = windows.read(np.asarray(rows), PictureReader(dataset).read)
     name = f"observation.images.{front.removesuffix('.rgb')}"
     reference = theirs(folder, dataset.index.fps, name)
     for place, row in enumerate(rows):

@@ -13,7 +13,7 @@ from robot_rl.data.episode import Episode
 from robot_rl.data.lerobot.damage import check, lines
 from robot_rl.data.lerobot.edit import merge
 from robot_rl.data.lerobot.reader import Dataset
-from robot_rl.data.spans import pairs, spans_of
+from robot_rl.data.reading import pairs, spans_of
 from tests.data.lerobot.shapes import LENGTHS, RENAME, change, many_tasks, odd, ours, plain
 
 Made = Callable[..., Episode]

@@ -82,7 +82,7 @@ def test_episodes_together_are_all_their_steps() -> None:
     parts = [rng.normal(size=(n, 2)) * n for n in (3, 50, 7)]
     joined = {}
     for part in parts:
-        joined = aggregate(joined, of_columns({"x": part}))
+        joined = aggregate([*([joined] if joined else []), of_columns({"x": part})])
     whole = of_columns({"x": np.concatenate(parts)})
     for name in ("min", "max", "mean", "std", "count"):
         np.testing.assert_allclose(joined["x"][name], whole["x"][name], rtol=1e-12)

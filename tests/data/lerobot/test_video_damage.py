@@ -130,6 +130,6 @@ def test_what_several_episodes_share_is_one_line() -> None:
         "demos: episodes 0-1,4: NaN. Drop it.",
         "file-0.mp4: episodes 0-7: the video has 30 fps",
         "episodes 2-3: a.mp4: cut",
-        "episodes 1-2,5: file-001.mp4: this video file is missing. So are 2 more beside it.",
+        "episodes 1-2,5: file-001.mp4: this video file is missing. So are 2 more.",
     ]
     assert spans([]) == ""

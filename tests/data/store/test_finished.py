@@ -139,7 +139,7 @@ def test_the_instruction_of_an_episode_is_not_guessed(
     reader = StoreReader(bench.folder)
     assert "the first: journal/000002.log, byte" in caplog.text
     assert reader.read(0).meta.instruction == "task 0"
-    for ask in (reader.read, reader.instruction_of, reader.device_of):
+    for ask in (reader.read, reader.words):
         with pytest.raises(DatasetError, match=r"episode 1: its beginning, with .* is lost. `robot-rl"):
             ask(1)
     repair(bench.folder)  # from here on the loss is known, and the store's own stands for it

@@ -177,7 +177,7 @@ def test_ctrl_c_while_sealing_says_that_nothing_is_lost(
 
     monkeypatch.setattr(StoreReader, "read", interrupted)
     assert main(["replay", "seal", str(bench.folder)]) == 130
-    said = "interrupted. Every episode is in the journal or in the dataset; the same command goes on.\n"
+    said = "interrupted. Every episode is in the journal or in the dataset; the same command continues.\n"
     assert capsys.readouterr().err == said
 
 
@@ -186,7 +186,7 @@ def test_a_dataset_that_is_no_store_needs_no_seal(capsys: pytest.CaptureFixture[
     for action in ("seal", "repair"):
         assert main(["replay", action, str(FORMAT_1)]) == 2
         assert capsys.readouterr().err == (
-            f"error: {FORMAT_1}: no meta/store.json in it, so it is no store but a dataset already: there is "
+            f"error: {FORMAT_1}: no meta/store.json in it, so this is a dataset and no store: there is "
             f"nothing to seal or to repair. Use it as it is: `robot-rl replay info {FORMAT_1}`, `robot-rl "
             f"finetune dataset={FORMAT_1}`.\n"
         )
@@ -274,9 +274,7 @@ def test_a_crash_in_an_upgrade_loses_nothing(tmp_path: Path, monkeypatch: pytest
 def test_a_dataset_of_others_or_of_something_else_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "demos"
     shutil.copytree(FORMAT_1, folder)
-    with pytest.raises(
-        DatasetError, match=r"observation 'tactile' is missing in the store, float32 \(4,\) here"
-    ):
+    with pytest.raises(DatasetError, match=r"observation 'tactile' is missing, not float32 \(4,\)\. Record"):
         dataset_writer(folder, features={**Dataset(folder).features, "tactile": Feature("float32", (4,))})
     foreign = tmp_path / "foreign"
     shutil.copytree(FORMAT_1, foreign)

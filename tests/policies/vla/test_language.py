@@ -6,7 +6,7 @@ from torch import Tensor
 
 from robot_rl.algos.optim import Optimiser
 from robot_rl.core.language import encode_text
-from robot_rl.policies.vla.language import CACHED_TEXTS, InstructionEncoder
+from robot_rl.policies.vla.encoders import CACHED_TEXTS, InstructionEncoder
 
 
 def make() -> InstructionEncoder:

@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -17,7 +18,7 @@ from robot_rl.policies.checkpoint import PolicyMeta, load_policy, save_policy
 from robot_rl.policies.vla import tiny
 from robot_rl.policies.vla.lerobot import LeRobotPolicy
 from robot_rl.policies.vla.lerobot_build import relocate
-from robot_rl.policies.vla.lerobot_files import quiet
+from robot_rl.policies.vla.lerobot_files import CHECKSUMS, quiet
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_hub")]
 
@@ -170,7 +171,7 @@ def test_the_instruction_of_the_policy_stands_in_for_a_missing_one(tiny_policy, 
 
 @pytest.fixture(scope="module")
 def saved(tiny_policy, tmp_path_factory):
-    """Folders of a tiny policy by type, to be copied before they are damaged."""
+    """Folders of a tiny policy by type, without checksums as LeRobot's own, to be damaged."""
     root = tmp_path_factory.mktemp("saved")
     made = {}
 
@@ -178,7 +179,7 @@ def saved(tiny_policy, tmp_path_factory):
         if kind not in made:
             tiny_policy(kind).save(root / kind)
             made[kind] = root / kind
-        shutil.copytree(made[kind], to)
+        shutil.copytree(made[kind], to, ignore=shutil.ignore_patterns(CHECKSUMS))
         return to
 
     return folder
@@ -277,18 +278,44 @@ def test_tied_weights_are_stored_once_and_loaded_whole(tiny_vlm, tiny_policy, de
     assert torch.equal(chunk(load_policy(tmp_path / "ours")[0], demo), expected)
 
 
-def test_lerobot_finds_the_tokenizer_of_a_moved_folder_once_told(saved, demo_of, tmp_path) -> None:
-    folder = saved("smolvla", tmp_path / "moved")
-    for name in ("config.json", "policy_preprocessor.json"):
-        text = (folder / name).read_text()
-        (folder / name).write_text(text.replace("/saved0/", "/elsewhere/"))
-    cameras = {"front": "front", "wrist": "wrist"}
-    demo = demo_of(16)
+def test_lerobot_finds_the_tokenizer_of_a_moved_folder_once_told(tiny_policy, demo_of, tmp_path) -> None:
+    tiny_policy("smolvla").save(tmp_path / "made")
+    folder = (tmp_path / "made").rename(tmp_path / "moved")
+    demo, cameras = demo_of(16), {"front": "front", "wrist": "wrist"}
     with pytest.raises((OSError, ValueError)):
         opened_by_lerobot(folder, demo, cameras)
     relocate(folder)
     expected = chunk(LeRobotPolicy.load(folder), demo)
     assert torch.equal(opened_by_lerobot(folder, demo, cameras), expected)
+
+
+@pytest.mark.parametrize("kind", ["act", "smolvla"])
+def test_no_changed_bit_of_a_saved_folder_is_read(kind, tiny_policy, tmp_path) -> None:
+    policy = tiny_policy(kind)
+    policy.save(tmp_path / "run")
+    LeRobotPolicy.load(tmp_path / "run")
+    files = [path for path in sorted((tmp_path / "run").rglob("*")) if path.is_file()]
+    assert {"config.json", "model.safetensors", "robot_rl.json", CHECKSUMS} <= {path.name for path in files}
+    rng = np.random.default_rng(0)
+    for path in files:
+        content = path.read_bytes()
+        where, bit = int(rng.integers(len(content))), int(rng.integers(8))
+        path.write_bytes(content[:where] + bytes([content[where] ^ (1 << bit)]) + content[where + 1 :])
+        with pytest.raises(CheckpointError, match=r"altered|damaged") as caught:
+            LeRobotPolicy.load(tmp_path / "run")
+        assert path.name in str(caught.value) or path.name == CHECKSUMS
+        path.write_bytes(content)
+    files[0].unlink()
+    with pytest.raises(CheckpointError, match="No such file"):
+        LeRobotPolicy.load(tmp_path / "run")
+
+
+def test_a_damaged_normaliser_of_lerobots_own_folder_is_one_sentence(saved, tmp_path) -> None:
+    folder = saved("act", tmp_path / "run")
+    state = next(folder.glob("policy_preprocessor*.safetensors"))
+    state.write_bytes(b"\xff" * 8 + state.read_bytes()[8:])
+    with pytest.raises(CheckpointError, match="LeRobot refuses the pipelines"):
+        LeRobotPolicy.load(folder)
 
 
 # A checkpoint for another dataset -----------------------------------------------------------------

@@ -144,7 +144,7 @@ def test_a_folder_that_is_not_there_is_no_hub_id() -> None:
             {"type": "act", "lora": {"rang": 4}},
             r"lerobot: no option 'lora\.rang'\. Did you mean 'lora\.rank'",
         ),
-        ({"type": "act", "lora": {"rank": 0}}, "rank must be at least 1"),
+        ({"type": "act", "lora": {"rank": 0}}, "lora.rank: got 0, allowed: 1 or more"),
         ({"type": "act", "lora": {"targets": "("}}, "is no pattern"),
         ({"type": "act", "flow": {"process": "sde"}}, "allowed: flow_sde, flow_ode"),
     ],

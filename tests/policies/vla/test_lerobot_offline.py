@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_hub")]
 
 
 def fetch(name: str, what: str = "") -> str:
-    return rf"(?s){what}'{name}' is neither a folder nor to be had.*`hf download {name} --local-dir FOLDER`"
+    return rf"(?s){what}'{name}' is no folder, and cannot be fetched.*`hf download {name} --local-dir FOLDER`"
 
 
 def test_a_checkpoint_on_the_hub(facts_of) -> None:

@@ -122,7 +122,7 @@ def test_presets() -> None:
         ({"process": "flow_sde", "steps": 1}, "FlowSDE: needs at least 2 denoising steps"),
         ({"dropout": 1.0}, "dropout: got 1.0, allowed: 0 to below 1"),
         ({"agreement_first": 9}, "agreement_first: got 9, allowed: 1 to the horizon 8"),
-        ({"draws": 0}, "draws: got 0, allowed: at least 1"),
+        ({"draws": 0}, "draws: got 0, allowed: 1 or more"),
     ],
 )
 def test_bad_options_are_named(options: dict[str, Any], message: str) -> None:

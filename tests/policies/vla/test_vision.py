@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from robot_rl.policies.vla.vision import PictureEncoder, dropped, jitter_colour, to_pixels
+from robot_rl.policies.vla.encoders import PictureEncoder, dropped, jitter_colour, to_pixels
 
 
 def seeded(seed: int = 0) -> torch.Generator:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from robot_rl.real.ros2.api import DEFAULT, LATCHED, Message, QoS, Ros2Error
+from robot_rl.real.ros2.api import DEFAULT, LATCHED, GoalCallbacks, Message, QoS, Ros2Error
 from robot_rl.real.ros2.types import types_of
 
 TYPES = types_of("jazzy")
@@ -86,7 +86,7 @@ class FakeNode:
 
         return SimpleNamespace(send=send)
 
-    def create_action_server(self, kind: str, name: str, **_: Any) -> Any:
+    def create_action_server(self, kind: str, name: str, callbacks: GoalCallbacks) -> Any:
         raise NotImplementedError
 
     def now_ns(self) -> int:

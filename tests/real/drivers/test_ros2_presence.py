@@ -157,14 +157,14 @@ def test_a_driver_that_was_frozen_gives_way_to_one_that_took_over(air, monkeypat
     # The first is awake again. Even before it says a word, it has lost the arm; and it does not disturb.
     assert first.rival() == second._own
     assert first.is_lost
-    first._say()
+    first._send()
     assert second.rival() is None
     assert first.is_lost
     # Where nobody took over, it drives on.
     now_ns[0] += 900_000_000
-    first._say()
+    first._send()
     now_ns[0] += 900_000_000
-    first._say()
+    first._send()
     assert first._phase(now_ns[0]) == Phase.DRIVING
     assert first.rival() is None
 

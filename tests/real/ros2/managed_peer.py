@@ -8,6 +8,7 @@ import sys
 import time
 
 from robot_rl.real.ros2.action import DdsActionServer
+from robot_rl.real.ros2.api import GoalCallbacks
 from robot_rl.real.ros2.lifecycle import Lifecycle
 from robot_rl.real.ros2.node import DdsNode
 from robot_rl.real.ros2.parameters import Parameter, Parameters
@@ -42,9 +43,11 @@ def serve_follow(node: DdsNode, name: str) -> None:
         node,
         KIND,
         name,
-        execute=execute,
-        accept=lambda goal: script(goal) != REJECT,
-        cancel=lambda handle: script(handle.goal) != STUBBORN,
+        GoalCallbacks(
+            execute=execute,
+            accept=lambda goal: script(goal) != REJECT,
+            cancel=lambda handle: script(handle.goal) != STUBBORN,
+        ),
         result_kept_s=1.0,
     )
 

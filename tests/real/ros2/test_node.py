@@ -231,7 +231,11 @@ def test_policies_of_endpoints_are_read_by_one_thread_at_a_time():
         time.sleep(0.005)
         readers[0] -= 1
 
-    threads = [threading.Thread(target=dds._Peers(look_up).of, args=(handle,)) for handle in range(8)]
+    own = SimpleNamespace(guid=SimpleNamespace(bytes=b"own"))
+    threads = [
+        threading.Thread(target=dds._Endpoint(own, list, look_up).participant_of, args=(handle,))
+        for handle in range(8)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -241,7 +245,8 @@ def test_policies_of_endpoints_are_read_by_one_thread_at_a_time():
 
 def test_handles_of_peers_are_as_samples_have_them():
     dds = pytest.importorskip("robot_rl.real.ros2.dds")
-    assert dds._matched(lambda: [-1, 5]) == [2**64 - 1, 5]
+    own = SimpleNamespace(guid=SimpleNamespace(bytes=b"own"))
+    assert dds._Endpoint(own, lambda: [-1, 5], dict).matched() == [2**64 - 1, 5]
 
 
 def test_a_reply_to_others_that_comes_before_a_client_is_complete_is_none_of_its_business(

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from robot_rl.real.ros2.api import DEFAULT, LATCHED, SENSOR, GoalStatus, Ros2Error
+from robot_rl.real.ros2.api import DEFAULT, LATCHED, SENSOR, GoalCallbacks, GoalStatus, Ros2Error
 from robot_rl.real.ros2.node import open_node
 from robot_rl.real.ros2.rclpy_node import RclpyNode
 from tests.real.ros2 import fake_rclpy
@@ -168,7 +168,9 @@ def count(pair):
         return handle.succeed(far.message(f"{kind}_Result", sequence=range(handle.goal.order)))
 
     server = far.create_action_server(
-        kind, "count", execute=execute, accept=lambda goal: goal.order >= 0, cancel=lambda handle: True
+        kind,
+        "count",
+        GoalCallbacks(execute=execute, accept=lambda goal: goal.order >= 0, cancel=lambda handle: True),
     )
     client = near.create_action_client(kind, "/far/count")
     return server, lambda order, hear=None: client.send(
@@ -215,9 +217,11 @@ def test_a_goal_that_ends_wrongly_is_aborted(pair, caplog) -> None:
     far.create_action_server(
         "demo/action/Count",
         "count",
-        execute=lambda handle: handle.cancel(far.message("demo/action/Count_Result")),  # nobody asked for it
-        accept=lambda goal: True,
-        cancel=lambda handle: True,
+        GoalCallbacks(
+            execute=lambda handle: handle.cancel(far.message("demo/action/Count_Result")),  # nobody asked
+            accept=lambda goal: True,
+            cancel=lambda handle: True,
+        ),
     )
     client = near.create_action_client("demo/action/Count", "/far/count")
     sent = client.send(near.message("demo/action/Count_Goal"), LIMIT_S)
@@ -232,9 +236,11 @@ def test_actions_are_remapped_though_rclpy_does_not(world) -> None:
     far.create_action_server(
         kind,
         "serve",
-        execute=lambda handle: handle.succeed(far.message(f"{kind}_Result")),
-        accept=lambda goal: True,
-        cancel=lambda handle: True,
+        GoalCallbacks(
+            execute=lambda handle: handle.succeed(far.message(f"{kind}_Result")),
+            accept=lambda goal: True,
+            cancel=lambda handle: True,
+        ),
     )
     assert list(world.servers) == ["/hand/squeeze"]
     sent = near.create_action_client(kind, "gripper/grip").send(near.message(f"{kind}_Goal"), LIMIT_S)
@@ -251,9 +257,8 @@ def test_the_result_of_a_goal_that_ends_with_its_node_arrives(world) -> None:
         assert go.wait(LIMIT_S)
         handle.abort(far.message(f"{kind}_Result", sequence=[7]))
 
-    far.create_action_server(
-        kind, "count", execute=execute, accept=lambda goal: True, cancel=lambda handle: True
-    )
+    callbacks = GoalCallbacks(execute=execute, accept=lambda goal: True, cancel=lambda handle: True)
+    far.create_action_server(kind, "count", callbacks)
     sent = near.create_action_client(kind, "count").send(near.message(f"{kind}_Goal"), LIMIT_S)
     go.set()
     far.close()

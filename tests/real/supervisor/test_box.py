@@ -12,8 +12,7 @@ from robot_rl.core.errors import ConfigError
 from robot_rl.real.kinematics import JointConfig, Kinematics, KinematicsConfig, Origin
 from robot_rl.real.messages import ArmState, Array
 from robot_rl.real.station import Ros2Config, StationConfig, load_station
-from robot_rl.real.supervisor.box import Box
-from robot_rl.real.supervisor.limiter import Limiter
+from robot_rl.real.supervisor.limiter import Box, Limiter
 from tests.real.supervisor.conftest import MakeRig
 from tests.real.supervisor.rig import two_joint_station
 

@@ -157,7 +157,7 @@ def test_a_supervisor_that_cannot_say_what_it_does_stops_the_arm(
     def fail(status: bytes) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(rig.clients, "tell", fail)
+    monkeypatch.setattr(rig.clients, "send_status", fail)
     rig.run(0.05)
     assert rig.arm.calls[-2:] == ["stop", "hold"]
     assert rig.supervisor.stopped is not None

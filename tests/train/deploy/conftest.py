@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from robot_rl.core.clock import ManualClock
 from robot_rl.core.errors import DeviceError
 from robot_rl.hal.arm import ArmState
 from robot_rl.hal.safety import SafetyEnvelope
+from robot_rl.real.client import ArmClient
 from robot_rl.real.messages import Answer, Frame, Operation, Phase, Plan, Status
 from robot_rl.real.station import StationConfig, load_station
 from robot_rl.sim.plant import MujocoPlant
@@ -160,7 +162,7 @@ def make_env(
     env = StationEnv(
         station or load_station("sim_in_process"),
         config,
-        arm,
+        cast(ArmClient, arm),
         arm,
         compensate=compensate,
         ask=ask,

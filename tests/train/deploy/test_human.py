@@ -11,8 +11,7 @@ from robot_rl.core.errors import ConfigError, DeviceError, SafetyStopError
 from robot_rl.core.policy import Policy
 from robot_rl.data.replay import ReplayBuffer
 from robot_rl.policies.executor import ChunkExecutor
-from robot_rl.real.teleop.intent import Array, Intent
-from robot_rl.real.teleop.nobody import Nobody
+from robot_rl.real.teleop.intent import Array, Intent, NoTeleop
 from robot_rl.rollout.envs import make_env
 from robot_rl.rollout.sources import InlineSource
 from robot_rl.rollout.weights import Publisher
@@ -102,7 +101,7 @@ def test_a_person_puts_the_scene_back_and_what_is_observed_is_after_it() -> None
     assert len(script.questions) == 1
     assert obs["state"][0, 1] == 1, "the second reset's, which saw the new scene"
     with pytest.raises(DeviceError, match="nobody is there to be asked: Put the scene back"):
-        Intervening(FakeEnv(1, autoreset="disabled"), Nobody(), TaskJudge(), reset="assisted").reset()
+        Intervening(FakeEnv(1, autoreset="disabled"), NoTeleop(), TaskJudge(), reset="assisted").reset()
 
 
 def test_words_hold_from_then_on() -> None:
@@ -168,12 +167,7 @@ def test_a_persons_share_of_the_steps_is_counted_anew_for_each_row() -> None:
     policy = VersionPolicy()
     source = InlineSource(env, policy, ChunkExecutor(cast(Policy, policy), 1, n_exec=4), seed=3)
     replay = ReplayBuffer(50, 1, {"state": ((5,), np.float32)}, 2)
-    experience = ReplayExperience(
-        replay,
-        draw=lambda rng: replay.sample(4, n_step=1, gamma_step=0.9, rng=rng),
-        seed=0,
-        has_person=True,
-    )
+    experience = ReplayExperience(replay, has_person=True)
     handle = Publisher()
     handle.offer(0, lambda: weights(0.0))
     shares: list[float] = []

@@ -9,7 +9,7 @@ import pytest
 from robot_rl.core.errors import ConfigError, DeviceError, SafetyStopError, StaleObservationError
 from robot_rl.real.messages import Answer, Frame, Status
 from robot_rl.real.station import CameraConfig, load_station
-from robot_rl.real.teleop.nobody import Nobody
+from robot_rl.real.teleop.intent import NoTeleop
 from robot_rl.rollout.envs import make_expert
 from robot_rl.rollout.stepping import lockstep
 from robot_rl.sim.vector import EnvConfig, SimVectorEnv
@@ -48,7 +48,7 @@ def test_the_reward_of_a_tracked_scene_is_the_dense_one_of_simulation(station_en
     dense = replace(CONFIG, reward="dense")
     env, _, _ = station_env(config=dense)
     direct = SimVectorEnv(dense, 1, autoreset="disabled")
-    beside = Intervening(env, Nobody(), TaskJudge(), reward="dense")
+    beside = Intervening(env, NoTeleop(), TaskJudge(), reward="dense")
     beside.reset(seed=3)
     direct.reset(seed=3)
     action = np.full((1, len(env.action_names)), 0.5, np.float32)

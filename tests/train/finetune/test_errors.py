@@ -1,6 +1,7 @@
 """Errors against numbers worked out by hand."""
 
 import json
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -108,7 +109,7 @@ def test_a_difference_is_paired() -> None:
 
 def test_errors_survive_a_checkpoint() -> None:
     errors = errors_of([1.0, 0.0])
-    again = Errors.from_json(json.loads(json.dumps(errors.to_json())))
+    again = Errors.from_json(json.loads(json.dumps(asdict(errors))))
     assert again.minus(errors).interval == (0.0, 0.0)
 
 

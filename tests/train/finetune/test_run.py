@@ -15,7 +15,6 @@ from robot_rl.config import build
 from robot_rl.core.clock import ManualClock
 from robot_rl.core.errors import CheckpointError, ConfigError, LeaseError
 from robot_rl.core.files import without_checksum
-from robot_rl.data.lerobot.pictures import PictureCache
 from robot_rl.data.lerobot.reader import Dataset
 from robot_rl.policies.checkpoint import load_policy
 from robot_rl.policies.linear import LinearPolicy
@@ -25,7 +24,7 @@ from robot_rl.train.finetune import learn
 from robot_rl.train.finetune import run as finetune
 from robot_rl.train.finetune.baselines import past_of, predictor
 from robot_rl.train.finetune.config import FinetuneConfig
-from robot_rl.train.finetune.data import DemoData, open_data
+from robot_rl.train.finetune.data import open_data
 from robot_rl.train.finetune.learn import Finetuning, policy_errors
 from robot_rl.train.finetune.policies import check_features
 from robot_rl.train.finetune.run import FinetuneSummary
@@ -238,7 +237,7 @@ def test_minutes_are_those_of_the_clock(monkeypatch: pytest.MonkeyPatch) -> None
         def update(self, batch: None) -> None:
             pass
 
-    run = SimpleNamespace(experience=Waits())
+    run = SimpleNamespace(leader=SimpleNamespace(batches=Waits()))
     monkeypatch.setattr(learn, "assemble_job", lambda *_: (run, Waits()))
     session: Any = SimpleNamespace(config=SimpleNamespace(device="cpu"))
     nothing: Any = None
@@ -331,14 +330,6 @@ def test_settings_reach_the_algorithm(dataset: Path, tmp_path: Path) -> None:
     assert (given.accumulate, given.precision, given.lr) == (4, "bf16", 1e-3)
     assert (given.weight_decay, given.grad_clip) == (0.5, 10.0)  # left to the policy's authors
     assert given.warmup_updates == 5  # 100 would be more than the run has
-
-
-def test_experience_is_read_only(dataset: Path) -> None:
-    data, split = open_data(small(dataset, Path()))
-    chunks = DemoData(data, split, picture=None, device="cpu", cache=PictureCache())
-    nothing: Any = None
-    with pytest.raises(RuntimeError, match="a dataset is read only"):
-        chunks.experience(split.train, horizon=4, batch=2, seed=0).add(nothing)
 
 
 def test_a_look_at_the_held_out_error_leaves_the_rate_as_it_is(

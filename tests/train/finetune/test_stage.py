@@ -319,7 +319,12 @@ def test_what_cannot_be_improved_is_refused_before_a_folder_is_made(
             ConfigError,
             r"env.cameras: got front, .* have front, side, .* env.cameras=\[front,side\], .*=\[front\]",
         ),
-        ({"state": ["joint"]}, {}, DatasetError, r"feature 'observation.state' has shape \(\d+,\), this run"),
+        (
+            {"state": ["joint"]},
+            {},
+            DatasetError,
+            "does not fit this run: its state elements differ: it lacks",
+        ),
         ({}, {"heldout": 3}, DatasetError, "4 episodes, finetune.heldout=3 leaves 1 to learn from"),
         ({}, {"horizon": 99}, DatasetError, r"finetune.horizon=99. Use finetune.horizon=\d+ or less"),
     ],

@@ -2,7 +2,7 @@
 
 import pytest
 
-from robot_rl.train.finetune.verdict import judge
+from robot_rl.train.finetune.errors import judge
 from tests.train.finetune.test_errors import errors_of
 
 BASELINES = {

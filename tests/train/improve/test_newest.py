@@ -64,7 +64,7 @@ SECTIONS: dict[str, dict[str, Any]] = {
 def differing(policy: torch.nn.Module, loop: Any) -> list[str]:
     """Returns the names of what the learner has otherwise than the policy."""
     own = {name: value.cpu().clone() for name, value in policy.state_dict().items()}  # before it is asked for
-    weights = loop.algorithm.policy_weights()
+    weights = loop.leader.algorithm.policy_weights()
     return [name for name, value in weights.items() if not torch.equal(own[name], value.cpu())]
 
 

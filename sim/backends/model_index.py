@@ -1,9 +1,11 @@
 """Where a robot's joints, servos and tool are in the arrays of a compiled model, and the tool's Jacobian.
 
-B rows, n arm joints.
+B rows, n arm joints. Above the back ends this is numbers alone: which column belongs to what.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 import mujoco
 import numpy as np
@@ -12,6 +14,22 @@ from robot_rl.core.arrays import Array, namespace
 from robot_rl.core.errors import ModelError
 from robot_rl.sim.poses import cross
 from robot_rl.sim.robots.robot import RobotNames
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tracked:
+    """A body that a tracker would see: it moves, or is put somewhere."""
+
+    body: int
+    """Row of `xpos` and `xquat`."""
+    held_by: Literal["mocap", "free", "slide", "other"]
+    """How its pose is set: as a mocap body, by a free joint, by one slide, or by something else."""
+    mocap: int = -1
+    """Row of `mocap_pos` and `mocap_quat`; -1 if it is no mocap body."""
+    joint: int = -1
+    """Row of `xaxis`; -1 without a joint. Of several joints the first, as in the next two."""
+    qpos: int = -1
+    dof: int = -1
 
 
 class ModelIndex:
@@ -49,6 +67,20 @@ class ModelIndex:
         """Pose (7,) of the tool in its body's frame."""
         self.is_hinge = kinds == hinge
         """(n,) bool, numpy; the others slide."""
+        self.qpos_of = {model.joint(i).name: int(model.jnt_qposadr[i]) for i in range(model.njnt)}
+        """Joint name -> first column of `qpos`."""
+        self.joint_of = {model.joint(i).name: i for i in range(model.njnt)}
+        """Joint name -> row of `xaxis` and `xanchor`."""
+        self.slides = {model.joint(i).name for i in range(model.njnt) if model.jnt_type[i] == slide}
+        self.mocap_of = {model.body(i).name: int(model.body_mocapid[i]) for i in range(model.nbody)}
+        """Body name -> row of `mocap_pos`; -1 if it is no mocap body."""
+        arm_root = model.body_rootid[model.jnt_bodyid[joints[0]]]
+        self.tracked = {
+            model.body(i).name: _tracked(model, i)
+            for i in range(1, model.nbody)
+            if model.body_rootid[i] != arm_root and (model.body_mocapid[i] >= 0 or model.body_jntnum[i] > 0)
+        }
+        """Body name -> what a tracker would see: all but the arm that moves or is put somewhere."""
         self._turns = asarray(self.is_hinge.astype(float)[:, None])
         self._all_turn = bool(self.is_hinge.all())
 
@@ -71,6 +103,19 @@ class ModelIndex:
             rows[:, :, :3] = self._turns * cross(axis, lever) + (1.0 - self._turns) * axis
             rows[:, :, 3:] = self._turns * axis
         return rows
+
+
+def _tracked(model: mujoco.MjModel, body: int) -> Tracked:
+    joint = int(model.body_jntadr[body])
+    if joint < 0:
+        return Tracked(body=body, held_by="mocap", mocap=int(model.body_mocapid[body]))
+    held_by, kind = "other", model.jnt_type[joint]
+    if kind == mujoco.mjtJoint.mjJNT_FREE:
+        held_by = "free"
+    elif kind == mujoco.mjtJoint.mjJNT_SLIDE and model.body_jntnum[body] == 1:
+        held_by = "slide"
+    qpos, dof = int(model.jnt_qposadr[joint]), int(model.jnt_dofadr[joint])
+    return Tracked(body=body, held_by=held_by, joint=joint, qpos=qpos, dof=dof)
 
 
 def _slice(index: Sequence[int]) -> slice | None:

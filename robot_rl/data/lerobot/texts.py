@@ -1,4 +1,4 @@
-"""Tables of texts that rows name by number: `task_index` in meta/tasks, `subtask_index` in meta/subtasks."""
+"""Tables of texts that rows refer to by number, such as `task_index` of meta/tasks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Array = NDArray[Any]
 _NO_NAME = "__index_level_0__"
 
 
-def word_tables(folder: Path, sums: Checksums) -> dict[str, Any]:
+def text_tables(folder: Path, sums: Checksums) -> dict[str, Any]:
     """Returns the tables of texts of a dataset of version 3: `subtask_index` -> its parquet table.
 
     Raises:
@@ -38,13 +38,13 @@ def word_tables(folder: Path, sums: Checksums) -> dict[str, Any]:
 
 
 def tasks_of(tasks: Mapping[int, str]) -> Any:
-    """Returns the table of tasks as LeRobot has it: the text is the index of a pandas table."""
+    """Returns the table of tasks as in LeRobot: the text is the index of a pandas table."""
     numbers, texts = pa.array(list(tasks), pa.int64()), pa.array(list(tasks.values()), pa.string())
     return _indexed_by(pa.table({"task_index": numbers, "task": texts}), "task")
 
 
-class Words:
-    """One such table of a new dataset, which takes in the texts of several others."""
+class JoinedTexts:
+    """The table of a new dataset, with the texts of several others."""
 
     def __init__(self, column: str, tables: Sequence[Any | None], *, keep_all: bool) -> None:
         """Prepares to number texts anew.
@@ -52,7 +52,7 @@ class Words:
         Args:
             column: `task_index`.
             tables: of every source; None where one has none.
-            keep_all: keeps also texts that nothing names, and of one source the numbers.
+            keep_all: also keeps texts that no row refers to, and the numbers if there is one source.
         """
         self._column = column
         self._keeps_numbers = keep_all and len(tables) == 1
@@ -65,7 +65,7 @@ class Words:
                 self.number(source, number)
 
     def renumbered(self, source: int, values: Array, at: str) -> Array:
-        """Returns a column of numbers as the new dataset has them; below 0 there is no text.
+        """Returns a column with the numbers of the new dataset; below 0 there is no text.
 
         Raises:
             DatasetError: a number that the source's table does not list.
@@ -83,7 +83,7 @@ class Words:
         return out
 
     def number(self, source: int, number: int) -> int:
-        """Returns the new number of a text, which the new table has from then on."""
+        """Returns the new number of a text; adds the text to the new table."""
         row, key = self._keys[source][number]
         if key not in self._new:
             self._new[key] = number if self._keeps_numbers else len(self._new)
@@ -104,7 +104,7 @@ class Words:
 
 
 def _named(table: Any, column: str) -> Any:
-    """Gives the texts their name: pandas leaves it out where its index has none."""
+    """Gives the column of texts its name: pandas leaves it out where its index has none."""
     if _NO_NAME not in table.column_names:
         return table
     name = column.removesuffix("_index")
@@ -134,7 +134,7 @@ def _indexed_by(table: Any, name: str) -> Any:
 
 
 def _keys(table: Any, column: str) -> dict[int, tuple[int, Any]]:
-    """Returns number -> its row of the table, and everything else in that row: equal texts are one."""
+    """Returns number -> row of the table, and the rest of that row: equal texts become one."""
     rows = table.to_pylist()
     return {
         row[column]: (

@@ -1,6 +1,7 @@
-"""Reads what LeRobot's format has no place for: final observations, and depth and the like as arrays.
+"""Reads our own files of a dataset: final observations, and arrays such as depth.
 
-Of both formats of ours: 1 keeps one file for the whole dataset, 2 one beside each data file.
+LeRobot's format has no place for them. Our format 1 has one file for the whole dataset, format 2 one for each
+data file.
 T control steps.
 """
 
@@ -26,8 +27,8 @@ Array = NDArray[Any]
 _ONE_FILE = "final/observations.parquet"
 
 
-class Beside:
-    """What a dataset of ours holds beside LeRobot's files; nothing for one of LeRobot's."""
+class OwnFiles:
+    """The files that only robot_rl writes; a dataset of others has none."""
 
     def __init__(self, index: DatasetIndex, tables: Tables) -> None:
         path = index.folder / OWN
@@ -49,7 +50,7 @@ class Beside:
             raise DatasetError(not_understood(path, error)) from error
 
     def features(self) -> dict[str, Feature]:
-        """Returns the observations as they were recorded; of format 1, those that lie in arrays."""
+        """Returns the observations as they were recorded; for format 1, those that lie in arrays."""
         if self._observations is None:
             return {key: Feature(str(v.dtype), v.shape[1:]) for key, v in self._whole("steps").items()}
         return dict(self._observations)
@@ -60,19 +61,16 @@ class Beside:
         return [key for key, f in held.items() if len(f.shape) > 1 and not f.is_picture]
 
     def final_row(self, episode: int) -> Any:
-        """Returns the row of `final/` of an episode, a table; None where the dataset has none."""
+        """Returns the row of an episode in `final/` as a table, None if there is none."""
         if self._observations is None:
             return None
         file = self._file(FINAL, episode)
         return self._tables.rows(file, self._row(file, episode), 1, None)
 
     def steps(self, key: str, episode: int, first: int) -> Array:
-        """Returns an array of an episode, a map of its file, (T, ...).
+        """Returns an array of an episode, mapped from its file, (T, ...).
 
-        Args:
-            key: of an observation that lies in arrays.
-            episode: place in the index.
-            first: its first row in the whole dataset.
+        Args: episode: place in the index; first: its first row in the whole dataset, for format 1.
         """
         name, count = f"arrays/{key}.steps.npy", int(self._index.lengths[episode])
         if self._observations is not None:
@@ -91,7 +89,7 @@ class Beside:
         return found
 
     def final(self, episode: int) -> dict[str, Any]:
-        """Returns what the last step of an episode led to; empty if nobody knows."""
+        """Returns the observation after the last step of an episode; empty if unknown."""
         number = int(self._index.episode[episode])
         if self._observations is None:
             return self._final_of_one_file(number)
@@ -111,12 +109,12 @@ class Beside:
         return final
 
     def _row(self, file: str, episode: int) -> int:
-        """Returns the row of an episode in its file of `final/`: they follow each other."""
+        """Returns the row of an episode in its file of `final/`: rows are in the order of episodes."""
         first = self._tables.rows(file, 0, 1, ["episode_index"])["episode_index"][0].as_py()
         return int(self._index.episode[episode]) - first
 
     def _file(self, template: str, episode: int, **names: str) -> str:
-        """Returns the file that lies beside the data file of an episode."""
+        """Returns our own file with the number of the data file of an episode."""
         data = Path(self._index.files[self._index.file[episode]])
         return place(template, file_number(data), **names)
 
@@ -139,11 +137,7 @@ class Beside:
 
 
 def load_array(path: Path) -> Array:
-    """Returns a map of a .npy file.
-
-    Raises:
-        DatasetError: its header is damaged, or it is shorter than that says.
-    """
+    """Maps a .npy file; raises `DatasetError` if its header is damaged, or the file is too short."""
     try:
         return np.load(path, mmap_mode="r")
     except (ValueError, EOFError, SyntaxError) as error:
