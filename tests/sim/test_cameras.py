@@ -306,9 +306,6 @@ def test_what_a_policy_does_not_see_is_shown_apart():
     (obs, _), (full, _) = env.reset(seed=0), whole.reset(seed=0)
     for names, key in ((env.state_names, "state"), (env.privileged_names, PRIVILEGED)):
         assert np.array_equal(obs[key], full["state"][:, [whole.state_names.index(name) for name in names]])
-    assert dict(env.observation_space)[PRIVILEGED].shape == (
-        2,
-        18,
-    )  # the tool's speed, and five of 3 elements
+    assert obs[PRIVILEGED].shape == (2, 18)  # the speed of the tool, and five of 3 elements
     env.close()
     whole.close()
