@@ -115,7 +115,7 @@ def test_its_policy_is_chosen_as_ours_are() -> None:
         load(RunConfig, [*words, "policy.steps=4"], config_name="train")
     with pytest.raises(ConfigError, match=r"^policy width must be at least 1, got 0"):
         load(RunConfig, [*words[:2], "policy.width=0"], config_name="train")
-    improve = "residual, direct, sequence or qarl"
+    improve = "residual, dagger, direct, sequence or qarl"
     with pytest.raises(
         ConfigError, match=rf"policy.kind: got 'regression', .* method=ppo\. Use method={improve}"
     ):
