@@ -7,6 +7,7 @@ import pytest
 from robot_rl.core.errors import CheckpointError
 from robot_rl.policies.vla import tiny
 from robot_rl.policies.vla.lerobot import LeRobotPolicy
+from robot_rl.policies.vla.lerobot_files import CHECKSUMS
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_hub")]
 
@@ -55,6 +56,7 @@ def test_a_lerobot_checkpoint_that_names_a_hub_tokenizer(kind, tiny_policy, tiny
         for inside in ("vlm", "tokenizer"):
             text = text.replace(str(folder / inside), "somebody/words")
         (folder / name).write_text(text)
+    (folder / CHECKSUMS).unlink()  # LeRobot writes none
     with pytest.raises(CheckpointError, match=fetch("somebody/words") + ".*vlm=FOLDER"):
         LeRobotPolicy.load(folder)
     LeRobotPolicy.load(folder, vlm=str(tiny_vlm))

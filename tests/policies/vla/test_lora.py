@@ -92,7 +92,7 @@ def test_adapters_of_another_rank_or_layer_are_refused(tiny_policy, tmp_path) ->
     with pytest.raises(CheckpointError, match="no adapters"):
         tiny_policy("smolvla").save_adapters(tmp_path)
     (tmp_path / "adapter_model.safetensors").unlink()
-    with pytest.raises(CheckpointError, match="cannot be read"):
+    with pytest.raises(CheckpointError, match=r"adapter_model.safetensors: a file or folder is not there"):
         load_adapters(other.policy, tmp_path)
 
 
