@@ -64,7 +64,7 @@ class LabelledSteps:
             device: where they go.
         """
         self._demos = ChunkSampler(episodes, horizon)
-        self._folder, self._capacity, self._horizon = folder, capacity, horizon
+        self._folder, self._horizon = folder, horizon
         self._batch, self._device = batch, device
         self._rng = np.random.default_rng(seed)
         rows = {**episodes.obs, _LABEL: episodes.action}
