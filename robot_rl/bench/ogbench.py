@@ -33,13 +33,12 @@ from robot_rl.bench.trivial import solved
 from robot_rl.core.errors import StorageError, require
 from robot_rl.core.files import make_folder, read_json, write_json
 from robot_rl.data.demos import load_episodes, save_episodes
-from robot_rl.data.episodes import Episodes, EpisodesMeta
+from robot_rl.data.episodes import Episodes, EpisodesMeta, episodes_meta
 from robot_rl.rollout.envs import simulation
 from robot_rl.sched.opened import opened
 from robot_rl.sim.vector import EnvConfig
 from robot_rl.telemetry.metrics import FILE_NAME, read_metrics
 from robot_rl.telemetry.progress import ProgressDisplay
-from robot_rl.train.demos import episodes_meta
 
 _METHOD = "chunked"
 """Phase of the metrics."""

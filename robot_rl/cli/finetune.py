@@ -92,6 +92,10 @@ def config(words: list[str]) -> FinetuneConfig:
         settings = load(FinetuneConfig, [spelled(word) for word in words], config_name="finetune")
         saved_folder(settings.policy)
         check_room(Path(settings.out) / "run", at="out")
+        if settings.on_damage == "raise":  # else every file is read
+            from robot_rl.train.finetune.split import open_data  # PyArrow
+
+            open_data(settings)
         return settings
     check_kind(folder, "finetune", at="resume")
     check_room(folder / "checkpoints", at="resume")

@@ -94,6 +94,9 @@ def config(words: list[str]) -> RunConfig:
     if folder is None:
         settings = load(RunConfig, words, config_name="train")
         check_room(Path(settings.out) / "run", at="out")
+        from robot_rl.train.before import check_before_learner  # MuJoCo
+
+        check_before_learner(settings)
         return settings
     check_kind(folder, "train", at="resume")
     check_room(folder / "checkpoints", at="resume")

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import torch
 
 from robot_rl.core.errors import DatasetError, nearest
 from robot_rl.core.policy import DemoBatch
@@ -75,6 +74,8 @@ class ChunkSampler:
 
     def rows(self, start: Array) -> DemoBatch:
         """Returns the windows at these steps; after an episode its last action repeats, not valid."""
+        import torch  # not at the top: `open_demonstrations` answers mistakes before it is loaded
+
         last = self._last[start]
         rows = start[:, None] + self._offsets
         within = np.minimum(rows, last[:, None])
@@ -152,6 +153,23 @@ def load_episodes(
         DatasetError: no dataset, a missing or misnamed feature, another robot or task, other
             shapes, NaN, no sound episode. The message names the feature, the row and the remedy.
     """
+    dataset, meta = open_demonstrations(folder, expect=expect, read=read, say=say)
+    episodes = _joined(dataset, meta)
+    episodes.check(str(folder))
+    return episodes
+
+
+def open_demonstrations(
+    folder: str | Path,
+    *,
+    expect: EpisodesMeta | None = None,
+    read: ReadingConfig | None = None,
+    say: Callable[[str], None] | None = None,
+) -> tuple[Dataset, EpisodesMeta]:
+    """Opens a dataset of demonstrations without torch, and checks it before an episode is read.
+
+    Args and errors: those of `load_episodes`.
+    """
     folder = Path(folder)
     if (folder / INFO).is_file() and not (folder / OWN).is_file():
         raise DatasetError(
@@ -173,9 +191,7 @@ def load_episodes(
     meta = dataclasses.replace(dataset.meta, instruction=own["instruction"])
     if expect is not None:
         check_meta(folder, meta, expect)
-    episodes = _joined(dataset, meta)
-    episodes.check(str(folder))
-    return episodes
+    return dataset, meta
 
 
 def _joined(dataset: Dataset, meta: EpisodesMeta) -> Episodes:

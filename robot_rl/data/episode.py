@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from robot_rl.data.episodes import EpisodesMeta
+
+if TYPE_CHECKING:
+    from robot_rl.hal.vector import VectorEnv
 
 Array = NDArray[Any]
 
@@ -123,6 +126,12 @@ class EpisodeSource(Protocol):
     def refresh(self) -> None:
         """Reads what a writer flushed since; lengths may only grow."""
         ...
+
+
+def observed(env: VectorEnv) -> dict[str, Feature]:
+    """Returns type and shape of every element of one env's observation."""
+    spaces: Any = env.single_observation_space
+    return {key: Feature(str(space.dtype), space.shape) for key, space in spaces.items()}
 
 
 def feature_of(values: Any) -> Feature:

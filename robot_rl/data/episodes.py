@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from robot_rl.core.errors import DatasetError
 from robot_rl.core.names import chosen
+
+if TYPE_CHECKING:
+    from robot_rl.hal.vector import VectorEnv
 
 Array = NDArray[Any]
 
@@ -28,6 +31,18 @@ class EpisodesMeta:
     instruction: str
     state_names: tuple[str, ...]
     action_names: tuple[str, ...]
+
+
+def episodes_meta(env: VectorEnv) -> EpisodesMeta:
+    """Returns the metadata of episodes of this env."""
+    return EpisodesMeta(
+        task=env.task,
+        robot=env.robot,
+        control_hz=env.control_hz,
+        instruction=env.instruction,
+        state_names=env.state_names,
+        action_names=env.action_names,
+    )
 
 
 @dataclass(kw_only=True)

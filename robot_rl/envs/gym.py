@@ -290,14 +290,33 @@ def _draw_without_shadows(env: gymnasium.Env[Any, Any]) -> None:
         look.quality.shadowsize = look.quality.offsamples = 0
 
 
+def check_id(env_id: str) -> None:
+    """Refuses an environment that nobody registered; one of `package:Name-v0` is found when it is made.
+
+    Raises:
+        ConfigError: no such environment.
+    """
+    if ":" not in env_id:
+        try:
+            gymnasium.spec(env_id)
+        except (gymnasium.error.UnregisteredEnv, gymnasium.error.DeprecatedEnv) as error:
+            raise _not_made(env_id, error) from error
+        except gymnasium.error.Error:  # a name without its version, which `make` adds
+            pass
+
+
 def _make(env_id: str, settings: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
     try:
         return gymnasium.make(env_id, **settings)
     except (gymnasium.error.Error, ImportError, TypeError) as error:
-        raise ConfigError(
-            f"env {env_id!r}: {error} Write package:Name-v0 where a package registers it on import, and "
-            "install what is missing (`uv pip install 'gymnasium[mujoco]'` for MuJoCo's)."
-        ) from error
+        raise _not_made(env_id, error) from error
+
+
+def _not_made(env_id: str, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"env {env_id!r}: {error} Write package:Name-v0 where a package registers it on import, and "
+        "install what is missing (`uv pip install 'gymnasium[mujoco]'` for MuJoCo's)."
+    )
 
 
 def _is_picture(space: gymnasium.Space[Any]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
 from typing import Any, Literal, Protocol
 
@@ -9,6 +10,8 @@ from numpy.typing import NDArray
 
 from robot_rl.core.errors import ConfigError
 from robot_rl.core.registry import resolve
+from robot_rl.data.episode import Feature, observed
+from robot_rl.data.episodes import EpisodesMeta, episodes_meta
 from robot_rl.hal.leased import EnvDevice
 from robot_rl.hal.vector import VectorEnv
 from robot_rl.rollout.past_env import PastEnv, without_past
@@ -63,6 +66,12 @@ def make_env(config: EnvConfig, num_envs: int, *, autoreset: Autoreset = "same_s
             "`robot-rl collect`."
         )
     return PastEnv(build(replace(config, state=own), num_envs, autoreset=autoreset), config.state)
+
+
+def episodes_of(config: EnvConfig) -> tuple[EpisodesMeta, dict[str, Feature]]:
+    """Returns what episodes of an env consist of. It is made without a lease, and nothing acts in it."""
+    with closing(make_env(config, 1, autoreset="disabled")) as env:
+        return episodes_meta(env), observed(env)
 
 
 def make_expert(env: VectorEnv, *, bias_m: float, noise_m: float, noise_seed: int) -> Expert:

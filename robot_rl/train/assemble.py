@@ -20,13 +20,13 @@ from robot_rl.core.algorithm import Algorithm
 from robot_rl.core.registry import resolve
 from robot_rl.core.seeding import train_seed
 from robot_rl.data.demos import ChunkSampler, Episodes
+from robot_rl.data.episodes import episodes_meta
 from robot_rl.data.normalize import Normaliser
 from robot_rl.hal.leased import EnvDevice
 from robot_rl.hal.vector import VectorEnv
 from robot_rl.policies.checkpoint import PolicyMeta
 from robot_rl.rollout.envs import simulation
 from robot_rl.train.config import RunConfig
-from robot_rl.train.demos import episodes_meta
 from robot_rl.train.experience import Draws
 from robot_rl.train.hooks import checkpoint_hooks, show_progress, updates, write_metrics
 from robot_rl.train.loop import Batches, Hook, Learner, Pacer, Run

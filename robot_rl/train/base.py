@@ -20,20 +20,20 @@ from robot_rl.core.files import replace_file
 from robot_rl.core.seeding import train_seed
 from robot_rl.data.demos import Episodes, load_episodes, save_episodes
 from robot_rl.data.episode import SOURCES
-from robot_rl.data.episodes import together
+from robot_rl.data.episodes import episodes_meta, together
 from robot_rl.data.normalize import Normaliser
-from robot_rl.hal.vector import Obs, VectorEnv
+from robot_rl.hal.vector import VectorEnv
 from robot_rl.policies.checkpoint import load_policy, save_policy
 from robot_rl.policies.noise import NoisePolicy, NoisePolicyConfig
 from robot_rl.policies.spec import SavedPolicy
 from robot_rl.policies.vla.config import SmallVLAConfig
 from robot_rl.sim.vector import EnvConfig
 from robot_rl.train.assemble import assemble_cloning, assemble_progress, evaluators, policy_meta
+from robot_rl.train.before import check_pictures
 from robot_rl.train.config import RunConfig
 from robot_rl.train.demos import (
     collect_demonstrations,
     collect_episodes,
-    episodes_meta,
     first_seed,
     load_demonstrations,
 )
@@ -74,7 +74,8 @@ def _demonstrations(session: Session, env: VectorEnv, source: str) -> Episodes:
         number, steps = episodes.num_episodes, len(episodes.reward)
         session.display.message(f"demonstrations: {number:,} episodes, {steps:,} control steps")
     if isinstance(config.method, OffPolicySettings):
-        _check_pictures(session, episodes.obs)
+        shapes = {key: values.shape[1:] for key, values in episodes.obs.items()}
+        check_pictures(config.env, demo_folder(session), shapes)
     return episodes
 
 
@@ -100,21 +101,6 @@ def _note(session: Session, phase: str, parts: Mapping[str, Episodes]) -> None:
             if key != "sources"
         },
     )
-
-
-def _check_pictures(session: Session, obs: Obs) -> None:
-    """Refuses demonstrations that do not show what the run does: what is replayed has the same elements."""
-    shown = session.config.env
-    for camera in shown.cameras:
-        key, shape = f"{camera}.rgb", (*shown.image_size, 3)
-        got = obs[key].shape[1:] if key in obs else None
-        if got != shape:
-            height, width = shown.image_size
-            words = f"cameras=[{','.join(shown.cameras)}] image_size=[{height},{width}]"
-            raise ConfigError(
-                f"demos.path: {demo_folder(session)} has {key} {got or 'nowhere'}, the run shows {shape}. "
-                f"Collect others with `robot-rl collect {words}`."
-            )
 
 
 def look(session: Session) -> None:

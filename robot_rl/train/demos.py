@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from robot_rl.core.policy import Policy
 from robot_rl.core.seeding import train_seed
-from robot_rl.data.demos import Episodes, EpisodesMeta, load_episodes
-from robot_rl.data.episodes import together
+from robot_rl.data.demos import Episodes, load_episodes
+from robot_rl.data.episodes import episodes_meta, together
 from robot_rl.data.replay import ReplayBuffer
 from robot_rl.hal.vector import Obs, VectorEnv
 from robot_rl.rollout.envs import Expert, make_expert
@@ -30,18 +30,6 @@ Columns = dict[str, Array]
 
 _BATCH = 1024
 """Decisions relabelled at once."""
-
-
-def episodes_meta(env: VectorEnv) -> EpisodesMeta:
-    """Returns the metadata of episodes of this env."""
-    return EpisodesMeta(
-        task=env.task,
-        robot=env.robot,
-        control_hz=env.control_hz,
-        instruction=env.instruction,
-        state_names=env.state_names,
-        action_names=env.action_names,
-    )
 
 
 def collect_demonstrations(

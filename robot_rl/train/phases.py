@@ -24,8 +24,8 @@ from robot_rl.core.errors import CheckpointError, RenderError, require
 from robot_rl.core.files import replace_file, with_checksum_line, write_json
 from robot_rl.core.registry import resolve
 from robot_rl.core.seeding import eval_seeds, train_seed
-from robot_rl.data.episode import Feature
-from robot_rl.data.episodes import EpisodesMeta
+from robot_rl.data.episode import Feature, observed
+from robot_rl.data.episodes import EpisodesMeta, episodes_meta
 from robot_rl.hal.vector import VectorEnv
 from robot_rl.policies.checkpoint import load_policy, save_policy
 from robot_rl.policies.chunk import ChunkPolicy
@@ -46,8 +46,9 @@ from robot_rl.train.base import (
     value_progress,
 )
 from robot_rl.train.config import RunConfig
-from robot_rl.train.demos import episodes_meta, load_demonstrations
+from robot_rl.train.demos import load_demonstrations
 from robot_rl.train.deploy.online import check_arm, make_arm
+from robot_rl.train.earlier import check_earlier, check_spaces
 from robot_rl.train.finetune.names import saved_folder
 from robot_rl.train.finetune.stage import check_finetuned, finetuning_phases
 from robot_rl.train.improve.acting import open_sim
@@ -63,7 +64,7 @@ from robot_rl.train.record import (
     versions,
     write_report,
 )
-from robot_rl.train.recording import Recorder, check_earlier, check_spaces, observed
+from robot_rl.train.recording import Recorder
 from robot_rl.train.session import Session, execute, learn
 
 DISTIL = "distil"

@@ -1,4 +1,4 @@
-"""The recorder of a run's experience, and the recorded experience of earlier runs.
+"""The recorder of a run's experience, and the pool that replays recorded experience.
 
 T steps of an episode, A action dim.
 """
@@ -13,20 +13,15 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from robot_rl.core.errors import ConfigError, DatasetError
 from robot_rl.core.policy import Policy
 from robot_rl.core.seeding import train_seed
 from robot_rl.data.episode import EXECUTED, POLICY_ACTION, Episode, EpisodeSource, Feature
 from robot_rl.data.episodes import EpisodesMeta
-from robot_rl.data.fit import misfit
-from robot_rl.data.lerobot.damage import left_out
 from robot_rl.data.pool import EpisodePool, Relabel
 from robot_rl.data.store.layout import PictureFormat
-from robot_rl.data.store.reader import StoreReader, open_source
+from robot_rl.data.store.reader import StoreReader
 from robot_rl.data.store.writer import StoreWriter
 from robot_rl.data.transitions import StepBatch
-from robot_rl.hal.vector import VectorEnv
-from robot_rl.train.config import ReplayConfig
 from robot_rl.train.demos import chunks_of
 
 logger = logging.getLogger(__name__)
@@ -157,85 +152,6 @@ class Recorder:
         self.close()
 
 
-def observed(env: VectorEnv) -> dict[str, Feature]:
-    """Returns type and shape of every element of one env's observation."""
-    spaces: Any = env.single_observation_space
-    return {key: Feature(str(space.dtype), space.shape) for key, space in spaces.items()}
-
-
-def open_earlier(
-    config: ReplayConfig, meta: EpisodesMeta, features: Mapping[str, Feature]
-) -> list[EpisodeSource]:
-    """Opens the experience of earlier runs, and checks that this run can learn from it.
-
-    Args:
-        config: names stores or datasets, or run folders that have one in `experience/`, and how they are
-            read.
-        meta: what this run's episodes are of.
-        features: what this run observes.
-
-    Raises:
-        DatasetError: no experience there, or of another robot, task, or joints; the message says
-            which joints differ.
-    """
-    reading = config.read.options("replay.read.")
-    sources = [open_source(experience_of(path), **reading) for path in config.reuse]
-    for path, source in zip(config.reuse, sources, strict=True):
-        problem = _problem(source, meta, features)
-        if problem is not None:
-            raise DatasetError(
-                f"replay.reuse: {path} does not fit this run: {problem}. Leave it out, or give this run the "
-                "env settings it was recorded with."
-            )
-    return sources
-
-
-def check_earlier(config: ReplayConfig, meta: EpisodesMeta, features: Mapping[str, Feature]) -> None:
-    """Opens the experience of earlier runs, and reads every number of it once.
-
-    Raises:
-        DatasetError: it does not fit, or is damaged.
-    """
-    for path, source in zip(config.reuse, open_earlier(config, meta, features), strict=True):
-        for line in left_out(getattr(source, "skipped", [])):
-            logger.warning("%s", line)
-        problems = source.problems() if isinstance(source, StoreReader) else []
-        damage = next((str(problem) for problem in problems if problem.kind != "torn"), None)
-        try:
-            for episode in range(0 if damage else len(source)):
-                source.read(episode)
-        except DatasetError as error:
-            damage = str(error)
-        if damage is not None:
-            raise DatasetError(
-                f"replay.reuse: {path} is damaged: {damage} What is whole can be saved by "
-                f"`robot-rl replay repair {experience_of(path)}`; or leave it out."
-            )
-
-
-def experience_of(path: str) -> Path:
-    """Returns the folder of the episodes: `experience/` of a run folder, or else the folder itself.
-
-    Raises:
-        DatasetError: a run folder without experience.
-    """
-    folder = Path(path)
-    if not (folder / "config.yaml").is_file():
-        return folder
-    if not (folder / "experience").is_dir():
-        raise DatasetError(
-            f"replay.reuse: the run {path} left no experience/: it had replay.record=false, or ended before "
-            "residual RL. Give another run folder, a store, or a dataset."
-        )
-    experience = folder / "experience"
-    if sources := sorted(path.name for path in experience.iterdir() if (path / "meta").is_dir()):
-        raise DatasetError(
-            f"replay.reuse: the run {path} has experience of {' and '.join(sources)}. Give that of one: "
-            f"{experience / sources[0]}"
-        )
-    return experience
-
-
 def pool_of(
     sources: Sequence[EpisodeSource],
     features: Mapping[str, Feature],
@@ -266,59 +182,3 @@ def _relabel(base: Policy, *, n_exec: int, seed: int, device: str) -> Relabel:
         return chunks[frames // n_exec, frames % n_exec]
 
     return ask
-
-
-def _problem(source: EpisodeSource, meta: EpisodesMeta, features: Mapping[str, Feature]) -> str | None:
-    """Returns why this run cannot learn from a source, or None."""
-    problem = misfit(source.meta, meta)
-    if problem is not None:
-        return problem
-    for name in ("task", "robot"):
-        got, wanted = getattr(source.meta, name), getattr(meta, name)
-        if got != wanted:
-            return f"it was recorded with {name} {got!r}, not {wanted!r}"
-    for key, feature in features.items():
-        got = source.features.get(key)
-        if got != feature:
-            return f"its observation {key!r} is {_words(got)}, not {_words(feature)}"
-    return None if source.lengths().any() else "it holds no steps"
-
-
-def _words(feature: Feature | None) -> str:
-    return "missing" if feature is None else f"{feature.dtype} {feature.shape}"
-
-
-def check_spaces(metas: Mapping[str, EpisodesMeta], features: Mapping[str, Mapping[str, Feature]]) -> None:
-    """Refuses sources that one policy and one mixture of replays cannot serve.
-
-    Args:
-        metas: what the episodes of each source are of.
-        features: what each source observes.
-
-    Raises:
-        ConfigError: says which elements differ, and what to show instead.
-    """
-    first, *others = metas
-    for other in others:
-        problem = misfit(metas[other], metas[first])
-        if problem is None and features[other] != features[first]:
-            problem = f"it observes {dict(features[other])}, not {dict(features[first])}"
-        if problem is not None:
-            raise ConfigError(
-                f"sources: one policy cannot serve {first} and {other}. {other} beside {first}: {problem}. "
-                f"{_remedy(metas)}"
-            )
-
-
-def _remedy(metas: Mapping[str, EpisodesMeta]) -> str:
-    """Returns a remedy: the groups of the state that all sources share."""
-    lists = [meta.state_names for meta in metas.values()]
-    beginnings = dict.fromkeys(name.split(".")[0] for name in lists[0])
-
-    def are_equal(beginning: str) -> bool:
-        return len({tuple(name for name in names if name.startswith(beginning)) for names in lists}) == 1
-
-    common = [beginning for beginning in beginnings if are_equal(beginning)]
-    if all(names == lists[0] for names in lists) or not common:
-        return "Train them in a run each."
-    return f"Show what all of them have: env.state=[{','.join(common)}]."

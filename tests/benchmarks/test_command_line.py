@@ -32,12 +32,31 @@ MISTAKES = {
     "serve-policy": ["serve-policy", "run=/no/such", "token_file=x"],
 }
 
+LATER_MISTAKES = {
+    "held out": ["finetune", "dataset=demos", "heldout=30"],
+    "rename": ["finetune", "dataset=demos", "rename=a:b"],
+    "horizon": ["finetune", "dataset=demos", "horizon=5000"],
+    "task": ["train", "recipe=pick_cube", "demos.path=demos"],
+    "camera": ["train", "recipe=reach", "env.cameras=[frnt]"],
+    "reuse": ["train", "recipe=pick_cube", "replay.reuse=demos"],
+    "env": ["train", "recipe=crossq", "env.id=Hoper-v5"],
+}
+"""What a dataset or an environment decides: PyArrow, MuJoCo or Gymnasium are needed to answer."""
+
 
 @pytest.fixture(scope="module")
 def env(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Returns an environment in which Python keeps bytecode; nothing is compiled twice, as for a user."""
     kept = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
     return {**kept, "PYTHONPYCACHEPREFIX": str(tmp_path_factory.mktemp("bytecode"))}
+
+
+@pytest.fixture(scope="module")
+def demos(tmp_path_factory: pytest.TempPathFactory, env: dict[str, str]) -> Path:
+    folder = tmp_path_factory.mktemp("recorded") / "demos"
+    words = ["collect", "task=reach", "episodes=3", f"out={folder}"]
+    subprocess.run([sys.executable, "-m", "robot_rl.cli.main", *words], check=True, env=env)
+    return folder
 
 
 def measured(words: Sequence[str], env: dict[str, str], *, code: int) -> tuple[float, float]:
@@ -72,3 +91,13 @@ def test_a_mistake_is_answered_within_a_second(
     _, took_s = measured(words, env, code=2)
     record_property("wall_s", {mistake: took_s})
     assert took_s <= LIMIT_S
+
+
+@pytest.mark.parametrize("mistake", list(LATER_MISTAKES))
+def test_a_mistake_that_a_dataset_or_an_environment_decides_costs_a_second_of_the_processor_at_most(
+    mistake: str, env: dict[str, str], demos: Path, record_property: Any
+) -> None:
+    words = [word.replace("=demos", f"={demos}") for word in LATER_MISTAKES[mistake]]
+    spent_s, _ = measured(words, env, code=2)
+    record_property("cpu_s", {mistake: spent_s})
+    assert spent_s <= LIMIT_S

@@ -18,6 +18,7 @@ from robot_rl.sim.config import MANY_SIMS
 from robot_rl.sim.single import make_vector
 from robot_rl.train import phases
 from robot_rl.train.finetune import run as finetuning
+from robot_rl.train.finetune import split
 
 COMMANDS = {
     "train": ["train", "recipe=smoke"],
@@ -150,6 +151,7 @@ def test_finetune_prints_no_json_unless_asked(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(finetuning, "run", lambda config: FINETUNED)
+    monkeypatch.setattr(split, "open_data", lambda config: None)  # there is none
     assert main(["finetune", "dataset=."]) == 0
     plain = capsys.readouterr().out
     assert "Nothing beats ridge." in plain
@@ -175,6 +177,7 @@ def test_finetune_says_at_the_start_how_long_it_takes(
     words: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(finetuning, "run", lambda config: FINETUNED)
+    monkeypatch.setattr(split, "open_data", lambda config: None)  # there is none
     monkeypatch.setattr(finetune, "find_spec", lambda name: name == "lerobot")  # ACT is there
     finetune.result(["dataset=.", *words])
     assert said in capsys.readouterr().err

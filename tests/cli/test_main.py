@@ -130,6 +130,7 @@ MISTAKES = [
     ["train", "recipe=finetune_then_rl", "method=direct"],
     ["train", "recipe=finetune_then_rl", "finetune.policy=smal_vla"],
     ["train", "resume=/no/such"],
+    ["train", "recipe=reach", "demos.path=/no/such"],
     ["finetune", "dataset=/no/such"],
     ["finetune", "dataset=.", "policy=smal_vla"],
     ["finetune", "dataset=.", "policy=runs/gone"],
@@ -169,6 +170,44 @@ for words in {MISTAKES!r}:
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("error: ") == len(MISTAKES)
     assert not list(tmp_path.iterdir())  # who is refused leaves no folder
+
+
+LATER_MISTAKES = [
+    (["finetune", "dataset=demos", "horizon=4", "heldout=30"], "heldout=30 leaves 0 to learn from"),
+    (["finetune", "dataset=demos", "rename=a:b"], "rename: there is no 'a'"),
+    (["finetune", "dataset=demos", "horizon=5000"], "a chunk needs horizon=5000"),
+    (["train", "recipe=pick_cube", "demos.path=demos"], "task 'reach', not 'pick_cube'"),
+    (["train", "recipe=reach", "env.robot=viperx", "demos.path=demos"], "robot 'panda', not 'viperx'"),
+    (["train", "recipe=reach", "env.cameras=[front]", "demos.path=demos"], "front.rgb nowhere"),
+    (["train", "recipe=reach", "env.cameras=[frnt]"], "the model has no camera 'frnt'"),
+    (["train", "recipe=reach", "env.state=[elbow]"], "env.state: got 'elbow'"),
+    (["train", "recipe=pick_cube", "replay.reuse=demos"], "replay.reuse: demos does not fit this run"),
+    (["train", "recipe=reach", "bc.policy=demos"], "policy.json: there is no such file"),
+    (["train", "recipe=finetune_then_rl", "env.task=reach", "demos.path=demos", "finetune.heldout=30"],
+     "finetune.heldout=30 leaves 0"),
+    (["train", "recipe=crossq", "env.id=Hoper-v5"], "Did you mean: `Hopper`?"),
+]  # fmt: skip
+
+
+def test_what_an_environment_or_a_dataset_decides_is_answered_before_torch_is_loaded(tmp_path: Path) -> None:
+    assert cli.main(["collect", "task=reach", "episodes=3", f"out={tmp_path / 'demos'}"]) == 0
+    code = f"""
+import sys
+from robot_rl.cli.main import main
+for words, _ in {LATER_MISTAKES!r}:
+    code = main(words)
+    if code != 2 or "torch" in sys.modules:
+        sys.exit(f"{{words}}: code {{code}}, torch {{'torch' in sys.modules}}")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    answers = done.stderr.split("error: ")[1:]
+    assert len(answers) == len(LATER_MISTAKES)
+    for answer, (_, part) in zip(answers, LATER_MISTAKES, strict=True):
+        assert part in answer
+    assert [path.name for path in tmp_path.iterdir()] == ["demos"]
 
 
 def test_a_wrong_name_of_a_renderer_is_one_line(

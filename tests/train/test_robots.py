@@ -35,6 +35,7 @@ from robot_rl.train.collect import open_policy
 from robot_rl.train.config import RunConfig
 from robot_rl.train.demos import load_demonstrations
 from robot_rl.train.devices import devices_of_training
+from robot_rl.train.earlier import check_spaces, experience_of
 from robot_rl.train.experience import OneForEach
 from robot_rl.train.improve.config import OffPolicySettings
 from robot_rl.train.improve.method import Start, settings_of
@@ -43,7 +44,6 @@ from robot_rl.train.improve.off_policy import steps
 from robot_rl.train.loop import Batches, Experience, Learner, Pacer, Run, train
 from robot_rl.train.phases import Summary, resume, run
 from robot_rl.train.record import write_report
-from robot_rl.train.recording import check_spaces, experience_of
 from robot_rl.train.schedule import Counters, Ratio
 from tests.runs import SMALL, folder_of, killed_after, rows_of, weights
 

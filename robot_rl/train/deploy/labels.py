@@ -20,7 +20,7 @@ from robot_rl.data.episode import Episode, EpisodeSource
 from robot_rl.data.reading import ReadOptions
 from robot_rl.data.store.reader import open_source
 from robot_rl.train.deploy.classifier import Labelled
-from robot_rl.train.recording import experience_of
+from robot_rl.train.earlier import experience_of
 
 Array = NDArray[Any]
 

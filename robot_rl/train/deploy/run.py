@@ -21,6 +21,8 @@ import torch
 from robot_rl.config import dump
 from robot_rl.core.errors import CheckpointError, ConfigError, RenderError, RobotRLError
 from robot_rl.core.seeding import eval_seeds
+from robot_rl.data.episode import observed
+from robot_rl.data.episodes import episodes_meta
 from robot_rl.data.transitions import StepBatch
 from robot_rl.hal.device import LeaseLike
 from robot_rl.hal.leased import EnvDevice, LeasedEnv
@@ -40,7 +42,6 @@ from robot_rl.sched.leases import LeaseStore
 from robot_rl.sched.opened import keeping_stops
 from robot_rl.telemetry.progress import ProgressDisplay
 from robot_rl.train.config import RunConfig
-from robot_rl.train.demos import episodes_meta
 from robot_rl.train.deploy.config import DeployConfig
 from robot_rl.train.deploy.env import StationEnv
 from robot_rl.train.deploy.fit import check_fit, in_scene_of
@@ -48,7 +49,7 @@ from robot_rl.train.deploy.journal import FILMED, EpisodeOutcome, Journal, film
 from robot_rl.train.deploy.measured import Measured
 from robot_rl.train.deploy.remote import RemotePolicy, open_remote
 from robot_rl.train.record import load_config, new_folder
-from robot_rl.train.recording import Recorder, observed
+from robot_rl.train.recording import Recorder
 
 _WARM_UP = 3
 """Plans made before the arm moves: the first takes several times as long."""

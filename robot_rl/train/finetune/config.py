@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
+from robot_rl.config import plain
 from robot_rl.core.errors import ConfigError, nearest, require
 from robot_rl.core.registry import table
 from robot_rl.data.reading import OnDamage, ReadingConfig
-from robot_rl.train.config import CheckpointConfig, check_device
+from robot_rl.train.config import CheckpointConfig, RunConfig, check_device
 from robot_rl.train.finetune.settings import FinetuneSettings
 
 EVAL_BATCH = 64
@@ -110,3 +111,25 @@ class FinetuneConfig(FinetuneSettings):
         if isinstance(self.history, int):
             return (self.history,) if self.history else ()
         return self.history
+
+
+@dataclass(frozen=True, kw_only=True)
+class _StageConfig(FinetuneConfig):
+    """The settings of `robot-rl finetune`, with the keys of a training run in its messages."""
+
+    at: ClassVar[str] = "finetune."
+
+
+def stage_config(config: RunConfig, dataset: Path) -> FinetuneConfig:
+    """Returns what is learned from a dataset, and how: the run's section, and what the run has in common."""
+    return _StageConfig(
+        **{name: getattr(config.finetune, name) for name in plain(config.finetune)},
+        **{name: getattr(config.demos.read, name) for name in plain(config.demos.read)},
+        dataset=str(dataset),
+        picture=config.env.image_size if config.env.cameras else None,
+        metrics_rows=config.metrics_rows,
+        seed=config.seed,
+        device=config.device,
+        torch_threads=config.torch_threads,
+        checkpoint=config.checkpoint,
+    )

@@ -1,4 +1,4 @@
-"""The dataset of a fine-tuning run: training and held-out episodes, and what must fit.
+"""The chunks and the statistics of a fine-tuning run's dataset, for training and held-out episodes.
 
 E episodes, B chunks, H chunk length, A action dim.
 """
@@ -6,9 +6,8 @@ E episodes, B chunks, H chunk length, A action dim.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from robot_rl.core.errors import ConfigError, DatasetError
 from robot_rl.core.policy import DemoBatch
 from robot_rl.core.seeding import train_seed
 from robot_rl.data.episode import Feature
@@ -27,28 +25,9 @@ from robot_rl.data.lerobot.stats import of_columns
 from robot_rl.data.loader import ChunkLoader
 from robot_rl.data.store.layout import is_store
 from robot_rl.data.store.reader import StoreReader
-from robot_rl.sim.robots.loading import load_robot
 from robot_rl.train.finetune.config import EVAL_BATCH, FinetuneConfig
 from robot_rl.train.finetune.past import Past, names_of
-
-COMMANDED = re.compile(r"tool\.\w+|gripper")
-"""Actions that move the tool: every arm with a gripper understands them."""
-
-
-@dataclass(frozen=True)
-class Split:
-    """Which episodes are learned from, and which are only measured on."""
-
-    train: tuple[int, ...]
-    heldout: tuple[int, ...]
-
-    def text(self) -> str:
-        return f"training on episodes {_spans(self.train)}, held out: {_spans(self.heldout)}"
-
-    def inner(self) -> Split:
-        """Splits the training episodes alone, the same way: what settings may be chosen on."""
-        held = min(len(self.heldout), max(1, len(self.train) // 4))
-        return Split(self.train[:-held], self.train[-held:])
+from robot_rl.train.finetune.split import Split
 
 
 class DemoData:
@@ -194,45 +173,6 @@ def policy_past(config: FinetuneConfig, dataset: Dataset) -> PolicyPast | None:
     return PolicyPast(dataset, lags=config.lags, last_action=config.last_action)
 
 
-def open_data(config: FinetuneConfig) -> tuple[Dataset, Split]:
-    """Opens the dataset and divides its episodes.
-
-    Raises:
-        DatasetError: no dataset, one that is not sealed, a damaged one, too few episodes, or none as
-            long as a chunk.
-        ConfigError: the robot has other joints.
-    """
-    folder = Path(config.dataset)
-    if is_store(folder) and not (folder / "meta/info.json").is_file():
-        waiting = len(StoreReader(folder))
-        raise DatasetError(
-            f"dataset: {folder} is a store whose {waiting} episodes are in its journal; fine-tuning reads "
-            f"datasets. Seal it first: robot-rl replay seal {folder}"
-        )
-    dataset = Dataset(folder, **config.reading.options())
-    if "state" not in dataset.features:
-        there = ", ".join(dataset.index.features)
-        raise DatasetError(
-            f"{config.dataset}: no feature 'observation.state', there are {there}. "
-            "Every policy here reads a state: name the column that is one, rename=<column>:observation.state"
-        )
-    if config.robot is not None:
-        check_robot(config.robot, dataset.meta.action_names, at=config.dataset)
-    longest, wrong = int(dataset.lengths().max()), list[str]()
-    if longest < config.horizon:
-        wrong.append(
-            f"{config.dataset}: the longest episode has {longest} control steps, a chunk needs "
-            f"{config.at}horizon={config.horizon}. Use {config.at}horizon={longest} or less."
-        )
-    try:
-        split = split_episodes(len(dataset), config.heldout, at=config.dataset, key=f"{config.at}heldout")
-    except DatasetError as error:
-        raise DatasetError("\n".join([str(error), *wrong])) from error
-    if wrong:
-        raise DatasetError(wrong[0])
-    return dataset, split
-
-
 def read_facts(
     dataset: Dataset,
     episodes: Sequence[int],
@@ -262,44 +202,6 @@ def in_journal(folder: Path) -> int:
     return sum(source.sealed(episode) is None for episode in range(len(source)))
 
 
-def split_episodes(episodes: int, heldout: int, *, at: str, key: str = "heldout") -> Split:
-    """Holds out the last episodes: no random choice.
-
-    Raises:
-        DatasetError: fewer than two episodes are left to learn from.
-    """
-    if episodes - heldout < 2:
-        fewer = f"Say {key}={max(1, episodes // 5)}, or record more." if episodes > 2 else "Record more."
-        raise DatasetError(
-            f"{at}: {episodes} episodes, {key}={heldout} leaves {max(0, episodes - heldout)} to learn "
-            f"from, needed: 2 or more. {fewer}"
-        )
-    first = episodes - heldout
-    return Split(tuple(range(first)), tuple(range(first, episodes)))
-
-
-def check_robot(robot: str, action_names: Sequence[str], *, at: str) -> None:
-    """Refuses a robot whose joints are not those that the dataset's actions move.
-
-    Raises:
-        ConfigError: the message names the joints that only one of them has.
-    """
-    found = load_robot(robot)
-    names = [re.sub(r"\.(pos|delta)$", "", name) for name in action_names]
-    if all(COMMANDED.fullmatch(name) for name in names):
-        return
-    joints = [*found.arm_joints, "gripper"]
-    lacking = [name for name in names if name not in joints]
-    unused = [joint for joint in joints if joint not in names and joint != "gripper"]
-    if lacking or unused:
-        parts = [f"{robot} lacks {_listed(lacking)}"] if lacking else []
-        parts += [f"the dataset lacks {_listed(unused)}"] if unused else []
-        raise ConfigError(
-            f"robot: {robot!r} does not fit {at}: {'; '.join(parts)}. "
-            "Leave robot out to train for the robot that was recorded."
-        )
-
-
 def moving_joints(dataset: Dataset, episodes: Sequence[int]) -> NDArray[np.bool_]:
     """Returns which actions (A,) move: within an episode, a tenth as far as the farthest, or more.
 
@@ -323,14 +225,3 @@ def decoded_bytes(dataset: Dataset, picture: tuple[int, int] | None) -> int:
 def stream_seed(config: FinetuneConfig, stream: str) -> int:
     """Returns the seed of a named stream of this run."""
     return train_seed(config.seed, f"finetune {stream}")
-
-
-def _spans(numbers: Sequence[int]) -> str:
-    """Returns `0-15 (16)`."""
-    span = str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]}-{numbers[-1]}"
-    return f"{span} ({len(numbers)})"
-
-
-def _listed(names: Sequence[str], most: int = 8) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more

@@ -25,7 +25,6 @@ from robot_rl.policies.checkpoint import PolicyMeta
 from robot_rl.train.finetune.config import FinetuneConfig
 from robot_rl.train.finetune.data import (
     DemoData,
-    Split,
     decoded_bytes,
     moving_joints,
     policy_past,
@@ -33,6 +32,7 @@ from robot_rl.train.finetune.data import (
 )
 from robot_rl.train.finetune.errors import Errors, Ruler
 from robot_rl.train.finetune.policies import Module, fit_units, picture_size, recipe_of
+from robot_rl.train.finetune.split import Split
 from robot_rl.train.hooks import checkpoint_hooks, show_progress, updates, write_metrics
 from robot_rl.train.loop import Hook, Learner, Pacer, Run
 from robot_rl.train.schedule import Always, Counters, Every

@@ -15,11 +15,12 @@ from robot_rl.core.files import replace_file, with_checksum_line, write_json
 from robot_rl.data.lerobot.reader import Dataset
 from robot_rl.train.devices import devices_of_finetuning
 from robot_rl.train.finetune.config import FinetuneConfig
-from robot_rl.train.finetune.data import Split, open_data, policy_past, read_facts
+from robot_rl.train.finetune.data import policy_past, read_facts
 from robot_rl.train.finetune.learn import PICTURES, Finetuning
 from robot_rl.train.finetune.names import is_ours, kind_of, saved_folder
 from robot_rl.train.finetune.phases import PHASES, Outcome, make, outcome
 from robot_rl.train.finetune.policies import check_policy, picture_size
+from robot_rl.train.finetune.split import Split, open_data
 from robot_rl.train.record import check_kind, machine, new_folder, removed_if_refused, versions, write_report
 from robot_rl.train.session import RunSession, execute
 

@@ -5,37 +5,27 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
-from robot_rl.config import plain
 from robot_rl.core.errors import CheckpointError, ConfigError
 from robot_rl.data.demos import check_meta
+from robot_rl.data.episodes import episodes_meta
 from robot_rl.hal.vector import VectorEnv
 from robot_rl.policies.checkpoint import load_policy
 from robot_rl.policies.vla.config import read_options
 from robot_rl.train.assemble import evaluator, policy_meta
 from robot_rl.train.base import check_base, demo_folder
 from robot_rl.train.config import RunConfig
-from robot_rl.train.demos import episodes_meta
-from robot_rl.train.finetune.config import FinetuneConfig
-from robot_rl.train.finetune.data import open_data
+from robot_rl.train.finetune.config import stage_config
 from robot_rl.train.finetune.learn import PICTURES, Finetuning
 from robot_rl.train.finetune.names import saved_folder
 from robot_rl.train.finetune.phases import PHASES, outcome
 from robot_rl.train.finetune.run import check
+from robot_rl.train.finetune.split import open_data
 from robot_rl.train.session import Session
 
 PHASE = "finetune"
 """The last phase of the stage, and the key of its result in the run's summary."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _StageConfig(FinetuneConfig):
-    """The settings of `robot-rl finetune`, with the keys of a training run in its messages."""
-
-    at: ClassVar[str] = "finetune."
 
 
 def check_finetuned(config: RunConfig, env: VectorEnv) -> None:
@@ -63,21 +53,6 @@ def check_finetuned(config: RunConfig, env: VectorEnv) -> None:
         check_meta(dataset.folder, dataset.meta, episodes_meta(env))
         _check_cameras(config, [camera.removesuffix(".rgb") for camera in dataset.cameras])
         check(tuned, dataset, split)
-
-
-def stage_config(config: RunConfig, dataset: Path) -> FinetuneConfig:
-    """Returns what is learned from a dataset, and how: the run's section, and what the run has in common."""
-    return _StageConfig(
-        **{name: getattr(config.finetune, name) for name in plain(config.finetune)},
-        **{name: getattr(config.demos.read, name) for name in plain(config.demos.read)},
-        dataset=str(dataset),
-        picture=config.env.image_size if config.env.cameras else None,
-        metrics_rows=config.metrics_rows,
-        seed=config.seed,
-        device=config.device,
-        torch_threads=config.torch_threads,
-        checkpoint=config.checkpoint,
-    )
 
 
 def finetuning_phases() -> dict[str, Callable[[Session], None]]:

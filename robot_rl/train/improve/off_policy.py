@@ -21,12 +21,13 @@ from robot_rl.data.transitions import ChunkBatch, StepSource, TransitionBatch
 from robot_rl.rollout.weights import Publisher
 from robot_rl.train.config import RunConfig
 from robot_rl.train.demos import relabelled
+from robot_rl.train.earlier import open_earlier
 from robot_rl.train.experience import Draws, OneForEach, ReplayExperience, SourceReplay, StaleSteps
 from robot_rl.train.improve.acting import sources_of
 from robot_rl.train.improve.config import OffPolicySettings
 from robot_rl.train.improve.method import Module, Start, add_hooks, settings_of
 from robot_rl.train.loop import Learner, Pacer, Run
-from robot_rl.train.recording import open_earlier, pool_of
+from robot_rl.train.recording import pool_of
 from robot_rl.train.robots import shares
 from robot_rl.train.schedule import Ratio
 from robot_rl.train.session import Session

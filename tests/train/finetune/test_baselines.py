@@ -18,9 +18,10 @@ from robot_rl.train.finetune.baselines import (
     predictor,
     simple_baselines,
 )
-from robot_rl.train.finetune.data import DemoData, Split, moving_joints
+from robot_rl.train.finetune.data import DemoData, moving_joints
 from robot_rl.train.finetune.errors import Ruler
 from robot_rl.train.finetune.past import Known, Past
+from robot_rl.train.finetune.split import Split
 
 
 @pytest.fixture

@@ -17,15 +17,8 @@ from robot_rl.data.store.seal import seal
 from robot_rl.data.store.writer import StoreWriter
 from robot_rl.policies.vla.scale import relative_indices
 from robot_rl.train.finetune.config import FinetuneConfig
-from robot_rl.train.finetune.data import (
-    DemoData,
-    PolicyPast,
-    Split,
-    check_robot,
-    in_journal,
-    open_data,
-    split_episodes,
-)
+from robot_rl.train.finetune.data import DemoData, PolicyPast, in_journal
+from robot_rl.train.finetune.split import Split, check_robot, open_data, split_episodes
 
 
 def test_the_last_episodes_are_held_out() -> None:

@@ -9,7 +9,7 @@ from robot_rl.config import load
 from robot_rl.config.words import words
 from robot_rl.core.errors import ConfigError, DatasetError
 from robot_rl.train.finetune.config import FinetuneConfig
-from robot_rl.train.finetune.data import open_data
+from robot_rl.train.finetune.split import open_data
 from tests.data.lerobot.conftest import make_episode
 from tests.data.lerobot.shapes import annotated, odd, version_21
 

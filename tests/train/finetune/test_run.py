@@ -24,11 +24,11 @@ from robot_rl.train.finetune import learn
 from robot_rl.train.finetune import run as finetune
 from robot_rl.train.finetune.baselines import past_of, predictor
 from robot_rl.train.finetune.config import FinetuneConfig
-from robot_rl.train.finetune.data import open_data
 from robot_rl.train.finetune.learn import Finetuning, policy_errors
 from robot_rl.train.finetune.policies import check_features
 from robot_rl.train.finetune.run import FinetuneSummary
 from robot_rl.train.finetune.settings import Recipe
+from robot_rl.train.finetune.split import open_data
 from robot_rl.train.hooks import show_progress
 from robot_rl.train.session import RunSession
 from tests.runs import SMALL_FINETUNING, killed_after

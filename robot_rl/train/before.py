@@ -1,0 +1,74 @@
+"""Checks of a run that need its environment or its datasets; without torch, for quick refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from robot_rl.core.errors import ConfigError
+from robot_rl.data.demos import open_demonstrations
+from robot_rl.data.episode import Feature
+from robot_rl.data.episodes import EpisodesMeta
+from robot_rl.policies.saved import read_head
+from robot_rl.rollout.envs import episodes_of
+from robot_rl.sim.config import EnvConfig
+from robot_rl.train.config import RunConfig
+from robot_rl.train.earlier import open_earlier
+from robot_rl.train.finetune.config import stage_config
+from robot_rl.train.finetune.split import open_data
+from robot_rl.train.improve.config import OffPolicySettings
+
+
+def check_before_learner(config: RunConfig) -> None:
+    """Refuses an environment that cannot be made, and recorded episodes that do not fit it.
+
+    The run makes the same checks again when it opens them. Damage is left to it: finding it takes long.
+
+    Raises:
+        CheckpointError: `bc.policy` holds no policy.
+        ConfigError: no such environment, camera or element of the state.
+        DatasetError: episodes of another task, robot or rate, or too few of them.
+    """
+    if config.env.kind == "gym":
+        from robot_rl.envs.gym import check_id
+
+        check_id(str(config.env.id))
+    if config.bc.policy is not None:
+        read_head(Path(config.bc.policy))
+    if config.env.kind == "sim":  # others' environments may take long to make
+        for name in config.acting:
+            _check_recorded(config, *episodes_of(config.env_of(name)))
+
+
+def _check_recorded(config: RunConfig, meta: EpisodesMeta, features: Mapping[str, Feature]) -> None:
+    """Refuses earlier experience and demonstrations that do not fit; not with `skip`, which reads all."""
+    if config.replay.reuse and config.replay.read.on_damage == "raise":
+        open_earlier(config.replay, meta, features)
+    if config.demos.path is None or config.demos.read.on_damage != "raise":
+        return
+    folder = Path(config.demos.path)
+    dataset, _ = open_demonstrations(folder, expect=meta, read=config.demos.read)
+    if isinstance(config.method, OffPolicySettings):
+        check_pictures(config.env, folder, {key: found.shape for key, found in dataset.features.items()})
+    if "finetune" in config.plan:
+        open_data(stage_config(config, folder))
+
+
+def check_pictures(shown: EnvConfig, folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Refuses demonstrations that do not show what the run does: what is replayed has the same elements.
+
+    Args:
+        shown: what the run shows.
+        folder: of the demonstrations.
+        shapes: of one step of each of their observations.
+    """
+    for camera in shown.cameras:
+        key, shape = f"{camera}.rgb", (*shown.image_size, 3)
+        got = shapes.get(key)
+        if got != shape:
+            height, width = shown.image_size
+            words = f"cameras=[{','.join(shown.cameras)}] image_size=[{height},{width}]"
+            raise ConfigError(
+                f"demos.path: {folder} has {key} {got or 'nowhere'}, the run shows {shape}. "
+                f"Collect others with `robot-rl collect {words}`."
+            )
