@@ -111,7 +111,8 @@ class TokenPolicy(EncodedPolicy):
         """Returns the mean cross-entropy of the demonstrated tokens over valid steps."""
         features, actions = self._demonstration(batch, generator)
         log_probs = log_softmax(self._logits(features), dim=-1)
-        return valid_mean(-_chosen(log_probs, self._tokens(actions)), batch.valid)
+        error = valid_mean(-_chosen(log_probs, self._tokens(actions)), batch.valid)
+        return error + self._guess_loss(features, batch)
 
     def _logits(self, features: Tensor) -> Tensor:
         """Returns the logits (B, H, A, V)."""

@@ -38,7 +38,13 @@ from robot_rl.train.demos import (
     load_demonstrations,
 )
 from robot_rl.train.hooks import group_of
-from robot_rl.train.improve.config import DENOISING, ChainSettings, OffPolicySettings, ResidualSettings
+from robot_rl.train.improve.config import (
+    DENOISING,
+    ChainSettings,
+    DaggerSettings,
+    OffPolicySettings,
+    ResidualSettings,
+)
 from robot_rl.train.session import Session, learn
 
 LOOK = "look"
@@ -251,6 +257,8 @@ def check_base(config: RunConfig, at: str, kind: str, horizon: int, own: Any) ->
 def _check_improvable(config: RunConfig, at: str, kind: str, own: Any) -> None:
     """Refuses a base that the run's method cannot improve."""
     config.method.check_base(at, kind)
+    if isinstance(config.method, DaggerSettings):
+        config.check_guess(own, f"{at}: guess_weight")
     if isinstance(config.method, ChainSettings):
         config.method.explored(own, config.n_exec)
         distils = config.method.distil.updates

@@ -492,7 +492,8 @@ class RunConfig:
             )
 
     def _check_cloned(self) -> None:
-        """Refuses a base whose chunks are too short, or that cannot explore by the given process."""
+        """Refuses a base whose chunks are too short, or that cannot explore or learn its guess."""
+        self.check_guess(self.policy, "policy.guess_weight")
         horizon = self.policy.horizon
         require(self.n_exec <= horizon, "n_exec", self.n_exec, f"1 to policy.horizon, which is {horizon}")
         kind, own = self.policy.chosen, self.policy
@@ -503,6 +504,12 @@ class RunConfig:
             distils, at = self.method.distil.updates, "method.distil.updates"
             require(distils == 0 or kind in DENOISING, at, distils, f"0 with policy.kind={kind}")
 
+    def check_guess(self, policy: Any, at: str) -> None:
+        """Refuses to clone a policy that guesses the privileged state where the env does not show it."""
+        guess = getattr(policy, "guess_weight", 0.0)
+        allowed = "0 without env.privileged=true, which shows the truth to the guess. Add env.privileged=true"
+        require(guess == 0 or self.env.privileged, at, guess, allowed)
+
     def _check_labelled(self) -> None:
         """Refuses what DAgger cannot label: an arm, other simulators, several sources, chunks."""
         require(not self.has_arm, "method", "dagger", "methods with a replay, with an arm or a person")
@@ -511,9 +518,6 @@ class RunConfig:
         )
         require(not self.sources, "sources", list(self.sources), "none with method=dagger")
         require(self.n_exec == 1, "n_exec", self.n_exec, "1 with method=dagger, which labels single actions")
-        guess = getattr(self.policy, "guess_weight", 0.0)
-        allowed = "0 without env.privileged=true, the truth of the guess"
-        require(guess == 0 or self.env.privileged, "policy.guess_weight", guess, allowed)
 
     def _check_finetuned(self) -> None:
         """Refuses what cannot be fine-tuned, or not improved by the run's method."""

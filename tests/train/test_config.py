@@ -25,6 +25,10 @@ def test_a_written_config_is_read_back_equal(tmp_path: Path) -> None:
         ({"seed": -1}, "seed: got -1, allowed: 0 to 2147483647"),
         ({"out": ""}, "out: got '', allowed: a folder: out=runs, or out=. for this one"),
         ({"num_envs": 0}, "num_envs: got 0, allowed: 1 or more"),
+        (
+            {"policy": {"kind": "token", "steps": 1, "guess_weight": 0.5}},
+            "policy.guess_weight: got 0.5, allowed: 0 without env.privileged=true, which shows the truth",
+        ),
         ({"n_exec": 17}, "n_exec: got 17, allowed: 1 to policy.horizon, which is 16"),
         ({"torch_threads": 0}, "torch_threads: got 0, allowed: 1 or more"),
         ({"metrics_rows": 0}, "metrics_rows: got 0, allowed: 1 or more"),
