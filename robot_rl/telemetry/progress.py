@@ -35,6 +35,10 @@ class RateMeter:
     def update(self, count: float) -> None:
         """Records the count so far; calls closer together than a refresh share one point."""
         now_s = self._clock.now_s()
+        if len(self._points) > 1:
+            (before_s, _), (last_s, _) = self._points[-2], self._points[-1]
+            if now_s - last_s > RATE_WINDOW_S >= last_s - before_s:  # a wait between quicker counts
+                self._points.clear()
         if len(self._points) > 1 and now_s - self._points[-2][0] < REFRESH_INTERVAL_S:
             self._points.pop()
         self._points.append((now_s, count))
@@ -94,10 +98,10 @@ class PhaseProgress:
         self._shown_s = clock.now_s()
         self._success: float | None = None
         self._note = ""
-        self._work = _WorkClock(clock)
-        self._rate, self._update_rate = RateMeter(self._work), RateMeter(self._work)
         self._counts_updates = False
-        self._rate.update(start)
+        self.starts_late = False
+        """The rates start at the next update: until then the phase waits, as for a process that acts."""
+        self._start(start)
 
     def update(
         self, done: int, *, updates: int | None = None, success: float | None = None, note: str | None = None
@@ -110,6 +114,9 @@ class PhaseProgress:
             success: share of solved episodes in the last evaluation.
             note: further text.
         """
+        if self.starts_late:
+            self._start(done)
+            self.starts_late = False
         self.done = done
         self._rate.update(done)
         if updates is not None:
@@ -121,6 +128,12 @@ class PhaseProgress:
             self._note = note
         if self._clock.now_s() - self._shown_s >= self._interval_s:
             self.show()
+
+    def _start(self, done: int) -> None:
+        """Starts the clock of the rates."""
+        self._work = _WorkClock(self._clock)
+        self._rate, self._update_rate = RateMeter(self._work), RateMeter(self._work)
+        self._rate.update(done)
 
     def show(self) -> None:
         """Shows the progress now."""

@@ -115,7 +115,7 @@ class RunSession:
             self.progress = None
 
     def paused(self) -> AbstractContextManager[None]:
-        """Returns a context whose time is not part of the rates of the phase, such as an evaluation."""
+        """Returns a context whose time is not part of the rates of the phase: an evaluation, a checkpoint."""
         return nullcontext() if self.progress is None else self.progress.paused()
 
     def write(self, phase: str, metrics: Mapping[str, Any], counters: Counters | None = None) -> None:
@@ -129,7 +129,7 @@ class RunSession:
 
     def save(self, phase: str, run: Run) -> None:
         """Checkpoints a phase between two turns of its loop."""
-        with self.timer.stage("checkpoint"):
+        with self.timer.stage("checkpoint"), self.paused():
             self._store.save(self._state((phase, run.state_dict())), phase)
 
     def finish(self, phase: str) -> None:
@@ -222,7 +222,8 @@ def learn(session: RunSession, loop: Run, phase: str, total: int, *, unit: str) 
         session.display.message(f"{phase}: goes on from {unit} {done:,} of {total:,}")
     elif session.is_resumed:
         session.display.message(f"{phase}: begins at {unit} 0, no checkpoint of it was written yet")
-    with session.phase(phase, total, unit=unit, start=done):
+    with session.phase(phase, total, unit=unit, start=done) as progress:
+        progress.starts_late = bool(loop.sources)
         try:
             train(loop)
         except DeviceError as error:  # between two turns: nothing is half done

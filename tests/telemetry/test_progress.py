@@ -70,6 +70,39 @@ def test_an_evaluation_in_between_leaves_rate_and_time_left_as_they_were():
     assert "100 steps/s  ETA 1:13" in phase.status()
 
 
+def test_the_start_of_what_acts_is_not_part_of_the_rate():
+    clock = ManualClock()
+    phase = PhaseProgress("residual", 50_400, "steps", 0, clock)
+    phase.starts_late = True
+    clock.advance(20)  # with it: 1 step in 20 s, 280 hours left
+    phase.update(1)
+    assert "0.0 steps/s  ETA -" in phase.status()
+    clock.advance(2)
+    phase.update(41)
+    # 40 steps in 2 s; 50,359 steps left at 20 a second: 2,518 s.
+    assert "20 steps/s  ETA 41:58" in phase.status()
+
+
+def test_a_wait_between_quick_counts_is_not_part_of_the_rate_and_slow_counts_are():
+    clock = ManualClock()
+    phase = PhaseProgress("residual", 10_000, "steps", 0, clock)
+    for done in (20, 40):
+        clock.advance(1)
+        phase.update(done)
+    clock.advance(60)  # a person puts the scene back
+    phase.update(41)
+    assert "0.0 steps/s  ETA -" in phase.status()
+    clock.advance(1)
+    phase.update(61)
+    assert "20 steps/s" in phase.status()
+    slow = PhaseProgress("act settings", 6, "trials", 0, clock)
+    for done in (1, 2, 3):
+        clock.advance(30)
+        slow.update(done)
+    # 3 trials left at one in 30 s.
+    assert slow.status() == "3/6 trials  0.0 trials/s  ETA 1:30"
+
+
 def test_a_phase_that_went_beyond_its_total_has_no_time_left():
     clock = ManualClock()
     phase = PhaseProgress("ppo", 450, "steps", 0, clock)

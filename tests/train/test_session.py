@@ -6,11 +6,14 @@ from typing import Any
 
 import pytest
 
+from robot_rl.core.clock import ManualClock
 from robot_rl.core.errors import CheckpointError, LeaseError
 from robot_rl.hal.device import DeviceSpec, LeaseLike
 from robot_rl.hal.leased import EnvDevice
 from robot_rl.hal.vector import VectorEnv
+from robot_rl.telemetry.progress import ProgressDisplay
 from robot_rl.testing.devices import FakeEnv
+from robot_rl.train.loop import Pacer, Run
 from robot_rl.train.session import RunSession
 
 CPU = DeviceSpec(name="cpu", kind="cpu", slots=4)
@@ -58,3 +61,22 @@ def test_a_state_that_lacks_its_clocks_is_named(tmp_path: Path, monkeypatch: pyt
         first.finish("demos")
     with pytest.raises(CheckpointError, match=r"run: the newest checkpoint has no timer: .* begin a new run"):
         RunSession(tmp_path / "run", **how).__enter__()
+
+
+def test_a_checkpoint_is_not_part_of_the_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROBOT_RL_STATE", str(tmp_path / "state"))
+    (tmp_path / "run").mkdir()
+    session = RunSession(
+        tmp_path / "run", command="train", holder="test", devices=[], lease_wait_s=0.0, keep=1
+    )
+    clock, run = ManualClock(), Run(learners=[], pacer=Pacer(finished=lambda at: True), stage=nullcontext)
+    session.display = ProgressDisplay(clock=clock)
+    monkeypatch.setattr(session._store, "save", lambda *_: clock.advance(9))
+    with session, session.phase("residual", 100, unit="steps") as progress:
+        clock.advance(1)
+        progress.update(10)
+        session.save("residual", run)
+        clock.advance(1)
+        progress.update(20)
+        # 80 steps left at 10 a second, and 9 s of checkpoints in every 2 s of steps: 8 * 11 / 2.
+        assert progress.status() == "20/100 steps  10 steps/s  ETA 0:44"
