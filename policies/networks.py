@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Generator, Tensor, nn
 
+from robot_rl.core.arrays import multiplies_bfloat16
 from robot_rl.core.errors import DatasetError, nearest
 from robot_rl.core.names import PRIVILEGED
 from robot_rl.data.normalize import Normaliser
@@ -188,7 +189,7 @@ class KeypointEncoder(nn.Module):
 
 def rounds_to_bfloat16(device: torch.device) -> bool:
     """Whether products in bfloat16 are faster there than in float32."""
-    return device.type == "cuda" or bool(torch.cpu.get_capabilities().get("avx512_bf16", False))
+    return device.type == "cuda" or multiplies_bfloat16()
 
 
 class ObservationEncoder(nn.Module):

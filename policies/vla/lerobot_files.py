@@ -15,7 +15,6 @@ import logging
 import os
 import shutil
 import warnings
-import zlib
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -27,7 +26,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from robot_rl.core.errors import CheckpointError, ConfigError
-from robot_rl.core.files import listed, restore_folder, swap_folder, write_json, write_synced
+from robot_rl.core.files import file_checksum, listed, restore_folder, swap_folder, write_json, write_synced
 from robot_rl.core.files import read_json as read_checked_json
 from robot_rl.core.refusal import refusals
 
@@ -191,7 +190,7 @@ def tied_names(state: Mapping[str, Tensor]) -> list[list[str]]:
 def write_checksums(folder: Path) -> None:
     """Writes the checksum of every file of a folder, below it too."""
     paths = [path for path in listed(folder) if path.is_file() and path != folder / CHECKSUMS]
-    checksums = {path.relative_to(folder).as_posix(): file_checksum(path) for path in paths}
+    checksums = {path.relative_to(folder).as_posix(): file_checksum(path)[1] for path in paths}
     write_json(folder / CHECKSUMS, {"files": checksums}, is_checked=True)
 
 
@@ -206,7 +205,7 @@ def verify(folder: Path, *, at: str) -> None:
     remedy = f"Take another copy of the folder; if you changed a file on purpose, remove {CHECKSUMS}."
     for name, checksum in read_checksums(folder, remedy).items():
         with refusals(CheckpointError, folder / name, remedy):
-            found = file_checksum(folder / name)
+            found = file_checksum(folder / name)[1]
         if found != checksum:
             raise CheckpointError(f"{at}: {name} was cut short or altered. {remedy}")
 
@@ -217,15 +216,6 @@ def read_checksums(folder: Path, remedy: str) -> dict[str, int]:
     if not isinstance(found, dict):
         raise CheckpointError(f"{folder / CHECKSUMS}: damaged: it names no files. {remedy}")
     return found
-
-
-def file_checksum(path: Path) -> int:
-    """Returns the CRC-32 of a file, read piece by piece."""
-    checksum = 0
-    with path.open("rb") as file:
-        while piece := file.read(1 << 24):
-            checksum = zlib.crc32(piece, checksum)
-    return checksum
 
 
 def unpack(files: Mapping[str, bytes], folder: Path) -> None:

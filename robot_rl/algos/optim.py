@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
 from robot_rl.algos.config.cloning import Matmul
+from robot_rl.core.arrays import multiplies_bfloat16
 
 METRICS_EVERY = 10
 """Updates of an off-policy learner between two that report metrics: their means take as long as a layer."""
@@ -136,7 +137,7 @@ def _lowest_precision() -> Literal["medium", "high"] | None:
     `medium` and `high` are one to a GPU, TensorFloat-32; on a processor `medium` is bfloat16, which only some
     have in hardware (emulation would be slower), and `high` leaves those that have not at float32.
     """
-    if torch.cpu.get_capabilities().get("avx512_bf16", False):
+    if multiplies_bfloat16():
         return "medium"
     return "high" if torch.cuda.is_available() else None
 

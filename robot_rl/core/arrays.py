@@ -57,3 +57,9 @@ def to_numpy(array: Any) -> NDArray[Any]:
 def is_array(value: object) -> bool:
     """Returns whether a value is an array of either kind."""
     return hasattr(value, "__dlpack__")
+
+
+def multiplies_bfloat16() -> bool:
+    """Returns whether the processor multiplies bfloat16 in hardware; emulation is slower than float32."""
+    torch: Any = importlib.import_module("torch")
+    return bool(torch.cpu.get_capabilities().get("avx512_bf16", False))

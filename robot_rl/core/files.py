@@ -25,6 +25,7 @@ CHECKSUM = "checksum"
 TEMPORARY = ".writing-"
 """Begins the names of files that are not complete."""
 
+_BLOCK_BYTES = 1 << 20
 _TEXT_CHECKSUM = "# crc32 "
 _NO_EXCHANGE = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM)
 _RENAME_EXCHANGE = 2  # of renameat2
@@ -126,6 +127,16 @@ def without_checksum(content: Any) -> dict[str, Any]:
 
 def _checksum(content: Mapping[str, Any]) -> int:
     return zlib.crc32(json.dumps(content, separators=(",", ":")).encode())
+
+
+def file_checksum(path: Path | str) -> tuple[int, int]:
+    """Returns the bytes of a file and their CRC-32; reads it piece by piece."""
+    size = crc = 0
+    with open(path, "rb", buffering=0) as file:
+        block = memoryview(bytearray(min(os.fstat(file.fileno()).st_size + 1, _BLOCK_BYTES)))
+        while count := file.readinto(block):
+            size, crc = size + count, zlib.crc32(block[:count], crc)
+    return size, crc
 
 
 def with_checksum_line(text: str) -> str:

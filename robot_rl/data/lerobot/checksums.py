@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from robot_rl.core.errors import DatasetError
-from robot_rl.core.files import TEMPORARY, is_dangling, listed, make_folder, replace_file
+from robot_rl.core.files import TEMPORARY, file_checksum, is_dangling, listed, make_folder, replace_file
 from robot_rl.data.lerobot import layout as lay
 from robot_rl.data.store.layout import STORE_JSON, is_store
 
@@ -40,7 +40,6 @@ _FOLDERS = "|".join(
 _OF_KIND = re.compile(rf"(?:{_FOLDERS})/[^/]*/[^/]*")
 _NUMBER = re.compile(rf"(?:{_FOLDERS})/chunk-(\d+)/file-(\d+)(?:\.[^/]*)?")
 _REPLACED = (lay.OWN, lay.TASKS, lay.STATS, lay.INFO)
-_BLOCK_BYTES = 1 << 20
 _TRIES = 20
 
 Checksum = tuple[int, int]
@@ -118,7 +117,7 @@ class Checksums:
         if sound is not None and sound[0] == stamp:
             return sound[1]
         recorded = self.recorded(name)
-        if recorded is not None and of_file(path) not in recorded:
+        if recorded is not None and file_checksum(path) not in recorded:
             raise DatasetError(_changed(self.folder, self.folder / name))
         self._sound[name] = (stamp, recorded is not None)
         return recorded is not None
@@ -191,7 +190,7 @@ class Checksums:
                 continue
             if not path.is_file():
                 yield name, f"{path}: this file is missing. {_remedy(self.folder)}"
-            elif of_file(path) not in recorded:
+            elif file_checksum(path) not in recorded:
                 yield name, _changed(self.folder, path)
 
     def renew(self, new: Path) -> None:
@@ -209,11 +208,11 @@ class Checksums:
             if old.is_file() and old.samefile(new / name):
                 continue
             if number is None:
-                main[name] = [of_file(new / name)]
+                main[name] = [file_checksum(new / name)]
             elif number >= self._first_file:
                 self.recorded(name)  # reads the checksums of its number
                 of = lay.place(lay.CHECKSUMS, number)
-                self._numbered[of][name] = [of_file(new / name)]
+                self._numbered[of][name] = [file_checksum(new / name)]
                 groups.add(of)
         for of in groups:
             replace_file(new / of, _packed({"files": self._numbered[of]}))
@@ -269,13 +268,13 @@ def record(folder: Path) -> int:
     names = [*dict.fromkeys((*_unnumbered(folder), *numbered_files(folder, every=True)))]
     groups: dict[int | None, dict[str, list[Checksum]]] = {None: {}}
     for name in names:
-        groups.setdefault(number_of(name), {})[name] = [of_file(folder / name)]
+        groups.setdefault(number_of(name), {})[name] = [file_checksum(folder / name)]
     for number, files in groups.items():
         if number is not None:
             path = folder / lay.place(lay.CHECKSUMS, number)
             make_folder(path.parent)
             replace_file(path, _packed({"files": files}))
-    others = {name: [of_file(folder / name)] for name in _others(folder, names)}
+    others = {name: [file_checksum(folder / name)] for name in _others(folder, names)}
     if others:
         make_folder(folder / _FOLDER)
         replace_file(folder / _OTHERS, _packed({"files": others}))
@@ -285,7 +284,7 @@ def record(folder: Path) -> int:
 
 def of_files(parts: Iterable[tuple[str, Path]]) -> bytes:
     """Returns the content of meta/checksums/CHUNK/FILE.json for files: (name, present path)."""
-    return _packed({"files": {name: [of_file(path)] for name, path in parts}})
+    return _packed({"files": {name: [file_checksum(path)] for name, path in parts}})
 
 
 def numbered_files(folder: Path, *, every: bool = False) -> list[str]:
@@ -352,16 +351,6 @@ def is_temporary(name: str) -> bool:
 def of_bytes(content: bytes) -> Checksum:
     """Returns the checksum of the content of a file."""
     return len(content), zlib.crc32(content)
-
-
-def of_file(path: Path | str) -> Checksum:
-    """Returns the checksum of a file."""
-    size = crc = 0
-    with open(path, "rb", buffering=0) as file:
-        block = memoryview(bytearray(min(os.fstat(file.fileno()).st_size + 1, _BLOCK_BYTES)))
-        while count := file.readinto(block):
-            size, crc = size + count, zlib.crc32(block[:count], crc)
-    return size, crc
 
 
 def number_of(name: str) -> int | None:

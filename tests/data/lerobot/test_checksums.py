@@ -13,8 +13,9 @@ import pytest
 
 from robot_rl.cli import replay
 from robot_rl.core.errors import DatasetError
+from robot_rl.core.files import file_checksum
 from robot_rl.data.episode import Episode
-from robot_rl.data.lerobot.checksums import Checksums, of_bytes, of_file, record
+from robot_rl.data.lerobot.checksums import Checksums, of_bytes, record
 from robot_rl.data.lerobot.compact import compact
 from robot_rl.data.lerobot.damage import check
 from robot_rl.data.lerobot.edit import filter as filter_episodes
@@ -256,13 +257,13 @@ def test_joined_files_have_checksums(folder: Path) -> None:
     sums = Checksums(folder)
     assert sorted(path.name for path in (folder / "meta/checksums").rglob("*.json")) == ["file-000.json"]
     for name in (TABLE.replace("001", "000"), "meta/episodes/chunk-000/file-000.parquet", INFO):
-        assert sums.recorded(name) == [of_file(folder / name)]
+        assert sums.recorded(name) == [file_checksum(folder / name)]
 
 
 def test_the_checksum_is_that_of_zip(tmp_path: Path) -> None:
     """The check value of CRC-32 in every catalogue: 0xCBF43926 of the nine digits."""
     (tmp_path / "digits").write_bytes(b"123456789")
-    assert of_file(tmp_path / "digits") == of_bytes(b"123456789") == (9, 0xCBF43926)
+    assert file_checksum(tmp_path / "digits") == of_bytes(b"123456789") == (9, 0xCBF43926)
 
 
 def test_a_file_is_compared_once_until_it_changes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,9 +271,9 @@ def test_a_file_is_compared_once_until_it_changes(folder: Path, monkeypatch: pyt
 
     def counted(path: str) -> tuple[int, int]:
         compared.append(Path(path).name)
-        return of_file(path)
+        return file_checksum(path)
 
-    monkeypatch.setattr("robot_rl.data.lerobot.checksums.of_file", counted)
+    monkeypatch.setattr("robot_rl.data.lerobot.checksums.file_checksum", counted)
     sums = Checksums(folder)
     for _ in range(3):
         sums.require(TABLE)
