@@ -141,7 +141,7 @@ def _plan(settings: RunConfig) -> str:
         "look": f"{settings.demos.episodes} episodes of random actions{_of_each(settings)}",
         "clone": f"{settings.bc.updates:,} cloning updates",
         "finetune": f"fine-tuning of {settings.finetune.policy}, {length(settings.finetune)}",
-        "online": f"{settings.env_steps:,} control steps of {settings.method.kind} RL on {_envs(settings)}",
+        "online": f"{settings.env_steps:,} control steps of {settings.method.title} on {_envs(settings)}",
     }
     return ", ".join(described[stage] for stage in settings.plan if stage in described)
 

@@ -17,6 +17,7 @@ import torch
 from robot_rl.cli.command import resumed
 from robot_rl.cli.main import main
 from robot_rl.cli.train import _demonstrations as announced
+from robot_rl.cli.train import _plan as plan_text
 from robot_rl.config import build, dump, load, options
 from robot_rl.core.errors import CheckpointError, ConfigError, DatasetError, DeviceError
 from robot_rl.core.files import read_json, write_json
@@ -428,3 +429,14 @@ def test_the_smoke_recipe_runs_the_whole_chain(tmp_path: Path, capsys: pytest.Ca
     assert summary["env_steps"] == 6000
     assert main(["evaluate", f"run={summary['run']}"]) == 0
     assert "the same as in training" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (["recipe=pick_cube_pixels"], "7,500 control steps of DAgger on "),
+        (["recipe=smoke"], "control steps of residual RL on "),
+    ],
+)
+def test_a_run_says_by_which_method_it_improves(words: list[str], shown: str) -> None:
+    assert shown in plan_text(load(RunConfig, words, config_name="train"))

@@ -50,6 +50,11 @@ class MethodSettings(Choice):
     def __post_init__(self) -> None:
         self._require("env_steps", self.env_steps >= 0, "0 or more")
 
+    @property
+    def title(self) -> str:
+        """What a run says that it does by the method."""
+        return f"{self.kind} RL"
+
     @classmethod
     def of_kind(cls, kind: str | None, at: str) -> type[Any]:
         own = {found.kind: found for found in _OWN}
@@ -119,6 +124,10 @@ class DaggerSettings(MethodSettings):
         self._require("utd", 0 < self.utd <= 64, "above 0, at most 64")
         self._require("batch", self.batch >= 2, "2 or more")
         self._require("publish_every", self.publish_every >= 1, "1 or more")
+
+    @property
+    def title(self) -> str:
+        return "DAgger"
 
 
 @dataclass(frozen=True, kw_only=True)
