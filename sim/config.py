@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from robot_rl.config.used import FOREIGN_ENV
-from robot_rl.core.errors import ConfigError, nearest, require
+from robot_rl.config.used import FOREIGN_ENV, OTHER_PYTHON
+from robot_rl.core.errors import ConfigError, nearest, require, require_fields
 from robot_rl.core.registry import resolve, table
 
 MANY_SIMS = 2000
@@ -23,11 +24,18 @@ class EnvConfig:
     """Which task on which robot, and how it is shown to the learner; or an environment of others."""
 
     kind: str = "sim"
-    """`sim`: a task of ours. `gym`: whatever `gymnasium.make` makes. Or a simulator that a plug-in brings."""
+    """`sim`: a task of ours. `gym`: whatever `gymnasium.make` makes. `process`: the same in processes, of
+    another Python if wanted. Or the name of a plug-in's simulator."""
     id: str | None = None
     """But for kind=sim: `Hopper-v5`, or `package:Name-v0`. Of the rest, `settings` alone is read then."""
     settings: dict[str, Any] = field(default_factory=lambda: dict[str, Any]())
     """But for kind=sim: keyword arguments of `gymnasium.make`, or of the plug-in."""
+    python: str | None = None
+    """Of kind=process: the Python that has the environment's packages; this one if None."""
+    workers: int = 0
+    """Of kind=process: number of processes; one for each core if 0."""
+    timeout_s: float = 60.0
+    """Of kind=process: a process that takes longer for a step or a reset is started again."""
     task: str = "pick_cube"
     robot: str | None = None
     """A name of `robot-rl doctor --list robot`, or the path of a robot file; the task's own if None."""
@@ -56,6 +64,10 @@ class EnvConfig:
     def __post_init__(self) -> None:
         given = self.horizon_s
         require(given is None or given > 0, "env.horizon_s", given, "above 0, or null for the task's")
+        if self.kind != "process":
+            self._require_defaults(OTHER_PYTHON, "left out but with env.kind=process")
+        require_fields(self, "env.", "0 or more", "workers")
+        require(self.timeout_s > 0, "env.timeout_s", self.timeout_s, "above 0")
         if self.kind == "sim":
             require(self.id is None, "env.id", self.id, "none with env.kind=sim")
             require(not self.settings, "env.settings", self.settings, "none with env.kind=sim")
@@ -65,15 +77,14 @@ class EnvConfig:
             raise ConfigError(f"env.kind: got {self.kind!r}.{nearest(self.kind, others)}")
         if self.id is None:
             raise ConfigError(f"env.id: missing, env.kind={self.kind} needs it, such as env.id=Hopper-v5.")
-        for setting in fields(self):
-            got = getattr(self, setting.name)
-            is_read = setting.name in (*FOREIGN_ENV, "task")  # recipes have a task
-            require(
-                is_read or got == setting.default,
-                f"env.{setting.name}",
-                got,
-                f"left out with env.kind={self.kind}",
-            )
+        read = (*FOREIGN_ENV, *OTHER_PYTHON, "task")  # recipes have a task
+        rest = (setting.name for setting in fields(self) if setting.name not in read)
+        self._require_defaults(rest, f"left out with env.kind={self.kind}")
+
+    def _require_defaults(self, names: Iterable[str], allowed: str) -> None:
+        defaults = {setting.name: setting.default for setting in fields(self)}
+        for name in names:
+            require(getattr(self, name) == defaults[name], f"env.{name}", getattr(self, name), allowed)
 
     @property
     def name(self) -> str:

@@ -278,7 +278,7 @@ def test_every_recipe_makes_a_run_config(recipe: str) -> None:
     assert load(RunConfig, [f"recipe={recipe}"], config_name="train").recipe == recipe
 
 
-ENVS = ("make_env", "SimVectorEnv", "SingleEnv", "GymVectorEnv", "StationEnv", "PastEnv")
+ENVS = ("make_env", "SimVectorEnv", "SingleEnv", "GymVectorEnv", "ProcessVectorEnv", "StationEnv", "PastEnv")
 MAKES = ("EnvDevice", "LeasedEnv", "gymnasium.make", "gymnasium.make_vec", "resolve('simulator'")
 """Calls that make envs of others, or devices."""
 DEVICES = (
@@ -286,6 +286,8 @@ DEVICES = (
     "robot_rl/train/deploy/run.py",
     "robot_rl/hal/leased.py",
     "robot_rl/envs/gym.py",
+    "robot_rl/envs/foreign.py",
+    "robot_rl/envs/process.py",
 )
 """Where envs are made into devices, and the one that is made of others'."""
 APART = ("robot_rl/bench/sim.py", "robot_rl/bench/her_peer.py", "robot_rl/testing/devices.py")

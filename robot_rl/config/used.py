@@ -9,6 +9,8 @@ from robot_rl.core.registry import TABLE
 
 FOREIGN_ENV = ("kind", "id", "settings", "num_threads")
 """What is read of `env` where it is no task of ours."""
+OTHER_PYTHON = ("python", "workers", "timeout_s")
+"""What is read of `env` where it is in other processes, in addition."""
 
 
 def renewed(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -47,8 +49,11 @@ def used(settings: Mapping[str, Any]) -> dict[str, Any]:
     if not (found.get("station") or found.get("real_time")) and _part(found, "human").get("input") == "none":
         del found["human"]
     env, demos = _part(found, "env"), dict(_part(found, "demos"))
-    if env.get("kind", "sim") != "sim":
-        found["env"] = {name: value for name, value in env.items() if name in FOREIGN_ENV}
+    if env:
+        kind = env.get("kind", "sim")
+        read = {*(env if kind == "sim" else FOREIGN_ENV)} - {*OTHER_PYTHON}
+        read |= {*(OTHER_PYTHON if kind == "process" else ())}
+        found["env"] = {name: value for name, value in env.items() if name in read}
     if demos and not _part(demos, "filter").get("updates"):
         demos.pop("filter", None)
     if demos and demos.get("path") is None:

@@ -77,6 +77,7 @@ TABLE: dict[str, dict[str, str]] = {
     "simulator": {
         "mujoco": "robot_rl.sim.vector:SimVectorEnv",
         "gym": "robot_rl.envs.gym:GymVectorEnv",
+        "process": "robot_rl.envs.process:ProcessVectorEnv",
     },
     "kinematics": {
         "mujoco": "robot_rl.sim.kinematics:Kinematics",

@@ -8,6 +8,7 @@ from typing import Any, Literal, Protocol
 
 from numpy.typing import NDArray
 
+from robot_rl.config.used import OTHER_PYTHON
 from robot_rl.core.errors import ConfigError
 from robot_rl.core.registry import resolve
 from robot_rl.data.episode import Feature, observed
@@ -38,7 +39,7 @@ def simulation(
 
     Gymnasium's environments draw only if asked to when they are made (`draws`); ours always can.
     """
-    if draws and config.kind == "gym":
+    if draws and config.kind in ("gym", "process"):
         config = replace(config, settings={"render_mode": "rgb_array", **config.settings})
     return EnvDevice(simulator_of(config.kind), lambda _: make_env(config, num_envs, autoreset=autoreset))
 
@@ -52,8 +53,9 @@ def make_env(config: EnvConfig, num_envs: int, *, autoreset: Autoreset = "same_s
         ConfigError: the past, of envs that begin the next episode by themselves.
     """
     if config.kind != "sim":
+        more = {name: getattr(config, name) for name in OTHER_PYTHON if config.kind == "process"}
         return resolve("simulator", config.kind, at="env.kind")(
-            config.id, num_envs, autoreset=autoreset, settings=config.settings
+            config.id, num_envs, autoreset=autoreset, settings=config.settings, **more
         )
     build = resolve("simulator", "mujoco", at="env")
     own = without_past(config.state)

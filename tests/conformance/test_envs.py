@@ -10,6 +10,7 @@ import pytest
 from robot_rl.core.arrays import Kind
 from robot_rl.core.registry import table
 from robot_rl.envs.gym import GymVectorEnv
+from robot_rl.envs.process import ProcessVectorEnv
 from robot_rl.hal.conformance import check_device, check_vector_env
 from robot_rl.hal.device import Device
 from robot_rl.hal.leased import EnvDevice
@@ -45,11 +46,16 @@ def gym(name: str, num_envs: int, autoreset: Autoreset) -> VectorEnv:
     return GymVectorEnv(name, num_envs, autoreset=autoreset, settings=GYM[name])
 
 
+def processes(name: str, num_envs: int, autoreset: Autoreset) -> VectorEnv:
+    return ProcessVectorEnv(name, num_envs, autoreset=autoreset, settings=GYM[name], workers=2)
+
+
 ENVS: dict[str, MakeEnv] = {
     **{name: partial(task, name) for name in sorted(table("task"))},
     **{f"{name} on {robot}": partial(task, name, robot=robot) for name, robot in OTHER_ROBOTS},
     **{f"{name} in tensors": partial(task, name, array="torch") for name in IN_TENSORS},
     **{name: partial(gym, name) for name in GYM},
+    "Pendulum-v1 in processes": partial(processes, "Pendulum-v1"),
 }
 
 
@@ -72,6 +78,11 @@ def gymnasium() -> Device:
     return simulation(EnvConfig(kind="gym", id="Pendulum-v1"), 2, autoreset="same_step")
 
 
+def process() -> Device:
+    config = EnvConfig(kind="process", id="Pendulum-v1", workers=1)
+    return simulation(config, 2, autoreset="same_step")
+
+
 def station() -> Device:
     short = replace(CONFIG, horizon_s=0.5)
     return EnvDevice(device_of(load_station("sim_in_process")), lambda _: make_env(config=short)[0])
@@ -80,6 +91,7 @@ def station() -> Device:
 DEVICES: dict[str, Callable[[], Device]] = {
     "mujoco": mujoco,
     "gymnasium": gymnasium,
+    "gymnasium in a process": process,
     "station": station,
     "fake robot": FakeRobot,
 }

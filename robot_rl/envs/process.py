@@ -1,0 +1,261 @@
+"""Environments in processes of another Python: their packages need not agree with ours.
+
+    ProcessVectorEnv("gymnasium_robotics:FetchReach-v4", 8, python="venv/bin/python")
+
+Each worker makes and steps some of the environments; arrays are shared, a step is one message each way. A
+worker that ends, or does not answer in time, is started again: the episodes that it was asked to go on with
+are cut off (`truncated`, with the last observation), its other episodes are played again.
+B envs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import logging
+import mmap
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import weakref
+from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from robot_rl.core.errors import ConfigError, require
+from robot_rl.envs import foreign
+from robot_rl.envs.foreign import RESET, STEP, EnvError
+from robot_rl.envs.gym import GymVectorEnv, as_ours
+
+logger = logging.getLogger(__name__)
+
+_TAIL_LINES, _TAIL_BYTES = 5, 4096
+_RESTARTS = 3
+"""Of a worker, before it answers again."""
+_OF_THIS_PYTHON = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+"""Variables that name this Python's packages."""
+_START_S, _END_S = 600.0, 5.0
+"""Longest time to import and to make environments, and to end."""
+_SHARED = "/dev/shm"
+"""A folder in memory, where there is one."""
+
+
+class ProcessVectorEnv(GymVectorEnv):
+    """A `GymVectorEnv` whose environments are in processes of another Python."""
+
+    def __init__(
+        self,
+        env_id: str,
+        num_envs: int = 1,
+        *,
+        autoreset: Literal["same_step", "disabled"] = "same_step",
+        settings: Mapping[str, Any] | None = None,
+        python: str | None = None,
+        workers: int = 0,
+        timeout_s: float = 60.0,
+    ) -> None:
+        """Starts the workers.
+
+        Args:
+            env_id: see `GymVectorEnv`; modules are those of the other Python, or in the working folder.
+            num_envs: B.
+            autoreset: see `GymVectorEnv`.
+            settings: see `GymVectorEnv`.
+            python: path of the other Python, 3.9 or later, with Gymnasium 0.29 or later; None: this one.
+            workers: number of processes; 0: one for each core, at most B.
+            timeout_s: longest time of a step or reset; a worker that takes longer is started again.
+
+        Raises:
+            ConfigError: no such Python, Gymnasium is missing there, or as `GymVectorEnv` does.
+        """
+        require(num_envs >= 1, f"{env_id}: num_envs", num_envs, "1 or more")
+        path = sys.executable if python is None else os.path.expanduser(python)
+        if not os.access(path, os.X_OK) or Path(path).is_dir():
+            raise ConfigError(
+                f"env.python: {path!r} is no program. Give the Python of a virtual environment that has the "
+                "environment's packages: env.python=<folder>/bin/python."
+            )
+        count = min(num_envs, workers or os.cpu_count() or 1)
+        with as_ours():
+            envs = Workers(path, env_id, num_envs, dict(settings or {}), count, timeout_s)
+        super().__init__(env_id, num_envs, autoreset=autoreset, envs=envs)
+
+
+class Workers:
+    """What `foreign.Envs` is, in processes."""
+
+    may_lose = True
+
+    def __init__(
+        self, python: str, env_id: str, num: int, settings: Mapping[str, Any], count: int, timeout_s: float
+    ) -> None:
+        ends = np.linspace(0, num, count + 1).round().astype(int).tolist()
+        self._rows = [range(*pair) for pair in itertools.pairwise(ends)]
+        self._memory = _unnamed_file(_SHARED if os.path.isdir(_SHARED) else None)
+        self._all: list[_Worker] = []
+        self.close = weakref.finalize(self, _close, self._all, self._memory)
+        """Ends the processes; so does losing this object."""
+        try:
+            for rows in self._rows:
+                asks = json.dumps([env_id, len(rows), settings]), json.dumps([num, rows.start])
+                self._all.append(_Worker(python, self._memory, asks, timeout_s, env_id))
+            self.spec: dict[str, Any] = [worker.spec() for worker in self._all][-1]
+            arrays = foreign.layout(self.spec, num)
+            os.truncate(self._memory, foreign.size_of(arrays))
+            self.arrays = foreign.placed(arrays, mmap.mmap(self._memory, 0))
+            for worker in self._all:
+                worker.share()
+        except BaseException:
+            self.close()
+            raise
+
+    def reset(self, rows: NDArray[Any]) -> Sequence[int]:
+        """See `foreign.Envs.reset`."""
+        return self._ask(RESET, rows)
+
+    def step(self, rows: NDArray[Any]) -> Sequence[int]:
+        """See `foreign.Envs.step`."""
+        return self._ask(STEP, rows)
+
+    def picture(self, i: int) -> NDArray[Any]:
+        """See `foreign.Envs.picture`."""
+        which = next(n for n, rows in enumerate(self._rows) if i in rows)
+        return self._all[which].picture(i - self._rows[which].start)
+
+    def _ask(self, what: bytes, rows: NDArray[Any]) -> list[int]:
+        """Asks the workers of these rows; returns all rows of workers that were started again."""
+        asked = self.arrays["asked"]
+        asked[:] = False
+        asked[rows] = True
+        busy = [n for n, own in enumerate(self._rows) if asked[own.start : own.stop].any()]
+        for n in busy:
+            self._all[n].send(what)
+        lost = [n for n in busy if not self._all[n].answers()]
+        for n in lost:
+            self._all[n].restart()
+        return [row for n in lost for row in self._rows[n]]
+
+
+class _Worker:
+    """One process."""
+
+    def __init__(self, python: str, memory: int, asks: tuple[str, str], timeout_s: float, name: str) -> None:
+        self._python, self._memory, self._asks, self._timeout_s = python, memory, asks, timeout_s
+        self._name, self._failures = name, 0
+        self._start()
+
+    def _start(self) -> None:
+        ours, theirs = socket.socketpair()
+        self._log = _unnamed_file()
+        variables = {name: value for name, value in os.environ.items() if name not in _OF_THIS_PYTHON}
+        with theirs:
+            fds = (theirs.fileno(), self._memory)
+            self._process = subprocess.Popen(
+                [self._python, foreign.__file__, *map(str, fds)],
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=self._log,
+                env=variables,
+                pass_fds=fds,
+                start_new_session=True,  # Ctrl-C is ours
+            )
+        self._pipe, self._is_late = Connection(ours.detach()), False
+        self.send(self._asks[0].encode())
+
+    def spec(self) -> dict[str, Any]:
+        """Returns what the environments are; raises `EnvError` if they cannot be made."""
+        answer = self._answer(_START_S)
+        if answer is None:
+            raise EnvError("config", f"{self._name}: with {self._python}, {self._end()}")
+        return answer["spec"]
+
+    def share(self) -> None:
+        """Has it use the shared arrays."""
+        self.send(self._asks[1].encode())
+        if self._answer(_START_S) is None:
+            raise EnvError("env", f"{self._name}: {self._end()}")
+
+    def send(self, what: bytes) -> None:
+        with contextlib.suppress(OSError):  # it has ended: there will be no answer
+            self._pipe.send_bytes(what)
+
+    def answers(self) -> bool:
+        """Returns whether it did what it was asked for; raises `EnvError` if it says why not."""
+        is_done = self._answer(self._timeout_s) is not None
+        if is_done:
+            self._failures = 0
+        return is_done
+
+    def _answer(self, within_s: float) -> dict[str, Any] | None:
+        try:
+            if self._pipe.poll(within_s):
+                content = self._pipe.recv_bytes()
+                answer: dict[str, Any] = json.loads(content) if content else {}
+                if "error" in answer:
+                    kind, message = answer["error"]
+                    raise EnvError(kind, message + (self._said() if kind == "env" else ""))
+                return answer
+            self._is_late = True
+        except (EOFError, OSError):
+            pass
+        return None
+
+    def restart(self) -> None:
+        """Starts it again; raises `EnvError` if it has failed too often since it last answered."""
+        self._failures += 1
+        end = self._end()
+        if self._failures > _RESTARTS:
+            raise EnvError("env", f"{self._name}: {_RESTARTS} restarts did not help: {end}")
+        logger.warning("%s: %s It is started again, its episodes are cut off.", self._name, end)
+        self.close()
+        self._start()
+        self.spec()
+        self.share()
+
+    def picture(self, i: int) -> NDArray[Any]:
+        self.send(str(i).encode())
+        answer = self._answer(self._timeout_s)
+        if answer is None:
+            raise EnvError("render", f"{self._name}: {self._end()}")
+        return np.frombuffer(self._pipe.recv_bytes(), np.uint8).reshape(answer["shape"])
+
+    def _end(self) -> str:
+        """Returns how it ended, with the last lines that it printed."""
+        if self._is_late:
+            return f"a process did not answer within {self._timeout_s:g} s (env.timeout_s).{self._said()}"
+        return f"a process ended with code {self._process.wait()}.{self._said()}"
+
+    def _said(self) -> str:
+        start = max(0, os.fstat(self._log).st_size - _TAIL_BYTES)
+        printed = os.pread(self._log, _TAIL_BYTES, start).decode(errors="replace")
+        lines = printed.strip().splitlines()[-_TAIL_LINES:]
+        return f" It printed last: {' | '.join(lines)}" if lines else ""
+
+    def close(self) -> None:
+        self._pipe.close()
+        try:
+            self._process.wait(0.0 if self._is_late else _END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        os.close(self._log)
+
+
+def _close(workers: Sequence[_Worker], memory: int) -> None:
+    for worker in workers:
+        worker.close()
+    os.close(memory)
+
+
+def _unnamed_file(folder: str | None = None) -> int:
+    """Returns the descriptor of a new file without a name: it is gone when the last process has ended."""
+    file, path = tempfile.mkstemp(dir=folder)
+    os.unlink(path)
+    return file

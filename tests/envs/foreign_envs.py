@@ -1,0 +1,62 @@
+"""Environments of another Python: what a worker imports from the working folder. Nothing of robot_rl."""
+
+import os
+import sys
+import time
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.spaces import Box, Dict
+
+
+class Pusher(gymnasium.Env[Any, Any]):
+    """LeRobot's convention: `pixels` by camera, `agent_pos`, `is_success`.
+
+    Its position is the seed and the sum of its actions. It fails once, in the way that `fails` names, at step
+    `at` of the episode whose seed is `seed`, if the file `once` is there; which it then deletes.
+    """
+
+    observation_space = Dict(
+        agent_pos=Box(-1e6, 1e6, (2,)), pixels=Dict(top=Box(0, 255, (4, 6, 3), np.uint8))
+    )
+    action_space = Box(-2.0, 2.0, (2,))
+
+    def __init__(self, fails: str = "", once: str = "", at: int = 3, seed: int = 0) -> None:
+        self.fails, self.once, self.at, self.seed = fails, once, at, seed
+        sys.stdout.write("made\n")
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.own, self.count = int(seed or 0), 0
+        self.sum = np.zeros(2)
+        if self.fails == "reset":
+            self._fail()
+        return self._look(), {}
+
+    def step(self, action: Any) -> Any:
+        self.count, self.sum = self.count + 1, self.sum + action
+        if self.count == self.at and self.fails != "reset":
+            self._fail()
+        reward = np.nan if self.fails == "nan" else float(self.sum[0])
+        return self._look(), reward, False, self.count == 8, {"is_success": self.count >= 6}
+
+    def _fail(self) -> None:
+        if self.own != self.seed or (self.once and not os.path.exists(self.once)):
+            return
+        if self.once:
+            os.remove(self.once)
+        os.write(1, b"about to fail\n")
+        if self.fails in ("die", "reset"):
+            os._exit(7)
+        if self.fails == "hang":
+            time.sleep(1000)
+        if self.fails == "raise":
+            raise ZeroDivisionError("a ball without a mass")
+
+    def _look(self) -> dict[str, Any]:
+        position = np.array([self.own, self.sum[1]], np.float32)
+        return {"agent_pos": position, "pixels": {"top": np.full((4, 6, 3), self.count, np.uint8)}}
+
+
+def make(**settings: Any) -> Pusher:
+    return Pusher(**settings)
