@@ -68,6 +68,16 @@ def test_a_run_on_an_environment_without_success(tmp_path: Path, capsys: pytest.
     assert json.loads(told[1])["return"] == summary.final_return
 
 
+def test_environments_in_other_processes_make_the_same_policy(tmp_path: Path) -> None:
+    ours = run(small(tmp_path / "ours"))
+    env = {**SMALL["env"], "kind": "process", "workers": 2}
+    theirs = run(small(tmp_path / "theirs", env=env))
+    assert theirs.final_digest == ours.final_digest
+    told = (folder_of(tmp_path / "theirs") / "config.yaml").read_text()
+    assert "workers: 2" in told
+    assert "timeout_s" not in (folder_of(tmp_path / "ours") / "config.yaml").read_text()
+
+
 def test_it_goes_on_in_the_middle_of_an_episode(tmp_path: Path) -> None:
     whole = run(small(tmp_path / "whole"))
     with killed_after(8):
