@@ -282,8 +282,8 @@ def _make(env_id: str, settings: Mapping[str, Any]) -> Any:
     except (gymnasium.error.Error, ImportError, TypeError) as error:
         raise EnvError(
             "config",
-            f"env {env_id!r}: {str(error).rstrip('.')}. Write package:Name-v0 where a package registers it on import, and "
-            "install what is missing (`uv pip install 'gymnasium[mujoco]'` for MuJoCo's).",
+            f"env {env_id!r}: {str(error).rstrip('.')}. Write package:Name-v0 where a package registers it "
+            "on import, and install what is missing (`uv pip install 'gymnasium[mujoco]'` for MuJoCo's).",
         ) from error
 
 
