@@ -1,8 +1,9 @@
 """Cameras: colour and depth images of simulations, drawn in software or on a GPU.
 
-B simulations drawn, h and w the image's height and width. Drawing is serial and belongs to one
-thread. An image of 96 x 96 of a Panda at a table takes 1.5 ms of one core (llvmpipe), 20 ms with
-shadows; with MuJoCo's own settings it would be 60 ms, because its shadow map has 4096 x 4096 points.
+B simulations drawn, h and w the image's height and width. A `Renderer` is one OpenGL context, which one
+thread uses at a time; `Renderers` draw in several threads, since MuJoCo's drawing leaves Python to the
+others. An image of 96 x 96 of a Panda at a table takes 1.5 ms of one core (llvmpipe), 20 ms with shadows;
+with MuJoCo's own settings it would be 60 ms, because its shadow map has 4096 x 4096 points.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from __future__ import annotations
 import atexit
 import copy
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +24,7 @@ from numpy.typing import NDArray
 from robot_rl.core.errors import ConfigError, ModelError, nearest
 from robot_rl.sim.gl import GlContext, find_backend, open_context
 
-__all__ = ["Camera", "Renderer", "find_backend"]
+__all__ = ["Camera", "Renderer", "Renderers", "find_backend"]
 
 Array = NDArray[Any]
 
@@ -109,6 +111,10 @@ class Renderer:
             images[row] = draw(*self._materialise(int(sim)), asked)
         return images
 
+    def release(self) -> None:
+        """Leaves the context to other threads."""
+        self._gl.release()
+
     def close(self) -> None:
         """Frees the OpenGL context; may be called twice."""
         self._freed()
@@ -164,6 +170,46 @@ class Renderer:
         rectangle = mujoco.MjrRect(0, 0, camera.width, camera.height)
         mujoco.mjr_render(rectangle, self._scene, self._drawing)
         return rectangle
+
+
+class Renderers:
+    """Draws simulations in several threads, each with a renderer; the pictures are those of one."""
+
+    def __init__(self, make: Callable[[], Renderer], num_threads: int) -> None:
+        """Args: make: opens a renderer. num_threads: 1 or more, this one among them."""
+        self._own = make()
+        self._others = [(ThreadPoolExecutor(1), _released(make)) for _ in range(num_threads - 1)]
+
+    def render_batch(self, ids: Array, camera: str, *, depth: bool = False) -> Array:
+        """See `Renderer.render_batch`."""
+        first, *parts = np.array_split(ids, len(self._others) + 1)
+        asked = [
+            thread.submit(_draw_part, renderer, part, camera, depth)
+            for (thread, renderer), part in zip(self._others, parts, strict=True)
+            if len(part)
+        ]
+        own = self._own.render_batch(first, camera, depth=depth)
+        return np.concatenate([own, *(part.result() for part in asked)]) if asked else own
+
+    def close(self) -> None:
+        """Frees the OpenGL contexts; may be called twice."""
+        for thread, renderer in self._others:
+            thread.shutdown()
+            renderer.close()
+        self._own.close()
+
+
+def _released(make: Callable[[], Renderer]) -> Renderer:
+    renderer = make()
+    renderer.release()
+    return renderer
+
+
+def _draw_part(renderer: Renderer, ids: Array, camera: str, depth: bool) -> Array:
+    try:
+        return renderer.render_batch(ids, camera, depth=depth)
+    finally:
+        renderer.release()  # whoever frees the renderer does so in another thread
 
 
 def _drawing_model(model: mujoco.MjModel, cameras: Sequence[Camera]) -> mujoco.MjModel:

@@ -57,7 +57,7 @@ class EnvConfig:
     randomize: bool = False
     """Apply the task's randomisation terms at every reset."""
     num_threads: int = 0
-    """Simulation threads; all cores if 0."""
+    """Threads that simulate, and threads that draw; all cores if 0."""
     dump_diverged: str | None = None
     """Folder for the states of simulations that diverged; not kept if None."""
 

@@ -38,6 +38,10 @@ class GlContext(Protocol):
 
     def make_current(self) -> None: ...
 
+    def release(self) -> None:
+        """Leaves the context to other threads."""
+        ...
+
     def free(self) -> None: ...
 
 
@@ -135,9 +139,27 @@ def _open(backend: str) -> GlContext:
     if backend == "osmesa":
         return OsmesaContext()
     os.environ.setdefault("PYOPENGL_PLATFORM", "egl")
-    from mujoco.egl import GLContext
+    return EglContext()
 
-    return GLContext(1, 1)  # the size means nothing: MuJoCo draws into its own framebuffer
+
+class EglContext:
+    """MuJoCo's own EGL context, which a thread can give up."""
+
+    def __init__(self) -> None:
+        from mujoco import egl
+
+        self._egl = egl
+        self._context = egl.GLContext(1, 1)  # the size means nothing: MuJoCo has its own framebuffer
+
+    def make_current(self) -> None:
+        self._context.make_current()
+
+    def release(self) -> None:
+        egl, none = self._egl.EGL, self._egl.EGL.EGL_NO_SURFACE
+        egl.eglMakeCurrent(self._egl.EGL_DISPLAY, none, none, egl.EGL_NO_CONTEXT)
+
+    def free(self) -> None:
+        self._context.free()
 
 
 class OsmesaContext:
@@ -156,6 +178,9 @@ class OsmesaContext:
     def make_current(self) -> None:
         if not self._library.OSMesaMakeCurrent(self._context, self._pixel, _GL_UNSIGNED_BYTE, 1, 1):
             raise RenderError("cameras: OSMesa's context cannot be used by this thread")
+
+    def release(self) -> None:
+        self._library.OSMesaMakeCurrent(None, None, 0, 0, 0)
 
     def free(self) -> None:
         if self._context:

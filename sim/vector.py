@@ -18,6 +18,7 @@ from gymnasium.vector import AutoresetMode
 
 from robot_rl.core.arrays import Array, Kind, copied, to_numpy
 from robot_rl.core.errors import ConfigError
+from robot_rl.core.machine import usable_cores
 from robot_rl.core.names import PRIVILEGED, chosen
 from robot_rl.core.registry import resolve
 from robot_rl.core.seeding import EpisodeRng
@@ -91,7 +92,8 @@ class SimVectorEnv(VectorEnv):
             Camera(name=name, height=config.image_size[0], width=config.image_size[1])
             for name in config.cameras
         ]
-        self._renderer = self.backend.renderer(cameras) if cameras else None
+        threads = min(num_envs, config.num_threads or usable_cores())
+        self._renderer = self.backend.renderer(cameras, threads) if cameras else None
         self._pictures: dict[str, Array] = {}
         """The newest picture of every simulation, by its key."""
         self._changed = np.ones(num_envs, bool)

@@ -290,7 +290,12 @@ DEVICES = (
     "robot_rl/envs/process.py",
 )
 """Where envs are made into devices, and the one that is made of others'."""
-APART = ("robot_rl/bench/sim.py", "robot_rl/bench/her_peer.py", "robot_rl/testing/devices.py")
+APART = (
+    "robot_rl/bench/sim.py",
+    "robot_rl/bench/render.py",
+    "robot_rl/bench/her_peer.py",
+    "robot_rl/testing/devices.py",
+)
 """What measures an env layer by layer, Stable-Baselines3's own loop, and the fake robot."""
 
 
@@ -344,7 +349,7 @@ BACK_END = ("sim/backends/", "sim/robots/", "sim/kinematics.py", "sim/cameras.py
 """What may name MuJoCo's models: the back ends, robots alone and the checks of their models, cameras."""
 SCENES = ("sim/scene.py", "sim/task.py", "sim/tasks/")
 """What builds MJCF, which every back end loads."""
-MEASURES_MUJOCO = ("robot_rl/bench/sim.py", "robot_rl/bench/physics.py")
+MEASURES_MUJOCO = ("robot_rl/bench/sim.py", "robot_rl/bench/physics.py", "robot_rl/bench/render.py")
 BUILDS = ("MjSpec", "MjsBody", "MjsJoint")
 
 

@@ -25,6 +25,7 @@ from robot_rl.config import CONFIGS, options
 from robot_rl.core.check import Check, State
 from robot_rl.core.errors import ConfigError, RobotRLError, UnknownComponentError, nearest
 from robot_rl.core.files import at_home
+from robot_rl.core.machine import usable_cores
 from robot_rl.core.registry import TABLE, table
 from robot_rl.sched.leases import LeaseStore
 
@@ -236,8 +237,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def _cores() -> Check:
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return Check("cores", "ok", f"{usable} usable")
+    return Check("cores", "ok", f"{usable_cores()} usable")
 
 
 def _memory() -> Check:

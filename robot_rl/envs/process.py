@@ -30,6 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from robot_rl.core.errors import ConfigError, require
+from robot_rl.core.machine import usable_cores
 from robot_rl.envs import foreign
 from robot_rl.envs.foreign import RESET, STEP, EnvError
 from robot_rl.envs.gym import GymVectorEnv, as_ours
@@ -82,7 +83,7 @@ class ProcessVectorEnv(GymVectorEnv):
                 f"env.python: {path!r} is no program. Give the Python of a virtual environment that has the "
                 "environment's packages: env.python=<folder>/bin/python."
             )
-        count = min(num_envs, workers or os.cpu_count() or 1)
+        count = min(num_envs, workers or usable_cores())
         with as_ours():
             envs = Workers(path, env_id, num_envs, dict(settings or {}), count, timeout_s)
         super().__init__(env_id, num_envs, autoreset=autoreset, envs=envs)

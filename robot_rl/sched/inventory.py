@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from robot_rl.core.errors import DeviceError
+from robot_rl.core.machine import usable_cores
 from robot_rl.hal.device import DeviceSpec
 
 ENTRY_POINTS = "robot_rl.devices"
@@ -41,7 +42,7 @@ def discover() -> list[DeviceSpec]:
 
 def cpu_spec(node: str = "localhost", *, cgroup: Path = Path("/sys/fs/cgroup")) -> DeviceSpec:
     """Returns the CPU with one slot for each core that this process may use."""
-    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    affinity = usable_cores()
     quota = cgroup_cores(cgroup, _own_cgroups(Path("/proc/self/cgroup")))
     slots = affinity if quota is None else max(1, min(affinity, int(quota)))
     labels = {"cores": str(os.cpu_count() or 1)}

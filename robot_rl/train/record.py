@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import platform
 import shutil
 import subprocess
@@ -20,6 +19,7 @@ from robot_rl.config.compose import CONFIG_REMEDY, read
 from robot_rl.config.used import renewed
 from robot_rl.core.errors import ConfigError, RobotRLError
 from robot_rl.core.files import make_folder, read_checked_text
+from robot_rl.core.machine import usable_cores
 from robot_rl.train.config import RunConfig
 
 
@@ -122,7 +122,6 @@ def _git(root: Path, *words: str) -> str | None:
 
 def machine(device: str) -> dict[str, str]:
     """Returns what the numbers were made on."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     learner = "cpu"
     if device.startswith("cuda"):
         import torch  # the rest of this module is read before a command that has been mistyped loads it
@@ -132,7 +131,7 @@ def machine(device: str) -> dict[str, str]:
         "node": platform.node(),
         "system": platform.platform(),
         "processor": _processor(),
-        "cores": str(cores),
+        "cores": str(usable_cores()),
         "learner": learner,
         "python": platform.python_version(),
     }

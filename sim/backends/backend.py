@@ -16,7 +16,7 @@ from robot_rl.core.errors import ModelError, nearest
 
 if TYPE_CHECKING:
     from robot_rl.sim.backends.model_index import ModelIndex
-    from robot_rl.sim.cameras import Camera, Renderer
+    from robot_rl.sim.cameras import Camera, Renderers
 
 
 class View:
@@ -123,8 +123,8 @@ class Backend(Protocol):
         """Returns the time constants of the arm's servos, (n,) numpy."""
         ...
 
-    def renderer(self, cameras: Sequence[Camera]) -> Renderer:
-        """Returns what draws these simulations.
+    def renderer(self, cameras: Sequence[Camera], num_threads: int = 1) -> Renderers:
+        """Returns what draws these simulations, in this thread and `num_threads` - 1 others.
 
         Raises:
             RenderError: this machine cannot draw.

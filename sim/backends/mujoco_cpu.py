@@ -18,7 +18,7 @@ from robot_rl.core.arrays import Array, Kind, copied, namespace_of
 from robot_rl.core.errors import ModelError, nearest
 from robot_rl.sim.backends.backend import View
 from robot_rl.sim.backends.model_index import ModelIndex
-from robot_rl.sim.cameras import Camera, Renderer
+from robot_rl.sim.cameras import Camera, Renderer, Renderers
 from robot_rl.sim.config import MANY_SIMS
 from robot_rl.sim.robots.robot import RobotNames
 
@@ -148,8 +148,8 @@ class MujocoCpu:
         damping = model.dof_damping[self.index.arm_dof] - model.actuator_biasprm[servos, 2]
         return damping / model.actuator_gainprm[servos, 0]
 
-    def renderer(self, cameras: Sequence[Camera]) -> Renderer:
-        return Renderer(self.model, cameras, self.batch)
+    def renderer(self, cameras: Sequence[Camera], num_threads: int = 1) -> Renderers:
+        return Renderers(lambda: Renderer(self.model, cameras, self.batch), num_threads)
 
 
 def _add_sensor(spec: mujoco.MjSpec, robot: RobotNames, name: str) -> None:

@@ -13,7 +13,7 @@ from robot_rl.core.errors import ConfigError, ModelError, RenderError
 from robot_rl.core.names import PRIVILEGED
 from robot_rl.core.registry import TABLE, resolve
 from robot_rl.hal import env_rules
-from robot_rl.sim.cameras import Camera, Renderer, find_backend
+from robot_rl.sim.cameras import Camera, Renderer, Renderers, find_backend
 from robot_rl.sim.gl import BACKENDS, no_renderer_message
 from robot_rl.sim.robots.loading import load_robot
 from robot_rl.sim.task import build_scene
@@ -178,6 +178,32 @@ def test_a_forgotten_renderer_takes_nothing_from_another(renderer, model, data):
     np.testing.assert_array_equal(renderer.rgb(data, "top"), before)
 
 
+@drawing
+@pytest.mark.parametrize("depth", [False, True])
+def test_threads_draw_the_pictures_of_one(renderer, model, depth):
+    batch = Batch(model, 5, 1, persistent=True)
+    batch.bind("qpos")[:, 0] = np.linspace(-0.2, 0.2, 5)
+
+    def make():
+        return Renderer(model, [Camera(name="top")], batch)
+
+    one, three = Renderers(make, 1), Renderers(make, 3)
+    for ids in (np.arange(5), np.array([3]), np.array([4, 0])):
+        pictures = one.render_batch(ids, "top", depth=depth)
+        np.testing.assert_array_equal(three.render_batch(ids, "top", depth=depth), pictures)
+    assert len(np.unique(one.render_batch(np.arange(5), "top"), axis=0)) == 5
+    three.close()
+    three.close()
+    with pytest.raises(RuntimeError, match="renderer: it is closed"):
+        three.render_batch(np.array([0]), "top")
+    forgotten = Renderers(make, 2)
+    forgotten.render_batch(np.arange(5), "top")
+    del forgotten  # without close
+    gc.collect()
+    np.testing.assert_array_equal(one.render_batch(np.array([4, 0]), "top", depth=depth), pictures)
+    one.close()
+
+
 def env_with_a_camera(num_envs, autoreset="same_step"):
     """Twelve control steps of 50 ms are an episode."""
     config = EnvConfig(
@@ -281,7 +307,7 @@ def test_what_stands_still_is_not_drawn_again(renderer, monkeypatch):
         "render_batch",
         lambda self, ids, camera, **how: drawn.append(list(ids)) or draw(self, ids, camera, **how),
     )
-    config = EnvConfig(task="reach", cameras=("left",), image_size=(16, 16))
+    config = EnvConfig(task="reach", cameras=("left",), image_size=(16, 16), num_threads=1)
     env = SimVectorEnv(config, 3, autoreset="disabled")
     before, _ = env.reset(seed=0)
     up = np.tile(np.array([0.0, 0.0, 1.0, 0.0], np.float32)[: len(env.action_names)], (3, 1))
