@@ -280,11 +280,26 @@ def _make(env_id: str, settings: Mapping[str, Any]) -> Any:
         env: Any = function(**rest)
         return env if steps is None else TimeLimit(env, steps)
     except (gymnasium.error.Error, ImportError, TypeError) as error:
-        raise EnvError(
-            "config",
-            f"env {env_id!r}: {str(error).rstrip('.')}. Write package:Name-v0 where a package registers it "
-            "on import, and install what is missing (`uv pip install 'gymnasium[mujoco]'` for MuJoCo's).",
-        ) from error
+        raise _not_made(env_id, error) from error
+
+
+def check_id(env_id: str) -> None:
+    """Raises `EnvError` for an environment that nobody registered; `package:Name-v0` is found when made."""
+    if ":" not in env_id:
+        try:
+            gymnasium.spec(env_id)
+        except (gymnasium.error.UnregisteredEnv, gymnasium.error.DeprecatedEnv) as error:
+            raise _not_made(env_id, error) from error
+        except gymnasium.error.Error:  # a name without its version, which `make` adds
+            pass
+
+
+def _not_made(env_id: str, error: Exception) -> EnvError:
+    return EnvError(
+        "config",
+        f"env {env_id!r}: {str(error).rstrip('.')}. Write package:Name-v0 where a package registers it on "
+        "import, and install what is missing (`uv pip install 'gymnasium[mujoco]'` for MuJoCo's).",
+    )
 
 
 def _draw_without_shadows(env: Any) -> None:
