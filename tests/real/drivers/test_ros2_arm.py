@@ -76,25 +76,6 @@ class Graph:
         )
 
 
-@pytest.fixture(autouse=True)
-def nobody_is_listened_for(monkeypatch):
-    monkeypatch.setattr("robot_rl.real.drivers.ros2_presence._LISTEN_S", 0.0)  # test_ros2_presence does
-
-
-@pytest.fixture
-def make():
-    made = []
-
-    def build(config=CONFIG, offset_rad=None, **controllers):
-        made.append(Graph(config, offset_rad, **controllers))
-        return made[-1]
-
-    yield build
-    for graph in made:
-        graph.arm.close()
-        assert graph.node.is_closed
-
-
 @pytest.fixture
 def graph(make):
     made = make()

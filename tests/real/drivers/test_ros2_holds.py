@@ -7,20 +7,7 @@ import pytest
 
 from robot_rl.core.errors import DeviceError
 from tests.real.drivers.ros_graph import message
-from tests.real.drivers.test_ros2_arm import CONFIG, FORWARD, JTC, Graph, Slide
-
-
-@pytest.fixture
-def make():
-    made = []
-
-    def build(config=CONFIG, offset_rad=None):
-        made.append(Graph(config, offset_rad))
-        return made[-1]
-
-    yield build
-    for graph in made:
-        graph.arm.close()
+from tests.real.drivers.test_ros2_arm import CONFIG, FORWARD, JTC, Slide
 
 
 @pytest.mark.parametrize("command", ["position", "trajectory", "pose"])
