@@ -10,6 +10,7 @@ import functools
 import importlib
 import io
 import os
+import re
 import subprocess
 import sys
 import tokenize
@@ -82,17 +83,30 @@ def read(path: Path) -> str:
 
 
 @functools.cache
-def nodes(path: Path) -> list[ast.AST]:
-    """Returns every node of a file's syntax tree; the first is the module."""
-    return list(ast.walk(ast.parse(read(path))))
+def outline(path: Path) -> tuple[list[tuple[str, int]], list[ast.Import | ast.ImportFrom]]:
+    """Returns the name and number of lines of every function of a file, and its imports.
+
+    Trees are not kept: those of all files together are millions of objects.
+    """
+    lengths, imported = list[tuple[str, int]](), list[ast.Import | ast.ImportFrom]()
+    left: list[ast.AST] = [ast.parse(read(path))]
+    while left:
+        node = left.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            assert node.end_lineno is not None
+            lengths.append((node.name, node.end_lineno - node.lineno + 1))
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            imported.append(node)
+        for block in ("body", "orelse", "handlers", "finalbody", "cases"):  # what holds statements
+            inner = getattr(node, block, None)
+            left += inner if isinstance(inner, list) else []
+    return lengths, imported
 
 
 def functions(path: Path) -> Iterator[tuple[str, int]]:
     """Yields `file:function` and its number of lines, for every function of a file."""
-    for node in nodes(path):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            assert node.end_lineno is not None
-            yield f"{relative(path)}:{node.name}", node.end_lineno - node.lineno + 1
+    for name, lines in outline(path)[0]:
+        yield f"{relative(path)}:{name}", lines
 
 
 def run_python(code: str) -> str:
@@ -127,10 +141,10 @@ for name in {modules!r}:
 def imports(path: Path, names: set[str]) -> set[str]:
     """Returns the modules among `names` that a file imports: at the top, for types alone, or later."""
     found: set[str] = set()
-    for node in nodes(path):
+    for node in outline(path)[1]:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+        elif node.module is not None:
             inner = {f"{node.module}.{alias.name}" for alias in node.names}
             found |= inner if inner <= names else inner | {node.module}
     return found & names
@@ -203,19 +217,19 @@ def test_no_test_file_is_empty() -> None:
 # --- what is silenced, what is hidden ------------------------------------------------------------
 
 
-def comments(path: Path) -> Iterator[str]:
+def comments(path: Path, marks: tuple[str, ...]) -> Iterator[str]:
+    """Yields the comments of a file with one of the marks."""
+    if not any(mark in read(path) for mark in marks):
+        return
     for token in tokenize.generate_tokens(io.StringIO(read(path)).readline):
-        if token.type == tokenize.COMMENT:
+        if token.type == tokenize.COMMENT and any(mark in token.string for mark in marks):
             yield token.string
 
 
 def test_suppressions_only_fall_in_number() -> None:
     marks = ("noqa", "type: ignore", "pyright: ignore", "ruff: ")
     found = [
-        f"{relative(path)}: {comment}"
-        for path in sources() + suite()
-        for comment in comments(path)
-        if any(mark in comment for mark in marks)
+        f"{relative(path)}: {comment}" for path in sources() + suite() for comment in comments(path, marks)
     ]
     assert len(found) <= MAX_SUPPRESSIONS, "\n".join(found)
 
@@ -246,10 +260,11 @@ def test_no_file_names_a_package_registry() -> None:
 
 
 def config_classes() -> list[tuple[str, str]]:
-    """Returns (module, class) of every dataclass named `*Config`."""
+    """Returns (module, class) of every dataclass named `*Config`. Each worker asks: few files are parsed."""
     return [
         (module_name(path), node.name)
         for path in sources()
+        if re.search(r"^class \w*Config\b", read(path), re.MULTILINE)
         for node in ast.parse(read(path)).body
         if isinstance(node, ast.ClassDef) and node.name.endswith("Config") and node.decorator_list
     ]
@@ -281,6 +296,8 @@ def test_every_recipe_makes_a_run_config(recipe: str) -> None:
 ENVS = ("make_env", "SimVectorEnv", "SingleEnv", "GymVectorEnv", "ProcessVectorEnv", "StationEnv", "PastEnv")
 MAKES = ("EnvDevice", "LeasedEnv", "gymnasium.make", "gymnasium.make_vec", "resolve('simulator'")
 """Calls that make envs of others, or devices."""
+MAKERS = (*ENVS, "EnvDevice", "LeasedEnv", "gymnasium", "simulator")
+"""A file without any of these words makes none."""
 DEVICES = (
     "robot_rl/rollout/envs.py",
     "robot_rl/train/deploy/run.py",
@@ -318,8 +335,8 @@ def test_all_that_acts_opens_a_device_under_a_lease() -> None:
     found = [
         f"{relative(path)}:{getattr(node, 'lineno', 0)} makes {name}"
         for path in others
-        if relative(path) not in (*DEVICES, *APART)
-        for node in nodes(path)
+        if relative(path) not in (*DEVICES, *APART) and any(word in read(path) for word in MAKERS)
+        for node in ast.walk(ast.parse(read(path)))
         if (name := makes_env(node))
     ]
     assert found == []
@@ -355,7 +372,7 @@ BUILDS = ("MjSpec", "MjsBody", "MjsJoint")
 
 def breaches(path: str, code: str) -> list[str]:
     """Returns what a file above the back end takes of MuJoCo beyond building scenes."""
-    if path.startswith((*BACK_END, *MEASURES_MUJOCO)):
+    if path.startswith((*BACK_END, *MEASURES_MUJOCO)) or not ("mujoco" in code or "backend" in code):
         return []
     offered = {*vars(Backend), *Backend.__annotations__}
     found: list[str] = []
@@ -386,7 +403,7 @@ def builds(name: str) -> bool:
 
 def test_nothing_above_the_back_end_names_an_object_of_mujoco() -> None:
     """A second back end gives arrays to tasks, controller, safety, env and resets, and they run."""
-    found = {relative(path): breaches(relative(path), path.read_text(encoding="utf-8")) for path in sources()}
+    found = {relative(path): breaches(relative(path), read(path)) for path in sources()}
     assert {name: names for name, names in found.items() if names} == {}
 
 

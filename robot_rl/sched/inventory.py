@@ -5,6 +5,7 @@ Nothing heavy is imported: GPUs come from the driver, simulators from the metada
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import socket
@@ -30,6 +31,7 @@ _SIMULATORS = (
     ("genesis", "genesis-world", frozenset({"set_state", "render", "batch"}), "gpu"),
 )
 _NVIDIA_SMI_TIMEOUT_S = 10.0
+_version = functools.cache(version)  # every env asks, and to parse the metadata of MuJoCo takes 4 ms
 
 
 def discover() -> list[DeviceSpec]:
@@ -178,7 +180,7 @@ def simulator_of(kind: str) -> DeviceSpec:
 
 
 def simulator_specs(
-    node: str = "localhost", *, cpu_slots: int = 1, num_gpus: int = 0, find: Callable[[str], str] = version
+    node: str = "localhost", *, cpu_slots: int = 1, num_gpus: int = 0, find: Callable[[str], str] = _version
 ) -> list[DeviceSpec]:
     """Returns the installed simulators, by package metadata only.
 
