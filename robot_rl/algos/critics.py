@@ -121,16 +121,25 @@ class EnsembleMLP(nn.Module):
             for n, out in pairs
         ]
 
-    def gradients(self, to_out_NBO: Tensor, paths: Sequence[Path]) -> list[Tensor]:
+    def gradients(
+        self, to_out_NBO: Tensor, paths: Sequence[Path], to_x: Tensor | None = None
+    ) -> list[Tensor]:
         """Returns the gradients of the parameters, in their order, given that of the answer.
 
         A network with batch norm has to have been asked with `trains`.
+
+        Args:
+            to_out_NBO: gradient of the answer.
+            paths: of the forward pass.
+            to_x: (B, F); the gradient of the input, summed over the networks, is added to it.
         """
         assert all(bool(path.renorms) == bool(self.renorms) for path in paths), "asked without trains"
         to_layers = [torch.empty_like(parameter) for parameter in self.in_order]
         to_nets = zip(*(to_layer.unbind() for to_layer in to_layers), strict=True)
         for net, to_out, path, to_net in zip(self._nets, to_out_NBO, paths, to_nets, strict=True):
-            self._backward_net(to_out, path, net, to_net)
+            grad = self._backward_net(to_out, path, net, to_net)
+            if to_x is not None:
+                to_x.add_(grad if path.renorms else self._through_first(grad, net[0]))
         return to_layers
 
     def input_gradient(self, to_out_NBO: Tensor, paths: Sequence[Path]) -> Tensor:
@@ -142,13 +151,16 @@ class EnsembleMLP(nn.Module):
         to_x: Tensor | None = None
         for n, (to_out, path) in enumerate(zip(to_out_NBO, paths, strict=True)):
             net = self._plain(n)
-            grad, weight = self._backward_net(to_out, path, net, ()), net[0]
-            if any(self._halved):  # `grad` is of the precision that they are of
-                grad, weight = grad.bfloat16(), weight.bfloat16()
-            part = torch.mm(grad, weight.T).to(to_out.dtype)
+            part = self._through_first(self._backward_net(to_out, path, net, ()), net[0])
             to_x = part if to_x is None else to_x.add_(part)
         assert to_x is not None, "an ensemble without networks"
         return to_x
+
+    def _through_first(self, grad: Tensor, weight: Tensor) -> Tensor:
+        """Returns the gradient of the input, given that before the first activation."""
+        if not any(self._halved):
+            return torch.mm(grad, weight.T)
+        return torch.mm(grad.bfloat16(), weight.bfloat16().T).to(grad.dtype)
 
     def follow_online(self, online: EnsembleMLP, tau: float) -> None:
         """Moves the weights, and the averages of batch norms, a share `tau` of the way to the online ones."""
@@ -242,7 +254,10 @@ class EnsembleMLP(nn.Module):
     def _backward_net(
         self, grad: Tensor, path: Path, layers: Sequence[Tensor], to_layers: Sequence[Tensor]
     ) -> Tensor:
-        """Returns the gradient before the first activation; writes those of the layers, if asked to."""
+        """Returns the gradient before the first activation; writes those of the layers, if asked to.
+
+        In a network with batch norm that was asked with `trains`, it is the gradient of the input.
+        """
         count = len(layers) // 2
         for i in range(count - 1, -1, -1):
             read, goes_on = path.reads[i], i > 0 or bool(path.renorms)
@@ -264,7 +279,7 @@ class EnsembleMLP(nn.Module):
                 read, kept = path.renorms[i]  # the norm read what the activation answered
                 to_read = BatchRenorm.backward(to_read, kept, *to_layers[2 * (count + i) :][:2])
                 if i == 0:
-                    break
+                    return to_read
             grad = to_read
             torch.ops.aten.threshold_backward.grad_input(grad, read, 0, grad_input=grad)
             if self._layernorm:
@@ -349,23 +364,27 @@ class Critics(EnsembleMLP):
         smallest_B = self.head.mean(distribution_NBD).argmin(dim=0)
         return distribution_NBD[smallest_B, torch.arange(len(smallest_B), device=smallest_B.device)]
 
-    def td_gradients(self, features: Tensor, action: Tensor, target: Tensor) -> tuple[Tensor, list[Tensor]]:
+    def td_gradients(
+        self, features: Tensor, action: Tensor, target: Tensor, to_x: Tensor | None = None
+    ) -> tuple[Tensor, list[Tensor]]:
         """Returns the errors of the mean (N, B), and the parameters' gradients of the head's loss.
 
         Args:
             features: (B, F).
             action: (B, A).
             target: of `Head.target`; with the default head, returns (B,) and `losses.td_loss`.
+            to_x: (B, F + A); the gradient by features and action, summed over the critics, is added to it.
         """
         out_NBO, paths = self.answer(torch.cat([features, action], dim=-1), trains=True)
         error_NB, to_out_NBO = self.head.td(out_NBO, target)
-        return error_NB, self.gradients(to_out_NBO, paths)
+        return error_NB, self.gradients(to_out_NBO, paths, to_x)
 
     def joint_td_gradients(
         self,
         pairs: tuple[Tensor, Tensor],
         next_pairs: tuple[Tensor, Tensor],
         target: Callable[[Tensor], Tensor],
+        to_x: Tensor | None = None,
     ) -> tuple[Tensor, list[Tensor]]:
         """Returns what `td_gradients` does, without target critics (CrossQ, Bhatt et al. 2024).
 
@@ -375,12 +394,14 @@ class Critics(EnsembleMLP):
             pairs: features (B, F) and actions (B, A).
             next_pairs: those that they led to.
             target: returns the head's target, given the outputs (N, B, O) of the next rows.
+            to_x: (2 B, F + A), as in `td_gradients`: next rows have one through the batch norm alone.
         """
         both = torch.cat([torch.cat(pairs, dim=-1), torch.cat(next_pairs, dim=-1)])
         out_NBO, paths = self.answer(both, trains=True)
         now, after = out_NBO.chunk(2, dim=1)
         error_NB, to_now = self.head.td(now, target(after))
-        return error_NB, self.gradients(torch.cat([to_now, torch.zeros_like(to_now)], dim=1), paths)
+        to_out_NBO = torch.cat([to_now, torch.zeros_like(to_now)], dim=1)
+        return error_NB, self.gradients(to_out_NBO, paths, to_x)
 
     def action_gradient(self, features: Tensor, action: Tensor, how: Aggregate) -> tuple[Tensor, Tensor]:
         """Returns the value (B,) of each action, and its derivative (B, A) by the action.

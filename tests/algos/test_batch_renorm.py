@@ -81,15 +81,17 @@ def usual(net: EnsembleMLP, layers: Sequence[Tensor], x: Tensor, n: int, *, warm
 def test_gradients_are_autograds(warm: bool) -> None:
     net = network(warmup=0 if warm else 1)
     generator = Generator().manual_seed(2)
-    x = torch.randn(8, 3, dtype=torch.float64, generator=generator)
+    x = torch.randn(8, 3, dtype=torch.float64, generator=generator).requires_grad_()
     to_out = torch.randn(2, 8, 2, dtype=torch.float64, generator=generator)
     expected = torch.stack([usual(net, net.in_order, x, n, warm=warm) for n in range(2)])
-    peers = torch.autograd.grad((to_out * expected).sum(), net.in_order)
+    *peers, by_x = torch.autograd.grad((to_out * expected).sum(), [*net.in_order, x])
     with torch.no_grad():
         out, paths = net.answer(x, trains=True)
         torch.testing.assert_close(out, expected)
-        for mine, peer in zip(net.gradients(to_out, paths), peers, strict=True):
+        to_x = torch.zeros_like(x)
+        for mine, peer in zip(net.gradients(to_out, paths, to_x), peers, strict=True):
             torch.testing.assert_close(mine, peer)
+        torch.testing.assert_close(to_x, by_x)
 
 
 def test_outside_of_training_it_goes_by_the_averages() -> None:
@@ -121,13 +123,19 @@ def test_the_joint_pass_trains_on_the_present_rows_alone() -> None:
     features, after = torch.randn(2, 6, 2, dtype=torch.float64, generator=generator)
     action, next_action = torch.randn(2, 6, 1, dtype=torch.float64, generator=generator)
     both = torch.cat([torch.cat([features, action], dim=1), torch.cat([after, next_action], dim=1)])
+    both.requires_grad_()
     q = torch.stack([usual(critics, critics.in_order, both, n, warm=False)[:, 0] for n in range(2)])
     target = 0.5 * q[:, 6:].amin(dim=0).detach()
-    peers = torch.autograd.grad(td_loss(q[:, :6], target), critics.in_order)
+    *peers, by_both = torch.autograd.grad(td_loss(q[:, :6], target), [*critics.in_order, both])
+    to_both = torch.zeros_like(both)
     with torch.no_grad():
         error, gradients = critics.joint_td_gradients(
-            (features, action), (after, next_action), lambda out: 0.5 * critics.aggregate(out, "min")[:, 0]
+            (features, action),
+            (after, next_action),
+            lambda out: 0.5 * critics.aggregate(out, "min")[:, 0],
+            to_both,
         )
+    torch.testing.assert_close(to_both, by_both)
     torch.testing.assert_close(error, q[:, :6].detach() - target)
     for mine, peer in zip(gradients, peers, strict=True):
         torch.testing.assert_close(mine, peer)

@@ -110,6 +110,45 @@ def test_td_gradients_are_those_of_the_td_loss() -> None:
         torch.testing.assert_close(mine, peer)
 
 
+def test_the_td_gradient_by_the_features_by_hand() -> None:
+    """Two critics of one unit: q = v relu(2 f + a), v = 3 and -1; f = 1, a = 1, so that q = 9 and -3.
+
+    The loss is the sum of (q - 5)^2 = 16 and 64; its gradient by f 2 * 4 * 3 * 2 + 2 * -8 * -1 * 2 = 48 + 32,
+    that by a half of it. In the other row the units are off. The loss is a mean over two rows.
+    """
+    critics = Critics(1, 1, num=2, width=1, depth=1, layernorm=False)
+    with torch.no_grad():
+        for layer, value in zip(
+            critics.layers, ([2.0, 1.0] * 2, [0.0] * 2, [3.0, -1.0], [0.0] * 2), strict=True
+        ):
+            layer.copy_(torch.tensor(value).view(layer.shape))
+    rows = torch.tensor([[1.0], [-1.0]])
+    to_x = torch.ones(2, 2)
+    error, gradients = critics.td_gradients(rows, rows, torch.full((2,), 5.0), to_x)
+    assert error.tolist() == [[4.0, -5.0], [-8.0, -5.0]]
+    assert to_x.tolist() == [[1.0 + 40.0, 1.0 + 20.0], [1.0, 1.0]]  # it is added to what is there
+    for mine, plain in zip(
+        gradients, critics.td_gradients(rows, rows, torch.full((2,), 5.0))[1], strict=True
+    ):
+        assert mine.equal(plain)
+
+
+@pytest.mark.parametrize("layernorm", [False, True])
+def test_the_td_gradient_by_the_features_is_a_numerical_difference(layernorm: bool) -> None:
+    critics = Critics(2, 1, num=3, width=6, layernorm=layernorm, matmul="fp32").double()
+    features, action = (x.double() for x in features_and_action())
+    target, to_x = torch.linspace(-1, 1, 6).double(), torch.zeros(6, 3).double()
+    critics.td_gradients(features, action, target, to_x)
+    x, step = torch.cat([features, action], dim=1), 1e-6
+    for row in range(6):
+        for column in range(3):
+            moved = [x.clone(), x.clone()]
+            moved[0][row, column] += step
+            moved[1][row, column] -= step
+            above, below = (float(td_loss(critics(one).squeeze(-1), target).detach()) for one in moved)
+            assert float(to_x[row, column]) == pytest.approx((above - below) / (2 * step), abs=1e-6)
+
+
 @pytest.mark.parametrize("how", ["mean", "min"])
 def test_the_action_gradient_is_autograds(how: Aggregate) -> None:
     critics = Critics(2, 1, num=3, width=8, generator=torch.Generator().manual_seed(4))
