@@ -18,14 +18,16 @@ from torch import Generator, Tensor, nn
 from robot_rl.core.errors import require_fields
 from robot_rl.core.policy import ChunkSample, DemoBatch, Mode
 from robot_rl.data.normalize import Normaliser
+from robot_rl.policies.config import PictureSettings
 from robot_rl.policies.encoded import EncodedPolicy, valid_mean
+from robot_rl.policies.networks import initialise
 from robot_rl.policies.processes import normal_like
-from robot_rl.policies.spec import Chainless, check_demonstration
+from robot_rl.policies.spec import Chainless
 
 
 @dataclass(frozen=True, kw_only=True)
-class ActorPolicyConfig:
-    """The acting network, which is the learner's, and how it explores."""
+class ActorPolicyConfig(PictureSettings):
+    """What it sees, the acting network, which is the learner's, and how it explores."""
 
     horizon: int = 1
     """H, as the executor of the run expects it."""
@@ -43,10 +45,9 @@ class ActorPolicyConfig:
     """Of the Gaussian, before it is squashed."""
     explore_std: tuple[float, float] = (0.1, 0.1)
     """Noise of a deterministic actor: that of the first env and of the last; those between step evenly."""
-    cameras: ClassVar[tuple[str, ...]] = ()
-    """It sees the state alone."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require_fields(self, "actor ", "1 or more", "horizon", "decides", "width", "depth")
         if self.decides > self.horizon:
             raise ValueError(f"actor decides must be at most horizon, {self.horizon}, got {self.decides}")
@@ -57,7 +58,7 @@ class ActorPolicyConfig:
 
 
 class ActorPolicy(Chainless, EncodedPolicy):
-    """A multilayer perceptron over the normalised state; its weights come from an actor-critic."""
+    """A multilayer perceptron over the features; its weights come from an actor-critic."""
 
     kind: ClassVar[str] = "actor"
     name: ClassVar[str] = "an actor"
@@ -70,9 +71,14 @@ class ActorPolicy(Chainless, EncodedPolicy):
         state_dim: int,
         action_dim: int,
         normaliser: Normaliser | None = None,
+        generator: Generator | None = None,
     ) -> None:
-        """Starts from zero weights: the learner's take their place before anything acts."""
+        """Starts from zero weights: the learner's take their place before anything acts.
+
+        Those of the encoder of pictures are drawn from `generator`; None keeps torch's.
+        """
         super().__init__(config, state_dim=state_dim, action_dim=action_dim, normaliser=normaliser)
+        initialise(self.encoder, generator)
         self._decided = config.decides * action_dim
         outputs = self._decided * (2 if config.is_gaussian else 1)
         sizes = [self.feature_dim, *[config.width] * config.depth, outputs]
@@ -94,10 +100,10 @@ class ActorPolicy(Chainless, EncodedPolicy):
 
     def bc_loss(self, batch: DemoBatch, generator: Generator | None = None) -> Tensor:
         """Returns the squared error of the mean to the first J actions of each chunk."""
-        check_demonstration(batch, self.horizon, self.action_dim)
-        mean, decides = self._mean(self._net(self.encoder(batch.obs))).tanh(), self.config.decides
+        features, _ = self._demonstration(batch, generator)
+        mean, decides = self._mean(self._net(features)).tanh(), self.config.decides
         error = (self._in_order(mean) - batch.actions[:, :decides]).square()
-        return valid_mean(error, batch.valid[:, :decides])
+        return valid_mean(error, batch.valid[:, :decides]) + self.guess_loss(features, batch.obs)
 
     def _net(self, features: Tensor) -> Tensor:
         hidden, layers = features, list(self.layers)

@@ -154,7 +154,7 @@ class ChunkPolicy(EncodedPolicy):
         sinusoids = sinusoidal(corrupted.time, self.config.time_dim)
         condition = self.net.condition(features) + self.net.embed_time(sinusoids)
         error = (self.net(corrupted.x, condition) - corrupted.target).square()
-        return valid_mean(error, batch.valid) + self._guess_loss(features, batch)
+        return valid_mean(error, batch.valid) + self.guess_loss(features, batch.obs)
 
     def to_chain(self, actions: Tensor, encoded: Encoded) -> Tensor:
         """Maps the environment's actions (..., A) to the scale that the chain lives in."""

@@ -50,6 +50,16 @@ class EncodedPolicy(Unrefined, nn.Module):
         """Returns the normalised state, then the features of each camera, as `features` (B, F)."""
         return Encoded({"features": self.encoder(obs)})
 
+    def shifted(self, obs: Mapping[str, Tensor], generator: Generator | None) -> dict[str, Tensor]:
+        """Returns observations whose pictures are shifted at random, as the encoder learns from them."""
+        return self.encoder.augment(obs, pad_px=self.config.random_shift_px, generator=generator)
+
+    def guess_loss(self, features: Tensor, obs: Mapping[str, Tensor]) -> Tensor | float:
+        """Returns the weighted error of the guessed privileged state; 0 of a policy that guesses none."""
+        if self.encoder.guess is None:
+            return 0.0
+        return self.config.guess_weight * self.encoder.guess_error(features, obs)
+
     def spec(self) -> dict[str, Any]:
         sizes = {"state_dim": self.state_dim, "action_dim": self.action_dim}
         if PRIVILEGED in self.normaliser.feature_dims:
@@ -71,14 +81,8 @@ class EncodedPolicy(Unrefined, nn.Module):
         check_demonstration(batch, self.horizon, self.action_dim)
         obs: Mapping[str, Tensor] = batch.obs
         if self.training and self.config.cameras:
-            obs = self.encoder.augment(obs, pad_px=self.config.random_shift_px, generator=generator)
+            obs = self.shifted(obs, generator)
         return self.encoder(obs), self.normaliser.action(batch.actions)
-
-    def _guess_loss(self, features: Tensor, batch: DemoBatch) -> Tensor | float:
-        """Returns the weighted error of the guessed privileged state; 0 of a policy that guesses none."""
-        if self.encoder.guess is None:
-            return 0.0
-        return self.config.guess_weight * self.encoder.guess_error(features, batch.obs)
 
 
 def _encoder(config: PictureSettings, normaliser: Normaliser) -> ObservationEncoder:

@@ -98,7 +98,7 @@ class GaussianPolicy(EncodedPolicy):
         std = self._std()
         deviation = (actions - self._mean(features)) / std
         nll = 0.5 * deviation.square() + std.log() + 0.5 * math.log(2.0 * math.pi)
-        return valid_mean(nll, batch.valid) + self._guess_loss(features, batch)
+        return valid_mean(nll, batch.valid) + self.guess_loss(features, batch.obs)
 
     def _mean(self, features: Tensor) -> Tensor:
         return self.net(features).view(-1, self.horizon, self.action_dim)

@@ -73,7 +73,8 @@ def normaliser() -> Normaliser:
 
 
 def observe(rows: int) -> dict[str, torch.Tensor]:
-    return {"state": 1.0 + 3.0 * torch.randn(rows, 4, generator=seeded(1))}
+    pictures = torch.randint(0, 256, (rows, 12, 16, 3), dtype=torch.uint8, generator=seeded(2))
+    return {"state": 1.0 + 3.0 * torch.randn(rows, 4, generator=seeded(1)), "front.rgb": pictures}
 
 
 def make(name: str) -> Any:
@@ -101,7 +102,7 @@ def _drawn(policy: Any) -> Any:
 
 def _actor(**options: Any) -> ActorPolicy:
     config = ActorPolicyConfig(horizon=8, width=16, depth=1, **options)
-    policy = ActorPolicy(config, **_SIZES, normaliser=normaliser())
+    policy = ActorPolicy(config, **_SIZES, normaliser=normaliser(), generator=seeded())
     with torch.no_grad():
         for layer in policy.layers:
             layer.normal_(0.0, 0.3, generator=seeded(1))
@@ -130,6 +131,8 @@ def _best_of_n() -> nn.Module:
 
 ADAPTERS: dict[str, Callable[[], Any]] = {
     "actor": _actor,
+    "actor, plain": lambda: _actor(cameras=("front",), image_features=8),
+    "actor, keypoints": lambda: _actor(cameras=("front",), image_encoder="keypoints"),
     "best_of_n": _best_of_n,
     "contested": lambda: ContestedPolicy(_actor(), _actor(), 0.3),
     "latent": _latent,

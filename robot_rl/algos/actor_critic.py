@@ -5,6 +5,11 @@
 A squashed Gaussian with automatic temperature is SAC (Haarnoja et al. 2018), a deterministic actor
 with noise on the target's action TD3 (Fujimoto et al. 2018); with layer norm and the smallest of two
 drawn critics RLPD (Ball et al. 2023); with batch norm and no target critics CrossQ (Bhatt et al. 2024).
+
+Pictures: an encoder learns from the critics' loss alone, on randomly shifted pictures. The actor reads the
+features without gradient, and the target reads those of the same encoder (DrQ-v2, Yarats et al. 2022,
+section 3.1): there is no slow copy of it. Deviations: one frame beside the measured state instead of three
+stacked ones, shifts by whole pixels, and no layer between features and networks that is the actor's own.
 B batch, A action dim, F features, N critics.
 """
 
@@ -13,7 +18,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Generator, Tensor, nn
@@ -31,6 +36,21 @@ Encode = Callable[[dict[str, Tensor]], Encoded]
 """Encodes observations; actor and critics read the `features` (B, F)."""
 
 
+class SeeingPolicy(Protocol):
+    """A policy whose encoder of pictures can learn."""
+
+    @property
+    def encoder(self) -> nn.Module: ...
+
+    def shifted(self, obs: Mapping[str, Tensor], generator: Generator | None) -> dict[str, Tensor]:
+        """Returns observations whose pictures are shifted at random."""
+        ...
+
+    def guess_loss(self, features: Tensor, obs: Mapping[str, Tensor]) -> Tensor | float:
+        """Returns what the encoder's guess of the privileged state adds to its loss."""
+        ...
+
+
 def state_of(obs: dict[str, Tensor]) -> Encoded:
     """Returns the state as it is."""
     return Encoded({"features": obs["state"]})
@@ -40,7 +60,7 @@ class Steps(NamedTuple):
     """What an update reads of a batch."""
 
     features: Tensor
-    """(B, F)"""
+    """(B, F), with their graph where an encoder learns."""
     action: Tensor
     """(B, A)"""
     reward: Tensor
@@ -49,6 +69,8 @@ class Steps(NamedTuple):
     """(B,): gamma^m, or 0 where the task ended."""
     next_features: Tensor
     """(B, F)"""
+    guess_loss: Tensor | float = 0.0
+    """Of the encoder's guess, see `SeeingPolicy`."""
 
 
 class ActorCritic(Learner):
@@ -62,15 +84,24 @@ class ActorCritic(Learner):
         seed: int,
         *,
         encode: Encode = state_of,
+        seeing: SeeingPolicy | None = None,
         device: str = "cpu",
         decides: int = 1,
     ) -> None:
         """Draws parameters on the CPU, so that a seed means the same on every device.
 
-        Args: decides: actions (B, A) that the actor gives at once, side by side; critics judge one.
+        Args:
+            feature_dim: F.
+            action_dim: A.
+            cfg: settings.
+            seed: of the parameters and of all noise.
+            encode: gives the features.
+            seeing: the policy behind `encode`, if its encoder learns, in place; None: it stays as it is.
+            device: where everything is computed.
+            decides: actions (B, A) that the actor gives at once, side by side; critics judge one.
         """
         super().__init__()
-        self._cfg, self._encode = cfg, encode
+        self._cfg, self._encode, self._seeing = cfg, encode, seeing
         draws = Generator().manual_seed(seed)
         common: dict[str, Any] = {
             "matmul": cfg.matmul,
@@ -103,6 +134,8 @@ class ActorCritic(Learner):
             "critics": Optimiser(self.critics.parameters(), lr=cfg.critic_lr, **how),
             "temperature": Optimiser([self._log_temperature], lr=cfg.temperature_lr, beta1=cfg.beta1),
         }
+        if seeing is not None:
+            self._optimisers["encoder"] = Optimiser(seeing.encoder.parameters(), lr=cfg.encoder_lr, **how)
         self._generator = Generator(device).manual_seed(seed + 1)
         self._draws = draws
         """Of critics: on the CPU, wherever they are."""
@@ -132,8 +165,16 @@ class ActorCritic(Learner):
         return {"cloning_loss": loss, "critic_loss": error.square().mean(dim=1).sum()}
 
     def _read(self, batch: TransitionBatch) -> Steps:
-        features, following = (self._encode(obs)["features"] for obs in (batch.obs, batch.next_obs))
-        return Steps(features, batch.action, batch.reward, batch.bootstrap, following)
+        obs, next_obs, loss = batch.obs, batch.next_obs, 0.0
+        if self._seeing is None:
+            features = self._encode(obs)["features"]
+        else:
+            obs, next_obs = (self._seeing.shifted(each, self._generator) for each in (obs, next_obs))
+            with torch.enable_grad():
+                features = self._encode(obs)["features"]
+                loss = self._seeing.guess_loss(features, obs)
+        following = self._encode(next_obs)["features"]
+        return Steps(features, batch.action, batch.reward, batch.bootstrap, following, loss)
 
     def _actions(self, steps: Steps, *, with_present: bool) -> tuple[Squashed | None, Tensor, Tensor]:
         """Returns a sample for the actor's step, the target's action (B, A), and its bonus (B,)."""
@@ -165,7 +206,11 @@ class ActorCritic(Learner):
     def _update_critics(self, steps: Steps, after: Tensor, bonus: Tensor) -> Tensor:
         """Takes a step of the critics and their targets; returns the errors (N, B) before it."""
         cfg, critics, targets = self._cfg.critic, self.critics, self._targets
-        drawn = critics.draw(cfg.drawn, self._draws)
+        drawn, to_x = critics.draw(cfg.drawn, self._draws), None
+        rows, dim = steps.features.shape
+        if self._seeing is not None:
+            in_pass = 2 * rows if targets is None else rows
+            to_x = steps.action.new_zeros(in_pass, dim + steps.action.shape[1])
 
         def target(following: Tensor) -> Tensor:
             return critics.head.target(steps.reward, steps.bootstrap, following, bonus, self._generator)
@@ -175,14 +220,24 @@ class ActorCritic(Learner):
                 (steps.features, steps.action),
                 (steps.next_features, after),
                 lambda out: target(critics.aggregate(out[drawn], cfg.aggregate)),
+                to_x,
             )
         else:
             following = targets.distribution(steps.next_features, after, drawn, cfg.aggregate)
-            error, gradients = critics.td_gradients(steps.features, steps.action, target(following))
+            error, gradients = critics.td_gradients(steps.features, steps.action, target(following), to_x)
         self._optimisers["critics"].apply(gradients)
+        if to_x is not None:
+            self._update_encoder(steps, to_x[:rows, :dim])
         if targets is not None:
             targets.follow_online(critics, cfg.tau)
         return error
+
+    def _update_encoder(self, steps: Steps, to_features: Tensor) -> None:
+        """Takes a step of the encoder, given the gradient (B, F) of the critics' loss by the features."""
+        with torch.enable_grad():
+            # By the chain rule this sum has the gradient of the critics' loss.
+            loss = (steps.features * to_features).sum() + steps.guess_loss
+        self._optimisers["encoder"].step(loss)
 
     def _update_actor(self, features: Tensor, sample: Squashed | None) -> dict[str, Tensor]:
         """Takes a step of the actor up the critics' value, and of the temperature."""
@@ -225,13 +280,20 @@ class ActorCritic(Learner):
 
     @torch.no_grad()
     def policy_weights(self) -> Mapping[str, Tensor]:
-        """Returns the actor's weights (in, out) and biases (out,) as it acts, batch norm folded in."""
-        return {f"layers.{i}": layer[0] for i, layer in enumerate(self.actor.net.plain())}
+        """Returns the actor's weights (in, out) and biases (out,) as it acts, batch norm folded in.
+
+        Those of an encoder that learns are among them, as `encoder.<name>`.
+        """
+        weights = {f"layers.{i}": layer[0] for i, layer in enumerate(self.actor.net.plain())}
+        if self._seeing is not None:
+            weights |= {f"encoder.{name}": each for name, each in self._seeing.encoder.named_parameters()}
+        return weights
 
     def _parts(self) -> Mapping[str, Any]:
         return {
             "actor": self.actor,
             "critics": self.critics,
+            "encoder": None if self._seeing is None else self._seeing.encoder,
             "targets": self._targets,
             "target_actor": self._target_actor,
             "log_temperature": self._log_temperature,

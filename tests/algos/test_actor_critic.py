@@ -1,17 +1,21 @@
 """The actor-critic core: targets by hand, every setting learns a bandit, resume, cloning, what acts."""
 
+import copy
 import math
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from torch import Generator
+from torch import Generator, nn
 
 from robot_rl.algos.actor_critic import ActorCritic
 from robot_rl.algos.actors import Deterministic, TanhGaussian
 from robot_rl.algos.config.off_policy import ActorConfig, ActorCriticConfig, CriticConfig
+from robot_rl.algos.losses import td_loss
+from robot_rl.core.policy import Encoded
 from robot_rl.data.transitions import TransitionBatch
+from tests.algos.test_batch_renorm import usual
 
 
 def batch(seed: int, size: int = 64) -> TransitionBatch:
@@ -71,10 +75,17 @@ def test_every_setting_finds_the_best_action(name: str) -> None:
     assert (learner.act(states, explore=False) - 0.5).abs().mean().item() < 0.12
 
 
-@pytest.mark.parametrize("name", ["sac", "td3", "crossq", "dsac"])
-def test_a_resumed_learner_is_the_unbroken_one(name: str) -> None:
+def learner_of(name: str, seed: int) -> ActorCritic:
+    """Returns one of `SETTINGS` with critics that are drawn, or one whose encoder learns."""
+    if name == "encoder":
+        return seeing(Seeing(seed=seed), seed=seed)
     settings = SETTINGS[name] | {"critic": {"num": 3, "drawn": 2} | SETTINGS[name].get("critic", {})}
-    whole, first, second = build(**settings), build(**settings), build(**settings, seed=7)
+    return build(**settings, seed=seed)
+
+
+@pytest.mark.parametrize("name", ["sac", "td3", "crossq", "dsac", "encoder"])
+def test_a_resumed_learner_is_the_unbroken_one(name: str) -> None:
+    whole, first, second = (learner_of(name, seed) for seed in (0, 0, 7))
     for seed in range(12):
         whole.update(batch(seed))
     for seed in range(5):
@@ -82,8 +93,11 @@ def test_a_resumed_learner_is_the_unbroken_one(name: str) -> None:
     second.load_state_dict(first.state_dict())
     for seed in range(5, 12):
         second.update(batch(seed))
-    for key, value in whole.policy_weights().items():
+    weights = whole.policy_weights()
+    for key, value in weights.items():
         assert value.equal(second.policy_weights()[key]), key
+    if name == "encoder":
+        assert not weights["encoder.weight"].equal(Seeing(seed=0).encoder.weight)
 
 
 def test_a_targets_averages_follow_as_its_weights_do() -> None:
@@ -237,6 +251,110 @@ def test_the_weights_that_act_are_a_plain_network(name: str) -> None:
     torch.testing.assert_close(learner.act(state, explore=False), hidden[:, :1].tanh(), rtol=1e-4, atol=1e-4)
 
 
+class Seeing:
+    """A linear encoder of the state; a shift adds one number to all of it, the guess is the first feature."""
+
+    def __init__(self, *, seed: int = 1, guess_weight: float = 0.0) -> None:
+        self.encoder = nn.Linear(3, 4)
+        self.guess_weight, self.shifts = guess_weight, list[torch.Tensor]()
+        with torch.no_grad():
+            for parameter in self.encoder.parameters():
+                parameter.normal_(generator=Generator().manual_seed(seed))
+
+    def encode(self, obs: dict[str, torch.Tensor]) -> Encoded:
+        return Encoded({"features": self.encoder(obs["state"])})
+
+    def shifted(self, obs: Any, generator: Generator | None) -> dict[str, torch.Tensor]:
+        self.shifts.append(0.01 * torch.randn(1, generator=generator))
+        return {"state": obs["state"] + self.shifts[-1]}
+
+    def guess_loss(self, features: torch.Tensor, obs: Any) -> torch.Tensor:
+        return self.guess_weight * (features[:, 0] - obs["state"].sum(dim=1)).abs().mean()
+
+
+def seeing(own: Seeing, kind: type[ActorCritic] = ActorCritic, seed: int = 0, **changes: Any) -> Any:
+    values: dict[str, Any] = {"actor": ActorConfig(width=32), "critic": CriticConfig(width=32)}
+    values |= {"critic_lr": 5e-3, "actor_lr": 1e-3, "encoder_lr": 1e-3, "initial_temperature": 0.01}
+    values |= {"matmul": "fp32", "target_entropy_per_action": -3.0}
+    cfg = ActorCriticConfig(**(values | changes))
+    return kind(4, 1, cfg, seed, encode=own.encode, seeing=own)
+
+
+@pytest.mark.parametrize("guess_weight", [0.0, 0.5])
+@pytest.mark.parametrize("target", ["ema", "none"])
+def test_the_encoders_gradient_is_that_of_the_critics_loss(
+    target: Any, guess_weight: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The actor's loss, whose step is in the same update, adds nothing to it, and next rows add nothing."""
+    own, rows = Seeing(guess_weight=guess_weight), batch(0)
+    rows.bootstrap = torch.full((64,), 0.9)
+    critic = CriticConfig(width=32, target=target, norm="batch" if target == "none" else "none")
+    learner, found = seeing(own, Recorded, critic=critic), list[torch.Tensor]()
+    critics = copy.deepcopy(learner.critics)
+    monkeypatch.setattr(learner._optimisers["encoder"], "apply", lambda g, **how: found.extend(g))
+    learner.update(rows)
+    obs, after = (
+        {"state": each["state"] + s} for each, s in zip((rows.obs, rows.next_obs), own.shifts, strict=True)
+    )
+    features, following = own.encode(obs)["features"], own.encode(after)["features"].detach()
+    both = torch.cat([torch.cat([features, rows.action], 1), torch.cat([following, learner.after], 1)])
+    q = (
+        critics(both).squeeze(-1)
+        if target == "ema"
+        else torch.stack([usual(critics, critics.in_order, both, n, warm=False)[:, 0] for n in range(2)])
+    )
+    # The slow copy of the critics is still what they were.
+    aim = rows.reward + 0.9 * (q[:, 64:].amin(dim=0).detach() + learner.bonus)
+    loss = td_loss(q[:, :64], aim) + own.guess_loss(features, obs)
+    for mine, peer in zip(found, torch.autograd.grad(loss, list(own.encoder.parameters())), strict=True):
+        torch.testing.assert_close(mine, peer, rtol=1e-4, atol=1e-5)
+    assert not own.shifts[0].equal(own.shifts[1])  # present and next observations have their own shifts
+
+
+def test_the_target_reads_the_encoder_that_learns() -> None:
+    """Target critics that answer 4 and no entropy: the target is reward + 0.9 * 4, whatever is encoded.
+
+    The next action is the actor's, in the features of the next observation, shifted, by the same encoder.
+    """
+    own, rows = Seeing(), batch(0)
+    learner = seeing(own, Recorded, actor=ActorConfig(width=8, kind="deterministic"), target_noise_std=0.0)
+    rows.bootstrap = torch.full((64,), 0.9)
+    with torch.no_grad():
+        for layer in learner._targets.layers:
+            layer.zero_()
+        learner._targets.layers[-1].fill_(4.0)
+        own.encoder.weight.mul_(-1.0)  # what a copy made in the beginning would not know
+        state, generator = rows.next_obs["state"], Generator()
+        generator.set_state(learner._generator.get_state())
+        shifts = [0.01 * torch.randn(1, generator=generator) for _ in range(2)]
+        expected = learner.actor.mean(own.encoder(state + shifts[1]))
+    learner.update(rows)
+    torch.testing.assert_close(learner.after, expected)
+    torch.testing.assert_close(learner.target, (rows.reward + 3.6).expand(2, 64), rtol=1e-4, atol=1e-4)
+
+
+def test_an_encoder_that_begins_blind_learns_to_see() -> None:
+    """The best action is tanh(s_0): without the state no action is closer than 0.5 in the mean."""
+    errors = list[float]()
+    for encoder_lr in (0.0, 1e-2):
+        own = Seeing()
+        with torch.no_grad():
+            for parameter in own.encoder.parameters():
+                parameter.zero_()
+        learner = seeing(own, encoder_lr=encoder_lr, actor_lr=3e-3)
+        for seed in range(200):
+            rows = batch(seed)
+            rows.reward = -(rows.action - rows.obs["state"][:, :1].tanh()).square()[:, 0]
+            learner.update(rows)
+        state = torch.randn(64, 3, generator=Generator().manual_seed(1000))
+        with torch.no_grad():
+            action = learner.act(own.encoder(state), explore=False)
+        errors.append((action - state[:, :1].tanh()).abs().mean().item())
+        assert any(p.abs().sum() > 0 for p in own.encoder.parameters()) == (encoder_lr > 0)
+    assert errors[0] > 0.4
+    assert errors[1] < 0.1
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -249,6 +367,7 @@ def test_the_weights_that_act_are_a_plain_network(name: str) -> None:
         (lambda: CriticConfig(atoms=1), "critic.atoms: got 1, allowed: 2 or more"),
         (lambda: ActorConfig(log_std_range=(0.0, -1.0)), "actor.log_std_range"),
         (lambda: ActorCriticConfig(actor_every=0), "algorithm.actor_every: got 0, allowed: 1 or more"),
+        (lambda: ActorCriticConfig(encoder_lr=-1.0), "algorithm.encoder_lr: got -1.0, allowed: 0 or more"),
         (lambda: ActorCriticConfig(beta1=1.0), "algorithm.beta1: got 1.0, allowed: 0 to below 1"),
     ],
 )

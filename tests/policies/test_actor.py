@@ -1,5 +1,6 @@
 """The per-step policy: the learner's actor in another place, its noise, its checkpoint."""
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,14 @@ import torch
 from torch import Generator, Tensor
 
 from robot_rl.algos.actor_critic import ActorCritic, ActorCriticConfig
-from robot_rl.algos.config.off_policy import ActorConfig
-from robot_rl.core.policy import DemoBatch
+from robot_rl.algos.config.off_policy import ActorConfig, CriticConfig
+from robot_rl.core.policy import DemoBatch, Encoded
 from robot_rl.data.normalize import Normaliser
+from robot_rl.data.transitions import TransitionBatch
 from robot_rl.policies.actor import ActorPolicy, ActorPolicyConfig
 from robot_rl.policies.checkpoint import PolicyMeta, load_policy, save_policy
 from robot_rl.policies.executor import ChunkExecutor
+from robot_rl.rollout.weights import Publisher, Subscriber
 
 
 def build(**changes: Any) -> ActorPolicy:
@@ -53,6 +56,60 @@ def test_it_acts_as_the_learner_does(kind: Any, norm: Any) -> None:
         features = policy.encode(states())["features"]
         theirs = learner.act(features, explore=True, generator=Generator().manual_seed(3))
         torch.testing.assert_close(ours, theirs)
+
+
+def seeing(seed: int = 1, **changes: Any) -> ActorPolicy:
+    config = ActorPolicyConfig(width=16, cameras=("front",), image_features=8, **changes)
+    return ActorPolicy(config, state_dim=3, action_dim=2, generator=Generator().manual_seed(seed))
+
+
+def pictures(seed: int, rows: int = 6) -> dict[str, Tensor]:
+    generator = Generator().manual_seed(seed)
+    picture = torch.randint(0, 256, (rows, 16, 16, 3), dtype=torch.uint8, generator=generator)
+    return {"state": torch.randn(rows, 3, generator=generator), "front.rgb": picture}
+
+
+def test_what_acts_sees_with_the_encoder_that_learned() -> None:
+    policy, acting = seeing(), copy.deepcopy(seeing())
+    cfg = ActorCriticConfig(actor=ActorConfig(width=16), critic=CriticConfig(width=16), matmul="fp32")
+    learner = ActorCritic(policy.feature_dim, 2, cfg, 0, encode=policy.encode, seeing=policy)
+    publisher, subscriber = Publisher(), Subscriber(acting)
+    publisher.offer(0, learner.policy_weights)
+    subscriber.refresh(publisher)
+    begun = acting.encode(pictures(5))["features"]
+    assert begun.equal(policy.encode(pictures(5))["features"])
+    flat, ones = torch.zeros(6, 2), torch.ones(6)
+    for seed in range(3):
+        learner.update(
+            TransitionBatch(pictures(seed), flat, flat, ones, ones, pictures(9), flat, ones.to(torch.uint8))
+        )
+    assert acting.encode(pictures(5))["features"].equal(begun)  # not before it has the new weights
+    publisher.offer(3, learner.policy_weights)
+    subscriber.refresh(publisher)
+    features = acting.encode(pictures(5))["features"]
+    assert features.equal(policy.encode(pictures(5))["features"])
+    assert (features - begun).abs().max() > 1e-3
+    assert features[:, :3].equal(begun[:, :3])  # the measured state is normalised, and nothing of it learns
+    action = acting.sample(Encoded({"features": features})).actions[:, 0]
+    torch.testing.assert_close(action, learner.act(features, explore=False))
+
+
+def test_its_encoder_is_drawn_from_the_generator() -> None:
+    mine, same, other = (seeing(seed).encode(pictures(0))["features"] for seed in (1, 1, 2))
+    assert mine.equal(same)
+    assert not mine.equal(other)
+
+
+def test_cloning_shifts_the_pictures_while_training() -> None:
+    policy = seeing(random_shift_px=2)
+    with torch.no_grad():
+        for layer in policy.layers:
+            layer.normal_(0.0, 0.3, generator=Generator().manual_seed(1))
+    demo = DemoBatch(pictures(0), torch.zeros(6, 1, 2), torch.ones(6, 1, dtype=torch.bool))
+    trained = [policy.bc_loss(demo, Generator().manual_seed(seed)).item() for seed in (1, 1, 2)]
+    assert trained[0] == trained[1] != trained[2]
+    policy.eval()
+    assert policy.bc_loss(demo, Generator().manual_seed(1)).item() == policy.bc_loss(demo).item()
 
 
 def test_the_noise_steps_from_env_to_env() -> None:
@@ -134,6 +191,8 @@ def test_it_has_no_chain() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        ({"image_encoder": "keypoint"}, "policy image_encoder: 'keypoint' is unknown. Did you mean"),
+        ({"random_shift_px": -1}, "policy random_shift_px: got -1, allowed: 0 or more"),
         ({"width": 0}, "actor width: got 0, allowed: 1 or more"),
         ({"horizon": 4, "decides": 5}, "actor decides must be at most horizon, 4, got 5"),
         ({"log_std_range": (1.0, 0.0)}, "actor log_std_range must have the smaller first"),

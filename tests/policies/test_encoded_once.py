@@ -9,15 +9,25 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from robot_rl.algos.actor_critic import ActorCritic
 from robot_rl.algos.chain_ppo import ChainPPO, ChainPPOConfig
 from robot_rl.algos.chunk_critics import ChunkCritics
 from robot_rl.algos.chunk_q import ChunkQ
-from robot_rl.algos.config.off_policy import ChunkCriticConfig, ChunkQConfig, LatentConfig, ResidualConfig
+from robot_rl.algos.config.off_policy import (
+    ActorConfig,
+    ActorCriticConfig,
+    ChunkCriticConfig,
+    ChunkQConfig,
+    CriticConfig,
+    LatentConfig,
+    ResidualConfig,
+)
 from robot_rl.algos.latent import LatentSAC
 from robot_rl.algos.residual import ResidualTD
 from robot_rl.core.policy import Chain, Policy
 from robot_rl.data.rollout import Rollout
 from robot_rl.data.transitions import ChunkBatch, Prefixes, TransitionBatch
+from robot_rl.policies.actor import ActorPolicy, ActorPolicyConfig
 from robot_rl.policies.best_of_n import BestOfN
 from robot_rl.policies.chunk import ChunkPolicyConfig, FlowPolicy
 from robot_rl.policies.config import GaussianPolicyConfig
@@ -65,7 +75,13 @@ def best_of_n() -> BestOfN:
     return BestOfN(base, critics(base), 5)
 
 
+def actor() -> ActorPolicy:
+    config = ActorPolicyConfig(horizon=H, decides=3, width=16, cameras=("front",), image_features=8)
+    return ActorPolicy(config, **SIZES, generator=seeded()).eval()
+
+
 POLICIES: dict[str, Callable[[], Any]] = {
+    "actor": actor,
     "flow": flow,
     "gaussian": gaussian,
     "latent": latent,
@@ -116,6 +132,14 @@ def test_a_control_step_encodes_once(name: str, mode: Any, looks: list[int]) -> 
     looks.clear()
     executor.base_action(observed(5), np.arange(B) < 2)
     assert looks == [2]
+
+
+def test_an_actor_critic_encodes_each_observation_once(looks: list[int]) -> None:
+    policy = actor()
+    cfg = ActorCriticConfig(actor=ActorConfig(width=16), critic=CriticConfig(width=16))
+    learner = ActorCritic(policy.feature_dim, A, cfg, 0, encode=policy.encode, seeing=policy)
+    learner.update(transitions())  # of critics, actor, temperature and encoder
+    assert looks == [B, B]
 
 
 def transitions() -> TransitionBatch:

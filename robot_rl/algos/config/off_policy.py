@@ -96,6 +96,8 @@ class ActorCriticConfig:
     """Longest window of rewards before the bootstrap, in control steps."""
     actor_lr: float = 3e-4
     critic_lr: float = 3e-4
+    encoder_lr: float = 3e-4
+    """Of the encoder of pictures, which learns from the critics' loss; 0 leaves it as it begins."""
     beta1: float = 0.9
     """Adam's memory of the mean gradient (CrossQ: 0.5)."""
     weight_decay: float = 0.0
@@ -120,7 +122,7 @@ class ActorCriticConfig:
         at = "algorithm."
         require_fields(self, at, "1 or more", "n_step", "actor_every")
         require_fields(self, at, "above 0", "actor_lr", "critic_lr", "initial_temperature")
-        require_fields(self, at, "0 or more", "temperature_lr", "weight_decay", "grad_clip")
+        require_fields(self, at, "0 or more", "temperature_lr", "encoder_lr", "weight_decay", "grad_clip")
         require_fields(self, at, "0 or more", "target_noise_std", "target_noise_clip")
         require_fields(self, at, "0 to 1", "gamma_step")
         require_fields(self, at, "0 to below 1", "beta1")

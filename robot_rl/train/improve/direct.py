@@ -6,11 +6,15 @@ From scratch with demonstrations in every batch (RLPD), or pretrained on them an
 WSRL's pretraining here is the plain one: the actor clones the demonstrations, the critics learn the
 clone's values by TD, held in place by their layer norm; no conservative term (CQL, Cal-QL). Its
 warm-up is `explore_steps`: the pretrained policy acts, and nothing is learned.
+
+The actor sees what the base sees, or what `policy` names where the base is noise. With cameras it begins with
+the base's encoder, which then learns from the critics' loss.
 """
 
 from __future__ import annotations
 
 import copy
+from dataclasses import fields
 from typing import Any, cast
 
 import numpy as np
@@ -21,10 +25,13 @@ from robot_rl.core.registry import resolve
 from robot_rl.core.seeding import train_seed
 from robot_rl.data.episodes import Episodes
 from robot_rl.data.replay import ReplayBuffer
+from robot_rl.policies.config import PictureSettings
+from robot_rl.policies.encoded import EncodedPolicy
 from robot_rl.policies.spec import SavedPolicy
+from robot_rl.train.assemble import generator
 from robot_rl.train.config import RunConfig
 from robot_rl.train.improve import off_policy
-from robot_rl.train.improve.config import ActorSettings, DirectSettings
+from robot_rl.train.improve.config import NOISE, ActorSettings, DirectSettings
 from robot_rl.train.improve.method import Method, Module, Start, settings_of
 from robot_rl.train.loop import Meter, Run
 from robot_rl.train.schedule import Counters
@@ -34,16 +41,14 @@ _ROWS = 20  # of metrics, while pretraining
 
 
 def make_policy(config: RunConfig, base: SavedPolicy, *, decides: int = 1) -> Module:
-    """Returns an actor that sees the state as the base does; its weights are the learner's.
+    """Returns an actor that sees what the base does; its weights are the learner's.
 
     Args: decides: actions that it gives at once.
     """
     cfg, cloned = settings_of(config, ActorSettings), cast("Any", base)
-    actor, cameras = cfg.algorithm.actor, cloned.config.cameras
-    allowed = f"none with method={config.method.kind}, which reads the state alone"
-    require(not cameras, "policy.cameras", cameras, allowed)
+    actor = cfg.algorithm.actor
     policy_class = resolve("policy", "actor", at="direct")
-    return policy_class(
+    policy = policy_class(
         policy_class.config_class(
             horizon=base.horizon,
             decides=decides,
@@ -53,11 +58,32 @@ def make_policy(config: RunConfig, base: SavedPolicy, *, decides: int = 1) -> Mo
             is_gaussian=actor.kind == "gaussian",
             log_std_range=actor.log_std_range,
             explore_std=cfg.explore_std,
+            **_pictures(config, base),
         ),
         state_dim=cloned.state_dim,
         action_dim=base.action_dim,
         normaliser=copy.deepcopy(cloned.normaliser),
+        generator=generator(config.seed, "encoder"),
     )
+    if cloned.config.cameras:
+        policy.encoder.load_state_dict(cloned.encoder.state_dict())
+    return policy
+
+
+def _pictures(config: RunConfig, base: SavedPolicy) -> dict[str, Any]:
+    """Returns the settings of what the actor sees besides the state; none if that is nothing."""
+    own: Any = config.policy if base.kind == NOISE else vars(base)["config"]
+    cameras = getattr(own, "cameras", ())
+    if not cameras:
+        return {}
+    allowed = f"none with method={config.method.kind}, which reads the state alone"
+    require(isinstance(config.method, DirectSettings), "policy.cameras", cameras, allowed)
+    has_encoder = isinstance(own, PictureSettings) and isinstance(base, EncodedPolicy)
+    require(has_encoder, "policy.cameras", cameras, f"none with a base of kind {base.kind}")
+    allowed = "0 without env.privileged=true, the truth of the guess"
+    is_known = own.guess_weight == 0 or config.env.privileged
+    require(is_known, "policy.guess_weight", own.guess_weight, allowed)
+    return {field.name: getattr(own, field.name) for field in fields(PictureSettings)}
 
 
 def assemble(session: Session, start: Start) -> tuple[Run, Module]:
@@ -70,6 +96,7 @@ def assemble(session: Session, start: Start) -> tuple[Run, Module]:
         cfg.algorithm,
         train_seed(config.seed, "direct"),
         encode=policy.encode,
+        seeing=policy if policy.config.cameras else None,
         device=config.device,
     )
     if session.loop_state(config.method.kind) is None:  # else the checkpoint holds the pretrained weights

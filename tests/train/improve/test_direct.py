@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from robot_rl.data.transitions import ChunkBatch, StepBatch, TransitionBatch
 from robot_rl.policies.actor import ActorPolicy
 from robot_rl.policies.checkpoint import load_policy
 from robot_rl.train.config import RunConfig
+from robot_rl.train.improve import direct
 from robot_rl.train.improve.sequence import decisions
 from robot_rl.train.phases import resume, run
 from robot_rl.train.session import RunSession
@@ -75,13 +77,30 @@ METHODS: dict[str, dict[str, Any]] = {
     "decisions": other("sequence", n_step=3, model_width=16, credit="decisions"),
     "qarl": other("qarl", adversary={"width": 16, "curriculum": 20}),
 }
+SEEN: dict[str, Any] = {"cameras": ["front"], "image_size": [16, 16], "privileged": True}
+SEEING: dict[str, Any] = {
+    "method": SMALL["method"],
+    "env": {**SMALL["env"], **SEEN, "state": ["joint", "tool"]},
+    "policy": {**SMALL["policy"], "cameras": ["front"], "image_features": 8, "guess_weight": 0.5},
+    "evaluate": {"episodes": 2, "num_envs": 2, "every_env_steps": 0, "quick_episodes": 2},
+    "checkpoint": {"every_s": 0.0, "every_steps": 8},
+}
+"""A base that sees, and guesses where the goal is; `direct` on it."""
+FROM_NOTHING: dict[str, Any] = {
+    "stages": ["look", "online", "evaluate"],
+    "demos": {"episodes": 1},
+    "method": {"kind": "direct", **ACTOR, "demo_ratio": 0.0},
+}
+RUNS: dict[str, dict[str, Any]] = {name: {"method": method} for name, method in METHODS.items()} | {
+    "cameras": {**SEEING, **FROM_NOTHING}
+}
 
 
-@pytest.mark.parametrize("name", list(METHODS))
+@pytest.mark.parametrize("name", list(RUNS))
 def test_a_resumed_run_is_the_unbroken_one(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = run(small(tmp_path / "whole", method=METHODS[name]))
+    whole = run(small(tmp_path / "whole", **RUNS[name]))
     save, saved = RunSession.save, []
 
     def dies(self: RunSession, phase: str, loop: Any) -> None:
@@ -92,7 +111,7 @@ def test_a_resumed_run_is_the_unbroken_one(
 
     monkeypatch.setattr(RunSession, "save", dies)
     with pytest.raises(KeyboardInterrupt):
-        run(small(tmp_path / "broken", method=METHODS[name]))
+        run(small(tmp_path / "broken", **RUNS[name]))
     monkeypatch.setattr(RunSession, "save", save)
     (folder,) = (tmp_path / "broken").iterdir()
     broken = resume(folder)
@@ -103,6 +122,53 @@ def test_a_resumed_run_is_the_unbroken_one(
     assert isinstance(theirs, torch.nn.Module)
     for name, value in mine.state_dict().items():
         assert value.equal(theirs.state_dict()[name]), name
+
+
+@pytest.mark.parametrize("base", ["clone", "noise"])
+def test_an_actor_with_cameras_learns_its_encoder(base: str, tmp_path: Path) -> None:
+    """It begins with the clone's; with noise for a base it is drawn, and sees what `policy` names."""
+    config = small(tmp_path, **(SEEING if base == "clone" else {**SEEING, **FROM_NOTHING}))
+    folder = Path(run(config).run)
+    final: Any = load_policy(folder / "policy" / "final")[0]
+    given: Any = load_policy(folder / "policy" / "base")[0]
+    begun: Any = direct.make_policy(config, given)
+    again: Any = direct.make_policy(config, given)
+    assert final.config == begun.config
+    assert (final.config.cameras, final.config.guess_weight) == (("front",), 0.5)
+    for name, value in begun.encoder.named_parameters():
+        assert value.equal(again.encoder.get_parameter(name)), name
+        if base == "clone":
+            assert value.equal(given.encoder.get_parameter(name)), name
+        assert not value.equal(final.encoder.get_parameter(name)), name
+    for name, value in given.normaliser.state_dict().items():
+        assert value.equal(final.normaliser.state_dict()[name]), name
+
+
+@pytest.mark.parametrize("kind", ["sequence", "qarl"])
+def test_cameras_are_for_direct_alone(kind: str, tmp_path: Path) -> None:
+    config = small(tmp_path, **{**SEEING, "method": METHODS[kind]})
+    with pytest.raises(
+        ConfigError,
+        match=rf"policy.cameras: got .*front.*none with method={kind}, which reads the state alone",
+    ):
+        run(config)
+
+
+def test_a_guess_without_its_truth_is_refused(tmp_path: Path) -> None:
+    run(small(tmp_path / "one", **SEEING, stages=["demos", "clone", "evaluate"]))
+    (folder,) = (tmp_path / "one").iterdir()
+    env = {**SEEING["env"], "privileged": False}
+    config = small(tmp_path, **{**SEEING, "env": env}, bc={"policy": str(folder / "policy" / "base")})
+    with pytest.raises(ConfigError, match=r"policy.guess_weight: got 0.5, .* without env.privileged=true"):
+        run(config)
+
+
+def test_a_base_with_another_encoder_is_refused(tmp_path: Path) -> None:
+    """As a policy of another package may be: it sees, but not with an encoder of ours."""
+    own = SimpleNamespace(cameras=("front",))
+    base: Any = SimpleNamespace(kind="stranger", config=own, horizon=8)
+    with pytest.raises(ConfigError, match=r"policy.cameras: got .*none with a base of kind stranger"):
+        direct.make_policy(small(tmp_path), base)
 
 
 @pytest.mark.parametrize("recipe", ["rlpd", "wsrl", "fast_td3", "fast_sac", "sequence", "qarl"])
