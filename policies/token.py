@@ -112,7 +112,7 @@ class TokenPolicy(EncodedPolicy):
         features, actions = self._demonstration(batch, generator)
         log_probs = log_softmax(self._logits(features), dim=-1)
         error = valid_mean(-_chosen(log_probs, self._tokens(actions)), batch.valid)
-        return error + self._guess_loss(features, batch)
+        return error + self.guess_loss(features, batch.obs)
 
     def _logits(self, features: Tensor) -> Tensor:
         """Returns the logits (B, H, A, V)."""
