@@ -47,7 +47,8 @@ def gym(name: str, num_envs: int, autoreset: Autoreset) -> VectorEnv:
 
 
 def processes(name: str, num_envs: int, autoreset: Autoreset) -> VectorEnv:
-    return ProcessVectorEnv(name, num_envs, autoreset=autoreset, settings=GYM[name], workers=2)
+    workers = 2 if autoreset == "disabled" else 1
+    return ProcessVectorEnv(name, num_envs, autoreset=autoreset, settings=GYM[name], workers=workers)
 
 
 ENVS: dict[str, MakeEnv] = {

@@ -158,7 +158,7 @@ class Chalk:
     def __init__(self, model: Any, cameras: Any, batch: Any) -> None:
         self.is_closed = False
 
-    def render_batch(self, rows: Array, camera: str) -> Array:
+    def render_batch(self, rows: Array, camera: str, *, depth: bool) -> Array:
         return np.full((1, 32, 32, 3), rows[0], np.uint8)
 
     def close(self) -> None:
