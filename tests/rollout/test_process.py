@@ -207,7 +207,7 @@ def test_a_failed_arm_saves_the_run_and_says_how_to_go_on(monkeypatch: pytest.Mo
 
     @contextmanager
     def phase(*args: Any, **kwargs: Any) -> Any:
-        yield
+        yield SimpleNamespace()
 
     saved: list[str] = []
     run = SimpleNamespace(
@@ -218,7 +218,7 @@ def test_a_failed_arm_saves_the_run_and_says_how_to_go_on(monkeypatch: pytest.Mo
         command="train",
         folder="runs/one",
     )
-    loop = SimpleNamespace(counters=SimpleNamespace(updates=0, env_steps=0))
+    loop = SimpleNamespace(counters=SimpleNamespace(updates=0, env_steps=0), sources=[])
     monkeypatch.setattr(session, "train", fail)
     with pytest.raises(
         DeviceError, match="the cable is out The run is saved: `robot-rl train resume=runs/one`"
