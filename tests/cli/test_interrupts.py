@@ -53,7 +53,10 @@ def test_it_is_one_line_wherever_the_import_stands(module: str, words: list[str]
 def test_it_is_one_line_while_the_learner_is_loaded(tmp_path: Path) -> None:
     for module in ("torch", "numpy", "torch._C", "mujoco", "robot_rl.train.phases"):
         done = interrupted(module, ["train", "recipe=smoke"], tmp_path)
-        assert done.stderr.splitlines()[1:] == ["interrupted."]  # after what will be done
+        said = done.stderr.splitlines()
+        assert said[-1] == "interrupted."
+        # The environment is checked before the line that says what will be done; the learner loads later.
+        assert len(said) == (1 if module in ("numpy", "mujoco") else 2)
         assert done.returncode == 130
     assert not list(tmp_path.iterdir())
 
