@@ -106,13 +106,13 @@ class Envs:
             shown = first.observation_space
             raise EnvError("config", f"{self._name}: observations are {shown}: {error}") from error
         stem = "{name}_{i}" if isinstance(first.observation_space, Dict) else "state_{i}"
-        dt = getattr(first.unwrapped, "dt", None)
+        dt, about = getattr(first.unwrapped, "dt", None), first.metadata or {}  # robosuite's is None
         return {
             "horizon": int(steps),
-            "control_hz": float(1.0 / dt if dt else first.metadata.get("render_fps") or 1.0),
+            "control_hz": float(1.0 / dt if dt else about.get("render_fps") or 1.0),
             "render_mode": first.render_mode,
-            "render_modes": list(first.metadata.get("render_modes") or ()),
-            "render_fps": first.metadata.get("render_fps"),
+            "render_modes": list(about.get("render_modes") or ()),
+            "render_fps": about.get("render_fps"),
             "actions": flatdim(first.action_space),
             "state_names": [stem.format(name=n, i=i) for n, size in sizes.items() for i in range(size)],
             "pictures": {of: list(self._parts[name].shape) for name, of in self._cameras.items()},
@@ -262,7 +262,7 @@ def _make_first(env_id: str, settings: dict[str, Any]) -> Any:
         return _make(env_id, settings)
     mode = settings.pop("render_mode")
     env = _make(env_id, settings)
-    if mode not in (env.metadata.get("render_modes") or ()):
+    if mode not in ((env.metadata or {}).get("render_modes") or ()):
         return env
     env.close()
     settings["render_mode"] = mode

@@ -21,6 +21,7 @@ class Pusher(gymnasium.Env[Any, Any]):
         agent_pos=Box(-1e6, 1e6, (2,)), pixels=Dict(top=Box(0, 255, (4, 6, 3), np.uint8))
     )
     action_space = Box(-2.0, 2.0, (2,))
+    metadata: Any = None  # as robosuite's
 
     def __init__(self, fails: str = "", once: str = "", at: int = 3, seed: int = 0) -> None:
         self.fails, self.once, self.at, self.seed = fails, once, at, seed
