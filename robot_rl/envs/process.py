@@ -77,16 +77,22 @@ class ProcessVectorEnv(GymVectorEnv):
             ConfigError: no such Python, Gymnasium is missing there, or as `GymVectorEnv` does.
         """
         require(num_envs >= 1, f"{env_id}: num_envs", num_envs, "1 or more")
-        path = sys.executable if python is None else os.path.expanduser(python)
-        if not os.access(path, os.X_OK) or Path(path).is_dir():
-            raise ConfigError(
-                f"env.python: {path!r} is no program. Give the Python of a virtual environment that has the "
-                "environment's packages: env.python=<folder>/bin/python."
-            )
+        path = program(python)
         count = min(num_envs, workers or usable_cores())
         with as_ours():
             envs = Workers(path, env_id, num_envs, dict(settings or {}), count, timeout_s)
         super().__init__(env_id, num_envs, autoreset=autoreset, envs=envs)
+
+
+def program(python: str | None) -> str:
+    """Returns the path of a Python; None means this one. Raises `ConfigError` if it is no program."""
+    path = sys.executable if python is None else os.path.expanduser(python)
+    if not os.access(path, os.X_OK) or Path(path).is_dir():
+        raise ConfigError(
+            f"env.python: {path!r} is no program. Give the Python of a virtual environment that has the "
+            "environment's packages: env.python=<folder>/bin/python."
+        )
+    return path
 
 
 class Workers:

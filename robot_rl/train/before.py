@@ -33,6 +33,10 @@ def check_before_learner(config: RunConfig) -> None:
         from robot_rl.envs.gym import check_id
 
         check_id(str(config.env.id))
+    if config.env.kind == "process":
+        from robot_rl.envs.process import program
+
+        program(config.env.python)
     if config.bc.policy is not None:
         read_head(Path(config.bc.policy))
     if config.env.kind == "sim":  # others' environments may take long to make
