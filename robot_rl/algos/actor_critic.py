@@ -8,7 +8,7 @@ drawn critics RLPD (Ball et al. 2023); with batch norm and no target critics Cro
 
 Pictures: an encoder learns from the critics' loss alone, on randomly shifted pictures. The actor reads the
 features without gradient, and the target reads those of the same encoder (DrQ-v2, Yarats et al. 2022,
-section 3.1): there is no slow copy of it. Deviations: one frame beside the measured state instead of three
+section 3.1): there is no slow copy of it. Deviations: one frame and the measured state instead of three
 stacked ones, shifts by whole pixels, and no layer between features and networks that is the actor's own.
 B batch, A action dim, F features, N critics.
 """

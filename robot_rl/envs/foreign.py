@@ -73,8 +73,9 @@ class Envs:
         if first.render_mode == "rgb_array":
             for env in self._envs:
                 _draw_without_shadows(env)
-        self._parts = dict(_parts(first.observation_space))
-        self._cameras = _camera_names([name for name, part in self._parts.items() if is_picture(part)])
+        paths = dict(_parts(first.observation_space))
+        self._parts = {"/".join(path) or PICTURE: (path, part) for path, part in paths.items()}
+        self._cameras = _camera_names([path for path, part in paths.items() if is_picture(part)])
         action = self._checked_action(first.action_space)
         self._low, self._high, self._action_shape = action.low, action.high, action.shape
         self.spec = self._described(first, settings.get("max_episode_steps"))
@@ -101,7 +102,9 @@ class Envs:
                 "config", f"{self._name}: nothing ends its episodes. Give max_episode_steps in settings."
             )
         try:
-            sizes = {name: flatdim(part) for name, part in self._parts.items() if name not in self._cameras}
+            sizes = {
+                name: flatdim(part) for name, (_, part) in self._parts.items() if name not in self._cameras
+            }
         except (ValueError, NotImplementedError) as error:
             shown = first.observation_space
             raise EnvError("config", f"{self._name}: observations are {shown}: {error}") from error
@@ -115,7 +118,7 @@ class Envs:
             "render_fps": about.get("render_fps"),
             "actions": flatdim(first.action_space),
             "state_names": [stem.format(name=n, i=i) for n, size in sizes.items() for i in range(size)],
-            "pictures": {of: list(self._parts[name].shape) for name, of in self._cameras.items()},
+            "pictures": {of: list(self._parts[name][1].shape) for name, of in self._cameras.items()},
         }
 
     def reset(self, rows: Iterable[int]) -> Sequence[int]:
@@ -163,9 +166,9 @@ class Envs:
     def _write(self, i: int, seen: Any) -> None:
         """Writes what an environment showed into row i."""
         state, at = self.arrays["state"][i], 0
-        for name, part in self._parts.items():
+        for name, (path, part) in self._parts.items():
             value = seen
-            for key in name.split("/") if isinstance(seen, dict) else ():
+            for key in path:
                 value = value[key]
             if name in self._cameras:
                 self.arrays[f"{self._cameras[name]}.rgb"][i] = value
@@ -235,11 +238,13 @@ def _bytes(shape: Sequence[int], dtype: str) -> int:
     return -(-int(np.prod(shape)) * np.dtype(dtype).itemsize // 64) * 64
 
 
-def _camera_names(paths: Sequence[str]) -> dict[str, str]:
-    """Returns a name for each path: its last key, or all of it where two pictures have that in common."""
-    last = [path.rpartition("/")[2] for path in paths]
-    unique = {key for key in last if last.count(key) == 1}
-    return {p: p.rpartition("/")[2] if p.rpartition("/")[2] in unique else p.replace("/", "_") for p in paths}
+def _camera_names(paths: Sequence[tuple[str, ...]]) -> dict[str, str]:
+    """Returns a name for each picture: its last key, or all keys where two pictures have that in common."""
+    last = [path[-1:] for path in paths]
+    return {
+        "/".join(path) or PICTURE: "_".join(path[-1:] if last.count(path[-1:]) == 1 else path) or PICTURE
+        for path in paths
+    }
 
 
 def is_picture(space: Any) -> bool:
@@ -247,13 +252,13 @@ def is_picture(space: Any) -> bool:
     return isinstance(space, Box) and space.dtype == np.uint8 and space.shape[2:] == (3,)
 
 
-def _parts(space: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields the paths of a space's parts, with a slash between the keys of nested dicts."""
+def _parts(space: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yields the keys that lead to each part of a space, and the part."""
     if not isinstance(space, Dict):
-        yield path or PICTURE, space
+        yield path, space
         return
     for key, part in space.spaces.items():
-        yield from _parts(part, f"{path}/{key}" if path else key)
+        yield from _parts(part, (*path, key))
 
 
 def _make_first(env_id: str, settings: dict[str, Any]) -> Any:

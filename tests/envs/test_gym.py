@@ -14,6 +14,7 @@ from robot_rl.hal.conformance import check_vector_env
 
 Autoreset = Literal["same_step", "disabled"]
 SHORT = {"max_episode_steps": 20}
+PICTURE = Box(0, 255, (4, 6, 3), np.uint8)
 
 
 class Counting(gymnasium.Env[Any, Any]):
@@ -50,6 +51,29 @@ def counting() -> Generator[str]:
     gymnasium.register("robot_rl_tests/Counting-v0", Counting, max_episode_steps=9)
     yield "robot_rl_tests/Counting-v0"
     gymnasium.registry.pop("robot_rl_tests/Counting-v0")
+
+
+class Slashed(Counting):
+    """Has a slash in a key, and two pictures whose last keys are equal."""
+
+    observation_space = Dict(
+        {"arm/count": Box(-10.0, 10.0, (2,)), "a": Dict(rgb=PICTURE), "b": Dict(rgb=PICTURE)}
+    )
+
+    def _look(self) -> dict[str, Any]:
+        seen = super()._look()
+        return {"arm/count": seen["count"], "a": {"rgb": seen["wrist"]}, "b": {"rgb": seen["wrist"] + 1}}
+
+
+def test_keys_may_have_slashes_and_pictures_of_one_name_get_all_their_keys() -> None:
+    gymnasium.register("robot_rl_tests/Slashed-v0", Slashed, max_episode_steps=9)
+    try:
+        env = GymVectorEnv("robot_rl_tests/Slashed-v0", settings={"disable_env_checker": True})
+    finally:
+        gymnasium.registry.pop("robot_rl_tests/Slashed-v0")
+    obs, _ = env.reset(seed=5)
+    assert env.state_names == ("arm/count_0", "arm/count_1")
+    assert [int(obs[f"{camera}.rgb"].max()) for camera in ("a_rgb", "b_rgb")] == [0, 1]
 
 
 @pytest.mark.parametrize("autoreset", ["same_step", "disabled"])
