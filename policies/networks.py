@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Generator, Tensor, nn
@@ -18,6 +19,41 @@ from robot_rl.data.normalize import Normaliser
 
 SHORTEST_PERIOD, LONGEST_PERIOD = 4e-3, 4.0
 """Periods of the time embedding, for times in [0, 1] (openpi)."""
+_LARGE = 128  # rows and columns from which a product is worth the rounding, some 20 us
+
+
+class Linear(nn.Linear):
+    """A linear layer whose large products are taken in bfloat16 where torch's matmul precision is `medium`.
+
+    On a CPU, torch itself does so on processors with AMX alone, and rounds the matrices again for each of the
+    three products of an update. Sums, weights, gradients and what is returned are float32.
+    """
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs)
+
+    def forward(self, input: Tensor) -> Tensor:
+        is_large = input.ndim == 2 and min(*input.shape, self.out_features) >= _LARGE
+        if not (is_large and input.device.type == "cpu" and torch.get_float32_matmul_precision() == "medium"):
+            return super().forward(input)
+        return _RoundedProduct.apply(input, self.weight) + self.bias
+
+
+class _RoundedProduct(torch.autograd.Function):
+    """x (B, I) times the transpose of weight (O, I), and its gradients, of matrices that are rounded once."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        halves = x.bfloat16(), weight.bfloat16()
+        ctx.save_for_backward(*halves)
+        return torch.mm(halves[0], halves[1].T).float()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        x, weight = ctx.saved_tensors
+        to_out = grads[0].bfloat16()
+        to_x = torch.mm(to_out, weight).float() if ctx.needs_input_grad[0] else None
+        return to_x, torch.mm(to_out.T, x).float() if ctx.needs_input_grad[1] else None
 
 
 class Trunk(nn.Module):
@@ -34,7 +70,7 @@ class Trunk(nn.Module):
         self.residual = residual
         self.first = _Activate(width, layernorm=layernorm)
         self.hidden = nn.ModuleList(
-            nn.Sequential(nn.Linear(width, width), _Activate(width, layernorm=layernorm))
+            nn.Sequential(Linear(width, width), _Activate(width, layernorm=layernorm))
             for _ in range(depth - 1)
         )
         self.out = nn.Linear(width, outputs)
@@ -52,7 +88,7 @@ class MLP(nn.Module):
     def __init__(self, inputs: int, outputs: int, *, width: int, depth: int, **trunk: bool) -> None:
         """Args: trunk: layernorm and residual, see `Trunk`."""
         super().__init__()
-        self.input = nn.Linear(inputs, width)
+        self.input = Linear(inputs, width)
         self.trunk = Trunk(outputs, width=width, depth=depth, **trunk)
 
     def forward(self, x: Tensor) -> Tensor:

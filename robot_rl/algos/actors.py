@@ -68,7 +68,7 @@ class TanhGaussian(nn.Module):
         self, features: Tensor, generator: Generator | None = None, *, trains: bool = False
     ) -> Squashed:
         """Draws actions: a = tanh(mean + std noise); `trains` as in `EnsembleMLP.answer`."""
-        out_NBO, (path,) = self.net.answer(features, trains=trains)
+        out_NBO, path = self.net.answer(features, trains=trains)
         mean, raw_log_std = out_NBO[0].chunk(2, dim=-1)
         log_std = raw_log_std.clamp(*self._log_std_range)
         std = log_std.exp()
@@ -88,7 +88,7 @@ class TanhGaussian(nn.Module):
         # u = mean + std noise: da/du = 1 - a^2; d log_prob / du = 2 a, and -1 more by log std.
         to_u = to_action * (1.0 - sample.action.square()) + sample.action * (2.0 * to_log_prob)
         to_log_std = (to_u * sample.noise).mul_(sample.std).sub_(to_log_prob).mul_(sample.within)
-        return self.net.gradients(torch.cat([to_u, to_log_std], dim=-1).unsqueeze(0), [sample.path])
+        return self.net.gradients(torch.cat([to_u, to_log_std], dim=-1).unsqueeze(0), sample.path)
 
     def cloning_gradients(self, features: Tensor, action: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Returns the loss of behaviour cloning, and the gradients of the parameters.
@@ -96,7 +96,7 @@ class TanhGaussian(nn.Module):
         It is the negative log-likelihood of atanh(action), a mean over batch and elements, without
         its constants.
         """
-        out_NBO, (path,) = self.net.answer(features, trains=True)
+        out_NBO, path = self.net.answer(features, trains=True)
         mean, raw_log_std = out_NBO[0].chunk(2, dim=-1)
         log_std = raw_log_std.clamp(*self._log_std_range)
         u = action.clamp(-_MOST_DEMONSTRATED, _MOST_DEMONSTRATED).atanh_()
@@ -104,7 +104,7 @@ class TanhGaussian(nn.Module):
         loss = (0.5 * deviation.square() + log_std).mean()
         to_mean = deviation * (-log_std).exp_() * (-1.0 / u.numel())
         to_log_std = (1.0 - deviation.square()) * (log_std == raw_log_std) / u.numel()
-        return loss, self.net.gradients(torch.cat([to_mean, to_log_std], dim=-1).unsqueeze(0), [path])
+        return loss, self.net.gradients(torch.cat([to_mean, to_log_std], dim=-1).unsqueeze(0), path)
 
 
 class Point(NamedTuple):
@@ -130,13 +130,13 @@ class Deterministic(nn.Module):
 
     def sample(self, features: Tensor, *, trains: bool = False) -> Point:
         """Returns the action with its path; `trains` as in `EnsembleMLP.answer`."""
-        out_NBO, (path,) = self.net.answer(features, trains=trains)
+        out_NBO, path = self.net.answer(features, trains=trains)
         return Point(out_NBO[0].tanh_(), path)
 
     def gradients(self, sample: Point, to_action: Tensor) -> list[Tensor]:
         """Returns the gradients of the parameters, given the loss's derivative (B, A) by the action."""
         to_u = to_action * (1.0 - sample.action.square())
-        return self.net.gradients(to_u.unsqueeze(0), [sample.path])
+        return self.net.gradients(to_u.unsqueeze(0), sample.path)
 
     def cloning_gradients(self, features: Tensor, action: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Returns the squared error to demonstrated actions (B, A), a mean, and its gradients."""

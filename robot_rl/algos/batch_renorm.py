@@ -24,14 +24,14 @@ _MOST_R, _MOST_D = 3.0, 5.0
 class Renormed(NamedTuple):
     """What the backward pass needs."""
 
+    read: Tensor
+    """(B, W), or (N, B, W): what was normalised."""
     unit: Tensor
-    """(B, W), of mean 0 and variance 1 over the batch."""
+    """As `read`, of mean 0 and variance 1 over the batch."""
     v: Tensor
-    """(B, W), before scale and shift."""
+    """As `read`, or (N, B, W): before scale and shift."""
     rate: Tensor
-    """(W,), r / std."""
-    scale: Tensor
-    """(W,)"""
+    """(1, W) or (N, 1, W), r / std."""
 
 
 class BatchRenorm(nn.Module):
@@ -47,37 +47,42 @@ class BatchRenorm(nn.Module):
         self.scale = nn.Parameter(torch.ones(num, width))
         self.shift = nn.Parameter(torch.zeros(num, width))
 
-    def forward(self, x: Tensor, n: int) -> tuple[Tensor, Renormed]:
-        """Normalises (B, W) of network n in training, and notes its statistics."""
-        mean = x.mean(dim=0)
+    def forward(self, x: Tensor) -> tuple[Tensor, Renormed]:
+        """Normalises (B, W), the same for all networks, or (N, B, W) in training; notes the statistics."""
+        mean = x.mean(dim=-2, keepdim=True)
         unit = x - mean
-        variance = unit.square().mean(dim=0)
+        variance = unit.square().mean(dim=-2, keepdim=True)
         rstd = (variance + _EPS).rsqrt()
         unit *= rstd
-        v, rate, scale = unit, rstd, self.scale[n].detach()
-        if int(self.batches[n]) >= self._warmup:
-            average_rstd = (self.variance[n] + _EPS).rsqrt()
+        v, rate = unit, rstd
+        if int(self.batches[0]) >= self._warmup:
+            average_rstd = (self.variance + _EPS).rsqrt().unsqueeze(1)
             r = (average_rstd / rstd).clamp_(1.0 / _MOST_R, _MOST_R)
-            d = ((mean - self.mean[n]) * average_rstd).clamp_(-_MOST_D, _MOST_D)
+            d = ((mean - self.mean.unsqueeze(1)) * average_rstd).clamp_(-_MOST_D, _MOST_D)
             v, rate = torch.addcmul(d, unit, r), rstd * r
-        self.mean[n].lerp_(mean, _RATE)
-        self.variance[n].lerp_(variance, _RATE)
-        self.batches[n] += 1
-        return torch.addcmul(self.shift[n].detach(), v, scale), Renormed(unit, v, rate, scale)
+        self.mean.lerp_(mean.squeeze(-2).expand_as(self.mean), _RATE)
+        self.variance.lerp_(variance.squeeze(-2).expand_as(self.variance), _RATE)
+        self.batches += 1
+        return torch.addcmul(_rows(self.shift), v, _rows(self.scale)), Renormed(x, unit, v, rate)
 
-    @staticmethod
-    def backward(grad: Tensor, kept: Renormed, to_scale: Tensor, to_shift: Tensor) -> Tensor:
-        """Returns the gradient by the input, given that by the output; r and d count as constants.
+    def backward(self, grad: Tensor, kept: Renormed, to_scale: Tensor, to_shift: Tensor) -> Tensor:
+        """Returns the gradient (N, B, W) by the input, given that by the output; r and d count as constants.
 
         Writes those of scale and shift to `to_scale` and `to_shift`.
         """
-        torch.sum(grad * kept.v, 0, out=to_scale)
-        torch.sum(grad, 0, out=to_shift)
-        grad = grad * kept.scale
-        through_unit = (grad * kept.unit).mean(dim=0)
-        return (grad - grad.mean(dim=0)).sub_(kept.unit * through_unit).mul_(kept.rate)
+        torch.sum(grad * kept.v, 1, out=to_scale)
+        torch.sum(grad, 1, out=to_shift)
+        grad = grad * _rows(self.scale)
+        through_unit = (grad * kept.unit).mean(dim=1, keepdim=True)
+        return (grad - grad.mean(dim=1, keepdim=True)).sub_(kept.unit * through_unit).mul_(kept.rate)
 
-    def folded(self, n: int, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the linear layer that does what this one and (weight, bias) after it do, untrained."""
-        rate = (self.variance[n] + _EPS).rsqrt() * self.scale[n].detach()
-        return weight * rate[:, None], bias + (self.shift[n].detach() - self.mean[n] * rate) @ weight
+    def folded(self, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the linear layers that do what this one and (weight, bias) after it do, untrained."""
+        rate = (self.variance + _EPS).rsqrt() * self.scale.detach()
+        offset = self.shift.detach() - self.mean * rate
+        return weight * rate[:, :, None], bias + torch.bmm(offset[:, None], weight)[:, 0]
+
+
+def _rows(parameter: Tensor) -> Tensor:
+    """Returns a parameter (N, W) for every row of (N, B, W)."""
+    return parameter.detach().unsqueeze(1)

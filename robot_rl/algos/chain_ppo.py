@@ -128,7 +128,7 @@ class ChainPPO:
     @torch.no_grad()
     def _update_value(self, batch: PPOBatch) -> dict[str, Tensor | float]:
         """Follows the squared error; with a clip, the larger of that of the value and of the clipped one."""
-        out_NBO, paths = self._value.answer(batch.features)
+        out_NBO, path = self._value.answer(batch.features)
         value = out_NBO.flatten()
         error = value - batch.target
         towards, limit = error * (2.0 / len(error)), self._cfg.value_clip
@@ -139,7 +139,7 @@ class ChainPPO:
             # the two differ by rounding alone.
             is_worse = (clipped - batch.target).abs() > error.abs()
             towards = torch.where((moved.abs() > limit) & is_worse, 0.0, towards)
-        self._critic_optimiser.apply(self._value.gradients(towards.view_as(out_NBO), paths))
+        self._critic_optimiser.apply(self._value.gradients(towards.view_as(out_NBO), path))
         metrics: dict[str, Tensor | float] = {"value": value.mean(), "value_loss": error.square().mean()}
         if len(error) > 1:
             metrics["unexplained"] = error.var() / batch.target.var().clamp_min(1e-8)

@@ -29,33 +29,31 @@ _LARGE = 128  # rows and columns from which a product is worth bfloat16, which t
 
 
 class Path(NamedTuple):
-    """What one network's backward pass needs of its forward pass."""
+    """What the backward pass needs of the forward pass."""
 
     reads: list[Tensor]
-    """What each layer read: (B, F), then (B, W)."""
+    """What each layer read: (B, F), or (N, B, F) behind a batch norm, then (N, B, W)."""
     norms: list[tuple[Tensor, Tensor, Tensor]]
     """Input, mean and 1 / std of each layer norm."""
     halves: dict[int, tuple[Tensor, Tensor]]
     """What a layer read, and its weights, in bfloat16: of the layers that are computed in it."""
-    renorms: Sequence[tuple[Tensor, Renormed]] = ()
-    """Input of each batch norm, one before every linear layer, and what its backward pass needs."""
+    renorms: list[Renormed]
+    """What the backward pass of each batch norm needs, one before every linear layer."""
 
     def rows(self, rows: slice) -> Path:
         """Returns the path of some rows; a batch that was normalised as one has no parts."""
         assert not self.renorms, "rows of a batch norm"
-        norms = [(before[rows], mean[rows], rstd[rows]) for before, mean, rstd in self.norms]
-        halves = {i: (read[rows], weight) for i, (read, weight) in self.halves.items()}
-        return Path([read[rows] for read in self.reads], norms, halves)
+        norms = [(before[:, rows], mean[:, rows], rstd[:, rows]) for before, mean, rstd in self.norms]
+        halves = {i: (read[..., rows, :], weight) for i, (read, weight) in self.halves.items()}
+        return Path([read[..., rows, :] for read in self.reads], norms, halves, [])
 
 
 class EnsembleMLP(nn.Module):
     """N multilayer perceptrons of the same shape, ReLU, optionally with layer norm or batch norm.
 
-    Each network is computed to its end before the next one begins, forward and backward: its matrices then
-    stay in the second-level cache, where a batched product of all networks would not (measured:
-    1.5 times slower). The layer norm has no scale and shift: the next layer can learn
-    them, and they would cost two more passes over the activations. The batch norm (CrossQ) stands
-    before every linear layer, the first one included, behind the activation, and has them; outside
+    All networks are computed at once, layer by layer. The layer norm has no scale and shift: the next
+    layer can learn them, and they would cost two more passes over the activations. The batch norm (CrossQ)
+    stands before every linear layer, the first one included, behind the activation, and has them; outside
     of training it is folded into that layer.
     """
 
@@ -104,63 +102,66 @@ class EnsembleMLP(nn.Module):
 
     def answer(
         self, x: Tensor, only: Sequence[int] | None = None, *, trains: bool = False
-    ) -> tuple[Tensor, list[Path]]:
-        """Returns what `forward` does, without autograd, and the path of each network.
+    ) -> tuple[Tensor, Path]:
+        """Returns what `forward` does, without autograd, and what the backward pass needs.
 
         Args:
             x: inputs, (B, F).
             only: the networks to ask; None asks all.
             trains: batch norm uses the statistics of this batch, and updates its averages; else its averages.
         """
-        asked = range(self.num) if only is None else only
-        out_NBO = x.new_empty(len(asked), len(x), self._nets[0][-1].shape[-1])
-        norms = trains and len(self.renorms) > 0
-        pairs = zip(asked, out_NBO, strict=True)
-        return out_NBO, [
-            self._forward_renormed(x, n, out) if norms else self._forward_net(x, self._plain(n), out)
-            for n, out in pairs
-        ]
+        norms = cast("Sequence[BatchRenorm]", self.renorms if trains else ())
+        layers, path, hidden = self._layers if norms else self.plain(), Path([], [], {}, []), x
+        if only is not None and list(only) != list(range(self.num)):
+            layers = [torch.stack([layer[n] for n in only]) for layer in layers]
+        last = len(self._precisions) - 1
+        for i in range(last + 1):
+            if norms:
+                hidden, kept = norms[i](hidden)
+                path.renorms.append(kept)
+            path.reads.append(hidden)
+            # Product and sum apart: one call for both first copies the bias to every row.
+            hidden = self._product(i, hidden, layers[2 * i], path).add_(layers[2 * i + 1].unsqueeze(1))
+            if i == last:
+                break
+            if self._layernorm:
+                before = hidden
+                hidden, mean, rstd = torch.native_layer_norm(before, before.shape[-1:], *self._unit, _EPS)
+                path.norms.append((before, mean, rstd))
+            hidden = hidden.relu_()
+        return hidden, path
 
-    def gradients(
-        self, to_out_NBO: Tensor, paths: Sequence[Path], to_x: Tensor | None = None
-    ) -> list[Tensor]:
-        """Returns the gradients of the parameters, in their order, given that of the answer.
+    def gradients(self, to_out_NBO: Tensor, path: Path, to_x: Tensor | None = None) -> list[Tensor]:
+        """Returns the gradients of the parameters, in their order, given that of the answer of all networks.
 
         A network with batch norm has to have been asked with `trains`.
 
         Args:
             to_out_NBO: gradient of the answer.
-            paths: of the forward pass.
+            path: of the forward pass.
             to_x: (B, F); the gradient of the input, summed over the networks, is added to it.
         """
-        assert all(bool(path.renorms) == bool(self.renorms) for path in paths), "asked without trains"
+        assert bool(path.renorms) == bool(self.renorms), "asked without trains"
         to_layers = [torch.empty_like(parameter) for parameter in self.in_order]
-        to_nets = zip(*(to_layer.unbind() for to_layer in to_layers), strict=True)
-        for net, to_out, path, to_net in zip(self._nets, to_out_NBO, paths, to_nets, strict=True):
-            grad = self._backward_net(to_out, path, net, to_net)
-            if to_x is not None:
-                to_x.add_(grad if path.renorms else self._through_first(grad, net[0]))
+        grad = self._backward(to_out_NBO, path, self._layers, to_layers)
+        if to_x is not None:
+            to_x.add_(grad.sum(dim=0) if path.renorms else self._through_first(grad, self._layers[0]))
         return to_layers
 
-    def input_gradient(self, to_out_NBO: Tensor, paths: Sequence[Path]) -> Tensor:
+    def input_gradient(self, to_out_NBO: Tensor, path: Path) -> Tensor:
         """Returns the gradient (B, F) of the input, given that of the answer of all networks.
 
         A network with batch norm has to have been asked without `trains`.
         """
-        assert not any(path.renorms for path in paths), "asked with trains"
-        to_x: Tensor | None = None
-        for n, (to_out, path) in enumerate(zip(to_out_NBO, paths, strict=True)):
-            net = self._plain(n)
-            part = self._through_first(self._backward_net(to_out, path, net, ()), net[0])
-            to_x = part if to_x is None else to_x.add_(part)
-        assert to_x is not None, "an ensemble without networks"
-        return to_x
+        assert not path.renorms, "asked with trains"
+        layers = self.plain()
+        return self._through_first(self._backward(to_out_NBO, path, layers, ()), layers[0])
 
     def _through_first(self, grad: Tensor, weight: Tensor) -> Tensor:
-        """Returns the gradient of the input, given that before the first activation."""
+        """Returns the gradient (B, F) of the input, given that (N, B, W) before the first activation."""
         if not any(self._halved):
-            return torch.mm(grad, weight.T)
-        return torch.mm(grad.bfloat16(), weight.bfloat16().T).to(grad.dtype)
+            return torch.bmm(grad, weight.mT).sum(dim=0)
+        return torch.bmm(grad.bfloat16(), weight.bfloat16().mT).float().sum(dim=0)
 
     def follow_online(self, online: EnsembleMLP, tau: float) -> None:
         """Moves the weights, and the averages of batch norms, a share `tau` of the way to the online ones."""
@@ -173,8 +174,9 @@ class EnsembleMLP(nn.Module):
         return [average for norm in norms for average in (norm.mean, norm.variance)]
 
     def _bind(self) -> None:
-        """Looks up what every call needs: walking a ParameterList and slicing it takes 30 us."""
+        """Looks up what every call needs: walking a ParameterList takes 30 us."""
         self.in_order = list(self.parameters())  # weights and biases, then those of the batch norms
+        self._layers = [layer.detach() for layer in self.layers]
         # torch would round both matrices again for each product, at 60 us; see `_product`.
         self._halved = [
             precision == "bf16" and rounds_products(layer)
@@ -183,8 +185,6 @@ class EnsembleMLP(nn.Module):
         # Of the layer norm: torch has the faster loop for one that scales and shifts (22 against 42 us).
         bias = self.layers[1].detach()[0]
         self._unit = torch.ones_like(bias), torch.zeros_like(bias)
-        with torch.no_grad():
-            self._nets = [[layer.detach()[n] for layer in self.layers] for n in range(self.num)]
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)
@@ -193,7 +193,7 @@ class EnsembleMLP(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         return {
-            key: value for key, value in self.__dict__.items() if key not in ("in_order", "_nets", "_unit")
+            key: value for key, value in self.__dict__.items() if key not in ("in_order", "_layers", "_unit")
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -202,92 +202,76 @@ class EnsembleMLP(nn.Module):
 
     def plain(self) -> list[Tensor]:
         """Returns weights and biases, in their order, of the same networks without batch norm."""
-        nets = (self._plain(n) for n in range(self.num))
-        return [torch.stack(layers) for layers in zip(*nets, strict=True)]
-
-    def _plain(self, n: int) -> Sequence[Tensor]:
-        """Returns the layers of a network as it answers outside of training."""
         if not self.renorms:
-            return self._nets[n]
-        net = self._nets[n]
-        return [
-            layer
-            for norm, weight, bias in zip(self.renorms, net[::2], net[1::2], strict=True)
-            for layer in cast("BatchRenorm", norm).folded(n, weight, bias)
-        ]
-
-    def _forward_renormed(self, x: Tensor, n: int, out: Tensor) -> Path:
-        """Writes the answer of network `n` in training to `out`."""
-        hidden, path, renorms, layers = x, Path([], [], {}), list[tuple[Tensor, Renormed]](), self._nets[n]
-        for i, norm in enumerate(self.renorms):
-            read, kept = norm(hidden, n)
-            path.reads.append(read)
-            renorms.append((hidden, kept))
-            if 2 * i + 2 == len(layers):
-                torch.mm(read, layers[-2], out=out).add_(layers[-1])
-                break
-            hidden = self._product(i, read, layers[2 * i], path).add_(layers[2 * i + 1]).relu_()
-        return path._replace(renorms=renorms)
-
-    def _forward_net(self, x: Tensor, layers: Sequence[Tensor], out: Tensor) -> Path:
-        """Writes the answer of one network to `out`."""
-        path, hidden = Path([x], [], {}), x
-        for i in range(len(self._precisions) - 1):
-            # Product and sum apart: one call for both first copies the bias to every row.
-            hidden = self._product(i, hidden, layers[2 * i], path).add_(layers[2 * i + 1])
-            if self._layernorm:
-                before = hidden
-                hidden, mean, rstd = torch.native_layer_norm(before, before.shape[-1:], *self._unit, _EPS)
-                path.norms.append((before, mean, rstd))
-            path.reads.append(hidden.relu_())
-        torch.mm(hidden, layers[-2], out=out).add_(layers[-1])
-        return path
+            return self._layers
+        norms = cast("Sequence[BatchRenorm]", self.renorms)
+        pairs = zip(norms, self._layers[::2], self._layers[1::2], strict=True)
+        return [layer for norm, weight, bias in pairs for layer in norm.folded(weight, bias)]
 
     def _product(self, i: int, read: Tensor, weight: Tensor, path: Path) -> Tensor:
-        """Returns what a hidden layer reads, times its weights; `path` keeps what its gradient needs."""
+        """Returns what a layer reads, times its weights; `path` keeps what its gradient needs."""
         if not self._halved[i]:
             with matmul_precision(self._precisions[i]):
-                return torch.mm(read, weight)
+                return _products(_for_each(read, weight), weight)
         path.halves[i] = read, weight = read.bfloat16(), weight.bfloat16()
-        return torch.mm(read, weight).float()
+        return torch.bmm(_for_each(read, weight), weight).float()
 
-    def _backward_net(
+    def _backward(
         self, grad: Tensor, path: Path, layers: Sequence[Tensor], to_layers: Sequence[Tensor]
     ) -> Tensor:
         """Returns the gradient before the first activation; writes those of the layers, if asked to.
 
-        In a network with batch norm that was asked with `trains`, it is the gradient of the input.
+        In networks with batch norm that were asked with `trains`, it is the gradient of the input.
         """
         count = len(layers) // 2
         for i in range(count - 1, -1, -1):
-            read, goes_on = path.reads[i], i > 0 or bool(path.renorms)
+            goes_on = i > 0 or bool(path.renorms)
             if to_layers:
-                torch.sum(grad, 0, out=to_layers[2 * i + 1])
+                torch.sum(grad, 1, out=to_layers[2 * i + 1])
             if half := path.halves.get(i):
                 to_out = grad.bfloat16()
                 if to_layers:
-                    to_layers[2 * i].copy_(torch.mm(half[0].T, to_out))
-                to_read = torch.mm(to_out, half[1].T).float() if goes_on else grad
+                    to_layers[2 * i].copy_(torch.bmm(_for_each(half[0], to_out).mT, to_out))
+                to_read = torch.bmm(to_out, half[1].mT).float() if goes_on else grad
             else:
                 with matmul_precision(self._precisions[i]):
                     if to_layers:
-                        torch.mm(read.T, grad, out=to_layers[2 * i])
-                    to_read = torch.mm(grad, layers[2 * i].T) if goes_on else grad
-            if not goes_on:
-                break
+                        _products(_for_each(path.reads[i], grad).mT, grad, out=to_layers[2 * i])
+                    to_read = _products(grad, layers[2 * i].mT) if goes_on else grad
             if path.renorms:
-                read, kept = path.renorms[i]  # the norm read what the activation answered
-                to_read = BatchRenorm.backward(to_read, kept, *to_layers[2 * (count + i) :][:2])
-                if i == 0:
-                    return to_read
-            grad = to_read
-            torch.ops.aten.threshold_backward.grad_input(grad, read, 0, grad_input=grad)
-            if self._layernorm:
-                before, mean, rstd = path.norms[i - 1]
-                grad = torch.ops.aten.native_layer_norm_backward(
-                    grad, before, before.shape[-1:], mean, rstd, None, None, [True, False, False]
-                )[0]
-        return grad
+                norm = cast("BatchRenorm", self.renorms[i])
+                to_read = norm.backward(to_read, path.renorms[i], *to_layers[2 * (count + i) :][:2])
+            if i == 0:
+                return to_read
+            grad = self._through_activation(to_read, path, i)
+        raise AssertionError("a network without layers")
+
+    def _through_activation(self, grad: Tensor, path: Path, i: int) -> Tensor:
+        """Returns the gradient before the activation whose answer layer `i` read, in the place of `grad`."""
+        active = path.renorms[i].read if path.renorms else path.reads[i]
+        torch.ops.aten.threshold_backward.grad_input(grad, active, 0, grad_input=grad)
+        if not self._layernorm:
+            return grad
+        before, mean, rstd = path.norms[i - 1]
+        return torch.ops.aten.native_layer_norm_backward(
+            grad, before, before.shape[-1:], mean, rstd, None, None, [True, False, False]
+        )[0]
+
+
+def _for_each(read: Tensor, of: Tensor) -> Tensor:
+    """Returns what every network of `of` (N, ...) reads, (N, B, F), from (B, F) if they all read the same."""
+    return read.expand(len(of), -1, -1)
+
+
+def _products(left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
+    """Returns the products (N, B, O) of (N, B, I) and (N, I, O)."""
+    if min(left.shape[1:] + right.shape[2:]) > 1:
+        return torch.bmm(left, right) if out is None else torch.bmm(left, right, out=out)
+    # A matrix times a vector: torch takes eight times as long for a batch of them as for one after another.
+    out = left.new_empty(len(left), left.shape[1], right.shape[2]) if out is None else out
+    for a, b, product in zip(left, right, out, strict=True):
+        torch.mm(a, b, out=product)
+    return out
 
 
 def value_net(feature_dim: int, cfg: ChainPPOConfig, seed: int) -> EnsembleMLP:
@@ -375,9 +359,9 @@ class Critics(EnsembleMLP):
             target: of `Head.target`; with the default head, returns (B,) and `losses.td_loss`.
             to_x: (B, F + A); the gradient by features and action, summed over the critics, is added to it.
         """
-        out_NBO, paths = self.answer(torch.cat([features, action], dim=-1), trains=True)
+        out_NBO, path = self.answer(torch.cat([features, action], dim=-1), trains=True)
         error_NB, to_out_NBO = self.head.td(out_NBO, target)
-        return error_NB, self.gradients(to_out_NBO, paths, to_x)
+        return error_NB, self.gradients(to_out_NBO, path, to_x)
 
     def joint_td_gradients(
         self,
@@ -397,11 +381,11 @@ class Critics(EnsembleMLP):
             to_x: (2 B, F + A), as in `td_gradients`: next rows have one through the batch norm alone.
         """
         both = torch.cat([torch.cat(pairs, dim=-1), torch.cat(next_pairs, dim=-1)])
-        out_NBO, paths = self.answer(both, trains=True)
+        out_NBO, path = self.answer(both, trains=True)
         now, after = out_NBO.chunk(2, dim=1)
         error_NB, to_now = self.head.td(now, target(after))
         to_out_NBO = torch.cat([to_now, torch.zeros_like(to_now)], dim=1)
-        return error_NB, self.gradients(to_out_NBO, paths, to_x)
+        return error_NB, self.gradients(to_out_NBO, path, to_x)
 
     def action_gradient(self, features: Tensor, action: Tensor, how: Aggregate) -> tuple[Tensor, Tensor]:
         """Returns the value (B,) of each action, and its derivative (B, A) by the action.
@@ -411,14 +395,14 @@ class Critics(EnsembleMLP):
             action: (B, A).
             how: over the critics.
         """
-        out_NBO, paths = self.answer(torch.cat([features, action], dim=-1))
+        out_NBO, path = self.answer(torch.cat([features, action], dim=-1))
         value_NB = self.head.value(out_NBO)
         if how == "mean":
             value, share_NB = value_NB.mean(dim=0), torch.full_like(value_NB, 1.0 / self.num)
         else:
             value, smallest = value_NB.min(dim=0)
             share_NB = torch.zeros_like(value_NB).scatter_(0, smallest.unsqueeze(0), 1.0)
-        to_x = self.input_gradient(self.head.value_gradient(out_NBO, share_NB), paths)
+        to_x = self.input_gradient(self.head.value_gradient(out_NBO, share_NB), path)
         return value, to_x[:, -self._action_dim :]
 
     def target(self) -> Self:
@@ -431,7 +415,7 @@ class _Ensemble(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, net: EnsembleMLP, *parameters: Tensor) -> Tensor:
-        out_NBO, ctx.paths = net.answer(x)
+        out_NBO, ctx.path = net.answer(x)
         ctx.net = net
         ctx.save_for_backward(*parameters)  # autograd then verifies that they have not changed
         return out_NBO
@@ -440,7 +424,7 @@ class _Ensemble(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         net: EnsembleMLP = ctx.net
         parameters = ctx.saved_tensors
-        to_x = net.input_gradient(grads[0], ctx.paths) if ctx.needs_input_grad[0] else None
+        to_x = net.input_gradient(grads[0], ctx.path) if ctx.needs_input_grad[0] else None
         learns = any(ctx.needs_input_grad[2:])
-        to_layers = net.gradients(grads[0], ctx.paths) if learns else [None] * len(parameters)
+        to_layers = net.gradients(grads[0], ctx.path) if learns else [None] * len(parameters)
         return to_x, None, *to_layers

@@ -89,9 +89,9 @@ class ProcessReward:
 
     def _fit(self, features: Tensor, label: Tensor) -> None:
         """Takes a step down the cross entropy, whose derivative by the logit is p - label."""
-        logit_NBO, paths = self._net.answer(features)
+        logit_NBO, path = self._net.answer(features)
         towards = (logit_NBO.flatten().sigmoid() - label) / len(label)
-        self._optimiser.apply(self._net.gradients(towards.view_as(logit_NBO), paths))
+        self._optimiser.apply(self._net.gradients(towards.view_as(logit_NBO), path))
 
     def state_dict(self) -> dict[str, Any]:
         return saved({"net": self._net, "optimiser": self._optimiser})

@@ -19,7 +19,7 @@ from torch import Generator, Tensor
 
 from robot_rl.algos.chunk_critics import ChunkCritics
 from robot_rl.algos.config.on_policy import IQLConfig
-from robot_rl.algos.critics import EnsembleMLP
+from robot_rl.algos.critics import EnsembleMLP, Path
 from robot_rl.algos.learner import Learner
 from robot_rl.algos.losses import expectile_weight
 from robot_rl.algos.optim import METRICS_EVERY, Optimiser, follow
@@ -67,11 +67,11 @@ class IQL(Learner):
         assert ends is not None, "draw with prefixes=critics.lengths"
         # A chunk that the newest step of its lane cuts short is no action of the data yet.
         whole_B = ends.is_whole[:, -1]
-        value_B, paths = self._valued(features)
+        value_B, path = self._valued(features)
         error_B = (self.target_critics.score(features, batch.action) - value_B) * whole_B
         weight_B = expectile_weight(error_B, self._cfg.expectile)
         to_value = (-2.0 / len(batch)) * weight_B * error_B
-        self._value_optimiser.apply(self._value.gradients(to_value.view(1, -1, 1), paths))
+        self._value_optimiser.apply(self._value.gradients(to_value.view(1, -1, 1), path))
         next_value_BP = self.value(next_features.flatten(0, 1)).view_as(ends.reward)
         target_BP = td_target(ends.reward, ends.bootstrap, next_value_BP)
         error, gradients = self.critics.td_gradients(features, batch.action, target_BP, ends.is_whole)
@@ -104,6 +104,6 @@ class IQL(Learner):
             "value_optimiser": self._value_optimiser,
         }
 
-    def _valued(self, features: Tensor) -> tuple[Tensor, Any]:
-        out_NBO, paths = self._value.answer(features)
-        return out_NBO.flatten(), paths
+    def _valued(self, features: Tensor) -> tuple[Tensor, Path]:
+        out_NBO, path = self._value.answer(features)
+        return out_NBO.flatten(), path

@@ -73,9 +73,9 @@ class SequenceActorCritic(ActorCritic):
         assert batch.prefix is not None, "no prefix of one step"
         next_obs = {name: value[:, 0] for name, value in batch.prefix.next_obs.items()}
         features, following = (self._encode(obs)["features"] for obs in (batch.obs, next_obs))
-        out_NBO, paths = self.model.answer(torch.cat([features, batch.action[:, 0]], dim=-1))
+        out_NBO, path = self.model.answer(torch.cat([features, batch.action[:, 0]], dim=-1))
         error = out_NBO - (following - features)
-        self._optimisers["model"].apply(self.model.gradients(error * (2.0 / error.numel()), paths))
+        self._optimisers["model"].apply(self.model.gradients(error * (2.0 / error.numel()), path))
         return error.square().mean()
 
     def imagined(self, features: Tensor, action: Tensor) -> Tensor:

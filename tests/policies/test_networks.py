@@ -11,6 +11,7 @@ from robot_rl.policies.networks import (
     DenoiseNet,
     ImageEncoder,
     KeypointEncoder,
+    Linear,
     ObservationEncoder,
     initialise,
     random_shift,
@@ -173,3 +174,25 @@ def test_a_guess_of_the_privileged_state_joins_the_features() -> None:
     # In standard deviations: |1 - 4/2| = 1, |0.5 - 2/4| = 0 and |1 - 2/2| = 0, |0.5 + 4/4| = 1.5; their mean.
     truth = torch.tensor([[4.0, 2.0], [2.0, -4.0]])
     assert float(encoder.guess_error(features, {PRIVILEGED: truth})) == pytest.approx(2.5 / 4)
+
+
+def test_large_products_are_rounded_where_torch_is_asked_for_less_precision() -> None:
+    layer = Linear(160, 200)
+    x = torch.randn(130, 160, generator=seeded(), requires_grad=True)
+    found: list[list[torch.Tensor]] = []
+    before = torch.get_float32_matmul_precision()
+    try:
+        for precision in ("highest", "medium"):
+            torch.set_float32_matmul_precision(precision)
+            y = layer(x)
+            assert y.dtype == torch.float32
+            to_all = torch.autograd.grad(y.square().sum(), [x, layer.weight, layer.bias])
+            found.append([y.detach(), *to_all, layer(x[:100]).detach()])
+    finally:
+        torch.set_float32_matmul_precision(before)
+    plain = torch.nn.functional.linear(x, layer.weight, layer.bias)
+    assert found[0][0].equal(plain)
+    # bfloat16 has 8 bits of mantissa: each factor is rounded by up to 0.4 %, at random.
+    for full, half in zip(found[0][:-1], found[1][:-1], strict=True):
+        assert 1e-4 < float((half - full).norm() / full.norm()) < 0.01
+    torch.testing.assert_close(found[1][-1], found[0][-1], rtol=0.02, atol=0.02)
