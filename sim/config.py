@@ -11,6 +11,8 @@ from robot_rl.config.used import FOREIGN_ENV, OTHER_PYTHON
 from robot_rl.core.errors import ConfigError, nearest, require, require_fields
 from robot_rl.core.registry import resolve, table
 
+Looks = Literal["fixed", "varied", "held_out"]
+"""How a scene looks, see `sim/looks.py`."""
 MANY_SIMS = 2000
 """Making this many takes half a second or more: 0.3 ms each were measured on an idle core."""
 _BYTES_PER_SIM = 2**18
@@ -56,6 +58,9 @@ class EnvConfig:
     """Height and width in pixels."""
     randomize: bool = False
     """Apply the task's randomisation terms at every reset."""
+    looks: Looks = "fixed"
+    """`varied`: every episode draws colours, lights, camera poses and the places of things in the background;
+    `held_out`: from beyond those ranges, for evaluation."""
     num_threads: int = 0
     """Threads that simulate, and threads that draw; all cores if 0."""
     dump_diverged: str | None = None

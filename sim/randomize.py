@@ -1,9 +1,10 @@
 """Randomisation terms: each names the model field it writes and what must be derived again."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from robot_rl.core.arrays import Array
+from robot_rl.core.arrays import Array, namespace
 from robot_rl.core.errors import ModelError
 from robot_rl.core.seeding import EpisodeRng
 from robot_rl.sim.backends.backend import Backend
@@ -13,28 +14,44 @@ _DERIVED = frozenset({"body_mass", "body_inertia", "body_ipos"})
 
 
 @dataclass(frozen=True, kw_only=True)
-class Vary:
-    """Draws one number an episode and writes it to rows of a model field."""
+class Term:
+    """What of a model an episode draws."""
 
     field: str
     """An MjModel field by object kind, such as `geom_friction` or `body_mass`."""
     element: str
     """The object's name; of a `dof_` field the joint's, of which the first degree of freedom is meant."""
+    component: int | None = None
+    """Which column to write; all of them if None."""
+
+    def draw(self, nominal: Array, rng: EpisodeRng) -> Array:
+        """Returns new values (B, k) for `rng.num_rows` simulations, given those of the model (k,)."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vary(Term):
+    """Draws one number an episode and writes it to rows of a model field."""
+
     low: float
     high: float
     how: Literal["set", "scale"] = "scale"
-    component: int | None = None
-    """Which column to write; all of them if None."""
 
     def __post_init__(self) -> None:
         if not self.low <= self.high:
             raise ModelError(f"vary {self.field} of {self.element}: low {self.low} is above high {self.high}")
 
+    def draw(self, nominal: Array, rng: EpisodeRng) -> Array:
+        value = rng.uniform(self.low, self.high)
+        if self.how == "scale":
+            return value * nominal
+        return namespace(value).broadcast_to(value, (rng.num_rows, len(nominal)))
+
 
 class Randomizer:
     """Applies terms to the masked simulations at reset; expands only the fields they name."""
 
-    def __init__(self, terms: tuple[Vary, ...], backend: Backend) -> None:
+    def __init__(self, terms: Sequence[Term], backend: Backend) -> None:
         self._backend = backend
         self._terms = [(term, *backend.locate(term.field, term.element)) for term in terms]
         self._fields = {term.field: backend.expand(term.field) for term in terms}
@@ -53,11 +70,8 @@ class Randomizer:
 
     def apply(self, ids: Array, rng: EpisodeRng) -> None:
         """Draws and writes every term for the given simulations."""
-        xp = self._backend.xp
         for term, row, nominal in self._terms:
-            value = rng.uniform(term.low, term.high)
-            size = nominal.shape[0]
-            new = value * nominal if term.how == "scale" else xp.broadcast_to(value, (len(ids), size))
+            new, size = term.draw(nominal, rng), nominal.shape[0]
             columns = slice(None) if term.component is None else slice(term.component, term.component + 1)
             target = self._fields[term.field].reshape(len(self._backend.state), -1, size)
             target[ids, row, columns] = new[:, columns]

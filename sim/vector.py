@@ -30,12 +30,15 @@ from robot_rl.sim.cameras import Camera
 from robot_rl.sim.config import EnvConfig, check_num_envs, check_reward
 from robot_rl.sim.control import Controller
 from robot_rl.sim.experts import Expert
+from robot_rl.sim.looks import scene_and_looks
 from robot_rl.sim.poses import compose
 from robot_rl.sim.randomize import Randomizer
 from robot_rl.sim.robots.loading import load_robot
 from robot_rl.sim.robots.robot import Robot
-from robot_rl.sim.task import Task, build_scene, control_of, state_quantities
+from robot_rl.sim.task import Task, control_of, state_quantities
 
+_LOOKS = 1
+"""Stream of the draws of how a scene looks: where an episode begins does not depend on them."""
 MOST_SHAPING = 0.5
 """Largest dense reward of a step without success, which is 1."""
 
@@ -73,8 +76,9 @@ class SimVectorEnv(VectorEnv):
         self._task: Task = resolve("task", config.task, at="env.task")()
         self._robot: Robot = load_robot(config.robot or self._task.default_robot)
         self._state = state_quantities(self._task, self._robot)
+        scene, looks = scene_and_looks(self._task, self._robot, config.looks)
         self.backend = MujocoCpu(
-            build_scene(self._task, self._robot),
+            scene,
             self._robot,
             (*self._state, "tool.zaxis", *self._task.privileged),
             num_envs,
@@ -88,6 +92,7 @@ class SimVectorEnv(VectorEnv):
         self._describe(autoreset)
         self._bind()
         self._randomizer = Randomizer(self._task.vary if config.randomize else (), self.backend)
+        self._looks = Randomizer(looks, self.backend)
         cameras = [
             Camera(name=name, height=config.image_size[0], width=config.image_size[1])
             for name in config.cameras
@@ -293,6 +298,7 @@ class SimVectorEnv(VectorEnv):
         rng = EpisodeRng(self._seed[ids], self._episode[ids])
         self.backend.clear(ids)
         self._randomizer.apply(ids, rng)
+        self._looks.apply(ids, EpisodeRng(self._seed[ids], self._episode[ids], stream=_LOOKS))
         self._place(ids, rng)
         self.safety.reset(mask, self._ctrl[:, self.index.arm_ctrl])
         self.backend.forward(ids)
@@ -400,7 +406,7 @@ class SimVectorEnv(VectorEnv):
             "seed": self._seed,
             "episode": self._episode,
             "elapsed": self._elapsed,
-            **{f"field.{name}": self.backend.expand(name) for name in self._randomizer.fields},
+            **{f"field.{name}": self.backend.expand(name) for name in self._varied},
         }
         kept = {name: to_numpy(copied(array)) for name, array in arrays.items()}
         for name in ("seed", "episode"):
@@ -412,10 +418,15 @@ class SimVectorEnv(VectorEnv):
         self._seed, self._episode = (copied(self._words(state[name])) for name in ("seed", "episode"))
         self._elapsed = copied(self._asarray(state["elapsed"]))
         self.num_diverged = int(state["num_diverged"])
-        self._randomizer.restore({name: state[f"field.{name}"] for name in self._randomizer.fields})
+        for each in (self._randomizer, self._looks):
+            each.restore({name: state[f"field.{name}"] for name in each.fields})
         obs = self.set_state(state["state"])
         self.safety.load_state_dict(state["safety"])
         return obs
+
+    @property
+    def _varied(self) -> tuple[str, ...]:
+        return (*self._randomizer.fields, *self._looks.fields)
 
     def progress(self) -> Array:
         """Returns the progress (B,) of each episode in [0, 1], by the task's shaped reward, for displays."""

@@ -12,7 +12,7 @@ from robot_rl.cli.command import Outcome, run_command
 from robot_rl.core.errors import CheckpointError, ConfigError, require
 from robot_rl.core.files import read_json
 from robot_rl.policies.saved import policy_folder, read_head
-from robot_rl.sim.config import check_names
+from robot_rl.sim.config import EnvConfig, Looks, check_names
 from robot_rl.train.record import check_kind
 
 if TYPE_CHECKING:
@@ -24,9 +24,9 @@ SUMMARY = "measure the success of a policy on held-out seeds"
 
 _HELP = """\
 Usage: robot-rl evaluate run=<folder> [which=final|base] [robot=<name>] [episodes=200] [disturb=0.0]
-                         [adversary=false] [--json]
+                         [adversary=false] [looks=fixed|varied|held_out] [--json]
        robot-rl evaluate policy=<folder> [robot=<name>] [seed=0] [n_exec=<steps>] [device=cpu]
-                         [torch_threads=1] [episodes=200] [disturb=0.0] [--json]
+                         [torch_threads=1] [episodes=200] [disturb=0.0] [looks=...] [--json]
 
 lease_wait_s=600 waits up to 600 s if other programs hold all slots of the simulator.
 
@@ -44,11 +44,15 @@ policy of such a run, robot= names the robot that it controls. The default is th
 disturb adds a constant push to all actions of an episode, another in each episode. adversary lets the
 adversary push that the policy was trained against (method=qarl).
 
+looks=held_out draws colours, lights, camera poses and things in the background for each episode, beyond
+the ranges that a run with env.looks=varied has seen; looks=varied draws within them.
+
 Examples:
   robot-rl evaluate run=runs/20261121-101500-pick_cube-seed3
   robot-rl evaluate run=runs/20261121-101500-pick_cube-seed3 which=base
   robot-rl evaluate run=runs/20261121-101500-qarl-seed3 disturb=0.3
   robot-rl evaluate run=runs/20261121-101500-pick_cube-seed3 episodes=1000 --json
+  robot-rl evaluate run=runs/20261121-101500-pick_cube_pixels-seed3 looks=held_out
   robot-rl evaluate run=runs/20261121-101500-two_robots-seed3 robot=gantry
   robot-rl evaluate policy=runs/20261121-101500-finetune-small_vla-seed0 n_exec=4
 """
@@ -72,6 +76,8 @@ class EvaluateCommandConfig:
     """Largest push, as a share of the env's [-1, 1], the same in all actions of an episode."""
     adversary: bool = False
     """Whether the adversary of training pushes the robot."""
+    looks: Looks | None = None
+    """How the simulated scene looks (`env.looks`); as in the run, or as it is, if None."""
     seed: int = 0
     """Selects the held-out episodes of a `policy`."""
     n_exec: int | None = None
@@ -150,15 +156,15 @@ def _evaluate(words: list[str]) -> Outcome:
         ):
             results[name] = case.play(env, disturb=options.disturb, on_batch=progress.update)
             task = env.task
-    is_pushed = options.disturb > 0 or options.adversary
+    differs = _difference(options)
     found = to_json(results)
     parts = {**found.get("sources", {}), next(iter(results)) if len(results) == 1 else "": found}
     matches: bool | None = None
     for name, part in parts.items():
         recorded = case.recorded_of(name)
-        matches = _matches(None if is_pushed else recorded, part)
+        matches = _matches(None if differs else recorded, part)
         who = f"{case.who}, {name}" if name else case.who
-        compared = "" if options.run is None else f", {_compared(matches, recorded, is_pushed=is_pushed)}"
+        compared = "" if options.run is None else f", {_compared(matches, recorded, differs)}"
         print(f"{task}, {who}: {_outcome(part)}; actions {part['digest'][:16]}{compared}")
     return int(matches is False), {"task": task, **case.facts, "matches": matches, **found}
 
@@ -191,6 +197,7 @@ def _of_run(options: EvaluateCommandConfig) -> _Case:
 
     folder, which = Path(str(options.run)), options.which
     config = load_config(folder, at="run")
+    config = replace(config, env=_looking(config.env, options))
     torch.set_num_threads(config.torch_threads)
     total = options.episodes or config.evaluate.episodes
     names = [options.robot] if options.robot else list(config.acting)
@@ -227,6 +234,7 @@ def _of_policy(options: EvaluateCommandConfig) -> _Case:
     if options.robot is not None:
         check_names(None, options.robot, at="")
         shown = replace(shown, robot=options.robot)
+    shown = _looking(shown, options)
     n_exec = options.n_exec or meta.n_exec
     require(n_exec <= policy.horizon, "n_exec", n_exec, f"1 to the policy's chunks of {policy.horizon}")
     module: Any = policy
@@ -248,6 +256,14 @@ def _of_policy(options: EvaluateCommandConfig) -> _Case:
     )
 
 
+def _looking(env: EnvConfig, options: EvaluateCommandConfig) -> EnvConfig:
+    """Returns the settings of an env that looks as the command says."""
+    if options.looks is None:
+        return env
+    require(env.kind == "sim", "looks", options.looks, f"left out with an env of kind={env.kind}")
+    return replace(env, looks=options.looks)
+
+
 def _outcome(result: Mapping[str, Any]) -> str:
     """Describes the result: success, or the return if the env reports no success."""
     episodes, (low, high) = result["episodes"], result["ci"]
@@ -264,12 +280,16 @@ def _recorded(folder: Path, which: str) -> dict[str, Any] | None:
     return read_json(path, CheckpointError, remedy) if path.is_file() else None
 
 
-def _compared(matches: bool | None, recorded: Mapping[str, Any] | None, *, is_pushed: bool) -> str:
+def _difference(options: EvaluateCommandConfig) -> str:
+    """Says in what the episodes differ from those of training's evaluation; empty if in nothing."""
+    if options.disturb > 0 or options.adversary:
+        return "nothing pushed the robot in training's evaluation"
+    return "" if options.looks is None else f"these were asked to look {options.looks}"
+
+
+def _compared(matches: bool | None, recorded: Mapping[str, Any] | None, differs: str) -> str:
     """Says whether the actions are those of training, or why they cannot be compared."""
     if matches is not None:
         return "the same as in training" if matches else "NOT those of training (other code or processor?)"
-    if is_pushed:
-        why = "nothing pushed the robot in training's evaluation"
-    else:
-        why = f"training has evaluated {'nothing yet' if recorded is None else 'other episodes'}"
+    why = differs or f"training has evaluated {'nothing yet' if recorded is None else 'other episodes'}"
     return f"not compared with those of training: {why}"

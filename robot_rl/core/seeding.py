@@ -47,14 +47,17 @@ class EpisodeRng:
     whether it is drawn alone or among thousands, and no generator object exists per env.
     """
 
-    def __init__(self, seeds: ArrayLike | Array, episodes: ArrayLike | Array) -> None:
+    def __init__(self, seeds: ArrayLike | Array, episodes: ArrayLike | Array, *, stream: int = 0) -> None:
         """Begins at draw 0 of each row.
 
         Args:
             seeds: (rows,) numbers below 2**64; draws are arrays of their kind. A tensor holds them as int64.
             episodes: (rows,) of the same kind.
+            stream: each has draws of its own.
         """
         self._key_B = _mix(_mix(_words(seeds) + _GOLDEN) ^ (_words(episodes) * _GOLDEN + _MIX_1))
+        for _ in range(stream):
+            self._key_B = _mix(self._key_B + _MIX_2)
         self._drawn = 0
 
     @property

@@ -329,6 +329,7 @@ def test_an_evaluation_that_differs_from_training_fails(
     for other, why in (
         ("episodes=3", "training has evaluated other episodes"),
         ("disturb=0.5", "nothing pushed the robot in training's evaluation"),
+        ("looks=held_out", "these were asked to look held_out"),
     ):
         assert main(["evaluate", f"run={folder}", other]) == 0
         assert f"not compared with those of training: {why}" in capsys.readouterr().out
