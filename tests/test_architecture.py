@@ -364,7 +364,7 @@ def test_every_other_way_to_make_an_env_is_seen(code: str, name: str) -> None:
 
 BACK_END = ("sim/backends/", "sim/robots/", "sim/kinematics.py", "sim/cameras.py", "sim/gl.py")
 """What may name MuJoCo's models: the back ends, robots alone and the checks of their models, cameras."""
-SCENES = ("sim/scene.py", "sim/task.py", "sim/tasks/")
+SCENES = ("sim/scene.py", "sim/looks.py", "sim/task.py", "sim/tasks/")
 """What builds MJCF, which every back end loads."""
 MEASURES_MUJOCO = ("robot_rl/bench/sim.py", "robot_rl/bench/physics.py", "robot_rl/bench/render.py")
 BUILDS = ("MjSpec", "MjsBody", "MjsJoint")
