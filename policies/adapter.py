@@ -61,13 +61,18 @@ class PolicyAdapter(nn.Module):
 
 
 class FrozenBaseAdapter(PolicyAdapter):
-    """An adapter whose base never learns: it stays in evaluation mode, and encodes without gradient."""
+    """An adapter whose base never learns: it stays in evaluation mode, and encodes without gradient.
+
+    So the encoding of an observation stays the same, and a replay can keep it in the place of pictures.
+    """
 
     def __init__(self, base: nn.Module) -> None:
         super().__init__(base.requires_grad_(False).eval())
 
     def encode(self, obs: dict[str, Tensor]) -> Encoded:
-        """Returns what the frozen base makes of observations, without gradient."""
+        """Returns what the frozen base makes of observations, without gradient; an encoding as it is."""
+        if "features" in obs:
+            return Encoded(obs)
         with torch.no_grad():
             return self.policy.encode(obs)
 

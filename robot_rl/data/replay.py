@@ -40,7 +40,18 @@ __all__ = ["SOURCES", "Mixture", "ReplayBuffer", "StepBatch", "TransitionBatch",
 
 Array = NDArray[Any]
 
+Keep = Callable[[Mapping[str, Array]], dict[str, Array]]
+"""Returns what a replay keeps of observations (B, ...): of pictures, what a frozen policy makes of them."""
 _FINAL, _STEP = 0, 1  # what a frame is: the start of a step, or only the end of an episode
+
+
+def shapes_of(
+    episodes: Episodes, keep: Keep | None = None
+) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
+    """Returns shape and dtype of what a replay keeps of one observation."""
+    first = {key: value[:1] for key, value in episodes.obs.items()}
+    kept = first if keep is None else keep(first)
+    return {key: (value.shape[1:], value.dtype) for key, value in kept.items()}
 
 
 class ReplayBuffer:
@@ -56,17 +67,19 @@ class ReplayBuffer:
         latent_dim: int = 0,
         actors: int = 1,
         imagined: bool = False,
+        keep: Keep | None = None,
     ) -> None:
         """Reserves the memory.
 
         Args:
             capacity: frames over all lanes: control steps, and one more for each episode.
             num_envs: lanes of each actor.
-            obs_shapes: shape and dtype of one env's observation, by feature.
+            obs_shapes: shape and dtype of what is kept of one env's observation, by feature.
             action_dim: number of action elements.
             latent_dim: L, if the noise behind each chunk is kept, and where it begins; 0 keeps neither.
             actors: sources that add steps.
             imagined: it keeps the steps of world models, and no others; else all but those.
+            keep: what is kept of observations; None keeps the features of `obs_shapes` as they are.
         """
         lanes = num_envs * actors
         if lanes < 1 or capacity < 2 * lanes:
@@ -75,6 +88,7 @@ class ReplayBuffer:
                 "per env. Raise the capacity, or use fewer envs."
             )
         self.num_envs, self._actors, self._imagined = num_envs, actors, imagined
+        self._keep = keep
         self.action_dim = action_dim
         self._frames = -(-capacity // lanes) + 1
         rows = lanes * self._frames
@@ -101,12 +115,18 @@ class ReplayBuffer:
 
     @classmethod
     def from_episodes(
-        cls, episodes: Episodes, *, base_action: Array, final_base_action: Array, source: str = "demo"
+        cls,
+        episodes: Episodes,
+        *,
+        base_action: Array,
+        final_base_action: Array,
+        source: str = "demo",
+        keep: Keep | None = None,
     ) -> ReplayBuffer:
         """Returns a buffer of exactly these episodes; see `add_episodes`."""
-        shapes = {key: (value.shape[1:], value.dtype) for key, value in episodes.obs.items()}
         frames = len(episodes.reward) + episodes.num_episodes
-        buffer = cls(max(2, frames), 1, shapes, episodes.action.shape[1])
+        shapes = shapes_of(episodes, keep)
+        buffer = cls(max(2, frames), 1, shapes, episodes.action.shape[1], keep=keep)
         buffer.add_episodes(
             episodes, base_action=base_action, final_base_action=final_base_action, source=source
         )
@@ -115,6 +135,11 @@ class ReplayBuffer:
     def __len__(self) -> int:
         """Returns the number of control steps that can be sampled."""
         return self._steps
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether observations are kept as they are, as a record of the steps has them."""
+        return self._keep is None
 
     def add(self, steps: StepBatch) -> None:
         """Appends one control step per row.
@@ -125,7 +150,8 @@ class ReplayBuffer:
             ValueError: steps of another actor, env, observation or action than it has room for.
         """
         lanes = np.arange(len(steps.reward)) if steps.lanes is None else np.asarray(steps.lanes)
-        steps.check(self.num_envs, self.action_dim, self._obs, actors=self._actors, imagined=self._imagined)
+        keys = self._obs if self._keep is None else ()
+        steps.check(self.num_envs, self.action_dim, keys, actors=self._actors, imagined=self._imagined)
         lanes = lanes + steps.actor * self.num_envs
         if steps.begins:
             self._cut(lanes)
@@ -145,8 +171,11 @@ class ReplayBuffer:
         }
         if "latent" in self._columns:
             columns |= {"latent": steps.latent, "decides": steps.decides}
-        self._write(here, steps.obs, columns)
-        self._write_observation(there, steps.next_obs, steps.next_base_action)
+        if (new := self._is_new(here)).any():
+            self._write_observation(here[new], {key: value[new] for key, value in steps.obs.items()})
+        self._write(here, columns)
+        self._write_observation(there, steps.next_obs)
+        self._columns["base_action"][there] = steps.next_base_action
         self._head[lanes] += 1 + ended
         self._forget(self._row(lanes, self._head[lanes]))
 
@@ -189,9 +218,12 @@ class ReplayBuffer:
                 "source": SOURCES.index(source),
                 "policy_version": 0,
             }
-            self._write(rows[:-2], {key: value[span] for key, value in episodes.obs.items()}, columns)
-            final = {key: value[episode] for key, value in episodes.final_obs.items()}
-            self._write_observation(rows[-2], final, final_base_action[episode])
+            obs = {key: value[span] for key, value in episodes.obs.items()}
+            self._write_observation(rows[:-2], obs)
+            self._write(rows[:-2], columns)
+            final = {key: value[episode][None] for key, value in episodes.final_obs.items()}
+            self._write_observation(rows[-2:-1], final)
+            self._columns["base_action"][rows[-2]] = final_base_action[episode]
             self._head[lane] += end - start + 1
 
     def sample(
@@ -455,20 +487,25 @@ class ReplayBuffer:
         self._steps -= int(self._columns["kind"][rows].sum())
         self._columns["kind"][rows] = _FINAL
 
-    def _write(self, rows: Array, obs: Mapping[str, Array], columns: Mapping[str, Any]) -> None:
+    def _write(self, rows: Array, columns: Mapping[str, Any]) -> None:
         """Stores steps in freed frames."""
-        for key, column in self._obs.items():
-            column[rows] = obs[key]
         for name, value in columns.items():
             self._columns[name][rows] = value
         self._columns["kind"][rows] = _STEP
         self._steps += len(rows)
 
-    def _write_observation(self, rows: Array, obs: Mapping[str, Array], base_action: Array) -> None:
-        """Stores what a step led to; where the episode goes on, the next step is written over it."""
+    def _write_observation(self, rows: Array, obs: Mapping[str, Array]) -> None:
+        """Stores the observations of frames: of those where steps begin, and of what the last one led to."""
+        kept = obs if self._keep is None else self._keep(obs)
         for key, column in self._obs.items():
-            column[rows] = obs[key]
-        self._columns["base_action"][rows] = base_action
+            column[rows] = kept[key]
+
+    def _is_new(self, rows: Array) -> Array:
+        """Returns which frames lack their observation: encoded once, as what the last step led to."""
+        if self._keep is None:
+            return np.ones(len(rows), bool)
+        before = self._next(rows, -1)
+        return (self._columns["kind"][before] != _STEP) | self._columns["ended"][before]
 
     def _draw(self, batch_size: int, rng: np.random.Generator) -> tuple[Array, Array]:
         """Returns lane and position of uniformly drawn steps: draws frames, keeps those that are steps."""

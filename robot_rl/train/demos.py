@@ -17,7 +17,7 @@ from robot_rl.core.policy import Policy
 from robot_rl.core.seeding import train_seed
 from robot_rl.data.demos import Episodes, load_episodes
 from robot_rl.data.episodes import episodes_meta, together
-from robot_rl.data.replay import ReplayBuffer
+from robot_rl.data.replay import Keep, ReplayBuffer
 from robot_rl.hal.vector import Obs, VectorEnv
 from robot_rl.rollout.envs import Expert, make_expert
 from robot_rl.rollout.stepping import Moment, lockstep, seed_batches
@@ -109,7 +109,13 @@ def joined(env: VectorEnv, rows: Sequence[Columns]) -> Episodes:
 
 
 def relabelled(
-    episodes: Episodes, policy: Policy, *, n_exec: int, seed: int, device: str = "cpu"
+    episodes: Episodes,
+    policy: Policy,
+    *,
+    n_exec: int,
+    seed: int,
+    device: str = "cpu",
+    keep: Keep | None = None,
 ) -> ReplayBuffer:
     """Returns a replay of the episodes with what the base policy would have proposed at each frame.
 
@@ -126,9 +132,11 @@ def relabelled(
     chunks = chunks_of(_frames(episodes, step_rows, final_rows, decisions), policy, seed, device)
     decision_of = np.searchsorted(decisions, np.arange(len(frame)), side="right") - 1
     base_action = chunks[decision_of, frame % n_exec]
-    return ReplayBuffer.from_episodes(
-        episodes, base_action=base_action[step_rows], final_base_action=base_action[final_rows]
-    )
+    proposed: dict[str, Any] = {
+        "base_action": base_action[step_rows],
+        "final_base_action": base_action[final_rows],
+    }
+    return ReplayBuffer.from_episodes(episodes, **proposed, keep=keep)
 
 
 def _episode(moments: list[Moment], row: int) -> Columns:

@@ -71,7 +71,7 @@ class SourceReplay:
             stale: what becomes of steps of an old policy; None: they are kept.
         """
         self._replay, self._recorder, self._stale = replay, recorder, stale
-        self._is_recorded = recorder is not None
+        self._is_recorded = recorder is not None and replay.keeps_all
         self._is_cut = False  # the last steps were dropped: what follows does not continue what is there
 
     def add(self, steps: StepBatch) -> None:

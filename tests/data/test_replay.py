@@ -1,11 +1,13 @@
 """Replay: windows hold the numbers they should, and never cross an end, a lane or the write position."""
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from robot_rl.core.errors import CheckpointError, DatasetError
 from robot_rl.data.demos import Episodes, EpisodesMeta
@@ -431,3 +433,26 @@ def test_the_steps_of_a_person_are_drawn_with_all_that_follows_them() -> None:
     assert chunks.action[..., 0].unique(dim=0).tolist() == [[500, 600], [900, 1000]]
     assert chunks.prefix is not None
     assert set(chunks.prefix.reward[:, 0].tolist()) == {5.0, 9.0}
+
+
+def test_what_is_kept_of_observations_is_made_once() -> None:
+    """Two episodes of two steps: six observations, of which four begin a step."""
+    asked: list[float] = []
+
+    def keep(obs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        asked.extend(obs["state"][:, 0].tolist())
+        return {"features": 10 * obs["state"]}
+
+    plain = ReplayBuffer(40, 1, SHAPES, 1)
+    kept = ReplayBuffer(40, 1, {"features": SHAPES["state"]}, 1, keep=keep)
+    assert plain.keeps_all
+    assert not kept.keeps_all
+    for value in (1, 2, 5, 6):
+        for buffer in (plain, kept):
+            buffer.add(step(value, truncated=value in (2, 6)))
+    assert asked == [1, 2, 3, 5, 6, 7]
+    how: dict[str, Any] = {"n_step": 2, "gamma_step": 0.5}
+    one, other = (buffer.sample(50, **how, rng=np.random.default_rng(3)) for buffer in (plain, kept))
+    torch.testing.assert_close(other.obs["features"], 10 * one.obs["state"])
+    torch.testing.assert_close(other.next_obs["features"], 10 * one.next_obs["state"])
+    torch.testing.assert_close(other.reward, one.reward)

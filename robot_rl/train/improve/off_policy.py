@@ -5,19 +5,21 @@ B envs, A action dim.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import zip_longest
 from typing import Any
 
 import numpy as np
+import torch
 
 from robot_rl.core.algorithm import Algorithm
 from robot_rl.core.seeding import train_seed
 from robot_rl.data.episode import feature_of
 from robot_rl.data.parts import OfSource
-from robot_rl.data.replay import Mixture, ReplayBuffer
+from robot_rl.data.replay import Keep, Mixture, ReplayBuffer, shapes_of
 from robot_rl.data.transitions import ChunkBatch, StepSource, TransitionBatch
+from robot_rl.policies.adapter import FrozenBaseAdapter
 from robot_rl.rollout.weights import Publisher
 from robot_rl.train.config import RunConfig
 from robot_rl.train.demos import relabelled
@@ -73,7 +75,8 @@ def assemble(
     session.counters.updates = 0
     sources = sources_of(session, start, policy)
     budgets = [source.env_steps for source in config.acting.values()]
-    experience, sampler = _replay(config, start, latent_dim, online, lambda: session.counters.updates)
+    keep = _encodings(config, policy)
+    experience, sampler = _replay(config, start, latent_dim, online, keep, lambda: session.counters.updates)
     seed = train_seed(config.seed, f"{config.method.kind} batches")
     learner = Learner(
         algorithm,
@@ -100,27 +103,43 @@ def assemble(
     return run
 
 
+def _encodings(config: RunConfig, policy: Module) -> Keep | None:
+    """Returns what encodes pictures for the replay, once, where the policy's encoder does not learn.
+
+    None where the replay keeps observations: without pictures, or mixed with those of earlier runs.
+    """
+    if not (config.env.cameras and isinstance(policy, FrozenBaseAdapter)) or config.replay.reuse:
+        return None
+
+    def keep(obs: Mapping[str, Any]) -> dict[str, Any]:
+        tensors = {key: torch.as_tensor(value, device=config.device) for key, value in obs.items()}
+        return {name: value.cpu().numpy() for name, value in policy.encode(tensors).items()}
+
+    return keep
+
+
 def _replay(
     config: RunConfig,
     start: Start,
     latent_dim: int,
     drawn_from: Callable[[ReplayBuffer], Any],
+    keep: Keep | None,
     learner: Callable[[], int],
 ) -> tuple[ReplayExperience, Any]:
     """Returns the sources' replays, and their mixture in exact shares with what was recorded before."""
     phase, seed = settings_of(config, OffPolicySettings), config.seed
     episodes, base = start.episodes, start.base
-    shapes = {key: (value.shape[1:], value.dtype) for key, value in episodes.obs.items()}
-    action_dim = episodes.action.shape[1]
+    shapes, action_dim = shapes_of(episodes, keep), episodes.action.shape[1]
+    kept: dict[str, Any] = {"latent_dim": latent_dim, "keep": keep}
     buffers = {
-        name: ReplayBuffer(phase.capacity, source.num_envs, shapes, action_dim, latent_dim=latent_dim)
+        name: ReplayBuffer(phase.capacity, source.num_envs, shapes, action_dim, **kept)
         for name, source in config.acting.items()
     }
     how: dict[str, Any] = {"n_exec": config.n_exec, "device": config.device}
     parts: dict[str, tuple[StepSource, float | None]] = {}
     earlier = None
     if phase.demo_ratio != 0:
-        demos = relabelled(episodes, base, **how, seed=train_seed(seed, "relabel"))
+        demos = relabelled(episodes, base, **how, seed=train_seed(seed, "relabel"), keep=keep)
         parts["demo"] = (demos, phase.demo_ratio)
     if config.replay.reuse:
         features = {key: feature_of(value) for key, value in episodes.obs.items()}

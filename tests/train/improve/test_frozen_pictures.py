@@ -1,0 +1,109 @@
+"""RL on a frozen base that sees: each picture is encoded once for the replay, and a run resumes exactly."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from robot_rl.config import build
+from robot_rl.data.replay import ReplayBuffer
+from robot_rl.policies.checkpoint import load_policy
+from robot_rl.policies.networks import ObservationEncoder
+from robot_rl.train.config import RunConfig
+from robot_rl.train.phases import resume, run
+from robot_rl.train.session import RunSession
+
+pytestmark = pytest.mark.usefixtures("whole_runs")
+
+STEPS = 40
+COMMON: dict[str, Any] = {"env_steps": STEPS, "batch": 8, "explore_steps": 10, "capacity": 1000}
+METHODS: dict[str, dict[str, Any]] = {
+    "residual": {**COMMON, "head": {"width": 16}, "algorithm": {"width": 16, "critic_warmup": 2}},
+    "latent": {**COMMON, "algorithm": {"width": 16}},
+}
+
+
+def seeing(out: Path, kind: str, **changes: Any) -> RunConfig:
+    settings: dict[str, Any] = {
+        "recipe": "small",
+        "num_envs": 2,
+        "n_exec": 4,
+        "env": {
+            "task": "reach",
+            "horizon_s": 0.5,
+            "num_threads": 1,
+            "cameras": ["front"],
+            "image_size": [16, 16],
+            "state": ["joint", "tool"],
+        },
+        "demos": {"episodes": 3},
+        "policy": {
+            "horizon": 8,
+            "width": 16,
+            "depth": 1,
+            "time_dim": 8,
+            "steps": 2,
+            "cameras": ["front"],
+            "image_features": 8,
+        },
+        "bc": {"updates": 6, "batch": 8},
+        "method": {"kind": kind, **METHODS[kind]},
+        "evaluate": {"episodes": 2, "num_envs": 2, "every_env_steps": 0, "quick_episodes": 2},
+        "checkpoint": {"every_s": 0.0, "every_steps": 8},
+        "video": {"episodes": 0, "failures": 0},
+        "out": str(out),
+    }
+    return build(RunConfig, {**settings, **changes})
+
+
+@pytest.mark.parametrize("kind", list(METHODS))
+def test_the_replay_holds_encodings_and_updates_encode_nothing(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    buffers: list[Any] = []
+    rows: list[int] = []
+    make, encode = ReplayBuffer.__init__, ObservationEncoder.forward
+
+    def made(self: ReplayBuffer, *args: Any, **how: Any) -> None:
+        make(self, *args, **how)
+        buffers.append(self)
+
+    def encoded(self: ObservationEncoder, obs: Any) -> torch.Tensor:
+        rows.append(len(obs["state"]))
+        return encode(self, obs)
+
+    monkeypatch.setattr(ReplayBuffer, "__init__", made)
+    monkeypatch.setattr(ObservationEncoder, "forward", encoded)
+    run(seeing(tmp_path, kind, method={"kind": kind, **METHODS[kind], "batch": 64}))
+    assert buffers
+    for buffer in buffers:
+        assert set(buffer._obs) == {"features"}
+        assert len(buffer)
+    assert max(rows) < 64  # the cloning's batches have 8 rows, episodes 10 steps
+
+
+@pytest.mark.parametrize("kind", list(METHODS))
+def test_a_resumed_run_is_the_unbroken_one(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = run(seeing(tmp_path / "whole", kind))
+    save = RunSession.save
+
+    def dies(self: RunSession, phase: str, loop: Any) -> None:
+        save(self, phase, loop)
+        if phase == kind and self.counters.env_steps >= 24:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(RunSession, "save", dies)
+    with pytest.raises(KeyboardInterrupt):
+        run(seeing(tmp_path / "broken", kind))
+    monkeypatch.setattr(RunSession, "save", save)
+    (folder,) = (tmp_path / "broken").iterdir()
+    broken = resume(folder)
+    assert broken.final_digest == whole.final_digest
+    mine, theirs = (load_policy(Path(each.run) / "policy" / "final")[0] for each in (whole, broken))
+    assert isinstance(mine, torch.nn.Module)
+    assert isinstance(theirs, torch.nn.Module)
+    for name, value in mine.state_dict().items():
+        assert value.equal(theirs.state_dict()[name]), name
