@@ -2,6 +2,7 @@
 
     action = clip(base + correction(features, base), -1, 1),  critic on (features, action)
 
+The critics may read the privileged state of a simulation as well: it takes no part in acting.
 TD3 with an ensemble: layer norm in the critics, the target over two of N critics (REDQ), the
 policy's gradient through the mean of all. Deviations: narrower networks, fewer critics, and an
 actor learning rate 300 times larger, because the features are states and not a vision network's.
@@ -22,7 +23,9 @@ from robot_rl.algos.critics import Critics
 from robot_rl.algos.learner import Learner, PolicyModule
 from robot_rl.algos.optim import METRICS_EVERY, Optimiser, follow, matmul_precision
 from robot_rl.algos.returns import td_target
+from robot_rl.core.names import PRIVILEGED
 from robot_rl.data.episode import SOURCES
+from robot_rl.data.normalize import Normaliser
 from robot_rl.data.replay import TransitionBatch
 
 _HUMAN = SOURCES.index("human")
@@ -41,16 +44,31 @@ class CorrectingPolicy(PolicyModule, Protocol):
 class ResidualTD(Learner):
     """Learns critics of the combined action, and the head that corrects the base."""
 
-    def __init__(self, policy: CorrectingPolicy, cfg: ResidualConfig, seed: int) -> None:
-        """Starts from the policy's present head, which the updates change in place."""
+    def __init__(
+        self,
+        policy: CorrectingPolicy,
+        cfg: ResidualConfig,
+        seed: int,
+        *,
+        privileged: Normaliser | None = None,
+    ) -> None:
+        """Starts from the policy's present head, which the updates change in place.
+
+        Args:
+            policy: what learns.
+            cfg: settings.
+            seed: of the parameters and of all noise.
+            privileged: scales the privileged state, where the critics read it.
+        """
         super().__init__()
-        self._policy, self._cfg = policy, cfg
+        self._policy, self._cfg, self._privileged = policy, cfg, privileged
         self._acting_target = _with_own_head(policy)
         self._target_head = list(self._acting_target.head.parameters())
         # Parameters are drawn on the CPU, so that a seed means the same on every device.
         device = next(policy.parameters()).device
+        extra = 0 if privileged is None else privileged.to(device).feature_dims[PRIVILEGED]
         self._critics = Critics(
-            policy.feature_dim,
+            policy.feature_dim + extra,
             policy.action_dim,
             num=cfg.num_critics,
             width=cfg.width,
@@ -72,13 +90,14 @@ class ResidualTD(Learner):
         cfg = self._cfg
         features = self._policy.encode(batch.obs)["features"]
         target = self._target(batch)
-        error, gradients = self._critics.td_gradients(features, batch.action, target)
+        seen = self._seen(features, batch.obs)
+        error, gradients = self._critics.td_gradients(seen, batch.action, target)
         self._critic_optimiser.apply(gradients)
         self._updates += 1
         metrics: dict[str, Tensor] = {}
         reports = self._updates % METRICS_EVERY == 0
         if self._updates > cfg.critic_warmup and self._updates % cfg.actor_every == 0:
-            value, correction = self._update_actor(features, batch)
+            value, correction = self._update_actor(features, seen, batch)
             if reports:
                 metrics = {"value": value.mean(), "residual_rms": correction.square().mean().sqrt()}
         self._target_critics.follow_online(self._critics, cfg.tau)
@@ -86,13 +105,20 @@ class ResidualTD(Learner):
             metrics |= {"critic_loss": error.square().mean(dim=1).sum(), "target": target.mean()}
         return metrics
 
-    def _update_actor(self, features: Tensor, batch: TransitionBatch) -> tuple[Tensor, Tensor]:
+    def _seen(self, features: Tensor, obs: dict[str, Tensor]) -> Tensor:
+        """Returns what the critics read: the features (B, F), and the privileged state if they may."""
+        if self._privileged is None:
+            return features
+        truth = self._privileged.obs({PRIVILEGED: obs[PRIVILEGED]})[PRIVILEGED]
+        return torch.cat([features, truth], dim=-1)
+
+    def _update_actor(self, features: Tensor, seen: Tensor, batch: TransitionBatch) -> tuple[Tensor, Tensor]:
         """Returns the value (B,) and the correction (B, A) before the step."""
         base_action = batch.base_action
         with matmul_precision(self._cfg.matmul), torch.enable_grad():
             correction = self._policy.residual(features, base_action)
             action = (base_action + correction).clamp(-1.0, 1.0)
-        value, by_action = self._critics.action_gradient(features, action.detach(), "mean")
+        value, by_action = self._critics.action_gradient(seen, action.detach(), "mean")
         # Loss: mean over the batch of l2 |correction|^2 / A - value; its derivative by the action
         # comes from the critics, and autograd does the rest.
         outputs, towards = [action], [by_action * (-1.0 / len(value))]
@@ -116,7 +142,8 @@ class ResidualTD(Learner):
         with matmul_precision(cfg.matmul):
             correction = self._acting_target.residual(features, base_action)
         action = (base_action + correction + noise).clamp_(-1.0, 1.0)
-        next_value = self._target_critics.pessimistic(features, action, self._draws)
+        seen = self._seen(features, batch.next_obs)
+        next_value = self._target_critics.pessimistic(seen, action, self._draws)
         return td_target(batch.reward, batch.bootstrap, next_value)
 
     @property

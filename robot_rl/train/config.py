@@ -346,6 +346,7 @@ class RunConfig:
             require(not reuse, "replay.reuse", list(reuse), allowed)
         if isinstance(self.method, DaggerSettings) and "online" in self.plan:
             self._check_labelled()
+        self._check_critics()
         if "finetune" in self.plan:
             self._check_finetuned()
         elif self.bc.policy is None and "clone" in self.plan:
@@ -509,6 +510,15 @@ class RunConfig:
         guess = getattr(policy, "guess_weight", 0.0)
         allowed = "0 without env.privileged=true, which shows the truth to the guess. Add env.privileged=true"
         require(guess == 0 or self.env.privileged, at, guess, allowed)
+
+    def _check_critics(self) -> None:
+        """Refuses critics that read what the env does not show."""
+        method = self.method
+        if isinstance(method, ResidualSettings) and method.algorithm.privileged:
+            allowed = "false without env.privileged=true, which shows the privileged state"
+            require(self.env.privileged, "method.algorithm.privileged", True, allowed)
+            allowed = "false with an arm, which has no privileged state"
+            require(not self.has_arm, "method.algorithm.privileged", True, allowed)
 
     def _check_labelled(self) -> None:
         """Refuses what DAgger cannot label: an arm, other simulators, several sources, chunks."""

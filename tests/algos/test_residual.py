@@ -2,12 +2,15 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Generator, Tensor, nn
 
 from robot_rl.algos.residual import ResidualConfig, ResidualTD
+from robot_rl.core.names import PRIVILEGED
 from robot_rl.data.episode import SOURCES
+from robot_rl.data.normalize import Normaliser
 from robot_rl.data.replay import TransitionBatch
 from tests.plain import Plain
 
@@ -173,3 +176,28 @@ def test_a_person_shows_the_way_before_the_critic_knows_it() -> None:
         algorithm.update(lesson(seed))
     rows = batch(1000)
     assert policy.residual(rows.obs["state"], rows.base_action).mean().item() == pytest.approx(-0.2, abs=0.05)
+
+
+def test_critics_that_read_the_privileged_state_know_what_the_policy_cannot() -> None:
+    """A hidden number h = -1 or 1 adds 2 h to the reward: without it a critic's error is 4 at least."""
+    hidden = torch.tensor([-1.0, 1.0]).repeat(32)[:, None]
+
+    def shown(seed: int) -> TransitionBatch:
+        rows = batch(seed)
+        rows.reward += 2 * hidden[:, 0]
+        rows.obs[PRIVILEGED] = rows.next_obs[PRIVILEGED] = 5 + 3 * hidden
+        return rows
+
+    errors: dict[bool, float] = {}
+    scale = Normaliser.fit({PRIVILEGED: (5 + 3 * hidden).numpy()}, np.zeros((64, 1), np.float32))
+    for reads in (False, True):
+        policy, algorithm = build()
+        if reads:
+            algorithm = ResidualTD(policy, algorithm._cfg, 0, privileged=scale)
+        found = [algorithm.update(shown(seed)) for seed in range(200)]
+        errors[reads] = float(found[-1]["critic_loss"]) / algorithm._cfg.num_critics
+        correction = policy.residual(batch(1000).obs["state"], batch(1000).base_action)
+        if reads:  # and the policy, which cannot read it, learns the same correction
+            assert correction.mean().item() == pytest.approx(0.3, abs=0.05)
+    assert errors[False] > 3.0
+    assert errors[True] < 0.3

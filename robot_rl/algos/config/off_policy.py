@@ -216,6 +216,9 @@ class ResidualConfig:
     """Largest norm of a gradient; 0 switches clipping off."""
     residual_l2: float = 0.0
     """Weight of the squared correction in the actor's loss."""
+    privileged: bool = False
+    """The critics also read the privileged state (`env.privileged`), which no policy sees (asymmetric
+    actor-critic, Pinto et al. 2018)."""
     human_weight: float = 0.0
     """Weight, in the actor's loss, of the squared distance to what a person did, on the steps they drove."""
     matmul: Matmul = "bf16"

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from robot_rl.core.algorithm import Algorithm
+from robot_rl.core.names import PRIVILEGED
 from robot_rl.core.seeding import train_seed
 from robot_rl.data.episode import feature_of
 from robot_rl.data.parts import OfSource
@@ -113,7 +114,8 @@ def _encodings(config: RunConfig, policy: Module) -> Keep | None:
 
     def keep(obs: Mapping[str, Any]) -> dict[str, Any]:
         tensors = {key: torch.as_tensor(value, device=config.device) for key, value in obs.items()}
-        return {name: value.cpu().numpy() for name, value in policy.encode(tensors).items()}
+        encoded = {name: value.cpu().numpy() for name, value in policy.encode(tensors).items()}
+        return encoded | {key: value for key, value in obs.items() if key == PRIVILEGED}
 
     return keep
 

@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from robot_rl.config import build
+from robot_rl.core.errors import ConfigError
+from robot_rl.core.names import PRIVILEGED
 from robot_rl.data.replay import ReplayBuffer
 from robot_rl.policies.checkpoint import load_policy
 from robot_rl.policies.networks import ObservationEncoder
@@ -18,8 +20,9 @@ pytestmark = pytest.mark.usefixtures("whole_runs")
 
 STEPS = 40
 COMMON: dict[str, Any] = {"env_steps": STEPS, "batch": 8, "explore_steps": 10, "capacity": 1000}
+RESIDUAL: dict[str, Any] = {"width": 16, "critic_warmup": 2, "privileged": True}
 METHODS: dict[str, dict[str, Any]] = {
-    "residual": {**COMMON, "head": {"width": 16}, "algorithm": {"width": 16, "critic_warmup": 2}},
+    "residual": {**COMMON, "head": {"width": 16}, "algorithm": RESIDUAL},
     "latent": {**COMMON, "algorithm": {"width": 16}},
 }
 
@@ -36,6 +39,7 @@ def seeing(out: Path, kind: str, **changes: Any) -> RunConfig:
             "cameras": ["front"],
             "image_size": [16, 16],
             "state": ["joint", "tool"],
+            "privileged": True,
         },
         "demos": {"episodes": 3},
         "policy": {
@@ -78,7 +82,7 @@ def test_the_replay_holds_encodings_and_updates_encode_nothing(
     run(seeing(tmp_path, kind, method={"kind": kind, **METHODS[kind], "batch": 64}))
     assert buffers
     for buffer in buffers:
-        assert set(buffer._obs) == {"features"}
+        assert set(buffer._obs) == {"features", PRIVILEGED}
         assert len(buffer)
     assert max(rows) < 64  # the cloning's batches have 8 rows, episodes 10 steps
 
@@ -107,3 +111,12 @@ def test_a_resumed_run_is_the_unbroken_one(
     assert isinstance(theirs, torch.nn.Module)
     for name, value in mine.state_dict().items():
         assert value.equal(theirs.state_dict()[name]), name
+
+
+def test_critics_read_the_privileged_state_where_there_is_one(tmp_path: Path) -> None:
+    env = {"task": "reach", "horizon_s": 0.5, "num_threads": 1}
+    with pytest.raises(ConfigError, match=r"algorithm.privileged: got True, .* without env.privileged=true"):
+        seeing(tmp_path, "residual", env=env, policy={})
+    config = seeing(tmp_path, "residual", env={**env, "privileged": True}, policy={"width": 16})
+    with pytest.raises(ConfigError, match=r"allowed: false where the policy sees the whole state"):
+        run(config)
