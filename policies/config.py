@@ -78,7 +78,7 @@ class PictureSettings:
     """What a policy sees, and with which network."""
 
     cameras: tuple[str, ...] = ()
-    """Cameras the policy sees besides the state; reads `<camera>.rgb`."""
+    """Cameras the policy sees in addition to the state; reads `<camera>.rgb`."""
     image_encoder: str = "plain"
     """`plain`: convolutions, spatial soft-argmax, a linear layer; `keypoints`: the positions and strengths of
     keypoints on opponent colours, which finds small coloured things."""

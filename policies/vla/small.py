@@ -5,7 +5,7 @@ noise into a chunk by flow matching, as pi0 and SmolVLA do, with the conventions
 `robot_rl.policies.processes`. Actions leave in the dataset's own units. With `horizons` the expert
 is a Mixture of Horizons, which also decides how much of a chunk is executed.
 
-Besides noise, a share of the training chunks starts at zero noise and learns the L1 regression of
+In addition to noise, a share of the training chunks starts at zero noise and learns the L1 regression of
 the action (ACT's loss): mode `mean` decodes exactly that, in one step.
 B observations, H chunk length, A action dim, S state dim, W token width, G noisy chunks per row.
 """

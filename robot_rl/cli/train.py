@@ -43,7 +43,7 @@ ppo, grpo, latent, chunked, direct, rl100, sequence or qarl. Its settings are me
 Examples:
   robot-rl train recipe=smoke                        all stages in under a minute
   robot-rl train recipe=pick_cube seed=3             a Panda arm learns to lift a cube
-  robot-rl train recipe=pick_cube demos.bias_m=0.02  from an expert that aims 2 cm beside the cube
+  robot-rl train recipe=pick_cube demos.bias_m=0.02  from an expert that aims 2 cm away from the cube
   robot-rl train recipe=reach stages=demos,clone,evaluate    behaviour cloning only
   robot-rl train recipe=scratch                      without demonstrations
   robot-rl train recipe=two_robots                   a Panda and a gantry at once, one policy for both

@@ -264,7 +264,7 @@ def _spelled(settings: Mapping[str, Any]) -> str:
 
 
 def _anew(folder: Path) -> str:
-    return f"To begin anew, remove them: rm -r {shlex.quote(str(folder))}"
+    return f"To begin again, remove them: rm -r {shlex.quote(str(folder))}"
 
 
 def _lock(folder: Path) -> ProcessLock:

@@ -183,7 +183,7 @@ class _Actor:
             self._process.join(_EXIT_S)
             raise ActorError(
                 f"actor: the process that acts (pid {self.pid}) ended with exit code "
-                f"{self._process.exitcode} and said nothing. A station's supervisor brings an arm to rest."
+                f"{self._process.exitcode} and gave no reason. A station's supervisor brings an arm to rest."
             ) from error
         if isinstance(message, _Failure):
             raise ActorError(f"actor: {message.error}")

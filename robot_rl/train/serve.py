@@ -1,7 +1,7 @@
 """A policy server: computes actions for robots that are connected to it.
 
 One thread a client. Chunks are computed one at a time, as they fill the device; refinements, small
-and due within a control step, beside them. B rows, H chunk length, A action dim.
+and due within a control step, at the same time. B rows, H chunk length, A action dim.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class PolicyServer:
         Args:
             policy: a flow policy, or a residual on one, is served with real-time chunking.
             meta: what it was made for.
-            config: where to listen, and whom to let in.
+            config: where to listen, and which clients to accept.
             device: where to compute.
             seed: of exploration noise, which each client draws from its own generator.
 

@@ -102,7 +102,7 @@ class Intervening(VectorEnv):
     ) -> tuple[Obs, Array, Array, Array, dict[str, Any]]:
         """Asks the person, executes theirs or the policy's action, judges; begins the next episode."""
         if active is not None and not np.all(active):
-            raise ConfigError(f"{self.task}: an arm with a person beside it cannot be masked; got {active}.")
+            raise ConfigError(f"{self.task}: an arm with a person cannot be masked; got {active}.")
         wanted = np.asarray(actions, np.float32)
         intent = self._teleop.read(wanted[0])
         self._heed(intent)

@@ -14,7 +14,7 @@ OWN = ("small_vla",)
 PLAIN = ("act", "diffusion")
 FLOWS = ("smolvla", "pi0", "pi05")
 NAMES = (*OWN, *PLAIN, *FLOWS)
-"""What `policy=` makes anew."""
+"""Policies that `policy=` makes; all else is a saved one."""
 
 
 def saved_folder(policy: str, *, at: str = "policy") -> Path | None:
