@@ -117,7 +117,7 @@ class BehaviourCloning(Learner):
 
 
 class LossScaler:
-    """Scales a float16 loss so that small gradients do not vanish (Micikevicius et al. 2018).
+    """Scales a float16 loss so that small gradients do not become zero (Micikevicius et al. 2018).
 
     A gradient that overflows halves the scale and its update is left out; a run of good ones doubles it.
     """

@@ -128,7 +128,7 @@ def result(words: list[str]) -> dict[str, Any]:
         print(summary.finetune["verdict"]["text"])
     print(
         f"{summary.task}: {_outcome(summary)} after "
-        f"{_bill(summary)} control steps and {summary.train_minutes:.1f} minutes "
+        f"{_steps_by_source(summary)} control steps and {summary.train_minutes:.1f} minutes "
         f"({summary.episodes} held-out episodes); see {summary.run}/report.html"
     )
     return summary.to_json()
@@ -155,12 +155,12 @@ def _outcome(summary: Summary) -> str:
     return f"{_moved(before, after, name, form)}{_by_robot(summary)}"
 
 
-def _bill(summary: Summary) -> str:
+def _steps_by_source(summary: Summary) -> str:
     """Says who made the control steps that the run took."""
     words = {"real": "real", "human": "human", "sim": "simulated", "unknown": "earlier"}
     words |= {"world": "imagined", "demo": "demonstrated"}
-    bill = summary.control_steps
-    parts = [f"{bill[kind]:,} {word}" for kind, word in words.items() if bill.get(kind)]
+    counts = summary.control_steps
+    parts = [f"{counts[kind]:,} {word}" for kind, word in words.items() if counts.get(kind)]
     return " and ".join(parts) or "0"
 
 

@@ -207,7 +207,7 @@ class _Worker:
                 answer: dict[str, Any] = json.loads(content) if content else {}
                 if "error" in answer:
                     kind, message = answer["error"]
-                    raise EnvError(kind, message + (self._said() if kind == "env" else ""))
+                    raise EnvError(kind, message + (self._printed() if kind == "env" else ""))
                 return answer
             self._is_late = True
         except (EOFError, OSError):
@@ -236,10 +236,10 @@ class _Worker:
     def _end(self) -> str:
         """Returns how it ended, with the last lines that it printed."""
         if self._is_late:
-            return f"a process did not answer within {self._timeout_s:g} s (env.timeout_s).{self._said()}"
-        return f"a process ended with code {self._process.wait()}.{self._said()}"
+            return f"a process did not answer within {self._timeout_s:g} s (env.timeout_s).{self._printed()}"
+        return f"a process ended with code {self._process.wait()}.{self._printed()}"
 
-    def _said(self) -> str:
+    def _printed(self) -> str:
         start = max(0, os.fstat(self._log).st_size - _TAIL_BYTES)
         printed = os.pread(self._log, _TAIL_BYTES, start).decode(errors="replace")
         lines = printed.strip().splitlines()[-_TAIL_LINES:]

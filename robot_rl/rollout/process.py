@@ -315,7 +315,7 @@ def _act(build: Build, period_s: float, turns: Any, pipe: Connection, memory: st
             segment = source.collect(inbox)
             if segment is not None:
                 outbox.put(_Turn(segment, source.episodes.drain()))
-            if period_s:  # a late step is not made up for by a hasty one
+            if period_s:  # a late step is not made up for by a shorter one
                 now_s = time.monotonic()
                 due_s = max(due_s + period_s, now_s)
                 time.sleep(due_s - now_s)

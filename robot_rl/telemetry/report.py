@@ -362,8 +362,8 @@ def _shown(runs: Sequence[RunRecord], moment: Moment) -> str:
 
 def _sentence(runs: Sequence[RunRecord], before: Outcome | None, after: Outcome | None) -> str:
     if _counts_returns(runs):
-        came, went = (_shown(runs, moment) for moment in _MOMENTS)
-        return f"Mean return of held-out episodes: {came} before, {went} after. The env reports no success."
+        first, last = (_shown(runs, moment) for moment in _MOMENTS)
+        return f"Mean return of held-out episodes: {first} before, {last} after. The env reports no success."
     if before is None and after is not None:
         low, high = after.interval
         return f"Success on held-out episodes is {percent(after.share)} ({100 * low:.1f} to {percent(high)})."

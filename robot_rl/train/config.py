@@ -147,7 +147,7 @@ class ScriptedPersonConfig:
     speed: float = 0.8
     """Share of the expert's speed."""
     noise: float = 0.1
-    """Standard deviation of the hand, in the env's [-1, 1], gripper excepted."""
+    """Standard deviation of the hand, in the env's [-1, 1], without the gripper."""
     misjudges_m: float = 0.005
     """Standard deviation between episodes of where they think the object is."""
     gives_back: float = 0.5

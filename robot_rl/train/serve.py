@@ -96,7 +96,7 @@ class PolicyServer:
         threads: list[threading.Thread] = []
         try:
             while not stop.is_set():
-                connection = self._door.knock(_POLL_S)
+                connection = self._door.next_connection(_POLL_S)
                 threads = [thread for thread in threads if thread.is_alive()]
                 if connection is None:
                     continue
