@@ -21,6 +21,7 @@ from robot_rl.algos.config.cloning import BCConfig
 from robot_rl.algos.learner import Learner, PolicyModule
 from robot_rl.algos.optim import Optimiser, cosine_lr, follow, matmul_precision
 from robot_rl.core.policy import DemoBatch
+from robot_rl.core.renamed import use_present_names
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -105,6 +106,11 @@ class BehaviourCloning(Learner):
     def policy_weights(self) -> Mapping[str, Tensor]:
         """Returns the averaged weights, and the policy's buffers as they are."""
         return {**self._policy.state_dict(), **self._average}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        average = dict(state["average"])
+        use_present_names(self._policy, average)
+        super().load_state_dict({**state, "average": average})
 
     def _parts(self) -> Mapping[str, Any]:
         return {
