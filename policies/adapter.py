@@ -67,7 +67,7 @@ class FrozenBaseAdapter(PolicyAdapter):
         super().__init__(base.requires_grad_(False).eval())
 
     def encode(self, obs: dict[str, Tensor]) -> Encoded:
-        """Returns what the frozen base makes of observations, without gradient."""
+        """Returns the frozen base's encoding of observations, without gradient."""
         with torch.no_grad():
             return self.policy.encode(obs)
 

@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 _TAIL_LINES, _TAIL_BYTES = 5, 4096
 _RESTARTS = 3
-"""Of a worker, before it answers again."""
+"""Restarts of a worker without an answer between them; after more it counts as failed."""
 _OF_THIS_PYTHON = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
 """Variables that name this Python's packages."""
 _START_S, _END_S = 600.0, 5.0
@@ -184,7 +184,7 @@ class _Worker:
         return answer["spec"]
 
     def share(self) -> None:
-        """Has it use the shared arrays."""
+        """Makes it use the shared arrays."""
         self.send(self._asks[1].encode())
         if self._answer(_START_S) is None:
             raise EnvError("env", f"{self._name}: {self._end()}")

@@ -72,7 +72,7 @@ class ScriptedPerson:
         """Confirms at once."""
 
     def close(self) -> None:
-        """Holds nothing."""
+        """Has nothing to close."""
 
     def state_dict(self) -> dict[str, Any]:
         """Returns all that decides what the person does next."""
